@@ -1,0 +1,76 @@
+# One environment, .venv, holds what the demo, the tests and the linters need; it is built from requirements/*.lock on first
+# use by tools/make-venv.sh and left alone while the locks do not change. Python: the newest working 3.13, 3.12 or 3.11, or
+# `make ... PYTHON=/path/to/python`.
+
+VERSIONS ?= 3.13 3.12 3.11
+OLDEST   ?= 3.11
+# pytest workers; a file stays with one worker, which compiles its functions once.
+# `make test JOBS=0 ARGS="-x -k rounding"` runs in one process.
+JOBS     ?= 2
+ARGS     ?=
+
+export PYTHON
+PY     := .venv/bin/python
+PYTEST := -m pytest -n $(JOBS) --dist loadfile
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-compat test-py311 test-oracles bench accuracy lint format types imports lock clean \
+        venv venv-compat venv-oracles
+
+help: ## list the targets
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-14s %s\n", $$1, $$2}'
+
+demo: venv ## train, convert, verify and ship a small model
+	$(PY) -m experiments.demo $(ARGS)
+
+test: venv ## the whole suite, doctests included
+	$(PY) $(PYTEST) $(ARGS)
+
+test-compat: venv-compat ## the suite without its slow tests, under the oldest Python (and its older jax)
+	.venv-compat/bin/python $(PYTEST) -m "not slow" $(ARGS)
+
+test-py311: test-compat
+
+test-oracles: venv-oracles ## tests against torch and tflite-micro, which the lock does not hold
+	.venv-oracles/bin/python -m pytest --oracles -m oracle $(ARGS)
+
+bench: venv ## timings against XLA's float path and the real runtimes
+	$(PY) -m benchmarks $(ARGS)
+
+accuracy: venv ## accuracy of float, post-training and trained quantization
+	$(PY) -m experiments.accuracy $(ARGS)
+
+lint: venv ## ruff: rules and formatting
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+format: venv ## let ruff rewrite what `make lint` would reject
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+types: venv ## pyright: basic everywhere, strict on numerics, ops and export
+	$(PY) -m pyright --pythonpath $(PY)
+	$(PY) -m pyright --pythonpath $(PY) --project tools/pyright-strict.json
+
+imports: venv ## import-linter: imports run one way
+	.venv/bin/lint-imports
+
+lock: ## write requirements/*.lock anew (ARGS=--upgrade moves every pin)
+	tools/lock.sh $(ARGS)
+
+clean: ## remove the environments and every cache
+	rm -rf .venv .venv-compat .venv-oracles .venv*.lock .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+venv:
+	@tools/make-venv.sh .venv "$(VERSIONS)" requirements/dev.lock
+
+# PYTHON= chooses .venv's interpreter only; these two have a version to keep.
+venv-compat:
+	@PYTHON= tools/make-venv.sh .venv-compat "$(OLDEST)" requirements/dev.lock
+
+# torch comes without hashes: which build fits (CPU, CUDA, a local wheel) is the machine's affair. pip takes it from its own
+# configuration; TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu" says otherwise.
+TORCH ?= torch==2.13.0
+venv-oracles:
+	@PYTHON= tools/make-venv.sh .venv-oracles "$(OLDEST)" requirements/dev.lock requirements/oracles.lock -- $(TORCH)

@@ -1,0 +1,26 @@
+"""Observers: turning data into quantization parameters."""
+
+from qjax.calibration.callback import Callback
+from qjax.calibration.entropy import Entropy
+from qjax.calibration.minmax import MinMax
+from qjax.calibration.moving_average import MovingAverage
+from qjax.calibration.mse import MSE
+from qjax.calibration.observer import Observer
+from qjax.calibration.percentile import Percentile
+from qjax.calibration.progress import track
+from qjax.calibration.registry import get, names
+from qjax.calibration.weights import weight_qparams
+
+__all__ = [
+    "MSE",
+    "Callback",
+    "Entropy",
+    "MinMax",
+    "MovingAverage",
+    "Observer",
+    "Percentile",
+    "get",
+    "names",
+    "track",
+    "weight_qparams",
+]

@@ -1,0 +1,117 @@
+"""A user's own function of one batch as an observer."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from qjax.calibration.channels import check_batch
+from qjax.calibration.observer import Bounds, BoundsObserver, State
+from qjax.calibration.tally import Tally, count_batch, require_usable, zero_tally
+from qjax.numerics.affine import QSpec
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class CallbackState:
+    """The user's state, a pytree of arrays, and the tally of the data."""
+
+    value: State
+    tally: Tally
+
+
+@dataclass(frozen=True)
+class Callback(BoundsObserver):
+    """Calls a numpy function on the host for each batch.
+
+    It has one of two forms:
+
+    - `Callback(fn)` with `fn(batch) -> (lo, hi)`: the ranges of the batches are merged by minimum and
+      maximum.
+    - `Callback(fn, start, finish)` with `fn(state, batch) -> state`, `start(spec, shape) -> state` and
+      `finish(state, spec) -> (lo, hi)`: any statistic. The state is a pytree of arrays whose shapes
+      and dtypes `start` sets (64-bit ones need the user's `jax_enable_x64`).
+
+    `lo` and `hi` have the parameters' shape (scalars per tensor); `batch` is a float32 numpy array.
+    The functions must depend on their arguments only: inside jit they run through
+    `jax.pure_callback`. For a statistic in JAX write an `Observer` of your own instead.
+    """
+
+    fn: Callable[..., Any]
+    start: Callable[[QSpec, tuple[int, ...]], State] | None = None
+    finish: Callable[[State, QSpec], tuple[Any, Any]] | None = None
+    name = "callback"
+
+    def __post_init__(self) -> None:
+        if (self.start is None) != (self.finish is None):
+            raise ValueError(
+                "Callback expected both start and finish, or neither. Got only "
+                f"{'finish' if self.start is None else 'start'}: give Callback(fn) with "
+                "fn(batch) -> (lo, hi), or Callback(fn, start, finish) with fn(state, batch) -> state."
+            )
+
+    def init(self, spec: QSpec, shape: tuple[int, ...]) -> CallbackState:
+        """A state that has seen nothing; `shape` is that of one batch's tensor."""
+        if self.start is not None:
+            return CallbackState(jax.tree.map(jnp.asarray, self.start(spec, shape)), zero_tally())
+        params = spec.param_shape(shape)
+        lo, hi = jnp.full(params, jnp.inf, jnp.float32), jnp.full(params, -jnp.inf, jnp.float32)
+        return CallbackState((lo, hi), zero_tally())
+
+    def update(self, state: CallbackState, x: Array, spec: QSpec) -> CallbackState:
+        """The state after one more batch; the function runs on the host, inside jit too."""
+        check_batch(x)
+        old = state.value
+        like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), old)
+        x = x.astype(jnp.float32)
+        tally = count_batch(state.tally, x)
+
+        def on_host(value: State, batch: Any) -> State:
+            value, batch = jax.tree.map(np.asarray, value), np.asarray(batch)
+            if self.start is not None:
+                new = self.fn(value, batch)
+            else:
+                # Checked before merging, where a scalar would broadcast to every channel.
+                lo, hi = _checked(tuple(self.fn(batch)), like)
+                new = np.minimum(value[0], lo), np.maximum(value[1], hi)
+            return _checked(new, like)
+
+        leaves = jax.tree.leaves((old, x))
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            new = jax.pure_callback(on_host, like, old, x, vmap_method="sequential")
+        else:
+            new = jax.tree.map(jnp.asarray, on_host(old, x))
+        return CallbackState(new, tally)
+
+    def bounds(self, state: CallbackState, spec: QSpec) -> Bounds:
+        """The merged range, or what `finish` makes of the state."""
+        require_usable(state.tally, self.name)
+        value = jax.tree.map(np.asarray, state.value)
+        lo, hi = value if self.finish is None else self.finish(value, spec)
+        lo, hi = np.asarray(lo, np.float32), np.asarray(hi, np.float32)
+        if np.isnan(lo).any() or np.isnan(hi).any() or (lo > hi).any():
+            raise ValueError(f"callback expected bounds with lo <= hi. Got lo={lo}, hi={hi}.")
+        return lo, hi
+
+
+def _checked(new: State, like: State) -> State:
+    """The callback's new state in the dtypes of the old; raises where structure or shapes differ."""
+    if jax.tree.structure(new) != jax.tree.structure(like):
+        raise TypeError(
+            f"callback expected a state of structure {jax.tree.structure(like)}. "
+            f"Got {jax.tree.structure(new)}."
+        )
+
+    def leaf(array: Any, expected: jax.ShapeDtypeStruct) -> np.ndarray:
+        array = np.asarray(array)
+        if array.shape != expected.shape:
+            raise ValueError(f"callback expected an array of shape {expected.shape}. Got {array.shape}.")
+        if not np.can_cast(array.dtype, expected.dtype, casting="same_kind"):
+            raise TypeError(f"callback expected an array of dtype {expected.dtype}. Got {array.dtype}.")
+        return array.astype(expected.dtype)
+
+    return jax.tree.map(leaf, new, like)

@@ -1,0 +1,96 @@
+"""The clipping threshold that loses the least information, as TensorRT chooses it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from qjax.calibration.histogram import HistogramObserver, HistogramState, HostHistogram
+from qjax.calibration.observer import Bounds
+from qjax.numerics.affine import QSpec
+
+_EMPTY = 1e-4
+
+
+@dataclass(frozen=True)
+class Entropy(HistogramObserver):
+    """Clips |x| at the threshold whose quantized distribution has the least KL divergence from the data.
+
+    S. Migacz, "8-bit Inference with TensorRT", GTC 2017: over the histogram of magnitudes, for every
+    number i of bins kept, P is the first i bins with all that lies beyond added to the last, Q the
+    first i bins merged evenly into as many groups as there are codes and spread back over those of
+    each group that P occupies; the i with the least KL(P || Q) gives the threshold, i bin widths.
+    MXNet's calibrator does the same over both signs. Here, besides:
+
+    - exact zeros are left out: every grid represents them, so they say nothing about the clipping
+      (NVIDIA's pytorch-quantization overwrites the bin of zero for the same reason);
+    - magnitudes have `2**bits` codes under a symmetric unsigned spec, or an asymmetric one where the
+      data lies on one side of zero; `2**(bits - 1)` otherwise;
+    - a bin of Q that is empty where P is not (clipped values alone in their group) counts as 1e-4
+      values, MXNet's smoothing: otherwise one far outlier would forbid every threshold below it;
+    - of equal candidates the widest wins; with no more occupied bins than codes nothing is clipped.
+
+    The bounds are the data's own, clipped to plus and minus the threshold. The procedure wants many
+    values per bin: with fewer than some tens of thousands in all it clips at noise; use `MSE` there.
+    """
+
+    name = "entropy"
+
+    def bounds(self, state: HistogramState, spec: QSpec) -> Bounds:
+        """The data's bounds, clipped to the threshold."""
+        ends: list[tuple[float, float]] = []
+        for histogram in self.histograms(state):
+            one_sided = not spec.signed if spec.symmetric else (histogram.lo >= 0.0 or histogram.hi <= 0.0)
+            counts, width = magnitudes(histogram)
+            threshold = entropy_threshold(counts, 2 ** (spec.bits - (0 if one_sided else 1))) * width
+            ends.append((max(histogram.lo, -threshold), min(histogram.hi, threshold)))
+        lo, hi = np.asarray(ends, np.float32).T
+        return lo.reshape(state.lo.shape), hi.reshape(state.lo.shape)
+
+
+def magnitudes(histogram: HostHistogram) -> tuple[np.ndarray, float]:
+    """Float64 counts of the nonzero |x| up to the last occupied bin, and the width of each bin.
+
+    Bins are aligned to zero, so bin `-1 - j` folds onto bin j. (A negative multiple of the width
+    itself lies on the far edge of its bin.) Where the data's offset asks for more bins than the
+    histogram has, neighbours merge until it does not.
+    """
+    index = histogram.first + np.arange(histogram.counts.size)
+    counts = histogram.counts.astype(np.float64)
+    counts[index == 0] -= float(histogram.zeros)
+    occupied = counts > 0
+    if not occupied.any():
+        return np.zeros(1), histogram.width
+    index, counts = index[occupied], counts[occupied]
+    folded, width = np.where(index >= 0, index, -1 - index), histogram.width
+    while folded.max() >= histogram.counts.size:
+        folded, width = folded >> 1, width * 2.0
+    return np.bincount(folded, weights=counts), width
+
+
+def entropy_threshold(counts: np.ndarray, codes: int) -> int:
+    """How many of the magnitude bins to keep; `counts` ends with an occupied bin.
+
+    Returns `counts.size` when there are no more bins than codes.
+    """
+    best, best_divergence = counts.size, np.inf
+    total = counts.sum()
+    for kept in range(counts.size, codes - 1, -1):
+        divergence = _divergence(counts[:kept], total, codes)
+        if divergence < best_divergence:
+            best, best_divergence = kept, divergence
+    return best
+
+
+def _divergence(kept: np.ndarray, total: float, codes: int) -> float:
+    """KL(P || Q) in nats; `kept` are the bins below the threshold and `total` the mass of all."""
+    p = kept.copy()
+    p[-1] += total - kept.sum()
+    starts = np.arange(codes) * kept.size // codes
+    sizes = np.diff(np.append(starts, kept.size))
+    occupied = p > 0
+    mass = np.add.reduceat(kept, starts)
+    spread = np.add.reduceat(occupied.astype(np.float64), starts)
+    q = np.repeat(mass / np.maximum(spread, 1.0), sizes)[occupied]
+    p = p[occupied]
+    q = np.maximum(q, _EMPTY)
+    return float(np.sum(p * np.log((p * q.sum()) / (q * p.sum()))) / p.sum())

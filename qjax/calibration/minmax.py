@@ -1,0 +1,56 @@
+"""The range that was seen: smallest and largest value."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from qjax.calibration.channels import batch_rows, row_bounds
+from qjax.calibration.observer import Bounds, BoundsObserver
+from qjax.calibration.tally import Tally, count_batch, require_usable, zero_tally
+from qjax.numerics.affine import QSpec
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class MinMaxState:
+    """Bounds so far, float32 of the parameters' shape; +inf and -inf before any data."""
+
+    lo: Array
+    hi: Array
+    tally: Tally
+
+
+@dataclass(frozen=True)
+class MinMax(BoundsObserver):
+    """Keeps the exact minimum and maximum of all batches, per scale.
+
+    The result does not depend on the order of the batches or on how the data is split into them.
+    Not robust: one outlier sets the scale. See `Percentile`, `MSE` and `Entropy` for clipping it.
+    """
+
+    name = "minmax"
+
+    def init(self, spec: QSpec, shape: tuple[int, ...]) -> MinMaxState:
+        """A state that has seen nothing; `shape` is that of one batch's tensor."""
+        params = spec.param_shape(shape)
+        return MinMaxState(
+            jnp.full(params, jnp.inf, jnp.float32), jnp.full(params, -jnp.inf, jnp.float32), zero_tally()
+        )
+
+    def update(self, state: MinMaxState, x: Array, spec: QSpec) -> MinMaxState:
+        """The state after one more batch; pure, for jit, vmap and scan."""
+        rows, finite = batch_rows(x, spec)
+        lo, hi = row_bounds(rows, finite)
+        return MinMaxState(
+            jnp.minimum(state.lo, lo.reshape(state.lo.shape)),
+            jnp.maximum(state.hi, hi.reshape(state.hi.shape)),
+            count_batch(state.tally, x),
+        )
+
+    def bounds(self, state: MinMaxState, spec: QSpec) -> Bounds:
+        """The smallest and the largest value seen."""
+        require_usable(state.tally, self.name)
+        return np.asarray(state.lo), np.asarray(state.hi)

@@ -1,0 +1,59 @@
+"""What an observer is: pure constant-size statistics of a tensor, and the parameters they give."""
+
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+from jax import Array
+
+from qjax.numerics.affine import QParams, QSpec, choose_qparams
+
+State: TypeAlias = Any
+"""A pytree of arrays of fixed shapes and dtypes."""
+
+Bounds: TypeAlias = tuple[np.ndarray, np.ndarray]
+"""(lo, hi), float32 of the parameters' shape: one entry per scale."""
+
+
+@runtime_checkable
+class Observer(Protocol):
+    """Statistics of one tensor over any number of batches, and the quantization they lead to.
+
+    An observer itself is an immutable value without data; the data is in the state. Any object with
+    these three methods and a name can stand wherever qjax takes an observer.
+    """
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        ...
+
+    def init(self, spec: QSpec, shape: tuple[int, ...]) -> State:
+        """A state that has seen nothing; `shape` is that of one batch's tensor."""
+        ...
+
+    def update(self, state: State, x: Array, spec: QSpec) -> State:
+        """The state after one more batch: pure JAX, same structure, shapes and dtypes as `state`."""
+        ...
+
+    def qparams(self, state: State, spec: QSpec) -> QParams:
+        """Scale and zero point for `spec`; on the host, from a concrete state."""
+        ...
+
+
+class BoundsObserver:
+    """An observer whose statistics come down to a range per scale; not the protocol itself."""
+
+    name: str
+
+    def bounds(self, state: State, spec: QSpec) -> Bounds:
+        """The range to be represented, before zero is made representable in it."""
+        raise NotImplementedError
+
+    def qparams(self, state: State, spec: QSpec) -> QParams:
+        """`choose_qparams` of the bounds.
+
+        Raises:
+            ValueError: no data was seen, or some of it was NaN or infinite.
+        """
+        lo, hi = self.bounds(state, spec)
+        return choose_qparams(lo, hi, spec)

@@ -1,0 +1,56 @@
+"""How many values an observer has seen, and how many of them were no numbers."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from qjax.calibration.counter import Counter, add, exceeded, to_host, zero_counter
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Tally:
+    """Scalar counts over all batches and channels: values seen, NaNs among them, infinities among them."""
+
+    seen: Counter
+    nan: Counter
+    inf: Counter
+
+
+def zero_tally() -> Tally:
+    """A tally of nothing."""
+    return Tally(zero_counter(), zero_counter(), zero_counter())
+
+
+def count_batch(tally: Tally, x: Array) -> Tally:
+    """Adds the values of one floating batch of fewer than 2**32 elements."""
+    nan = jnp.sum(jnp.isnan(x), dtype=jnp.uint32)
+    inf = jnp.sum(jnp.isinf(x), dtype=jnp.uint32)
+    return Tally(add(tally.seen, jnp.uint32(x.size)), add(tally.nan, nan), add(tally.inf, inf))
+
+
+def require_usable(tally: Tally, name: str) -> None:
+    """Raises unless the data seen can give a range.
+
+    Args:
+        tally: concrete counts.
+        name: the observer's name, for the message.
+
+    Raises:
+        ValueError: no value was seen, a NaN or an infinity was, or the counts reached 2**63.
+    """
+    seen, nan, inf = (int(to_host(c)) for c in (tally.seen, tally.nan, tally.inf))
+    if seen == 0:
+        raise ValueError(
+            f"observer {name!r} has seen no data, so it has no range. Expected at least one batch: "
+            "calibrate with data that reaches this tensor before asking for its scale."
+        )
+    if nan or inf:
+        raise ValueError(
+            f"observer {name!r} expected finite calibration data. Got {nan} NaN and {inf} infinite of "
+            f"{seen} values. Remove the batches that make them, or look for an overflow in the model."
+        )
+    if exceeded(tally.seen):
+        raise ValueError(f"observer {name!r} has seen 2**63 values or more, beyond what it counts exactly.")

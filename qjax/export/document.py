@@ -1,0 +1,289 @@
+"""A graph as one JSON document and a flat set of named arrays, and back.
+
+The document holds the structure; every number that decides a bit is an array: the data of the constants, the
+scales (float32, never written in decimal) and the zero points (int32). The arrays of tensor `t` are named
+`value:t`, `scale:t` and `zero_point:t`. Tuples in attributes and in the metadata become lists; all else
+returns as it was.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jax.core import Tracer
+from numpy.typing import NDArray
+
+from qjax.export import packing, strict_json
+from qjax.export.check import GraphError, check_integer
+from qjax.export.ir import INTEGER_DTYPES, Array, Graph, Node, Quantization, Tensor
+from qjax.export.strict_json import ArtifactError
+
+Arrays = Mapping[str, NDArray[Any]]
+
+MAX_RANK = 32
+MAX_DIMENSION = 2**31 - 1
+MAX_BYTES = 2**62
+
+_GRAPH = ("target", "inputs", "outputs", "tensors", "nodes", "metadata")
+_TENSOR = ("name", "shape", "dtype", "quantization", "data")
+_QUANTIZATION = ("qmin", "qmax", "axes")
+_NODE = ("name", "op", "inputs", "output", "constants", "attributes", "location")
+
+
+def encode(graph: Graph) -> tuple[str, dict[str, NDArray[Any]]]:
+    """The document and the arrays of a finished graph, each in an order that depends on the graph only.
+
+    Raises GraphError for a graph that is not finished and ArtifactError for what a file cannot hold: tracers,
+    codes outside of their range, attributes that are not JSON.
+    """
+    for tensor in graph.tensors.values():
+        _refuse_tracers(tensor)
+    check_integer(graph)
+    arrays: dict[str, NDArray[Any]] = {}
+    document = {
+        "target": graph.target,
+        "inputs": graph.inputs,
+        "outputs": graph.outputs,
+        "tensors": [_encode_tensor(tensor, arrays) for tensor in graph.tensors.values()],
+        "nodes": [{key: getattr(node, key) for key in _NODE} for node in graph.nodes],
+        "metadata": graph.metadata,
+    }
+    placed = {key: _placed(key, value) for key, value in document.items()}
+    return strict_json.dumps(placed, "The graph"), arrays
+
+
+def decode(text: str, arrays: Arrays) -> Graph:
+    """The inverse. Trusts nothing: every field and array is checked, then the graph by `check_integer`.
+
+    Raises ArtifactError or GraphError.
+    """
+    document = strict_json.fields(strict_json.loads(text, "The graph's JSON"), _GRAPH, "The graph")
+    unused = set(arrays)
+    tensors: dict[str, Tensor] = {}
+    for item in strict_json.sequence(document["tensors"], "The graph's tensors"):
+        tensor = _decode_tensor(item, arrays, unused, tensors)
+        tensors[tensor.name] = tensor
+    if unused:
+        raise ArtifactError(f"expected every array to belong to a tensor, got a stray {min(unused)!r}.")
+    nodes = strict_json.sequence(document["nodes"], "The graph's nodes")
+    graph = Graph(
+        tensors=tensors,
+        nodes=tuple(_decode_node(item) for item in nodes),
+        inputs=strict_json.names(document["inputs"], "The graph's inputs"),
+        outputs=strict_json.names(document["outputs"], "The graph's outputs"),
+        target=strict_json.name(document["target"], "The graph's target"),
+        metadata=strict_json.mapping(document["metadata"], "The graph's metadata"),
+    )
+    return check_integer(graph)
+
+
+def stored_bytes(tensor: Tensor) -> int:
+    """The bytes that a constant's data takes in a file, after packing; 0 for a tensor without data."""
+    if tensor.value is None:
+        return 0
+    count = math.prod(np.shape(tensor.value))
+    bits = packing.packed_bits(tensor.dtype, tensor.quantization)
+    return packing.packed_size(count, bits) if bits else count * np.dtype(tensor.dtype).itemsize
+
+
+def _placed(key: str, value: Any) -> Any:
+    # Converted piece by piece only so that an error names the node rather than the whole graph.
+    if key == "nodes":
+        return [
+            {field: strict_json.plain(node[field], f"Node {node['name']!r}: {field}") for field in node}
+            for node in value
+        ]
+    return strict_json.plain(value, f"The graph's {key}")
+
+
+def _encode_tensor(tensor: Tensor, arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
+    where, quantization = f"Tensor {tensor.name!r}", tensor.quantization
+    if quantization is not None:
+        for role, value, dtype in (
+            ("scale", quantization.scale, "float32"),
+            ("zero_point", quantization.zero_point, "int32"),
+        ):
+            array = np.asarray(value)
+            if array.dtype.name != dtype:
+                raise ArtifactError(f"{where}: expected a {role} of {dtype}, got {array.dtype}: convert it.")
+            arrays[f"{role}:{tensor.name}"] = array
+    bits = packing.packed_bits(tensor.dtype, quantization)
+    if tensor.value is not None:
+        codes = np.asarray(tensor.value)
+        _check_range(codes, quantization, where)
+        arrays[f"value:{tensor.name}"] = packing.pack(codes, bits) if bits else codes
+    return {
+        "name": tensor.name,
+        "shape": tensor.shape,
+        "dtype": tensor.dtype,
+        "quantization": None
+        if quantization is None
+        else {"qmin": quantization.qmin, "qmax": quantization.qmax, "axes": quantization.axes},
+        "data": None if tensor.value is None else _layout(bits),
+    }
+
+
+def _decode_tensor(item: Any, arrays: Arrays, unused: set[str], known: Mapping[str, Tensor]) -> Tensor:
+    entry = strict_json.fields(item, _TENSOR, "A tensor")
+    name = strict_json.name(entry["name"], "A tensor's name")
+    where = f"Tensor {name!r}"
+    if name in known:
+        raise ArtifactError(f"{where}: expected every name once, got it twice.")
+    shape = tuple(
+        None if size is None else strict_json.integer(size, 0, MAX_DIMENSION, f"{where}: shape")
+        for size in strict_json.sequence(entry["shape"], f"{where}: shape")
+    )
+    if len(shape) > MAX_RANK:
+        raise ArtifactError(f"{where}: expected at most {MAX_RANK} dimensions, got {len(shape)}.")
+    dtype = strict_json.name(entry["dtype"], f"{where}: dtype")
+    if dtype not in INTEGER_DTYPES:
+        raise ArtifactError(f"{where}: expected a dtype of {', '.join(INTEGER_DTYPES)}; got {dtype[:40]!r}.")
+
+    def take(role: str) -> NDArray[Any]:
+        key = f"{role}:{name}"
+        if key not in unused:
+            raise ArtifactError(f"{where}: expected an array {key!r}, got none.")
+        unused.remove(key)
+        return arrays[key]
+
+    quantization = None
+    if entry["quantization"] is not None:
+        quantization = _decode_quantization(entry["quantization"], dtype, len(shape), where)
+        quantization = _with_arrays(quantization, take("scale"), take("zero_point"), where)
+    value = None
+    if entry["data"] is not None:
+        value = _decode_value(take("value"), entry["data"], shape, dtype, quantization, where)
+    return Tensor(name, shape, dtype, quantization, value)
+
+
+def _decode_quantization(item: Any, dtype: str, rank: int, where: str) -> Quantization:
+    entry = strict_json.fields(item, _QUANTIZATION, f"{where}: quantization")
+    info = np.iinfo(dtype)
+    low, high = int(info.min), int(info.max)
+    axes = tuple(
+        strict_json.integer(axis, 0, rank - 1, f"{where}: axes")
+        for axis in strict_json.sequence(entry["axes"], f"{where}: axes")
+    )
+    if len(set(axes)) != len(axes):
+        raise ArtifactError(f"{where}: expected every axis once, got {list(axes)}.")
+    return Quantization(
+        scale=np.zeros((), np.float32),
+        zero_point=np.zeros((), np.int32),
+        qmin=strict_json.integer(entry["qmin"], low, high, f"{where}: qmin"),
+        qmax=strict_json.integer(entry["qmax"], low, high, f"{where}: qmax"),
+        axes=axes,
+    )
+
+
+def _with_arrays(quantization: Quantization, scale: Array, zero_point: Array, where: str) -> Quantization:
+    if scale.dtype != np.float32 or zero_point.dtype != np.int32:
+        raise ArtifactError(
+            f"{where}: expected a scale of float32 and a zero point of int32, "
+            f"got {scale.dtype} and {zero_point.dtype}."
+        )
+    if zero_point.shape not in ((), scale.shape):
+        raise ArtifactError(
+            f"{where}: expected a zero point of shape () or {scale.shape}, got {zero_point.shape}."
+        )
+    return Quantization(scale, zero_point, quantization.qmin, quantization.qmax, quantization.axes)
+
+
+def _decode_value(
+    stored: NDArray[Any],
+    layout: Any,
+    shape: tuple[int | None, ...],
+    dtype: str,
+    quantization: Quantization | None,
+    where: str,
+) -> NDArray[Any]:
+    bits = packing.packed_bits(dtype, quantization)
+    if layout != _layout(bits):
+        raise ArtifactError(f"{where}: expected its data to be {_layout(bits)!r}, got {str(layout)[:40]!r}.")
+    sizes = tuple(size for size in shape if size is not None)
+    if len(sizes) != len(shape):
+        raise ArtifactError(f"{where}: expected a constant to have a full shape, got {shape}.")
+    if math.prod(size for size in sizes if size) * 8 > MAX_BYTES:
+        raise ArtifactError(f"{where}: expected a shape that fits the address space, got {shape}.")
+    if bits is None or quantization is None:
+        if stored.dtype != np.dtype(dtype) or stored.shape != sizes:
+            raise ArtifactError(
+                f"{where}: expected data of {dtype} and shape {sizes}, got {stored.dtype} and {stored.shape}."
+            )
+        codes = stored
+    else:
+        if stored.dtype != np.uint8 or stored.ndim != 1:
+            raise ArtifactError(
+                f"{where}: expected packed data in one row of uint8, got {stored.dtype} and {stored.shape}."
+            )
+        try:
+            codes = packing.unpack(stored, bits, math.prod(sizes), dtype=dtype, signed=quantization.qmin < 0)
+        except ValueError as error:
+            raise ArtifactError(f"{where}: {error}.") from None
+        codes = codes.reshape(sizes)
+        codes.setflags(write=False)
+    _check_range(codes, quantization, where)
+    return codes
+
+
+def _decode_node(item: Any) -> Node:
+    entry = strict_json.fields(item, _NODE, "A node")
+    name = strict_json.name(entry["name"], "A node's name")
+    where = f"Node {name!r}"
+    constants = strict_json.mapping(entry["constants"], f"{where}: constants")
+    attributes = strict_json.mapping(entry["attributes"], f"{where}: attributes")
+    for key, value in attributes.items():
+        _refuse_mappings(value, f"{where}: attribute {key!r}")
+    location = entry["location"]
+    if location is not None and type(location) is not str:
+        raise ArtifactError(f"{where}: expected a location of str or null, got {type(location).__name__}.")
+    return Node(
+        name=name,
+        op=strict_json.name(entry["op"], f"{where}: op"),
+        inputs=strict_json.names(entry["inputs"], f"{where}: inputs"),
+        output=strict_json.name(entry["output"], f"{where}: output"),
+        constants={
+            role: strict_json.name(reference, f"{where}: constant {role!r}")
+            for role, reference in constants.items()
+        },
+        attributes=attributes,
+        location=location,
+    )
+
+
+def _refuse_mappings(value: Any, where: str) -> None:
+    if type(value) is dict:
+        raise ArtifactError(f"{where}: expected numbers, strings, null and lists of these, got an object.")
+    if type(value) is list:
+        for item in value:  # pyright: ignore[reportUnknownVariableType]
+            _refuse_mappings(item, where)
+
+
+def _refuse_tracers(tensor: Tensor) -> None:
+    values = [tensor.value]
+    if tensor.quantization is not None:
+        values += [tensor.quantization.scale, tensor.quantization.zero_point]
+    if any(isinstance(value, Tracer) for value in values):
+        raise ArtifactError(
+            f"Tensor {tensor.name!r}: expected concrete arrays, got a tracer: "
+            "save the graph outside of jit, grad and vmap."
+        )
+
+
+def _check_range(codes: NDArray[Any], quantization: Quantization | None, where: str) -> None:
+    # Packing drops high bits, and the headroom of accumulators is computed from the range: a code outside is
+    # an error.
+    if quantization is None or not codes.size:
+        return
+    low, high = int(codes.min()), int(codes.max())
+    if low < quantization.qmin or high > quantization.qmax:
+        raise ArtifactError(
+            f"{where}: expected codes within [{quantization.qmin}, {quantization.qmax}], got [{low}, {high}]."
+        )
+
+
+def _layout(bits: int | None) -> str:
+    return "plain" if bits is None else f"packed {bits} bits"
+
+
+__all__ = ["Arrays", "ArtifactError", "GraphError", "decode", "encode", "stored_bytes"]

@@ -1,0 +1,103 @@
+"""The graph: small, typed, immutable. What the passes rewrite, the interpreter runs and the emitters read.
+
+A finished graph holds integers only. Every tensor states its dtype, shape, scale, zero point and axis, and
+every node its full attributes, so that a consumer can match on one node without looking at its neighbours.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+Array = jax.Array | np.ndarray
+
+INTEGER_DTYPES = ("int8", "uint8", "int16", "uint16", "int32", "int64")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Quantization:
+    """How codes map to reals: `real = (code - zero_point) * scale`, codes within [qmin, qmax].
+
+    scale: float32, shape () or that of the tensor's `axes`. zero_point: int32, the same shape or ().
+    axes: the axes that the scale runs along; () is per tensor.
+    """
+
+    scale: Array
+    zero_point: Array
+    qmin: int
+    qmax: int
+    axes: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tensor:
+    """A tensor of the graph.
+
+    shape: None stands for the batch, whose size is free.
+    dtype: of the codes as they are stored.
+    quantization: None for accumulators, multipliers, shifts and index inputs.
+    value: the data of a constant; None for what is computed or fed.
+    """
+
+    name: str
+    shape: tuple[int | None, ...]
+    dtype: str
+    quantization: Quantization | None = None
+    value: Array | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Node:
+    """One operation, from codes to codes.
+
+    inputs: names of the tensors that flow in. constants: role -> name of a constant tensor.
+    attributes: JSON values (numbers, strings, lists, None). location: the user's file and line.
+    """
+
+    name: str
+    op: str
+    inputs: tuple[str, ...]
+    output: str
+    constants: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    attributes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    location: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Graph:
+    """Nodes in execution order, and every tensor they name.
+
+    inputs, outputs: names of tensors. target: the name of the rounding that the constants were made for.
+    metadata: free JSON values for people (producer, versions); never read by a kernel.
+    """
+
+    tensors: Mapping[str, Tensor]
+    nodes: tuple[Node, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    target: str
+    metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def producer(self, tensor: str) -> Node | None:
+        """The node that computes a tensor, or None for an input or a constant."""
+        return next((node for node in self.nodes if node.output == tensor), None)
+
+    def consumers(self, tensor: str) -> list[Node]:
+        """The nodes that read a tensor."""
+        return [node for node in self.nodes if tensor in node.inputs]
+
+    def constants(self) -> Iterator[Tensor]:
+        """The tensors that carry data."""
+        return (tensor for tensor in self.tensors.values() if tensor.value is not None)
+
+    def constant(self, node: Node, role: str) -> Array:
+        """The data of one of a node's constants."""
+        value = self.tensors[node.constants[role]].value
+        assert value is not None
+        return value
+
+    def replace(self, **changes: Any) -> "Graph":
+        """A copy with the named fields changed."""
+        return dataclasses.replace(self, **changes)

@@ -1,0 +1,62 @@
+"""Modules of a model made traceable: each call runs in a scope with the module's path.
+
+An instrumented module keeps its attributes and its isinstance relations: it becomes an instance of a subclass
+of its own class whose `__call__` opens the scope. Layers of `MARKED` also bind a marker (see `tracing.marker`).
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from flax import nnx
+
+from qjax.layers import batch_norm, dropout, embed
+from qjax.tracing import SCOPE
+
+MARKED: dict[type, Callable[..., Any]] = {
+    nnx.BatchNorm: batch_norm.call,
+    nnx.Dropout: dropout.call,
+    nnx.Embed: embed.call,
+}
+
+FLOAT_LAYERS: tuple[type, ...] = (nnx.LayerNorm, nnx.RMSNorm, nnx.GroupNorm, nnx.InstanceNorm)
+"""Layers whose inside is never quantized: they need their statistics in reals."""
+
+
+def instrument(model: nnx.Module) -> nnx.Module:
+    """A copy of the model with every module in its scope; shared modules stay shared, under their first path."""
+    clone = nnx.clone(model)
+    seen: set[int] = set()
+    for path, node in nnx.iter_graph(clone):
+        if not isinstance(node, nnx.Module) or id(node) in seen:
+            continue
+        seen.add(id(node))
+        if "__call__" not in dir(type(node)):
+            continue
+        node.__class__ = _scoped(type(node))
+        node.qjax_path = ".".join(str(part) for part in path)
+    return clone
+
+
+@functools.cache
+def _scoped(base: type) -> type:
+    marked = MARKED.get(base)
+
+    @functools.wraps(base.__call__)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with jax.named_scope(SCOPE + self.qjax_path):
+            if marked is not None:
+                return marked(self, base, *args, **kwargs)
+            return base.__call__(self, *args, **kwargs)
+
+    return type(base)(base.__name__, (base,), {"__call__": call, "__module__": base.__module__, "qjax_base": base})
+
+
+def module_types(model: nnx.Module) -> dict[str, type]:
+    """Path ("blocks/0/conv1") -> the user's class, for every module of an instrumented model."""
+    types: dict[str, type] = {}
+    for path, node in nnx.iter_graph(model):
+        if isinstance(node, nnx.Module):
+            types.setdefault("/".join(str(part) for part in path), getattr(type(node), "qjax_base", type(node)))
+    return types

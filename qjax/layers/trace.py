@@ -1,0 +1,99 @@
+"""From an instrumented module and its arguments to a program."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from qjax.tracing import Program, from_jaxpr
+
+
+@dataclasses.dataclass(eq=False)
+class Traced:
+    """A module's call as a program, and how to feed it and read it.
+
+    names: per program input, the path of the state or the name of the model's input.
+    constant: per program input, whether it is state. args: the concrete inputs in the program's order.
+    """
+
+    program: Program
+    names: tuple[str, ...]
+    constant: tuple[bool, ...]
+    args: list[Any]
+    _out_tree: Any
+    _state_tree: Any
+    _n_state: int
+
+    def outputs(self, values: Sequence[Any]) -> Any:
+        """The model's own output structure."""
+        return jax.tree.unflatten(self._out_tree, values[: len(values) - self._n_state])
+
+    def new_state(self, values: Sequence[Any]) -> Any:
+        """The state after the call, with what did not change left out; None if nothing did."""
+        first = len(values) - self._n_state
+        leaves: list[Any] = []
+        for outer, value in zip(self.program.outputs[first:], values[first:], strict=True):
+            leaves.append(None if outer in self.program.inputs else value)
+        if all(leaf is None for leaf in leaves):
+            return None
+        paths = jax.tree_util.tree_flatten_with_path(self._state_tree.unflatten(range(self._n_state)))[0]
+        flat = {_keys(path): leaf for (path, _), leaf in zip(paths, leaves, strict=True) if leaf is not None}
+        return flat
+
+
+def trace(model: nnx.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Traced:
+    """Trace `model(*args, **kwargs)`; arrays are inputs of the program, everything else is static."""
+    graphdef, state = nnx.split(model)
+    state_leaves, state_tree = jax.tree.flatten(state)
+    paths = [_keys(path) for path, _ in jax.tree_util.tree_flatten_with_path(state)[0]]
+    leaves, tree = jax.tree.flatten((tuple(args), kwargs))
+    dynamic = [i for i, leaf in enumerate(leaves) if isinstance(leaf, (jax.Array, np.ndarray))]
+    arrays = [jax.numpy.asarray(leaves[i]) for i in dynamic]
+    labels = _labels(args, kwargs, dynamic)
+
+    def call(state_leaves: list[Any], arrays: list[Any]) -> Any:
+        filled = list(leaves)
+        for i, array in zip(dynamic, arrays, strict=True):
+            filled[i] = array
+        copy = nnx.merge(graphdef, state_tree.unflatten(state_leaves))
+        inner_args, inner_kwargs = tree.unflatten(filled)
+        out = copy(*inner_args, **inner_kwargs)
+        return out, jax.tree.leaves(nnx.state(copy))
+
+    closed, shapes = jax.make_jaxpr(call, return_shape=True)(state_leaves, arrays)
+    out_tree = jax.tree.structure(shapes[0])
+    return Traced(
+        program=from_jaxpr(closed),
+        names=(*("/".join(path) for path in paths), *labels),
+        constant=(*(True,) * len(paths), *(False,) * len(arrays)),
+        args=[*state_leaves, *arrays],
+        _out_tree=out_tree,
+        _state_tree=state_tree,
+        _n_state=len(state_leaves),
+    )
+
+
+def write_state(model: nnx.Module, flat: dict[tuple[str, ...], Any]) -> None:
+    """Set the named variables of a module."""
+    state = nnx.state(model)
+    paths, tree = jax.tree_util.tree_flatten_with_path(state)
+    nnx.update(model, tree.unflatten([flat.get(_keys(path), leaf) for path, leaf in paths]))
+
+
+def _keys(path: Any) -> tuple[str, ...]:
+    names = (str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path)
+    return tuple(name for name in names if name != "value")
+
+
+def _labels(args: Sequence[Any], kwargs: dict[str, Any], dynamic: Sequence[int]) -> list[str]:
+    if len(dynamic) == 1:
+        return ["input"]
+    paths = jax.tree_util.tree_flatten_with_path((tuple(args), kwargs))[0]
+    labels: list[str] = []
+    for i in dynamic:
+        keys = _keys(paths[i][0])
+        labels.append("input/" + "/".join(keys[1:]))
+    return labels

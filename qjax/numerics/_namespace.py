@@ -1,0 +1,45 @@
+"""One formula, two array libraries: numpy on the host, `jax.numpy` inside a trace.
+
+Scales are turned into integer constants twice in the life of a model: on the host at conversion, and
+inside `jit` for the exact training forward. The bits must agree, so the integer code of this package is
+written once against a namespace `xp` and runs on either side.
+"""
+
+import contextlib
+from collections.abc import Generator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+
+def traced(*values: Any) -> bool:
+    """True where any of the values is an abstract value of a JAX trace."""
+    return any(isinstance(v, Tracer) for v in values)
+
+
+def host_or_trace(*values: Any) -> Any:
+    """`jax.numpy` where a value is traced, numpy otherwise: concrete JAX arrays are read to the host."""
+    return jnp if traced(*values) else np
+
+
+def like_inputs(*values: Any) -> Any:
+    """`jax.numpy` where a value is a JAX array (concrete or traced), numpy otherwise."""
+    return jnp if any(isinstance(v, jax.Array) for v in values) else np
+
+
+@contextlib.contextmanager
+def wide(xp: Any) -> Generator[None]:
+    """Allow 64-bit integers of `xp` for the duration of a block, whatever `jax_enable_x64` says.
+
+    numpy warns when a *scalar* integer operation wraps (an array operation never does); the wraps in this
+    package are intended, so the warning is off inside the block.
+    """
+    if xp is jnp:
+        with jax.enable_x64(True):
+            yield
+    else:
+        with np.errstate(over="ignore"):
+            yield

@@ -1,0 +1,185 @@
+"""Affine quantization: `real = (code - zero_point) * scale`.
+
+A `QSpec` says which codes exist and which slices of a tensor have a scale of their own; a `QParams` adds the
+numbers; `quantize` and `dequantize` go between reals and codes; `choose_qparams` turns an observed range into
+parameters. The formula of a code stands once, in `round_to_grid`, and fake quantization uses the same one.
+
+Everything is float32 inside, whatever the dtype of the tensor, and written so that eager, jit, vmap, scan and
+numpy agree bit for bit: multiply by the reciprocal of the scale (XLA rewrites `x / s` anyway, but not
+always), and round *before* adding the zero point (`round(x * inv + zp)` becomes a fused multiply-add under
+jit, and its ties depend on the parity of `zp`).
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from qjax.numerics.qparams import (
+    SCALE_MAX,
+    SCALE_MIN,
+    QParams,
+    as_float32,
+    broadcast_to_tensor,
+    integer_zero_point,
+)
+from qjax.numerics.qspec import QSpec, split_groups
+from qjax.numerics.rounding import Rounding, round_float
+from qjax.numerics.unfused import unfused
+
+__all__ = [
+    "SCALE_MAX",
+    "SCALE_MIN",
+    "QParams",
+    "QSpec",
+    "broadcast_to_tensor",
+    "centered_bounds",
+    "choose_qparams",
+    "dequantize",
+    "float_tensor",
+    "integer_zero_point",
+    "power_of_two_at_least",
+    "quantize",
+    "reciprocal",
+    "round_to_grid",
+    "split_groups",
+]
+
+
+def round_to_grid(
+    x: jax.Array, scale: jax.Array, rounding: Rounding | str, key: jax.Array | None = None
+) -> jax.Array:
+    """`round(x * (1/scale))` in float32: how many steps of its grid x is from zero, before any clipping.
+
+    The one formula of a code; `clip(round_to_grid(...), *centered_bounds(...))` is the code less its zero
+    point. Infinities stay beyond every bound, NaN stays NaN. x may itself be a product: see `unfused`.
+    """
+    return round_float(unfused(x.astype(jnp.float32)) * reciprocal(scale), rounding, key=key)
+
+
+def centered_bounds(zero_point: jax.Array, qmin: int, qmax: int) -> tuple[jax.Array, jax.Array]:
+    """float32 `(qmin - zero_point, qmax - zero_point)`."""
+    low = (np.int32(qmin) - zero_point).astype(jnp.float32)
+    high = (np.int32(qmax) - zero_point).astype(jnp.float32)
+    return low, high
+
+
+def reciprocal(scale: jax.Array) -> jax.Array:
+    """float32 `1 / scale`, rounded to nearest."""
+    return np.float32(1.0) / scale
+
+
+def quantize(
+    x: Any,
+    qparams: QParams,
+    *,
+    rounding: Rounding | str = Rounding.NEAREST_EVEN,
+    key: jax.Array | None = None,
+) -> jax.Array:
+    """Codes of `x` in `spec.dtype`: `clip(round(x * (1/scale)) + zero_point, qmin, qmax)`.
+
+    Values outside the range, infinities included, saturate. NaN becomes the zero point, the code of 0.0
+    (torch gives qmin on x86 and something else on ARM).
+
+    Args:
+      x: a float tensor; float16 and bfloat16 are computed in float32, and so is float64.
+      qparams: scale and zero point for a tensor of x's shape.
+      rounding: how to round `x * (1/scale)`; `stochastic` needs `key`.
+    """
+    spec, x = qparams.spec, float_tensor(x)
+    scale = broadcast_to_tensor(qparams.scale, spec, x.shape)
+    zero_point = broadcast_to_tensor(qparams.integer_zero_point(), spec, x.shape)
+    steps = round_to_grid(x, scale, rounding, key)
+    centered = jnp.clip(steps, *centered_bounds(zero_point, spec.qmin, spec.qmax))
+    centered = jnp.where(jnp.isnan(centered), jnp.zeros_like(centered), centered)
+    # In range by the clip above: XLA may drop the saturation of a narrowing cast, and numpy's casts wrap.
+    return (centered.astype(jnp.int32) + zero_point).astype(spec.dtype)
+
+
+def dequantize(codes: Any, qparams: QParams) -> jax.Array:
+    """float32 reals of integer codes: `(codes - zero_point) * scale`, the subtraction in int32."""
+    codes = jnp.asarray(codes)
+    if not jnp.issubdtype(codes.dtype, jnp.integer):
+        raise TypeError(f"dequantize: codes must be integers. Got {codes.dtype}; round and cast them first")
+    scale = broadcast_to_tensor(qparams.scale, qparams.spec, codes.shape)
+    zero_point = broadcast_to_tensor(qparams.integer_zero_point(), qparams.spec, codes.shape)
+    return unfused((codes.astype(jnp.int32) - zero_point).astype(jnp.float32) * scale)
+
+
+def choose_qparams(lo: Any, hi: Any, spec: QSpec, *, power_of_two: bool = False) -> QParams:
+    """Parameters whose codes cover the observed range [lo, hi] and 0.0, which gets a code of its own.
+
+    Symmetric: `scale = max(-lo, hi) * fl(1 / qmax)` (unsigned: `hi * fl(1 / qmax)`), zero point 0. Asymmetric:
+    `scale = (hi - lo) * fl(1 / (qmax - qmin))`, `zero_point = clip(qmin - round(lo * (1/scale)), qmin,
+    qmax)`, the nudge of TFLite and of Jacob et al. 2018 (arXiv 1712.05877, section 3), with the rounding
+    before the subtraction. The same bits in eager, under jit and in numpy.
+
+    A range so narrow that its scale would be under 2^-100 (the range of a tensor of zeros, above all) gets
+    scale 1.0, and if asymmetric the zero point qmin. Concrete ranges must be finite, ordered and no wider than a scale of 2^100; traced ones cannot
+    be checked: there a NaN range gives scale 1.0 and an infinite one 2^100.
+
+    Args:
+      lo, hi: float arrays of the parameters' shape.
+      spec: the codes. A symmetric unsigned one refuses a concrete negative `lo`, which it cannot represent.
+      power_of_two: round the scale up to a power of two, exactly.
+    """
+    lo, hi = as_float32(lo), as_float32(hi)
+    if lo.shape != hi.shape:
+        raise ValueError(f"choose_qparams: lo and hi must have one shape. Got {lo.shape} and {hi.shape}")
+    if isinstance(lo, np.ndarray) and isinstance(hi, np.ndarray):
+        _check_range(lo, hi, spec)
+    lo, hi = jnp.minimum(jnp.asarray(lo), np.float32(0)), jnp.maximum(jnp.asarray(hi), np.float32(0))
+    if spec.symmetric:
+        scale = (jnp.maximum(-lo, hi) if spec.signed else hi) * np.float32(1 / spec.qmax)
+    else:
+        scale = (hi - lo) * np.float32(1 / (spec.qmax - spec.qmin))
+    if power_of_two:
+        scale = power_of_two_at_least(scale)
+    # Written so that NaN, too, takes the 1.0.
+    scale = jnp.where(
+        scale >= np.float32(SCALE_MIN), jnp.minimum(scale, np.float32(SCALE_MAX)), np.float32(1)
+    )
+    if spec.symmetric:
+        return QParams(scale, jnp.zeros(scale.shape, jnp.int32), spec)
+    steps = jnp.round(lo * reciprocal(scale))
+    steps = jnp.where(jnp.isnan(steps), np.float32(0), steps)
+    zero_point = jnp.clip(np.float32(spec.qmin) - steps, np.float32(spec.qmin), np.float32(spec.qmax))
+    return QParams(scale, zero_point.astype(jnp.int32), spec)
+
+
+def power_of_two_at_least(x: jax.Array) -> jax.Array:
+    """The smallest power of two that is >= x, for normal positive float32 below 2^127; by bits, so exact.
+
+    A power of two has a zero mantissa; anything above one carries into the exponent. (`exp2(ceil(log2(x)))`
+    is off by one exponent or by an ulp at many inputs under XLA.)
+    """
+    bits = jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.int32)
+    return jax.lax.bitcast_convert_type((bits + np.int32(0x7FFFFF)) & np.int32(0x7F800000), jnp.float32)
+
+
+def float_tensor(x: Any) -> jax.Array:
+    """`x` as a JAX array; TypeError where it is not a float one."""
+    x = jnp.asarray(x)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise TypeError(f"Expected a float tensor to quantize. Got {x.dtype}; cast it to float32 first")
+    return x
+
+
+def _check_range(lo: np.ndarray[Any, Any], hi: np.ndarray[Any, Any], spec: QSpec) -> None:
+    if not (np.isfinite(lo).all() and np.isfinite(hi).all()):
+        raise ValueError(
+            "choose_qparams: the range is not finite: NaN, infinity or a number beyond float32 was observed. "
+            "Look for it in the data, or clip"
+        )
+    if (lo > hi).any():
+        raise ValueError("choose_qparams: lo must not exceed hi. Was no data observed?")
+    if spec.symmetric and not spec.signed and (lo < 0).any():
+        raise ValueError(
+            f"choose_qparams: a symmetric unsigned spec has no negative codes. Got lo = {lo.min()}; "
+            "use signed=True or symmetric=False"
+        )
+    if max(float(-lo.min(initial=0)), float(hi.max(initial=0))) > SCALE_MAX:
+        raise ValueError(
+            f"choose_qparams: a range beyond 2^100 is not supported. Got [{lo.min()}, {hi.max()}]"
+        )

@@ -1,0 +1,220 @@
+"""Fake quantization: the values of the codes, with a gradient.
+
+Forward, `v = c * s` with `c = clip(round(x * (1/s)), qmin - zp, qmax - zp)`: the codes of `affine.quantize`,
+to the bit. Backward, one rule, `_surrogate`, chosen by name:
+
+| gradient | dv/dx | dv/ds inside | dv/ds clipped | dv/dzp inside; clipped | source |
+| --- | --- | --- | --- | --- | --- |
+| `ste` | 1 inside, 0 clipped | 0 | 0 | 0; 0 | Jacob et al. 2018, arXiv 1712.05877 |
+| `lsq` | 1 inside, 0 clipped | c - x/s | c, the bound | 0; -s | Esser et al. 2020, arXiv 1902.08153 |
+| `pact` | 1 inside, 0 clipped | 0 | c above, 0 below | 0; 0 | Choi et al. 2018, arXiv 1805.06085 |
+
+*Inside* is judged on the rounded code, as torch's fake_quantize does: x in [qmax s, (qmax + 1/2) s) still
+passes its gradient. The column of zp is LSQ+ (Bhalgat et al. 2020, arXiv 2004.09576), which learns
+an offset beta in v = c s + beta. Here the offset is `-s * zp`, on the grid, so dv/dzp = dv/dbeta * dbeta/dzp:
+1 where clipped becomes -s; and dv/ds takes the bounds qmin - zp and qmax - zp, which carry the chain rule
+through s.
+
+Gradients of scale and zero point are multiplied by `gradient_scale` and summed in float32 over what they were
+broadcast to. Both directions of differentiation work.
+
+NaN gives NaN, so that training sees it; its x-gradient is 0 and its scale gradient NaN. Infinities saturate.
+"""
+
+import math
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_derivatives import SymbolicZero
+
+from qjax.numerics.affine import (
+    QParams,
+    broadcast_to_tensor,
+    centered_bounds,
+    float_tensor,
+    integer_zero_point,
+    reciprocal,
+    round_to_grid,
+)
+from qjax.numerics.learned_scale import learned_scale, log2_scale_of, pact_scale, power_of_two_scale
+from qjax.numerics.rounding import Rounding
+from qjax.numerics.unfused import unfused
+
+__all__ = [
+    "Gradient",
+    "fake_quant",
+    "fake_quant_codes",
+    "learned_scale",
+    "log2_scale_of",
+    "lsq_gradient_scale",
+    "pact_scale",
+    "power_of_two_scale",
+]
+
+Gradient = Literal["ste", "lsq", "pact"]
+
+
+def fake_quant(
+    x: Any,
+    qparams: QParams,
+    *,
+    gradient: Gradient = "ste",
+    gradient_scale: float = 1.0,
+    rounding: Rounding | str = Rounding.NEAREST_EVEN,
+    key: jax.Array | None = None,
+) -> jax.Array:
+    """`x` on the grid of `qparams`: `dequantize(quantize(x))`, differentiable. Shape and dtype of x.
+
+    float16 and bfloat16 are computed in float32 and rounded once, at the end.
+
+    Args:
+      x: a float tensor.
+      qparams: scale and zero point for a tensor of x's shape; a float zero point is a learned latent.
+      gradient: "ste", "lsq" or "pact"; see the module.
+      gradient_scale: multiplies the gradients of scale and zero point; LSQ's is `lsq_gradient_scale`.
+      rounding: "nearest_even" or another `Rounding`; "stochastic" needs `key`.
+    """
+    x, spec = float_tensor(x), qparams.spec
+    scale = broadcast_to_tensor(qparams.scale, spec, x.shape)
+    zero_point = broadcast_to_tensor(qparams.zero_point, spec, x.shape)
+    rule = (spec.qmin, spec.qmax, _checked(gradient), _number(gradient_scale), Rounding.of(rounding), True)
+    return _fake_quant(rule, x, scale, zero_point, key).astype(x.dtype)
+
+
+def fake_quant_codes(
+    x: Any,
+    scale: jax.Array,
+    zero_point: jax.Array,
+    qmin: int,
+    qmax: int,
+    *,
+    gradient: Gradient = "ste",
+    gradient_scale: float = 1.0,
+    rounding: Rounding | str = Rounding.NEAREST_EVEN,
+    key: jax.Array | None = None,
+) -> jax.Array:
+    """Centred codes `c = code - zero_point` of `x`: integers in float32, with the gradient of `c * scale`.
+
+    For layers that multiply integers and scale afterwards. The convention: whoever uses c multiplies by
+    `stop_gradient(scale)`, so the cotangent of c is `dL/dv * scale` with v = c * scale the quantized real.
+    The rule here divides the scale out again and gives x, scale and zero point the gradients of v, which are
+    those of `fake_quant`.
+
+    Args:
+      x: a float tensor.
+      scale: float32, broadcastable to x: the same number of dimensions, or a scalar.
+      zero_point: int32, likewise; or a float latent, rounded half to even and clipped to [qmin, qmax] in the
+        forward, with a gradient that ignores both.
+      qmin, qmax: the range of the codes.
+      gradient, gradient_scale, rounding, key: as for `fake_quant`.
+    """
+    x = float_tensor(x)
+    scale, zero_point = jnp.asarray(scale), jnp.asarray(zero_point)
+    for name, param in (("scale", scale), ("zero_point", zero_point)):
+        fits = len(param.shape) in (0, x.ndim) and all(
+            one in (1, size) for one, size in zip(param.shape, x.shape, strict=False)
+        )
+        if not fits:
+            raise ValueError(
+                f"fake_quant_codes: {name} must broadcast to x of shape {x.shape}, "
+                f"with as many dimensions or none. Got shape {param.shape}"
+            )
+    rule = (qmin, qmax, _checked(gradient), _number(gradient_scale), Rounding.of(rounding), False)
+    return _fake_quant(rule, x, scale.astype(jnp.float32), zero_point, key)
+
+
+def lsq_gradient_scale(n_elements: int, qmax: int) -> float:
+    """`1 / sqrt(N * Qp)`: LSQ's balance of a scale's gradient against its weights'.
+
+    Esser et al. 2020 (arXiv 1902.08153), section 2.2. N counts the elements that share one scale: weights of
+    the slice, or features of one example for activations.
+    """
+    if n_elements < 1 or qmax < 1:
+        raise ValueError(f"lsq_gradient_scale: both arguments must be positive. Got {n_elements}, {qmax}")
+    return 1 / math.sqrt(n_elements * qmax)
+
+
+# (qmin, qmax, gradient, gradient_scale, rounding, whether to return reals rather than codes)
+_Rule = tuple[int, int, Gradient, float, Rounding, bool]
+
+
+def _fake_quant_value(
+    rule: _Rule, x: jax.Array, scale: jax.Array, zero_point: jax.Array, key: jax.Array | None
+) -> jax.Array:
+    qmin, qmax, _, _, rounding, reals = rule
+    rounded = round_to_grid(x, scale, rounding, key)
+    codes = jnp.clip(rounded, *centered_bounds(integer_zero_point(zero_point, qmin, qmax), qmin, qmax))
+    return unfused(codes * scale) if reals else codes
+
+
+_fake_quant = jax.custom_jvp(_fake_quant_value, nondiff_argnums=(0,))
+
+
+def _jvp(rule: _Rule, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[jax.Array, jax.Array]:
+    x, scale, zero_point, key = primals
+    # Zero tangents are dropped here, so that a frozen scale costs nothing.
+    moving = [None if t is None or isinstance(t, SymbolicZero) else t for t in tangents[:3]]
+
+    def tangent(x: Any, scale: Any, zero_point: Any, key: Any, moving: list[Any]) -> jax.Array:
+        return _surrogate(rule, x, scale, zero_point, key, moving)
+
+    # Remat: the backward pass keeps x and the parameters, not two more arrays of x's size.
+    remat = jax.checkpoint(tangent, prevent_cse=False)
+    return _fake_quant(rule, x, scale, zero_point, key), remat(x, scale, zero_point, key, moving)
+
+
+_fake_quant.defjvp(_jvp, symbolic_zeros=True)
+
+
+def _surrogate(
+    rule: _Rule,
+    x: jax.Array,
+    scale: jax.Array,
+    zero_point: jax.Array,
+    key: jax.Array | None,
+    moving: list[Any],
+) -> jax.Array:
+    """The tangent of the value, linear in those of (x, scale, zero_point), `moving`; None is a zero one.
+
+    This is the table of the module. For codes every term is divided by the scale, see `fake_quant_codes`.
+    """
+    qmin, qmax, gradient, gradient_scale, rounding, reals = rule
+    x_dot, scale_dot, zero_point_dot = moving
+    inv = reciprocal(scale)
+    low, high = centered_bounds(integer_zero_point(zero_point, qmin, qmax), qmin, qmax)
+    rounded = round_to_grid(x, scale, rounding, key)
+    codes = jnp.clip(rounded, low, high)
+    inside = rounded == codes  # False for NaN
+    zero = jnp.zeros_like(codes)
+    total = zero
+    if x_dot is not None:
+        x_dot = x_dot.astype(jnp.float32)
+        total = total + jnp.where(inside, x_dot if reals else x_dot * inv, zero)
+    if scale_dot is not None and gradient != "ste":
+        if gradient == "lsq":
+            slope = codes - jnp.where(inside, x.astype(jnp.float32) * inv, zero)
+        else:
+            slope = jnp.where(rounded > high, codes, zero)
+        scale_dot = scale_dot * np.float32(gradient_scale)
+        total = total + slope * (scale_dot if reals else scale_dot * inv)
+    if zero_point_dot is not None and gradient == "lsq":
+        step = zero_point_dot.astype(jnp.float32) * np.float32(-gradient_scale)
+        total = total + jnp.where(inside, zero, step * scale if reals else step)
+    return total
+
+
+def _checked(gradient: Any) -> Gradient:
+    names = get_args(Gradient)
+    if gradient not in names:
+        raise ValueError(f"gradient must be one of {', '.join(names)}. Got {gradient!r}")
+    return gradient
+
+
+def _number(gradient_scale: Any) -> float:
+    if isinstance(gradient_scale, jax.core.Tracer):
+        raise TypeError(
+            "gradient_scale must be a Python number: it is part of the program. Got a traced value"
+        )
+    return float(gradient_scale)

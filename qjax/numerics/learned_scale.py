@@ -1,0 +1,134 @@
+"""Scales that an optimizer may move: from an unconstrained raw parameter to a positive float32.
+
+Whatever the raw value is, infinities and NaN included, the scale is finite and positive. Whatever the
+incoming gradient is, the raw parameter's is finite: where it would not be, it is 0, so that one bad batch
+cannot destroy a scale for good. Values are computed in integers, so the bits are the same in eager, under jit
+and vmap, on every backend and in every version of XLA: `exp2` is not even exact at whole numbers there.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+LOG2_LIMIT = 64
+"""Raw log2 parameters are clipped to [-64, 64] where they are used."""
+
+# round(ln(2)^k / k! * 2^31) for k = 0..11: the Taylor series of 2^f; the first term left out is under 2^-35.
+_EXP2_SERIES = (
+    *(2147483648, 1488522236, 515882496, 119194166, 20654775, 2863360),
+    *(330788, 32755, 2838, 219, 15, 1),
+)
+_LN2 = np.float32(math.log(2))
+
+
+def learned_scale(log2_scale: Any) -> jax.Array:
+    """float32 `2^log2_scale`, to within one unit in the last place and exact at whole numbers.
+
+    The raw value is clipped to [-64, 64]; NaN counts as 0 and gives 1.0. The gradient is `scale * ln 2`,
+    beyond the limits too, so that a raw value thrown out of them can come back; where it would not be finite
+    it is 0.
+
+    The raw value is first rounded to a multiple of 2^-24 (which moves the result by 2^-25.5 at most), its
+    fraction f gives the mantissa 2^f by a Taylor series in 31-bit fixed point, its whole part the exponent.
+    """
+    raw = _float32(log2_scale, "learned_scale")
+    value = exp2(jax.lax.stop_gradient(raw))
+    return _with_gradient(raw, value, value * _LN2)
+
+
+def exp2(x: jax.Array) -> jax.Array:
+    """The value of `learned_scale`, without its gradient: portable 2^x of float32 x."""
+    x = _clip(x, float(-LOG2_LIMIT), float(LOG2_LIMIT), 0.0)
+    # Exact product, and at most 2^30: no rounding but the one asked for.
+    fixed = jnp.round(x * np.float32(2**24)).astype(jnp.int32)
+    whole = fixed >> np.int32(24)
+    fraction = (fixed & np.int32(0xFFFFFF)).astype(jnp.uint32) << np.uint32(8)
+    total = jnp.full_like(fraction, np.uint32(_EXP2_SERIES[-1]))
+    for coefficient in _EXP2_SERIES[-2::-1]:  # Horner; mulhi is the product with the fraction of 32 bits
+        total = jax.lax.mulhi(total, fraction) + np.uint32(coefficient)
+    mantissa = ((total + np.uint32(128)) >> np.uint32(8)).astype(jnp.int32)
+    # The mantissa's leading bit, and its carry where it rounded up to 2, add to the exponent field.
+    bits = ((whole + np.int32(126)) << np.int32(23)) + mantissa
+    return jax.lax.bitcast_convert_type(bits, jnp.float32)
+
+
+def log2_scale_of(scale: Any) -> np.ndarray[Any, Any]:
+    """Raw float32 parameters whose `learned_scale` is `scale`, as nearly as they can say; on the host.
+
+    Near r = -7, say, raw values are 2^-21 apart, so the scale comes back to within 2^-22.5 of its value;
+    powers of two come back exactly. Raises ValueError outside [2^-64, 2^64].
+    """
+    scale = np.asarray(scale, np.float64)
+    bad = ~((scale >= 2.0**-LOG2_LIMIT) & (scale <= 2.0**LOG2_LIMIT))
+    if bad.any():
+        raise ValueError(f"log2_scale_of: scale must lie in [2^-64, 2^64]. Got {scale[bad].flat[0]}")
+    return np.log2(scale).astype(np.float32)
+
+
+def power_of_two_scale(log2_threshold: Any, qmax: int) -> jax.Array:
+    """float32 `2^ceil(log2_threshold) / (qmax + 1)`, an exact power of two.
+
+    Trained quantization thresholds (Jain et al. 2020, arXiv 1903.08066): the clipping threshold t
+    is learned as log2 t; qmax + 1 is 2^(bits-1) for signed codes and 2^bits for unsigned ones. The gradient
+    passes straight through the ceiling, `ds / d(log2 t) = s ln 2`, and is 0 where it would not be finite.
+    The raw value is clipped to [-64, 64]; NaN counts as 0.
+    """
+    bits = qmax.bit_length()
+    if qmax < 1 or qmax + 1 != 1 << bits:
+        raise ValueError(
+            f"power_of_two_scale: qmax + 1 must be a power of two (127, 255, 7, ...). Got qmax = {qmax}"
+        )
+    raw = _float32(log2_threshold, "power_of_two_scale")
+    clipped = _clip(jax.lax.stop_gradient(raw), float(-LOG2_LIMIT), float(LOG2_LIMIT), 0.0)
+    exponent = jnp.ceil(clipped).astype(jnp.int32) - np.int32(bits)
+    value = jax.lax.bitcast_convert_type((exponent + np.int32(127)) << np.int32(23), jnp.float32)
+    return _with_gradient(raw, value, value * _LN2)
+
+
+def pact_scale(alpha: Any, qmax: int) -> jax.Array:
+    """float32 `alpha * fl(1/qmax)`: the scale of an activation clipped to [0, alpha].
+
+    PACT (Choi et al. 2018, arXiv 1805.06085), for codes [0, qmax]; use with gradient="pact".
+    alpha is clipped to [2^-64, 2^64]; NaN counts as 1. The gradient is `1/qmax`, beyond the limits too, and 0
+    where it would not be finite.
+    """
+    if qmax < 1:
+        raise ValueError(f"pact_scale: qmax must be at least 1. Got {qmax}")
+    raw = _float32(alpha, "pact_scale")
+    slope = np.float32(1 / qmax)
+    value = _clip(jax.lax.stop_gradient(raw), 2.0**-LOG2_LIMIT, 2.0**LOG2_LIMIT, 1.0) * slope
+    return _with_gradient(raw, value, jnp.full_like(value, slope))
+
+
+@jax.custom_vjp
+def _with_gradient(raw: jax.Array, value: jax.Array, slope: jax.Array) -> jax.Array:
+    """`value`, with `d value / d raw = slope`, cleaned of non-finite products."""
+    return value
+
+
+def _forward(raw: jax.Array, value: jax.Array, slope: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return value, slope
+
+
+def _backward(slope: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    gradient = cotangent * slope
+    zero = jnp.zeros_like(gradient)
+    return jnp.where(jnp.isfinite(gradient), gradient, zero), zero, zero
+
+
+_with_gradient.defvjp(_forward, _backward)
+
+
+def _clip(x: jax.Array, low: float, high: float, instead_of_nan: float) -> jax.Array:
+    x = jnp.where(jnp.isnan(x), jnp.full_like(x, instead_of_nan), x)
+    return jnp.clip(x, np.float32(low), np.float32(high))
+
+
+def _float32(raw: Any, name: str) -> jax.Array:
+    raw = jnp.asarray(raw)
+    if not jnp.issubdtype(raw.dtype, jnp.floating):
+        raise TypeError(f"{name}: the raw parameter must be a float. Got {raw.dtype}")
+    return raw.astype(jnp.float32)

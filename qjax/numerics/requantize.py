@@ -1,0 +1,149 @@
+"""Requantize: from the int32 accumulator to the codes of the output, under a named rule.
+
+acc is a sum of products of codes, worth acc * s_x * s_w; the output code is rounded(acc * e) + zero_point
+with the effective scale e = s_x * s_w / s_y. Runtimes disagree on the one word "rounded", so each of their
+ways is a rule with a name, see `rules`. This module checks, brings the constants to the shape of acc, clamps
+and adds zero_point.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from qjax.numerics._namespace import like_inputs, traced
+from qjax.numerics.fixed_point import MAX_SHIFT, MIN_SHIFT, Multiplier
+from qjax.numerics.rounding import check_key
+from qjax.numerics.rules import Rule, get_rule
+from qjax.numerics.softfloat import Real
+
+_INT32_MIN, _INT32_MAX = -(2**31), 2**31 - 1
+
+
+def requantize(
+    acc: Any,
+    effective_scale: Any,
+    *,
+    rule: str = "nearest_even",
+    zero_point: Any = 0,
+    qmin: int = -128,
+    qmax: int = 127,
+    key: jax.Array | None = None,
+) -> jax.Array:
+    """clamp(rounded(acc * effective_scale) + zero_point, qmin, qmax), the rounding being the rule's.
+
+    No step overflows but where the rule says so: products are 64 bits wide, the rounded value saturates to
+    int32, and the zero point is added after clamping to [qmin - zero_point, qmax - zero_point], which is the
+    same number. Given constants, the computation holds integers only.
+
+    Args:
+      acc: int32, any shape.
+      effective_scale: a `Real`, a float, a float32 array, or the rule's own constants as
+        `get_rule(rule).prepare` gives them (a `Multiplier` for the fixed-point rules). Its shape broadcasts
+        to that of acc by numpy's rules: (channels,) scales the last axis.
+      rule: a name out of `rule_names()`.
+      zero_point: int, or an int32 array that broadcasts to the shape of acc.
+      qmin: the least code.
+      qmax: the greatest code.
+      key: a random key, for the rule `stochastic` only.
+
+    Returns:
+      int32 codes of the shape of acc. The cast to a narrower type is the caller's.
+
+    Raises:
+      TypeError: acc is not int32, or the constants are those of another rule.
+      ValueError: unknown rule, empty or too wide code range, shapes that do not broadcast, missing or unused
+        key; and on the host, as values are not checked inside a trace, a scale that is negative, 2^30 or
+        more, NaN or infinite, or a multiplier out of its range.
+    """
+    chosen = get_rule(rule)
+    check_key(rule, chosen.needs_key, key)
+    acc = _as_accumulator(acc)
+    constants = _as_constants(chosen, effective_scale)
+    constants = jax.tree.map(lambda c: _expand("effective_scale", c, acc.shape), constants)
+    zero_point = _as_zero_point(zero_point, qmin, qmax)
+    return _requantize(chosen, qmin, qmax, acc, constants, _expand("zero_point", zero_point, acc.shape), key)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2), inline=True)
+def _requantize(
+    rule: Rule, qmin: int, qmax: int, acc: Any, constants: Any, zero_point: Any, key: jax.Array | None
+) -> jax.Array:
+    with jax.enable_x64(True):
+        rounded = rule.apply(acc, constants, key)
+        low, high = np.int32(qmin) - zero_point, np.int32(qmax) - zero_point
+        return jnp.minimum(jnp.maximum(rounded, low), high) + zero_point
+
+
+def _as_accumulator(acc: Any) -> Any:
+    dtype = str(getattr(acc, "dtype", type(acc).__name__))
+    if dtype != "int32":
+        raise TypeError(f"acc must be an int32 array. Got {dtype}; accumulate in int32.")
+    return jnp.asarray(acc)
+
+
+def _as_constants(rule: Rule, scale: Any) -> Any:
+    if isinstance(scale, rule.constants):
+        if isinstance(scale, Multiplier) and not traced(*scale):
+            _check_multiplier(scale)
+        return scale
+    if isinstance(scale, tuple):
+        raise TypeError(
+            f"rule {rule.name!r} takes a scale or constants of type {rule.constants.__name__}. "
+            f"Got {type(scale).__name__}; build them with get_rule({rule.name!r}).prepare(scale)."
+        )
+    return rule.prepare(Real.of(scale))
+
+
+def _check_multiplier(m: Multiplier) -> None:
+    multiplier, shift = np.asarray(m.multiplier), np.asarray(m.shift)
+    for name, value in (("multiplier", multiplier), ("shift", shift)):
+        if value.dtype != np.int32:
+            raise TypeError(f"{name} must be int32. Got {value.dtype}.")
+    good = (multiplier == 0) | ((multiplier >= 2**30) & (shift >= MIN_SHIFT) & (shift <= MAX_SHIFT))
+    if not np.all(good & (shift >= MIN_SHIFT) & (shift <= MAX_SHIFT)):
+        raise ValueError(
+            f"a multiplier must be 0 or in [2^30, 2^31), and its shift in [{MIN_SHIFT}, {MAX_SHIFT}]. "
+            f"Got {multiplier.ravel()[~good.ravel()][:4]} and shifts from {shift.min()} to {shift.max()}; "
+            "use quantize_multiplier."
+        )
+
+
+def _as_zero_point(zero_point: Any, qmin: int, qmax: int) -> Any:
+    if not _INT32_MIN <= qmin <= qmax <= _INT32_MAX:
+        raise ValueError(
+            f"the codes must satisfy -2^31 <= qmin <= qmax < 2^31. Got qmin={qmin}, qmax={qmax}."
+        )
+    if isinstance(zero_point, int):
+        zero_point = np.int32(zero_point)
+    dtype = str(getattr(zero_point, "dtype", type(zero_point).__name__))
+    if dtype != "int32":
+        raise TypeError(f"zero_point must be an int or an int32 array. Got {dtype}.")
+    if traced(zero_point):
+        if qmin < -(2**30) or qmax >= 2**30:
+            raise ValueError(
+                f"a traced zero_point needs codes within [-2^30, 2^30). Got [{qmin}, {qmax}]; "
+                "pass a concrete one."
+            )
+    else:
+        host = np.asarray(zero_point).astype(np.int64)
+        if host.size and (qmin - int(host.max()) < _INT32_MIN or qmax - int(host.min()) > _INT32_MAX):
+            raise ValueError(
+                f"qmin - zero_point and qmax - zero_point must fit int32. Got codes [{qmin}, {qmax}] and "
+                f"zero points from {host.min()} to {host.max()}; a zero point is itself a code."
+            )
+    return zero_point
+
+
+def _expand(name: str, value: Any, shape: tuple[int, ...]) -> Any:
+    """`value` with leading axes of 1, so that it broadcasts to `shape` without a promotion of ranks."""
+    have = tuple(np.shape(value))
+    fits = len(have) <= len(shape)
+    for given, wanted in zip(reversed(have), reversed(shape), strict=False):
+        fits = fits and (given == 1 or given == wanted)
+    if not fits:
+        raise ValueError(f"{name} must broadcast to the shape of acc, {shape}. Got shape {have}.")
+    xp = like_inputs(value)
+    return xp.reshape(xp.asarray(value), (1,) * (len(shape) - len(have)) + have)

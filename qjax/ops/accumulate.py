@@ -1,0 +1,152 @@
+"""Exact integer matrix products and convolutions: int8 or wider codes in, int32 accumulators out.
+
+XLA has one fast integer path, int8 x int8 -> int32, and only for some shapes; the functions here choose a
+formulation per shape and backend. All formulations give the same integers: sums modulo 2^32, exact whenever
+the true accumulator fits int32, which the conversion verifies.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+FEW_CHANNELS = 8
+"""Below this many input channels a convolution is laid out as patches and one dot: the direct form is 2 to 5
+times slower on CPU (`python -m benchmarks.kernels`)."""
+
+
+def signed_offset(dtype: str) -> int:
+    """What `signed` subtracts from codes, and what must come off their zero point."""
+    return {"uint8": 128, "uint16": 32768}.get(dtype, 0)
+
+
+def signed(x: jax.Array) -> jax.Array:
+    """Unsigned codes shifted into the signed type of the same width, for the int8 path; others as they are."""
+    if x.dtype == jnp.uint8:
+        return lax.bitcast_convert_type(x ^ jnp.uint8(128), jnp.int8)
+    if x.dtype == jnp.uint16:
+        return lax.bitcast_convert_type(x ^ jnp.uint16(32768), jnp.int16)
+    return x
+
+
+def dot(x: jax.Array, w: jax.Array, dimension_numbers: Any) -> jax.Array:
+    """`lax.dot_general` of integers with an int32 accumulator; int8 operands take the fast path."""
+    if x.dtype == jnp.int8 and w.dtype == jnp.int8:
+        return lax.dot_general(x, w, dimension_numbers, preferred_element_type=jnp.int32)
+    return lax.dot_general(
+        x.astype(jnp.int32), w.astype(jnp.int32), dimension_numbers, preferred_element_type=jnp.int32
+    )
+
+
+def conv(
+    x: jax.Array,
+    w: jax.Array,
+    *,
+    strides: Sequence[int],
+    rhs_dilation: Sequence[int],
+    groups: int,
+    layout: tuple[Sequence[int], Sequence[int], Sequence[int]],
+) -> jax.Array:
+    """A convolution without padding (the caller pads with the zero point), int32 out.
+
+    layout: axes of (batch, feature, *spatial) in x, (out feature, in feature, *spatial) in w and
+    (batch, feature, *spatial) in the result, as in `lax.ConvDimensionNumbers`.
+    """
+    lhs, rhs, out = layout
+    x = jnp.transpose(x, (lhs[0], *lhs[2:], lhs[1]))
+    w = jnp.transpose(w, (*rhs[2:], rhs[1], rhs[0]))
+    if groups > 1 and groups == x.shape[-1] and w.shape[-2] == 1:
+        acc = _depthwise(x, w, strides, rhs_dilation)
+    elif groups == 1 and (x.shape[-1] < FEW_CHANNELS or math.prod(w.shape[:-2]) == 1):
+        acc = _patches(x, w, strides, rhs_dilation)
+    elif x.dtype == jnp.int8 and w.dtype == jnp.int8 and groups == 1:
+        # integer convolutions exist on CPU; elsewhere patches and one int8 dot say the same
+        acc = lax.platform_dependent(
+            x,
+            w,
+            cpu=lambda a, b: _direct(a, b, strides, rhs_dilation, groups),
+            default=lambda a, b: _patches(a, b, strides, rhs_dilation),
+        )
+    elif groups > 1:
+        acc = _grouped(x, w, strides, rhs_dilation, groups)
+    else:
+        acc = _patches(x, w, strides, rhs_dilation)
+    rank = acc.ndim
+    inverse = [0] * rank
+    for source, target in enumerate((out[0], *out[2:], out[1])):
+        inverse[target] = source
+    return jnp.transpose(acc, inverse)
+
+
+def _direct(x: jax.Array, w: jax.Array, strides: Sequence[int], dilation: Sequence[int], groups: int) -> jax.Array:
+    rank = x.ndim
+    spatial = tuple(range(1, rank - 1))
+    numbers = lax.ConvDimensionNumbers(
+        (0, rank - 1, *spatial), (rank - 1, rank - 2, *range(rank - 2)), (0, rank - 1, *spatial)
+    )
+    return lax.conv_general_dilated(
+        x,
+        w,
+        tuple(strides),
+        [(0, 0)] * (rank - 2),
+        rhs_dilation=tuple(dilation),
+        dimension_numbers=numbers,
+        feature_group_count=groups,
+        preferred_element_type=jnp.int32,
+    )
+
+
+def _taps(x: jax.Array, window: Sequence[int], strides: Sequence[int], dilation: Sequence[int]) -> list[jax.Array]:
+    """For each position of the window, in row-major order, the strided slice of x that it meets."""
+    sizes = [
+        (x.shape[1 + d] - dilation[d] * (window[d] - 1) - 1) // strides[d] + 1 for d in range(len(window))
+    ]
+    slices: list[jax.Array] = []
+    for position in np.ndindex(*window):
+        start = [0, *(position[d] * dilation[d] for d in range(len(window))), 0]
+        stop = [
+            x.shape[0],
+            *(start[1 + d] + (sizes[d] - 1) * strides[d] + 1 for d in range(len(window))),
+            x.shape[-1],
+        ]
+        slices.append(lax.slice(x, start, stop, [1, *strides, 1]))
+    return slices
+
+
+def _depthwise(x: jax.Array, w: jax.Array, strides: Sequence[int], dilation: Sequence[int]) -> jax.Array:
+    """Sum of shifted products: XLA's own depthwise convolution is tens of times slower on CPU."""
+    window, channels, features = w.shape[:-2], x.shape[-1], w.shape[-1]
+    multiplier = features // channels
+    if multiplier > 1:
+        x = jnp.repeat(x, multiplier, axis=-1)
+    acc = None
+    rows = w.reshape(-1, features).astype(jnp.int32)
+    for row, tap in zip(range(rows.shape[0]), _taps(x, window, strides, dilation), strict=True):
+        product = tap.astype(jnp.int32) * jnp.broadcast_to(rows[row], tap.shape)
+        acc = product if acc is None else acc + product
+    assert acc is not None
+    return acc
+
+
+def _patches(x: jax.Array, w: jax.Array, strides: Sequence[int], dilation: Sequence[int]) -> jax.Array:
+    taps = _taps(x, w.shape[:-2], strides, dilation)
+    columns = taps[0] if len(taps) == 1 else jnp.concatenate(taps, axis=-1)
+    return dot(columns, w.reshape(-1, w.shape[-1]), (((columns.ndim - 1,), (0,)), ((), ())))
+
+
+def _grouped(x: jax.Array, w: jax.Array, strides: Sequence[int], dilation: Sequence[int], groups: int) -> jax.Array:
+    width, features = x.shape[-1] // groups, w.shape[-1] // groups
+    parts = [
+        _patches(
+            lax.slice_in_dim(x, g * width, (g + 1) * width, axis=x.ndim - 1),
+            lax.slice_in_dim(w, g * features, (g + 1) * features, axis=w.ndim - 1),
+            strides,
+            dilation,
+        )
+        for g in range(groups)
+    ]
+    return jnp.concatenate(parts, axis=-1)

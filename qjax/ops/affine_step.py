@@ -1,0 +1,49 @@
+"""Affine steps with constants: bias, scalar or per-channel multiplication, division, negation."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from qjax.numerics.softfloat import Real
+from qjax.ops.base import Attributes, Constants, Equation, Op, Role, register
+from qjax.ops.channels import trailing
+from qjax.ops.epilogue import Affine
+
+
+@register
+class AffineStep(Op):
+    """y = x * c, x / c, -x, x + c, x - c or c - x with a constant c, folded into the producer before it."""
+
+    name = "affine_step"
+    role = Role.CHAIN
+    primitives = ("mul", "div", "neg", "add", "sub", "add_any")
+
+    def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
+        if eqn.primitive == "div":
+            return not constant[0] and constant[1]
+        return len(constant) == 1 or sum(constant) == 1
+
+    def data(self, eqn: Equation, constant: Sequence[bool]) -> tuple[int, ...]:
+        return (0,) if not constant[0] else (1,)
+
+    def chain_constants(self, eqn: Equation, constant: Sequence[bool]) -> dict[str, int]:
+        return {"value": constant.index(True)} if len(constant) == 2 else {}
+
+    def attributes(self, eqn: Equation) -> dict[str, Any]:
+        return {"step": eqn.primitive}
+
+    def compose(self, attributes: Attributes, constants: Constants, affine: Affine) -> Affine:
+        step = attributes["step"]
+        if step == "neg":
+            return affine.times(Real.of(np.float32(-1)))
+        value = Real.of(trailing(constants["value"]))
+        if step == "mul":
+            return affine.times(value)
+        if step == "div":
+            return Affine(affine.g / value, affine.b / value)
+        if step == "sub":
+            if attributes.get("reversed"):
+                return affine.times(Real.of(np.float32(-1))).plus(value)
+            return affine.plus(-value)
+        return affine.plus(value)

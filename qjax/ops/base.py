@@ -1,0 +1,196 @@
+"""What an operation is: how it is read, trained, prepared and run on integers.
+
+Every quantized operation of qjax is one file in this folder with one subclass of `Op`, registered by
+`@register`. The tracer, the lowering and the interpreter ask the registry; none of them lists operations.
+"""
+
+import dataclasses
+import enum
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from qjax.numerics.affine import QParams
+
+Array = jax.Array | np.ndarray
+Constants = Mapping[str, Any]
+Attributes = Mapping[str, Any]
+
+
+class Role(enum.Enum):
+    """What an operation does to the grid of its input.
+
+    PRODUCER: computes an integer accumulator on a grid of its own; a quantizer stands after its chain.
+    CHAIN: an affine step or a clamp that is folded into the requantization of the producer before it.
+    GRID: moves or selects codes; the output shares the input's scale and zero point.
+    """
+
+    PRODUCER = "producer"
+    CHAIN = "chain"
+    GRID = "grid"
+
+
+class Equation(Protocol):
+    """One equation of the traced program, as far as an operation needs to see it."""
+
+    @property
+    def primitive(self) -> str: ...
+    @property
+    def params(self) -> Mapping[str, Any]: ...
+    @property
+    def in_shapes(self) -> tuple[tuple[int, ...], ...]: ...
+    @property
+    def out_shapes(self) -> tuple[tuple[int, ...], ...]: ...
+    @property
+    def out_dtypes(self) -> tuple[Any, ...]: ...
+    @property
+    def literals(self) -> tuple[Any, ...]:
+        """Per input: the value of a literal, or None."""
+        ...
+
+    def bind(self, *args: Any) -> list[Any]: ...
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Quantized:
+    """A tensor of the training forward that stands on a grid: real value = `codes * scale`.
+
+    codes: float array of integers, the zero point already subtracted (so 0.0 is the code 0).
+    scale: float32, broadcastable to `codes`. By convention its gradient is carried by `codes`
+      (see `numerics.fake_quant.fake_quant_codes`), so consumers never differentiate through it.
+    qparams: scale and zero point as the quantizer states them, with the `QSpec`.
+    dtype: the dtype of the real tensor in the user's model.
+    """
+
+    codes: jax.Array
+    scale: jax.Array
+    qparams: QParams
+    dtype: Any = dataclasses.field(metadata={"static": True}, default=jnp.float32)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.codes.shape
+
+    def real(self) -> jax.Array:
+        """The fake-quantized real tensor, in the model's dtype."""
+        scale = jax.lax.stop_gradient(self.scale)
+        return (self.codes * jnp.broadcast_to(scale, self.codes.shape)).astype(self.dtype)
+
+    def with_codes(self, codes: jax.Array) -> "Quantized":
+        """The same grid under other codes; only for a scale that does not depend on the position."""
+        return dataclasses.replace(self, codes=codes, scale=jnp.reshape(self.scale, (1,) * codes.ndim))
+
+
+def real(value: Any) -> Any:
+    """The real tensor behind a value of the training forward."""
+    return value.real() if isinstance(value, Quantized) else value
+
+
+class Op:
+    """One operation. Subclasses override what differs from these defaults."""
+
+    name: ClassVar[str]
+    role: ClassVar[Role]
+    primitives: ClassVar[tuple[str, ...]] = ()
+    """The jaxpr primitives (or the names of qjax's own layer markers) that may be read as this op."""
+
+    on_grid: ClassVar[bool] = False
+    """CHAIN only: behind a quantizer the op keeps the grid (a clamp, a cast) instead of starting a rescale."""
+
+    def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
+        """Whether `eqn`, whose inputs are constant (made from parameters only) as given, is this op."""
+        return not constant[0] and all(constant[1:])
+
+    def weight(self, eqn: Equation, constant: Sequence[bool]) -> int | None:
+        """The index of the operand that carries a weight quantizer, if there is one."""
+        return None
+
+    def weight_axes(self, eqn: Equation, index: int) -> tuple[int, ...]:
+        """The axes of that operand which keep a scale of their own when weights are per channel."""
+        return ()
+
+    def data(self, eqn: Equation, constant: Sequence[bool]) -> tuple[int, ...]:
+        """The indices of the operands that are read as codes."""
+        return (0,)
+
+    def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
+        """The fake-quantized forward of one equation; inputs are arrays or `Quantized`."""
+        return eqn.bind(*(real(x) for x in inputs))
+
+    def channels(self, eqn: Equation, index: int) -> list[list[int]]:
+        """[axis of the result, axis of operand `index`] for the axes along which a weight keeps its scales."""
+        return []
+
+    def attributes(self, eqn: Equation) -> dict[str, Any]:
+        """The static attributes of the graph's node: JSON values only."""
+        return {}
+
+    def chain_constants(self, eqn: Equation, constant: Sequence[bool]) -> dict[str, int]:
+        """CHAIN only: role -> index of the constant operands that the step uses."""
+        return {}
+
+    def chain_axes(self, eqn: Equation, constant: Sequence[bool]) -> set[int]:
+        """CHAIN only: the axes of the result along which the step's constants vary."""
+        rank, axes = len(eqn.out_shapes[0]), set[int]()
+        for index in self.chain_constants(eqn, constant).values():
+            shape = eqn.in_shapes[index]
+            axes |= {rank - len(shape) + axis for axis, size in enumerate(shape) if size != 1}
+        return axes
+
+    def compose(self, attributes: Attributes, constants: Constants, affine: Any) -> Any:
+        """CHAIN only: the `Affine` after this step."""
+        return affine
+
+    def bounds(self, attributes: Attributes, constants: Constants) -> tuple[Any, Any]:
+        """CHAIN only: the real bounds (low, high) of a clamp, each None if there is none."""
+        return None, None
+
+    def runtime(self, attributes: Attributes, constants: Constants) -> Constants:
+        """What the interpreter may compute once, before any input: constants in, constants of the kernel out."""
+        return constants
+
+    def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
+        """Codes in, codes out; integers only."""
+        raise NotImplementedError(self.name)
+
+
+_ops: dict[str, Op] = {}
+_by_primitive: dict[str, list[Op]] = {}
+
+
+OpClass = TypeVar("OpClass", bound=type[Op])
+
+
+def register(cls: OpClass) -> OpClass:
+    """Class decorator: one instance of the op becomes known to the tracer, lowering and interpreter."""
+    op = cls()
+    if op.name in _ops:
+        raise ValueError(f"Two operations are registered under the name {op.name!r}.")
+    _ops[op.name] = op
+    for primitive in op.primitives:
+        _by_primitive.setdefault(primitive, []).append(op)
+    return cls
+
+
+def get(name: str) -> Op:
+    """The operation of that name."""
+    if name not in _ops:
+        raise ValueError(f"Unknown operation {name!r}. Known operations: {', '.join(sorted(_ops))}.")
+    return _ops[name]
+
+
+def names() -> tuple[str, ...]:
+    """The names of all registered operations."""
+    return tuple(sorted(_ops))
+
+
+def read(eqn: Equation, constant: Sequence[bool]) -> Op | None:
+    """The operation that an equation is, or None when qjax has no integer form for it."""
+    for op in _by_primitive.get(eqn.primitive, ()):
+        if op.reads(eqn, constant):
+            return op
+    return None

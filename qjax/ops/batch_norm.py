@@ -1,0 +1,53 @@
+"""Batch normalisation with running statistics: an affine step per channel, folded after quantization."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from qjax.numerics.softfloat import Real
+from qjax.ops.base import Attributes, Constants, Equation, Op, Role, register
+from qjax.ops.epilogue import Affine
+
+
+@register
+class BatchNorm(Op):
+    """y = (x - mean) / sqrt(var + epsilon) * scale + bias.
+
+    With batch statistics it stands in the same place of the chain (the fake-quantized forward evaluates it as
+    floats), but it has no integer form: convert in evaluation mode.
+    """
+
+    name = "batch_norm"
+    role = Role.CHAIN
+    primitives = ("batch_norm",)
+
+    def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
+        return not constant[0]
+
+    def chain_constants(self, eqn: Equation, constant: Sequence[bool]) -> dict[str, int]:
+        return {name: i for i, name in enumerate(eqn.params["layer"].operands) if i > 0}
+
+    def chain_axes(self, eqn: Equation, constant: Sequence[bool]) -> set[int]:
+        return {len(eqn.out_shapes[0]) - 1 - dict(eqn.params["layer"].attributes)["trailing"]}
+
+    def attributes(self, eqn: Equation) -> dict[str, Any]:
+        return dict(eqn.params["layer"].attributes)
+
+    def compose(self, attributes: Attributes, constants: Constants, affine: Affine) -> Affine:
+        if not attributes["use_running_average"]:
+            raise ValueError(
+                "Batch normalisation with the statistics of the batch has no integer form. "
+                "Convert in evaluation mode: call model.eval() first."
+            )
+        tail = (1,) * attributes["trailing"]
+
+        def vector(name: str) -> Real:
+            array = constants[name]
+            return Real.of(array.reshape((*array.shape, *tail)))
+
+        k = Real.of(np.float32(1)) / (vector("var") + Real.of(np.float32(attributes["epsilon"]))).sqrt()
+        if "scale" in constants:
+            k = k * vector("scale")
+        out = affine.plus(-vector("mean")).times(k)
+        return out.plus(vector("bias")) if "bias" in constants else out

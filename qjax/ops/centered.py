@@ -1,0 +1,11 @@
+"""Codes with their zero point taken off."""
+
+import jax
+import jax.numpy as jnp
+
+from qjax.ops.base import Constants
+
+
+def centered(codes: jax.Array, constants: Constants, index: int) -> jax.Array:
+    """int32 `codes - zero_point` of data input `index`."""
+    return codes.astype(jnp.int32) - jnp.broadcast_to(jnp.asarray(constants[f"zero_point{index}"]), codes.shape)

@@ -1,0 +1,68 @@
+"""relu, relu6, clip, maximum and minimum with a constant: bounds on the codes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from qjax.ops.base import Attributes, Constants, Equation, Op, Quantized, Role, register
+from qjax.ops.epilogue import clamp_codes
+
+
+@register
+class Clamp(Op):
+    """y = min(max(x, low), high). Rounding is monotone, so clamping reals or codes gives the same codes."""
+
+    name = "clamp"
+    role = Role.CHAIN
+    primitives = ("relu", "max", "min", "clamp")
+    on_grid = True
+
+    def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
+        if eqn.primitive == "relu":
+            return True
+        if eqn.primitive == "clamp":
+            return list(constant) == [True, False, True] and all(np.prod(eqn.in_shapes[i]) == 1 for i in (0, 2))
+        if sum(constant) != 1:
+            return False
+        return int(np.prod(eqn.in_shapes[constant.index(True)])) == 1
+
+    def data(self, eqn: Equation, constant: Sequence[bool]) -> tuple[int, ...]:
+        return (constant.index(False),)
+
+    def chain_constants(self, eqn: Equation, constant: Sequence[bool]) -> dict[str, int]:
+        if eqn.primitive == "relu":
+            return {}
+        if eqn.primitive == "clamp":
+            return {"low": 0, "high": 2}
+        return {"low" if eqn.primitive == "max" else "high": constant.index(True)}
+
+    def attributes(self, eqn: Equation) -> dict[str, Any]:
+        return {"relu": True} if eqn.primitive == "relu" else {}
+
+    def bounds(self, attributes: Attributes, constants: Constants) -> tuple[Any, Any]:
+        low = np.float32(0) if attributes.get("relu") else constants.get("low")
+        return low, constants.get("high")
+
+    def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
+        position = next((i for i, x in enumerate(inputs) if isinstance(x, Quantized)), None)
+        if position is None:
+            return eqn.bind(*inputs)
+        x = inputs[position]
+        inverse = 1.0 / lax.stop_gradient(x.scale.reshape(()))
+
+        def code(bound: Any) -> jax.Array:
+            return jnp.round(jnp.asarray(bound).astype(jnp.float32).reshape(()) * inverse)
+
+        if eqn.primitive == "relu":
+            return [x.with_codes(jax.nn.relu(x.codes))]
+        if eqn.primitive == "clamp":
+            return [x.with_codes(lax.clamp(code(inputs[0]), x.codes, code(inputs[2])))]
+        bound = jnp.broadcast_to(code(inputs[1 - position]), x.codes.shape)
+        return [x.with_codes((lax.max if eqn.primitive == "max" else lax.min)(x.codes, bound))]
+
+    def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
+        return clamp_codes(inputs[0], constants)

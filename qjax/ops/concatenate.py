@@ -1,0 +1,35 @@
+"""Concatenation: all inputs share one quantizer, so codes are only put side by side."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from qjax.ops.base import Attributes, Constants, Equation, Quantized, real, register
+from qjax.ops.grid import GridOp
+
+
+@register
+class Concatenate(GridOp):
+    """`lax.concatenate`."""
+
+    name = "concatenate"
+    primitives = ("concatenate",)
+
+    def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
+        return not all(constant)
+
+    def data(self, eqn: Equation, constant: Sequence[bool]) -> tuple[int, ...]:
+        return tuple(range(len(constant)))
+
+    def attributes(self, eqn: Equation) -> dict[str, Any]:
+        return {"axis": eqn.params["dimension"]}
+
+    def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
+        if not all(isinstance(x, Quantized) for x in inputs):
+            return eqn.bind(*(real(x) for x in inputs))
+        return [inputs[0].with_codes(eqn.bind(*(x.codes for x in inputs))[0])]
+
+    def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
+        return jnp.concatenate(list(inputs), axis=attributes["axis"])

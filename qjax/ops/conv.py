@@ -1,0 +1,95 @@
+"""Convolutions in any number of dimensions: strides, dilation, padding, groups, depthwise, transposed."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from qjax.ops import accumulate
+from qjax.ops.base import Attributes, Constants, Equation, Op, Quantized, Role, real, register
+from qjax.ops.channels import weight_to_result
+from qjax.ops.epilogue import finish_weighted, fold_zero_point
+from qjax.ops.exact_float import matmul_codes, precision
+
+
+@register
+class Conv(Op):
+    """`lax.conv_general_dilated` with a constant kernel; padding adds the input's zero point."""
+
+    name = "conv"
+    role = Role.PRODUCER
+    primitives = ("conv_general_dilated",)
+
+    def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
+        return not constant[0] and constant[1] and eqn.params["batch_group_count"] == 1
+
+    def weight(self, eqn: Equation, constant: Sequence[bool]) -> int | None:
+        return 1
+
+    def weight_axes(self, eqn: Equation, index: int) -> tuple[int, ...]:
+        return (eqn.params["dimension_numbers"].rhs_spec[0],)
+
+    def channels(self, eqn: Equation, index: int) -> list[list[int]]:
+        numbers = eqn.params["dimension_numbers"]
+        return [[numbers.out_spec[1], numbers.rhs_spec[0]]]
+
+    def data(self, eqn: Equation, constant: Sequence[bool]) -> tuple[int, ...]:
+        return (0, 1)
+
+    def attributes(self, eqn: Equation) -> dict[str, Any]:
+        params = eqn.params
+        numbers = params["dimension_numbers"]
+        return {
+            "strides": list(params["window_strides"]),
+            "padding": [list(pair) for pair in params["padding"]],
+            "lhs_dilation": list(params["lhs_dilation"]),
+            "rhs_dilation": list(params["rhs_dilation"]),
+            "groups": params["feature_group_count"],
+            "lhs_layout": list(numbers.lhs_spec),
+            "rhs_layout": list(numbers.rhs_spec),
+            "out_layout": list(numbers.out_spec),
+        }
+
+    def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
+        x, w = inputs
+        if not (isinstance(x, Quantized) and isinstance(w, Quantized)):
+            return eqn.bind(real(x), real(w))
+        params = {k: v for k, v in eqn.params.items() if k not in ("preferred_element_type", "precision")}
+
+        def product(a: jax.Array, b: jax.Array, kind: Any) -> jax.Array:
+            return lax.conv_general_dilated_p.bind(a, b, preferred_element_type=kind, precision=precision(x, w), **params)
+
+        summed = math.prod(w.shape) // w.shape[eqn.params["dimension_numbers"].rhs_spec[0]]
+        acc = matmul_codes(x, w, summed, product)
+        vector = weight_to_result(w.scale, self.channels(eqn, 1), acc.ndim)
+        scale = vector.reshape((1,) * (acc.ndim - vector.ndim) + tuple(vector.shape)) * x.scale.reshape((1,) * acc.ndim)
+        y = acc * jnp.broadcast_to(lax.stop_gradient(scale), acc.shape)
+        return [y.astype(eqn.out_dtypes[0])]
+
+    def runtime(self, attributes: Attributes, constants: Constants) -> Constants:
+        features = attributes["rhs_layout"][0]
+        summed = tuple(axis for axis in range(len(attributes["rhs_layout"])) if axis != features)
+        return fold_zero_point(attributes, constants, summed)
+
+    def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
+        offset = accumulate.signed_offset(inputs[0].dtype.name)
+        x = accumulate.signed(inputs[0])
+        zero_point = jnp.asarray(constants["zero_point0"] - offset).astype(x.dtype)
+        layout = (attributes["lhs_layout"], attributes["rhs_layout"], attributes["out_layout"])
+        padding = [(0, 0, 0)] * x.ndim
+        for axis, (low, high), dilation in zip(
+            layout[0][2:], attributes["padding"], attributes["lhs_dilation"], strict=True
+        ):
+            padding[axis] = (low, high, dilation - 1)
+        acc = accumulate.conv(
+            lax.pad(x, zero_point, padding),
+            constants["kernel"],
+            strides=attributes["strides"],
+            rhs_dilation=attributes["rhs_dilation"],
+            groups=attributes["groups"],
+            layout=layout,
+        )
+        return finish_weighted(acc, constants, attributes)

@@ -1,0 +1,128 @@
+"""Matrix products of any rank: dense layers, LinearGeneral, Einsum, attention's products of activations."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from qjax.ops import accumulate
+from qjax.ops.base import Attributes, Constants, Equation, Op, Quantized, Role, real, register
+from qjax.ops.channels import weight_to_result
+from qjax.ops.epilogue import finish_sum, finish_weighted, fold_zero_point
+from qjax.ops.exact_float import matmul_codes, precision
+
+
+@register
+class Dot(Op):
+    """`lax.dot_general`: y[b, m, n] = sum_k x[b, m, k] w[b, k, n], for any number of axes of each kind."""
+
+    name = "dot"
+    role = Role.PRODUCER
+    primitives = ("dot_general",)
+
+    def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
+        return not all(constant)
+
+    def weight(self, eqn: Equation, constant: Sequence[bool]) -> int | None:
+        return 1 if constant[1] else 0 if constant[0] else None
+
+    def weight_axes(self, eqn: Equation, index: int) -> tuple[int, ...]:
+        contracting = eqn.params["dimension_numbers"][0][index]
+        return tuple(axis for axis in range(len(eqn.in_shapes[index])) if axis not in contracting)
+
+    def data(self, eqn: Equation, constant: Sequence[bool]) -> tuple[int, ...]:
+        return (0, 1)
+
+    def attributes(self, eqn: Equation) -> dict[str, Any]:
+        (lc, rc), (lb, rb) = eqn.params["dimension_numbers"]
+        return {
+            "lhs_contracting": list(lc),
+            "rhs_contracting": list(rc),
+            "lhs_batch": list(lb),
+            "rhs_batch": list(rb),
+        }
+
+    def channels(self, eqn: Equation, index: int) -> list[list[int]]:
+        """[axis of the result, axis of operand `index`] for every axis that is not summed."""
+        contracting, batch = (tuple(d) for d in (eqn.params["dimension_numbers"]))
+        rank = [len(s) for s in eqn.in_shapes]
+        free = [
+            [a for a in range(rank[i]) if a not in contracting[i] and a not in batch[i]] for i in (0, 1)
+        ]
+        start = len(batch[0]) + (len(free[0]) if index == 1 else 0)
+        pairs = [[out, axis] for out, axis in enumerate(batch[index])]
+        return pairs + [[start + out, axis] for out, axis in enumerate(free[index])]
+
+    def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
+        x, w = inputs
+        if not (isinstance(x, Quantized) and isinstance(w, Quantized)):
+            return eqn.bind(real(x), real(w))
+        numbers = eqn.params["dimension_numbers"]
+        summed = math.prod(x.shape[axis] for axis in numbers[0][0])
+
+        def product(a: jax.Array, b: jax.Array, kind: Any) -> jax.Array:
+            return lax.dot_general(a, b, numbers, preferred_element_type=kind, precision=precision(x, w))
+
+        acc = matmul_codes(x, w, summed, product)
+        scale = _in_result(x, self.channels(eqn, 0), acc.ndim) * _in_result(w, self.channels(eqn, 1), acc.ndim)
+        y = acc * jnp.broadcast_to(lax.stop_gradient(scale), acc.shape)
+        return [y.astype(eqn.out_dtypes[0])]
+
+    def runtime(self, attributes: Attributes, constants: Constants) -> Constants:
+        if attributes["weight"] is None:
+            return constants
+        summed = tuple(attributes["rhs_contracting" if attributes["weight"] == 1 else "lhs_contracting"])
+        return fold_zero_point(attributes, constants, summed)
+
+    def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
+        weight = attributes["weight"]
+        if weight is None:
+            return finish_sum([_activations(attributes, constants, *inputs)], constants, attributes)
+        x = accumulate.signed(inputs[0])
+        operands = (x, constants["kernel"]) if weight == 1 else (constants["kernel"], x)
+        acc = accumulate.dot(*operands, _numbers(attributes))
+        if attributes["permutation"] is not None:
+            acc = jnp.transpose(acc, attributes["permutation"])
+        return finish_weighted(acc, constants, attributes)
+
+
+def _numbers(attributes: Attributes) -> Any:
+    return (
+        (tuple(attributes["lhs_contracting"]), tuple(attributes["rhs_contracting"])),
+        (tuple(attributes["lhs_batch"]), tuple(attributes["rhs_batch"])),
+    )
+
+
+def _activations(attributes: Attributes, constants: Constants, x: jax.Array, w: jax.Array) -> jax.Array:
+    """sum (x - z_x)(w - z_w) = sum x w - z_x sum w - z_w sum x + n z_x z_w: the int8 path serves any zero point."""
+    (lc, rc), (lb, rb) = numbers = _numbers(attributes)
+    z_x = constants["zero_point0"] - accumulate.signed_offset(x.dtype.name)
+    z_w = constants["zero_point1"] - accumulate.signed_offset(w.dtype.name)
+    x, w = accumulate.signed(x), accumulate.signed(w)
+    acc = accumulate.dot(x, w, numbers)
+    batch = len(lb)
+    x_sum = jnp.sum(x, axis=lc, dtype=jnp.int32)
+    w_sum = jnp.sum(w, axis=rc, dtype=jnp.int32)
+    x_sum = _batch_first(x_sum, x.ndim, lc, lb)
+    w_sum = _batch_first(w_sum, w.ndim, rc, rb)
+    free_x, free_w = x_sum.ndim - batch, w_sum.ndim - batch
+    x_sum = x_sum.reshape((*x_sum.shape, *(1,) * free_w))
+    w_sum = w_sum.reshape((*w_sum.shape[:batch], *(1,) * free_x, *w_sum.shape[batch:]))
+    count = math.prod(x.shape[axis] for axis in lc)
+    correction = z_w * jnp.broadcast_to(x_sum, acc.shape) + z_x * jnp.broadcast_to(w_sum, acc.shape)
+    acc = acc - correction + count * z_x * z_w
+    return acc if attributes["permutation"] is None else jnp.transpose(acc, attributes["permutation"])
+
+
+def _batch_first(sums: jax.Array, rank: int, contracting: Sequence[int], batch: Sequence[int]) -> jax.Array:
+    kept = [axis for axis in range(rank) if axis not in contracting]
+    order = [*batch, *(axis for axis in kept if axis not in batch)]
+    return jnp.transpose(sums, [kept.index(axis) for axis in order])
+
+
+def _in_result(value: Quantized, channels: list[list[int]], rank: int) -> jax.Array:
+    vector = weight_to_result(value.scale, channels, rank)
+    return vector.reshape((1,) * (rank - vector.ndim) + tuple(vector.shape))

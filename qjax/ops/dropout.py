@@ -1,0 +1,36 @@
+"""Dropout: acts in training only, and leaves the grid alone."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from qjax.ops.base import Equation, Op, Quantized, Role, register
+
+
+@register
+class Dropout(Op):
+    """Zeroes codes and divides the scale by the probability of keeping one. In evaluation the layer vanishes."""
+
+    name = "dropout"
+    role = Role.CHAIN
+    primitives = ("dropout",)
+    on_grid = True
+
+    def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
+        return not constant[0]
+
+    def compose(self, attributes: Any, constants: Any, affine: Any) -> Any:
+        raise ValueError("Dropout has no integer form. Convert in evaluation mode: call model.eval() first.")
+
+    def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
+        x, *rest = inputs
+        if not isinstance(x, Quantized):
+            return eqn.bind(*inputs)
+        keep = 1.0 - dict(eqn.params["layer"].attributes)["rate"]
+        ones = jnp.ones(x.shape, eqn.out_dtypes[0])
+        dropped, *state = eqn.bind(ones, *rest)
+        codes = jnp.where(dropped != 0, x.codes, jnp.zeros_like(x.codes))
+        # codes stay integers; by the cotangent convention of `Quantized` the changed scale also scales the gradient
+        return [dataclasses.replace(x, codes=codes, scale=x.scale * (1.0 / keep)), *state]

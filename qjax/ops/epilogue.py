@@ -1,0 +1,205 @@
+"""What follows an accumulator: affine steps folded into integer constants, one rounding, one clamp.
+
+A producer's accumulator stands for a real number `acc * scale`. The steps behind it (a bias, batch norm, a
+multiplication by a scalar) make that `g * acc * scale + b` per channel; the output's grid divides by its scale.
+All of it is computed in `Real`, so host and jit agree bit for bit.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from qjax.numerics._namespace import host_or_trace, wide
+from qjax.numerics.fixed_point import Multiplier, effective_scale, quantize_multiplier
+from qjax.numerics.requantize import requantize
+from qjax.numerics.rounding import Rounding, right_shift_with_headroom, rounding_right_shift
+from qjax.numerics.softfloat import Real
+from qjax.ops.accumulate import signed_offset
+from qjax.ops.base import Array, Attributes, Constants
+from qjax.ops.channels import weight_to_result
+
+BIAS_BITS = 30
+"""|bias| <= 2^30 leaves the other half of int32 to the products."""
+
+_SMALLEST_SCALE = 2.0**-100
+
+
+@dataclasses.dataclass(frozen=True)
+class Affine:
+    """`g * real + b`, per channel: vectors that broadcast against the result's trailing axes."""
+
+    g: Real
+    b: Real
+
+    @classmethod
+    def identity(cls) -> "Affine":
+        return cls(Real.of(np.float32(1)), Real.of(np.float32(0)))
+
+    def times(self, factor: Real) -> "Affine":
+        return Affine(self.g * factor, self.b * factor)
+
+    def plus(self, offset: Real) -> "Affine":
+        return Affine(self.g, self.b + offset)
+
+
+@dataclasses.dataclass(frozen=True)
+class Folded:
+    """The constants of a weighted producer.
+
+    factor: float32; the weight's codes become `rint(codes * factor)`. It is 1, or -1 where the batch norm's
+      gamma is negative (symmetric codes change sign), except in degenerate channels (see `fold_weighted`).
+    weight_scale: float32, the scale of those codes. bias: int32 at `x_scale * weight_scale`.
+    multiplier, shift: int32, the requantization.
+    """
+
+    factor: Array
+    weight_scale: Array
+    bias: Array
+    multiplier: Array
+    shift: Array
+
+
+def fold_weighted(x_scale: Any, w_scale: Any, y_scale: Any, affine: Affine) -> Folded:
+    """Fold the steps behind `sum (q_x - z_x) q_w` into the weight's scale, the bias and the multiplier.
+
+    The weight's codes stay as they were trained: `g` only changes their scale to `|g| * s_w` (kept as float32, the
+    precision in which runtimes store scales) and their sign. A channel whose bias would not fit beside the
+    accumulator, because gamma is zero or nearly so, gets the smallest scale under which `|bias| <= 2^30`; its codes
+    shrink accordingly and add at most `2^-21` of an output step per unit of input code.
+    """
+    s_x, s_w = Real.of(x_scale), Real.of(w_scale)
+    wanted = s_w * abs(affine.g)
+    needed = abs(affine.b) / (s_x * Real.of(np.float32(2.0**BIAS_BITS)))
+    floor = Real.of(np.float32(_SMALLEST_SCALE))
+    lowest = needed.maximum(floor)
+    degenerate = wanted < lowest
+    # one step up, so that rounding to float32 cannot push the bias over its limit
+    lowest = lowest * Real.of(np.float32(1 + 2.0**-20))
+    scale = Real.where(degenerate, lowest, wanted).to_float32()
+    shape = tuple(scale.shape)
+    xp = host_or_trace(scale)
+    negative = xp.broadcast_to(affine.g < Real.of(np.float32(0)), shape)
+    ratio = Real.where(degenerate, wanted / Real.of(scale), Real.of(np.float32(1))).to_float32()
+    factor = xp.where(negative, -ratio, ratio)
+    bias = (affine.b / (s_x * Real.of(scale))).to_int32()
+    multiplier, shift = quantize_multiplier(effective_scale(x_scale, scale, y_scale))
+    return Folded(
+        factor.astype(np.float32),
+        scale,
+        xp.broadcast_to(bias, shape),
+        xp.broadcast_to(multiplier, shape),
+        xp.broadcast_to(shift, shape),
+    )
+
+
+def scale_codes(codes: Any, factor: Any) -> Any:
+    """`rint(codes * factor)` in the dtype of the codes; |factor| <= 1."""
+    xp = host_or_trace(codes, factor)
+    product = xp.asarray(codes).astype(np.float32) * xp.broadcast_to(xp.asarray(factor), codes.shape)
+    return xp.rint(product).astype(codes.dtype)
+
+
+def fold_zero_point(attributes: Attributes, constants: Constants, summed: Sequence[int]) -> Constants:
+    """Move the input's zero point into the bias: sum (q - z) w + b = sum q w + (b - z sum w), modulo 2^32.
+
+    summed: the weight's axes that the accumulator sums over.
+    """
+    kernel = constants["kernel"]
+    xp = host_or_trace(kernel, *constants.values())
+    zero_point = xp.asarray(constants["zero_point0"]) - np.int32(signed_offset(attributes["input_dtypes"][0]))
+    with np.errstate(over="ignore"):
+        sums = xp.sum(xp.asarray(kernel), axis=tuple(summed), dtype=np.int32, keepdims=True)
+        correction = weight_to_result(sums, attributes["channels"], attributes["rank"])
+        shape = np.broadcast_shapes(np.shape(constants["bias"]), correction.shape)
+        bias = xp.broadcast_to(xp.asarray(constants["bias"]), shape)
+        bias = bias - xp.broadcast_to(correction, shape) * xp.broadcast_to(zero_point, shape)
+    return {**constants, "bias": bias}
+
+
+def finish_weighted(acc: jax.Array, constants: Constants, attributes: Attributes) -> jax.Array:
+    """int32 accumulator -> codes: bias, requantization, zero point, clamp, cast."""
+    bias = jnp.asarray(constants["bias"])
+    acc = acc + jnp.broadcast_to(bias, acc.shape)
+    codes = requantize(
+        acc,
+        Multiplier(constants["multiplier"], constants["shift"]),
+        rule=attributes["rule"],
+        zero_point=constants["y_zero_point"],
+        qmin=attributes["qmin"],
+        qmax=attributes["qmax"],
+    )
+    return clamp_codes(codes, constants).astype(attributes["dtype"])
+
+
+def clamp_codes(codes: jax.Array, constants: Constants) -> jax.Array:
+    """Apply the bounds that a fused relu or clip leaves on the codes, if there are any."""
+    if "clamp_min" in constants:
+        codes = jnp.maximum(codes, jnp.asarray(constants["clamp_min"]).astype(codes.dtype))
+    if "clamp_max" in constants:
+        codes = jnp.minimum(codes, jnp.asarray(constants["clamp_max"]).astype(codes.dtype))
+    return codes
+
+
+# ---------------------------------------------------------------------------- sums of scaled integers
+
+_FACTOR_BITS = 30
+_MAX_SHIFT = 48
+_OFFSET_BITS = 61
+
+
+def fold_sum(scales: Sequence[Any], y_scale: Any, affine: Affine) -> dict[str, Array]:
+    """Constants for `y = (g * sum_i s_i acc_i + b) / s_y = (sum_i acc_i m_i + offset) / 2^shift`.
+
+    The factors m_i share one shift per channel, chosen so that the largest has 30 bits; products and offset are
+    added in int64 and rounded once, so a residual addition rounds once, not once per operand.
+    """
+    s_y = Real.of(y_scale)
+    ratios = [Real.of(s) * affine.g / s_y for s in scales]
+    largest = abs(ratios[0])
+    for ratio in ratios[1:]:
+        largest = largest.maximum(abs(ratio))
+    offset = affine.b / s_y
+    xp = host_or_trace(largest.mantissa, offset.mantissa)
+    with wide(xp):
+        # largest = mantissa * 2^exponent with a 53-bit mantissa: below 2^(exponent + 53)
+        exponent = xp.where(largest.is_zero, 0, largest.exponent + 53)
+        shift = xp.clip(_FACTOR_BITS - exponent, 1, _MAX_SHIFT).astype(np.int32)
+        limit = Real.of(np.float32(2.0**_OFFSET_BITS))
+        bounded = offset.scale_by_power_of_two(shift).minimum(limit).maximum(-limit)
+        constants: dict[str, Array] = {"shift": shift, **_split(xp, bounded)}
+    for i, ratio in enumerate(ratios):
+        constants[f"factor{i}"] = ratio.scale_by_power_of_two(shift).to_int32()
+    return constants
+
+
+def _split(xp: Any, value: Real) -> dict[str, Array]:
+    """A real below 2^62, rounded to an integer, in two int32 words: high * 2^31 + low."""
+    left = xp.clip(value.exponent, 0, 62 - 53).astype(np.int64)
+    right = xp.clip(-value.exponent, 0, 62).astype(np.int64)
+    mantissa = value.mantissa.astype(np.int64) * value.sign.astype(np.int64)
+    integer = xp.asarray(rounding_right_shift(mantissa << left, right, Rounding.NEAREST_EVEN))
+    return {
+        "offset_high": (integer >> 31).astype(np.int32),
+        "offset_low": (integer & (2**31 - 1)).astype(np.int32),
+    }
+
+
+def finish_sum(accumulators: Sequence[jax.Array], constants: Constants, attributes: Attributes) -> jax.Array:
+    """int32 accumulators -> codes under `fold_sum`'s constants."""
+    shape = np.broadcast_shapes(*(acc.shape for acc in accumulators))
+    with jax.enable_x64(True):
+
+        def wide_(name: str) -> jax.Array:
+            return jnp.broadcast_to(jnp.asarray(constants[name]).astype(jnp.int64), shape)
+
+        total = (wide_("offset_high") << 31) + wide_("offset_low")
+        for i, acc in enumerate(accumulators):
+            total = total + jnp.broadcast_to(acc, shape).astype(jnp.int64) * wide_(f"factor{i}")
+        rounded = right_shift_with_headroom(jnp, total, wide_("shift"), Rounding(attributes["rounding"]))
+        codes = rounded + wide_("y_zero_point")
+        codes = jnp.clip(codes, np.int64(attributes["qmin"]), np.int64(attributes["qmax"]))
+        return clamp_codes(codes.astype(jnp.int32), constants).astype(attributes["dtype"])

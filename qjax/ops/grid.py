@@ -1,0 +1,18 @@
+"""The base of operations that move or select codes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from qjax.ops.base import Equation, Op, Quantized, Role
+
+
+class GridOp(Op):
+    """The same primitive on codes as on reals: the output keeps the input's scale and zero point."""
+
+    role = Role.GRID
+
+    def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
+        x, *rest = inputs
+        if not isinstance(x, Quantized):
+            return eqn.bind(*inputs)
+        return [x.with_codes(out) for out in eqn.bind(x.codes, *rest)]

@@ -1,0 +1,44 @@
+"""Maxima over windows and axes: the order of codes is the order of reals."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from qjax.ops.base import Attributes, Constants, Equation, register
+from qjax.ops.grid import GridOp
+from qjax.ops.sums import reduce_window, window_attributes
+
+
+@register
+class MaxPool(GridOp):
+    """`lax.reduce_window` with maximum; padding is below every code."""
+
+    name = "max_pool"
+    primitives = ("reduce_window_max",)
+
+    def attributes(self, eqn: Equation) -> dict[str, Any]:
+        return window_attributes(eqn)
+
+    def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
+        (x,) = inputs
+        lowest = jnp.iinfo(x.dtype).min
+        pooled = reduce_window(attributes, x, jnp.asarray(lowest, x.dtype), lax.max)
+        # a window made of padding alone has no code of its own; it takes the lowest
+        return jnp.maximum(pooled, jnp.asarray(attributes["qmin"], x.dtype))
+
+
+@register
+class Max(GridOp):
+    """`lax.reduce_max` over any axes."""
+
+    name = "max"
+    primitives = ("reduce_max",)
+
+    def attributes(self, eqn: Equation) -> dict[str, Any]:
+        return {"axes": list(eqn.params["axes"])}
+
+    def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
+        return jnp.max(inputs[0], axis=tuple(attributes["axes"]))

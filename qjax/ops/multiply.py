@@ -1,0 +1,39 @@
+"""The elementwise product of two tensors of codes: gates, squeeze-and-excitation, attention masks."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from qjax.ops.base import Attributes, Constants, Equation, Op, Quantized, Role, real, register
+from qjax.ops.centered import centered
+from qjax.ops.epilogue import finish_sum
+
+
+@register
+class Multiply(Op):
+    """y = x0 * x1; the accumulator is the product of the centered codes."""
+
+    name = "multiply"
+    role = Role.PRODUCER
+    primitives = ("mul",)
+
+    def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
+        return not any(constant)
+
+    def data(self, eqn: Equation, constant: Sequence[bool]) -> tuple[int, ...]:
+        return (0, 1)
+
+    def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
+        x, w = inputs
+        if not (isinstance(x, Quantized) and isinstance(w, Quantized)):
+            return eqn.bind(real(x), real(w))
+        acc = eqn.bind(x.codes, w.codes)[0]
+        scale = lax.stop_gradient(x.scale.reshape(()) * w.scale.reshape(()))
+        return [(acc * jnp.broadcast_to(scale, acc.shape)).astype(eqn.out_dtypes[0])]
+
+    def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
+        acc = centered(inputs[0], constants, 0) * centered(inputs[1], constants, 1)
+        return finish_sum([acc], constants, attributes)

@@ -1,0 +1,36 @@
+"""Padding with zeros, or with the lowest value in front of a max pool."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from qjax.ops.base import Attributes, Constants, Equation, register
+from qjax.ops.grid import GridOp
+
+
+@register
+class Pad(GridOp):
+    """`lax.pad` with 0.0 (the zero point among codes) or -inf (the lowest code)."""
+
+    name = "pad"
+    primitives = ("pad",)
+
+    def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
+        value = eqn.literals[1]
+        return not constant[0] and constant[1] and value is not None and np.ravel(value)[0] in (0.0, -np.inf)
+
+    def attributes(self, eqn: Equation) -> dict[str, Any]:
+        return {
+            "padding": [list(triple) for triple in eqn.params["padding_config"]],
+            "lowest": bool(np.ravel(eqn.literals[1])[0] != 0.0),
+        }
+
+    def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
+        (x,) = inputs
+        value = attributes["qmin"] if attributes["lowest"] else constants["zero_point0"]
+        fill = jnp.asarray(value).astype(x.dtype).reshape(())
+        return lax.pad(x, fill, [tuple(triple) for triple in attributes["padding"]])

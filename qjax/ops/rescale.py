@@ -1,0 +1,20 @@
+"""From one grid to another: requantization by itself, or an affine step that has no producer to join."""
+
+from collections.abc import Sequence
+
+import jax
+
+from qjax.ops.base import Attributes, Constants, Op, Role, register
+from qjax.ops.centered import centered
+from qjax.ops.epilogue import finish_sum
+
+
+@register
+class Rescale(Op):
+    """y = g * x + b per channel; never read from a jaxpr, the lowering puts it where codes meet an affine step."""
+
+    name = "rescale"
+    role = Role.PRODUCER
+
+    def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
+        return finish_sum([centered(inputs[0], constants, 0)], constants, attributes)

@@ -1,0 +1,47 @@
+"""Strided slices with constant bounds, and splits."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax import lax
+
+from qjax.ops.base import Attributes, Constants, Equation, register
+from qjax.ops.grid import GridOp
+
+
+@register
+class Slice(GridOp):
+    """`lax.slice`; None as a limit is the end of the axis."""
+
+    name = "slice"
+    primitives = ("slice",)
+
+    def attributes(self, eqn: Equation) -> dict[str, Any]:
+        rank = len(eqn.in_shapes[0])
+        return {
+            "start": list(eqn.params["start_indices"]),
+            "limit": list(eqn.params["limit_indices"]),
+            "strides": list(eqn.params["strides"] or (1,) * rank),
+        }
+
+    def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
+        (x,) = inputs
+        limit = [size if stop is None else stop for stop, size in zip(attributes["limit"], x.shape, strict=True)]
+        return lax.slice(x, attributes["start"], limit, attributes["strides"])
+
+
+@register
+class Split(GridOp):
+    """`lax.split`: one node per part, `index` says which."""
+
+    name = "split"
+    primitives = ("split",)
+
+    def attributes(self, eqn: Equation) -> dict[str, Any]:
+        return {"sizes": list(eqn.params["sizes"]), "axis": eqn.params["axis"]}
+
+    def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
+        sizes, index = attributes["sizes"], attributes["index"]
+        start = sum(sizes[:index])
+        return lax.slice_in_dim(inputs[0], start, start + sizes[index], axis=attributes["axis"])

@@ -1,0 +1,86 @@
+"""Sums over codes, for mean, global pooling and average pooling: the division is an affine step behind them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from qjax.ops.base import Attributes, Constants, Equation, Op, Quantized, Role, real, register
+from qjax.ops.centered import centered
+from qjax.ops.epilogue import finish_sum
+
+
+def _training(eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
+    (x,) = inputs
+    if not isinstance(x, Quantized):
+        return eqn.bind(real(x))
+    acc = eqn.bind(x.codes.astype(jnp.float32))[0]
+    scale = lax.stop_gradient(x.scale.reshape(()))
+    return [(acc * jnp.broadcast_to(scale, acc.shape)).astype(eqn.out_dtypes[0])]
+
+
+@register
+class Sum(Op):
+    """`lax.reduce_sum` over any axes."""
+
+    name = "sum"
+    role = Role.PRODUCER
+    primitives = ("reduce_sum",)
+
+    def attributes(self, eqn: Equation) -> dict[str, Any]:
+        return {"axes": list(eqn.params["axes"])}
+
+    def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
+        return _training(eqn, inputs)
+
+    def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
+        acc = jnp.sum(centered(inputs[0], constants, 0), axis=tuple(attributes["axes"]), dtype=jnp.int32)
+        return finish_sum([acc], constants, attributes)
+
+
+@register
+class WindowSum(Op):
+    """`lax.reduce_window` with addition: average pooling before its division. Padding adds real zeros."""
+
+    name = "window_sum"
+    role = Role.PRODUCER
+    primitives = ("reduce_window_sum",)
+
+    def attributes(self, eqn: Equation) -> dict[str, Any]:
+        return window_attributes(eqn)
+
+    def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
+        return _training(eqn, inputs)
+
+    def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
+        acc = reduce_window(attributes, centered(inputs[0], constants, 0), np.int32(0), lax.add)
+        return finish_sum([acc], constants, attributes)
+
+
+def window_attributes(eqn: Equation) -> dict[str, Any]:
+    """The static attributes of a pooling window."""
+    params = eqn.params
+    return {
+        "window": list(params["window_dimensions"]),
+        "strides": list(params["window_strides"]),
+        "padding": [list(pair) for pair in params["padding"]],
+        "base_dilation": list(params["base_dilation"]),
+        "window_dilation": list(params["window_dilation"]),
+    }
+
+
+def reduce_window(attributes: Attributes, x: jax.Array, initial: Any, reducer: Any) -> jax.Array:
+    """`lax.reduce_window` under `window_attributes`."""
+    return lax.reduce_window(
+        x,
+        initial,
+        reducer,
+        tuple(attributes["window"]),
+        tuple(attributes["strides"]),
+        tuple((low, high) for low, high in attributes["padding"]),
+        base_dilation=tuple(attributes["base_dilation"]),
+        window_dilation=tuple(attributes["window_dilation"]),
+    )

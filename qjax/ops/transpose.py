@@ -1,0 +1,24 @@
+"""Permutations of axes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from qjax.ops.base import Attributes, Constants, Equation, register
+from qjax.ops.grid import GridOp
+
+
+@register
+class Transpose(GridOp):
+    """`lax.transpose`."""
+
+    name = "transpose"
+    primitives = ("transpose",)
+
+    def attributes(self, eqn: Equation) -> dict[str, Any]:
+        return {"permutation": list(eqn.params["permutation"])}
+
+    def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
+        return jnp.transpose(inputs[0], attributes["permutation"])

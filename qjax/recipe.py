@@ -1,0 +1,188 @@
+"""The recipe: which tensors get how many bits, and how their scales are found and learned."""
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from qjax import calibration, targets
+from qjax.calibration.learned import Method, Quantizer
+from qjax.numerics.affine import QSpec
+from qjax.tracing import Place
+
+
+class _Float:
+    """The type of `FLOAT`."""
+
+    def __repr__(self) -> str:
+        return "qjax.FLOAT"
+
+
+FLOAT = _Float()
+"""As an override: leave this part of the model alone."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Override:
+    """What differs for one part of the model; None keeps the recipe's own.
+
+    weights, activations: specs. method: how its scales are learned (both kinds).
+    """
+
+    weights: QSpec | None = None
+    activations: QSpec | None = None
+    method: Method | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """How a model is quantized.
+
+    target: whose rounding the converted graph obeys.
+    weights: codes of weights. `axis=-1` keeps a scale per output channel, whatever axis of the kernel that is;
+      None one scale per tensor. Embedding tables are always per tensor: their rows become activations.
+    activations: codes of activations, per tensor.
+    overrides: by path (a regular expression that must match a module's path, one of its parents', or a quantizer's
+      name, in full) or by layer type, to a `QSpec` for the weights, an `Override`, or `FLOAT`. Later ones win.
+    first_last_bits: bits of the first and the last layer: their weights, their inputs, the last one's output.
+    output_bits: least number of bits of the tensors that leave the model (no layer reads them, so they are not an
+      "activation" in the sense of the literature; class scores of 2 bits would tie).
+    method: how scales of activations are learned in training, see `calibration.learned`; weight_method likewise.
+    observer, weight_observer: how scales are found before training; "auto" is the exact range at 8 bits and more
+      and the least squared error below.
+    scan: whether the layers of a scan have quantizers of their own ("stacked") or one for all ("shared").
+    """
+
+    target: str | targets.Target = "nearest_even"
+    weights: QSpec = QSpec(bits=8, axis=-1)
+    activations: QSpec = QSpec(bits=8, symmetric=False)
+    overrides: Mapping[str | type, Any] = dataclasses.field(default_factory=dict)
+    first_last_bits: int | None = None
+    output_bits: int = 8
+    method: Method = "lsq"
+    weight_method: Method = "lsq"
+    observer: Any = "auto"
+    weight_observer: Literal["auto", "minmax", "mse", "lsq"] = "auto"
+    scan: Literal["stacked", "shared"] = "stacked"
+
+    def __post_init__(self) -> None:
+        targets.get(self.target)
+        if not self.activations.per_tensor:
+            raise ValueError(
+                f"Recipe: expected per-tensor activations, got {self.activations}. Integer accumulators sum over an "
+                "activation's channels, which one scale must serve. Drop axis and group_size."
+            )
+        if self.method == "dynamic":
+            raise ValueError('Recipe: "dynamic" is for weights. Use method="static" for activations that do not learn.')
+        for key, value in self.overrides.items():
+            if not isinstance(value, (QSpec, Override, _Float)):
+                raise TypeError(f"Recipe: override {key!r}: expected a QSpec, an Override or qjax.FLOAT, got {value!r}.")
+            if isinstance(key, str):
+                try:
+                    re.compile(key)
+                except re.error as error:
+                    raise ValueError(f"Recipe: override {key!r} is not a regular expression: {error}.") from None
+            elif not isinstance(key, type):
+                raise TypeError(f"Recipe: an override is keyed by a path or a layer type, got {key!r}.")
+
+    # ------------------------------------------------------------------ what a model's parts get
+
+    def float_paths(self, types: Mapping[str, type], always: tuple[type, ...]) -> frozenset[str]:
+        """The module paths whose inside stays in reals."""
+        paths = {path for path, cls in types.items() if issubclass(cls, always)}
+        for key, value in self.overrides.items():
+            if isinstance(value, _Float):
+                paths |= {path for path, cls in types.items() if _matches(key, (path,), (cls,))}
+        return frozenset(paths)
+
+    def quantizer(self, place: Place, types: Mapping[str, type], *, edge: bool, output: bool) -> Quantizer:
+        """The quantizer of one place. edge: of the first or last layer. output: leaves the model."""
+        weight = place.kind == "weight"
+        spec, method = (self.weights, self.weight_method) if weight else (self.activations, self.method)
+        if edge and self.first_last_bits is not None:
+            spec = spec.replace(bits=self.first_last_bits)
+        if output:
+            spec = spec.replace(bits=max(spec.bits, self.output_bits))
+        for _, value in self._overrides_of(place, types):
+            override = Override(weights=value) if isinstance(value, QSpec) else value
+            chosen = override.weights if weight else override.activations
+            spec, method = chosen or spec, override.method or method
+        if weight:
+            spec = _weight_spec(spec, place)
+            method = "lsq" if method == "pact" else method
+            if method == "tqt" and not spec.symmetric:
+                raise ValueError(f"Quantizer {place.name!r}: power-of-two thresholds need symmetric weights, got {spec}.")
+        elif not spec.per_tensor:
+            raise ValueError(f"Quantizer {place.name!r}: expected a per-tensor spec for an activation, got {spec}.")
+        stack = place.stack if self.scan == "stacked" else ()
+        shape = place.shape if weight else place.shape[1:]
+        return Quantizer(spec, method, shape, stack)
+
+    def check_matched(self, places: Mapping[str, Place], types: Mapping[str, type]) -> None:
+        """Every override must match something; the error lists what there is to match."""
+        used = {id(key) for place in places.values() for key, _ in self._overrides_of(place, types)}
+        for key, value in self.overrides.items():
+            if isinstance(value, _Float):
+                found = any(_matches(key, (path,), (cls,)) for path, cls in types.items())
+            else:
+                found = id(key) in used
+            if found:
+                continue
+            what = repr(key) if isinstance(key, str) else key.__name__
+            kinds = ", ".join(sorted({cls.__name__ for cls in types.values()}))
+            raise ValueError(
+                f"Recipe: override {what} matches nothing in this model.\n"
+                f"Module paths: {', '.join(repr(p) for p in sorted(types) if p)}\n"
+                f"Quantizers: {', '.join(repr(name) for name in places)}\n"
+                f"Layer types: {kinds}\n"
+                "A path must match in full; a part may be matched with '.*'."
+            )
+
+    def observer_of(self, spec: QSpec) -> Any:
+        """The observer for an activation of that spec."""
+        if self.observer != "auto":
+            return calibration.get(self.observer)
+        return calibration.get("minmax" if spec.bits >= 8 else "mse")
+
+    def weight_observer_of(self, spec: QSpec) -> Literal["minmax", "mse", "lsq"]:
+        """The way to find the scales of a weight of that spec."""
+        if self.weight_observer != "auto":
+            return self.weight_observer
+        return "minmax" if spec.bits >= 8 else "mse"
+
+    def _overrides_of(self, place: Place, types: Mapping[str, type]) -> Iterator[tuple[Any, Any]]:
+        paths = tuple(ancestors(place.module))
+        classes = tuple(types[path] for path in paths if path in types and path)
+        for key, value in self.overrides.items():
+            if not isinstance(value, _Float) and _matches(key, (place.name, *paths), classes):
+                yield key, value
+
+
+def ancestors(path: str) -> Iterator[str]:
+    """The path itself and its parents, without the root."""
+    while path:
+        yield path
+        path = path.rpartition("/")[0]
+
+
+def _matches(key: str | type, paths: tuple[str, ...], classes: tuple[type, ...]) -> bool:
+    if isinstance(key, str):
+        return any(re.fullmatch(key, path) for path in paths if path)
+    return any(issubclass(cls, key) for cls in classes)
+
+
+def _weight_spec(spec: QSpec, place: Place) -> QSpec:
+    if spec.axis is None:
+        return spec
+    axes = place.axes
+    if spec.axis != -1:
+        rank = len(place.shape)
+        asked = (spec.axis,) if isinstance(spec.axis, int) else spec.axis
+        asked = tuple(sorted(axis % rank for axis in asked))
+        if not set(asked) <= set(axes):
+            raise ValueError(
+                f"Quantizer {place.name!r}: scales may run along the output channels only, axes {axes} of shape "
+                f"{place.shape}; got axis={spec.axis}. Use axis=-1 for every output channel of any layer."
+            )
+        axes = asked
+    return spec.replace(axis=axes or None)

@@ -1,0 +1,155 @@
+"""Runs an annotated program: on reals, or with fake quantization on the tensors that carry a quantizer.
+
+A function transformation, as JAX's own are: the equations are bound one by one, so jit, grad, vmap, scan, remat
+and sharding of the caller apply to them. Parameters of quantizers are passed in, never read from a global.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from qjax.ops import Quantized, real
+from qjax.tracing.annotate import Annotation, Place
+from qjax.tracing.program import Equation, Program, Value
+
+Params = Mapping[str, Any]
+"""Per quantizer: a pytree of arrays; inside a scan, with a leading axis per scan."""
+
+Taps = dict[str, list[Any]]
+"""What was recorded, per quantizer: one entry per place in order of execution."""
+
+Quantizer = Callable[[Place, Any, jax.Array], Quantized]
+"""(place, its parameters, real tensor) -> codes."""
+
+Recorder = Callable[[Place, jax.Array, Quantized | None], Any]
+"""(place, real tensor, its codes if it was quantized) -> what to keep."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """How to run a program.
+
+    quantize: puts a tensor on its grid; None runs everything on reals.
+    record: called at every place; None records nothing.
+    """
+
+    annotation: Annotation
+    quantize: Quantizer | None
+    record: Recorder | None = None
+    shared: frozenset[str] = frozenset()
+    """Quantizers that all iterations of a scan share: their parameters have no axis for it."""
+
+    def run(self, program: Program, args: Sequence[Any], params: Params) -> tuple[list[Any], Taps]:
+        """Evaluate; returns the outputs as real arrays, and what was recorded."""
+        outputs, taps = self._program(program, args, params)
+        return [real(x) for x in outputs], taps
+
+    def _program(self, program: Program, args: Sequence[Any], params: Params) -> tuple[list[Any], Taps]:
+        env: dict[Value, Any] = {}
+        taps: Taps = {}
+        for value, arg in zip(program.inputs, args, strict=True):
+            env[value] = self._observed(value, arg, params, taps)
+        for eqn in program.equations:
+            inputs = [v.constant if v.constant is not None else env[v] for v in eqn.inputs]
+            for index in range(len(inputs)):
+                place = self.annotation.weights.get((eqn, index))
+                if place is not None:
+                    inputs[index] = self._at(place, inputs[index], params, taps)
+            if eqn.body is None:
+                outputs = self._equation(eqn, inputs)
+            elif eqn.primitive == "scan":
+                outputs = self._scan(eqn, eqn.body, inputs, params, taps)
+            else:
+                outputs = self._remat(eqn, eqn.body, inputs, params, taps)
+            for value, output in zip(eqn.outputs, outputs, strict=True):
+                env[value] = self._observed(value, output, params, taps)
+        return [v.constant if v.constant is not None else env[v] for v in program.outputs], taps
+
+    def _equation(self, eqn: Equation, inputs: list[Any]) -> list[Any]:
+        if not any(isinstance(x, Quantized) for x in inputs):
+            return eqn.bind(*inputs)
+        reading = self.annotation.ops.get(eqn)
+        if reading is None:
+            return eqn.bind(*(real(x) for x in inputs))
+        op, mode = reading
+        if mode in ("start", "permute"):
+            return eqn.bind(*(real(x) for x in inputs))
+        return op.training(eqn, inputs)
+
+    def _observed(self, value: Value, x: Any, params: Params, taps: Taps) -> Any:
+        place = self.annotation.values.get(value)
+        return x if place is None else self._at(place, real(x), params, taps)
+
+    def _at(self, place: Place, x: Any, params: Params, taps: Taps) -> Any:
+        x = jnp.asarray(x)
+        quantized = None if self.quantize is None else self.quantize(place, params[place.name], x)
+        if self.record is not None:
+            kept = self.record(place, x, quantized)
+            if kept is not None:
+                taps.setdefault(place.name, []).append(kept)
+        return x if quantized is None else quantized
+
+    # ------------------------------------------------------------------ bodies
+
+    def _remat(self, eqn: Equation, body: Program, inputs: list[Any], params: Params, taps: Taps) -> list[Any]:
+        inner = {name: params[name] for name in self._names(body) if name in params}
+
+        def run(inputs: list[Any], params: Params) -> tuple[list[Any], Taps]:
+            return self._program(body, inputs, params)
+
+        run = jax.checkpoint(
+            run, prevent_cse=eqn.params.get("prevent_cse", True), policy=eqn.params.get("policy")
+        )
+        outputs, recorded = run(inputs, inner)
+        _extend(taps, recorded)
+        return outputs
+
+    def _scan(self, eqn: Equation, body: Program, inputs: list[Any], params: Params, taps: Taps) -> list[Any]:
+        fixed, carried = eqn.params["num_consts"], eqn.params["num_carry"]
+        constants = inputs[:fixed]
+        carry = [real(x) for x in inputs[fixed : fixed + carried]]
+        slices = [real(x) for x in inputs[fixed + carried :]]
+        names = self._names(body)
+        stacked = {name: params[name] for name in names if name in params and name not in self.shared}
+
+        def step(carry: list[Any], xs: tuple[list[Any], Params]) -> tuple[list[Any], tuple[list[Any], Taps]]:
+            outputs, recorded = self._program(body, [*constants, *carry, *xs[0]], {**params, **xs[1]})
+            outputs = [real(x) for x in outputs]
+            return outputs[:carried], (outputs[carried:], recorded)
+
+        final, (stacks, recorded) = lax.scan(
+            step,
+            carry,
+            (slices, stacked),
+            length=eqn.params["length"],
+            reverse=eqn.params["reverse"],
+            unroll=eqn.params.get("unroll", 1),
+        )
+        _extend(taps, recorded)
+        return [*final, *stacks]
+
+    def _names(self, body: Program) -> list[str]:
+        """The quantizers inside a body."""
+        names: dict[str, None] = {}
+        values = set(body.inputs)
+        for eqn in body.walk():
+            values.update(eqn.outputs)
+            if eqn.body is not None:
+                values.update(eqn.body.inputs)
+            for index in range(len(eqn.inputs)):
+                place = self.annotation.weights.get((eqn, index))
+                if place is not None:
+                    names[place.name] = None
+        for value, place in self.annotation.values.items():
+            if value in values:
+                names[place.name] = None
+        return list(names)
+
+
+def _extend(taps: Taps, more: Taps) -> None:
+    for name, records in more.items():
+        taps.setdefault(name, []).extend(records)

@@ -1,0 +1,70 @@
+"""A primitive that keeps a whole layer as one equation of the jaxpr.
+
+Batch normalisation, dropout and embedding lookups dissolve into many primitives, and into other ones in
+training than in evaluation. A layer bound here stays one equation with its name and static attributes; it
+computes, differentiates and batches as the function it wraps, so it may be met under any transformation.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """The static side of a marked layer: hashable, so that it can be a parameter of the primitive.
+
+    op: the operation's name. operands: names of the inputs in order. attributes: sorted pairs.
+    function: the float computation, arrays -> list of arrays; compared by identity.
+    """
+
+    op: str
+    operands: tuple[str, ...]
+    attributes: tuple[tuple[str, Any], ...]
+    function: Callable[..., list[Any]]
+
+
+_layer_p = Primitive("qjax_layer")
+_layer_p.multiple_results = True
+
+
+def bind(layer: Layer, *args: jax.Array) -> list[jax.Array]:
+    """Apply a marked layer."""
+    return _layer_p.bind(*args, layer=layer)
+
+
+@_layer_p.def_impl
+def _impl(*args: Any, layer: Layer) -> list[Any]:
+    return layer.function(*args)
+
+
+@_layer_p.def_abstract_eval
+def _abstract(*args: Any, layer: Layer) -> list[Any]:
+    shaped = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in args]
+    return [jax.core.ShapedArray(o.shape, o.dtype) for o in jax.eval_shape(layer.function, *shaped)]
+
+
+mlir.register_lowering(
+    _layer_p, mlir.lower_fun(lambda *args, layer: layer.function(*args), multiple_results=True)
+)
+
+
+def _jvp(primals: Any, tangents: Any, *, layer: Layer) -> Any:
+    dense = [ad.instantiate_zeros(t) for t in tangents]
+    return jax.jvp(lambda *a: tuple(layer.function(*a)), tuple(primals), tuple(dense))
+
+
+ad.primitive_jvps[_layer_p] = _jvp
+
+
+def _batch(args: Any, dims: Any, *, layer: Layer) -> Any:
+    axes = [None if d is batching.not_mapped else d for d in dims]
+    out = jax.vmap(layer.function, in_axes=axes, out_axes=0)(*args)
+    return list(out), [0] * len(out)
+
+
+batching.primitive_batchers[_layer_p] = _batch

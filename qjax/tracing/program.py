@@ -1,0 +1,210 @@
+"""The traced model as a flat list of equations, with calls inlined, scopes and source lines attached.
+
+A jaxpr nests `jit`, custom derivatives, `remat` and `scan`. Annotator, evaluation and lowering would each have
+to open them again; here it happens once. `jit` and friends vanish; `remat` and `scan` keep a body of their own,
+because evaluation must keep their memory behaviour.
+"""
+
+import dataclasses
+import os
+import re
+import sysconfig
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_LIBRARIES = tuple(
+    os.path.abspath(path) + os.sep
+    for path in {sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"], sysconfig.get_paths()["stdlib"]}
+) + (_HERE + os.sep,)
+
+SCOPE = "@"
+"""Marks a module's path among the names of `jax.named_scope`: "@blocks.0.conv1"."""
+
+ATOMIC = frozenset(
+    "celu elu erf gelu glu hard_sigmoid hard_silu hard_swish hard_tanh leaky_relu log_sigmoid log_softmax "
+    "logsumexp mish selu sigmoid silu soft_sign softmax softplus sparse_plus squareplus standardize swish tanh".split()
+)
+"""Functions of `jax.nn` that are one function of reals: never quantized inside."""
+
+_CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
+_CUSTOM = {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr", "custom_vjp_call_jaxpr": "fun_jaxpr"}
+_MATMULS = frozenset({"dot_general", "conv_general_dilated", "qjax_layer"})
+
+
+@dataclasses.dataclass(eq=False)
+class Value:
+    """One array of the program, known by identity. `constant` is the data of a literal, else None."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    constant: Any = None
+
+    @property
+    def is_float(self) -> bool:
+        return bool(jax.dtypes.issubdtype(self.dtype, np.floating))
+
+
+@dataclasses.dataclass(eq=False)
+class Equation:
+    """One operation on values.
+
+    primitive: the jaxpr primitive's name, or a name that the tracer read from a call ("relu", "softmax", a layer).
+    scope: path of the module whose `__call__` ran it. location: "file:line" in the user's code, if known.
+    body: the inner program of "scan" and "remat".
+    """
+
+    primitive: str
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    params: Mapping[str, Any]
+    scope: str
+    location: str | None
+    source: Any
+    body: "Program | None" = None
+
+    @property
+    def in_shapes(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(value.shape for value in self.inputs)
+
+    @property
+    def out_shapes(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(value.shape for value in self.outputs)
+
+    @property
+    def out_dtypes(self) -> tuple[Any, ...]:
+        return tuple(value.dtype for value in self.outputs)
+
+    @property
+    def literals(self) -> tuple[Any, ...]:
+        return tuple(value.constant for value in self.inputs)
+
+    def bind(self, *args: Any) -> list[Any]:
+        """Run the equation on arrays (or other floats of the same shapes) as JAX would."""
+        primitive = self.source.primitive
+        bound = primitive.get_bind_params(self.source.params)
+        # a pair (functions, parameters) up to jax 0.9, one dict since
+        functions, params = bound if isinstance(bound, tuple) else ((), bound)
+        result = primitive.bind(*functions, *args, **params)
+        return list(result) if primitive.multiple_results else [result]
+
+
+@dataclasses.dataclass(eq=False)
+class Program:
+    """Equations in execution order."""
+
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    equations: tuple[Equation, ...]
+
+    def walk(self) -> Iterator[Equation]:
+        """Every equation, those of bodies included, in order."""
+        for eqn in self.equations:
+            yield eqn
+            if eqn.body is not None:
+                yield from eqn.body.walk()
+
+
+def from_jaxpr(closed: Any) -> Program:
+    """Read a `ClosedJaxpr`."""
+    return _program(closed.jaxpr, closed.consts, "")
+
+
+def _program(jaxpr: Any, consts: Sequence[Any], scope: str) -> Program:
+    env: dict[Any, Value] = {}
+    for var, const in zip(jaxpr.constvars, consts, strict=True):
+        env[var] = Value(tuple(var.aval.shape), var.aval.dtype, const)
+    inputs = tuple(_new(var, env) for var in jaxpr.invars)
+    equations: list[Equation] = []
+    _read(jaxpr, env, scope, None, equations)
+    return Program(inputs, tuple(_lookup(var, env) for var in jaxpr.outvars), tuple(equations))
+
+
+def _new(var: Any, env: dict[Any, Value]) -> Value:
+    value = Value(tuple(var.aval.shape), var.aval.dtype)
+    env[var] = value
+    return value
+
+
+def _lookup(var: Any, env: dict[Any, Value]) -> Value:
+    if hasattr(var, "val"):
+        return Value(tuple(np.shape(var.val)), var.aval.dtype, np.asarray(var.val, dtype=var.aval.dtype))
+    return env[var]
+
+
+def _read(jaxpr: Any, env: dict[Any, Value], scope: str, location: str | None, out: list[Equation]) -> None:
+    for eqn in jaxpr.eqns:
+        name = eqn.primitive.name
+        here = _scope(eqn, scope)
+        line = _location(eqn) or location
+        inputs = tuple(_lookup(var, env) for var in eqn.invars)
+        inner = eqn.params.get(_CALLS.get(name) or _CUSTOM.get(name) or "")
+        if inner is not None:
+            called = str(eqn.params.get("name", name))
+            if _is_relu(inner) and name == "custom_jvp_call":
+                name = "relu"
+            elif called.lstrip("_") in ATOMIC and not _contains_matmul(inner.jaxpr):
+                name = called.lstrip("_")
+            elif name in _CALLS or _contains_matmul(inner.jaxpr):
+                _inline(inner, inputs, eqn, env, here, line, out)
+                continue
+        body = None
+        if name == "scan":
+            body = _program(eqn.params["jaxpr"].jaxpr, eqn.params["jaxpr"].consts, here)
+        elif name in ("checkpoint", "remat", "remat2"):
+            name, body = "remat", _program(eqn.params["jaxpr"], (), here)
+        elif name == "qjax_layer":
+            name = eqn.params["layer"].op
+        outputs = tuple(_new(var, env) for var in eqn.outvars)
+        out.append(Equation(name, inputs, outputs, eqn.params, here, line, eqn, body))
+
+
+def _inline(
+    inner: Any, inputs: Sequence[Value], eqn: Any, env: dict[Any, Value], scope: str, line: str | None, out: list[Equation]
+) -> None:
+    local: dict[Any, Value] = dict(zip(inner.jaxpr.invars, inputs, strict=True))
+    for var, const in zip(inner.jaxpr.constvars, inner.consts, strict=True):
+        local[var] = Value(tuple(var.aval.shape), var.aval.dtype, const)
+    _read(inner.jaxpr, local, scope, line, out)
+    for outer, var in zip(eqn.outvars, inner.jaxpr.outvars, strict=True):
+        env[outer] = _lookup(var, local)
+
+
+def _is_relu(closed: Any) -> bool:
+    eqns = closed.jaxpr.eqns
+    if len(eqns) != 1:
+        return False
+    if eqns[0].primitive.name in _CALLS:
+        return _is_relu(eqns[0].params[_CALLS[eqns[0].primitive.name]])
+    second = eqns[0].invars[-1]
+    return eqns[0].primitive.name == "max" and hasattr(second, "val") and np.ndim(second.val) == 0 and second.val == 0
+
+
+def _contains_matmul(jaxpr: Any) -> bool:
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name in _MATMULS:
+            return True
+        for param in eqn.params.values():
+            inner = getattr(param, "jaxpr", param)
+            if hasattr(inner, "eqns") and _contains_matmul(inner):
+                return True
+    return False
+
+
+def _scope(eqn: Any, outer: str) -> str:
+    found = re.findall(re.escape(SCOPE) + r"([^/()]*)", str(eqn.source_info.name_stack))
+    return found[-1].replace(".", "/") if found else outer
+
+
+def _location(eqn: Any) -> str | None:
+    traceback = eqn.source_info.traceback
+    if traceback is None:
+        return None
+    for frame in traceback.frames:
+        path = os.path.abspath(frame.file_name)
+        if not path.startswith(_LIBRARIES) and not frame.file_name.startswith("<"):
+            return f"{frame.file_name}:{frame.line_num}"
+    return None

@@ -1,0 +1,459 @@
+"""Artifacts from a damaged disk and from an attacker, who can compute a checksum too."""
+
+import copy
+import hashlib
+import json
+import random
+import time
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qjax.export.artifact import ArtifactError, GraphError, from_bytes, to_bytes
+from tests.export.graphs import constant, differences, graph_of, quantization, rich_graph
+
+REFUSED = (ArtifactError, GraphError)
+START = '{"__metadata__":{"format":"qjax","sha256":"'
+
+
+def seal(rest: str, data: bytes, *, version: str = "1", length: int | None = None) -> bytes:
+    """An artifact with a valid checksum around any header text after the fixed fields, and any data."""
+    tail = f'","version":"{version}","graph":{rest}'.encode("utf-8", "surrogatepass")
+    head = START.encode() + b"0" * 64 + b'","bytes":"' + b"%019d" + tail
+    size = 8 + len(head) - len(b"%019d") + 19 + len(data)
+    head = head.replace(b"%019d", b"%019d" % size, 1)
+    file = (len(head) if length is None else length).to_bytes(8, "little") + head + data
+    return file.replace(b"0" * 64, hashlib.sha256(file).hexdigest().encode(), 1)
+
+
+def parts(file: bytes) -> tuple[dict, dict, bytes]:
+    """The document, the entries of the arrays and the data of an artifact."""
+    end = 8 + int.from_bytes(file[:8], "little")
+    header = json.loads(file[8:end])
+    return json.loads(header.pop("__metadata__")["graph"]), header, file[end:]
+
+
+def build(document, arrays, data: bytes) -> bytes:
+    rest = json.dumps(json.dumps(document)) + "}," + json.dumps(arrays)[1:]
+    return seal(rest, data)
+
+
+def with_document_text(text: str) -> bytes:
+    return seal(json.dumps(text) + "}}", b"")
+
+
+def survives(file: bytes) -> bool:
+    """Whether a file loads; if so, to a graph that saves and loads again. Raises on any other exception."""
+    try:
+        graph = from_bytes(file)
+    except REFUSED:
+        return False
+    assert differences(graph, from_bytes(to_bytes(graph))) == []
+    return True
+
+
+FILE = to_bytes(rich_graph())
+SMALL = to_bytes(
+    graph_of(
+        constant("w", [[1, -2, 3]], "int8", quantization(-8, 7, scale=[0.5, 0.25, 2], axes=(1,))),
+        constant("m", [5, 6], "int32"),
+    )
+)
+
+
+def test_the_tests_own_writer_agrees():
+    for file in (FILE, SMALL):
+        assert differences(from_bytes(file), from_bytes(build(*parts(file)))) == []
+
+
+# Damage
+
+
+def test_every_truncation():
+    for size in range(len(FILE)):
+        with pytest.raises(ArtifactError):
+            from_bytes(FILE[:size])
+    with pytest.raises(
+        ArtifactError, match=f"expected {len(FILE)} bytes, got 1000: cut short; copy or download"
+    ):
+        from_bytes(FILE[:1000])
+    with pytest.raises(ArtifactError, match=f"expected {len(FILE)} bytes, got {len(FILE) + 1}: too long"):
+        from_bytes(FILE + b"\x00")
+
+
+def test_every_flipped_bit():
+    for place in range(len(SMALL)):
+        for bit in range(8):
+            damaged = bytearray(SMALL)
+            damaged[place] ^= 1 << bit
+            with pytest.raises(ArtifactError):
+                from_bytes(bytes(damaged))
+
+
+def test_a_flipped_bit_is_named():
+    damaged = bytearray(FILE)
+    damaged[-5] ^= 4
+    digest = FILE[len(START) + 8 :][:64].decode()
+    with pytest.raises(
+        ArtifactError, match=f"SHA-256 {digest}, got [0-9a-f]{{64}}: the file is damaged; copy"
+    ):
+        from_bytes(bytes(damaged))
+
+
+@given(st.binary(max_size=300), st.sampled_from(["alone", "after length", "after start"]))
+def test_random_bytes(noise, where):
+    prefix = {"alone": b"", "after length": bytes(8), "after start": bytes(8) + START.encode()}[where]
+    with pytest.raises(ArtifactError):
+        from_bytes(prefix + noise)
+
+
+def test_versions():
+    document = json.dumps(json.dumps(parts(SMALL)[0])) + "}}"
+    with pytest.raises(ArtifactError, match="expected format version 1, got the newer 2: upgrade qjax"):
+        from_bytes(seal(document, b"", version="2"))
+    with pytest.raises(ArtifactError, match="expected format version 1, got the older 0: convert again"):
+        from_bytes(seal(document, b"", version="0"))
+    for version in ("01", "-1", "1.0", "", "1" * 10):
+        with pytest.raises(ArtifactError, match="expected the fields sha256, bytes, version and graph"):
+            from_bytes(seal(document, b"", version=version))
+
+
+# Valid checksums, hostile content
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "The graph's JSON: expected JSON, got text that does not parse"),
+        ("{} x", "expected JSON, got text that does not parse: Extra data"),
+        ("NaN", "expected finite JSON numbers, got NaN"),
+        ("[-Infinity]", "expected finite JSON numbers, got -Infinity"),
+        ("[1e999]", "expected finite JSON numbers, got 1e999"),
+        ("9" * 5000, "expected integers of at most 64 bits, got 999"),
+        ("18446744073709551616", "expected an integer within"),
+        ('{"target": "a", "target": "b"}', "expected every JSON key once, got 'target' twice"),
+        ("[" * 100_000, "expected JSON at most 24 levels deep, got more"),
+        ("[" * 30 + "]" * 30, "expected JSON at most 24 levels deep, got more"),
+        ('{"a":' * 100_000, "expected JSON at most 24 levels deep, got more"),
+        ("[" + "1," * 1_000_001 + "1]", "expected at most 1000000 JSON values, got about 10000"),
+        ('"\\ud800"', "expected Unicode, got a lone surrogate"),
+        ("3", "The graph: expected an object, got int '3'"),
+        ("null", "The graph: expected an object, got null"),
+        ("{}", "The graph: expected the fields target, inputs, .*; got none"),
+    ],
+)
+def test_documents(text, message):
+    with pytest.raises(ArtifactError, match=message):
+        from_bytes(with_document_text(text))
+
+
+def change(*path, to):
+    """A mutation that sets one place of the document, or removes it with to=...."""
+
+    def apply(document, arrays, data):
+        place = {"document": document, "arrays": arrays}
+        for key in path[:-1]:
+            place = place[key]
+        if to is ...:
+            del place[path[-1]]
+        else:
+            place[path[-1]] = to
+        return document, arrays, data
+
+    return apply
+
+
+def w(*path, to):
+    return change("document", "tensors", 1, *path, to=to)
+
+
+def node(*path, to):
+    return change("document", "nodes", 0, *path, to=to)
+
+
+def array(name, field, to):
+    return change("arrays", name, field, to=to)
+
+
+HOSTILE = [
+    (change("document", "extra", to=1), "The graph: expected the fields .*; got extra, inputs"),
+    (change("document", "nodes", to=...), "The graph: expected the fields"),
+    (change("document", "nodes", to={}), "The graph's nodes: expected a list, got a dict"),
+    (change("document", "target", to=7), "target: expected a string of 1 to 1024 characters, got int"),
+    (change("document", "inputs", to="x"), "The graph's inputs: expected a list, got str 'x'"),
+    (change("document", "inputs", to=[["x"]]), "The graph's inputs: expected a string .*, got a list"),
+    (change("document", "inputs", to=["absent"]), "The graph's inputs: there is no tensor 'absent'"),
+    (change("document", "outputs", to=["\ud800"]), "lone surrogate"),
+    (change("document", "metadata", to=[]), "The graph's metadata: expected an object, got a list"),
+    (w(to={}), "A tensor: expected the fields name, shape, dtype, quantization, data; got none"),
+    (w("name", to="x"), "Tensor 'x': expected every name once, got it twice"),
+    (w("name", to="v"), "Tensor 'v': expected an array 'scale:v', got none"),
+    (w("name", to="n" * 1025), "A tensor's name: expected a string .* got 1025 characters"),
+    (w("shape", to=[1, -3]), r"Tensor 'w': shape: expected an integer within \[0, 2147483647\], got -3"),
+    (w("shape", to=[1, 3.0]), "Tensor 'w': shape: expected an integer, got float '3.0'"),
+    (w("shape", to=[True, 3]), "Tensor 'w': shape: expected an integer, got bool 'True'"),
+    (w("shape", to=[None, 3]), "Tensor 'w': expected a constant to have a full shape"),
+    (w("shape", to=[2**31 - 1, 3]), "expected 3221225471 bytes for 6442450941 codes of 4 bits, got 2"),
+    (w("shape", to=[0, *[2**31 - 1] * 3]), "expected a shape that fits the address space"),
+    (w("shape", to=[1] * 33), "expected at most 32 dimensions, got 33"),
+    (w("shape", to=[1] * 31 + [3]), "Tensor 'w': expected scales of shape"),
+    (w("shape", to=[1, 5]), "expected 3 bytes for 5 codes of 4 bits, got 2"),
+    (w("shape", to=[1, 2]), "expected 1 bytes for 2 codes of 4 bits, got 2"),
+    (w("dtype", to="float32"), "Tensor 'w': expected a dtype of int8, .*; got 'float32'"),
+    (w("dtype", to="object"), "got 'object'"),
+    (w("dtype", to=None), "Tensor 'w': dtype: expected a string"),
+    (w("dtype", to="uint8"), r"Tensor 'w': qmin: expected an integer within \[0, 255\], got -8"),
+    (w("dtype", to="int16"), "Tensor 'w': expected its data to be 'plain', got 'packed 4 bits'"),
+    (w("data", to="plain"), "Tensor 'w': expected its data to be 'packed 4 bits', got 'plain'"),
+    (w("data", to="pickle"), "got 'pickle'"),
+    (w("data", to=["packed 4 bits"]), "expected its data to be 'packed 4 bits'"),
+    (w("data", to=None), "expected every array to belong to a tensor, got a stray 'value:w'"),
+    (w("quantization", to=None), "expected its data to be 'plain'"),
+    (w("quantization", to=3), "Tensor 'w': quantization: expected an object, got int"),
+    (w("quantization", "qmin", to=2.5), "Tensor 'w': qmin: expected an integer, got float"),
+    (w("quantization", "qmin", to=-1), r"Tensor 'w': expected codes within \[-1, 7\], got \[-2, 3\]"),
+    (w("quantization", "qmax", to=1), r"Tensor 'w': expected codes within \[-8, 1\], got \[-2, 3\]"),
+    (w("quantization", "qmax", to=128), "Tensor 'w': qmax: expected an integer within"),
+    (w("quantization", "axes", to=[2]), r"Tensor 'w': axes: expected an integer within \[0, 1\], got 2"),
+    (w("quantization", "axes", to=[-1]), r"Tensor 'w': axes: expected an integer within \[0, 1\], got -1"),
+    (w("quantization", "axes", to=[1, 1]), r"Tensor 'w': expected every axis once, got \[1, 1\]"),
+    (w("quantization", "axes", to=[0]), r"Tensor 'w': expected scales of shape \(1,\), got \(3,\)"),
+    (node("name", to=0), "A node's name: expected a string"),
+    (node("op", to="exec"), "Node 'flatten': unknown operation 'exec'"),
+    (node("op", to=[]), "Node 'flatten': op: expected a string .*, got a list"),
+    (node("inputs", to=["nobody"]), r"Node 'flatten' \(reshape\): there is no tensor 'nobody'"),
+    (node("inputs", to=["y"]), r"reads 'y' before it is computed"),
+    (node("output", to="w"), "computes 'w', which exists already"),
+    (node("constants", to={"a": "x"}), "its constant a = 'x' carries no data"),
+    (node("constants", to={"a": 1}), "Node 'flatten': constant 'a': expected a string"),
+    (node("constants", to=[]), "Node 'flatten': constants: expected an object"),
+    (node("attributes", to={"a": {}}), "attribute 'a': expected numbers, strings, null"),
+    (node("attributes", to={"a": [[{}]]}), "attribute 'a': expected numbers, strings, null"),
+    (node("attributes", to={"a": 2**63}), "expected an integer within"),
+    (node("attributes", to={"": 1}), "expected a string of 1 to"),
+    (node("location", to=5), "Node 'flatten': expected a location of str or null, got int"),
+    (change("arrays", "value:m", to=...), "expected data_offsets|expected arrays"),
+    (array("value:m", "dtype", "F32"), "Tensor 'm': expected data of int32 and shape"),
+    (array("value:m", "dtype", "BF16"), "Array 'value:m': expected a dtype among I64, .*; got 'BF16'"),
+    (array("value:m", "dtype", 3), "Array 'value:m': dtype: expected a string"),
+    (array("value:m", "shape", [1, 2]), r"expected data of int32 and shape \(2,\), got int32 and \(1, 2\)"),
+    (array("value:m", "shape", [3]), r"expected data_offsets \[.*\] for int32 of shape \[3\]"),
+    (array("value:m", "shape", [2**31 - 1] * 9), "Array 'value:m': expected data_offsets"),
+    (array("value:m", "shape", [-2]), "Array 'value:m': shape: expected an integer within"),
+    (array("value:m", "shape", "2"), "Array 'value:m': shape: expected a list"),
+    (array("value:m", "data_offsets", [0, 2**40]), "data_offsets: expected an integer within"),
+    (array("value:m", "data_offsets", [0]), "Array 'value:m': expected data_offsets"),
+    (array("value:m", "data_offsets", [-8, 0]), "data_offsets: expected an integer within"),
+    (array("value:m", "data_offsets", [0.0, 8.0]), "data_offsets: expected an integer, got float"),
+    (array("scale:w", "dtype", "I32"), "Tensor 'w': expected a scale of float32"),
+    (array("zero_point:w", "dtype", "F32"), "zero point of int32, got float32 and float32"),
+    (array("zero_point:w", "shape", [1]), r"expected a zero point of shape \(\) or \(3,\), got"),
+    (change("arrays", "value:m", "extra", to=1), "expected the fields dtype, shape, data_offsets"),
+    (change("arrays", "value:m", to=[1]), "Array 'value:m': expected an object, got a list"),
+    (lambda d, a, data: (d, a, data + b"\x00"), "expected arrays of .* bytes together, got"),
+    (lambda d, a, data: (d, a, data[:-1]), "data_offsets: expected an integer within"),
+    (lambda d, a, data: (d, a, data[:-1] + b"\xf3"), "expected zeros in the unused bits of the last"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("mutation", "message"), HOSTILE)
+def test_lies_behind_a_valid_checksum(mutation, message):
+    with pytest.raises(REFUSED, match=message):
+        from_bytes(build(*mutation(*copy.deepcopy(parts(SMALL)))))
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf")])
+def test_scales_that_are_no_scales(scale):
+    document, arrays, data = parts(SMALL)
+    begin, end = arrays["scale:w"]["data_offsets"]
+    poisoned = data[:begin] + np.full(3, scale, np.float32).tobytes() + data[end:]
+    with pytest.raises(GraphError, match="Tensor 'w': a scale must be finite and positive"):
+        from_bytes(build(document, arrays, poisoned))
+
+
+def test_header_lengths():
+    rest = json.dumps(json.dumps(parts(SMALL)[0])) + "}}"
+    for length in (2**64 - 1, 2**40, 10_000):
+        with pytest.raises(ArtifactError, match=f"expected a header of at most .* got a length of {length}"):
+            from_bytes(seal(rest, b"", length=length))
+    for length in (0, 1, 100, 300):
+        with pytest.raises(ArtifactError, match="The header: expected JSON, got text that does not parse"):
+            from_bytes(seal(rest, b"", length=length))
+
+
+def test_headers():
+    text = json.dumps(json.dumps(parts(SMALL)[0]))
+    with pytest.raises(ArtifactError, match="expected every JSON key once, got 'graph' twice"):
+        from_bytes(seal(text + ',"graph":"{}"}}', b""))
+    with pytest.raises(ArtifactError, match="expected every JSON key once, got '__metadata__' twice"):
+        from_bytes(seal(text + '},"__metadata__":{}}', b""))
+    with pytest.raises(
+        ArtifactError, match=r"header's metadata: expected the fields .* got bytes, format, graph, more"
+    ):
+        from_bytes(seal(text + ',"more":"1"}}', b""))
+    with pytest.raises(ArtifactError, match="expected a header in UTF-8"):
+        from_bytes(seal(text + "}}\udcff", b""))
+
+
+VALUES = [
+    None,
+    True,
+    0,
+    1,
+    -1,
+    2**31,
+    2**63 - 1,
+    -(2**63),
+    0.5,
+    "",
+    "x",
+    "w",
+    "int8",
+    "int64",
+    [],
+    {},
+    [0],
+    [None],
+]
+VALUES += [["x"], {"a": 1}, "\u0000", "n" * 2000, [2**31 - 1] * 40, "packed 2 bits", [[[[]]]]]
+
+
+def places(value, path=()):
+    """The paths of every value inside of a JSON value."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield (*path, key)
+        yield from places(item, (*path, key))
+
+
+def mutate(tree, rng: random.Random) -> None:
+    """Replace, remove, copy or rename one random place."""
+    path = rng.choice(list(places(tree)))
+    parent = tree
+    for key in path[:-1]:
+        parent = parent[key]
+    action = rng.randrange(5)
+    if action == 0:
+        del parent[path[-1]]
+    elif action == 1 and isinstance(parent, list):
+        parent.insert(rng.randrange(len(parent) + 1), copy.deepcopy(rng.choice(parent)))
+    elif action == 2 and isinstance(parent, dict):
+        parent[rng.choice(["x", "w", "", "name", "shape"])] = parent.pop(path[-1])
+    elif action == 3 and type(parent[path[-1]]) is int:
+        parent[path[-1]] += rng.choice([-1, 1, 7, 2**33])
+    else:
+        parent[path[-1]] = copy.deepcopy(rng.choice(VALUES))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_mutated_structures_with_valid_checksums(seed):
+    rng = random.Random(seed)
+    original = parts(FILE if seed % 4 == 0 else SMALL)
+    loaded = 0
+    for _ in range(400):
+        document, arrays, data = copy.deepcopy(original)
+        mutate(document if rng.random() < 0.8 else arrays, rng)
+        if rng.random() < 0.1:
+            mutate(document, rng)
+        loaded += survives(build(document, arrays, data))
+    # Some mutations are harmless (an attribute, a location): both outcomes must have been seen.
+    assert 0 < loaded < 200
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_mutated_text_and_data_with_valid_checksums(seed):
+    rng = random.Random(seed)
+    document, arrays, data = parts(SMALL)
+    text = json.dumps(json.dumps(document)) + "}," + json.dumps(arrays)[1:]
+    outcomes = set()
+    for _ in range(1000):
+        mutated, payload = bytearray(text.encode()), bytearray(data)
+        for _ in range(rng.choice([1, 1, 3])):
+            target = mutated if rng.random() < 0.7 else payload
+            place = rng.randrange(len(target))
+            action = rng.randrange(4)
+            if action == 0:
+                target[place] ^= 1 << rng.randrange(8)
+            elif action == 1:
+                target[place] = rng.choice(b'[]{}",:\\0-1.eNu')
+            elif action == 2:
+                del target[place : place + rng.randrange(1, 5)]
+            else:
+                target[place:place] = target[place : place + rng.randrange(1, 20)]
+        outcomes.add(survives(seal(bytes(mutated).decode("utf-8", "surrogateescape"), bytes(payload))))
+    assert outcomes == {True, False}
+
+
+# Memory and time
+
+
+MILLIONS = 15 * 2**20
+
+
+def claim_8_gib() -> bytes:
+    document, arrays, data = parts(SMALL)
+    arrays["value:m"] |= {"shape": [2**31 - 1], "data_offsets": [0, 4 * (2**31 - 1)]}
+    return build(document, arrays, data)
+
+
+def claim_2_eib_packed() -> bytes:
+    document, arrays, data = parts(SMALL)
+    document["tensors"][1]["shape"] = [2**31 - 1, 2**31 - 1]
+    return build(document, arrays, data)
+
+
+BOMBS = {
+    "8 GiB": claim_8_gib,
+    "2 EiB packed": claim_2_eib_packed,
+    "brackets": lambda: with_document_text("[" * MILLIONS),
+    "braces": lambda: with_document_text('{"":' * (MILLIONS // 6)),
+    "lists": lambda: with_document_text("[" + "[]," * (MILLIONS // 3) + "[]]"),
+    "half a million lists": lambda: with_document_text("[" + "[]," * 490_000 + "[]]"),
+    "digits": lambda: with_document_text("1" * MILLIONS),
+    "keys": lambda: with_document_text("{" + ",".join(f'"{i}":0' for i in range(300_000)) + "}"),
+    "text": lambda: with_document_text('"' + "\u4e2d" * (MILLIONS // 7) + '"'),
+    "escapes": lambda: with_document_text('"' + "\\n" * (MILLIONS // 4) + '"'),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_bombs_cost_little(name):
+    file = BOMBS[name]()
+    tracemalloc.start()
+    begin = time.process_time()
+    try:
+        with pytest.raises(REFUSED):
+            from_bytes(file)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    # A list of nothing takes 2 bytes in JSON and about 60 in Python: the limit on values caps what that can do.
+    limit = min(2**20 + 50 * len(file), 256 * 2**20)
+    assert peak < limit, f"{peak / 2**20:.0f} MiB for {len(file) / 2**20:.1f} MiB"
+    assert time.process_time() - begin < 20
+
+
+def test_reading_costs_little_more_than_the_arrays():
+    codes = np.resize(np.arange(-8, 8), 4_000_000)
+    file = to_bytes(graph_of(constant("a", codes, "int8"), constant("b", codes, "int8", quantization(-8, 7))))
+    assert len(file) < 6_010_000
+    tracemalloc.start()
+    try:
+        from_bytes(file)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * len(file)
+
+
+SCALARS = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text(st.characters(codec="utf-8"))
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+
+
+@given(st.recursive(SCALARS | FINITE, lambda inner: st.lists(inner, max_size=4), max_leaves=12))
+def test_any_attribute_round_trips(value):
+    graph = graph_of(attributes={"a": value}, metadata={"m": {"n": value}})
+    assert differences(graph, from_bytes(to_bytes(graph))) == []
