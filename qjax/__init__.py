@@ -1,7 +1,18 @@
 """qjax: quantization-aware training in JAX whose integers are the ones that ship."""
 
 from qjax import calibration, numerics, ops, targets
-from qjax.model import QuantizedModel, QuantParam, QuantStat, calibrate, quantize
+from qjax.export.integer_graph import IntegerGraph, load
+from qjax.export.lower import ConversionError
+from qjax.model import (
+    QuantizedModel,
+    QuantParam,
+    QuantStat,
+    calibrate,
+    convert,
+    exact,
+    quantize,
+    verify,
+)
 from qjax.numerics.affine import QParams, QSpec
 from qjax.numerics.fake_quant import fake_quant
 from qjax.recipe import FLOAT, Override, Recipe
@@ -10,6 +21,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "FLOAT",
+    "ConversionError",
+    "IntegerGraph",
     "Override",
     "QParams",
     "QSpec",
@@ -19,9 +32,13 @@ __all__ = [
     "Recipe",
     "calibrate",
     "calibration",
+    "convert",
+    "exact",
     "fake_quant",
+    "load",
     "numerics",
     "ops",
     "quantize",
     "targets",
+    "verify",
 ]

@@ -9,8 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from qjax import calibration
+from qjax import calibration, targets
 from qjax.calibration.learned import Quantizer
+from qjax.export.convert import convert as convert_program
+from qjax.export.integer_graph import IntegerGraph, dequantize_outputs, quantize_inputs
+from qjax.export.interpreter import prepare
+from qjax.export.interpreter import run as run_graph
+from qjax.export.ir import Graph
+from qjax.export.lower import ConversionError
+from qjax.export.structure import describe
+from qjax.export.verify import Report
+from qjax.export.verify import verify as compare_nodes
 from qjax.layers import FLOAT_LAYERS, Traced, instrument, module_types, trace, write_state
 from qjax.numerics.affine import QParams
 from qjax.ops import Quantized
@@ -77,8 +86,11 @@ class QuantizedModel(nnx.Module):
         self._write(traced, values)
         return traced.outputs(values)
 
-    def codes(self, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, list[jax.Array]]]:
-        """The output, and per activation quantizer the codes (int32) at each of its places. Moves no statistics."""
+    def codes(self, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, jax.Array]]:
+        """The output, and the int32 codes of every quantized tensor by its label (in scans "label[iteration]").
+
+        Moves no statistics.
+        """
         traced, annotation = self._read(args, kwargs)
 
         def record(place: Place, x: jax.Array, quantized: Quantized | None) -> jax.Array | None:
@@ -89,7 +101,12 @@ class QuantizedModel(nnx.Module):
 
         evaluation = Evaluation(annotation, self._quantize, record, self.plan.shared)
         values, taps = evaluation.run(traced.program, traced.args, self.quantizer_values())
-        return traced.outputs(values), taps
+        codes: dict[str, jax.Array] = {}
+        for place in annotation.values.values():
+            for index in np.ndindex(*place.stack):
+                label = place.label + "".join(f"[{i}]" for i in index)
+                codes[label] = taps[place.label][index] if index else taps[place.label]
+        return traced.outputs(values), codes
 
     def quantizer_values(self) -> dict[str, dict[str, Any]]:
         """name -> the arrays of that quantizer."""
@@ -194,32 +211,39 @@ def calibrate(
         observers.update(dict.fromkeys(activations, calibration.get(observer)))
     graphdef, state = nnx.split(_evaluation_copy(qmodel.model))
 
-    def taps_of(state: Any, args: Any, kind: str) -> dict[str, list[jax.Array]]:
+    def taps_of(state: Any, args: Any, kind: str) -> dict[str, dict[str, jax.Array]]:
+        """name of the quantizer -> label of the tensor -> its real values."""
         traced = trace(nnx.merge(graphdef, state), args, {})
         annotation = annotate(traced.program, traced.names, traced.constant, plan.is_float)
 
         def record(place: Place, x: jax.Array, _: Quantized | None) -> jax.Array | None:
             return x if (kinds.get(place.name) == "weight") == (kind == "weight") else None
 
-        return Evaluation(annotation, None, record, plan.shared).run(traced.program, traced.args, _nothing(plan))[1]
+        evaluation = Evaluation(annotation, None, record, plan.shared)
+        taps = evaluation.run(traced.program, traced.args, _nothing(plan))[1]
+        found: dict[str, dict[str, jax.Array]] = {}
+        for place in (*annotation.values.values(), *annotation.weights.values()):
+            if place.label in taps:
+                found.setdefault(place.name, {})[place.label] = taps[place.label]
+        return found
 
     @jax.jit
     def step(state: Any, seen: Any, args: Any) -> Any:
         for name, records in taps_of(state, args, "activation").items():
             q = quantizers[name]
-            for x in records:
+            for x in records.values():
                 seen[name] = _update(observers[name], seen[name], x, q)
         return seen
 
     count = 0
     seen: dict[str, Any] = {}
-    weights: dict[str, list[jax.Array]] = {}
+    weights: dict[str, dict[str, jax.Array]] = {}
     for batch in calibration.track(batches, "calibrating", enabled=progress):
         args = _arguments(batch)
         if count == 0:
             shapes = jax.eval_shape(lambda s, a: taps_of(s, a, "activation"), state, args)
             for name, records in shapes.items():
-                seen[name] = _initial(observers[name], quantizers[name], records[0].shape)
+                seen[name] = _initial(observers[name], quantizers[name], next(iter(records.values())).shape)
             weights = jax.jit(lambda s, a: taps_of(s, a, "weight"))(state, args)
         seen = step(state, seen, args)
         count += 1
@@ -228,7 +252,7 @@ def calibrate(
     for name, q in plan.quantizers:
         if kinds[name] == "weight":
             way = observers[name]
-            qparams = _of_weight(q, np.asarray(weights[name][0]), way, shared=name in plan.shared)
+            qparams = _of_weight(q, np.asarray(next(iter(weights[name].values()))), way, shared=name in plan.shared)
         else:
             host = jax.tree.map(np.asarray, seen[name])
             qparams = _finish(observers[name], host, q, name)
@@ -237,6 +261,121 @@ def calibrate(
         for key, value in values.items():
             variable = getattr(module, key)
             variable[...] = jnp.asarray(value, variable[...].dtype)
+
+
+def convert(qmodel: QuantizedModel, sample: Any, *, target: Any = None) -> IntegerGraph:
+    """The model as a graph that holds integers only, in evaluation mode.
+
+    Args:
+      sample: one batch, an array or a tuple of the call's arguments; only its shapes matter. The first axis of every
+        array is the batch, and the graph takes any size of it.
+      target: the runtime whose rounding the graph obeys; None takes the recipe's.
+
+    Raises:
+      ConversionError: something has no integer form; the message names the primitive, your line, and a cure.
+    """
+    return IntegerGraph(_convert(qmodel, _arguments(sample), targets.get(target or qmodel.plan.target)))
+
+
+def verify(graph: IntegerGraph, qmodel: QuantizedModel, batches: Iterable[Any]) -> Report:
+    """Compare the graph with the fake-quantized forward (evaluation mode) on every batch, node by node.
+
+    `batches`: arrays, or tuples of the call's arguments. `str()` of the result is a table.
+    """
+    view = _evaluation_copy(qmodel)
+
+    def reference(*inputs: Any) -> tuple[Any, dict[str, Any]]:
+        return view.codes(*inputs)
+
+    return compare_nodes(graph, reference, (_arguments(batch) for batch in batches))
+
+
+Forward = Callable[..., Any]
+
+
+def exact(qmodel: QuantizedModel, sample: Any, *, target: Any = None) -> Forward:
+    """A forward whose value is the integer graph's and whose gradient is the fake-quantized model's.
+
+    Returns `forward(qmodel, *inputs)`: the output of the graph that `convert` would make from the parameters that
+    `qmodel` holds at that call, computed by the interpreter's kernels, also inside jit and grad. Evaluation mode:
+    batch statistics are read, not moved. Use it for the last epochs, so that training sees the deployed rounding:
+
+        forward = qjax.exact(qmodel, sample)
+
+        @nnx.jit
+        def step(qmodel, optimizer, x, y):
+            loss, grads = nnx.value_and_grad(lambda m: criterion(forward(m, x), y))(qmodel)
+            optimizer.update(qmodel, grads)
+    """
+    args = _arguments(sample)
+    chosen = targets.get(target or qmodel.plan.target)
+    _convert(qmodel, args, chosen)  # raises here, with concrete numbers, what cannot be converted
+
+    def forward(qmodel: QuantizedModel, *inputs: Any) -> Any:
+        view = _evaluation_copy(qmodel)
+        ir = _convert(view, args, chosen)
+        arrays = [x for x in inputs if isinstance(x, (jax.Array, np.ndarray))]
+        env = run_graph(ir, prepare(ir), quantize_inputs(ir, arrays))
+        value = dequantize_outputs(ir, [env[name] for name in ir.outputs])
+        return jax.tree.map(_with_gradient_of, view(*inputs), value)
+
+    return forward
+
+
+@jax.custom_jvp
+def _with_gradient_of(surrogate: jax.Array, value: jax.Array) -> jax.Array:
+    """`value`, with the derivative of `surrogate`."""
+    return value
+
+
+@_with_gradient_of.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    return _with_gradient_of(*primals), tangents[0]
+
+
+def _convert(qmodel: QuantizedModel, args: tuple[Any, ...], target: targets.Target) -> Graph:
+    plan, quantizers = qmodel.plan, dict(qmodel.plan.quantizers)
+    values = qmodel.quantizer_values()
+    model = _evaluation_copy(qmodel.model)
+
+    def params_of(place: Place, step: tuple[int, ...], x: Any) -> QParams:
+        q, own = quantizers[place.name], values[place.name]
+        if step and place.name not in plan.shared:
+            own = {name: value[step] for name, value in own.items()}
+        if q.method == "dynamic" and isinstance(x, jax.ShapeDtypeStruct):
+            return QParams(np.ones(q.spec.param_shape(x.shape), np.float32), np.zeros(q.spec.param_shape(x.shape), np.int32), q.spec)
+        return q.qparams(own, x)
+
+    def read(args: tuple[Any, ...]) -> tuple[Traced, Annotation]:
+        traced = trace(model, args, {})
+        return traced, annotate(traced.program, traced.names, traced.constant, plan.is_float)
+
+    traced, annotation = read(args)
+    arrays = [a for a in args if isinstance(a, (jax.Array, np.ndarray))]
+    size = int(arrays[0].shape[0])
+    other, other_annotation = read(
+        tuple(jnp.zeros((2 * size, *a.shape[1:]), a.dtype) if isinstance(a, (jax.Array, np.ndarray)) else a for a in args)
+    )
+    shapes = [jax.ShapeDtypeStruct(np.shape(a), a.dtype) for a in other.args]
+    graph = convert_program(
+        traced.program,
+        annotation,
+        traced.args,
+        traced.names,
+        params_of,
+        target,
+        (other.program, other_annotation, shapes),
+        (size, 2 * size),
+    )
+    positions = jax.tree.map(lambda _: 0, traced.outputs([0] * len(traced.program.outputs)))
+    leaves, tree = jax.tree.flatten(positions)
+    structure = describe(tree.unflatten(range(len(leaves))))
+    if len(leaves) != len(graph.outputs):
+        raise ConversionError(
+            f"The model returns {len(leaves)} arrays, of which {len(graph.outputs)} come from quantized operations. "
+            "Return only what depends on the input through operations that qjax converts."
+        )
+    return graph.replace(metadata={"producer": "qjax", "output_structure": structure})
 
 
 # ---------------------------------------------------------------------------- helpers

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.core import Tracer
 
 from qjax.calibration.channels import check_batch
 from qjax.calibration.observer import Bounds, BoundsObserver, State
@@ -81,7 +82,7 @@ class Callback(BoundsObserver):
             return _checked(new, like)
 
         leaves = jax.tree.leaves((old, x))
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        if any(isinstance(leaf, Tracer) for leaf in leaves):
             new = jax.pure_callback(on_host, like, old, x, vmap_method="sequential")
         else:
             new = jax.tree.map(jnp.asarray, on_host(old, x))

@@ -27,6 +27,8 @@ class Entropy(HistogramObserver):
       data lies on one side of zero; `2**(bits - 1)` otherwise;
     - a bin of Q that is empty where P is not (clipped values alone in their group) counts as 1e-4
       values, MXNet's smoothing: otherwise one far outlier would forbid every threshold below it;
+    - a threshold must keep more than half of the values: of data far from zero, the first occupied bin
+      with all the rest clipped onto it would else have no divergence at all;
     - of equal candidates the widest wins; with no more occupied bins than codes nothing is clipped.
 
     The bounds are the data's own, clipped to plus and minus the threshold. The procedure wants many
@@ -74,7 +76,10 @@ def entropy_threshold(counts: np.ndarray, codes: int) -> int:
     """
     best, best_divergence = counts.size, np.inf
     total = counts.sum()
+    mass = np.cumsum(counts)
     for kept in range(counts.size, codes - 1, -1):
+        if mass[kept - 1] <= total / 2:
+            break
         divergence = _divergence(counts[:kept], total, codes)
         if divergence < best_divergence:
             best, best_divergence = kept, divergence

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Literal
 
+import jax.numpy as jnp
 import numpy as np
 
 from qjax.calibration.channels import to_rows
@@ -84,7 +85,7 @@ def _lsq(rows: np.ndarray, shape: tuple[int, ...], spec: QSpec) -> QParams:
     # A row of zeros has no scale; choose_qparams decides what it gets.
     fallback = np.asarray(choose_qparams(np.zeros(1), np.zeros(1), spec).scale)
     scale = np.where(scale > 0.0, scale, fallback).astype(np.float32).reshape(shape)
-    return QParams(scale, np.zeros(shape, np.int32), spec)
+    return QParams(jnp.asarray(scale), jnp.zeros(shape, jnp.int32), spec)
 
 
 def _checked(w: Any) -> np.ndarray:

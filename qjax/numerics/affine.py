@@ -110,14 +110,14 @@ def dequantize(codes: Any, qparams: QParams) -> jax.Array:
 def choose_qparams(lo: Any, hi: Any, spec: QSpec, *, power_of_two: bool = False) -> QParams:
     """Parameters whose codes cover the observed range [lo, hi] and 0.0, which gets a code of its own.
 
-    Symmetric: `scale = max(-lo, hi) * fl(1 / qmax)` (unsigned: `hi * fl(1 / qmax)`), zero point 0. Asymmetric:
-    `scale = (hi - lo) * fl(1 / (qmax - qmin))`, `zero_point = clip(qmin - round(lo * (1/scale)), qmin,
-    qmax)`, the nudge of TFLite and of Jacob et al. 2018 (arXiv 1712.05877, section 3), with the rounding
-    before the subtraction. The same bits in eager, under jit and in numpy.
+    Symmetric: `scale = max(-lo, hi) * fl(1 / qmax)`, or `hi * fl(1 / qmax)` where unsigned; zero point 0.
+    Asymmetric: `scale = (hi - lo) * fl(1 / (qmax - qmin))` and
+    `zero_point = clip(qmin - round(lo * (1/scale)), qmin, qmax)`, the nudge of TFLite and of Jacob et al. 2018 (arXiv 1712.05877, section 3), with the
+    rounding before the subtraction. The same bits in eager, under jit and in numpy.
 
     A range so narrow that its scale would be under 2^-100 (the range of a tensor of zeros, above all) gets
-    scale 1.0, and if asymmetric the zero point qmin. Concrete ranges must be finite, ordered and no wider than a scale of 2^100; traced ones cannot
-    be checked: there a NaN range gives scale 1.0 and an infinite one 2^100.
+    scale 1.0, and if asymmetric the zero point qmin. Concrete ranges must be finite, ordered and within
+    2^100; traced ones cannot be checked: there a NaN range gives scale 1.0 and an infinite one 2^100.
 
     Args:
       lo, hi: float arrays of the parameters' shape.

@@ -29,6 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
+from qjax.numerics._namespace import traced
 from qjax.numerics.affine import (
     QParams,
     broadcast_to_tensor,
@@ -213,7 +214,7 @@ def _checked(gradient: Any) -> Gradient:
 
 
 def _number(gradient_scale: Any) -> float:
-    if isinstance(gradient_scale, jax.core.Tracer):
+    if traced(gradient_scale):
         raise TypeError(
             "gradient_scale must be a Python number: it is part of the program. Got a traced value"
         )

@@ -58,7 +58,7 @@ def exp2(x: jax.Array) -> jax.Array:
 def log2_scale_of(scale: Any) -> np.ndarray[Any, Any]:
     """Raw float32 parameters whose `learned_scale` is `scale`, as nearly as they can say; on the host.
 
-    Near r = -7, say, raw values are 2^-21 apart, so the scale comes back to within 2^-22.5 of its value;
+    Near r = -7, say, raw values are 2^-21 apart, so the scale comes back to within 2^-21.5 of its value;
     powers of two come back exactly. Raises ValueError outside [2^-64, 2^64].
     """
     scale = np.asarray(scale, np.float64)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from qjax.numerics._namespace import traced
 from qjax.numerics.qspec import QSpec
 
 SCALE_MIN = 2.0**-100
@@ -106,13 +107,9 @@ def broadcast_to_tensor(param: jax.Array, spec: QSpec, shape: tuple[int, ...]) -
     return jnp.reshape(repeated, (*sizes[: after - 1], shape[after - 1], *sizes[after:]))
 
 
-def _concrete(value: Any) -> bool:
-    return not isinstance(value, jax.core.Tracer)
-
-
 def as_float32(value: Any) -> jax.Array | np.ndarray[Any, Any]:
     """A traced value as a float32 tracer, a concrete one as a numpy array to check."""
-    array = value if not _concrete(value) else np.asarray(value)
+    array = value if traced(value) else np.asarray(value)
     if not (jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)):
         raise TypeError(f"Expected real numbers. Got dtype {array.dtype}")
     if isinstance(array, np.ndarray):
@@ -123,7 +120,7 @@ def as_float32(value: Any) -> jax.Array | np.ndarray[Any, Any]:
 
 def _zero_point(value: Any) -> jax.Array | np.ndarray[Any, Any]:
     """An integer zero point as int32, a float latent as float32; concrete ones as numpy arrays."""
-    array = value if not _concrete(value) else np.asarray(value)
+    array = value if traced(value) else np.asarray(value)
     if jnp.issubdtype(array.dtype, jnp.floating):
         return array.astype(np.float32)
     if not jnp.issubdtype(array.dtype, jnp.integer):

@@ -27,5 +27,9 @@ class Add(Op):
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         return {"subtract": eqn.primitive == "sub"}
 
+    def scales(self, attributes: Attributes, inputs: Sequence[Any]) -> list[Any]:
+        first, second = inputs
+        return [first, -second if attributes["subtract"] else second]
+
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         return finish_sum([centered(x, constants, i) for i, x in enumerate(inputs)], constants, attributes)

@@ -149,6 +149,10 @@ class Op:
         """CHAIN only: the real bounds (low, high) of a clamp, each None if there is none."""
         return None, None
 
+    def scales(self, attributes: Attributes, inputs: Sequence[Any]) -> list[Any]:
+        """PRODUCER without a weight: the scale of each accumulator, from those of its inputs (as `Real`)."""
+        return [inputs[0]]
+
     def runtime(self, attributes: Attributes, constants: Constants) -> Constants:
         """What the interpreter may compute once, before any input: constants in, constants of the kernel out."""
         return constants

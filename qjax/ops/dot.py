@@ -77,6 +77,9 @@ class Dot(Op):
         summed = tuple(attributes["rhs_contracting" if attributes["weight"] == 1 else "lhs_contracting"])
         return fold_zero_point(attributes, constants, summed)
 
+    def scales(self, attributes: Attributes, inputs: Sequence[Any]) -> list[Any]:
+        return [inputs[0] * inputs[1]]
+
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         weight = attributes["weight"]
         if weight is None:

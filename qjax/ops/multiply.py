@@ -34,6 +34,9 @@ class Multiply(Op):
         scale = lax.stop_gradient(x.scale.reshape(()) * w.scale.reshape(()))
         return [(acc * jnp.broadcast_to(scale, acc.shape)).astype(eqn.out_dtypes[0])]
 
+    def scales(self, attributes: Attributes, inputs: Sequence[Any]) -> list[Any]:
+        return [inputs[0] * inputs[1]]
+
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         acc = centered(inputs[0], constants, 0) * centered(inputs[1], constants, 1)
         return finish_sum([acc], constants, attributes)

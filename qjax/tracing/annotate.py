@@ -24,11 +24,12 @@ matrix product's accumulator."""
 class Place:
     """One tensor with a quantizer.
 
-    name: of the quantizer; places on one grid share it. kind: whose tensor it is.
+    label: of the tensor, unique. name: of the quantizer; places on one grid share it. kind: whose tensor it is.
     module: path of the module that made the tensor; op: the operation that did. axes: of a weight, those along
     which it may keep scales of its own. stack: lengths of the scans around it. location: the user's line.
     """
 
+    label: str
     name: str
     kind: Literal["input", "activation", "weight"]
     module: str
@@ -326,7 +327,7 @@ class _Annotator:
         if isinstance(state, _Grid) or value in self.result.constants or value.constant is not None:
             return
         if isinstance(state, _Accumulator):
-            place = Place(state.name, "activation", state.module, state.op, value.shape, (), stack, state.location)
+            place = Place(state.name, state.name, "activation", state.module, state.op, value.shape, (), stack, state.location)
             if state.use is not None:
                 state.use.output = place
         else:
@@ -334,7 +335,8 @@ class _Annotator:
             kind = "input" if module == "input" else "activation"
             module = "" if kind == "input" else module
             op = "input" if kind == "input" else "float"
-            place = Place(self._unique(name), kind, module, op, value.shape, (), stack, location)
+            label = self._unique(name)
+            place = Place(label, label, kind, module, op, value.shape, (), stack, location)
         self.result.values[value] = place
         self.state[value] = _Grid(place)
 
@@ -351,7 +353,7 @@ class _Annotator:
         position = seen.index(signature)
         name = path if position == 0 else f"{path}#{position + 1}"
         place = Place(
-            name, "weight", _parent(path), op.name, value.shape, op.weight_axes(eqn, index), stack, eqn.location
+            name, name, "weight", _parent(path), op.name, value.shape, op.weight_axes(eqn, index), stack, eqn.location
         )
         self.result.weights[eqn, index] = place
         return place

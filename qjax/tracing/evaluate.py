@@ -19,8 +19,8 @@ from qjax.tracing.program import Equation, Program, Value
 Params = Mapping[str, Any]
 """Per quantizer: a pytree of arrays; inside a scan, with a leading axis per scan."""
 
-Taps = dict[str, list[Any]]
-"""What was recorded, per quantizer: one entry per place in order of execution."""
+Taps = dict[str, Any]
+"""What was recorded, per label of a place; inside scans with an axis in front for each."""
 
 Quantizer = Callable[[Place, Any, jax.Array], Quantized]
 """(place, its parameters, real tensor) -> codes."""
@@ -90,7 +90,7 @@ class Evaluation:
         if self.record is not None:
             kept = self.record(place, x, quantized)
             if kept is not None:
-                taps.setdefault(place.name, []).append(kept)
+                taps[place.label] = kept
         return x if quantized is None else quantized
 
     # ------------------------------------------------------------------ bodies
@@ -105,7 +105,7 @@ class Evaluation:
             run, prevent_cse=eqn.params.get("prevent_cse", True), policy=eqn.params.get("policy")
         )
         outputs, recorded = run(inputs, inner)
-        _extend(taps, recorded)
+        taps.update(recorded)
         return outputs
 
     def _scan(self, eqn: Equation, body: Program, inputs: list[Any], params: Params, taps: Taps) -> list[Any]:
@@ -129,7 +129,7 @@ class Evaluation:
             reverse=eqn.params["reverse"],
             unroll=eqn.params.get("unroll", 1),
         )
-        _extend(taps, recorded)
+        taps.update(recorded)
         return [*final, *stacks]
 
     def _names(self, body: Program) -> list[str]:
@@ -149,7 +149,3 @@ class Evaluation:
                 names[place.name] = None
         return list(names)
 
-
-def _extend(taps: Taps, more: Taps) -> None:
-    for name, records in more.items():
-        taps.setdefault(name, []).extend(records)

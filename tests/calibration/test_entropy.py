@@ -44,10 +44,19 @@ def literal_divergence(bins: list[int], kept: int, codes: int) -> float:
 def test_the_threshold_has_the_least_divergence(bins: list[int], codes: int) -> None:
     kept = entropy_threshold(np.array(bins, np.float64), codes)
     assert codes <= kept <= len(bins) or kept == len(bins) < codes
-    if len(bins) >= codes:
+    candidates = [i for i in range(codes, len(bins) + 1) if 2 * sum(bins[:i]) > sum(bins)]
+    if candidates:
+        assert kept in candidates
         chosen = literal_divergence(bins, kept, codes)
         # Equal but for the float64 rounding of a sum of at most 40 logarithms.
-        assert all(chosen <= literal_divergence(bins, i, codes) + 1e-12 for i in range(codes, len(bins) + 1))
+        assert all(chosen <= literal_divergence(bins, i, codes) + 1e-12 for i in candidates)
+
+
+def test_data_far_from_zero_keeps_its_range() -> None:
+    data = np.random.default_rng(0).uniform(100.0, 101.0, 50_000).astype(np.float32)
+    lo, hi = observe(data, QSpec(), Entropy())
+    assert lo == data.min()
+    assert hi > 100.9
 
 
 def test_magnitudes_fold_the_sign_and_leave_out_zeros() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qjax.calibration import MSE, MinMax
+from qjax.calibration import MSE, MinMax, Observer
 from qjax.calibration.histogram import HostHistogram
 from qjax.calibration.mse import SquaredError, best_grid, candidates
 from qjax.numerics.affine import QSpec, dequantize, quantize
@@ -99,7 +99,7 @@ def test_zero_points_reach_from_one_end_to_the_other() -> None:
         assert zero_points.tolist() == list(range(low, high + 1))
 
 
-def error_on(data: np.ndarray, observer: MSE | MinMax, spec: QSpec) -> float:
+def error_on(data: np.ndarray, observer: Observer, spec: QSpec) -> float:
     state = observer.update(observer.init(spec, data.shape), jnp.asarray(data), spec)
     qparams = observer.qparams(state, spec)
     real = np.asarray(dequantize(quantize(data, qparams), qparams))

@@ -73,7 +73,7 @@ def test_vmap_is_a_loop(observer: Observer) -> None:
     start = observer.init(spec, (20,))
     looped = []
     for i in range(3):
-        looped.append(run(observer, spec, [x[i] for x in data]))
+        looped.append(run(observer, spec, [np.asarray(x[i]) for x in data]))
     mapped = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (3, *leaf.shape)), start)
     for x in data:
         mapped = jax.jit(jax.vmap(lambda s, b: observer.update(s, b, spec)))(mapped, x)

@@ -7,13 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qjax.calibration import MinMax, Percentile
+from qjax.calibration import MinMax, Observer, Percentile
+from qjax.calibration.observer import State
 from qjax.numerics.affine import QSpec
 
 SPEC = QSpec(symmetric=False)
 
 
-def observe(observer: Percentile | MinMax, data: np.ndarray, parts: int = 4):
+def observe(observer: Observer, data: np.ndarray, parts: int = 4) -> State:
     state, step = observer.init(SPEC, ()), jax.jit(lambda state, x: observer.update(state, x, SPEC))
     for part in data.reshape(parts, -1):
         state = step(state, part)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from qjax.calibration import weight_qparams
-from qjax.calibration.weights import squared_error
+from qjax.calibration.weights import WeightMethod, squared_error
 from qjax.numerics.affine import QSpec
 
 RNG = np.random.default_rng(7)
@@ -53,7 +53,7 @@ def test_squared_error_is_that_of_the_nearest_codes() -> None:
 
 
 @pytest.mark.parametrize("method", ["minmax", "mse", "lsq"])
-def test_per_channel_and_per_group_are_loops(method: str) -> None:
+def test_per_channel_and_per_group_are_loops(method: WeightMethod) -> None:
     channels = weight_qparams(WEIGHT, QSpec(bits=4, axis=(0, 2)), method).scale
     groups = weight_qparams(WEIGHT[0], QSpec(bits=4, axis=1, group_size=5, group_axis=0), method).scale
     for i, j in np.ndindex(3, 4):
@@ -75,7 +75,7 @@ def test_lsq_is_the_papers_initial_scale(bits: int) -> None:
 
 
 @pytest.mark.parametrize("method", ["minmax", "mse", "lsq"])
-def test_a_channel_of_zeros_does_not_disturb_the_others(method: str) -> None:
+def test_a_channel_of_zeros_does_not_disturb_the_others(method: WeightMethod) -> None:
     w = WEIGHT.copy()
     w[..., 1] = 0
     scale = np.asarray(weight_qparams(w, QSpec(bits=4, axis=-1), method).scale)
@@ -85,7 +85,7 @@ def test_a_channel_of_zeros_does_not_disturb_the_others(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["minmax", "mse", "lsq"])
-def test_any_array_of_a_floating_dtype_and_any_flag(method: str) -> None:
+def test_any_array_of_a_floating_dtype_and_any_flag(method: WeightMethod) -> None:
     spec = QSpec(bits=4, axis=-1)
     half = jnp.asarray(WEIGHT).astype(jnp.bfloat16)
     expected = weight_qparams(np.asarray(half.astype(jnp.float32)), spec, method).scale

@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
 
 from qjax.export.ir import Graph, Node, Quantization, Tensor
 
@@ -9,7 +10,14 @@ UNICODE = "poids/é\u4e2d\U0001f600"
 TEXT = 'a"\\\n\u2028'
 
 
-def quantization(qmin: int = -128, qmax: int = 127, *, scale=0.1, zero_point=0, axes: tuple[int, ...] = ()):
+def quantization(
+    qmin: int = -128,
+    qmax: int = 127,
+    *,
+    scale: ArrayLike = 0.1,
+    zero_point: ArrayLike = 0,
+    axes: tuple[int, ...] = (),
+) -> Quantization:
     scales = np.asarray(scale, np.float32)
     return Quantization(scales, np.asarray(zero_point, np.int32), qmin, qmax, axes)
 

@@ -248,6 +248,8 @@ HOSTILE = [
     (array("value:m", "data_offsets", [0]), "Array 'value:m': expected data_offsets"),
     (array("value:m", "data_offsets", [-8, 0]), "data_offsets: expected an integer within"),
     (array("value:m", "data_offsets", [0.0, 8.0]), "data_offsets: expected an integer, got float"),
+    (array("value:w", "dtype", "I8"), "Tensor 'w': expected packed data in one row of uint8, got int8"),
+    (array("value:w", "shape", [1, 2]), r"packed data in one row of uint8, got uint8 and \(1, 2\)"),
     (array("scale:w", "dtype", "I32"), "Tensor 'w': expected a scale of float32"),
     (array("zero_point:w", "dtype", "F32"), "zero point of int32, got float32 and float32"),
     (array("zero_point:w", "shape", [1]), r"expected a zero point of shape \(\) or \(3,\), got"),
@@ -430,7 +432,7 @@ def test_bombs_cost_little(name):
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    # A list of nothing takes 2 bytes in JSON and about 60 in Python: the limit on values caps what that can do.
+    # A list of nothing takes 2 bytes in JSON and about 60 in Python: the limit on values caps it.
     limit = min(2**20 + 50 * len(file), 256 * 2**20)
     assert peak < limit, f"{peak / 2**20:.0f} MiB for {len(file) / 2**20:.1f} MiB"
     assert time.process_time() - begin < 20

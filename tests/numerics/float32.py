@@ -1,4 +1,4 @@
-"""float32 arithmetic in fractions: the operation exactly, then one rounding. No float decides anything here."""
+"""float32 arithmetic in fractions: the operation exactly, then one rounding. No float decides anything."""
 
 from fractions import Fraction
 
@@ -37,6 +37,6 @@ def choose(lo: Fraction, hi: Fraction, qmin: int, qmax: int, mode: str) -> tuple
 
 
 def exact_ties(scale: np.ndarray, count: int) -> np.ndarray:
-    """float32 `fl((k + 1/2) * scale)` for `count` whole k around zero, in rows that broadcast against scale."""
+    """float32 `fl((k + 1/2) * scale)` for `count` whole k around zero, in rows as long as scale."""
     k = np.arange(count, dtype=np.float64) - count // 2 + 0.5
     return (k.reshape(-1, max(scale.size, 1)) * scale.astype(np.float64)).astype(np.float32)

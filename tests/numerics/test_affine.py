@@ -118,7 +118,7 @@ def test_degenerate_ranges():
                 assert int(qparams.zero_point) == (0 if symmetric else -128)
         traced = jax.jit(lambda a, b, spec=spec: choose_qparams(a, b, spec))
         assert float(traced(np.float32(-np.inf), np.float32(np.inf)).scale) == 2.0**100
-        assert float(traced(np.float32(np.nan), np.float32(1)).scale) in (1.0, float(np.float32(1 / 127)))
+        assert float(traced(np.float32(np.nan), np.float32(1)).scale) == 1.0
         assert spec.qmin <= int(traced(np.float32(np.nan), np.float32(np.nan)).zero_point) <= spec.qmax
 
 
@@ -140,7 +140,11 @@ def test_a_range_that_cannot_be_covered(lo, hi, spec, words):
 
 
 @given(
-    st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False, min_value=-(2**60), max_value=2**60)),
+    st.lists(
+        st.floats(width=32, allow_nan=False, allow_infinity=False, min_value=-(2**60), max_value=2**60),
+        min_size=8,
+        max_size=8,  # one shape, so that it compiles once
+    ),
     st.floats(width=32, min_value=2**-60, max_value=2**60),
     st.integers(2, 16),
     st.sampled_from(list(MODES)),
@@ -166,10 +170,13 @@ def test_every_code_survives_a_round_trip(bits, mode):
     for scale, zero_point in ((0.1, spec.qmin), (1e-7, 0), (3e8, spec.qmax)):
         qparams = QParams(scale, 0 if spec.symmetric else max(zero_point, spec.qmin), spec)
         real = dequantize(codes, qparams)
-        exact = [
-            float32.nearest((int(c) - int(qparams.zero_point)) * Fraction(float(qparams.scale))) for c in codes
-        ]
-        assert fractions(real) == exact
+        some, offset, step = (
+            codes[:: 1 + codes.size // 256],
+            int(qparams.zero_point),
+            Fraction(float(qparams.scale)),
+        )
+        exact = [float32.nearest((int(code) - offset) * step) for code in some]
+        assert fractions(real[:: 1 + codes.size // 256]) == exact
         assert np.array_equal(np.asarray(quantize(real, qparams)), codes)
 
 
@@ -196,7 +203,9 @@ def test_ties_have_one_code_everywhere(per_channel, zero_point):
         return quantize(row[None], qparams)[0]
 
     def scanned(x):
-        return jax.lax.scan(lambda carry, part: (carry, quantize(part, qparams)), 0, x.reshape(8, rows // 8, -1))[1]
+        return jax.lax.scan(
+            lambda carry, part: (carry, quantize(part, qparams)), 0, x.reshape(8, rows // 8, -1)
+        )[1]
 
     ways = {
         "eager": quantize(x, qparams),
@@ -305,7 +314,9 @@ def test_each_slice_is_quantized_by_its_own_parameters(spec):
         single = QParams(np.asarray(qparams.scale)[index], np.asarray(qparams.zero_point)[index], alone)
         assert np.array_equal(np.asarray(quantize(view[at], single)), parts[at])
     full = np.broadcast_to(np.asarray(broadcast_to_tensor(qparams.scale, spec, x.shape)), x.shape)
-    assert (np.abs(np.asarray(dequantize(codes, qparams)) - x) <= full * 0.5001 + full * (not spec.symmetric)).all()
+    assert (
+        np.abs(np.asarray(dequantize(codes, qparams)) - x) <= full * 0.5001 + full * (not spec.symmetric)
+    ).all()
 
 
 @given(st.sampled_from(["nearest_away", "nearest_up", "toward_zero", "floor", "ceil"]))
@@ -331,16 +342,18 @@ def test_stochastic_codes_are_unbiased_and_keyed():
     assert set(codes.tolist()) == {5, 6}
     # Five standard deviations of a binomial.
     assert abs((codes - 5).mean() - 0.3) < 5 * np.sqrt(0.3 * 0.7 / x.size)
-    assert np.array_equal(np.asarray(jax.jit(lambda x, k: quantize(x, qparams, rounding="stochastic", key=k))(x, key)), codes)
+    assert np.array_equal(
+        np.asarray(jax.jit(lambda x, k: quantize(x, qparams, rounding="stochastic", key=k))(x, key)), codes
+    )
     with pytest.raises(ValueError, match="needs a random key"):
         quantize(x, qparams, rounding="stochastic")
 
 
 def test_wrong_types_are_named():
     qparams = QParams(1.0, 0, QSpec())
-    with pytest.raises(TypeError, match="Expected a float tensor to quantize. Got int32"):
+    with pytest.raises(TypeError, match=r"Expected a float tensor to quantize\. Got int32"):
         quantize(np.arange(3, dtype=np.int32), qparams)
-    with pytest.raises(TypeError, match="codes must be integers. Got float32"):
+    with pytest.raises(TypeError, match=r"codes must be integers\. Got float32"):
         dequantize(np.zeros(3, np.float32), qparams)
 
 

@@ -12,7 +12,8 @@ from qjax.numerics.affine import QParams, QSpec, broadcast_to_tensor, split_grou
 
 @pytest.mark.parametrize("bits", range(2, 17))
 @pytest.mark.parametrize(
-    ("signed", "symmetric", "narrow"), list(itertools.product((True, False), (True, False), (None, True, False)))
+    ("signed", "symmetric", "narrow"),
+    list(itertools.product((True, False), (True, False), (None, True, False))),
 )
 def test_the_codes_are_those_of_the_words(bits, signed, symmetric, narrow):
     if symmetric and not signed and narrow:
@@ -93,7 +94,11 @@ def test_groups_are_consecutive():
         (QSpec(axis=4), (2, 3), "axis 4 is out of range for a tensor of 2 dimensions"),
         (QSpec(axis=(1, -1)), (2, 3), "name one axis twice"),
         (QSpec(axis=0, group_size=1), (2, 3), "name one axis twice"),
-        (QSpec(group_size=4), (6, 3), r"must divide the size of axis 0 of a tensor of shape \(6, 3\)\. Got 4"),
+        (
+            QSpec(group_size=4),
+            (6, 3),
+            r"must divide the size of axis 0 of a tensor of shape \(6, 3\)\. Got 4",
+        ),
     ],
 )
 def test_a_spec_that_does_not_fit_the_tensor(spec, shape, words):

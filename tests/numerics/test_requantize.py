@@ -319,7 +319,9 @@ def test_a_rule_may_have_constants_of_its_own(monkeypatch):
     for scale in (constants, np.array([0.5, 0.125], np.float32)):
         assert requantize(acc, scale, rule="shift_only", zero_point=1).tolist() == [[-4, 13]]
         assert jax.jit(lambda a, s: requantize(a, s, rule="shift_only"))(acc, scale).tolist() == [[-5, 12]]
-    with pytest.raises(TypeError, match="'shift_only' takes a scale or constants of type Exponent. Got Mult"):
+    with pytest.raises(
+        TypeError, match=r"'shift_only' takes a scale or constants of type Exponent. Got Mult"
+    ):
         requantize(acc, quantize_multiplier(0.5), rule="shift_only")
 
 

@@ -1,0 +1,1 @@
+"""From the annotated program to a graph of integers, and out."""

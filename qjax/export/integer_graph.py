@@ -1,0 +1,131 @@
+"""What `convert` returns: a finished graph that runs, saves itself and prints."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from qjax.export import artifact
+from qjax.export.interpreter import Interpreter, check_shape
+from qjax.export.ir import Graph, Tensor
+from qjax.export.structure import rebuild
+from qjax.numerics.affine import QParams, QSpec, dequantize, quantize
+from qjax.summary import table
+
+
+class IntegerGraph:
+    """A model of integers only, between a quantizer of its inputs and a dequantizer of its outputs.
+
+    `graph(x)` takes and returns reals; `graph.run(codes)` is the integer part alone. Both are jitted, and pure JAX:
+    they may be called inside jit, vmap and scan. Any batch size.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.ir = graph
+        self.interpreter = Interpreter(graph)
+        self._jitted = jax.jit(self._real)
+
+    @property
+    def target(self) -> str:
+        """The name of the target whose rounding the graph obeys."""
+        return self.ir.target
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Real inputs to real outputs, in the structure of the model's own output."""
+        if len(inputs) != len(self.ir.inputs):
+            raise TypeError(f"The graph takes {len(self.ir.inputs)} inputs ({', '.join(self.ir.inputs)}), got {len(inputs)}.")
+        for name, x in zip(self.ir.inputs, inputs, strict=True):
+            check_shape(name, self.ir.tensors[name].shape, tuple(np.shape(x)))
+        return self._jitted(self.interpreter.constants, [jnp.asarray(x) for x in inputs])
+
+    def _real(self, constants: Any, inputs: list[Any]) -> Any:
+        codes = self.quantize(*inputs)
+        codes = codes if isinstance(codes, tuple) else (codes,)
+        return self.dequantize(*self.interpreter.outputs(constants, list(codes)))
+
+    def quantize(self, *inputs: Any) -> Any:
+        """Codes of real inputs: one array, or a tuple where the graph has several inputs."""
+        codes = quantize_inputs(self.ir, inputs)
+        return codes[0] if len(codes) == 1 else tuple(codes)
+
+    def run(self, *codes: Any) -> Any:
+        """Codes to codes: the integer part by itself."""
+        outputs = self.interpreter(*codes)
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def dequantize(self, *codes: Any) -> Any:
+        """Real outputs of output codes, in the structure of the model's own output."""
+        if len(codes) == 1 and isinstance(codes[0], tuple):
+            codes = codes[0]
+        return dequantize_outputs(self.ir, codes)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the graph to one file, atomically; `qjax.load` reads it."""
+        artifact.save(self.ir, path)
+
+    def jaxpr(self, batch: int = 1) -> Any:
+        """The jaxpr of the integer part for a batch of that size."""
+        inputs = [
+            np.zeros([batch if n is None else n for n in self.ir.tensors[name].shape], self.ir.tensors[name].dtype)
+            for name in self.ir.inputs
+        ]
+        return self.interpreter.jaxpr(*inputs)
+
+    def __str__(self) -> str:
+        rows = []
+        for node in self.ir.nodes:
+            out = self.ir.tensors[node.output]
+            shape = "x".join("batch" if n is None else str(n) for n in out.shape)
+            rows.append([node.name, node.op, ", ".join(node.inputs), shape, out.dtype, *_grid(out)])
+        header = ("node", "op", "inputs", "shape", "dtype", "scale", "zero point")
+        size = sum(int(np.size(t.value)) * np.dtype(t.dtype).itemsize for t in self.ir.constants())
+        return table(header, rows) + f"\ntarget {self.target}, {len(rows)} nodes, {size} bytes of constants in memory"
+
+    def __repr__(self) -> str:
+        return f"<IntegerGraph: {len(self.ir.nodes)} nodes, target {self.target}>"
+
+
+def load(path: str | os.PathLike[str], **limits: Any) -> IntegerGraph:
+    """Read a graph that `save` wrote. Nothing in the file is executed."""
+    return IntegerGraph(artifact.load(path, **limits))
+
+
+def quantize_inputs(ir: Graph, inputs: Sequence[Any]) -> list[jax.Array]:
+    """Codes of real inputs, in the order of `ir.inputs`; index inputs pass as integers."""
+    codes: list[jax.Array] = []
+    for name, x in zip(ir.inputs, inputs, strict=True):
+        tensor, x = ir.tensors[name], jnp.asarray(x)
+        if tensor.quantization is not None:
+            codes.append(quantize(x, qparams_of(tensor)).astype(tensor.dtype))
+        elif jnp.issubdtype(x.dtype, jnp.integer):
+            codes.append(x.astype(tensor.dtype))
+        else:
+            raise TypeError(f"Input {name!r}: expected integers, got {x.dtype}.")
+    return codes
+
+
+def dequantize_outputs(ir: Graph, codes: Sequence[Any]) -> Any:
+    """Real outputs, in the structure of the model's own output."""
+    reals = [dequantize(c, qparams_of(ir.tensors[name])) for name, c in zip(ir.outputs, codes, strict=True)]
+    structure = ir.metadata.get("output_structure")
+    return rebuild(structure, reals) if structure is not None else reals[0] if len(reals) == 1 else tuple(reals)
+
+
+def qparams_of(tensor: Tensor) -> QParams:
+    """A tensor's quantization as `QParams`."""
+    q = tensor.quantization
+    assert q is not None
+    signed = q.qmin < 0
+    bits = (q.qmax + 1).bit_length() if signed else q.qmax.bit_length()
+    spec = QSpec(bits=bits, signed=signed, symmetric=False, narrow_range=signed and q.qmin == -q.qmax)
+    return QParams(jnp.asarray(q.scale), jnp.asarray(q.zero_point), spec)
+
+
+def _grid(tensor: Tensor) -> tuple[str, str]:
+    q = tensor.quantization
+    if q is None:
+        return "", ""
+    return f"{float(np.asarray(q.scale)):.6g}", str(int(np.asarray(q.zero_point)))

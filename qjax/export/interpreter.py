@@ -1,0 +1,119 @@
+"""Runs a graph: one jitted function of integers.
+
+The kernels are those of `qjax.ops`; nothing here knows a formula. What does not depend on the input (a bias with
+the zero point folded in) is computed once.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from qjax import ops
+from qjax.export.ir import Graph, Node
+
+Constants = Mapping[str, Mapping[str, Any]]
+"""Per node: the arrays of its kernel."""
+
+
+def prepare(graph: Graph) -> dict[str, dict[str, Any]]:
+    """The constants of every node's kernel, ready to run."""
+    return {node.name: dict(_prepare(graph, node)) for node in graph.nodes}
+
+
+def _prepare(graph: Graph, node: Node) -> Mapping[str, Any]:
+    constants: dict[str, Any] = {role: graph.constant(node, role) for role in node.constants}
+    for index, name in enumerate(node.inputs):
+        quantization = graph.tensors[name].quantization
+        if quantization is not None:
+            constants[f"zero_point{index}"] = quantization.zero_point
+    output = graph.tensors[node.output].quantization
+    if output is not None:
+        constants["y_zero_point"] = output.zero_point
+    return ops.get(node.op).runtime(attributes(graph, node), constants)
+
+
+def attributes(graph: Graph, node: Node) -> dict[str, Any]:
+    """A node's attributes with the static facts of its tensors."""
+    output = graph.tensors[node.output]
+    facts: dict[str, Any] = {
+        "dtype": output.dtype,
+        "input_dtypes": [graph.tensors[name].dtype for name in node.inputs],
+    }
+    if output.quantization is not None:
+        facts |= {"qmin": output.quantization.qmin, "qmax": output.quantization.qmax}
+    return {**node.attributes, **facts}
+
+
+def run_node(graph: Graph, node: Node, constants: Mapping[str, Any], inputs: Sequence[Any]) -> jax.Array:
+    """One node on codes."""
+    return ops.get(node.op).kernel(attributes(graph, node), constants, inputs)
+
+
+def run(graph: Graph, constants: Constants, inputs: Sequence[Any]) -> dict[str, Any]:
+    """All nodes; returns every tensor by name. Pure JAX: may be traced, jitted, batched."""
+    env: dict[str, Any] = dict(zip(graph.inputs, inputs, strict=True))
+    for tensor in graph.constants():
+        env[tensor.name] = tensor.value
+    for node in graph.nodes:
+        arguments = [jnp.asarray(env[name]) for name in node.inputs]
+        env[node.output] = run_node(graph, node, constants[node.name], arguments)
+    return env
+
+
+class Interpreter:
+    """A finished graph as a jitted function from codes to codes."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.constants = jax.tree.map(np.asarray, prepare(graph))
+        self._jitted = jax.jit(self.outputs)
+
+    def outputs(self, constants: Constants, inputs: list[Any]) -> list[Any]:
+        """The integer function itself, for use inside another trace."""
+        env = run(self.graph, constants, inputs)
+        return [env[name] for name in self.graph.outputs]
+
+    def __call__(self, *inputs: Any) -> list[jax.Array]:
+        """Codes in the order of `graph.inputs`; their dtypes and shapes are checked, never cast."""
+        return self._jitted(self.constants, self.checked(inputs))
+
+    def jaxpr(self, *inputs: Any) -> Any:
+        """The jaxpr of the integer function, for inspection."""
+        return jax.make_jaxpr(self.outputs)(self.constants, self.checked(inputs))
+
+    def checked(self, inputs: Sequence[Any]) -> list[Any]:
+        """The inputs as arrays, or an error that says what the graph expects."""
+        graph = self.graph
+        if len(inputs) != len(graph.inputs):
+            raise TypeError(
+                f"The graph takes {len(graph.inputs)} inputs ({', '.join(graph.inputs)}), got {len(inputs)}."
+            )
+        arrays = list(inputs)
+        for name, array in zip(graph.inputs, arrays, strict=True):
+            tensor = graph.tensors[name]
+            dtype = str(getattr(array, "dtype", type(array).__name__))
+            if dtype != tensor.dtype:
+                raise TypeError(
+                    f"Input {name!r}: expected codes of dtype {tensor.dtype}, got {dtype}. "
+                    "graph.quantize(x) makes codes from reals."
+                )
+            check_shape(name, tensor.shape, tuple(array.shape))
+        sizes = {
+            array.shape[axis]
+            for name, array in zip(graph.inputs, arrays, strict=True)
+            for axis, size in enumerate(graph.tensors[name].shape)
+            if size is None
+        }
+        if len(sizes) > 1:
+            raise ValueError(f"The inputs disagree about the batch: sizes {sorted(sizes)}.")
+        return arrays
+
+
+def check_shape(name: str, expected: tuple[int | None, ...], shape: tuple[int, ...]) -> None:
+    """Raise unless `shape` is `expected`, None standing for any size."""
+    if len(shape) != len(expected) or any(e is not None and e != s for e, s in zip(expected, shape, strict=True)):
+        wanted = "(" + ", ".join("batch" if e is None else str(e) for e in expected) + ")"
+        raise ValueError(f"Input {name!r}: expected shape {wanted}, got {shape}.")

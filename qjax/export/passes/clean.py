@@ -1,0 +1,41 @@
+"""Removes what computes nothing."""
+
+import dataclasses
+
+from qjax.export.ir import Graph, Node
+
+
+def remove_identities(graph: Graph) -> Graph:
+    """Drops reshapes to the same shape, transposes in the same order, casts, and slices of everything."""
+    renamed: dict[str, str] = {}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        node = dataclasses.replace(node, inputs=tuple(renamed.get(name, name) for name in node.inputs))
+        if _identity(graph, node) and node.output not in graph.outputs:
+            renamed[node.output] = node.inputs[0]
+        else:
+            nodes.append(node)
+    return graph.replace(nodes=tuple(nodes))
+
+
+def _identity(graph: Graph, node: Node) -> bool:
+    if node.op == "cast":
+        return True
+    if node.op == "transpose":
+        return node.attributes["permutation"] == sorted(node.attributes["permutation"])
+    same = graph.tensors[node.inputs[0]].shape == graph.tensors[node.output].shape if node.inputs else False
+    return node.op in ("reshape", "broadcast", "slice") and same
+
+
+def remove_dead(graph: Graph) -> Graph:
+    """Drops nodes and tensors that no output needs."""
+    needed = set(graph.outputs)
+    nodes: list[Node] = []
+    for node in reversed(graph.nodes):
+        if node.output in needed:
+            nodes.append(node)
+            needed.update(node.inputs)
+            needed.update(node.constants.values())
+    needed.update(graph.inputs)
+    tensors = {name: tensor for name, tensor in graph.tensors.items() if name in needed}
+    return graph.replace(nodes=tuple(reversed(nodes)), tensors=tensors)

@@ -1,0 +1,141 @@
+"""Folds the steps behind an accumulator, and the quantizer at their end, into its producer.
+
+Cases, for a producer p and the single-reader chain behind it, ending in `quantize`:
+1. p has a constant kernel: affine steps change the kernel's scale, the bias and the multiplier (`fold_weighted`);
+   the kernel's codes stay, up to their sign.
+2. p sums scaled integers (addition, pooling, rescale, products of activations): the steps change the factors and
+   the offset (`fold_sum`).
+3. clamps become bounds on the output's codes, in both cases.
+
+Requires: every accumulator has one reader and its chain ends in `quantize`. Ensures: no accumulator, no real
+constant and no `quantize` is left, except the bounds of clamps on codes (`codes_of_bounds`).
+"""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from qjax import ops, targets
+from qjax.export.ir import Graph, Node, Quantization, Tensor
+from qjax.export.lower import QUANTIZE, ConversionError
+from qjax.export.passes.bounds import bound_constants
+from qjax.numerics.softfloat import Real
+from qjax.ops import Role
+from qjax.ops.channels import result_to_weight, weight_to_result
+from qjax.ops.epilogue import Affine, fold_sum, fold_weighted, scale_codes
+
+
+def fuse(graph: Graph, target: targets.Target) -> Graph:
+    """See the module's docstring."""
+    nodes: list[Node] = []
+    tensors = dict(graph.tensors)
+    readers = {name: graph.consumers(name) for name in (node.output for node in graph.nodes)}
+    for node in graph.nodes:
+        if node.output not in readers or tensors[node.output].quantization is not None:
+            nodes.append(node)
+            continue
+        if ops.get(node.op).role is not Role.PRODUCER:
+            continue  # a step of a chain: folded where the chain begins
+        chain: list[Node] = []
+        output = node.output
+        while True:
+            following = readers.get(output, [])
+            if len(following) != 1:
+                raise ConversionError(
+                    f"{node.location}: the accumulator of {node.name!r} has {len(following)} readers instead of one."
+                )
+            if following[0].op == QUANTIZE:
+                break
+            chain.append(following[0])
+            output = following[0].output
+        nodes.append(_fused(graph, tensors, node, chain, following[0], target))
+    return graph.replace(nodes=tuple(n for n in nodes if n.op != QUANTIZE), tensors=tensors)
+
+
+def _fused(
+    graph: Graph, tensors: dict[str, Tensor], node: Node, chain: list[Node], quantize: Node, target: targets.Target
+) -> Node:
+    output = tensors[quantize.output]
+    assert output.quantization is not None
+    affine, low, high = Affine.identity(), None, None
+    for step in chain:
+        op = ops.get(step.op)
+        constants = {role: graph.constant(step, role) for role in step.constants}
+        affine = op.compose(step.attributes, constants, affine)
+        step_low, step_high = op.bounds(step.attributes, constants)
+        low, high = _tighter(low, step_low, high, step_high)
+    roles: dict[str, str] = {}
+
+    def constant(role: str, value: Any, quantization: Quantization | None = None) -> None:
+        name = f"{output.name}/{role}"
+        tensors[name] = Tensor(name, tuple(np.shape(value)), str(value.dtype), quantization, value)
+        roles[role] = name
+
+    attributes = dict(node.attributes)
+    scales = [_scale(tensors[name]) for name in node.inputs]
+    s_y = output.quantization.scale
+    if "kernel" in node.constants:
+        kernel = tensors[node.constants["kernel"]]
+        assert kernel.quantization is not None and kernel.value is not None
+        channels, rank = attributes["channels"], attributes["rank"]
+        s_w = weight_to_result(_full(kernel.quantization, kernel.shape), channels, rank)
+        folded = fold_weighted(scales[0], s_w, s_y, affine)
+        factor = result_to_weight(folded.factor, channels, rank, len(kernel.shape))
+        axes = tuple(sorted(w for _, w in channels)) if np.size(folded.weight_scale) > 1 else ()
+        scale = result_to_weight(folded.weight_scale, channels, rank, len(kernel.shape))
+        scale = scale.reshape(tuple(scale.shape[axis] for axis in axes))
+        zero_point = np.zeros(scale.shape, np.int32)
+        quantization = dataclasses.replace(kernel.quantization, scale=scale, zero_point=zero_point, axes=axes)
+        _check_sign(node, kernel)
+        del tensors[kernel.name]
+        constant("kernel", scale_codes(kernel.value, factor), quantization)
+        constant("bias", folded.bias)
+        constant("multiplier", folded.multiplier)
+        constant("shift", folded.shift)
+        attributes["rule"] = target.requantize
+    else:
+        accumulators = ops.get(node.op).scales(attributes, [Real.of(s) for s in scales])
+        for role, value in fold_sum(accumulators, s_y, affine).items():
+            constant(role, value)
+        attributes["rounding"] = target.rounding.value
+    for role, value in bound_constants(low, high, output.quantization).items():
+        constant(role, value)
+    return Node(quantize.name, node.op, node.inputs, output.name, roles, attributes, node.location)
+
+
+def _tighter(low: Any, step_low: Any, high: Any, step_high: Any) -> tuple[Any, Any]:
+    """min(max(min(max(x, a), b), c), d) as one clamp: the later bound wins where they cross."""
+    xp = np if not any(hasattr(v, "aval") for v in (low, step_low, high, step_high)) else None
+    if xp is None:
+        import jax.numpy as xp
+    if step_low is not None:
+        low = step_low if low is None else xp.maximum(low, step_low)
+        high = None if high is None else xp.maximum(high, step_low)
+    if step_high is not None:
+        high = step_high if high is None else xp.minimum(high, step_high)
+        low = None if low is None else xp.minimum(low, step_high)
+    return low, high
+
+
+def _scale(tensor: Tensor) -> Any:
+    assert tensor.quantization is not None
+    return tensor.quantization.scale
+
+
+def _full(quantization: Quantization, shape: tuple[int | None, ...]) -> Any:
+    """The scale in the tensor's rank."""
+    sizes = [shape[axis] if axis in quantization.axes else 1 for axis in range(len(shape))]
+    return quantization.scale.reshape(tuple(n or 1 for n in sizes))
+
+
+def _check_sign(node: Node, kernel: Tensor) -> None:
+    quantization = kernel.quantization
+    assert quantization is not None
+    if quantization.qmin < -quantization.qmax:
+        info = np.iinfo(kernel.dtype)
+        if quantization.qmin == info.min:
+            raise ConversionError(
+                f"{node.location}: the weight {kernel.name!r} uses the code {quantization.qmin}, whose sign cannot change "
+                "when a batch norm with a negative gamma is folded. Use narrow_range=True (the default of symmetric specs)."
+            )
