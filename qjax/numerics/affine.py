@@ -112,8 +112,9 @@ def choose_qparams(lo: Any, hi: Any, spec: QSpec, *, power_of_two: bool = False)
 
     Symmetric: `scale = max(-lo, hi) * fl(1 / qmax)`, or `hi * fl(1 / qmax)` where unsigned; zero point 0.
     Asymmetric: `scale = (hi - lo) * fl(1 / (qmax - qmin))` and
-    `zero_point = clip(qmin - round(lo * (1/scale)), qmin, qmax)`, the nudge of TFLite and of Jacob et al. 2018 (arXiv 1712.05877, section 3), with the
-    rounding before the subtraction. The same bits in eager, under jit and in numpy.
+    `zero_point = clip(qmin - round(lo * (1/scale)), qmin, qmax)`: the nudge of TFLite and of Jacob et al.
+    2018 (arXiv 1712.05877, section 3), with the rounding before the subtraction. The same bits in eager,
+    under jit and in numpy.
 
     A range so narrow that its scale would be under 2^-100 (the range of a tensor of zeros, above all) gets
     scale 1.0, and if asymmetric the zero point qmin. Concrete ranges must be finite, ordered and within

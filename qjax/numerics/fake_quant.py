@@ -86,8 +86,8 @@ def fake_quant(
 
 def fake_quant_codes(
     x: Any,
-    scale: jax.Array,
-    zero_point: jax.Array,
+    scale: Any,
+    zero_point: Any,
     qmin: int,
     qmax: int,
     *,
@@ -199,7 +199,10 @@ def _surrogate(
         else:
             slope = jnp.where(rounded > high, codes, zero)
         scale_dot = scale_dot * np.float32(gradient_scale)
-        total = total + slope * (scale_dot if reals else scale_dot * inv)
+        # The transpose of this broadcast is the sum over the slice. The barrier makes XLA CPU sum a finished
+        # array with vector instructions instead of fusing the slope into a scalar loop.
+        spread = jnp.broadcast_to(scale_dot if reals else scale_dot * inv, slope.shape)
+        total = total + slope * jax.lax.optimization_barrier(spread)
     if zero_point_dot is not None and gradient == "lsq":
         step = zero_point_dot.astype(jnp.float32) * np.float32(-gradient_scale)
         total = total + jnp.where(inside, zero, step * scale if reals else step)

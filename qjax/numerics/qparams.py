@@ -17,7 +17,7 @@ SCALE_MAX = 2.0**100
 
 
 @jax.tree_util.register_pytree_with_keys_class
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, init=False)
 class QParams:
     """Scale and zero point of a tensor, with the spec that they belong to. A pytree; `spec` is static.
 
@@ -34,10 +34,10 @@ class QParams:
     zero_point: jax.Array
     spec: QSpec
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.spec, QSpec):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"QParams: spec must be a QSpec. Got {type(self.spec).__name__}")
-        scale, zero_point = as_float32(self.scale), _zero_point(self.zero_point)
+    def __init__(self, scale: Any, zero_point: Any, spec: QSpec) -> None:
+        if not isinstance(spec, QSpec):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"QParams: spec must be a QSpec. Got {type(spec).__name__}")
+        scale, zero_point = as_float32(scale), _zero_point(zero_point)
         if scale.shape != zero_point.shape:
             raise ValueError(
                 f"QParams: scale and zero_point must have one shape. Got {scale.shape} and {zero_point.shape}"
@@ -45,9 +45,10 @@ class QParams:
         if isinstance(scale, np.ndarray):
             _check_scale(scale)
         if isinstance(zero_point, np.ndarray):
-            _check_zero_point(zero_point, self.spec)
+            _check_zero_point(zero_point, spec)
         object.__setattr__(self, "scale", jnp.asarray(scale))
         object.__setattr__(self, "zero_point", jnp.asarray(zero_point))
+        object.__setattr__(self, "spec", spec)
 
     def tree_flatten_with_keys(self) -> tuple[tuple[tuple[Any, Any], ...], QSpec]:
         key = jax.tree_util.GetAttrKey

@@ -337,6 +337,7 @@ def _rounded(xp: Any, sign: Any, mantissa: Any, exponent: Any) -> Real:
 
     A mantissa of 55 bits or more may carry in its last bit whatever was lost below it (a sticky bit).
     """
+    sign, mantissa, exponent = _apart(xp, sign, mantissa, exponent)
     zero = (mantissa == 0) | (sign == 0)
     mantissa, lifted = normalized(xp, mantissa)
     mantissa = round_off(xp, mantissa, _U(64 - _BITS))
@@ -344,10 +345,21 @@ def _rounded(xp: Any, sign: Any, mantissa: Any, exponent: Any) -> Real:
     mantissa = xp.where(carry, _U(1 << (_BITS - 1)), mantissa)
     exponent = exponent - lifted + np.int32(64 - _BITS) + carry.astype(np.int32)
     return Real(
-        xp.where(zero, np.int32(0), sign),
-        xp.where(zero, _U(0), mantissa),
-        xp.where(zero, np.int32(0), exponent),
+        *_apart(
+            xp,
+            xp.where(zero, np.int32(0), sign),
+            xp.where(zero, _U(0), mantissa),
+            xp.where(zero, np.int32(0), exponent),
+        )
     )
+
+
+def _apart(xp: Any, *fields: Any) -> tuple[Any, ...]:
+    """A fence for XLA's fusion, which would copy a whole chain of operations into each of its readers.
+
+    The values do not change; without it a fold of a few steps takes minutes to compile.
+    """
+    return tuple(jax.lax.optimization_barrier(fields)) if xp is jnp else fields
 
 
 def _magnitude_less(a: Real, b: Real) -> Any:

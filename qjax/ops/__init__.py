@@ -22,6 +22,7 @@ from qjax.ops import (
     sums,
     transpose,
 )
-from qjax.ops.base import Array, Op, Quantized, Role, get, names, read, real
+from qjax.ops.base import Array, Deferred, Op, Quantized, Role, get, names, read, real
+from qjax.ops.pending import Pending
 
-__all__ = ["Array", "Op", "Quantized", "Role", "get", "names", "read", "real"]
+__all__ = ["Array", "Deferred", "Op", "Pending", "Quantized", "Role", "get", "names", "read", "real"]

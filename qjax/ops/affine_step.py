@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 
 from qjax.numerics.softfloat import Real
-from qjax.ops.base import Attributes, Constants, Equation, Op, Role, register
+from qjax.ops.base import Attributes, Constants, Equation, Op, Role, real, register
 from qjax.ops.channels import trailing
 from qjax.ops.epilogue import Affine
+from qjax.ops.pending import Pending
 
 
 @register
@@ -29,6 +30,22 @@ class AffineStep(Op):
 
     def chain_constants(self, eqn: Equation, constant: Sequence[bool]) -> dict[str, int]:
         return {"value": constant.index(True)} if len(constant) == 2 else {}
+
+    def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
+        index = next((i for i, x in enumerate(inputs) if isinstance(x, Pending)), None)
+        if index is None:
+            return eqn.bind(*(real(x) for x in inputs))
+        x: Pending = inputs[index]
+        if eqn.primitive == "neg":
+            return [x.times(-1.0)]
+        value = real(inputs[1 - index])
+        if eqn.primitive == "mul":
+            return [x.times(value)]
+        if eqn.primitive == "div":
+            return [x.times(1.0 / value)]
+        if eqn.primitive == "sub":
+            return [x.plus(-value) if index == 0 else x.times(-1.0).plus(value)]
+        return [x.plus(value)]
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         return {"step": eqn.primitive}

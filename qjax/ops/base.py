@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qjax.numerics.affine import QParams
+from qjax.numerics.qparams import QParams
+from qjax.numerics.unfused import unfused
 
 Array = jax.Array | np.ndarray
 Constants = Mapping[str, Any]
@@ -54,9 +55,19 @@ class Equation(Protocol):
     def bind(self, *args: Any) -> list[Any]: ...
 
 
+class Deferred:
+    """A value of the training forward that is not an array yet."""
+
+    dtype: Any
+
+    def real(self) -> jax.Array:
+        """The real tensor, in the model's dtype."""
+        raise NotImplementedError
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Quantized:
+class Quantized(Deferred):
     """A tensor of the training forward that stands on a grid: real value = `codes * scale`.
 
     codes: float array of integers, the zero point already subtracted (so 0.0 is the code 0).
@@ -78,7 +89,7 @@ class Quantized:
     def real(self) -> jax.Array:
         """The fake-quantized real tensor, in the model's dtype."""
         scale = jax.lax.stop_gradient(self.scale)
-        return (self.codes * jnp.broadcast_to(scale, self.codes.shape)).astype(self.dtype)
+        return unfused(self.codes * jnp.broadcast_to(scale, self.codes.shape)).astype(self.dtype)
 
     def with_codes(self, codes: jax.Array) -> "Quantized":
         """The same grid under other codes; only for a scale that does not depend on the position."""
@@ -87,7 +98,7 @@ class Quantized:
 
 def real(value: Any) -> Any:
     """The real tensor behind a value of the training forward."""
-    return value.real() if isinstance(value, Quantized) else value
+    return value.real() if isinstance(value, Deferred) else value
 
 
 class Op:

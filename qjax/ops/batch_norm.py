@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from qjax.numerics.softfloat import Real
-from qjax.ops.base import Attributes, Constants, Equation, Op, Role, register
+from qjax.ops.base import Attributes, Constants, Equation, Op, Role, real, register
 from qjax.ops.epilogue import Affine
+from qjax.ops.pending import Pending
 
 
 @register
@@ -27,6 +29,21 @@ class BatchNorm(Op):
 
     def chain_constants(self, eqn: Equation, constant: Sequence[bool]) -> dict[str, int]:
         return {name: i for i, name in enumerate(eqn.params["layer"].operands) if i > 0}
+
+    def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
+        x = inputs[0]
+        attributes = self.attributes(eqn)
+        if not isinstance(x, Pending) or not attributes["use_running_average"]:
+            return eqn.bind(*(real(x) for x in inputs))
+        tail = (1,) * attributes["trailing"]
+        named = {
+            name: inputs[i].astype(jnp.float32).reshape((*inputs[i].shape, *tail))
+            for name, i in self.chain_constants(eqn, ()).items()
+        }
+        k = 1.0 / jnp.sqrt(named["var"] + np.float32(attributes["epsilon"]))
+        k = k * named["scale"] if "scale" in named else k
+        y = x.plus(-named["mean"]).times(k)
+        return [y.plus(named["bias"]) if "bias" in named else y]
 
     def chain_axes(self, eqn: Equation, constant: Sequence[bool]) -> set[int]:
         return {len(eqn.out_shapes[0]) - 1 - dict(eqn.params["layer"].attributes)["trailing"]}

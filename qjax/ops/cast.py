@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from qjax.ops.base import Attributes, Constants, Equation, Op, Quantized, Role, real, register
+from qjax.ops.pending import Pending
 
 
 @register
@@ -24,7 +25,7 @@ class Cast(Op):
 
     def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
         (x,) = inputs
-        if isinstance(x, Quantized):
+        if isinstance(x, (Quantized, Pending)):
             return [dataclasses.replace(x, dtype=eqn.out_dtypes[0])]
         return eqn.bind(real(x))
 

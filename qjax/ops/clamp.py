@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from qjax.ops.base import Attributes, Constants, Equation, Op, Quantized, Role, register
+from qjax.ops.base import Attributes, Constants, Equation, Op, Quantized, Role, real, register
 from qjax.ops.epilogue import clamp_codes
 
 
@@ -50,7 +50,7 @@ class Clamp(Op):
     def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
         position = next((i for i, x in enumerate(inputs) if isinstance(x, Quantized)), None)
         if position is None:
-            return eqn.bind(*inputs)
+            return eqn.bind(*(real(x) for x in inputs))
         x = inputs[position]
         inverse = 1.0 / lax.stop_gradient(x.scale.reshape(()))
 

@@ -13,6 +13,7 @@ from qjax.ops.base import Attributes, Constants, Equation, Op, Quantized, Role, 
 from qjax.ops.channels import weight_to_result
 from qjax.ops.epilogue import finish_weighted, fold_zero_point
 from qjax.ops.exact_float import matmul_codes, precision
+from qjax.ops.pending import Pending
 
 
 @register
@@ -66,8 +67,7 @@ class Conv(Op):
         acc = matmul_codes(x, w, summed, product)
         vector = weight_to_result(w.scale, self.channels(eqn, 1), acc.ndim)
         scale = vector.reshape((1,) * (acc.ndim - vector.ndim) + tuple(vector.shape)) * x.scale.reshape((1,) * acc.ndim)
-        y = acc * jnp.broadcast_to(lax.stop_gradient(scale), acc.shape)
-        return [y.astype(eqn.out_dtypes[0])]
+        return [Pending.start(acc, lax.stop_gradient(scale), eqn.out_dtypes[0])]
 
     def runtime(self, attributes: Attributes, constants: Constants) -> Constants:
         features = attributes["rhs_layout"][0]

@@ -13,6 +13,7 @@ from qjax.ops.base import Attributes, Constants, Equation, Op, Quantized, Role, 
 from qjax.ops.channels import weight_to_result
 from qjax.ops.epilogue import finish_sum, finish_weighted, fold_zero_point
 from qjax.ops.exact_float import matmul_codes, precision
+from qjax.ops.pending import Pending
 
 
 @register
@@ -68,8 +69,7 @@ class Dot(Op):
 
         acc = matmul_codes(x, w, summed, product)
         scale = _in_result(x, self.channels(eqn, 0), acc.ndim) * _in_result(w, self.channels(eqn, 1), acc.ndim)
-        y = acc * jnp.broadcast_to(lax.stop_gradient(scale), acc.shape)
-        return [y.astype(eqn.out_dtypes[0])]
+        return [Pending.start(acc, lax.stop_gradient(scale), eqn.out_dtypes[0])]
 
     def runtime(self, attributes: Attributes, constants: Constants) -> Constants:
         if attributes["weight"] is None:

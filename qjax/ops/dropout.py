@@ -6,7 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from qjax.ops.base import Equation, Op, Quantized, Role, register
+from qjax.ops.base import Equation, Op, Quantized, Role, real, register
 
 
 @register
@@ -27,7 +27,7 @@ class Dropout(Op):
     def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
         x, *rest = inputs
         if not isinstance(x, Quantized):
-            return eqn.bind(*inputs)
+            return eqn.bind(*(real(x) for x in inputs))
         keep = 1.0 - dict(eqn.params["layer"].attributes)["rate"]
         ones = jnp.ones(x.shape, eqn.out_dtypes[0])
         dropped, *state = eqn.bind(ones, *rest)

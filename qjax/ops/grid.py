@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from qjax.ops.base import Equation, Op, Quantized, Role
+from qjax.ops.base import Equation, Op, Quantized, Role, real
 
 
 class GridOp(Op):
@@ -14,5 +14,5 @@ class GridOp(Op):
     def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
         x, *rest = inputs
         if not isinstance(x, Quantized):
-            return eqn.bind(*inputs)
+            return eqn.bind(*(real(x) for x in inputs))
         return [x.with_codes(out) for out in eqn.bind(x.codes, *rest)]

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from qjax.ops import Quantized, real
+from qjax.ops import Deferred, Pending, Quantized, real
 from qjax.tracing.annotate import Annotation, Place
 from qjax.tracing.program import Equation, Program, Value
 
@@ -70,19 +70,24 @@ class Evaluation:
         return [v.constant if v.constant is not None else env[v] for v in program.outputs], taps
 
     def _equation(self, eqn: Equation, inputs: list[Any]) -> list[Any]:
-        if not any(isinstance(x, Quantized) for x in inputs):
+        if not any(isinstance(x, Deferred) for x in inputs):
             return eqn.bind(*inputs)
         reading = self.annotation.ops.get(eqn)
         if reading is None:
             return eqn.bind(*(real(x) for x in inputs))
         op, mode = reading
+        if mode == "permute" and isinstance(inputs[0], Pending):
+            return [inputs[0].transposed(eqn.params["permutation"])]
         if mode in ("start", "permute"):
             return eqn.bind(*(real(x) for x in inputs))
         return op.training(eqn, inputs)
 
     def _observed(self, value: Value, x: Any, params: Params, taps: Taps) -> Any:
         place = self.annotation.values.get(value)
-        return x if place is None else self._at(place, real(x), params, taps)
+        if place is None:
+            return x
+        # the model's own low precision between the accumulator and its quantizer is not the runtime's
+        return self._at(place, x.real32() if isinstance(x, Pending) else real(x), params, taps)
 
     def _at(self, place: Place, x: Any, params: Params, taps: Taps) -> Any:
         x = jnp.asarray(x)

@@ -36,7 +36,7 @@ def choose(lo: Fraction, hi: Fraction, qmin: int, qmax: int, mode: str) -> tuple
     return scale, min(max(qmin - round(nearest(lo * nearest(1 / scale))), qmin), qmax)
 
 
-def exact_ties(scale: np.ndarray, count: int) -> np.ndarray:
+def exact_ties(scale: np.ndarray | np.floating, count: int) -> np.ndarray:
     """float32 `fl((k + 1/2) * scale)` for `count` whole k around zero, in rows as long as scale."""
     k = np.arange(count, dtype=np.float64) - count // 2 + 0.5
     return (k.reshape(-1, max(scale.size, 1)) * scale.astype(np.float64)).astype(np.float32)

@@ -48,7 +48,7 @@ def ranges(signed: bool) -> tuple[np.ndarray, np.ndarray]:
     random = rng.lognormal(size=(64, 2)) * (1 if signed else (0, 1))
     both = np.concatenate([np.array(pairs), random]).astype(np.float32)
     shifted = np.array([[-3.0, -1.0], [2.0, 6.0]], np.float32) * (1 if signed else (0, 1))
-    both = np.concatenate([both * np.float32([-1, 1]), np.sort(np.abs(shifted), 1)])
+    both = np.concatenate([both * np.array([-1, 1], np.float32), np.sort(np.abs(shifted), 1)])
     return both[:, 0], both[:, 1]
 
 

@@ -35,12 +35,12 @@ def case(spec: QSpec):
     return x, scale, zero_point, cotangent
 
 
-def surrogate(x, scale, zero_point, frozen, spec: QSpec) -> Fraction:
+def surrogate(point, frozen, spec: QSpec) -> Fraction:
     """The piecewise linear function whose derivative the straight-through estimator is.
 
     `frozen` is (x0, s0, z0): rounding is replaced by adding what it added there.
     """
-    x0, s0, z0 = frozen
+    (x, scale, zero_point), (x0, s0, z0) = point, frozen
     added = round(x0 / s0) - x0 / s0
     if spec.qmin <= round(x0 / s0) + z0 <= spec.qmax:
         return (x / scale + added) * scale
@@ -65,10 +65,10 @@ def differences(spec: QSpec) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nda
         at = tuple(Fraction(float(a[index])) for a in (x, *full))
         for which in range(3):
             up, down = ([v + sign * h * (k == which) for k, v in enumerate(at)] for sign in (1, -1))
-            slope = (surrogate(*up, at, spec) - surrogate(*down, at, spec)) / (2 * h)
+            slope = (surrogate(up, at, spec) - surrogate(down, at, spec)) / (2 * h)
             results[which][index] = float(slope)
         above[index] = round(at[0] / at[1]) + at[2] > spec.qmax
-    return *results, above
+    return results[0], results[1], results[2], above
 
 
 def expected_gradients(gradient: str, gradient_scale: float, spec: QSpec):

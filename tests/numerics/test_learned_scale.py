@@ -31,7 +31,9 @@ def exact_exp2(r: float) -> decimal.Decimal:
 
 def test_within_one_unit_in_the_last_place():
     rng = np.random.default_rng(1)
-    near_whole = np.nextafter(np.arange(-63, 64, dtype=np.float32), np.float32([[-100], [100]])).ravel()
+    near_whole = np.nextafter(
+        np.arange(-63, 64, dtype=np.float32), np.array([[-100], [100]], np.float32)
+    ).ravel()
     r = np.concatenate([rng.uniform(-64, 64, 3000), rng.normal(size=2000), near_whole]).astype(np.float32)
     for raw, scale in zip(r, np.asarray(learned_scale(r)), strict=True):
         error = abs(Fraction(exact_exp2(float(raw))) - Fraction(float(scale)))

@@ -1,0 +1,87 @@
+"""An accumulator of the training forward on its way to a quantizer.
+
+A runtime adds the bias as an integer, on the accumulator's own grid. So must the training forward: constant affine
+steps behind a product of codes are collected here, and the offset is rounded once, when the value is read.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from qjax.numerics.unfused import unfused
+from qjax.ops.base import Deferred
+
+_LARGEST_BIAS = np.float32(2.0**30)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Pending(Deferred):
+    """The real tensor `acc * scale + offset`.
+
+    acc: float32, integer-valued. scale, offset: float32 of acc's rank, broadcastable to it.
+    dtype: of the real tensor in the user's model.
+    """
+
+    acc: jax.Array
+    scale: jax.Array
+    offset: jax.Array
+    dtype: Any = dataclasses.field(metadata={"static": True}, default=jnp.float32)
+
+    @classmethod
+    def start(cls, acc: jax.Array, scale: jax.Array, dtype: Any) -> "Pending":
+        """A product of codes before any step."""
+        return cls(acc, scale, jnp.zeros((1,) * acc.ndim, jnp.float32), dtype)
+
+    def times(self, factor: Any) -> "Pending":
+        """Multiply by a constant that broadcasts."""
+        factor = self._vector(factor)
+        return dataclasses.replace(self, scale=self.scale * factor, offset=self.offset * factor)
+
+    def plus(self, offset: Any) -> "Pending":
+        """Add a constant that broadcasts."""
+        return dataclasses.replace(self, offset=self.offset + self._vector(offset))
+
+    def transposed(self, permutation: Any) -> "Pending":
+        """The same with axes in another order."""
+        acc, scale, offset = (jnp.transpose(a, permutation) for a in (self.acc, self.scale, self.offset))
+        return dataclasses.replace(self, acc=acc, scale=scale, offset=offset)
+
+    def real32(self) -> jax.Array:
+        """The real tensor in float32, the offset rounded to the accumulator's grid."""
+        return _affine(self.acc, self.scale, self.offset)
+
+    def real(self) -> jax.Array:
+        """The real tensor in the model's dtype."""
+        return self.real32().astype(self.dtype)
+
+    def _vector(self, value: Any) -> jax.Array:
+        value = jnp.asarray(value).astype(jnp.float32)
+        return value.reshape((1,) * (self.acc.ndim - value.ndim) + value.shape)
+
+
+@jax.custom_jvp
+def _affine(acc: jax.Array, scale: jax.Array, offset: jax.Array) -> jax.Array:
+    """`(acc + round(offset / scale)) * scale`; the derivative is that of `acc * scale + offset`.
+
+    Where the offset is beyond int32 on that grid (a gamma of zero, say) it is not rounded: the conversion chooses a
+    finer grid there (`epilogue.fold_weighted`).
+    """
+    shape = acc.shape
+    regular = jnp.abs(offset) <= jnp.abs(scale) * _LARGEST_BIAS
+    regular = jnp.logical_and(regular, scale != 0)
+    steps = jnp.round(offset / jnp.where(regular, scale, jnp.ones_like(scale)))
+    bias = jnp.broadcast_to(jnp.where(regular, steps, jnp.zeros_like(steps)), shape)
+    rest = jnp.broadcast_to(jnp.where(regular, jnp.zeros_like(offset), offset), shape)
+    return unfused((acc + bias) * jnp.broadcast_to(scale, shape)) + rest
+
+
+@_affine.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    (acc, scale, offset), (d_acc, d_scale, d_offset) = primals, tangents
+    shape = acc.shape
+    tangent = d_acc * jnp.broadcast_to(scale, shape) + acc * jnp.broadcast_to(d_scale, shape)
+    return _affine(*primals), tangent + jnp.broadcast_to(d_offset, shape)
