@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,8 @@ from qjax.numerics.affine import QParams
 from qjax.ops import Quantized
 from qjax.recipe import Recipe, ancestors
 from qjax.tracing import Annotation, Evaluation, Place, annotate
+
+ModuleT = TypeVar("ModuleT", bound=nnx.Module)
 
 
 class QuantParam(nnx.Param):
@@ -183,7 +185,9 @@ def quantize(model: nnx.Module, recipe: Recipe, sample: Any, *, progress: bool |
         (n, recipe.weight_observer_of(q.spec) if places[n].kind == "weight" else recipe.observer_of(q.spec))
         for n, q in quantizers.items()
     )
-    shared = frozenset(name for name, place in places.items() if place.stack) if recipe.scan == "shared" else frozenset()
+    shared = (
+        frozenset(name for name, place in places.items() if place.stack) if recipe.scan == "shared" else frozenset()
+    )
     plan = Plan(tuple(quantizers.items()), float_paths, details, recipe.target, observers, shared)
     states = {name: QuantizerState(q, _placeholder(q)) for name, q in quantizers.items()}
     qmodel = QuantizedModel(instrumented, plan, states)
@@ -343,7 +347,11 @@ def _convert(qmodel: QuantizedModel, args: tuple[Any, ...], target: targets.Targ
         if step and place.name not in plan.shared:
             own = {name: value[step] for name, value in own.items()}
         if q.method == "dynamic" and isinstance(x, jax.ShapeDtypeStruct):
-            return QParams(np.ones(q.spec.param_shape(x.shape), np.float32), np.zeros(q.spec.param_shape(x.shape), np.int32), q.spec)
+            return QParams(
+                np.ones(q.spec.param_shape(x.shape), np.float32),
+                np.zeros(q.spec.param_shape(x.shape), np.int32),
+                q.spec,
+            )
         return q.qparams(own, x)
 
     def read(args: tuple[Any, ...]) -> tuple[Traced, Annotation]:
@@ -354,7 +362,9 @@ def _convert(qmodel: QuantizedModel, args: tuple[Any, ...], target: targets.Targ
     arrays = [a for a in args if isinstance(a, (jax.Array, np.ndarray))]
     size = int(arrays[0].shape[0])
     other, other_annotation = read(
-        tuple(jnp.zeros((2 * size, *a.shape[1:]), a.dtype) if isinstance(a, (jax.Array, np.ndarray)) else a for a in args)
+        tuple(
+            jnp.zeros((2 * size, *a.shape[1:]), a.dtype) if isinstance(a, (jax.Array, np.ndarray)) else a for a in args
+        )
     )
     shapes = [jax.ShapeDtypeStruct(np.shape(a), a.dtype) for a in other.args]
     graph = convert_program(
@@ -391,7 +401,7 @@ def _arguments(batch: Any) -> tuple[Any, ...]:
     return tuple(jnp.asarray(a) if isinstance(a, np.ndarray) else a for a in args)
 
 
-def _evaluation_copy(model: nnx.Module) -> nnx.Module:
+def _evaluation_copy(model: ModuleT) -> ModuleT:
     copy = nnx.clone(model)
     copy.eval()
     return copy

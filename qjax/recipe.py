@@ -76,7 +76,9 @@ class Recipe:
             raise ValueError('Recipe: "dynamic" is for weights. Use method="static" for activations that do not learn.')
         for key, value in self.overrides.items():
             if not isinstance(value, (QSpec, Override, _Float)):
-                raise TypeError(f"Recipe: override {key!r}: expected a QSpec, an Override or qjax.FLOAT, got {value!r}.")
+                raise TypeError(
+                    f"Recipe: override {key!r}: expected a QSpec, an Override or qjax.FLOAT, got {value!r}."
+                )
             if isinstance(key, str):
                 try:
                     re.compile(key)
@@ -111,7 +113,9 @@ class Recipe:
             spec = _weight_spec(spec, place)
             method = "lsq" if method == "pact" else method
             if method == "tqt" and not spec.symmetric:
-                raise ValueError(f"Quantizer {place.name!r}: power-of-two thresholds need symmetric weights, got {spec}.")
+                raise ValueError(
+                    f"Quantizer {place.name!r}: power-of-two thresholds need symmetric weights, got {spec}."
+                )
         elif not spec.per_tensor:
             raise ValueError(f"Quantizer {place.name!r}: expected a per-tensor spec for an activation, got {spec}.")
         stack = place.stack if self.scan == "stacked" else ()

@@ -28,13 +28,26 @@ def quantizer_table(plan: Any, qparams: dict[str, QParams]) -> str:
         kind, module, op, shape = details[name]
         spec, p = q.spec, qparams.get(name)
         codes = f"{'int' if spec.signed else 'uint'}{spec.bits} [{spec.qmin}, {spec.qmax}]"
-        grain = "per tensor" if spec.per_tensor else f"axis {spec.axis}" + (
-            f", groups of {spec.group_size}" if spec.group_size else ""
+        grain = (
+            "per tensor"
+            if spec.per_tensor
+            else f"axis {spec.axis}" + (f", groups of {spec.group_size}" if spec.group_size else "")
         )
         dims = "x".join(str(n) for n in (shape if kind == "weight" else ("batch", *shape[1:])))
         scale, zero_point = ("follows the tensor", "") if p is None else (_span(p.scale), _span(p.zero_point))
         rows.append([name, kind, module or "-", op, dims, codes, grain, q.method, scale, zero_point])
-    header = ("quantizer", "kind", "module", "op", "shape", "codes", "scales", "method", "scale", "zero point")
+    header = (
+        "quantizer",
+        "kind",
+        "module",
+        "op",
+        "shape",
+        "codes",
+        "scales",
+        "method",
+        "scale",
+        "zero point",
+    )
     return table(header, rows)
 
 

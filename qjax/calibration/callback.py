@@ -103,8 +103,7 @@ def _checked(new: State, like: State) -> State:
     """The callback's new state in the dtypes of the old; raises where structure or shapes differ."""
     if jax.tree.structure(new) != jax.tree.structure(like):
         raise TypeError(
-            f"callback expected a state of structure {jax.tree.structure(like)}. "
-            f"Got {jax.tree.structure(new)}."
+            f"callback expected a state of structure {jax.tree.structure(like)}. Got {jax.tree.structure(new)}."
         )
 
     def leaf(array: Any, expected: jax.ShapeDtypeStruct) -> np.ndarray:

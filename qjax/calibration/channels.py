@@ -38,9 +38,7 @@ def check_batch(x: Array) -> None:
         ValueError: x is empty, or has 2**32 elements or more.
     """
     if not jnp.issubdtype(x.dtype, jnp.floating):
-        raise TypeError(
-            f"an observer expected a floating tensor. Got {x.dtype}: observe the values before quantizing."
-        )
+        raise TypeError(f"an observer expected a floating tensor. Got {x.dtype}: observe the values before quantizing.")
     if not 0 < x.size < 2**32:
         raise ValueError(
             f"an observer expected a batch of 1 to 2**32 - 1 elements. Got shape {x.shape}: "

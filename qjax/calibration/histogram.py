@@ -80,9 +80,7 @@ class HistogramObserver(BoundsObserver):
 
     def __post_init__(self) -> None:
         if not (16 <= self.bins <= 65536 and self.bins % 2 == 0):
-            raise ValueError(
-                f"bins must be an even number from 16 to 65536. Got {self.bins}; the default is 2048."
-            )
+            raise ValueError(f"bins must be an even number from 16 to 65536. Got {self.bins}; the default is 2048.")
 
     def init(self, spec: QSpec, shape: tuple[int, ...]) -> HistogramState:
         """A state that has seen nothing; `shape` is that of one batch's tensor."""

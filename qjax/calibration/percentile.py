@@ -30,9 +30,7 @@ class Percentile(HistogramObserver):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 50.0 < self.percentile <= 100.0:
-            raise ValueError(
-                f"percentile must be in (50, 100]. Got {self.percentile}; the usual value is 99.99."
-            )
+            raise ValueError(f"percentile must be in (50, 100]. Got {self.percentile}; the usual value is 99.99.")
 
     def bounds(self, state: HistogramState, spec: QSpec) -> Bounds:
         """The bounds that both tails leave."""

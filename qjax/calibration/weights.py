@@ -53,9 +53,7 @@ def squared_error(w: np.ndarray, qparams: QParams) -> np.ndarray:
     return rows.sum(axis=1).reshape(qparams.scale.shape)
 
 
-def _least_squares(
-    w: np.ndarray, lo: np.ndarray, hi: np.ndarray, spec: QSpec
-) -> tuple[np.ndarray, np.ndarray]:
+def _least_squares(w: np.ndarray, lo: np.ndarray, hi: np.ndarray, spec: QSpec) -> tuple[np.ndarray, np.ndarray]:
     """The clipped range of least squared error, per scale."""
     # Zero is always representable, so an end on the far side of it cannot clip.
     lo, hi = np.minimum(lo, np.float32(0)), np.maximum(hi, np.float32(0))
@@ -98,7 +96,5 @@ def _checked(w: Any) -> np.ndarray:
         raise ValueError(f"weight_qparams expected at least one element. Got shape {w.shape}.")
     bad = int(w.size - np.isfinite(w).sum())
     if bad:
-        raise ValueError(
-            f"weight_qparams expected finite weights. Got {bad} of {w.size} that are NaN or infinite."
-        )
+        raise ValueError(f"weight_qparams expected finite weights. Got {bad} of {w.size} that are NaN or infinite.")
     return w

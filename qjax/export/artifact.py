@@ -191,8 +191,7 @@ def _check_frame(data: bytes) -> None:
     actual = _digest(data)
     if actual != digest:
         raise ArtifactError(
-            f"expected content with SHA-256 {digest}, got {actual}: "
-            "the file is damaged; copy or download it again."
+            f"expected content with SHA-256 {digest}, got {actual}: the file is damaged; copy or download it again."
         )
     if version > VERSION:
         raise ArtifactError(f"expected format version {VERSION}, got the newer {version}: upgrade qjax.")
@@ -230,8 +229,7 @@ def _arrays(header: dict[str, Any], data: memoryview) -> Arrays:
         end = position + math.prod(sizes) * dtype.itemsize
         if offsets != [position, end]:
             raise ArtifactError(
-                f"{where}: expected data_offsets [{position}, {end}] for {dtype} of shape {sizes}, "
-                f"got {offsets[:4]}."
+                f"{where}: expected data_offsets [{position}, {end}] for {dtype} of shape {sizes}, got {offsets[:4]}."
             )
         if math.prod(size for size in sizes if size) * 8 > MAX_BYTES:
             raise ArtifactError(f"{where}: expected a shape that fits the address space, got {sizes}.")
@@ -277,9 +275,7 @@ def _write(data: bytes, path: str) -> None:
     if os.path.exists(path):
         mode = os.stat(path).st_mode
         if not stat.S_ISREG(mode):
-            raise ArtifactError(
-                f"{path}: expected the name of a file, got {_what(mode)}: choose another name."
-            )
+            raise ArtifactError(f"{path}: expected the name of a file, got {_what(mode)}: choose another name.")
         mode = stat.S_IMODE(mode) & 0o777
     temporary = os.path.join(folder, f".qjax-{secrets.token_hex(8)}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)

@@ -18,7 +18,8 @@ def free_batch(graph: Graph, other: Graph, size: int, other_size: int) -> Graph:
     """
     if [node.op for node in graph.nodes] != [node.op for node in other.nodes]:
         raise ConversionError(
-            f"The model runs other operations on a batch of {size} than on one of {other_size}; a graph has one structure."
+            f"The model runs other operations on a batch of {size} than on one of {other_size}; "
+            "a graph has one structure."
         )
 
     def merge(a: Any, b: Any, where: str) -> Any:
@@ -29,7 +30,8 @@ def free_batch(graph: Graph, other: Graph, size: int, other_size: int) -> Graph:
         if isinstance(a, int) and isinstance(b, int) and a * other_size == b * size:
             return None
         raise ConversionError(
-            f"{where}: {a} on a batch of {size} becomes {b} on one of {other_size}, which is not a multiple of the batch."
+            f"{where}: {a} on a batch of {size} becomes {b} on one of {other_size}, "
+            "which is not a multiple of the batch."
         )
 
     nodes = tuple(

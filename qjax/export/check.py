@@ -1,7 +1,7 @@
 """The structural rules that every graph obeys, checked between passes and after loading."""
 
-import jax
 import numpy as np
+from jax.core import Tracer
 
 from qjax import ops
 from qjax.export.ir import INTEGER_DTYPES, Graph, Tensor
@@ -82,7 +82,7 @@ def _check_tensor(tensor: Tensor) -> None:
         raise GraphError(
             f"Tensor {tensor.name!r}: expected scales of shape {expected}, got {np.shape(quantization.scale)}."
         )
-    if isinstance(quantization.scale, jax.core.Tracer):
+    if isinstance(quantization.scale, Tracer):
         return
     scale = np.asarray(quantization.scale)
     if not (np.isfinite(scale).all() and (scale > 0).all()):

@@ -179,13 +179,10 @@ def _decode_quantization(item: Any, dtype: str, rank: int, where: str) -> Quanti
 def _with_arrays(quantization: Quantization, scale: Array, zero_point: Array, where: str) -> Quantization:
     if scale.dtype != np.float32 or zero_point.dtype != np.int32:
         raise ArtifactError(
-            f"{where}: expected a scale of float32 and a zero point of int32, "
-            f"got {scale.dtype} and {zero_point.dtype}."
+            f"{where}: expected a scale of float32 and a zero point of int32, got {scale.dtype} and {zero_point.dtype}."
         )
     if zero_point.shape not in ((), scale.shape):
-        raise ArtifactError(
-            f"{where}: expected a zero point of shape () or {scale.shape}, got {zero_point.shape}."
-        )
+        raise ArtifactError(f"{where}: expected a zero point of shape () or {scale.shape}, got {zero_point.shape}.")
     return Quantization(scale, zero_point, quantization.qmin, quantization.qmax, quantization.axes)
 
 
@@ -243,8 +240,7 @@ def _decode_node(item: Any) -> Node:
         inputs=strict_json.names(entry["inputs"], f"{where}: inputs"),
         output=strict_json.name(entry["output"], f"{where}: output"),
         constants={
-            role: strict_json.name(reference, f"{where}: constant {role!r}")
-            for role, reference in constants.items()
+            role: strict_json.name(reference, f"{where}: constant {role!r}") for role, reference in constants.items()
         },
         attributes=attributes,
         location=location,

@@ -36,7 +36,9 @@ class IntegerGraph:
     def __call__(self, *inputs: Any) -> Any:
         """Real inputs to real outputs, in the structure of the model's own output."""
         if len(inputs) != len(self.ir.inputs):
-            raise TypeError(f"The graph takes {len(self.ir.inputs)} inputs ({', '.join(self.ir.inputs)}), got {len(inputs)}.")
+            raise TypeError(
+                f"The graph takes {len(self.ir.inputs)} inputs ({', '.join(self.ir.inputs)}), got {len(inputs)}."
+            )
         for name, x in zip(self.ir.inputs, inputs, strict=True):
             check_shape(name, self.ir.tensors[name].shape, tuple(np.shape(x)))
         return self._jitted(self.interpreter.constants, [jnp.asarray(x) for x in inputs])

@@ -150,7 +150,12 @@ class _Lowering:
         channels: list[list[int]] = []
         if op.name in ("dot", "conv"):
             channels = op.channels(eqn, weight) if weight is not None else []
-            attributes |= {"weight": weight, "channels": channels, "rank": len(eqn.out_shapes[0]), "permutation": None}
+            attributes |= {
+                "weight": weight,
+                "channels": channels,
+                "rank": len(eqn.out_shapes[0]),
+                "permutation": None,
+            }
         inputs = [found[i].tensor for i in op.data(eqn, constant) if i != weight]
         if weight is not None:
             constants["kernel"] = self._kernel(eqn, weight, found[weight].value, step)
@@ -196,7 +201,9 @@ class _Lowering:
             source = self.tensors[constants["kernel"] if weight is not None else inputs[0]]
             name = self._fresh(self._name(eqn, step))
             self._add(Tensor(name, value.shape, source.dtype, quantization))
-            self.nodes.append(Node(name, op.name, tuple(inputs), name, constants, {**attributes, **extra}, eqn.location))
+            self.nodes.append(
+                Node(name, op.name, tuple(inputs), name, constants, {**attributes, **extra}, eqn.location)
+            )
             outputs.append(_Codes(name))
         return outputs
 

@@ -47,9 +47,7 @@ def pack(codes: NDArray[np.integer], bits: int) -> NDArray[np.uint8]:
     return packed
 
 
-def unpack(
-    packed: NDArray[np.uint8], bits: int, count: int, *, dtype: str, signed: bool
-) -> NDArray[np.integer]:
+def unpack(packed: NDArray[np.uint8], bits: int, count: int, *, dtype: str, signed: bool) -> NDArray[np.integer]:
     """The inverse: `count` codes of `dtype`, shape (count,).
 
     Raises ValueError if the size is not `packed_size(count, bits)` or if an unused bit is set.

@@ -71,10 +71,7 @@ def plain(value: Any, where: str, depth: int = 0) -> Any:
         return [plain(item, where, depth + 1) for item in items]
     if isinstance(value, Mapping):
         pairs = cast("Mapping[Any, Any]", value)
-        return {
-            name(key, f"{where}: a key", MAX_KEY): plain(item, where, depth + 1)
-            for key, item in pairs.items()
-        }
+        return {name(key, f"{where}: a key", MAX_KEY): plain(item, where, depth + 1) for key, item in pairs.items()}
     raise ArtifactError(
         f"{where}: expected None, bool, int, float, str, a list or a mapping of these, got {kind.__name__}; "
         "convert it with int(), float(), str() or .tolist()."

@@ -74,10 +74,16 @@ class Report:
         return self.nodes[-1].end_to_end if self.nodes else 0
 
     def __str__(self) -> str:
-        header = ("node", "op", "compared", "differ, same inputs", "by at most", "differ, end to end", "by at most")
-        rows = [
-            (n.name, n.op, n.compared, n.local, n.local_max, n.end_to_end, n.end_to_end_max) for n in self.nodes
-        ]
+        header = (
+            "node",
+            "op",
+            "compared",
+            "differ, same inputs",
+            "by at most",
+            "differ, end to end",
+            "by at most",
+        )
+        rows = [(n.name, n.op, n.compared, n.local, n.local_max, n.end_to_end, n.end_to_end_max) for n in self.nodes]
         return (
             table(header, rows)
             + f"\n{self.examples} examples; {self.local} of {self.compared} codes differ where a node's inputs agree; "
@@ -144,4 +150,3 @@ def verify(graph: IntegerGraph, reference: Reference, batches: Iterable[tuple[An
         NodeReport(node.name, node.op, node.location, *(int(n) for n in totals[node.name])) for node in named
     )
     return Report(reports, examples, predictions)
-

@@ -35,7 +35,7 @@ def instrument(model: nnx.Module) -> nnx.Module:
         if "__call__" not in dir(type(node)):
             continue
         node.__class__ = _scoped(type(node))
-        node.qjax_path = ".".join(str(part) for part in path)
+        setattr(node, "qjax_path", ".".join(str(part) for part in path))  # noqa: B010
     return clone
 
 

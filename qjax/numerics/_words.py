@@ -49,9 +49,7 @@ def normalized(xp: Any, m: Any) -> tuple[Any, Any]:
     return m, lifted
 
 
-def round_off(
-    xp: Any, m: Any, shift: Any, rounding: Rounding = Rounding.NEAREST_EVEN, sign: Any = None
-) -> Any:
+def round_off(xp: Any, m: Any, shift: Any, rounding: Rounding = Rounding.NEAREST_EVEN, sign: Any = None) -> Any:
     """The magnitude m / 2^shift of a number of the given sign, rounded; m below 2^64 and shift in [0, 63]."""
     q = m >> shift
     rest = m - (q << shift)
@@ -71,9 +69,7 @@ def round_off(
         case Rounding.CEIL:
             up = (rest > 0) & (sign > 0)
         case Rounding.STOCHASTIC:
-            raise ValueError(
-                "a Real is rounded deterministically. Got 'stochastic'; use round_float or requantize."
-            )
+            raise ValueError("a Real is rounded deterministically. Got 'stochastic'; use round_float or requantize.")
     return q + up.astype(_U)
 
 

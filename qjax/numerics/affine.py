@@ -47,9 +47,7 @@ __all__ = [
 ]
 
 
-def round_to_grid(
-    x: jax.Array, scale: jax.Array, rounding: Rounding | str, key: jax.Array | None = None
-) -> jax.Array:
+def round_to_grid(x: jax.Array, scale: jax.Array, rounding: Rounding | str, key: jax.Array | None = None) -> jax.Array:
     """`round(x * (1/scale))` in float32: how many steps of its grid x is from zero, before any clipping.
 
     The one formula of a code; `clip(round_to_grid(...), *centered_bounds(...))` is the code less its zero
@@ -138,9 +136,7 @@ def choose_qparams(lo: Any, hi: Any, spec: QSpec, *, power_of_two: bool = False)
     if power_of_two:
         scale = power_of_two_at_least(scale)
     # Written so that NaN, too, takes the 1.0.
-    scale = jnp.where(
-        scale >= np.float32(SCALE_MIN), jnp.minimum(scale, np.float32(SCALE_MAX)), np.float32(1)
-    )
+    scale = jnp.where(scale >= np.float32(SCALE_MIN), jnp.minimum(scale, np.float32(SCALE_MAX)), np.float32(1))
     if spec.symmetric:
         return QParams(scale, jnp.zeros(scale.shape, jnp.int32), spec)
     steps = jnp.round(lo * reciprocal(scale))
@@ -181,6 +177,4 @@ def _check_range(lo: np.ndarray[Any, Any], hi: np.ndarray[Any, Any], spec: QSpec
             "use signed=True or symmetric=False"
         )
     if max(float(-lo.min(initial=0)), float(hi.max(initial=0))) > SCALE_MAX:
-        raise ValueError(
-            f"choose_qparams: a range beyond 2^100 is not supported. Got [{lo.min()}, {hi.max()}]"
-        )
+        raise ValueError(f"choose_qparams: a range beyond 2^100 is not supported. Got [{lo.min()}, {hi.max()}]")

@@ -218,7 +218,5 @@ def _checked(gradient: Any) -> Gradient:
 
 def _number(gradient_scale: Any) -> float:
     if traced(gradient_scale):
-        raise TypeError(
-            "gradient_scale must be a Python number: it is part of the program. Got a traced value"
-        )
+        raise TypeError("gradient_scale must be a Python number: it is part of the program. Got a traced value")
     return float(gradient_scale)

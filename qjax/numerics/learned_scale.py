@@ -78,9 +78,7 @@ def power_of_two_scale(log2_threshold: Any, qmax: int) -> jax.Array:
     """
     bits = qmax.bit_length()
     if qmax < 1 or qmax + 1 != 1 << bits:
-        raise ValueError(
-            f"power_of_two_scale: qmax + 1 must be a power of two (127, 255, 7, ...). Got qmax = {qmax}"
-        )
+        raise ValueError(f"power_of_two_scale: qmax + 1 must be a power of two (127, 255, 7, ...). Got qmax = {qmax}")
     raw = _float32(log2_threshold, "power_of_two_scale")
     clipped = _clip(jax.lax.stop_gradient(raw), float(-LOG2_LIMIT), float(LOG2_LIMIT), 0.0)
     exponent = jnp.ceil(clipped).astype(jnp.int32) - np.int32(bits)

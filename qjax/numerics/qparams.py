@@ -150,6 +150,5 @@ def _check_zero_point(zero_point: np.ndarray[Any, Any], spec: QSpec) -> None:
     bad = (zero_point < spec.qmin) | (zero_point > spec.qmax)
     if bad.any():
         raise ValueError(
-            f"QParams: zero_point must be a code, in [{spec.qmin}, {spec.qmax}]. "
-            f"Got {zero_point[bad].flat[0]}"
+            f"QParams: zero_point must be a code, in [{spec.qmin}, {spec.qmax}]. Got {zero_point[bad].flat[0]}"
         )

@@ -104,9 +104,7 @@ class QSpec:
             axes = (*axes, self.group_axis)
         for axis in axes:
             if not -ndim <= axis < ndim:
-                raise ValueError(
-                    f"QSpec: axis {axis} is out of range for a tensor of {ndim} dimensions ({self})"
-                )
+                raise ValueError(f"QSpec: axis {axis} is out of range for a tensor of {ndim} dimensions ({self})")
         resolved = tuple(sorted(axis % ndim for axis in axes))
         if len(set(resolved)) != len(resolved):
             raise ValueError(

@@ -113,9 +113,7 @@ def _check_multiplier(m: Multiplier) -> None:
 
 def _as_zero_point(zero_point: Any, qmin: int, qmax: int) -> Any:
     if not _INT32_MIN <= qmin <= qmax <= _INT32_MAX:
-        raise ValueError(
-            f"the codes must satisfy -2^31 <= qmin <= qmax < 2^31. Got qmin={qmin}, qmax={qmax}."
-        )
+        raise ValueError(f"the codes must satisfy -2^31 <= qmin <= qmax < 2^31. Got qmin={qmin}, qmax={qmax}.")
     if isinstance(zero_point, int):
         zero_point = np.int32(zero_point)
     dtype = str(getattr(zero_point, "dtype", type(zero_point).__name__))
@@ -124,8 +122,7 @@ def _as_zero_point(zero_point: Any, qmin: int, qmax: int) -> Any:
     if traced(zero_point):
         if qmin < -(2**30) or qmax >= 2**30:
             raise ValueError(
-                f"a traced zero_point needs codes within [-2^30, 2^30). Got [{qmin}, {qmax}]; "
-                "pass a concrete one."
+                f"a traced zero_point needs codes within [-2^30, 2^30). Got [{qmin}, {qmax}]; pass a concrete one."
             )
     else:
         host = np.asarray(zero_point).astype(np.int64)

@@ -46,18 +46,14 @@ class Rounding(enum.StrEnum):
 def check_key(rounding: str, needs_key: bool, key: jax.Array | None) -> None:
     """Raise ValueError unless a key is given exactly where `rounding` draws random numbers."""
     if needs_key and key is None:
-        raise ValueError(
-            f"rounding {rounding!r} needs a random key. Got None; pass key=jax.random.key(seed)."
-        )
+        raise ValueError(f"rounding {rounding!r} needs a random key. Got None; pass key=jax.random.key(seed).")
     if not needs_key and key is not None:
         raise ValueError(
             f"rounding {rounding!r} is deterministic and takes no key. Got one; drop it or use 'stochastic'."
         )
 
 
-def round_float(
-    x: Any, rounding: Rounding | str = Rounding.NEAREST_EVEN, *, key: jax.Array | None = None
-) -> jax.Array:
+def round_float(x: Any, rounding: Rounding | str = Rounding.NEAREST_EVEN, *, key: jax.Array | None = None) -> jax.Array:
     """Round a float array to integer values of the same dtype.
 
     Every deterministic rounding is exact for every finite input: no rule adds 1/2 to its operand, because
@@ -109,9 +105,7 @@ def round_float(
     return y.astype(dtype)
 
 
-def rounding_right_shift(
-    x: Any, shift: Any, rounding: Rounding | str, *, key: jax.Array | None = None
-) -> Any:
+def rounding_right_shift(x: Any, shift: Any, rounding: Rounding | str, *, key: jax.Array | None = None) -> Any:
     """Divide x by 2^shift and round: exact for every x and shift, without intermediate overflow.
 
     Every rounding is a floor after adding a bias b in [0, 2^s), see `_bias`. With q = floor(x / 2^s) and
@@ -145,9 +139,7 @@ def rounding_right_shift(
     return q + (total >> shift.astype(unsigned)).astype(x.dtype)
 
 
-def right_shift_with_headroom(
-    xp: Any, x: Any, shift: Any, rounding: Rounding, key: jax.Array | None = None
-) -> Any:
+def right_shift_with_headroom(xp: Any, x: Any, shift: Any, rounding: Rounding, key: jax.Array | None = None) -> Any:
     """`rounding_right_shift` for kernels: (x + b) >> shift, fewer operations, and nothing is checked.
 
     x and shift are arrays of namespace xp, of one signed dtype and of shapes that broadcast under the
@@ -198,9 +190,7 @@ def _as_float(x: Any) -> jax.Array:
         return jnp.float32(x)
     dtype = str(getattr(x, "dtype", type(x).__name__))
     if dtype not in _FLOATS:
-        raise TypeError(
-            f"x must be a float16, bfloat16 or float32 array. Got {dtype}; convert it with astype first."
-        )
+        raise TypeError(f"x must be a float16, bfloat16 or float32 array. Got {dtype}; convert it with astype first.")
     return jnp.asarray(x)
 
 

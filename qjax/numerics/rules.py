@@ -165,9 +165,7 @@ def _one_shift(acc: jax.Array, m: Multiplier, rounding: Rounding, key: jax.Array
     return jnp.minimum(jnp.maximum(y, np.int64(_INT32_MIN)), np.int64(_INT32_MAX)).astype(jnp.int32)
 
 
-def _two_shifts(
-    acc: jax.Array, m: Multiplier, left: Any, first: Rounding, right: Any, second: Rounding
-) -> jax.Array:
+def _two_shifts(acc: jax.Array, m: Multiplier, left: Any, first: Rounding, right: Any, second: Rounding) -> jax.Array:
     """(acc << left) * M / 2^31 rounded by `first`, then / 2^right rounded by `second`.
 
     `left` wraps in int32, as the runtimes' shift does. Nothing else can overflow: M < 2^31 keeps the high

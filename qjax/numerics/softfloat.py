@@ -133,9 +133,7 @@ class Real:
             big = Real(*(xp.where(swap, p, q) for p, q in zip(a._parts(), b._parts(), strict=True)))
             small = Real(*(xp.where(swap, q, p) for p, q in zip(a._parts(), b._parts(), strict=True)))
             gap = xp.where(small.is_zero, np.int32(0), big.exponent - small.exponent)
-            aligned = sticky_right_shift(
-                xp, small.mantissa << _U(10), xp.minimum(gap, np.int32(63)).astype(_U)
-            )
+            aligned = sticky_right_shift(xp, small.mantissa << _U(10), xp.minimum(gap, np.int32(63)).astype(_U))
             top = big.mantissa << _U(10)
             total = xp.where(big.sign == small.sign, top + aligned, top - aligned)
             return _rounded(xp, big.sign, total, big.exponent - np.int32(10))
@@ -150,9 +148,7 @@ class Real:
             high, low = multiply_wide(a.mantissa, b.mantissa)
             kept = (high << _U(22)) | (low >> _U(42))
             sticky = (low & _U((1 << 42) - 1)) != 0
-            return _rounded(
-                xp, a.sign * b.sign, kept | sticky.astype(_U), a.exponent + b.exponent + np.int32(42)
-            )
+            return _rounded(xp, a.sign * b.sign, kept | sticky.astype(_U), a.exponent + b.exponent + np.int32(42))
 
     def __truediv__(self, other: Any) -> "Real":
         """The quotient: schoolbook division, 11 bits a step, to at least 55 bits and a sticky remainder.
@@ -214,9 +210,7 @@ class Real:
             zero = xp.zeros_like(digits)
             _, rest, root = repeat(xp, 56, step, (digits, zero, zero))
             root = root | (rest != 0).astype(_U)
-            return _rounded(
-                xp, a.sign, root, ((a.exponent - odd.astype(np.int32)) >> np.int32(1)) - np.int32(29)
-            )
+            return _rounded(xp, a.sign, root, ((a.exponent - odd.astype(np.int32)) >> np.int32(1)) - np.int32(29))
 
     def __lt__(self, other: Any) -> Any:
         # rounding never moves a difference of two numbers to or across zero, the exponent being unbounded
@@ -268,19 +262,13 @@ class Real:
             leading = a.exponent + np.int32(_BITS - 1)
             below = xp.maximum(np.int32(-126) - leading, np.int32(0))
             # a shift of 60 already rounds every mantissa to 0
-            q = round_off(xp, a.mantissa, xp.minimum(below + np.int32(29), np.int32(60)).astype(_U)).astype(
-                np.int32
-            )
+            q = round_off(xp, a.mantissa, xp.minimum(below + np.int32(29), np.int32(60)).astype(_U)).astype(np.int32)
             # a carry out of the 24 bits of q runs into the exponent field: the next binade
             field = xp.clip(leading + np.int32(126), np.int32(0), np.int32(254)) << np.int32(23)
             bits = xp.where(leading > 127, np.int32(0x7F800000), q + field)
             bits = xp.where(a.is_zero, np.int32(0), bits)
             bits = xp.where(a.sign < 0, bits | np.int32(-(2**31)), bits)
-            return (
-                jax.lax.bitcast_convert_type(bits, jnp.float32)
-                if xp is jnp
-                else np.asarray(bits).view(np.float32)
-            )
+            return jax.lax.bitcast_convert_type(bits, jnp.float32) if xp is jnp else np.asarray(bits).view(np.float32)
 
     def to_float64(self) -> Any:
         """The value as numpy float64, on the host only; out of its range it behaves as ldexp does."""

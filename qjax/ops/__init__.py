@@ -1,5 +1,8 @@
 """The operations of qjax. To add one: write its file and import it here."""
 
+# importing an op's file registers it
+# pyright: reportUnusedImport=false
+
 from qjax.ops import (
     add,
     affine_step,

@@ -102,9 +102,7 @@ def _direct(x: jax.Array, w: jax.Array, strides: Sequence[int], dilation: Sequen
 
 def _taps(x: jax.Array, window: Sequence[int], strides: Sequence[int], dilation: Sequence[int]) -> list[jax.Array]:
     """For each position of the window, in row-major order, the strided slice of x that it meets."""
-    sizes = [
-        (x.shape[1 + d] - dilation[d] * (window[d] - 1) - 1) // strides[d] + 1 for d in range(len(window))
-    ]
+    sizes = [(x.shape[1 + d] - dilation[d] * (window[d] - 1) - 1) // strides[d] + 1 for d in range(len(window))]
     slices: list[jax.Array] = []
     for position in np.ndindex(*window):
         start = [0, *(position[d] * dilation[d] for d in range(len(window))), 0]

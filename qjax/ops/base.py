@@ -177,10 +177,10 @@ _ops: dict[str, Op] = {}
 _by_primitive: dict[str, list[Op]] = {}
 
 
-OpClass = TypeVar("OpClass", bound=type[Op])
+OpT = TypeVar("OpT", bound=Op)
 
 
-def register(cls: OpClass) -> OpClass:
+def register(cls: type[OpT]) -> type[OpT]:
     """Class decorator: one instance of the op becomes known to the tracer, lowering and interpreter."""
     op = cls()
     if op.name in _ops:

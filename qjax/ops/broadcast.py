@@ -24,7 +24,6 @@ class Broadcast(GridOp):
         (x,) = inputs
         dimensions = attributes["dimensions"]
         shape = [
-            x.shape[dimensions.index(axis)] if size is None else size
-            for axis, size in enumerate(attributes["shape"])
+            x.shape[dimensions.index(axis)] if size is None else size for axis, size in enumerate(attributes["shape"])
         ]
         return lax.broadcast_in_dim(x, shape, dimensions)

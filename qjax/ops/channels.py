@@ -23,7 +23,7 @@ def weight_to_result(vector: Any, channels: Pairs, rank: int) -> Any:
     """A scale in the weight's rank (size 1 or full per axis) as a vector of the result."""
     if vector.size == 1:
         return vector.reshape(())
-    pairs = sorted(channels)
+    pairs = sorted(tuple(pair) for pair in channels)
     order = [w for _, w in pairs]
     rest = [axis for axis in range(vector.ndim) if axis not in order]
     if any(vector.shape[axis] != 1 for axis in rest):

@@ -61,7 +61,9 @@ class Conv(Op):
         params = {k: v for k, v in eqn.params.items() if k not in ("preferred_element_type", "precision")}
 
         def product(a: jax.Array, b: jax.Array, kind: Any) -> jax.Array:
-            return lax.conv_general_dilated_p.bind(a, b, preferred_element_type=kind, precision=precision(x, w), **params)
+            return lax.conv_general_dilated_p.bind(
+                a, b, preferred_element_type=kind, precision=precision(x, w), **params
+            )
 
         summed = math.prod(w.shape) // w.shape[eqn.params["dimension_numbers"].rhs_spec[0]]
         acc = matmul_codes(x, w, summed, product)

@@ -50,9 +50,7 @@ class Dot(Op):
         """[axis of the result, axis of operand `index`] for every axis that is not summed."""
         contracting, batch = (tuple(d) for d in (eqn.params["dimension_numbers"]))
         rank = [len(s) for s in eqn.in_shapes]
-        free = [
-            [a for a in range(rank[i]) if a not in contracting[i] and a not in batch[i]] for i in (0, 1)
-        ]
+        free = [[a for a in range(rank[i]) if a not in contracting[i] and a not in batch[i]] for i in (0, 1)]
         start = len(batch[0]) + (len(free[0]) if index == 1 else 0)
         pairs = [[out, axis] for out, axis in enumerate(batch[index])]
         return pairs + [[start + out, axis] for out, axis in enumerate(free[index])]

@@ -81,7 +81,7 @@ def _affine(acc: jax.Array, scale: jax.Array, offset: jax.Array) -> jax.Array:
 
 @_affine.defjvp
 def _(primals: Any, tangents: Any) -> Any:
-    (acc, scale, offset), (d_acc, d_scale, d_offset) = primals, tangents
+    (acc, scale, _), (d_acc, d_scale, d_offset) = primals, tangents
     shape = acc.shape
     tangent = d_acc * jnp.broadcast_to(scale, shape) + acc * jnp.broadcast_to(d_scale, shape)
     return _affine(*primals), tangent + jnp.broadcast_to(d_offset, shape)

@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from qjax.numerics.rules import rule_names
 from qjax.numerics.rounding import Rounding
+from qjax.numerics.rules import rule_names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +25,9 @@ class Target:
                 f"Target {self.name!r}: unknown rule {self.requantize!r}. Known rules: {', '.join(rule_names())}."
             )
         if self.requantize == "stochastic" or Rounding.of(self.rounding) is Rounding.STOCHASTIC:
-            raise ValueError(f"Target {self.name!r}: a target is deterministic; stochastic rounding needs a key per call.")
+            raise ValueError(
+                f"Target {self.name!r}: a target is deterministic; stochastic rounding needs a key per call."
+            )
         object.__setattr__(self, "rounding", Rounding.of(self.rounding))
 
 

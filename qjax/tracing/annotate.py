@@ -244,12 +244,7 @@ class _Annotator:
             self._outputs(eqn, _Grid(place))
             self.result.layers.append(LayerUse(place, None))
             return
-        if (
-            op.name == "transpose"
-            and isinstance(state, _Accumulator)
-            and state.permutable
-            and self.uses[value] == 1
-        ):
+        if op.name == "transpose" and isinstance(state, _Accumulator) and state.permutable and self.uses[value] == 1:
             permutation = list(eqn.params["permutation"])
             channels = state.channels and {permutation.index(axis) for axis in state.channels}
             self.result.ops[eqn] = (op, "permute")
@@ -327,7 +322,17 @@ class _Annotator:
         if isinstance(state, _Grid) or value in self.result.constants or value.constant is not None:
             return
         if isinstance(state, _Accumulator):
-            place = Place(state.name, state.name, "activation", state.module, state.op, value.shape, (), stack, state.location)
+            place = Place(
+                state.name,
+                state.name,
+                "activation",
+                state.module,
+                state.op,
+                value.shape,
+                (),
+                stack,
+                state.location,
+            )
             if state.use is not None:
                 state.use.output = place
         else:
@@ -353,7 +358,15 @@ class _Annotator:
         position = seen.index(signature)
         name = path if position == 0 else f"{path}#{position + 1}"
         place = Place(
-            name, name, "weight", _parent(path), op.name, value.shape, op.weight_axes(eqn, index), stack, eqn.location
+            name,
+            name,
+            "weight",
+            _parent(path),
+            op.name,
+            value.shape,
+            op.weight_axes(eqn, index),
+            stack,
+            eqn.location,
         )
         self.result.weights[eqn, index] = place
         return place

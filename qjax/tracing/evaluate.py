@@ -106,9 +106,7 @@ class Evaluation:
         def run(inputs: list[Any], params: Params) -> tuple[list[Any], Taps]:
             return self._program(body, inputs, params)
 
-        run = jax.checkpoint(
-            run, prevent_cse=eqn.params.get("prevent_cse", True), policy=eqn.params.get("policy")
-        )
+        run = jax.checkpoint(run, prevent_cse=eqn.params.get("prevent_cse", True), policy=eqn.params.get("policy"))
         outputs, recorded = run(inputs, inner)
         taps.update(recorded)
         return outputs
@@ -153,4 +151,3 @@ class Evaluation:
             if value in values:
                 names[place.name] = None
         return list(names)
-

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -45,12 +46,10 @@ def _impl(*args: Any, layer: Layer) -> list[Any]:
 @_layer_p.def_abstract_eval
 def _abstract(*args: Any, layer: Layer) -> list[Any]:
     shaped = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in args]
-    return [jax.core.ShapedArray(o.shape, o.dtype) for o in jax.eval_shape(layer.function, *shaped)]
+    return [ShapedArray(o.shape, o.dtype) for o in jax.eval_shape(layer.function, *shaped)]
 
 
-mlir.register_lowering(
-    _layer_p, mlir.lower_fun(lambda *args, layer: layer.function(*args), multiple_results=True)
-)
+mlir.register_lowering(_layer_p, mlir.lower_fun(lambda *args, layer: layer.function(*args), multiple_results=True))
 
 
 def _jvp(primals: Any, tangents: Any, *, layer: Layer) -> Any:
@@ -62,7 +61,7 @@ ad.primitive_jvps[_layer_p] = _jvp
 
 
 def _batch(args: Any, dims: Any, *, layer: Layer) -> Any:
-    axes = [None if d is batching.not_mapped else d for d in dims]
+    axes = list(dims)
     out = jax.vmap(layer.function, in_axes=axes, out_axes=0)(*args)
     return list(out), [0] * len(out)
 

@@ -16,22 +16,24 @@ import jax
 import numpy as np
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_LIBRARIES = tuple(
-    os.path.abspath(path) + os.sep
-    for path in {sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"], sysconfig.get_paths()["stdlib"]}
-) + (_HERE + os.sep,)
+_FOLDERS = {sysconfig.get_paths()[name] for name in ("purelib", "platlib", "stdlib")}
+_LIBRARIES = tuple(os.path.abspath(path) + os.sep for path in (*_FOLDERS, _HERE))
 
 SCOPE = "@"
 """Marks a module's path among the names of `jax.named_scope`: "@blocks.0.conv1"."""
 
 ATOMIC = frozenset(
-    "celu elu erf gelu glu hard_sigmoid hard_silu hard_swish hard_tanh leaky_relu log_sigmoid log_softmax "
-    "logsumexp mish selu sigmoid silu soft_sign softmax softplus sparse_plus squareplus standardize swish tanh".split()
+    """celu elu erf gelu glu hard_sigmoid hard_silu hard_swish hard_tanh leaky_relu log_sigmoid log_softmax logsumexp
+    mish selu sigmoid silu soft_sign softmax softplus sparse_plus squareplus standardize swish tanh""".split()  # noqa: SIM905
 )
 """Functions of `jax.nn` that are one function of reals: never quantized inside."""
 
 _CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
-_CUSTOM = {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr", "custom_vjp_call_jaxpr": "fun_jaxpr"}
+_CUSTOM = {
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+}
 _MATMULS = frozenset({"dot_general", "conv_general_dilated", "qjax_layer"})
 
 
@@ -163,7 +165,13 @@ def _read(jaxpr: Any, env: dict[Any, Value], scope: str, location: str | None, o
 
 
 def _inline(
-    inner: Any, inputs: Sequence[Value], eqn: Any, env: dict[Any, Value], scope: str, line: str | None, out: list[Equation]
+    inner: Any,
+    inputs: Sequence[Value],
+    eqn: Any,
+    env: dict[Any, Value],
+    scope: str,
+    line: str | None,
+    out: list[Equation],
 ) -> None:
     local: dict[Any, Value] = dict(zip(inner.jaxpr.invars, inputs, strict=True))
     for var, const in zip(inner.jaxpr.constvars, inner.consts, strict=True):

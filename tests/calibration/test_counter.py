@@ -11,9 +11,7 @@ from qjax.calibration.counter import LIMIT, Counter, add, exceeded, scatter, to_
 
 def counter_of(values: list[int], shape: tuple[int, ...] | None = None) -> Counter:
     words = np.array(values, np.uint64).reshape(shape or (len(values),))
-    return Counter(
-        jnp.asarray((words >> np.uint64(32)).astype(np.uint32)), jnp.asarray(words.astype(np.uint32))
-    )
+    return Counter(jnp.asarray((words >> np.uint64(32)).astype(np.uint32)), jnp.asarray(words.astype(np.uint32)))
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=8), st.integers(0, LIMIT - 2**36))

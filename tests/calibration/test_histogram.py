@@ -77,9 +77,7 @@ def test_batches_and_their_order_do_not_matter(values: list[float], parts: int, 
     whole = state_of([np.array(values, np.float32)])
     random.shuffle(values)
     split = state_of(list(np.array(values, np.float32).reshape(parts, -1)))
-    assert all(
-        np.array_equal(a, b) for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(split), strict=True)
-    )
+    assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(split), strict=True))
 
 
 @settings(max_examples=20)
@@ -87,25 +85,19 @@ def test_batches_and_their_order_do_not_matter(values: list[float], parts: int, 
 def test_each_channel_has_a_width_of_its_own(seed: int) -> None:
     rng = np.random.default_rng(seed)
     data = (rng.standard_normal((30, 4)) * 10.0 ** rng.uniform(-20, 20, 4)).astype(np.float32)
-    for channel, histogram in enumerate(
-        OBSERVER.histograms(state_of([data[:15], data[15:]], QSpec(axis=-1)))
-    ):
+    for channel, histogram in enumerate(OBSERVER.histograms(state_of([data[:15], data[15:]], QSpec(axis=-1)))):
         assert host_bins(histogram) == exact_bins(data[:, channel], Fraction(histogram.width))
 
 
 def test_eager_and_jit_agree_on_many_values() -> None:
     rng = np.random.default_rng(0)
     spec, observer = QSpec(axis=0), MSE()
-    data = (rng.standard_normal((6, 3, 512)) * np.array([1e-3, 1, 50, 2, 1e4, 1]).reshape(6, 1, 1)).astype(
-        np.float32
-    )
+    data = (rng.standard_normal((6, 3, 512)) * np.array([1e-3, 1, 50, 2, 1e4, 1]).reshape(6, 1, 1)).astype(np.float32)
     eager = jitted = observer.init(spec, data.shape[1:])
     step = jax.jit(lambda state, x: observer.update(state, x, spec))
     for x in data:
         eager, jitted = observer.update(eager, jnp.asarray(x), spec), step(jitted, x)
-    assert all(
-        np.array_equal(a, b) for a, b in zip(jax.tree.leaves(eager), jax.tree.leaves(jitted), strict=True)
-    )
+    assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(eager), jax.tree.leaves(jitted), strict=True))
     for channel, histogram in enumerate(observer.histograms(eager)):
         assert host_bins(histogram) == exact_bins(data[:, channel].ravel(), Fraction(histogram.width))
 
@@ -119,9 +111,7 @@ def test_more_values_than_can_be_counted_are_refused() -> None:
     state = state_of([np.ones(SIZE, np.float32)])
     words = np.uint64(LIMIT - 1)
     full = Counter(jnp.uint32(words >> np.uint64(32)), jnp.uint32(words & np.uint64(2**32 - 1)))
-    state = HistogramState(
-        **{**vars(state), "tally": type(state.tally)(full, state.tally.nan, state.tally.inf)}
-    )
+    state = HistogramState(**{**vars(state), "tally": type(state.tally)(full, state.tally.nan, state.tally.inf)})
     OBSERVER.histograms(state)
     state = update(state, jnp.ones(SIZE, jnp.float32), PER_TENSOR)
     with pytest.raises(ValueError, match=r"observer 'percentile' has seen 2\*\*63 values or more"):

@@ -19,9 +19,7 @@ from qjax.numerics.affine import QSpec, dequantize, quantize
 def histogram_of(counts: list[int], first: int, zeros: int = 0, width: float = 0.25) -> HostHistogram:
     used = [j for j, n in enumerate(counts) if n]
     lo, hi = (first + used[0]) * width, (first + used[-1] + 1) * width
-    return HostHistogram(
-        lo=lo, hi=hi, width=width, first=first, counts=np.array(counts, np.uint64), zeros=zeros
-    )
+    return HostHistogram(lo=lo, hi=hi, width=width, first=first, counts=np.array(counts, np.uint64), zeros=zeros)
 
 
 def exact_error(histogram: HostHistogram, scale: float, zero_point: int, spec: QSpec) -> Fraction:
@@ -63,9 +61,7 @@ SPECS = [
 @given(HISTOGRAMS, st.sampled_from(SPECS), st.floats(0.01, 2.0), st.floats(0.0, 1.0))
 def test_the_integral_is_exact(histogram: HostHistogram, spec: QSpec, scale: float, position: float) -> None:
     zero_point = 0 if spec.symmetric else round(spec.qmin + position * (spec.qmax - spec.qmin))
-    (got,), _ = SquaredError(histogram)(
-        scale, np.array([spec.qmin - zero_point]), np.array([spec.qmax - zero_point])
-    )
+    (got,), _ = SquaredError(histogram)(scale, np.array([spec.qmin - zero_point]), np.array([spec.qmax - zero_point]))
     expected = exact_error(histogram, scale, zero_point, spec)
     # float64: 20 rounded terms, none above 2**20 (21,000 values, squared distances below 2**6).
     assert abs(Fraction(float(got)) - expected) <= Fraction(1, 2**25)
@@ -76,11 +72,7 @@ def test_the_integral_is_exact(histogram: HostHistogram, spec: QSpec, scale: flo
 def test_no_candidate_is_better(histogram: HostHistogram, spec: QSpec) -> None:
     scale, zero_point = best_grid(histogram, spec)
     chosen = exact_error(histogram, scale, zero_point, spec)
-    reach = (
-        max(-histogram.lo, histogram.hi, 0.0)
-        if spec.symmetric
-        else max(histogram.hi, 0) - min(histogram.lo, 0)
-    )
+    reach = max(-histogram.lo, histogram.hi, 0.0) if spec.symmetric else max(histogram.hi, 0) - min(histogram.lo, 0)
     levels = spec.qmax if spec.symmetric else spec.qmax - spec.qmin
     for i in range(0, 321, 8):  # a quarter octave apart
         other = reach / levels * 2.0 ** (-i / 32)

@@ -83,9 +83,7 @@ def test_vmap_is_a_loop(observer: Observer) -> None:
 @pytest.mark.parametrize("observer", CHANNEL_OBSERVERS, ids=by_name)
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("axis", [-1, (0, 2)])
-def test_per_channel_is_a_loop_per_tensor(
-    observer: Observer, symmetric: bool, axis: int | tuple[int, ...]
-) -> None:
+def test_per_channel_is_a_loop_per_tensor(observer: Observer, symmetric: bool, axis: int | tuple[int, ...]) -> None:
     spec, data = QSpec(bits=4, symmetric=symmetric, axis=axis), batches((2, 8, 3), 3)
     got = observer.qparams(run(observer, spec, data), spec)
     whole = spec.replace(axis=None)
@@ -158,9 +156,7 @@ def test_nan_and_infinity_are_counted_and_refused(observer: Observer) -> None:
     x = np.ones((2, 8), np.float32)
     x[0, :3], x[1, 0], x[1, 1] = np.nan, np.inf, -np.inf
     state = run(observer, QSpec(), [np.ones((2, 8), np.float32), x, x])
-    with pytest.raises(
-        ValueError, match=r"expected finite calibration data. Got 6 NaN and 4 infinite of 48 values"
-    ):
+    with pytest.raises(ValueError, match=r"expected finite calibration data. Got 6 NaN and 4 infinite of 48 values"):
         observer.qparams(state, QSpec())
 
 
@@ -184,9 +180,7 @@ def test_get_by_name_and_by_value() -> None:
 
 
 def test_get_of_something_else_says_what_there_is() -> None:
-    with pytest.raises(
-        ValueError, match=r"unknown observer 'max'. Expected one of 'minmax', 'moving_average'"
-    ):
+    with pytest.raises(ValueError, match=r"unknown observer 'max'. Expected one of 'minmax', 'moving_average'"):
         get("max")
     with pytest.raises(TypeError, match=r"make an instance of it"):
         get(MinMax)  # pyright: ignore[reportArgumentType]

@@ -91,9 +91,7 @@ def test_any_array_of_a_floating_dtype_and_any_flag(method: WeightMethod) -> Non
     expected = weight_qparams(np.asarray(half.astype(jnp.float32)), spec, method).scale
     assert np.array_equal(weight_qparams(half, spec, method).scale, expected)
     with jax.enable_x64(True):
-        assert np.array_equal(
-            weight_qparams(WEIGHT, spec, method).scale, weight_qparams(WEIGHT, spec, method).scale
-        )
+        assert np.array_equal(weight_qparams(WEIGHT, spec, method).scale, weight_qparams(WEIGHT, spec, method).scale)
         wide = weight_qparams(WEIGHT.astype(np.float64), spec, method)
     assert np.array_equal(wide.scale, weight_qparams(WEIGHT, spec, method).scale)
 

@@ -52,9 +52,7 @@ def rich_graph() -> Graph:
         constant("u4", rng.integers(0, 16, (9,)), "uint8", quantization(0, 15, zero_point=8)),
         constant("u2", rng.integers(0, 4, (2, 3)), "uint8", quantization(0, 3)),
         constant("bit", rng.integers(0, 2, (11,)), "uint8", quantization(0, 1)),
-        constant(
-            "w8", rng.integers(-127, 128, (2, 3, 4)), "int8", quantization(-127, scale=halves, axes=(0, 2))
-        ),
+        constant("w8", rng.integers(-127, 128, (2, 3, 4)), "int8", quantization(-127, scale=halves, axes=(0, 2))),
         constant("u8", rng.integers(0, 256, (5,)), "uint8", quantization(0, 255, zero_point=128)),
         constant("s16", [-(2**15), 2**15 - 1], "int16"),
         constant("u16", [0, 2**16 - 1], "uint16"),

@@ -195,9 +195,7 @@ def test_codes_outside_of_their_range():
 
 def test_scales_that_are_not_float32():
     wide = Quantization(np.asarray(0.1), np.asarray(0, np.int32), -128, 127)
-    with pytest.raises(
-        ArtifactError, match="Tensor 'w': expected a scale of float32, got float64: convert it"
-    ):
+    with pytest.raises(ArtifactError, match="Tensor 'w': expected a scale of float32, got float64: convert it"):
         to_bytes(graph_of(constant("w", [1], "int8", wide)))
 
 
@@ -211,9 +209,7 @@ def test_tracers_are_refused(tmp_path):
         save(graph_of(Tensor("w", (3,), "int8", None, codes)), tmp_path / "m.qjax")
         return codes
 
-    with pytest.raises(
-        ArtifactError, match="'w': expected concrete arrays, got a tracer: save the graph outside"
-    ):
+    with pytest.raises(ArtifactError, match="'w': expected concrete arrays, got a tracer: save the graph outside"):
         jax.jit(saved)(np.zeros(3, np.int8))
     assert list(tmp_path.iterdir()) == []
 
@@ -229,9 +225,7 @@ def test_names_that_are_too_long():
 
 
 def test_structure_that_is_too_large():
-    with pytest.raises(
-        ArtifactError, match=r"expected a structure of at most 16777216 bytes of JSON, .*: move large"
-    ):
+    with pytest.raises(ArtifactError, match=r"expected a structure of at most 16777216 bytes of JSON, .*: move large"):
         to_bytes(graph_of(metadata={"notes": "x" * 2**24}))
 
 

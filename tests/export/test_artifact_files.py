@@ -143,13 +143,9 @@ def test_save_into_nowhere(tmp_path):
 
 
 def test_load_what_is_no_file(tmp_path):
-    with pytest.raises(
-        FileNotFoundError, match=r"m\.qjax: expected a qjax artifact, got no file: check the path"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"m\.qjax: expected a qjax artifact, got no file: check the path"):
         load(tmp_path / "m.qjax")
-    with pytest.raises(
-        ArtifactError, match=r"expected a file, got a folder: give the path of the \.qjax file"
-    ):
+    with pytest.raises(ArtifactError, match=r"expected a file, got a folder: give the path of the \.qjax file"):
         load(tmp_path)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ArtifactError, match="expected a file, got a pipe or a device"):
@@ -185,9 +181,7 @@ def test_load_within_a_limit(tmp_path):
     save(rich_graph(), path)
     size = path.stat().st_size
     assert differences(rich_graph(), load(path, max_bytes=size)) == []
-    with pytest.raises(
-        ArtifactError, match=f"at most {size - 1} bytes, got {size}: .* load it with max_bytes={size}"
-    ):
+    with pytest.raises(ArtifactError, match=f"at most {size - 1} bytes, got {size}: .* load it with max_bytes={size}"):
         load(path, max_bytes=size - 1)
     # A file of 5 GiB that takes no room on the disk is refused before a byte of it is read.
     with open(path, "ab") as file:

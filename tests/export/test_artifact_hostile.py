@@ -76,9 +76,7 @@ def test_every_truncation():
     for size in range(len(FILE)):
         with pytest.raises(ArtifactError):
             from_bytes(FILE[:size])
-    with pytest.raises(
-        ArtifactError, match=f"expected {len(FILE)} bytes, got 1000: cut short; copy or download"
-    ):
+    with pytest.raises(ArtifactError, match=f"expected {len(FILE)} bytes, got 1000: cut short; copy or download"):
         from_bytes(FILE[:1000])
     with pytest.raises(ArtifactError, match=f"expected {len(FILE)} bytes, got {len(FILE) + 1}: too long"):
         from_bytes(FILE + b"\x00")
@@ -97,9 +95,7 @@ def test_a_flipped_bit_is_named():
     damaged = bytearray(FILE)
     damaged[-5] ^= 4
     digest = FILE[len(START) + 8 :][:64].decode()
-    with pytest.raises(
-        ArtifactError, match=f"SHA-256 {digest}, got [0-9a-f]{{64}}: the file is damaged; copy"
-    ):
+    with pytest.raises(ArtifactError, match=f"SHA-256 {digest}, got [0-9a-f]{{64}}: the file is damaged; copy"):
         from_bytes(bytes(damaged))
 
 

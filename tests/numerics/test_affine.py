@@ -203,9 +203,7 @@ def test_ties_have_one_code_everywhere(per_channel, zero_point):
         return quantize(row[None], qparams)[0]
 
     def scanned(x):
-        return jax.lax.scan(
-            lambda carry, part: (carry, quantize(part, qparams)), 0, x.reshape(8, rows // 8, -1)
-        )[1]
+        return jax.lax.scan(lambda carry, part: (carry, quantize(part, qparams)), 0, x.reshape(8, rows // 8, -1))[1]
 
     ways = {
         "eager": quantize(x, qparams),
@@ -265,9 +263,7 @@ def test_16_bit_floats_are_computed_in_float32(dtype):
     every = every[np.isfinite(every.astype(np.float32))]
     qparams = QParams(0.0371, 7, QSpec(symmetric=False))
     for run in (quantize, jax.jit(quantize)):
-        assert np.array_equal(
-            np.asarray(run(every, qparams)), np.asarray(run(every.astype(np.float32), qparams))
-        )
+        assert np.array_equal(np.asarray(run(every, qparams)), np.asarray(run(every.astype(np.float32), qparams)))
 
 
 @pytest.mark.parametrize("bits", [8, 16])
@@ -314,9 +310,7 @@ def test_each_slice_is_quantized_by_its_own_parameters(spec):
         single = QParams(np.asarray(qparams.scale)[index], np.asarray(qparams.zero_point)[index], alone)
         assert np.array_equal(np.asarray(quantize(view[at], single)), parts[at])
     full = np.broadcast_to(np.asarray(broadcast_to_tensor(qparams.scale, spec, x.shape)), x.shape)
-    assert (
-        np.abs(np.asarray(dequantize(codes, qparams)) - x) <= full * 0.5001 + full * (not spec.symmetric)
-    ).all()
+    assert (np.abs(np.asarray(dequantize(codes, qparams)) - x) <= full * 0.5001 + full * (not spec.symmetric)).all()
 
 
 @given(st.sampled_from(["nearest_away", "nearest_up", "toward_zero", "floor", "ceil"]))

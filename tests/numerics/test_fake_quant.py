@@ -97,12 +97,8 @@ def test_every_16_bit_float(dtype):
 def test_any_spec_dequantizes_its_codes(spec):
     rng = np.random.default_rng(1)
     x = rng.normal(size=(5, 4, 6)).astype(np.float32)
-    qparams = QParams(
-        rng.uniform(0.01, 0.5, spec.param_shape(x.shape)), np.zeros(spec.param_shape(x.shape), int), spec
-    )
-    assert np.array_equal(
-        np.asarray(fake_quant(x, qparams)), np.asarray(dequantize(quantize(x, qparams), qparams))
-    )
+    qparams = QParams(rng.uniform(0.01, 0.5, spec.param_shape(x.shape)), np.zeros(spec.param_shape(x.shape), int), spec)
+    assert np.array_equal(np.asarray(fake_quant(x, qparams)), np.asarray(dequantize(quantize(x, qparams), qparams)))
 
 
 def test_a_sum_with_the_values_is_not_fused():

@@ -76,15 +76,11 @@ def expected_gradients(gradient: str, gradient_scale: float, spec: QSpec):
     dx, ds, dz, above = differences(spec)
     if gradient == "ste":
         ds, dz = ds * 0, dz * 0
-    elif (
-        gradient == "pact"
-    ):  # alpha = s * (qmax - z): the gradient comes from the clipped elements above only
+    elif gradient == "pact":  # alpha = s * (qmax - z): the gradient comes from the clipped elements above only
         ds, dz = np.where(above, ds, 0), dz * 0
 
     def reduced(per_element):
-        _, vjp = jax.vjp(
-            lambda p: jnp.broadcast_to(broadcast_to_tensor(p, spec, SHAPE), SHAPE), jnp.asarray(scale)
-        )
+        _, vjp = jax.vjp(lambda p: jnp.broadcast_to(broadcast_to_tensor(p, spec, SHAPE), SHAPE), jnp.asarray(scale))
         return np.asarray(vjp(jnp.asarray(cotangent * per_element * gradient_scale, jnp.float32))[0])
 
     return cotangent * dx, reduced(ds), reduced(dz)
@@ -192,9 +188,7 @@ def test_the_backward_pass_keeps_no_copy_of_the_input():
 def test_a_frozen_scale_costs_no_reduction():
     x = jnp.ones((8, 8), jnp.float32)
     qparams = QParams(0.5, 0, QSpec())
-    jaxpr = str(
-        jax.make_jaxpr(lambda x, g: jax.vjp(lambda x: fake_quant(x, qparams, gradient="lsq"), x)[1](g))(x, x)
-    )
+    jaxpr = str(jax.make_jaxpr(lambda x, g: jax.vjp(lambda x: fake_quant(x, qparams, gradient="lsq"), x)[1](g))(x, x))
     assert "reduce_sum" not in jaxpr
 
 
@@ -203,9 +197,7 @@ def test_vmap_of_grad_is_a_loop_of_grads():
     x, scale, zero_point, cotangent = case(spec)
 
     def gradients(x, g):
-        _, vjp = jax.vjp(
-            lambda x, s, z: fake_quant(x, QParams(s, z, spec), gradient="lsq"), x, scale, zero_point
-        )
+        _, vjp = jax.vjp(lambda x, s, z: fake_quant(x, QParams(s, z, spec), gradient="lsq"), x, scale, zero_point)
         return vjp(g)
 
     batched = jax.vmap(gradients)(x[:, None], cotangent[:, None])

@@ -44,9 +44,7 @@ def scales(n: int) -> np.ndarray:
     # mantissas on and beside the ties of the 31st bit, and those that carry
     ties = (RNG.integers(2**30, 2**31, n) + 0.5) / 2.0**31
     carries = 1 - np.ldexp(1.0, -RNG.integers(30, 53, n))
-    return np.concatenate(
-        [x, ties, np.nextafter(ties, 1), np.nextafter(ties, 0), carries, carries * 2.0**-31, [0.0]]
-    )
+    return np.concatenate([x, ties, np.nextafter(ties, 1), np.nextafter(ties, 0), carries, carries * 2.0**-31, [0.0]])
 
 
 def test_quantize_multiplier_is_tflites_on_doubles():
@@ -104,9 +102,7 @@ def test_errors_on_the_host_and_saturation_in_a_trace():
 def test_effective_scale_is_that_of_c_doubles(form):
     n = 100_000
     s_x, s_w, s_y = (np.exp(RNG.normal(-4, 3, n)).astype(np.float32) for _ in range(3))
-    wide = (
-        (s_x * s_w).astype(np.float64) if form == "f32" else s_x.astype(np.float64) * s_w.astype(np.float64)
-    )
+    wide = (s_x * s_w).astype(np.float64) if form == "f32" else s_x.astype(np.float64) * s_w.astype(np.float64)
     want = wide / s_y.astype(np.float64)
     assert np.array_equal(effective_scale(s_x, s_w, s_y, form=form).to_float64(), want)
     host = quantize_multiplier(effective_scale(s_x, s_w, s_y, form=form))

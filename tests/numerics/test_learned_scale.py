@@ -31,9 +31,7 @@ def exact_exp2(r: float) -> decimal.Decimal:
 
 def test_within_one_unit_in_the_last_place():
     rng = np.random.default_rng(1)
-    near_whole = np.nextafter(
-        np.arange(-63, 64, dtype=np.float32), np.array([[-100], [100]], np.float32)
-    ).ravel()
+    near_whole = np.nextafter(np.arange(-63, 64, dtype=np.float32), np.array([[-100], [100]], np.float32)).ravel()
     r = np.concatenate([rng.uniform(-64, 64, 3000), rng.normal(size=2000), near_whole]).astype(np.float32)
     for raw, scale in zip(r, np.asarray(learned_scale(r)), strict=True):
         error = abs(Fraction(exact_exp2(float(raw))) - Fraction(float(scale)))
@@ -120,9 +118,7 @@ def test_nan_and_beyond_the_limits():
     raw = np.array([np.nan, np.inf, -np.inf, 0.0, -3.0], np.float32)
     assert np.asarray(pact_scale(raw, 1)).tolist() == [1.0, 2.0**64, 2.0**-64, 2.0**-64, 2.0**-64]
     # The gradient goes on beyond the limits, so that a raw value can come back.
-    assert float(jax.grad(learned_scale)(jnp.float32(-70.0))) == float(
-        np.float32(2.0**-64) * np.float32(np.log(2))
-    )
+    assert float(jax.grad(learned_scale)(jnp.float32(-70.0))) == float(np.float32(2.0**-64) * np.float32(np.log(2)))
 
 
 @pytest.mark.parametrize("qmax", [1, 7, 127, 255, 32767, 65535])

@@ -148,13 +148,11 @@ def test_per_channel_in_every_transform(rule):
     acc, scale, zero_point = layer()
     constants = list(zip(*quantize_multiplier(scale), strict=True))
     columns = [
-        requantize(acc[:, c], Multiplier(*constants[c]), rule=rule, zero_point=int(zero_point[c]))
-        for c in range(16)
+        requantize(acc[:, c], Multiplier(*constants[c]), rule=rule, zero_point=int(zero_point[c])) for c in range(16)
     ]
     want = np.stack([np.asarray(c) for c in columns], 1)
     exact = [
-        [RULES[rule](int(a), int(m), int(s)) for a, (m, s) in zip(row, constants, strict=True)]
-        for row in acc[:64]
+        [RULES[rule](int(a), int(m), int(s)) for a, (m, s) in zip(row, constants, strict=True)] for row in acc[:64]
     ]
     assert np.array_equal(want[:64], np.clip(np.array(exact) + zero_point, -128, 127))
 
@@ -170,9 +168,9 @@ def test_per_channel_in_every_transform(rule):
         "jit, multiplier argument": jax.jit(f)(acc, m),
         "jit, multiplier constant": jax.jit(lambda a: f(a, m))(acc),
         "vmap over rows": jax.vmap(f, (0, None))(acc, scale),
-        "vmap over channels": jax.vmap(
-            lambda a, c, z: requantize(a, c, rule=rule, zero_point=z), (1, 0, 0), 1
-        )(acc, m, zero_point),
+        "vmap over channels": jax.vmap(lambda a, c, z: requantize(a, c, rule=rule, zero_point=z), (1, 0, 0), 1)(
+            acc, m, zero_point
+        ),
         "scan": jax.lax.scan(lambda c, a: (c, f(a, m)), 0, acc)[1],
         "remat": jax.checkpoint(f)(acc, m),
         "real": f(acc, Real.of(scale)),
@@ -211,15 +209,11 @@ def every_dtype(jaxpr) -> set[str]:
 @pytest.mark.parametrize("rule", sorted(RULES))
 def test_no_float_in_the_program(rule):
     acc, scale, _ = layer(4)
-    program = jax.make_jaxpr(lambda a, m: requantize(a, m, rule=rule, zero_point=3))(
-        acc, quantize_multiplier(scale)
-    )
+    program = jax.make_jaxpr(lambda a, m: requantize(a, m, rule=rule, zero_point=3))(acc, quantize_multiplier(scale))
     assert every_dtype(program.jaxpr) <= {"int32", "int64", "bool"}
     assert (
         "float"
-        not in jax.jit(lambda a, m: requantize(a, m, rule=rule))
-        .lower(acc, quantize_multiplier(scale))
-        .as_text()
+        not in jax.jit(lambda a, m: requantize(a, m, rule=rule)).lower(acc, quantize_multiplier(scale)).as_text()
     )
 
 
@@ -227,9 +221,7 @@ def test_a_symbolic_batch_exports():
     acc, scale, _ = layer(5)
     m = quantize_multiplier(scale)
     (batch,) = jax.export.symbolic_shape("b")
-    exported = jax.export.export(jax.jit(lambda a: requantize(a, m)))(
-        jax.ShapeDtypeStruct((batch, 16), jnp.int32)
-    )
+    exported = jax.export.export(jax.jit(lambda a: requantize(a, m)))(jax.ShapeDtypeStruct((batch, 16), jnp.int32))
     assert np.array_equal(np.asarray(exported.call(acc)), np.asarray(requantize(acc, m)))
 
 
@@ -312,16 +304,12 @@ def test_a_rule_may_have_constants_of_its_own(monkeypatch):
     acc = np.array([[-9, 100]], np.int32)
     constants = rule.prepare(Real.of(np.array([0.5, 0.125], np.float32)))
     assert constants[0].tolist() == [1, 3]
-    with pytest.raises(
-        TypeError, match=r"'neon' takes a scale or constants of type Multiplier. Got Exponent"
-    ):
+    with pytest.raises(TypeError, match=r"'neon' takes a scale or constants of type Multiplier. Got Exponent"):
         requantize(acc, constants, rule="neon")
     for scale in (constants, np.array([0.5, 0.125], np.float32)):
         assert requantize(acc, scale, rule="shift_only", zero_point=1).tolist() == [[-4, 13]]
         assert jax.jit(lambda a, s: requantize(a, s, rule="shift_only"))(acc, scale).tolist() == [[-5, 12]]
-    with pytest.raises(
-        TypeError, match=r"'shift_only' takes a scale or constants of type Exponent. Got Mult"
-    ):
+    with pytest.raises(TypeError, match=r"'shift_only' takes a scale or constants of type Exponent. Got Mult"):
         requantize(acc, quantize_multiplier(0.5), rule="shift_only")
 
 

@@ -40,9 +40,7 @@ def hard_float32() -> np.ndarray:
     """Numbers whose sum with 1/2 rounds, ties and their neighbours, subnormals, the ends of the format."""
     ties = np.arange(-64, 64, dtype=np.float32) + np.float32(0.5)
     powers = np.float32(2.0) ** np.arange(-149, 128).astype(np.float32)
-    odd = np.array(
-        [2**22 + 0.5, 2**22 + 1.5, 2**23 - 0.5, 2**23 + 1, 2**24 - 1, 2**31, 3.4028235e38], np.float32
-    )
+    odd = np.array([2**22 + 0.5, 2**22 + 1.5, 2**23 - 0.5, 2**23 + 1, 2**24 - 1, 2**31, 3.4028235e38], np.float32)
     x = np.concatenate([ties, powers, odd, np.float32(0.5) * powers])
     with np.errstate(over="ignore"):
         x = np.concatenate([x, np.nextafter(x, np.float32(np.inf)), np.nextafter(x, np.float32(-np.inf))])
@@ -64,9 +62,7 @@ def test_hard_float32_numbers_in_every_transform(rounding):
 def test_any_float32(values):
     x = np.array(values, np.float32)
     for rounding in DETERMINISTIC:
-        assert np.array_equal(
-            np.asarray(round_float(x, rounding)).astype(np.float64), expected_floats(x, rounding)
-        )
+        assert np.array_equal(np.asarray(round_float(x, rounding)).astype(np.float64), expected_floats(x, rounding))
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])

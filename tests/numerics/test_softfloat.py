@@ -47,9 +47,7 @@ def value(r: Real) -> np.ndarray:
     return r.to_float64()
 
 
-@pytest.mark.parametrize(
-    "op", [operator.add, operator.sub, operator.mul, operator.truediv], ids=lambda f: f.__name__
-)
+@pytest.mark.parametrize("op", [operator.add, operator.sub, operator.mul, operator.truediv], ids=lambda f: f.__name__)
 def test_arithmetic_is_that_of_doubles(op):
     b = NONZERO if op is operator.truediv else B
     assert np.array_equal(value(op(Real.of(A), Real.of(b))), op(A, b))
@@ -213,9 +211,7 @@ def test_carried_as_a_pytree_inside_one_trace():
     assert np.array_equal(np.asarray(jax.jit(newton)(x)), r.astype(np.float32))
 
 
-finite = st.floats(min_value=2.0**-200, max_value=2.0**200) | st.floats(
-    min_value=-(2.0**200), max_value=-(2.0**-200)
-)
+finite = st.floats(min_value=2.0**-200, max_value=2.0**200) | st.floats(min_value=-(2.0**200), max_value=-(2.0**-200))
 
 
 @given(finite, finite)

@@ -3,9 +3,9 @@
 import dataclasses
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from qjax.export.ir import Graph, Node, Quantization, Tensor
 from qjax.numerics.affine import centered_bounds, round_to_grid
@@ -35,7 +35,7 @@ def codes_of_bounds(graph: Graph) -> Graph:
 
 
 def bound_constants(low: Any, high: Any, quantization: Quantization) -> dict[str, Any]:
-    """"clamp_min" and "clamp_max" as int32 codes, for the bounds that exist."""
+    """The constants clamp_min and clamp_max as int32 codes, for the bounds that exist."""
     found: dict[str, Any] = {}
     for role, bound in (("clamp_min", low), ("clamp_max", high)):
         if bound is not None:
@@ -48,4 +48,4 @@ def _code(bound: Any, q: Quantization) -> Any:
     zero_point = jnp.asarray(q.zero_point)
     steps = round_to_grid(value, jnp.asarray(q.scale), "nearest_even")
     code = jnp.clip(steps, *centered_bounds(zero_point, q.qmin, q.qmax)).astype(jnp.int32) + zero_point
-    return code if isinstance(code, jax.core.Tracer) else np.asarray(code)
+    return code if isinstance(code, Tracer) else np.asarray(code)

@@ -54,7 +54,12 @@ def fuse(graph: Graph, target: targets.Target) -> Graph:
 
 
 def _fused(
-    graph: Graph, tensors: dict[str, Tensor], node: Node, chain: list[Node], quantize: Node, target: targets.Target
+    graph: Graph,
+    tensors: dict[str, Tensor],
+    node: Node,
+    chain: list[Node],
+    quantize: Node,
+    target: targets.Target,
 ) -> Node:
     output = tensors[quantize.output]
     assert output.quantization is not None
@@ -77,7 +82,8 @@ def _fused(
     s_y = output.quantization.scale
     if "kernel" in node.constants:
         kernel = tensors[node.constants["kernel"]]
-        assert kernel.quantization is not None and kernel.value is not None
+        assert kernel.quantization is not None
+        assert kernel.value is not None
         channels, rank = attributes["channels"], attributes["rank"]
         s_w = weight_to_result(_full(kernel.quantization, kernel.shape), channels, rank)
         folded = fold_weighted(scales[0], s_w, s_y, affine)
@@ -136,6 +142,7 @@ def _check_sign(node: Node, kernel: Tensor) -> None:
         info = np.iinfo(kernel.dtype)
         if quantization.qmin == info.min:
             raise ConversionError(
-                f"{node.location}: the weight {kernel.name!r} uses the code {quantization.qmin}, whose sign cannot change "
-                "when a batch norm with a negative gamma is folded. Use narrow_range=True (the default of symmetric specs)."
+                f"{node.location}: the weight {kernel.name!r} uses the code {quantization.qmin}, whose sign cannot "
+                "change when a batch norm with a negative gamma is folded. Use narrow_range=True (the default of "
+                "symmetric specs)."
             )

@@ -2,8 +2,8 @@
 
 import math
 
-import jax
 import numpy as np
+from jax.core import Tracer
 
 from qjax.export.ir import Graph, Node, Tensor
 from qjax.export.lower import ConversionError
@@ -32,7 +32,7 @@ def worst_case(graph: Graph, node: Node) -> int | None:
     tensors = [graph.tensors[name] for name in node.inputs]
     if node.op in ("dot", "conv") and "kernel" in node.constants:
         kernel, bias = graph.constant(node, "kernel"), graph.constant(node, "bias")
-        if isinstance(kernel, jax.core.Tracer) or isinstance(bias, jax.core.Tracer):
+        if isinstance(kernel, Tracer) or isinstance(bias, Tracer):
             return None
         rank = np.ndim(kernel)
         kept = [w for _, w in node.attributes["channels"]]
@@ -55,7 +55,7 @@ def worst_case(graph: Graph, node: Node) -> int | None:
 def _reach(tensor: Tensor) -> int:
     q = tensor.quantization
     assert q is not None
-    return q.qmax - q.qmin if isinstance(q.zero_point, jax.core.Tracer) else _reach_of(q.qmin, q.qmax, q.zero_point)
+    return q.qmax - q.qmin if isinstance(q.zero_point, Tracer) else _reach_of(q.qmin, q.qmax, q.zero_point)
 
 
 def _reach_of(qmin: int, qmax: int, zero_point: object) -> int:

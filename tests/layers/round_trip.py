@@ -1,0 +1,81 @@
+"""The whole path for one model: quantize, train a step, convert, verify, exact, at two batch sizes."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+import qjax
+
+
+def data(*shape: int, seed: int = 0) -> jax.Array:
+    """Normal data, reproducible."""
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape).astype(np.float32))
+
+
+def doubled(sample: Any) -> Any:
+    """The same inputs for a batch of twice the size, with new values in the second half."""
+
+    def double(x: Any) -> Any:
+        x = np.asarray(x)
+        return jnp.asarray(np.concatenate([x, x[::-1] * 2 if x.dtype.kind == "f" else x[::-1]]))
+
+    return jax.tree.map(double, sample)
+
+
+def train_step(qmodel: qjax.QuantizedModel, sample: Any, rate: float = 1e-2) -> jax.Array:
+    """One step of SGD towards zero outputs; returns the loss."""
+    args = sample if isinstance(sample, tuple) else (sample,)
+    optimizer = nnx.Optimizer(qmodel, optax.sgd(rate), wrt=nnx.Param)
+
+    @nnx.jit
+    def step(qmodel: Any, optimizer: Any, args: Any) -> jax.Array:
+        def loss(qmodel: Any) -> jax.Array:
+            leaves = jax.tree.leaves(qmodel(*args))
+            return sum((jnp.mean(jnp.square(y.astype(jnp.float32))) for y in leaves), jnp.zeros(()))
+
+        value, grads = nnx.value_and_grad(loss)(qmodel)
+        optimizer.update(qmodel, grads)
+        return value
+
+    qmodel.train()
+    value = step(qmodel, optimizer, args)
+    qmodel.eval()
+    return value
+
+
+def assert_same(a: Any, b: Any) -> None:
+    """The same structure and the same bits."""
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        assert np.array_equal(np.asarray(x, np.float32), np.asarray(y, np.float32))
+
+
+def assert_verified(report: Any) -> None:
+    """At most one code per 10^5 off, by at most one step, where a node's inputs agree."""
+    allowed = max(1, report.compared // 100_000)
+    assert report.compared > 0
+    assert report.local <= allowed, str(report)
+    assert report.local_max <= 1, str(report)
+
+
+def check(
+    model: nnx.Module, sample: Any, recipe: qjax.Recipe | None = None, *, steps: int = 1
+) -> tuple[qjax.QuantizedModel, qjax.IntegerGraph]:
+    """Run the whole path and assert that training forward, exact forward and graph agree."""
+    before = jax.tree.map(np.asarray, nnx.state(model))
+    qmodel = qjax.quantize(model, recipe or qjax.Recipe(), sample)
+    for _ in range(steps):
+        assert np.isfinite(train_step(qmodel, sample))
+    qmodel.eval()
+    args = sample if isinstance(sample, tuple) else (sample,)
+    graph = qjax.convert(qmodel, sample)
+    assert_same(before, nnx.state(model))
+    more = doubled(args)
+    assert_verified(qjax.verify(graph, qmodel, [args, more]))
+    forward = nnx.jit(qjax.exact(qmodel, sample))
+    assert_same(forward(qmodel, *more), graph(*more))
+    return qmodel, graph
