@@ -319,7 +319,9 @@ def exact(qmodel: QuantizedModel, sample: Any, *, target: Any = None) -> Forward
         view = _evaluation_copy(qmodel)
         ir = _convert(view, args, chosen)
         arrays = [x for x in inputs if isinstance(x, (jax.Array, np.ndarray))]
-        env = run_graph(ir, prepare(ir), quantize_inputs(ir, arrays))
+        # without the fence XLA may compute a constant anew for every output that reads it
+        constants = jax.lax.optimization_barrier(prepare(ir))
+        env = run_graph(ir, constants, quantize_inputs(ir, arrays))
         value = dequantize_outputs(ir, [env[name] for name in ir.outputs])
         return jax.tree.map(_with_gradient_of, view(*inputs), value)
 

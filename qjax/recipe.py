@@ -3,12 +3,16 @@
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from qjax import calibration, targets
 from qjax.calibration.learned import Method, Quantizer
 from qjax.numerics.affine import QSpec
 from qjax.tracing import Place
+
+
+WeightObserver = Literal["auto", "minmax", "mse", "lsq"]
+ScanMode = Literal["stacked", "shared"]
 
 
 class _Float:
@@ -32,6 +36,10 @@ class Override:
     weights: QSpec | None = None
     activations: QSpec | None = None
     method: Method | None = None
+
+    def __post_init__(self) -> None:
+        if self.method is not None:
+            _one_of("Override: method", self.method, get_args(Method))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,8 +70,8 @@ class Recipe:
     method: Method = "lsq"
     weight_method: Method = "lsq"
     observer: Any = "auto"
-    weight_observer: Literal["auto", "minmax", "mse", "lsq"] = "auto"
-    scan: Literal["stacked", "shared"] = "stacked"
+    weight_observer: WeightObserver = "auto"
+    scan: ScanMode = "stacked"
 
     def __post_init__(self) -> None:
         targets.get(self.target)
@@ -74,6 +82,19 @@ class Recipe:
             )
         if self.method == "dynamic":
             raise ValueError('Recipe: "dynamic" is for weights. Use method="static" for activations that do not learn.')
+        for name, known in (
+            ("method", get_args(Method)),
+            ("weight_method", get_args(Method)),
+            ("weight_observer", get_args(WeightObserver)),
+            ("scan", get_args(ScanMode)),
+        ):
+            _one_of(f"Recipe: {name}", getattr(self, name), known)
+        if self.observer != "auto":
+            calibration.get(self.observer)
+        for name in ("output_bits", "first_last_bits"):
+            bits = getattr(self, name)
+            if bits is not None and not 2 <= bits <= 16:
+                raise ValueError(f"Recipe: {name} must lie in 2..16. Got {bits}.")
         for key, value in self.overrides.items():
             if not isinstance(value, (QSpec, Override, _Float)):
                 raise TypeError(
@@ -116,6 +137,11 @@ class Recipe:
                 raise ValueError(
                     f"Quantizer {place.name!r}: power-of-two thresholds need symmetric weights, got {spec}."
                 )
+        elif method == "dynamic":
+            raise ValueError(
+                f'Quantizer {place.name!r}: "dynamic" is for weights. Give the override the weight\'s own name, such as '
+                "'head/kernel', or another method."
+            )
         elif not spec.per_tensor:
             raise ValueError(f"Quantizer {place.name!r}: expected a per-tensor spec for an activation, got {spec}.")
         stack = place.stack if self.scan == "stacked" else ()
@@ -169,9 +195,14 @@ def ancestors(path: str) -> Iterator[str]:
         path = path.rpartition("/")[0]
 
 
+def _one_of(what: str, value: Any, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ValueError(f"{what}: expected one of {', '.join(map(repr, known))}, got {value!r}.")
+
+
 def _matches(key: str | type, paths: tuple[str, ...], classes: tuple[type, ...]) -> bool:
     if isinstance(key, str):
-        return any(re.fullmatch(key, path) for path in paths if path)
+        return any(re.fullmatch(key, path) for path in paths)
     return any(issubclass(cls, key) for cls in classes)
 
 

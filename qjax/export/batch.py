@@ -3,12 +3,22 @@
 import dataclasses
 from typing import Any
 
-from qjax.export.ir import Graph
+import numpy as np
+from jax.core import Tracer
+
+from qjax.export.ir import Graph, Node, Tensor
 from qjax.export.lower import ConversionError
 
 
 def free_batch(graph: Graph, other: Graph, size: int, other_size: int) -> Graph:
     """Replace every size that follows the batch by None.
+
+    Cases of a number that differs between the two:
+    1. a size in the shape of a tensor, or the `shape` of a reshape or broadcast: None where it is a multiple of the
+       batch;
+    2. the `limit` of a slice: None where it is the end of the axis;
+    3. anything else (an offset, the length of a padding, the data of a constant) is an error: the model treats an
+       example by its position in the batch or by the number of its neighbours.
 
     Args:
       graph, other: the same model lowered with batches of `size` and `other_size`.
@@ -22,32 +32,68 @@ def free_batch(graph: Graph, other: Graph, size: int, other_size: int) -> Graph:
             "a graph has one structure."
         )
 
-    def merge(a: Any, b: Any, where: str) -> Any:
-        if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)) and len(a) == len(b):
-            return type(a)(merge(x, y, where) for x, y in zip(a, b, strict=True))
+    def refuse(where: str, a: Any, b: Any) -> ConversionError:
+        return ConversionError(
+            f"{where}: {a} on a batch of {size} becomes {b} on one of {other_size}. A graph takes any batch: no "
+            "operation may treat an example by its position in the batch or by the size of the batch."
+        )
+
+    def freed(a: Any, b: Any, where: str) -> tuple[int | None, ...]:
+        if len(a) != len(b):
+            raise refuse(where, a, b)
+        follows = [x != y for x, y in zip(a, b, strict=True)]
+        if any(f and (x % size or x * other_size != y * size) for f, x, y in zip(follows, a, b, strict=True)):
+            raise refuse(where, a, b)
+        return tuple(None if f else x for f, x in zip(follows, a, strict=True))
+
+    def attribute(node: Node, key: str, a: Any, b: Any) -> Any:
         if a == b:
             return a
-        if isinstance(a, int) and isinstance(b, int) and a * other_size == b * size:
-            return None
-        raise ConversionError(
-            f"{where}: {a} on a batch of {size} becomes {b} on one of {other_size}, "
-            "which is not a multiple of the batch."
-        )
+        where = f"{node.location}: {key} of {node.name!r} ({node.op})"
+        if node.op in ("reshape", "broadcast") and key == "shape":
+            return list(freed(a, b, where))
+        if node.op == "slice" and key == "limit":
+            ends = (graph.tensors[node.inputs[0]].shape, other.tensors[node.inputs[0]].shape)
+            if all(x == y or (x, y) == axis for x, y, axis in zip(a, b, zip(*ends, strict=True), strict=True)):
+                return [x if x == y else None for x, y in zip(a, b, strict=True)]
+        raise refuse(where, a, b)
+
+    places = {name: node.location for node in graph.nodes for name in (*node.constants.values(), node.output)}
+
+    def tensor(first: Tensor) -> Tensor:
+        second = other.tensors.get(first.name)
+        where = f"{places.get(first.name, 'input')}: tensor {first.name!r}"
+        if second is None:
+            raise refuse(where, first.shape, None)
+        if first.value is None:
+            return dataclasses.replace(first, shape=freed(first.shape, second.shape, where))
+        if first.shape != second.shape:
+            raise refuse(where, first.shape, second.shape)
+        known = second.value is not None and not isinstance(first.value, Tracer) and not isinstance(second.value, Tracer)
+        if known and not np.array_equal(np.asarray(first.value), np.asarray(second.value)):
+            raise refuse(where, first.value, second.value)
+        return first
 
     nodes = tuple(
         dataclasses.replace(
-            node,
-            attributes={
-                key: merge(value, second.attributes[key], f"Node {node.name!r}, {key}")
-                for key, value in node.attributes.items()
-            },
+            node, attributes={key: attribute(node, key, a, second.attributes[key]) for key, a in node.attributes.items()}
         )
         for node, second in zip(graph.nodes, other.nodes, strict=True)
     )
-    tensors = {
-        name: tensor
-        if tensor.value is not None
-        else dataclasses.replace(tensor, shape=merge(tensor.shape, other.tensors[name].shape, f"Tensor {name!r}"))
-        for name, tensor in graph.tensors.items()
-    }
-    return graph.replace(nodes=nodes, tensors=tensors)
+    free = graph.replace(nodes=nodes, tensors={name: tensor(t) for name, t in graph.tensors.items()})
+    for node in free.nodes:
+        _check_broadcast(free, node)
+    return free
+
+
+def _check_broadcast(graph: Graph, node: Node) -> None:
+    """A free size of a broadcast must come from its operand."""
+    if node.op != "broadcast":
+        return
+    operand, dimensions = graph.tensors[node.inputs[0]].shape, node.attributes["dimensions"]
+    for axis, size in enumerate(node.attributes["shape"]):
+        if size is None and (axis not in dimensions or operand[dimensions.index(axis)] is not None):
+            raise ConversionError(
+                f"{node.location}: {node.name!r} repeats a tensor of shape {operand} for every example of the batch, "
+                "whose size is free. Let the operations behind it broadcast instead."
+            )

@@ -1,10 +1,12 @@
 """The structural rules that every graph obeys, checked between passes and after loading."""
 
+import math
+
 import numpy as np
 from jax.core import Tracer
 
 from qjax import ops
-from qjax.export.ir import INTEGER_DTYPES, Graph, Tensor
+from qjax.export.ir import INTEGER_DTYPES, Graph, Quantization, Tensor
 
 
 class GraphError(ValueError):
@@ -25,6 +27,10 @@ def check(graph: Graph) -> Graph:
                 )
     for name in graph.inputs:
         _require(graph, name, "The graph's inputs")
+        if graph.tensors[name].value is not None:
+            raise GraphError(f"Input {name!r} carries data: a tensor is an input or a constant.")
+        if name in known:
+            raise GraphError(f"Input {name!r} is listed twice.")
         known.add(name)
     names: set[str] = set()
     for node in graph.nodes:
@@ -67,26 +73,49 @@ def check_integer(graph: Graph) -> Graph:
 
 
 def _check_tensor(tensor: Tensor) -> None:
-    value, quantization = tensor.value, tensor.quantization
+    place, value = f"Tensor {tensor.name!r}", tensor.value
     if value is not None and np.dtype(value.dtype).name != tensor.dtype:
         raise GraphError(f"Constant {tensor.name!r}: declared {tensor.dtype}, its data is {value.dtype}.")
-    if quantization is None:
+    if tensor.quantization is None:
         return
-    info = np.iinfo(tensor.dtype)
-    if not info.min <= quantization.qmin < quantization.qmax <= info.max:
-        raise GraphError(
-            f"Tensor {tensor.name!r}: the range [{quantization.qmin}, {quantization.qmax}] does not fit {tensor.dtype}."
-        )
-    expected = tuple(tensor.shape[axis] for axis in quantization.axes)
-    if tuple(np.shape(quantization.scale)) != expected:
-        raise GraphError(
-            f"Tensor {tensor.name!r}: expected scales of shape {expected}, got {np.shape(quantization.scale)}."
-        )
-    if isinstance(quantization.scale, Tracer):
+    _check_quantization(tensor.quantization, tensor, place)
+    if value is None or isinstance(value, Tracer) or not math.prod(value.shape):
         return
-    scale = np.asarray(quantization.scale)
-    if not (np.isfinite(scale).all() and (scale > 0).all()):
-        raise GraphError(f"Tensor {tensor.name!r}: a scale must be finite and positive, got {scale}.")
+    # beyond it, packing would drop bits and the proofs that no accumulator overflows would be void
+    low, high = int(np.min(np.asarray(value))), int(np.max(np.asarray(value)))
+    qmin, qmax = tensor.quantization.qmin, tensor.quantization.qmax
+    if low < qmin or high > qmax:
+        raise GraphError(f"{place}: expected codes within [{qmin}, {qmax}], got [{low}, {high}].")
+
+
+def _check_quantization(q: Quantization, tensor: Tensor, place: str) -> None:
+    info, rank = np.iinfo(tensor.dtype), len(tensor.shape)
+    if not info.min <= q.qmin < q.qmax <= info.max:
+        raise GraphError(f"{place}: the range [{q.qmin}, {q.qmax}] does not fit {tensor.dtype}.")
+    if any(not 0 <= axis < rank for axis in q.axes):
+        raise GraphError(f"{place}: expected axes within [0, {rank - 1}], got {list(q.axes)}.")
+    if len(set(q.axes)) != len(q.axes):
+        raise GraphError(f"{place}: expected every axis once, got {list(q.axes)}.")
+    scale_dtype, zero_dtype = np.dtype(q.scale.dtype).name, np.dtype(q.zero_point.dtype).name
+    if (scale_dtype, zero_dtype) != ("float32", "int32"):
+        raise GraphError(
+            f"{place}: expected a scale of float32 and a zero point of int32, got {scale_dtype} and {zero_dtype}."
+        )
+    expected = tuple(tensor.shape[axis] for axis in q.axes)
+    if tuple(q.scale.shape) != expected:
+        raise GraphError(f"{place}: expected scales of shape {expected}, got {tuple(q.scale.shape)}.")
+    if tuple(q.zero_point.shape) not in ((), expected):
+        raise GraphError(
+            f"{place}: expected a zero point of shape () or {expected}, got {tuple(q.zero_point.shape)}."
+        )
+    if not isinstance(q.scale, Tracer):
+        scale = np.asarray(q.scale)
+        if not (np.isfinite(scale).all() and (scale > 0).all()):
+            raise GraphError(f"{place}: a scale must be finite and positive, got {scale}.")
+    if not isinstance(q.zero_point, Tracer):
+        zero_point = np.asarray(q.zero_point)
+        if ((zero_point < q.qmin) | (zero_point > q.qmax)).any():
+            raise GraphError(f"{place}: a zero point must be a code, in [{q.qmin}, {q.qmax}], got {zero_point}.")
 
 
 def _require(graph: Graph, name: str, place: str) -> None:

@@ -33,6 +33,8 @@ def convert(
     if other is not None:
         second = lower(*other, names, params_of, target.name)
         graph = check(free_batch(graph, second, *sizes))
+    # what no output needs has no quantizer behind it that `fuse` could fold
+    graph = check(passes.remove_dead(graph))
     graph = check(passes.fuse(graph, target))
     graph = check(passes.codes_of_bounds(graph))
     graph = check(passes.remove_identities(graph))

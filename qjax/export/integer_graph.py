@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from qjax.export import artifact
-from qjax.export.interpreter import Interpreter, check_shape
+from qjax.export.interpreter import Interpreter, check_count, check_shapes
 from qjax.export.ir import Graph, Tensor
 from qjax.export.structure import rebuild
 from qjax.numerics.affine import QParams, QSpec, dequantize, quantize
@@ -35,12 +35,8 @@ class IntegerGraph:
 
     def __call__(self, *inputs: Any) -> Any:
         """Real inputs to real outputs, in the structure of the model's own output."""
-        if len(inputs) != len(self.ir.inputs):
-            raise TypeError(
-                f"The graph takes {len(self.ir.inputs)} inputs ({', '.join(self.ir.inputs)}), got {len(inputs)}."
-            )
-        for name, x in zip(self.ir.inputs, inputs, strict=True):
-            check_shape(name, self.ir.tensors[name].shape, tuple(np.shape(x)))
+        check_count(self.ir, inputs)
+        check_shapes(self.ir, [tuple(np.shape(x)) for x in inputs])
         return self._jitted(self.interpreter.constants, [jnp.asarray(x) for x in inputs])
 
     def _real(self, constants: Any, inputs: list[Any]) -> Any:
@@ -50,6 +46,8 @@ class IntegerGraph:
 
     def quantize(self, *inputs: Any) -> Any:
         """Codes of real inputs: one array, or a tuple where the graph has several inputs."""
+        check_count(self.ir, inputs)
+        check_shapes(self.ir, [tuple(np.shape(x)) for x in inputs])
         codes = quantize_inputs(self.ir, inputs)
         return codes[0] if len(codes) == 1 else tuple(codes)
 
@@ -62,6 +60,10 @@ class IntegerGraph:
         """Real outputs of output codes, in the structure of the model's own output."""
         if len(codes) == 1 and isinstance(codes[0], tuple):
             codes = codes[0]
+        if len(codes) != len(self.ir.outputs):
+            raise TypeError(
+                f"The graph has {len(self.ir.outputs)} outputs ({', '.join(self.ir.outputs)}), got {len(codes)}."
+            )
         return dequantize_outputs(self.ir, codes)
 
     def save(self, path: str | os.PathLike[str]) -> None:

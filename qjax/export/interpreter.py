@@ -87,10 +87,7 @@ class Interpreter:
     def checked(self, inputs: Sequence[Any]) -> list[Any]:
         """The inputs as arrays, or an error that says what the graph expects."""
         graph = self.graph
-        if len(inputs) != len(graph.inputs):
-            raise TypeError(
-                f"The graph takes {len(graph.inputs)} inputs ({', '.join(graph.inputs)}), got {len(inputs)}."
-            )
+        check_count(graph, inputs)
         arrays = list(inputs)
         for name, array in zip(graph.inputs, arrays, strict=True):
             tensor = graph.tensors[name]
@@ -100,20 +97,28 @@ class Interpreter:
                     f"Input {name!r}: expected codes of dtype {tensor.dtype}, got {dtype}. "
                     "graph.quantize(x) makes codes from reals."
                 )
-            check_shape(name, tensor.shape, tuple(array.shape))
-        sizes = {
-            array.shape[axis]
-            for name, array in zip(graph.inputs, arrays, strict=True)
-            for axis, size in enumerate(graph.tensors[name].shape)
-            if size is None
-        }
-        if len(sizes) > 1:
-            raise ValueError(f"The inputs disagree about the batch: sizes {sorted(sizes)}.")
+        check_shapes(graph, [tuple(array.shape) for array in arrays])
         return arrays
 
 
-def check_shape(name: str, expected: tuple[int | None, ...], shape: tuple[int, ...]) -> None:
-    """Raise unless `shape` is `expected`, None standing for any size."""
+def check_count(graph: Graph, inputs: Sequence[Any]) -> None:
+    """Raise unless there is one value per input of the graph."""
+    if len(inputs) != len(graph.inputs):
+        raise TypeError(f"The graph takes {len(graph.inputs)} inputs ({', '.join(graph.inputs)}), got {len(inputs)}.")
+
+
+def check_shapes(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> None:
+    """Raise unless the shapes are those of the graph's inputs, with one size of the batch."""
+    sizes: set[int] = set()
+    for name, shape in zip(graph.inputs, shapes, strict=True):
+        expected = graph.tensors[name].shape
+        _check_shape(name, expected, shape)
+        sizes |= {size for wanted, size in zip(expected, shape, strict=True) if wanted is None}
+    if len(sizes) > 1:
+        raise ValueError(f"The inputs disagree about the batch: sizes {sorted(sizes)}.")
+
+
+def _check_shape(name: str, expected: tuple[int | None, ...], shape: tuple[int, ...]) -> None:
     if len(shape) != len(expected) or any(e is not None and e != s for e, s in zip(expected, shape, strict=True)):
         wanted = "(" + ", ".join("batch" if e is None else str(e) for e in expected) + ")"
         raise ValueError(f"Input {name!r}: expected shape {wanted}, got {shape}.")

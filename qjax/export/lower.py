@@ -13,8 +13,8 @@ import numpy as np
 
 from qjax.export.ir import Array, Graph, Node, Quantization, Tensor
 from qjax.numerics.affine import QParams, quantize
-from qjax.ops import Op
-from qjax.tracing import Annotation, Equation, Place, Program, Value
+from qjax.ops import Op, read
+from qjax.tracing import ATOMIC, Annotation, Equation, Place, Program, Value
 
 ParamsOf = Callable[[Place, tuple[int, ...], Any], QParams]
 """(place, indices of the scan iterations, the tensor if it is a constant) -> parameters."""
@@ -124,11 +124,13 @@ class _Lowering:
         if reading is None or any(isinstance(f, _Real) for f in found):
             if eqn.primitive == "convert_element_type" and not eqn.inputs[0].is_float and not eqn.outputs[0].is_float:
                 return found
-            raise ConversionError(_unsupported(eqn))
+            raise ConversionError(_unsupported(eqn, self.annotation.is_constant(eqn)))
         op, mode = reading
         constant = self.annotation.is_constant(eqn)
-        if op.name == "cast" or op.name == "dropout":
-            return [found[0], *(_Constant(None) for _ in eqn.outputs[1:])]
+        if op.name == "cast":
+            return [found[0]]
+        if op.name == "dropout" or (op.name == "batch_norm" and len(eqn.outputs) > 1):
+            raise ConversionError(_unsupported(eqn))
         if mode == "permute":
             return [self._permuted(eqn, found[0])]
         if mode == "start":
@@ -210,6 +212,8 @@ class _Lowering:
     def _quantized(self, place: Place, value: Value, found: Any, eqn: Equation, step: tuple[int, ...]) -> _Codes:
         if isinstance(found, _Codes):
             found = self._node("rescale", eqn, [found.tensor], {}, {}, step)
+        if isinstance(found, _Stack):
+            raise _stacked(found.eqn)
         if not isinstance(found, _Accumulator):
             raise ConversionError(_unsupported(eqn))
         label = self._fresh(_stepped(place.label, step))
@@ -269,9 +273,7 @@ class _Lowering:
     def _get(self, env: dict[Value, Any], value: Value) -> Any:
         found = _Constant(value.constant) if value.constant is not None else env[value]
         if isinstance(found, _Stack):
-            raise ConversionError(
-                f"{_where(found.eqn)}: the outputs that a scan stacks have no integer form yet; only its carry has."
-            )
+            raise _stacked(found.eqn)
         return found
 
     def _evaluate(self, eqn: Equation, found: list[Any]) -> list[Any]:
@@ -378,20 +380,47 @@ def _where(eqn: Equation) -> str:
     return f"{eqn.location or 'unknown line'}{module}"
 
 
+_NONLINEAR = (
+    "Non-linear functions need a table or an integer approximation: use relu, or keep the function (a softmax, say) out "
+    "of the model and apply it to the graph's output."
+)
+_STATISTICS = (
+    "Powers, roots and quotients of activations have no integer form, nor has normalisation by statistics of the input "
+    "itself (LayerNorm, GroupNorm, RMSNorm): BatchNorm has."
+)
+_CHOICE = "Choose by a constant mask, or use relu, maximum, minimum or clip."
+_ORDER = "Apply it to the graph's output, or sort outside of the model."
 _CURES = {
-    "exp": "Non-linear functions need a table or an integer approximation; keep softmax out of the model and apply it "
-    "to the graph's output.",
-    "batch_norm": "Call model.eval() before converting.",
+    **dict.fromkeys(("exp", "exp2", "log", "log1p", "expm1", "tanh", "logistic", "erf", "sin", "cos"), _NONLINEAR),
+    **dict.fromkeys(ATOMIC, _NONLINEAR),
+    **dict.fromkeys(("square", "sqrt", "rsqrt", "div", "pow", "integer_pow"), _STATISTICS),
+    **dict.fromkeys(("gt", "ge", "lt", "le", "eq", "ne", "select_n", "sign", "abs"), _CHOICE),
+    **dict.fromkeys(("sort", "top_k", "argmax", "argmin"), _ORDER),
+    "batch_norm": "It takes the statistics of the batch although the model is converted in evaluation mode: leave "
+    "use_running_average=False out of its call.",
+    "dropout": "It drops although the model is converted in evaluation mode: leave deterministic=False out of its call.",
     "pad": "Only padding with 0 (or -inf before a max pool) is representable.",
     "while": "A loop of unknown length cannot become a graph; use a Python loop or lax.scan.",
     "cond": "Choose the branch with a Python value.",
 }
 
 
-def _unsupported(eqn: Equation) -> str:
+def _unsupported(eqn: Equation, constant: Sequence[bool] = ()) -> str:
     shapes = ", ".join("x".join(str(n) for n in shape) or "scalar" for shape in eqn.in_shapes)
+    message = f"{_where(eqn)}: {eqn.primitive!r} on {shapes} has no integer form."
+    if constant and eqn.outputs[0].is_float and read(eqn, constant) is not None:
+        return (
+            f"{message} The recipe leaves it in reals: drop the qjax.FLOAT override of its module, or take the module "
+            "out of the model that is converted."
+        )
     cure = _CURES.get(
         eqn.primitive,
         "Replace it by operations that qjax converts (qjax.ops.names()), or move it behind the graph's output.",
     )
-    return f"{_where(eqn)}: {eqn.primitive!r} on {shapes} has no integer form. {cure}"
+    return f"{message} {cure}"
+
+
+def _stacked(eqn: Equation) -> ConversionError:
+    return ConversionError(
+        f"{_where(eqn)}: the outputs that a scan stacks have no integer form yet; only its carry has."
+    )

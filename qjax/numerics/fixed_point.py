@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from qjax.numerics._namespace import host_or_trace, like_inputs, wide
+from qjax.numerics._words import apart
 from qjax.numerics.rounding import Rounding, right_shift_with_headroom, rounding_right_shift
 from qjax.numerics.softfloat import Real
 
@@ -79,7 +80,8 @@ def quantize_multiplier(effective_scale: Any) -> Multiplier:
     """
     e = Real.of(effective_scale)
     xp = host_or_trace(e.sign, e.mantissa, e.exponent)
-    with wide(xp):
+
+    def compute(e: Real) -> Multiplier:
         rounded = (e.mantissa + np.uint64(1 << 21)) >> np.uint64(22)
         carry = rounded == np.uint64(1 << 31)
         multiplier = xp.where(carry, np.uint64(1 << 30), rounded).astype(np.int32)
@@ -92,6 +94,9 @@ def quantize_multiplier(effective_scale: Any) -> Multiplier:
         shift = xp.minimum(shift, np.int32(MAX_SHIFT))
         zero = np.int32(0)
         return Multiplier(xp.where(nothing, zero, multiplier), xp.where(nothing, zero, shift))
+
+    with wide(xp):
+        return apart(xp, compute, e)
 
 
 def saturating_rounding_doubling_high_mul(a: Any, b: Any) -> Any:

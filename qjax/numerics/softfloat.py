@@ -19,6 +19,7 @@ import numpy as np
 from qjax.numerics._namespace import host_or_trace, traced, wide
 from qjax.numerics._words import (
     FLOAT_FORMATS,
+    apart,
     multiply_wide,
     normalized,
     repeat,
@@ -128,7 +129,8 @@ class Real:
         where the rounding could turn is even there; so the rounding of the two agrees.
         """
         xp, a, b = _operands(self, other)
-        with wide(xp):
+
+        def compute(a: Real, b: Real) -> Any:
             swap = b.is_zero | (~a.is_zero & _magnitude_less(b, a))
             big = Real(*(xp.where(swap, p, q) for p, q in zip(a._parts(), b._parts(), strict=True)))
             small = Real(*(xp.where(swap, q, p) for p, q in zip(a._parts(), b._parts(), strict=True)))
@@ -138,17 +140,24 @@ class Real:
             total = xp.where(big.sign == small.sign, top + aligned, top - aligned)
             return _rounded(xp, big.sign, total, big.exponent - np.int32(10))
 
+        with wide(xp):
+            return apart(xp, compute, a, b)
+
     def __sub__(self, other: Any) -> "Real":
         return self + (-Real.of(other))
 
     def __mul__(self, other: Any) -> "Real":
         """The product: 106 bits by 32-bit limbs, of which 64 and a sticky bit are kept before rounding."""
         xp, a, b = _operands(self, other)
-        with wide(xp):
+
+        def compute(a: Real, b: Real) -> Any:
             high, low = multiply_wide(a.mantissa, b.mantissa)
             kept = (high << _U(22)) | (low >> _U(42))
             sticky = (low & _U((1 << 42) - 1)) != 0
             return _rounded(xp, a.sign * b.sign, kept | sticky.astype(_U), a.exponent + b.exponent + np.int32(42))
+
+        with wide(xp):
+            return apart(xp, compute, a, b)
 
     def __truediv__(self, other: Any) -> "Real":
         """The quotient: schoolbook division, 11 bits a step, to at least 55 bits and a sticky remainder.
@@ -160,7 +169,8 @@ class Real:
         xp, a, b = _operands(self, other)
         if xp is np and np.any(b.is_zero):
             raise ZeroDivisionError("division of a Real by zero; a scale must be greater than 0.")
-        with wide(xp):
+
+        def compute(a: Real, b: Real) -> Any:
             divisor = xp.where(b.is_zero, _U(1 << 52), b.mantissa)
             rest, quotient = a.mantissa, xp.zeros_like(a.mantissa)
             for _ in range(5):
@@ -170,6 +180,9 @@ class Real:
                 quotient = (quotient << _U(11)) | digit
             quotient = quotient | (rest != 0).astype(_U)
             return _rounded(xp, a.sign * b.sign, quotient, a.exponent - b.exponent - np.int32(55))
+
+        with wide(xp):
+            return apart(xp, compute, a, b)
 
     def __radd__(self, other: Any) -> "Real":
         return self + other
@@ -195,7 +208,8 @@ class Real:
         xp, a, _ = _operands(self, self)
         if xp is np and np.any(a.sign < 0):
             raise ValueError("sqrt needs numbers of at least 0. Got a negative one.")
-        with wide(xp):
+
+        def compute(a: Real) -> Any:
             odd = (a.exponent & np.int32(1)).astype(_U)
             # 54 bits in the top of a word, taken two at a time; the zeros that follow are the extension
             digits = a.mantissa << (odd + _U(10))
@@ -211,6 +225,9 @@ class Real:
             _, rest, root = repeat(xp, 56, step, (digits, zero, zero))
             root = root | (rest != 0).astype(_U)
             return _rounded(xp, a.sign, root, ((a.exponent - odd.astype(np.int32)) >> np.int32(1)) - np.int32(29))
+
+        with wide(xp):
+            return apart(xp, compute, a)
 
     def __lt__(self, other: Any) -> Any:
         # rounding never moves a difference of two numbers to or across zero, the exponent being unbounded
@@ -258,7 +275,8 @@ class Real:
         The bits are assembled in integers: no float operation that XLA could flush or fuse takes part.
         """
         xp, a, _ = _operands(self, self)
-        with wide(xp):
+
+        def compute(a: Real) -> Any:
             leading = a.exponent + np.int32(_BITS - 1)
             below = xp.maximum(np.int32(-126) - leading, np.int32(0))
             # a shift of 60 already rounds every mantissa to 0
@@ -269,6 +287,9 @@ class Real:
             bits = xp.where(a.is_zero, np.int32(0), bits)
             bits = xp.where(a.sign < 0, bits | np.int32(-(2**31)), bits)
             return jax.lax.bitcast_convert_type(bits, jnp.float32) if xp is jnp else np.asarray(bits).view(np.float32)
+
+        with wide(xp):
+            return apart(xp, compute, a)
 
     def to_float64(self) -> Any:
         """The value as numpy float64, on the host only; out of its range it behaves as ldexp does."""
@@ -290,7 +311,8 @@ class Real:
 
     def _to_integer(self, bits: int, rounding: Rounding) -> Any:
         xp, a, _ = _operands(self, self)
-        with wide(xp):
+
+        def compute(a: Real) -> Any:
             # mantissas are at least 2^52: shifted left by 11 they are at least 2^63, beyond either type
             left = xp.clip(a.exponent, np.int32(0), np.int32(11)).astype(_U)
             right = xp.clip(-a.exponent, np.int32(0), np.int32(60)).astype(_U)
@@ -298,6 +320,9 @@ class Real:
             limit = xp.where(a.sign < 0, _U(1 << (bits - 1)), _U((1 << (bits - 1)) - 1))
             # the magnitude 2^63 wraps to the least int64, and so does its negative
             return xp.minimum(magnitude, limit).astype(np.int64) * a.sign.astype(np.int64)
+
+        with wide(xp):
+            return apart(xp, compute, a)
 
     def __getitem__(self, index: Any) -> "Real":
         return Real(*(p[index] for p in self._parts()))
@@ -325,7 +350,6 @@ def _rounded(xp: Any, sign: Any, mantissa: Any, exponent: Any) -> Real:
 
     A mantissa of 55 bits or more may carry in its last bit whatever was lost below it (a sticky bit).
     """
-    sign, mantissa, exponent = _apart(xp, sign, mantissa, exponent)
     zero = (mantissa == 0) | (sign == 0)
     mantissa, lifted = normalized(xp, mantissa)
     mantissa = round_off(xp, mantissa, _U(64 - _BITS))
@@ -333,21 +357,10 @@ def _rounded(xp: Any, sign: Any, mantissa: Any, exponent: Any) -> Real:
     mantissa = xp.where(carry, _U(1 << (_BITS - 1)), mantissa)
     exponent = exponent - lifted + np.int32(64 - _BITS) + carry.astype(np.int32)
     return Real(
-        *_apart(
-            xp,
-            xp.where(zero, np.int32(0), sign),
-            xp.where(zero, _U(0), mantissa),
-            xp.where(zero, np.int32(0), exponent),
-        )
+        xp.where(zero, np.int32(0), sign),
+        xp.where(zero, _U(0), mantissa),
+        xp.where(zero, np.int32(0), exponent),
     )
-
-
-def _apart(xp: Any, *fields: Any) -> tuple[Any, ...]:
-    """A fence for XLA's fusion, which would copy a whole chain of operations into each of its readers.
-
-    The values do not change; without it a fold of a few steps takes minutes to compile.
-    """
-    return tuple(jax.lax.optimization_barrier(fields)) if xp is jnp else fields
 
 
 def _magnitude_less(a: Real, b: Real) -> Any:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from qjax.numerics.affine import centered_bounds, round_to_grid
 from qjax.ops.base import Attributes, Constants, Equation, Op, Quantized, Role, real, register
 from qjax.ops.epilogue import clamp_codes
 
@@ -18,11 +19,11 @@ class Clamp(Op):
 
     name = "clamp"
     role = Role.CHAIN
-    primitives = ("relu", "max", "min", "clamp")
+    primitives = ("relu", "relu6", "max", "min", "clamp")
     on_grid = True
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
-        if eqn.primitive == "relu":
+        if eqn.primitive in ("relu", "relu6"):
             return True
         if eqn.primitive == "clamp":
             return list(constant) == [True, False, True] and all(np.prod(eqn.in_shapes[i]) == 1 for i in (0, 2))
@@ -34,31 +35,38 @@ class Clamp(Op):
         return (constant.index(False),)
 
     def chain_constants(self, eqn: Equation, constant: Sequence[bool]) -> dict[str, int]:
-        if eqn.primitive == "relu":
+        if eqn.primitive in ("relu", "relu6"):
             return {}
         if eqn.primitive == "clamp":
             return {"low": 0, "high": 2}
         return {"low" if eqn.primitive == "max" else "high": constant.index(True)}
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
-        return {"relu": True} if eqn.primitive == "relu" else {}
+        return {eqn.primitive: True} if eqn.primitive in ("relu", "relu6") else {}
 
     def bounds(self, attributes: Attributes, constants: Constants) -> tuple[Any, Any]:
-        low = np.float32(0) if attributes.get("relu") else constants.get("low")
-        return low, constants.get("high")
+        if attributes.get("relu") or attributes.get("relu6"):
+            return np.float32(0), np.float32(6) if attributes.get("relu6") else None
+        return constants.get("low"), constants.get("high")
 
     def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
         position = next((i for i, x in enumerate(inputs) if isinstance(x, Quantized)), None)
         if position is None:
             return eqn.bind(*(real(x) for x in inputs))
         x = inputs[position]
-        inverse = 1.0 / lax.stop_gradient(x.scale.reshape(()))
+        scale = lax.stop_gradient(x.scale.reshape(()))
+        spec = x.qparams.spec
+        lowest, highest = centered_bounds(x.qparams.integer_zero_point(), spec.qmin, spec.qmax)
 
         def code(bound: Any) -> jax.Array:
-            return jnp.round(jnp.asarray(bound).astype(jnp.float32).reshape(()) * inverse)
+            # a bound beyond the grid is its end: there is no code for it
+            steps = round_to_grid(jnp.asarray(bound).astype(jnp.float32).reshape(()), scale, "nearest_even")
+            return jnp.clip(steps, lowest.reshape(()), highest.reshape(()))
 
         if eqn.primitive == "relu":
             return [x.with_codes(jax.nn.relu(x.codes))]
+        if eqn.primitive == "relu6":
+            return [x.with_codes(lax.clamp(jnp.zeros(()), x.codes, code(np.float32(6))))]
         if eqn.primitive == "clamp":
             return [x.with_codes(lax.clamp(code(inputs[0]), x.codes, code(inputs[2])))]
         bound = jnp.broadcast_to(code(inputs[1 - position]), x.codes.shape)

@@ -69,7 +69,8 @@ def fold_weighted(x_scale: Any, w_scale: Any, y_scale: Any, affine: Affine) -> F
     The weight's codes stay as they were trained: `g` only changes their scale to `|g| * s_w` (kept as float32, the
     precision in which runtimes store scales) and their sign. A channel whose bias would not fit beside the
     accumulator, because gamma is zero or nearly so, gets the smallest scale under which `|bias| <= 2^30`; its codes
-    shrink accordingly and add at most `2^-21` of an output step per unit of input code.
+    shrink accordingly, and rounding them moves the output by at most `(1 + 2^-8) max(2^-31 |b| / s_y, 2^-101 s_x / s_y)`
+    steps per weight and per unit of `|q_x - z_x|`: 2^-22 steps where the bias alone is worth 512 of them.
     """
     s_x, s_w = Real.of(x_scale), Real.of(w_scale)
     wanted = s_w * abs(affine.g)
@@ -147,15 +148,24 @@ def clamp_codes(codes: jax.Array, constants: Constants) -> jax.Array:
 # ---------------------------------------------------------------------------- sums of scaled integers
 
 _FACTOR_BITS = 30
-_MAX_SHIFT = 48
-_OFFSET_BITS = 61
+_MAX_SHIFT = 44
+_OFFSET_LIMIT = np.nextafter(np.float32(2.0**62), np.float32(0))
+"""With |sum of products| < 2^61, an offset cut to this limit gives at least (2^62 - 2^38 - 2^61) / 2^44 > 2^16 steps of
+its own sign: the clamp to the codes' range then hides that it was cut."""
 
 
 def fold_sum(scales: Sequence[Any], y_scale: Any, affine: Affine) -> dict[str, Array]:
     """Constants for `y = (g * sum_i s_i acc_i + b) / s_y = (sum_i acc_i m_i + offset) / 2^shift`.
 
     The factors m_i share one shift per channel, chosen so that the largest has 30 bits; products and offset are
-    added in int64 and rounded once, so a residual addition rounds once, not once per operand.
+    added in int64 and rounded once, so a residual addition rounds once, not once per operand. The shift is at most 44:
+    a ratio below 2^-14 has fewer bits, and is exact to `2^-45` steps per unit of an accumulator.
+
+    Returns:
+      int32 arrays: shift, factor0, factor1, ..., and the offset as offset_high * 2^31 + offset_low.
+
+    Raises:
+      ValueError: a ratio of 2^29 or more, on the host (a trace saturates its factor).
     """
     s_y = Real.of(y_scale)
     ratios = [Real.of(s) * affine.g / s_y for s in scales]
@@ -167,8 +177,13 @@ def fold_sum(scales: Sequence[Any], y_scale: Any, affine: Affine) -> dict[str, A
     with wide(xp):
         # largest = mantissa * 2^exponent with a 53-bit mantissa: below 2^(exponent + 53)
         exponent = xp.where(largest.is_zero, 0, largest.exponent + 53)
+        if xp is np and np.any(exponent >= _FACTOR_BITS):
+            raise ValueError(
+                f"fold_sum: one input step is {np.max(largest.to_float64()):.3g} output steps; expected less than 2^29: "
+                "the output's scale is far too small for its input."
+            )
         shift = xp.clip(_FACTOR_BITS - exponent, 1, _MAX_SHIFT).astype(np.int32)
-        limit = Real.of(np.float32(2.0**_OFFSET_BITS))
+        limit = Real.of(_OFFSET_LIMIT)
         bounded = offset.scale_by_power_of_two(shift).minimum(limit).maximum(-limit)
         constants: dict[str, Array] = {"shift": shift, **_split(xp, bounded)}
     for i, ratio in enumerate(ratios):

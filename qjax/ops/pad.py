@@ -25,7 +25,7 @@ class Pad(GridOp):
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         return {
-            "padding": [list(triple) for triple in eqn.params["padding_config"]],
+            "padding": [[int(n) for n in triple] for triple in eqn.params["padding_config"]],
             "lowest": bool(np.ravel(eqn.literals[1])[0] != 0.0),
         }
 

@@ -33,7 +33,7 @@ class Slice(GridOp):
 
 @register
 class Split(GridOp):
-    """`lax.split`: one node per part, `index` says which."""
+    """`lax.split`: one node per part, `index` says which (a split into one part has none)."""
 
     name = "split"
     primitives = ("split",)
@@ -42,6 +42,6 @@ class Split(GridOp):
         return {"sizes": list(eqn.params["sizes"]), "axis": eqn.params["axis"]}
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
-        sizes, index = attributes["sizes"], attributes["index"]
+        sizes, index = attributes["sizes"], attributes.get("index", 0)
         start = sum(sizes[:index])
         return lax.slice_in_dim(inputs[0], start, start + sizes[index], axis=attributes["axis"])

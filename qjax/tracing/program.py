@@ -148,20 +148,36 @@ def _read(jaxpr: Any, env: dict[Any, Value], scope: str, location: str | None, o
             called = str(eqn.params.get("name", name))
             if _is_relu(inner) and name == "custom_jvp_call":
                 name = "relu"
+            elif name == "custom_jvp_call" and _only_call(inner) == "relu6":
+                name = "relu6"
             elif called.lstrip("_") in ATOMIC and not _contains_matmul(inner.jaxpr):
                 name = called.lstrip("_")
             elif name in _CALLS or _contains_matmul(inner.jaxpr):
                 _inline(inner, inputs, eqn, env, here, line, out)
                 continue
-        body = None
+        if name == "convert_element_type" and inputs[0].shape == () and isinstance(inputs[0].constant, np.ndarray):
+            # the cast of a literal (`jnp.pad`, `jnp.clip` make them) is a literal
+            (var,) = eqn.outvars
+            env[var] = Value((), var.aval.dtype, inputs[0].constant.astype(var.aval.dtype))
+            continue
+        body, params = None, eqn.params
         if name == "scan":
+            params = _with_counts(params)
             body = _program(eqn.params["jaxpr"].jaxpr, eqn.params["jaxpr"].consts, here)
         elif name in ("checkpoint", "remat", "remat2"):
             name, body = "remat", _program(eqn.params["jaxpr"], (), here)
         elif name == "qjax_layer":
             name = eqn.params["layer"].op
         outputs = tuple(_new(var, env) for var in eqn.outvars)
-        out.append(Equation(name, inputs, outputs, eqn.params, here, line, eqn, body))
+        out.append(Equation(name, inputs, outputs, params, here, line, eqn, body))
+
+
+def _with_counts(params: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The parameters of a scan with num_consts and num_carry, which jax 0.12 keeps as the structure of its inputs."""
+    if "num_consts" in params:
+        return params
+    consts, carry, _ = params["ft_in"].unpack()
+    return {**params, "num_consts": len(list(consts.vals)), "num_carry": len(list(carry.vals))}
 
 
 def _inline(
@@ -189,6 +205,12 @@ def _is_relu(closed: Any) -> bool:
         return _is_relu(eqns[0].params[_CALLS[eqns[0].primitive.name]])
     second = eqns[0].invars[-1]
     return eqns[0].primitive.name == "max" and hasattr(second, "val") and np.ndim(second.val) == 0 and second.val == 0
+
+
+def _only_call(closed: Any) -> str | None:
+    """The name of the function that a wrapper does nothing but call."""
+    eqns = closed.jaxpr.eqns
+    return eqns[0].params.get("name") if len(eqns) == 1 else None
 
 
 def _contains_matmul(jaxpr: Any) -> bool:

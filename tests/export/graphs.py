@@ -15,9 +15,10 @@ def quantization(
     qmax: int = 127,
     *,
     scale: ArrayLike = 0.1,
-    zero_point: ArrayLike = 0,
+    zero_point: ArrayLike | None = None,
     axes: tuple[int, ...] = (),
 ) -> Quantization:
+    zero_point = min(max(0, qmin), qmax) if zero_point is None else zero_point
     scales = np.asarray(scale, np.float32)
     return Quantization(scales, np.asarray(zero_point, np.int32), qmin, qmax, axes)
 

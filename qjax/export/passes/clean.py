@@ -23,8 +23,12 @@ def _identity(graph: Graph, node: Node) -> bool:
         return True
     if node.op == "transpose":
         return node.attributes["permutation"] == sorted(node.attributes["permutation"])
-    same = graph.tensors[node.inputs[0]].shape == graph.tensors[node.output].shape if node.inputs else False
-    return node.op in ("reshape", "broadcast", "slice") and same
+    if node.op not in ("reshape", "broadcast", "slice"):
+        return False
+    before, after = graph.tensors[node.inputs[0]].shape, graph.tensors[node.output].shape
+    # None is any size: a slice that takes every second example has the shape of one that takes all
+    whole = all(stride == 1 for stride in node.attributes.get("strides", ()))
+    return before == after and whole
 
 
 def remove_dead(graph: Graph) -> Graph:

@@ -93,7 +93,7 @@ def _fused(
         scale = scale.reshape(tuple(scale.shape[axis] for axis in axes))
         zero_point = np.zeros(scale.shape, np.int32)
         quantization = dataclasses.replace(kernel.quantization, scale=scale, zero_point=zero_point, axes=axes)
-        _check_sign(node, kernel)
+        _check_sign(node, kernel, chain)
         del tensors[kernel.name]
         constant("kernel", scale_codes(kernel.value, factor), quantization)
         constant("bias", folded.bias)
@@ -135,14 +135,13 @@ def _full(quantization: Quantization, shape: tuple[int | None, ...]) -> Any:
     return quantization.scale.reshape(tuple(n or 1 for n in sizes))
 
 
-def _check_sign(node: Node, kernel: Tensor) -> None:
+def _check_sign(node: Node, kernel: Tensor, chain: list[Node]) -> None:
     quantization = kernel.quantization
     assert quantization is not None
-    if quantization.qmin < -quantization.qmax:
-        info = np.iinfo(kernel.dtype)
-        if quantization.qmin == info.min:
-            raise ConversionError(
-                f"{node.location}: the weight {kernel.name!r} uses the code {quantization.qmin}, whose sign cannot "
-                "change when a batch norm with a negative gamma is folded. Use narrow_range=True (the default of "
-                "symmetric specs)."
-            )
+    scales = any(step.op == "batch_norm" or step.attributes.get("step") in ("mul", "div", "neg") for step in chain)
+    if scales and quantization.qmin < -quantization.qmax:
+        raise ConversionError(
+            f"{node.location}: the weight {kernel.name!r} may hold the code {quantization.qmin}, whose sign cannot "
+            "change when a batch norm with a negative gamma, or another factor, is folded into it. Use "
+            "narrow_range=True (the default of symmetric specs)."
+        )

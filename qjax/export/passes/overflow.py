@@ -18,6 +18,11 @@ def check_accumulators(graph: Graph) -> Graph:
     Constants that are being traced cannot be looked at; their bound was verified when the graph was first converted.
     """
     for node in graph.nodes:
+        if any(size is None for size in _summed_sizes(graph, node)):
+            raise ConversionError(
+                f"{node.location}: {node.name!r} ({node.op}) sums over the batch, whose size is free: no bound of its "
+                "accumulator exists. Sum behind the graph's output."
+            )
         bound = worst_case(graph, node)
         if bound is not None and bound > _LIMIT:
             raise ConversionError(
@@ -25,6 +30,16 @@ def check_accumulators(graph: Graph) -> Graph:
                 "Use fewer bits for its activations or its weights."
             )
     return graph
+
+
+def _summed_sizes(graph: Graph, node: Node) -> list[int | None]:
+    """The sizes of the activation's axes that a node sums over."""
+    axes: list[int] = []
+    if node.op == "sum":
+        axes = node.attributes["axes"]
+    elif node.op == "dot":
+        axes = node.attributes["rhs_contracting" if node.attributes["weight"] == 0 else "lhs_contracting"]
+    return [graph.tensors[node.inputs[0]].shape[axis] for axis in axes]
 
 
 def worst_case(graph: Graph, node: Node) -> int | None:
@@ -41,15 +56,18 @@ def worst_case(graph: Graph, node: Node) -> int | None:
         sums = weight_to_result(norms, node.attributes["channels"], node.attributes["rank"])
         return int((sums * _reach(tensors[0]) + np.abs(np.asarray(bias).astype(np.int64))).max(initial=0))
     if node.op == "dot":
-        summed = math.prod(tensors[0].shape[axis] or 1 for axis in node.attributes["lhs_contracting"])
-        return summed * _reach(tensors[0]) * _reach(tensors[1])
+        return _count(graph, node) * _reach(tensors[0]) * _reach(tensors[1])
     if node.op == "multiply":
         return _reach(tensors[0]) * _reach(tensors[1])
     if node.op == "sum":
-        return math.prod(tensors[0].shape[axis] or 1 for axis in node.attributes["axes"]) * _reach(tensors[0])
+        return _count(graph, node) * _reach(tensors[0])
     if node.op == "window_sum":
         return math.prod(node.attributes["window"]) * _reach(tensors[0])
     return None
+
+
+def _count(graph: Graph, node: Node) -> int:
+    return math.prod(size for size in _summed_sizes(graph, node) if size is not None)
 
 
 def _reach(tensor: Tensor) -> int:

@@ -1,0 +1,1 @@
+"""Examples and measurements, on the public interface of qjax only."""

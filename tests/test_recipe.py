@@ -1,0 +1,215 @@
+"""What a recipe gives to which tensor, and what it refuses."""
+
+import re
+
+import numpy as np
+import pytest
+from flax import nnx
+
+import qjax
+from qjax import FLOAT, Override, QSpec, Recipe
+from tests.layers.round_trip import assert_same, check, data
+
+
+class Block(nnx.Module):
+    def __init__(self, rngs):
+        self.fc = nnx.Linear(4, 4, rngs=rngs)
+
+    def __call__(self, x):
+        return nnx.relu(x + self.fc(x))
+
+
+class Net(nnx.Module):
+    """stem -> two residual blocks -> norm -> head."""
+
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.stem = nnx.Linear(3, 4, rngs=rngs)
+        self.blocks = nnx.List([Block(rngs), Block(rngs)])
+        self.head = nnx.Linear(4, 2, rngs=rngs)
+
+    def __call__(self, x):
+        x = nnx.relu(self.stem(x))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def specs(**kwargs) -> dict[str, QSpec]:
+    qmodel = qjax.quantize(Net(), Recipe(**kwargs), data(4, 3))
+    return {name: q.spec for name, q in qmodel.plan.quantizers}
+
+
+def bits(**kwargs) -> dict[str, int]:
+    return {name: spec.bits for name, spec in specs(**kwargs).items()}
+
+
+NAMES = {
+    *("input", "stem", "stem/kernel", "head", "head/kernel"),
+    *("blocks/0/fc", "blocks/0/fc/kernel", "blocks/0/add"),
+    *("blocks/1/fc", "blocks/1/fc/kernel", "blocks/1/add"),
+}
+
+
+def test_default_is_w8a8():
+    found = specs()
+    assert set(found) == NAMES
+    for name, spec in found.items():
+        if name.endswith("kernel"):
+            assert spec == QSpec(bits=8, axis=1)
+            assert (spec.qmin, spec.qmax) == (-127, 127)
+        else:
+            assert spec == QSpec(bits=8, symmetric=False)
+            assert (spec.qmin, spec.qmax) == (-128, 127)
+
+
+def test_override_by_path_type_and_quantizer():
+    four = QSpec(bits=4, axis=-1)
+    by_path = bits(overrides={r"blocks/\d+": four})
+    assert {name for name, n in by_path.items() if n == 4} == {"blocks/0/fc/kernel", "blocks/1/fc/kernel"}
+    by_type = bits(overrides={Block: Override(activations=QSpec(bits=4, symmetric=False))})
+    assert {name for name, n in by_type.items() if n == 4} == {
+        f"blocks/{i}/{name}" for i in (0, 1) for name in ("fc", "add")
+    }
+    by_layer_type = bits(overrides={nnx.Linear: four})
+    assert {name for name, n in by_layer_type.items() if n == 4} == {n for n in NAMES if n.endswith("kernel")}
+    by_quantizer = bits(overrides={"blocks/1/add": Override(activations=QSpec(bits=6, symmetric=False))})
+    assert {name for name, n in by_quantizer.items() if n == 6} == {"blocks/1/add"}
+    inputs = bits(overrides={"input": Override(activations=QSpec(bits=16))})
+    assert {name for name, n in inputs.items() if n == 16} == {"input"}
+
+
+def test_later_overrides_win():
+    found = bits(overrides={".*": QSpec(bits=4, axis=-1), "head": QSpec(bits=6, axis=-1)})
+    assert (found["head/kernel"], found["stem/kernel"]) == (6, 4)
+
+
+def test_method_override():
+    qmodel = qjax.quantize(Net(), Recipe(overrides={"stem": Override(method="static")}), data(4, 3))
+    methods = {name: q.method for name, q in qmodel.plan.quantizers}
+    assert {name for name, m in methods.items() if m == "static"} == {"stem", "stem/kernel"}
+
+
+def test_float_parts_have_no_quantizers_inside():
+    no_head = specs(overrides={"head": FLOAT})
+    # what the part in reals reads is still a tensor of codes
+    assert set(no_head) == NAMES - {"head", "head/kernel"}
+    no_block = specs(overrides={"blocks/0": FLOAT})
+    # what comes out of the part in reals is quantized for its next reader
+    assert len({name for name in no_block if name.startswith("blocks/0")}) == 1
+    assert set(specs(overrides={Block: FLOAT})) >= {"input", "stem/kernel", "head/kernel", "head"}
+
+
+def test_model_with_a_float_head_trains_and_says_why_it_does_not_convert():
+    x = data(4, 3)
+    model = Net()
+    qmodel = qjax.quantize(model, Recipe(overrides={"head": FLOAT}), x)
+    assert qmodel(x).shape == (4, 2)
+    with pytest.raises(qjax.ConversionError, match=r"head.*dot_general.*no integer form"):
+        qjax.convert(qmodel, x)
+    everything = qjax.quantize(model, Recipe(overrides={".*": FLOAT}), x)
+    assert not everything.plan.quantizers
+    assert_same(everything(x), model(x))
+
+
+def test_first_and_last_layer():
+    low = {"weights": QSpec(bits=2, axis=-1), "activations": QSpec(bits=2, symmetric=False)}
+    found = bits(first_last_bits=8, **low)
+    eight = {"input", "stem/kernel", "head/kernel", "head", "blocks/1/add"}
+    assert found == {name: 8 if name in eight else 2 for name in NAMES}
+
+
+def test_what_leaves_the_model_keeps_its_bits():
+    low = {"activations": QSpec(bits=2, symmetric=False)}
+    assert bits(**low)["head"] == 8
+    assert bits(output_bits=4, **low)["head"] == 4
+    assert bits(output_bits=4)["head"] == 8
+
+
+def test_override_that_matches_nothing_lists_what_there_is():
+    with pytest.raises(ValueError, match="matches nothing") as error:
+        specs(overrides={"block": QSpec(bits=4, axis=-1)})
+    text = str(error.value)
+    assert "Recipe: override 'block' matches nothing in this model." in text
+    assert "Module paths: 'blocks', 'blocks/0'" in text or "'blocks/0', 'blocks/0/fc'" in text
+    assert "'blocks/1/add'" in text
+    assert "'stem/kernel'" in text
+    assert re.search(r"Layer types: .*Block.*Linear", text)
+    assert "'.*'" in text
+    with pytest.raises(ValueError, match="override Conv matches nothing"):
+        specs(overrides={nnx.Conv: FLOAT})
+    with pytest.raises(ValueError, match="'norm' matches nothing"):
+        specs(overrides={"norm": FLOAT})
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "error", "message"),
+    [
+        ({"target": "abacus"}, ValueError, "abacus"),
+        ({"activations": QSpec(axis=-1)}, ValueError, "per-tensor activations"),
+        ({"method": "dynamic"}, ValueError, "is for weights"),
+        ({"method": "guess"}, ValueError, "lsq.*guess"),
+        ({"weight_method": "guess"}, ValueError, "lsq.*guess"),
+        ({"observer": "guess"}, ValueError, "guess.*minmax"),
+        ({"weight_observer": "guess"}, ValueError, "minmax.*guess"),
+        ({"scan": "guess"}, ValueError, "stacked.*guess"),
+        ({"output_bits": 1}, ValueError, "output_bits"),
+        ({"first_last_bits": 40}, ValueError, "first_last_bits"),
+        ({"overrides": {"head": 4}}, TypeError, "expected a QSpec, an Override or qjax.FLOAT, got 4"),
+        ({"overrides": {"(": FLOAT}}, ValueError, "not a regular expression"),
+        ({"overrides": {3: FLOAT}}, TypeError, "keyed by a path or a layer type"),
+    ],
+)
+def test_invalid_recipes(kwargs, error, message):
+    with pytest.raises(error, match=message):
+        Recipe(**kwargs)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"overrides": {"head": Override(activations=QSpec(axis=-1))}}, "'head'.*per-tensor"),
+        ({"weights": QSpec(axis=0)}, "output channels only"),
+        ({"weights": QSpec(symmetric=False, axis=-1), "weight_method": "tqt"}, "power-of-two thresholds need symmetric"),
+        ({"overrides": {"head": Override(method="dynamic")}}, "'head'.*for weights"),
+    ],
+)
+def test_recipes_that_a_tensor_cannot_take(kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        specs(**kwargs)
+
+
+class Small(nnx.Module):
+    def __init__(self):
+        self.a = nnx.Linear(6, 5, rngs=nnx.Rngs(0))
+        self.b = nnx.Linear(5, 3, rngs=nnx.Rngs(1))
+
+    def __call__(self, x):
+        return self.b(nnx.relu(self.a(x)))
+
+
+GRIDS = {
+    "weights per tensor": {"weights": QSpec(bits=8)},
+    "int4": {"weights": QSpec(bits=4, axis=-1), "activations": QSpec(bits=4, symmetric=False)},
+    "int2": {"weights": QSpec(bits=2, axis=-1), "activations": QSpec(bits=2, symmetric=False)},
+    "uint8 activations": {"activations": QSpec(bits=8, signed=False, symmetric=False)},
+    "symmetric activations": {"activations": QSpec(bits=8)},
+    "asymmetric weights": {"weights": QSpec(bits=8, axis=-1, symmetric=False)},
+    "int16 activations": {"activations": QSpec(bits=16)},
+    "uint4 weights": {"weights": QSpec(bits=4, axis=-1, signed=False, symmetric=False)},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GRIDS)
+def test_grids_convert_exactly(name):
+    recipe = Recipe(**GRIDS[name])
+    qmodel, graph = check(Small(), data(8, 6), recipe)
+    spec = dict(qmodel.plan.quantizers)["a/kernel"].spec
+    assert qmodel.qparams()["a/kernel"].scale.size == (1 if recipe.weights.axis is None else 5)
+    assert spec.bits == recipe.weights.bits
+    kernel = np.asarray(graph.ir.constant(graph.ir.nodes[0], "kernel"))
+    if spec.symmetric:
+        assert np.abs(kernel).max() <= spec.qmax
+    hidden = graph.ir.tensors[graph.ir.nodes[0].output].quantization
+    assert hidden.qmax == recipe.activations.qmax
