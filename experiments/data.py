@@ -19,6 +19,11 @@ class Digits:
     test_images: np.ndarray
     test_labels: np.ndarray
 
+    def validation(self, images: int = 300) -> "Digits":
+        """The training images alone, the last of them in the place of the test split: for choosing settings."""
+        x, y = self.train_images, self.train_labels
+        return Digits(x[:-images], y[:-images], x[-images:], y[-images:])
+
 
 def digits(seed: int = 0) -> Digits:
     """1,297 images to train on and 500 to test with; every class has the same share of both.

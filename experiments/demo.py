@@ -148,22 +148,25 @@ def run_configuration(
 
 def table_of(rows: list[Row], images: int) -> Table:
     """One column per configuration."""
-    table = Table(title=f"Residual network on scikit-learn's digits, {images} test images")
+    table = Table(
+        title=f"Residual network on scikit-learn's digits, {images} test images",
+        caption="against the integer graph; * where a node's input codes agree",
+    )
     table.add_column("")
     for row in rows:
         table.add_column(row.name, justify="right")
     lines = {
         "accuracy, float32": lambda r: f"{r.float_accuracy:.3f}",
-        "accuracy, post-training quantization": lambda r: f"{r.ptq_accuracy:.3f}",
-        "accuracy, quantization-aware training": lambda r: f"{r.qat_accuracy:.3f}",
+        "accuracy, post-training": lambda r: f"{r.ptq_accuracy:.3f}",
+        "accuracy, trained quantized": lambda r: f"{r.qat_accuracy:.3f}",
         "accuracy, integer graph": lambda r: f"{r.graph_accuracy:.3f}",
-        "fake-quant forward: codes that differ, same inputs": lambda r: (
+        "fake-quant: codes that differ*": lambda r: (
             f"{r.codes_that_differ} of {r.codes_compared:,}"
         ),
-        "fake-quant forward: outputs that differ, end to end": lambda r: (
+        "fake-quant: outputs that differ": lambda r: (
             f"{r.fake_quant_outputs_that_differ} of {r.outputs_compared:,}"
         ),
-        "exact forward: outputs that differ": lambda r: f"{r.exact_outputs_that_differ} of {r.outputs_compared:,}",
+        "exact: outputs that differ": lambda r: f"{r.exact_outputs_that_differ} of {r.outputs_compared:,}",
         "predictions that differ": lambda r: f"{r.predictions_that_differ}",
         "bytes, float32 parameters": lambda r: f"{r.float_bytes:,}",
         "bytes, saved file": lambda r: f"{r.file_bytes:,}",

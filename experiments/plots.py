@@ -20,7 +20,7 @@ from matplotlib import pyplot as plt  # noqa: E402
 BLUE, ORANGE, GREY = "#3b6ea5", "#d08a2e", "#8a8a8a"
 DRAWN = 17
 """Grids of more codes than this are too dense to draw line by line; only their ends are."""
-COLUMNS = 6
+COLUMNS = 7
 
 Histograms = dict[str, tuple[np.ndarray, qjax.QSpec]]
 """Quantizer -> values in steps of its scale, and its spec."""

@@ -301,8 +301,9 @@ def exact(qmodel: QuantizedModel, sample: Any, *, target: Any = None) -> Forward
     """A forward whose value is the integer graph's and whose gradient is the fake-quantized model's.
 
     Returns `forward(qmodel, *inputs)`: the output of the graph that `convert` would make from the parameters that
-    `qmodel` holds at that call, computed by the interpreter's kernels, also inside jit and grad. Evaluation mode:
-    batch statistics are read, not moved. Use it for the last epochs, so that training sees the deployed rounding:
+    `qmodel` holds at that call, computed by the interpreter's kernels, also inside jit and grad; float32,
+    whatever the model's own dtype. Evaluation mode: batch statistics are read, not moved. Use it for the last epochs,
+    so that training sees the deployed rounding:
 
         forward = qjax.exact(qmodel, sample)
 
@@ -323,7 +324,8 @@ def exact(qmodel: QuantizedModel, sample: Any, *, target: Any = None) -> Forward
         constants = jax.lax.optimization_barrier(prepare(ir))
         env = run_graph(ir, constants, quantize_inputs(ir, arrays))
         value = dequantize_outputs(ir, [env[name] for name in ir.outputs])
-        return jax.tree.map(_with_gradient_of, view(*inputs), value)
+        surrogate = jax.tree.map(lambda y, v: y.astype(v.dtype), view(*inputs), value)
+        return jax.tree.map(_with_gradient_of, surrogate, value)
 
     return forward
 

@@ -237,7 +237,7 @@ class _Lowering:
 
     def _body(self, eqn: Equation, body: Program, found: list[Any], step: tuple[int, ...]) -> list[Any]:
         if eqn.primitive == "remat":
-            env = dict(zip(body.inputs, found, strict=True))
+            env: dict[Value, Any] = dict(zip(body.inputs, found, strict=True))
             self._program(body, env, step)
             return [self._get(env, value) for value in body.outputs]
         fixed, carried, length = eqn.params["num_consts"], eqn.params["num_carry"], eqn.params["length"]
@@ -245,7 +245,7 @@ class _Lowering:
         order = range(length - 1, -1, -1) if eqn.params["reverse"] else range(length)
         for iteration in order:
             slices = [self._slice(f, iteration, eqn) for f in found[fixed + carried :]]
-            env: dict[Value, Any] = {}
+            env = {}
             here = (*step, iteration)
             for value, f in zip(body.inputs, [*found[:fixed], *carry, *slices], strict=True):
                 env[value] = f

@@ -47,12 +47,24 @@ def exp2(x: jax.Array) -> jax.Array:
     whole = fixed >> np.int32(24)
     fraction = (fixed & np.int32(0xFFFFFF)).astype(jnp.uint32) << np.uint32(8)
     total = jnp.full_like(fraction, np.uint32(_EXP2_SERIES[-1]))
-    for coefficient in _EXP2_SERIES[-2::-1]:  # Horner; mulhi is the product with the fraction of 32 bits
-        total = jax.lax.mulhi(total, fraction) + np.uint32(coefficient)
+    for coefficient in _EXP2_SERIES[-2::-1]:  # Horner; the high word is the product with the fraction of 32 bits
+        total = _high_word(total, fraction) + np.uint32(coefficient)
     mantissa = ((total + np.uint32(128)) >> np.uint32(8)).astype(jnp.int32)
     # The mantissa's leading bit, and its carry where it rounded up to 2, add to the exponent field.
     bits = ((whole + np.int32(126)) << np.int32(23)) + mantissa
     return jax.lax.bitcast_convert_type(bits, jnp.float32)
+
+
+def _high_word(a: jax.Array, b: jax.Array) -> jax.Array:
+    """The high 32 bits of the product of two uint32, by 16-bit limbs: no step exceeds 2^32 - 1.
+
+    `lax.mulhi` is that product too, but XLA cannot compile it where the program is partitioned over devices.
+    """
+    half, mask = np.uint32(16), np.uint32(0xFFFF)
+    a1, a0, b1, b0 = a >> half, a & mask, b >> half, b & mask
+    left = a1 * b0 + ((a0 * b0) >> half)
+    right = a0 * b1 + (left & mask)
+    return a1 * b1 + (left >> half) + (right >> half)
 
 
 def log2_scale_of(scale: Any) -> np.ndarray[Any, Any]:

@@ -15,8 +15,14 @@ import numpy as np
 from jax import lax
 
 FEW_CHANNELS = 8
-"""Below this many input channels a convolution is laid out as patches and one dot: the direct form is 2 to 5
-times slower on CPU (`python -m benchmarks.kernels`)."""
+"""Below this many input channels a convolution is laid out as patches and one dot."""
+
+NARROW = 16
+"""The same up to this many input *and* output channels, where XLA's int8 convolution on CPU is 2 to 8 times slower than
+the patches (`python -m benchmarks.kernels`)."""
+
+
+Layout = tuple[Sequence[int], Sequence[int], Sequence[int]]
 
 
 def signed_offset(dtype: str) -> int:
@@ -49,19 +55,18 @@ def conv(
     strides: Sequence[int],
     rhs_dilation: Sequence[int],
     groups: int,
-    layout: tuple[Sequence[int], Sequence[int], Sequence[int]],
+    layout: Layout,
 ) -> jax.Array:
     """A convolution without padding (the caller pads with the zero point), int32 out.
 
     layout: axes of (batch, feature, *spatial) in x, (out feature, in feature, *spatial) in w and
     (batch, feature, *spatial) in the result, as in `lax.ConvDimensionNumbers`.
     """
-    lhs, rhs, out = layout
-    x = jnp.transpose(x, (lhs[0], *lhs[2:], lhs[1]))
-    w = jnp.transpose(w, (*rhs[2:], rhs[1], rhs[0]))
-    if groups > 1 and groups == x.shape[-1] and w.shape[-2] == 1:
-        acc = _depthwise(x, w, strides, rhs_dilation)
-    elif groups == 1 and (x.shape[-1] < FEW_CHANNELS or math.prod(w.shape[:-2]) == 1):
+    if is_depthwise(x.shape, w.shape, groups, layout):
+        return depthwise(x, w, strides=strides, rhs_dilation=rhs_dilation, layout=layout, dtype=jnp.int32)
+    x, w = _channels_last(x, w, layout)
+    small = x.shape[-1] < FEW_CHANNELS or max(x.shape[-1], w.shape[-1]) <= NARROW
+    if groups == 1 and (small or math.prod(w.shape[:-2]) == 1):
         acc = _patches(x, w, strides, rhs_dilation)
     elif x.dtype == jnp.int8 and w.dtype == jnp.int8 and groups == 1:
         # integer convolutions exist on CPU; elsewhere patches and one int8 dot say the same
@@ -75,8 +80,42 @@ def conv(
         acc = _grouped(x, w, strides, rhs_dilation, groups)
     else:
         acc = _patches(x, w, strides, rhs_dilation)
-    rank = acc.ndim
-    inverse = [0] * rank
+    return _in_layout(acc, layout)
+
+
+def is_depthwise(x: Sequence[int], w: Sequence[int], groups: int, layout: Layout) -> bool:
+    """Whether every input channel meets filters of its own; x and w are shapes."""
+    return groups > 1 and groups == x[layout[0][1]] and w[layout[1][1]] == 1
+
+
+def depthwise(
+    x: jax.Array, w: jax.Array, *, strides: Sequence[int], rhs_dilation: Sequence[int], layout: Layout, dtype: Any
+) -> jax.Array:
+    """A depthwise convolution without padding, in `dtype` (int32, or float32 for integer-valued operands).
+
+    A sum of shifted products: XLA's own depthwise convolution is tens of times slower on CPU, in any dtype.
+    """
+    x, w = _channels_last(x, w, layout)
+    channels, features = x.shape[-1], w.shape[-1]
+    if features > channels:
+        x = jnp.repeat(x, features // channels, axis=-1)
+    acc = None
+    rows = w.reshape(-1, features).astype(dtype)
+    for row, tap in zip(range(rows.shape[0]), _taps(x, w.shape[:-2], strides, rhs_dilation), strict=True):
+        product = tap.astype(dtype) * jnp.broadcast_to(rows[row], tap.shape)
+        acc = product if acc is None else acc + product
+    assert acc is not None
+    return _in_layout(acc, layout)
+
+
+def _channels_last(x: jax.Array, w: jax.Array, layout: Layout) -> tuple[jax.Array, jax.Array]:
+    lhs, rhs, _ = layout
+    return jnp.transpose(x, (lhs[0], *lhs[2:], lhs[1])), jnp.transpose(w, (*rhs[2:], rhs[1], rhs[0]))
+
+
+def _in_layout(acc: jax.Array, layout: Layout) -> jax.Array:
+    out = layout[2]
+    inverse = [0] * acc.ndim
     for source, target in enumerate((out[0], *out[2:], out[1])):
         inverse[target] = source
     return jnp.transpose(acc, inverse)
@@ -113,21 +152,6 @@ def _taps(x: jax.Array, window: Sequence[int], strides: Sequence[int], dilation:
         ]
         slices.append(lax.slice(x, start, stop, [1, *strides, 1]))
     return slices
-
-
-def _depthwise(x: jax.Array, w: jax.Array, strides: Sequence[int], dilation: Sequence[int]) -> jax.Array:
-    """Sum of shifted products: XLA's own depthwise convolution is tens of times slower on CPU."""
-    window, channels, features = w.shape[:-2], x.shape[-1], w.shape[-1]
-    multiplier = features // channels
-    if multiplier > 1:
-        x = jnp.repeat(x, multiplier, axis=-1)
-    acc = None
-    rows = w.reshape(-1, features).astype(jnp.int32)
-    for row, tap in zip(range(rows.shape[0]), _taps(x, window, strides, dilation), strict=True):
-        product = tap.astype(jnp.int32) * jnp.broadcast_to(rows[row], tap.shape)
-        acc = product if acc is None else acc + product
-    assert acc is not None
-    return acc
 
 
 def _patches(x: jax.Array, w: jax.Array, strides: Sequence[int], dilation: Sequence[int]) -> jax.Array:

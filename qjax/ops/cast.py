@@ -1,4 +1,4 @@
-"""A cast between float types: the codes do not change."""
+"""Casts between float types, and other operations that leave the number alone: the codes do not change."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ class Cast(Op):
 
     name = "cast"
     role = Role.CHAIN
-    primitives = ("convert_element_type", "reduce_precision", "copy", "optimization_barrier")
+    primitives = ("convert_element_type", "reduce_precision", "copy", "optimization_barrier", "stop_gradient")
     on_grid = True
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
@@ -26,6 +26,8 @@ class Cast(Op):
     def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
         (x,) = inputs
         if isinstance(x, (Quantized, Pending)):
+            if eqn.primitive == "stop_gradient":
+                return [jax.tree.map(jax.lax.stop_gradient, x)]
             return [dataclasses.replace(x, dtype=eqn.out_dtypes[0])]
         return eqn.bind(real(x))
 

@@ -59,8 +59,17 @@ class Conv(Op):
         if not (isinstance(x, Quantized) and isinstance(w, Quantized)):
             return eqn.bind(real(x), real(w))
         params = {k: v for k, v in eqn.params.items() if k not in ("preferred_element_type", "precision")}
+        attributes = self.attributes(eqn)
+        layout = _layout(attributes)
+        depthwise = accumulate.is_depthwise(x.shape, w.shape, attributes["groups"], layout)
 
         def product(a: jax.Array, b: jax.Array, kind: Any) -> jax.Array:
+            if depthwise:
+                padded = _padded(a, jnp.zeros((), a.dtype), attributes)
+                strides, dilation = attributes["strides"], attributes["rhs_dilation"]
+                return accumulate.depthwise(
+                    padded, b, strides=strides, rhs_dilation=dilation, layout=layout, dtype=kind
+                )
             return lax.conv_general_dilated_p.bind(
                 a, b, preferred_element_type=kind, precision=precision(x, w), **params
             )
@@ -80,18 +89,26 @@ class Conv(Op):
         offset = accumulate.signed_offset(inputs[0].dtype.name)
         x = accumulate.signed(inputs[0])
         zero_point = jnp.asarray(constants["zero_point0"] - offset).astype(x.dtype)
-        layout = (attributes["lhs_layout"], attributes["rhs_layout"], attributes["out_layout"])
-        padding = [(0, 0, 0)] * x.ndim
-        for axis, (low, high), dilation in zip(
-            layout[0][2:], attributes["padding"], attributes["lhs_dilation"], strict=True
-        ):
-            padding[axis] = (low, high, dilation - 1)
         acc = accumulate.conv(
-            lax.pad(x, zero_point, padding),
+            _padded(x, zero_point, attributes),
             constants["kernel"],
             strides=attributes["strides"],
             rhs_dilation=attributes["rhs_dilation"],
             groups=attributes["groups"],
-            layout=layout,
+            layout=_layout(attributes),
         )
         return finish_weighted(acc, constants, attributes)
+
+
+def _layout(attributes: Attributes) -> accumulate.Layout:
+    return attributes["lhs_layout"], attributes["rhs_layout"], attributes["out_layout"]
+
+
+def _padded(x: jax.Array, fill: jax.Array, attributes: Attributes) -> jax.Array:
+    """Padding and the input's dilation in one step: both put the code of zero between and around the codes."""
+    config = [(0, 0, 0)] * x.ndim
+    for axis, (low, high), dilation in zip(
+        attributes["lhs_layout"][2:], attributes["padding"], attributes["lhs_dilation"], strict=True
+    ):
+        config[axis] = (low, high, dilation - 1)
+    return lax.pad(x, fill, config)

@@ -69,7 +69,8 @@ def fold_weighted(x_scale: Any, w_scale: Any, y_scale: Any, affine: Affine) -> F
     The weight's codes stay as they were trained: `g` only changes their scale to `|g| * s_w` (kept as float32, the
     precision in which runtimes store scales) and their sign. A channel whose bias would not fit beside the
     accumulator, because gamma is zero or nearly so, gets the smallest scale under which `|bias| <= 2^30`; its codes
-    shrink accordingly, and rounding them moves the output by at most `(1 + 2^-8) max(2^-31 |b| / s_y, 2^-101 s_x / s_y)`
+    shrink accordingly, and rounding them moves the output by at most
+    `(1 + 2^-8) max(2^-31 |b| / s_y, 2^-101 s_x / s_y)`
     steps per weight and per unit of `|q_x - z_x|`: 2^-22 steps where the bias alone is worth 512 of them.
     """
     s_x, s_w = Real.of(x_scale), Real.of(w_scale)

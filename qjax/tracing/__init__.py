@@ -3,9 +3,10 @@
 from qjax.tracing.annotate import Annotation, Place, annotate
 from qjax.tracing.evaluate import Evaluation, Params, Taps
 from qjax.tracing.marker import Layer, bind
-from qjax.tracing.program import SCOPE, Equation, Program, Value, from_jaxpr
+from qjax.tracing.program import ATOMIC, SCOPE, Equation, Program, Value, from_jaxpr
 
 __all__ = [
+    "ATOMIC",
     "SCOPE",
     "Annotation",
     "Equation",

@@ -120,6 +120,7 @@ class _Annotator:
         self.used_names: dict[str, int] = {}
         self.weight_names: dict[str, list[tuple[str, ...]]] = {}
         self.merged: dict[Place, Place] = {}
+        self.casts: dict[Value, tuple[Op, Equation]] = {}
 
     def run(self, program: Program, names: Sequence[str], constant: Sequence[bool]) -> Annotation:
         for value, name, is_constant in zip(program.inputs, names, constant, strict=True):
@@ -224,6 +225,8 @@ class _Annotator:
             # a cast or dropout of something that is not quantized yet: the next reader decides
             self._outputs(eqn, None)
             self.labels[eqn.outputs[0]] = self._label(value, eqn)
+            if op.name == "cast":
+                self.casts[eqn.outputs[0]] = op, eqn
             return
         self._codes(value, stack)
         if op.on_grid:
@@ -279,6 +282,8 @@ class _Annotator:
             self.state[inner] = self.state.get(outer)
             self.labels[inner] = self._label(outer, eqn)
         self._program(body, stack)
+        for outer, inner in zip(eqn.inputs, body.inputs, strict=True):
+            self._hoist(inner, outer, stack)
         for outer, inner in zip(eqn.outputs, body.outputs, strict=True):
             if inner in self.result.constants or inner.constant is not None:
                 self._alias_constant(inner, outer)
@@ -299,10 +304,31 @@ class _Annotator:
             if index < fixed and not constant[index]:
                 self._codes_if_accumulator(outer, stack)
                 self.state[inner] = self.state.get(outer)
+                self.labels[inner] = self._label(outer, eqn)
         self._program(body, (*stack, eqn.params["length"]))
+        for index, (outer, inner) in enumerate(zip(eqn.inputs, body.inputs, strict=True)):
+            if index < fixed:
+                # the same tensor in every iteration: one grid
+                self._hoist(inner, outer, stack)
+            elif inner in self.result.values and self.state.get(outer) is None and not constant[index]:
+                # reals have to stand on a grid before the first iteration can put them on its own
+                self._codes(outer, stack)
         for outer in eqn.outputs:
             self.state[outer] = None
             self.labels[outer] = (_join(eqn.scope, "scan_output"), eqn.scope, eqn.location)
+
+    def _hoist(self, inner: Value, outer: Value, stack: tuple[int, ...]) -> None:
+        """Move the quantizer that a body put on its input to the value that comes in."""
+        place = self.result.values.pop(inner, None)
+        if place is None:
+            return
+        known = self._place(outer)
+        if known is None:
+            place.stack = stack
+            self.result.values[outer] = place
+            self.state[outer] = _Grid(place)
+        else:
+            self._merge(known, place)
 
     def _codes_if_accumulator(self, value: Value, stack: tuple[int, ...]) -> None:
         if isinstance(self.state.get(value), _Accumulator):
@@ -320,6 +346,14 @@ class _Annotator:
         """Make sure that a value stands on a grid, by putting a quantizer on it if it does not."""
         state = self.state.get(value)
         if isinstance(state, _Grid) or value in self.result.constants or value.constant is not None:
+            return
+        if value in self.casts:
+            # codes are made from the number before its cast, as the graph's input is
+            op, eqn = self.casts[value]
+            (source,) = eqn.inputs
+            self._codes(source, stack)
+            self.result.ops[eqn] = (op, "grid")
+            self.state[value] = self.state[source]
             return
         if isinstance(state, _Accumulator):
             place = Place(

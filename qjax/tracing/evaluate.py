@@ -87,7 +87,9 @@ class Evaluation:
         if place is None:
             return x
         # the model's own low precision between the accumulator and its quantizer is not the runtime's
-        return self._at(place, x.real32() if isinstance(x, Pending) else real(x), params, taps)
+        result = self._at(place, x.real32() if isinstance(x, Pending) else real(x), params, taps)
+        # what reads the codes as reals gets the model's dtype all the same
+        return dataclasses.replace(result, dtype=value.dtype) if isinstance(result, Quantized) else result
 
     def _at(self, place: Place, x: Any, params: Params, taps: Taps) -> Any:
         x = jnp.asarray(x)
