@@ -22,7 +22,7 @@ from rich.table import Table
 
 import qjax
 from experiments.data import Digits, digits
-from experiments.demo import machine
+from experiments.machine import machine
 from experiments.models import CNN, MLP
 from experiments.training import Schedule, accuracy, one_hot, scores, train
 
@@ -34,20 +34,20 @@ BITS = (8, 4, 3, 2)
 class Settings:
     """What was chosen with --validate."""
 
-    float_schedule: Schedule = Schedule(60, learning_rate=3e-3)
-    quantized_schedule: Schedule = Schedule(60, learning_rate=3e-3)
+    float_schedule: Schedule = Schedule(100, learning_rate=3e-3)
+    quantized_schedule: Schedule = Schedule(100, learning_rate=3e-3)
     teacher: float = 1.0
     """The part of the targets that the float model's probabilities are, rather than the labels."""
 
 
 def recipe_of(bits: int) -> qjax.Recipe:
     """Weights and activations of that many bits everywhere."""
-    return qjax.Recipe(
-        weights=qjax.QSpec(bits=bits, axis=-1), activations=qjax.QSpec(bits=bits, symmetric=False)
-    )
+    return qjax.Recipe(weights=qjax.QSpec(bits=bits, axis=-1), activations=qjax.QSpec(bits=bits, symmetric=False))
 
 
-def run_seed(make: Callable[..., Any], seed: int, data: Digits, bits: tuple[int, ...], settings: Settings) -> dict[str, float]:
+def run_seed(
+    make: Callable[..., Any], seed: int, data: Digits, bits: tuple[int, ...], settings: Settings
+) -> dict[str, float]:
     """Accuracies of one seed by the name of the run."""
     images, labels = data.train_images, one_hot(data.train_labels)
 

@@ -7,14 +7,10 @@ weights, conversion to integers, and a comparison of the training forward with t
 import argparse
 import dataclasses
 import json
-import os
-import platform
 import time
 from pathlib import Path
 from typing import Any
 
-import flax
-import jax
 import numpy as np
 from flax import nnx
 from rich.console import Console
@@ -23,6 +19,7 @@ from rich.table import Table
 import qjax
 from experiments import plots
 from experiments.data import Digits, digits
+from experiments.machine import machine
 from experiments.models import ResNet
 from experiments.training import History, Schedule, accuracy, one_hot, parameter_bytes, scores, train
 
@@ -160,12 +157,8 @@ def table_of(rows: list[Row], images: int) -> Table:
         "accuracy, post-training": lambda r: f"{r.ptq_accuracy:.3f}",
         "accuracy, trained quantized": lambda r: f"{r.qat_accuracy:.3f}",
         "accuracy, integer graph": lambda r: f"{r.graph_accuracy:.3f}",
-        "fake-quant: codes that differ*": lambda r: (
-            f"{r.codes_that_differ} of {r.codes_compared:,}"
-        ),
-        "fake-quant: outputs that differ": lambda r: (
-            f"{r.fake_quant_outputs_that_differ} of {r.outputs_compared:,}"
-        ),
+        "fake-quant: codes that differ*": lambda r: f"{r.codes_that_differ} of {r.codes_compared:,}",
+        "fake-quant: outputs that differ": lambda r: f"{r.fake_quant_outputs_that_differ} of {r.outputs_compared:,}",
         "exact: outputs that differ": lambda r: f"{r.exact_outputs_that_differ} of {r.outputs_compared:,}",
         "predictions that differ": lambda r: f"{r.predictions_that_differ}",
         "bytes, float32 parameters": lambda r: f"{r.float_bytes:,}",
@@ -174,23 +167,6 @@ def table_of(rows: list[Row], images: int) -> Table:
     for title, text in lines.items():
         table.add_row(title, *(text(row) for row in rows))
     return table
-
-
-def machine() -> dict[str, Any]:
-    """What the numbers were made with."""
-    cpu = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if "model name" in line]
-        cpu = names[0] if names else cpu
-    versions = {"python": platform.python_version(), "jax": jax.__version__, "flax": flax.__version__}
-    return {
-        "cpu": cpu,
-        "cores": os.cpu_count(),
-        "backend": jax.default_backend(),
-        **versions,
-        "qjax": qjax.__version__,
-    }
 
 
 def main(argv: list[str] | None = None) -> list[Row]:
@@ -244,7 +220,9 @@ def main(argv: list[str] | None = None) -> list[Row]:
         "machine": machine(),
     }
     (args.out / "results.json").write_text(json.dumps(results, indent=2) + "\n")
-    console.print(f"{results['seconds']:.0f} s; wrote {', '.join(sorted(p.name for p in args.out.iterdir()))} to {args.out}")
+    console.print(
+        f"{results['seconds']:.0f} s; wrote {', '.join(sorted(p.name for p in args.out.iterdir()))} to {args.out}"
+    )
     return rows
 
 

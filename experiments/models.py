@@ -13,9 +13,7 @@ class ResidualBlock(nnx.Module):
         self.conv2 = nnx.Conv(features, features, (3, 3), use_bias=False, rngs=rngs)
         self.norm2 = nnx.BatchNorm(features, momentum=0.9, rngs=rngs)
         same = stride == 1 and inputs == features
-        self.shortcut = nnx.data(
-            None if same else nnx.Conv(inputs, features, (1, 1), strides=stride, rngs=rngs)
-        )
+        self.shortcut = nnx.data(None if same else nnx.Conv(inputs, features, (1, 1), strides=stride, rngs=rngs))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         y = nnx.relu(self.norm1(self.conv1(x)))

@@ -59,18 +59,26 @@ def own_forward(model: Any, images: jax.Array) -> jax.Array:
     return model(images)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _step(forward: Forward, graphdef: Any, state: Any, images: Any, targets: Any) -> Any:
-    # One jitted call per step: XLA's CPU runs convolutions inside a scan 10 to 20 times slower.
-    model, optimizer = nnx.merge(graphdef, state)
+@functools.lru_cache(maxsize=32)  # compiled once for all models of one structure, whatever their numbers
+def _step_of(forward: Forward, graphdef: Any) -> Callable[..., Any]:
+    """The jitted step: (state, images, targets) -> state, loss, class scores.
 
-    def loss_of(model: Any) -> tuple[jax.Array, jax.Array]:
-        class_scores = forward(model, images)
-        return jnp.mean(optax.softmax_cross_entropy(class_scores, targets)), class_scores
+    One call per step: inside a `lax.scan` over an epoch, XLA's CPU runs convolutions 10 to 20 times slower.
+    """
 
-    (loss, class_scores), gradients = nnx.value_and_grad(loss_of, has_aux=True)(model)
-    optimizer.update(model, gradients)
-    return nnx.state((model, optimizer)), loss, class_scores
+    @jax.jit
+    def step(state: Any, images: jax.Array, targets: jax.Array) -> Any:
+        model, optimizer = nnx.merge(graphdef, state)
+
+        def loss_of(model: Any) -> tuple[jax.Array, jax.Array]:
+            class_scores = forward(model, images)
+            return jnp.mean(optax.softmax_cross_entropy(class_scores, targets)), class_scores
+
+        (loss, class_scores), gradients = nnx.value_and_grad(loss_of, has_aux=True)(model)
+        optimizer.update(model, gradients)
+        return nnx.state((model, optimizer)), loss, class_scores
+
+    return step
 
 
 @dataclasses.dataclass
@@ -107,10 +115,11 @@ def train(
     for _ in qjax.calibration.track(range(schedule.epochs), title):
         model.train()
         graphdef, state = nnx.split((model, optimizer))
+        step = _step_of(forward, graphdef)
         losses: list[Any] = []
         for rows in rng.permutation(len(images))[: steps * schedule.batch_size].reshape(steps, -1):
             before = state
-            state, loss, class_scores = _step(forward, graphdef, state, images[rows], targets[rows])
+            state, loss, class_scores = step(state, images[rows], targets[rows])
             losses.append(loss)
             if on_step is not None:
                 on_step(nnx.merge(graphdef, before)[0], images[rows], class_scores)

@@ -228,9 +228,9 @@ class Unrolled(nnx.Module):
 @pytest.mark.slow
 @pytest.mark.parametrize("scan", ["stacked", "shared"])
 def test_layers_in_a_scan(scan):
-    qmodel = qjax.quantize(Stacked(), Recipe(scan=scan), X)
+    qmodel = qjax.quantize(Stacked(2), Recipe(scan=scan), X)
     sizes = {name: p.scale.shape for name, p in qmodel.qparams().items()}
-    kernel, activation = ((3, 3), (3,)) if scan == "stacked" else ((3,), ())
+    kernel, activation = ((2, 3), (2,)) if scan == "stacked" else ((3,), ())
     assert sizes == {
         **{"input": (), "scan_output": (), "head": (), "head/kernel": (2,)},
         **{"scan_input": activation, "layers/fc": activation, "layers/fc/kernel": kernel},

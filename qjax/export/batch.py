@@ -69,14 +69,17 @@ def free_batch(graph: Graph, other: Graph, size: int, other_size: int) -> Graph:
             return dataclasses.replace(first, shape=freed(first.shape, second.shape, where))
         if first.shape != second.shape:
             raise refuse(where, first.shape, second.shape)
-        known = second.value is not None and not isinstance(first.value, Tracer) and not isinstance(second.value, Tracer)
+        known = (
+            second.value is not None and not isinstance(first.value, Tracer) and not isinstance(second.value, Tracer)
+        )
         if known and not np.array_equal(np.asarray(first.value), np.asarray(second.value)):
             raise refuse(where, first.value, second.value)
         return first
 
     nodes = tuple(
         dataclasses.replace(
-            node, attributes={key: attribute(node, key, a, second.attributes[key]) for key, a in node.attributes.items()}
+            node,
+            attributes={key: attribute(node, key, a, second.attributes[key]) for key, a in node.attributes.items()},
         )
         for node, second in zip(graph.nodes, other.nodes, strict=True)
     )

@@ -105,9 +105,7 @@ def _check_quantization(q: Quantization, tensor: Tensor, place: str) -> None:
     if tuple(q.scale.shape) != expected:
         raise GraphError(f"{place}: expected scales of shape {expected}, got {tuple(q.scale.shape)}.")
     if tuple(q.zero_point.shape) not in ((), expected):
-        raise GraphError(
-            f"{place}: expected a zero point of shape () or {expected}, got {tuple(q.zero_point.shape)}."
-        )
+        raise GraphError(f"{place}: expected a zero point of shape () or {expected}, got {tuple(q.zero_point.shape)}.")
     if not isinstance(q.scale, Tracer):
         scale = np.asarray(q.scale)
         if not (np.isfinite(scale).all() and (scale > 0).all()):

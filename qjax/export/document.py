@@ -151,9 +151,7 @@ def _decode_tensor(item: Any, arrays: Arrays, unused: set[str], known: Mapping[s
     return Tensor(name, shape, dtype, quantization, value)
 
 
-def _decode_quantization(
-    item: Any, dtype: str, rank: int, scale: Array, zero_point: Array, where: str
-) -> Quantization:
+def _decode_quantization(item: Any, dtype: str, rank: int, scale: Array, zero_point: Array, where: str) -> Quantization:
     entry = strict_json.fields(item, _QUANTIZATION, f"{where}: quantization")
     info = np.iinfo(dtype)
     low, high = int(info.min), int(info.max)

@@ -381,8 +381,8 @@ def _where(eqn: Equation) -> str:
 
 
 _NONLINEAR = (
-    "Non-linear functions need a table or an integer approximation: use relu, or keep the function (a softmax, say) out "
-    "of the model and apply it to the graph's output."
+    "Non-linear functions need a table or an integer approximation: use relu, or keep the function (a softmax, say) "
+    "out of the model and apply it to the graph's output."
 )
 _STATISTICS = (
     "Powers, roots and quotients of activations have no integer form, nor has normalisation by statistics of the input "
@@ -398,7 +398,8 @@ _CURES = {
     **dict.fromkeys(("sort", "top_k", "argmax", "argmin"), _ORDER),
     "batch_norm": "It takes the statistics of the batch although the model is converted in evaluation mode: leave "
     "use_running_average=False out of its call.",
-    "dropout": "It drops although the model is converted in evaluation mode: leave deterministic=False out of its call.",
+    "dropout": "It drops although the model is converted in evaluation mode: leave deterministic=False out of its "
+    "call.",
     "pad": "Only padding with 0 (or -inf before a max pool) is representable.",
     "while": "A loop of unknown length cannot become a graph; use a Python loop or lax.scan.",
     "cond": "Choose the branch with a Python value.",

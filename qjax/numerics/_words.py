@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from qjax.numerics._fence import apart as _apart
 from qjax.numerics.rounding import Rounding
 
 _U = np.uint64
@@ -99,19 +100,8 @@ def repeat(xp: Any, times: int, step: Any, state: Any) -> Any:
 
 
 def apart(xp: Any, compute: Any, *operands: Any) -> Any:
-    """`compute(*operands)`, kept by XLA as a computation of its own; the operands begin with a `Real`.
-
-    XLA's fusion copies a chain of cheap integer operations into every reader. A few steps of `Real` then take minutes
-    to compile, and a constant made from scales is computed anew for every element of the activations that it
-    multiplies. Optimization barriers are gone before the fusion of some versions; a branch on a value that is
-    only known at run time (here: the top bit of a mantissa, which is never set) is not.
-    """
-    if xp is not jnp:
+    """`compute(*operands)`, in a trace as a computation of its own; the operands begin with a `Real`."""
+    if xp is not jnp or operands[0].mantissa.size == 0:
         return compute(*operands)
-    shapes = jax.eval_shape(compute, *operands)
-    if operands[0].mantissa.size == 0:
-        return compute(*operands)
-    alive = operands[0].mantissa.reshape(-1)[0] < _U(1 << 63)
-    return jax.lax.cond(
-        alive, compute, lambda *_: jax.tree.map(lambda o: jnp.zeros(o.shape, o.dtype), shapes), *operands
-    )
+    # a mantissa's top bit is never set
+    return _apart(operands[0].mantissa.reshape(-1)[0] < _U(1 << 63), compute, *operands)

@@ -12,6 +12,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
+
+from qjax.numerics._fence import apart
 
 LOG2_LIMIT = 64
 """Raw log2 parameters are clipped to [-64, 64] where they are used."""
@@ -42,6 +45,12 @@ def learned_scale(log2_scale: Any) -> jax.Array:
 def exp2(x: jax.Array) -> jax.Array:
     """The value of `learned_scale`, without its gradient: portable 2^x of float32 x."""
     x = _clip(x, float(-LOG2_LIMIT), float(LOG2_LIMIT), 0.0)
+    if x.size == 0 or not isinstance(x, Tracer):
+        return _exp2(x)
+    return apart(x.reshape(-1)[0] < np.float32(2 * LOG2_LIMIT), _exp2, x)
+
+
+def _exp2(x: jax.Array) -> jax.Array:
     # Exact product, and at most 2^30: no rounding but the one asked for.
     fixed = jnp.round(x * np.float32(2**24)).astype(jnp.int32)
     whole = fixed >> np.int32(24)
@@ -56,15 +65,14 @@ def exp2(x: jax.Array) -> jax.Array:
 
 
 def _high_word(a: jax.Array, b: jax.Array) -> jax.Array:
-    """The high 32 bits of the product of two uint32, by 16-bit limbs: no step exceeds 2^32 - 1.
+    """The high 32 bits of the product of two uint32.
 
-    `lax.mulhi` is that product too, but XLA cannot compile it where the program is partitioned over devices.
+    `lax.mulhi` is that product too, but XLA cannot compile it where the program is partitioned over devices; and
+    16-bit limbs would read `a` four times, which its fusion repeats at every step of a polynomial.
     """
-    half, mask = np.uint32(16), np.uint32(0xFFFF)
-    a1, a0, b1, b0 = a >> half, a & mask, b >> half, b & mask
-    left = a1 * b0 + ((a0 * b0) >> half)
-    right = a0 * b1 + (left & mask)
-    return a1 * b1 + (left >> half) + (right >> half)
+    with jax.enable_x64(True):
+        product = a.astype(jnp.uint64) * b.astype(jnp.uint64)
+        return (product >> np.uint64(32)).astype(jnp.uint32)
 
 
 def log2_scale_of(scale: Any) -> np.ndarray[Any, Any]:

@@ -11,6 +11,7 @@ from jax import lax
 from qjax.numerics.affine import centered_bounds, round_to_grid
 from qjax.ops.base import Attributes, Constants, Equation, Op, Quantized, Role, real, register
 from qjax.ops.epilogue import clamp_codes
+from qjax.ops.pending import Pending
 
 
 @register
@@ -52,7 +53,7 @@ class Clamp(Op):
     def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
         position = next((i for i, x in enumerate(inputs) if isinstance(x, Quantized)), None)
         if position is None:
-            return eqn.bind(*(real(x) for x in inputs))
+            return self._on_accumulator(eqn, inputs)
         x = inputs[position]
         scale = lax.stop_gradient(x.scale.reshape(()))
         spec = x.qparams.spec
@@ -71,6 +72,15 @@ class Clamp(Op):
             return [x.with_codes(lax.clamp(code(inputs[0]), x.codes, code(inputs[2])))]
         bound = jnp.broadcast_to(code(inputs[1 - position]), x.codes.shape)
         return [x.with_codes((lax.max if eqn.primitive == "max" else lax.min)(x.codes, bound))]
+
+    def _on_accumulator(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
+        """In float32 whatever the model's dtype: the runtime clamps between the accumulator and its codes."""
+        pending = next((x for x in inputs if isinstance(x, Pending)), None)
+        if pending is None:
+            return eqn.bind(*(real(x) for x in inputs))
+        wide = [x.real32() if isinstance(x, Pending) else jnp.asarray(real(x)).astype(jnp.float32) for x in inputs]
+        clamped = eqn.bind(*wide)[0]
+        return [Pending.start(clamped, jnp.ones((1,) * clamped.ndim, jnp.float32), pending.dtype)]
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         return clamp_codes(inputs[0], constants)

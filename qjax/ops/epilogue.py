@@ -151,8 +151,8 @@ def clamp_codes(codes: jax.Array, constants: Constants) -> jax.Array:
 _FACTOR_BITS = 30
 _MAX_SHIFT = 44
 _OFFSET_LIMIT = np.nextafter(np.float32(2.0**62), np.float32(0))
-"""With |sum of products| < 2^61, an offset cut to this limit gives at least (2^62 - 2^38 - 2^61) / 2^44 > 2^16 steps of
-its own sign: the clamp to the codes' range then hides that it was cut."""
+"""With |sum of products| < 2^61, an offset cut to this limit gives at least (2^62 - 2^38 - 2^61) / 2^44 > 2^16 steps
+of its own sign: the clamp to the codes' range then hides that it was cut."""
 
 
 def fold_sum(scales: Sequence[Any], y_scale: Any, affine: Affine) -> dict[str, Array]:
@@ -180,8 +180,8 @@ def fold_sum(scales: Sequence[Any], y_scale: Any, affine: Affine) -> dict[str, A
         exponent = xp.where(largest.is_zero, 0, largest.exponent + 53)
         if xp is np and np.any(exponent >= _FACTOR_BITS):
             raise ValueError(
-                f"fold_sum: one input step is {np.max(largest.to_float64()):.3g} output steps; expected less than 2^29: "
-                "the output's scale is far too small for its input."
+                f"fold_sum: one input step is {np.max(largest.to_float64()):.3g} output steps; expected less than "
+                "2^29: the output's scale is far too small for its input."
             )
         shift = xp.clip(_FACTOR_BITS - exponent, 1, _MAX_SHIFT).astype(np.int32)
         limit = Real.of(_OFFSET_LIMIT)

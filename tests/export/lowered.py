@@ -62,7 +62,10 @@ def dense_chain(seed: int = 0) -> Graph:
 
 
 def residual_network(seed: int = 0) -> Graph:
-    """A small network with every kind of chain: convolution, batch norm, residual sum, pooling, clip, dense."""
+    """A small network with every kind of chain: convolution, batch norm, residual sum, pooling, clip, dense.
+
+    The residual sum halves: half of its results are exact ties.
+    """
     rng = np.random.default_rng(seed)
     shape, small = (None, 6, 6, 4), (None, 3, 3, 4)
     conv = {
@@ -88,16 +91,16 @@ def residual_network(seed: int = 0) -> Graph:
     }
     norm = {"epsilon": 1e-5, "trailing": 0, "use_running_average": True}
     tensors = [
-        Tensor("x", shape, "int8", quantization(scale=0.03, zero_point=-5)),
+        Tensor("x", shape, "int8", quantization(scale=2.0**-5, zero_point=-5)),
         kernel("w1", rng, (3, 3, 4, 4)),
         real("mean", rng.normal(size=4)),
         real("var", rng.uniform(0.1, 4, 4)),
         real("scale", rng.normal(size=4)),
         real("bias", rng.normal(size=4)),
         *(accumulator(name, shape) for name in ("conv", "normed", "relued", "sum")),
-        Tensor("h", shape, "uint8", quantization(0, 255, scale=0.04, zero_point=0)),
-        Tensor("r", shape, "int8", quantization(scale=0.045, zero_point=-20)),
-        Tensor("clipped", shape, "int8", quantization(scale=0.045, zero_point=-20)),
+        Tensor("h", shape, "uint8", quantization(0, 255, scale=2.0**-5, zero_point=0)),
+        Tensor("r", shape, "int8", quantization(scale=2.0**-4, zero_point=-20)),
+        Tensor("clipped", shape, "int8", quantization(scale=2.0**-4, zero_point=-20)),
         real("low", -1.0),
         real("high", 3.5),
         accumulator("window", small),

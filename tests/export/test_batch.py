@@ -53,7 +53,9 @@ def test_a_slice_to_the_end_of_the_batch():
     ("make", "message"),
     [
         (
-            lambda n: graph(n, "slice", {"start": [0] * 3, "limit": [n // 2, 2, 2], "strides": [1] * 3}, (n // 2, 2, 2)),
+            lambda n: graph(
+                n, "slice", {"start": [0] * 3, "limit": [n // 2, 2, 2], "strides": [1] * 3}, (n // 2, 2, 2)
+            ),
             r"user.py:7: limit of 'node' \(slice\): \[2, 2, 2\] on a batch of 4 becomes \[4, 2, 2\] on one of 8",
         ),
         (

@@ -48,7 +48,11 @@ UNCONVERTIBLE = {
     "layer norm": (lambda m, x: m.b(m.norm(m.a(x))), "in module 'norm': 'square' on 4x4", "BatchNorm has"),
     "sort": (lambda m, x: m.b(jnp.sort(m.a(x))), "'sort' on 4x4", "sort outside of the model"),
     "argmax": (lambda m, x: jnp.argmax(m.b(m.a(x)), -1), "'argmax' on 4x4", "Apply it to the graph's output"),
-    "where": (lambda m, x: m.b(jnp.where(m.a(x) > 0, 1.0, 2.0)), "'gt' on 4x4", "Choose by a constant mask, or use relu"),
+    "where": (
+        lambda m, x: m.b(jnp.where(m.a(x) > 0, 1.0, 2.0)),
+        "'gt' on 4x4",
+        "Choose by a constant mask, or use relu",
+    ),
     "while": (halve, "'while' on scalar, 4x4", "use a Python loop or lax.scan"),
     "statistics of the batch": (
         lambda m, x: m.b(m.bn(m.a(x), use_running_average=False)),
@@ -80,7 +84,7 @@ UNCONVERTIBLE = {
         r"limit of 'slice' \(slice\): \[2, 4\] on a batch of 4 becomes \[4, 4\] on one of 8",
         "A graph takes any batch",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", UNCONVERTIBLE)
@@ -113,7 +117,9 @@ def test_groups_with_scales_of_their_own():
 def test_an_accumulator_that_may_overflow():
     wide = qjax.QSpec(bits=16, symmetric=False)
     recipe = qjax.Recipe(weights=qjax.QSpec(bits=16, axis=-1), activations=wide)
-    with pytest.raises(ConversionError, match=r"the accumulator of 'a' \(dot\) may reach \d{10}, beyond int32. Use fewer"):
+    with pytest.raises(
+        ConversionError, match=r"the accumulator of 'a' \(dot\) may reach \d{10}, beyond int32. Use fewer"
+    ):
         convert(lambda m, x: m.a(x), recipe)
 
 

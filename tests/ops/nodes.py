@@ -23,7 +23,8 @@ class Grid:
     zero_point: int
 
     def quantization(self) -> Quantization:
-        return Quantization(np.float32(0.5).reshape(()), np.int32(self.zero_point).reshape(()), self.qmin, self.qmax)
+        scale, zero_point = np.asarray(0.5, np.float32), np.asarray(self.zero_point, np.int32)
+        return Quantization(scale, zero_point, self.qmin, self.qmax)
 
     def codes(self, rng: np.random.Generator, shape: Sequence[int]) -> np.ndarray:
         """Random codes, a third of them at an edge or at zero."""
@@ -130,7 +131,9 @@ def sum_constants(
     reach = max(*(int(np.abs(acc).max()) for acc in accumulators), 2)
     shift = np.clip(29 - int(np.log2(span / reach)) + rng.integers(-1, 2, vector), 2, 44)
     middle = rng.integers(out.qmin, out.qmax + 1, vector) - out.zero_point
-    offset = (np.asarray(middle).astype(object) << shift.astype(object)) + np.asarray(rng.integers(0, 2**20, vector) * rng.integers(0, 2, vector))
+    offset = (np.asarray(middle).astype(object) << shift.astype(object)) + np.asarray(
+        rng.integers(0, 2**20, vector) * rng.integers(0, 2, vector)
+    )
     constants: dict[str, Any] = {}
     for index, acc in enumerate(accumulators):
         factor = rng.integers(2**28, 2**30, vector)

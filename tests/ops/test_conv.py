@@ -30,6 +30,7 @@ WIDE = Grid("int16", -255, 255, 0)
 CASES = {
     # name: (x, window, features, strides, padding, lhs dilation, rhs dilation, groups, codes of x and w)
     "same": ((2, 5, 4, 8), (3, 3), 4, (1, 1), ((1, 1), (1, 1)), (1, 1), (1, 1), 1, INT8_LOW, NARROW),
+    "many channels": ((1, 4, 3, 40), (2, 2), 3, (1, 2), ((0, 1), (1, 0)), (1, 1), (1, 1), 1, UINT8_MIDDLE, NARROW),
     "few channels": ((2, 6, 5, 3), (3, 2), 4, (2, 2), ((0, 1), (2, 1)), (1, 1), (1, 1), 1, UINT8_HIGH, NARROW),
     "one by one": ((2, 3, 3, 9), (1, 1), 5, (2, 1), ((0, 0), (0, 0)), (1, 1), (1, 1), 1, UINT8, NARROW),
     "negative padding": ((1, 6, 6, 8), (2, 3), 3, (1, 1), ((-1, 2), (1, -2)), (1, 1), (1, 1), 1, UINT8_MIDDLE, NARROW),
@@ -108,10 +109,10 @@ def test_other_layouts():
     check(graph, [codes], finish_weighted(acc, constants, out, "double_round"))
 
 
-@pytest.mark.parametrize("name", ["same", "groups", "depthwise, twice", "16 bits", "line"])
+@pytest.mark.parametrize("name", ["many channels", "groups", "depthwise, twice", "16 bits", "line"])
 def test_all_strategies_agree_with_xla(name):
     case = CASES[name]
-    _, window, _, strides, _, _, dilation, groups, grid, _ = case
+    _, window, _, strides, _, _, dilation, groups, *_ = case
     _, x, w = codes_of(case)
     signed = np.asarray(accumulate.signed(jnp.asarray(x)))
     none, once = [(0, 0)] * len(window), (1,) * len(window)
@@ -126,7 +127,12 @@ def test_all_strategies_agree_with_xla(name):
         if groups == 1:
             yield accumulate._patches(x, w, strides, dilation)
         if groups == x.shape[-1]:
-            yield accumulate._depthwise(x, w, strides, dilation)
+            yield accumulate.depthwise(x, w, strides=strides, rhs_dilation=dilation, layout=layout, dtype=jnp.int32)
+            floats = (x.astype(jnp.float32), w.astype(jnp.float32))
+            exact = accumulate.depthwise(
+                *floats, strides=strides, rhs_dilation=dilation, layout=layout, dtype=jnp.float32
+            )
+            yield exact.astype(jnp.int32)
         numbers = lax.ConvDimensionNumbers(*(tuple(axes) for axes in layout))
         yield lax.conv_general_dilated(
             *wide,

@@ -52,10 +52,10 @@ def weighted_case(name: str, x_grid: Grid, out: Grid, rule: str, w_grid: Grid = 
     rng = np.random.default_rng(len(name) + x_grid.zero_point + 2**16)
     x_shape, w_shape, contracting, batch, weight, permutation, channels = ARRANGEMENTS[name]
     x, kernel = x_grid.codes(rng, x_shape), w_grid.codes(rng, w_shape)
-    operands = (x_grid.centered(x), kernel.astype(object))
+    left, right = x_grid.centered(x), kernel.astype(object)
     if weight == 0:
-        operands = operands[::-1]
-    acc = dot(*operands, contracting, batch)
+        left, right = right, left
+    acc = dot(left, right, contracting, batch)
     acc = acc if permutation is None else acc.transpose(permutation)
     constants = weighted_constants(rng, acc, vector_shape(acc.shape, channels), out)
     expected = finish_weighted(acc, constants, out, rule, bounds)

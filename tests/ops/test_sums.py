@@ -62,7 +62,14 @@ def test_add_broadcasts_an_operand():
     check(graph, [x0, x1], finish_sum(acc, constants, INT8, "nearest_even"))
 
 
-SCALES = [(0.02, 0.02, 0.02), (0.5, 2.0**-12, 0.5), (2.0**-13, 3.0, 3.1), (1e-9, 1e9, 1e9), (0.25, 0.25, 0.5), (0.125, 0.25, 1.0)]  # fmt: skip
+SCALES = [
+    (0.02, 0.02, 0.02),
+    (0.5, 2.0**-12, 0.5),
+    (2.0**-13, 3.0, 3.1),
+    (1e-9, 1e9, 1e9),
+    (0.25, 0.25, 0.5),
+    (0.125, 0.25, 1.0),
+]
 
 
 @pytest.mark.parametrize("scales", SCALES)
@@ -71,9 +78,8 @@ def test_add_of_all_pairs_of_codes_is_the_rounded_sum_of_reals(scales, subtract)
     # within half a step and what 30 bits of factor leave; on a dyadic grid, where ties are exact, equal to rint
     s0, s1, s_y = (np.float32(s) for s in scales)
     sign = -1 if subtract else 1
-    constants = {
-        k: np.asarray(v) for k, v in fold_sum([Real.of(s0), Real.of(np.float32(sign) * s1)], s_y, Affine.identity()).items()
-    }  # fmt: skip
+    folded = fold_sum([Real.of(s0), Real.of(np.float32(sign) * s1)], s_y, Affine.identity())
+    constants = {role: np.asarray(value) for role, value in folded.items()}
     codes = np.arange(-128, 128, dtype=np.int8)
     x0, x1 = (a.ravel() for a in np.meshgrid(codes, codes))
     attributes = {"subtract": subtract, "rounding": "nearest_even"}
@@ -82,7 +88,7 @@ def test_add_of_all_pairs_of_codes_is_the_rounded_sum_of_reals(scales, subtract)
     assert np.array_equal(y, finish_sum([INT8.centered(x0), INT8_LOW.centered(x1)], constants, INT8, "nearest_even"))
     real = (float(s0) * (x0.astype(float) + 7) + sign * float(s1) * (x1.astype(float) + 128)) / float(s_y)
     exact = np.clip(np.rint(real) - 7, -128, 127)
-    if all(float(np.log2(s)).is_integer() for s in scales[:2]) and float(np.log2(scales[2])).is_integer():
+    if all(float(np.log2(s)).is_integer() for s in scales):
         assert np.array_equal(y, exact)
         assert (real % 1 == 0.5).any() or scales[0] == scales[2]
     near_tie = np.abs(real % 1 - 0.5) < 1e-5
@@ -134,7 +140,8 @@ def windows(x: np.ndarray, name: str, fill: object, reduce) -> np.ndarray:
     out = np.empty(sizes, object)
     for position in np.ndindex(*sizes):
         index = tuple(
-            slice(p * s, p * s + d * (w - 1) + 1, d) for p, s, w, d in zip(position, strides, window, dilation, strict=True)
+            slice(p * s, p * s + d * (w - 1) + 1, d)
+            for p, s, w, d in zip(position, strides, window, dilation, strict=True)
         )
         out[position] = reduce(full[index].ravel().tolist())
     return out

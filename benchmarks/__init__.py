@@ -1,0 +1,1 @@
+"""Timings, on the public interface of qjax and on its kernels."""

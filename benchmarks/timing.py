@@ -1,0 +1,82 @@
+"""Paired, interleaved timing: machines drift, so both sides are measured in turn and compared pair by pair."""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+Call = Callable[[], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Paired:
+    """Seconds of each run of two functions, taken in turn."""
+
+    name: str
+    subject: np.ndarray
+    reference: np.ndarray
+
+    @property
+    def ratio(self) -> float:
+        """Median over pairs of subject / reference."""
+        return float(np.median(self.subject / self.reference))
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        """Of the ratio."""
+        low, high = np.quantile(self.subject / self.reference, (0.25, 0.75))
+        return float(low), float(high)
+
+    def row(self) -> tuple[str, str, str, str, str]:
+        """Name, medians in milliseconds, ratio, its quartiles."""
+        low, high = self.quartiles
+        return (
+            self.name,
+            f"{1e3 * float(np.median(self.subject)):.3f}",
+            f"{1e3 * float(np.median(self.reference)):.3f}",
+            f"{self.ratio:.2f}",
+            f"{low:.2f} .. {high:.2f}",
+        )
+
+    def document(self) -> dict[str, Any]:
+        """The same for JSON, in seconds."""
+        return {
+            "name": self.name,
+            "subject_s": float(np.median(self.subject)),
+            "reference_s": float(np.median(self.reference)),
+            "ratio": self.ratio,
+            "ratio_quartiles": self.quartiles,
+            "pairs": len(self.subject),
+        }
+
+
+def paired(name: str, subject: Call, reference: Call, *, seconds: float = 2.0, least: int = 15) -> Paired:
+    """Run both in turn, changing who goes first, for about `seconds`; each run is repeated to last 2 ms at least.
+
+    The functions return JAX arrays, which are waited for. What they compile is compiled before the first run counts.
+    """
+    repeats = [_repeats(call) for call in (subject, reference)]
+    times: tuple[list[float], list[float]] = ([], [])
+    calls, end, first = (subject, reference), time.perf_counter() + seconds, 0
+    while time.perf_counter() < end or len(times[0]) < least:
+        for side in (first, 1 - first):
+            times[side].append(_run(calls[side], repeats[side]))
+        first = 1 - first
+    return Paired(name, np.asarray(times[0]), np.asarray(times[1]))
+
+
+def _run(call: Call, repeats: int) -> float:
+    start = time.perf_counter()
+    for _ in range(repeats):
+        result = call()
+    jax.block_until_ready(result)
+    return (time.perf_counter() - start) / repeats
+
+
+def _repeats(call: Call) -> int:
+    for _ in range(3):
+        jax.block_until_ready(call())
+    return max(1, int(0.002 / _run(call, 3)))

@@ -1,0 +1,26 @@
+"""Keeping a computation out of XLA's fusions."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def apart(alive: jax.Array, compute: Callable[..., Any], *operands: Any) -> Any:
+    """`compute(*operands)`, compiled by itself and computed once.
+
+    XLA's fusion copies a chain of cheap operations into every reader. A constant that takes fifty integer
+    operations to derive from a scale is then derived anew for each element of the activations that it multiplies,
+    and a few chained steps take minutes to compile. Optimization barriers are gone before the fusion of some
+    versions; a branch on a value that is only known at run time is not.
+
+    Args:
+      alive: a boolean scalar that is always true, computed from traced values so that the compiler cannot know it.
+    """
+    shapes = jax.eval_shape(compute, *operands)
+
+    def never(*_: Any) -> Any:
+        return jax.tree.map(lambda o: jnp.zeros(o.shape, o.dtype), shapes)
+
+    return jax.lax.cond(alive, compute, never, *operands)
