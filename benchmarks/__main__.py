@@ -1,4 +1,7 @@
-"""`python -m benchmarks`: everything, in a few minutes. Close what else runs; ratios survive a busy machine, times do not."""
+"""`python -m benchmarks`: everything, in a few minutes.
+
+Close what else runs: ratios of paired runs survive a busy machine, times do not.
+"""
 
 import argparse
 import json

@@ -14,7 +14,7 @@ def show(title: str, results: Sequence[Paired]) -> None:
     where = machine()
     table = Table(
         title=title,
-        caption=f"{where['cpu']}, {where['cores']} cores, jax {where['jax']}, python {where['python']}; below 1: faster",
+        caption=f"{where['cpu']}, {where['cores']} cores, jax {where['jax']}, python {where['python']}",
     )
     table.add_column("comparison")
     for column in ("ms", "reference ms", "ratio", "quartiles"):

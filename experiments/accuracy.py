@@ -2,8 +2,8 @@
 
 `python -m experiments.accuracy`. Every layer has the bits of its configuration, the first and the last included, and so
 have the images; the class scores leave at 8 bits. One split for all runs; the last epoch counts; nothing is selected
-on the test images (settings were chosen with --validate). A float model trained on for the epochs of quantization-aware training
-is a control: what those do without any quantization.
+on the test images (settings were tried with --validate). "float, trained on" is a control: the float model after the
+epochs and the targets that quantization-aware training gets, without any quantization.
 """
 
 import argparse
@@ -32,12 +32,15 @@ BITS = (8, 4, 3, 2)
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What was chosen with --validate."""
+    """How both trainings go."""
 
-    float_schedule: Schedule = Schedule(100, learning_rate=3e-3)
-    quantized_schedule: Schedule = Schedule(100, learning_rate=3e-3)
-    teacher: float = 1.0
+    float_schedule: Schedule
+    quantized_schedule: Schedule
+    teacher: float
     """The part of the targets that the float model's probabilities are, rather than the labels."""
+
+
+SETTINGS = Settings(Schedule(100), Schedule(100), teacher=1.0)
 
 
 def recipe_of(bits: int) -> qjax.Recipe:
@@ -103,7 +106,7 @@ def main(argv: list[str] | None = None) -> dict[str, dict[str, list[float]]]:
     parser.add_argument("--validate", action="store_true", help="judge by training images held out, not the test split")
     parser.add_argument("--out", type=Path, default=Path("out/accuracy"))
     args = parser.parse_args(argv)
-    settings, data = Settings(), digits()
+    settings, data = SETTINGS, digits()
     if args.epochs is not None:
         float_, quantized = (
             dataclasses.replace(s, epochs=args.epochs) for s in (settings.float_schedule, settings.quantized_schedule)

@@ -34,7 +34,6 @@ def digits(seed: int = 0) -> Digits:
     bunch = load_digits()
     images = (bunch.images / 16).astype(np.float32)[..., None]
     labels = bunch.target.astype(np.int32)
-    train_x, test_x, train_y, test_y = train_test_split(
-        images, labels, test_size=TEST_IMAGES, stratify=labels, random_state=seed
-    )
-    return Digits(train_x, train_y, test_x, test_y)
+    train, test = train_test_split(np.arange(len(labels)), test_size=TEST_IMAGES, stratify=labels, random_state=seed)
+    train, test = np.asarray(train), np.asarray(test)
+    return Digits(images[train], labels[train], images[test], labels[test])

@@ -208,7 +208,7 @@ def main(argv: list[str] | None = None) -> list[Row]:
     console.print(table_of(rows, len(data.test_labels)))
     console.print(
         f"{EXACT}'s last epoch trained through the integers: at each of its {exact_steps.steps} steps the forward was "
-        f"compared with the graph converted at that step; {exact_steps.different} of {exact_steps.outputs} outputs differ."
+        f"compared with the graph converted there; {exact_steps.different} of {exact_steps.outputs} outputs differ."
     )
     plots.demo_picture(args.out / "demo.png", histories, "W4A4", models["W4A4"], data.test_images)
     results = {

@@ -1,5 +1,7 @@
 """The models of the experiments: plain Flax. Nothing in them knows about quantization."""
 
+import itertools
+
 import jax
 from flax import nnx
 
@@ -61,7 +63,7 @@ class MLP(nnx.Module):
 
     def __init__(self, hidden: tuple[int, ...] = (48, 48), classes: int = 10, *, rngs: nnx.Rngs) -> None:
         widths = (64, *hidden)
-        self.layers = nnx.List(nnx.Linear(i, o, rngs=rngs) for i, o in zip(widths[:-1], widths[1:], strict=True))
+        self.layers = nnx.List(nnx.Linear(i, o, rngs=rngs) for i, o in itertools.pairwise(widths))
         self.head = nnx.Linear(widths[-1], classes, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:

@@ -15,7 +15,7 @@ from experiments.training import History
 
 matplotlib.use("Agg")  # draws to files; works without a display
 
-from matplotlib import pyplot as plt  # noqa: E402
+from matplotlib import pyplot as plt
 
 BLUE, ORANGE, GREY = "#3b6ea5", "#d08a2e", "#8a8a8a"
 DRAWN = 17
@@ -33,7 +33,8 @@ def demo_picture(
     weights, activations = weights_in_steps(qmodel), activations_in_steps(qmodel, images)
     rows = [-(-len(part) // COLUMNS) for part in (weights, activations)]
     figure = plt.figure(figsize=(15, 4 + 2.1 * sum(rows)), layout="constrained")
-    top, middle, bottom = figure.subfigures(3, 1, height_ratios=(3.4, 2.1 * rows[0], 2.1 * rows[1]))
+    heights = (3.4, 2.1 * rows[0], 2.1 * rows[1])
+    top, middle, bottom = np.ravel(figure.subfigures(3, 1, squeeze=False, height_ratios=heights))
     _curves(top, histories)
     middle.suptitle(f"{title}: weights / scale of their channel; lines are the codes, or their ends")
     bottom.suptitle(f"{title}: activations / scale + zero point, before rounding, test images; lines are the codes")

@@ -10,7 +10,6 @@ from qjax.calibration.learned import Method, Quantizer
 from qjax.numerics.affine import QSpec
 from qjax.tracing import Place
 
-
 WeightObserver = Literal["auto", "minmax", "mse", "lsq"]
 ScanMode = Literal["stacked", "shared"]
 
@@ -139,8 +138,8 @@ class Recipe:
                 )
         elif method == "dynamic":
             raise ValueError(
-                f'Quantizer {place.name!r}: "dynamic" is for weights. Give the override the weight\'s own name, such as '
-                "'head/kernel', or another method."
+                f'Quantizer {place.name!r}: "dynamic" is for weights. Give the override the name of the weight, such '
+                "as 'head/kernel', or another method."
             )
         elif not spec.per_tensor:
             raise ValueError(f"Quantizer {place.name!r}: expected a per-tensor spec for an activation, got {spec}.")

@@ -1,5 +1,8 @@
 """quantize, the training forward, calibrate: what they keep, what they move, what they list."""
 
+# flax annotates what its constructors make as optional or as a bare Module
+# pyright: reportAttributeAccessIssue=false
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -187,10 +190,9 @@ def test_observer_of_the_recipe_and_of_the_user():
     model = qjax.quantize(nnx.Linear(3, 2, rngs=nnx.Rngs(0)), Recipe(observer=callback), data(4, 3))
     qjax.calibrate(model, [data(4, 3), data(4, 3)])
     for name in ("input", "dot"):
-        p = model.qparams()[name] if name in model.qparams() else None
-        if p is not None:
-            assert np.isclose(p.scale, 4 / 255, rtol=1e-6, atol=0)
-            assert p.zero_point == -128 + round(255 / 4)
+        p = model.qparams()[name]
+        assert np.isclose(p.scale, 4 / 255, rtol=1e-6, atol=0)
+        assert p.zero_point == -128 + round(255 / 4)
     assert (4, 3) in seen
     assert (4, 2) in seen
 
@@ -277,9 +279,7 @@ def fit(qmodel, x, steps=12, forward=None):
 METHODS = {
     "lsq": Recipe(),
     "lsq_plus": Recipe(method="lsq_plus"),
-    "pact": Recipe(
-        method="static", overrides={"a": Override(method="pact", activations=QSpec(bits=8, signed=False))}
-    ),
+    "pact": Recipe(method="static", overrides={"a": Override(method="pact", activations=QSpec(bits=8, signed=False))}),
     "tqt": Recipe(method="tqt", weight_method="tqt", activations=QSpec(bits=8)),
     "static": Recipe(method="static", weight_method="static"),
     "dynamic": Recipe(method="static", weight_method="dynamic"),

@@ -1,5 +1,8 @@
 """The quantized model under JAX's and flax's transforms: the same codes everywhere."""
 
+# flax annotates what its constructors make as optional or as a bare Module
+# pyright: reportAttributeAccessIssue=false, reportCallIssue=false
+
 import os
 import pathlib
 import subprocess
@@ -214,9 +217,7 @@ class Unrolled(nnx.Module):
 
     def __init__(self, stacked, length=3):
         graphdef, state = nnx.split(stacked.layers)
-        self.layers = nnx.List(
-            [nnx.merge(graphdef, jax.tree.map(lambda a, i=i: a[i], state)) for i in range(length)]
-        )
+        self.layers = nnx.List([nnx.merge(graphdef, jax.tree.map(lambda a, i=i: a[i], state)) for i in range(length)])
         self.head = nnx.clone(stacked.head)
 
     def __call__(self, x):
@@ -232,8 +233,13 @@ def test_layers_in_a_scan(scan):
     sizes = {name: p.scale.shape for name, p in qmodel.qparams().items()}
     kernel, activation = ((2, 3), (2,)) if scan == "stacked" else ((3,), ())
     assert sizes == {
-        **{"input": (), "scan_output": (), "head": (), "head/kernel": (2,)},
-        **{"scan_input": activation, "layers/fc": activation, "layers/fc/kernel": kernel},
+        "input": (),
+        "scan_output": (),
+        "head": (),
+        "head/kernel": (2,),
+        "scan_input": activation,
+        "layers/fc": activation,
+        "layers/fc/kernel": kernel,
     }
     first = train_step(qmodel, X)
     assert train_step(qmodel, X) < first

@@ -1,6 +1,7 @@
 """What a recipe gives to which tensor, and what it refuses."""
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -170,7 +171,10 @@ def test_invalid_recipes(kwargs, error, message):
     [
         ({"overrides": {"head": Override(activations=QSpec(axis=-1))}}, "'head'.*per-tensor"),
         ({"weights": QSpec(axis=0)}, "output channels only"),
-        ({"weights": QSpec(symmetric=False, axis=-1), "weight_method": "tqt"}, "power-of-two thresholds need symmetric"),
+        (
+            {"weights": QSpec(symmetric=False, axis=-1), "weight_method": "tqt"},
+            "power-of-two thresholds need symmetric",
+        ),
         ({"overrides": {"head": Override(method="dynamic")}}, "'head'.*for weights"),
     ],
 )
@@ -188,7 +192,7 @@ class Small(nnx.Module):
         return self.b(nnx.relu(self.a(x)))
 
 
-GRIDS = {
+GRIDS: dict[str, dict[str, Any]] = {
     "weights per tensor": {"weights": QSpec(bits=8)},
     "int4": {"weights": QSpec(bits=4, axis=-1), "activations": QSpec(bits=4, symmetric=False)},
     "int2": {"weights": QSpec(bits=2, axis=-1), "activations": QSpec(bits=2, symmetric=False)},
@@ -212,4 +216,5 @@ def test_grids_convert_exactly(name):
     if spec.symmetric:
         assert np.abs(kernel).max() <= spec.qmax
     hidden = graph.ir.tensors[graph.ir.nodes[0].output].quantization
+    assert hidden is not None
     assert hidden.qmax == recipe.activations.qmax

@@ -408,14 +408,15 @@ _CURES = {
 
 def _unsupported(eqn: Equation, constant: Sequence[bool] = ()) -> str:
     shapes = ", ".join("x".join(str(n) for n in shape) or "scalar" for shape in eqn.in_shapes)
-    message = f"{_where(eqn)}: {eqn.primitive!r} on {shapes} has no integer form."
-    if constant and eqn.outputs[0].is_float and read(eqn, constant) is not None:
+    name = eqn.function or eqn.primitive
+    message = f"{_where(eqn)}: {name!r} on {shapes} has no integer form."
+    if eqn.function is None and constant and eqn.outputs[0].is_float and read(eqn, constant) is not None:
         return (
             f"{message} The recipe leaves it in reals: drop the qjax.FLOAT override of its module, or take the module "
             "out of the model that is converted."
         )
     cure = _CURES.get(
-        eqn.primitive,
+        name,
         "Replace it by operations that qjax converts (qjax.ops.names()), or move it behind the graph's output.",
     )
     return f"{message} {cure}"

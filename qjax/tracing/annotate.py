@@ -161,7 +161,7 @@ class _Annotator:
         if eqn.body is not None:
             (self._scan if eqn.primitive == "scan" else self._remat)(eqn, eqn.body, constant, stack)
             return
-        op = None if self.is_float(eqn.scope) else ops.read(eqn, constant)
+        op = None if eqn.function or self.is_float(eqn.scope) else ops.read(eqn, constant)
         if op is not None and not self._applies(op, eqn, constant):
             op = None
         if op is None:
@@ -340,7 +340,7 @@ class _Annotator:
         for index, value in enumerate(eqn.outputs):
             on_grid = isinstance(state, _Grid) and value.is_float and eqn.primitive != "dropout"
             self.state[value] = state if index == 0 or on_grid else None
-            self.labels.setdefault(value, (_join(eqn.scope, eqn.primitive), eqn.scope, eqn.location))
+            self.labels.setdefault(value, (_join(eqn.scope, eqn.function or eqn.primitive), eqn.scope, eqn.location))
 
     def _codes(self, value: Value, stack: tuple[int, ...]) -> None:
         """Make sure that a value stands on a grid, by putting a quantizer on it if it does not."""

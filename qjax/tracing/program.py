@@ -19,6 +19,8 @@ _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _FOLDERS = {sysconfig.get_paths()[name] for name in ("purelib", "platlib", "stdlib")}
 _LIBRARIES = tuple(os.path.abspath(path) + os.sep for path in (*_FOLDERS, _HERE))
 
+_JAX = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
+
 SCOPE = "@"
 """Marks a module's path among the names of `jax.named_scope`: "@blocks.0.conv1"."""
 
@@ -56,7 +58,7 @@ class Equation:
 
     primitive: the jaxpr primitive's name, or a name that the tracer read from a call ("relu", "softmax", a layer).
     scope: path of the module whose `__call__` ran it. location: "file:line" in the user's code, if known.
-    body: the inner program of "scan" and "remat".
+    body: the inner program of "scan" and "remat". function: the name in `ATOMIC` of the function it is a part of.
     """
 
     primitive: str
@@ -67,6 +69,7 @@ class Equation:
     location: str | None
     source: Any
     body: "Program | None" = None
+    function: str | None = None
 
     @property
     def in_shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -169,7 +172,7 @@ def _read(jaxpr: Any, env: dict[Any, Value], scope: str, location: str | None, o
         elif name == "qjax_layer":
             name = eqn.params["layer"].op
         outputs = tuple(_new(var, env) for var in eqn.outvars)
-        out.append(Equation(name, inputs, outputs, params, here, line, eqn, body))
+        out.append(Equation(name, inputs, outputs, params, here, line, eqn, body, _function(eqn)))
 
 
 def _with_counts(params: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -227,6 +230,17 @@ def _contains_matmul(jaxpr: Any) -> bool:
 def _scope(eqn: Any, outer: str) -> str:
     found = re.findall(re.escape(SCOPE) + r"([^/()]*)", str(eqn.source_info.name_stack))
     return found[-1].replace(".", "/") if found else outer
+
+
+def _function(eqn: Any) -> str | None:
+    """Some functions of `jax.nn` (softmax, gelu) leave no call behind, only the line they came from."""
+    traceback = eqn.source_info.traceback
+    if traceback is None:
+        return None
+    for frame in traceback.frames:
+        if frame.function_name in ATOMIC and frame.file_name.startswith(_JAX):
+            return frame.function_name
+    return None
 
 
 def _location(eqn: Any) -> str | None:

@@ -42,7 +42,7 @@ def halve(m, x):
 UNCONVERTIBLE = {
     # a function on one line, the primitive named, the cure
     "exp": (lambda m, x: m.b(jnp.exp(m.a(x))), "'exp' on 4x4", "use relu, or keep the function .* out of the model"),
-    "softmax": (lambda m, x: m.b(nnx.softmax(m.a(x))), "'exp' on 4x4", "apply it to the graph's output"),
+    "softmax": (lambda m, x: m.b(nnx.softmax(m.a(x))), "'softmax' on 4x4", "apply it to the graph's output"),
     "tanh behind": (lambda m, x: jnp.tanh(m.b(m.a(x))), "'tanh' on 4x4", "apply it to the graph's output"),
     "exp of the input": (lambda m, x: m.b(m.a(jnp.exp(x))), "'exp' on 4x4", "out of the model"),
     "layer norm": (lambda m, x: m.b(m.norm(m.a(x))), "in module 'norm': 'square' on 4x4", "BatchNorm has"),

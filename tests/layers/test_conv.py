@@ -1,5 +1,8 @@
 """Convolutions in one, two and three dimensions, and batch normalization behind them."""
 
+# flax annotates what its constructors make as optional or as a bare Module
+# pyright: reportOptionalSubscript=false
+
 import numpy as np
 import pytest
 from flax import nnx

@@ -1,5 +1,8 @@
 """Layers that multiply matrices: Linear, LinearGeneral, Einsum, and products that the user writes."""
 
+# flax annotates what its constructors make as optional or as a bare Module
+# pyright: reportOptionalSubscript=false, reportAttributeAccessIssue=false
+
 import jax
 import jax.numpy as jnp
 import numpy as np

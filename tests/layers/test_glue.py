@@ -1,5 +1,8 @@
 """What stands between the layers of a model: additions, clamps, pooling, operations that move codes."""
 
+# flax annotates what its constructors make as optional or as a bare Module
+# pyright: reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
+
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,5 +1,8 @@
 """The tracer by itself: what a program holds, where it came from, and that evaluating it changes nothing."""
 
+# flax annotates what its constructors make as optional or as a bare Module
+# pyright: reportAttributeAccessIssue=false
+
 import jax
 import jax.numpy as jnp
 import numpy as np
