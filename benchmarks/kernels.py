@@ -45,7 +45,7 @@ def direct(x: jax.Array, w: jax.Array, *, stride: int, groups: int, kind: Any) -
     )
 
 
-def taps(x: jax.Array, window: tuple[int, int], stride: int) -> list[jax.Array]:
+def taps(x: jax.Array, window: tuple[int, ...], stride: int) -> list[jax.Array]:
     """The strided slice of x that each position of the window meets."""
     height, width = ((x.shape[1 + d] - window[d]) // stride + 1 for d in (0, 1))
     return [

@@ -31,9 +31,9 @@ def digits(seed: int = 0) -> Digits:
     The seed chooses the split, and nothing else does: all experiments that name the same seed are judged by the same
     500 images.
     """
-    bunch = load_digits()
-    images = (bunch.images / 16).astype(np.float32)[..., None]
-    labels = bunch.target.astype(np.int32)
+    pixels, classes = load_digits(return_X_y=True)
+    images = (np.asarray(pixels).reshape(-1, 8, 8, 1) / 16).astype(np.float32)
+    labels = np.asarray(classes).astype(np.int32)
     train, test = train_test_split(np.arange(len(labels)), test_size=TEST_IMAGES, stratify=labels, random_state=seed)
     train, test = np.asarray(train), np.asarray(test)
     return Digits(images[train], labels[train], images[test], labels[test])
