@@ -5,9 +5,10 @@ from typing import Any
 
 import jax
 
-from qjax.ops.base import Attributes, Constants, Equation, Op, Role, register
+from qjax.ops.base import Attributes, Constants, Equation, Op, Quantized, Role, real, register
 from qjax.ops.centered import centered
 from qjax.ops.epilogue import finish_sum
+from qjax.ops.pending import Pending
 
 
 @register
@@ -23,6 +24,13 @@ class Add(Op):
 
     def data(self, eqn: Equation, constant: Sequence[bool]) -> tuple[int, ...]:
         return (0, 1)
+
+    def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
+        x, y = inputs
+        if not (isinstance(x, Quantized) and isinstance(y, Quantized)):
+            return eqn.bind(real(x), real(y))
+        a, b = x.real32(), y.real32()
+        return [Pending.of_real(a - b if eqn.primitive == "sub" else a + b, eqn.out_dtypes[0])]
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         return {"subtract": eqn.primitive == "sub"}

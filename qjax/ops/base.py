@@ -60,9 +60,13 @@ class Deferred:
 
     dtype: Any
 
-    def real(self) -> jax.Array:
-        """The real tensor, in the model's dtype."""
+    def real32(self) -> jax.Array:
+        """The real tensor in float32: what a quantizer reads."""
         raise NotImplementedError
+
+    def real(self) -> jax.Array:
+        """The real tensor in the model's dtype: what everything else reads."""
+        return self.real32().astype(self.dtype)
 
 
 @jax.tree_util.register_dataclass
@@ -86,10 +90,10 @@ class Quantized(Deferred):
     def shape(self) -> tuple[int, ...]:
         return self.codes.shape
 
-    def real(self) -> jax.Array:
-        """The fake-quantized real tensor, in the model's dtype."""
+    def real32(self) -> jax.Array:
+        """The fake-quantized real tensor."""
         scale = jax.lax.stop_gradient(self.scale)
-        return unfused(self.codes * jnp.broadcast_to(scale, self.codes.shape)).astype(self.dtype)
+        return unfused(self.codes * jnp.broadcast_to(scale, self.codes.shape))
 
     def with_codes(self, codes: jax.Array) -> "Quantized":
         """The same grid under other codes; only for a scale that does not depend on the position."""

@@ -81,7 +81,7 @@ class Clamp(Op):
         wide = [x.real32() if isinstance(x, Pending) else jnp.asarray(real(x)).astype(jnp.float32) for x in inputs]
         named = {"relu": jax.nn.relu, "relu6": jax.nn.relu6}.get(eqn.primitive)
         clamped = named(*wide) if named is not None else eqn.bind(*wide)[0]
-        return [Pending.start(clamped, jnp.ones((1,) * clamped.ndim, jnp.float32), pending.dtype)]
+        return [Pending.of_real(clamped, pending.dtype)]
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         return clamp_codes(inputs[0], constants)

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
 from qjax.ops.base import Attributes, Constants, Equation, Op, Quantized, Role, real, register
 from qjax.ops.centered import centered
 from qjax.ops.epilogue import finish_sum
+from qjax.ops.pending import Pending
 
 
 @register
@@ -32,7 +32,7 @@ class Multiply(Op):
             return eqn.bind(real(x), real(w))
         acc = eqn.bind(x.codes, w.codes)[0]
         scale = lax.stop_gradient(x.scale.reshape(()) * w.scale.reshape(()))
-        return [(acc * jnp.broadcast_to(scale, acc.shape)).astype(eqn.out_dtypes[0])]
+        return [Pending.start(acc, scale, eqn.out_dtypes[0], rounded=False)]
 
     def scales(self, attributes: Attributes, inputs: Sequence[Any]) -> list[Any]:
         return [inputs[0] * inputs[1]]

@@ -22,19 +22,28 @@ _LARGEST_BIAS = np.float32(2.0**30)
 class Pending(Deferred):
     """The real tensor `acc * scale + offset`.
 
-    acc: float32, integer-valued. scale, offset: float32 of acc's rank, broadcastable to it.
+    acc: float32. scale, offset: float32 of acc's rank, broadcastable to it.
     dtype: of the real tensor in the user's model.
+    rounded: whether the runtime adds the offset on the accumulator's grid (products with weights do; sums and
+      products of activations keep it in 64 bits, see `epilogue.fold_sum`).
     """
 
     acc: jax.Array
     scale: jax.Array
     offset: jax.Array
     dtype: Any = dataclasses.field(metadata={"static": True}, default=jnp.float32)
+    rounded: bool = dataclasses.field(metadata={"static": True}, default=True)
 
     @classmethod
-    def start(cls, acc: jax.Array, scale: jax.Array, dtype: Any) -> "Pending":
-        """A product of codes before any step."""
-        return cls(acc, scale, jnp.zeros((1,) * acc.ndim, jnp.float32), dtype)
+    def start(cls, acc: jax.Array, scale: jax.Array, dtype: Any, *, rounded: bool = True) -> "Pending":
+        """An accumulator before any step."""
+        scale = jnp.broadcast_to(scale, (1,) * acc.ndim) if scale.ndim == 0 else scale
+        return cls(acc, scale, jnp.zeros((1,) * acc.ndim, jnp.float32), dtype, rounded)
+
+    @classmethod
+    def of_real(cls, x: jax.Array, dtype: Any) -> "Pending":
+        """A float32 tensor before any step."""
+        return cls.start(x, jnp.ones((), jnp.float32), dtype, rounded=False)
 
     def times(self, factor: Any) -> "Pending":
         """Multiply by a constant that broadcasts."""
@@ -51,12 +60,11 @@ class Pending(Deferred):
         return dataclasses.replace(self, acc=acc, scale=scale, offset=offset)
 
     def real32(self) -> jax.Array:
-        """The real tensor in float32, the offset rounded to the accumulator's grid."""
-        return _affine(self.acc, self.scale, self.offset)
-
-    def real(self) -> jax.Array:
-        """The real tensor in the model's dtype."""
-        return self.real32().astype(self.dtype)
+        """The real tensor in float32, the offset rounded to the accumulator's grid where the runtime does so."""
+        if self.rounded:
+            return _affine(self.acc, self.scale, self.offset)
+        scale, offset = (jnp.broadcast_to(a, self.acc.shape) for a in (self.scale, self.offset))
+        return unfused(self.acc * scale) + offset
 
     def _vector(self, value: Any) -> jax.Array:
         value = jnp.asarray(value).astype(jnp.float32)

@@ -11,6 +11,7 @@ from jax import lax
 from qjax.ops.base import Attributes, Constants, Equation, Op, Quantized, Role, real, register
 from qjax.ops.centered import centered
 from qjax.ops.epilogue import finish_sum
+from qjax.ops.pending import Pending
 
 
 def _training(eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
@@ -18,8 +19,7 @@ def _training(eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
     if not isinstance(x, Quantized):
         return eqn.bind(real(x))
     acc = eqn.bind(x.codes.astype(jnp.float32))[0]
-    scale = lax.stop_gradient(x.scale.reshape(()))
-    return [(acc * jnp.broadcast_to(scale, acc.shape)).astype(eqn.out_dtypes[0])]
+    return [Pending.start(acc, lax.stop_gradient(x.scale.reshape(())), eqn.out_dtypes[0], rounded=False)]
 
 
 @register

@@ -78,8 +78,11 @@ class Evaluation:
         op, mode = reading
         if mode == "permute" and isinstance(inputs[0], Pending):
             return [inputs[0].transposed(eqn.params["permutation"])]
-        if mode in ("start", "permute"):
+        if mode == "permute":
             return eqn.bind(*(real(x) for x in inputs))
+        if mode == "start":
+            # codes where the step expects an accumulator
+            inputs = [Pending.of_real(x.real32(), x.dtype) if isinstance(x, Quantized) else x for x in inputs]
         return op.training(eqn, inputs)
 
     def _observed(self, value: Value, x: Any, params: Params, taps: Taps) -> Any:
@@ -87,7 +90,7 @@ class Evaluation:
         if place is None:
             return x
         # the model's own low precision between the accumulator and its quantizer is not the runtime's
-        result = self._at(place, x.real32() if isinstance(x, Pending) else real(x), params, taps)
+        result = self._at(place, x.real32() if isinstance(x, Deferred) else x, params, taps)
         # what reads the codes as reals gets the model's dtype all the same
         return dataclasses.replace(result, dtype=value.dtype) if isinstance(result, Quantized) else result
 
