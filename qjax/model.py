@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 
 from qjax import calibration, targets
-from qjax.calibration.learned import Quantizer
+from qjax.calibration.learned import Quantizer, with_scales
 from qjax.export.convert import convert as convert_program
 from qjax.export.integer_graph import IntegerGraph, dequantize_outputs, quantize_inputs
 from qjax.export.interpreter import prepare
@@ -111,8 +111,9 @@ class QuantizedModel(nnx.Module):
         return traced.outputs(values), codes
 
     def quantizer_values(self) -> dict[str, dict[str, Any]]:
-        """name -> the arrays of that quantizer."""
-        return {name: self.quantizers[name].values() for name, _ in self.plan.quantizers}
+        """name -> the arrays that a quantizer works with, learned scales as scales."""
+        own = {name: self.quantizers[name].values() for name, _ in self.plan.quantizers}
+        return with_scales(dict(self.plan.quantizers), own)
 
     def qparams(self) -> dict[str, QParams]:
         """name -> scale, zero point and spec as they stand; quantizers that follow their tensor are left out."""

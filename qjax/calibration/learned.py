@@ -15,6 +15,7 @@ scale itself is the paper's.
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 import jax
@@ -93,7 +94,8 @@ class Quantizer:
         spec = self.spec
         match self.method:
             case "lsq" | "lsq_plus":
-                return QParams(learned_scale(params["log2_scale"]), params["zero_point"], spec)
+                scale = params["scale"] if "scale" in params else learned_scale(params["log2_scale"])
+                return QParams(scale, params["zero_point"], spec)
             case "pact":
                 scale = pact_scale(params["alpha"], spec.qmax - spec.qmin)
                 return QParams(scale, jnp.full(scale.shape, spec.qmin, jnp.int32), spec)
@@ -126,3 +128,22 @@ class Quantizer:
             gradient_scale=lsq_gradient_scale(sharing, spec.qmax) if self.learned else 1.0,
         )
         return Quantized(codes, lax.stop_gradient(scale), qparams, x.dtype)
+
+
+def with_scales(quantizers: Mapping[str, Quantizer], values: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The parameters with every learned "log2_scale" turned into its "scale".
+
+    All in one vector: one small computation a step instead of one per quantizer.
+    """
+    names = [name for name, q in quantizers.items() if "log2_scale" in q.learned]
+    ready = dict(values)
+    if not names:
+        return ready
+    raw = [values[name]["log2_scale"] for name in names]
+    scales = learned_scale(jnp.concatenate([jnp.reshape(r, (-1,)) for r in raw]))
+    start = 0
+    for name, r in zip(names, raw, strict=True):
+        part = lax.slice_in_dim(scales, start, start + r.size).reshape(r.shape)
+        ready[name] = {"scale": part, **{k: v for k, v in values[name].items() if k != "log2_scale"}}
+        start += r.size
+    return ready

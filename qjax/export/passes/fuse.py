@@ -92,8 +92,8 @@ def _fused(
         scale = result_to_weight(folded.weight_scale, channels, rank, len(kernel.shape))
         scale = scale.reshape(tuple(scale.shape[axis] for axis in axes))
         zero_point = np.zeros(scale.shape, np.int32)
-        quantization = dataclasses.replace(kernel.quantization, scale=scale, zero_point=zero_point, axes=axes)
-        _check_sign(node, kernel, chain)
+        own = _signed_range(node, kernel, chain)
+        quantization = dataclasses.replace(own, scale=scale, zero_point=zero_point, axes=axes)
         del tensors[kernel.name]
         constant("kernel", scale_codes(kernel.value, factor), quantization)
         constant("bias", folded.bias)
@@ -135,13 +135,17 @@ def _full(quantization: Quantization, shape: tuple[int | None, ...]) -> Any:
     return quantization.scale.reshape(tuple(n or 1 for n in sizes))
 
 
-def _check_sign(node: Node, kernel: Tensor, chain: list[Node]) -> None:
+def _signed_range(node: Node, kernel: Tensor, chain: list[Node]) -> Quantization:
+    """The kernel's quantization, its range made symmetric where a folded factor may change the sign of codes."""
     quantization = kernel.quantization
     assert quantization is not None
     scales = any(step.op == "batch_norm" or step.attributes.get("step") in ("mul", "div", "neg") for step in chain)
-    if scales and quantization.qmin < -quantization.qmax:
+    if not scales or quantization.qmin >= -quantization.qmax:
+        return quantization
+    if -quantization.qmin > np.iinfo(kernel.dtype).max:
         raise ConversionError(
             f"{node.location}: the weight {kernel.name!r} may hold the code {quantization.qmin}, whose sign cannot "
-            "change when a batch norm with a negative gamma, or another factor, is folded into it. Use "
-            "narrow_range=True (the default of symmetric specs)."
+            f"change within {kernel.dtype} when a batch norm with a negative gamma, or another factor, is folded into "
+            "it. Use narrow_range=True (the default of symmetric specs)."
         )
+    return dataclasses.replace(quantization, qmax=-quantization.qmin)
