@@ -68,7 +68,8 @@ class Interpreter:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.constants = jax.tree.map(np.asarray, prepare(graph))
+        # on the device once, not with every call
+        self.constants = jax.device_put(prepare(graph))
         self._jitted = jax.jit(self.outputs)
 
     def outputs(self, constants: Constants, inputs: list[Any]) -> list[Any]:

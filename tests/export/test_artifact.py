@@ -195,7 +195,7 @@ def test_codes_outside_of_their_range():
 
 def test_scales_that_are_not_float32():
     wide = Quantization(np.asarray(0.1), np.asarray(0, np.int32), -128, 127)
-    with pytest.raises(GraphError, match="Tensor 'w': expected a scale of float32 .*, got float64 and int32"):
+    with pytest.raises(GraphError, match=r"Tensor 'w': expected a scale of float32 .*, got float64 and int32"):
         to_bytes(graph_of(constant("w", [1], "int8", wide)))
 
 
