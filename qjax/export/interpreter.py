@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from qjax import ops
 from qjax.export.ir import Graph, Node
