@@ -13,6 +13,7 @@ class Net(nnx.Module):
     def __init__(self, rngs: nnx.Rngs):
         self.dense = nnx.Linear(4, 4, rngs=rngs)
         self.norm = nnx.BatchNorm(4, rngs=rngs)
+        assert self.norm.scale is not None
         self.norm.scale[...] = np.asarray([-1.5, -0.1, 0.7, 1.0], np.float32)
 
     def __call__(self, x: jax.Array) -> jax.Array:
