@@ -1,20 +1,13 @@
 """qjax: quantization-aware training in JAX whose integers are the ones that ship."""
 
 from qjax import calibration, numerics, ops, targets
+from qjax.calibrating import calibrate
 from qjax.export.integer_graph import IntegerGraph, load
 from qjax.export.lower import ConversionError
-from qjax.model import (
-    QuantizedModel,
-    QuantParam,
-    QuantStat,
-    calibrate,
-    convert,
-    exact,
-    quantize,
-    verify,
-)
+from qjax.model import convert, exact, quantize, verify
 from qjax.numerics.affine import QParams, QSpec
 from qjax.numerics.fake_quant import fake_quant
+from qjax.qmodel import QuantizedModel, QuantParam, QuantStat
 from qjax.recipe import FLOAT, Override, Recipe
 
 __version__ = "0.1.0"

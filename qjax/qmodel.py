@@ -1,0 +1,156 @@
+"""The quantized model: the user's module, the plan of its quantizers, and their numbers."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from qjax.calibration.learned import Quantizer, with_scales
+from qjax.layers import Traced, trace, write_state
+from qjax.numerics.affine import QParams
+from qjax.ops import Quantized
+from qjax.recipe import ancestors
+from qjax.summary import quantizer_table
+from qjax.tracing import Annotation, Evaluation, Place, annotate
+
+ModuleT = TypeVar("ModuleT", bound=nnx.Module)
+
+
+class QuantParam(nnx.Param):
+    """A number of a quantizer that training moves: the logarithm of a scale, a zero point, a threshold."""
+
+
+class QuantStat(nnx.Variable):
+    """A number of a quantizer that only calibration moves."""
+
+
+class QuantizerState(nnx.Module):
+    """The numbers of one quantizer."""
+
+    def __init__(self, quantizer: Quantizer, values: Mapping[str, Any]) -> None:
+        for name, value in values.items():
+            kind = QuantParam if name in quantizer.learned else QuantStat
+            setattr(self, name, kind(jnp.asarray(value)))
+
+    def values(self) -> dict[str, Any]:
+        """The arrays by name."""
+        return {name: value[...] for name, value in vars(self).items() if isinstance(value, nnx.Variable)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What `quantize` decided, fixed for the life of the model; hashable.
+
+    quantizers: name -> quantizer. float_paths: modules left in reals. details: name -> (kind, module, op, shape).
+    """
+
+    quantizers: tuple[tuple[str, Quantizer], ...]
+    float_paths: frozenset[str]
+    details: tuple[tuple[str, tuple[Any, ...]], ...]
+    target: Any
+    observers: tuple[tuple[str, Any], ...]
+    shared: frozenset[str] = frozenset()
+
+    def is_float(self, path: str) -> bool:
+        """Whether the inside of a module stays in reals."""
+        return "" in self.float_paths or any(path in self.float_paths for path in ancestors(path))
+
+
+class QuantizedModel(nnx.Module):
+    """The user's model with fake quantization on the tensors of its plan.
+
+    An ordinary `nnx.Module`: `train()`, `eval()`, `nnx.split`, optimizers and transforms apply. Calling it calls the
+    user's `__call__`; the user's own parameters are under `model`, the quantizers' under `quantizers`.
+    """
+
+    def __init__(self, model: nnx.Module, plan: Plan, quantizers: Mapping[str, QuantizerState]) -> None:
+        self.model = model
+        self.plan = plan
+        self.quantizers = nnx.Dict(dict(quantizers))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        traced, annotation = self._read(args, kwargs)
+        evaluation = Evaluation(annotation, self._quantize, shared=self.plan.shared)
+        values, _ = evaluation.run(traced.program, traced.args, self.quantizer_values())
+        self._write(traced, values)
+        return traced.outputs(values)
+
+    def codes(self, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, jax.Array]]:
+        """The output, and the int32 codes of every quantized tensor by its label (in scans "label[iteration]").
+
+        Moves no statistics.
+        """
+        traced, annotation = self._read(args, kwargs)
+
+        def record(place: Place, x: jax.Array, quantized: Quantized | None) -> jax.Array | None:
+            if place.kind == "weight" or quantized is None:
+                return None
+            zero_point = quantized.qparams.integer_zero_point()
+            return jnp.nan_to_num(quantized.codes).astype(jnp.int32) + zero_point
+
+        evaluation = Evaluation(annotation, self._quantize, record, self.plan.shared)
+        values, taps = evaluation.run(traced.program, traced.args, self.quantizer_values())
+        codes: dict[str, jax.Array] = {}
+        for place in annotation.values.values():
+            for index in np.ndindex(*place.stack):
+                label = place.label + "".join(f"[{i}]" for i in index)
+                codes[label] = taps[place.label][index] if index else taps[place.label]
+        return traced.outputs(values), codes
+
+    def quantizer_values(self) -> dict[str, dict[str, Any]]:
+        """name -> the arrays that a quantizer works with, learned scales as scales."""
+        own = {name: self.quantizers[name].values() for name, _ in self.plan.quantizers}
+        return with_scales(dict(self.plan.quantizers), own)
+
+    def qparams(self) -> dict[str, QParams]:
+        """name -> scale, zero point and spec as they stand; quantizers that follow their tensor are left out."""
+        values = self.quantizer_values()
+        return {name: q.qparams(values[name]) for name, q in self.plan.quantizers if q.method != "dynamic"}
+
+    def summary(self) -> str:
+        """A table of every quantizer: name, place, codes and parameters."""
+        return quantizer_table(self.plan, self.qparams())
+
+    def _read(self, args: Any, kwargs: Any) -> tuple[Traced, Annotation]:
+        traced = trace(self.model, args, kwargs)
+        annotation = annotate(traced.program, traced.names, traced.constant, self.plan.is_float)
+        known = dict(self.plan.quantizers)
+        for name, place in annotation.places().items():
+            if name not in known:
+                where = f" ({place.location})" if place.location else ""
+                raise ValueError(
+                    f"This call has a tensor {name!r}{where} that was not there when the model was quantized. "
+                    f"Known quantizers: {', '.join(known)}. The model's structure must not depend on the call; "
+                    "call qjax.quantize with a sample that takes this path."
+                )
+        return traced, annotation
+
+    def _quantize(self, place: Place, params: Any, x: jax.Array) -> Quantized:
+        return dict(self.plan.quantizers)[place.name](params, x)
+
+    def _write(self, traced: Traced, values: list[Any]) -> None:
+        changed = traced.new_state(values)
+        if changed is not None:
+            write_state(self.model, changed)
+
+
+def arguments_of(batch: Any) -> tuple[Any, ...]:
+    """A batch as the tuple of a call's arguments."""
+    args = batch if isinstance(batch, tuple) else (batch,)
+    for arg in args:
+        if not isinstance(arg, (jax.Array, np.ndarray)) and not isinstance(arg, (bool, int, float, str, type(None))):
+            raise TypeError(
+                f"Expected a batch to be an array or a tuple of the call's arguments, got {type(arg).__name__}."
+            )
+    return tuple(jnp.asarray(a) if isinstance(a, np.ndarray) else a for a in args)
+
+
+def evaluation_copy(model: ModuleT) -> ModuleT:
+    """A copy in evaluation mode; the module itself keeps its mode and its state."""
+    copy = nnx.clone(model)
+    copy.eval()
+    return copy
