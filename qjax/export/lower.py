@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from qjax.export.ir import Array, Graph, Node, Quantization, Tensor
-from qjax.numerics.affine import QParams, quantize
+from qjax.numerics.affine import QParams, broadcast_to_tensor, quantize
 from qjax.ops import Op, read
 from qjax.tracing import ATOMIC, Annotation, Equation, Place, Program, Value
 
@@ -362,10 +363,6 @@ def _run_constant(eqn: Equation, values: list[Any]) -> list[Array]:
 
 def _without_zero_point(codes: Any, params: QParams) -> tuple[Any, Any, str]:
     """Asymmetric weights as centered int16 codes: the accumulator then needs no sum over the input."""
-    import jax.numpy as jnp
-
-    from qjax.numerics.affine import broadcast_to_tensor
-
     zero_point = broadcast_to_tensor(params.integer_zero_point(), params.spec, codes.shape)
     centered = codes.astype(jnp.int32) - jnp.broadcast_to(zero_point, codes.shape)
     return centered.astype(jnp.int16), jnp.zeros_like(params.integer_zero_point()), "int16"

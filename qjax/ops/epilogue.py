@@ -16,7 +16,7 @@ import numpy as np
 from qjax.numerics._namespace import host_or_trace, wide
 from qjax.numerics.fixed_point import Multiplier, effective_scale, quantize_multiplier
 from qjax.numerics.requantize import requantize
-from qjax.numerics.rounding import Rounding, right_shift_with_headroom, rounding_right_shift
+from qjax.numerics.rounding import Rounding, right_shift_with_headroom
 from qjax.numerics.softfloat import Real
 from qjax.ops.accumulate import signed_offset
 from qjax.ops.base import Array, Attributes, Constants
@@ -186,18 +186,15 @@ def fold_sum(scales: Sequence[Any], y_scale: Any, affine: Affine) -> dict[str, A
         shift = xp.clip(_FACTOR_BITS - exponent, 1, _MAX_SHIFT).astype(np.int32)
         limit = Real.of(_OFFSET_LIMIT)
         bounded = offset.scale_by_power_of_two(shift).minimum(limit).maximum(-limit)
-        constants: dict[str, Array] = {"shift": shift, **_split(xp, bounded)}
+        constants: dict[str, Array] = {"shift": shift, **_split(bounded)}
     for i, ratio in enumerate(ratios):
         constants[f"factor{i}"] = ratio.scale_by_power_of_two(shift).to_int32()
     return constants
 
 
-def _split(xp: Any, value: Real) -> dict[str, Array]:
+def _split(value: Real) -> dict[str, Array]:
     """A real below 2^62, rounded to an integer, in two int32 words: high * 2^31 + low."""
-    left = xp.clip(value.exponent, 0, 62 - 53).astype(np.int64)
-    right = xp.clip(-value.exponent, 0, 62).astype(np.int64)
-    mantissa = value.mantissa.astype(np.int64) * value.sign.astype(np.int64)
-    integer = xp.asarray(rounding_right_shift(mantissa << left, right, Rounding.NEAREST_EVEN))
+    integer = value.to_int64()
     return {
         "offset_high": (integer >> 31).astype(np.int32),
         "offset_low": (integer & (2**31 - 1)).astype(np.int32),
