@@ -14,7 +14,7 @@ from qjax.layers import trace
 from qjax.numerics.affine import QParams
 from qjax.ops import Quantized
 from qjax.qmodel import Plan, QuantizedModel, arguments_of, evaluation_copy
-from qjax.tracing import Evaluation, Place, annotate
+from qjax.tracing import Evaluation, Place
 
 
 def calibrate(
@@ -40,7 +40,7 @@ def calibrate(
     def taps_of(state: Any, args: Any, kind: str) -> dict[str, dict[str, jax.Array]]:
         """name of the quantizer -> label of the tensor -> its real values."""
         traced = trace(nnx.merge(graphdef, state), args, {})
-        annotation = annotate(traced.program, traced.names, traced.constant, plan.is_float)
+        annotation = plan.annotate(traced)
 
         def record(place: Place, x: jax.Array, _: Quantized | None) -> jax.Array | None:
             return x if (kinds.get(place.name) == "weight") == (kind == "weight") else None

@@ -24,7 +24,7 @@ from qjax.layers import FLOAT_LAYERS, Traced, instrument, module_types, trace
 from qjax.numerics.affine import QParams
 from qjax.qmodel import Plan, QuantizedModel, QuantizerState, arguments_of, evaluation_copy
 from qjax.recipe import Recipe
-from qjax.tracing import Annotation, Place, annotate
+from qjax.tracing import Annotation, Place
 
 
 def quantize(model: nnx.Module, recipe: Recipe, sample: Any, *, progress: bool | None = False) -> QuantizedModel:
@@ -51,7 +51,7 @@ def quantize(model: nnx.Module, recipe: Recipe, sample: Any, *, progress: bool |
     view = evaluation_copy(probe.model)
     args = arguments_of(sample)
     traced = trace(view, args, {})
-    annotation = annotate(traced.program, traced.names, traced.constant, probe.plan.is_float)
+    annotation = probe.plan.annotate(traced)
     places = annotation.places()
     recipe.check_matched(places, types)
     edges, outputs = _edges(annotation), annotation.output_names
@@ -167,7 +167,7 @@ def _convert(qmodel: QuantizedModel, args: tuple[Any, ...], target: targets.Targ
 
     def read(args: tuple[Any, ...]) -> tuple[Traced, Annotation]:
         traced = trace(model, args, {})
-        return traced, annotate(traced.program, traced.names, traced.constant, plan.is_float)
+        return traced, plan.annotate(traced)
 
     traced, annotation = read(args)
     arrays = [a for a in args if isinstance(a, (jax.Array, np.ndarray))]

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from qjax import targets
 from qjax.calibration.learned import Quantizer, with_scales
 from qjax.layers import Traced, trace, write_state
 from qjax.numerics.affine import QParams
@@ -58,6 +59,11 @@ class Plan:
     def is_float(self, path: str) -> bool:
         """Whether the inside of a module stays in reals."""
         return "" in self.float_paths or any(path in self.float_paths for path in ancestors(path))
+
+    def annotate(self, traced: Traced) -> Annotation:
+        """Where quantizers stand in a trace of the model."""
+        same_grid = targets.get(self.target).same_grid
+        return annotate(traced.program, traced.names, traced.constant, self.is_float, same_grid)
 
 
 class QuantizedModel(nnx.Module):
@@ -117,7 +123,7 @@ class QuantizedModel(nnx.Module):
 
     def _read(self, args: Any, kwargs: Any) -> tuple[Traced, Annotation]:
         traced = trace(self.model, args, kwargs)
-        annotation = annotate(traced.program, traced.names, traced.constant, self.plan.is_float)
+        annotation = self.plan.annotate(traced)
         known = dict(self.plan.quantizers)
         for name, place in annotation.places().items():
             if name not in known:
@@ -130,7 +136,9 @@ class QuantizedModel(nnx.Module):
         return traced, annotation
 
     def _quantize(self, place: Place, params: Any, x: jax.Array) -> Quantized:
-        return dict(self.plan.quantizers)[place.name](params, x)
+        # the runtime quantizes its inputs by a formula of its own; behind that there are codes only
+        formula = targets.get(self.plan.target).quantize if place.kind == "input" else "reciprocal"
+        return dict(self.plan.quantizers)[place.name](params, x, formula)
 
     def _write(self, traced: Traced, values: list[Any]) -> None:
         changed = traced.new_state(values)

@@ -25,6 +25,7 @@ from jax import lax
 
 from qjax.numerics.affine import QParams, QSpec, broadcast_to_tensor, choose_qparams, split_groups
 from qjax.numerics.fake_quant import Gradient, fake_quant_codes, lsq_gradient_scale
+from qjax.numerics.input_quantization import InputQuantization
 from qjax.numerics.learned_scale import learned_scale, log2_scale_of, pact_scale, power_of_two_scale
 from qjax.ops import Quantized
 
@@ -109,8 +110,10 @@ class Quantizer:
                 view, axes = split_groups(lax.stop_gradient(x).astype(jnp.float32), spec)
                 return choose_qparams(jnp.min(view, axes), jnp.max(view, axes), spec)
 
-    def __call__(self, params: dict[str, Any], x: jax.Array) -> Quantized:
-        """Put a tensor on the grid."""
+    def __call__(
+        self, params: dict[str, Any], x: jax.Array, quantization: InputQuantization = "reciprocal"
+    ) -> Quantized:
+        """Put a tensor on the grid; `quantization`: by whose formula."""
         spec = self.spec
         qparams = self.qparams(params, x)
         scale = broadcast_to_tensor(qparams.scale, spec, x.shape)
@@ -126,6 +129,7 @@ class Quantizer:
             spec.qmax,
             gradient=self.gradient,
             gradient_scale=lsq_gradient_scale(sharing, spec.qmax) if self.learned else 1.0,
+            quantization=quantization,
         )
         return Quantized(codes, lax.stop_gradient(scale), qparams, x.dtype)
 

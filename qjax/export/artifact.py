@@ -36,7 +36,7 @@ from qjax.export.document import MAX_BYTES, MAX_DIMENSION, MAX_RANK, Arrays, dec
 from qjax.export.ir import Graph
 from qjax.export.strict_json import ArtifactError
 
-VERSION = 1
+VERSION = 2
 MAX_FILE = 4 * 2**30
 MAX_HEADER = 16 * 2**20
 

@@ -29,9 +29,9 @@ def convert(
         graph keeps the batch of `program`.
       sizes: the two sizes of the batch.
     """
-    graph = check(lower(program, annotation, args, names, params_of, target.name))
+    graph = check(lower(program, annotation, args, names, params_of, target))
     if other is not None:
-        second = lower(*other, names, params_of, target.name)
+        second = lower(*other, names, params_of, target)
         graph = check(free_batch(graph, second, *sizes))
     # what no output needs has no quantizer behind it that `fuse` could fold
     graph = check(passes.remove_dead(graph))

@@ -18,6 +18,7 @@ from qjax.export import packing, strict_json
 from qjax.export.check import GraphError, check_integer
 from qjax.export.ir import INTEGER_DTYPES, Array, Graph, Node, Quantization, Tensor
 from qjax.export.strict_json import ArtifactError
+from qjax.numerics.input_quantization import INPUT_QUANTIZATIONS, InputQuantization
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -25,7 +26,7 @@ MAX_RANK = 32
 MAX_DIMENSION = 2**31 - 1
 MAX_BYTES = 2**62
 
-_GRAPH = ("target", "inputs", "outputs", "tensors", "nodes", "metadata")
+_GRAPH = ("target", "quantization", "inputs", "outputs", "tensors", "nodes", "metadata")
 _TENSOR = ("name", "shape", "dtype", "quantization", "data")
 _QUANTIZATION = ("qmin", "qmax", "axes")
 _NODE = ("name", "op", "inputs", "output", "constants", "attributes", "location")
@@ -43,6 +44,7 @@ def encode(graph: Graph) -> tuple[str, dict[str, NDArray[Any]]]:
     arrays: dict[str, NDArray[Any]] = {}
     document = {
         "target": graph.target,
+        "quantization": graph.quantization,
         "inputs": graph.inputs,
         "outputs": graph.outputs,
         "tensors": [_encode_tensor(tensor, arrays) for tensor in graph.tensors.values()],
@@ -73,9 +75,18 @@ def decode(text: str, arrays: Arrays) -> Graph:
         inputs=strict_json.names(document["inputs"], "The graph's inputs"),
         outputs=strict_json.names(document["outputs"], "The graph's outputs"),
         target=strict_json.name(document["target"], "The graph's target"),
+        quantization=_input_quantization(document["quantization"]),
         metadata=strict_json.mapping(document["metadata"], "The graph's metadata"),
     )
     return check_integer(graph)
+
+
+def _input_quantization(value: Any) -> InputQuantization:
+    given = strict_json.name(value, "The graph's quantization")
+    for known in INPUT_QUANTIZATIONS:
+        if given == known:
+            return known
+    raise ArtifactError(f"The graph's quantization: expected one of {', '.join(INPUT_QUANTIZATIONS)}, got {given!r}.")
 
 
 def stored_bytes(tensor: Tensor) -> int:

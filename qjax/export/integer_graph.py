@@ -103,7 +103,7 @@ def quantize_inputs(ir: Graph, inputs: Sequence[Any]) -> list[jax.Array]:
     for name, x in zip(ir.inputs, inputs, strict=True):
         tensor, x = ir.tensors[name], jnp.asarray(x)
         if tensor.quantization is not None:
-            codes.append(quantize(x, qparams_of(tensor)).astype(tensor.dtype))
+            codes.append(quantize(x, qparams_of(tensor), quantization=ir.quantization).astype(tensor.dtype))
         elif jnp.issubdtype(x.dtype, jnp.integer):
             codes.append(x.astype(tensor.dtype))
         else:

@@ -11,6 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from qjax.numerics.input_quantization import InputQuantization
+
 Array = jax.Array | np.ndarray
 
 INTEGER_DTYPES = ("int8", "uint8", "int16", "uint16", "int32", "int64")
@@ -69,7 +71,8 @@ class Node:
 class Graph:
     """Nodes in execution order, and every tensor they name.
 
-    inputs, outputs: names of tensors. target: the name of the rounding that the constants were made for.
+    inputs, outputs: names of tensors. target: the name of the runtime that the constants were made for.
+    quantization: how it makes codes of float inputs, see `numerics.input_quantization`.
     metadata: free JSON values for people (producer, versions); never read by a kernel.
     """
 
@@ -79,6 +82,7 @@ class Graph:
     outputs: tuple[str, ...]
     target: str
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    quantization: InputQuantization = "reciprocal"
 
     def producer(self, tensor: str) -> Node | None:
         """The node that computes a tensor, or None for an input or a constant."""

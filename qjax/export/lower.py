@@ -15,6 +15,7 @@ import numpy as np
 from qjax.export.ir import Array, Graph, Node, Quantization, Tensor
 from qjax.numerics.affine import QParams, broadcast_to_tensor, quantize
 from qjax.ops import Op, read
+from qjax.targets import Target
 from qjax.tracing import ATOMIC, Annotation, Equation, Place, Program, Value
 
 ParamsOf = Callable[[Place, tuple[int, ...], Any], QParams]
@@ -57,7 +58,7 @@ def lower(
     args: Sequence[Any],
     names: Sequence[str],
     params_of: ParamsOf,
-    target: str,
+    target: Target,
 ) -> Graph:
     """Build the first graph.
 
@@ -69,13 +70,14 @@ def lower(
 
 
 class _Lowering:
-    def __init__(self, annotation: Annotation, params_of: ParamsOf, target: str) -> None:
+    def __init__(self, annotation: Annotation, params_of: ParamsOf, target: Target) -> None:
         self.annotation = annotation
         self.params_of = params_of
         self.target = target
         self.tensors: dict[str, Tensor] = {}
         self.nodes: list[Node] = []
         self.inputs: list[str] = []
+        self.grids: dict[tuple[str, tuple[int, ...]], tuple[Quantization, str]] = {}
 
     def run(self, program: Program, args: Sequence[Any], names: Sequence[str]) -> Graph:
         env: dict[Value, Any] = {}
@@ -99,7 +101,9 @@ class _Lowering:
             found = self._get(env, value)
             if isinstance(found, _Codes):
                 outputs.append(found.tensor)
-        return Graph(self.tensors, tuple(self.nodes), tuple(self.inputs), tuple(outputs), self.target)
+        return Graph(
+            self.tensors, tuple(self.nodes), tuple(self.inputs), tuple(outputs), self.target.name, self.target.quantize
+        )
 
     # ------------------------------------------------------------------ equations
 
@@ -318,10 +322,14 @@ class _Lowering:
         return name
 
     def _tensor(self, name: str, value: Value, place: Place, step: tuple[int, ...]) -> str:
-        params = self.params_of(place, step, None)
-        spec = params.spec
-        quantization = Quantization(params.scale, params.integer_zero_point(), spec.qmin, spec.qmax)
-        self._add(Tensor(name, value.shape, str(spec.dtype), quantization))
+        # one object per quantizer: later passes see that two tensors stand on one grid, also inside a trace
+        if (place.name, step) not in self.grids:
+            params = self.params_of(place, step, None)
+            spec = params.spec
+            grid = Quantization(params.scale, params.integer_zero_point(), spec.qmin, spec.qmax)
+            self.grids[place.name, step] = grid, str(spec.dtype)
+        quantization, dtype = self.grids[place.name, step]
+        self._add(Tensor(name, value.shape, dtype, quantization))
         return name
 
     def _node(

@@ -3,6 +3,7 @@
 Imports jax and numpy only.
 """
 
+from qjax.numerics import float32
 from qjax.numerics.affine import choose_qparams, dequantize, quantize
 from qjax.numerics.fake_quant import fake_quant, fake_quant_codes, lsq_gradient_scale
 from qjax.numerics.fixed_point import (
@@ -17,21 +18,24 @@ from qjax.numerics.qparams import QParams
 from qjax.numerics.qspec import QSpec
 from qjax.numerics.requantize import requantize
 from qjax.numerics.rounding import Rounding, round_float, rounding_right_shift
-from qjax.numerics.rules import Rule, get_rule, register_rule, rule_names
+from qjax.numerics.rules import Call, Rule, apply_scale_16, get_rule, register_family, register_rule, rule_names
 from qjax.numerics.softfloat import Real
 
 __all__ = [
+    "Call",
     "Multiplier",
     "QParams",
     "QSpec",
     "Real",
     "Rounding",
     "Rule",
+    "apply_scale_16",
     "choose_qparams",
     "dequantize",
     "effective_scale",
     "fake_quant",
     "fake_quant_codes",
+    "float32",
     "get_rule",
     "learned_scale",
     "log2_scale_of",
@@ -40,6 +44,7 @@ __all__ = [
     "power_of_two_scale",
     "quantize",
     "quantize_multiplier",
+    "register_family",
     "register_rule",
     "requantize",
     "round_float",

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from qjax.numerics.input_quantization import InputQuantization, emulated_steps
 from qjax.numerics.qparams import (
     SCALE_MAX,
     SCALE_MIN,
@@ -47,12 +48,30 @@ __all__ = [
 ]
 
 
-def round_to_grid(x: jax.Array, scale: jax.Array, rounding: Rounding | str, key: jax.Array | None = None) -> jax.Array:
+def round_to_grid(
+    x: jax.Array,
+    scale: jax.Array,
+    rounding: Rounding | str,
+    key: jax.Array | None = None,
+    *,
+    zero_point: jax.Array | None = None,
+    quantization: InputQuantization = "reciprocal",
+) -> jax.Array:
     """`round(x * (1/scale))` in float32: how many steps of its grid x is from zero, before any clipping.
 
     The one formula of a code; `clip(round_to_grid(...), *centered_bounds(...))` is the code less its zero
     point. Infinities stay beyond every bound, NaN stays NaN. x may itself be a product: see `unfused`.
+
+    quantization: another runtime's formula in its place, see `numerics.input_quantization`. It says how it rounds
+    (`rounding` must be "nearest_even") and may need the zero point, int32.
     """
+    if quantization != "reciprocal":
+        if Rounding.of(rounding) is not Rounding.NEAREST_EVEN:
+            raise ValueError(
+                f"quantization={quantization!r} has a rounding of its own. Got rounding={rounding!r}; leave it out"
+            )
+        zero = jnp.zeros((), jnp.int32) if zero_point is None else zero_point
+        return emulated_steps(unfused(x.astype(jnp.float32)), scale, zero, quantization)
     return round_float(unfused(x.astype(jnp.float32)) * reciprocal(scale), rounding, key=key)
 
 
@@ -74,6 +93,7 @@ def quantize(
     *,
     rounding: Rounding | str = Rounding.NEAREST_EVEN,
     key: jax.Array | None = None,
+    quantization: InputQuantization = "reciprocal",
 ) -> jax.Array:
     """Codes of `x` in `spec.dtype`: `clip(round(x * (1/scale)) + zero_point, qmin, qmax)`.
 
@@ -84,11 +104,12 @@ def quantize(
       x: a float tensor; float16 and bfloat16 are computed in float32, and so is float64.
       qparams: scale and zero point for a tensor of x's shape.
       rounding: how to round `x * (1/scale)`; `stochastic` needs `key`.
+      quantization: the formula of another runtime, see `numerics.input_quantization`.
     """
     spec, x = qparams.spec, float_tensor(x)
     scale = broadcast_to_tensor(qparams.scale, spec, x.shape)
     zero_point = broadcast_to_tensor(qparams.integer_zero_point(), spec, x.shape)
-    steps = round_to_grid(x, scale, rounding, key)
+    steps = round_to_grid(x, scale, rounding, key, zero_point=zero_point, quantization=quantization)
     centered = jnp.clip(steps, *centered_bounds(zero_point, spec.qmin, spec.qmax))
     centered = jnp.where(jnp.isnan(centered), jnp.zeros_like(centered), centered)
     # In range by the clip above: XLA may drop the saturation of a narrowing cast, and numpy's casts wrap.

@@ -39,6 +39,7 @@ from qjax.numerics.affine import (
     reciprocal,
     round_to_grid,
 )
+from qjax.numerics.input_quantization import InputQuantization
 from qjax.numerics.learned_scale import learned_scale, log2_scale_of, pact_scale, power_of_two_scale
 from qjax.numerics.rounding import Rounding
 from qjax.numerics.unfused import unfused
@@ -65,6 +66,7 @@ def fake_quant(
     gradient_scale: float = 1.0,
     rounding: Rounding | str = Rounding.NEAREST_EVEN,
     key: jax.Array | None = None,
+    quantization: InputQuantization = "reciprocal",
 ) -> jax.Array:
     """`x` on the grid of `qparams`: `dequantize(quantize(x))`, differentiable. Shape and dtype of x.
 
@@ -76,11 +78,20 @@ def fake_quant(
       gradient: "ste", "lsq" or "pact"; see the module.
       gradient_scale: multiplies the gradients of scale and zero point; LSQ's is `lsq_gradient_scale`.
       rounding: "nearest_even" or another `Rounding`; "stochastic" needs `key`.
+      quantization: the formula of another runtime, see `numerics.input_quantization`; the gradient is the same.
     """
     x, spec = float_tensor(x), qparams.spec
     scale = broadcast_to_tensor(qparams.scale, spec, x.shape)
     zero_point = broadcast_to_tensor(qparams.zero_point, spec, x.shape)
-    rule = (spec.qmin, spec.qmax, _checked(gradient), _number(gradient_scale), Rounding.of(rounding), True)
+    rule = (
+        spec.qmin,
+        spec.qmax,
+        _checked(gradient),
+        _number(gradient_scale),
+        Rounding.of(rounding),
+        quantization,
+        True,
+    )
     return _fake_quant(rule, x, scale, zero_point, key).astype(x.dtype)
 
 
@@ -95,6 +106,7 @@ def fake_quant_codes(
     gradient_scale: float = 1.0,
     rounding: Rounding | str = Rounding.NEAREST_EVEN,
     key: jax.Array | None = None,
+    quantization: InputQuantization = "reciprocal",
 ) -> jax.Array:
     """Centred codes `c = code - zero_point` of `x`: integers in float32, with the gradient of `c * scale`.
 
@@ -109,7 +121,7 @@ def fake_quant_codes(
       zero_point: int32, likewise; or a float latent, rounded half to even and clipped to [qmin, qmax] in the
         forward, with a gradient that ignores both.
       qmin, qmax: the range of the codes.
-      gradient, gradient_scale, rounding, key: as for `fake_quant`.
+      gradient, gradient_scale, rounding, key, quantization: as for `fake_quant`.
     """
     x = float_tensor(x)
     scale, zero_point = jnp.asarray(scale), jnp.asarray(zero_point)
@@ -122,7 +134,7 @@ def fake_quant_codes(
                 f"fake_quant_codes: {name} must broadcast to x of shape {x.shape}, "
                 f"with as many dimensions or none. Got shape {param.shape}"
             )
-    rule = (qmin, qmax, _checked(gradient), _number(gradient_scale), Rounding.of(rounding), False)
+    rule = (qmin, qmax, _checked(gradient), _number(gradient_scale), Rounding.of(rounding), quantization, False)
     return _fake_quant(rule, x, scale.astype(jnp.float32), zero_point, key)
 
 
@@ -137,16 +149,17 @@ def lsq_gradient_scale(n_elements: int, qmax: int) -> float:
     return 1 / math.sqrt(n_elements * qmax)
 
 
-# (qmin, qmax, gradient, gradient_scale, rounding, whether to return reals rather than codes)
-_Rule = tuple[int, int, Gradient, float, Rounding, bool]
+# (qmin, qmax, gradient, gradient_scale, rounding, quantization, whether to return reals rather than codes)
+_Rule = tuple[int, int, Gradient, float, Rounding, InputQuantization, bool]
 
 
 def _fake_quant_value(
     rule: _Rule, x: jax.Array, scale: jax.Array, zero_point: jax.Array, key: jax.Array | None
 ) -> jax.Array:
-    qmin, qmax, _, _, rounding, reals = rule
-    rounded = round_to_grid(x, scale, rounding, key)
-    codes = jnp.clip(rounded, *centered_bounds(integer_zero_point(zero_point, qmin, qmax), qmin, qmax))
+    qmin, qmax, _, _, rounding, quantization, reals = rule
+    zero = integer_zero_point(zero_point, qmin, qmax)
+    rounded = round_to_grid(x, scale, rounding, key, zero_point=zero, quantization=quantization)
+    codes = jnp.clip(rounded, *centered_bounds(zero, qmin, qmax))
     return unfused(codes * scale) if reals else codes
 
 
@@ -181,23 +194,24 @@ def _surrogate(
 
     This is the table of the module. For codes every term is divided by the scale, see `fake_quant_codes`.
     """
-    qmin, qmax, gradient, gradient_scale, rounding, reals = rule
+    qmin, qmax, gradient, gradient_scale, rounding, quantization, reals = rule
     x_dot, scale_dot, zero_point_dot = moving
     inv = reciprocal(scale)
-    low, high = centered_bounds(integer_zero_point(zero_point, qmin, qmax), qmin, qmax)
-    rounded = round_to_grid(x, scale, rounding, key)
+    zero = integer_zero_point(zero_point, qmin, qmax)
+    low, high = centered_bounds(zero, qmin, qmax)
+    rounded = round_to_grid(x, scale, rounding, key, zero_point=zero, quantization=quantization)
     codes = jnp.clip(rounded, low, high)
     inside = rounded == codes  # False for NaN
-    zero = jnp.zeros_like(codes)
-    total = zero
+    nothing = jnp.zeros_like(codes)
+    total = nothing
     if x_dot is not None:
         x_dot = x_dot.astype(jnp.float32)
-        total = total + jnp.where(inside, x_dot if reals else x_dot * inv, zero)
+        total = total + jnp.where(inside, x_dot if reals else x_dot * inv, nothing)
     if scale_dot is not None and gradient != "ste":
         if gradient == "lsq":
-            slope = codes - jnp.where(inside, x.astype(jnp.float32) * inv, zero)
+            slope = codes - jnp.where(inside, x.astype(jnp.float32) * inv, nothing)
         else:
-            slope = jnp.where(rounded > high, codes, zero)
+            slope = jnp.where(rounded > high, codes, nothing)
         scale_dot = scale_dot * np.float32(gradient_scale)
         # The transpose of this broadcast is the sum over the slice. The barrier makes XLA CPU sum a finished
         # array with vector instructions instead of fusing the slope into a scalar loop.
@@ -205,7 +219,7 @@ def _surrogate(
         total = total + slope * jax.lax.optimization_barrier(spread)
     if zero_point_dot is not None and gradient == "lsq":
         step = zero_point_dot.astype(jnp.float32) * np.float32(-gradient_scale)
-        total = total + jnp.where(inside, zero, step * scale if reals else step)
+        total = total + jnp.where(inside, nothing, step * scale if reals else step)
     return total
 
 

@@ -37,6 +37,10 @@ def effective_scale(s_x: Any, s_w: Any, s_y: Any, *, form: Literal["f64", "f32"]
     GetQuantizedConvolutionMultipler does for per-tensor scales: the product is rounded to float32 first. The
     two differ in the last bits of the multiplier, and the codes show it.
 
+    Rounded to float32, as the float32 rules do, "f32" is also float32(float32(s_x * s_w) / s_y), the scale of
+    runtimes that compute in float32 throughout (ONNX Runtime, XNNPACK, QNNPACK): a quotient of two float32 is
+    never so near to the middle between two others that rounding it to a double first matters, as 53 >= 2 * 24 + 2.
+
     Args:
       s_x: the scale of the input: a `Real` or float32 (a Python float or float64 is taken as it is, a
         double).

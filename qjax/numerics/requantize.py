@@ -3,9 +3,10 @@
 acc is a sum of products of codes, worth acc * s_x * s_w; the output code is rounded(acc * e) + zero_point
 with the effective scale e = s_x * s_w / s_y. Runtimes disagree on the one word "rounded", so each of their
 ways is a rule with a name, see `rules`. This module checks, brings the constants to the shape of acc, clamps
-and adds zero_point.
+and adds zero_point, the last two unless the rule has its own way of them.
 """
 
+import contextlib
 import functools
 from typing import Any
 
@@ -14,9 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from qjax.numerics._namespace import like_inputs, traced
-from qjax.numerics.fixed_point import MAX_SHIFT, MIN_SHIFT, Multiplier
 from qjax.numerics.rounding import check_key
-from qjax.numerics.rules import Rule, get_rule
+from qjax.numerics.rules import Call, Rule, get_rule
 from qjax.numerics.softfloat import Real
 
 _INT32_MIN, _INT32_MAX = -(2**31), 2**31 - 1
@@ -36,14 +36,17 @@ def requantize(
 
     No step overflows but where the rule says so: products are 64 bits wide, the rounded value saturates to
     int32, and the zero point is added after clamping to [qmin - zero_point, qmax - zero_point], which is the
-    same number. Given constants, the computation holds integers only.
+    same number. A rule that adds the zero point inside its rounding, or that does not clamp, says so in its
+    docstring. Given constants, the computation holds integers only, also where the runtime's holds floats.
 
     Args:
-      acc: int32, any shape.
+      acc: int32, any shape; int64 for a rule that takes it (`int16x8`).
       effective_scale: a `Real`, a float, a float32 array, or the rule's own constants as
-        `get_rule(rule).prepare` gives them (a `Multiplier` for the fixed-point rules). Its shape broadcasts
-        to that of acc by numpy's rules: (channels,) scales the last axis.
-      rule: a name out of `rule_names()`.
+        `get_rule(rule).prepare` gives them (a `Multiplier` for most fixed-point rules, a `float32.Float32`
+        for the float32 ones). Its shape broadcasts to that of acc by numpy's rules: (channels,) scales the
+        last axis. A bias that is a constant of the rule (`float32_bias`) is given this way only; with a plain
+        scale it is 0.
+      rule: a name out of `rule_names()`, or one with parameters such as "power_of_two:TRN:WRAP".
       zero_point: int, or an int32 array that broadcasts to the shape of acc.
       qmin: the least code.
       qmax: the greatest code.
@@ -53,18 +56,20 @@ def requantize(
       int32 codes of the shape of acc. The cast to a narrower type is the caller's.
 
     Raises:
-      TypeError: acc is not int32, or the constants are those of another rule.
+      TypeError: acc has another dtype, or the constants are those of another rule.
       ValueError: unknown rule, empty or too wide code range, shapes that do not broadcast, missing or unused
-        key; and on the host, as values are not checked inside a trace, a scale that is negative, 2^30 or
-        more, NaN or infinite, or a multiplier out of its range.
+        key; and on the host, as values are not checked inside a trace, a scale that is negative, NaN,
+        infinite or too great for the rule (2^30 for a `Multiplier`), or constants out of their range.
     """
     chosen = get_rule(rule)
     check_key(rule, chosen.needs_key, key)
-    acc = _as_accumulator(acc)
+    acc = _as_accumulator(chosen, acc)
     constants = _as_constants(chosen, effective_scale)
     constants = jax.tree.map(lambda c: _expand("effective_scale", c, acc.shape), constants)
-    zero_point = _as_zero_point(zero_point, qmin, qmax)
-    return _requantize(chosen, qmin, qmax, acc, constants, _expand("zero_point", zero_point, acc.shape), key)
+    zero_point = _expand("zero_point", _as_zero_point(zero_point, qmin, qmax), acc.shape)
+    # an int64 accumulator crosses the boundary of this jit
+    with jax.enable_x64(True) if acc.dtype == np.int64 else contextlib.nullcontext():
+        return _requantize(chosen, qmin, qmax, acc, constants, zero_point, key)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2), inline=True)
@@ -72,22 +77,28 @@ def _requantize(
     rule: Rule, qmin: int, qmax: int, acc: Any, constants: Any, zero_point: Any, key: jax.Array | None
 ) -> jax.Array:
     with jax.enable_x64(True):
-        rounded = rule.apply(acc, constants, key)
+        rounded = rule.apply(acc, constants, Call(zero_point, qmin, qmax, key))
+        if rule.finishes:
+            return rounded
         low, high = np.int32(qmin) - zero_point, np.int32(qmax) - zero_point
         return jnp.minimum(jnp.maximum(rounded, low), high) + zero_point
 
 
-def _as_accumulator(acc: Any) -> Any:
+def _as_accumulator(rule: Rule, acc: Any) -> Any:
     dtype = str(getattr(acc, "dtype", type(acc).__name__))
-    if dtype != "int32":
-        raise TypeError(f"acc must be an int32 array. Got {dtype}; accumulate in int32.")
-    return jnp.asarray(acc)
+    if dtype not in rule.accumulators:
+        raise TypeError(
+            f"acc must be an {' or '.join(rule.accumulators)} array. Got {dtype}; accumulate in "
+            f"{rule.accumulators[-1]}."
+        )
+    # numpy's int64 must not pass through jnp.asarray where 64-bit types are disabled
+    return acc if dtype == "int64" else jnp.asarray(acc)
 
 
 def _as_constants(rule: Rule, scale: Any) -> Any:
     if isinstance(scale, rule.constants):
-        if isinstance(scale, Multiplier) and not traced(*scale):
-            _check_multiplier(scale)
+        if rule.check is not None and not traced(*jax.tree.leaves(scale)):
+            rule.check(scale)
         return scale
     if isinstance(scale, tuple):
         raise TypeError(
@@ -95,20 +106,6 @@ def _as_constants(rule: Rule, scale: Any) -> Any:
             f"Got {type(scale).__name__}; build them with get_rule({rule.name!r}).prepare(scale)."
         )
     return rule.prepare(Real.of(scale))
-
-
-def _check_multiplier(m: Multiplier) -> None:
-    multiplier, shift = np.asarray(m.multiplier), np.asarray(m.shift)
-    for name, value in (("multiplier", multiplier), ("shift", shift)):
-        if value.dtype != np.int32:
-            raise TypeError(f"{name} must be int32. Got {value.dtype}.")
-    good = (multiplier == 0) | ((multiplier >= 2**30) & (shift >= MIN_SHIFT) & (shift <= MAX_SHIFT))
-    if not np.all(good & (shift >= MIN_SHIFT) & (shift <= MAX_SHIFT)):
-        raise ValueError(
-            f"a multiplier must be 0 or in [2^30, 2^31), and its shift in [{MIN_SHIFT}, {MAX_SHIFT}]. "
-            f"Got {multiplier.ravel()[~good.ravel()][:4]} and shifts from {shift.min()} to {shift.max()}; "
-            "use quantize_multiplier."
-        )
 
 
 def _as_zero_point(zero_point: Any, qmin: int, qmax: int) -> Any:

@@ -7,7 +7,7 @@ import jax
 
 from qjax.ops.base import Attributes, Constants, Equation, Op, Quantized, Role, real, register
 from qjax.ops.centered import centered
-from qjax.ops.epilogue import finish_sum
+from qjax.ops.epilogue import finish
 from qjax.ops.pending import Pending
 
 
@@ -40,4 +40,4 @@ class Add(Op):
         return [first, -second if attributes["subtract"] else second]
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
-        return finish_sum([centered(x, constants, i) for i, x in enumerate(inputs)], constants, attributes)
+        return finish([centered(x, constants, i) for i, x in enumerate(inputs)], constants, attributes)

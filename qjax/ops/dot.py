@@ -11,7 +11,7 @@ from jax import lax
 from qjax.ops import accumulate
 from qjax.ops.base import Attributes, Constants, Equation, Op, Quantized, Role, real, register
 from qjax.ops.channels import weight_to_result
-from qjax.ops.epilogue import finish_sum, finish_weighted, fold_zero_point
+from qjax.ops.epilogue import finish, finish_weighted, fold_zero_point
 from qjax.ops.exact_float import matmul_codes, precision
 from qjax.ops.pending import Pending
 
@@ -81,7 +81,7 @@ class Dot(Op):
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         weight = attributes["weight"]
         if weight is None:
-            return finish_sum([_activations(attributes, constants, *inputs)], constants, attributes)
+            return finish([_activations(attributes, constants, *inputs)], constants, attributes)
         x = accumulate.signed(inputs[0])
         operands = (x, constants["kernel"]) if weight == 1 else (constants["kernel"], x)
         acc = accumulate.dot(*operands, _numbers(attributes))

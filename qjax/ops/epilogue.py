@@ -6,21 +6,25 @@ All of it is computed in `Real`, so host and jit agree bit for bit.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from qjax.numerics import float32
 from qjax.numerics._namespace import host_or_trace, wide
-from qjax.numerics.fixed_point import Multiplier, effective_scale, quantize_multiplier
+from qjax.numerics.fixed_point import effective_scale
 from qjax.numerics.requantize import requantize
 from qjax.numerics.rounding import Rounding, right_shift_with_headroom
+from qjax.numerics.rules import get_rule
 from qjax.numerics.softfloat import Real
 from qjax.ops.accumulate import signed_offset
 from qjax.ops.base import Array, Attributes, Constants
 from qjax.ops.channels import weight_to_result
+from qjax.ops.formulas import get as get_formula
+from qjax.targets import Weighted
 
 BIAS_BITS = 30
 """|bias| <= 2^30 leaves the other half of int32 to the products."""
@@ -53,17 +57,18 @@ class Folded:
     factor: float32; the weight's codes become `rint(codes * factor)`. It is 1, or -1 where the batch norm's
       gamma is negative (symmetric codes change sign), except in degenerate channels (see `fold_weighted`).
     weight_scale: float32, the scale of those codes. bias: int32 at `x_scale * weight_scale`.
-    multiplier, shift: int32, the requantization.
+    requantize: int32 by role, the constants of the rule.
     """
 
     factor: Array
     weight_scale: Array
     bias: Array
-    multiplier: Array
-    shift: Array
+    requantize: dict[str, Array]
 
 
-def fold_weighted(x_scale: Any, w_scale: Any, y_scale: Any, affine: Affine) -> Folded:
+def fold_weighted(
+    x_scale: Any, w_scale: Any, y_scale: Any, affine: Affine, weighted: Callable[[bool], Weighted] | None = None
+) -> Folded:
     """Fold the steps behind `sum (q_x - z_x) q_w` into the weight's scale, the bias and the multiplier.
 
     The weight's codes stay as they were trained: `g` only changes their scale to `|g| * s_w` (kept as float32, the
@@ -88,13 +93,22 @@ def fold_weighted(x_scale: Any, w_scale: Any, y_scale: Any, affine: Affine) -> F
     ratio = Real.where(degenerate, wanted / Real.of(scale), Real.of(np.float32(1))).to_float32()
     factor = xp.where(negative, -ratio, ratio)
     bias = (affine.b / (s_x * Real.of(scale))).to_int32()
-    multiplier, shift = quantize_multiplier(effective_scale(x_scale, scale, y_scale))
+    chosen = Weighted() if weighted is None else weighted(np.size(scale) > 1)
+    rule = get_rule(chosen.rule)
+    effective = effective_scale(x_scale, scale, y_scale, form=chosen.scale)
+    if rule.takes_bias:
+        # the runtime divides its float bias by the accumulator's scale, each step in float32
+        step = (s_x * Real.of(scale)).to_float32()
+        steps = float32.divide(float32.of(affine.b), float32.of(step))
+        constants = rule.prepare(effective, steps)
+        bias = xp.zeros_like(bias)
+    else:
+        constants = rule.prepare(effective)
     return Folded(
         factor.astype(np.float32),
         scale,
         xp.broadcast_to(bias, shape),
-        xp.broadcast_to(multiplier, shape),
-        xp.broadcast_to(shift, shape),
+        {role: xp.broadcast_to(value, shape) for role, value in constants._asdict().items()},
     )
 
 
@@ -126,10 +140,11 @@ def finish_weighted(acc: jax.Array, constants: Constants, attributes: Attributes
     """int32 accumulator -> codes: bias, requantization, zero point, clamp, cast."""
     bias = jnp.asarray(constants["bias"])
     acc = acc + jnp.broadcast_to(bias, acc.shape)
+    rule = get_rule(attributes["rule"])
     codes = requantize(
         acc,
-        Multiplier(constants["multiplier"], constants["shift"]),
-        rule=attributes["rule"],
+        rule.constants(**{role: constants[role] for role in rule.fields}),
+        rule=rule.name,
         zero_point=constants["y_zero_point"],
         qmin=attributes["qmin"],
         qmax=attributes["qmax"],
@@ -216,3 +231,24 @@ def finish_sum(accumulators: Sequence[jax.Array], constants: Constants, attribut
         codes = rounded + wide_("y_zero_point")
         codes = jnp.clip(codes, np.int64(attributes["qmin"]), np.int64(attributes["qmax"]))
         return clamp_codes(codes.astype(jnp.int32), constants).astype(attributes["dtype"])
+
+
+# ---------------------------------------------------------------------------- formulas of runtimes
+
+
+def finish(
+    operands: Sequence[jax.Array],
+    constants: Constants,
+    attributes: Attributes,
+    accumulators: Callable[[], Sequence[jax.Array]] | None = None,
+) -> jax.Array:
+    """Codes -> codes of an operation without weights: the node's formula, or the exact sum where it names none.
+
+    operands: what a formula reads, see `formulas.Formula`. accumulators: what the exact sum adds, if it differs.
+    """
+    if "formula" not in attributes:
+        return finish_sum(operands if accumulators is None else accumulators(), constants, attributes)
+    codes = get_formula(attributes["formula"]).kernel(operands, constants, attributes)
+    low, high = np.int32(attributes["qmin"]), np.int32(attributes["qmax"])
+    codes = jnp.minimum(jnp.maximum(codes, low), high)
+    return clamp_codes(codes, constants).astype(attributes["dtype"])

@@ -8,7 +8,7 @@ from jax import lax
 
 from qjax.ops.base import Attributes, Constants, Equation, Op, Quantized, Role, real, register
 from qjax.ops.centered import centered
-from qjax.ops.epilogue import finish_sum
+from qjax.ops.epilogue import finish
 from qjax.ops.pending import Pending
 
 
@@ -38,5 +38,5 @@ class Multiply(Op):
         return [inputs[0] * inputs[1]]
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
-        acc = centered(inputs[0], constants, 0) * centered(inputs[1], constants, 1)
-        return finish_sum([acc], constants, attributes)
+        x, w = centered(inputs[0], constants, 0), centered(inputs[1], constants, 1)
+        return finish([x, w], constants, attributes, lambda: [x * w])

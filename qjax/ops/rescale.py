@@ -6,7 +6,7 @@ import jax
 
 from qjax.ops.base import Attributes, Constants, Op, Role, register
 from qjax.ops.centered import centered
-from qjax.ops.epilogue import finish_sum
+from qjax.ops.epilogue import finish
 
 
 @register
@@ -17,4 +17,4 @@ class Rescale(Op):
     role = Role.PRODUCER
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
-        return finish_sum([centered(inputs[0], constants, 0)], constants, attributes)
+        return finish([centered(inputs[0], constants, 0)], constants, attributes)

@@ -10,7 +10,7 @@ from jax import lax
 
 from qjax.ops.base import Attributes, Constants, Equation, Op, Quantized, Role, real, register
 from qjax.ops.centered import centered
-from qjax.ops.epilogue import finish_sum
+from qjax.ops.epilogue import finish
 from qjax.ops.pending import Pending
 
 
@@ -38,7 +38,7 @@ class Sum(Op):
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         acc = jnp.sum(centered(inputs[0], constants, 0), axis=tuple(attributes["axes"]), dtype=jnp.int32)
-        return finish_sum([acc], constants, attributes)
+        return finish([acc], constants, attributes)
 
 
 @register
@@ -57,7 +57,7 @@ class WindowSum(Op):
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         acc = reduce_window(attributes, centered(inputs[0], constants, 0), np.int32(0), lax.add)
-        return finish_sum([acc], constants, attributes)
+        return finish([acc], constants, attributes)
 
 
 def window_attributes(eqn: Equation) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """What a runtime computes, by name."""
 
-from qjax.targets.base import Target, get, names, register
+from qjax.targets import generic
+from qjax.targets.base import Target, Weighted, get, names, register
 
-__all__ = ["Target", "get", "names", "register"]
+__all__ = ["Target", "Weighted", "generic", "get", "names", "register"]

@@ -1,34 +1,111 @@
-"""A Target bundles the rounding choices of one runtime; the conversion writes them into the graph's nodes."""
+"""A Target says what one runtime computes, per operation; the conversion writes it into the graph's nodes."""
 
 import dataclasses
+from typing import Literal, get_args
 
+from qjax.numerics.accumulator import EXACT, Accumulator
+from qjax.numerics.input_quantization import INPUT_QUANTIZATIONS, InputQuantization
 from qjax.numerics.rounding import Rounding
-from qjax.numerics.rules import rule_names
+from qjax.numerics.rules import get_rule
+
+ScaleForm = Literal["f64", "f32"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Weighted:
+    """How accumulators of products with weights become codes.
+
+    rule: of `numerics.requantize`. scale: how the effective scale s_x * s_w / s_y is formed: in doubles ("f64"), or
+    from the product rounded to float32 ("f32"), see `numerics.effective_scale`.
+    """
+
+    rule: str = "nearest_even"
+    scale: ScaleForm = "f64"
+
+    def __post_init__(self) -> None:
+        rule = get_rule(self.rule)
+        if rule.needs_key:
+            raise ValueError(f"Weighted: a target is deterministic; {self.rule!r} needs a key per call.")
+        if self.scale not in get_args(ScaleForm):
+            raise ValueError(f"Weighted: expected a scale of the form 'f64' or 'f32', got {self.scale!r}.")
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """The arithmetic of a runtime.
+    """The arithmetic of a runtime: the full answer to what it will compute.
 
     name: how recipes and graphs refer to it.
-    requantize: rule for the accumulators of matrix products and convolutions (`numerics.requantize`).
-    rounding: of the one right shift behind additions, products, sums and rescales, which are kept in 64 bits.
+    requantize: what finishes matrix products and convolutions with weights; a rule's name alone means doubles.
+    dot, dot_per_channel, conv, depthwise: where one of them differs from `requantize` (None: it does not; a
+      `dot_per_channel` of None is `dot`).
+    accumulator: the width of the sums behind them and what happens beyond it.
+    add, subtract, multiply, matmul (a product of two activations), rescale, mean, average_pool: the formula of each,
+      a name out of `ops.formulas`, or a rule of requantization, or None: one exact sum of 64 bits and one rounding.
+    rounding: of that exact sum, also where the runtime has no such operation (an affine step behind an addition, say).
+    same_grid: which of mean and average_pool leave their input's grid as it is; they then share its quantizer.
+    quantize: how float inputs become codes, see `numerics.input_quantization`.
+    description: what was modelled: runtime, version, kernels.
     """
 
     name: str
-    requantize: str = "nearest_even"
+    requantize: str | Weighted = "nearest_even"
     rounding: Rounding = Rounding.NEAREST_EVEN
+    dot: str | Weighted | None = None
+    dot_per_channel: str | Weighted | None = None
+    conv: str | Weighted | None = None
+    depthwise: str | Weighted | None = None
+    accumulator: Accumulator = EXACT
+    add: str | None = None
+    subtract: str | None = None
+    multiply: str | None = None
+    matmul: str | None = None
+    rescale: str | None = None
+    mean: str | None = None
+    average_pool: str | None = None
+    same_grid: frozenset[str] = frozenset()
+    quantize: InputQuantization = "reciprocal"
+    description: str = ""
 
     def __post_init__(self) -> None:
-        if self.requantize not in rule_names():
-            raise ValueError(
-                f"Target {self.name!r}: unknown rule {self.requantize!r}. Known rules: {', '.join(rule_names())}."
-            )
-        if self.requantize == "stochastic" or Rounding.of(self.rounding) is Rounding.STOCHASTIC:
+        for field in ("requantize", "dot", "dot_per_channel", "conv", "depthwise"):
+            value = getattr(self, field)
+            if isinstance(value, str):
+                try:
+                    object.__setattr__(self, field, Weighted(value))
+                except ValueError as error:
+                    raise ValueError(f"Target {self.name!r}, {field}: {error}") from None
+        object.__setattr__(self, "rounding", Rounding.of(self.rounding))
+        if self.rounding is Rounding.STOCHASTIC:
             raise ValueError(
                 f"Target {self.name!r}: a target is deterministic; stochastic rounding needs a key per call."
             )
-        object.__setattr__(self, "rounding", Rounding.of(self.rounding))
+        object.__setattr__(self, "same_grid", frozenset(self.same_grid))
+        if not self.same_grid <= {"mean", "average_pool"}:
+            raise ValueError(
+                f"Target {self.name!r}: same_grid may hold 'mean' and 'average_pool', got {sorted(self.same_grid)}."
+            )
+        if self.quantize not in INPUT_QUANTIZATIONS:
+            raise ValueError(
+                f"Target {self.name!r}: quantize must be one of {', '.join(INPUT_QUANTIZATIONS)}. "
+                f"Got {self.quantize!r}."
+            )
+
+    def weighted(self, op: Literal["dot", "conv", "depthwise"], *, per_channel: bool = False) -> Weighted:
+        """What finishes a product with weights."""
+        default = self.requantize
+        assert isinstance(default, Weighted)
+        own = getattr(self, op)
+        if op == "dot" and per_channel and self.dot_per_channel is not None:
+            own = self.dot_per_channel
+        return own or default
+
+    def formula(self, op: str) -> str | None:
+        """The name of the formula of an operation without weights; None is the exact sum."""
+        return getattr(self, op)
+
+    def replace(self, **changes: object) -> "Target":
+        """A copy with some fields changed; give it a name of its own."""
+        return dataclasses.replace(self, **changes)  # pyright: ignore[reportArgumentType]
 
 
 _targets: dict[str, Target] = {}
@@ -53,8 +130,3 @@ def get(name: "str | Target") -> Target:
 def names() -> tuple[str, ...]:
     """The names of all registered targets."""
     return tuple(sorted(_targets))
-
-
-register(Target("nearest_even"))
-register(Target("single_round", "single_round", Rounding.NEAREST_UP))
-register(Target("double_round", "double_round", Rounding.NEAREST_AWAY))

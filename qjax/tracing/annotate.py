@@ -8,7 +8,7 @@ same tensors are found in both.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Literal
 
 from qjax import ops
@@ -18,6 +18,8 @@ from qjax.tracing.program import Equation, Program, Value
 Mode = Literal["producer", "start", "chain", "permute", "grid"]
 """How an equation is read: "start" is an affine step that begins a rescale of its own; "permute" a transpose of a
 matrix product's accumulator."""
+
+_SUMS = {"mean": "sum", "average_pool": "window_sum"}
 
 
 @dataclasses.dataclass(eq=False)
@@ -74,7 +76,11 @@ class Annotation:
 
 @dataclasses.dataclass(eq=False)
 class _Accumulator:
-    """The state of a value in a producer's chain. `channels`: axes along which constants may vary (None: any)."""
+    """The state of a value in a producer's chain.
+
+    channels: axes along which constants may vary (None: any). source: where a sum shall stay on its input's grid, that
+    input; averaged: whether the steps so far are one division by a constant (None: no step yet).
+    """
 
     name: str
     module: str
@@ -84,6 +90,8 @@ class _Accumulator:
     permutable: bool = False
     clamped: bool = False
     use: LayerUse | None = None
+    source: Place | None = None
+    averaged: bool | None = None
 
 
 class _Grid:
@@ -98,6 +106,7 @@ def annotate(
     names: Sequence[str],
     constant: Sequence[bool],
     is_float: Callable[[str], bool] = lambda path: False,
+    same_grid: Collection[str] = (),
 ) -> Annotation:
     """Annotate a program.
 
@@ -105,14 +114,16 @@ def annotate(
       names: per input, the path of the parameter or the name of the model's input.
       constant: per input, whether it is a parameter (or other state) rather than data.
       is_float: which module paths the recipe leaves alone.
+      same_grid: which averages, "mean" and "average_pool", share the quantizer of their input.
     """
-    return _Annotator(is_float).run(program, names, constant)
+    return _Annotator(is_float, same_grid).run(program, names, constant)
 
 
 class _Annotator:
-    def __init__(self, is_float: Callable[[str], bool]) -> None:
+    def __init__(self, is_float: Callable[[str], bool], same_grid: Collection[str]) -> None:
         self.result = Annotation()
         self.is_float = is_float
+        self.same_grid = {_SUMS[name] for name in same_grid}
         self.state: dict[Value, _Accumulator | _Grid | None] = {}
         self.origin: dict[Value, tuple[str, tuple[str, ...]]] = {}
         self.uses: dict[Value, int] = {}
@@ -199,7 +210,14 @@ class _Annotator:
             self.result.layers.append(use)
         channels = None if weight is None else {pair[0] for pair in op.channels(eqn, weight)}
         acc = _Accumulator(
-            self._unique(label), module, op.name, channels, eqn.location, permutable=op.name == "dot", use=use
+            self._unique(label),
+            module,
+            op.name,
+            channels,
+            eqn.location,
+            permutable=op.name == "dot",
+            use=use,
+            source=self._place(eqn.inputs[0]) if op.name in self.same_grid else None,
         )
         self.result.ops[eqn] = (op, "producer")
         self._outputs(eqn, acc)
@@ -217,7 +235,10 @@ class _Annotator:
                 self._outputs(
                     eqn,
                     dataclasses.replace(
-                        state, clamped=state.clamped or clamps, permutable=state.permutable and not steps
+                        state,
+                        clamped=state.clamped or clamps,
+                        permutable=state.permutable and not steps,
+                        averaged=self._averages(state, op, eqn, constant) if steps else state.averaged,
                     ),
                 )
                 return
@@ -236,6 +257,13 @@ class _Annotator:
         self.result.ops[eqn] = (op, "start")
         name = self._unique(_join(eqn.scope, op.name if op.name != "affine_step" else "rescale"))
         self._outputs(eqn, _Accumulator(name, eqn.scope, "rescale", None, eqn.location))
+
+    def _averages(self, state: _Accumulator, op: Op, eqn: Equation, constant: Sequence[bool]) -> bool:
+        """Whether a step, the first one, divides by a number that is no parameter."""
+        roles = op.chain_constants(eqn, constant)
+        if state.averaged is not None or eqn.primitive not in ("div", "mul") or "value" not in roles:
+            return False
+        return eqn.inputs[roles["value"]] not in self.origin
 
     def _grid(self, op: Op, eqn: Equation, constant: Sequence[bool], stack: tuple[int, ...]) -> None:
         value = eqn.inputs[op.data(eqn, constant)[0]]
@@ -369,6 +397,8 @@ class _Annotator:
             )
             if state.use is not None:
                 state.use.output = place
+            if state.source is not None and state.averaged and state.source.stack == stack:
+                self._merge(state.source, place)
         else:
             name, module, location = self._label(value, None)
             kind = "input" if module == "input" else "activation"

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qjax.export.artifact import ArtifactError, GraphError, from_bytes, to_bytes
+from qjax.export.artifact import VERSION, ArtifactError, GraphError, from_bytes, to_bytes
 from tests.export.graphs import constant, differences, graph_of, quantization, rich_graph
 
 REFUSED = (ArtifactError, GraphError)
 START = '{"__metadata__":{"format":"qjax","sha256":"'
 
 
-def seal(rest: str, data: bytes, *, version: str = "1", length: int | None = None) -> bytes:
+def seal(rest: str, data: bytes, *, version: str = str(VERSION), length: int | None = None) -> bytes:
     """An artifact with a valid checksum around any header text after the fixed fields, and any data."""
     tail = f'","version":"{version}","graph":{rest}'.encode("utf-8", "surrogatepass")
     head = START.encode() + b"0" * 64 + b'","bytes":"' + b"%019d" + tail
@@ -108,9 +108,9 @@ def test_random_bytes(noise, where):
 
 def test_versions():
     document = json.dumps(json.dumps(parts(SMALL)[0])) + "}}"
-    with pytest.raises(ArtifactError, match="expected format version 1, got the newer 2: upgrade qjax"):
-        from_bytes(seal(document, b"", version="2"))
-    with pytest.raises(ArtifactError, match="expected format version 1, got the older 0: convert again"):
+    with pytest.raises(ArtifactError, match="expected format version 2, got the newer 3: upgrade qjax"):
+        from_bytes(seal(document, b"", version="3"))
+    with pytest.raises(ArtifactError, match="expected format version 2, got the older 0: convert again"):
         from_bytes(seal(document, b"", version="0"))
     for version in ("01", "-1", "1.0", "", "1" * 10):
         with pytest.raises(ArtifactError, match="expected the fields sha256, bytes, version and graph"):
@@ -138,7 +138,7 @@ def test_versions():
         ('"\\ud800"', "expected Unicode, got a lone surrogate"),
         ("3", "The graph: expected an object, got int '3'"),
         ("null", "The graph: expected an object, got null"),
-        ("{}", "The graph: expected the fields target, inputs, .*; got none"),
+        ("{}", "The graph: expected the fields target, quantization, inputs, .*; got none"),
     ],
 )
 def test_documents(text, message):

@@ -79,7 +79,7 @@ def test_fuse_writes_the_target_into_the_nodes(target):
     chosen = targets.get(target)
     graph = finished(residual_network(), chosen)
     rules = {node.op: node.attributes.get("rule", node.attributes.get("rounding")) for node in graph.nodes}
-    expected = {"conv": chosen.requantize, "dot": chosen.requantize, "reshape": None, "clamp": None}
+    expected = {"conv": chosen.requantize.rule, "dot": chosen.requantize.rule, "reshape": None, "clamp": None}
     assert rules == {**expected, "add": chosen.rounding.value, "window_sum": chosen.rounding.value}
 
 

@@ -18,8 +18,8 @@ from qjax.numerics import (
     register_rule,
     requantize,
     rule_names,
-    rules,
 )
+from qjax.numerics.rules import registry
 from tests.numerics.exact import RULES
 
 INT32: dict[str, Any] = {"qmin": -(2**31), "qmax": 2**31 - 1}
@@ -299,8 +299,8 @@ def test_a_rule_may_have_constants_of_its_own(monkeypatch):
         __slots__ = ()
 
     jax.tree_util.register_pytree_node(Exponent, lambda e: (tuple(e), None), lambda _, c: Exponent(c))
-    rule = Rule("shift_only", lambda e: Exponent([-(e.exponent + 52)]), Exponent, lambda a, e, key: a >> e[0])
-    monkeypatch.setitem(rules._RULES, rule.name, rule)
+    rule = Rule("shift_only", lambda e: Exponent([-(e.exponent + 52)]), Exponent, lambda a, e, call: a >> e[0])
+    monkeypatch.setitem(registry._RULES, rule.name, rule)
     acc = np.array([[-9, 100]], np.int32)
     constants = rule.prepare(Real.of(np.array([0.5, 0.125], np.float32)))
     assert constants[0].tolist() == [1, 3]

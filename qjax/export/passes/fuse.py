@@ -12,7 +12,7 @@ constant and no `quantize` is left, except the bounds of clamps on codes (`codes
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from qjax import ops, targets
 from qjax.export.ir import Graph, Node, Quantization, Tensor
 from qjax.export.lower import QUANTIZE, ConversionError
 from qjax.export.passes.bounds import bound_constants
+from qjax.export.passes.formulas import formula_of
 from qjax.numerics.softfloat import Real
 from qjax.ops import Role
 from qjax.ops.channels import result_to_weight, weight_to_result
@@ -86,7 +87,10 @@ def _fused(
         assert kernel.value is not None
         channels, rank = attributes["channels"], attributes["rank"]
         s_w = weight_to_result(_full(kernel.quantization, kernel.shape), channels, rank)
-        folded = fold_weighted(scales[0], s_w, s_y, affine)
+        kind = _kind(node, kernel)
+        folded = fold_weighted(
+            scales[0], s_w, s_y, affine, lambda per_channel: target.weighted(kind, per_channel=per_channel)
+        )
         factor = result_to_weight(folded.factor, channels, rank, len(kernel.shape))
         axes = tuple(sorted(w for _, w in channels)) if np.size(folded.weight_scale) > 1 else ()
         scale = result_to_weight(folded.weight_scale, channels, rank, len(kernel.shape))
@@ -97,9 +101,16 @@ def _fused(
         del tensors[kernel.name]
         constant("kernel", scale_codes(kernel.value, factor), quantization)
         constant("bias", folded.bias)
-        constant("multiplier", folded.multiplier)
-        constant("shift", folded.shift)
-        attributes["rule"] = target.requantize
+        for role, value in folded.requantize.items():
+            constant(role, value)
+        attributes["rule"] = target.weighted(kind, per_channel=np.size(folded.weight_scale) > 1).rule
+    elif (found := formula_of(graph, tensors, node, chain, output, target)) is not None:
+        formula, setting = found
+        for role, value in formula.prepare(setting).items():
+            constant(role, value)
+        if setting.op in ("mean", "average_pool"):
+            constant("count", np.asarray(setting.count, np.int32))
+        attributes["formula"] = formula.name
     else:
         accumulators = ops.get(node.op).scales(attributes, [Real.of(s) for s in scales])
         for role, value in fold_sum(accumulators, s_y, affine).items():
@@ -108,6 +119,13 @@ def _fused(
     for role, value in bound_constants(low, high, output.quantization).items():
         constant(role, value)
     return Node(quantize.name, node.op, node.inputs, output.name, roles, attributes, node.location)
+
+
+def _kind(node: Node, kernel: Tensor) -> Literal["dot", "conv", "depthwise"]:
+    if node.op == "dot":
+        return "dot"
+    groups, per_group = node.attributes["groups"], kernel.shape[node.attributes["rhs_layout"][1]]
+    return "depthwise" if groups > 1 and per_group == 1 else "conv"
 
 
 def _tighter(low: Any, step_low: Any, high: Any, step_high: Any) -> tuple[Any, Any]:

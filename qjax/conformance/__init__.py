@@ -1,0 +1,1 @@
+"""Proves that a target computes what its runtime computes."""

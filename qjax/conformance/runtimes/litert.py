@@ -1,0 +1,64 @@
+"""LiteRT, the runtime that was TensorFlow Lite, with each of its three sets of kernels."""
+
+import dataclasses
+import importlib
+import importlib.metadata
+from typing import Any, Literal
+
+import numpy as np
+
+from qjax.conformance.case import Case
+from qjax.conformance.runtimes.tflite_model import tflite_model
+
+Mode = Literal["reference", "optimized", "xnnpack"]
+
+_RESOLVERS = {
+    "reference": "BUILTIN_REF",
+    "optimized": "BUILTIN_WITHOUT_DEFAULT_DELEGATES",
+    "xnnpack": "AUTO",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class LiteRT:
+    """The interpreter of the package ai-edge-litert, on one thread.
+
+    mode: "reference" runs the reference kernels, "optimized" the optimised ones (ruy, gemmlowp, Eigen), "xnnpack",
+    the default of the package, gives XNNPACK every operation that it takes and the optimised kernels the others.
+    """
+
+    mode: Mode = "xnnpack"
+
+    def __post_init__(self) -> None:
+        if self.mode not in _RESOLVERS:
+            raise ValueError(f"mode must be one of {', '.join(_RESOLVERS)}. Got {self.mode!r}.")
+
+    @property
+    def name(self) -> str:
+        """How the matrix calls it."""
+        return f"litert-{self.mode}"
+
+    def version(self) -> str:
+        """The package and its version."""
+        _module()
+        return f"ai-edge-litert {importlib.metadata.version('ai-edge-litert')}"
+
+    def run(self, case: Case) -> np.ndarray:
+        """The output's codes, in the layout of the case."""
+        module = _module()
+        resolver = getattr(module.OpResolverType, _RESOLVERS[self.mode])
+        interpreter = module.Interpreter(
+            model_content=tflite_model(case), experimental_op_resolver_type=resolver, num_threads=1
+        )
+        interpreter.allocate_tensors()
+        for details, x in zip(interpreter.get_input_details(), case.inputs, strict=True):
+            interpreter.set_tensor(details["index"], np.ascontiguousarray(x))
+        interpreter.invoke()
+        return interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
+
+
+def _module() -> Any:
+    try:
+        return importlib.import_module("ai_edge_litert.interpreter")
+    except ImportError as error:
+        raise ImportError("LiteRT needs the package ai-edge-litert: pip install ai-edge-litert") from error

@@ -1,0 +1,110 @@
+"""Which formula of the target computes a node without weights.
+
+The runtime's formula stands for its bare operation. A chain of other affine steps behind it (a factor behind an
+addition, say) is no operation of any runtime; the exact sum serves there, as it does where the target names no formula.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jax.core import Tracer
+
+from qjax.export.ir import Graph, Node, Quantization, Tensor
+from qjax.ops.formulas import Formula, Setting, get
+from qjax.targets import Target
+
+_AFFINE = ("affine_step", "batch_norm")
+
+
+def formula_of(
+    graph: Graph, tensors: Mapping[str, Tensor], node: Node, chain: Sequence[Node], output: Tensor, target: Target
+) -> tuple[Formula, Setting] | None:
+    """The formula and what it may know, or None for the exact sum.
+
+    Raises a ValueError for a target whose formula does not exist or does not compute this operation.
+    """
+    found = _operation(graph, node, [step for step in chain if step.op in _AFFINE])
+    if found is None:
+        return None
+    op, count = found
+    name = target.formula(op)
+    if name is None:
+        return None
+    formula = get(name)
+    if op not in formula.ops:
+        raise ValueError(
+            f"Target {target.name!r}: the formula {name!r} computes {', '.join(sorted(formula.ops))}, not {op}."
+        )
+    inputs = [_quantization(tensors[tensor]) for tensor in node.inputs]
+    y = _quantization(output)
+    if formula.same_grid and not _same_grid(inputs[0], y):
+        if op == "mean" or np.ndim(count):
+            return None
+        # an average onto another grid is a depthwise convolution with codes of 1
+        weighted = target.weighted("depthwise")
+        formula = get(f"{weighted.rule}/{weighted.scale}")
+    setting = Setting(
+        op,
+        tuple(q.scale for q in inputs),
+        tuple(q.zero_point for q in inputs),
+        y.scale,
+        y.zero_point,
+        output.dtype,
+        count,
+    )
+    return formula, setting
+
+
+def _operation(graph: Graph, node: Node, affine: list[Node]) -> tuple[str, Any] | None:
+    """What a runtime calls the node with these steps behind it, and the count of an average."""
+    if node.op in ("sum", "window_sum"):
+        count = _count(graph, affine)
+        full = _elements(graph, node)
+        if count is None or (node.op == "sum" and not np.array_equal(count, full)):
+            return None
+        return "mean" if node.op == "sum" else "average_pool", count
+    if affine:
+        return None
+    if node.op == "add":
+        return "subtract" if node.attributes["subtract"] else "add", 1
+    return ({"dot": "matmul"}.get(node.op, node.op), 1) if node.op in ("multiply", "rescale", "dot") else None
+
+
+def _count(graph: Graph, affine: list[Node]) -> Any:
+    """n, where the steps are one division by whole numbers n (or a product with 1 / n)."""
+    if len(affine) != 1 or affine[0].attributes.get("step") not in ("div", "mul"):
+        return None
+    value = graph.constant(affine[0], "value")
+    if isinstance(value, Tracer):
+        return None
+    number = np.asarray(value).astype(np.float64)
+    with np.errstate(divide="ignore"):
+        count = np.rint(number if affine[0].attributes["step"] == "div" else 1 / number)
+        exact = count if affine[0].attributes["step"] == "div" else (1 / count)
+    if not (np.all(count >= 1) and np.all(count < 2**31) and np.array_equal(exact.astype(np.float32), value)):
+        return None
+    return int(count) if count.ndim == 0 else count.astype(np.int32)
+
+
+def _elements(graph: Graph, node: Node) -> int | None:
+    if node.op != "sum":
+        return math.prod(node.attributes["window"])
+    sizes = [graph.tensors[node.inputs[0]].shape[axis] for axis in node.attributes["axes"]]
+    return None if None in sizes else math.prod(size for size in sizes if size is not None)
+
+
+def _quantization(tensor: Tensor) -> Quantization:
+    assert tensor.quantization is not None
+    return tensor.quantization
+
+
+def _same_grid(a: Quantization, b: Quantization) -> bool:
+    """Whether the two are one quantizer's: the very same arrays, or equal numbers where those are known."""
+    if a.scale is b.scale and a.zero_point is b.zero_point:
+        return True
+    values = (a.scale, b.scale, a.zero_point, b.zero_point)
+    if any(isinstance(value, Tracer) for value in values):
+        return False
+    return np.array_equal(a.scale, b.scale) and np.array_equal(a.zero_point, b.zero_point)

@@ -1,0 +1,57 @@
+"""How runtimes make codes of float inputs; they disagree on every word of "round(x / s) + z".
+
+| name | code before clamping | who |
+| --- | --- | --- |
+| `reciprocal` | rint(x * (1/s)) + z | qjax's default; TFLite's optimised kernels; XNNPACK; torch's fake_quantize |
+| `reciprocal_fma` | rint(fma(x, 1/s, z)) | torch.quantize_per_tensor on x86 |
+| `division` | rint(x / s) + z | ONNX QuantizeLinear (ONNX Runtime) |
+| `division_away` | round(x / s) + z, ties away from zero | TFLite's reference kernels, TFLite Micro |
+| `division_inside` | rint(x / s + z) | StableHLO uniform_quantize |
+
+Every operation is float32. A zero point inside the rounding turns ties the other way where it is odd. XLA makes a
+multiplication of a division and a fused multiply-add of a product and a sum, so all but the first run in integers
+(`numerics.float32`).
+"""
+
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from qjax.numerics import float32
+from qjax.numerics.rounding import Rounding
+
+InputQuantization = Literal["reciprocal", "reciprocal_fma", "division", "division_away", "division_inside"]
+
+INPUT_QUANTIZATIONS: tuple[InputQuantization, ...] = get_args(InputQuantization)
+
+
+def emulated_steps(x: jax.Array, scale: Any, zero_point: Any, name: InputQuantization) -> jax.Array:
+    """float32 `code - zero_point` before clamping, for every name but "reciprocal"; NaN stays NaN.
+
+    Args:
+      x: float32. scale: float32, zero_point: int32, both broadcastable to x.
+      name: one of the table.
+
+    Raises:
+      ValueError: another name.
+    """
+    if name not in INPUT_QUANTIZATIONS or name == "reciprocal":
+        raise ValueError(f"expected one of {', '.join(INPUT_QUANTIZATIONS[1:])}. Got {name!r}.")
+    value = float32.of_bits(jax.lax.bitcast_convert_type(x, jnp.int32))
+    step = float32.of(jnp.broadcast_to(jnp.asarray(scale), x.shape))
+    zero = jnp.broadcast_to(jnp.asarray(zero_point), x.shape)
+    inside = name in ("reciprocal_fma", "division_inside")
+    if name == "reciprocal_fma":
+        one = float32.of(jnp.ones_like(x))
+        value = float32.fma(value, float32.divide(one, step), float32.from_int32(zero))
+    else:
+        value = float32.divide(value, step)
+        if inside:
+            value = float32.add(value, float32.from_int32(zero))
+    rounding = Rounding.NEAREST_AWAY if name == "division_away" else Rounding.NEAREST_EVEN
+    rounded = float32.to_int32(value, rounding).astype(jnp.float32)
+    # exact for every code of 16 bits; what is rounded here lies far outside of any range
+    steps = rounded - zero.astype(jnp.float32) if inside else rounded
+    return jnp.where(jnp.isnan(x), jnp.full_like(x, np.nan), steps)

@@ -1,0 +1,44 @@
+"""The rules of requantization: each of the ways in which a runtime rounds acc * e, under its name.
+
+| module | rules |
+| --- | --- |
+| `classic` | one rounding of the exact product; gemmlowp's, NEON's and ruy's two; stochastic |
+| `floating` | runtimes that multiply in float32 or float64 |
+| `published` | TVM, XNNPACK, TOSA, TFLite's int16 activations, NEMO |
+| `power_of_two` | one shift, with the roundings and overflows of ap_fixed |
+
+A rule is a `Rule` in the registry. To add one, write its `prepare` and `apply` and register it; whoever names it
+finds it, and a graph stores its constants by their field names.
+"""
+
+from qjax.numerics.rules import classic, floating, power_of_two, published
+from qjax.numerics.rules.floating import Float32WithBias, Float64
+from qjax.numerics.rules.power_of_two import PowerOfTwo
+from qjax.numerics.rules.published import ScaledInteger, TosaScale, apply_scale_16
+from qjax.numerics.rules.registry import (
+    Call,
+    Rule,
+    get_rule,
+    register_family,
+    register_rule,
+    rule_names,
+)
+
+__all__ = [
+    "Call",
+    "Float32WithBias",
+    "Float64",
+    "PowerOfTwo",
+    "Rule",
+    "ScaledInteger",
+    "TosaScale",
+    "apply_scale_16",
+    "classic",
+    "floating",
+    "get_rule",
+    "power_of_two",
+    "published",
+    "register_family",
+    "register_rule",
+    "rule_names",
+]

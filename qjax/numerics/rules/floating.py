@@ -1,0 +1,208 @@
+"""The rules of runtimes that requantize in floating point, each float operation done in integers.
+
+e is rounded to float32 once (float64 for `float64_away`), the accumulator becomes a float, and they part in
+where the zero point is added, what an overflowing conversion gives, and what the product is rounded to.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from qjax.numerics import float32
+from qjax.numerics._namespace import host_or_trace, traced, wide
+from qjax.numerics.float32 import Float32
+from qjax.numerics.rules.multiplier import check_int32, saturated
+from qjax.numerics.rules.registry import Call, registered
+from qjax.numerics.softfloat import Real
+
+
+class Float32WithBias(NamedTuple):
+    """A float32 scale and a float32 bias in steps of the accumulator, each as a `Float32`.
+
+    Attributes:
+      mantissa: int32, of the scale.
+      exponent: int32, of the scale.
+      bias_mantissa: int32.
+      bias_exponent: int32.
+    """
+
+    mantissa: Any
+    exponent: Any
+    bias_mantissa: Any
+    bias_exponent: Any
+
+
+class Float64(NamedTuple):
+    """A nonnegative double, (mantissa_high * 2^31 + mantissa_low) * 2^exponent.
+
+    Attributes:
+      mantissa_high: int32, in [2^21, 2^22), or 0 for zero.
+      mantissa_low: int32, in [0, 2^31).
+      exponent: int32.
+    """
+
+    mantissa_high: Any
+    mantissa_low: Any
+    exponent: Any
+
+
+def float32_scale(effective_scale: Any) -> Float32:
+    """The float32 nearest to an effective scale, 0 for a negative one in a trace.
+
+    Raises:
+      ValueError: on the host, a scale that is negative or beyond float32.
+    """
+    return float32.of(_at_least_zero(effective_scale))
+
+
+def float32_scale_and_bias(effective_scale: Any, bias: Any = 0.0) -> Float32WithBias:
+    """The two as float32.
+
+    Args:
+      effective_scale: as for every rule.
+      bias: in steps of the accumulator, of either sign: a float32 array, a `Float32`, or a `Real`, which is
+        rounded. PyTorch's is b / (s_x * s_w), product and quotient each rounded to float32.
+    """
+    return Float32WithBias(*float32_scale(effective_scale), *float32.of(bias))
+
+
+def float64_scale(effective_scale: Any) -> Float64:
+    """The effective scale as a double in int32 words."""
+    e = _at_least_zero(effective_scale)
+    with wide(host_or_trace(e.mantissa)):
+        high, low = e.mantissa >> np.uint64(31), e.mantissa & np.uint64(2**31 - 1)
+        return Float64(high.astype(np.int32), low.astype(np.int32), e.exponent)
+
+
+def _at_least_zero(effective_scale: Any) -> Real:
+    e = Real.of(effective_scale)
+    if traced(e.sign):
+        return e.maximum(np.float32(0))
+    if np.any(np.asarray(e.sign) < 0):
+        raise ValueError(f"an effective scale must be at least 0. Got {np.min(e.to_float64())}; scales are positive.")
+    return e
+
+
+def _check_float32(e: Float32) -> None:
+    check_int32(e)
+    m, exponent = np.asarray(e.mantissa), np.asarray(e.exponent)
+    if np.any((m < 0) | (m > 2**24) | (exponent < -149) | (exponent > 104)):
+        raise ValueError(
+            "a float32 scale must have its mantissa in [0, 2^24] and its exponent in [-149, 104]. Got mantissas "
+            f"from {m.min()} to {m.max()}, exponents from {exponent.min()} to {exponent.max()}; use float32.of."
+        )
+
+
+def _check_with_bias(c: Float32WithBias) -> None:
+    check_int32(c)
+    _check_float32(Float32(c.mantissa, c.exponent))
+    m, exponent = np.asarray(c.bias_mantissa), np.asarray(c.bias_exponent)
+    if np.any((np.abs(m.astype(np.int64)) > 2**24) | (exponent < -149) | (exponent > 104)):
+        raise ValueError(
+            "a float32 bias must have its mantissa in [-2^24, 2^24] and its exponent in [-149, 104]. Got mantissas "
+            f"from {m.min()} to {m.max()}, exponents from {exponent.min()} to {exponent.max()}; use float32.of."
+        )
+
+
+def _check_float64(e: Float64) -> None:
+    check_int32(e)
+    high, low, exponent = (np.asarray(v) for v in e)
+    normal = (high >= 2**21) & (high < 2**22) & (low >= 0)
+    if not np.all((normal | ((high == 0) & (low == 0))) & (np.abs(exponent.astype(np.int64)) < 2**20)):
+        raise ValueError(
+            "a double must have mantissa_high in [2^21, 2^22) and mantissa_low in [0, 2^31), or both 0. Got "
+            f"mantissa_high from {high.min()} to {high.max()}, mantissa_low from {low.min()} to {low.max()}, "
+            f"exponents from {exponent.min()} to {exponent.max()}; use get_rule('float64_away').prepare(scale)."
+        )
+
+
+_float32 = partial(registered, prepare=float32_scale, constants=Float32, check=_check_float32)
+
+
+def _product(acc: jax.Array, e: Float32) -> Float32:
+    return float32.multiply(float32.from_int32(acc), e)
+
+
+@_float32("float32")
+def float32_(acc: jax.Array, e: Float32, call: Call) -> jax.Array:
+    """F32: rint(float(acc) * e), each operation rounded to float32; the zero point is added as an integer.
+
+    Source: XNNPACK's fp32 requantization, ONNX Runtime's QLinearMatMul and QLinearConv, QNNPACK on ARM. The
+    conversion to int32 saturates; those runtimes clamp before it or use an instruction that does.
+    """
+    return float32.to_int32(_product(acc, e))
+
+
+@_float32("float32_x86")
+def float32_x86(acc: jax.Array, e: Float32, call: Call) -> jax.Array:
+    """F32 where a product of 2^31 and more converts to -2^31, and so to the least code.
+
+    Source: FBGEMM without bias and QNNPACK on x86, whose CVTPS2DQ returns the "integer indefinite" for what
+    int32 does not hold, and which clamp only then.
+    """
+    return float32.to_int32(_product(acc, e), overflow="indefinite")
+
+
+@_float32("float32_zero_point_inside", finishes=True)
+def float32_zero_point_inside(acc: jax.Array, e: Float32, call: Call) -> jax.Array:
+    """F32z: rint(float(acc) * e + float(zero_point)), the product and the sum each rounded to float32.
+
+    A tie's direction then depends on the zero point's parity. Source: oneDNN's convolution and inner product,
+    ONNX's ReferenceEvaluator.
+    """
+    zero_point = float32.from_int32(call.zero_point)
+    return _clamped(float32.to_int32(float32.add(_product(acc, e), zero_point)), call)
+
+
+@_float32("float32_zero_point_fma", finishes=True)
+def float32_zero_point_fma(acc: jax.Array, e: Float32, call: Call) -> jax.Array:
+    """F32z with one rounding of product and sum: rint(fma(float(acc), e, float(zero_point)))."""
+    zero_point = float32.from_int32(call.zero_point)
+    return _clamped(float32.to_int32(float32.fma(float32.from_int32(acc), e, zero_point)), call)
+
+
+@registered(
+    "float32_bias", prepare=float32_scale_and_bias, constants=Float32WithBias, check=_check_with_bias, takes_bias=True
+)
+def float32_bias(acc: jax.Array, c: Float32WithBias, call: Call) -> jax.Array:
+    """F32 with a float32 bias: rint((float(acc) + bias) * e), overflowing as `float32_x86`.
+
+    Source: FBGEMM's ReQuantizeOutput with a float bias, which PyTorch's fbgemm engine uses: the bias is
+    b / (s_x s_w), never rounded to an integer.
+    """
+    biased = float32.add(float32.from_int32(acc), Float32(c.bias_mantissa, c.bias_exponent))
+    return float32.to_int32(float32.multiply(biased, Float32(c.mantissa, c.exponent)), overflow="indefinite")
+
+
+@registered("float64_away", prepare=float64_scale, constants=Float64, check=_check_float64)
+def float64_away(acc: jax.Array, e: Float64, call: Call) -> jax.Array:
+    """F64A: C's round(double(acc) * e), ties away from zero, the product rounded to a double first.
+
+    Source: LiteRT's reference FULLY_CONNECTED. A result beyond int32 saturates.
+
+    |acc| * mantissa has at most 84 bits, held as T * 2^31 + R. `drop` of them, 31 at most, leave 53.
+    """
+    a = jnp.abs(acc.astype(jnp.int64))
+    low = a * e.mantissa_low.astype(jnp.int64)
+    top = a * e.mantissa_high.astype(jnp.int64) + (low >> np.int64(31))
+    rest = low & np.int64(2**31 - 1)
+    # the mantissa has 53 bits: the top has at least 22 where it is not 0
+    drop = jnp.maximum(np.int64(64 - 22) - jax.lax.clz(top), np.int64(0))
+    q = (top << (np.int64(31) - drop)) | (rest >> drop)
+    lost = rest - ((rest >> drop) << drop)
+    half = (np.int64(1) << drop) >> np.int64(1)
+    # for drop = 0 nothing is lost, and `half` is 0
+    q = q + ((lost > half) | ((lost == half) & (drop > 0) & ((q & np.int64(1)) != 0))).astype(jnp.int64)
+    # q has 53 bits: 9 to the left of them, any shift by 55 or more to the right rounds to 0
+    t = -(e.exponent.astype(jnp.int64) + drop)
+    q = q << jnp.clip(-t, np.int64(0), np.int64(9))
+    t = jnp.clip(t, np.int64(0), np.int64(55))
+    q = (q + ((np.int64(1) << t) >> np.int64(1))) >> t
+    return saturated(jnp.where(acc < 0, -q, q))
+
+
+def _clamped(y: jax.Array, call: Call) -> jax.Array:
+    return jnp.minimum(jnp.maximum(y, np.int32(call.qmin)), np.int32(call.qmax))

@@ -1,0 +1,130 @@
+"""What a rule of requantization is, and the registry that finds one by its name."""
+
+import dataclasses
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import jax
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """What one call of `requantize` knows beside the accumulator and the constants.
+
+    Attributes:
+      zero_point: int32, of the output's codes; it broadcasts against the accumulator without a change of rank.
+      qmin: the least code.
+      qmax: the greatest code.
+      key: the random key, for a rule that needs one.
+    """
+
+    zero_point: jax.Array
+    qmin: int
+    qmax: int
+    key: jax.Array | None = None
+
+
+Apply = Callable[[jax.Array, Any, Call], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """One way to requantize.
+
+    Attributes:
+      name: what `requantize(rule=...)` calls it.
+      prepare: effective scale -> constants. It runs with the same bits on the host and inside a trace. A rule
+        that `takes_bias` is called as prepare(scale, bias).
+      constants: the type that `prepare` returns, a NamedTuple of int32 arrays that broadcast against the
+        accumulator; `requantize` takes such constants in place of a scale. A graph stores each field as a
+        tensor of its name, so the names are part of the format: `constants(**fields)` brings them together.
+      apply: (acc, constants, call) -> int32, traced with 64-bit integers enabled. It gives the rounded acc *
+        e, saturated to int32, before the zero point is added; or, where it `finishes`, the codes.
+      needs_key: whether `apply` draws random numbers.
+      finishes: whether `apply` adds the zero point and brings the result into [qmin, qmax] itself.
+      takes_bias: whether the bias is a constant of the rule, added in its arithmetic, rather than a part of
+        the accumulator. `prepare` then takes it in steps of the accumulator, as a `Real` or float32, and
+        without one it is 0.
+      accumulators: the dtypes that `apply` takes.
+      check: raises TypeError or ValueError for constants, on the host, that are not this rule's.
+    """
+
+    name: str
+    prepare: Callable[..., Any]
+    constants: type
+    apply: Apply
+    needs_key: bool = False
+    finishes: bool = False
+    takes_bias: bool = False
+    accumulators: tuple[str, ...] = ("int32",)
+    check: Callable[[Any], None] | None = None
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The names of the constants, in order."""
+        return tuple(getattr(self.constants, "_fields", ()))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Family:
+    forms: tuple[str, ...]
+    build: Callable[[str, list[str]], Rule]
+
+
+_RULES: dict[str, Rule] = {}
+_FAMILIES: dict[str, _Family] = {}
+
+
+def register_rule(rule: Rule) -> Rule:
+    """Add a rule to the registry; a name can be taken once only."""
+    if rule.name in _RULES:
+        raise ValueError(f"a rule named {rule.name!r} exists already; choose another name.")
+    _RULES[rule.name] = rule
+    return rule
+
+
+def registered(name: str, **fields: Any) -> Callable[[Apply], Apply]:
+    """A decorator that registers a function as the `apply` of a rule; fields: those of `Rule`."""
+
+    def register(apply: Apply) -> Apply:
+        register_rule(Rule(name, apply=apply, **fields))
+        return apply
+
+    return register
+
+
+def register_family(name: str, forms: tuple[str, ...], build: Callable[[str, list[str]], Rule]) -> None:
+    """Add rules with parameters, "name:first:second".
+
+    Args:
+      name: the part of the name before the first colon.
+      forms: what an error about an unknown rule lists, such as "power_of_two:ROUNDING:OVERFLOW".
+      build: (full name, parameters) -> the rule; a ValueError that lists the valid parameters otherwise.
+    """
+    if name in _FAMILIES:
+        raise ValueError(f"a family of rules named {name!r} exists already; choose another name.")
+    _FAMILIES[name] = _Family(forms, build)
+
+
+def rule_names() -> tuple[str, ...]:
+    """The names of all rules, sorted; of a rule with parameters, the name that stands for their defaults."""
+    return tuple(sorted(_RULES))
+
+
+def get_rule(name: str) -> Rule:
+    """The rule called `name`; a ValueError that lists the valid names otherwise."""
+    if name in _RULES:
+        return _RULES[name]
+    family, *parameters = name.split(":")
+    if parameters and family in _FAMILIES:
+        return _member(name)
+    forms = [*rule_names(), *(form for family in _FAMILIES.values() for form in family.forms)]
+    raise ValueError(f"rule must be one of {', '.join(forms)}. Got {name!r}.")
+
+
+@cache
+def _member(name: str) -> Rule:
+    """One object per name: `jit` looks its programs up by the rule."""
+    family, *parameters = name.split(":")
+    return _FAMILIES[family].build(name, parameters)

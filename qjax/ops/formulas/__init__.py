@@ -1,0 +1,27 @@
+"""The formulas of operations without weights, one file per formula or family."""
+
+from qjax.numerics.rules import rule_names
+from qjax.ops.formulas import onnx_add, onnx_average, onnx_float, onnx_multiply  # noqa: F401 (importing registers)
+from qjax.ops.formulas.base import OPS, Formula, Setting, register, registered
+from qjax.ops.formulas.requantized import requantized
+
+__all__ = ["OPS", "Formula", "Setting", "get", "names", "register"]
+
+
+def get(name: str) -> Formula:
+    """The formula of that name: a registered one, or a rule of requantization ("single_round", "float32/f32")."""
+    found = registered().get(name)
+    if found is not None:
+        return found
+    rule, slash, form = name.partition("/")
+    if rule in rule_names() and form in ("", "f64", "f32") and bool(slash) == bool(form):
+        return requantized(rule, "f32" if form == "f32" else "f64")
+    raise ValueError(
+        f"Unknown formula {name!r}. Known formulas: {', '.join(names())}; and every rule of requantization: "
+        f"{', '.join(rule_names())}, also as rule/f32."
+    )
+
+
+def names() -> tuple[str, ...]:
+    """The registered formulas, without the rules of requantization."""
+    return tuple(sorted(registered()))

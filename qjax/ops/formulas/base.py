@@ -1,0 +1,80 @@
+"""How a runtime computes an operation without weights, under a name.
+
+Additions, products, averages and changes of the grid have no accumulator that one rule of requantization could finish:
+each runtime has a formula of its own, with roundings in between. A formula turns scales and zero points into int32
+constants (`prepare`) and codes into codes (`kernel`). A `Target` chooses one per operation.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+Array = jax.Array | np.ndarray
+
+OPS = ("add", "subtract", "multiply", "matmul", "rescale", "mean", "average_pool")
+"""The operations that a formula may compute. "matmul": a product of two activations, given its accumulator."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What a formula may know about one node; scales and zero points may be tracers.
+
+    op: one of `OPS`. scales: float32, per input tensor. zero_points: int32, likewise. y_scale, y_zero_point: of the
+    output. dtype: of the output's codes. count: how many elements one output averages, int or int32 array.
+    """
+
+    op: str
+    scales: tuple[Any, ...]
+    zero_points: tuple[Any, ...]
+    y_scale: Any
+    y_zero_point: Any
+    dtype: str
+    count: Any = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Formula:
+    """One way to compute.
+
+    Attributes:
+      name: how targets and nodes refer to it.
+      ops: for which operations it is meant.
+      prepare: setting -> int32 arrays by role, the same bits on the host and inside a trace.
+      kernel: (operands, constants, attributes) -> int32 codes, zero point included, saturated to int32 but not yet to
+        the range of the codes. operands: the centred codes (code - zero point) of each input as int32; for averages
+        the sum of centred codes over the window, for "matmul" the accumulator. constants: the roles of `prepare`, and
+        y_zero_point, zero_point0, zero_point1, count (where it averages).
+      same_grid: the output stands on the input's own grid; the formula is not defined elsewhere.
+      windows: an average whose result depends on the order of its summands: its operand is not their sum but the
+        centred codes themselves, stacked on a new leading axis in the window's order (rows, then columns), with zeros
+        for padding. attributes["whole"]: the window is the whole image, without padding.
+    """
+
+    name: str
+    ops: frozenset[str]
+    prepare: Callable[[Setting], dict[str, Array]]
+    kernel: Callable[[Sequence[jax.Array], Mapping[str, Any], Mapping[str, Any]], jax.Array]
+    same_grid: bool = False
+    windows: bool = False
+
+
+_formulas: dict[str, Formula] = {}
+
+
+def register(formula: Formula) -> Formula:
+    """Make a formula known by its name, which can be taken once only."""
+    unknown = formula.ops - set(OPS)
+    if unknown:
+        raise ValueError(f"Formula {formula.name!r}: expected operations out of {', '.join(OPS)}, got {unknown}.")
+    if formula.name in _formulas:
+        raise ValueError(f"A formula named {formula.name!r} exists already; choose another name.")
+    _formulas[formula.name] = formula
+    return formula
+
+
+def registered() -> Mapping[str, Formula]:
+    """The formulas by name."""
+    return _formulas
