@@ -2,6 +2,7 @@
 
 from qjax import calibration, numerics, ops, targets
 from qjax.calibrating import calibrate
+from qjax.export.accumulators import accumulators
 from qjax.export.integer_graph import IntegerGraph, load
 from qjax.export.lower import ConversionError
 from qjax.model import convert, exact, quantize, verify
@@ -23,6 +24,7 @@ __all__ = [
     "QuantStat",
     "QuantizedModel",
     "Recipe",
+    "accumulators",
     "calibrate",
     "calibration",
     "convert",

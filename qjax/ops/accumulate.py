@@ -64,7 +64,7 @@ def conv(
     """
     if is_depthwise(x.shape, w.shape, groups, layout):
         return depthwise(x, w, strides=strides, rhs_dilation=rhs_dilation, layout=layout, dtype=jnp.int32)
-    x, w = _channels_last(x, w, layout)
+    x, w = channels_last(x, w, layout)
     small = x.shape[-1] < FEW_CHANNELS or max(x.shape[-1], w.shape[-1]) <= NARROW
     if groups == 1 and (small or math.prod(w.shape[:-2]) == 1):
         acc = _patches(x, w, strides, rhs_dilation)
@@ -80,7 +80,7 @@ def conv(
         acc = _grouped(x, w, strides, rhs_dilation, groups)
     else:
         acc = _patches(x, w, strides, rhs_dilation)
-    return _in_layout(acc, layout)
+    return in_layout(acc, layout)
 
 
 def is_depthwise(x: Sequence[int], w: Sequence[int], groups: int, layout: Layout) -> bool:
@@ -95,25 +95,27 @@ def depthwise(
 
     A sum of shifted products: XLA's own depthwise convolution is tens of times slower on CPU, in any dtype.
     """
-    x, w = _channels_last(x, w, layout)
+    x, w = channels_last(x, w, layout)
     channels, features = x.shape[-1], w.shape[-1]
     if features > channels:
         x = jnp.repeat(x, features // channels, axis=-1)
     acc = None
     rows = w.reshape(-1, features).astype(dtype)
-    for row, tap in zip(range(rows.shape[0]), _taps(x, w.shape[:-2], strides, rhs_dilation), strict=True):
+    for row, tap in zip(range(rows.shape[0]), taps(x, w.shape[:-2], strides, rhs_dilation), strict=True):
         product = tap.astype(dtype) * jnp.broadcast_to(rows[row], tap.shape)
         acc = product if acc is None else acc + product
     assert acc is not None
-    return _in_layout(acc, layout)
+    return in_layout(acc, layout)
 
 
-def _channels_last(x: jax.Array, w: jax.Array, layout: Layout) -> tuple[jax.Array, jax.Array]:
+def channels_last(x: jax.Array, w: jax.Array, layout: Layout) -> tuple[jax.Array, jax.Array]:
+    """x as (batch, *spatial, channels) and w as (*spatial, channels, features)."""
     lhs, rhs, _ = layout
     return jnp.transpose(x, (lhs[0], *lhs[2:], lhs[1])), jnp.transpose(w, (*rhs[2:], rhs[1], rhs[0]))
 
 
-def _in_layout(acc: jax.Array, layout: Layout) -> jax.Array:
+def in_layout(acc: jax.Array, layout: Layout) -> jax.Array:
+    """A result of shape (batch, *spatial, features) with the axes that `layout` asks for."""
     out = layout[2]
     inverse = [0] * acc.ndim
     for source, target in enumerate((out[0], *out[2:], out[1])):
@@ -139,7 +141,7 @@ def _direct(x: jax.Array, w: jax.Array, strides: Sequence[int], dilation: Sequen
     )
 
 
-def _taps(x: jax.Array, window: Sequence[int], strides: Sequence[int], dilation: Sequence[int]) -> list[jax.Array]:
+def taps(x: jax.Array, window: Sequence[int], strides: Sequence[int], dilation: Sequence[int]) -> list[jax.Array]:
     """For each position of the window, in row-major order, the strided slice of x that it meets."""
     sizes = [(x.shape[1 + d] - dilation[d] * (window[d] - 1) - 1) // strides[d] + 1 for d in range(len(window))]
     slices: list[jax.Array] = []
@@ -155,8 +157,8 @@ def _taps(x: jax.Array, window: Sequence[int], strides: Sequence[int], dilation:
 
 
 def _patches(x: jax.Array, w: jax.Array, strides: Sequence[int], dilation: Sequence[int]) -> jax.Array:
-    taps = _taps(x, w.shape[:-2], strides, dilation)
-    columns = taps[0] if len(taps) == 1 else jnp.concatenate(taps, axis=-1)
+    slices = taps(x, w.shape[:-2], strides, dilation)
+    columns = slices[0] if len(slices) == 1 else jnp.concatenate(slices, axis=-1)
     return dot(columns, w.reshape(-1, w.shape[-1]), (((columns.ndim - 1,), (0,)), ((), ())))
 
 

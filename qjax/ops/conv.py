@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from qjax.ops import accumulate
+from qjax.numerics.accumulator import EXACT, Accumulator
+from qjax.ops import accumulate, narrow
 from qjax.ops.base import Attributes, Constants, Equation, Op, Quantized, Role, real, register
 from qjax.ops.channels import weight_to_result
-from qjax.ops.epilogue import finish_weighted, fold_zero_point
+from qjax.ops.epilogue import finish_weighted
 from qjax.ops.exact_float import matmul_codes, precision
 from qjax.ops.pending import Pending
 
@@ -83,21 +84,64 @@ class Conv(Op):
     def runtime(self, attributes: Attributes, constants: Constants) -> Constants:
         features = attributes["rhs_layout"][0]
         summed = tuple(axis for axis in range(len(attributes["rhs_layout"])) if axis != features)
-        return fold_zero_point(attributes, constants, summed)
+        return narrow.fold(attributes, constants, summed)
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
-        offset = accumulate.signed_offset(inputs[0].dtype.name)
-        x = accumulate.signed(inputs[0])
-        zero_point = jnp.asarray(constants["zero_point0"] - offset).astype(x.dtype)
-        acc = accumulate.conv(
-            _padded(x, zero_point, attributes),
-            constants["kernel"],
-            strides=attributes["strides"],
-            rhs_dilation=attributes["rhs_dilation"],
-            groups=attributes["groups"],
-            layout=_layout(attributes),
+        accumulator = narrow.accumulator_of(attributes, constants)
+        if accumulator.ordered:
+            rows = self.rows(attributes, constants, inputs[0], accumulator)
+            acc = narrow.sum_rows(accumulator, rows, constants["zero_point0"])
+        else:
+            offset = accumulate.signed_offset(inputs[0].dtype.name)
+            x = accumulate.signed(inputs[0])
+            zero_point = jnp.asarray(constants["zero_point0"] - offset).astype(x.dtype)
+            acc = accumulate.conv(
+                _padded(x, zero_point, attributes),
+                constants["kernel"],
+                strides=attributes["strides"],
+                rhs_dilation=attributes["rhs_dilation"],
+                groups=attributes["groups"],
+                layout=_layout(attributes),
+            )
+        return finish_weighted(narrow.cut(acc, accumulator, constants), constants, attributes)
+
+    def rows(
+        self, attributes: Attributes, constants: Constants, x: jax.Array, accumulator: Accumulator = EXACT
+    ) -> narrow.Rows:
+        """The operands with K first, in the accumulator's order; the groups are the batch, positions the rows."""
+        groups, layout = attributes["groups"], _layout(attributes)
+        strides, dilation = attributes["strides"], attributes["rhs_dilation"]
+        skip = accumulator.padding == "skip"
+        fill = jnp.zeros((), x.dtype) if skip else jnp.asarray(constants["zero_point0"]).astype(x.dtype)
+        kernel = jnp.asarray(constants["kernel"])
+        last, w = accumulate.channels_last(_padded(x, fill, attributes), kernel, layout)
+        window, per_group, features = w.shape[:-2], w.shape[-2], w.shape[-1]
+        taps = accumulate.taps(last, window, strides, dilation)
+        shape, count = taps[0].shape[:-1], len(taps)
+        # (tap, position, group, channel) and (tap, group, channel, feature)
+        columns = jnp.stack(taps).reshape(count, -1, groups, per_group)
+        weights = w.reshape(count, per_group, groups, -1).transpose(0, 2, 1, 3)
+        if accumulator.unit == "tap" and per_group % 2:
+            columns = jnp.pad(columns, ((0, 0), (0, 0), (0, 0), (0, 1)))
+            weights = jnp.pad(weights, ((0, 0), (0, 0), (0, 1), (0, 0)))
+        first = (0, 3) if accumulator.order == "hwc" else (3, 0)
+        columns = columns.transpose(*first, 2, 1)
+        weights = weights.transpose(*(0, 2) if accumulator.order == "hwc" else (2, 0), 1, 3)
+
+        def restore(acc: jax.Array) -> jax.Array:
+            return accumulate.in_layout(jnp.swapaxes(acc, 0, 1).reshape(*shape, features), layout)
+
+        outside = None
+        if skip:
+            blank = jnp.zeros([1 if axis in layout[0][:2] else size for axis, size in enumerate(x.shape)], jnp.int8)
+            mask, _ = accumulate.channels_last(_padded(blank, jnp.ones((), jnp.int8), attributes), kernel, layout)
+            places = jnp.stack(accumulate.taps(mask, window, strides, dilation), axis=-1)
+            sums = jnp.sum(w.reshape(count, per_group, features), axis=1, dtype=jnp.int32)
+            met = accumulate.dot(places[..., 0, :], sums, (((places.ndim - 2,), (0,)), ((), ())))
+            outside = accumulate.in_layout(met, layout)
+        return narrow.Rows(
+            columns.reshape(-1, *columns.shape[2:]), weights.reshape(-1, *weights.shape[2:]), restore, outside
         )
-        return finish_weighted(acc, constants, attributes)
 
 
 def _layout(attributes: Attributes) -> accumulate.Layout:

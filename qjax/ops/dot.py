@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from qjax.ops import accumulate
+from qjax.numerics.accumulator import EXACT, Accumulator
+from qjax.ops import accumulate, narrow
 from qjax.ops.base import Attributes, Constants, Equation, Op, Quantized, Role, real, register
 from qjax.ops.channels import weight_to_result
-from qjax.ops.epilogue import finish, finish_weighted, fold_zero_point
+from qjax.ops.epilogue import finish, finish_weighted
 from qjax.ops.exact_float import matmul_codes, precision
 from qjax.ops.pending import Pending
 
@@ -73,7 +74,7 @@ class Dot(Op):
         if attributes["weight"] is None:
             return constants
         summed = tuple(attributes["rhs_contracting" if attributes["weight"] == 1 else "lhs_contracting"])
-        return fold_zero_point(attributes, constants, summed)
+        return narrow.fold(attributes, constants, summed)
 
     def scales(self, attributes: Attributes, inputs: Sequence[Any]) -> list[Any]:
         return [inputs[0] * inputs[1]]
@@ -82,12 +83,44 @@ class Dot(Op):
         weight = attributes["weight"]
         if weight is None:
             return finish([_activations(attributes, constants, *inputs)], constants, attributes)
-        x = accumulate.signed(inputs[0])
-        operands = (x, constants["kernel"]) if weight == 1 else (constants["kernel"], x)
-        acc = accumulate.dot(*operands, _numbers(attributes))
+        accumulator = narrow.accumulator_of(attributes, constants)
+        if accumulator.ordered:
+            rows = self.rows(attributes, constants, inputs[0], accumulator)
+            acc = narrow.sum_rows(accumulator, rows, constants["zero_point0"])
+        else:
+            x = accumulate.signed(inputs[0])
+            operands = (x, constants["kernel"]) if weight == 1 else (constants["kernel"], x)
+            acc = accumulate.dot(*operands, _numbers(attributes))
         if attributes["permutation"] is not None:
             acc = jnp.transpose(acc, attributes["permutation"])
-        return finish_weighted(acc, constants, attributes)
+        return finish_weighted(narrow.cut(acc, accumulator, constants), constants, attributes)
+
+    def rows(
+        self, attributes: Attributes, constants: Constants, x: jax.Array, accumulator: Accumulator = EXACT
+    ) -> narrow.Rows:
+        """The operands with K first: over the activation's contracting axes as they are stored."""
+        contracting, batch = _numbers(attributes)
+        weight = attributes["weight"]
+        w = jnp.asarray(constants["kernel"])
+        own, other = (contracting[1 - weight], contracting[weight])
+        order = sorted(range(len(own)), key=lambda i: own[i])
+
+        def laid_out(value: jax.Array, summed: Sequence[int], kept: Sequence[int]) -> tuple[jax.Array, list[int]]:
+            free = [axis for axis in range(value.ndim) if axis not in summed and axis not in kept]
+            k, b, m = (math.prod(value.shape[axis] for axis in axes) for axes in (summed, kept, free))
+            sizes = [value.shape[axis] for axis in free]
+            return jnp.transpose(value, (*summed, *kept, *free)).reshape(k, b, m), sizes
+
+        x_rows, x_free = laid_out(x, [own[i] for i in order], batch[1 - weight])
+        w_rows, w_free = laid_out(w, [other[i] for i in order], batch[weight])
+        sizes = [x.shape[axis] for axis in batch[1 - weight]]
+
+        def restore(acc: jax.Array) -> jax.Array:
+            if weight == 1:
+                return acc.reshape(*sizes, *x_free, *w_free)
+            return jnp.swapaxes(acc, 1, 2).reshape(*sizes, *w_free, *x_free)
+
+        return narrow.Rows(x_rows, w_rows, restore)
 
 
 def _numbers(attributes: Attributes) -> Any:

@@ -11,6 +11,7 @@ from jax import lax
 from qjax.ops.base import Attributes, Constants, Equation, Op, Quantized, Role, real, register
 from qjax.ops.centered import centered
 from qjax.ops.epilogue import finish
+from qjax.ops.formulas import get as get_formula
 from qjax.ops.pending import Pending
 
 
@@ -56,8 +57,33 @@ class WindowSum(Op):
         return _training(eqn, inputs)
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
-        acc = reduce_window(attributes, centered(inputs[0], constants, 0), np.int32(0), lax.add)
-        return finish([acc], constants, attributes)
+        codes = centered(inputs[0], constants, 0)
+        if "formula" in attributes and get_formula(attributes["formula"]).windows:
+            stacked, whole = _windows(attributes, codes)
+            return finish([stacked], constants, {**attributes, "whole": whole})
+        return finish([reduce_window(attributes, codes, np.int32(0), lax.add)], constants, attributes)
+
+
+def _windows(attributes: Attributes, codes: jax.Array) -> tuple[jax.Array, bool]:
+    """The codes of every window on a new leading axis, in row-major order, and whether a window is the whole image."""
+    padding = [tuple(pair) for pair in attributes["padding"]]
+    config = [
+        (low, high, dilation - 1) for (low, high), dilation in zip(padding, attributes["base_dilation"], strict=True)
+    ]
+    padded = lax.pad(codes, np.int32(0), config)
+    window, strides, dilation = attributes["window"], attributes["strides"], attributes["window_dilation"]
+    sizes = [
+        (size - (n - 1) * d - 1) // stride + 1
+        for size, n, d, stride in zip(padded.shape, window, dilation, strides, strict=True)
+    ]
+    taps: list[jax.Array] = []
+    for position in np.ndindex(*window):
+        start = [p * d for p, d in zip(position, dilation, strict=True)]
+        stop = [first + (size - 1) * stride + 1 for first, size, stride in zip(start, sizes, strides, strict=True)]
+        taps.append(lax.slice(padded, start, stop, strides))
+    slid = [axis for axis, n in enumerate(window) if n > 1]
+    whole = all(pair == (0, 0) for pair in padding) and all(window[axis] == codes.shape[axis] for axis in slid)
+    return jnp.stack(taps), whole
 
 
 def window_attributes(eqn: Equation) -> dict[str, Any]:

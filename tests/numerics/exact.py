@@ -58,7 +58,7 @@ def gemmlowp_rdbpot(x: int, exponent: int) -> int:
 
 def single_rounding(rounding: str):
     def rule(acc: int, multiplier: int, shift: int) -> int:
-        return saturate32(ROUNDINGS[rounding](Fraction(acc * multiplier) * Fraction(2) ** (shift - 31)))
+        return saturate32(ROUNDINGS[rounding](Fraction(acc * multiplier, 2 ** (31 - shift))))
 
     return rule
 

@@ -119,7 +119,9 @@ def records(count: int = 10**6) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     kind = np.arange(count) // 62 % 8
 
     tie = kind < 4
-    low, high = np.maximum(t - 1 - 30, 0), np.minimum(t - 1, 30)
+    # for t = 62 the one tie is -2^31 * 2^30
+    high = np.minimum(t - 1, 30)
+    low = np.minimum(np.maximum(t - 1 - 30, 0), high)
     a = low + rng.integers(0, 2**16, count) % (high - low + 1)
     u = multiplier >> a | (a < 30)
     multiplier = np.where(tie, np.maximum(u << a, 2**30), multiplier)

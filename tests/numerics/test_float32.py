@@ -202,7 +202,7 @@ def test_no_float_in_the_program():
 
 
 def test_errors():
-    with pytest.raises(TypeError, match="expected a float32 array, a Real or a Python float. Got int32"):
+    with pytest.raises(TypeError, match=r"expected a float32 array, a Real or a Python float. Got int32"):
         float32.of(np.int32(3))
     with pytest.raises(ValueError, match="finite"):
         float32.of(np.array([1.0, np.inf], np.float32))

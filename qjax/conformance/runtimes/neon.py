@@ -47,8 +47,11 @@ class Neon:
 
     def version(self) -> str:
         """The emulator (or the machine) and the compiler."""
-        lines = [subprocess.run([t, "--version"], check=True, capture_output=True, text=True) for t in aarch64_tools()]
-        return ", ".join(line.stdout.splitlines()[0] for line in reversed(lines))
+        answers = [
+            subprocess.run([tool, "--version"], check=True, capture_output=True, text=True).stdout
+            for tool in aarch64_tools()
+        ]
+        return ", ".join(answer.splitlines()[0] for answer in reversed(answers))
 
     def requantize(self, rule: str, acc: Any, multiplier: Any, shift: Any) -> np.ndarray:
         """acc * multiplier * 2^(shift - 31) under one of `FIXED_POINT_RULES`, not clamped, without a zero point.
@@ -86,7 +89,8 @@ class Neon:
 
     def disassembly(self) -> str:
         """What the compiler made of neon.c, to check that the instructions are those meant."""
-        tool = aarch64_tools()[0].replace("gcc", "objdump").replace("/cc", "/objdump")
+        compiler = aarch64_tools()[0]
+        tool = compiler.removesuffix("gcc").removesuffix("cc") + "objdump"
         return subprocess.run([tool, "-d", _program()[-1]], check=True, capture_output=True, text=True).stdout
 
 
@@ -110,7 +114,11 @@ def _run(rule: str, acc: Any, a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def aarch64_tools() -> tuple[str, ...]:
-    """Paths of the compiler and, where this machine is no AArch64, of the emulator."""
+    """Paths of the compiler for AArch64 and, where this machine is another, of the emulator.
+
+    Raises:
+      ModuleNotFoundError: one is missing; the message names the Debian packages.
+    """
     native = platform.machine() in ("aarch64", "arm64") and platform.system() == "Linux"
     wanted = ("cc",) if native else tuple(_DEBIAN)
     found = [shutil.which(tool) for tool in wanted]

@@ -22,11 +22,14 @@ class OnnxRuntime:
       It says nothing about int8 activations, which are exact, and is not set for them: the runtime would look for
       kernels of int8 activations and uint8 weights, of which it has none.
     form: which operators the model is made of, see `onnx_model`.
+    fuse_int8: session.qdqisint8allowed. On x86 the optimizer leaves Conv and MatMul without bias of "qdq" models in
+      float32 where the activations are int8; with this option (on ARM by itself) it fuses them as it does for uint8.
     """
 
     optimized: bool = True
     precise: bool = False
     form: Form = "operators"
+    fuse_int8: bool = False
 
     def __post_init__(self) -> None:
         if self.precise and not self.optimized:
@@ -38,7 +41,8 @@ class OnnxRuntime:
     def name(self) -> str:
         """How the matrix calls it."""
         parts = ["onnxruntime", self.form]
-        return "-".join(parts + ["precise"] * self.precise + ["unoptimized"] * (not self.optimized))
+        flags = {"precise": self.precise, "fuse_int8": self.fuse_int8, "unoptimized": not self.optimized}
+        return "-".join(parts + [name for name, present in flags.items() if present])
 
     def version(self) -> str:
         """The package and its version."""
@@ -56,6 +60,8 @@ class OnnxRuntime:
         options.graph_optimization_level = levels.ORT_ENABLE_ALL if self.optimized else levels.ORT_DISABLE_ALL
         if self.precise and all(grid.dtype == "uint8" for grid in case.grids):
             options.add_session_config_entry("session.x64quantprecision", "1")
+        if self.fuse_int8:
+            options.add_session_config_entry("session.qdqisint8allowed", "1")
         model = onnx_model(case, self.form)
         session = runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         feeds = {f"x{i}": x for i, x in enumerate(model_inputs(case))}

@@ -19,6 +19,7 @@ _OPERATORS = {
     "conv2d": ("CONV_2D", "Conv2DOptions", 3, 4),
     "depthwise_conv2d": ("DEPTHWISE_CONV_2D", "DepthwiseConv2DOptions", 3, 5),
     "add": ("ADD", "AddOptions", 2, 3),
+    "subtract": ("SUB", "SubOptions", 2, 5),
     "multiply": ("MUL", "MulOptions", 3, 4),
     "rescale": ("QUANTIZE", "QuantizeOptions", 2, 2),
     "quantize": ("QUANTIZE", "QuantizeOptions", 2, 2),
@@ -166,7 +167,7 @@ def _options(options: Any, case: Case, schema: Any) -> Any:
         options.keepDims = True
     if case.op == "softmax":
         options.beta = 1.0
-    if case.op == "add":
+    if case.op in ("add", "subtract"):
         # scales of int16 tensors need not be powers of two
         options.potScaleInt16 = False
     return options

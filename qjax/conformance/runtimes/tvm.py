@@ -24,6 +24,9 @@ import numpy as np
 
 from qjax.conformance.runtimes.neon import aarch64_tools
 
+RULES = ("tvm", "single_round", "neon")
+"""The rules that TVM computes: by its default lowering, the one per axis, and the old one for NEON."""
+
 _MAIN = Path(__file__).with_name("tvm_main.c")
 _ARM = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mattr": ["+neon"], "keys": ["arm_cpu", "cpu"]}
 _MOST_PAIRS = 4096
@@ -42,22 +45,37 @@ class Tvm:
         """The package and its version."""
         return f"apache-tvm {_tvm().__version__}"
 
-    def requantize(self, acc: Any, multiplier: Any, shift: Any) -> np.ndarray:
-        """q_multiply_shift(acc, multiplier, 31, shift), one compiled function for each pair of constants.
+    def requantize(self, rule: str, acc: Any, multiplier: Any, shift: Any) -> np.ndarray:
+        """acc * multiplier * 2^(shift - 31) by the lowering that computes one of `RULES`, not clamped.
+
+        "tvm": q_multiply_shift. "single_round": q_multiply_shift_per_axis, which wraps where the rule saturates.
+        "neon": q_multiply_shift under the old lowering for NEON, four columns at a time, on AArch64.
 
         Args:
+          rule: one of `RULES`.
           acc: int32, any shape.
-          multiplier: int32, broadcasts to acc. At most 4,096 pairs (multiplier, shift) may differ.
-          shift: int32, broadcasts to acc; acc * multiplier * 2^(shift - 31).
+          multiplier: int32, broadcasts to acc. "tvm" and "neon" compile one function for each pair of constants, and
+            take at most 4,096 pairs.
+          shift: int32, broadcasts to acc.
 
         Returns:
-          int32 of the shape of acc, not clamped.
+          int32 of the shape of acc.
 
         Raises:
-          ValueError: a pair that TVM does not compile: multiplier 2^30 with shift 1 (a factor of exactly 1) or -31.
+          ValueError: another rule, too many pairs, or a pair that TVM does not compile: under "tvm" the multiplier 2^30
+            with shift 1 (a factor of exactly 1) or -31.
         """
-        tvm, (acc, multiplier, shift) = _tvm(), _int32(acc, multiplier, shift)
+        if rule not in RULES:
+            raise ValueError(f"rule must be one of {', '.join(RULES)}. Got {rule!r}.")
+        arrays = _int32(acc, multiplier, shift)
+        if rule == "single_round":
+            return self._per_axis(*arrays)
+        return self._default(*arrays) if rule == "tvm" else self._old_neon(*arrays)
+
+    def _default(self, acc: np.ndarray, multiplier: np.ndarray, shift: np.ndarray) -> np.ndarray:
+        tvm = _tvm()
         pairs, which = _pairs(multiplier, shift)
+        _check_powers_of_two(pairs)
         functions = {f"f{i}": _dynamic_layer(f"f{i}", *pair) for i, pair in enumerate(pairs)}
         module = tvm.compile(tvm.IRModule(functions), target="llvm")
         result = np.empty(acc.shape, np.int32)
@@ -66,12 +84,25 @@ class Tvm:
             result[chosen] = _call(module[f"f{i}"], acc[chosen])
         return result
 
-    def requantize_per_axis(self, acc: Any, multiplier: Any, shift: Any) -> np.ndarray:
-        """q_multiply_shift_per_axis: arguments and result as those of `requantize`, any number of pairs."""
-        tvm, (acc, multiplier, shift) = _tvm(), _int32(acc, multiplier, shift)
+    def _per_axis(self, acc: np.ndarray, multiplier: np.ndarray, shift: np.ndarray) -> np.ndarray:
+        tvm = _tvm()
         module = tvm.compile(tvm.IRModule({"f": _per_axis_layer("f")}), target="llvm")
         left, right = np.maximum(shift, 0), np.maximum(-shift, 0)
         return _call(module["f"], *(a.reshape(-1) for a in (acc, multiplier, left, right))).reshape(acc.shape)
+
+    def _old_neon(self, acc: np.ndarray, multiplier: np.ndarray, shift: np.ndarray) -> np.ndarray:
+        """Each pair's records as a layer of four columns; all layers have the rows of the longest."""
+        pairs, which = _pairs(multiplier, shift)
+        counts = np.bincount(which.ravel(), minlength=len(pairs))
+        layers = np.zeros((len(pairs), 4 * -(-int(counts.max(initial=1)) // 4)), np.int32)
+        for i, count in enumerate(counts):
+            layers[i, :count] = acc[which == i]
+        constants = np.array(pairs, np.int32).reshape(-1, 2).T
+        answers = self.requantize_arm(layers.reshape(len(pairs), -1, 4), *constants).reshape(layers.shape)
+        result = np.empty(acc.shape, np.int32)
+        for i, count in enumerate(counts):
+            result[which == i] = answers[i, :count]
+        return result
 
     def requantize_arm(self, acc: Any, multiplier: Any, shift: Any, *, neon_lowering: bool = True) -> np.ndarray:
         """Layers compiled for AArch64 as TVM's arm_cpu schedule did: the innermost axis in vectors of four.
@@ -142,15 +173,18 @@ def _pairs(multiplier: np.ndarray, shift: np.ndarray) -> tuple[list[tuple[int, i
     if len(pairs) > _MOST_PAIRS:
         raise ValueError(
             f"q_multiply_shift is compiled for each pair (multiplier, shift), at most {_MOST_PAIRS} of them. "
-            f"Got {len(pairs)}; split the records, or use requantize_per_axis."
+            f"Got {len(pairs)}; split the records, or take rule single_round, which reads arrays."
         )
+    return pairs, which.reshape(multiplier.shape)
+
+
+def _check_powers_of_two(pairs: list[tuple[int, int]]) -> None:
     for m, s in pairs:
         if m == 2**30 and s in (1, -31):
             raise ValueError(
-                f"TVM does not compile q_multiply_shift for multiplier 2^30 with shift 1 or -31: its path for powers of "
-                f"two shifts by -1 or needs the constant 2^31. Got shift {s}; leave such records out."
+                "TVM does not compile q_multiply_shift for multiplier 2^30 with shift 1 or -31: its path for powers "
+                f"of two shifts by -1 or needs the constant 2^31. Got shift {s}; leave such records out."
             )
-    return pairs, which.reshape(multiplier.shape)
 
 
 def _call(function: Any, *arrays: np.ndarray) -> np.ndarray:

@@ -21,6 +21,7 @@ from qjax.export.ir import Graph, Node, Quantization, Tensor
 from qjax.export.lower import QUANTIZE, ConversionError
 from qjax.export.passes.bounds import bound_constants
 from qjax.export.passes.formulas import formula_of
+from qjax.numerics.accumulator import EXACT
 from qjax.numerics.softfloat import Real
 from qjax.ops import Role
 from qjax.ops.channels import result_to_weight, weight_to_result
@@ -104,6 +105,8 @@ def _fused(
         for role, value in folded.requantize.items():
             constant(role, value)
         attributes["rule"] = target.weighted(kind, per_channel=np.size(folded.weight_scale) > 1).rule
+        if target.accumulator != EXACT:
+            attributes["accumulator"] = target.accumulator.to_json()
     elif (found := formula_of(graph, tensors, node, chain, output, target)) is not None:
         formula, setting = found
         for role, value in formula.prepare(setting).items():

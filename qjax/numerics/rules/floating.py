@@ -55,7 +55,10 @@ def float32_scale(effective_scale: Any) -> Float32:
     Raises:
       ValueError: on the host, a scale that is negative or beyond float32.
     """
-    return float32.of(_at_least_zero(effective_scale))
+    e = float32.of(_checked(effective_scale))
+    positive = e.mantissa > 0
+    xp = host_or_trace(positive)
+    return Float32(*(xp.where(positive, v, np.int32(0)) for v in e))
 
 
 def float32_scale_and_bias(effective_scale: Any, bias: Any = 0.0) -> Float32WithBias:
@@ -71,17 +74,16 @@ def float32_scale_and_bias(effective_scale: Any, bias: Any = 0.0) -> Float32With
 
 def float64_scale(effective_scale: Any) -> Float64:
     """The effective scale as a double in int32 words."""
-    e = _at_least_zero(effective_scale)
-    with wide(host_or_trace(e.mantissa)):
-        high, low = e.mantissa >> np.uint64(31), e.mantissa & np.uint64(2**31 - 1)
-        return Float64(high.astype(np.int32), low.astype(np.int32), e.exponent)
+    e = _checked(effective_scale)
+    xp = host_or_trace(e.sign)
+    with wide(xp):
+        words = e.mantissa >> np.uint64(31), e.mantissa & np.uint64(2**31 - 1), e.exponent
+        return Float64(*(xp.where(e.sign > 0, v.astype(np.int32), np.int32(0)) for v in words))
 
 
-def _at_least_zero(effective_scale: Any) -> Real:
+def _checked(effective_scale: Any) -> Real:
     e = Real.of(effective_scale)
-    if traced(e.sign):
-        return e.maximum(np.float32(0))
-    if np.any(np.asarray(e.sign) < 0):
+    if not traced(e.sign) and np.any(np.asarray(e.sign) < 0):
         raise ValueError(f"an effective scale must be at least 0. Got {np.min(e.to_float64())}; scales are positive.")
     return e
 

@@ -119,7 +119,7 @@ def get_rule(name: str) -> Rule:
     family, *parameters = name.split(":")
     if parameters and family in _FAMILIES:
         return _member(name)
-    forms = [*rule_names(), *(form for family in _FAMILIES.values() for form in family.forms)]
+    forms = [*rule_names(), *sorted(form for family in _FAMILIES.values() for form in family.forms)]
     raise ValueError(f"rule must be one of {', '.join(forms)}. Got {name!r}.")
 
 

@@ -1,7 +1,19 @@
 """The formulas of operations without weights, one file per formula or family."""
 
 from qjax.numerics.rules import rule_names
-from qjax.ops.formulas import onnx_add, onnx_average, onnx_float, onnx_multiply  # noqa: F401 (importing registers)
+from qjax.ops.formulas import onnx_add as onnx_add
+from qjax.ops.formulas import onnx_average as onnx_average
+from qjax.ops.formulas import onnx_float as onnx_float
+from qjax.ops.formulas import onnx_multiply as onnx_multiply
+from qjax.ops.formulas import tflite_add as tflite_add
+from qjax.ops.formulas import tflite_average_pool as tflite_average_pool
+from qjax.ops.formulas import tflite_mean as tflite_mean
+from qjax.ops.formulas import tflite_multiply as tflite_multiply
+from qjax.ops.formulas import tflite_rescale as tflite_rescale
+from qjax.ops.formulas import xnnpack_add as xnnpack_add
+from qjax.ops.formulas import xnnpack_mean as xnnpack_mean
+from qjax.ops.formulas import xnnpack_multiply as xnnpack_multiply
+from qjax.ops.formulas import xnnpack_rescale as xnnpack_rescale
 from qjax.ops.formulas.base import OPS, Formula, Setting, register, registered
 from qjax.ops.formulas.requantized import requantized
 

@@ -1,4 +1,4 @@
-"""Steps that the formulas of ONNX Runtime share: float32 constants as int32 roles, and the way from a float32 to codes."""
+"""Steps that the formulas of ONNX Runtime share: float32 constants as int32 roles, and from a float32 to codes."""
 
 from collections.abc import Mapping
 from typing import Any, Literal

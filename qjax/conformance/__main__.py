@@ -1,0 +1,84 @@
+"""`python -m qjax.targets`: the matrix of runtimes and operations.
+
+python -m qjax.targets [PATTERN ...]       compare; rows whose runtime or operation contains a pattern
+python -m qjax.targets --recorded          from the recordings only, as a machine without the runtimes would
+python -m qjax.targets --record RUNTIME    write the recording of an installed runtime
+python -m qjax.targets --list              the targets, one line each
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from qjax import targets
+from qjax.conformance import golden
+from qjax.conformance.matrix import Result, compare
+from qjax.conformance.rows import ADAPTERS, ROWS
+from qjax.summary import table
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; 0 if every claimed row holds."""
+    parser = argparse.ArgumentParser("python -m qjax.targets", description=__doc__, formatter_class=_Formatter)
+    parser.add_argument("patterns", nargs="*", metavar="PATTERN", help="only rows that contain one of these")
+    parser.add_argument("--recorded", action="store_true", help="do not run any runtime")
+    parser.add_argument("--record", metavar="RUNTIME", choices=sorted(ADAPTERS), help="write a recording")
+    parser.add_argument("--list", action="store_true", help="list the targets")
+    options = parser.parse_args(arguments)
+    if options.list:
+        print(table(("target", "what it is"), [(name, targets.get(name).description) for name in targets.names()]))
+        return 0
+    if options.record:
+        return _record(options.record)
+    chosen = [row for row in ROWS if _matches(f"{row.key} {row.target}", options.patterns)]
+    if not chosen:
+        print(f"No row contains any of {options.patterns}. Runtimes: {', '.join(ADAPTERS)}.", file=sys.stderr)
+        return 2
+    results: list[Result] = []
+    for row in chosen:
+        result = compare(row, ADAPTERS[row.runtime], live=not options.recorded)
+        results.append(result)
+        if sys.stderr.isatty():
+            print(f"\r{len(results)} of {len(chosen)} rows", end="", file=sys.stderr)
+    print(report(results))
+    return 0 if all(result.passed for result in results) else 1
+
+
+def report(results: Sequence[Result]) -> str:
+    """The matrix as a table, with a line that sums it up."""
+    header = ("runtime", "operation", "target", "compared", "differ", "answers", "version")
+    rows = [(r.row.runtime, r.row.op, r.row.target, r.compared, _count(r), r.source, r.version) for r in results]
+    notes = [f"{r.row.key}: {r.row.note}" for r in results if r.row.note]
+    claimed = [r for r in results if r.row.exact]
+    failed = [r for r in claimed if not r.passed]
+    summary = (
+        f"{len(claimed) - len(failed)} of {len(claimed)} rows that claim equality hold, "
+        f"{sum(r.compared for r in claimed)} codes compared; {len(results) - len(claimed)} rows claim none"
+    )
+    return "\n".join([table(header, rows), *notes, summary])
+
+
+def _count(result: Result) -> str:
+    if result.source == "missing":
+        return "not installed, no recording"
+    return str(result.mismatches) if result.row.exact else f"{result.mismatches} (not claimed)"
+
+
+def _record(runtime: str) -> int:
+    adapter = ADAPTERS[runtime]()
+    answers = {row.key: row.theirs(adapter) for row in ROWS if row.runtime == runtime}
+    path = golden.save(runtime, golden.Recording(adapter.version(), answers))
+    print(f"{path}: {len(answers)} rows, {path.stat().st_size} bytes, {adapter.version()}")
+    return 0
+
+
+def _matches(text: str, patterns: Sequence[str]) -> bool:
+    return not patterns or any(pattern.lower() in text.lower() for pattern in patterns)
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Keeps the lines of the description."""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

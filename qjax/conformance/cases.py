@@ -1,0 +1,305 @@
+"""The inputs of the conformance matrix: seeded, and chosen to hurt.
+
+Every list mixes ordinary data with what separates one rounding from another: equal scales and powers of two (ties),
+odd zero points, effective scales far below and above 1, accumulators at the edges of int32 fed as the bias of zero
+weights, saturating outputs. `RandomState` keeps its stream over versions of numpy, so recorded answers stay valid.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from qjax.conformance.case import Case, Grid
+
+Cases = list[Case]
+
+
+def fully_connected(
+    x: str, *, per_channel: bool, kernel: str = "int8", codes: tuple[int, int] | None = None, seed: int = 1
+) -> Cases:
+    """14 cases of 128 x 32 by 32 x 64 and 8 of extreme accumulators, 131,072 outputs.
+
+    x: dtype of input and output. codes: the range of the input's codes, where it is narrower than the dtype.
+    """
+    r = np.random.RandomState(seed)
+    found: Cases = []
+    for index in range(14):
+        s_x, s_w = _scale(r, index), _scales(r, index, 64 if per_channel else None)
+        found.append(_weighted("fully_connected", r, x, kernel, (128, 32), (32, 64), s_x, s_w, codes, {}))
+    for index in range(8):
+        found.append(_accumulators("fully_connected", r, x, kernel, (1, 8), (8, 2048), index, per_channel))
+    return found
+
+
+def conv2d(
+    x: str, *, per_channel: bool, kernel: str = "int8", codes: tuple[int, int] | None = None, seed: int = 2
+) -> Cases:
+    """Windows of 3x3 and 1x1, strides 1 and 2, SAME and VALID; 123,136 outputs with those of extreme accumulators."""
+    r = np.random.RandomState(seed)
+    found: Cases = []
+    for index in range(8):
+        s_x, s_w = _scale(r, index), _scales(r, index, 32 if per_channel else None)
+        shape, window = ((2, 14, 14, 8), (3, 3, 8, 32)) if index % 4 else ((2, 14, 14, 16), (1, 1, 16, 32))
+        known = {"strides": (2, 1) if index == 3 else (1, 1), "padding": "VALID" if index == 2 else "SAME"}
+        found.append(_weighted("conv2d", r, x, kernel, shape, window, s_x, s_w, codes, known))
+    known = {"strides": (1, 1), "padding": "VALID"}
+    for index in range(4):
+        found.append(_accumulators("conv2d", r, x, kernel, (1, 3, 3, 4), (1, 1, 4, 1024), index, per_channel, known))
+    return found
+
+
+def depthwise_conv2d(
+    x: str,
+    *,
+    per_channel: bool,
+    kernel: str = "int8",
+    codes: tuple[int, int] | None = None,
+    multiplier: int = 1,
+    seed: int = 3,
+) -> Cases:
+    """Windows of 3x3 and 5x5, strides 1 and 2, SAME and VALID, 16 or 32 channels; about 120,000 outputs."""
+    r = np.random.RandomState(seed)
+    found: Cases = []
+    for index in range(12):
+        channels = 32 if index % 2 else 16
+        features = channels * multiplier
+        s_x, s_w = _scale(r, index), _scales(r, index, features if per_channel else None)
+        window = (5, 5) if index == 5 else (3, 3)
+        known = {"strides": (2, 2) if index == 3 else (1, 1), "padding": "VALID" if index == 2 else "SAME"}
+        shape = (2, 16, 16, channels)
+        found.append(_weighted("depthwise_conv2d", r, x, kernel, shape, (*window, 1, features), s_x, s_w, codes, known))
+    return found
+
+
+def elementwise(op: str, x: str, *, seed: int = 4) -> Cases:
+    """Every pair of 8-bit codes under 4 settings of scales (262,144 outputs); of 16-bit ones 65,536 pairs each."""
+    r = np.random.RandomState(seed + len(op))
+    found: Cases = []
+    info = np.iinfo(x)
+    for index in range(4):
+        if info.bits == 8:
+            a, b = np.meshgrid(np.arange(info.min, info.max + 1), np.arange(info.min, info.max + 1))
+        else:
+            a, b = r.randint(info.min, info.max + 1, (2, 256, 256))
+        s_a, s_b = _scale(r, index), _scale(r, index + (index > 1))
+        if index == 0:
+            s_b = s_a
+        z_a, z_b, z_y = (_zero_point(r, x) for _ in range(3))
+        reach = (s_a + s_b if op == "add" else s_a * s_b * np.float32(128)) * np.float32(r.uniform(0.4, 1.1))
+        s_y = np.float32((s_a, np.float32(2.0) * s_a, reach, reach)[index] if op == "add" else reach)
+        if op == "multiply" and index == 0:
+            s_a, s_b, s_y = np.float32(0.25), np.float32(0.125), np.float32(2.0)
+        found.append(
+            Case(
+                op,
+                (a.astype(x), b.astype(x)),
+                (_grid(s_a, z_a, x), _grid(s_b, z_b, x)),
+                _grid(s_y, z_y, x),
+            )
+        )
+    return found
+
+
+def rescale(x: str, y: str, *, count: int = 48, seed: int = 5) -> Cases:
+    """Every code of `x` under `count` pairs of scales; there are no other inputs to this operation."""
+    r = np.random.RandomState(seed)
+    info = np.iinfo(x)
+    codes = np.arange(info.min, info.max + 1).astype(x).reshape(16, -1)
+    found: Cases = []
+    for index in range(count):
+        s_x = _scale(r, index)
+        ratio = np.float32((1.0, 2.0, 0.5, 4.0, 3.0)[index] if index < 5 else np.exp(r.uniform(-2.5, 2.5)))
+        found.append(
+            Case("rescale", (codes,), (_grid(s_x, _zero_point(r, x), x),), _grid(s_x * ratio, _zero_point(r, y), y))
+        )
+    return found
+
+
+def quantize(y: str, *, seed: int = 6) -> Cases:
+    """65,536 floats under 4 grids: ties, their float32 neighbours, random and large numbers."""
+    r = np.random.RandomState(seed)
+    info = np.iinfo(y)
+    found: Cases = []
+    for index in range(4):
+        s, z = np.float32((0.5, 0.1, 0.0123, 3.7)[index]), (1, -3, 0, 7)[index] - (info.min + 128 if info.min else 0)
+        z = int(np.clip(z if info.min else z + 120, info.min, info.max))
+        halves = (r.randint(-700, 700, 16384) + np.float32(0.5)) * s
+        x = np.concatenate(
+            [
+                halves,
+                np.nextafter(halves, np.float32(np.inf)),
+                np.nextafter(halves, np.float32(-np.inf)),
+                r.uniform(-300, 300, 16384) * s,
+            ]
+        ).astype(np.float32)
+        # beyond 2^31 steps runtimes convert a float to int32 whose value C leaves undefined
+        x[:6] = [0.0, -0.0, 2.0e9 * s, -2.0e9 * s, 1e-40, -1e-40]
+        found.append(Case("quantize", (x.reshape(256, 256),), (), _grid(s, z, y)))
+    return found
+
+
+def average_pool(x: str, *, same_grid: bool, seed: int = 7, padding: bool = True) -> Cases:
+    """Windows of 2x2, 3x3, 7x7 and 2x3; 106,400 outputs at least (VALID ones fewer)."""
+    r = np.random.RandomState(seed)
+    found: Cases = []
+    for index, window in enumerate(((2, 2), (3, 3), (2, 3), (7, 7), (4, 4), (2, 2))):
+        s_x, z_x = _scale(r, index), _zero_point(r, x)
+        s_y, z_y = (s_x, z_x) if same_grid else (np.float32(s_x * r.uniform(0.3, 1.2)), _zero_point(r, x))
+        known = {"window": window, "strides": (1, 1), "padding": "SAME" if padding and index != 1 else "VALID"}
+        inputs = _codes(r, x, (2, 24, 24, 16))
+        found.append(Case("average_pool", (inputs,), (_grid(s_x, z_x, x),), _grid(s_y, z_y, x), attributes=known))
+    return found
+
+
+def mean(x: str, *, same_grid: bool = False, seed: int = 8) -> Cases:
+    """Means over height and width of 2x2 to 12x12; 12 cases of 8,192 outputs."""
+    r = np.random.RandomState(seed)
+    found: Cases = []
+    for index in range(12):
+        s_x, z_x = _scale(r, index), _zero_point(r, x)
+        s_y, z_y = (s_x, z_x) if same_grid else (np.float32(s_x * r.uniform(0.2, 1.2)), _zero_point(r, x))
+        if index == 0:
+            s_y = s_x
+        size = (2, 3, 4, 5)[index % 4]
+        inputs = _codes(r, x, (256, size, size + index % 2, 32))
+        found.append(Case("mean", (inputs,), (_grid(s_x, z_x, x),), _grid(s_y, z_y, x), attributes={"axes": (1, 2)}))
+    return found
+
+
+def table(op: str, x: str, *, count: int = 40, seed: int = 9) -> Cases:
+    """Every code of `x` under `count` input scales; TFLite fixes the output's grid, other runtimes accept it."""
+    r = np.random.RandomState(seed)
+    info = np.iinfo(x)
+    codes = np.arange(info.min, info.max + 1).astype(x).reshape(1, -1)
+    scale, zero = (np.float32(1 / 256), info.min) if op == "logistic" else (np.float32(1 / 128), (info.min + 128) % 256)
+    return [
+        Case(
+            op,
+            (codes,),
+            (_grid(np.float32(np.exp(r.uniform(-6, 0))), _zero_point(r, x), x),),
+            _grid(scale, int(zero), x),
+        )
+        for _ in range(count)
+    ]
+
+
+def records(count: int = 131_072, seed: int = 10) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """(acc, multiplier, shift), int32, in one block per shift from -31 to 7: ties of either rounding, edges, random."""
+    r = np.random.RandomState(seed)
+    shifts = range(-31, 8)
+    size = -(-count // len(shifts))
+    for shift in shifts:
+        multiplier = r.randint(2**30, 2**31, size).astype(np.int64)
+        powers = r.rand(size) < 0.3
+        multiplier[powers] = 2**30
+        acc = r.randint(-(2**31), 2**31, size).astype(np.int64)
+        small = r.rand(size) < 0.5
+        acc[small] = acc[small] >> r.randint(1, 31, small.sum())
+        # a multiplier of 2^30 halves: ties of the product are odd multiples of 2^-shift
+        tie = powers & (r.rand(size) < 0.7)
+        acc[tie] = (2 * r.randint(-(2**20), 2**20, tie.sum()) + 1) << max(-shift, 0)
+        acc[:8] = [-(2**31), 2**31 - 1, -(2**31) + 1, 0, 1, -1, 2**30, -(2**30)]
+        acc = np.clip(acc, -(2**31), 2**31 - 1)
+        if shift > 0:
+            # a left shift wraps beyond int32 in some kernels and not in others: outside of what a graph may hold
+            acc = np.clip(acc, -(2**31) >> shift, (2**31 - 1) >> shift)
+        yield acc.astype(np.int32), multiplier.astype(np.int32), np.full(size, shift, np.int32)
+
+
+# ---------------------------------------------------------------------------- pieces
+
+
+def _grid(scale: np.floating | np.ndarray, zero_point: int, dtype: str) -> Grid:
+    return Grid(np.asarray(scale, np.float32), int(zero_point), dtype)
+
+
+def _scale(r: np.random.RandomState, index: int) -> np.float32:
+    """Every third scale is a power of two."""
+    return np.float32(2.0 ** r.randint(-8, 1)) if index % 3 == 0 else np.float32(np.exp(r.uniform(-6, 0)))
+
+
+def _scales(r: np.random.RandomState, index: int, channels: int | None) -> np.ndarray:
+    if channels is None:
+        return np.asarray(_scale(r, index))
+    values = np.exp(r.uniform(-7, -1, channels)).astype(np.float32)
+    powers = np.float32(2.0) ** r.randint(-9, -1, channels)
+    return np.where(r.rand(channels) < 0.3, powers, values).astype(np.float32)
+
+
+def _zero_point(r: np.random.RandomState, dtype: str) -> int:
+    info = np.iinfo(dtype)
+    return 0 if info.bits == 16 else int(r.randint(info.min, info.max + 1))
+
+
+def _codes(
+    r: np.random.RandomState, dtype: str, shape: tuple[int, ...], codes: tuple[int, int] | None = None
+) -> np.ndarray:
+    info = np.iinfo(dtype)
+    low, high = codes or (info.min, info.max)
+    values = r.randint(low, high + 1, shape)
+    edges = r.rand(*shape) < 0.05
+    values[edges] = np.where(r.rand(int(edges.sum())) < 0.5, low, high)
+    return values.astype(dtype)
+
+
+def _weighted(
+    op: str,
+    r: np.random.RandomState,
+    x: str,
+    kernel: str,
+    shape: tuple[int, ...],
+    window: tuple[int, ...],
+    s_x: np.float32,
+    s_w: np.ndarray,
+    codes: tuple[int, int] | None,
+    attributes: dict[str, object],
+) -> Case:
+    z_x = _zero_point(r, x) if codes is None else int(r.randint(codes[0], codes[1] + 1))
+    inputs = _codes(r, x, shape, codes)
+    symmetric = (-127, 127) if kernel == "int8" else (0, 255)
+    weights = _codes(r, kernel, window, symmetric)
+    z_w = 0 if kernel == "int8" else 128
+    depth = int(np.prod(window[:-1]))
+    spread = np.sqrt(depth) * 74 * 74
+    bias = r.randint(-int(spread), int(spread), window[-1]).astype(np.int32)
+    # the standard deviation of an accumulator becomes some 60 codes; sometimes an exact power of two
+    typical = np.float64(s_x) * np.float64(np.median(s_w)) * spread
+    s_y = np.float32(typical / r.uniform(30, 90))
+    if np.log2(float(s_x)) % 1 == 0:
+        s_y = np.float32(2.0 ** np.round(np.log2(s_y)))
+    output = _grid(s_y, _zero_point(r, x), x)
+    return Case(op, (inputs,), (_grid(s_x, z_x, x),), output, weights, _grid(s_w, z_w, kernel), bias, attributes)
+
+
+def _accumulators(
+    op: str,
+    r: np.random.RandomState,
+    x: str,
+    kernel: str,
+    shape: tuple[int, ...],
+    window: tuple[int, ...],
+    index: int,
+    per_channel: bool,
+    attributes: dict[str, object] | None = None,
+) -> Case:
+    """Zero weights: the accumulator is the bias, here anything that the output's range makes interesting."""
+    channels = window[-1]
+    s_x = np.float32(2.0**-4) if index % 2 else _scale(r, 1)
+    s_w = _scales(r, index, channels) if per_channel else np.asarray(np.float32(2.0 ** -(3 + index)))
+    s_y = np.float32((2.0**-2, 0.37, 2.0**3, 900.0, 0.01, 2.0**-6, 1.7, 2.0**9)[index])
+    e = np.broadcast_to(np.float64(s_x) * np.float64(s_w) / np.float64(s_y), (channels,))
+    targets = r.randint(-300, 300, channels) + r.choice([0.0, 0.5, 0.5, 0.25], channels)
+    bias = np.clip(np.rint(targets / e), -(2**30), 2**30).astype(np.int64)
+    bias[:4] = [2**30, -(2**30), 1, -1]
+    z_w = 0 if kernel == "int8" else 128
+    weights = np.full(window, z_w).astype(kernel)
+    return Case(
+        op,
+        (_codes(r, x, shape),),
+        (_grid(s_x, _zero_point(r, x), x),),
+        _grid(s_y, _zero_point(r, x), x),
+        weights,
+        _grid(s_w, z_w, kernel),
+        bias.astype(np.int32),
+        attributes or {},
+    )

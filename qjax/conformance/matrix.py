@@ -1,0 +1,139 @@
+"""The matrix: runtime by operation, each row the same integers through the runtime and through qjax.
+
+A row's answers come from the living runtime where it is installed, and otherwise from a recording of it: see
+`golden`. `compare` counts codes that differ; nothing is tolerated.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from qjax import targets
+from qjax.conformance import golden, single
+from qjax.conformance.case import Case, Runtime
+from qjax.numerics.fixed_point import Multiplier
+from qjax.numerics.requantize import requantize
+
+Source = Literal["live", "golden", "missing"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One line of the matrix.
+
+    runtime: the key of the adapter. op: what is computed, with its variant. target: the name of qjax's target.
+    exact: whether the claim is equality; a row that claims none reports its count all the same.
+    cases: makes the inputs. note: what the reader must know, such as a restriction of the inputs.
+    """
+
+    runtime: str
+    op: str
+    target: str
+    cases: Callable[[], Sequence[Case]]
+    exact: bool = True
+    note: str = ""
+
+    @property
+    def key(self) -> str:
+        """The name of the row in a recording."""
+        return f"{self.runtime} | {self.op}"
+
+    def ours(self) -> np.ndarray:
+        """qjax's answers, all outputs in one vector."""
+        target = targets.get(self.target)
+        return _joined(single.run(case, target) for case in self.cases())
+
+    def theirs(self, runtime: Runtime) -> np.ndarray:
+        """The runtime's answers."""
+        return _joined(runtime.run(case) for case in self.cases())
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordRow:
+    """One line about a rule of requantization alone, on records of accumulator, multiplier and shift."""
+
+    runtime: str
+    op: str
+    target: str
+    rule: str
+    blocks: Callable[[], Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]]]
+    exact: bool = True
+    note: str = ""
+
+    @property
+    def key(self) -> str:
+        """The name of the row in a recording."""
+        return f"{self.runtime} | {self.op}"
+
+    def ours(self) -> np.ndarray:
+        """qjax's answers, all records in one vector."""
+        limits = np.iinfo(np.int32)
+        return _joined(
+            np.asarray(requantize(acc, Multiplier(m, s), rule=self.rule, qmin=int(limits.min), qmax=int(limits.max)))
+            for acc, m, s in self.blocks()
+        )
+
+    def theirs(self, runtime: Any) -> np.ndarray:
+        """The runtime's answers."""
+        return _joined(np.asarray(runtime.requantize(self.rule, acc, m, s)) for acc, m, s in self.blocks())
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What became of a row. source: where the runtime's answers came from; "missing": no answer to compare with."""
+
+    row: Row | RecordRow
+    source: Source
+    version: str
+    compared: int
+    mismatches: int
+
+    @property
+    def passed(self) -> bool:
+        """Whether the row's claim holds; a row without answers proves nothing and does not pass."""
+        return self.source != "missing" and (not self.row.exact or self.mismatches == 0)
+
+
+def compare(row: Row | RecordRow, adapter: Callable[[], Any], *, live: bool = True) -> Result:
+    """Run one row.
+
+    adapter: makes the runtime; an ImportError says that it is not installed. live: False reads the recording only.
+    """
+    found = _live(row, adapter) if live else None
+    if found is not None:
+        return _result(row, "live", *found)
+    recorded = golden.load(row.runtime)
+    if recorded is None or row.key not in recorded.answers:
+        return Result(row, "missing", "", 0, 0)
+    return _result(row, "golden", recorded.version, recorded.answers[row.key])
+
+
+def _live(row: Row | RecordRow, adapter: Callable[[], Any]) -> tuple[str, np.ndarray] | None:
+    try:
+        runtime = adapter()
+        version = _version(runtime)
+    except ImportError:
+        return None
+    return version, row.theirs(runtime)
+
+
+def _result(row: Row | RecordRow, source: Source, version: str, theirs: np.ndarray) -> Result:
+    ours = row.ours()
+    if ours.shape != theirs.shape:
+        raise ValueError(
+            f"{row.key}: expected {ours.size} answers, got {theirs.size} from {version} ({source}): the recording "
+            f"belongs to other cases. Record again: python -m qjax.targets --record {row.runtime}"
+        )
+    return Result(row, source, version, ours.size, int(np.count_nonzero(ours != theirs)))
+
+
+@functools.cache
+def _version(runtime: Any) -> str:
+    return runtime.version()
+
+
+def _joined(parts: Iterable[np.ndarray]) -> np.ndarray:
+    return np.concatenate([part.ravel() for part in parts])

@@ -1,0 +1,120 @@
+"""The rows of the matrix, and which adapter answers for which runtime."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from qjax.conformance import cases
+from qjax.conformance.matrix import RecordRow, Row
+
+AnyRow = Row | RecordRow
+
+
+def _litert(mode: str) -> Any:
+    from qjax.conformance.runtimes.litert import LiteRT
+
+    return LiteRT(mode)  # pyright: ignore[reportArgumentType]
+
+
+def _micro() -> Any:
+    from qjax.conformance.runtimes.tflite_micro import TFLiteMicro
+
+    return TFLiteMicro()
+
+
+def _onnxruntime(**options: Any) -> Any:
+    from qjax.conformance.runtimes.onnxruntime import OnnxRuntime
+
+    return OnnxRuntime(**options)
+
+
+ADAPTERS: dict[str, Callable[[], Any]] = {
+    "tflite-micro": _micro,
+    "litert-reference": partial(_litert, "reference"),
+    "litert-optimized": partial(_litert, "optimized"),
+    "litert-xnnpack": partial(_litert, "xnnpack"),
+    "onnxruntime": partial(_onnxruntime, precise=True),
+    "onnxruntime-qdq": partial(_onnxruntime, precise=True, form="qdq"),
+}
+
+
+def _tflite(runtime: str, target: str) -> list[AnyRow]:
+    weighted = [
+        Row(runtime, f"{label}, {scales}", target, partial(make, "int8", per_channel=per_channel))
+        for label, make in (
+            ("FULLY_CONNECTED", cases.fully_connected),
+            ("CONV_2D", cases.conv2d),
+            ("DEPTHWISE_CONV_2D", cases.depthwise_conv2d),
+        )
+        for scales, per_channel in (("per tensor", False), ("per channel", True))
+    ]
+    return [
+        *weighted,
+        Row(
+            runtime,
+            "DEPTHWISE_CONV_2D, multiplier 2",
+            target,
+            partial(cases.depthwise_conv2d, "int8", per_channel=True, multiplier=2),
+        ),
+        Row(runtime, "ADD", target, partial(cases.elementwise, "add", "int8")),
+        Row(runtime, "MUL", target, partial(cases.elementwise, "multiply", "int8")),
+        Row(runtime, "QUANTIZE int8 to int8", target, partial(cases.rescale, "int8", "int8")),
+        Row(runtime, "QUANTIZE float32 to int8", target, partial(cases.quantize, "int8")),
+        Row(runtime, "AVERAGE_POOL_2D", target, partial(cases.average_pool, "int8", same_grid=True)),
+        Row(runtime, "MEAN", target, partial(cases.mean, "int8")),
+        Row(runtime, "LOGISTIC", target, partial(cases.table, "logistic", "int8")),
+        Row(runtime, "TANH", target, partial(cases.table, "tanh", "int8")),
+    ]
+
+
+def _onnx(runtime: str, target: str) -> list[AnyRow]:
+    rows: list[AnyRow] = []
+    qdq = runtime.endswith("qdq")
+    names = ("MatMul", "Conv", "depthwise Conv") if qdq else ("QLinearMatMul", "QLinearConv", "depthwise QLinearConv")
+    for label, make in zip(names, (cases.fully_connected, cases.conv2d, cases.depthwise_conv2d), strict=True):
+        for x, kernel in (("uint8", "int8"), ("int8", "int8"), ("uint8", "uint8")):
+            for scales, per_channel in (("per tensor", False), ("per channel", True)):
+                if kernel == "uint8" and per_channel:
+                    continue
+                rows.append(
+                    Row(
+                        runtime,
+                        f"{label} {x} x {kernel}, {scales}",
+                        target,
+                        partial(make, x, per_channel=per_channel, kernel=kernel),
+                    )
+                )
+    for x in ("int8", "uint8"):
+        rows += [
+            Row(runtime, f"{'Add' if qdq else 'QLinearAdd'} {x}", target, partial(cases.elementwise, "add", x)),
+            Row(runtime, f"{'Mul' if qdq else 'QLinearMul'} {x}", target, partial(cases.elementwise, "multiply", x)),
+            Row(
+                runtime,
+                f"{'AveragePool' if qdq else 'QLinearAveragePool'} {x}",
+                target,
+                partial(cases.average_pool, x, same_grid=False),
+            ),
+            Row(runtime, f"GlobalAveragePool {x}", target, partial(cases.mean, x)),
+            Row(
+                runtime,
+                f"{'Sigmoid' if qdq else 'QLinearSigmoid'} {x}",
+                target,
+                partial(cases.table, "logistic", x),
+            ),
+        ]
+        if not qdq:
+            rows += [
+                Row(runtime, f"DequantizeLinear, QuantizeLinear {x}", target, partial(cases.rescale, x, x)),
+                Row(runtime, f"QuantizeLinear {x}", target, partial(cases.quantize, x)),
+            ]
+    return rows
+
+
+ROWS: list[AnyRow] = [
+    *_tflite("tflite-micro", "tflite_micro"),
+    *_tflite("litert-reference", "tflite_reference"),
+    *_tflite("litert-optimized", "tflite_optimized_x86"),
+    *_tflite("litert-xnnpack", "tflite_xnnpack"),
+    *_onnx("onnxruntime", "onnxruntime"),
+    *_onnx("onnxruntime-qdq", "onnxruntime"),
+]

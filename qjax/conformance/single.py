@@ -1,0 +1,239 @@
+"""qjax's own answer to a case: the operation converted for a target and run by the interpreter."""
+
+import dataclasses
+import functools
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from qjax import ops
+from qjax.conformance.case import Case, Grid
+from qjax.export import passes
+from qjax.export.check import check_integer
+from qjax.export.interpreter import attributes, prepare
+from qjax.export.ir import Graph, Node, Quantization, Tensor
+from qjax.export.lower import QUANTIZE
+from qjax.numerics.affine import QParams, QSpec, quantize
+from qjax.numerics.lookup import FUNCTIONS, lookup_table
+from qjax.numerics.rules import get_rule
+from qjax.targets import Target
+
+
+def run(case: Case, target: Target) -> np.ndarray:
+    """The output's codes under a target, in the dtype of the case's output grid."""
+    if case.op == "quantize":
+        return _quantize(case, target)
+    if case.op in FUNCTIONS:
+        return _table(case)
+    graph = graph_of(case, target)
+    (node,) = graph.nodes
+    constants = prepare(graph)[node.name]
+    known = json.dumps(attributes(graph, node), sort_keys=True)
+    return np.asarray(_kernel(node.op, known)(constants, list(case.inputs)))
+
+
+def graph_of(case: Case, target: Target) -> Graph:
+    """The case as a finished graph of one node."""
+    tensors: dict[str, Tensor] = {}
+    names: list[str] = []
+    for index, (codes, grid) in enumerate(zip(case.inputs, case.grids, strict=True)):
+        names.append(f"x{index}")
+        tensors[names[-1]] = Tensor(names[-1], codes.shape, grid.dtype, _quantization(grid))
+    op, known, constants, channels = _operation(case)
+    if case.kernel is not None:
+        assert case.kernel_grid is not None
+        axes = (case.kernel.ndim - 1,) if np.ndim(case.kernel_grid.scale) else ()
+        codes, grid = case.kernel, case.kernel_grid
+        if grid.zero_point:
+            # as the conversion stores asymmetric weights
+            codes, grid = (codes.astype(np.int32) - grid.zero_point).astype(np.int16), Grid(grid.scale, 0, "int16")
+        tensors["kernel"] = Tensor("kernel", codes.shape, grid.dtype, _quantization(grid, axes), codes)
+        constants["kernel"] = "kernel"
+    shape = output_shape(case)
+    tensors["acc"] = Tensor("acc", shape, "int32")
+    chain: list[Node] = []
+    last = "acc"
+    for index, (step, value) in enumerate(_steps(case, target, channels)):
+        tensors[f"value{index}"] = Tensor(f"value{index}", np.shape(value), "float32", None, value)
+        tensors[f"step{index}"] = Tensor(f"step{index}", shape, "int32")
+        chain.append(
+            Node(f"step{index}", "affine_step", (last,), f"step{index}", {"value": f"value{index}"}, {"step": step})
+        )
+        last = f"step{index}"
+    tensors["y"] = Tensor("y", shape, case.output.dtype, _quantization(case.output))
+    nodes = (Node("node", op, tuple(names), "acc", constants, known), *chain, Node("y", QUANTIZE, (last,), "y"))
+    graph = passes.fuse(Graph(tensors, nodes, tuple(names), ("y",), target.name), target)
+    if case.bias is not None and not get_rule(graph.nodes[0].attributes["rule"]).takes_bias:
+        held = dataclasses.replace(graph.tensors["y/bias"], shape=case.bias.shape, value=case.bias)
+        graph = graph.replace(tensors={**graph.tensors, "y/bias": held})
+    return check_integer(passes.remove_dead(graph))
+
+
+def output_shape(case: Case) -> tuple[int, ...]:
+    """The shape of the output."""
+    x = case.inputs[0].shape
+    if case.op == "fully_connected":
+        assert case.kernel is not None
+        return (*x[:-1], case.kernel.shape[-1])
+    if case.op in ("conv2d", "depthwise_conv2d", "average_pool"):
+        window = case.attributes["window"] if case.kernel is None else case.kernel.shape[:2]
+        spatial = [
+            -(
+                -(size if case.attributes["padding"] == "SAME" else size - window[d] + 1)
+                // case.attributes["strides"][d]
+            )
+            for d, size in enumerate(x[1:3])
+        ]
+        return (x[0], *spatial, x[3] if case.kernel is None else case.kernel.shape[-1])
+    if case.op == "mean":
+        return tuple(size for axis, size in enumerate(x) if axis not in case.attributes["axes"])
+    return np.broadcast_shapes(*(np.shape(codes) for codes in case.inputs))
+
+
+def _operation(case: Case) -> tuple[str, dict[str, Any], dict[str, str], bool]:
+    """Name, attributes and constants of the node, and whether its bias runs along channels."""
+    if case.op == "fully_connected":
+        rank = case.inputs[0].ndim
+        return (
+            "dot",
+            {
+                "lhs_contracting": [rank - 1],
+                "rhs_contracting": [0],
+                "lhs_batch": [],
+                "rhs_batch": [],
+                "weight": 1,
+                "channels": [[rank - 1, 1]],
+                "rank": rank,
+                "permutation": None,
+            },
+            {},
+            True,
+        )
+    if case.op in ("conv2d", "depthwise_conv2d"):
+        assert case.kernel is not None
+        return (
+            "conv",
+            {
+                "strides": list(case.attributes["strides"]),
+                "padding": padding(case),
+                "lhs_dilation": [1, 1],
+                "rhs_dilation": [1, 1],
+                "groups": case.inputs[0].shape[3] // case.kernel.shape[2],
+                "lhs_layout": [0, 3, 1, 2],
+                "rhs_layout": [3, 2, 0, 1],
+                "out_layout": [0, 3, 1, 2],
+                "weight": 1,
+                "channels": [[3, 3]],
+                "rank": 4,
+                "permutation": None,
+            },
+            {},
+            True,
+        )
+    if case.op == "average_pool":
+        window, strides = case.attributes["window"], case.attributes["strides"]
+        return (
+            "window_sum",
+            {
+                "window": [1, *window, 1],
+                "strides": [1, *strides, 1],
+                "padding": [[0, 0], *padding(case), [0, 0]],
+                "base_dilation": [1] * 4,
+                "window_dilation": [1] * 4,
+            },
+            {},
+            False,
+        )
+    if case.op == "mean":
+        return "sum", {"axes": list(case.attributes["axes"])}, {}, False
+    return case.op, {"subtract": False} if case.op == "add" else {}, {}, False
+
+
+def padding(case: Case) -> list[list[int]]:
+    """Low and high padding of height and width; SAME puts the odd one behind."""
+    if case.attributes["padding"] == "VALID":
+        return [[0, 0], [0, 0]]
+    window = case.attributes["window"] if case.kernel is None else case.kernel.shape[:2]
+    found: list[list[int]] = []
+    for d, size in enumerate(case.inputs[0].shape[1:3]):
+        stride = case.attributes["strides"][d]
+        total = max((-(-size // stride) - 1) * stride + window[d] - size, 0)
+        found.append([total // 2, total - total // 2])
+    return found
+
+
+def _steps(case: Case, target: Target, channels: bool) -> list[tuple[str, np.ndarray]]:
+    """The affine steps behind the accumulator: the division of an average, a bias that the runtime takes as float."""
+    if case.op == "mean":
+        return [("div", np.float32(np.prod([case.inputs[0].shape[axis] for axis in case.attributes["axes"]])))]
+    if case.op == "average_pool":
+        return [("div", valid_counts(case))]
+    if case.bias is None or not channels:
+        return []
+    kind = {"fully_connected": "dot", "conv2d": "conv"}.get(case.op, "depthwise")
+    assert case.kernel_grid is not None
+    rule = target.weighted(kind, per_channel=np.ndim(case.kernel_grid.scale) > 0).rule  # pyright: ignore[reportArgumentType]
+    return [("add", float_bias(case))] if get_rule(rule).takes_bias else []
+
+
+def float_bias(case: Case) -> np.ndarray:
+    """The bias in reals, float32: bias * (s_x * s_w) in double, rounded once."""
+    assert case.bias is not None
+    assert case.kernel_grid is not None
+    step = np.float64(case.grids[0].scale) * case.kernel_grid.scale.astype(np.float64)
+    return (case.bias.astype(np.float64) * step).astype(np.float32)
+
+
+def valid_counts(case: Case) -> np.ndarray:
+    """How many elements that are no padding each window of an average pool covers; a scalar without padding."""
+    if case.attributes["padding"] == "VALID":
+        return np.float32(np.prod(case.attributes["window"]))
+    ones = np.ones((1, *case.inputs[0].shape[1:3], 1), np.float32)
+    window, strides = case.attributes["window"], case.attributes["strides"]
+    return np.asarray(
+        jax.lax.reduce_window(
+            ones, np.float32(0), jax.lax.add, (1, *window, 1), (1, *strides, 1), [(0, 0), *padding(case), (0, 0)]
+        )
+    )
+
+
+def _quantization(grid: Grid, axes: tuple[int, ...] = ()) -> Quantization:
+    scale = np.asarray(grid.scale, np.float32)
+    zero_point = np.full(scale.shape if axes else (), grid.zero_point, np.int32)
+    return Quantization(scale, zero_point, grid.qmin, grid.qmax, axes)
+
+
+def _quantize(case: Case, target: Target) -> np.ndarray:
+    grid = case.output
+    spec = QSpec(8 if grid.dtype.endswith("int8") else 16, signed=grid.qmin < 0, symmetric=False, narrow_range=False)
+    params = QParams(np.asarray(grid.scale, np.float32), np.int32(grid.zero_point), spec)
+    return np.asarray(quantize(jnp.asarray(case.inputs[0]), params, quantization=target.quantize))
+
+
+def _table(case: Case) -> np.ndarray:
+    (x,), y = case.grids, case.output
+    table = lookup_table(
+        case.op,
+        x.scale[()],
+        x.zero_point,
+        y.scale[()],
+        y.zero_point,
+        x_range=(x.qmin, x.qmax),
+        y_range=(y.qmin, y.qmax),
+    )
+    return table[case.inputs[0].astype(np.int64) - x.qmin].astype(y.dtype)
+
+
+@functools.lru_cache(maxsize=64)
+def _kernel(op: str, known: str) -> Any:
+    """The kernel under jit; cases that differ in their numbers only share its program."""
+    facts: Mapping[str, Any] = json.loads(known)
+
+    def kernel(constants: Mapping[str, Any], inputs: list[jax.Array]) -> jax.Array:
+        return ops.get(op).kernel(facts, constants, inputs)
+
+    return jax.jit(kernel)

@@ -1,0 +1,92 @@
+"""TFLite's addition: each operand brought to twice the greater scale, 20 bits up, then one rescaling of the sum.
+
+With double arithmetic, t = 2 max(s_0, s_1), multipliers of s_0 / t, s_1 / t and t / (2^L s_y), L = 20 (15 for int16):
+
+    a_i = MBQM(x_i << L, m_i);  y = MBQM(a_0 + a_1, m) + z,  MBQM = RDBPOT(SRDHM(x, M), r)   (`double_round`).
+
+`tflite_add` is what the reference kernels and TFLite Micro compute; SUB is a_0 - a_1.
+`tflite_add_neon` is what the optimised kernels compute: SUB as above, ADD with vectors. Whole blocks of 16 elements
+shift each operand by L - r_i before the high product instead of rounding it again after, narrow the sum to int16
+without saturation and add the zero point in int16, so a sum beyond int16 wraps around to the other end of the codes.
+The elements that are left (size modulo 16, in row-major order, both operands of one shape) follow the reference. With
+int16 codes the blocks neither narrow nor wrap.
+
+Sources: reference_ops::Add (AddElementwise), optimized_integer_ops::AddElementwiseInt8 and Int16, add.cc's Prepare.
+Compared with ai-edge-litert 2.3.0 and tflite-micro 0.dev20261023: 0 of 700,000 int8 and of 450,000 int16 sums per
+kernel, ratios of scales from 2^-30 to 2^9, SUB included.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from qjax.numerics.fixed_point import (
+    quantize_multiplier,
+    rounding_divide_by_power_of_two,
+    saturating_rounding_doubling_high_mul,
+)
+from qjax.numerics.softfloat import Real
+from qjax.ops.formulas.base import Array, Formula, Setting, register
+from qjax.ops.formulas.tflite_steps import constant, in_vectors, is_wide, roles, scaled, wrap16
+
+
+def _left_shift(wide: bool) -> int:
+    return 15 if wide else 20
+
+
+def add_roles(setting: Setting) -> dict[str, Array]:
+    """The three multipliers, and the sign of the second operand."""
+    first, second = (Real.of(scale) for scale in setting.scales)
+    twice = first.maximum(second).scale_by_power_of_two(1)
+    left = _left_shift(is_wide({"dtype": setting.dtype}))
+    return {
+        **roles("0", quantize_multiplier(first / twice)),
+        **roles("1", quantize_multiplier(second / twice)),
+        **roles("", quantize_multiplier(twice / Real.of(setting.y_scale).scale_by_power_of_two(left))),
+        "sign1": np.int32(-1 if setting.op == "subtract" else 1),
+    }
+
+
+def reference_add(
+    operands: Sequence[jax.Array], constants: Mapping[str, Any], attributes: Mapping[str, Any]
+) -> jax.Array:
+    """The kernel of `tflite_add`."""
+    left = np.int32(_left_shift(is_wide(attributes)))
+    first, second = (scaled(x << left, constants, str(i)) for i, x in enumerate(_one_shape(operands)))
+    total = first + constant(constants, "sign1") * second
+    return scaled(total, constants) + constant(constants, "y_zero_point")
+
+
+def neon_add(operands: Sequence[jax.Array], constants: Mapping[str, Any], attributes: Mapping[str, Any]) -> jax.Array:
+    """The kernel of `tflite_add_neon`."""
+    operands = _one_shape(operands)
+    left = np.int32(_left_shift(is_wide(attributes)))
+    first, second = (_shifted_high(x, left, constants, str(i)) for i, x in enumerate(operands))
+    high = saturating_rounding_doubling_high_mul(first + second, constant(constants, "multiplier"))
+    total = rounding_divide_by_power_of_two(high, jnp.maximum(-constant(constants, "shift"), np.int32(0)))
+    zero_point = constant(constants, "y_zero_point")
+    codes = total + zero_point if is_wide(attributes) else wrap16(wrap16(total) + zero_point)
+    # SUB has no vectorised kernel
+    vectors = in_vectors(codes.shape) & (constant(constants, "sign1") > 0)
+    return jnp.where(vectors, codes, reference_add(operands, constants, attributes))
+
+
+def _shifted_high(x: jax.Array, left: Any, constants: Mapping[str, Any], suffix: str) -> jax.Array:
+    """SQRDMULH(VSHL(x, left + shift), multiplier): VSHL by a negative number shifts right without rounding."""
+    places = left + constant(constants, f"shift{suffix}")
+    up, down = jnp.maximum(places, np.int32(0)), jnp.maximum(-places, np.int32(0))
+    shifted = (x << jnp.broadcast_to(up, x.shape)) >> jnp.broadcast_to(down, x.shape)
+    return saturating_rounding_doubling_high_mul(shifted, constant(constants, f"multiplier{suffix}"))
+
+
+def _one_shape(operands: Sequence[jax.Array]) -> list[jax.Array]:
+    shape = np.broadcast_shapes(*(x.shape for x in operands))
+    return [jnp.broadcast_to(x, shape) for x in operands]
+
+
+tflite_add = register(Formula("tflite_add", frozenset({"add", "subtract"}), add_roles, reference_add))
+
+tflite_add_neon = register(Formula("tflite_add_neon", frozenset({"add", "subtract"}), add_roles, neon_add))

@@ -1,0 +1,48 @@
+"""XNNPACK's multiplication on x86: rint(float32(x_0 x_1) * r) + z_y with r = float32(float32(s_0 s_1) / s_y).
+
+LiteRT keeps scales r outside of [2^-16, 2^8), and int16 codes, for its own kernel, `tflite_multiply_neon`. XNNPACK for
+ARM has another kernel, the rule `xnnpack_rndnu`. Source: xnn_init_qs8_mul_minmax_scalar_params; ai-edge-litert 2.3.0, 0
+of 760,000 products within and of 58,000 outside of these bounds.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from qjax.numerics import float32
+from qjax.numerics.float32 import Float32
+from qjax.ops.formulas.base import Array, Formula, Setting, register
+from qjax.ops.formulas.tflite_multiply import float32_scale, multiply_roles, neon_multiply
+from qjax.ops.formulas.tflite_steps import constant, is_wide, same_types
+from qjax.ops.formulas.xnnpack_steps import either, within
+
+
+def _prepare(setting: Setting) -> dict[str, Array]:
+    scale = float32_scale(setting)
+    number = float32.of(scale)
+    return {
+        **multiply_roles(setting),
+        "scale_mantissa": number.mantissa,
+        "scale_exponent": number.exponent,
+        "delegated": within(scale, 2.0**-16, 2.0**8),
+    }
+
+
+def _kernel(operands: Sequence[jax.Array], constants: Mapping[str, Any], attributes: Mapping[str, Any]) -> jax.Array:
+    def kept() -> jax.Array:
+        return neon_multiply(operands, constants, attributes)
+
+    def xnnpack() -> jax.Array:
+        first, second = operands
+        scale = Float32(constant(constants, "scale_mantissa"), constant(constants, "scale_exponent"))
+        # |x_0 x_1 r| < 2^16 * 2^8
+        product = float32.multiply(float32.from_int32(first * second), scale)
+        return float32.to_int32(product) + constant(constants, "y_zero_point")
+
+    if is_wide(attributes) or not same_types(attributes):
+        return kept()
+    return either(constants["delegated"], xnnpack, kept)
+
+
+xnnpack_multiply = register(Formula("xnnpack_multiply", frozenset({"multiply"}), _prepare, _kernel))

@@ -1,0 +1,25 @@
+"""Microcontrollers and accelerators: CMSIS-NN and TOSA."""
+
+from qjax.numerics.rounding import Rounding
+from qjax.targets.base import Target, register
+from qjax.targets.tflite import TFLITE_MICRO
+
+CMSIS_NN = register(
+    TFLITE_MICRO.replace(
+        name="cmsis_nn",
+        description="CMSIS-NN as TFLite Micro builds it: arm_nn_requantize, gemmlowp's two roundings",
+    )
+)
+
+TOSA = register(
+    Target(
+        "tosa",
+        "tosa_single",
+        Rounding.NEAREST_UP,
+        multiply="tosa_single",
+        matmul="tosa_single",
+        rescale="tosa_single",
+        mean="tosa_single",
+        description="TOSA 1.0 RESCALE with SINGLE_ROUND: apply_scale_32, one rounding, ties up",
+    )
+)

@@ -1,0 +1,21 @@
+"""ONNX Runtime on the CPU."""
+
+from qjax.numerics.rounding import Rounding
+from qjax.targets.base import Target, Weighted, register
+
+ONNXRUNTIME = register(
+    Target(
+        "onnxruntime",
+        Weighted("float32", "f32"),
+        Rounding.NEAREST_EVEN,
+        add="onnx_add",
+        subtract="onnx_float_add",
+        multiply="onnx_multiply",
+        matmul="float32/f32",
+        rescale="onnx_rescale",
+        mean="onnx_global_average",
+        average_pool="onnx_average_pool",
+        quantize="division",
+        description="ONNX Runtime's CPU provider on x86: QLinear operators, one rounding of a float32 product",
+    )
+)

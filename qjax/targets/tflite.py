@@ -1,0 +1,85 @@
+"""TensorFlow Lite: LiteRT's three sets of kernels and TFLite Micro.
+
+One .tflite file gives other codes under each of them, and under the optimised ones on ARM and on x86.
+"""
+
+from qjax.numerics.rounding import Rounding
+from qjax.targets.base import Target, Weighted, register
+
+_SAME_GRID = frozenset({"average_pool"})
+
+TFLITE_MICRO = register(
+    Target(
+        "tflite_micro",
+        "double_round",
+        Rounding.NEAREST_AWAY,
+        add="tflite_add",
+        subtract="tflite_add",
+        multiply="double_round",
+        matmul="double_round",
+        rescale="double_round",
+        mean="tflite_mean",
+        average_pool="tflite_average_pool",
+        same_grid=_SAME_GRID,
+        quantize="division_away",
+        description="TFLite Micro, portable kernels: gemmlowp's two roundings",
+    )
+)
+
+TFLITE_REFERENCE = register(
+    TFLITE_MICRO.replace(
+        name="tflite_reference",
+        dot=Weighted("float64_away"),
+        multiply="tflite_multiply",
+        description="LiteRT's reference kernels (BUILTIN_REF): FULLY_CONNECTED in doubles, the others gemmlowp's",
+    )
+)
+
+TFLITE_OPTIMIZED_X86 = register(
+    Target(
+        "tflite_optimized_x86",
+        "neon",
+        Rounding.NEAREST_UP,
+        dot=Weighted("neon", "f32"),
+        dot_per_channel=Weighted("neon", "f64"),
+        add="tflite_add_neon",
+        subtract="tflite_add",
+        multiply="tflite_multiply_neon",
+        matmul="neon",
+        rescale="tflite_rescale_neon",
+        mean="tflite_mean_neon",
+        average_pool="tflite_average_pool",
+        same_grid=_SAME_GRID,
+        quantize="reciprocal",
+        description="LiteRT's optimised kernels on x86, without delegates: two roundings, ties up",
+    )
+)
+
+TFLITE_OPTIMIZED_ARM = register(
+    TFLITE_OPTIMIZED_X86.replace(
+        name="tflite_optimized_arm",
+        requantize=Weighted("ruy"),
+        dot=Weighted("ruy", "f32"),
+        dot_per_channel=Weighted("ruy", "f64"),
+        depthwise=Weighted("neon"),
+        description="LiteRT's optimised kernels on AArch64: ruy's single rounding in products and convolutions",
+    )
+)
+
+TFLITE_XNNPACK = register(
+    Target(
+        "tflite_xnnpack",
+        Weighted("float32", "f32"),
+        Rounding.NEAREST_EVEN,
+        add="xnnpack_add",
+        subtract="xnnpack_add",
+        multiply="xnnpack_multiply",
+        matmul="float32/f32",
+        rescale="xnnpack_rescale",
+        mean="xnnpack_mean",
+        average_pool="tflite_average_pool",
+        same_grid=_SAME_GRID,
+        quantize="reciprocal",
+        description="LiteRT's default, XNNPACK, on x86: one rounding of a float32 product, ties to even",
+    )
+)
