@@ -31,7 +31,8 @@ test-compat: venv-compat ## the suite without its slow tests, under the oldest P
 
 test-py311: test-compat
 
-test-oracles: venv-oracles ## tests against torch and tflite-micro, which the lock does not hold
+test-oracles: venv-oracles ## tests against torch, tflite-micro, TVM and NEON, which the lock does not hold
+	tools/aarch64.sh
 	.venv-oracles/bin/python -m pytest --oracles -m oracle $(ARGS)
 
 bench: venv ## timings against XLA's float path and the real runtimes

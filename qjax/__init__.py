@@ -2,7 +2,8 @@
 
 from qjax import calibration, numerics, ops, targets
 from qjax.calibrating import calibrate
-from qjax.export.accumulators import accumulators
+from qjax.export.accumulator_report import accumulators
+from qjax.export.compare import compare
 from qjax.export.integer_graph import IntegerGraph, load
 from qjax.export.lower import ConversionError
 from qjax.model import convert, exact, quantize, verify
@@ -27,6 +28,7 @@ __all__ = [
     "accumulators",
     "calibrate",
     "calibration",
+    "compare",
     "convert",
     "exact",
     "fake_quant",

@@ -58,6 +58,10 @@ class Recipe:
     observer, weight_observer: how scales are found before training; "auto" is the exact range at 8 bits and more
       and the least squared error below.
     scan: whether the layers of a scan have quantizers of their own ("stacked") or one for all ("shared").
+    reduce_range: every activation of 8 bits keeps to 7 of them, the model's inputs and outputs too: 0..127 or -64..63,
+      still stored in 8 bits. FBGEMM, oneDNN and ONNX Runtime add products of 8-bit codes in int16 pairs that saturate
+      on a CPU without VNNI; with 7 bits none can, since 2 * 127 * 128 < 2^15 (torch's `reduce_range`). Such a CPU is
+      what it is for: elsewhere the bit is lost for nothing. `qjax.accumulators` counts the pairs that are at risk.
     """
 
     target: str | targets.Target = "nearest_even"
@@ -71,6 +75,7 @@ class Recipe:
     observer: Any = "auto"
     weight_observer: WeightObserver = "auto"
     scan: ScanMode = "stacked"
+    reduce_range: bool = False
 
     def __post_init__(self) -> None:
         targets.get(self.target)
@@ -90,6 +95,8 @@ class Recipe:
             _one_of(f"Recipe: {name}", getattr(self, name), known)
         if self.observer != "auto":
             calibration.get(self.observer)
+        if type(self.reduce_range) is not bool:
+            raise TypeError(f"Recipe: reduce_range must be True or False. Got {self.reduce_range!r}.")
         for name in ("output_bits", "first_last_bits"):
             bits = getattr(self, name)
             if bits is not None and not 2 <= bits <= 16:
@@ -129,6 +136,8 @@ class Recipe:
             override = Override(weights=value) if isinstance(value, QSpec) else value
             chosen = override.weights if weight else override.activations
             spec, method = chosen or spec, override.method or method
+        if self.reduce_range and not weight and spec.bits == 8:
+            spec = spec.replace(bits=7)
         if weight:
             spec = _weight_spec(spec, place)
             method = "lsq" if method == "pact" else method
@@ -171,7 +180,9 @@ class Recipe:
         """The observer for an activation of that spec."""
         if self.observer != "auto":
             return calibration.get(self.observer)
-        return calibration.get("minmax" if spec.bits >= 8 else "mse")
+        # seven bits of reduce_range clip no more than the eight that were asked for
+        wide = spec.bits >= 8 or (self.reduce_range and spec.bits == 7)
+        return calibration.get("minmax" if wide else "mse")
 
     def weight_observer_of(self, spec: QSpec) -> Literal["minmax", "mse", "lsq"]:
         """The way to find the scales of a weight of that spec."""

@@ -96,7 +96,11 @@ def fold_weighted(
     chosen = Weighted() if weighted is None else weighted(np.size(scale) > 1)
     rule = get_rule(chosen.rule)
     effective = effective_scale(x_scale, scale, y_scale, form=chosen.scale)
-    if rule.takes_bias:
+    if rule.of_scales is not None:
+        constants = rule.of_scales(x_scale, scale, y_scale, affine.b, np.size(wanted.sign) > 1)
+        if rule.takes_bias:
+            bias = xp.zeros_like(bias)
+    elif rule.takes_bias:
         # the runtime divides its float bias by the accumulator's scale, each step in float32
         step = (s_x * Real.of(scale)).to_float32()
         steps = float32.divide(float32.of(affine.b), float32.of(step))

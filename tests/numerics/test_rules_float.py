@@ -45,7 +45,7 @@ def to_int32(y: np.ndarray, *, indefinite: bool = False) -> np.ndarray:
     return np.where(low, -(2**31), plain)
 
 
-def run(rule: str, acc, constants, *, zero_point=0, **codes) -> np.ndarray:
+def run(rule: str, acc, constants, *, zero_point: Any = 0, **codes) -> np.ndarray:
     f = jax.jit(lambda a, c: requantize(a, c, rule=rule, zero_point=zero_point, **codes))
     return np.asarray(f(acc, constants))
 

@@ -89,20 +89,20 @@ class OnnxReference:
 
     def version(self) -> str:
         """The package and its version."""
+        _module("onnx.reference", "The specification's interpreter", "onnx")
         return f"onnx {importlib.metadata.version('onnx')}"
 
     def run(self, case: Case) -> np.ndarray:
         """The output's codes, in the layout of the case."""
         model = onnx_model(case, self.form)
-        evaluator: Any = importlib.import_module("onnx.reference").ReferenceEvaluator(
-            importlib.import_module("onnx").load_from_string(model)
-        )
+        reference = _module("onnx.reference", "The specification's interpreter", "onnx")
+        evaluator: Any = reference.ReferenceEvaluator(_module("onnx", "A model", "onnx").load_from_string(model))
         feeds = {f"x{i}": x for i, x in enumerate(model_inputs(case))}
         return case_output(case, np.asarray(evaluator.run(["y"], feeds)[0]))
 
 
-def _module() -> Any:
+def _module(name: str = "onnxruntime", what: str = "ONNX Runtime", package: str = "onnxruntime") -> Any:
     try:
-        return importlib.import_module("onnxruntime")
+        return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("ONNX Runtime needs the package onnxruntime: pip install 'qjax[onnx]'") from error
+        raise ModuleNotFoundError(f"{what} needs the package {package}: pip install 'qjax[onnx]'") from error

@@ -28,7 +28,7 @@ def check_accumulators(graph: Graph) -> Graph:
                 "accumulator exists. Sum behind the graph's output."
             )
         reached = bounds(graph, node)
-        if reached is not None and not (_LOWEST <= reached[0] and reached[1] <= _HIGHEST):
+        if reached is not None and not (reached[0] >= _LOWEST and reached[1] <= _HIGHEST):
             bound = reached[1] if reached[1] > _HIGHEST else reached[0]
             raise ConversionError(
                 f"{node.location}: the accumulator of {node.name!r} ({node.op}) may reach {bound}, beyond int32. "

@@ -6,12 +6,13 @@
 | `floating` | runtimes that multiply in float32 or float64 |
 | `published` | TVM, XNNPACK, TOSA, TFLite's int16 activations, NEMO |
 | `power_of_two` | one shift, with the roundings and overflows of ap_fixed |
+| `torch` | PyTorch's engines, whose float steps begin at the scales |
 
 A rule is a `Rule` in the registry. To add one, write its `prepare` and `apply` and register it; whoever names it
 finds it, and a graph stores its constants by their field names.
 """
 
-from qjax.numerics.rules import classic, floating, power_of_two, published
+from qjax.numerics.rules import classic, floating, power_of_two, published, torch
 from qjax.numerics.rules.floating import Float32WithBias, Float64
 from qjax.numerics.rules.power_of_two import PowerOfTwo
 from qjax.numerics.rules.published import ScaledInteger, TosaScale, apply_scale_16
@@ -41,4 +42,5 @@ __all__ = [
     "register_family",
     "register_rule",
     "rule_names",
+    "torch",
 ]

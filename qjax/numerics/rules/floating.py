@@ -98,7 +98,8 @@ def _check_float32(e: Float32) -> None:
         )
 
 
-def _check_with_bias(c: Float32WithBias) -> None:
+def check_with_bias(c: Float32WithBias) -> None:
+    """Raise a TypeError or ValueError for constants, on the host, that are no float32 numbers."""
     check_int32(c)
     _check_float32(Float32(c.mantissa, c.exponent))
     m, exponent = np.asarray(c.bias_mantissa), np.asarray(c.bias_exponent)
@@ -122,6 +123,11 @@ def _check_float64(e: Float64) -> None:
 
 
 _float32 = partial(registered, prepare=float32_scale, constants=Float32, check=_check_float32)
+
+
+def part_of(constants: Any, name: str) -> Float32:
+    """The number in the fields name_mantissa and name_exponent."""
+    return Float32(getattr(constants, f"{name}_mantissa"), getattr(constants, f"{name}_exponent"))
 
 
 def _product(acc: jax.Array, e: Float32) -> Float32:
@@ -156,18 +162,18 @@ def float32_zero_point_inside(acc: jax.Array, e: Float32, call: Call) -> jax.Arr
     ONNX's ReferenceEvaluator.
     """
     zero_point = float32.from_int32(call.zero_point)
-    return _clamped(float32.to_int32(float32.add(_product(acc, e), zero_point)), call)
+    return clamped(float32.to_int32(float32.add(_product(acc, e), zero_point)), call)
 
 
 @_float32("float32_zero_point_fma", finishes=True)
 def float32_zero_point_fma(acc: jax.Array, e: Float32, call: Call) -> jax.Array:
     """F32z with one rounding of product and sum: rint(fma(float(acc), e, float(zero_point)))."""
     zero_point = float32.from_int32(call.zero_point)
-    return _clamped(float32.to_int32(float32.fma(float32.from_int32(acc), e, zero_point)), call)
+    return clamped(float32.to_int32(float32.fma(float32.from_int32(acc), e, zero_point)), call)
 
 
 @registered(
-    "float32_bias", prepare=float32_scale_and_bias, constants=Float32WithBias, check=_check_with_bias, takes_bias=True
+    "float32_bias", prepare=float32_scale_and_bias, constants=Float32WithBias, check=check_with_bias, takes_bias=True
 )
 def float32_bias(acc: jax.Array, c: Float32WithBias, call: Call) -> jax.Array:
     """F32 with a float32 bias: rint((float(acc) + bias) * e), overflowing as `float32_x86`.
@@ -206,5 +212,6 @@ def float64_away(acc: jax.Array, e: Float64, call: Call) -> jax.Array:
     return saturated(jnp.where(acc < 0, -q, q))
 
 
-def _clamped(y: jax.Array, call: Call) -> jax.Array:
+def clamped(y: jax.Array, call: Call) -> jax.Array:
+    """The codes, for a rule that finishes itself."""
     return jnp.minimum(jnp.maximum(y, np.int32(call.qmin)), np.int32(call.qmax))

@@ -46,6 +46,9 @@ class Rule:
       takes_bias: whether the bias is a constant of the rule, added in its arithmetic, rather than a part of
         the accumulator. `prepare` then takes it in steps of the accumulator, as a `Real` or float32, and
         without one it is 0.
+      of_scales: where the runtime's steps begin at the scales, so that the effective scale alone does not tell
+        them: (s_x, s_w, s_y, bias, per_channel) -> constants, the bias a real number, per_channel whether the
+        weights have more than one scale. `prepare` then serves callers who know an effective scale only.
       accumulators: the dtypes that `apply` takes.
       check: raises TypeError or ValueError for constants, on the host, that are not this rule's.
     """
@@ -57,6 +60,7 @@ class Rule:
     needs_key: bool = False
     finishes: bool = False
     takes_bias: bool = False
+    of_scales: Callable[..., Any] | None = None
     accumulators: tuple[str, ...] = ("int32",)
     check: Callable[[Any], None] | None = None
 

@@ -10,6 +10,11 @@ from qjax.ops.formulas import tflite_average_pool as tflite_average_pool
 from qjax.ops.formulas import tflite_mean as tflite_mean
 from qjax.ops.formulas import tflite_multiply as tflite_multiply
 from qjax.ops.formulas import tflite_rescale as tflite_rescale
+from qjax.ops.formulas import torch_add as torch_add
+from qjax.ops.formulas import torch_average as torch_average
+from qjax.ops.formulas import torch_multiply as torch_multiply
+from qjax.ops.formulas import torch_qnnpack_add as torch_qnnpack_add
+from qjax.ops.formulas import torch_rescale as torch_rescale
 from qjax.ops.formulas import xnnpack_add as xnnpack_add
 from qjax.ops.formulas import xnnpack_mean as xnnpack_mean
 from qjax.ops.formulas import xnnpack_multiply as xnnpack_multiply

@@ -5,10 +5,10 @@ With float32 ratios ra = s_a / s_y and rb = s_b / s_y the zero points are gather
     C = float32(z_y - fma(ra, z_a, float32(rb * z_b))),
 
 and an output is rint(fma(a, ra, fma(b, rb, C))): the zero point lies inside the rounding. The fused form of C is what
-GCC makes of z_y - (ra * z_a + rb * z_b). Source: MLAS's MlasQLinearAddKernelAvx2Helper; onnxruntime 1.31.1, 0 of
-1.3 million sums (scales for which thousands are ties but for their last bits; operands of one element on the right as
-well). Where the *left* operand is broadcast from one element, the kernel exchanges the operands: so does a caller who
-wants those bits. Other machines have other kernels.
+GCC makes of z_y - (ra * z_a + rb * z_b). Source: MLAS's MlasQLinearAddKernelAvx2Helper; onnxruntime 1.31.1, 0 of 7.6
+million sums, thousands of them ties but for the last bits of the scales, some with a broadcast right operand. Where the
+left operand is broadcast from one element the kernel exchanges the two: so does a caller who wants those bits. A
+conversion beyond int32 gives the least code on both sides. Other processors have other kernels.
 """
 
 from collections.abc import Mapping, Sequence

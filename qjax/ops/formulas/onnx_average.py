@@ -7,7 +7,8 @@ The other sums float32 numbers one by one, in the window's order (rows, then col
 
 So it needs the codes of a window, not their sum, and n counts the elements inside of the image. A window that is the
 whole image, without padding, is taken for a global one. Source: MLAS's MlasQLinearGlobalAveragePool and
-contrib_ops/cpu/quantization/qlinear_pool.cc; onnxruntime 1.31.1, 0 of 300,000 and of 68,000 averages.
+contrib_ops/cpu/quantization/qlinear_pool.cc; onnxruntime 1.31.1, 0 of 170,000 and of 802,000
+averages.
 """
 
 from collections.abc import Mapping, Sequence

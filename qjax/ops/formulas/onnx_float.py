@@ -2,8 +2,9 @@
 
 Every tensor becomes float32(q * s), the operation is one of float32, and y = rint(float32(x / s_y)) + z_y. Two
 neighbours without an operation between them, a change of the grid, are `onnx_rescale`: the runtime has no fused form of
-it. The others are what it does with its optimizer off (subtraction: always, it has no QLinearSub), and what the
-interpreter of the specification, onnx.reference, does. Source: onnxruntime 1.31.1 and onnx 1.23.2, 0 of 90,000 each.
+it. The others are what it does with its optimizer off (subtraction: always, it has no QLinearSub). The interpreter of
+the specification, onnx.reference, rescales, adds and multiplies in the same steps as long as x / s_y fits in int32; its
+averages sum in another order. Source: onnxruntime 1.31.1, 0 of 240,000 each, 802,000 of the averages.
 """
 
 from collections.abc import Mapping, Sequence

@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from qjax.numerics._namespace import traced
 from qjax.numerics.fixed_point import (
     quantize_multiplier,
     rounding_divide_by_power_of_two,
@@ -42,10 +43,16 @@ def add_roles(setting: Setting) -> dict[str, Array]:
     first, second = (Real.of(scale) for scale in setting.scales)
     twice = first.maximum(second).scale_by_power_of_two(1)
     left = _left_shift(is_wide({"dtype": setting.dtype}))
+    last = quantize_multiplier(twice / Real.of(setting.y_scale).scale_by_power_of_two(left))
+    if not traced(last.shift) and np.any(last.shift > 0):
+        raise ValueError(
+            f"tflite_add: expected an output scale above 2^{1 - left} times the inputs' scales, got scales "
+            f"{setting.scales} and {setting.y_scale}: LiteRT aborts there. Calibrate the output."
+        )
     return {
         **roles("0", quantize_multiplier(first / twice)),
         **roles("1", quantize_multiplier(second / twice)),
-        **roles("", quantize_multiplier(twice / Real.of(setting.y_scale).scale_by_power_of_two(left))),
+        **roles("", last),
         "sign1": np.int32(-1 if setting.op == "subtract" else 1),
     }
 

@@ -1,5 +1,6 @@
 """What the tests of ONNX Runtime's formulas share: settings that provoke ties, and one way to run a formula."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -62,26 +63,35 @@ def evaluate(
     name: str, op: str, operands: Sequence[np.ndarray], g: Grids, count: Any = 1, **attributes: Any
 ) -> np.ndarray:
     """The formula's clamped codes; prepared on the host and inside of jit, which must agree."""
-    formula = get(name)
+    shared = isinstance(count, int)
+    prepare, finish, traced = (_functions if shared else _functions.__wrapped__)(
+        name, op, g.dtype, g.limits, count, tuple(attributes.items())
+    )
     codes = [np.asarray(x, np.int32) for x in operands]
-
-    def finish(roles: dict[str, Any], zero_points: Any, y_zero_point: Any, codes: Any) -> jax.Array:
-        constants = {**roles, **{f"zero_point{i}": z for i, z in enumerate(zero_points)}}
-        constants.update(y_zero_point=y_zero_point, count=np.asarray(count, np.int32))
-        y = formula.kernel(codes, constants, {"dtype": g.dtype, **attributes})
-        assert y.dtype == jnp.int32
-        return jnp.clip(y, *g.limits)
-
-    def prepare(scales: Any, zero_points: Any, y_scale: Any, y_zero_point: Any) -> dict[str, Any]:
-        return formula.prepare(Setting(op, scales, zero_points, y_scale, y_zero_point, g.dtype, count))
-
     zero_points = tuple(np.int32(z) for z in g.zero_points)
     given = (g.scales, zero_points, g.y_scale, np.int32(g.y_zero_point))
     roles = prepare(*given)
     for role, value in roles.items():
         assert np.asarray(value).dtype == np.int32, role
         assert not isinstance(value, jax.Array), role
-    on_host = jax.jit(finish)(roles, zero_points, given[3], codes)
-    traced = jax.jit(lambda given, codes: finish(prepare(*given), given[1], given[3], codes))(given, codes)
-    np.testing.assert_array_equal(traced, on_host)
+    on_host = finish(roles, given, codes)
+    np.testing.assert_array_equal(traced(given, codes), on_host)
     return np.asarray(on_host).astype(np.int64)
+
+
+@functools.cache
+def _functions(name: str, op: str, dtype: str, limits: Any, count: Any, attributes: Any) -> tuple[Any, Any, Any]:
+    """prepare, and the jitted kernel with constants prepared outside and inside of it."""
+    formula = get(name)
+
+    def prepare(scales: Any, zero_points: Any, y_scale: Any, y_zero_point: Any) -> dict[str, Any]:
+        return formula.prepare(Setting(op, scales, zero_points, y_scale, y_zero_point, dtype, count))
+
+    def finish(roles: dict[str, Any], given: Any, codes: Any) -> jax.Array:
+        constants = {**roles, **{f"zero_point{i}": z for i, z in enumerate(given[1])}}
+        constants.update(y_zero_point=given[3], count=np.asarray(count, np.int32))
+        y = formula.kernel(codes, constants, {"dtype": dtype, **dict(attributes)})
+        assert y.dtype == jnp.int32
+        return jnp.clip(y, *limits)
+
+    return prepare, jax.jit(finish), jax.jit(lambda given, codes: finish(prepare(*given), given, codes))

@@ -1,8 +1,8 @@
 """How wide the accumulators of a graph have to be: what could happen, and what does happen on data.
 
 Per node with weights: the bits that the worst input needs, the bits that the data needed, and what a given register
-(the node's own, or one to try) does to the sums. Beside them always the int16 pairs of vpmaddubsw, since a graph that is
-exact here meets them where FBGEMM, oneDNN or ONNX Runtime run it on a CPU without VNNI.
+(the node's own, or one to try) does to the sums. Beside them always the int16 pairs of vpmaddubsw, since a graph that
+is exact here meets them where FBGEMM, oneDNN or ONNX Runtime run it on a CPU without VNNI.
 """
 
 import dataclasses
@@ -51,9 +51,9 @@ class Observed:
     overflowed: int
     saturated: int
     changed: int
-    codes_changed: int | None
-    pairs: int | None
-    pairs_saturated: int | None
+    codes_changed: int | None = None
+    pairs: int | None = None
+    pairs_saturated: int | None = None
 
     @property
     def bits(self) -> int:
@@ -252,14 +252,13 @@ def _observe(
     ir, exact = graph.ir, _with_accumulator(tried, EXACT)
 
     @jax.jit
-    def measure(inputs: Sequence[Any], own: Any, other: Any, plain: Any) -> dict[int, dict[str, jax.Array]]:
+    def measure(inputs: Sequence[Any], own: Any, other: Any, plain: Any) -> dict[int, dict[str, Any]]:
         env = interpreter.run(ir, own, inputs)
-        counts: dict[int, dict[str, jax.Array]] = {}
+        counts: dict[int, dict[str, Any]] = {}
         for index in weighted:
             node, name = tried.nodes[index], tried.nodes[index].name
             x = jnp.asarray(env[node.inputs[0]])
-            reached = bounds(exact, exact.nodes[index])
-            fits = reached is not None and bits_for(*reached) <= 32
+            fits = _fits_int32(exact, exact.nodes[index], node)
             found = _sums(tried, node, plain[name], x, fits)
             if fits:
                 codes = [
@@ -275,21 +274,33 @@ def _observe(
     for batch in batches:
         codes = graph.quantize(*(batch if isinstance(batch, tuple) else (batch,)))
         codes = codes if isinstance(codes, tuple) else (codes,)
+        size = int(np.shape(codes[0])[0])
+        if size == 0:
+            continue
+        examples += size
         with jax.enable_x64(True):  # counts and wide sums
             counts = jax.device_get(measure(codes, *constants))
-        examples += int(np.shape(codes[0])[0])
         for index, found in counts.items():
             total = totals.setdefault(index, {})
             for key, value in found.items():
                 merge = min if key.endswith("low") else max if key.endswith("high") else operator.add
-                total[key] = merge(total.get(key, 0), int(value))
+                total[key] = merge(total[key], int(value)) if key in total else int(value)
     if examples == 0:
         raise ValueError("accumulators: expected at least one example, got none. Leave batches out for the worst case.")
-    optional = dict.fromkeys(("codes_changed", "pairs", "pairs_saturated"))
-    return examples, {index: Observed(**{**optional, **total}) for index, total in totals.items()}
+    return examples, {index: Observed(**total) for index, total in totals.items()}
 
 
-def _sums(graph: Graph, node: Node, constants: Mapping[str, Any], x: jax.Array, fits: bool) -> dict[str, jax.Array]:
+def _fits_int32(exact: Graph, node: Node, tried: Node) -> bool:
+    """Whether no input takes the exact sums, or those that the register to try is about, beyond int32."""
+    stored = Accumulator.of_json(tried.attributes.get("accumulator")).operands == "codes"
+    total, products = bounds(exact, node), product_bounds(exact, node, stored=stored)
+    assert total is not None
+    assert products is not None
+    lowest, highest = int(products[0].min(initial=0)), int(products[1].max(initial=0))
+    return max(bits_for(*total), bits_for(lowest, highest)) <= 32
+
+
+def _sums(graph: Graph, node: Node, constants: Mapping[str, Any], x: jax.Array, fits: bool) -> dict[str, Any]:
     """The fields of `Observed` for one node on one batch; x: the codes of its input."""
     register = _register(graph, node)
     zero_point = jnp.asarray(constants["zero_point0"])
@@ -304,7 +315,7 @@ def _sums(graph: Graph, node: Node, constants: Mapping[str, Any], x: jax.Array, 
     elif register.overflow == "wrap":
         held = wrap(total.astype(jnp.int32), register.bits)
     shift = _unsigned_shift(graph, node)
-    found: dict[str, jax.Array] = {}
+    found: dict[str, Any] = {}
     if shift is not None:
         paired = _rows(graph, node, constants, x, register if register.pairs else _PAIRS)
         pairs, events = pair_sum_events(paired.x, paired.w, np.int32(shift))
@@ -319,10 +330,10 @@ def _sums(graph: Graph, node: Node, constants: Mapping[str, Any], x: jax.Array, 
             total = rows.restore(total)
     return {
         "sums": np.int64(total.size),
-        "low": jnp.min(total, initial=0),
-        "high": jnp.max(total, initial=0),
-        "partial_low": jnp.min(low, initial=0),
-        "partial_high": jnp.max(high, initial=0),
+        "low": jnp.min(total),
+        "high": jnp.max(total),
+        "partial_low": jnp.min(low),
+        "partial_high": jnp.max(high),
         "overflowed": _count((total < register.low) | (total > register.high)),
         "saturated": saturated,
         "changed": _count(held.astype(total.dtype) != total),

@@ -1,0 +1,33 @@
+"""PyTorch's quantized multiplication: an exact integer product times one float32.
+
+y = rint(float32(float32((q_0 - z_0)(q_1 - z_1)) * m)) + z_y with m = float32(float32(s_0 * s_1) * float32(1 / s_y)): a
+product with the reciprocal, not a quotient. Beyond int32, a product in whole blocks of 64 elements converts to -2^31
+(x86's CVTPS2DQ) and so to the least code; among the elements left over it saturates. Source: PyTorch's quantized::mul,
+qmul_kernel; torch 2.13.0, every engine, 0 of 7.8 million products in blocks and 0 of 252,000 left over.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from qjax.numerics import float32
+from qjax.ops.formulas.base import Array, Formula, Setting, register
+from qjax.ops.formulas.torch_steps import dequantize, in_blocks, number, reciprocal, roles, round_outside
+
+
+def _prepare(setting: Setting) -> dict[str, Array]:
+    first, second = (float32.of(scale) for scale in setting.scales)
+    return roles(factor=float32.multiply(float32.multiply(first, second), reciprocal(setting.y_scale)))
+
+
+def _kernel(operands: Sequence[jax.Array], constants: Mapping[str, Any], attributes: Mapping[str, Any]) -> jax.Array:
+    real = dequantize(operands[0] * operands[1], number(constants, "factor"))
+    shape = np.broadcast_shapes(*(codes.shape for codes in operands))
+    return in_blocks(
+        shape, lambda: round_outside(real, constants, "indefinite"), lambda: round_outside(real, constants)
+    )
+
+
+torch_multiply = register(Formula("torch_multiply", frozenset({"multiply"}), _prepare, _kernel))

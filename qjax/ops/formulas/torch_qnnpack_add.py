@@ -1,0 +1,54 @@
+"""QNNPACK's addition of uint8: two integer factors of 22 bits, one shift, ties away from zero.
+
+With float32 ratios r_i = s_i / s_y and t = 21 - floor(log2(max r_i)), the factors are m_i = rint(r_i * 2^t), the larger
+one in [2^21, 2^22], and y = round_away((m_0 (q_0 - z_0) + m_1 (q_1 - z_1)) / 2^t) + z_y. Source: QNNPACK's
+pytorch_qnnp_compute_add_quantization_params and pytorch_q8vadd_ukernel; torch 2.13.0, 0 of 3.5 million.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from qjax.numerics import float32
+from qjax.numerics._namespace import host_or_trace
+from qjax.numerics.float32 import Float32
+from qjax.numerics.rounding import Rounding, right_shift_with_headroom
+from qjax.ops.formulas.base import Array, Formula, Setting, register
+
+_FACTOR_BITS = 21
+
+
+def _prepare(setting: Setting) -> dict[str, Array]:
+    y_scale = float32.of(setting.y_scale)
+    # canonical: the mantissa has 24 bits
+    ratios = [float32.of(float32.divide(float32.of(scale), y_scale)) for scale in setting.scales]
+    exponents = [ratio.exponent + np.int32(23) for ratio in ratios]
+    xp = host_or_trace(*exponents)
+    largest = xp.maximum(*exponents)
+    if xp is np and (np.any(largest < -10) or np.any(largest > 7)):
+        raise ValueError(
+            "torch_qnnpack_add: the larger of the ratios of scales s_0 / s_y, s_1 / s_y must be in [2^-10, 2^8), or "
+            f"QNNPACK does not make the operator. Got scales {setting.scales[0]} and {setting.scales[1]} for an output "
+            f"scale of {setting.y_scale}; calibrate the output on the sum."
+        )
+    shift = xp.clip(np.int32(_FACTOR_BITS) - largest, np.int32(1), np.int32(31)).astype(np.int32)
+    factors = {f"factor{i}": float32.to_int32(Float32(r.mantissa, r.exponent + shift)) for i, r in enumerate(ratios)}
+    return {**factors, "shift": shift}
+
+
+def _kernel(operands: Sequence[jax.Array], constants: Mapping[str, Any], attributes: Mapping[str, Any]) -> jax.Array:
+    shape = np.broadcast_shapes(*(codes.shape for codes in operands))
+    with jax.enable_x64(True):
+        total = jnp.zeros(shape, jnp.int64)
+        for i, codes in enumerate(operands):
+            factor = jnp.asarray(constants[f"factor{i}"]).astype(jnp.int64)
+            total = total + jnp.broadcast_to(codes.astype(jnp.int64), shape) * jnp.broadcast_to(factor, shape)
+        shift = jnp.broadcast_to(jnp.asarray(constants["shift"]).astype(jnp.int64), shape)
+        rounded = right_shift_with_headroom(jnp, total, shift, Rounding.NEAREST_AWAY).astype(jnp.int32)
+    return rounded + jnp.asarray(constants["y_zero_point"])
+
+
+torch_qnnpack_add = register(Formula("torch_qnnpack_add", frozenset({"add"}), _prepare, _kernel))
