@@ -46,8 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def report(results: Sequence[Result]) -> str:
     """The matrix as a table, with a line that sums it up."""
-    header = ("runtime", "operation", "target", "compared", "differ", "answers", "version")
-    rows = [(r.row.runtime, r.row.op, r.row.target, r.compared, _count(r), r.source, r.version) for r in results]
+    header = ("runtime", "operation", "target", "rule", "compared", "differ", "answers", "version")
+    rows = [
+        (r.row.runtime, r.row.op, r.row.target, r.row.rule, r.compared, _count(r), r.source, r.version) for r in results
+    ]
     notes = [f"{r.row.key}: {r.row.note}" for r in results if r.row.note]
     claimed = [r for r in results if r.row.exact]
     failed = [r for r in claimed if not r.passed]
@@ -61,14 +63,15 @@ def report(results: Sequence[Result]) -> str:
 def _count(result: Result) -> str:
     if result.source == "missing":
         return "not installed, no recording"
-    return str(result.mismatches) if result.row.exact else f"{result.mismatches} (not claimed)"
+    count = f"at least {result.mismatches}" if result.source == "golden" and result.mismatches else result.mismatches
+    return str(count) if result.row.exact else f"{count} (not claimed)"
 
 
 def _record(runtime: str) -> int:
     adapter = ADAPTERS[runtime]()
-    answers = {row.key: row.theirs(adapter) for row in ROWS if row.runtime == runtime}
-    path = golden.save(runtime, golden.Recording(adapter.version(), answers))
-    print(f"{path}: {len(answers)} rows, {path.stat().st_size} bytes, {adapter.version()}")
+    rows = {row.key: golden.Answers.of(row.theirs(adapter)) for row in ROWS if row.runtime == runtime}
+    path = golden.save(runtime, golden.Recording(adapter.version(), rows))
+    print(f"{path}: {len(rows)} rows, {path.stat().st_size} bytes, {adapter.version()}")
     return 0
 
 

@@ -5,8 +5,6 @@ odd zero points, effective scales far below and above 1, accumulators at the edg
 weights, saturating outputs. `RandomState` keeps its stream over versions of numpy, so recorded answers stay valid.
 """
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from qjax.conformance.case import Case, Grid
@@ -181,29 +179,6 @@ def table(op: str, x: str, *, count: int = 40, seed: int = 9) -> Cases:
         )
         for _ in range(count)
     ]
-
-
-def records(count: int = 131_072, seed: int = 10) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """(acc, multiplier, shift), int32, in one block per shift from -31 to 7: ties of either rounding, edges, random."""
-    r = np.random.RandomState(seed)
-    shifts = range(-31, 8)
-    size = -(-count // len(shifts))
-    for shift in shifts:
-        multiplier = r.randint(2**30, 2**31, size).astype(np.int64)
-        powers = r.rand(size) < 0.3
-        multiplier[powers] = 2**30
-        acc = r.randint(-(2**31), 2**31, size).astype(np.int64)
-        small = r.rand(size) < 0.5
-        acc[small] = acc[small] >> r.randint(1, 31, small.sum())
-        # a multiplier of 2^30 halves: ties of the product are odd multiples of 2^-shift
-        tie = powers & (r.rand(size) < 0.7)
-        acc[tie] = (2 * r.randint(-(2**20), 2**20, tie.sum()) + 1) << max(-shift, 0)
-        acc[:8] = [-(2**31), 2**31 - 1, -(2**31) + 1, 0, 1, -1, 2**30, -(2**30)]
-        acc = np.clip(acc, -(2**31), 2**31 - 1)
-        if shift > 0:
-            # a left shift wraps beyond int32 in some kernels and not in others: outside of what a graph may hold
-            acc = np.clip(acc, -(2**31) >> shift, (2**31 - 1) >> shift)
-        yield acc.astype(np.int32), multiplier.astype(np.int32), np.full(size, shift, np.int32)
 
 
 # ---------------------------------------------------------------------------- pieces

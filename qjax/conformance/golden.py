@@ -1,11 +1,13 @@
-"""Recordings of runtimes that not every machine has: their answers to the matrix, with the versions that gave them.
+"""Recordings of runtimes that not every machine has: what they answered to the matrix, and which version did.
 
-One `.npz` per runtime beside this file, written by `python -m qjax.conformance record`: per row the answers of all its
-cases in order, and the version. The inputs are not stored; they are seeded (`cases`).
+One `.npz` per runtime in `recorded/`, written by `python -m qjax.targets --record RUNTIME`. A row keeps the number of
+its answers, the SHA-256 of all of them and a sample spread over them: the digest proves equality of every one, the
+sample shows where to look when it fails. The inputs are seeded (`cases`, `accumulators`) and not stored.
 """
 
 import dataclasses
 import functools
+import hashlib
 import os
 import tempfile
 from collections.abc import Mapping
@@ -14,7 +16,35 @@ from pathlib import Path
 import numpy as np
 
 FOLDER = Path(__file__).parent / "recorded"
+SAMPLE = 2048
 _VERSION = "version"
+
+
+@dataclasses.dataclass(frozen=True)
+class Answers:
+    """What is kept of one row's answers."""
+
+    count: int
+    digest: bytes
+    sample: np.ndarray
+
+    @classmethod
+    def of(cls, answers: np.ndarray) -> "Answers":
+        """Of all answers of a row, one vector of integers; as little-endian int32 they are hashed."""
+        numbers = answers.astype("<i4")
+        return cls(numbers.size, hashlib.sha256(numbers.tobytes()).digest(), _spread(numbers))
+
+    def mismatches(self, answers: np.ndarray) -> int:
+        """0 if all answers agree; otherwise at least 1: those of the sample that differ.
+
+        Raises ValueError if the number of answers is another one.
+        """
+        other = Answers.of(answers)
+        if other.count != self.count:
+            raise ValueError(f"expected {self.count} answers, got {other.count}: the recording belongs to other cases.")
+        if other.digest == self.digest:
+            return 0
+        return max(1, int(np.count_nonzero(other.sample != self.sample)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +52,7 @@ class Recording:
     """The answers of one runtime by row."""
 
     version: str
-    answers: Mapping[str, np.ndarray]
+    rows: Mapping[str, Answers]
 
 
 @functools.cache
@@ -33,21 +63,39 @@ def load(runtime: str) -> Recording | None:
         return None
     with np.load(path, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
-    version = arrays.pop(_VERSION)
-    return Recording(str(version), arrays)
+    names = [name.removesuffix("/sample") for name in arrays if name.endswith("/sample")]
+    rows = {
+        name: Answers(int(arrays[f"{name}/count"]), arrays[f"{name}/digest"].tobytes(), arrays[f"{name}/sample"])
+        for name in names
+    }
+    return Recording(str(arrays[_VERSION]), rows)
 
 
 def save(runtime: str, recording: Recording) -> Path:
     """Write a recording, atomically; returns its path."""
+    arrays: dict[str, np.ndarray] = {_VERSION: np.array(recording.version)}
+    for name, answers in recording.rows.items():
+        arrays[f"{name}/count"] = np.array(answers.count, np.int64)
+        arrays[f"{name}/digest"] = np.frombuffer(answers.digest, np.uint8)
+        arrays[f"{name}/sample"] = answers.sample
     FOLDER.mkdir(exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=FOLDER, suffix=".npz")
-    with os.fdopen(handle, "wb") as file:
-        np.savez_compressed(file, allow_pickle=False, **{_VERSION: np.array(recording.version), **recording.answers})
-    os.chmod(name, 0o644)
-    path = _path(runtime)
-    os.replace(name, path)
+    handle, temporary = tempfile.mkstemp(dir=FOLDER, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            np.savez_compressed(file, allow_pickle=False, **arrays)
+        os.chmod(temporary, 0o644)
+        path = _path(runtime)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
     load.cache_clear()
     return path
+
+
+def _spread(numbers: np.ndarray) -> np.ndarray:
+    """Up to `SAMPLE` answers, evenly spread."""
+    return numbers[np.linspace(0, numbers.size - 1, min(SAMPLE, numbers.size)).astype(np.int64)]
 
 
 def _path(runtime: str) -> Path:

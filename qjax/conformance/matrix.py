@@ -13,6 +13,7 @@ import numpy as np
 
 from qjax import targets
 from qjax.conformance import golden, single
+from qjax.conformance.accumulators import Records
 from qjax.conformance.case import Case, Runtime
 from qjax.numerics.fixed_point import Multiplier
 from qjax.numerics.requantize import requantize
@@ -41,6 +42,11 @@ class Row:
         """The name of the row in a recording."""
         return f"{self.runtime} | {self.op}"
 
+    @property
+    def rule(self) -> str:
+        """The rule or formula that the target names for the operation."""
+        return single.rule(self.cases()[0], targets.get(self.target))
+
     def ours(self) -> np.ndarray:
         """qjax's answers, all outputs in one vector."""
         target = targets.get(self.target)
@@ -59,7 +65,7 @@ class RecordRow:
     op: str
     target: str
     rule: str
-    blocks: Callable[[], Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]]]
+    records: Callable[[], Records]
     exact: bool = True
     note: str = ""
 
@@ -71,21 +77,26 @@ class RecordRow:
     def ours(self) -> np.ndarray:
         """qjax's answers, all records in one vector."""
         limits = np.iinfo(np.int32)
-        return _joined(
-            np.asarray(requantize(acc, Multiplier(m, s), rule=self.rule, qmin=int(limits.min), qmax=int(limits.max)))
-            for acc, m, s in self.blocks()
-        )
+        acc, m, s = self.records()
+        return np.asarray(requantize(acc, Multiplier(m, s), rule=self.rule, qmin=int(limits.min), qmax=int(limits.max)))
 
     def theirs(self, runtime: Any) -> np.ndarray:
         """The runtime's answers."""
-        return _joined(np.asarray(runtime.requantize(self.rule, acc, m, s)) for acc, m, s in self.blocks())
+        return np.asarray(runtime.requantize(self.rule, *self.records()))
+
+
+AnyRow = Row | RecordRow
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What became of a row. source: where the runtime's answers came from; "missing": no answer to compare with."""
+    """What became of a row.
 
-    row: Row | RecordRow
+    source: where the runtime's answers came from; "missing": there are none to compare with. mismatches: of a
+    recording, whose answers are a digest, at least that many.
+    """
+
+    row: AnyRow
     source: Source
     version: str
     compared: int
@@ -97,37 +108,35 @@ class Result:
         return self.source != "missing" and (not self.row.exact or self.mismatches == 0)
 
 
-def compare(row: Row | RecordRow, adapter: Callable[[], Any], *, live: bool = True) -> Result:
+def compare(row: AnyRow, adapter: Callable[[], Any], *, live: bool = True) -> Result:
     """Run one row.
 
     adapter: makes the runtime; an ImportError says that it is not installed. live: False reads the recording only.
     """
     found = _live(row, adapter) if live else None
     if found is not None:
-        return _result(row, "live", *found)
+        return found
     recorded = golden.load(row.runtime)
-    if recorded is None or row.key not in recorded.answers:
+    if recorded is None or row.key not in recorded.rows:
         return Result(row, "missing", "", 0, 0)
-    return _result(row, "golden", recorded.version, recorded.answers[row.key])
+    ours = row.ours()
+    try:
+        mismatches = recorded.rows[row.key].mismatches(ours)
+    except ValueError as error:
+        raise ValueError(f"{row.key}: {error} Record again: python -m qjax.targets --record {row.runtime}") from None
+    return Result(row, "golden", recorded.version, ours.size, mismatches)
 
 
-def _live(row: Row | RecordRow, adapter: Callable[[], Any]) -> tuple[str, np.ndarray] | None:
+def _live(row: AnyRow, adapter: Callable[[], Any]) -> Result | None:
     try:
         runtime = adapter()
         version = _version(runtime)
     except ImportError:
         return None
-    return version, row.theirs(runtime)
-
-
-def _result(row: Row | RecordRow, source: Source, version: str, theirs: np.ndarray) -> Result:
-    ours = row.ours()
+    ours, theirs = row.ours(), row.theirs(runtime)
     if ours.shape != theirs.shape:
-        raise ValueError(
-            f"{row.key}: expected {ours.size} answers, got {theirs.size} from {version} ({source}): the recording "
-            f"belongs to other cases. Record again: python -m qjax.targets --record {row.runtime}"
-        )
-    return Result(row, source, version, ours.size, int(np.count_nonzero(ours != theirs)))
+        raise ValueError(f"{row.key}: expected {ours.size} answers, got {theirs.size} from {version}.")
+    return Result(row, "live", version, ours.size, int(np.count_nonzero(ours != theirs)))
 
 
 @functools.cache

@@ -4,7 +4,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from qjax.conformance import cases
+import numpy as np
+
+from qjax.conformance import accumulators, cases
+from qjax.conformance.accumulators import Records
 from qjax.conformance.matrix import RecordRow, Row
 
 AnyRow = Row | RecordRow
@@ -28,6 +31,18 @@ def _onnxruntime(**options: Any) -> Any:
     return OnnxRuntime(**options)
 
 
+def _neon() -> Any:
+    from qjax.conformance.runtimes.neon import Neon
+
+    return Neon()
+
+
+def _tvm() -> Any:
+    from qjax.conformance.runtimes.tvm import Tvm
+
+    return Tvm()
+
+
 ADAPTERS: dict[str, Callable[[], Any]] = {
     "tflite-micro": _micro,
     "litert-reference": partial(_litert, "reference"),
@@ -35,6 +50,8 @@ ADAPTERS: dict[str, Callable[[], Any]] = {
     "litert-xnnpack": partial(_litert, "xnnpack"),
     "onnxruntime": partial(_onnxruntime, precise=True),
     "onnxruntime-qdq": partial(_onnxruntime, precise=True, form="qdq"),
+    "neon": _neon,
+    "tvm": _tvm,
 }
 
 
@@ -110,6 +127,50 @@ def _onnx(runtime: str, target: str) -> list[AnyRow]:
     return rows
 
 
+def _float32_multipliers() -> Records:
+    """Multipliers of 24 bits: XNNPACK makes its own from a float32 scale."""
+    acc, multiplier, shift = accumulators.all_records()
+    return Records(acc, multiplier & np.int32(-128), shift)
+
+
+def _few_pairs(shifts: tuple[int, ...]) -> Records:
+    """131,072 accumulators under 64 pairs of multiplier and shift, each of which TVM compiles into a function."""
+    words = accumulators.splitmix64(2 * 131_072, 7)
+    pairs = accumulators.random(64 // len(shifts) + 1, shifts, seed=3)
+    which = np.arange(131_072) % 64
+    multiplier, shift = pairs.multiplier[which], pairs.shift[which]
+    # one in eight is a power of two, which has a path of its own
+    multiplier = np.where(which % 8 == 0, np.int32(2**30), multiplier)
+    acc = (words[:131_072].astype(np.int64) >> (32 + (words[131_072:] >> np.uint64(59))).astype(np.int64)).astype(
+        np.int32
+    )
+    edges = accumulators.edge_accumulators()
+    acc[: 64 * len(edges)] = np.repeat(edges, 64)
+    return Records(acc, multiplier, shift)
+
+
+_NEGATIVE = (-1, -2, -3, -4, -5, -7, -9, -12, -16, -24, -30)
+
+
+def _rules() -> list[AnyRow]:
+    rows: list[AnyRow] = [
+        RecordRow("neon", label, "tvm_neon" if rule == "neon" else "", rule, accumulators.all_records)
+        for label, rule in (
+            ("SQRDMULH, SRSHL", "neon"),
+            ("SQRDMULH, SRSHL with gemmlowp's fix-up", "double_round"),
+            ("SQDMULH, SRSHL", "ruy"),
+            ("64-bit product, one shift", "single_round"),
+        )
+    ]
+    return [
+        *rows,
+        RecordRow("neon", "XNNPACK's rndnu", "", "xnnpack_rndnu", _float32_multipliers),
+        RecordRow("tvm", "q_multiply_shift", "tvm", "tvm", partial(_few_pairs, (*_NEGATIVE, 0, 2, 5))),
+        RecordRow("tvm", "q_multiply_shift_per_axis", "tvm", "single_round", partial(_few_pairs, (*_NEGATIVE, 0))),
+        RecordRow("tvm", "q_multiply_shift, NEON lowering", "tvm_neon", "neon", partial(_few_pairs, _NEGATIVE)),
+    ]
+
+
 ROWS: list[AnyRow] = [
     *_tflite("tflite-micro", "tflite_micro"),
     *_tflite("litert-reference", "tflite_reference"),
@@ -117,4 +178,5 @@ ROWS: list[AnyRow] = [
     *_tflite("litert-xnnpack", "tflite_xnnpack"),
     *_onnx("onnxruntime", "onnxruntime"),
     *_onnx("onnxruntime-qdq", "onnxruntime"),
+    *_rules(),
 ]

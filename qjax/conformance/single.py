@@ -36,6 +36,16 @@ def run(case: Case, target: Target) -> np.ndarray:
     return np.asarray(_kernel(node.op, known)(constants, list(case.inputs)))
 
 
+def rule(case: Case, target: Target) -> str:
+    """What decides the case's bits under a target: a rule of requantization, a formula, a table."""
+    if case.op == "quantize":
+        return target.quantize
+    if case.op in FUNCTIONS:
+        return "table"
+    known = graph_of(case, target).nodes[0].attributes
+    return known.get("formula") or known.get("rule") or f"exact sum, {known['rounding']}"
+
+
 def graph_of(case: Case, target: Target) -> Graph:
     """The case as a finished graph of one node."""
     tensors: dict[str, Tensor] = {}

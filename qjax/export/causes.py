@@ -208,7 +208,7 @@ def _scale_findings(a: Side, b: Side) -> list[Finding]:
         if None not in forms and forms[0] != forms[1]:
             text += "".join(f"; {side.label} forms them {form}" for side, form in zip((a, b), forms, strict=True))
         found.append(Finding("scale", text))
-    takes = [side.rule is not None and side.rule.takes_bias for side in (a, b)]
+    takes = [side.rule is not None and "bias_mantissa" in side.rule.fields for side in (a, b)]
     if all(takes):
         words = [np.stack([side.constant(r) for r in ("bias_mantissa", "bias_exponent")]) for side in (a, b)]
         if not np.array_equal(*words):
@@ -303,7 +303,7 @@ class _Picked:
     def bias(self) -> Ratio | None:
         """The bias in steps of the accumulator, None where there is none."""
         rule = self.side.rule
-        if rule is not None and rule.takes_bias:
+        if rule is not None and "bias_mantissa" in rule.fields:
             c = self.side.rule_constants()
             return Ratio.dyadic(self.pick(c["bias_mantissa"]), self.pick(c["bias_exponent"]))
         return Ratio.of(self.pick(self.side.constant("bias"))) if "bias" in self.side.node.constants else None

@@ -134,7 +134,7 @@ def read_rule(
         return None
     a = np.asarray(acc, np.int64)
     total = Ratio.of(a)
-    if rule.takes_bias:
+    if "bias_mantissa" in rule.fields:
         total = total + Ratio.dyadic(constants["bias_mantissa"], constants["bias_exponent"])
     exact = total * scale
     seen = _seen(rule, constants, a, zero_point, exact)
@@ -194,7 +194,7 @@ def _seen_in_float32(
     value = float32.from_int32(acc.astype(np.int32))
     scale = Float32(*(np.asarray(constants[role], np.int32) for role in ("mantissa", "exponent")))
     zero = np.asarray(zero_point, np.int32)
-    if rule.takes_bias:
+    if "bias_mantissa" in rule.fields:
         bias = Float32(*(np.asarray(constants[role], np.int32) for role in ("bias_mantissa", "bias_exponent")))
         value = float32.add(value, bias)
     if rule.name == "float32_zero_point_fma":

@@ -36,7 +36,8 @@ class Target:
 
     name: how recipes and graphs refer to it.
     requantize: what finishes matrix products and convolutions with weights; a rule's name alone means doubles.
-    dot, dot_per_channel, conv, depthwise: where one of them differs from `requantize` (None: it does not; a
+    per_channel: what finishes them where the weights have a scale per channel, if that differs.
+    dot, dot_per_channel, conv, depthwise: where one operation differs from both (None: it does not; a
       `dot_per_channel` of None is `dot`).
     accumulator: the width of the sums behind them and what happens beyond it.
     add, subtract, multiply, matmul (a product of two activations), rescale, mean, average_pool: the formula of each,
@@ -50,6 +51,7 @@ class Target:
     name: str
     requantize: str | Weighted = "nearest_even"
     rounding: Rounding = Rounding.NEAREST_EVEN
+    per_channel: str | Weighted | None = None
     dot: str | Weighted | None = None
     dot_per_channel: str | Weighted | None = None
     conv: str | Weighted | None = None
@@ -67,7 +69,7 @@ class Target:
     description: str = ""
 
     def __post_init__(self) -> None:
-        for field in ("requantize", "dot", "dot_per_channel", "conv", "depthwise"):
+        for field in ("requantize", "per_channel", "dot", "dot_per_channel", "conv", "depthwise"):
             value = getattr(self, field)
             if isinstance(value, str):
                 try:
@@ -92,12 +94,10 @@ class Target:
 
     def weighted(self, op: Literal["dot", "conv", "depthwise"], *, per_channel: bool = False) -> Weighted:
         """What finishes a product with weights."""
-        default = self.requantize
-        assert isinstance(default, Weighted)
-        own = getattr(self, op)
-        if op == "dot" and per_channel and self.dot_per_channel is not None:
-            own = self.dot_per_channel
-        return own or default
+        choices = [getattr(self, op), self.per_channel if per_channel else None, self.requantize]
+        if op == "dot" and per_channel:
+            choices.insert(0, self.dot_per_channel)
+        return next(choice for choice in choices if choice is not None)
 
     def formula(self, op: str) -> str | None:
         """The name of the formula of an operation without weights; None is the exact sum."""

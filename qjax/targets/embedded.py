@@ -16,10 +16,14 @@ TOSA = register(
         "tosa",
         "tosa_single",
         Rounding.NEAREST_UP,
+        add="tosa_add",
+        subtract="tosa_add",
         multiply="tosa_single",
         matmul="tosa_single",
         rescale="tosa_single",
         mean="tosa_single",
+        average_pool="tosa_average_pool",
+        same_grid=frozenset({"average_pool"}),
         description="TOSA 1.0 RESCALE with SINGLE_ROUND: apply_scale_32, one rounding, ties up",
     )
 )

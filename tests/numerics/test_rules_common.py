@@ -13,6 +13,12 @@ NAMES = [n for n in rule_names() if not get_rule(n).needs_key]
 NAMES += ["nemo:256", "nemo:65536", "power_of_two:TRN:WRAP", "power_of_two:RND_ZERO:SAT_ZERO"]
 FIELDS = {
     "float32_bias": ("mantissa", "exponent", "bias_mantissa", "bias_exponent"),
+    "torch_fbgemm": ("mantissa", "exponent", "addend_mantissa", "addend_exponent", "step_mantissa", "step_exponent"),
+    "torch_qnnpack": ("mantissa", "exponent", "bias_mantissa", "bias_exponent"),
+    **{
+        name: ("mantissa", "exponent", "addend_mantissa", "addend_exponent", "share_mantissa", "share_exponent")
+        for name in ("torch_onednn", "torch_onednn_conv")
+    },
     "float64_away": ("mantissa_high", "mantissa_low", "exponent"),
 }
 CHANNELS = 6

@@ -7,6 +7,7 @@ instructions follow the architecture's pseudocode.
 
 import functools
 import platform
+import re
 import shutil
 import subprocess
 import tempfile
@@ -46,12 +47,14 @@ class Neon:
     name = "neon"
 
     def version(self) -> str:
-        """The emulator (or the machine) and the compiler."""
-        answers = [
-            subprocess.run([tool, "--version"], check=True, capture_output=True, text=True).stdout
-            for tool in aarch64_tools()
-        ]
-        return ", ".join(answer.splitlines()[0] for answer in reversed(answers))
+        """The emulator, if there is one, and the compiler: "qemu-aarch64 7.2.22, gcc 12.2.0"."""
+        found: list[str] = []
+        for tool in reversed(aarch64_tools()):
+            answer = subprocess.run([tool, "--version"], check=True, capture_output=True, text=True).stdout
+            number = re.search(r"\d+(\.\d+)+", re.sub(r"\([^)]*\)", "", answer))
+            name = "gcc" if Path(tool).name.endswith("cc") else Path(tool).name
+            found.append(f"{name} {number[0] if number else answer.splitlines()[0]}")
+        return ", ".join(found)
 
     def requantize(self, rule: str, acc: Any, multiplier: Any, shift: Any) -> np.ndarray:
         """acc * multiplier * 2^(shift - 31) under one of `FIXED_POINT_RULES`, not clamped, without a zero point.

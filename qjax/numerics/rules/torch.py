@@ -20,8 +20,10 @@ depthwise and grouped) per engine, among them accumulators that the bias cancels
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from qjax.numerics import float32
+from qjax.numerics._namespace import host_or_trace
 from qjax.numerics.float32 import Float32
 from qjax.numerics.rules.floating import (
     Float32WithBias,
@@ -78,6 +80,14 @@ def _one() -> Float32:
     return float32.of(1.0)
 
 
+def _fields(*numbers: Float32) -> list[Any]:
+    """The mantissas and exponents of numbers, all of one shape."""
+    fields = [field for number in numbers for field in number]
+    xp = host_or_trace(*fields)
+    shape = np.broadcast_shapes(*(np.shape(field) for field in fields))
+    return [xp.broadcast_to(xp.asarray(field), shape) for field in fields]
+
+
 def _reciprocal(x: Float32) -> Float32:
     return float32.divide(_one(), x)
 
@@ -88,13 +98,13 @@ def _twice_inverted(x: Any) -> Float32:
 
 def _fbgemm(effective_scale: Any, bias: Any = 0.0) -> Fbgemm:
     """bias: in steps of the accumulator."""
-    return Fbgemm(*float32_scale(effective_scale), *float32.of(bias), *_one())
+    return Fbgemm(*_fields(float32_scale(effective_scale), float32.of(bias), _one()))
 
 
 def _fbgemm_of_scales(s_x: Any, s_w: Any, s_y: Any, bias: Any, per_channel: bool) -> Fbgemm:
     p, b = float32.multiply(float32.of(s_x), float32.of(s_w)), float32.of(bias)
     e = float32.divide(p, float32.of(s_y))
-    return Fbgemm(*e, *float32.divide(b, p), *_one()) if per_channel else Fbgemm(*e, *b, *_reciprocal(p))
+    return Fbgemm(*_fields(e, *((float32.divide(b, p), _one()) if per_channel else (b, _reciprocal(p)))))
 
 
 def _qnnpack_of_scales(s_x: Any, s_w: Any, s_y: Any, bias: Any, per_channel: bool) -> Float32WithBias:
@@ -102,23 +112,23 @@ def _qnnpack_of_scales(s_x: Any, s_w: Any, s_y: Any, bias: Any, per_channel: boo
     e = float32.multiply(p, _reciprocal(float32.of(s_y)))
     steps = float32.to_int32(float32.multiply(float32.of(bias), _reciprocal(p)))
     # an integer with 24 bits, or the greatest int32, which `to_int32` restores
-    return Float32WithBias(*e, *float32.from_int32(steps))
+    return Float32WithBias(*_fields(e, float32.from_int32(steps)))
 
 
 def _onednn(effective_scale: Any, bias: Any = 0.0) -> Onednn:
     """bias: in steps of the accumulator."""
     e = float32_scale(effective_scale)
-    return Onednn(*e, *float32.multiply(float32.of(bias), e), *_one())
+    return Onednn(*_fields(e, float32.multiply(float32.of(bias), e), _one()))
 
 
 def _onednn_of_scales(s_x: Any, s_w: Any, s_y: Any, bias: Any, per_channel: bool) -> Onednn:
     p = float32.multiply(_twice_inverted(s_x), _twice_inverted(s_w))
-    return Onednn(*p, *float32.of(bias), *_reciprocal(float32.of(s_y)))
+    return Onednn(*_fields(p, float32.of(bias), _reciprocal(float32.of(s_y))))
 
 
 def _onednn_conv_of_scales(s_x: Any, s_w: Any, s_y: Any, bias: Any, per_channel: bool) -> Onednn:
     p = float32.multiply(_twice_inverted(s_x), float32.of(s_w))
-    return Onednn(*p, *float32.of(bias), *_reciprocal(float32.of(s_y)))
+    return Onednn(*_fields(p, float32.of(bias), _reciprocal(float32.of(s_y))))
 
 
 def _check(c: Any) -> None:

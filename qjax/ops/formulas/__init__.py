@@ -15,6 +15,7 @@ from qjax.ops.formulas import torch_average as torch_average
 from qjax.ops.formulas import torch_multiply as torch_multiply
 from qjax.ops.formulas import torch_qnnpack_add as torch_qnnpack_add
 from qjax.ops.formulas import torch_rescale as torch_rescale
+from qjax.ops.formulas import tosa as tosa
 from qjax.ops.formulas import xnnpack_add as xnnpack_add
 from qjax.ops.formulas import xnnpack_mean as xnnpack_mean
 from qjax.ops.formulas import xnnpack_multiply as xnnpack_multiply

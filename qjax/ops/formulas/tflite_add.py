@@ -9,7 +9,8 @@ With double arithmetic, t = 2 max(s_0, s_1), multipliers of s_0 / t, s_1 / t and
 shift each operand by L - r_i before the high product instead of rounding it again after, narrow the sum to int16
 without saturation and add the zero point in int16, so a sum beyond int16 wraps around to the other end of the codes.
 The elements that are left (size modulo 16, in row-major order, both operands of one shape) follow the reference. With
-int16 codes the blocks neither narrow nor wrap.
+int16 codes the blocks neither narrow nor wrap. With uint8 codes they have 8 elements, and shift each high product right
+by r_i without rounding.
 
 Sources: reference_ops::Add (AddElementwise), optimized_integer_ops::AddElementwiseInt8 and Int16, add.cc's Prepare.
 Compared with ai-edge-litert 2.3.0 and tflite-micro 0.dev20261023: 0 of 700,000 int8 and of 450,000 int16 sums per
@@ -53,7 +54,7 @@ def add_roles(setting: Setting) -> dict[str, Array]:
         **roles("0", quantize_multiplier(first / twice)),
         **roles("1", quantize_multiplier(second / twice)),
         **roles("", last),
-        "sign1": np.int32(-1 if setting.op == "subtract" else 1),
+        "sign1": np.asarray(-1 if setting.op == "subtract" else 1, np.int32),
     }
 
 
@@ -71,13 +72,15 @@ def neon_add(operands: Sequence[jax.Array], constants: Mapping[str, Any], attrib
     """The kernel of `tflite_add_neon`."""
     operands = _one_shape(operands)
     left = np.int32(_left_shift(is_wide(attributes)))
-    first, second = (_shifted_high(x, left, constants, str(i)) for i, x in enumerate(operands))
+    vector = _high_shifted if attributes["dtype"] == "uint8" else _shifted_high
+    first, second = (vector(x, left, constants, str(i)) for i, x in enumerate(operands))
     high = saturating_rounding_doubling_high_mul(first + second, constant(constants, "multiplier"))
     total = rounding_divide_by_power_of_two(high, jnp.maximum(-constant(constants, "shift"), np.int32(0)))
     zero_point = constant(constants, "y_zero_point")
     codes = total + zero_point if is_wide(attributes) else wrap16(wrap16(total) + zero_point)
     # SUB has no vectorised kernel
-    vectors = in_vectors(codes.shape) & (constant(constants, "sign1") > 0)
+    block = 8 if attributes["dtype"] == "uint8" else 16
+    vectors = in_vectors(codes.shape, block) & (constant(constants, "sign1") > 0)
     return jnp.where(vectors, codes, reference_add(operands, constants, attributes))
 
 
@@ -87,6 +90,12 @@ def _shifted_high(x: jax.Array, left: Any, constants: Mapping[str, Any], suffix:
     up, down = jnp.maximum(places, np.int32(0)), jnp.maximum(-places, np.int32(0))
     shifted = (x << jnp.broadcast_to(up, x.shape)) >> jnp.broadcast_to(down, x.shape)
     return saturating_rounding_doubling_high_mul(shifted, constant(constants, f"multiplier{suffix}"))
+
+
+def _high_shifted(x: jax.Array, left: Any, constants: Mapping[str, Any], suffix: str) -> jax.Array:
+    """VSHL(SQRDMULH(x << left, multiplier), shift), the kernel of uint8: the shift right does not round."""
+    high = saturating_rounding_doubling_high_mul(x << left, constant(constants, f"multiplier{suffix}"))
+    return high >> jnp.broadcast_to(jnp.maximum(-constant(constants, f"shift{suffix}"), np.int32(0)), x.shape)
 
 
 def _one_shape(operands: Sequence[jax.Array]) -> list[jax.Array]:

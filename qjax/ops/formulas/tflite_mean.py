@@ -60,7 +60,7 @@ def _mean(operands: Sequence[jax.Array], constants: Mapping[str, Any], attribute
 
 def _neon_roles(setting: Setting) -> dict[str, Array]:
     if is_wide({"dtype": setting.dtype}):
-        return {**_mean_roles(setting), "offset": np.int32(0)}
+        return {**_mean_roles(setting), "offset": np.zeros((), np.int32)}
     s_x, s_y = Real.of(setting.scales[0]), Real.of(setting.y_scale)
     count = Real.of(whole(setting.count)).to_float32()
     step = Real.of((Real.of(count) * s_y).to_float32())

@@ -2,7 +2,7 @@
 
 The effective scale is C's float expression s_0 * s_1 / s_y, each step rounded to float32, where TFLite Micro computes
 in double (there the formula is `double_round` itself). `tflite_multiply` is the reference kernel.
-`tflite_multiply_neon` is the optimised one: whole blocks of 16 elements saturate the rescaled product to int16 and add
+`tflite_multiply_neon` is the optimised one: whole blocks of 16 elements (8 with uint8 codes) saturate the rescaled product to int16 and add
 the zero point in int16, which wraps around; the elements that are left (size modulo 16, in row-major order) follow the
 reference. With int16 codes the two are one.
 
@@ -48,7 +48,8 @@ def neon_multiply(
     if is_wide(attributes):
         return product + zero_point
     narrow = wrap16(jnp.clip(product, np.int32(-(2**15)), np.int32(2**15 - 1)) + zero_point)
-    return jnp.where(in_vectors(product.shape), narrow, product + zero_point)
+    block = 8 if attributes["dtype"] == "uint8" else 16
+    return jnp.where(in_vectors(product.shape, block), narrow, product + zero_point)
 
 
 tflite_multiply = register(Formula("tflite_multiply", frozenset({"multiply"}), multiply_roles, _reference))

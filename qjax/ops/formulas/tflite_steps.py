@@ -21,10 +21,6 @@ from qjax.numerics.fixed_point import (
 from qjax.numerics.rounding import Rounding, rounding_right_shift
 from qjax.ops.formulas.base import Array
 
-VECTOR = 16
-"""How many elements of 8 or 16 bits a turn of the vectorised loops takes."""
-
-
 def roles(suffix: str, m: Multiplier) -> dict[str, Array]:
     """A multiplier as the roles multiplier<suffix> and shift<suffix>."""
     return {f"multiplier{suffix}": m.multiplier, f"shift{suffix}": m.shift}
@@ -62,16 +58,16 @@ def _high(x: jax.Array, constants: Mapping[str, Any], suffix: str) -> tuple[jax.
     return high, right
 
 
-def in_vectors(shape: tuple[int, ...]) -> jax.Array:
-    """Boolean of that shape: which elements, in row-major order, belong to whole blocks of `VECTOR`."""
+def in_vectors(shape: tuple[int, ...], block: int = 16) -> jax.Array:
+    """Boolean of that shape: which elements, in row-major order, belong to whole blocks."""
     size = int(np.prod(shape, dtype=np.int64))
-    return (jax.lax.iota(jnp.int32, size) < np.int32(size - size % VECTOR)).reshape(shape)
+    return (jax.lax.iota(jnp.int32, size) < np.int32(size - size % block)).reshape(shape)
 
 
-def channels_in_vectors(shape: tuple[int, ...]) -> jax.Array:
-    """Boolean of that shape: which channels, the last axis, belong to whole blocks of `VECTOR`."""
+def channels_in_vectors(shape: tuple[int, ...], block: int = 16) -> jax.Array:
+    """Boolean of that shape: which channels, the last axis, belong to whole blocks."""
     channels = shape[-1]
-    limit = np.int32(channels - channels % VECTOR)
+    limit = np.int32(channels - channels % block)
     return jax.lax.broadcasted_iota(jnp.int32, shape, len(shape) - 1) < limit
 
 
