@@ -11,7 +11,16 @@ from qjax.numerics.rules import PowerOfTwo, power_of_two
 from tests.numerics.exact_rules import AP_ROUNDINGS, ap_overflow
 
 OVERFLOWS = ("SAT", "SAT_ZERO", "SAT_SYM", "WRAP")
-CODES = [(0, -128, 127), (3, -128, 127), (-128, -128, 127), (5, 0, 255), (0, -127, 127), (1, -2, 1), (0, 0, 1)]
+CODES = [
+    (0, -128, 127),
+    (3, -128, 127),
+    (-128, -128, 127),
+    (5, 0, 255),
+    (0, -127, 127),
+    (1, -2, 1),
+    (0, 0, 1),
+    (0, -(2**31), 2**31 - 1),
+]
 
 
 def oracle(rounding: str, overflow: str, acc: int, shift: int, codes: tuple[int, int, int]) -> int:

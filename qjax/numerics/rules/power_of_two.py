@@ -82,11 +82,12 @@ def power_of_two_shift(effective_scale: Any) -> PowerOfTwo:
 def shift_and_overflow(acc: jax.Array, c: PowerOfTwo, call: Call, *, rounding: str, overflow: str) -> jax.Array:
     """acc * 2^-shift + zero_point by the two named modes; see the module."""
     x = acc.astype(jnp.int64)
-    # 2^31 << 24 leaves every range of codes, and wraps to a multiple of 2^24; a further shift is made below
     left = jnp.clip(-c.shift, np.int32(0), np.int32(31)).astype(jnp.int64)
+    # a further shift leaves every range of codes, and only zeros in a register that wraps, as 2^40 does
+    x = jnp.where(c.shift < -31, jnp.sign(x) << np.int64(40), x << left)
     # beyond 40 every rounding is that of a number near 0
     right = jnp.clip(c.shift, np.int32(0), np.int32(40)).astype(jnp.int64)
-    y = _rounded(x << left, right, rounding) + call.zero_point.astype(jnp.int64)
+    y = _rounded(x, right, rounding) + call.zero_point.astype(jnp.int64)
     low, high = np.int64(call.qmin), np.int64(call.qmax)
     match overflow:
         case "SAT_ZERO":
@@ -95,8 +96,6 @@ def shift_and_overflow(acc: jax.Array, c: PowerOfTwo, call: Call, *, rounding: s
             low = max(low, -high)
         case "WRAP":
             base, bits = _register(call.qmin, call.qmax)
-            # in 64 bits modulo 2^bits: a shift by more than 31 leaves only zeros in the register
-            y = jnp.where(c.shift < -31, call.zero_point.astype(jnp.int64), y)
             y = ((y - base) & np.int64(2**bits - 1)) + base
         case _:
             pass
