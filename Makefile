@@ -64,14 +64,15 @@ clean: ## remove the environments and every cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 venv:
-	@tools/make-venv.sh .venv "$(VERSIONS)" requirements/dev.lock
+	@tools/make-venv.sh .venv "$(VERSIONS)" requirements/dev.lock --optional requirements/tflite-micro.lock
 
 # PYTHON= chooses .venv's interpreter only; these two have a version to keep.
 venv-compat:
-	@PYTHON= tools/make-venv.sh .venv-compat "$(OLDEST)" requirements/dev.lock
+	@PYTHON= tools/make-venv.sh .venv-compat "$(OLDEST)" requirements/dev.lock --optional requirements/tflite-micro.lock
 
 # torch comes without hashes: which build fits (CPU, CUDA, a local wheel) is the machine's affair. pip takes it from its own
 # configuration; TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu" says otherwise.
 TORCH ?= torch==2.13.0
 venv-oracles:
-	@PYTHON= tools/make-venv.sh .venv-oracles "$(OLDEST)" requirements/dev.lock requirements/oracles.lock -- $(TORCH)
+	@PYTHON= tools/make-venv.sh .venv-oracles "$(OLDEST)" requirements/dev.lock requirements/oracles.lock \
+		--optional requirements/tflite-micro.lock -- $(TORCH)

@@ -218,3 +218,24 @@ def test_grids_convert_exactly(name):
     hidden = graph.ir.tensors[graph.ir.nodes[0].output].quantization
     assert hidden is not None
     assert hidden.qmax == recipe.activations.qmax
+
+
+def test_reduce_range_takes_one_bit_of_every_activation_of_eight():
+    found = specs(reduce_range=True, overrides={"stem": Override(activations=QSpec(bits=4, symmetric=False))})
+    for name, spec in found.items():
+        expected = 8 if name.endswith("kernel") else 4 if name == "stem" else 7
+        assert spec.bits == expected
+        assert spec.dtype == np.int8
+    assert (found["head"].qmin, found["head"].qmax) == (-64, 63)
+    unsigned = specs(reduce_range=True, activations=QSpec(bits=8, signed=False, symmetric=False), first_last_bits=8)
+    assert {(s.dtype.name, s.qmin, s.qmax) for n, s in unsigned.items() if not n.endswith("kernel")} == {
+        ("uint8", 0, 127)
+    }
+    assert bits(reduce_range=True, activations=QSpec(bits=16))["head"] == 16
+    # the range is measured as for 8 bits
+    recipe = Recipe(reduce_range=True)
+    spec = QSpec(bits=7, symmetric=False)
+    assert type(recipe.observer_of(spec)) is type(Recipe().observer_of(QSpec(symmetric=False)))
+    assert type(recipe.observer_of(spec)) is not type(Recipe().observer_of(spec))
+    with pytest.raises(TypeError, match=r"reduce_range must be True or False. Got 7"):
+        Recipe(reduce_range=7)  # pyright: ignore[reportArgumentType]

@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
 # Makes a virtual environment that holds exactly what the locks say, and qjax itself, editable.
 #
-#   tools/make-venv.sh DIR "VERSION ..." LOCK ... [-- EXTRA-REQUIREMENT ...]
+#   tools/make-venv.sh DIR "VERSION ..." LOCK ... [--optional LOCK] [-- EXTRA-REQUIREMENT ...]
+#
+# An optional lock holds what need not exist for ever (a nightly build) or for every platform: where it cannot be installed the
+# environment is made without it, and says so.
 #
 # The stamp in DIR names the locks' content, this folder and the request. Where it matches, nothing is done (milliseconds);
 # otherwise the environment is built from nothing, so an interrupted or outdated one cannot survive. The stamp is written last.
@@ -12,9 +15,14 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 dir=$1 versions=$2
 shift 2
-locks=() extras=()
+locks=() extras=() optional=
 while [ $# -gt 0 ] && [ "$1" != "--" ]; do
-    locks+=("$1")
+    if [ "$1" = "--optional" ]; then
+        optional=$2
+        shift
+    else
+        locks+=("$1")
+    fi
     shift
 done
 if [ $# -gt 0 ]; then
@@ -27,7 +35,7 @@ key() {
     echo "folder $PWD"
     echo "python ${PYTHON:-$versions}"
     echo "extras ${extras[*]-}"
-    cksum requirements/uv.lock "${locks[@]}" tools/make-venv.sh
+    cksum requirements/uv.lock "${locks[@]}" ${optional:+"$optional"} tools/make-venv.sh
 }
 current() { [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && "$dir/bin/python" -c "" 2>/dev/null; }
 
@@ -65,6 +73,9 @@ elif ! with_uv; then
 fi
 if [ ${#extras[@]} -gt 0 ]; then
     "$python" -m pip install -qq "${extras[@]}"
+fi
+if [ -n "$optional" ] && ! "$python" -m pip install -qq --no-deps --require-hashes -r "$optional"; then
+    echo "$dir: left out what $optional names, which could not be installed (see above)" >&2
 fi
 # The build backend stands in the lock, so no isolated build environment is downloaded.
 "$python" -m pip install -qq --no-deps --no-build-isolation --editable .

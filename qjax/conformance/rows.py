@@ -49,7 +49,7 @@ ADAPTERS: dict[str, Callable[[], Any]] = {
     "litert-optimized": partial(_litert, "optimized"),
     "litert-xnnpack": partial(_litert, "xnnpack"),
     "onnxruntime": partial(_onnxruntime, precise=True),
-    "onnxruntime-qdq": partial(_onnxruntime, precise=True, form="qdq"),
+    "onnxruntime-qdq": partial(_onnxruntime, precise=True, form="qdq", fuse_int8=True),
     "neon": _neon,
     "tvm": _tvm,
 }

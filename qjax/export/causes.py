@@ -26,10 +26,20 @@ from typing import Any
 
 import numpy as np
 
-from qjax.export.probe import signed_scales
-from qjax.export.exact_values import Ratio, Reading, compare_halves, ints, read_rule, scale_of, sum_value
+from qjax.export.exact_values import (
+    FLOAT32_CONSTANTS,
+    Ratio,
+    Reading,
+    bias_of,
+    compare_halves,
+    ints,
+    read_rule,
+    scale_of,
+    sum_value,
+)
 from qjax.export.ir import Graph, Node, Quantization, Tensor
 from qjax.export.methods import method_of, phrase
+from qjax.export.probe import signed_scales
 from qjax.numerics.accumulator import Accumulator
 from qjax.numerics.fixed_point import effective_scale
 from qjax.numerics.rules import Rule, get_rule, rule_names
@@ -38,7 +48,6 @@ from qjax.ops.channels import weight_to_result
 Key = tuple[str, str]
 """(kind, side): the side is "a", "b" or "both" where one of the two is to blame, else ""."""
 
-_FLOAT32 = ("float32", "float32_bias", "float32_x86", "float32_zero_point_fma", "float32_zero_point_inside")
 _TWICE = ("double_round", "neon", "tosa_double")
 _HANDLED = ("rule", "formula", "rounding", "accumulator")
 _BOUNDS = ("clamp_min", "clamp_max")
@@ -208,13 +217,15 @@ def _scale_findings(a: Side, b: Side) -> list[Finding]:
         if None not in forms and forms[0] != forms[1]:
             text += "".join(f"; {side.label} forms them {form}" for side, form in zip((a, b), forms, strict=True))
         found.append(Finding("scale", text))
-    takes = [side.rule is not None and "bias_mantissa" in side.rule.fields for side in (a, b)]
+    takes = [side.rule is not None and side.rule.takes_bias for side in (a, b)]
     if all(takes):
-        words = [np.stack([side.constant(r) for r in ("bias_mantissa", "bias_exponent")]) for side in (a, b)]
-        if not np.array_equal(*words):
-            found.append(Finding("bias", "the float32 biases differ"))
+        biases = [bias_of(side.rule, side.rule_constants()) for side in (a, b) if side.rule is not None]
+        if biases[0] is not None and biases[1] is not None and np.any((biases[0] - biases[1]).sign() != 0):
+            found.append(Finding("bias", "the biases within the two rules differ"))
     elif any(takes):
-        found.append(Finding("bias", f"the bias is int32 in {(b if takes[0] else a).label}, float32 in the other"))
+        inside, outside = (a, b) if takes[0] else (b, a)
+        text = f"the bias is part of the rule in {inside.label}, of the int32 sum in {outside.label}"
+        found.append(Finding("bias", text))
     return found
 
 
@@ -222,15 +233,15 @@ def _form(side: Side) -> str | None:
     """How the effective scales of a product with weights were formed; None where both ways give these constants."""
     rule, node = side.rule, side.node
     scales = [_scale(side.graph, name) for name in (*node.inputs, node.output)]
-    if rule is None or "kernel" not in node.constants or any(scale is None for scale in scales):
+    if rule is None or rule.takes_bias or "kernel" not in node.constants or any(scale is None for scale in scales):
         return None
     constants = side.rule_constants()
     s_w = _kernel_scale(side.graph, node)
     matching: list[str] = []
     for form, words in (("f64", "in doubles"), ("f32", "from a float32 product")):
         fresh = rule.prepare(effective_scale(scales[0], s_w, scales[-1], form=form))._asdict()
-        kept = [role for role in fresh if not role.startswith("bias_")]
-        if all(np.array_equal(np.broadcast_to(fresh[role], constants[role].shape), constants[role]) for role in kept):
+        same = (np.array_equal(np.broadcast_to(v, constants[role].shape), constants[role]) for role, v in fresh.items())
+        if all(same):
             matching.append(words)
     return matching[0] if len(matching) == 1 else None
 
@@ -266,7 +277,9 @@ def classify(
     rest = mask & ~sums_differ
     if not np.any(rest):
         return +found
-    picked = [_Picked(side, accs, shape, rest, out) for side, accs, out in zip((a, b), accumulators, codes, strict=True)]
+    picked = [
+        _Picked(side, accs, shape, rest, out) for side, accs, out in zip((a, b), accumulators, codes, strict=True)
+    ]
     found.update(_decide(*picked))
     return +found
 
@@ -283,7 +296,12 @@ class _Picked:
     """The outputs of one side that differ with equal sums, flat."""
 
     def __init__(
-        self, side: Side, accumulators: Sequence[np.ndarray], shape: tuple[int, ...], mask: np.ndarray, codes: np.ndarray
+        self,
+        side: Side,
+        accumulators: Sequence[np.ndarray],
+        shape: tuple[int, ...],
+        mask: np.ndarray,
+        codes: np.ndarray,
     ) -> None:
         self.side = side
         self.shape = shape
@@ -303,9 +321,8 @@ class _Picked:
     def bias(self) -> Ratio | None:
         """The bias in steps of the accumulator, None where there is none."""
         rule = self.side.rule
-        if rule is not None and "bias_mantissa" in rule.fields:
-            c = self.side.rule_constants()
-            return Ratio.dyadic(self.pick(c["bias_mantissa"]), self.pick(c["bias_exponent"]))
+        if rule is not None and rule.takes_bias:
+            return bias_of(rule, {role: self.pick(value) for role, value in self.side.rule_constants().items()})
         return Ratio.of(self.pick(self.side.constant("bias"))) if "bias" in self.side.node.constants else None
 
     def reading(self) -> Reading | None:
@@ -365,7 +382,7 @@ class _Picked:
         kind = "other"
         if rule.name in _TWICE:
             kind = "double_rounding"
-        elif rule.name in _FLOAT32:
+        elif rule.constants in FLOAT32_CONSTANTS:
             kind = "float32"
         elif rule.name == "float64_away":
             kind = "float64"
@@ -403,7 +420,10 @@ def _decide(a: _Picked, b: _Picked) -> Counter[Key]:
             found["formula", ""] = a.codes.size
             return found
         none = np.zeros(a.codes.shape, bool)
-        left, right = (Reading(real, real if r is None else r.seen, none) for r in (left, right))
+        left, right = (
+            Reading(real, real, none) if own is None else Reading(real, own.seen, own.overflows)
+            for own in (left, right)
+        )
     undecided = np.ones(a.codes.shape, bool)
 
     def settle(where: np.ndarray, kind: str, side: str = "") -> None:

@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qjax.export.probe import accumulators
 from qjax.export.causes import Finding, Key, Side, classify, differing_fields, explain, findings, summary
 from qjax.export.comparison import Cause, Comparison, Difference, NodeComparison
 from qjax.export.exact_values import Ratio, compare_halves
@@ -24,6 +23,7 @@ from qjax.export.integer_graph import IntegerGraph, quantize_inputs
 from qjax.export.interpreter import attributes, check_count, check_shapes, prepare, run_node
 from qjax.export.ir import Graph, Node, Quantization, Tensor
 from qjax.export.methods import QUANTIZATIONS
+from qjax.export.probe import accumulators
 
 AnyGraph = IntegerGraph | Graph
 _NOTHING = Difference()
@@ -38,9 +38,9 @@ def compare(a: AnyGraph, b: AnyGraph, inputs: Any) -> Comparison:
     Args:
       a: the graph to compare with; differences are `b - a`.
       b: the other one.
-      inputs: one batch, an array or a tuple with one array per input; or an iterable of such batches. Reals are quantized
-        by each graph in its own way, which is compared too. Integer arrays of the inputs' dtype are codes, and both
-        graphs get the same ones.
+      inputs: one batch, an array or a tuple with one array per input; or an iterable of such batches. Reals are
+        quantized by each graph in its own way, which is compared too. Integer arrays of the inputs' dtype are codes,
+        and both graphs get the same ones.
 
     Returns:
       A `Comparison`; `str()` is a table and sentences.
@@ -228,7 +228,11 @@ class _Run:
         reals: list[Any] = []
         for name, x in zip(ir.inputs, batch, strict=True):
             tensor, x = ir.tensors[name], jnp.asarray(x)
-            if tensor.quantization is not None and not jnp.issubdtype(x.dtype, jnp.floating) and x.dtype != tensor.dtype:
+            if (
+                tensor.quantization is not None
+                and not jnp.issubdtype(x.dtype, jnp.floating)
+                and x.dtype != tensor.dtype
+            ):
                 raise TypeError(
                     f"compare: input {name!r} takes reals, or codes of dtype {tensor.dtype}; got {x.dtype}. "
                     "graph.quantize(x) makes codes from reals."
@@ -384,8 +388,8 @@ def _check_signature(a: _Graph, b: _Graph) -> None:
     if left.inputs != right.inputs or len(left.outputs) != len(right.outputs):
         raise ValueError(
             f"compare: the graphs come from different models: inputs {', '.join(left.inputs)} and {len(left.outputs)} "
-            f"outputs against inputs {', '.join(right.inputs)} and {len(right.outputs)} outputs. Convert one model under "
-            "two targets: qjax.convert(qmodel, sample, target=...)."
+            f"outputs against inputs {', '.join(right.inputs)} and {len(right.outputs)} outputs. Convert one model "
+            "under two targets: qjax.convert(qmodel, sample, target=...)."
         )
     problems = [text for name in left.inputs for text in _problems(left.tensors[name], right.tensors[name])]
     for mine, theirs in zip(left.outputs, right.outputs, strict=True):
@@ -403,9 +407,8 @@ def _check_pairs(a: _Graph, b: _Graph, paired: Sequence[str]) -> None:
     for name in paired:
         mine, theirs = a.nodes[name], b.nodes[name]
         if mine.op != theirs.op or len(mine.inputs) != len(theirs.inputs):
-            problems.append(
-                f"node {name!r} is {mine.op} of {len(mine.inputs)} tensors in a, {theirs.op} of {len(theirs.inputs)} in b"
-            )
+            what = [f"{node.op} of {len(node.inputs)} tensors" for node in (mine, theirs)]
+            problems.append(f"node {name!r} is {what[0]} in a, {what[1]} in b")
             continue
         tensors = zip((*mine.inputs, mine.output), (*theirs.inputs, theirs.output), strict=True)
         for left, right in tensors:
@@ -428,6 +431,6 @@ def _raise_for(problems: list[str]) -> None:
     if unique:
         more = f", and {len(unique) - 4} more" if len(unique) > 4 else ""
         raise ValueError(
-            f"compare: expected two graphs of one model, with the same shapes and types of codes; {'; '.join(unique[:4])}"
-            f"{more}. Convert one quantized model under two targets: qjax.convert(qmodel, sample, target=...)."
+            "compare: expected two graphs of one model, with the same shapes and types of codes; "
+            f"{'; '.join(unique[:4])}{more}. Convert one quantized model under two targets: qjax.convert(qmodel, sample, target=...)."
         )

@@ -49,13 +49,17 @@ class Difference:
 
     @property
     def direction(self) -> str:
-        """ "all by +1", "by 1 (3 up, 4 down)", "by at most 7 (3 up, 4 down)"."""
+        """How far and which way, in words: "all by +1", "by 1 (3 up, 4 down)", "by at most 7 (3 up, 4 down)"."""
         size = "1" if self.largest == 1 else f"at most {self.largest:,}"
         if self.up and self.down:
             return f"by {size} ({self.up:,} up, {self.down:,} down)"
         all_ = "all " if self.count > 1 else ""
         sign = "+" if self.up else "-"
-        return f"{all_}by {sign}{self.largest:,}" if self.largest == 1 else f"{all_}{'up' if self.up else 'down'}, by {size}"
+        return (
+            f"{all_}by {sign}{self.largest:,}"
+            if self.largest == 1
+            else f"{all_}{'up' if self.up else 'down'}, by {size}"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,8 +175,8 @@ class Comparison:
         if first is None:
             text += "no difference arises in a node that both graphs have."
         else:
-            places = len(self.diverging)
-            text += f"the first difference arises in {first.name!r}, differences arise in {places} of {len(self.nodes)} nodes."
+            text += f"the first difference arises in {first.name!r}"
+            text += f", differences arise in {len(self.diverging)} of {len(self.nodes)} nodes."
         for output in self.outputs:
             end = output.end_to_end
             text += f" At the output {output.name!r} {end.count:,} of {end.compared:,} codes differ"

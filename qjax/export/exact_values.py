@@ -13,6 +13,10 @@ from qjax.numerics import float32
 from qjax.numerics.fixed_point import Multiplier
 from qjax.numerics.float32 import Float32
 from qjax.numerics.rules import Float32WithBias, Float64, PowerOfTwo, Rule, ScaledInteger, TosaScale
+from qjax.numerics.rules.torch import Fbgemm, Onednn
+
+FLOAT32_CONSTANTS = (Float32, Float32WithBias, Fbgemm, Onednn)
+"""The constants of rules that compute in float32."""
 
 Ints = np.ndarray
 """dtype object: Python integers."""
@@ -111,7 +115,9 @@ def scale_of(rule: Rule, constants: Mapping[str, np.ndarray]) -> Ratio | None:
         return Ratio.dyadic(np.minimum((c["multiplier"] + 2**15) >> 16, 0x7FFF), c["shift"] - 15)
     if rule.constants is Multiplier:
         return Ratio.dyadic(c["multiplier"], c["shift"] - 31)
-    if rule.constants in (Float32, Float32WithBias):
+    if rule.constants is Onednn:
+        return Ratio.dyadic(c["mantissa"], c["exponent"]) * Ratio.dyadic(c["share_mantissa"], c["share_exponent"])
+    if rule.constants in FLOAT32_CONSTANTS:
         return Ratio.dyadic(c["mantissa"], c["exponent"])
     if rule.constants is Float64:
         return Ratio.dyadic((c["mantissa_high"] << 31) + c["mantissa_low"], c["exponent"])
@@ -119,6 +125,23 @@ def scale_of(rule: Rule, constants: Mapping[str, np.ndarray]) -> Ratio | None:
         return Ratio.dyadic(np.ones_like(c["shift"]), -c["shift"])
     if rule.constants in (TosaScale, ScaledInteger):
         return Ratio.dyadic(c["multiplier"], -c["shift"])
+    return None
+
+
+def bias_of(rule: Rule, constants: Mapping[str, np.ndarray]) -> Ratio | None:
+    """The bias within a rule that `takes_bias`, in steps of the accumulator, exactly; None for any other rule."""
+
+    def part(name: str) -> Ratio:
+        return Ratio.dyadic(*(np.asarray(constants[f"{name}_{word}"], np.int64) for word in ("mantissa", "exponent")))
+
+    if rule.constants is Float32WithBias:
+        return part("bias")
+    if rule.constants is Fbgemm:
+        return part("addend") * part("step")
+    if rule.constants is Onednn:
+        scale = Ratio.dyadic(constants["mantissa"], constants["exponent"])
+        # a scale that underflowed makes every result the zero point's
+        return part("addend") / Ratio(np.where(scale.num > 0, scale.num, 1), scale.den)
     return None
 
 
@@ -181,28 +204,37 @@ def _seen(
         shift = np.asarray(constants["shift"], np.int64)
         nudge = np.where(shift > 31, np.where(acc >= 0, 1, -1), 0)
         return exact + Ratio.dyadic(nudge, 30 - shift)
-    if rule.constants in (Float32, Float32WithBias):
+    if rule.constants in FLOAT32_CONSTANTS:
         return _seen_in_float32(rule, constants, acc, zero_point)
     if rule.constants is Float64:
         return Ratio.of(exact.to_float())
     return exact
 
 
-def _seen_in_float32(
-    rule: Rule, constants: Mapping[str, np.ndarray], acc: np.ndarray, zero_point: np.ndarray
-) -> Ratio:
-    value = float32.from_int32(acc.astype(np.int32))
-    scale = Float32(*(np.asarray(constants[role], np.int32) for role in ("mantissa", "exponent")))
+def _seen_in_float32(rule: Rule, constants: Mapping[str, np.ndarray], acc: np.ndarray, zero_point: np.ndarray) -> Ratio:
+    def part(name: str = "") -> Float32:
+        return Float32(*(np.asarray(constants[f"{name}{word}"], np.int32) for word in ("mantissa", "exponent")))
+
+    acc = acc.astype(np.int32)
     zero = np.asarray(zero_point, np.int32)
-    if "bias_mantissa" in rule.fields:
-        bias = Float32(*(np.asarray(constants[role], np.int32) for role in ("bias_mantissa", "bias_exponent")))
-        value = float32.add(value, bias)
-    if rule.name == "float32_zero_point_fma":
-        value = float32.fma(value, scale, float32.from_int32(zero))
-    else:
-        value = float32.multiply(value, scale)
-        if rule.name == "float32_zero_point_inside":
-            value = float32.add(value, float32.from_int32(zero))
+    point = float32.from_int32(zero)
+    value = float32.from_int32(acc)
+    match rule.name:
+        case "float32_zero_point_fma":
+            value = float32.fma(value, part(), point)
+        case "float32_zero_point_inside":
+            value = float32.add(float32.multiply(value, part()), point)
+        case "float32_bias":
+            value = float32.multiply(float32.add(value, part("bias_")), part())
+        case "torch_fbgemm":
+            value = float32.multiply(float32.fma(part("addend_"), part("step_"), value), part())
+        case "torch_qnnpack":
+            value = float32.multiply(float32.from_int32(acc + float32.to_int32(part("bias_"))), part())
+        case "torch_onednn" | "torch_onednn_conv":
+            steps = float32.multiply(float32.add(float32.multiply(value, part()), part("addend_")), part("share_"))
+            value = float32.add(steps, point)
+        case _:
+            value = float32.multiply(value, part())
     seen = Ratio.dyadic(value.mantissa, value.exponent)
     return seen - Ratio.of(zero) if rule.finishes else seen
 

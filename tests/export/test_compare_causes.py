@@ -7,11 +7,11 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from qjax.export.probe import accumulators
 from qjax.export.causes import Side, classify, findings
 from qjax.export.interpreter import prepare, run_node
 from qjax.export.ir import Graph, Node, Tensor
 from qjax.export.methods import FORMULAS, QUANTIZATIONS, RULES, phrase, rule_phrase
+from qjax.export.probe import accumulators
 from qjax.numerics import float32
 from qjax.numerics.fixed_point import effective_scale
 from qjax.numerics.input_quantization import INPUT_QUANTIZATIONS

@@ -61,7 +61,7 @@ def test_what_makes_no_sense_is_refused(arguments, message):
 
 
 def test_what_is_no_accumulator_is_refused():
-    with pytest.raises(TypeError, match="pairs must be True or False. Got 1"):
+    with pytest.raises(TypeError, match=r"pairs must be True or False. Got 1"):
         Accumulator(pairs=1)  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match="expected an object, got list"):
         Accumulator.of_json([])
@@ -113,8 +113,10 @@ def centered(x, zero_point):
     return x.astype(object) - zero_point
 
 
-@pytest.mark.parametrize("bits", range(8, 33))
-@pytest.mark.parametrize(("x_dtype", "w_dtype"), [("int8", "int8"), ("uint16", "int16")])
+@pytest.mark.parametrize(
+    ("bits", "x_dtype", "w_dtype"),
+    [(bits, "int8", "int8") for bits in range(8, 33)] + [(bits, "uint16", "int16") for bits in (8, 30, 31, 32)],
+)
 def test_saturating_sums_of_every_width(bits, x_dtype, w_dtype):
     rng = np.random.default_rng(bits)
     x, w = rows(rng, 29, x_dtype, w_dtype)
@@ -123,10 +125,8 @@ def test_saturating_sums_of_every_width(bits, x_dtype, w_dtype):
     acc, events = jax.jit(lambda x, w, z: saturating_sum_events(x, w, z, bits))(x, w, np.int32(z))
     for index in np.ndindex(*expected.shape):
         assert (int(acc[index]), int(events[index])) == expected[index]
-    plain = saturating_sum(jnp.asarray(x), jnp.asarray(w), z, bits)
-    assert np.array_equal(plain, acc)
-    # the test means something: sums that saturate wherever they can
-    assert bits > bits_for(-29 * 2 ** (8 * (x.itemsize + w.itemsize) - 1), 0) or bits > 19 or np.any(np.asarray(events))
+    # the sums do reach the register's ends
+    assert bits > 16 + 8 * (x.itemsize - 1) or np.any(np.asarray(events))
 
 
 @pytest.mark.parametrize("k", [0, 1, 2, 3, 7, 8, 9, 15, 16, 17])
@@ -228,12 +228,13 @@ def test_partial_sums_beyond_32_bits():
     assert (total, low, high) == (-70 * 65535 * 32768,) * 2 + (0,)
 
 
-def test_jit_vmap_and_scan():
+@pytest.mark.parametrize("function", [lambda x, w: saturating_sum(x, w, 7, 14), pair_sum])
+def test_jit_vmap_and_scan(function):
     rng = np.random.default_rng(0)
     x, w = (np.stack(a) for a in zip(*(rows(rng, 19) for _ in range(3)), strict=True))
-    for function in (lambda x, w: saturating_sum(x, w, 7, 14), pair_sum):
-        one_by_one = [np.asarray(function(jnp.asarray(a), jnp.asarray(b))) for a, b in zip(x, w, strict=True)]
-        assert np.array_equal(jax.jit(jax.vmap(function))(x, w), one_by_one)
-        assert np.array_equal(jax.lax.scan(lambda c, v: (c, function(*v)), 0, (x, w))[1], one_by_one)
-        shared = jax.vmap(function, (0, None))(x, jnp.asarray(w[0]))
-        assert np.array_equal(shared, [function(jnp.asarray(a), jnp.asarray(w[0])) for a in x])
+    jitted = jax.jit(function)
+    one_by_one = [np.asarray(jitted(a, b)) for a, b in zip(x, w, strict=True)]
+    assert np.array_equal(jax.jit(jax.vmap(function))(x, w), one_by_one)
+    assert np.array_equal(jax.jit(lambda x, w: jax.lax.map(lambda v: function(*v), (x, w)))(x, w), one_by_one)
+    shared = jax.jit(jax.vmap(function, (0, None)))(x, w[0])
+    assert np.array_equal(shared, [jitted(a, w[0]) for a in x])

@@ -15,10 +15,10 @@ FIELDS = {
     "float32_bias": ("mantissa", "exponent", "bias_mantissa", "bias_exponent"),
     "torch_fbgemm": ("mantissa", "exponent", "addend_mantissa", "addend_exponent", "step_mantissa", "step_exponent"),
     "torch_qnnpack": ("mantissa", "exponent", "bias_mantissa", "bias_exponent"),
-    **{
-        name: ("mantissa", "exponent", "addend_mantissa", "addend_exponent", "share_mantissa", "share_exponent")
-        for name in ("torch_onednn", "torch_onednn_conv")
-    },
+    **dict.fromkeys(
+        ("torch_onednn", "torch_onednn_conv"),
+        ("mantissa", "exponent", "addend_mantissa", "addend_exponent", "share_mantissa", "share_exponent"),
+    ),
     "float64_away": ("mantissa_high", "mantissa_low", "exponent"),
 }
 CHANNELS = 6

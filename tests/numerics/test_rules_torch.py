@@ -13,7 +13,7 @@ from tests.numerics.float32 import nearest
 F32 = np.float32
 ONE = F32(1)
 RULES = ("torch_fbgemm", "torch_qnnpack", "torch_onednn", "torch_onednn_conv")
-ROWS, CHANNELS = 4000, 32
+ROWS, CHANNELS = 1500, 32
 
 
 def rint(y: np.ndarray, *, indefinite: bool) -> np.ndarray:
@@ -97,7 +97,7 @@ def test_from_scales(rule, per_channel):
         for field, value in host._asdict().items():
             np.testing.assert_array_equal(getattr(inside, field), value, err_msg=field)
         seen += int(((want > 0) & (want < 255)).sum())
-    assert seen > 100_000
+    assert seen > 40_000
 
 
 def test_a_bias_may_be_a_real():

@@ -2,9 +2,9 @@
 
 The effective scale is C's float expression s_0 * s_1 / s_y, each step rounded to float32, where TFLite Micro computes
 in double (there the formula is `double_round` itself). `tflite_multiply` is the reference kernel.
-`tflite_multiply_neon` is the optimised one: whole blocks of 16 elements (8 with uint8 codes) saturate the rescaled product to int16 and add
-the zero point in int16, which wraps around; the elements that are left (size modulo 16, in row-major order) follow the
-reference. With int16 codes the two are one.
+`tflite_multiply_neon` is the optimised one: whole blocks of 16 elements (8 with uint8 codes) saturate the rescaled
+product to int16 and add the zero point in int16, which wraps around; the elements that are left, in row-major order,
+follow the reference. With int16 codes the two are one.
 
 Sources: mul.cc's Prepare, reference_integer_ops::Mul, optimized_integer_ops::MulElementwise of ai-edge-litert 2.3.0;
 0 of 6.3 million int8 products per kernel with scales at which float32 and double differ, and of 450,000 int16 ones.

@@ -21,6 +21,7 @@ from qjax.numerics.fixed_point import (
 from qjax.numerics.rounding import Rounding, rounding_right_shift
 from qjax.ops.formulas.base import Array
 
+
 def roles(suffix: str, m: Multiplier) -> dict[str, Array]:
     """A multiplier as the roles multiplier<suffix> and shift<suffix>."""
     return {f"multiplier{suffix}": m.multiplier, f"shift{suffix}": m.shift}

@@ -76,7 +76,9 @@ def add_vector(a: int, b: int, g: Grids, left: int) -> int:
         # optimized_ops::AddElementwise
         total = (high_product(a << left, first[0]) >> -first[1]) + (high_product(b << left, second[0]) >> -second[1])
     else:
-        total = high_product(shifted(a, left + first[1]), first[0]) + high_product(shifted(b, left + second[1]), second[0])
+        total = high_product(shifted(a, left + first[1]), first[0]) + high_product(
+            shifted(b, left + second[1]), second[0]
+        )
     y = divided_away(high_product(total, last[0]), -last[1])
     return y + g.y_zero_point if g.dtype == "int16" else wrapped(wrapped(y, 16) + g.y_zero_point, 16)
 

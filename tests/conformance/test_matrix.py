@@ -1,0 +1,82 @@
+"""Every row of the matrix: the same integers through the runtime, or its recording, and through qjax."""
+
+import re
+
+import numpy as np
+import pytest
+
+from qjax import targets
+from qjax.conformance import golden
+from qjax.conformance.__main__ import main
+from qjax.conformance.matrix import compare
+from qjax.conformance.rows import ADAPTERS, ROWS
+
+LIVE = ("litert", "onnxruntime")
+"""Runtimes that the test environment holds: their rows must be answered by the runtime itself."""
+
+
+def ids(row):
+    return re.sub(r"[^a-zA-Z0-9]+", "-", row.key)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=ids)
+def test_row(row):
+    result = compare(row, ADAPTERS[row.runtime])
+    assert result.compared > 0
+    assert result.source == "live" or not row.runtime.startswith(LIVE)
+    assert result.passed, f"{result.mismatches} of {result.compared} differ from {result.version} ({result.source})"
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("row", [row for row in ROWS if not row.runtime.startswith(LIVE)], ids=ids)
+def test_row_live(row):
+    result = compare(row, ADAPTERS[row.runtime])
+    assert result.source == "live"
+    assert result.passed, f"{result.mismatches} of {result.compared} differ from {result.version}"
+
+
+def test_rows_are_distinct_and_name_known_targets():
+    assert len({row.key for row in ROWS}) == len(ROWS)
+    for row in ROWS:
+        assert not row.target or row.target in targets.names()
+
+
+def test_a_recording_keeps_every_answer_in_its_digest(tmp_path, monkeypatch):
+    monkeypatch.setattr(golden, "FOLDER", tmp_path)
+    answers = np.random.default_rng(0).integers(-128, 128, 100_000)
+    golden.save("some", golden.Recording("some 1.0", {"some | op": golden.Answers.of(answers)}))
+    found = golden.load("some")
+    assert found is not None
+    assert found.version == "some 1.0"
+    assert found.rows["some | op"].mismatches(answers) == 0
+    for position in (0, 7, 99_999):
+        changed = answers.copy()
+        changed[position] += 1
+        assert found.rows["some | op"].mismatches(changed) >= 1
+    with pytest.raises(ValueError, match="expected 100000 answers, got 99999"):
+        found.rows["some | op"].mismatches(answers[1:])
+    assert golden.load("none") is None
+    golden.load.cache_clear()
+
+
+def test_the_command_prints_the_matrix(capsys):
+    assert main(["--recorded", "neon | SQRDMULH, SRSHL"]) == 0
+    text = capsys.readouterr().out
+    assert "qemu-aarch64" in text
+    assert "2 of 2 rows that claim equality hold, 790872 codes compared" in text
+    assert main(["no such runtime"]) == 2
+    assert main(["--list"]) == 0
+    assert all(name in capsys.readouterr().out for name in ("tflite_micro",))
+
+
+def test_a_runtime_without_answers_does_not_pass(monkeypatch, tmp_path):
+    monkeypatch.setattr(golden, "FOLDER", tmp_path)
+    golden.load.cache_clear()
+    row = next(row for row in ROWS if row.runtime == "neon")
+
+    def missing():
+        raise ModuleNotFoundError("not here")
+
+    result = compare(row, missing)
+    golden.load.cache_clear()
+    assert (result.source, result.passed) == ("missing", False)
