@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 from qjax import calibration, targets
 from qjax.calibration.learned import Method, Quantizer
 from qjax.numerics.affine import QSpec
+from qjax.ops import formulas
 from qjax.tracing import Place
 
 WeightObserver = Literal["auto", "minmax", "mse", "lsq"]
@@ -78,7 +79,7 @@ class Recipe:
     reduce_range: bool = False
 
     def __post_init__(self) -> None:
-        targets.get(self.target)
+        formulas.check_target(targets.get(self.target))
         if not self.activations.per_tensor:
             raise ValueError(
                 f"Recipe: expected per-tensor activations, got {self.activations}. Integer accumulators sum over an "

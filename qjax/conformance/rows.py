@@ -43,6 +43,12 @@ def _tvm() -> Any:
     return Tvm()
 
 
+def _torch(engine: str, **options: Any) -> Any:
+    from qjax.conformance.runtimes.torch_cpu import TorchCpu
+
+    return TorchCpu(engine, **options)  # pyright: ignore[reportArgumentType]
+
+
 ADAPTERS: dict[str, Callable[[], Any]] = {
     "tflite-micro": _micro,
     "litert-reference": partial(_litert, "reference"),
@@ -52,6 +58,7 @@ ADAPTERS: dict[str, Callable[[], Any]] = {
     "onnxruntime-qdq": partial(_onnxruntime, precise=True, form="qdq", fuse_int8=True),
     "neon": _neon,
     "tvm": _tvm,
+    **{f"torch-{engine}": partial(_torch, engine) for engine in ("fbgemm", "x86", "qnnpack", "onednn")},
 }
 
 
@@ -171,6 +178,42 @@ def _rules() -> list[AnyRow]:
     ]
 
 
+_SEVEN_BITS = (0, 127)
+
+
+def _pytorch(engine: str, target: str) -> list[AnyRow]:
+    """Weighted operations on activations of 7 bits, whose pairs of products fit int16 on every machine."""
+    runtime = f"torch-{engine}"
+    # qnnpack's products are exact as they are
+    codes = None if engine == "qnnpack" else _SEVEN_BITS
+    rows: list[AnyRow] = []
+    for label, make in (
+        ("linear", cases.fully_connected),
+        ("conv2d", cases.conv2d),
+        ("depthwise conv2d", cases.depthwise_conv2d),
+    ):
+        for scales, per_channel in (("per tensor", False), ("per channel", True)):
+            known = partial(make, "uint8", per_channel=per_channel)
+            bits = "" if codes is None else ", 7 bits"
+            rows.append(Row(runtime, f"{label}, {scales}{bits}", target, partial(known, codes=codes)))
+            if engine in ("fbgemm", "x86"):
+                rows.append(Row(runtime, f"{label}, {scales}, AVX2", "torch_fbgemm_avx2", known))
+    if engine == "x86":
+        return rows
+    for x in ("uint8",) if engine == "qnnpack" else ("uint8", "int8"):
+        rows += [
+            Row(runtime, f"add {x}", target, partial(cases.elementwise, "add", x)),
+            Row(runtime, f"mul {x}", target, partial(cases.elementwise, "multiply", x)),
+            Row(runtime, f"dequantize, quantize_per_tensor {x}", target, partial(cases.rescale, x, x)),
+            Row(runtime, f"quantize_per_tensor {x}", target, partial(cases.quantize, x)),
+            Row(runtime, f"avg_pool2d {x}", target, partial(cases.average_pool, x, same_grid=True, padding=False)),
+            Row(runtime, f"adaptive_avg_pool2d(1) {x}", target, partial(cases.mean, x, same_grid=True)),
+            Row(runtime, f"sigmoid {x}", target, partial(cases.table, "logistic", x)),
+            Row(runtime, f"tanh {x}", target, partial(cases.table, "tanh", x)),
+        ]
+    return rows
+
+
 ROWS: list[AnyRow] = [
     *_tflite("tflite-micro", "tflite_micro"),
     *_tflite("litert-reference", "tflite_reference"),
@@ -179,4 +222,8 @@ ROWS: list[AnyRow] = [
     *_onnx("onnxruntime", "onnxruntime"),
     *_onnx("onnxruntime-qdq", "onnxruntime"),
     *_rules(),
+    *_pytorch("fbgemm", "torch_fbgemm"),
+    *_pytorch("x86", "torch_fbgemm"),
+    *_pytorch("qnnpack", "torch_qnnpack"),
+    *_pytorch("onednn", "torch_onednn"),
 ]

@@ -22,7 +22,7 @@ each output that differs, which of these decided it (`classify`), from the exact
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -238,7 +238,8 @@ def _form(side: Side) -> str | None:
     constants = side.rule_constants()
     s_w = _kernel_scale(side.graph, node)
     matching: list[str] = []
-    for form, words in (("f64", "in doubles"), ("f32", "from a float32 product")):
+    forms: tuple[tuple[Literal["f64", "f32"], str], ...] = (("f64", "in doubles"), ("f32", "from a float32 product"))
+    for form, words in forms:
         fresh = rule.prepare(effective_scale(scales[0], s_w, scales[-1], form=form))._asdict()
         same = (np.array_equal(np.broadcast_to(v, constants[role].shape), constants[role]) for role, v in fresh.items())
         if all(same):
@@ -257,9 +258,10 @@ def classify(
 ) -> Counter[Key]:
     """Count the outputs that differ by (kind, side).
 
-    accumulators: of both nodes on the same inputs, see `probe.accumulators`. codes: their outputs. Three more
-    keys count what else is known: ("compared accumulators differ", "") over all outputs, and ("off", "a" | "b"): among
-    the outputs that differ while their accumulators agree, how many are not the code nearest to the real value.
+    accumulators: of both nodes on the same inputs, see `probe.accumulators`. codes: their outputs. More keys say what
+    else is known: ("sums", ""), how many accumulators differ, over all outputs; ("measured", ""), how many outputs
+    differ while their accumulators agree; ("off", "a" | "b"), how many of those are not the code nearest to the real
+    value.
     """
     found: Counter[Key] = Counter()
     mask = codes[0] != codes[1]
@@ -420,10 +422,8 @@ def _decide(a: _Picked, b: _Picked) -> Counter[Key]:
             found["formula", ""] = a.codes.size
             return found
         none = np.zeros(a.codes.shape, bool)
-        left, right = (
-            Reading(real, real, none) if own is None else Reading(real, own.seen, own.overflows)
-            for own in (left, right)
-        )
+        own = [Reading(real, real, none) if side is None else side for side in (left, right)]
+        left, right = (dataclasses.replace(reading, exact=real) for reading in own)
     undecided = np.ones(a.codes.shape, bool)
 
     def settle(where: np.ndarray, kind: str, side: str = "") -> None:

@@ -432,5 +432,6 @@ def _raise_for(problems: list[str]) -> None:
         more = f", and {len(unique) - 4} more" if len(unique) > 4 else ""
         raise ValueError(
             "compare: expected two graphs of one model, with the same shapes and types of codes; "
-            f"{'; '.join(unique[:4])}{more}. Convert one quantized model under two targets: qjax.convert(qmodel, sample, target=...)."
+            f"{'; '.join(unique[:4])}{more}. Convert one quantized model under two targets: "
+            "qjax.convert(qmodel, sample, target=...)."
         )

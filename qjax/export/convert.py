@@ -9,6 +9,7 @@ from qjax.export.batch import free_batch
 from qjax.export.check import check, check_integer
 from qjax.export.ir import Graph
 from qjax.export.lower import ParamsOf, lower
+from qjax.ops.formulas import check_target
 from qjax.tracing import Annotation, Program
 
 
@@ -29,6 +30,7 @@ def convert(
         graph keeps the batch of `program`.
       sizes: the two sizes of the batch.
     """
+    check_target(target)
     graph = check(lower(program, annotation, args, names, params_of, target))
     if other is not None:
         second = lower(*other, names, params_of, target)

@@ -102,7 +102,12 @@ class _Lowering:
             if isinstance(found, _Codes):
                 outputs.append(found.tensor)
         return Graph(
-            self.tensors, tuple(self.nodes), tuple(self.inputs), tuple(outputs), self.target.name, self.target.quantize
+            self.tensors,
+            tuple(self.nodes),
+            tuple(self.inputs),
+            tuple(outputs),
+            self.target.name,
+            quantization=self.target.quantize,
         )
 
     # ------------------------------------------------------------------ equations

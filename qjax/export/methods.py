@@ -49,7 +49,7 @@ FORMULAS = {
     "tflite_multiply": "rounds the product twice, with int32 steps",
     "tflite_multiply_neon": "rounds the product twice, ties up both times in blocks of 16",
     "tflite_rescale_neon": "rounds twice, ties up both times in blocks of 16",
-    "torch_adaptive_mean": "multiplies the sum by 1/n and adds the zero point in one float32 step, in blocks of channels",
+    "torch_adaptive_mean": "multiplies the sum by 1/n and adds the zero point in one float32 step, in blocks",
     "torch_add": "dequantizes to float32, adds, multiplies by 1/s and rounds once, in blocks of 64",
     "torch_average_pool": "multiplies the sum by float32(1/n) and rounds once, in blocks of channels",
     "torch_average_pool_contiguous": "multiplies the sum by float32(1/n), adds the zero point, and rounds once",

@@ -31,8 +31,7 @@ activations of 7 bits (`Recipe(reduce_range=True)`) none can, as 2 * 127 * 128 <
 """
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import jax
 from jax import lax
@@ -118,22 +117,22 @@ class Accumulator:
         """This accumulator for operands stored in these dtypes: exact where int16 pairs do not apply."""
         return EXACT if self.pairs and (codes, weights) != ("uint8", "int8") else self
 
-    def to_json(self) -> dict[str, Any]:
-        """Every field by name: the attribute "accumulator" of a graph's node, absent where it is `EXACT`."""
-        return dataclasses.asdict(self)
+    def to_json(self) -> list[list[Any]]:
+        """[field, value] for every field: the attribute "accumulator" of a graph's node, absent where it is `EXACT`."""
+        return [[field.name, getattr(self, field.name)] for field in dataclasses.fields(self)]
 
     @classmethod
     def of_json(cls, value: Any) -> "Accumulator":
         """The inverse; None is `EXACT`. Raises ValueError or TypeError for anything that `to_json` cannot write."""
         if value is None:
             return EXACT
-        if not isinstance(value, Mapping):
-            raise TypeError(f"accumulator: expected an object, got {type(value).__name__}.")
-        fields: Mapping[str, Any] = value
+        if not isinstance(value, (list, tuple)):
+            raise TypeError(f"accumulator: expected a list of [field, value], got {type(value).__name__}.")
+        pairs = cast("list[Any]", value)
         known = [field.name for field in dataclasses.fields(cls)]
-        if set(fields) != set(known):
-            got = ", ".join(sorted(map(str, fields)))
-            raise ValueError(f"accumulator: expected the fields {', '.join(known)}; got {got or 'none'}.")
+        fields = dict(pair for pair in pairs if isinstance(pair, (list, tuple)) and len(cast("list[Any]", pair)) == 2)
+        if len(pairs) != len(known) or set(fields) != set(known):
+            raise ValueError(f"accumulator: expected [field, value] for {', '.join(known)}; got {str(pairs)[:200]}.")
         return cls(**fields)
 
     def __str__(self) -> str:

@@ -1,6 +1,19 @@
 """What a runtime computes, by name."""
 
-from qjax.targets import embedded, fpga, generic, onnx, tflite, tvm
+from qjax.targets import embedded, fpga, generic, onnx, tflite, torch, tvm
 from qjax.targets.base import Target, Weighted, get, names, register
 
-__all__ = ["Target", "Weighted", "embedded", "fpga", "generic", "get", "names", "onnx", "register", "tflite", "tvm"]
+__all__ = [
+    "Target",
+    "Weighted",
+    "embedded",
+    "fpga",
+    "generic",
+    "get",
+    "names",
+    "onnx",
+    "register",
+    "tflite",
+    "torch",
+    "tvm",
+]

@@ -52,13 +52,7 @@ def converted(model, sample, accumulator=EXACT, activations=UNSIGNED, **recipe):
     return qmodel, qjax.convert(qmodel, sample)
 
 
-REGISTERS = (
-    Accumulator(14, "saturate"),
-    Accumulator(12, "wrap"),
-    Accumulator(pairs=True),
-    Accumulator(pairs=True, unit="tap", padding="skip"),
-    Accumulator(15, "saturate", operands="codes", order="chw"),
-)
+REGISTERS = (Accumulator(14, "saturate"), Accumulator(12, "wrap"), Accumulator(pairs=True))
 
 
 @pytest.mark.parametrize("accumulator", REGISTERS, ids=str)
@@ -73,10 +67,6 @@ def test_exact_equals_the_graph(accumulator, tmp_path):
     report = qjax.accumulators(graph, [IMAGES])
     assert report.nodes[0].observed.changed > 0
     assert report.nodes[0].observed.codes_changed > 0
-    # a node given the training forward's codes differs from its exact sums, and only there
-    verified = qjax.verify(graph, qmodel, [IMAGES])
-    assert verified.compared == sum(node.compared for node in verified.nodes)
-    assert verified.nodes[0].local >= report.nodes[0].observed.codes_changed
     # a file keeps the register
     graph.save(tmp_path / "net.qjax")
     again = qjax.load(tmp_path / "net.qjax")
@@ -85,6 +75,15 @@ def test_exact_equals_the_graph(accumulator, tmp_path):
     assert [n.attributes for n in again.ir.nodes] == [dict(n.attributes) for n in graph.ir.nodes]
 
 
+def test_verify_counts_what_the_register_changes():
+    qmodel, graph = converted(Dense(), ROWS, Accumulator(12, "wrap"))
+    (node,) = qjax.verify(graph, qmodel, [ROWS]).nodes
+    (register,) = qjax.accumulators(graph, [ROWS]).nodes
+    assert node.compared == register.observed.sums
+    assert node.local == node.end_to_end == register.observed.codes_changed > 0
+
+
+@pytest.mark.slow
 def test_exact_trains_through_a_narrow_register():
     qmodel, _ = converted(Net(), IMAGES, Accumulator(14, "saturate"))
     train_step(qmodel, IMAGES)
@@ -240,9 +239,12 @@ def test_sums_beyond_32_bits_are_counted():
     code = int(np.asarray(graph.quantize(x))[1, 0])
     kernel = graph.ir.constant(graph.ir.nodes[0], "kernel").astype(object)
     assert node.observed.high == code * int(kernel[:, 0].sum()) > 2**31
-    assert (node.observed.overflowed, node.observed.changed) == (2, 2)
+    assert node.observed.low == -node.observed.high
+    assert (node.observed.overflowed, node.observed.changed) == (4, 4)
     assert node.observed.codes_changed is None
-    assert node.observed.saturated == 2 * sum(code * int(kernel[0, 0]) * k > 2**31 - 1 for k in range(1, 3001))
+    step = code * int(kernel[0, 0])
+    assert (kernel * code == step).all()
+    assert node.observed.saturated == 2 * sum((step * k >= 2**31) + (step * k > 2**31) for k in range(1, 3001))
 
 
 def test_the_table():

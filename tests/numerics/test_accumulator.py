@@ -63,10 +63,14 @@ def test_what_makes_no_sense_is_refused(arguments, message):
 def test_what_is_no_accumulator_is_refused():
     with pytest.raises(TypeError, match=r"pairs must be True or False. Got 1"):
         Accumulator(pairs=1)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(TypeError, match="expected an object, got list"):
-        Accumulator.of_json([])
-    with pytest.raises(ValueError, match=r"expected the fields bits, overflow, .*; got bits, width"):
-        Accumulator.of_json({"bits": 8, "width": 3})
+    with pytest.raises(TypeError, match="expected a list of .*, got dict"):
+        Accumulator.of_json({})
+    good = EXACT.to_json()
+    for bad in ([], good[1:], [*good, good[0]], [*good[1:], ["width", 3]], [*good[1:], "bits"], [*good[1:], [[], 3]]):
+        with pytest.raises((ValueError, TypeError)):
+            Accumulator.of_json(bad)
+    with pytest.raises(ValueError, match=r"expected \[field, value\] for bits, overflow, .*; got \[\['bits', 8\]\]"):
+        Accumulator.of_json([["bits", 8]])
 
 
 def test_pairs_are_for_unsigned_codes_and_signed_weights():

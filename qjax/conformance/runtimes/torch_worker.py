@@ -4,6 +4,7 @@ A script of its own that imports numpy and torch only: PyTorch reads which instr
 and may live in another Python than qjax. `torch_cpu` writes the requests.
 """
 
+import importlib
 import os
 import pickle
 import sys
@@ -11,19 +12,24 @@ import traceback
 from typing import Any
 
 import numpy as np
-import torch  # pyright: ignore[reportMissingImports]
 
-_DTYPES = {"uint8": torch.quint8, "int8": torch.qint8}
+_DTYPES = {"uint8": "quint8", "int8": "qint8"}
+
+
+def _torch() -> Any:
+    return importlib.import_module("torch")
 
 
 def run(request: dict[str, Any]) -> np.ndarray:
     """The output's codes; images are NHWC on the way in and out."""
+    torch = _torch()
     torch.backends.quantized.engine = request["engine"]
     op, inputs, output = request["op"], request["inputs"], request["output"]
     scale, zero_point = float(output["scale"]), int(output["zero_point"])
+    dtype = getattr(torch, _DTYPES[output["dtype"]])
     if op == "quantize":
         (x,) = inputs
-        return _codes(torch.quantize_per_tensor(torch.from_numpy(x), scale, zero_point, _DTYPES[output["dtype"]]))
+        return _codes(torch.quantize_per_tensor(torch.from_numpy(x), scale, zero_point, dtype))
     last = request["channels_last"]
     q = [_quantized(x, grid, last) for x, grid in zip(inputs, request["grids"], strict=True)]
     if op == "fully_connected":
@@ -39,7 +45,7 @@ def run(request: dict[str, Any]) -> np.ndarray:
     if op == "multiply":
         return _codes(torch.ops.quantized.mul(*q, scale, zero_point))
     if op == "rescale":
-        return _codes(torch.quantize_per_tensor(q[0].dequantize(), scale, zero_point, _DTYPES[output["dtype"]]))
+        return _codes(torch.quantize_per_tensor(q[0].dequantize(), scale, zero_point, dtype))
     if op == "average_pool":
         pool = torch.nn.functional.avg_pool2d
         y = pool(q[0], request["window"], request["strides"], request["padding"], count_include_pad=False)
@@ -57,6 +63,7 @@ def run(request: dict[str, Any]) -> np.ndarray:
 
 
 def _quantized(codes: np.ndarray, grid: dict[str, Any], channels_last: bool) -> Any:
+    torch = _torch()
     x = torch.from_numpy(np.ascontiguousarray(codes))
     if x.dim() == 4:
         x = x.permute(0, 3, 1, 2)
@@ -65,6 +72,7 @@ def _quantized(codes: np.ndarray, grid: dict[str, Any], channels_last: bool) -> 
 
 
 def _kernel(request: dict[str, Any]) -> Any:
+    torch = _torch()
     w, scale = torch.from_numpy(np.ascontiguousarray(request["kernel"])), request["kernel_scale"]
     if scale.ndim == 0:
         return torch._make_per_tensor_quantized_tensor(w, float(scale), 0)
@@ -73,7 +81,7 @@ def _kernel(request: dict[str, Any]) -> Any:
 
 
 def _bias(request: dict[str, Any]) -> Any:
-    return None if request["bias"] is None else torch.from_numpy(request["bias"])
+    return None if request["bias"] is None else _torch().from_numpy(request["bias"])
 
 
 def _codes(y: Any, grid: dict[str, Any] | None = None) -> np.ndarray:
@@ -92,6 +100,7 @@ def main() -> None:
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     # whatever else writes to stdout must not come between the answers
     os.dup2(2, 1)
+    torch = _torch()
     torch.set_num_threads(1)
     _write(answers, ("version", str(torch.__version__)))
     while True:

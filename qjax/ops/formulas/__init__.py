@@ -1,6 +1,6 @@
 """The formulas of operations without weights, one file per formula or family."""
 
-from qjax.numerics.rules import rule_names
+from qjax.numerics.rules import get_rule, rule_names
 from qjax.ops.formulas import onnx_add as onnx_add
 from qjax.ops.formulas import onnx_average as onnx_average
 from qjax.ops.formulas import onnx_float as onnx_float
@@ -22,8 +22,9 @@ from qjax.ops.formulas import xnnpack_multiply as xnnpack_multiply
 from qjax.ops.formulas import xnnpack_rescale as xnnpack_rescale
 from qjax.ops.formulas.base import OPS, Formula, Setting, register, registered
 from qjax.ops.formulas.requantized import requantized
+from qjax.targets import Target
 
-__all__ = ["OPS", "Formula", "Setting", "get", "names", "register"]
+__all__ = ["OPS", "Formula", "Setting", "check_target", "get", "names", "register"]
 
 
 def get(name: str) -> Formula:
@@ -32,12 +33,35 @@ def get(name: str) -> Formula:
     if found is not None:
         return found
     rule, slash, form = name.partition("/")
-    if rule in rule_names() and form in ("", "f64", "f32") and bool(slash) == bool(form):
+    if _is_rule(rule) and form in ("", "f64", "f32") and bool(slash) == bool(form):
         return requantized(rule, "f32" if form == "f32" else "f64")
     raise ValueError(
         f"Unknown formula {name!r}. Known formulas: {', '.join(names())}; and every rule of requantization: "
         f"{', '.join(rule_names())}, also as rule/f32."
     )
+
+
+def check_target(target: Target) -> None:
+    """Raise a ValueError unless every formula that a target names exists and computes the operation it is named for."""
+    for op in OPS:
+        name = target.formula(op)
+        if name is None:
+            continue
+        try:
+            formula = get(name)
+        except ValueError as error:
+            raise ValueError(f"Target {target.name!r}, {op}: {error}") from None
+        if op not in formula.ops:
+            raise ValueError(
+                f"Target {target.name!r}, {op}: the formula {name!r} computes {', '.join(sorted(formula.ops))}."
+            )
+
+
+def _is_rule(name: str) -> bool:
+    try:
+        return not get_rule(name).needs_key
+    except ValueError:
+        return False
 
 
 def names() -> tuple[str, ...]:

@@ -4,7 +4,7 @@
 
 n counts the elements inside of the image, so padding does not take part, and the zero point has no say: a tie moves
 away from the code 0, not from the real 0. Output and input share one grid. All kernels of LiteRT, XNNPACK's among them,
-and TFLite Micro agree. Source: reference_integer_ops::AveragePool; 0 of 1.4 million averages per kernel, windows with
+and TFLite Micro agree. Source: reference_integer_ops::AveragePool; 0 of 700,000 averages per kernel, windows with
 and without padding, int8, uint8 and int16.
 """
 

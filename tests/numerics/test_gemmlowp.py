@@ -1,0 +1,52 @@
+"""gemmlowp's int8 sigmoid and tanh: tables that TFLite Micro computed."""
+
+import zlib
+
+import numpy as np
+import pytest
+
+from qjax.numerics.gemmlowp import gemmlowp_table
+from qjax.numerics.lookup import lookup_table
+
+# CRC-32 of the 256 codes, and every 37th code, from tflite-micro 0.dev20261023
+TABLES = [
+    ("logistic", 0.0625, 0, 957784732, [-128, -127, -120, -62, 71, 121, 127]),
+    ("logistic", 0.05, -7, 3259854297, [-127, -124, -106, -31, 75, 118, 126]),
+    ("logistic", 0.001, 100, 3757894461, [-15, -12, -10, -7, -5, -3, 0]),
+    ("logistic", 0.5, 3, 2776451430, [-128, -128, -128, -128, 127, 127, 127]),
+    ("logistic", 4.0, 0, 765027583, [-128, -128, -128, -128, 127, 127, 127]),
+    ("tanh", 0.0625, 0, 126315298, [-128, -128, -128, -101, 109, 127, 127]),
+    ("tanh", 0.05, -7, 4269553314, [-128, -128, -126, -59, 112, 127, 127]),
+    ("tanh", 0.001, 100, 503361302, [-29, -24, -20, -15, -10, -6, -1]),
+    ("tanh", 0.5, 3, 3360741633, [-128, -128, -128, -128, 127, 127, 127]),
+]
+
+
+@pytest.mark.parametrize(("function", "scale", "zero_point", "checksum", "some"), TABLES)
+def test_tables_of_tflite_micro(function, scale, zero_point, checksum, some):
+    table = gemmlowp_table(function, np.float32(scale), zero_point)
+    assert table.dtype == np.int32
+    assert table[::37].tolist() == some
+    assert zlib.crc32(table.astype(np.int8).tobytes()) == checksum
+
+
+# (function, scale, zero point, input code, TFLite Micro's code, the correctly rounded one)
+@pytest.mark.parametrize(
+    ("function", "scale", "zero_point", "code", "theirs", "nearest"),
+    [
+        ("logistic", 4.0, 85, 84, -128, -123),  # the input would leave Q4.27
+        ("logistic", 2.0**-9, -86, -90, -1, 0),
+        ("tanh", 2.0**-12, -57, -73, -1, 0),
+    ],
+)
+def test_not_correctly_rounded(function, scale, zero_point, code, theirs, nearest):
+    output = (2.0**-8, -128) if function == "logistic" else (2.0**-7, 0)
+    assert gemmlowp_table(function, scale, zero_point)[code + 128] == theirs
+    assert lookup_table(function, scale, zero_point, *output)[code + 128] == nearest
+
+
+def test_errors():
+    with pytest.raises(ValueError, match=r"expected a function out of logistic, tanh\. Got 'relu'"):
+        gemmlowp_table("relu", 0.1, 0)
+    with pytest.raises(ValueError, match=r"scale must be finite and positive\. Got 0\.0"):
+        gemmlowp_table("tanh", 0.0, 0)

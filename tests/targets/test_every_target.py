@@ -1,0 +1,81 @@
+"""One small network under every target: the exact forward is the converted graph, whatever the runtime's rounding."""
+
+# flax annotates what its constructors make as optional or as a bare Module
+# pyright: reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax import lax
+
+import qjax
+from qjax import targets
+from qjax.export import artifact
+from tests.layers.round_trip import assert_same, data, train_step
+
+UNSIGNED = qjax.QSpec(bits=8, signed=False, symmetric=False)
+
+
+class Network(nnx.Module):
+    """Every kind of operation that a target has an opinion on, once."""
+
+    def __init__(self, normalized: bool):
+        rngs = nnx.Rngs(0)
+        self.stem = nnx.Conv(2, 4, (3, 3), rngs=rngs)
+        self.norm = nnx.BatchNorm(4, rngs=rngs) if normalized else lambda x: x
+        self.depthwise = nnx.Conv(4, 4, (3, 3), feature_group_count=4, rngs=rngs)
+        self.head = nnx.Linear(4, 3, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = nnx.relu(self.norm(self.stem(x)))
+        x = x + self.depthwise(x)
+        x = lax.reduce_window(x, np.float32(0), lax.add, (1, 2, 2, 1), (1, 2, 2, 1), "VALID") / np.float32(4)
+        x = x * (x - jnp.flip(x, 1))
+        return self.head(jnp.mean(x, axis=(1, 2)))
+
+
+def recipe_of(name: str) -> qjax.Recipe:
+    if name == "fpga":
+        # one shift per product: every scale a power of two
+        powers = {"method": "tqt", "weight_method": "tqt"}
+        return qjax.Recipe(target=name, weights=qjax.QSpec(bits=8), **powers)  # pyright: ignore[reportArgumentType]
+    unsigned = name.startswith(("torch", "onnx"))
+    return qjax.Recipe(target=name, activations=UNSIGNED) if unsigned else qjax.Recipe(target=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", targets.names())
+def test_the_exact_forward_is_the_graph(name):
+    x = data(8, 6, 6, 2)
+    qmodel = qjax.quantize(Network(normalized=name != "fpga"), recipe_of(name), x)
+    assert np.isfinite(train_step(qmodel, x))
+    qmodel.eval()
+    graph = qjax.convert(qmodel, x)
+    assert graph.target == name
+    assert graph.ir.quantization == targets.get(name).quantize
+    more = jnp.concatenate([x, data(8, 6, 6, 2, seed=1) * 3])
+    forward = nnx.jit(qjax.exact(qmodel, x))
+    assert_same(forward(qmodel, more), graph(more))
+    assert len(np.unique(graph.run(graph.quantize(more)))) > 8
+    # what a target's formulas leave on the nodes survives a file
+    again = qjax.IntegerGraph(artifact.from_bytes(artifact.to_bytes(graph.ir)))
+    assert_same(again(more), graph(more))
+    report = qjax.verify(graph, qmodel, [more])
+    # the trained forward models reals: a runtime's coarser arithmetic may be a few codes away, never many
+    assert report.local <= report.compared // 50, str(report)
+
+
+def test_a_target_of_ones_own_trains_converts_and_verifies():
+    chip = qjax.targets.Target("chip", "single_round", conv="nearest_away", add="tflite_add", quantize="division")
+    x = data(4, 6, 6, 2)
+    qmodel = qjax.quantize(Network(normalized=True), qjax.Recipe(target=chip), x)
+    qmodel.eval()
+    graph = qjax.convert(qmodel, x)
+    known = {node.name: node.attributes.get("rule") or node.attributes.get("formula") for node in graph.ir.nodes}
+    assert known["stem"] == "nearest_away"
+    assert known["depthwise"] == known["head"] == "single_round"
+    assert known["add"] == "tflite_add"
+    assert graph.ir.quantization == "division"
+    assert qjax.verify(graph, qmodel, [x]).compared > 0

@@ -1,0 +1,88 @@
+"""A Target is checked when it is made, and named targets are found."""
+
+import pytest
+
+import qjax
+from qjax import targets
+from qjax.numerics.accumulator import Accumulator
+from qjax.ops import formulas
+from qjax.targets import Target, Weighted
+
+NAMED = (
+    "cmsis_nn",
+    "fpga",
+    "nearest_even",
+    "onnxruntime",
+    "tflite_micro",
+    "tflite_optimized_arm",
+    "tflite_optimized_x86",
+    "tflite_reference",
+    "tflite_xnnpack",
+    "torch_fbgemm",
+    "torch_fbgemm_avx2",
+    "torch_onednn",
+    "torch_qnnpack",
+    "tosa",
+    "tvm",
+    "tvm_neon",
+)
+
+
+def test_every_published_name_is_there_and_described():
+    assert set(NAMED) <= set(targets.names())
+    for name in targets.names():
+        assert targets.get(name).name == name
+        assert targets.get(name).description
+
+
+@pytest.mark.parametrize("name", targets.names())
+def test_every_formula_exists_and_computes_its_operation(name):
+    formulas.check_target(targets.get(name))
+
+
+def test_a_formula_that_does_not_fit_is_refused_by_the_recipe():
+    with pytest.raises(ValueError, match=r"Target 'chip', mean: the formula 'tflite_add' computes add, subtract\."):
+        qjax.Recipe(target=Target("chip", mean="tflite_add"))
+    with pytest.raises(
+        ValueError, match=r"Target 'chip', add: Unknown formula 'nearest'\. Known formulas: .*tflite_add"
+    ):
+        qjax.Recipe(target=Target("chip", add="nearest"))
+
+
+def test_which_rule_finishes_a_product():
+    target = Target("chip", "single_round", per_channel="neon", dot=Weighted("double_round", "f32"), conv="ruy")
+    assert target.weighted("dot") == Weighted("double_round", "f32")
+    assert target.weighted("dot", per_channel=True) == Weighted("double_round", "f32")
+    assert target.weighted("conv") == target.weighted("conv", per_channel=True) == Weighted("ruy")
+    assert target.weighted("depthwise") == Weighted("single_round")
+    assert target.weighted("depthwise", per_channel=True) == Weighted("neon")
+    other = target.replace(name="other", dot_per_channel="nearest_away")
+    assert other.weighted("dot", per_channel=True) == Weighted("nearest_away")
+
+
+def test_errors_say_what_was_expected():
+    with pytest.raises(
+        ValueError, match=r"Target 'chip', requantize: rule must be one of .*double_round.* Got 'dubble'"
+    ):
+        Target("chip", "dubble")
+    with pytest.raises(ValueError, match="Target 'chip', conv: Weighted: a target is deterministic"):
+        Target("chip", conv="stochastic")
+    with pytest.raises(ValueError, match="expected a scale of the form 'f64' or 'f32', got 'f16'"):
+        Weighted("neon", "f16")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"quantize must be one of reciprocal, .* Got 'floor'"):
+        Target("chip", quantize="floor")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="same_grid may hold 'mean' and 'average_pool', got"):
+        Target("chip", same_grid=frozenset({"add"}))
+    with pytest.raises(ValueError, match=r"Unknown target 'tflite'\. Known targets: .*tflite_micro"):
+        targets.get("tflite")
+    with pytest.raises(ValueError, match="Another target is registered under the name 'tflite_micro'"):
+        targets.register(Target("tflite_micro"))
+    with pytest.raises(ValueError, match=r"Unknown formula 'tflite_ad'\. Known formulas: .*tflite_add"):
+        formulas.get("tflite_ad")
+
+
+def test_targets_are_values():
+    a = Target("chip", accumulator=Accumulator(14, "saturate"))
+    assert a == Target("chip", accumulator=Accumulator(14, "saturate"))
+    assert hash(a) == hash(a.replace())
+    assert targets.get(a) is a
