@@ -21,17 +21,11 @@ from qjax.summary import table
 TARGETS = (
     "nearest_even",
     "tflite_micro",
-    "tflite_reference",
     "tflite_optimized_x86",
-    "tflite_optimized_arm",
     "tflite_xnnpack",
     "onnxruntime",
     "torch_qnnpack",
     "torch_fbgemm",
-    "torch_onednn",
-    "tvm",
-    "tvm_neon",
-    "cmsis_nn",
     "tosa",
 )
 SHOWN = (("tflite_micro", "tflite_xnnpack"), ("tflite_xnnpack", "onnxruntime"))

@@ -360,7 +360,7 @@ class _Picked:
         if "kernel" in node.constants:
             factors = [steps[0] * Ratio.of(self.pick(_kernel_scale(graph, node)))]
         else:
-            factors = signed_scales(node, steps)
+            factors = signed_scales(node.op, node.attributes, steps)
         value = sum_value(self.accumulators, factors) / Ratio.of(self.pick(self.quantization.scale))
         if "count" in node.constants:
             value = value / Ratio.of(self.pick(self.side.constant("count")))

@@ -4,23 +4,27 @@ Two targets make two graphs of one model. Per node three questions: on *the same
 (what arises here)? Which differ because the inputs do (what arrives)? And which differ when each graph is run from its
 inputs? The outputs of the first kind are then explained one by one, see `causes`.
 
-Nodes run one at a time, each jitted once, and tensors are dropped behind their last reader: the peak is that of two
+Nodes run one at a time, each jitted by itself, and tensors are dropped behind their last reader: the peak is that of two
 forwards, not of all activations.
 """
 
+import functools
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, cast
+from pathlib import PurePath
+from typing import Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from qjax import ops
 from qjax.export.causes import Finding, Key, Side, classify, differing_fields, explain, findings, summary
 from qjax.export.comparison import Cause, Comparison, Difference, NodeComparison
 from qjax.export.exact_values import Ratio, compare_halves
 from qjax.export.integer_graph import IntegerGraph, quantize_inputs
-from qjax.export.interpreter import attributes, check_count, check_shapes, prepare, run_node
+from qjax.export.interpreter import attributes, check_count, check_shapes, prepare
 from qjax.export.ir import Graph, Node, Quantization, Tensor
 from qjax.export.methods import QUANTIZATIONS
 from qjax.export.probe import accumulators
@@ -51,8 +55,7 @@ def compare(a: AnyGraph, b: AnyGraph, inputs: Any) -> Comparison:
     """
     left, right = _ir(a), _ir(b)
     labels = (left.target, right.target) if left.target != right.target else ("a", "b")
-    jitted: dict[Any, Callable[..., Any]] = {}
-    run = _Run(_Graph(left, labels[0], _constants(a), jitted), _Graph(right, labels[1], _constants(b), jitted))
+    run = _Run(_Graph(left, labels[0], _constants(a)), _Graph(right, labels[1], _constants(b)))
     for batch in _batches(inputs):
         run.batch(batch)
     if run.examples == 0:
@@ -84,37 +87,37 @@ def _batches(inputs: Any) -> Iterable[tuple[Any, ...]]:
     return (cast(tuple[Any, ...], batch) if isinstance(batch, tuple) else (batch,) for batch in batches)
 
 
+@functools.lru_cache(maxsize=1024)
+def _jitted(what: Literal["output", "accumulators"], op: str, attributes_json: str) -> Callable[..., Any]:
+    """A node's kernel, or what it has before it rounds; compiled once for all nodes that differ in constants only."""
+    facts = json.loads(attributes_json)
+    function = ops.get(op).kernel if what == "output" else functools.partial(accumulators, op)
+
+    def apply(constants: Any, inputs: Any) -> Any:
+        return function(facts, constants, inputs)
+
+    return jax.jit(apply)
+
+
 class _Graph:
     """One of the two graphs, and its nodes as jitted functions."""
 
-    def __init__(
-        self,
-        ir: Graph,
-        label: str,
-        constants: Mapping[str, Mapping[str, Any]],
-        jitted: dict[Any, Callable[..., Any]],
-    ) -> None:
+    def __init__(self, ir: Graph, label: str, constants: Mapping[str, Mapping[str, Any]]) -> None:
         self.ir, self.label, self.constants = ir, label, constants
         self.nodes = {node.name: node for node in ir.nodes}
         self.data = {tensor.name: tensor.value for tensor in ir.constants()}
-        self._jitted = jitted
 
     def output(self, node: Node, inputs: Sequence[Any]) -> jax.Array:
         """The node on codes."""
-        return self._run(run_node, node, inputs)
+        return self._run("output", node, inputs)
 
     def accumulators(self, node: Node, inputs: Sequence[Any]) -> list[np.ndarray]:
         """What the node has before it rounds."""
-        return [np.asarray(array) for array in self._run(accumulators, node, inputs)]
+        return [np.asarray(array) for array in self._run("accumulators", node, inputs)]
 
-    def _run(self, function: Callable[..., Any], node: Node, inputs: Sequence[Any]) -> Any:
-        """`function` of the node, compiled once for all nodes, of both graphs, that differ in their constants only."""
-        key = (function, node.op, repr(attributes(self.ir, node)), tuple(self.constants[node.name]))
-
-        def apply(constants: Any, arguments: Any) -> Any:
-            return function(self.ir, node, constants, arguments)
-
-        return self._jitted.setdefault(key, jax.jit(apply))(self.constants[node.name], list(inputs))
+    def _run(self, what: Literal["output", "accumulators"], node: Node, inputs: Sequence[Any]) -> Any:
+        facts = json.dumps(attributes(self.ir, node), sort_keys=True)
+        return _jitted(what, node.op, facts)(self.constants[node.name], list(inputs))
 
     def readers(self) -> Counter[str]:
         """How often a run reads each tensor: once per node and input, and once more for an output of the graph."""
@@ -321,7 +324,9 @@ def _described(
     own, text = tally.own, ""
     if own.count:
         word = "input" if op == "quantize" else "node"
-        place = f" ({op}, {location})" if location else f" ({op})"
+        # a file and its folder tell enough; `location` has the whole path
+        short = "/".join(PurePath(location).parts[-2:]) if location else ""
+        place = f" ({op}, {short})" if short else f" ({op})"
         verb = "differs" if own.count == 1 else "differ"
         text = f"{word} {name}{place}: {own.count:,} of {own.compared:,} {verb}, {own.direction}"
         kinds = {cause.kind for cause in causes}

@@ -11,30 +11,36 @@ import jax
 import numpy as np
 
 from qjax import ops
-from qjax.export.interpreter import attributes
-from qjax.export.ir import Graph, Node
 
 _LOW, _HIGH = -(2**31), 2**31 - 1
 _FINISH = ("y_zero_point", "clamp_min", "clamp_max")
 
 
-def accumulators(graph: Graph, node: Node, constants: Mapping[str, Any], inputs: Sequence[Any]) -> list[jax.Array]:
-    """The int32 arrays that the node would round; [] where it only moves codes.
+def accumulators(
+    op: str, attributes: Mapping[str, Any], constants: Mapping[str, Any], inputs: Sequence[Any]
+) -> list[jax.Array]:
+    """The int32 arrays that a node would round; [] where it only moves codes.
 
     A product with weights has one, its bias included (but for a rule that `takes_bias`). An addition has one per
-    operand; a product of activations, an average and a rescaling one. constants: those of `interpreter.prepare`.
+    operand; a product of activations, an average and a rescaling one.
+
+    Args:
+      op: the node's operation.
+      attributes: those of `interpreter.attributes`.
+      constants: those of `interpreter.prepare`.
+      inputs: codes.
     """
-    facts = {**attributes(graph, node), "dtype": "int32", "qmin": _LOW, "qmax": _HIGH}
+    facts = {**attributes, "dtype": "int32", "qmin": _LOW, "qmax": _HIGH}
     kept = {role: value for role, value in constants.items() if role not in _FINISH}
     kept["y_zero_point"] = np.int32(0)
-    kernel = ops.get(node.op).kernel
+    kernel = ops.get(op).kernel
     if "rule" in facts:
         return [kernel({**facts, "rule": "power_of_two"}, {**kept, "shift": np.int32(0)}, inputs)]
     if "formula" not in facts and "rounding" not in facts:
         return []
     facts.pop("formula", None)
     facts["rounding"] = "floor"
-    count = accumulator_count(node)
+    count = len(signed_scales(op, attributes, [np.float32(1)] * len(inputs)))
     found: list[jax.Array] = []
     for chosen in range(count):
         # (2 * acc) >> 1
@@ -44,11 +50,6 @@ def accumulators(graph: Graph, node: Node, constants: Mapping[str, Any], inputs:
     return found
 
 
-def accumulator_count(node: Node) -> int:
-    """How many accumulators a node without weights adds."""
-    return len(signed_scales(node, [np.float32(1)] * len(node.inputs)))
-
-
-def signed_scales(node: Node, scales: Sequence[Any]) -> list[Any]:
+def signed_scales(op: str, attributes: Mapping[str, Any], scales: Sequence[Any]) -> list[Any]:
     """The scale of each accumulator of a node without weights, from those of its inputs; any type of number."""
-    return ops.get(node.op).scales(node.attributes, scales)
+    return ops.get(op).scales(attributes, scales)

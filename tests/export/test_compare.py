@@ -15,7 +15,7 @@ from qjax import targets
 from qjax.export import passes
 from qjax.export.check import check_integer
 from qjax.export.integer_graph import IntegerGraph, quantize_inputs
-from qjax.export.interpreter import prepare, run, run_node
+from qjax.export.interpreter import attributes, prepare, run, run_node
 from qjax.export.ir import Graph, Node, Tensor
 from qjax.export.probe import accumulators
 from qjax.numerics.accumulator import Accumulator
@@ -48,6 +48,10 @@ def regridded(graph: IntegerGraph, tensor: str, **changes: Any) -> IntegerGraph:
     assert old.quantization is not None
     new = dataclasses.replace(old, quantization=dataclasses.replace(old.quantization, **changes))
     return IntegerGraph(graph.ir.replace(tensors={**graph.ir.tensors, tensor: new}))
+
+
+def before_rounding(graph: IntegerGraph, node: Node, inputs: list[Any]) -> list[jax.Array]:
+    return accumulators(node.op, attributes(graph.ir, node), graph.interpreter.constants[node.name], inputs)
 
 
 def counts(a: Any, b: Any) -> tuple[int, int, int, int, int]:
@@ -258,7 +262,7 @@ def test_accumulators_of_another_width() -> None:
     assert [c.kind for c in node.causes] == ["accumulator"]
     assert "the accumulator's bits are 32 in nearest_even, 14 saturate in narrow" in node.text
     x = [a.quantize(REALS)]
-    sums = [accumulators(g.ir, g.ir.nodes[0], g.interpreter.constants["h"], x)[0] for g in (a, b)]
+    sums = [before_rounding(g, g.ir.nodes[0], x)[0] for g in (a, b)]
     assert node.accumulators == int(np.sum(np.asarray(sums[0]) != np.asarray(sums[1]))) > 0
 
 
@@ -279,12 +283,7 @@ def test_accumulators_are_the_sums_of_products() -> None:
     graph = built("tflite_micro")
     env = {k: np.asarray(v) for k, v in run(graph.ir, graph.interpreter.constants, [graph.quantize(REALS)]).items()}
     found = {
-        node.name: [
-            np.asarray(acc)
-            for acc in accumulators(
-                graph.ir, node, graph.interpreter.constants[node.name], [jnp.asarray(env[n]) for n in node.inputs]
-            )
-        ]
+        node.name: [np.asarray(acc) for acc in before_rounding(graph, node, [jnp.asarray(env[n]) for n in node.inputs])]
         for node in graph.ir.nodes
     }
     x, h = env["x"].astype(np.int64) + 5, env["h"].astype(np.int64)

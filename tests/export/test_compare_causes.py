@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from qjax.export.causes import Side, classify, findings
-from qjax.export.interpreter import prepare, run_node
+from qjax.export.interpreter import attributes, prepare, run_node
 from qjax.export.ir import Graph, Node, Tensor
 from qjax.export.methods import FORMULAS, QUANTIZATIONS, RULES, phrase, rule_phrase
 from qjax.export.probe import accumulators
@@ -209,7 +209,7 @@ def test_a_bias_within_the_rule() -> None:
 def test_accumulators_come_out_of_the_kernel() -> None:
     of = side("tosa_double", SCALES["any"], "a")
     constants = {**prepare(of.graph)["y"], "bias": np.asarray([1, -(2**31), 2**31 - 1, 0, -7, 9], np.int32)}
-    (acc,) = accumulators(of.graph, of.node, constants, [np.zeros((3, 1), np.int8)])
+    (acc,) = accumulators("dot", attributes(of.graph, of.node), constants, [np.zeros((3, 1), np.int8)])
     assert acc.dtype == np.int32
     assert np.array_equal(acc, np.broadcast_to(constants["bias"], (3, 6)))
 

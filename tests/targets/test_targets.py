@@ -44,7 +44,7 @@ def test_a_formula_that_does_not_fit_is_refused_by_the_recipe():
     with pytest.raises(ValueError, match=r"Target 'chip', mean: the formula 'tflite_add' computes add, subtract\."):
         qjax.Recipe(target=Target("chip", mean="tflite_add"))
     with pytest.raises(
-        ValueError, match=r"Target 'chip', add: Unknown formula 'nearest'\. Known formulas: .*tflite_add"
+        ValueError, match=r"Target 'chip', add: Unknown formula 'nearest'\. Known.*tflite_add"
     ):
         qjax.Recipe(target=Target("chip", add="nearest"))
 
