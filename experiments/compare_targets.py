@@ -8,6 +8,7 @@ import argparse
 import itertools
 import time
 
+import numpy as np
 from flax import nnx
 from rich.console import Console
 
@@ -32,7 +33,7 @@ SHOWN = (("tflite_micro", "tflite_xnnpack"), ("tflite_xnnpack", "onnxruntime"))
 """The pairs whose whole report is printed."""
 
 
-def quantized(epochs: int, seed: int) -> tuple[qjax.QuantizedModel, object, object]:
+def quantized(epochs: int, seed: int) -> tuple[qjax.QuantizedModel, np.ndarray, np.ndarray]:
     """The network after post-training quantization, a sample for the conversion, and the test images."""
     data = digits()
     images = data.train_images

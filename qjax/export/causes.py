@@ -481,7 +481,8 @@ def explain(key: Key, count: int, a: Side, b: Side, outputs: int) -> str:
         case "truncation":
             return f"{n} {'is' if one else 'are'} cut off by {who}, not rounded"
         case "formula":
-            return f"{n} {'is' if one else 'are'} no tie, and {who or 'one of the two'} gives not the nearest code"
+            are = "is no tie" if one else "are no ties"
+            return f"{n} {are}, and {who or 'one of the two'} does not give the nearest code"
         case "scale":
             return f"{n} {'is' if one else 'are'} decided by the effective scales"
         case "bias":

@@ -4,8 +4,8 @@ Two targets make two graphs of one model. Per node three questions: on *the same
 (what arises here)? Which differ because the inputs do (what arrives)? And which differ when each graph is run from its
 inputs? The outputs of the first kind are then explained one by one, see `causes`.
 
-Nodes run one at a time, each jitted by itself, and tensors are dropped behind their last reader: the peak is that of two
-forwards, not of all activations.
+Nodes run one at a time, each jitted by itself, and tensors are dropped behind their last reader: the peak is that of
+two forwards, not of all activations.
 """
 
 import functools

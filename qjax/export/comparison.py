@@ -1,6 +1,7 @@
 """The result of `compare`: counts per node, causes, and the sentences that say them."""
 
 import dataclasses
+from textwrap import fill
 
 import numpy as np
 
@@ -161,7 +162,9 @@ class Comparison:
         for label, names in ((a, self.only_a), (b, self.only_b)):
             if names:
                 lines.append(f"Only {label} has {', '.join(names)}: not compared.")
-        return "\n".join([*lines, self.conclusion])
+        lines.append(self.conclusion)
+        head, tail = lines[:3], (fill(line, 118, subsequent_indent="  ", break_on_hyphens=False) for line in lines[3:])
+        return "\n".join([*head, *tail])
 
     @property
     def conclusion(self) -> str:

@@ -128,11 +128,14 @@ class Accumulator:
             return EXACT
         if not isinstance(value, (list, tuple)):
             raise TypeError(f"accumulator: expected a list of [field, value], got {type(value).__name__}.")
-        pairs = cast("list[Any]", value)
         known = [field.name for field in dataclasses.fields(cls)]
-        fields = dict(pair for pair in pairs if isinstance(pair, (list, tuple)) and len(cast("list[Any]", pair)) == 2)
-        if len(pairs) != len(known) or set(fields) != set(known):
-            raise ValueError(f"accumulator: expected [field, value] for {', '.join(known)}; got {str(pairs)[:200]}.")
+        items = cast("list[Any]", value)
+        fields: dict[str, Any] = {}
+        for item in items:
+            if isinstance(item, (list, tuple)) and len(cast("list[Any]", item)) == 2 and type(item[0]) is str:
+                fields[item[0]] = item[1]
+        if len(items) != len(known) or set(fields) != set(known):
+            raise ValueError(f"accumulator: expected [field, value] for {', '.join(known)}; got {str(items)[:200]}.")
         return cls(**fields)
 
     def __str__(self) -> str:

@@ -6,6 +6,7 @@ All of it is computed in `Real`, so host and jit agree bit for bit.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -73,14 +74,19 @@ def fold_weighted(
 
     The weight's codes stay as they were trained: `g` only changes their scale to `|g| * s_w` (kept as float32, the
     precision in which runtimes store scales) and their sign. A channel whose bias would not fit beside the
-    accumulator, because gamma is zero or nearly so, gets the smallest scale under which `|bias| <= 2^30`; its codes
-    shrink accordingly, and rounding them moves the output by at most
-    `(1 + 2^-8) max(2^-31 |b| / s_y, 2^-101 s_x / s_y)`
-    steps per weight and per unit of `|q_x - z_x|`: 2^-22 steps where the bias alone is worth 512 of them.
+    accumulator, because gamma is zero or nearly so, gets the smallest scale under which `|bias| <= 2^30`; where one
+    scale serves all channels, all of them do. Its codes shrink accordingly, and rounding them moves the output by at
+    most `(1 + 2^-8) max(2^-31 |b| / s_y, 2^-101 s_x / s_y)` steps per weight and per unit of `|q_x - z_x|`: 2^-22 steps
+    where the bias alone is worth 512 of them.
     """
     s_x, s_w = Real.of(x_scale), Real.of(w_scale)
     wanted = s_w * abs(affine.g)
     needed = abs(affine.b) / (s_x * Real.of(np.float32(2.0**BIAS_BITS)))
+    per_channel = math.prod(wanted.shape) > 1
+    if not per_channel and needed.shape:
+        # one scale serves all channels: the largest bias decides
+        largest = needed.to_float32()
+        needed = Real.of(host_or_trace(largest).max(largest))
     floor = Real.of(np.float32(_SMALLEST_SCALE))
     lowest = needed.maximum(floor)
     degenerate = wanted < lowest
@@ -93,11 +99,11 @@ def fold_weighted(
     ratio = Real.where(degenerate, wanted / Real.of(scale), Real.of(np.float32(1))).to_float32()
     factor = xp.where(negative, -ratio, ratio)
     bias = (affine.b / (s_x * Real.of(scale))).to_int32()
-    chosen = Weighted() if weighted is None else weighted(np.size(scale) > 1)
+    chosen = Weighted() if weighted is None else weighted(per_channel)
     rule = get_rule(chosen.rule)
     effective = effective_scale(x_scale, scale, y_scale, form=chosen.scale)
     if rule.of_scales is not None:
-        constants = rule.of_scales(x_scale, scale, y_scale, affine.b, np.size(wanted.sign) > 1)
+        constants = rule.of_scales(x_scale, scale, y_scale, affine.b, per_channel)
         if rule.takes_bias:
             bias = xp.zeros_like(bias)
     elif rule.takes_bias:
@@ -108,12 +114,12 @@ def fold_weighted(
         bias = xp.zeros_like(bias)
     else:
         constants = rule.prepare(effective)
-    return Folded(
-        factor.astype(np.float32),
-        scale,
-        xp.broadcast_to(bias, shape),
-        {role: xp.broadcast_to(value, shape) for role, value in constants._asdict().items()},
-    )
+
+    def full(value: Any) -> Any:
+        return xp.broadcast_to(value, np.broadcast_shapes(shape, np.shape(value)))
+
+    requantization = {role: full(value) for role, value in constants._asdict().items()}
+    return Folded(factor.astype(np.float32), scale, full(bias), requantization)
 
 
 def scale_codes(codes: Any, factor: Any) -> Any:

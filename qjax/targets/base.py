@@ -7,8 +7,12 @@ from qjax.numerics.accumulator import EXACT, Accumulator
 from qjax.numerics.input_quantization import INPUT_QUANTIZATIONS, InputQuantization
 from qjax.numerics.rounding import Rounding
 from qjax.numerics.rules import get_rule
+from qjax.numerics.softmax import SOFTMAX_METHODS, SoftmaxMethod
+from qjax.numerics.tables import TABLE_METHODS, TableMethod
 
 ScaleForm = Literal["f64", "f32"]
+
+_WEIGHTED = ("requantize", "per_channel", "dot", "dot_per_channel", "conv", "depthwise", "wide", "wide_dot")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,12 +43,16 @@ class Target:
     per_channel: what finishes them where the weights have a scale per channel, if that differs.
     dot, dot_per_channel, conv, depthwise: where one operation differs from both (None: it does not; a
       `dot_per_channel` of None is `dot`).
+    wide, wide_dot: what finishes products of activations of 16 bits, and matrix products of such, if they differ from
+      those of 8 bits (None: they do not; a `wide_dot` of None is `wide`).
     accumulator: the width of the sums behind them and what happens beyond it.
     add, subtract, multiply, matmul (a product of two activations), rescale, mean, average_pool: the formula of each,
       a name out of `ops.formulas`, or a rule of requantization, or None: one exact sum of 64 bits and one rounding.
     rounding: of that exact sum, also where the runtime has no such operation (an affine step behind an addition, say).
     same_grid: which of mean and average_pool leave their input's grid as it is; they then share its quantizer.
     quantize: how float inputs become codes, see `numerics.input_quantization`.
+    tables: how the tables of 8-bit functions (logistic, tanh) are computed, see `numerics.tables`.
+    softmax: how codes become codes of their softmax, see `numerics.softmax`; None: not known.
     description: what was modelled: runtime, version, kernels.
     """
 
@@ -56,6 +64,8 @@ class Target:
     dot_per_channel: str | Weighted | None = None
     conv: str | Weighted | None = None
     depthwise: str | Weighted | None = None
+    wide: str | Weighted | None = None
+    wide_dot: str | Weighted | None = None
     accumulator: Accumulator = EXACT
     add: str | None = None
     subtract: str | None = None
@@ -66,10 +76,12 @@ class Target:
     average_pool: str | None = None
     same_grid: frozenset[str] = frozenset()
     quantize: InputQuantization = "reciprocal"
+    tables: TableMethod = "exact"
+    softmax: SoftmaxMethod | None = None
     description: str = ""
 
     def __post_init__(self) -> None:
-        for field in ("requantize", "per_channel", "dot", "dot_per_channel", "conv", "depthwise"):
+        for field in _WEIGHTED:
             value = getattr(self, field)
             if isinstance(value, str):
                 try:
@@ -91,12 +103,22 @@ class Target:
                 f"Target {self.name!r}: quantize must be one of {', '.join(INPUT_QUANTIZATIONS)}. "
                 f"Got {self.quantize!r}."
             )
+        for field, known in (("tables", TABLE_METHODS), ("softmax", (None, *SOFTMAX_METHODS))):
+            if getattr(self, field) not in known:
+                raise ValueError(
+                    f"Target {self.name!r}: {field} must be one of {', '.join(map(str, known))}. "
+                    f"Got {getattr(self, field)!r}."
+                )
 
-    def weighted(self, op: Literal["dot", "conv", "depthwise"], *, per_channel: bool = False) -> Weighted:
-        """What finishes a product with weights."""
+    def weighted(
+        self, op: Literal["dot", "conv", "depthwise"], *, per_channel: bool = False, wide: bool = False
+    ) -> Weighted:
+        """What finishes a product with weights; wide: of activations that have 16 bits."""
         choices = [getattr(self, op), self.per_channel if per_channel else None, self.requantize]
         if op == "dot" and per_channel:
             choices.insert(0, self.dot_per_channel)
+        if wide:
+            choices = [self.wide_dot if op == "dot" else None, self.wide, *choices]
         return next(choice for choice in choices if choice is not None)
 
     def formula(self, op: str) -> str | None:

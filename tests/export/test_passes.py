@@ -16,6 +16,7 @@ from qjax.export.interpreter import Interpreter
 from qjax.export.ir import Graph, Node, Quantization, Tensor
 from qjax.export.lower import ConversionError
 from qjax.export.passes.overflow import worst_case
+from qjax.ops import formulas
 from tests.export.graphs import constant, graph_of, quantization
 from tests.export.lowered import DENSE, accumulator, assemble, dense_chain, real, residual_network
 
@@ -74,13 +75,31 @@ def test_the_fused_node_computes_the_real_formula():
     assert len(np.unique(y)) > 50
 
 
-@pytest.mark.parametrize("target", targets.names())
+def test_fuse_refuses_scales_that_the_target_cannot_hold():
+    with pytest.raises(ValueError, match=r"needs effective scales .* that are powers of two"):
+        finished(residual_network(), targets.get("fpga"))
+
+
+@pytest.mark.parametrize("target", sorted({*targets.names()} - {"fpga"}))
 def test_fuse_writes_the_target_into_the_nodes(target):
     chosen = targets.get(target)
     graph = finished(residual_network(), chosen)
-    rules = {node.op: node.attributes.get("rule", node.attributes.get("rounding")) for node in graph.nodes}
-    expected = {"conv": chosen.requantize.rule, "dot": chosen.requantize.rule, "reshape": None, "clamp": None}
-    assert rules == {**expected, "add": chosen.rounding.value, "window_sum": chosen.rounding.value}
+    found = {node.op: node for node in graph.nodes}
+    for op in ("conv", "dot"):
+        quantization = graph.tensors[found[op].constants["kernel"]].quantization
+        assert quantization is not None
+        per_channel = bool(quantization.axes)
+        assert found[op].attributes["rule"] == chosen.weighted(op, per_channel=per_channel).rule
+    for op, formula in (("add", chosen.add), ("window_sum", chosen.average_pool)):
+        known = found[op].attributes
+        if formula is None:
+            assert known["rounding"] == chosen.rounding.value
+            assert "formula" not in known
+        elif formulas.get(formula).same_grid:
+            # the network's average has a grid of its own: a depthwise convolution computes it
+            assert known["formula"].startswith(chosen.weighted("depthwise").rule)
+        else:
+            assert known["formula"] == formula
 
 
 def test_fuse_needs_one_reader_per_accumulator():

@@ -48,7 +48,7 @@ def register(
     codes, weights: in the order of the sum; outside: whether the code stands for a position outside of the image.
     tap: how many consecutive products belong to one position of the window.
     """
-    codes, weights, outside = (list(map(int, v)) for v in (codes, weights, outside))
+    codes, weights = ([int(v) for v in values] for values in (codes, weights))
     share = zero_point * sum(weights)
     if not accumulator.pairs:
         subtracted = zero_point if accumulator.operands == "centered" else 0

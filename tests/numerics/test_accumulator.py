@@ -63,7 +63,7 @@ def test_what_makes_no_sense_is_refused(arguments, message):
 def test_what_is_no_accumulator_is_refused():
     with pytest.raises(TypeError, match=r"pairs must be True or False. Got 1"):
         Accumulator(pairs=1)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(TypeError, match="expected a list of .*, got dict"):
+    with pytest.raises(TypeError, match=r"expected a list of .*, got dict"):
         Accumulator.of_json({})
     good = EXACT.to_json()
     for bad in ([], good[1:], [*good, good[0]], [*good[1:], ["width", 3]], [*good[1:], "bits"], [*good[1:], [[], 3]]):

@@ -39,7 +39,7 @@ def formula_of(
         if op == "mean" or np.ndim(count):
             return None
         # an average onto another grid is a depthwise convolution with codes of 1
-        weighted = target.weighted("depthwise")
+        weighted = target.weighted("depthwise", wide=tensors[node.inputs[0]].dtype == "int16")
         formula = get(f"{weighted.rule}/{weighted.scale}")
     setting = Setting(
         op,

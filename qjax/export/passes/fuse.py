@@ -88,10 +88,12 @@ def _fused(
         assert kernel.value is not None
         channels, rank = attributes["channels"], attributes["rank"]
         s_w = weight_to_result(_full(kernel.quantization, kernel.shape), channels, rank)
-        kind = _kind(node, kernel)
-        folded = fold_weighted(
-            scales[0], s_w, s_y, affine, lambda per_channel: target.weighted(kind, per_channel=per_channel)
-        )
+        kind, wide = _kind(node, kernel), tensors[node.inputs[0]].dtype == "int16"
+
+        def weighted(per_channel: bool) -> targets.Weighted:
+            return target.weighted(kind, per_channel=per_channel, wide=wide)
+
+        folded = fold_weighted(scales[0], s_w, s_y, affine, weighted)
         factor = result_to_weight(folded.factor, channels, rank, len(kernel.shape))
         axes = tuple(sorted(w for _, w in channels)) if np.size(folded.weight_scale) > 1 else ()
         scale = result_to_weight(folded.weight_scale, channels, rank, len(kernel.shape))
@@ -104,7 +106,7 @@ def _fused(
         constant("bias", folded.bias)
         for role, value in folded.requantize.items():
             constant(role, value)
-        attributes["rule"] = target.weighted(kind, per_channel=np.size(folded.weight_scale) > 1).rule
+        attributes["rule"] = weighted(np.size(folded.weight_scale) > 1).rule
         if target.accumulator != EXACT:
             attributes["accumulator"] = target.accumulator.to_json()
     elif (found := formula_of(graph, tensors, node, chain, output, target)) is not None:

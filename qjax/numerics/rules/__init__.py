@@ -4,6 +4,7 @@
 | --- | --- |
 | `classic` | one rounding of the exact product; gemmlowp's, NEON's and ruy's two; stochastic |
 | `floating` | runtimes that multiply in float32 or float64 |
+| `tflite` | TFLite's depthwise convolution, whose last channels round otherwise |
 | `published` | TVM, XNNPACK, TOSA, TFLite's int16 activations, NEMO |
 | `power_of_two` | one shift, with the roundings and overflows of ap_fixed |
 | `torch` | PyTorch's engines, whose float steps begin at the scales |
@@ -12,7 +13,7 @@ A rule is a `Rule` in the registry. To add one, write its `prepare` and `apply` 
 finds it, and a graph stores its constants by their field names.
 """
 
-from qjax.numerics.rules import classic, floating, power_of_two, published, torch
+from qjax.numerics.rules import classic, floating, power_of_two, published, tflite, torch
 from qjax.numerics.rules.floating import Float32WithBias, Float64
 from qjax.numerics.rules.power_of_two import PowerOfTwo
 from qjax.numerics.rules.published import ScaledInteger, TosaScale, apply_scale_16
@@ -42,5 +43,6 @@ __all__ = [
     "register_family",
     "register_rule",
     "rule_names",
+    "tflite",
     "torch",
 ]

@@ -74,7 +74,7 @@ def power_of_two_shift(effective_scale: Any) -> PowerOfTwo:
             worst = np.ravel(e.to_float64())[np.ravel(bad)][:4]
             raise ValueError(
                 f"rule power_of_two needs effective scales s_x * s_w / s_y that are powers of two. Got {worst}; train "
-                'with power-of-two scales, QSpec(method="tqt"), and fold no batch norm into them.'
+                'with power-of-two scales, Recipe(method="tqt", weight_method="tqt"), without batch norm.'
             )
     return PowerOfTwo(-(e.exponent + np.int32(52)))
 
