@@ -7,17 +7,20 @@ compares pairs of the graphs on the test images with `qjax.compare`.
 import argparse
 import itertools
 import time
+from collections import Counter
+from typing import Any
 
 import numpy as np
 from flax import nnx
+from rich import box
 from rich.console import Console
+from rich.table import Table
 
 import qjax
 from experiments.data import digits
 from experiments.machine import machine
 from experiments.models import ResNet
 from experiments.training import Schedule, one_hot, train
-from qjax.summary import table
 
 TARGETS = (
     "nearest_even",
@@ -45,7 +48,16 @@ def quantized(epochs: int, seed: int) -> tuple[qjax.QuantizedModel, np.ndarray, 
     return qmodel, images[:16], data.test_images
 
 
-def main(argv: list[str] | None = None) -> dict[tuple[str, str], object]:
+def kinds(report: Any) -> str:
+    """The kinds of causes over all nodes, most frequent first."""
+    found: Counter[str] = Counter()
+    for node in report.nodes:
+        for cause in node.causes:
+            found[cause.kind] += cause.count
+    return ", ".join(f"{n:,} {kind}" for kind, n in found.most_common())
+
+
+def main(argv: list[str] | None = None) -> dict[tuple[str, str], Any]:
     parser = argparse.ArgumentParser(prog="python -m experiments.compare_targets", description=__doc__)
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--seed", type=int, default=0)
@@ -55,35 +67,22 @@ def main(argv: list[str] | None = None) -> dict[tuple[str, str], object]:
     console, start = Console(width=160, highlight=False, soft_wrap=True), time.perf_counter()
     qmodel, sample, images = quantized(args.epochs, args.seed)
     graphs = {name: qjax.convert(qmodel, sample, target=name) for name in args.targets}
-    rows: list[tuple[object, ...]] = []
-    reports: dict[tuple[str, str], object] = {}
+    summary = Table(box=box.SIMPLE)
+    for column in ("a", "b", "first divergence", "nodes", "codes", "outputs", "predictions", "causes"):
+        summary.add_column(
+            column, justify="right" if column in ("nodes", "codes", "outputs", "predictions") else "left"
+        )
+    reports: dict[tuple[str, str], Any] = {}
     for left, right in itertools.combinations(args.targets, 2):
         report = qjax.compare(graphs[left], graphs[right], images[: args.images])
         reports[left, right] = report
         output, first = report.outputs[0].end_to_end, report.first
-        rows.append(
-            (
-                left,
-                right,
-                "none" if first is None else first.name,
-                len(report.diverging),
-                sum(node.own.count for node in report.nodes),
-                output.count,
-                report.predictions,
-            )
-        )
+        counts = len(report.diverging), sum(n.own.count for n in report.nodes), output.count, report.predictions
+        begins = "none" if first is None else first.name
+        summary.add_row(left, right, begins, *(f"{n:,}" for n in counts), kinds(report))
         if (left, right) in SHOWN:
             console.print(f"{report}\n", markup=False)
-    header = (
-        "a",
-        "b",
-        "first divergence",
-        "nodes",
-        "codes that part",
-        f"of {output.compared:,} outputs",
-        "predictions",
-    )
-    console.print(table(header, rows), markup=False)
+    console.print(summary)
     console.print(f"{time.perf_counter() - start:.0f} s on {machine()}", markup=False)
     return reports
 

@@ -79,7 +79,7 @@ def integers(given: Layer, rule: str) -> np.ndarray:
 
 
 def rounded(given: Layer, *, integer_bias: bool) -> np.ndarray:
-    """The layer by hand, then rounded to the output's grid, in doubles; the bias in whole steps s_x s_w, or as it is."""
+    """The layer by hand in doubles, then rounded to the output's grid; the bias in whole steps s_x s_w, or as it is."""
     step = float(given.x_params.scale) * float(given.kernel_scale)
     bias = given.bias.astype(np.float64)
     if integer_bias:

@@ -7,6 +7,7 @@ int16, with saturation. The graph that qjax converts for that engine turns at th
 
 import argparse
 import dataclasses
+import itertools
 import sys
 from pathlib import Path
 from typing import Any
@@ -134,7 +135,7 @@ def turns_of_weights(column: np.ndarray, codes: np.ndarray) -> int:
         slope = sum(w + v for w, v, last in pairs_of(column) if last is None or x + 1 < last)
         slopes.append(np.sign(slope))
     kept = [slope for slope in slopes if slope != 0]
-    return sum(a != b for a, b in zip(kept, kept[1:], strict=False))
+    return sum(a != b for a, b in itertools.pairwise(kept))
 
 
 def explanation(graph: qjax.IntegerGraph, codes: np.ndarray) -> Table:

@@ -56,7 +56,10 @@ def linear(
     y_grid: tuple[float, int],
     engine: str,
 ) -> dict[str, Any]:
-    """Quantize, Linear, DeQuantize. x, bias: float32. kernel: int8 codes (in, out). Codes, reals, and the codes of x."""
+    """Quantize, Linear, DeQuantize: codes and reals of the output, codes of x and of a weight quantized again.
+
+    x, bias: float32. kernel: int8 codes (in, out).
+    """
     import torch  # pyright: ignore[reportMissingImports]
 
     torch.backends.quantized.engine = engine

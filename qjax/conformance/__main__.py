@@ -50,6 +50,8 @@ def report(results: Sequence[Result]) -> str:
     rows = [
         (r.row.runtime, r.row.op, r.row.target, r.row.rule, r.compared, _count(r), r.source, r.version) for r in results
     ]
+    by_runtime = [_of_runtime(name, results) for name in dict.fromkeys(r.row.runtime for r in results)]
+    short = table(("runtime", "rows", "compared", "differ", "answers", "version"), by_runtime)
     notes = [f"{r.row.key}: {r.row.note}" for r in results if r.row.note]
     claimed = [r for r in results if r.row.exact]
     failed = [r for r in claimed if not r.passed]
@@ -57,7 +59,16 @@ def report(results: Sequence[Result]) -> str:
         f"{len(claimed) - len(failed)} of {len(claimed)} rows that claim equality hold, "
         f"{sum(r.compared for r in claimed)} codes compared; {len(results) - len(claimed)} rows claim none"
     )
-    return "\n".join([table(header, rows), *notes, summary])
+    return "\n".join([table(header, rows), *notes, "", short, summary])
+
+
+def _of_runtime(name: str, results: Sequence[Result]) -> tuple[object, ...]:
+    """The rows of one runtime that claim equality, summed."""
+    own = [r for r in results if r.row.runtime == name and r.row.exact]
+    versions = dict.fromkeys(r.version for r in own)
+    sources = dict.fromkeys(r.source for r in own)
+    differ = sum(r.mismatches for r in own)
+    return name, len(own), sum(r.compared for r in own), differ, ", ".join(sources), ", ".join(versions)
 
 
 def _count(result: Result) -> str:

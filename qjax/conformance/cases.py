@@ -53,18 +53,22 @@ def depthwise_conv2d(
     kernel: str = "int8",
     codes: tuple[int, int] | None = None,
     multiplier: int = 1,
+    channels: tuple[int, ...] = (16, 32),
     seed: int = 3,
 ) -> Cases:
-    """Windows of 3x3 and 5x5, strides 1 and 2, SAME and VALID, 16 or 32 channels; about 120,000 outputs."""
+    """Windows of 3x3 and 5x5, strides 1 and 2, SAME and VALID; about 130,000 outputs of 16 and 32 channels.
+
+    channels: of the inputs, in turn.
+    """
     r = np.random.RandomState(seed)
     found: Cases = []
     for index in range(12):
-        channels = 32 if index % 2 else 16
-        features = channels * multiplier
+        width = channels[index % len(channels)]
+        features = width * multiplier
         s_x, s_w = _scale(r, index), _scales(r, index, features if per_channel else None)
         window = (5, 5) if index == 5 else (3, 3)
         known = {"strides": (2, 2) if index == 3 else (1, 1), "padding": "VALID" if index == 2 else "SAME"}
-        shape = (2, 16, 16, channels)
+        shape = (2, 16, 16, width)
         found.append(_weighted("depthwise_conv2d", r, x, kernel, shape, (*window, 1, features), s_x, s_w, codes, known))
     return found
 
@@ -181,6 +185,21 @@ def table(op: str, x: str, *, count: int = 40, seed: int = 9) -> Cases:
     ]
 
 
+def softmax(*, seed: int = 10) -> Cases:
+    """Rows of 2 to 100 int8 codes, near one another and far apart, 12 scales for each length; 282,240 outputs."""
+    r = np.random.RandomState(seed)
+    found: Cases = []
+    for length in (2, 3, 5, 10, 17, 33, 64, 100):
+        for index in range(12):
+            s = np.float32(2.0 ** r.randint(-8, 2) if index % 3 == 0 else np.exp2(r.uniform(-9, 2)))
+            spread = (2 / s, 5, 40, 100)[index % 4]
+            values = r.normal(0, spread, (6720 // length + 1, length)) + r.randint(-50, 50)
+            x = np.clip(np.rint(values), -128, 127).astype(np.int8)
+            grid = _grid(s, _zero_point(r, "int8"), "int8")
+            found.append(Case("softmax", (x,), (grid,), _grid(np.float32(1 / 256), -128, "int8")))
+    return found
+
+
 # ---------------------------------------------------------------------------- pieces
 
 
@@ -235,11 +254,13 @@ def _weighted(
     weights = _codes(r, kernel, window, symmetric)
     z_w = 0 if kernel == "int8" else 128
     depth = int(np.prod(window[:-1]))
-    spread = np.sqrt(depth) * 74 * 74
+    # standard deviations of uniform codes of 8 and 16 bits
+    narrow = np.iinfo(x).bits == 8
+    spread = np.sqrt(depth) * 74 * (74 if narrow else 18919)
     bias = r.randint(-int(spread), int(spread), window[-1]).astype(np.int32)
-    # the standard deviation of an accumulator becomes some 60 codes; sometimes an exact power of two
+    # the standard deviation of an accumulator becomes a quarter of the range; sometimes an exact power of two
     typical = np.float64(s_x) * np.float64(np.median(s_w)) * spread
-    s_y = np.float32(typical / r.uniform(30, 90))
+    s_y = np.float32(typical / r.uniform(30, 90) / (1 if narrow else 256))
     if np.log2(float(s_x)) % 1 == 0:
         s_y = np.float32(2.0 ** np.round(np.log2(s_y)))
     output = _grid(s_y, _zero_point(r, x), x)
@@ -263,9 +284,13 @@ def _accumulators(
     s_w = _scales(r, index, channels) if per_channel else np.asarray(np.float32(2.0 ** -(3 + index)))
     s_y = np.float32((2.0**-2, 0.37, 2.0**3, 900.0, 0.01, 2.0**-6, 1.7, 2.0**9)[index])
     e = np.broadcast_to(np.float64(s_x) * np.float64(s_w) / np.float64(s_y), (channels,))
-    targets = r.randint(-300, 300, channels) + r.choice([0.0, 0.5, 0.5, 0.25], channels)
+    narrow = np.iinfo(x).bits == 8
+    targets = r.randint(-300, 300, channels) * (1 if narrow else 120) + r.choice([0.0, 0.5, 0.5, 0.25], channels)
+    # the kernels for int16 require a result that fits int32
+    limit = 2**30 if narrow else np.minimum(2**30, 2**30 / e)
     bias = np.clip(np.rint(targets / e), -(2**30), 2**30).astype(np.int64)
     bias[:4] = [2**30, -(2**30), 1, -1]
+    bias = np.clip(bias, -limit, limit).astype(np.int64)
     z_w = 0 if kernel == "int8" else 128
     weights = np.full(window, z_w).astype(kernel)
     return Case(

@@ -31,6 +31,13 @@ def _onnxruntime(**options: Any) -> Any:
     return OnnxRuntime(**options)
 
 
+def _onnxruntime_avx2() -> Any:
+    with open("/proc/cpuinfo", encoding="utf-8") as file:
+        if "vnni" in file.read():
+            raise ModuleNotFoundError("ONNX Runtime multiplies exactly on this CPU, which has VNNI")
+    return _onnxruntime()
+
+
 def _neon() -> Any:
     from qjax.conformance.runtimes.neon import Neon
 
@@ -56,38 +63,60 @@ ADAPTERS: dict[str, Callable[[], Any]] = {
     "litert-xnnpack": partial(_litert, "xnnpack"),
     "onnxruntime": partial(_onnxruntime, precise=True),
     "onnxruntime-qdq": partial(_onnxruntime, precise=True, form="qdq", fuse_int8=True),
+    "onnxruntime-avx2": _onnxruntime_avx2,
     "neon": _neon,
     "tvm": _tvm,
     **{f"torch-{engine}": partial(_torch, engine) for engine in ("fbgemm", "x86", "qnnpack", "onednn")},
 }
 
 
+_DEPTHWISE_CHANNELS = (16, 32, 12, 7, 24, 9)
+"""Whole vectors of 8 channels and rests; the optimised kernels finish a rest otherwise."""
+
+_QUANTIZE_TAIL = (
+    "on whole vectors of 8 numbers; of a tensor whose size is no multiple of 8, the last size mod 8 numbers become "
+    "round(x / s) + z, ties away from zero, as under litert-reference"
+)
+
+
 def _tflite(runtime: str, target: str) -> list[AnyRow]:
-    weighted = [
-        Row(runtime, f"{label}, {scales}", target, partial(make, "int8", per_channel=per_channel))
-        for label, make in (
-            ("FULLY_CONNECTED", cases.fully_connected),
-            ("CONV_2D", cases.conv2d),
-            ("DEPTHWISE_CONV_2D", cases.depthwise_conv2d),
-        )
-        for scales, per_channel in (("per tensor", False), ("per channel", True))
-    ]
+    depthwise = partial(cases.depthwise_conv2d, channels=_DEPTHWISE_CHANNELS)
+    weighted, wide = (
+        [
+            Row(runtime, f"{label}{bits}, {scales}", target, partial(make, x, per_channel=per_channel))
+            for label, make in (
+                ("FULLY_CONNECTED", cases.fully_connected),
+                ("CONV_2D", cases.conv2d),
+                ("DEPTHWISE_CONV_2D", depthwise),
+            )
+            for scales, per_channel in (("per tensor", False), ("per channel", True))
+        ]
+        for x, bits in (("int8", ""), ("int16", " int16 x int8"))
+    )
     return [
         *weighted,
         Row(
             runtime,
             "DEPTHWISE_CONV_2D, multiplier 2",
             target,
-            partial(cases.depthwise_conv2d, "int8", per_channel=True, multiplier=2),
+            partial(depthwise, "int8", per_channel=True, multiplier=2),
         ),
+        *wide,
         Row(runtime, "ADD", target, partial(cases.elementwise, "add", "int8")),
         Row(runtime, "MUL", target, partial(cases.elementwise, "multiply", "int8")),
         Row(runtime, "QUANTIZE int8 to int8", target, partial(cases.rescale, "int8", "int8")),
-        Row(runtime, "QUANTIZE float32 to int8", target, partial(cases.quantize, "int8")),
+        Row(
+            runtime,
+            "QUANTIZE float32 to int8",
+            target,
+            partial(cases.quantize, "int8"),
+            note=_QUANTIZE_TAIL if runtime == "litert-optimized" else "",
+        ),
         Row(runtime, "AVERAGE_POOL_2D", target, partial(cases.average_pool, "int8", same_grid=True)),
         Row(runtime, "MEAN", target, partial(cases.mean, "int8")),
-        Row(runtime, "LOGISTIC", target, partial(cases.table, "logistic", "int8")),
-        Row(runtime, "TANH", target, partial(cases.table, "tanh", "int8")),
+        Row(runtime, "LOGISTIC", target, partial(cases.table, "logistic", "int8", count=400)),
+        Row(runtime, "TANH", target, partial(cases.table, "tanh", "int8", count=400)),
+        Row(runtime, "SOFTMAX", target, cases.softmax),
     ]
 
 
@@ -132,6 +161,20 @@ def _onnx(runtime: str, target: str) -> list[AnyRow]:
                 Row(runtime, f"QuantizeLinear {x}", target, partial(cases.quantize, x)),
             ]
     return rows
+
+
+def _onnx_avx2() -> list[AnyRow]:
+    runtime, target = "onnxruntime-avx2", "onnxruntime_avx2"
+    return [
+        Row(runtime, f"{label} uint8 x int8, {scales}", target, partial(make, "uint8", per_channel=per_channel, **more))
+        for label, make, more in (
+            ("QLinearMatMul", cases.fully_connected, {}),
+            ("QLinearConv", cases.conv2d, {}),
+            ("depthwise QLinearConv", cases.depthwise_conv2d, {}),
+            ("depthwise QLinearConv, multiplier 2,", cases.depthwise_conv2d, {"multiplier": 2}),
+        )
+        for scales, per_channel in (("per tensor", False), ("per channel", True))
+    ]
 
 
 def _float32_multipliers() -> Records:
@@ -196,8 +239,9 @@ def _pytorch(engine: str, target: str) -> list[AnyRow]:
             known = partial(make, "uint8", per_channel=per_channel)
             bits = "" if codes is None else ", 7 bits"
             rows.append(Row(runtime, f"{label}, {scales}{bits}", target, partial(known, codes=codes)))
-            if engine in ("fbgemm", "x86"):
-                rows.append(Row(runtime, f"{label}, {scales}, AVX2", "torch_fbgemm_avx2", known))
+            if codes is not None:
+                avx2 = "torch_onednn_avx2" if engine == "onednn" else "torch_fbgemm_avx2"
+                rows.append(Row(runtime, f"{label}, {scales}, AVX2", avx2, known))
     if engine == "x86":
         return rows
     for x in ("uint8",) if engine == "qnnpack" else ("uint8", "int8"):
@@ -221,6 +265,7 @@ ROWS: list[AnyRow] = [
     *_tflite("litert-xnnpack", "tflite_xnnpack"),
     *_onnx("onnxruntime", "onnxruntime"),
     *_onnx("onnxruntime-qdq", "onnxruntime"),
+    *_onnx_avx2(),
     *_rules(),
     *_pytorch("fbgemm", "torch_fbgemm"),
     *_pytorch("x86", "torch_fbgemm"),

@@ -17,9 +17,11 @@ from qjax.export.check import check_integer
 from qjax.export.interpreter import attributes, prepare
 from qjax.export.ir import Graph, Node, Quantization, Tensor
 from qjax.export.lower import QUANTIZE
+from qjax.numerics import softmax
 from qjax.numerics.affine import QParams, QSpec, quantize
-from qjax.numerics.lookup import FUNCTIONS, lookup_table
+from qjax.numerics.lookup import FUNCTIONS
 from qjax.numerics.rules import get_rule
+from qjax.numerics.tables import function_table
 from qjax.targets import Target
 
 
@@ -28,7 +30,9 @@ def run(case: Case, target: Target) -> np.ndarray:
     if case.op == "quantize":
         return _quantize(case, target)
     if case.op in FUNCTIONS:
-        return _table(case)
+        return _table(case, target)
+    if case.op == "softmax":
+        return _softmax(case, target)
     graph = graph_of(case, target)
     (node,) = graph.nodes
     constants = prepare(graph)[node.name]
@@ -41,7 +45,9 @@ def rule(case: Case, target: Target) -> str:
     if case.op == "quantize":
         return target.quantize
     if case.op in FUNCTIONS:
-        return "table"
+        return f"table: {target.tables}"
+    if case.op == "softmax":
+        return f"softmax: {target.softmax}"
     known = graph_of(case, target).nodes[0].attributes
     return known.get("formula") or known.get("rule") or f"exact sum, {known['rounding']}"
 
@@ -186,7 +192,8 @@ def _steps(case: Case, target: Target, channels: bool) -> list[tuple[str, np.nda
         return []
     kind = {"fully_connected": "dot", "conv2d": "conv"}.get(case.op, "depthwise")
     assert case.kernel_grid is not None
-    rule = target.weighted(kind, per_channel=np.ndim(case.kernel_grid.scale) > 0).rule  # pyright: ignore[reportArgumentType]
+    wide = case.grids[0].dtype == "int16"
+    rule = target.weighted(kind, per_channel=np.ndim(case.kernel_grid.scale) > 0, wide=wide).rule  # pyright: ignore[reportArgumentType]
     return [("add", float_bias(case))] if get_rule(rule).takes_bias else []
 
 
@@ -224,9 +231,10 @@ def _quantize(case: Case, target: Target) -> np.ndarray:
     return np.asarray(quantize(jnp.asarray(case.inputs[0]), params, quantization=target.quantize))
 
 
-def _table(case: Case) -> np.ndarray:
+def _table(case: Case, target: Target) -> np.ndarray:
     (x,), y = case.grids, case.output
-    table = lookup_table(
+    table = function_table(
+        target.tables,
         case.op,
         x.scale[()],
         x.zero_point,
@@ -236,6 +244,13 @@ def _table(case: Case) -> np.ndarray:
         y_range=(y.qmin, y.qmax),
     )
     return table[case.inputs[0].astype(np.int64) - x.qmin].astype(y.dtype)
+
+
+def _softmax(case: Case, target: Target) -> np.ndarray:
+    if target.softmax is None:
+        raise ValueError(f"target {target.name!r} does not say how it computes softmax; set Target.softmax.")
+    constants = softmax.prepare(target.softmax, case.grids[0].scale[()])
+    return np.asarray(jax.jit(softmax.softmax)(case.inputs[0], constants))
 
 
 @functools.lru_cache(maxsize=64)

@@ -185,7 +185,7 @@ def read_rule(
 
 def _left_shift(rule: Rule, constants: Mapping[str, np.ndarray]) -> np.ndarray | None:
     """By how much a rule shifts the accumulator in 32 bits before it multiplies."""
-    if rule.name in ("double_round", "neon"):
+    if rule.name in ("double_round", "neon", "tflite_depthwise_neon"):
         return np.maximum(constants["shift"], 0)
     if rule.name in ("ruy", "xnnpack_rndnu"):
         return constants["shift"] + np.maximum(-constants["shift"], 1)
@@ -195,7 +195,7 @@ def _left_shift(rule: Rule, constants: Mapping[str, np.ndarray]) -> np.ndarray |
 def _seen(
     rule: Rule, constants: Mapping[str, np.ndarray], acc: np.ndarray, zero_point: np.ndarray, exact: Ratio
 ) -> Ratio:
-    if rule.name in ("double_round", "neon"):
+    if rule.name in ("double_round", "neon", "tflite_depthwise_neon"):
         shift = np.asarray(constants["shift"], np.int64)
         left, right = ints(np.maximum(shift, 0)), np.maximum(-shift, 0)
         high = ((ints(acc) << left) * ints(constants["multiplier"]) + 2**30) >> 31

@@ -25,6 +25,7 @@ RULES = {
     "torch_onednn": "adds bias and zero point in float32 steps and rounds once, ties to even",
     "torch_onednn_conv": "adds bias and zero point in float32 steps and rounds once, ties to even",
     "torch_qnnpack": "adds a rounded bias and rounds a float32 product once, ties to even",
+    "tflite_depthwise_neon": "rounds twice, ties up both times in blocks of 8 channels",
     "tosa_double": "adds a nudge of 2^30 before it rounds once, ties up",
     "tosa_single": "rounds once, ties up",
     "tvm": "rounds once, ties up, and shifts powers of two in 32 bits",

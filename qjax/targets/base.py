@@ -45,7 +45,8 @@ class Target:
       `dot_per_channel` of None is `dot`).
     wide, wide_dot: what finishes products of activations of 16 bits, and matrix products of such, if they differ from
       those of 8 bits (None: they do not; a `wide_dot` of None is `wide`).
-    accumulator: the width of the sums behind them and what happens beyond it.
+    accumulator: the width of the sums behind them and what happens beyond it. depthwise_accumulator: that of depthwise
+      convolutions with one filter per channel, if it differs.
     add, subtract, multiply, matmul (a product of two activations), rescale, mean, average_pool: the formula of each,
       a name out of `ops.formulas`, or a rule of requantization, or None: one exact sum of 64 bits and one rounding.
     rounding: of that exact sum, also where the runtime has no such operation (an affine step behind an addition, say).
@@ -67,6 +68,7 @@ class Target:
     wide: str | Weighted | None = None
     wide_dot: str | Weighted | None = None
     accumulator: Accumulator = EXACT
+    depthwise_accumulator: Accumulator | None = None
     add: str | None = None
     subtract: str | None = None
     multiply: str | None = None

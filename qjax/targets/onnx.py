@@ -1,5 +1,6 @@
 """ONNX Runtime on the CPU."""
 
+from qjax.numerics.accumulator import EXACT, Accumulator
 from qjax.numerics.rounding import Rounding
 from qjax.targets.base import Target, Weighted, register
 
@@ -17,5 +18,14 @@ ONNXRUNTIME = register(
         average_pool="onnx_average_pool",
         quantize="division",
         description="ONNX Runtime's CPU provider on x86: QLinear operators, one rounding of a float32 product",
+    )
+)
+
+ONNXRUNTIME_AVX2 = register(
+    ONNXRUNTIME.replace(
+        name="onnxruntime_avx2",
+        accumulator=Accumulator(pairs=True),
+        depthwise_accumulator=EXACT,
+        description="the same on an x86 CPU without VNNI: products of uint8 and int8 saturate to int16 in pairs",
     )
 )

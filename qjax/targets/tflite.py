@@ -22,6 +22,9 @@ TFLITE_MICRO = register(
         average_pool="tflite_average_pool",
         same_grid=_SAME_GRID,
         quantize="division_away",
+        wide="int16x8",
+        tables="gemmlowp",
+        softmax="gemmlowp",
         description="TFLite Micro, portable kernels: gemmlowp's two roundings",
     )
 )
@@ -30,6 +33,8 @@ TFLITE_REFERENCE = register(
     TFLITE_MICRO.replace(
         name="tflite_reference",
         dot=Weighted("float64_away"),
+        wide_dot=Weighted("float64_away"),
+        tables="tflite",
         multiply="tflite_multiply",
         description="LiteRT's reference kernels (BUILTIN_REF): FULLY_CONNECTED in doubles, the others gemmlowp's",
     )
@@ -42,6 +47,9 @@ TFLITE_OPTIMIZED_X86 = register(
         Rounding.NEAREST_UP,
         dot=Weighted("neon", "f32"),
         dot_per_channel=Weighted("neon", "f64"),
+        depthwise=Weighted("tflite_depthwise_neon"),
+        wide=Weighted("int16x8"),
+        wide_dot=Weighted("float64_away"),
         add="tflite_add_neon",
         subtract="tflite_add",
         multiply="tflite_multiply_neon",
@@ -51,6 +59,8 @@ TFLITE_OPTIMIZED_X86 = register(
         average_pool="tflite_average_pool",
         same_grid=_SAME_GRID,
         quantize="reciprocal",
+        tables="tflite",
+        softmax="float32",
         description="LiteRT's optimised kernels on x86, without delegates: two roundings, ties up",
     )
 )
@@ -80,6 +90,10 @@ TFLITE_XNNPACK = register(
         average_pool="tflite_average_pool",
         same_grid=_SAME_GRID,
         quantize="reciprocal",
+        wide=Weighted("int16x8"),
+        wide_dot=Weighted("float64_away"),
+        tables="xnnpack",
+        softmax="float32",
         description="LiteRT's default, XNNPACK, on x86: one rounding of a float32 product, ties to even",
     )
 )

@@ -5,7 +5,7 @@ and width is adaptive_avg_pool2d(1). FBGEMM and oneDNN take uint8 activations; t
 with activations of 7 bits, and saturate to int16 in pairs without.
 """
 
-from qjax.numerics.accumulator import Accumulator
+from qjax.numerics.accumulator import EXACT, Accumulator
 from qjax.targets.base import Target, Weighted, register
 
 TORCH_FBGEMM = register(
@@ -37,6 +37,15 @@ TORCH_ONEDNN = register(
         requantize=Weighted("torch_onednn_conv", "f32"),
         dot=Weighted("torch_onednn", "f32"),
         description="PyTorch's engine onednn: bias, scale and zero point in float32, then one rounding",
+    )
+)
+
+TORCH_ONEDNN_AVX2 = register(
+    TORCH_ONEDNN.replace(
+        name="torch_onednn_avx2",
+        accumulator=Accumulator(pairs=True, unit="tap", padding="skip"),
+        depthwise_accumulator=EXACT,
+        description="the same on a CPU without VNNI: products of uint8 and int8 saturate to int16 in pairs",
     )
 )
 

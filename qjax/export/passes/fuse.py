@@ -21,7 +21,7 @@ from qjax.export.ir import Graph, Node, Quantization, Tensor
 from qjax.export.lower import QUANTIZE, ConversionError
 from qjax.export.passes.bounds import bound_constants
 from qjax.export.passes.formulas import formula_of
-from qjax.numerics.accumulator import EXACT
+from qjax.numerics.accumulator import EXACT, Accumulator
 from qjax.numerics.softfloat import Real
 from qjax.ops import Role
 from qjax.ops.channels import result_to_weight, weight_to_result
@@ -107,8 +107,9 @@ def _fused(
         for role, value in folded.requantize.items():
             constant(role, value)
         attributes["rule"] = weighted(np.size(folded.weight_scale) > 1).rule
-        if target.accumulator != EXACT:
-            attributes["accumulator"] = target.accumulator.to_json()
+        accumulator = _accumulator(node, kernel, target)
+        if accumulator != EXACT:
+            attributes["accumulator"] = accumulator.to_json()
     elif (found := formula_of(graph, tensors, node, chain, output, target)) is not None:
         formula, setting = found
         for role, value in formula.prepare(setting).items():
@@ -131,6 +132,14 @@ def _kind(node: Node, kernel: Tensor) -> Literal["dot", "conv", "depthwise"]:
         return "dot"
     groups, per_group = node.attributes["groups"], kernel.shape[node.attributes["rhs_layout"][1]]
     return "depthwise" if groups > 1 and per_group == 1 else "conv"
+
+
+def _accumulator(node: Node, kernel: Tensor, target: targets.Target) -> Accumulator:
+    own = target.depthwise_accumulator
+    if own is None or _kind(node, kernel) != "depthwise":
+        return target.accumulator
+    single = kernel.shape[node.attributes["rhs_layout"][0]] == node.attributes["groups"]
+    return own if single else target.accumulator
 
 
 def _tighter(low: Any, step_low: Any, high: Any, step_high: Any) -> tuple[Any, Any]:

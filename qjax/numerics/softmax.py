@@ -1,0 +1,165 @@
+"""Softmax of int8 codes over the last axis, as TFLite's kernels compute it: int8 codes at 1/256, zero point -128.
+
+| method | who |
+| --- | --- |
+| `gemmlowp` | TFLite Micro; LiteRT's reference kernels: 32-bit fixed point |
+| `float32` | LiteRT's optimised kernels, and its default, which has no XNNPACK kernel for codes |
+
+The input's zero point cancels. `prepare` turns its scale into int32 constants on the host; `softmax` is integers from
+there on, with the same bits in numpy and inside `jit`, and its axis may be batched by `vmap`.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from qjax.numerics import float32, libm
+from qjax.numerics._namespace import like_inputs
+from qjax.numerics.fixed_point import quantize_multiplier, rounding_divide_by_power_of_two
+from qjax.numerics.gemmlowp_functions import exp_on_negative_values, one_over_one_plus_x, product
+from qjax.numerics.rounding import Rounding
+from qjax.numerics.softfloat import Real
+
+SoftmaxMethod = Literal["gemmlowp", "float32"]
+
+SOFTMAX_METHODS: tuple[SoftmaxMethod, ...] = get_args(SoftmaxMethod)
+
+_INTEGER_BITS = 5
+"""Differences to the greatest input are Q5.26: reals above -32."""
+_SUM_BITS = 12
+"""The sum of exponentials is Q12.19."""
+
+
+class Gemmlowp(NamedTuple):
+    """Constants of the method `gemmlowp`, int32 scalars.
+
+    Attributes:
+      multiplier, shift: of the scale of a difference in Q5.26.
+      least: differences below it count as minus infinity.
+    """
+
+    multiplier: Any
+    shift: Any
+    least: Any
+
+
+class Table(NamedTuple):
+    """Constants of the method `float32`: exp(-scale * d) for d = 0, ..., 255, as mantissa * 2^exponent, int32."""
+
+    mantissa: Any
+    exponent: Any
+
+
+def prepare(method: SoftmaxMethod, x_scale: float | np.floating) -> Gemmlowp | Table:
+    """The constants of a softmax of codes with this scale, a float32 number; beta is 1.
+
+    Source: PreprocessSoftmaxScaling, CalculateInputRadius and PopulateSoftmaxLookupTable of TFLite.
+
+    Raises:
+      ValueError: an unknown method, or a scale that is not finite and positive.
+    """
+    if method not in SOFTMAX_METHODS:
+        raise ValueError(f"softmax: expected a method out of {', '.join(SOFTMAX_METHODS)}. Got {method!r}.")
+    scale = np.float32(x_scale)
+    if not (np.isfinite(scale) and scale > 0):
+        raise ValueError(f"softmax: the input's scale must be finite and positive. Got {x_scale}.")
+    if method == "float32":
+        steps = np.float32(-scale) * np.arange(256).astype(np.float32)
+        return Table(*float32.of(libm.expf(steps)))
+    fraction = 31 - _INTEGER_BITS
+    real = Real.of(scale).scale_by_power_of_two(fraction).minimum(Real.of(2.0**31 - 1))
+    multiplier, shift = quantize_multiplier(real)
+    if shift < 0:
+        raise ValueError(f"softmax: gemmlowp's takes input scales from 2^-27 on. Got {x_scale}.")
+    radius = (((1 << _INTEGER_BITS) - 1) << fraction) >> int(shift)
+    return Gemmlowp(multiplier, shift, np.int32(-radius))
+
+
+def softmax(codes: Any, constants: Gemmlowp | Table) -> Any:
+    """int8 codes of the softmax over the last axis, at 1/256 with zero point -128.
+
+    Args:
+      codes: int8, (..., n) with n from 1 to 4095.
+      constants: of `prepare`; they choose the method.
+
+    Returns:
+      int8 codes of the same shape: a numpy array for host inputs, a JAX array otherwise.
+
+    Raises:
+      TypeError: codes are not int8.
+      ValueError: another n.
+    """
+    dtype = str(getattr(codes, "dtype", type(codes).__name__))
+    if dtype != "int8":
+        raise TypeError(f"softmax takes int8 codes. Got {dtype}.")
+    if np.ndim(codes) < 1 or not 1 <= np.shape(codes)[-1] < 1 << _SUM_BITS:
+        raise ValueError(
+            f"softmax takes from 1 to {(1 << _SUM_BITS) - 1} codes on its last axis, as their sum of exponentials is "
+            f"a Q12.19 number. Got an array of shape {np.shape(codes)}."
+        )
+    xp = like_inputs(codes, *constants)
+    wide = xp.asarray(codes).astype(np.int32)
+    difference = wide - xp.max(wide, axis=-1, keepdims=True)
+    found = (
+        _gemmlowp(xp, difference, constants) if isinstance(constants, Gemmlowp) else _table(xp, difference, constants)
+    )
+    return xp.clip(found - np.int32(128), np.int32(-128), np.int32(127)).astype(np.int8)
+
+
+def _gemmlowp(xp: Any, difference: Any, constants: Gemmlowp) -> Any:
+    """256 times the softmax, int32, from differences to the greatest code.
+
+    exp of each difference as Q0.31, their sum as Q12.19, its reciprocal by Newton's method, one product and one
+    rounding, ties away from zero. Source: reference_ops::Softmax of TFLite (softmax.h). Where the sum reaches 512
+    the last shift is 32, which gemmlowp does not allow (an assertion stops the program); here the quotient is 0.
+    """
+    multiplier, shift, least = (xp.asarray(c) for c in constants)
+    inside = difference >= least
+    scaled = product(xp.where(inside, difference, np.int32(0)) << shift, multiplier)
+    powers = exp_on_negative_values(scaled, _INTEGER_BITS)
+    terms = xp.where(inside, rounding_divide_by_power_of_two(powers, _SUM_BITS), np.int32(0))
+    total = xp.sum(terms, axis=-1, keepdims=True, dtype=np.int32)
+    headroom = _leading_zeros(xp, total)
+    # the sum is (1 + x) * 2^(12 - headroom), with x in [0, 1) as Q0.31
+    mantissa = (total << headroom) & np.int32(2**31 - 1)
+    right = np.int32(_SUM_BITS + 31 - 8) - headroom
+    quotient = product(one_over_one_plus_x(mantissa), powers)
+    rounded = rounding_divide_by_power_of_two(quotient, xp.minimum(right, np.int32(31)))
+    return xp.where(inside & (right <= 31), rounded, np.int32(0))
+
+
+def _leading_zeros(xp: Any, x: Any) -> Any:
+    """How many zero bits a positive int32 begins with."""
+    if xp is jnp:
+        return jax.lax.clz(x)
+    return (np.int32(32) - np.frexp(x.astype(np.float64))[1]).astype(np.int32)
+
+
+def _table(xp: Any, difference: Any, constants: Table) -> Any:
+    """256 times the softmax, int32, from differences to the greatest code.
+
+    float32(e_i * float32(1 / float32(sum * float32(1/256)))), the sum in float32 from left to right, rounded to an
+    integer with ties away from zero. Source: optimized_ops::Softmax of TFLite for codes, on x86.
+    """
+    mantissa, exponent = (xp.asarray(c)[-difference] for c in constants)
+    powers = float32.Float32(mantissa, exponent)
+    total = _sum(xp, powers)
+    share = float32.multiply(total, float32.of(2.0**-8))
+    inverse = float32.divide(float32.of(1.0), share)
+    inverse = float32.Float32(*(xp.expand_dims(field, -1) for field in inverse))
+    return float32.to_int32(float32.multiply(powers, inverse), Rounding.NEAREST_AWAY)
+
+
+def _sum(xp: Any, terms: float32.Float32) -> float32.Float32:
+    """The sum over the last axis, one float32 addition after the other."""
+    columns = float32.Float32(*(xp.moveaxis(field, -1, 0) for field in terms))
+    first = float32.Float32(*(xp.zeros_like(field[0]) for field in columns))
+    if xp is jnp:
+        step: Callable[..., Any] = lambda total, term: (float32.add(total, term), None)
+        return jax.lax.scan(step, first, columns)[0]
+    for index in range(columns.mantissa.shape[0]):
+        first = float32.add(first, float32.Float32(*(field[index] for field in columns)))
+    return first
