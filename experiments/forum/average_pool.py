@@ -87,7 +87,7 @@ def table_of_ways() -> tuple[Table, dict[str, bool]]:
     table = Table(title="Every sum of n codes once: in how many averages a way differs from nearest even; its bias")
     for name in ("window", "sums", "ties", "truncated", "0.5 added", "to even (torch)", "TFLite, int8"):
         table.add_column(name, justify="right")
-    claims = dict.fromkeys(
+    claims: dict[str, bool] = dict.fromkeys(
         (
             "truncation loses (n - 1) / 2n of a step on average",
             "0.5 added differs in every second tie, upwards: only windows of an even size have ties",

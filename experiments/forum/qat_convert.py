@@ -20,6 +20,7 @@ import qjax
 from experiments.forum import torch_programs
 
 SHAPE, CHANNELS = (1, 224, 224, 3), 3
+GRAPHS = "PyTorch converted - qjax's graph"
 UNSIGNED = qjax.QSpec(bits=8, signed=False, symmetric=False)
 
 
@@ -63,7 +64,9 @@ def images() -> np.ndarray:
 
 def convert(engine: str, x: np.ndarray) -> Converted:
     """Calibrated, in evaluation mode. FBGEMM gets 7 bits at the input, its default: exact sums on every CPU."""
-    seven = {"input": qjax.Override(activations=UNSIGNED.replace(bits=7))} if engine == "fbgemm" else {}
+    seven: dict[str | type, Any] = (
+        {"input": qjax.Override(activations=UNSIGNED.replace(bits=7))} if engine == "fbgemm" else {}
+    )
     recipe = qjax.Recipe(target=f"torch_{engine}", weights=qjax.QSpec(bits=8), activations=UNSIGNED, overrides=seven)
     qmodel = qjax.quantize(Net(), recipe, x)
     qjax.calibrate(qmodel, [x])
@@ -109,14 +112,15 @@ def calls_of(engine: str, converted: Converted, x: np.ndarray) -> list[dict[str,
 def emulated(call: dict[str, Any], converted: Converted) -> dict[str, np.ndarray]:
     """The program `convolution` in numpy, with qjax's graph in place of the converted model."""
 
-    def fake(values: np.ndarray, scale: float, zero_point: int, low: int, high: int) -> np.ndarray:
+    def fake(values: np.ndarray, grid: tuple[float, int], low: int = 0, high: int = 255) -> np.ndarray:
+        scale, zero_point = grid
         steps = np.rint(values * (np.float32(1) / np.float32(scale))) + np.float32(zero_point)
         return (np.clip(steps, low, high) - np.float32(zero_point)) * np.float32(scale)
 
-    kernel = fake(call["kernel"], call["kernel_scale"], 0, -128, 127)[0, 0]
-    y = fake(call["x"], *call["x_grid"], 0, 255) @ kernel + call["bias"]
+    kernel = fake(call["kernel"], (call["kernel_scale"], 0), -128, 127)[0, 0]
+    y = fake(call["x"], call["x_grid"]) @ kernel + call["bias"]
     reals = np.asarray(converted.graph.dequantize(converted.codes))
-    return {"trained": fake(y, *call["y_grid"], 0, 255), "converted": reals, "codes": converted.codes}
+    return {"trained": fake(y, call["y_grid"]), "converted": reals, "codes": converted.codes}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -142,7 +146,7 @@ def main(argv: list[str] | None = None) -> int:
         pairs = {
             "PyTorch, trained - converted": (own["trained"], own["converted"]),
             "the same, the trained bias rounded to steps of s_x s_w": (rounded["trained"], own["converted"]),
-            "PyTorch converted - qjax's graph": (own["codes"], converted.codes),
+            GRAPHS: (own["codes"], converted.codes),
             "qjax, trained - graph": (converted.trained, reals),
             "qjax, exact forward - graph": (converted.exact, reals),
         }
@@ -151,6 +155,8 @@ def main(argv: list[str] | None = None) -> int:
         if engine == "qnnpack":
             by = np.rint((own["trained"] - own["converted"]) / np.float32(converted.grid("conv")[0]))
     for name, counts in rows.items():
+        if found is None and name == GRAPHS:
+            continue  # it would be compared with itself
         table.add_row(name, *(f"{count:,}" for count in counts))
     console.print(table)
     shifts = biases(models["qnnpack"])
@@ -169,7 +175,7 @@ def main(argv: list[str] | None = None) -> int:
         and np.max(np.abs(by)) == 1,  # pyright: ignore[reportPossiblyUnboundVariable]
         "the bias is the cause: rounded in training, fewer than one in ten of them is left": 10 * cause[0] < issue[0],
         "FBGEMM keeps a float bias: there rounding it is what makes a difference": issue[1] < cause[1],
-        "qjax's training forward rounds the bias: the same are left under qnnpack": trained[0] == cause[0],
+        "qjax's training forward rounds the bias: as few differ under qnnpack": 10 * trained[0] < issue[0],
         "each of them lies next to a tie, within what float32 tells apart": all(gap < 1e-5 for gap in gaps),
         "qjax's exact forward equals the graph under both engines": exact == [0, 0],
         **({"qjax's graphs give the codes of PyTorch's converted models": graph == [0, 0]} if found else {}),
