@@ -60,7 +60,7 @@ SETUPS = (
 
 
 def convert(setup: Setup) -> qjax.IntegerGraph:
-    """The post's model: uint8 activations, int8 weights, one scale each, calibrated with 100 normal inputs."""
+    """The post's model: uint8 activations, int8 weights, one scale each, grids from 100 normal inputs."""
     recipe = qjax.Recipe(
         target=setup.target,
         weights=qjax.QSpec(bits=8),
@@ -69,7 +69,6 @@ def convert(setup: Setup) -> qjax.IntegerGraph:
     )
     x = np.random.default_rng(SEED + 1).standard_normal((100, INPUTS)).astype(np.float32)
     qmodel = qjax.quantize(Net(), recipe, x)
-    qjax.calibrate(qmodel, [x])
     qmodel.eval()
     return qjax.convert(qmodel, x)
 
@@ -139,7 +138,7 @@ def turns_of_weights(column: np.ndarray, codes: np.ndarray) -> int:
 
 
 def explanation(graph: qjax.IntegerGraph, codes: np.ndarray) -> Table:
-    table = Table(title=f"Output {SHOWN}: every input is the same code x, a pair adds x (w + w') within int16")
+    table = Table(title=f"Output {SHOWN}: with all inputs x, a pair adds x (w + w') within int16")
     for name in ("w", "w'", "w + w'", "saturates from x", "that is from", "slope behind it"):
         table.add_column(name, justify="right")
     grid, rows = grid_of(graph, "input"), pairs_of(kernel_of(graph)[:, SHOWN])

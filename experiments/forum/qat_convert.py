@@ -63,13 +63,15 @@ def images() -> np.ndarray:
 
 
 def convert(engine: str, x: np.ndarray) -> Converted:
-    """Calibrated, in evaluation mode. FBGEMM gets 7 bits at the input, its default: exact sums on every CPU."""
+    """Grids from the image itself, evaluation mode.
+
+    FBGEMM gets 7 bits at the input, its default, so that its sums are exact on every CPU.
+    """
     seven: dict[str | type, Any] = (
         {"input": qjax.Override(activations=UNSIGNED.replace(bits=7))} if engine == "fbgemm" else {}
     )
     recipe = qjax.Recipe(target=f"torch_{engine}", weights=qjax.QSpec(bits=8), activations=UNSIGNED, overrides=seven)
     qmodel = qjax.quantize(Net(), recipe, x)
-    qjax.calibrate(qmodel, [x])
     qmodel.eval()
     graph = qjax.convert(qmodel, x)
     codes = np.asarray(graph.run(graph.quantize(x)))

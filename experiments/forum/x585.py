@@ -24,7 +24,7 @@ from qjax.numerics import effective_scale, get_rule, quantize_multiplier, requan
 S_X, S_W, S_Y = (np.float32(s) for s in (0.05296124517917633, 0.024093778803944588, 0.11484327912330627))
 ZERO_POINT, ACCUMULATOR = -126, 585
 ACCUMULATORS = np.arange(-180, 22_770, dtype=np.int32)
-"""All whose code int8 holds, and no others."""
+"""Their codes run from -128 to 127, so that nothing is clamped."""
 RULES = ("single_round", "double_round", "neon", "nearest_even", "nearest_away", "float64_away", "float32")
 
 
@@ -40,7 +40,7 @@ class Kernels:
 KERNELS = (
     Kernels("LiteRT, reference", LiteRT("reference"), "tflite_reference"),
     Kernels("LiteRT, optimised", LiteRT("optimized"), "tflite_optimized_x86"),
-    Kernels("LiteRT, default (XNNPACK)", LiteRT("xnnpack"), "tflite_xnnpack"),
+    Kernels("LiteRT, XNNPACK", LiteRT("xnnpack"), "tflite_xnnpack"),
     Kernels("TFLite Micro", TFLiteMicro(), "tflite_micro"),
 )
 
@@ -120,7 +120,7 @@ def main(argv: list[str] | None = None) -> int:
     m = quantize_multiplier(effective_scale(S_X, S_W, S_Y))
     console.print(f"M0 = {int(m.multiplier)}, shift {-int(m.shift)}")
 
-    table = Table(title=f"{ACCUMULATORS.size:,} accumulators, all whose codes int8 holds")
+    table = Table(title=f"{ACCUMULATORS.size:,} accumulators, codes from -128 to 127")
     for name in ("kernels", "operation", "585", "not the nearest code", "qjax differs", "computed by"):
         table.add_column(name, justify="left" if name in ("kernels", "operation", "computed by") else "right")
     exact, where = exact_codes(), int(np.argmax(ACCUMULATORS == ACCUMULATOR))

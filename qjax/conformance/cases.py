@@ -168,32 +168,34 @@ def mean(x: str, *, same_grid: bool = False, seed: int = 8) -> Cases:
     return found
 
 
-def table(op: str, x: str, *, count: int = 40, seed: int = 9) -> Cases:
-    """Every code of `x` under `count` input scales; TFLite fixes the output's grid, other runtimes accept it."""
+def table(op: str, x: str, *, count: int = 40, near_ties: bool = False, seed: int = 9) -> Cases:
+    """Every code of `x` under `count` input scales; TFLite fixes the output's grid, other runtimes accept it.
+
+    near_ties: three scales of four put one code within two ulps of where the output lies between two codes.
+    """
     r = np.random.RandomState(seed)
     info = np.iinfo(x)
     codes = np.arange(info.min, info.max + 1).astype(x).reshape(1, -1)
     scale, zero = (np.float32(1 / 256), info.min) if op == "logistic" else (np.float32(1 / 128), (info.min + 128) % 256)
-    return [
-        Case(
-            op,
-            (codes,),
-            (_grid(np.float32(np.exp(r.uniform(-6, 0))), _zero_point(r, x), x),),
-            _grid(scale, int(zero), x),
-        )
-        for _ in range(count)
-    ]
+    found: Cases = []
+    for index in range(count):
+        if near_ties and index % 4:
+            s, z = _near_tie(r, op, x)
+        else:
+            s, z = np.float32(np.exp(r.uniform(-6, 0))), _zero_point(r, x)
+        found.append(Case(op, (codes,), (_grid(s, z, x),), _grid(scale, int(zero), x)))
+    return found
 
 
 def softmax(*, seed: int = 10) -> Cases:
-    """Rows of 2 to 100 int8 codes, near one another and far apart, 12 scales for each length; 282,240 outputs."""
+    """Rows of 2 to 100 int8 codes, near one another and far apart, 12 scales for each length; 324,816 outputs."""
     r = np.random.RandomState(seed)
     found: Cases = []
     for length in (2, 3, 5, 10, 17, 33, 64, 100):
         for index in range(12):
             s = np.float32(2.0 ** r.randint(-8, 2) if index % 3 == 0 else np.exp2(r.uniform(-9, 2)))
             spread = (2 / s, 5, 40, 100)[index % 4]
-            values = r.normal(0, spread, (6720 // length + 1, length)) + r.randint(-50, 50)
+            values = r.normal(0, spread, (3360 // length + 1, length)) + r.randint(-50, 50)
             x = np.clip(np.rint(values), -128, 127).astype(np.int8)
             grid = _grid(s, _zero_point(r, "int8"), "int8")
             found.append(Case("softmax", (x,), (grid,), _grid(np.float32(1 / 256), -128, "int8")))
@@ -218,6 +220,19 @@ def _scales(r: np.random.RandomState, index: int, channels: int | None) -> np.nd
     values = np.exp(r.uniform(-7, -1, channels)).astype(np.float32)
     powers = np.float32(2.0) ** r.randint(-9, -1, channels)
     return np.where(r.rand(channels) < 0.3, powers, values).astype(np.float32)
+
+
+def _near_tie(r: np.random.RandomState, op: str, dtype: str) -> tuple[np.float32, int]:
+    """A scale and a zero point under which one code's sigmoid (at 1/256) or tanh (at 1/128) is nearly k + 1/2 steps."""
+    info = np.iinfo(dtype)
+    half = r.randint(1, 127) + 0.5
+    # the sigmoid of v is (1 + tanh(v / 2)) / 2
+    v = np.arctanh(half / 128) * (2 if op == "logistic" else 1)
+    steps = r.randint(1, info.max - info.min + 1)
+    up = r.rand() < 0.5
+    z = int(r.randint(info.min, info.max - steps + 1)) if up else int(r.randint(info.min + steps, info.max + 1))
+    s = np.asarray(np.float32(v / steps)).reshape(1)
+    return (s.view(np.int32) + r.randint(-2, 3)).astype(np.int32).view(np.float32)[0], z
 
 
 def _zero_point(r: np.random.RandomState, dtype: str) -> int:

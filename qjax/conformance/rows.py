@@ -1,5 +1,6 @@
 """The rows of the matrix, and which adapter answers for which runtime."""
 
+import platform
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -70,7 +71,7 @@ ADAPTERS: dict[str, Callable[[], Any]] = {
 }
 
 
-_DEPTHWISE_CHANNELS = (16, 32, 12, 7, 24, 9)
+_DEPTHWISE_CHANNELS = (16, 32, 12, 7, 41, 17)
 """Whole vectors of 8 channels and rests; the optimised kernels finish a rest otherwise."""
 
 _QUANTIZE_TAIL = (
@@ -79,8 +80,16 @@ _QUANTIZE_TAIL = (
 )
 
 
+def _known_tanhf() -> bool:
+    """Whether this machine's C library, which LiteRT asks for its table of tanh, is one whose tanhf qjax has."""
+    name, version = platform.libc_ver()
+    return name == "glibc" and tuple(int(part) for part in version.split(".")[:2]) < (2, 41)
+
+
 def _tflite(runtime: str, target: str) -> list[AnyRow]:
     depthwise = partial(cases.depthwise_conv2d, channels=_DEPTHWISE_CHANNELS)
+    tables = partial(cases.table, count=400, near_ties=True)
+    fixed_point = runtime == "tflite-micro"
     weighted, wide = (
         [
             Row(runtime, f"{label}{bits}, {scales}", target, partial(make, x, per_channel=per_channel))
@@ -114,8 +123,16 @@ def _tflite(runtime: str, target: str) -> list[AnyRow]:
         ),
         Row(runtime, "AVERAGE_POOL_2D", target, partial(cases.average_pool, "int8", same_grid=True)),
         Row(runtime, "MEAN", target, partial(cases.mean, "int8")),
-        Row(runtime, "LOGISTIC", target, partial(cases.table, "logistic", "int8", count=400)),
+        Row(runtime, "LOGISTIC", target, partial(tables, "logistic", "int8")),
         Row(runtime, "TANH", target, partial(cases.table, "tanh", "int8", count=400)),
+        Row(
+            runtime,
+            "TANH, near ties",
+            target,
+            partial(tables, "tanh", "int8"),
+            exact=fixed_point or _known_tanhf(),
+            note="" if fixed_point else "qjax has the tanhf of glibc up to 2.40; from 2.41 on it is another function",
+        ),
         Row(runtime, "SOFTMAX", target, cases.softmax),
     ]
 

@@ -175,6 +175,8 @@ def _constant_findings(a: Side, b: Side) -> list[Finding]:
         # the constants of two methods have other meanings under one name
         if (role in finishing and both_rules) or (not same_method and role not in ("kernel", "bias", *_BOUNDS)):
             continue
+        if role == "bias" and any(rule is not None and rule.takes_bias for rule in rules):
+            continue
         sides = [side for side in (a, b) if role in side.node.constants]
         kind = {"kernel": "accumulator", "bias": "bias"}.get(role, "grid" if role in _BOUNDS else "constant")
         if len(sides) == 1:

@@ -157,8 +157,9 @@ def read_rule(
         return None
     a = np.asarray(acc, np.int64)
     total = Ratio.of(a)
-    if "bias_mantissa" in rule.fields:
-        total = total + Ratio.dyadic(constants["bias_mantissa"], constants["bias_exponent"])
+    bias = bias_of(rule, constants)
+    if bias is not None:
+        total = total + bias
     exact = total * scale
     seen = _seen(rule, constants, a, zero_point, exact)
     limit = Ratio.of(np.int64(2**31))

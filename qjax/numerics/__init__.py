@@ -4,6 +4,7 @@ Imports jax and numpy only.
 """
 
 from qjax.numerics import float32
+from qjax.numerics.accumulator import Accumulator
 from qjax.numerics.affine import choose_qparams, dequantize, quantize
 from qjax.numerics.fake_quant import fake_quant, fake_quant_codes, lsq_gradient_scale
 from qjax.numerics.fixed_point import (
@@ -22,6 +23,7 @@ from qjax.numerics.rules import Call, Rule, apply_scale_16, get_rule, register_f
 from qjax.numerics.softfloat import Real
 
 __all__ = [
+    "Accumulator",
     "Call",
     "Multiplier",
     "QParams",

@@ -9,7 +9,6 @@ The input's zero point cancels. `prepare` turns its scale into int32 constants o
 there on, with the same bits in numpy and inside `jit`, and its axis may be batched by `vmap`.
 """
 
-from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
@@ -158,7 +157,10 @@ def _sum(xp: Any, terms: float32.Float32) -> float32.Float32:
     columns = float32.Float32(*(xp.moveaxis(field, -1, 0) for field in terms))
     first = float32.Float32(*(xp.zeros_like(field[0]) for field in columns))
     if xp is jnp:
-        step: Callable[..., Any] = lambda total, term: (float32.add(total, term), None)
+
+        def step(total: float32.Float32, term: float32.Float32) -> tuple[float32.Float32, None]:
+            return float32.add(total, term), None
+
         return jax.lax.scan(step, first, columns)[0]
     for index in range(columns.mantissa.shape[0]):
         first = float32.add(first, float32.Float32(*(field[index] for field in columns)))

@@ -13,6 +13,7 @@ def cells(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("│").split("│")] for line in text.splitlines() if line[:1] == "│"]
 
 
+@pytest.mark.slow
 def test_average_pool(capsys):
     assert average_pool.main(["--emulate"]) == 0
     text = capsys.readouterr().out
@@ -22,6 +23,7 @@ def test_average_pool(capsys):
     assert ["avg_pool2d", "NHWC", "24,996", "not installed", "510 of 510", "0 of 510"] in cells(text)
 
 
+@pytest.mark.slow
 def test_fbgemm_pairs(capsys, tmp_path):
     assert fbgemm_pairs.main(["--emulate", "--figure", str(tmp_path / "pairs.png")]) == 0
     text = capsys.readouterr().out
@@ -40,6 +42,7 @@ def test_turns():
     assert fbgemm_pairs.turns_of_weights(np.array([100, 100, -25, -25]), np.array([0, 160])) == 0
 
 
+@pytest.mark.slow
 def test_by_hand(capsys):
     assert by_hand.main(["--emulate"]) == 0
     text = capsys.readouterr().out
@@ -48,6 +51,7 @@ def test_by_hand(capsys):
     assert ["requantize, rule torch_fbgemm", "38", "0"] in cells(text)
 
 
+@pytest.mark.slow
 def test_qat_convert(capsys):
     assert qat_convert.main(["--emulate"]) == 0
     text = capsys.readouterr().out

@@ -1,6 +1,7 @@
 """Every output in which two rules differ gets the one cause that Python's rationals give it."""
 
 import itertools
+from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
 
@@ -179,31 +180,36 @@ def test_how_far_each_is_from_the_real_value(table: tuple[np.ndarray, dict[str, 
     assert abs(found["off", "b"] - off[1]) <= overflown
 
 
-def test_a_bias_within_the_rule() -> None:
-    """float32_bias against an int32 bias: where they part, the biases decide, or the float32 steps."""
+@pytest.mark.parametrize("name", ["float32_bias", "torch_fbgemm", "torch_onednn", "torch_onednn_conv", "torch_qnnpack"])
+def test_a_bias_within_the_rule(name: str) -> None:
+    """Against an int32 bias: where they part, the biases decide, or the float32 steps of one of the two."""
     scales = np.asarray([0.031, 0.07], np.float32)
-    plain, biased = side("float32", scales, "plain"), side("float32_bias", scales, "biased")
-    rule = get_rule("float32_bias")
-    exact = np.asarray([100.4, -20.6], np.float32)
-    prepared = rule.prepare(effective_scale(S_X, scales, S_Y), float32.of(exact))._asdict()
+    plain, biased = side("float32", scales, "plain"), side(name, scales, "biased")
+    bias = np.asarray([101, -20] if name == "torch_qnnpack" else [100.4, -20.6], np.float32)
+    prepared = get_rule(name).prepare(effective_scale(S_X, scales, S_Y), float32.of(bias))._asdict()
     tensors = dict(biased.graph.tensors)
     for role, value in prepared.items():
         tensors[role] = Tensor(role, np.shape(value), "int32", None, np.asarray(value))
     biased = Side(biased.graph.replace(tensors=tensors), biased.node, "biased")
-    rounded = np.rint(exact).astype(np.int32)
+    rounded = np.asarray([100, -21], np.int32)
     tensors = dict(plain.graph.tensors)
     tensors["bias"] = Tensor("bias", (2,), "int32", None, rounded)
     plain = Side(plain.graph.replace(tensors=tensors), plain.node, "plain")
     sums = np.arange(-4000, 4000, dtype=np.int32)[:, None] * np.ones((1, 2), np.int32)
     mine, theirs = codes_of(plain, sums + rounded), codes_of(biased, sums)
     found = classify(plain, biased, ([sums + rounded], [sums]), (mine, theirs))
-    steps = 0
+    expected: Counter[tuple[str, str]] = Counter()
     for row, column in zip(*np.nonzero(mine != theirs), strict=True):
-        value = (int(sums[row, column]) + int(rounded[column])) * exact_scales(plain)[column]
-        steps += abs(value - (int(mine[row, column]) - ZERO_POINT)) > Fraction(1, 2)
-    assert found == {("bias", ""): int(np.sum(mine != theirs)) - steps, ("float32", "a"): steps}
+        total, e = int(sums[row, column]), Fraction(float(scales[column]))
+        values = (total + int(rounded[column])) * e, (total + Fraction(float(bias[column]))) * e
+        codes = (int(codes[row, column]) - ZERO_POINT for codes in (mine, theirs))
+        off = [abs(value - code) > Fraction(1, 2) for value, code in zip(values, codes, strict=True)]
+        expected["float32", "a" if off[0] else "b"] += any(off)
+        expected["bias", ""] += not any(off)
+    assert found == +expected
+    assert expected["bias", ""] > 100
     texts = [f.text for f in findings(plain, biased) if f.kind == "bias"]
-    assert "the bias is part of the rule in biased, of the int32 sum in plain" in texts
+    assert texts == ["the bias is part of the rule in biased, of the int32 sum in plain"]
 
 
 def test_accumulators_come_out_of_the_kernel() -> None:
