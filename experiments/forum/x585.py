@@ -1,6 +1,6 @@
 """-119 or -120: the accumulator 585 of tensorflow#102943: `python -m experiments.forum.x585`.
 
-A convolution of an int8 network could not be repeated by hand: M0 = 1527099593, shift 6 and zero point -126 make -119
+A layer of an int8 network could not be repeated by hand: M0 = 1527099593, shift 6 and zero point -126 make -119
 of the accumulator 585, TFLite made -120. Every kernel of LiteRT gets that accumulator, as the bias of zero weights, and
 its neighbours too.
 """

@@ -16,6 +16,7 @@ from qjax.conformance import golden, single
 from qjax.conformance.accumulators import Records
 from qjax.conformance.case import Case, Runtime
 from qjax.numerics.fixed_point import Multiplier
+from qjax.numerics.input_quantization import InputQuantization
 from qjax.numerics.requantize import requantize
 
 Source = Literal["live", "golden", "missing"]
@@ -55,6 +56,23 @@ class Row:
     def theirs(self, runtime: Runtime) -> np.ndarray:
         """The runtime's answers."""
         return _joined(runtime.run(case) for case in self.cases())
+
+
+@dataclasses.dataclass(frozen=True)
+class InputRow(Row):
+    """One line about a way to make codes of floats that no target uses. quantization: its name."""
+
+    quantization: InputQuantization = "reciprocal"
+
+    @property
+    def rule(self) -> str:
+        """The name of the formula."""
+        return self.quantization
+
+    def ours(self) -> np.ndarray:
+        """qjax's answers."""
+        target = targets.Target("quantize", quantize=self.quantization)
+        return _joined(single.run(case, target) for case in self.cases())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """The rows of the matrix, and which adapter answers for which runtime."""
 
+import dataclasses
 import platform
 from collections.abc import Callable
 from functools import partial
@@ -9,7 +10,8 @@ import numpy as np
 
 from qjax.conformance import accumulators, cases
 from qjax.conformance.accumulators import Records
-from qjax.conformance.matrix import RecordRow, Row
+from qjax.conformance.case import Case
+from qjax.conformance.matrix import InputRow, RecordRow, Row
 
 AnyRow = Row | RecordRow
 
@@ -238,6 +240,10 @@ def _rules() -> list[AnyRow]:
     ]
 
 
+def _quantize(y: str, function: str) -> list[Case]:
+    return [dataclasses.replace(case, attributes={"function": function}) for case in cases.quantize(y)]
+
+
 _SEVEN_BITS = (0, 127)
 
 
@@ -261,6 +267,12 @@ def _pytorch(engine: str, target: str) -> list[AnyRow]:
                 rows.append(Row(runtime, f"{label}, {scales}, AVX2", avx2, known))
     if engine == "x86":
         return rows
+    if engine == "fbgemm":
+        for function, formula in (("fake_quantize", "reciprocal"), ("quantize_per_channel", "reciprocal_inside")):
+            rows += [
+                InputRow(runtime, f"{function} {y}", "", partial(_quantize, y, function), quantization=formula)
+                for y in ("uint8", "int8")
+            ]
     for x in ("uint8",) if engine == "qnnpack" else ("uint8", "int8"):
         rows += [
             Row(runtime, f"add {x}", target, partial(cases.elementwise, "add", x)),

@@ -4,6 +4,7 @@
 | --- | --- | --- |
 | `reciprocal` | rint(x * (1/s)) + z | qjax's default; TFLite's optimised kernels; XNNPACK; torch's fake_quantize |
 | `reciprocal_fma` | rint(fma(x, 1/s, z)) | torch.quantize_per_tensor on x86 |
+| `reciprocal_inside` | rint(x * (1/s) + z) | torch.quantize_per_channel on x86 |
 | `division` | rint(x / s) + z | ONNX QuantizeLinear (ONNX Runtime) |
 | `division_away` | round(x / s) + z, ties away from zero | TFLite's reference kernels, TFLite Micro |
 | `division_inside` | rint(x / s + z) | StableHLO uniform_quantize |
@@ -22,7 +23,9 @@ import numpy as np
 from qjax.numerics import float32
 from qjax.numerics.rounding import Rounding
 
-InputQuantization = Literal["reciprocal", "reciprocal_fma", "division", "division_away", "division_inside"]
+InputQuantization = Literal[
+    "reciprocal", "reciprocal_fma", "reciprocal_inside", "division", "division_away", "division_inside"
+]
 
 INPUT_QUANTIZATIONS: tuple[InputQuantization, ...] = get_args(InputQuantization)
 
@@ -42,14 +45,16 @@ def emulated_steps(x: jax.Array, scale: Any, zero_point: Any, name: InputQuantiz
     value = float32.of_bits(jax.lax.bitcast_convert_type(x, jnp.int32))
     step = float32.of(jnp.broadcast_to(jnp.asarray(scale), x.shape))
     zero = jnp.broadcast_to(jnp.asarray(zero_point), x.shape)
-    inside = name in ("reciprocal_fma", "division_inside")
-    if name == "reciprocal_fma":
-        one = float32.of(jnp.ones_like(x))
-        value = float32.fma(value, float32.divide(one, step), float32.from_int32(zero))
+    offset = float32.from_int32(zero)
+    inside = name in ("reciprocal_fma", "reciprocal_inside", "division_inside")
+    if name.startswith("reciprocal"):
+        inverse = float32.divide(float32.of(jnp.ones_like(x)), step)
+        fused = name == "reciprocal_fma"
+        value = float32.fma(value, inverse, offset) if fused else float32.multiply(value, inverse)
     else:
         value = float32.divide(value, step)
-        if inside:
-            value = float32.add(value, float32.from_int32(zero))
+    if name.endswith("_inside"):
+        value = float32.add(value, offset)
     rounding = Rounding.NEAREST_AWAY if name == "division_away" else Rounding.NEAREST_EVEN
     rounded = float32.to_int32(value, rounding).astype(jnp.float32)
     # exact for every code of 16 bits; what is rounded here lies far outside of any range

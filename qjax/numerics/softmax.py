@@ -69,10 +69,12 @@ def prepare(method: SoftmaxMethod, x_scale: float | np.floating) -> Gemmlowp | T
         steps = np.float32(-scale) * np.arange(256).astype(np.float32)
         return Table(*float32.of(libm.expf(steps)))
     fraction = 31 - _INTEGER_BITS
-    real = Real.of(scale).scale_by_power_of_two(fraction).minimum(Real.of(2.0**31 - 1))
-    multiplier, shift = quantize_multiplier(real)
-    if shift < 0:
-        raise ValueError(f"softmax: gemmlowp's takes input scales from 2^-27 on. Got {x_scale}.")
+    if scale >= 2.0 ** (_INTEGER_BITS - 1):
+        # one step is e^-16 and less: the greatest codes are left alone
+        return Gemmlowp(np.int32(0), np.int32(0), np.int32(0))
+    if scale <= 2.0**-fraction:
+        raise ValueError(f"softmax: gemmlowp's takes input scales above 2^-{fraction}. Got {x_scale}.")
+    multiplier, shift = quantize_multiplier(Real.of(scale).scale_by_power_of_two(fraction))
     radius = (((1 << _INTEGER_BITS) - 1) << fraction) >> int(shift)
     return Gemmlowp(multiplier, shift, np.int32(-radius))
 

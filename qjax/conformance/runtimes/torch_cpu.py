@@ -40,6 +40,9 @@ class TorchCpu:
     channels_last: the layout of images, which decides how averages round; a mean over height and width is then
       adaptive_avg_pool2d(1), otherwise torch.mean. Quantized convolutions return channels last.
 
+    "quantize" is quantize_per_tensor, or what attributes["function"] says: "quantize_per_channel" (with equal scales)
+    or "fake_quantize".
+
     A case's bias becomes float32(bias * (s_x * s_w)), the product in doubles: PyTorch's biases are floats.
     """
 
@@ -152,6 +155,7 @@ def _request(runtime: TorchCpu, case: Case) -> dict[str, Any]:
         "inputs": inputs,
         "grids": [_grid(grid) for grid in case.grids],
         "output": _grid(case.output),
+        "function": case.attributes.get("function", "quantize_per_tensor"),
         **request,
     }
 

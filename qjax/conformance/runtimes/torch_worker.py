@@ -28,8 +28,7 @@ def run(request: dict[str, Any]) -> np.ndarray:
     scale, zero_point = float(output["scale"]), int(output["zero_point"])
     dtype = getattr(torch, _DTYPES[output["dtype"]])
     if op == "quantize":
-        (x,) = inputs
-        return _codes(torch.quantize_per_tensor(torch.from_numpy(x), scale, zero_point, dtype))
+        return _quantize(request["function"], torch.from_numpy(inputs[0]), scale, zero_point, output["dtype"])
     last = request["channels_last"]
     q = [_quantized(x, grid, last) for x, grid in zip(inputs, request["grids"], strict=True)]
     if op == "fully_connected":
@@ -60,6 +59,21 @@ def run(request: dict[str, Any]) -> np.ndarray:
         return _codes(torch.tanh(q[0]), output)
     assert op == "softmax", op
     return _codes(torch.ops.quantized.softmax(q[0], q[0].dim() - 1, scale, zero_point), output)
+
+
+def _quantize(function: str, x: Any, scale: float, zero_point: int, codes: str) -> np.ndarray:
+    torch = _torch()
+    dtype = getattr(torch, _DTYPES[codes])
+    if function == "quantize_per_tensor":
+        return _codes(torch.quantize_per_tensor(x, scale, zero_point, dtype))
+    if function == "quantize_per_channel":
+        scales, zeros = torch.full((len(x),), scale), torch.full((len(x),), zero_point)
+        return _codes(torch.quantize_per_channel(x, scales, zeros, 0, dtype))
+    assert function == "fake_quantize", function
+    info = np.iinfo(codes)
+    y = torch.fake_quantize_per_tensor_affine(x, scale, zero_point, int(info.min), int(info.max))
+    # reals on the grid: their codes are exact
+    return (torch.round(y / scale) + zero_point).numpy().astype(codes)
 
 
 def _quantized(codes: np.ndarray, grid: dict[str, Any], channels_last: bool) -> Any:

@@ -1,0 +1,81 @@
+"""Which rule a target gives to activations of 16 bits and to depthwise convolutions, down to the nodes of a graph."""
+
+import numpy as np
+import pytest
+from flax import nnx
+
+import qjax
+from qjax import targets
+from qjax.targets import Target, Weighted
+from tests.layers.round_trip import check, data
+
+WIDE = qjax.QSpec(bits=16)
+
+
+def test_wide_activations_have_rules_of_their_own():
+    target = Target("chip", "double_round", dot="neon", wide="int16x8", wide_dot=Weighted("float64_away"))
+    assert target.weighted("dot") == target.weighted("dot", per_channel=True) == Weighted("neon")
+    for per_channel in (False, True):
+        assert target.weighted("dot", per_channel=per_channel, wide=True) == Weighted("float64_away")
+        assert target.weighted("conv", per_channel=per_channel, wide=True) == Weighted("int16x8")
+        assert target.weighted("depthwise", per_channel=per_channel, wide=True) == Weighted("int16x8")
+    assert target.replace(name="other", wide_dot=None).weighted("dot", wide=True) == Weighted("int16x8")
+    assert Target("plain", "neon").weighted("conv", wide=True) == Weighted("neon")
+
+
+def test_errors():
+    with pytest.raises(ValueError, match=r"Target 'chip', wide: rule must be one of .* Got 'int16'"):
+        Target("chip", wide="int16")
+    with pytest.raises(ValueError, match=r"tables must be one of exact, gemmlowp, tflite, xnnpack\. Got 'lut'"):
+        Target("chip", tables="lut")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"softmax must be one of None, gemmlowp, float32\. Got 'exact'"):
+        Target("chip", softmax="exact")  # pyright: ignore[reportArgumentType]
+
+
+class Layers(nnx.Module):
+    """A convolution, a depthwise one of 12 channels and a matrix product."""
+
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.conv = nnx.Conv(3, 12, (3, 3), rngs=rngs)
+        self.depthwise = nnx.Conv(12, 12, (3, 3), feature_group_count=12, rngs=rngs)
+        self.head = nnx.Linear(12, 5, rngs=rngs)
+
+    def __call__(self, x):
+        return self.head(nnx.relu(self.depthwise(nnx.relu(self.conv(x)))))
+
+
+RULES = {
+    "tflite_micro": ("int16x8", "int16x8", "int16x8"),
+    "tflite_reference": ("int16x8", "int16x8", "float64_away"),
+    "tflite_optimized_x86": ("int16x8", "int16x8", "float64_away"),
+    "tflite_xnnpack": ("int16x8", "int16x8", "float64_away"),
+    "single_round": ("single_round", "single_round", "single_round"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RULES)
+def test_int16_activations_convert_under_the_rule_of_the_runtime(name):
+    _, graph = check(Layers(), data(3, 6, 6, 3), qjax.Recipe(target=name, activations=WIDE))
+    assert tuple(node.attributes["rule"] for node in graph.ir.nodes) == RULES[name]
+    assert graph.ir.tensors[graph.ir.nodes[0].inputs[0]].dtype == "int16"
+
+
+@pytest.mark.slow
+def test_depthwise_channels_beyond_whole_vectors():
+    x = data(3, 6, 6, 3)
+    _, graph = check(Layers(), x, qjax.Recipe(target="tflite_optimized_x86"))
+    assert [node.attributes["rule"] for node in graph.ir.nodes] == ["neon", "tflite_depthwise_neon", "neon"]
+    # the channel, and nothing else, chooses: a batch is its images
+    codes = np.asarray(graph.quantize(x))
+    assert np.array_equal(graph.run(codes), np.concatenate([graph.run(codes[i : i + 1]) for i in range(3)]))
+
+
+def test_what_the_runtimes_have_besides():
+    known = {name: (targets.get(name).tables, targets.get(name).softmax) for name in targets.names()}
+    assert known["tflite_micro"] == known["cmsis_nn"] == ("gemmlowp", "gemmlowp")
+    assert known["tflite_reference"] == ("tflite", "gemmlowp")
+    assert known["tflite_optimized_x86"] == ("tflite", "float32")
+    assert known["tflite_xnnpack"] == ("xnnpack", "float32")
+    assert known["onnxruntime"] == ("exact", None)
