@@ -73,6 +73,89 @@ def depthwise_conv2d(
     return found
 
 
+def single_rows(*, per_channel: bool, seed: int = 11) -> Cases:
+    """Extreme accumulators where kernels change: one row or pixel and two, depths of 7 to 9, 3 channels and 4."""
+    r = np.random.RandomState(seed)
+    known = {"strides": (1, 1), "padding": "VALID"}
+    found: Cases = []
+    for index in range(4):
+        for depth, channels in ((7, 1024), (8, 1024), (9, 1023), (8, 4)):
+            for rows in (1, 2):
+                shape, window = (rows, depth), (depth, channels)
+                found.append(_accumulators("fully_connected", r, "int8", "int8", shape, window, index, per_channel))
+        for shape, window in (
+            ((1, 1, 1, 8), (1, 1, 8, 1024)),
+            ((1, 1, 1, 7), (1, 1, 7, 1024)),
+            ((1, 2, 2, 2), (2, 2, 2, 1024)),
+            ((1, 1, 2, 8), (1, 1, 8, 1024)),
+            ((2, 1, 1, 8), (1, 1, 8, 1024)),
+        ):
+            found.append(_accumulators("conv2d", r, "int8", "int8", shape, window, index, per_channel, known))
+    # 3 channels: of one sign, as the first four accumulators above have fixed values
+    for _ in range(64):
+        s_x, s_w = _scale(r, 1), _scales(r, 1, 3 if per_channel else None)
+        found.append(_weighted("fully_connected", r, "int8", "int8", (1, 8), (8, 3), s_x, s_w, None, {}))
+    return found
+
+
+def depthwise_scales_above_1(*, per_channel: bool, seed: int = 12) -> Cases:
+    """Small accumulators under effective scales from 2^-3 to 2^6, in windows of 3x3 and others; some beyond 2^29."""
+    r = np.random.RandomState(seed)
+    found: Cases = []
+    for index in range(24):
+        channels, multiplier = ((8, 1), (24, 1), (64, 1), (12, 1), (8, 2), (16, 1))[index % 6]
+        features = channels * multiplier
+        size = ((5, 7), (8, 8), (6, 6), (3, 3))[r.randint(4)]
+        stride = int(r.randint(1, 3))
+        known = {"strides": (stride, stride), "padding": "VALID" if r.rand() < 0.5 else "SAME"}
+        window = (3, 3) if r.rand() < 0.8 else (2, 2)
+        s_x, s_w = _scale(r, index), _scales(r, index, features if per_channel else None)
+        effective = np.float32(np.exp2(r.uniform(-3, 6)))
+        s_y = np.float32(s_x * np.median(s_w) / effective)
+        bias = r.randint(-40, 41, features).astype(np.int32)
+        bias[r.rand(features) < 0.05] = 2**29 + 12345
+        found.append(
+            Case(
+                "depthwise_conv2d",
+                (r.randint(-4, 5, (2, *size, channels)).astype(np.int8),),
+                (_grid(s_x, int(r.randint(-3, 4)), "int8"),),
+                _grid(s_y, _zero_point(r, "int8"), "int8"),
+                r.randint(-3, 4, (*window, 1, features)).astype(np.int8),
+                _grid(s_w, 0, "int8"),
+                bias,
+                known,
+            )
+        )
+    return found
+
+
+def mean_fused(*, seed: int = 13) -> Cases:
+    """Means whose float32 steps round otherwise apart than fused: 40 cases of up to 192 outputs, found by search."""
+    r = np.random.RandomState(seed)
+    found: Cases = []
+    while len(found) < 40:
+        height, width = ((1, 2), (2, 2), (3, 3), (2, 4), (5, 5), (7, 7), (12, 12))[r.randint(7)]
+        n = height * width
+        z_x, z_y = (_zero_point(r, "int8") for _ in range(2))
+        s_x = np.float32(np.exp(r.uniform(-6, 0)))
+        s_y = np.float32(s_x * 2.0 ** -r.randint(0, 3) if r.rand() < 0.5 else s_x / n * r.randint(1, 40))
+        scale = np.float32(np.float32(s_x / s_y) * np.float32(np.float32(1) / np.float32(n)))
+        sums = np.arange(-128 * n, 127 * n + 1)
+        # products of 24 by 15 bits are exact in double; what is lost in a sum does not matter to a search
+        offset = np.float64(z_y) - np.float64(n * z_x) * np.float64(scale)
+        apart = np.float32(z_y) - np.float32(n * z_x) * scale
+        fused = np.rint((sums * np.float64(scale) + np.float64(np.float32(offset))).astype(np.float32))
+        steps = np.rint(sums.astype(np.float32) * scale + apart)
+        which = sums[np.clip(fused, -128, 127) != np.clip(steps, -128, 127)][:192]
+        if which.size == 0:
+            continue
+        codes = np.repeat((which // n)[:, None], n, axis=1) + (np.arange(n) < (which % n)[:, None])
+        x = codes.astype(np.int8).reshape(-1, height, width, 1)
+        attributes = {"axes": (1, 2)}
+        found.append(Case("mean", (x,), (_grid(s_x, z_x, "int8"),), _grid(s_y, z_y, "int8"), attributes=attributes))
+    return found
+
+
 def elementwise(op: str, x: str, *, seed: int = 4) -> Cases:
     """Every pair of 8-bit codes under 4 settings of scales (262,144 outputs); of 16-bit ones 65,536 pairs each."""
     r = np.random.RandomState(seed + len(op))

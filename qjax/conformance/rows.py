@@ -22,6 +22,12 @@ def _litert(mode: str) -> Any:
     return LiteRT(mode)  # pyright: ignore[reportArgumentType]
 
 
+def _litert_arm(mode: str) -> Any:
+    from qjax.conformance.runtimes.litert_arm import LiteRTArm
+
+    return LiteRTArm(mode)  # pyright: ignore[reportArgumentType]
+
+
 def _micro() -> Any:
     from qjax.conformance.runtimes.tflite_micro import TFLiteMicro
 
@@ -64,6 +70,8 @@ ADAPTERS: dict[str, Callable[[], Any]] = {
     "litert-reference": partial(_litert, "reference"),
     "litert-optimized": partial(_litert, "optimized"),
     "litert-xnnpack": partial(_litert, "xnnpack"),
+    "litert-optimized-arm": partial(_litert_arm, "optimized"),
+    "litert-xnnpack-arm": partial(_litert_arm, "xnnpack"),
     "onnxruntime": partial(_onnxruntime, precise=True),
     "onnxruntime-qdq": partial(_onnxruntime, precise=True, form="qdq", fuse_int8=True),
     "onnxruntime-avx2": _onnxruntime_avx2,
@@ -77,8 +85,8 @@ _DEPTHWISE_CHANNELS = (16, 32, 12, 7, 41, 17)
 """Whole vectors of 8 channels and rests; the optimised kernels finish a rest otherwise."""
 
 _QUANTIZE_TAIL = (
-    "on whole vectors of 8 numbers; of a tensor whose size is no multiple of 8, the last size mod 8 numbers become "
-    "round(x / s) + z, ties away from zero, as under litert-reference"
+    "the cases hold whole vectors of 8 numbers; of a tensor of another size, the last size mod 8 numbers "
+    "become round(double(x) / double(s)) + z, ties away from zero"
 )
 
 
@@ -137,6 +145,27 @@ def _tflite(runtime: str, target: str) -> list[AnyRow]:
         ),
         Row(runtime, "SOFTMAX", target, cases.softmax),
     ]
+
+
+def _tflite_arm(runtime: str, target: str) -> list[AnyRow]:
+    """Beside the operations of `_tflite`, where the kernels for AArch64 have ways of their own."""
+    rows: list[AnyRow] = [*_tflite(runtime, target), Row(runtime, "MEAN, ties of float32", target, cases.mean_fused)]
+    for scales, per_channel in (("per tensor", False), ("per channel", True)):
+        rows += [
+            Row(
+                runtime,
+                f"single rows and pixels, {scales}",
+                target,
+                partial(cases.single_rows, per_channel=per_channel),
+            ),
+            Row(
+                runtime,
+                f"DEPTHWISE_CONV_2D, scales above 1, {scales}",
+                target,
+                partial(cases.depthwise_scales_above_1, per_channel=per_channel),
+            ),
+        ]
+    return rows
 
 
 def _onnx(runtime: str, target: str) -> list[AnyRow]:
@@ -292,6 +321,8 @@ ROWS: list[AnyRow] = [
     *_tflite("litert-reference", "tflite_reference"),
     *_tflite("litert-optimized", "tflite_optimized_x86"),
     *_tflite("litert-xnnpack", "tflite_xnnpack"),
+    *_tflite_arm("litert-optimized-arm", "tflite_optimized_arm"),
+    *_tflite_arm("litert-xnnpack-arm", "tflite_xnnpack_arm"),
     *_onnx("onnxruntime", "onnxruntime"),
     *_onnx("onnxruntime-qdq", "onnxruntime"),
     *_onnx_avx2(),

@@ -185,7 +185,8 @@ def padding(case: Case) -> list[list[int]]:
 def _steps(case: Case, target: Target, channels: bool) -> list[tuple[str, np.ndarray]]:
     """The affine steps behind the accumulator: the division of an average, a bias that the runtime takes as float."""
     if case.op == "mean":
-        return [("div", np.float32(np.prod([case.inputs[0].shape[axis] for axis in case.attributes["axes"]])))]
+        count = np.prod([case.inputs[0].shape[axis] for axis in case.attributes["axes"]])
+        return [("div", np.asarray(count, np.float32))]
     if case.op == "average_pool":
         return [("div", valid_counts(case))]
     if case.bias is None or not channels:
@@ -208,13 +209,12 @@ def float_bias(case: Case) -> np.ndarray:
 def valid_counts(case: Case) -> np.ndarray:
     """How many elements that are no padding each window of an average pool covers; a scalar without padding."""
     if case.attributes["padding"] == "VALID":
-        return np.float32(np.prod(case.attributes["window"]))
+        return np.asarray(np.prod(case.attributes["window"]), np.float32)
     ones = np.ones((1, *case.inputs[0].shape[1:3], 1), np.float32)
     window, strides = case.attributes["window"], case.attributes["strides"]
+    around = [(0, 0), *((low, high) for low, high in padding(case)), (0, 0)]
     return np.asarray(
-        jax.lax.reduce_window(
-            ones, np.float32(0), jax.lax.add, (1, *window, 1), (1, *strides, 1), [(0, 0), *padding(case), (0, 0)]
-        )
+        jax.lax.reduce_window(ones, np.float32(0), jax.lax.add, (1, *window, 1), (1, *strides, 1), around)
     )
 
 
@@ -236,9 +236,9 @@ def _table(case: Case, target: Target) -> np.ndarray:
     table = function_table(
         target.tables,
         case.op,
-        x.scale[()],
+        float(x.scale),
         x.zero_point,
-        y.scale[()],
+        float(y.scale),
         y.zero_point,
         x_range=(x.qmin, x.qmax),
         y_range=(y.qmin, y.qmax),
@@ -249,7 +249,7 @@ def _table(case: Case, target: Target) -> np.ndarray:
 def _softmax(case: Case, target: Target) -> np.ndarray:
     if target.softmax is None:
         raise ValueError(f"target {target.name!r} does not say how it computes softmax; set Target.softmax.")
-    constants = softmax.prepare(target.softmax, case.grids[0].scale[()])
+    constants = softmax.prepare(target.softmax, float(case.grids[0].scale))
     return np.asarray(jax.jit(softmax.softmax)(case.inputs[0], constants))
 
 

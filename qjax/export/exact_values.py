@@ -18,6 +18,9 @@ from qjax.numerics.rules.torch import Fbgemm, Onednn
 FLOAT32_CONSTANTS = (Float32, Float32WithBias, Fbgemm, Onednn)
 """The constants of rules that compute in float32."""
 
+_HIGH_WORD = ("double_round", "neon", "tflite_arm_depthwise", "tflite_depthwise_neon")
+"""Rules that round the high word of the product, and then once more."""
+
 Ints = np.ndarray
 """dtype object: Python integers."""
 
@@ -186,9 +189,9 @@ def read_rule(
 
 def _left_shift(rule: Rule, constants: Mapping[str, np.ndarray]) -> np.ndarray | None:
     """By how much a rule shifts the accumulator in 32 bits before it multiplies."""
-    if rule.name in ("double_round", "neon", "tflite_depthwise_neon"):
+    if rule.name in _HIGH_WORD:
         return np.maximum(constants["shift"], 0)
-    if rule.name in ("ruy", "xnnpack_rndnu"):
+    if rule.name in ("ruy", "tflite_arm_gemm", "xnnpack_rndnu"):
         return constants["shift"] + np.maximum(-constants["shift"], 1)
     return None
 
@@ -196,7 +199,7 @@ def _left_shift(rule: Rule, constants: Mapping[str, np.ndarray]) -> np.ndarray |
 def _seen(
     rule: Rule, constants: Mapping[str, np.ndarray], acc: np.ndarray, zero_point: np.ndarray, exact: Ratio
 ) -> Ratio:
-    if rule.name in ("double_round", "neon", "tflite_depthwise_neon"):
+    if rule.name in _HIGH_WORD:
         shift = np.asarray(constants["shift"], np.int64)
         left, right = ints(np.maximum(shift, 0)), np.maximum(-shift, 0)
         high = ((ints(acc) << left) * ints(constants["multiplier"]) + 2**30) >> 31

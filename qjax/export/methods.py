@@ -25,6 +25,9 @@ RULES = {
     "torch_onednn": "adds bias and zero point in float32 steps and rounds once, ties to even",
     "torch_onednn_conv": "adds bias and zero point in float32 steps and rounds once, ties to even",
     "torch_qnnpack": "adds a rounded bias and rounds a float32 product once, ties to even",
+    "tflite_arm_depthwise": "rounds twice, ties up both times",
+    "tflite_arm_depthwise_3x3": "rounds twice, ties up both times, and shifts left after that",
+    "tflite_arm_gemm": "rounds once, ties up, but twice where the output is a single row",
     "tflite_depthwise_neon": "rounds twice, ties up both times in blocks of 8 channels",
     "tosa_double": "adds a nudge of 2^30 before it rounds once, ties up",
     "tosa_single": "rounds once, ties up",
@@ -63,7 +66,9 @@ FORMULAS = {
     "tosa_average_pool": "multiplies the sum by a 31-bit reciprocal of the count and rounds once, ties up",
     "xnnpack_add": "adds two products of 21-bit multipliers and shifts once, ties up",
     "xnnpack_mean": "rounds a float32 product of the sum once, the zero points in one constant",
+    "xnnpack_mean_arm": "rounds a fused float32 multiply-add of the sum and the zero points' constant once",
     "xnnpack_multiply": "rounds a float32 product once, ties to even",
+    "xnnpack_multiply_arm": "rounds once, ties up, with a float32 scale",
     "xnnpack_rescale": "multiplies by the scale in 256ths and shifts once, ties up",
 }
 

@@ -68,11 +68,11 @@ TFLITE_OPTIMIZED_X86 = register(
 TFLITE_OPTIMIZED_ARM = register(
     TFLITE_OPTIMIZED_X86.replace(
         name="tflite_optimized_arm",
-        requantize=Weighted("ruy"),
-        dot=Weighted("ruy", "f32"),
-        dot_per_channel=Weighted("ruy", "f64"),
-        depthwise=Weighted("neon"),
-        description="LiteRT's optimised kernels on AArch64: ruy's single rounding in products and convolutions",
+        requantize=Weighted("tflite_arm_gemm"),
+        dot=Weighted("tflite_arm_gemm", "f32"),
+        dot_per_channel=Weighted("tflite_arm_gemm", "f64"),
+        depthwise=Weighted("tflite_arm_depthwise"),
+        description="LiteRT's optimised kernels on AArch64: ruy's single rounding, NEON's two for a batch of one",
     )
 )
 
@@ -95,5 +95,14 @@ TFLITE_XNNPACK = register(
         tables="xnnpack",
         softmax="float32",
         description="LiteRT's default, XNNPACK, on x86: one rounding of a float32 product, ties to even",
+    )
+)
+
+TFLITE_XNNPACK_ARM = register(
+    TFLITE_XNNPACK.replace(
+        name="tflite_xnnpack_arm",
+        multiply="xnnpack_multiply_arm",
+        mean="xnnpack_mean_arm",
+        description="LiteRT's default, XNNPACK, on AArch64: MUL rounds ties up, MEAN adds in a fused step",
     )
 )

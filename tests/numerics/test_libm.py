@@ -8,7 +8,7 @@ import pytest
 
 from qjax.numerics import libm
 
-BITS = np.arange(0x2F000000, 0x42B00000, 9973, np.int32)
+BITS = np.arange(0x2F000000, 0x42B00000, 9973).astype(np.int32)
 """Every 9,973rd float32 from 2^-33 to 88."""
 
 

@@ -1,5 +1,7 @@
 """TFLite's optimised depthwise convolution: whole vectors of 8 channels one way, the rest another."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from tests.numerics.exact import double_round, neon
 from tests.numerics.exact_rules import records
 
 RULE = "tflite_depthwise_neon"
-INT32 = {"qmin": -(2**31), "qmax": 2**31 - 1}
+INT32: dict[str, Any] = {"qmin": -(2**31), "qmax": 2**31 - 1}
 
 
 def rows(channels: int, count: int = 400) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

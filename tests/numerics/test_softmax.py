@@ -83,7 +83,8 @@ def rows(count: int, length: int, scale: float, seed: int) -> np.ndarray:
     return np.clip(np.rint(x), -128, 127).astype(np.int8)
 
 
-SETTINGS = [(2, 0.0625), (3, 0.0112), (10, 0.1), (33, 0.02), (100, 1.7), (511, 2.0**-9), (4, 15.9), (4, 16.0), (5, 40.0)]
+SMALL = [(2, 0.0625), (3, 0.0112), (10, 0.1), (33, 0.02), (511, 2.0**-9)]
+SETTINGS = [*SMALL, (100, 1.7), (4, 15.9), (4, 16.0), (5, 40.0)]
 
 
 @pytest.mark.parametrize(("length", "scale"), SETTINGS)
@@ -95,7 +96,7 @@ def test_gemmlowp_against_integers(length, scale):
     assert np.array_equal(jax.jit(softmax.softmax)(x, constants), want)
 
 
-@pytest.mark.parametrize(("length", "scale"), [s for s in SETTINGS if s[1] < 0.2])
+@pytest.mark.parametrize(("length", "scale"), SMALL)
 def test_float32_against_fractions(length, scale):
     x = rows(40, length, scale, 2)
     constants = softmax.prepare("float32", np.float32(scale))

@@ -24,7 +24,7 @@ CHECKSUMS = [
 @pytest.mark.parametrize(("method", "function", "checksum"), CHECKSUMS)
 def test_tables_of_litert(method, function, checksum):
     tables = [
-        function_table(method, function, case.grids[0].scale[()], case.grids[0].zero_point, *GRIDS[function])
+        function_table(method, function, float(case.grids[0].scale), case.grids[0].zero_point, *GRIDS[function])
         for case in cases.table(function, "int8", count=24, near_ties=True, seed=77)
     ]
     assert all(table.dtype == np.int32 and table.shape == (256,) for table in tables)

@@ -7,7 +7,7 @@ from flax import nnx
 import qjax
 from qjax import targets
 from qjax.targets import Target, Weighted
-from tests.layers.round_trip import check, data
+from tests.layers.round_trip import assert_same, data, train_step
 
 WIDE = qjax.QSpec(bits=16)
 
@@ -45,6 +45,18 @@ class Layers(nnx.Module):
         return self.head(nnx.relu(self.depthwise(nnx.relu(self.conv(x)))))
 
 
+def converted(recipe: qjax.Recipe) -> qjax.IntegerGraph:
+    """The graph after one step of training, which the exact forward equals at two batch sizes."""
+    x = data(3, 6, 6, 3)
+    qmodel = qjax.quantize(Layers(), recipe, x)
+    assert np.isfinite(train_step(qmodel, x))
+    graph = qjax.convert(qmodel, x)
+    forward = nnx.jit(qjax.exact(qmodel, x))
+    for batch in (x, data(5, 6, 6, 3, seed=1) * 3):
+        assert_same(forward(qmodel, batch), graph(batch))
+    return graph
+
+
 RULES = {
     "tflite_micro": ("int16x8", "int16x8", "int16x8"),
     "tflite_reference": ("int16x8", "int16x8", "float64_away"),
@@ -57,18 +69,17 @@ RULES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RULES)
 def test_int16_activations_convert_under_the_rule_of_the_runtime(name):
-    _, graph = check(Layers(), data(3, 6, 6, 3), qjax.Recipe(target=name, activations=WIDE))
+    graph = converted(qjax.Recipe(target=name, activations=WIDE))
     assert tuple(node.attributes["rule"] for node in graph.ir.nodes) == RULES[name]
     assert graph.ir.tensors[graph.ir.nodes[0].inputs[0]].dtype == "int16"
 
 
 @pytest.mark.slow
 def test_depthwise_channels_beyond_whole_vectors():
-    x = data(3, 6, 6, 3)
-    _, graph = check(Layers(), x, qjax.Recipe(target="tflite_optimized_x86"))
+    graph = converted(qjax.Recipe(target="tflite_optimized_x86"))
     assert [node.attributes["rule"] for node in graph.ir.nodes] == ["neon", "tflite_depthwise_neon", "neon"]
     # the channel, and nothing else, chooses: a batch is its images
-    codes = np.asarray(graph.quantize(x))
+    codes = np.asarray(graph.quantize(data(3, 6, 6, 3)))
     assert np.array_equal(graph.run(codes), np.concatenate([graph.run(codes[i : i + 1]) for i in range(3)]))
 
 

@@ -12,11 +12,12 @@ from qjax.conformance.runtimes.tflite_model import tflite_model
 
 Mode = Literal["reference", "optimized", "xnnpack"]
 
-_RESOLVERS = {
+RESOLVERS = {
     "reference": "BUILTIN_REF",
     "optimized": "BUILTIN_WITHOUT_DEFAULT_DELEGATES",
     "xnnpack": "AUTO",
 }
+"""By mode, the name in LiteRT's OpResolverType."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +31,8 @@ class LiteRT:
     mode: Mode = "xnnpack"
 
     def __post_init__(self) -> None:
-        if self.mode not in _RESOLVERS:
-            raise ValueError(f"mode must be one of {', '.join(_RESOLVERS)}. Got {self.mode!r}.")
+        if self.mode not in RESOLVERS:
+            raise ValueError(f"mode must be one of {', '.join(RESOLVERS)}. Got {self.mode!r}.")
 
     @property
     def name(self) -> str:
@@ -46,7 +47,7 @@ class LiteRT:
     def run(self, case: Case) -> np.ndarray:
         """The output's codes, in the layout of the case."""
         module = _module()
-        resolver = getattr(module.OpResolverType, _RESOLVERS[self.mode])
+        resolver = getattr(module.OpResolverType, RESOLVERS[self.mode])
         interpreter = module.Interpreter(
             model_content=tflite_model(case), experimental_op_resolver_type=resolver, num_threads=1
         )

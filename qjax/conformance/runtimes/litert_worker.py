@@ -31,13 +31,13 @@ def run(module: Any, resolver: str, model: bytes, inputs: Sequence[np.ndarray]) 
 
 
 def main() -> None:
-    """Answer until stdin ends: ("version", text) first, then ("codes", array) or ("error", message)."""
+    """Answer until stdin ends: (machine, package, emulator) first, then ("codes", array) or ("error", message)."""
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     # whatever else writes to stdout must not come between the answers
     os.dup2(2, 1)
     module = importlib.import_module("ai_edge_litert.interpreter")
     version = importlib.metadata.version("ai-edge-litert")
-    _write(answers, ("version", platform.machine(), f"ai-edge-litert {version}"))
+    _write(answers, (platform.machine(), f"ai-edge-litert {version}", os.environ.get("QJAX_EMULATOR", "")))
     while True:
         try:
             request = pickle.load(requests)

@@ -12,6 +12,7 @@ constant and no `quantize` is left, except the bounds of clamps on codes (`codes
 """
 
 import dataclasses
+import math
 from typing import Any, Literal
 
 import numpy as np
@@ -22,6 +23,7 @@ from qjax.export.lower import QUANTIZE, ConversionError
 from qjax.export.passes.bounds import bound_constants
 from qjax.export.passes.formulas import formula_of
 from qjax.numerics.accumulator import EXACT, Accumulator
+from qjax.numerics.rules import Product, get_rule
 from qjax.numerics.softfloat import Real
 from qjax.ops import Role
 from qjax.ops.channels import result_to_weight, weight_to_result
@@ -106,7 +108,9 @@ def _fused(
         constant("bias", folded.bias)
         for role, value in folded.requantize.items():
             constant(role, value)
-        attributes["rule"] = weighted(np.size(folded.weight_scale) > 1).rule
+        rule = get_rule(weighted(np.size(folded.weight_scale) > 1).rule)
+        product = _product(node, kernel, tensors[node.inputs[0]].shape)
+        attributes["rule"] = rule.name if rule.variant is None else rule.variant(product)
         accumulator = _accumulator(node, kernel, target)
         if accumulator != EXACT:
             attributes["accumulator"] = accumulator.to_json()
@@ -132,6 +136,26 @@ def _kind(node: Node, kernel: Tensor) -> Literal["dot", "conv", "depthwise"]:
         return "dot"
     groups, per_group = node.attributes["groups"], kernel.shape[node.attributes["rhs_layout"][1]]
     return "depthwise" if groups > 1 and per_group == 1 else "conv"
+
+
+def _product(node: Node, kernel: Tensor, x: tuple[int | None, ...]) -> Product:
+    shape, attributes = [n or 1 for n in kernel.shape], node.attributes
+    size = math.prod(shape)
+    if node.op == "dot":
+        summed = attributes["rhs_contracting" if attributes["weight"] == 1 else "lhs_contracting"]
+        depth = math.prod(shape[axis] for axis in summed)
+        return Product(depth, size // depth)
+    features, _, *window = (shape[axis] for axis in attributes["rhs_layout"])
+    return Product(
+        size // features,
+        features,
+        attributes["groups"],
+        tuple(window),
+        tuple(attributes["strides"]),
+        tuple(attributes["rhs_dilation"]),
+        tuple((low, high) for low, high in attributes["padding"]),
+        tuple(x[axis] or 1 for axis in attributes["lhs_layout"][2:]),
+    )
 
 
 def _accumulator(node: Node, kernel: Tensor, target: targets.Target) -> Accumulator:

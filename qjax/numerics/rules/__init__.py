@@ -5,6 +5,7 @@
 | `classic` | one rounding of the exact product; gemmlowp's, NEON's and ruy's two; stochastic |
 | `floating` | runtimes that multiply in float32 or float64 |
 | `tflite` | TFLite's depthwise convolution, whose last channels round otherwise |
+| `tflite_arm` | TFLite's optimised kernels on AArch64, which differ by shape |
 | `published` | TVM, XNNPACK, TOSA, TFLite's int16 activations, NEMO |
 | `power_of_two` | one shift, with the roundings and overflows of ap_fixed |
 | `torch` | PyTorch's engines, whose float steps begin at the scales |
@@ -13,12 +14,13 @@ A rule is a `Rule` in the registry. To add one, write its `prepare` and `apply` 
 finds it, and a graph stores its constants by their field names.
 """
 
-from qjax.numerics.rules import classic, floating, power_of_two, published, tflite, torch
+from qjax.numerics.rules import classic, floating, power_of_two, published, tflite, tflite_arm, torch
 from qjax.numerics.rules.floating import Float32WithBias, Float64
 from qjax.numerics.rules.power_of_two import PowerOfTwo
 from qjax.numerics.rules.published import ScaledInteger, TosaScale, apply_scale_16
 from qjax.numerics.rules.registry import (
     Call,
+    Product,
     Rule,
     get_rule,
     register_family,
@@ -31,6 +33,7 @@ __all__ = [
     "Float32WithBias",
     "Float64",
     "PowerOfTwo",
+    "Product",
     "Rule",
     "ScaledInteger",
     "TosaScale",
@@ -44,5 +47,6 @@ __all__ = [
     "register_rule",
     "rule_names",
     "tflite",
+    "tflite_arm",
     "torch",
 ]

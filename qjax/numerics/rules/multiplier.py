@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from qjax.numerics.fixed_point import MAX_SHIFT, MIN_SHIFT, Multiplier, quantize_multiplier
-from qjax.numerics.rules.registry import Apply, registered
+from qjax.numerics.rules.registry import Apply, Product, registered
 
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
 
@@ -20,6 +20,7 @@ def fixed_point(
     highest_shift: int = MAX_SHIFT,
     needs_key: bool = False,
     accumulators: tuple[str, ...] = ("int32",),
+    variant: Callable[[Product], str] | None = None,
 ) -> Callable[[Apply], Apply]:
     """Register a kernel whose constants are a `Multiplier`."""
 
@@ -33,6 +34,7 @@ def fixed_point(
         needs_key=needs_key,
         accumulators=accumulators,
         check=check,
+        variant=variant,
     )
 
 

@@ -29,6 +29,31 @@ Apply = Callable[[jax.Array, Any, Call], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
+class Product:
+    """The shape of a product with weights, by which a runtime may choose among its kernels.
+
+    Attributes:
+      depth: how many products one accumulator adds.
+      channels: of the output.
+      groups: of a convolution; 1 for a matrix product, which has none of what follows.
+      window: the kernel's spatial sizes.
+      strides: likewise.
+      dilation: of the kernel; (1, ...) for none.
+      padding: (low, high) by spatial axis.
+      sizes: the input's spatial sizes.
+    """
+
+    depth: int
+    channels: int
+    groups: int = 1
+    window: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    dilation: tuple[int, ...] = ()
+    padding: tuple[tuple[int, int], ...] = ()
+    sizes: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class Rule:
     """One way to requantize.
 
@@ -51,6 +76,8 @@ class Rule:
         weights have more than one scale. `prepare` then serves callers who know an effective scale only.
       accumulators: the dtypes that `apply` takes.
       check: raises TypeError or ValueError for constants, on the host, that are not this rule's.
+      variant: where the runtime has kernels for some shapes that round otherwise: the name of the rule of a product,
+        which takes the same constants. Conversion asks it; `requantize` under this rule's own name does not.
     """
 
     name: str
@@ -63,6 +90,7 @@ class Rule:
     of_scales: Callable[..., Any] | None = None
     accumulators: tuple[str, ...] = ("int32",)
     check: Callable[[Any], None] | None = None
+    variant: Callable[[Product], str] | None = None
 
     @property
     def fields(self) -> tuple[str, ...]:

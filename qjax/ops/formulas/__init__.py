@@ -18,7 +18,9 @@ from qjax.ops.formulas import torch_rescale as torch_rescale
 from qjax.ops.formulas import tosa as tosa
 from qjax.ops.formulas import xnnpack_add as xnnpack_add
 from qjax.ops.formulas import xnnpack_mean as xnnpack_mean
+from qjax.ops.formulas import xnnpack_mean_arm as xnnpack_mean_arm
 from qjax.ops.formulas import xnnpack_multiply as xnnpack_multiply
+from qjax.ops.formulas import xnnpack_multiply_arm as xnnpack_multiply_arm
 from qjax.ops.formulas import xnnpack_rescale as xnnpack_rescale
 from qjax.ops.formulas.base import OPS, Formula, Setting, register, registered
 from qjax.ops.formulas.requantized import requantized

@@ -22,12 +22,17 @@ from qjax.ops.formulas.tflite_mean import tflite_mean
 from qjax.ops.formulas.tflite_steps import constant, is_wide, same_types, whole
 
 
-def _prepare(setting: Setting) -> dict[str, Array]:
+def mean_scale(setting: Setting) -> tuple[Array, Array]:
+    """The float32 numbers r and n z_x."""
     count = Real.of(Real.of(whole(setting.count)).to_float32())
     ratio = Real.of((Real.of(setting.scales[0]) / Real.of(setting.y_scale)).to_float32())
     share = Real.of((Real.of(np.float32(1)) / count).to_float32())
-    scale = Real.of((ratio * share).to_float32())
-    zeros = Real.of((count * Real.of(whole(setting.zero_points[0]))).to_float32())
+    zeros = (count * Real.of(whole(setting.zero_points[0]))).to_float32()
+    return (ratio * share).to_float32(), zeros
+
+
+def _prepare(setting: Setting) -> dict[str, Array]:
+    scale, zeros = (Real.of(number) for number in mean_scale(setting))
     offset = Real.of(whole(setting.y_zero_point)) - Real.of((zeros * scale).to_float32())
     r, c = float32.of(scale), float32.of(offset)
     return {
