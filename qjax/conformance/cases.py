@@ -91,7 +91,7 @@ def single_rows(*, per_channel: bool, seed: int = 11) -> Cases:
             ((2, 1, 1, 8), (1, 1, 8, 1024)),
         ):
             found.append(_accumulators("conv2d", r, "int8", "int8", shape, window, index, per_channel, known))
-    # 3 channels: of one sign, as the first four accumulators above have fixed values
+    # 3 channels, too few for the accumulators above
     for _ in range(64):
         s_x, s_w = _scale(r, 1), _scales(r, 1, 3 if per_channel else None)
         found.append(_weighted("fully_connected", r, "int8", "int8", (1, 8), (8, 3), s_x, s_w, None, {}))

@@ -3,7 +3,8 @@
 | method | who |
 | --- | --- |
 | `gemmlowp` | TFLite Micro; LiteRT's reference kernels: 32-bit fixed point |
-| `float32` | LiteRT's optimised kernels, and its default, which has no XNNPACK kernel for codes |
+| `float32` | LiteRT's optimised kernels on x86, and its default, which has no XNNPACK kernel for codes |
+| `uint16` | the same on AArch64, see `softmax_uint16` |
 
 The input's zero point cancels. `prepare` turns its scale into int32 constants on the host; `softmax` is integers from
 there on, with the same bits in numpy and inside `jit`, and its axis may be batched by `vmap`.
@@ -21,8 +22,9 @@ from qjax.numerics.fixed_point import quantize_multiplier, rounding_divide_by_po
 from qjax.numerics.gemmlowp_functions import exp_on_negative_values, one_over_one_plus_x, product
 from qjax.numerics.rounding import Rounding
 from qjax.numerics.softfloat import Real
+from qjax.numerics.softmax_uint16 import Uint16, prepare_uint16, quotient_uint16
 
-SoftmaxMethod = Literal["gemmlowp", "float32"]
+SoftmaxMethod = Literal["gemmlowp", "float32", "uint16"]
 
 SOFTMAX_METHODS: tuple[SoftmaxMethod, ...] = get_args(SoftmaxMethod)
 
@@ -52,7 +54,7 @@ class Table(NamedTuple):
     exponent: Any
 
 
-def prepare(method: SoftmaxMethod, x_scale: float | np.floating) -> Gemmlowp | Table:
+def prepare(method: SoftmaxMethod, x_scale: float | np.floating) -> Gemmlowp | Table | Uint16:
     """The constants of a softmax of codes with this scale, a float32 number; beta is 1.
 
     Source: PreprocessSoftmaxScaling, CalculateInputRadius and PopulateSoftmaxLookupTable of TFLite.
@@ -68,6 +70,8 @@ def prepare(method: SoftmaxMethod, x_scale: float | np.floating) -> Gemmlowp | T
     if method == "float32":
         steps = np.float32(-scale) * np.arange(256).astype(np.float32)
         return Table(*float32.of(libm.expf(steps)))
+    if method == "uint16":
+        return prepare_uint16(scale)
     fraction = 31 - _INTEGER_BITS
     if scale >= 2.0 ** (_INTEGER_BITS - 1):
         # one step is e^-16 and less: the greatest codes are left alone
@@ -79,7 +83,7 @@ def prepare(method: SoftmaxMethod, x_scale: float | np.floating) -> Gemmlowp | T
     return Gemmlowp(multiplier, shift, np.int32(-radius))
 
 
-def softmax(codes: Any, constants: Gemmlowp | Table) -> Any:
+def softmax(codes: Any, constants: Gemmlowp | Table | Uint16) -> Any:
     """int8 codes of the softmax over the last axis, at 1/256 with zero point -128.
 
     Args:
@@ -104,9 +108,13 @@ def softmax(codes: Any, constants: Gemmlowp | Table) -> Any:
     xp = like_inputs(codes, *constants)
     wide = xp.asarray(codes).astype(np.int32)
     difference = wide - xp.max(wide, axis=-1, keepdims=True)
-    found = (
-        _gemmlowp(xp, difference, constants) if isinstance(constants, Gemmlowp) else _table(xp, difference, constants)
-    )
+    match constants:
+        case Gemmlowp():
+            found = _gemmlowp(xp, difference, constants)
+        case Table():
+            found = _table(xp, difference, constants)
+        case Uint16():
+            found = quotient_uint16(xp, difference, constants)
     return xp.clip(found - np.int32(128), np.int32(-128), np.int32(127)).astype(np.int8)
 
 

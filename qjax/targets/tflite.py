@@ -72,6 +72,7 @@ TFLITE_OPTIMIZED_ARM = register(
         dot=Weighted("tflite_arm_gemm", "f32"),
         dot_per_channel=Weighted("tflite_arm_gemm", "f64"),
         depthwise=Weighted("tflite_arm_depthwise"),
+        softmax="uint16",
         description="LiteRT's optimised kernels on AArch64: ruy's single rounding, NEON's two for a batch of one",
     )
 )
@@ -103,6 +104,7 @@ TFLITE_XNNPACK_ARM = register(
         name="tflite_xnnpack_arm",
         multiply="xnnpack_multiply_arm",
         mean="xnnpack_mean_arm",
+        softmax="uint16",
         description="LiteRT's default, XNNPACK, on AArch64: MUL rounds ties up, MEAN adds in a fused step",
     )
 )

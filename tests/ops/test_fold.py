@@ -72,9 +72,7 @@ def test_regular_channels(seed):
 
 def test_every_array_is_what_the_format_wants():
     folded = fold(**channels(9))
-    dtypes = {
-        name: str(part(folded, name).dtype) for name in ("factor", "weight_scale", "bias", "multiplier", "shift")
-    }
+    dtypes = {name: str(part(folded, name).dtype) for name in ("factor", "weight_scale", "bias", "multiplier", "shift")}
     assert dtypes == {
         "factor": "float32",
         "weight_scale": "float32",

@@ -89,7 +89,7 @@ def test_every_operation_converts_runs_and_is_saved(name):
     assert_same(again(more), graph(more))
     for node in qjax.verify(graph, qmodel, [more]).nodes:
         pairs = dict(graph.ir.nodes[0].attributes).get("accumulator") is not None and node.op in ("conv", "dot")
-        # the trained forward models reals, ties to even: products that saturate in pairs are far away, an average of four
+        # the trained forward models reals, ties to even: products that saturate in pairs are far away, an average of 4
         # codes on their own grid is a tie in a quarter of its outputs, anything else is rarely a step off
         share = 1 if pairs else 6 if node.op == "window_sum" else 20
         assert node.local <= node.compared // share, node

@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qjax.numerics._namespace import host_or_trace
 from qjax.numerics.requantize import requantize
 from qjax.numerics.rules import TosaScale, get_rule
 from qjax.numerics.softfloat import Real
@@ -24,12 +23,11 @@ from qjax.ops.formulas.base import Array, Formula, Setting, register
 
 _RULE = "tosa_single"
 _BITS = 20
-_INT32 = {"qmin": -(2**31), "qmax": 2**31 - 1}
 
 
 def _scaled(x: jax.Array, constants: Mapping[str, Any], suffix: str, zero_point: Any = 0) -> jax.Array:
     scale = TosaScale(constants[f"multiplier{suffix}"], constants[f"shift{suffix}"])
-    return requantize(x, scale, rule=_RULE, **_INT32) + zero_point
+    return requantize(x, scale, rule=_RULE, qmin=-(2**31), qmax=2**31 - 1) + zero_point
 
 
 def _named(scale: TosaScale, suffix: str) -> dict[str, Array]:
@@ -45,7 +43,7 @@ def _add_roles(setting: Setting) -> dict[str, Array]:
         **_named(prepare(first / twice), "0"),
         **_named(prepare(second / twice), "1"),
         **_named(prepare(twice / (Real.of(setting.y_scale) * signs)), ""),
-        "sign": np.int32(-1 if setting.op == "subtract" else 1),
+        "sign": np.asarray(-1 if setting.op == "subtract" else 1, np.int32),
     }
 
 
@@ -56,8 +54,7 @@ def _add(operands: Sequence[jax.Array], constants: Mapping[str, Any], attributes
 
 
 def _pool_roles(setting: Setting) -> dict[str, Array]:
-    count = host_or_trace(setting.count).asarray(setting.count)
-    n = np.asarray(count).astype(np.int64)
+    n = np.asarray(setting.count).astype(np.int64)
     k = np.ceil(np.log2(n)).astype(np.int64)  # exact below 2^31: 32 - clz(n - 1)
     multiplier = (((1 << 30) + 1) << k) // n
     return {"multiplier": multiplier.astype(np.int32), "shift": (30 + k).astype(np.int32)}
