@@ -31,9 +31,10 @@ test-compat: venv-compat ## the suite without its slow tests, under the oldest P
 
 test-py311: test-compat
 
-test-oracles: venv-oracles ## tests against torch, tflite-micro, TVM and NEON, which the lock does not hold
+test-oracles: venv-oracles ## tests against torch, tflite-micro, TVM, NEON and LiteRT for AArch64, which the lock does not hold
 	tools/aarch64.sh
-	.venv-oracles/bin/python -m pytest --oracles -m oracle $(ARGS)
+	tools/aarch64-litert.sh .venv-aarch64
+	QJAX_AARCH64_PYTHON=.venv-aarch64/python .venv-oracles/bin/python -m pytest --oracles -m oracle $(ARGS)
 
 bench: venv ## timings against XLA's float path and the real runtimes
 	$(PY) -m benchmarks $(ARGS)
@@ -60,7 +61,7 @@ lock: ## write requirements/*.lock anew (ARGS=--upgrade moves every pin)
 	tools/lock.sh $(ARGS)
 
 clean: ## remove the environments and every cache
-	rm -rf .venv .venv-compat .venv-oracles .venv*.lock .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist
+	rm -rf .venv .venv-compat .venv-oracles .venv-aarch64 .venv*.lock .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 venv:

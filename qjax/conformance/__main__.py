@@ -52,7 +52,11 @@ def report(results: Sequence[Result]) -> str:
     ]
     by_runtime = [_of_runtime(name, results) for name in dict.fromkeys(r.row.runtime for r in results)]
     short = table(("runtime", "rows", "compared", "differ", "answers", "version"), by_runtime)
-    notes = [f"{r.row.key}: {r.row.note}" for r in results if r.row.note]
+    noted: dict[str, list[str]] = {}
+    for r in results:
+        if r.row.note:
+            noted.setdefault(r.row.note, []).append(r.row.key)
+    notes = [f"{', '.join(keys)}: {note}." for note, keys in noted.items()]
     claimed = [r for r in results if r.row.exact]
     failed = [r for r in claimed if not r.passed]
     summary = (

@@ -9,7 +9,7 @@ from qjax.conformance.case import Case, Grid
 from qjax.conformance.runtimes import litert_arm
 from qjax.conformance.runtimes.litert_arm import LiteRTArm
 
-UNIT = Grid(np.float32(1), 0, "int8")
+UNIT = Grid(np.asarray(1, np.float32), 0, "int8")
 
 
 def add(x: np.ndarray, y: np.ndarray) -> Case:
@@ -40,10 +40,11 @@ def test_a_missing_python_is_named(monkeypatch, fresh, command, why):
         LiteRTArm().version()
 
 
-@pytest.mark.skipif(litert_arm.platform.machine() in ("aarch64", "arm64"), reason="it is the right machine here")
-def test_a_python_of_another_machine_is_refused(monkeypatch, fresh):
-    monkeypatch.setenv(litert_arm.PYTHON, sys.executable)
-    with pytest.raises(ModuleNotFoundError, match="is a Python for x86_64"):
+def test_a_python_of_another_machine_is_refused(monkeypatch, fresh, tmp_path):
+    stub = tmp_path / "stub.py"
+    stub.write_text("import pickle, sys; pickle.dump(('riscv64', 'ai-edge-litert 2.3.0', ''), sys.stdout.buffer)")
+    monkeypatch.setenv(litert_arm.PYTHON, f"{sys.executable} {stub}")
+    with pytest.raises(ModuleNotFoundError, match="is a Python for riscv64"):
         LiteRTArm().version()
 
 
@@ -64,7 +65,10 @@ def test_answers(mode):
 
 @pytest.mark.oracle
 def test_the_worker_outlives_a_model_that_litert_refuses():
-    x = np.arange(4, dtype=np.int8).reshape(1, 4)
-    with pytest.raises(RuntimeError, match="ai_edge_litert"):
-        LiteRTArm("reference").run(add(x, np.zeros((1, 3), np.int8)))
+    x = np.arange(4, dtype=np.int8).reshape(1, 2, 2, 1)
+    kernel = np.ones((1, 1, 1, 1), np.int8)
+    # a convolution without a bias
+    refused = Case("conv2d", (x,), (UNIT,), UNIT, kernel, UNIT, attributes={"strides": (1, 1), "padding": "VALID"})
+    with pytest.raises(RuntimeError, match="failed to prepare"):
+        LiteRTArm("reference").run(refused)
     assert np.array_equal(LiteRTArm("reference").run(add(x, x)), 2 * x)

@@ -119,6 +119,6 @@ def _worker() -> _Worker:
 
 def _missing(why: str) -> str:
     return (
-        f"LiteRT for AArch64 needs a Python of that machine with the package ai-edge-litert, but {why}. On Debian or "
-        f"Ubuntu: tools/aarch64-litert.sh DIR, then {PYTHON}=DIR/python; natively: pip install ai-edge-litert"
+        f"LiteRT for AArch64 needs a Python of that machine with the package ai-edge-litert, but {why}. On Debian: "
+        f"tools/aarch64-litert.sh DIR, then {PYTHON}=DIR/python; on such a machine: pip install ai-edge-litert"
     )
