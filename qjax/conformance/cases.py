@@ -5,6 +5,8 @@ odd zero points, effective scales far below and above 1, accumulators at the edg
 weights, saturating outputs. `RandomState` keeps its stream over versions of numpy, so recorded answers stay valid.
 """
 
+import dataclasses
+
 import numpy as np
 
 from qjax.conformance.case import Case, Grid
@@ -129,6 +131,12 @@ def depthwise_scales_above_1(*, per_channel: bool, seed: int = 12) -> Cases:
     return found
 
 
+def mean_elsewhere(x: str) -> Cases:
+    """The means of `mean`, over one axis each and over width and channels."""
+    axes: list[tuple[int, ...]] = [(1,), (2,), (3,), (2, 3)]
+    return [dataclasses.replace(case, attributes={"axes": axes[index % 4]}) for index, case in enumerate(mean(x))]
+
+
 def mean_fused(*, seed: int = 13) -> Cases:
     """Means whose float32 steps round otherwise apart than fused: 40 cases of up to 192 outputs, found by search."""
     r = np.random.RandomState(seed)
@@ -237,7 +245,7 @@ def average_pool(x: str, *, same_grid: bool, seed: int = 7, padding: bool = True
 
 
 def mean(x: str, *, same_grid: bool = False, seed: int = 8) -> Cases:
-    """Means over height and width of 2x2 to 12x12; 12 cases of 8,192 outputs."""
+    """Means over height and width of 2x2 to 5x6; 12 cases of 8,192 outputs."""
     r = np.random.RandomState(seed)
     found: Cases = []
     for index in range(12):

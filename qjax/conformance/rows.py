@@ -101,6 +101,7 @@ def _tflite(runtime: str, target: str) -> list[AnyRow]:
     depthwise = partial(cases.depthwise_conv2d, channels=_DEPTHWISE_CHANNELS)
     tables = partial(cases.table, count=400, near_ties=True)
     fixed_point = runtime == "tflite-micro"
+    living = runtime in ("litert-reference", "litert-optimized", "litert-xnnpack")
     weighted, wide = (
         [
             Row(runtime, f"{label}{bits}, {scales}", target, partial(make, x, per_channel=per_channel))
@@ -130,10 +131,11 @@ def _tflite(runtime: str, target: str) -> list[AnyRow]:
             "QUANTIZE float32 to int8",
             target,
             partial(cases.quantize, "int8"),
-            note=_QUANTIZE_TAIL if runtime == "litert-optimized" else "",
+            note=_QUANTIZE_TAIL if runtime.startswith("litert-optimized") else "",
         ),
         Row(runtime, "AVERAGE_POOL_2D", target, partial(cases.average_pool, "int8", same_grid=True)),
         Row(runtime, "MEAN", target, partial(cases.mean, "int8")),
+        *([Row(runtime, "MEAN, other axes", target, partial(cases.mean_elsewhere, "int8"))] if living else []),
         Row(runtime, "LOGISTIC", target, partial(tables, "logistic", "int8")),
         Row(runtime, "TANH", target, partial(cases.table, "tanh", "int8", count=400)),
         Row(

@@ -33,6 +33,9 @@ def formula_of(
     if name is None:
         return None
     formula = get(name)
+    if op == "mean" and formula.elsewhere is not None:
+        spatial = len(graph.tensors[node.inputs[0]].shape) == 4 and sorted(node.attributes["axes"]) == [1, 2]
+        formula = formula if spatial else get(formula.elsewhere)
     inputs = [_quantization(tensors[tensor]) for tensor in node.inputs]
     y = _quantization(output)
     if formula.same_grid and not _same_grid(inputs[0], y):

@@ -47,6 +47,7 @@ class Formula:
         the range of the codes. operands: the centred codes (code - zero point) of each input as int32; for averages
         the sum of centred codes over the window, for "matmul" the accumulator. constants: the roles of `prepare`, and
         y_zero_point, zero_point0, zero_point1, count (where it averages).
+      elsewhere: a mean over other axes than height and width of an NHWC tensor follows the formula of this name.
       same_grid: the output stands on the input's own grid; the formula is not defined elsewhere.
       windows: an average whose result depends on the order of its summands: its operand is not their sum but the
         centred codes themselves, stacked on a new leading axis in the window's order (rows, then columns), with zeros
@@ -58,6 +59,7 @@ class Formula:
     prepare: Callable[[Setting], dict[str, Array]]
     kernel: Callable[[Sequence[jax.Array], Mapping[str, Any], Mapping[str, Any]], jax.Array]
     same_grid: bool = False
+    elsewhere: str | None = None
     windows: bool = False
 
 

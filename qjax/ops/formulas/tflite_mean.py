@@ -83,4 +83,6 @@ def _neon_mean(operands: Sequence[jax.Array], constants: Mapping[str, Any], attr
 
 tflite_mean = register(Formula("tflite_mean", frozenset({"mean"}), _mean_roles, _mean))
 
-tflite_mean_neon = register(Formula("tflite_mean_neon", frozenset({"mean"}), _neon_roles, _neon_mean))
+tflite_mean_neon = register(
+    Formula("tflite_mean_neon", frozenset({"mean"}), _neon_roles, _neon_mean, elsewhere="tflite_mean")
+)

@@ -1,0 +1,26 @@
+"""Writes docs/matrix.txt and the tables of docs/targets.md from a run of the matrix: python tools/matrix-docs.py."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+def output(*arguments: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "qjax.targets", *arguments], check=True, capture_output=True, text=True
+    ).stdout.rstrip()
+
+
+matrix = output()
+(DOCS / "matrix.txt").write_text(matrix + "\n", encoding="utf-8")
+summary = matrix.rsplit("\n\n", 1)[1]
+page = (DOCS / "targets.md").read_text(encoding="utf-8")
+for name, text in (("summary", summary), ("list", output("--list"))):
+    block = f"<!-- {name} -->\n```\n{text}\n```\n<!-- end -->"
+    page, found = re.subn(rf"<!-- {name} -->.*?<!-- end -->", lambda _, block=block: block, page, flags=re.DOTALL)
+    if found != 1:
+        raise SystemExit(f"docs/targets.md: expected one block <!-- {name} -->, found {found}")
+(DOCS / "targets.md").write_text(page, encoding="utf-8")
