@@ -89,9 +89,10 @@ def test_every_operation_converts_runs_and_is_saved(name):
     assert_same(again(more), graph(more))
     for node in qjax.verify(graph, qmodel, [more]).nodes:
         pairs = dict(graph.ir.nodes[0].attributes).get("accumulator") is not None and node.op in ("conv", "dot")
-        # the trained forward models reals, ties to even: products that saturate in pairs are far away, an average of 4
-        # codes on their own grid is a tie in a quarter of its outputs, anything else is rarely a step off
-        share = 1 if pairs else 6 if node.op == "window_sum" else 20
+        # the trained forward models reals, ties to even: products that saturate in pairs are far away; an average of 4
+        # codes on their own grid is a tie in a quarter of its outputs, and some runtimes round its zero point apart;
+        # anything else is rarely a step off
+        share = 1 if pairs else 3 if node.op in ("sum", "window_sum") else 20
         assert node.local <= node.compared // share, node
         assert pairs or node.local_max <= 2, node
 
