@@ -48,7 +48,14 @@ from qjax.ops.channels import weight_to_result
 Key = tuple[str, str]
 """(kind, side): the side is "a", "b" or "both" where one of the two is to blame, else ""."""
 
-_TWICE = ("double_round", "neon", "tflite_depthwise_neon", "tosa_double")
+_TWICE = (
+    "double_round",
+    "neon",
+    "tflite_arm_depthwise",
+    "tflite_arm_depthwise_3x3",
+    "tflite_depthwise_neon",
+    "tosa_double",
+)
 _HANDLED = ("rule", "formula", "rounding", "accumulator")
 _BOUNDS = ("clamp_min", "clamp_max")
 

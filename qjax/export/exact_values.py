@@ -204,6 +204,10 @@ def _seen(
         left, right = ints(np.maximum(shift, 0)), np.maximum(-shift, 0)
         high = ((ints(acc) << left) * ints(constants["multiplier"]) + 2**30) >> 31
         return Ratio.dyadic(high, -right)
+    if rule.name == "tflite_arm_depthwise_3x3":
+        # the same without a left shift before, so with one behind
+        high = (ints(acc) * ints(constants["multiplier"]) + 2**30) >> 31
+        return Ratio.dyadic(high, np.asarray(constants["shift"], np.int64))
     if rule.name == "tosa_double":
         shift = np.asarray(constants["shift"], np.int64)
         nudge = np.where(shift > 31, np.where(acc >= 0, 1, -1), 0)

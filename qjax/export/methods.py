@@ -75,6 +75,7 @@ FORMULAS = {
 QUANTIZATIONS = {
     "reciprocal": "computes rint(x * (1/s)) + z",
     "reciprocal_fma": "computes rint(fma(x, 1/s, z))",
+    "reciprocal_inside": "computes rint(x * (1/s) + z)",
     "division": "computes rint(x / s) + z",
     "division_away": "computes round(x / s) + z, ties away from zero",
     "division_inside": "computes rint(x / s + z)",
