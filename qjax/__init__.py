@@ -4,7 +4,7 @@ from qjax import calibration, numerics, ops, targets
 from qjax.calibrating import calibrate
 from qjax.export.accumulator_report import accumulators
 from qjax.export.compare import compare
-from qjax.export.integer_graph import IntegerGraph, load
+from qjax.export.integer_graph import IntegerGraph, load, read
 from qjax.export.lower import ConversionError
 from qjax.model import convert, exact, quantize, verify
 from qjax.numerics.affine import QParams, QSpec
@@ -36,6 +36,7 @@ __all__ = [
     "numerics",
     "ops",
     "quantize",
+    "read",
     "targets",
     "verify",
 ]

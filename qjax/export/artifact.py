@@ -17,20 +17,17 @@ what it covers is still distrusted. The same graph gives the same bytes. To look
     print(json.dumps(json.loads(h['__metadata__']['graph']), indent=1))" model.qjax
 """
 
-import contextlib
 import hashlib
 import math
 import os
 import re
-import secrets
-import stat
 import sys
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qjax.export import strict_json
+from qjax.export import files, strict_json
 from qjax.export.check import GraphError
 from qjax.export.document import MAX_BYTES, MAX_DIMENSION, MAX_RANK, Arrays, decode, encode, stored_bytes
 from qjax.export.ir import Graph
@@ -50,15 +47,15 @@ _DTYPES = {
     "U8": "uint8",
 }
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
-_START = b'{"__metadata__":{"format":"qjax","sha256":"'
+START = b'{"__metadata__":{"format":"qjax","sha256":"'
 _FRAME = re.compile(
-    re.escape(_START) + rb'([0-9a-f]{64})","bytes":"(\d{19})","version":"(0|[1-9]\d{0,8})",'
+    re.escape(START) + rb'([0-9a-f]{64})","bytes":"(\d{19})","version":"(0|[1-9]\d{0,8})",'
     rb'"graph":"'
 )
-_DIGEST = slice(8 + len(_START), 8 + len(_START) + 64)
+_DIGEST = slice(8 + len(START), 8 + len(START) + 64)
 _METADATA = ("format", "sha256", "bytes", "version", "graph")
 
-StrPath = str | os.PathLike[str]
+StrPath = files.StrPath
 
 
 def save(graph: Graph, path: StrPath) -> None:
@@ -76,7 +73,7 @@ def save(graph: Graph, path: StrPath) -> None:
       OSError: the folder is missing, not writable or full.
     """
     data = to_bytes(graph)
-    _write(data, os.path.realpath(os.fspath(path)))
+    files.write(data, path, ArtifactError)
 
 
 def load(path: StrPath, *, max_bytes: int = MAX_FILE) -> Graph:
@@ -91,7 +88,7 @@ def load(path: StrPath, *, max_bytes: int = MAX_FILE) -> Graph:
       GraphError: its content is well formed but no valid graph.
     """
     try:
-        return from_bytes(_read(os.fspath(path), max_bytes))
+        return from_bytes(files.read(path, max_bytes, "a qjax artifact", ArtifactError))
     except (ArtifactError, GraphError) as error:
         raise type(error)(f"{os.fspath(path)}: {error}") from None
 
@@ -171,10 +168,10 @@ def _check_frame(data: bytes) -> None:
     """Everything that does not need a parser: the kind of file, its size, its digest, its version."""
     if not data:
         raise ArtifactError("expected a qjax artifact, got an empty file: write it again with qjax's save.")
-    seen = data[8 : 8 + len(_START)]
-    if not _START.startswith(seen):
+    seen = data[8 : 8 + len(START)]
+    if not START.startswith(seen):
         raise ArtifactError(
-            f"expected a qjax artifact ({_START.decode()}... from byte 8 on), got {data[:32]!r}...: "
+            f"expected a qjax artifact ({START.decode()}... from byte 8 on), got {data[:32]!r}...: "
             "is this the right file?"
         )
     frame = _FRAME.match(data, 8)
@@ -247,64 +244,6 @@ def _view(data: memoryview, dtype: np.dtype[Any]) -> NDArray[Any]:
         return np.zeros(0, dtype)
     array = np.frombuffer(data, dtype.newbyteorder("<"))
     return array if sys.byteorder == "little" else array.astype(dtype)
-
-
-def _read(path: str, max_bytes: int) -> bytes:
-    # Looked at before it is opened: opening a pipe would wait for ever.
-    try:
-        mode = os.stat(path).st_mode
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{path}: expected a qjax artifact, got no file: check the path.") from None
-    if not stat.S_ISREG(mode):
-        raise ArtifactError(f"expected a file, got {_what(mode)}: give the path of the .qjax file itself.")
-    with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > max_bytes:
-            raise ArtifactError(
-                f"expected at most {max_bytes} bytes, got {size}: "
-                f"if you trust this file, load it with max_bytes={size}."
-            )
-        return file.read(size)
-
-
-def _write(data: bytes, path: str) -> None:
-    folder = os.path.dirname(path)
-    if not os.path.isdir(folder):
-        raise FileNotFoundError(f"{path}: expected a folder {folder!r}, got none: create it first.")
-    mode = None
-    if os.path.exists(path):
-        mode = os.stat(path).st_mode
-        if not stat.S_ISREG(mode):
-            raise ArtifactError(f"{path}: expected the name of a file, got {_what(mode)}: choose another name.")
-        mode = stat.S_IMODE(mode) & 0o777
-    temporary = os.path.join(folder, f".qjax-{secrets.token_hex(8)}.tmp")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-    descriptor = os.open(temporary, flags, 0o666 if mode is None else mode)
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        if mode is not None:
-            os.chmod(temporary, mode)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
-    if os.name == "posix":
-        # The new name survives a power cut only once its folder is on the disk. Some network file systems
-        # cannot do that: the file is complete all the same.
-        with contextlib.suppress(OSError):
-            descriptor = os.open(folder, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-
-
-def _what(mode: int) -> str:
-    return "a folder" if stat.S_ISDIR(mode) else "a pipe or a device"
 
 
 __all__ = ["ArtifactError", "GraphError", "artifact_size", "from_bytes", "load", "save", "to_bytes"]

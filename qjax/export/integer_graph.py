@@ -8,9 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from qjax import targets
 from qjax.export import artifact
+from qjax.export.emit import emit
 from qjax.export.interpreter import Interpreter, check_count, check_shapes
 from qjax.export.ir import Graph, Tensor
+from qjax.export.read import read as read_file
+from qjax.export.retarget import retarget
 from qjax.export.structure import rebuild
 from qjax.numerics.affine import QParams, QSpec, dequantize, quantize
 from qjax.summary import table
@@ -70,6 +74,14 @@ class IntegerGraph:
         """Write the graph to one file, atomically; `qjax.load` reads it."""
         artifact.save(self.ir, path)
 
+    def emit(self, format: str, path: str | os.PathLike[str], **options: Any) -> None:
+        """Write the graph for a runtime: "onnx", "tflite", "c" or "stablehlo"; see `qjax.export.emit`."""
+        emit(self.ir, format, path, **options)
+
+    def retarget(self, target: str | targets.Target) -> "IntegerGraph":
+        """The same model under the rounding of another target; see `qjax.export.retarget`."""
+        return IntegerGraph(retarget(self.ir, target))
+
     def jaxpr(self, batch: int = 1) -> Any:
         """The jaxpr of the integer part for a batch of that size."""
         inputs = [
@@ -95,6 +107,17 @@ class IntegerGraph:
 def load(path: str | os.PathLike[str], **limits: Any) -> IntegerGraph:
     """Read a graph that `save` wrote. Nothing in the file is executed."""
     return IntegerGraph(artifact.load(path, **limits))
+
+
+def read(path: str | os.PathLike[str], target: str | targets.Target | None = None, **options: Any) -> IntegerGraph:
+    """A pre-quantized .tflite or .onnx model as a graph like any other; see `qjax.export.read.read` for the options.
+
+    Args:
+      path: the file.
+      target: whose rounding the graph obeys; None: that of the file (of a file that qjax wrote), else the format's own
+        runtime: onnxruntime, tflite_reference.
+    """
+    return IntegerGraph(read_file(path, target, **options))
 
 
 def quantize_inputs(ir: Graph, inputs: Sequence[Any]) -> list[jax.Array]:

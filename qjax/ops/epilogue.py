@@ -100,26 +100,39 @@ def fold_weighted(
     factor = xp.where(negative, -ratio, ratio)
     bias = (affine.b / (s_x * Real.of(scale))).to_int32()
     chosen = Weighted() if weighted is None else weighted(per_channel)
-    rule = get_rule(chosen.rule)
-    effective = effective_scale(x_scale, scale, y_scale, form=chosen.scale)
-    if rule.of_scales is not None:
-        constants = rule.of_scales(x_scale, scale, y_scale, affine.b, per_channel)
-        if rule.takes_bias:
-            bias = xp.zeros_like(bias)
-    elif rule.takes_bias:
-        # the runtime divides its float bias by the accumulator's scale, each step in float32
-        step = (s_x * Real.of(scale)).to_float32()
-        steps = float32.divide(float32.of(affine.b), float32.of(step))
-        constants = rule.prepare(effective, steps)
-        bias = xp.zeros_like(bias)
-    else:
-        constants = rule.prepare(effective)
+    bias, constants = requantization(x_scale, scale, y_scale, affine.b, bias, chosen, per_channel)
 
     def full(value: Any) -> Any:
         return xp.broadcast_to(value, np.broadcast_shapes(shape, np.shape(value)))
 
-    requantization = {role: full(value) for role, value in constants._asdict().items()}
-    return Folded(factor.astype(np.float32), scale, full(bias), requantization)
+    return Folded(
+        factor.astype(np.float32), scale, full(bias), {role: full(value) for role, value in constants.items()}
+    )
+
+
+def requantization(
+    x_scale: Any, w_scale: Any, y_scale: Any, b: Real, bias: Any, weighted: Weighted, per_channel: bool
+) -> tuple[Any, dict[str, Array]]:
+    """What the accumulator starts from, and the constants of the rule that finishes it, by role.
+
+    Args:
+      w_scale: float32, the scales of the weight's codes, as a vector of the result. per_channel: whether they differ.
+      b: the bias as a real number. bias: int32, the same in steps of the accumulator; 0 takes its place where the rule
+        adds the bias itself.
+    """
+    rule = get_rule(weighted.rule)
+    effective = effective_scale(x_scale, w_scale, y_scale, form=weighted.scale)
+    if rule.of_scales is not None:
+        constants = rule.of_scales(x_scale, w_scale, y_scale, b, per_channel)
+    elif rule.takes_bias:
+        # the runtime divides its float bias by the accumulator's scale, each step in float32
+        step = (Real.of(x_scale) * Real.of(w_scale)).to_float32()
+        constants = rule.prepare(effective, float32.divide(float32.of(b), float32.of(step)))
+    else:
+        constants = rule.prepare(effective)
+    if rule.takes_bias:
+        bias = host_or_trace(bias).zeros_like(bias)
+    return bias, dict(constants._asdict())
 
 
 def scale_codes(codes: Any, factor: Any) -> Any:

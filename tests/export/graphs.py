@@ -136,3 +136,8 @@ def differences(a: Graph, b: Graph) -> list[str]:
         require(getattr(a, field) == getattr(b, field), field)
     require(same_json(dict(a.metadata), dict(b.metadata)), "metadata")
     return found
+
+
+def assert_equal(a: Graph, b: Graph) -> None:
+    """Both hold the same, to the last bit."""
+    assert differences(a, b) == []

@@ -145,7 +145,7 @@ def test_save_into_nowhere(tmp_path):
 def test_load_what_is_no_file(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"m\.qjax: expected a qjax artifact, got no file: check the path"):
         load(tmp_path / "m.qjax")
-    with pytest.raises(ArtifactError, match=r"expected a file, got a folder: give the path of the \.qjax file"):
+    with pytest.raises(ArtifactError, match=r"expected a file, got a folder: give the path of the file"):
         load(tmp_path)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ArtifactError, match="expected a file, got a pipe or a device"):

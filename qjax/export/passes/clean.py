@@ -32,14 +32,16 @@ def _identity(graph: Graph, node: Node) -> bool:
 
 
 def remove_dead(graph: Graph) -> Graph:
-    """Drops nodes and tensors that no output needs."""
+    """Drops nodes and tensors that no output needs; those that stay stand in the order in which they are read."""
     needed = set(graph.outputs)
     nodes: list[Node] = []
     for node in reversed(graph.nodes):
         if node.output in needed:
             nodes.append(node)
             needed.update(node.inputs)
-            needed.update(node.constants.values())
-    needed.update(graph.inputs)
-    tensors = {name: tensor for name, tensor in graph.tensors.items() if name in needed}
-    return graph.replace(nodes=tuple(reversed(nodes)), tensors=tensors)
+    nodes.reverse()
+    read = [*graph.inputs]
+    for node in nodes:
+        read += [*node.inputs, *node.constants.values(), node.output]
+    read += graph.outputs
+    return graph.replace(nodes=tuple(nodes), tensors={name: graph.tensors[name] for name in read})

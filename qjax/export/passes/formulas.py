@@ -28,13 +28,22 @@ def formula_of(
     found = _operation(graph, node, [step for step in chain if step.op in _AFFINE])
     if found is None:
         return None
-    op, count = found
+    return formula_for(tensors, node, *found, output, target)
+
+
+def formula_for(
+    tensors: Mapping[str, Tensor], node: Node, op: str, count: Any, output: Tensor, target: Target
+) -> tuple[Formula, Setting] | None:
+    """The same for a node that is known to be one of `formulas.OPS`.
+
+    count: how many elements one output of an average has, int or int32 array.
+    """
     name = target.formula(op)
     if name is None:
         return None
     formula = get(name)
     if op == "mean" and formula.elsewhere is not None:
-        spatial = len(graph.tensors[node.inputs[0]].shape) == 4 and sorted(node.attributes["axes"]) == [1, 2]
+        spatial = len(tensors[node.inputs[0]].shape) == 4 and sorted(node.attributes["axes"]) == [1, 2]
         formula = formula if spatial else get(formula.elsewhere)
     inputs = [_quantization(tensors[tensor]) for tensor in node.inputs]
     y = _quantization(output)
@@ -60,7 +69,7 @@ def _operation(graph: Graph, node: Node, affine: list[Node]) -> tuple[str, Any] 
     """What a runtime calls the node with these steps behind it, and the count of an average."""
     if node.op in ("sum", "window_sum"):
         count = _count(graph, affine)
-        full = _elements(graph, node)
+        full = elements(graph, node)
         if count is None or (node.op == "sum" and not np.array_equal(count, full)):
             return None
         return "mean" if node.op == "sum" else "average_pool", count
@@ -87,7 +96,8 @@ def _count(graph: Graph, affine: list[Node]) -> Any:
     return int(count) if count.ndim == 0 else count.astype(np.int32)
 
 
-def _elements(graph: Graph, node: Node) -> int | None:
+def elements(graph: Graph, node: Node) -> int | None:
+    """How many elements of its input one output of a sum reads; None where the batch is among them."""
     if node.op != "sum":
         return math.prod(node.attributes["window"])
     sizes = [graph.tensors[node.inputs[0]].shape[axis] for axis in node.attributes["axes"]]

@@ -12,8 +12,7 @@ constant and no `quantize` is left, except the bounds of clamps on codes (`codes
 """
 
 import dataclasses
-import math
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -22,8 +21,7 @@ from qjax.export.ir import Graph, Node, Quantization, Tensor
 from qjax.export.lower import QUANTIZE, ConversionError
 from qjax.export.passes.bounds import bound_constants
 from qjax.export.passes.formulas import formula_of
-from qjax.numerics.accumulator import EXACT, Accumulator
-from qjax.numerics.rules import Product, get_rule
+from qjax.export.passes.weighted import arithmetic_of, kind_of, scale_in_rank
 from qjax.numerics.softfloat import Real
 from qjax.ops import Role
 from qjax.ops.channels import result_to_weight, weight_to_result
@@ -89,8 +87,8 @@ def _fused(
         assert kernel.quantization is not None
         assert kernel.value is not None
         channels, rank = attributes["channels"], attributes["rank"]
-        s_w = weight_to_result(_full(kernel.quantization, kernel.shape), channels, rank)
-        kind, wide = _kind(node, kernel), tensors[node.inputs[0]].dtype == "int16"
+        s_w = weight_to_result(scale_in_rank(kernel), channels, rank)
+        kind, wide = kind_of(node, kernel), tensors[node.inputs[0]].dtype == "int16"
 
         def weighted(per_channel: bool) -> targets.Weighted:
             return target.weighted(kind, per_channel=per_channel, wide=wide)
@@ -108,12 +106,8 @@ def _fused(
         constant("bias", folded.bias)
         for role, value in folded.requantize.items():
             constant(role, value)
-        rule = get_rule(weighted(np.size(folded.weight_scale) > 1).rule)
-        product = _product(node, kernel, tensors[node.inputs[0]].shape)
-        attributes["rule"] = rule.name if rule.variant is None else rule.variant(product)
-        accumulator = _accumulator(node, kernel, target)
-        if accumulator != EXACT:
-            attributes["accumulator"] = accumulator.to_json()
+        rule = weighted(np.size(folded.weight_scale) > 1).rule
+        attributes |= arithmetic_of(node, kernel, tensors[node.inputs[0]].shape, rule, target)
     elif (found := formula_of(graph, tensors, node, chain, output, target)) is not None:
         formula, setting = found
         for role, value in formula.prepare(setting).items():
@@ -129,41 +123,6 @@ def _fused(
     for role, value in bound_constants(low, high, output.quantization).items():
         constant(role, value)
     return Node(quantize.name, node.op, node.inputs, output.name, roles, attributes, node.location)
-
-
-def _kind(node: Node, kernel: Tensor) -> Literal["dot", "conv", "depthwise"]:
-    if node.op == "dot":
-        return "dot"
-    groups, per_group = node.attributes["groups"], kernel.shape[node.attributes["rhs_layout"][1]]
-    return "depthwise" if groups > 1 and per_group == 1 else "conv"
-
-
-def _product(node: Node, kernel: Tensor, x: tuple[int | None, ...]) -> Product:
-    shape, attributes = [n or 1 for n in kernel.shape], node.attributes
-    size = math.prod(shape)
-    if node.op == "dot":
-        summed = attributes["rhs_contracting" if attributes["weight"] == 1 else "lhs_contracting"]
-        depth = math.prod(shape[axis] for axis in summed)
-        return Product(depth, size // depth)
-    features, _, *window = (shape[axis] for axis in attributes["rhs_layout"])
-    return Product(
-        size // features,
-        features,
-        attributes["groups"],
-        tuple(window),
-        tuple(attributes["strides"]),
-        tuple(attributes["rhs_dilation"]),
-        tuple((low, high) for low, high in attributes["padding"]),
-        tuple(x[axis] or 1 for axis in attributes["lhs_layout"][2:]),
-    )
-
-
-def _accumulator(node: Node, kernel: Tensor, target: targets.Target) -> Accumulator:
-    own = target.depthwise_accumulator
-    if own is None or _kind(node, kernel) != "depthwise":
-        return target.accumulator
-    single = kernel.shape[node.attributes["rhs_layout"][0]] == node.attributes["groups"]
-    return own if single else target.accumulator
 
 
 def _tighter(low: Any, step_low: Any, high: Any, step_high: Any) -> tuple[Any, Any]:
@@ -183,12 +142,6 @@ def _tighter(low: Any, step_low: Any, high: Any, step_high: Any) -> tuple[Any, A
 def _scale(tensor: Tensor) -> Any:
     assert tensor.quantization is not None
     return tensor.quantization.scale
-
-
-def _full(quantization: Quantization, shape: tuple[int | None, ...]) -> Any:
-    """The scale in the tensor's rank."""
-    sizes = [shape[axis] if axis in quantization.axes else 1 for axis in range(len(shape))]
-    return quantization.scale.reshape(tuple(n or 1 for n in sizes))
 
 
 def _signed_range(node: Node, kernel: Tensor, chain: list[Node]) -> Quantization:

@@ -130,6 +130,16 @@ def part_of(constants: Any, name: str) -> Float32:
     return Float32(getattr(constants, f"{name}_mantissa"), getattr(constants, f"{name}_exponent"))
 
 
+def real_of(number: Float32) -> Real:
+    """The number as a `Real`."""
+    return Real.of(number.mantissa).scale_by_power_of_two(number.exponent)
+
+
+def bias_in_steps(c: Float32WithBias, step: Real) -> Real:
+    """The real bias of constants that hold it in steps of the accumulator."""
+    return real_of(part_of(c, "bias")) * step
+
+
 def _product(acc: jax.Array, e: Float32) -> Float32:
     return float32.multiply(float32.from_int32(acc), e)
 
@@ -173,7 +183,12 @@ def float32_zero_point_fma(acc: jax.Array, e: Float32, call: Call) -> jax.Array:
 
 
 @registered(
-    "float32_bias", prepare=float32_scale_and_bias, constants=Float32WithBias, check=check_with_bias, takes_bias=True
+    "float32_bias",
+    prepare=float32_scale_and_bias,
+    constants=Float32WithBias,
+    check=check_with_bias,
+    takes_bias=True,
+    real_bias=bias_in_steps,
 )
 def float32_bias(acc: jax.Array, c: Float32WithBias, call: Call) -> jax.Array:
     """F32 with a float32 bias: rint((float(acc) + bias) * e), overflowing as `float32_x86`.

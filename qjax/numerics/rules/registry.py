@@ -74,6 +74,8 @@ class Rule:
       of_scales: where the runtime's steps begin at the scales, so that the effective scale alone does not tell
         them: (s_x, s_w, s_y, bias, per_channel) -> constants, the bias a real number, per_channel whether the
         weights have more than one scale. `prepare` then serves callers who know an effective scale only.
+      real_bias: (constants, s_x * s_w as a `Real`) -> the bias as a real number, of a rule that `takes_bias`: what
+        another target starts from.
       accumulators: the dtypes that `apply` takes.
       check: raises TypeError or ValueError for constants, on the host, that are not this rule's.
       variant: where the runtime has kernels for some shapes that round otherwise: the name of the rule of a product,
@@ -88,6 +90,7 @@ class Rule:
     finishes: bool = False
     takes_bias: bool = False
     of_scales: Callable[..., Any] | None = None
+    real_bias: Callable[[Any, Any], Any] | None = None
     accumulators: tuple[str, ...] = ("int32",)
     check: Callable[[Any], None] | None = None
     variant: Callable[[Product], str] | None = None

@@ -27,13 +27,16 @@ from qjax.numerics._namespace import host_or_trace
 from qjax.numerics.float32 import Float32
 from qjax.numerics.rules.floating import (
     Float32WithBias,
+    bias_in_steps,
     check_with_bias,
     clamped,
     float32_scale,
     float32_scale_and_bias,
     part_of,
+    real_of,
 )
 from qjax.numerics.rules.registry import Call, registered
+from qjax.numerics.softfloat import Real
 
 
 class Fbgemm(NamedTuple):
@@ -131,6 +134,16 @@ def _onednn_conv_of_scales(s_x: Any, s_w: Any, s_y: Any, bias: Any, per_channel:
     return Onednn(*_fields(p, float32.of(bias), _reciprocal(float32.of(s_y))))
 
 
+def _fbgemm_bias(c: Fbgemm, step: Real) -> Real:
+    addend, factor = real_of(part_of(c, "addend")), real_of(part_of(c, "step"))
+    # a step of 1 stands for an addend in steps of the accumulator, another for a real one
+    return Real.where(factor == Real.of(1), addend * step, addend)
+
+
+def _onednn_bias(c: Onednn, step: Real) -> Real:
+    return real_of(part_of(c, "addend"))
+
+
 def _check(c: Any) -> None:
     for factor in ("step", "share"):
         if f"{factor}_mantissa" in c._fields:
@@ -139,7 +152,13 @@ def _check(c: Any) -> None:
 
 
 @registered(
-    "torch_fbgemm", prepare=_fbgemm, of_scales=_fbgemm_of_scales, constants=Fbgemm, check=_check, takes_bias=True
+    "torch_fbgemm",
+    prepare=_fbgemm,
+    of_scales=_fbgemm_of_scales,
+    constants=Fbgemm,
+    check=_check,
+    takes_bias=True,
+    real_bias=_fbgemm_bias,
 )
 def torch_fbgemm(acc: jax.Array, c: Fbgemm, call: Call) -> jax.Array:
     """rint(fma(addend, step, float(acc)) * e); beyond int32 the least code.
@@ -158,6 +177,7 @@ def torch_fbgemm(acc: jax.Array, c: Fbgemm, call: Call) -> jax.Array:
     constants=Float32WithBias,
     check=check_with_bias,
     takes_bias=True,
+    real_bias=bias_in_steps,
 )
 def torch_qnnpack(acc: jax.Array, c: Float32WithBias, call: Call) -> jax.Array:
     """rint(float(acc + bias) * e) with an integer bias, which wraps in int32; beyond int32 the least code.
@@ -187,5 +207,6 @@ for _name, _of_scales in (("torch_onednn", _onednn_of_scales), ("torch_onednn_co
         constants=Onednn,
         check=_check,
         takes_bias=True,
+        real_bias=_onednn_bias,
         finishes=True,
     )(_onednn_apply)

@@ -1,0 +1,25 @@
+"""Emitters: a finished graph as a file that something else runs.
+
+Each format is one module or package here with `emit(graph, path, **options)`. It is imported when it is first asked
+for, so that qjax needs none of the libraries that write the formats.
+"""
+
+import importlib
+import os
+from typing import Any
+
+from qjax.export.ir import Graph
+
+FORMATS = ("c", "onnx", "stablehlo", "tflite")
+
+
+def emit(graph: Graph, format: str, path: str | os.PathLike[str], **options: Any) -> None:
+    """Write a graph in one of `FORMATS`; options: those of the format's own `emit`.
+
+    Raises:
+      ValueError: an unknown format, or a graph that the format cannot hold; the message names the nodes and the cure.
+      ModuleNotFoundError: the library that writes the format is missing; the message says what to install.
+    """
+    if format not in FORMATS:
+        raise ValueError(f"emit: expected one of the formats {', '.join(FORMATS)}, got {format!r}.")
+    importlib.import_module(f"qjax.export.emit.{format}").emit(graph, path, **options)

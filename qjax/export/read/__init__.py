@@ -1,0 +1,60 @@
+"""Readers: pre-quantized models of other tools as graphs like any other.
+
+Each format is one module or package here with `read(data, target=..., **options)`, imported when a file of its kind
+comes. A reader trusts nothing in the file and executes nothing.
+"""
+
+import importlib
+import os
+from typing import Any
+
+from qjax import targets
+from qjax.export import artifact, files
+from qjax.export.check import GraphError
+from qjax.export.ir import Graph
+from qjax.export.read.errors import ReadError
+
+MAX_FILE = 2 * 2**30
+
+FORMATS = ("onnx", "tflite")
+
+
+def read(
+    path: str | os.PathLike[str],
+    target: str | targets.Target | None = None,
+    *,
+    format: str | None = None,
+    max_bytes: int = MAX_FILE,
+    **options: Any,
+) -> Graph:
+    """The graph of a pre-quantized model.
+
+    Args:
+      path: a .tflite or .onnx file.
+      target: whose rounding the graph obeys; None: that of the file (of a file that qjax wrote), else the format's own
+        runtime: onnxruntime, tflite_reference.
+      format: "onnx" or "tflite"; None: by the file's content.
+      max_bytes: a larger file is refused before it is read.
+      options: those of the format's own `read`.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ReadError: a damaged file, or one with operators that have no integers here; the message lists all of them.
+    """
+    if format is not None and format not in FORMATS:
+        raise ValueError(f"read: expected one of the formats {', '.join(FORMATS)}, got {format!r}.")
+    name = os.fspath(path)
+    data = files.read(name, max_bytes, "a .tflite or .onnx model", ReadError)
+    if data[:1] and data[8:].startswith(artifact.START):
+        raise ReadError(f"{name}: this is a qjax artifact; qjax.load(path) reads it.")
+    chosen = targets.get(target) if target is not None else None
+    reader = importlib.import_module(f"qjax.export.read.{format or sniffed(data)}")
+    try:
+        return reader.read(data, target=chosen, **options)
+    except (ReadError, GraphError) as error:
+        raise type(error)(f"{name}: {error}") from None
+
+
+def sniffed(data: bytes) -> str:
+    """The format of a file by its content: a .tflite says so in its bytes 4 to 8, all else is tried as ONNX."""
+    return "tflite" if data[4:8] == b"TFL3" else "onnx"

@@ -1,0 +1,187 @@
+"""The same graph under another target: its rules, formulas and constants, made anew from the graph's own scales.
+
+A finished graph holds what a model says of itself (codes of weights, integer biases, scales, zero points, clamps,
+counts of averages) beside what a target made of it (rules, formulas, multipliers, shifts). Here the second part is
+replaced. A graph that was read from a file has only the first; this finishes it.
+
+What comes out is what a conversion for the other target gives, but for two things that a conversion decides earlier:
+biases are integers already (a target whose rule adds a float bias gets their exact value), and averages keep the grids
+that they have.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from qjax import ops, targets
+from qjax.export.check import check, check_integer
+from qjax.export.ir import Graph, Node, Quantization, Tensor
+from qjax.export.passes import check_accumulators, remove_dead
+from qjax.export.passes.formulas import elements, formula_for
+from qjax.export.passes.weighted import arithmetic_of, kind_of, scale_in_rank
+from qjax.numerics.rules import get_rule
+from qjax.numerics.softfloat import Real
+from qjax.ops import Role
+from qjax.ops.channels import weight_to_result
+from qjax.ops.epilogue import Affine, fold_sum, requantization
+from qjax.ops.formulas import check_target
+
+_KEPT = ("kernel", "bias", "count", "clamp_min", "clamp_max")
+"""Constants that belong to the model; all others belong to the target."""
+
+_FORMULAS = {"multiply": "multiply", "rescale": "rescale", "dot": "matmul", "sum": "mean", "window_sum": "average_pool"}
+
+
+def retarget(graph: Graph, target: str | targets.Target) -> Graph:
+    """The graph under a target.
+
+    Args:
+      graph: a finished graph, or one whose nodes have no rule and no formula yet. A product with weights needs the
+        constants kernel (with its scale) and bias (int32, at the scale of input times kernel), an average `count`.
+        Without constants of a target, a node stands for its bare operation: y = x0 + x1, not y = 2 (x0 + x1).
+      target: the target or its name.
+
+    Raises:
+      ValueError: an unknown target; an output whose scale is far too small for its input.
+      ConversionError: an accumulator that may overflow under the target.
+    """
+    target = targets.get(target)
+    check_target(target)
+    if graph.target == target.name and all(_is_finished(node) for node in graph.nodes):
+        return graph
+    tensors = dict(graph.tensors)
+    nodes = tuple(_retargeted(graph, tensors, node, target) for node in check(graph).nodes)
+    changed = graph.replace(nodes=nodes, tensors=tensors, target=target.name, quantization=target.quantize)
+    return check_accumulators(check_integer(remove_dead(changed)))
+
+
+def _is_finished(node: Node) -> bool:
+    return ops.get(node.op).role is not Role.PRODUCER or bool({"rule", "formula", "rounding"} & set(node.attributes))
+
+
+def _retargeted(graph: Graph, tensors: dict[str, Tensor], node: Node, target: targets.Target) -> Node:
+    if ops.get(node.op).role is not Role.PRODUCER:
+        return node
+    output = graph.tensors[node.output]
+    own = {key: value for key, value in node.attributes.items() if key not in ("rule", "formula", "accumulator")}
+    own.pop("rounding", None)
+    if "kernel" in node.constants:
+        constants, attributes = _weighted(graph, node, target)
+    else:
+        constants, attributes = _summed(graph, node, output, target)
+    for role in node.constants.keys() - set(_KEPT):
+        tensors.pop(node.constants[role], None)
+    kept = {role: node.constants[role] for role in _KEPT if role in node.constants and role != "count"}
+    roles = {role: name for role, name in kept.items() if not role.startswith("clamp_")}
+    for role, value in constants.items():
+        name = roles.setdefault(role, f"{node.output}/{role}")
+        tensors[name] = Tensor(name, tuple(np.shape(value)), str(value.dtype), None, value)
+    ordered = {**roles, **kept}
+    return dataclasses.replace(node, constants=ordered, attributes={**own, **attributes})
+
+
+# ---------------------------------------------------------------------------- products with weights
+
+
+def _weighted(graph: Graph, node: Node, target: targets.Target) -> tuple[dict[str, Any], dict[str, Any]]:
+    kernel = graph.tensors[node.constants["kernel"]]
+    s_x = _quantization(graph, node.inputs[0]).scale
+    s_y = _quantization(graph, node.output).scale
+    s_w = weight_to_result(scale_in_rank(kernel), node.attributes["channels"], node.attributes["rank"])
+    per_channel = np.size(s_w) > 1
+    wide = graph.tensors[node.inputs[0]].dtype == "int16"
+    weighted = target.weighted(kind_of(node, kernel), per_channel=per_channel, wide=wide)
+    step = Real.of(s_x) * Real.of(s_w)
+    bias, real = _bias(graph, node, step)
+    bias, constants = requantization(s_x, s_w, s_y, real, bias, weighted, per_channel)
+    shape = tuple(np.shape(s_w))
+    constants = {
+        role: np.broadcast_to(value, np.broadcast_shapes(shape, np.shape(value))) for role, value in constants.items()
+    }
+    x = graph.tensors[node.inputs[0]].shape
+    return {"bias": bias, **constants}, arithmetic_of(node, kernel, x, weighted.rule, target)
+
+
+def _bias(graph: Graph, node: Node, step: Real) -> tuple[Any, Real]:
+    """The bias in steps of the accumulator, int32, and as a real number."""
+    held = np.asarray(graph.constant(node, "bias"))
+    rule = get_rule(node.attributes["rule"]) if "rule" in node.attributes else None
+    if rule is None or rule.real_bias is None:
+        return held, Real.of(held) * step
+    real = rule.real_bias(rule.constants(**{role: graph.constant(node, role) for role in rule.fields}), step)
+    return (real / step).to_int32(), real
+
+
+# ---------------------------------------------------------------------------- sums of scaled integers
+
+
+def _summed(graph: Graph, node: Node, output: Tensor, target: targets.Target) -> tuple[dict[str, Any], dict[str, Any]]:
+    rounding = {"rounding": target.rounding.value}
+    factors = {role: graph.constant(node, role) for role in node.constants if role not in _KEPT}
+    count = _count(graph, node)
+    bare = _exact(graph, node, output, count)
+    if "rounding" in node.attributes and not _equal(factors, bare):
+        # an affine step stands behind the operation, and only the factors know which
+        return factors, rounding
+    op = "subtract" if node.attributes.get("subtract") else _FORMULAS.get(node.op, node.op)
+    # a sum that is no average is no operation of any runtime
+    average = node.op not in ("sum", "window_sum") or count is not None
+    found = formula_for(graph.tensors, node, op, 1 if count is None else count, output, target) if average else None
+    if found is None:
+        return bare, rounding
+    formula, setting = found
+    constants: dict[str, Any] = dict(formula.prepare(setting))
+    if setting.op in ("mean", "average_pool"):
+        constants["count"] = np.asarray(setting.count, np.int32)
+    return constants, {"formula": formula.name}
+
+
+def _exact(graph: Graph, node: Node, output: Tensor, count: Any) -> dict[str, Any]:
+    assert output.quantization is not None
+    scales = [Real.of(_quantization(graph, name).scale) for name in node.inputs]
+    accumulators = ops.get(node.op).scales(node.attributes, scales)
+    return fold_sum(accumulators, output.quantization.scale, _average(count))
+
+
+def _average(count: Any) -> Affine:
+    affine = Affine.identity()
+    return affine if count is None else Affine(affine.g / Real.of(np.asarray(count, np.float32)), affine.b)
+
+
+def _count(graph: Graph, node: Node) -> Any:
+    """How many elements an average has, or None for a node that is none."""
+    if node.op not in ("sum", "window_sum"):
+        return None
+    if "count" in node.constants:
+        return np.asarray(graph.constant(node, "count"))
+    if "rounding" not in node.attributes:
+        return None
+    # an average under a target that computes it exactly: the number whose factors are the node's
+    output = graph.tensors[node.output]
+    held = {role: graph.constant(node, role) for role in node.constants if role not in _KEPT}
+    factor = np.asarray(held["factor0"], np.float64) * 2.0 ** -np.asarray(held["shift"], np.float64)
+    steps = float(np.asarray(_quantization(graph, node.inputs[0]).scale)) / float(
+        np.asarray(_quantization(graph, node.output).scale)
+    )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        guess = np.rint(steps / factor)
+    if not np.all((guess >= 1) & (guess < 2**31)):
+        return None
+    count = guess.astype(np.int32)
+    whole = elements(graph, node)
+    if node.op == "sum" and not np.array_equal(count, np.asarray(whole)):
+        return None
+    return count if _equal(held, _exact(graph, node, output, count)) else None
+
+
+def _equal(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    return a.keys() == b.keys() and all(np.array_equal(a[role], b[role]) for role in a)
+
+
+def _quantization(graph: Graph, name: str) -> Quantization:
+    quantization = graph.tensors[name].quantization
+    if quantization is None:
+        raise ValueError(f"retarget: the tensor {name!r} has no scale, and a target makes its constants from scales.")
+    return quantization
