@@ -20,12 +20,13 @@ import qjax
 from experiments import plots
 from experiments.data import Digits, digits
 from experiments.machine import machine
-from experiments.models import ResNet
+from experiments.models import CNN, ResNet
 from experiments.training import History, Schedule, accuracy, one_hot, parameter_bytes, scores, train
 
 CONFIGURATIONS = {"W8A8": 8, "W4A4": 4, "W2A2": 2}
 EXACT = "W8A8"
 """The configuration whose last epoch trains through the integers."""
+EXACT_BATCH = 128
 
 
 def recipe_of(bits: int) -> qjax.Recipe:
@@ -73,7 +74,7 @@ class ExactSteps:
 
 
 def run_configuration(
-    name: str, bits: int, model: ResNet, data: Digits, args: argparse.Namespace, console: Console
+    name: str, bits: int, model: ResNet | CNN, data: Digits, args: argparse.Namespace, console: Console
 ) -> tuple[Row, qjax.QuantizedModel, History, ExactSteps | None]:
     """Everything about one configuration; saves `NAME.qjax`."""
     start = time.perf_counter()
@@ -105,7 +106,7 @@ def run_configuration(
             qmodel,
             images,
             targets,
-            Schedule(1, learning_rate=1e-4, batch_size=128),
+            Schedule(1, learning_rate=1e-4, batch_size=args.exact_batch),
             seed=args.seed + 2,
             forward=forward,
             on_step=check,
@@ -143,10 +144,10 @@ def run_configuration(
     return row, qmodel, history, check
 
 
-def table_of(rows: list[Row], images: int) -> Table:
+def table_of(rows: list[Row], network: str, images: int) -> Table:
     """One column per configuration."""
     table = Table(
-        title=f"Residual network on scikit-learn's digits, {images} test images",
+        title=f"{network} on scikit-learn's digits, {images} test images",
         caption="against the integer graph; * where a node's input codes agree",
     )
     table.add_column("")
@@ -174,16 +175,19 @@ def main(argv: list[str] | None = None) -> list[Row]:
     parser.add_argument("--epochs", type=int, default=20, help="epochs of the float and of each quantized training")
     parser.add_argument("--seed", type=int, default=0, help="of the weights and the order of the images")
     parser.add_argument("--out", type=Path, default=Path("out/demo"), help="folder for model.qjax, results, picture")
-    parser.add_argument("--quick", action="store_true", help="3 epochs, W8A8 and W4A4 only: does it run?")
+    parser.add_argument(
+        "--quick", action="store_true", help="3 epochs of a plain CNN, W8A8 and W4A4 only: does it run?"
+    )
     args = parser.parse_args(argv)
+    args.exact_batch = EXACT_BATCH
     configurations = dict(CONFIGURATIONS)
     if args.quick:
-        args.epochs = min(args.epochs, 3)
+        args.epochs, args.exact_batch = min(args.epochs, 3), 5 * EXACT_BATCH
         del configurations["W2A2"]
     args.out.mkdir(parents=True, exist_ok=True)
     console, start, data = Console(), time.perf_counter(), digits()
 
-    model = ResNet(rngs=nnx.Rngs(args.seed))
+    model = (CNN if args.quick else ResNet)(rngs=nnx.Rngs(args.seed))
     histories = {
         "float": train(
             model,
@@ -205,7 +209,7 @@ def main(argv: list[str] | None = None) -> list[Row]:
         rows.append(row)
         exact_steps = check or exact_steps
 
-    console.print(table_of(rows, len(data.test_labels)))
+    console.print(table_of(rows, type(model).__name__, len(data.test_labels)))
     console.print(
         f"{EXACT}'s last epoch trained through the integers: at each of its {exact_steps.steps} steps the forward was "
         f"compared with the graph converted there; {exact_steps.different} of {exact_steps.outputs} outputs differ."

@@ -10,7 +10,6 @@ from matplotlib.figure import SubFigure
 from matplotlib.ticker import MaxNLocator
 
 import qjax
-from experiments.models import ResNet
 from experiments.training import History
 
 matplotlib.use("Agg")  # draws to files; works without a display
@@ -100,7 +99,7 @@ def activations_in_steps(qmodel: qjax.QuantizedModel, images: np.ndarray) -> His
         activations=qjax.QSpec(bits=16, symmetric=False),
         overrides={re.escape(name): spec for name, spec in weights.items()},
     )
-    twin_model = ResNet(rngs=nnx.Rngs(0))
+    twin_model = type(qmodel.model)(rngs=nnx.Rngs(0))
     nnx.update(twin_model, nnx.state(qmodel.model))
     twin = qjax.quantize(twin_model, recipe, images)
     for name in weights:

@@ -81,3 +81,54 @@ class Runtime(Protocol):
     def run(self, case: Case) -> np.ndarray:
         """The output's codes, in the layout of the case."""
         ...
+
+
+def window(case: Case) -> tuple[int, int]:
+    """Height and width of a convolution's kernel or of a pooling window."""
+    height, width = case.attributes["window"] if case.kernel is None else case.kernel.shape[:2]
+    return int(height), int(width)
+
+
+def strides(case: Case) -> tuple[int, int]:
+    """Its steps along height and width; 1 where the case says nothing."""
+    vertical, horizontal = case.attributes.get("strides", (1, 1))
+    return int(vertical), int(horizontal)
+
+
+def padding(case: Case) -> list[list[int]]:
+    """Low and high padding of height and width; SAME puts the odd one behind, as TFLite and lax do."""
+    if case.attributes.get("padding", "VALID") == "VALID":
+        return [[0, 0], [0, 0]]
+    found: list[list[int]] = []
+    for size, length, stride in zip(case.inputs[0].shape[1:3], window(case), strides(case), strict=True):
+        total = max((-(-size // stride) - 1) * stride + length - size, 0)
+        found.append([total // 2, total - total // 2])
+    return found
+
+
+def output_shape(case: Case) -> tuple[int, ...]:
+    """The shape of the output; a mean drops its axes."""
+    x = case.inputs[0].shape
+    if case.op == "fully_connected":
+        assert case.kernel is not None
+        return (*x[:-1], case.kernel.shape[-1])
+    if case.op in ("conv2d", "depthwise_conv2d", "average_pool"):
+        spatial = [
+            (size + low + high - length) // stride + 1
+            for size, (low, high), length, stride in zip(
+                x[1:3], padding(case), window(case), strides(case), strict=True
+            )
+        ]
+        return (x[0], *spatial, x[3] if case.kernel is None else case.kernel.shape[-1])
+    if case.op == "mean":
+        axes = {axis % len(x) for axis in case.attributes["axes"]}
+        return tuple(size for axis, size in enumerate(x) if axis not in axes)
+    return np.broadcast_shapes(*(np.shape(codes) for codes in case.inputs))
+
+
+def float_bias(case: Case) -> np.ndarray:
+    """The bias in reals, float32: bias * (s_x * s_w) in double, rounded once."""
+    assert case.bias is not None
+    assert case.kernel_grid is not None
+    step = np.float64(case.grids[0].scale) * case.kernel_grid.scale.astype(np.float64)
+    return (case.bias.astype(np.float64) * step).astype(np.float32)

@@ -9,7 +9,17 @@ import dataclasses
 
 import numpy as np
 
-from qjax.conformance.case import Case, Grid
+from qjax.conformance.case import Case
+from qjax.conformance.pieces import (
+    draw_codes,
+    draw_near_tie,
+    draw_scale,
+    draw_scales,
+    draw_zero_point,
+    extreme_accumulators,
+    grid_of,
+    weighted,
+)
 
 Cases = list[Case]
 
@@ -24,10 +34,10 @@ def fully_connected(
     r = np.random.RandomState(seed)
     found: Cases = []
     for index in range(14):
-        s_x, s_w = _scale(r, index), _scales(r, index, 64 if per_channel else None)
-        found.append(_weighted("fully_connected", r, x, kernel, (128, 32), (32, 64), s_x, s_w, codes, {}))
+        s_x, s_w = draw_scale(r, index), draw_scales(r, index, 64 if per_channel else None)
+        found.append(weighted("fully_connected", r, x, kernel, (128, 32), (32, 64), s_x, s_w, codes, {}))
     for index in range(8):
-        found.append(_accumulators("fully_connected", r, x, kernel, (1, 8), (8, 2048), index, per_channel))
+        found.append(extreme_accumulators("fully_connected", r, x, kernel, (1, 8), (8, 2048), index, per_channel))
     return found
 
 
@@ -38,13 +48,15 @@ def conv2d(
     r = np.random.RandomState(seed)
     found: Cases = []
     for index in range(8):
-        s_x, s_w = _scale(r, index), _scales(r, index, 32 if per_channel else None)
+        s_x, s_w = draw_scale(r, index), draw_scales(r, index, 32 if per_channel else None)
         shape, window = ((2, 14, 14, 8), (3, 3, 8, 32)) if index % 4 else ((2, 14, 14, 16), (1, 1, 16, 32))
         known = {"strides": (2, 1) if index == 3 else (1, 1), "padding": "VALID" if index == 2 else "SAME"}
-        found.append(_weighted("conv2d", r, x, kernel, shape, window, s_x, s_w, codes, known))
+        found.append(weighted("conv2d", r, x, kernel, shape, window, s_x, s_w, codes, known))
     known = {"strides": (1, 1), "padding": "VALID"}
     for index in range(4):
-        found.append(_accumulators("conv2d", r, x, kernel, (1, 3, 3, 4), (1, 1, 4, 1024), index, per_channel, known))
+        found.append(
+            extreme_accumulators("conv2d", r, x, kernel, (1, 3, 3, 4), (1, 1, 4, 1024), index, per_channel, known)
+        )
     return found
 
 
@@ -67,11 +79,11 @@ def depthwise_conv2d(
     for index in range(12):
         width = channels[index % len(channels)]
         features = width * multiplier
-        s_x, s_w = _scale(r, index), _scales(r, index, features if per_channel else None)
+        s_x, s_w = draw_scale(r, index), draw_scales(r, index, features if per_channel else None)
         window = (5, 5) if index == 5 else (3, 3)
         known = {"strides": (2, 2) if index == 3 else (1, 1), "padding": "VALID" if index == 2 else "SAME"}
         shape = (2, 16, 16, width)
-        found.append(_weighted("depthwise_conv2d", r, x, kernel, shape, (*window, 1, features), s_x, s_w, codes, known))
+        found.append(weighted("depthwise_conv2d", r, x, kernel, shape, (*window, 1, features), s_x, s_w, codes, known))
     return found
 
 
@@ -84,7 +96,9 @@ def single_rows(*, per_channel: bool, seed: int = 11) -> Cases:
         for depth, channels in ((7, 1024), (8, 1024), (9, 1023), (8, 4)):
             for rows in (1, 2):
                 shape, window = (rows, depth), (depth, channels)
-                found.append(_accumulators("fully_connected", r, "int8", "int8", shape, window, index, per_channel))
+                found.append(
+                    extreme_accumulators("fully_connected", r, "int8", "int8", shape, window, index, per_channel)
+                )
         for shape, window in (
             ((1, 1, 1, 8), (1, 1, 8, 1024)),
             ((1, 1, 1, 7), (1, 1, 7, 1024)),
@@ -92,11 +106,11 @@ def single_rows(*, per_channel: bool, seed: int = 11) -> Cases:
             ((1, 1, 2, 8), (1, 1, 8, 1024)),
             ((2, 1, 1, 8), (1, 1, 8, 1024)),
         ):
-            found.append(_accumulators("conv2d", r, "int8", "int8", shape, window, index, per_channel, known))
+            found.append(extreme_accumulators("conv2d", r, "int8", "int8", shape, window, index, per_channel, known))
     # 3 channels, too few for the accumulators above
     for _ in range(64):
-        s_x, s_w = _scale(r, 1), _scales(r, 1, 3 if per_channel else None)
-        found.append(_weighted("fully_connected", r, "int8", "int8", (1, 8), (8, 3), s_x, s_w, None, {}))
+        s_x, s_w = draw_scale(r, 1), draw_scales(r, 1, 3 if per_channel else None)
+        found.append(weighted("fully_connected", r, "int8", "int8", (1, 8), (8, 3), s_x, s_w, None, {}))
     return found
 
 
@@ -111,7 +125,7 @@ def depthwise_scales_above_1(*, per_channel: bool, seed: int = 12) -> Cases:
         stride = int(r.randint(1, 3))
         known = {"strides": (stride, stride), "padding": "VALID" if r.rand() < 0.5 else "SAME"}
         window = (3, 3) if r.rand() < 0.8 else (2, 2)
-        s_x, s_w = _scale(r, index), _scales(r, index, features if per_channel else None)
+        s_x, s_w = draw_scale(r, index), draw_scales(r, index, features if per_channel else None)
         effective = np.float32(np.exp2(r.uniform(-3, 6)))
         s_y = np.float32(s_x * np.median(s_w) / effective)
         bias = r.randint(-40, 41, features).astype(np.int32)
@@ -120,10 +134,10 @@ def depthwise_scales_above_1(*, per_channel: bool, seed: int = 12) -> Cases:
             Case(
                 "depthwise_conv2d",
                 (r.randint(-4, 5, (2, *size, channels)).astype(np.int8),),
-                (_grid(s_x, int(r.randint(-3, 4)), "int8"),),
-                _grid(s_y, _zero_point(r, "int8"), "int8"),
+                (grid_of(s_x, int(r.randint(-3, 4)), "int8"),),
+                grid_of(s_y, draw_zero_point(r, "int8"), "int8"),
                 r.randint(-3, 4, (*window, 1, features)).astype(np.int8),
-                _grid(s_w, 0, "int8"),
+                grid_of(s_w, 0, "int8"),
                 bias,
                 known,
             )
@@ -144,7 +158,7 @@ def mean_fused(*, seed: int = 13) -> Cases:
     while len(found) < 40:
         height, width = ((1, 2), (2, 2), (3, 3), (2, 4), (5, 5), (7, 7), (12, 12))[r.randint(7)]
         n = height * width
-        z_x, z_y = (_zero_point(r, "int8") for _ in range(2))
+        z_x, z_y = (draw_zero_point(r, "int8") for _ in range(2))
         s_x = np.float32(np.exp(r.uniform(-6, 0)))
         s_y = np.float32(s_x * 2.0 ** -r.randint(0, 3) if r.rand() < 0.5 else s_x / n * r.randint(1, 40))
         scale = np.float32(np.float32(s_x / s_y) * np.float32(np.float32(1) / np.float32(n)))
@@ -160,7 +174,7 @@ def mean_fused(*, seed: int = 13) -> Cases:
         codes = np.repeat((which // n)[:, None], n, axis=1) + (np.arange(n) < (which % n)[:, None])
         x = codes.astype(np.int8).reshape(-1, height, width, 1)
         attributes = {"axes": (1, 2)}
-        found.append(Case("mean", (x,), (_grid(s_x, z_x, "int8"),), _grid(s_y, z_y, "int8"), attributes=attributes))
+        found.append(Case("mean", (x,), (grid_of(s_x, z_x, "int8"),), grid_of(s_y, z_y, "int8"), attributes=attributes))
     return found
 
 
@@ -174,10 +188,10 @@ def elementwise(op: str, x: str, *, seed: int = 4) -> Cases:
             a, b = np.meshgrid(np.arange(info.min, info.max + 1), np.arange(info.min, info.max + 1))
         else:
             a, b = r.randint(info.min, info.max + 1, (2, 256, 256))
-        s_a, s_b = _scale(r, index), _scale(r, index + (index > 1))
+        s_a, s_b = draw_scale(r, index), draw_scale(r, index + (index > 1))
         if index == 0:
             s_b = s_a
-        z_a, z_b, z_y = (_zero_point(r, x) for _ in range(3))
+        z_a, z_b, z_y = (draw_zero_point(r, x) for _ in range(3))
         reach = (s_a + s_b if op == "add" else s_a * s_b * np.float32(128)) * np.float32(r.uniform(0.4, 1.1))
         s_y = np.float32((s_a, np.float32(2.0) * s_a, reach, reach)[index] if op == "add" else reach)
         if op == "multiply" and index == 0:
@@ -186,8 +200,8 @@ def elementwise(op: str, x: str, *, seed: int = 4) -> Cases:
             Case(
                 op,
                 (a.astype(x), b.astype(x)),
-                (_grid(s_a, z_a, x), _grid(s_b, z_b, x)),
-                _grid(s_y, z_y, x),
+                (grid_of(s_a, z_a, x), grid_of(s_b, z_b, x)),
+                grid_of(s_y, z_y, x),
             )
         )
     return found
@@ -200,10 +214,15 @@ def rescale(x: str, y: str, *, count: int = 48, seed: int = 5) -> Cases:
     codes = np.arange(info.min, info.max + 1).astype(x).reshape(16, -1)
     found: Cases = []
     for index in range(count):
-        s_x = _scale(r, index)
+        s_x = draw_scale(r, index)
         ratio = np.float32((1.0, 2.0, 0.5, 4.0, 3.0)[index] if index < 5 else np.exp(r.uniform(-2.5, 2.5)))
         found.append(
-            Case("rescale", (codes,), (_grid(s_x, _zero_point(r, x), x),), _grid(s_x * ratio, _zero_point(r, y), y))
+            Case(
+                "rescale",
+                (codes,),
+                (grid_of(s_x, draw_zero_point(r, x), x),),
+                grid_of(s_x * ratio, draw_zero_point(r, y), y),
+            )
         )
     return found
 
@@ -227,7 +246,7 @@ def quantize(y: str, *, seed: int = 6) -> Cases:
         ).astype(np.float32)
         # beyond 2^31 steps runtimes convert a float to int32 whose value C leaves undefined
         x[:6] = [0.0, -0.0, 2.0e9 * s, -2.0e9 * s, 1e-40, -1e-40]
-        found.append(Case("quantize", (x.reshape(256, 256),), (), _grid(s, z, y)))
+        found.append(Case("quantize", (x.reshape(256, 256),), (), grid_of(s, z, y)))
     return found
 
 
@@ -236,11 +255,11 @@ def average_pool(x: str, *, same_grid: bool, seed: int = 7, padding: bool = True
     r = np.random.RandomState(seed)
     found: Cases = []
     for index, window in enumerate(((2, 2), (3, 3), (2, 3), (7, 7), (4, 4), (2, 2))):
-        s_x, z_x = _scale(r, index), _zero_point(r, x)
-        s_y, z_y = (s_x, z_x) if same_grid else (np.float32(s_x * r.uniform(0.3, 1.2)), _zero_point(r, x))
+        s_x, z_x = draw_scale(r, index), draw_zero_point(r, x)
+        s_y, z_y = (s_x, z_x) if same_grid else (np.float32(s_x * r.uniform(0.3, 1.2)), draw_zero_point(r, x))
         known = {"window": window, "strides": (1, 1), "padding": "SAME" if padding and index != 1 else "VALID"}
-        inputs = _codes(r, x, (2, 24, 24, 16))
-        found.append(Case("average_pool", (inputs,), (_grid(s_x, z_x, x),), _grid(s_y, z_y, x), attributes=known))
+        inputs = draw_codes(r, x, (2, 24, 24, 16))
+        found.append(Case("average_pool", (inputs,), (grid_of(s_x, z_x, x),), grid_of(s_y, z_y, x), attributes=known))
     return found
 
 
@@ -249,13 +268,15 @@ def mean(x: str, *, same_grid: bool = False, seed: int = 8) -> Cases:
     r = np.random.RandomState(seed)
     found: Cases = []
     for index in range(12):
-        s_x, z_x = _scale(r, index), _zero_point(r, x)
-        s_y, z_y = (s_x, z_x) if same_grid else (np.float32(s_x * r.uniform(0.2, 1.2)), _zero_point(r, x))
+        s_x, z_x = draw_scale(r, index), draw_zero_point(r, x)
+        s_y, z_y = (s_x, z_x) if same_grid else (np.float32(s_x * r.uniform(0.2, 1.2)), draw_zero_point(r, x))
         if index == 0:
             s_y = s_x
         size = (2, 3, 4, 5)[index % 4]
-        inputs = _codes(r, x, (256, size, size + index % 2, 32))
-        found.append(Case("mean", (inputs,), (_grid(s_x, z_x, x),), _grid(s_y, z_y, x), attributes={"axes": (1, 2)}))
+        inputs = draw_codes(r, x, (256, size, size + index % 2, 32))
+        found.append(
+            Case("mean", (inputs,), (grid_of(s_x, z_x, x),), grid_of(s_y, z_y, x), attributes={"axes": (1, 2)})
+        )
     return found
 
 
@@ -271,10 +292,10 @@ def table(op: str, x: str, *, count: int = 40, near_ties: bool = False, seed: in
     found: Cases = []
     for index in range(count):
         if near_ties and index % 4:
-            s, z = _near_tie(r, op, x)
+            s, z = draw_near_tie(r, op, x)
         else:
-            s, z = np.float32(np.exp(r.uniform(-6, 0))), _zero_point(r, x)
-        found.append(Case(op, (codes,), (_grid(s, z, x),), _grid(scale, int(zero), x)))
+            s, z = np.float32(np.exp(r.uniform(-6, 0))), draw_zero_point(r, x)
+        found.append(Case(op, (codes,), (grid_of(s, z, x),), grid_of(scale, int(zero), x)))
     return found
 
 
@@ -288,124 +309,6 @@ def softmax(*, seed: int = 10) -> Cases:
             spread = (2 / s, 5, 40, 100)[index % 4]
             values = r.normal(0, spread, (3360 // length + 1, length)) + r.randint(-50, 50)
             x = np.clip(np.rint(values), -128, 127).astype(np.int8)
-            grid = _grid(s, _zero_point(r, "int8"), "int8")
-            found.append(Case("softmax", (x,), (grid,), _grid(np.float32(1 / 256), -128, "int8")))
+            grid = grid_of(s, draw_zero_point(r, "int8"), "int8")
+            found.append(Case("softmax", (x,), (grid,), grid_of(np.float32(1 / 256), -128, "int8")))
     return found
-
-
-# ---------------------------------------------------------------------------- pieces
-
-
-def _grid(scale: np.floating | np.ndarray, zero_point: int, dtype: str) -> Grid:
-    return Grid(np.asarray(scale, np.float32), int(zero_point), dtype)
-
-
-def _scale(r: np.random.RandomState, index: int) -> np.float32:
-    """Every third scale is a power of two."""
-    return np.float32(2.0 ** r.randint(-8, 1)) if index % 3 == 0 else np.float32(np.exp(r.uniform(-6, 0)))
-
-
-def _scales(r: np.random.RandomState, index: int, channels: int | None) -> np.ndarray:
-    if channels is None:
-        return np.asarray(_scale(r, index))
-    values = np.exp(r.uniform(-7, -1, channels)).astype(np.float32)
-    powers = np.float32(2.0) ** r.randint(-9, -1, channels)
-    return np.where(r.rand(channels) < 0.3, powers, values).astype(np.float32)
-
-
-def _near_tie(r: np.random.RandomState, op: str, dtype: str) -> tuple[np.float32, int]:
-    """A scale and a zero point under which one code's sigmoid (at 1/256) or tanh (at 1/128) is nearly k + 1/2 steps."""
-    info = np.iinfo(dtype)
-    half = r.randint(1, 127) + 0.5
-    # the sigmoid of v is (1 + tanh(v / 2)) / 2
-    v = np.arctanh(half / 128) * (2 if op == "logistic" else 1)
-    steps = r.randint(1, info.max - info.min + 1)
-    up = r.rand() < 0.5
-    z = int(r.randint(info.min, info.max - steps + 1)) if up else int(r.randint(info.min + steps, info.max + 1))
-    s = np.asarray(np.float32(v / steps)).reshape(1)
-    return (s.view(np.int32) + r.randint(-2, 3)).astype(np.int32).view(np.float32)[0], z
-
-
-def _zero_point(r: np.random.RandomState, dtype: str) -> int:
-    info = np.iinfo(dtype)
-    return 0 if info.bits == 16 else int(r.randint(info.min, info.max + 1))
-
-
-def _codes(
-    r: np.random.RandomState, dtype: str, shape: tuple[int, ...], codes: tuple[int, int] | None = None
-) -> np.ndarray:
-    info = np.iinfo(dtype)
-    low, high = codes or (info.min, info.max)
-    values = r.randint(low, high + 1, shape)
-    edges = r.rand(*shape) < 0.05
-    values[edges] = np.where(r.rand(int(edges.sum())) < 0.5, low, high)
-    return values.astype(dtype)
-
-
-def _weighted(
-    op: str,
-    r: np.random.RandomState,
-    x: str,
-    kernel: str,
-    shape: tuple[int, ...],
-    window: tuple[int, ...],
-    s_x: np.float32,
-    s_w: np.ndarray,
-    codes: tuple[int, int] | None,
-    attributes: dict[str, object],
-) -> Case:
-    z_x = _zero_point(r, x) if codes is None else int(r.randint(codes[0], codes[1] + 1))
-    inputs = _codes(r, x, shape, codes)
-    symmetric = (-127, 127) if kernel == "int8" else (0, 255)
-    weights = _codes(r, kernel, window, symmetric)
-    z_w = 0 if kernel == "int8" else 128
-    depth = int(np.prod(window[:-1]))
-    # standard deviations of uniform codes of 8 and 16 bits
-    narrow = np.iinfo(x).bits == 8
-    spread = np.sqrt(depth) * 74 * (74 if narrow else 18919)
-    bias = r.randint(-int(spread), int(spread), window[-1]).astype(np.int32)
-    # the standard deviation of an accumulator becomes a quarter of the range; sometimes an exact power of two
-    typical = np.float64(s_x) * np.float64(np.median(s_w)) * spread
-    s_y = np.float32(typical / r.uniform(30, 90) / (1 if narrow else 256))
-    if np.log2(float(s_x)) % 1 == 0:
-        s_y = np.float32(2.0 ** np.round(np.log2(s_y)))
-    output = _grid(s_y, _zero_point(r, x), x)
-    return Case(op, (inputs,), (_grid(s_x, z_x, x),), output, weights, _grid(s_w, z_w, kernel), bias, attributes)
-
-
-def _accumulators(
-    op: str,
-    r: np.random.RandomState,
-    x: str,
-    kernel: str,
-    shape: tuple[int, ...],
-    window: tuple[int, ...],
-    index: int,
-    per_channel: bool,
-    attributes: dict[str, object] | None = None,
-) -> Case:
-    """Zero weights: the accumulator is the bias, here anything that the output's range makes interesting."""
-    channels = window[-1]
-    s_x = np.float32(2.0**-4) if index % 2 else _scale(r, 1)
-    s_w = _scales(r, index, channels) if per_channel else np.asarray(np.float32(2.0 ** -(3 + index)))
-    s_y = np.float32((2.0**-2, 0.37, 2.0**3, 900.0, 0.01, 2.0**-6, 1.7, 2.0**9)[index])
-    e = np.broadcast_to(np.float64(s_x) * np.float64(s_w) / np.float64(s_y), (channels,))
-    narrow = np.iinfo(x).bits == 8
-    targets = r.randint(-300, 300, channels) * (1 if narrow else 120) + r.choice([0.0, 0.5, 0.5, 0.25], channels)
-    # the kernels for int16 require a result that fits int32
-    limit = 2**30 if narrow else np.minimum(2**30, 2**30 / e)
-    bias = np.clip(np.rint(targets / e), -(2**30), 2**30).astype(np.int64)
-    bias[:4] = [2**30, -(2**30), 1, -1]
-    bias = np.clip(bias, -limit, limit).astype(np.int64)
-    z_w = 0 if kernel == "int8" else 128
-    weights = np.full(window, z_w).astype(kernel)
-    return Case(
-        op,
-        (_codes(r, x, shape),),
-        (_grid(s_x, _zero_point(r, x), x),),
-        _grid(s_y, _zero_point(r, x), x),
-        weights,
-        _grid(s_w, z_w, kernel),
-        bias.astype(np.int32),
-        attributes or {},
-    )

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from qjax import ops
-from qjax.conformance.case import Case, Grid
+from qjax.conformance.case import Case, Grid, float_bias, output_shape, padding, strides, window
 from qjax.export import passes
 from qjax.export.check import check_integer
 from qjax.export.interpreter import attributes, prepare
@@ -89,27 +89,6 @@ def graph_of(case: Case, target: Target) -> Graph:
     return check_integer(passes.remove_dead(graph))
 
 
-def output_shape(case: Case) -> tuple[int, ...]:
-    """The shape of the output."""
-    x = case.inputs[0].shape
-    if case.op == "fully_connected":
-        assert case.kernel is not None
-        return (*x[:-1], case.kernel.shape[-1])
-    if case.op in ("conv2d", "depthwise_conv2d", "average_pool"):
-        window = case.attributes["window"] if case.kernel is None else case.kernel.shape[:2]
-        spatial = [
-            -(
-                -(size if case.attributes["padding"] == "SAME" else size - window[d] + 1)
-                // case.attributes["strides"][d]
-            )
-            for d, size in enumerate(x[1:3])
-        ]
-        return (x[0], *spatial, x[3] if case.kernel is None else case.kernel.shape[-1])
-    if case.op == "mean":
-        return tuple(size for axis, size in enumerate(x) if axis not in case.attributes["axes"])
-    return np.broadcast_shapes(*(np.shape(codes) for codes in case.inputs))
-
-
 def _operation(case: Case) -> tuple[str, dict[str, Any], dict[str, str], bool]:
     """Name, attributes and constants of the node, and whether its bias runs along channels."""
     if case.op == "fully_connected":
@@ -134,7 +113,7 @@ def _operation(case: Case) -> tuple[str, dict[str, Any], dict[str, str], bool]:
         return (
             "conv",
             {
-                "strides": list(case.attributes["strides"]),
+                "strides": list(strides(case)),
                 "padding": padding(case),
                 "lhs_dilation": [1, 1],
                 "rhs_dilation": [1, 1],
@@ -151,12 +130,11 @@ def _operation(case: Case) -> tuple[str, dict[str, Any], dict[str, str], bool]:
             True,
         )
     if case.op == "average_pool":
-        window, strides = case.attributes["window"], case.attributes["strides"]
         return (
             "window_sum",
             {
-                "window": [1, *window, 1],
-                "strides": [1, *strides, 1],
+                "window": [1, *window(case), 1],
+                "strides": [1, *strides(case), 1],
                 "padding": [[0, 0], *padding(case), [0, 0]],
                 "base_dilation": [1] * 4,
                 "window_dilation": [1] * 4,
@@ -167,19 +145,6 @@ def _operation(case: Case) -> tuple[str, dict[str, Any], dict[str, str], bool]:
     if case.op == "mean":
         return "sum", {"axes": list(case.attributes["axes"])}, {}, False
     return case.op, {"subtract": False} if case.op == "add" else {}, {}, False
-
-
-def padding(case: Case) -> list[list[int]]:
-    """Low and high padding of height and width; SAME puts the odd one behind."""
-    if case.attributes["padding"] == "VALID":
-        return [[0, 0], [0, 0]]
-    window = case.attributes["window"] if case.kernel is None else case.kernel.shape[:2]
-    found: list[list[int]] = []
-    for d, size in enumerate(case.inputs[0].shape[1:3]):
-        stride = case.attributes["strides"][d]
-        total = max((-(-size // stride) - 1) * stride + window[d] - size, 0)
-        found.append([total // 2, total - total // 2])
-    return found
 
 
 def _steps(case: Case, target: Target, channels: bool) -> list[tuple[str, np.ndarray]]:
@@ -198,23 +163,14 @@ def _steps(case: Case, target: Target, channels: bool) -> list[tuple[str, np.nda
     return [("add", float_bias(case))] if get_rule(rule).takes_bias else []
 
 
-def float_bias(case: Case) -> np.ndarray:
-    """The bias in reals, float32: bias * (s_x * s_w) in double, rounded once."""
-    assert case.bias is not None
-    assert case.kernel_grid is not None
-    step = np.float64(case.grids[0].scale) * case.kernel_grid.scale.astype(np.float64)
-    return (case.bias.astype(np.float64) * step).astype(np.float32)
-
-
 def valid_counts(case: Case) -> np.ndarray:
     """How many elements that are no padding each window of an average pool covers; a scalar without padding."""
-    if case.attributes["padding"] == "VALID":
-        return np.asarray(np.prod(case.attributes["window"]), np.float32)
+    if case.attributes.get("padding", "VALID") == "VALID":
+        return np.asarray(np.prod(window(case)), np.float32)
     ones = np.ones((1, *case.inputs[0].shape[1:3], 1), np.float32)
-    window, strides = case.attributes["window"], case.attributes["strides"]
     around = [(0, 0), *((low, high) for low, high in padding(case)), (0, 0)]
     return np.asarray(
-        jax.lax.reduce_window(ones, np.float32(0), jax.lax.add, (1, *window, 1), (1, *strides, 1), around)
+        jax.lax.reduce_window(ones, np.float32(0), jax.lax.add, (1, *window(case), 1), (1, *strides(case), 1), around)
     )
 
 

@@ -225,7 +225,7 @@ def minimum(a: Float32, b: Float32) -> Float32:
 def _aligned(*numbers: Float32) -> tuple[Any, list[Float32]]:
     """The namespace of the operands, and these broadcast to one shape in it."""
     xp = like_inputs(*(field for number in numbers for field in number))
-    shape = np.broadcast_shapes(*(np.shape(field) for number in numbers for field in number))
+    shape = jnp.broadcast_shapes(*(np.shape(field) for number in numbers for field in number))
     return xp, [Float32(*(xp.broadcast_to(xp.asarray(f), shape).astype(_I32) for f in n)) for n in numbers]
 
 

@@ -101,7 +101,7 @@ def depthwise(
         x = jnp.repeat(x, features // channels, axis=-1)
     acc = None
     rows = w.reshape(-1, features).astype(dtype)
-    for row, tap in zip(range(rows.shape[0]), taps(x, w.shape[:-2], strides, rhs_dilation), strict=True):
+    for row, tap in zip(range(rows.shape[0]), spatial_taps(x, w.shape[:-2], strides, rhs_dilation), strict=True):
         product = tap.astype(dtype) * jnp.broadcast_to(rows[row], tap.shape)
         acc = product if acc is None else acc + product
     assert acc is not None
@@ -142,22 +142,26 @@ def _direct(x: jax.Array, w: jax.Array, strides: Sequence[int], dilation: Sequen
 
 
 def taps(x: jax.Array, window: Sequence[int], strides: Sequence[int], dilation: Sequence[int]) -> list[jax.Array]:
-    """For each position of the window, in row-major order, the strided slice of x that it meets."""
-    sizes = [(x.shape[1 + d] - dilation[d] * (window[d] - 1) - 1) // strides[d] + 1 for d in range(len(window))]
+    """For each position of a window over all axes of x, in row-major order, the strided slice of x that it meets."""
+    steps = list(zip(x.shape, window, strides, dilation, strict=True))
+    # from the first place of a position to behind its last
+    spans = [(size - (n - 1) * d - 1) // stride * stride + 1 for size, n, stride, d in steps]
     slices: list[jax.Array] = []
     for position in np.ndindex(*window):
-        start = [0, *(position[d] * dilation[d] for d in range(len(window))), 0]
-        stop = [
-            x.shape[0],
-            *(start[1 + d] + (sizes[d] - 1) * strides[d] + 1 for d in range(len(window))),
-            x.shape[-1],
-        ]
-        slices.append(lax.slice(x, start, stop, [1, *strides, 1]))
+        start = [p * d for p, d in zip(position, dilation, strict=True)]
+        slices.append(lax.slice(x, start, [a + b for a, b in zip(start, spans, strict=True)], tuple(strides)))
     return slices
 
 
+def spatial_taps(
+    x: jax.Array, window: Sequence[int], strides: Sequence[int], dilation: Sequence[int]
+) -> list[jax.Array]:
+    """`taps` of a window over the axes between batch and channels."""
+    return taps(x, (1, *window, 1), (1, *strides, 1), (1, *dilation, 1))
+
+
 def _patches(x: jax.Array, w: jax.Array, strides: Sequence[int], dilation: Sequence[int]) -> jax.Array:
-    slices = taps(x, w.shape[:-2], strides, dilation)
+    slices = spatial_taps(x, w.shape[:-2], strides, dilation)
     columns = slices[0] if len(slices) == 1 else jnp.concatenate(slices, axis=-1)
     return dot(columns, w.reshape(-1, w.shape[-1]), (((columns.ndim - 1,), (0,)), ((), ())))
 

@@ -116,7 +116,7 @@ class Conv(Op):
         kernel = jnp.asarray(constants["kernel"])
         last, w = accumulate.channels_last(_padded(x, fill, attributes), kernel, layout)
         window, per_group, features = w.shape[:-2], w.shape[-2], w.shape[-1]
-        taps = accumulate.taps(last, window, strides, dilation)
+        taps = accumulate.spatial_taps(last, window, strides, dilation)
         shape, count = taps[0].shape[:-1], len(taps)
         # (tap, position, group, channel) and (tap, group, channel, feature)
         columns = jnp.stack(taps).reshape(count, -1, groups, per_group)
@@ -135,7 +135,7 @@ class Conv(Op):
         if skip:
             blank = jnp.zeros([1 if axis in layout[0][:2] else size for axis, size in enumerate(x.shape)], jnp.int8)
             mask, _ = accumulate.channels_last(_padded(blank, jnp.ones((), jnp.int8), attributes), kernel, layout)
-            places = jnp.stack(accumulate.taps(mask, window, strides, dilation), axis=-1)
+            places = jnp.stack(accumulate.spatial_taps(mask, window, strides, dilation), axis=-1)
             sums = jnp.sum(w.reshape(count, per_group, features), axis=1, dtype=jnp.int32)
             met = accumulate.dot(places[..., 0, :], sums, (((places.ndim - 2,), (0,)), ((), ())))
             outside = accumulate.in_layout(met, layout)

@@ -241,7 +241,7 @@ def _split(value: Real) -> dict[str, Array]:
 
 def finish_sum(accumulators: Sequence[jax.Array], constants: Constants, attributes: Attributes) -> jax.Array:
     """int32 accumulators -> codes under `fold_sum`'s constants."""
-    shape = np.broadcast_shapes(*(acc.shape for acc in accumulators))
+    shape = jnp.broadcast_shapes(*(acc.shape for acc in accumulators))
     with jax.enable_x64(True):
 
         def wide_(name: str) -> jax.Array:

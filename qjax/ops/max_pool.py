@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from qjax.ops.base import Attributes, Constants, Equation, register
@@ -24,8 +25,9 @@ class MaxPool(GridOp):
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         (x,) = inputs
-        lowest = jnp.iinfo(x.dtype).min
-        pooled = reduce_window(attributes, x, jnp.asarray(lowest, x.dtype), lax.max)
+        # a number and no tracer: only then is it the primitive that the emitters know
+        lowest = np.asarray(np.iinfo(x.dtype).min, x.dtype)
+        pooled = reduce_window(attributes, x, lowest, lax.max)
         # a window made of padding alone has no code of its own; it takes the lowest
         return jnp.maximum(pooled, jnp.asarray(attributes["qmin"], x.dtype))
 

@@ -39,7 +39,7 @@ class Split(GridOp):
     primitives = ("split",)
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
-        return {"sizes": list(eqn.params["sizes"]), "axis": eqn.params["axis"]}
+        return {"sizes": [int(n) for n in eqn.params["sizes"]], "axis": int(eqn.params["axis"])}
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         sizes, index = attributes["sizes"], attributes.get("index", 0)

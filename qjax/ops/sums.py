@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from qjax.ops import accumulate
 from qjax.ops.base import Attributes, Constants, Equation, Op, Quantized, Role, real, register
 from qjax.ops.centered import centered
 from qjax.ops.epilogue import finish
@@ -71,16 +72,8 @@ def _windows(attributes: Attributes, codes: jax.Array) -> tuple[jax.Array, bool]
         (low, high, dilation - 1) for (low, high), dilation in zip(padding, attributes["base_dilation"], strict=True)
     ]
     padded = lax.pad(codes, np.int32(0), config)
-    window, strides, dilation = attributes["window"], attributes["strides"], attributes["window_dilation"]
-    sizes = [
-        (size - (n - 1) * d - 1) // stride + 1
-        for size, n, d, stride in zip(padded.shape, window, dilation, strides, strict=True)
-    ]
-    taps: list[jax.Array] = []
-    for position in np.ndindex(*window):
-        start = [p * d for p, d in zip(position, dilation, strict=True)]
-        stop = [first + (size - 1) * stride + 1 for first, size, stride in zip(start, sizes, strides, strict=True)]
-        taps.append(lax.slice(padded, start, stop, strides))
+    window = attributes["window"]
+    taps = accumulate.taps(padded, window, attributes["strides"], attributes["window_dilation"])
     slid = [axis for axis, n in enumerate(window) if n > 1]
     whole = all(pair == (0, 0) for pair in padding) and all(window[axis] == codes.shape[axis] for axis in slid)
     return jnp.stack(taps), whole

@@ -3,6 +3,9 @@
 # flax annotates what its constructors make as optional or as a bare Module
 # pyright: reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
 
+import dataclasses
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,36 +16,28 @@ from jax import lax
 import qjax
 from qjax import targets
 from qjax.export import artifact
+from tests.export.graphs import differences
 from tests.layers.round_trip import assert_same, data, train_step
 
 UNSIGNED = qjax.QSpec(bits=8, signed=False, symmetric=False)
+SAMPLE = data(8, 6, 6, 2)
+MORE = jnp.concatenate([SAMPLE, data(8, 6, 6, 2, seed=1) * 3])
 
 
 class Network(nnx.Module):
-    """Products, an addition and an average: what most of a network's time goes into."""
+    """What most of a network's time goes into, and every other operation that a target has an opinion on."""
 
     def __init__(self, normalized: bool):
         rngs = nnx.Rngs(0)
         self.stem = nnx.Conv(2, 4, (3, 3), rngs=rngs)
         self.norm = nnx.BatchNorm(4, rngs=rngs) if normalized else lambda x: x
         self.depthwise = nnx.Conv(4, 4, (3, 3), feature_group_count=4, rngs=rngs)
-        self.head = nnx.Linear(4 * 3 * 3, 3, rngs=rngs)
+        self.head = nnx.Linear(4 * 9, 3, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        x = self.features(x)
-        return self.head(x.reshape(x.shape[0], -1))
-
-    def features(self, x: jax.Array) -> jax.Array:
         x = nnx.relu(self.norm(self.stem(x)))
         x = x + self.depthwise(x)
-        return lax.reduce_window(x, np.float32(0), lax.add, (1, 2, 2, 1), (1, 2, 2, 1), "VALID") / np.float32(4)
-
-
-class Rest(Network):
-    """And every other operation that a target has an opinion on."""
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        x = self.features(x)
+        x = lax.reduce_window(x, np.float32(0), lax.add, (1, 2, 2, 1), (1, 2, 2, 1), "VALID") / np.float32(4)
         x = x * (x - jnp.flip(x, 1))
         return self.head(jnp.concatenate([jnp.mean(x, axis=(1, 2))] * 9, axis=1))
 
@@ -56,38 +51,52 @@ def recipe_of(name: str) -> qjax.Recipe:
     return qjax.Recipe(target=name, activations=UNSIGNED) if unsigned else qjax.Recipe(target=name)
 
 
+@functools.cache
+def trained(unsigned: bool, powers: bool, same_grid: frozenset[str], quantize: str) -> qjax.QuantizedModel:
+    """The network after a step of training: all that a target has a say in there."""
+    target = targets.get("fpga" if powers else "nearest_even")
+    recipe = recipe_of("onnxruntime" if unsigned else target.name)
+    recipe = dataclasses.replace(recipe, target=target.replace(same_grid=same_grid, quantize=quantize))
+    qmodel = qjax.quantize(Network(normalized=not powers), recipe, SAMPLE)
+    assert np.isfinite(train_step(qmodel, SAMPLE))
+    qmodel.eval()
+    return qmodel
+
+
+@functools.cache
+def converted(name: str) -> tuple[qjax.QuantizedModel, qjax.IntegerGraph, np.ndarray]:
+    """The trained model, its graph under a target, and the outputs of `MORE`."""
+    target, recipe = targets.get(name), recipe_of(name)
+    qmodel = trained(recipe.activations == UNSIGNED, name == "fpga", target.same_grid, target.quantize)
+    graph = qjax.convert(qmodel, SAMPLE, target=name)
+    return qmodel, graph, np.asarray(graph(MORE))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", targets.names())
 def test_the_exact_forward_is_the_graph(name):
-    x = data(8, 6, 6, 2)
-    qmodel = qjax.quantize(Network(normalized=name != "fpga"), recipe_of(name), x)
-    assert np.isfinite(train_step(qmodel, x))
-    qmodel.eval()
-    graph = qjax.convert(qmodel, x)
+    qmodel, graph, outputs = converted(name)
     assert graph.target == name
     assert graph.ir.quantization == targets.get(name).quantize
-    more = jnp.concatenate([x, data(8, 6, 6, 2, seed=1) * 3])
-    forward = nnx.jit(qjax.exact(qmodel, x))
-    assert_same(forward(qmodel, more), graph(more))
-    assert len(np.unique(graph.run(graph.quantize(more)))) > 8
+    forward = nnx.jit(qjax.exact(qmodel, SAMPLE, target=name))
+    assert_same(np.asarray(forward(qmodel, MORE)), outputs)
+    assert len(np.unique(outputs)) > 8
 
 
 @pytest.mark.parametrize("name", targets.names())
 def test_every_operation_converts_runs_and_is_saved(name):
-    x = data(8, 6, 6, 2)
-    qmodel = qjax.quantize(Rest(normalized=name != "fpga"), recipe_of(name), x)
-    qmodel.eval()
-    graph = qjax.convert(qmodel, x)
+    qmodel, graph, _ = converted(name)
     target = targets.get(name)
+    known = set()
     for node in graph.ir.nodes:
         if node.op in ("add", "multiply", "sum"):
             op = {"sum": "mean", "add": "subtract" if node.attributes.get("subtract") else "add"}.get(node.op, node.op)
             assert node.attributes.get("formula") == target.formula(op)
-    more = jnp.concatenate([x, data(8, 6, 6, 2, seed=1) * 3])
+            known.add(op)
+    assert known == {"add", "subtract", "multiply", "mean"}
     # what a target leaves on the nodes survives a file
-    again = qjax.IntegerGraph(artifact.from_bytes(artifact.to_bytes(graph.ir)))
-    assert_same(again(more), graph(more))
-    for node in qjax.verify(graph, qmodel, [more]).nodes:
+    assert differences(graph.ir, artifact.from_bytes(artifact.to_bytes(graph.ir))) == []
+    for node in qjax.verify(graph, qmodel, [MORE]).nodes:
         pairs = dict(graph.ir.nodes[0].attributes).get("accumulator") is not None and node.op in ("conv", "dot")
         # the trained forward models reals, ties to even: products that saturate in pairs are far away; an average of 4
         # codes on their own grid is a tie in a quarter of its outputs, and some runtimes round its zero point apart;
@@ -99,13 +108,12 @@ def test_every_operation_converts_runs_and_is_saved(name):
 
 def test_a_target_of_ones_own_trains_converts_and_verifies():
     chip = qjax.targets.Target("chip", "single_round", conv="nearest_away", add="tflite_add", quantize="division")
-    x = data(4, 6, 6, 2)
-    qmodel = qjax.quantize(Network(normalized=True), qjax.Recipe(target=chip), x)
+    qmodel = qjax.quantize(Network(normalized=True), qjax.Recipe(target=chip), SAMPLE)
     qmodel.eval()
-    graph = qjax.convert(qmodel, x)
+    graph = qjax.convert(qmodel, SAMPLE)
     known = {node.name: node.attributes.get("rule") or node.attributes.get("formula") for node in graph.ir.nodes}
     assert known["stem"] == "nearest_away"
     assert known["depthwise"] == known["head"] == "single_round"
     assert known["add"] == "tflite_add"
     assert graph.ir.quantization == "division"
-    assert qjax.verify(graph, qmodel, [x]).compared > 0
+    assert qjax.verify(graph, qmodel, [SAMPLE]).compared > 0

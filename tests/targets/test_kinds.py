@@ -1,5 +1,8 @@
 """Which rule a target gives to activations of 16 bits and to depthwise convolutions, down to the nodes of a graph."""
 
+import functools
+
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -45,15 +48,26 @@ class Layers(nnx.Module):
         return self.head(nnx.relu(self.depthwise(nnx.relu(self.conv(x)))))
 
 
-def converted(recipe: qjax.Recipe) -> qjax.IntegerGraph:
-    """The graph after one step of training, which the exact forward equals at two batch sizes."""
-    x = data(3, 6, 6, 3)
-    qmodel = qjax.quantize(Layers(), recipe, x)
-    assert np.isfinite(train_step(qmodel, x))
-    graph = qjax.convert(qmodel, x)
-    forward = nnx.jit(qjax.exact(qmodel, x))
-    for batch in (x, data(5, 6, 6, 3, seed=1) * 3):
-        assert_same(forward(qmodel, batch), graph(batch))
+SAMPLE = data(3, 6, 6, 3)
+
+
+@functools.cache
+def trained(activations: qjax.QSpec | None, quantize: str) -> qjax.QuantizedModel:
+    """The layers after one step of training: all that a target has a say in there."""
+    target = targets.get("nearest_even").replace(quantize=quantize)
+    recipe = qjax.Recipe(target=target) if activations is None else qjax.Recipe(target=target, activations=activations)
+    qmodel = qjax.quantize(Layers(), recipe, SAMPLE)
+    assert np.isfinite(train_step(qmodel, SAMPLE))
+    return qmodel
+
+
+def converted(name: str, activations: qjax.QSpec | None = None) -> qjax.IntegerGraph:
+    """The graph under a target, which the exact forward equals, also at another batch size."""
+    qmodel = trained(activations, targets.get(name).quantize)
+    graph = qjax.convert(qmodel, SAMPLE, target=name)
+    forward = nnx.jit(qjax.exact(qmodel, SAMPLE, target=name))
+    batch = jnp.concatenate([SAMPLE, data(2, 6, 6, 3, seed=1) * 3])
+    assert_same(forward(qmodel, batch), graph(batch))
     return graph
 
 
@@ -69,14 +83,14 @@ RULES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RULES)
 def test_int16_activations_convert_under_the_rule_of_the_runtime(name):
-    graph = converted(qjax.Recipe(target=name, activations=WIDE))
+    graph = converted(name, WIDE)
     assert tuple(node.attributes["rule"] for node in graph.ir.nodes) == RULES[name]
     assert graph.ir.tensors[graph.ir.nodes[0].inputs[0]].dtype == "int16"
 
 
 @pytest.mark.slow
 def test_depthwise_channels_beyond_whole_vectors():
-    graph = converted(qjax.Recipe(target="tflite_optimized_x86"))
+    graph = converted("tflite_optimized_x86")
     assert [node.attributes["rule"] for node in graph.ir.nodes] == ["neon", "tflite_depthwise_neon", "neon"]
     # the channel, and nothing else, chooses: a batch is its images
     codes = np.asarray(graph.quantize(data(3, 6, 6, 3)))

@@ -1,13 +1,13 @@
 """LiteRT, the runtime that was TensorFlow Lite, with each of its three sets of kernels."""
 
 import dataclasses
-import importlib
 import importlib.metadata
 from typing import Any, Literal
 
 import numpy as np
 
 from qjax.conformance.case import Case
+from qjax.conformance.runtimes import litert_worker
 from qjax.conformance.runtimes.tflite_model import tflite_model
 
 Mode = Literal["reference", "optimized", "xnnpack"]
@@ -46,20 +46,12 @@ class LiteRT:
 
     def run(self, case: Case) -> np.ndarray:
         """The output's codes, in the layout of the case."""
-        module = _module()
-        resolver = getattr(module.OpResolverType, RESOLVERS[self.mode])
-        interpreter = module.Interpreter(
-            model_content=tflite_model(case), experimental_op_resolver_type=resolver, num_threads=1
-        )
-        interpreter.allocate_tensors()
-        for details, x in zip(interpreter.get_input_details(), case.inputs, strict=True):
-            interpreter.set_tensor(details["index"], np.ascontiguousarray(x))
-        interpreter.invoke()
-        return interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
+        _module()
+        return litert_worker.run((RESOLVERS[self.mode], tflite_model(case), case.inputs))
 
 
 def _module() -> Any:
     try:
-        return importlib.import_module("ai_edge_litert.interpreter")
+        return litert_worker.load()
     except ImportError as error:
         raise ImportError("LiteRT needs the package ai-edge-litert: pip install ai-edge-litert") from error

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from qjax.conformance.case import Case, Grid
+from qjax.conformance.case import Case, Grid, padding, strides, window
 
 Form = Literal["operators", "qdq"]
 
@@ -172,19 +172,11 @@ def _on_floats(graph: _Graph, case: Case, names: list[str]) -> None:
 def _attributes(case: Case) -> dict[str, Any]:
     if case.op not in _IMAGES:
         return {}
-    window = case.attributes["window"] if case.kernel is None else case.kernel.shape[:2]
-    strides = case.attributes.get("strides", (1, 1))
-    pads = [(0, 0), (0, 0)]
-    if case.attributes.get("padding", "VALID") == "SAME":
-        totals = [
-            max((-(-n // s) - 1) * s + k - n, 0)
-            for n, k, s in zip(case.inputs[0].shape[1:3], window, strides, strict=True)
-        ]
-        pads = [(total // 2, total - total // 2) for total in totals]
+    pads = padding(case)
     found: dict[str, Any] = {
-        "kernel_shape": [int(k) for k in window],
-        "strides": [int(s) for s in strides],
-        "pads": [int(low) for low, _ in pads] + [int(high) for _, high in pads],
+        "kernel_shape": [int(k) for k in window(case)],
+        "strides": [int(s) for s in strides(case)],
+        "pads": [low for low, _ in pads] + [high for _, high in pads],
     }
     if case.op == "depthwise_conv2d":
         found["group"] = case.inputs[0].shape[3]

@@ -4,20 +4,18 @@ PyTorch runs in a process of its own, on one thread: it reads once, at its start
 QJAX_TORCH_PYTHON may name the Python that has it (the one that runs qjax is tried first).
 """
 
-import atexit
 import dataclasses
 import functools
 import importlib.util
 import os
-import pickle
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 
-from qjax.conformance.case import Case, Grid
+from qjax.conformance.case import Case, Grid, float_bias, output_shape, padding, strides, window
+from qjax.conformance.runtimes.process import Process
 
 Engine = Literal["fbgemm", "x86", "qnnpack", "onednn"]
 Instructions = Literal["avx2", "native"]
@@ -66,7 +64,7 @@ class TorchCpu:
 
     def version(self) -> str:
         """The package and its version."""
-        return f"torch {_worker(self.instructions).version}"
+        return f"torch {_worker(self.instructions).greeting}"
 
     def run(self, case: Case) -> np.ndarray:
         """The output's codes, in the layout of the case.
@@ -75,64 +73,24 @@ class TorchCpu:
           ImportError: there is no PyTorch.
           ValueError: a case that this engine does not compute.
         """
-        return _worker(self.instructions).ask(_request(self, case)).reshape(_shape(case))
-
-
-class _Worker:
-    """A process that answers requests."""
-
-    def __init__(self, python: str, instructions: Instructions) -> None:
-        environment = {**os.environ, **(_AVX2 if instructions == "avx2" else {})}
-        self._process = subprocess.Popen(
-            [python, str(_WORKER)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-        )
-        atexit.register(self.close)
-        try:
-            self.version: str = self._read()[1]
-        except EOFError:
-            self.close()
-            raise ImportError(_missing(f"{python} cannot import it")) from None
-
-    def ask(self, request: dict[str, Any]) -> np.ndarray:
-        assert self._process.stdin is not None
-        pickle.dump(request, self._process.stdin)
-        self._process.stdin.flush()
-        try:
-            kind, *answer = self._read()
-        except EOFError:
-            raise RuntimeError(
-                f"PyTorch's process ended with status {self._process.wait()} while it computed {request['op']!r}."
-            ) from None
-        if kind == "error":
-            raise {"ValueError": ValueError, "RuntimeError": RuntimeError}[answer[0]](answer[1])
-        return answer[0]
-
-    def close(self) -> None:
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                stream.close()
-        self._process.wait()
-
-    def _read(self) -> tuple[Any, ...]:
-        assert self._process.stdout is not None
-        return pickle.load(self._process.stdout)
+        return _worker(self.instructions).ask(_request(self, case), case.op).reshape(output_shape(case))
 
 
 @functools.cache
-def _worker(instructions: Instructions) -> _Worker:
+def _worker(instructions: Instructions) -> Process:
     if importlib.util.find_spec("torch") is not None:
-        return _Worker(sys.executable, instructions)
-    if PYTHON not in os.environ:
-        raise ImportError(_missing(f"{sys.executable} has none and {PYTHON} names no other Python"))
-    return _Worker(os.environ[PYTHON], instructions)
+        python = sys.executable
+    elif PYTHON in os.environ:
+        python = os.environ[PYTHON]
+    else:
+        raise _missing(f"{sys.executable} has none and {PYTHON} names no other Python")
+    return Process("PyTorch", [python], _WORKER, _missing, _AVX2 if instructions == "avx2" else None)
 
 
-def _missing(why: str) -> str:
-    return f"PyTorch's operators need the package torch, but {why}: make venv-oracles, or pip install torch==2.13.0"
+def _missing(why: str) -> ImportError:
+    return ImportError(
+        f"PyTorch's operators need the package torch, but {why}: make venv-oracles, or pip install torch==2.13.0"
+    )
 
 
 def _request(runtime: TorchCpu, case: Case) -> dict[str, Any]:
@@ -162,8 +120,6 @@ def _request(runtime: TorchCpu, case: Case) -> dict[str, Any]:
 
 def _attributes(runtime: TorchCpu, case: Case) -> dict[str, Any]:
     """What the operator is told beside its inputs."""
-    from qjax.conformance.single import float_bias
-
     found: dict[str, Any] = {}
     if case.op in _WEIGHTED:
         assert case.kernel is not None
@@ -177,7 +133,7 @@ def _attributes(runtime: TorchCpu, case: Case) -> dict[str, Any]:
         found["groups"] = case.inputs[0].shape[3] // case.kernel.shape[2]
         found.update(_window(case))
     elif case.op == "average_pool":
-        found["window"] = list(case.attributes["window"])
+        found["window"] = list(window(case))
         found.update(_window(case))
         _expect("explicit" not in found, case, "padding alike on both sides")
         _expect(
@@ -191,19 +147,11 @@ def _attributes(runtime: TorchCpu, case: Case) -> dict[str, Any]:
 
 def _window(case: Case) -> dict[str, Any]:
     """Strides and padding; padding that differs from side to side is made of codes beforehand."""
-    from qjax.conformance.single import padding
-
     pads = padding(case)
-    strides = list(case.attributes["strides"])
+    steps = list(strides(case))
     if all(low == high for low, high in pads):
-        return {"strides": strides, "padding": [low for low, _ in pads]}
-    return {"strides": strides, "padding": [0, 0], "explicit": pads}
-
-
-def _shape(case: Case) -> tuple[int, ...]:
-    from qjax.conformance.single import output_shape
-
-    return output_shape(case)
+        return {"strides": steps, "padding": [low for low, _ in pads]}
+    return {"strides": steps, "padding": [0, 0], "explicit": pads}
 
 
 def _grid(grid: Grid) -> dict[str, Any]:

@@ -1,14 +1,10 @@
-"""The process that holds PyTorch: pickled requests on stdin, pickled answers on stdout.
+"""What the process that holds PyTorch computes (`process`).
 
-A script of its own that imports numpy and torch only: PyTorch reads which instructions it may use once, when it starts,
-and may live in another Python than qjax. `torch_cpu` writes the requests.
+It imports numpy and torch only: PyTorch reads which instructions it may use once, when it starts, and may live in
+another Python than qjax. `torch_cpu` writes the requests.
 """
 
 import importlib
-import os
-import pickle
-import sys
-import traceback
 from typing import Any
 
 import numpy as np
@@ -18,6 +14,13 @@ _DTYPES = {"uint8": "quint8", "int8": "qint8"}
 
 def _torch() -> Any:
     return importlib.import_module("torch")
+
+
+def start() -> str:
+    """PyTorch's version, once it is there and keeps to one thread."""
+    torch = _torch()
+    torch.set_num_threads(1)
+    return str(torch.__version__)
 
 
 def run(request: dict[str, Any]) -> np.ndarray:
@@ -107,34 +110,3 @@ def _codes(y: Any, grid: dict[str, Any] | None = None) -> np.ndarray:
         )
     codes = y.int_repr()
     return np.ascontiguousarray((codes.permute(0, 2, 3, 1) if codes.dim() == 4 else codes).numpy())
-
-
-def main() -> None:
-    """Answer until stdin ends: ("version", torch's) first, then ("codes", array) or ("error", kind, message)."""
-    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    # whatever else writes to stdout must not come between the answers
-    os.dup2(2, 1)
-    torch = _torch()
-    torch.set_num_threads(1)
-    _write(answers, ("version", str(torch.__version__)))
-    while True:
-        try:
-            request = pickle.load(requests)
-        except EOFError:
-            return
-        try:
-            answer: tuple[Any, ...] = ("codes", run(request))
-        except ValueError as error:
-            answer = ("error", "ValueError", str(error))
-        except Exception:
-            answer = ("error", "RuntimeError", traceback.format_exc())
-        _write(answers, answer)
-
-
-def _write(stream: Any, answer: tuple[Any, ...]) -> None:
-    pickle.dump(answer, stream)
-    stream.flush()
-
-
-if __name__ == "__main__":
-    main()

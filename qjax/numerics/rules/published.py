@@ -219,7 +219,7 @@ def apply_scale_16(value: Any, multiplier: Any, shift: Any) -> Any:
         host = None if traced(operand) else np.asarray(operand)
         if host is not None and host.size and not (low <= host.min() and host.max() <= high):
             raise ValueError(f"{name} must lie in [{low}, {high}]. Got values from {host.min()} to {host.max()}.")
-    shape = np.broadcast_shapes(np.shape(value), np.shape(multiplier), np.shape(shift))
+    shape = jnp.broadcast_shapes(np.shape(value), np.shape(multiplier), np.shape(shift))
     with wide(xp):
         v, m, t = (xp.broadcast_to(xp.asarray(o), shape).astype(np.int64) for o in (value, multiplier, shift))
         y = right_shift_with_headroom(xp, v * m, t, Rounding.NEAREST_UP)

@@ -5,6 +5,7 @@ depthwiseconv_int8_3x3_filter.h of TensorFlow Lite; compared with the AArch64 bu
 """
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,8 +35,14 @@ def tflite_arm_gemm(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array:
     and where all other axes have length 1 (one row of a matrix, one pixel of one image) TFLite multiplies a matrix by
     a vector with a kernel of its own. It needs a depth of 8 and 4 channels; smaller products are `ruy` throughout.
     """
-    rows, channels = math.prod(acc.shape[:-1]), acc.shape[-1] if acc.ndim else 1
-    return neon(acc, m, call) if rows == 1 and channels >= _LEAST_CHANNELS else ruy(acc, m, call)
+    rows: Any = math.prod(acc.shape[:-1])
+    channels = acc.shape[-1] if acc.ndim else 1
+    if channels < _LEAST_CHANNELS:
+        return ruy(acc, m, call)
+    if not isinstance(rows, int):
+        # a symbolic size is compared when it is known; in Python it would be unequal to everything
+        return jnp.where(jnp.asarray(rows, jnp.int32) == 1, neon(acc, m, call), ruy(acc, m, call))
+    return (neon if rows == 1 else ruy)(acc, m, call)
 
 
 def _depthwise_variant(product: Product) -> str:

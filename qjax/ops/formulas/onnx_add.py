@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from qjax.numerics import float32
 from qjax.ops.formulas.base import Array, Formula, Setting, register
-from qjax.ops.formulas.onnx_steps import convert, number, roles
+from qjax.ops.formulas.float_steps import number, roles
 
 
 def _prepare(setting: Setting) -> dict[str, Array]:
@@ -34,7 +34,8 @@ def _prepare(setting: Setting) -> dict[str, Array]:
 def _kernel(operands: Sequence[jax.Array], constants: Mapping[str, Any], attributes: Mapping[str, Any]) -> jax.Array:
     a, b = (float32.from_int32(q + jnp.asarray(constants[f"zero_point{i}"])) for i, q in enumerate(operands))
     second = float32.fma(b, number(constants, "ratio1"), number(constants, "fixed"))
-    return convert(float32.fma(a, number(constants, "ratio0"), second))
+    total = float32.fma(a, number(constants, "ratio0"), second)
+    return float32.to_int32(total, overflow="indefinite")
 
 
 onnx_add = register(Formula("onnx_add", frozenset({"add"}), _prepare, _kernel))

@@ -21,7 +21,7 @@ import numpy as np
 from qjax.numerics import float32
 from qjax.numerics.float32 import Float32
 from qjax.ops.formulas.base import Array, Formula, Setting, register
-from qjax.ops.formulas.onnx_steps import dequantize, number, roles, round_inside, round_outside, whole
+from qjax.ops.formulas.float_steps import dequantize, number, roles, round_inside, round_outside, whole
 
 
 def global_roles(setting: Setting) -> dict[str, Array]:
@@ -74,7 +74,7 @@ def _window_kernel(
     if attributes.get("whole", False):
         return global_average(jnp.sum(codes, axis=0, dtype=jnp.int32), constants)
     average = window_average(codes, constants)
-    return round_inside(float32.divide(average, number(constants, "y_scale")), constants)
+    return round_inside(float32.divide(average, number(constants, "y_scale")), constants, "indefinite")
 
 
 onnx_global_average = register(

@@ -13,9 +13,10 @@ from typing import Any
 import jax
 
 from qjax.numerics import float32
+from qjax.numerics.float32 import Float32
 from qjax.ops.formulas.base import Array, Formula, Setting, register
+from qjax.ops.formulas.float_steps import dequantize, number, roles, round_outside
 from qjax.ops.formulas.onnx_average import window_average, window_roles
-from qjax.ops.formulas.onnx_steps import dequantize, number, quantize, roles
 
 
 def _prepare(setting: Setting) -> dict[str, Array]:
@@ -26,24 +27,29 @@ def _prepare(setting: Setting) -> dict[str, Array]:
     return roles(y_scale=float32.of(setting.y_scale), **{f"scale{i}": scale for i, scale in enumerate(scales)})
 
 
+def _quantize(x: Float32, constants: Mapping[str, Any]) -> jax.Array:
+    """rint(x / y_scale) + y_zero_point, a true division: QuantizeLinear, which clamps before it converts."""
+    return round_outside(float32.divide(x, number(constants, "y_scale")), constants)
+
+
 def _rescale(operands: Sequence[jax.Array], constants: Mapping[str, Any], attributes: Mapping[str, Any]) -> jax.Array:
-    return quantize(dequantize(operands[0], number(constants, "scale0")), constants)
+    return _quantize(dequantize(operands[0], number(constants, "scale0")), constants)
 
 
 def _add(operands: Sequence[jax.Array], constants: Mapping[str, Any], attributes: Mapping[str, Any]) -> jax.Array:
     a, b = (dequantize(q, number(constants, f"scale{i}")) for i, q in enumerate(operands))
-    return quantize(float32.add(a, b), constants)
+    return _quantize(float32.add(a, b), constants)
 
 
 def _multiply(operands: Sequence[jax.Array], constants: Mapping[str, Any], attributes: Mapping[str, Any]) -> jax.Array:
     a, b = (dequantize(q, number(constants, f"scale{i}")) for i, q in enumerate(operands))
-    return quantize(float32.multiply(a, b), constants)
+    return _quantize(float32.multiply(a, b), constants)
 
 
 def _average_pool(
     operands: Sequence[jax.Array], constants: Mapping[str, Any], attributes: Mapping[str, Any]
 ) -> jax.Array:
-    return quantize(window_average(operands[0], constants), constants)
+    return _quantize(window_average(operands[0], constants), constants)
 
 
 onnx_rescale = register(Formula("onnx_rescale", frozenset({"rescale"}), _prepare, _rescale))

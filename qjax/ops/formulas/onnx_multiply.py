@@ -12,7 +12,7 @@ import jax
 
 from qjax.numerics import float32
 from qjax.ops.formulas.base import Array, Formula, Setting, register
-from qjax.ops.formulas.onnx_steps import dequantize, number, roles, round_inside
+from qjax.ops.formulas.float_steps import dequantize, number, roles, round_inside
 
 
 def _prepare(setting: Setting) -> dict[str, Array]:
@@ -21,7 +21,7 @@ def _prepare(setting: Setting) -> dict[str, Array]:
 
 
 def _kernel(operands: Sequence[jax.Array], constants: Mapping[str, Any], attributes: Mapping[str, Any]) -> jax.Array:
-    return round_inside(dequantize(operands[0] * operands[1], number(constants, "ratio")), constants)
+    return round_inside(dequantize(operands[0] * operands[1], number(constants, "ratio")), constants, "indefinite")
 
 
 onnx_multiply = register(Formula("onnx_multiply", frozenset({"multiply"}), _prepare, _kernel))

@@ -25,11 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from qjax.numerics._namespace import traced
-from qjax.numerics.fixed_point import (
-    quantize_multiplier,
-    rounding_divide_by_power_of_two,
-    saturating_rounding_doubling_high_mul,
-)
+from qjax.numerics.fixed_point import quantize_multiplier, saturating_rounding_doubling_high_mul
 from qjax.numerics.softfloat import Real
 from qjax.ops.formulas.base import Array, Formula, Setting, register
 from qjax.ops.formulas.tflite_steps import constant, in_vectors, is_wide, roles, scaled, wrap16
@@ -74,8 +70,7 @@ def neon_add(operands: Sequence[jax.Array], constants: Mapping[str, Any], attrib
     left = np.int32(_left_shift(is_wide(attributes)))
     vector = _high_shifted if attributes["dtype"] == "uint8" else _shifted_high
     first, second = (vector(x, left, constants, str(i)) for i, x in enumerate(operands))
-    high = saturating_rounding_doubling_high_mul(first + second, constant(constants, "multiplier"))
-    total = rounding_divide_by_power_of_two(high, jnp.maximum(-constant(constants, "shift"), np.int32(0)))
+    total = scaled(first + second, constants)
     zero_point = constant(constants, "y_zero_point")
     codes = total + zero_point if is_wide(attributes) else wrap16(wrap16(total) + zero_point)
     # SUB has no vectorised kernel
@@ -99,7 +94,7 @@ def _high_shifted(x: jax.Array, left: Any, constants: Mapping[str, Any], suffix:
 
 
 def _one_shape(operands: Sequence[jax.Array]) -> list[jax.Array]:
-    shape = np.broadcast_shapes(*(x.shape for x in operands))
+    shape = jnp.broadcast_shapes(*(x.shape for x in operands))
     return [jnp.broadcast_to(x, shape) for x in operands]
 
 

@@ -31,6 +31,7 @@ from qjax.numerics.fixed_point import Multiplier, quantize_multiplier
 from qjax.numerics.rounding import Rounding
 from qjax.numerics.softfloat import Real
 from qjax.ops.formulas.base import Array, Formula, Setting, register
+from qjax.ops.formulas.float_steps import integer
 from qjax.ops.formulas.tflite_steps import (
     channels_in_vectors,
     constant,
@@ -38,7 +39,6 @@ from qjax.ops.formulas.tflite_steps import (
     roles,
     scaled,
     scaled_in_vectors,
-    whole,
 )
 
 
@@ -62,14 +62,14 @@ def _neon_roles(setting: Setting) -> dict[str, Array]:
     if is_wide({"dtype": setting.dtype}):
         return {**_mean_roles(setting), "offset": np.zeros((), np.int32)}
     s_x, s_y = Real.of(setting.scales[0]), Real.of(setting.y_scale)
-    count = Real.of(whole(setting.count)).to_float32()
+    count = Real.of(integer(setting.count)).to_float32()
     step = Real.of((Real.of(count) * s_y).to_float32())
     scale = (s_x / step).to_float32()
-    zero = Real.of((Real.of(whole(setting.zero_points[0])) * s_x).to_float32())
+    zero = Real.of((Real.of(integer(setting.zero_points[0])) * s_x).to_float32())
     shifted = Real.of((zero / s_y).to_float32())
     half = Real.of(np.float32(0.5))
     nearest = Real.where(shifted > Real.of(np.float32(0)), shifted + half, shifted - half).to_float32()
-    offset = whole(setting.y_zero_point) - Real.of(nearest).to_int32(Rounding.TOWARD_ZERO)
+    offset = integer(setting.y_zero_point) - Real.of(nearest).to_int32(Rounding.TOWARD_ZERO)
     return {**roles("", quantize_multiplier(scale)), "offset": offset}
 
 

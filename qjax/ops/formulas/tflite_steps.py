@@ -5,6 +5,7 @@ round differently: NEON's rounding shift moves ties up, gemmlowp's portable one 
 runs translated to SSE, with the same bits. So the bits of an element may depend on its place in the tensor.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,13 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qjax.numerics._namespace import host_or_trace
-from qjax.numerics.fixed_point import (
-    Multiplier,
-    rounding_divide_by_power_of_two,
-    saturating_rounding_doubling_high_mul,
-)
-from qjax.numerics.rounding import Rounding, rounding_right_shift
+from qjax.numerics.fixed_point import Multiplier
+from qjax.numerics.rules.classic import double_round, neon
+from qjax.numerics.rules.multiplier import INT32_MAX, INT32_MIN
+from qjax.numerics.rules.registry import Apply, Call
 from qjax.ops.formulas.base import Array
 
 
@@ -27,42 +25,36 @@ def roles(suffix: str, m: Multiplier) -> dict[str, Array]:
     return {f"multiplier{suffix}": m.multiplier, f"shift{suffix}": m.shift}
 
 
-def whole(value: Any) -> Array:
-    """A zero point or a count as int32: numpy on the host, a JAX array in a trace."""
-    return host_or_trace(value).asarray(value).astype(np.int32)
-
-
 def constant(constants: Mapping[str, Any], name: str) -> jax.Array:
     """An int32 constant as a JAX array."""
     return jnp.asarray(constants[name]).astype(jnp.int32)
 
 
 def scaled(x: jax.Array, constants: Mapping[str, Any], suffix: str = "") -> jax.Array:
-    """gemmlowp's MultiplyByQuantizedMultiplier: the rule `double_round`."""
-    high, right = _high(x, constants, suffix)
-    return rounding_divide_by_power_of_two(high, right)
+    """gemmlowp's MultiplyByQuantizedMultiplier: the rule `double_round`, before any clamp."""
+    return _under(double_round, x, constants, suffix)
 
 
 def scaled_in_vectors(x: jax.Array, constants: Mapping[str, Any], vectors: Any, suffix: str = "") -> jax.Array:
     """MultiplyByQuantizedMultiplier4Rows (the rule `neon`) where `vectors` holds, the portable one elsewhere."""
-    high, right = _high(x, constants, suffix)
-    up = rounding_right_shift(high, right, Rounding.NEAREST_UP)
-    return jnp.where(vectors, up, rounding_divide_by_power_of_two(high, right))
+    return jnp.where(vectors, _under(neon, x, constants, suffix), scaled(x, constants, suffix))
 
 
-def _high(x: jax.Array, constants: Mapping[str, Any], suffix: str) -> tuple[jax.Array, jax.Array]:
-    """SaturatingRoundingDoublingHighMul(x << left, multiplier), and the right shift that is still due."""
-    multiplier, shift = constant(constants, f"multiplier{suffix}"), constant(constants, f"shift{suffix}")
-    left, right = jnp.maximum(shift, np.int32(0)), jnp.maximum(-shift, np.int32(0))
-    # beyond 31 places C's shift is undefined, and so is the runtime's result
-    high = saturating_rounding_doubling_high_mul(x << jnp.broadcast_to(left, x.shape), multiplier)
-    return high, right
+def _under(rule: Apply, x: jax.Array, constants: Mapping[str, Any], suffix: str) -> jax.Array:
+    """A rule on a multiplier that need not be normalized: an average's has been divided by a count.
+
+    Beyond 31 places C's shift is undefined, and so is the runtime's result.
+    """
+    multiplier, shift = (constant(constants, f"{role}{suffix}") for role in ("multiplier", "shift"))
+    m = Multiplier(jnp.broadcast_to(multiplier, x.shape), jnp.broadcast_to(shift, x.shape))
+    with jax.enable_x64(True):
+        return rule(x, m, Call(jnp.zeros((), jnp.int32), INT32_MIN, INT32_MAX))
 
 
 def in_vectors(shape: tuple[int, ...], block: int = 16) -> jax.Array:
     """Boolean of that shape: which elements, in row-major order, belong to whole blocks."""
-    size = int(np.prod(shape, dtype=np.int64))
-    return (jax.lax.iota(jnp.int32, size) < np.int32(size - size % block)).reshape(shape)
+    size = math.prod(shape)  # may be symbolic
+    return (jax.lax.iota(jnp.int32, size) < jnp.asarray(size - size % block, jnp.int32)).reshape(shape)
 
 
 def channels_in_vectors(shape: tuple[int, ...], block: int = 16) -> jax.Array:

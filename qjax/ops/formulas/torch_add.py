@@ -21,7 +21,8 @@ import numpy as np
 from qjax.numerics import float32
 from qjax.numerics.float32 import Float32
 from qjax.ops.formulas.base import Array, Formula, Setting, register
-from qjax.ops.formulas.torch_steps import dequantize, in_blocks, integer, number, reciprocal, roles, round_inside
+from qjax.ops.formulas.float_steps import dequantize, integer, number, roles, round_inside
+from qjax.ops.formulas.torch_steps import in_blocks, reciprocal
 
 _HIGHEST = np.int32(2**31 - 128)
 """The greatest int32 that is a float32."""
@@ -51,7 +52,7 @@ def _kernel(operands: Sequence[jax.Array], constants: Mapping[str, Any], attribu
         a, b = (dequantize(codes, number(constants, f"scale{i}")) for i, codes in enumerate(operands))
         return round_inside(steps(a, b), constants)
 
-    return in_blocks(np.broadcast_shapes(*(codes.shape for codes in operands)), block, rest)
+    return in_blocks(jnp.broadcast_shapes(*(codes.shape for codes in operands)), block, rest)
 
 
 torch_add = register(Formula("torch_add", frozenset({"add"}), _prepare, _kernel))

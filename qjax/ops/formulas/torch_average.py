@@ -28,17 +28,8 @@ import jax.numpy as jnp
 
 from qjax.numerics import float32
 from qjax.ops.formulas.base import Array, Formula, Setting, register
-from qjax.ops.formulas.torch_steps import (
-    dequantize,
-    in_channel_blocks,
-    integer,
-    number,
-    reciprocal,
-    roles,
-    round_inside,
-    round_outside,
-    whole,
-)
+from qjax.ops.formulas.float_steps import dequantize, integer, number, roles, round_inside, round_outside, whole
+from qjax.ops.formulas.torch_steps import in_channel_blocks, reciprocal
 
 
 def _shares(setting: Setting) -> dict[str, Array]:

@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
+import jax.numpy as jnp
 
 from qjax.numerics import float32
 from qjax.ops.formulas.base import Array, Formula, Setting, register
-from qjax.ops.formulas.torch_steps import dequantize, in_blocks, number, reciprocal, roles, round_outside
+from qjax.ops.formulas.float_steps import dequantize, number, roles, round_outside
+from qjax.ops.formulas.torch_steps import in_blocks, reciprocal
 
 
 def _prepare(setting: Setting) -> dict[str, Array]:
@@ -24,7 +25,7 @@ def _prepare(setting: Setting) -> dict[str, Array]:
 
 def _kernel(operands: Sequence[jax.Array], constants: Mapping[str, Any], attributes: Mapping[str, Any]) -> jax.Array:
     real = dequantize(operands[0] * operands[1], number(constants, "factor"))
-    shape = np.broadcast_shapes(*(codes.shape for codes in operands))
+    shape = jnp.broadcast_shapes(*(codes.shape for codes in operands))
     return in_blocks(
         shape, lambda: round_outside(real, constants, "indefinite"), lambda: round_outside(real, constants)
     )

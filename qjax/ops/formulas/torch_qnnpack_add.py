@@ -40,7 +40,7 @@ def _prepare(setting: Setting) -> dict[str, Array]:
 
 
 def _kernel(operands: Sequence[jax.Array], constants: Mapping[str, Any], attributes: Mapping[str, Any]) -> jax.Array:
-    shape = np.broadcast_shapes(*(codes.shape for codes in operands))
+    shape = jnp.broadcast_shapes(*(codes.shape for codes in operands))
     with jax.enable_x64(True):
         total = jnp.zeros(shape, jnp.int64)
         for i, codes in enumerate(operands):

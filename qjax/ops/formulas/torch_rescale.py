@@ -12,7 +12,8 @@ import jax
 
 from qjax.numerics import float32
 from qjax.ops.formulas.base import Array, Formula, Setting, register
-from qjax.ops.formulas.torch_steps import dequantize, number, reciprocal, roles, whole
+from qjax.ops.formulas.float_steps import dequantize, number, roles, whole
+from qjax.ops.formulas.torch_steps import reciprocal
 
 
 def _prepare(setting: Setting) -> dict[str, Array]:

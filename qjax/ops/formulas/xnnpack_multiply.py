@@ -11,8 +11,9 @@ from typing import Any
 import jax
 
 from qjax.numerics import float32
-from qjax.numerics.float32 import Float32
+from qjax.ops.formulas import float_steps
 from qjax.ops.formulas.base import Array, Formula, Setting, register
+from qjax.ops.formulas.float_steps import dequantize, number
 from qjax.ops.formulas.tflite_multiply import float32_scale, multiply_roles, neon_multiply
 from qjax.ops.formulas.tflite_steps import constant, is_wide, same_types
 from qjax.ops.formulas.xnnpack_steps import either, within
@@ -20,11 +21,9 @@ from qjax.ops.formulas.xnnpack_steps import either, within
 
 def _prepare(setting: Setting) -> dict[str, Array]:
     scale = float32_scale(setting)
-    number = float32.of(scale)
     return {
         **multiply_roles(setting),
-        "scale_mantissa": number.mantissa,
-        "scale_exponent": number.exponent,
+        **float_steps.roles(scale=float32.of(scale)),
         "delegated": within(scale, 2.0**-16, 2.0**8),
     }
 
@@ -35,9 +34,8 @@ def _kernel(operands: Sequence[jax.Array], constants: Mapping[str, Any], attribu
 
     def xnnpack() -> jax.Array:
         first, second = operands
-        scale = Float32(constant(constants, "scale_mantissa"), constant(constants, "scale_exponent"))
         # |x_0 x_1 r| < 2^16 * 2^8
-        product = float32.multiply(float32.from_int32(first * second), scale)
+        product = dequantize(first * second, number(constants, "scale"))
         return float32.to_int32(product) + constant(constants, "y_zero_point")
 
     if is_wide(attributes) or not same_types(attributes):

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
+from qjax.numerics.rounding import Rounding, rounding_right_shift
 from qjax.numerics.softfloat import Real
 from qjax.ops.formulas.base import Array, Formula, Setting, register
 from qjax.ops.formulas.tflite_rescale import neon_rescale, rescale_roles
@@ -35,7 +35,7 @@ def _kernel(operands: Sequence[jax.Array], constants: Mapping[str, Any], attribu
 
     def xnnpack() -> jax.Array:
         # |x m| <= 255 * 2^15
-        scaled = (operands[0] * constant(constants, "factor") + np.int32(128)) >> np.int32(8)
+        scaled = rounding_right_shift(operands[0] * constant(constants, "factor"), 8, Rounding.NEAREST_UP)
         return scaled + constant(constants, "y_zero_point")
 
     if is_wide(attributes) or not same_types(attributes):

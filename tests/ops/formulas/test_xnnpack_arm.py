@@ -72,15 +72,17 @@ def test_mean(count):
 
 def test_mean_where_fused_steps_show():
     differ = 0
-    for case in cases.mean_fused()[:12]:
+    means = [case for case in cases.mean_fused() if case.inputs[0].shape[1:3] in ((2, 2), (5, 5), (12, 12))]
+    for case in means[:12]:
         (x,), y = case.grids, case.output
         g = Grids((f32(x.scale),), (x.zero_point,), f32(y.scale), y.zero_point, "int8")
         count = int(np.prod(case.inputs[0].shape[1:3]))
-        totals = case.inputs[0].astype(np.int64).sum((1, 2, 3))
+        # one length, so that cases of one count share a program
+        totals = np.resize(case.inputs[0].astype(np.int64).sum((1, 2, 3)), 192)
         want = clamp(np.array([mean(int(t), count, g) for t in totals]), g)
         apart = clamp(np.array([tflite.xnnpack_mean(int(t), count, g) for t in totals]), g)
         centred = [(totals - count * x.zero_point).astype(np.int32)]
         np.testing.assert_array_equal(evaluate("xnnpack_mean_arm", "mean", centred, g, count), want)
         np.testing.assert_array_equal(evaluate("xnnpack_mean", "mean", centred, g, count), apart)
-        differ += int(np.count_nonzero(want != apart))
+        differ += int(np.count_nonzero((want != apart)[: len(case.inputs[0])]))
     assert differ > 100
