@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from qjax import targets
 from qjax.calibrating import calibrate, stacked_qparams
 from qjax.calibration.learned import Quantizer
+from qjax.export.backend import backend_of, target_of
 from qjax.export.convert import convert as convert_program
 from qjax.export.integer_graph import IntegerGraph, dequantize_outputs, quantize_inputs
 from qjax.export.interpreter import prepare
@@ -80,12 +80,13 @@ def convert(qmodel: QuantizedModel, sample: Any, *, target: Any = None) -> Integ
     Args:
       sample: one batch, an array or a tuple of the call's arguments; only its shapes matter. The first axis of every
         array is the batch, and the graph takes any size of it.
-      target: the runtime whose rounding the graph obeys; None takes the recipe's.
+      target: the runtime whose rounding the graph obeys, or a `qjax.export.Backend`, whose kernels then compute what
+        its patterns match; None takes the recipe's.
 
     Raises:
       ConversionError: something has no integer form; the message names the primitive, your line, and a cure.
     """
-    return IntegerGraph(_convert(qmodel, arguments_of(sample), targets.get(target or qmodel.plan.target)))
+    return IntegerGraph(_convert(qmodel, arguments_of(sample), target or qmodel.plan.target))
 
 
 def verify(graph: IntegerGraph, qmodel: QuantizedModel, batches: Iterable[Any]) -> Report:
@@ -120,7 +121,7 @@ def exact(qmodel: QuantizedModel, sample: Any, *, target: Any = None) -> Forward
             optimizer.update(qmodel, grads)
     """
     args = arguments_of(sample)
-    chosen = targets.get(target or qmodel.plan.target)
+    chosen = target or qmodel.plan.target
     _convert(qmodel, args, chosen)  # raises here, with concrete numbers, what cannot be converted
 
     def forward(qmodel: QuantizedModel, *inputs: Any) -> Any:
@@ -148,7 +149,7 @@ def _(primals: Any, tangents: Any) -> Any:
     return _with_gradient_of(*primals), tangents[0]
 
 
-def _convert(qmodel: QuantizedModel, args: tuple[Any, ...], target: targets.Target) -> Graph:
+def _convert(qmodel: QuantizedModel, args: tuple[Any, ...], target: Any) -> Graph:
     plan, quantizers = qmodel.plan, dict(qmodel.plan.quantizers)
     values = qmodel.quantizer_values()
     model = evaluation_copy(qmodel.model)
@@ -184,7 +185,7 @@ def _convert(qmodel: QuantizedModel, args: tuple[Any, ...], target: targets.Targ
         traced.args,
         traced.names,
         params_of,
-        target,
+        target_of(target),
         (other.program, other_annotation, shapes),
         (size, 2 * size),
     )
@@ -196,7 +197,9 @@ def _convert(qmodel: QuantizedModel, args: tuple[Any, ...], target: targets.Targ
             f"The model returns {len(leaves)} arrays, of which {len(graph.outputs)} come from quantized operations. "
             "Return only what depends on the input through operations that qjax converts."
         )
-    return graph.replace(metadata={"producer": "qjax", "output_structure": structure})
+    graph = graph.replace(metadata={"producer": "qjax", "output_structure": structure})
+    backend = backend_of(target)
+    return graph if backend is None else backend.partition(graph)
 
 
 def _edges(annotation: Annotation) -> set[str]:

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from qjax import targets
 from qjax.calibration.learned import Quantizer, with_scales
+from qjax.export.backend import target_of
 from qjax.layers import Traced, trace, write_state
 from qjax.numerics.affine import QParams
 from qjax.ops import Quantized
@@ -62,7 +62,7 @@ class Plan:
 
     def annotate(self, traced: Traced) -> Annotation:
         """Where quantizers stand in a trace of the model."""
-        same_grid = targets.get(self.target).same_grid
+        same_grid = target_of(self.target).same_grid
         return annotate(traced.program, traced.names, traced.constant, self.is_float, same_grid)
 
 
@@ -137,7 +137,7 @@ class QuantizedModel(nnx.Module):
 
     def _quantize(self, place: Place, params: Any, x: jax.Array) -> Quantized:
         # the runtime quantizes its inputs by a formula of its own; behind that there are codes only
-        formula = targets.get(self.plan.target).quantize if place.kind == "input" else "reciprocal"
+        formula = target_of(self.plan.target).quantize if place.kind == "input" else "reciprocal"
         return dict(self.plan.quantizers)[place.name](params, x, formula)
 
     def _write(self, traced: Traced, values: list[Any]) -> None:

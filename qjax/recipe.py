@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 
 from qjax import calibration, targets
 from qjax.calibration.learned import Method, Quantizer
+from qjax.export.backend import Backend, target_of
 from qjax.numerics.affine import QSpec
 from qjax.ops import formulas
 from qjax.tracing import Place
@@ -46,7 +47,7 @@ class Override:
 class Recipe:
     """How a model is quantized.
 
-    target: whose rounding the converted graph obeys.
+    target: whose rounding the converted graph obeys; a `qjax.export.Backend` for a device with kernels of its own.
     weights: codes of weights. `axis=-1` keeps a scale per output channel, whatever axis of the kernel that is;
       None one scale per tensor. Embedding tables are always per tensor: their rows become activations.
     activations: codes of activations, per tensor.
@@ -65,7 +66,7 @@ class Recipe:
       what it is for: elsewhere the bit is lost for nothing. `qjax.accumulators` counts the pairs that are at risk.
     """
 
-    target: str | targets.Target = "nearest_even"
+    target: str | targets.Target | Backend = "nearest_even"
     weights: QSpec = QSpec(bits=8, axis=-1)
     activations: QSpec = QSpec(bits=8, symmetric=False)
     overrides: Mapping[str | type, Any] = dataclasses.field(default_factory=dict)
@@ -79,7 +80,7 @@ class Recipe:
     reduce_range: bool = False
 
     def __post_init__(self) -> None:
-        formulas.check_target(targets.get(self.target))
+        formulas.check_target(target_of(self.target))
         if not self.activations.per_tensor:
             raise ValueError(
                 f"Recipe: expected per-tensor activations, got {self.activations}. Integer accumulators sum over an "

@@ -7,6 +7,7 @@ from jax.core import Tracer
 
 from qjax import ops
 from qjax.export.ir import INTEGER_DTYPES, Graph, Quantization, Tensor
+from qjax.ops import backend
 
 
 class GraphError(ValueError):
@@ -62,6 +63,13 @@ def check_integer(graph: Graph) -> Graph:
     for node in graph.nodes:
         if node.op not in ops.names():
             raise GraphError(f"Node {node.name!r}: unknown operation {node.op!r}. Known: {', '.join(ops.names())}.")
+        if node.op == backend.NAME:
+            try:
+                dtypes = [graph.tensors[name].dtype for name in node.inputs]
+                backend.members_of({**node.attributes, "input_dtypes": dtypes})
+                backend.kernel_of(node.attributes)
+            except ValueError as error:
+                raise GraphError(f"Node {node.name!r}: {error}") from None
     for tensor in graph.tensors.values():
         if tensor.dtype not in INTEGER_DTYPES:
             raise GraphError(f"Tensor {tensor.name!r}: expected an integer dtype, got {tensor.dtype}.")

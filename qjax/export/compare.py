@@ -8,26 +8,24 @@ Nodes run one at a time, each jitted by itself, and tensors are dropped behind t
 two forwards, not of all activations.
 """
 
-import functools
-import json
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import PurePath
-from typing import Any, Literal, cast
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qjax import ops
-from qjax.export.causes import Finding, Key, Side, classify, differing_fields, explain, findings, summary
+from qjax.export.causes import Side, classify, explain, findings, summary
+from qjax.export.compare_inputs import INPUT_TEXTS, classify_input, input_codes, input_findings
 from qjax.export.comparison import Cause, Comparison, Difference, NodeComparison
-from qjax.export.exact_values import Ratio, compare_halves
-from qjax.export.integer_graph import IntegerGraph, quantize_inputs
-from qjax.export.interpreter import attributes, check_count, check_shapes, prepare
-from qjax.export.ir import Graph, Node, Quantization, Tensor
-from qjax.export.methods import QUANTIZATIONS
-from qjax.export.probe import accumulators
+from qjax.export.integer_graph import IntegerGraph
+from qjax.export.interpreter import check_count, check_shapes, prepare
+from qjax.export.ir import Graph, Node
+from qjax.export.pairing import check_signature, pairs
+from qjax.export.passes.partition import device_of, group_like
+from qjax.export.stepwise import Env, Runner
+from qjax.export.tally import Tally, described
+from qjax.export.view import NodeView
 
 AnyGraph = IntegerGraph | Graph
 _NOTHING = Difference()
@@ -54,8 +52,14 @@ def compare(a: AnyGraph, b: AnyGraph, inputs: Any) -> Comparison:
       ValueError: graphs of different models (other inputs, outputs, or shapes of a node), or no batch.
     """
     left, right = _ir(a), _ir(b)
-    labels = (left.target, right.target) if left.target != right.target else ("a", "b")
-    run = _Run(_Graph(left, labels[0], _constants(a)), _Graph(right, labels[1], _constants(b)))
+    names = device_of(left), device_of(right)
+    labels = names if names[0] != names[1] else ("a", "b")
+    # where one of them is for a device with kernels of its own, the other's nodes are joined to the same groups
+    joined = group_like(left, right), group_like(right, left)
+    constants = [
+        _constants(g if same is whole else same) for g, whole, same in zip((a, b), (left, right), joined, strict=True)
+    ]
+    run = _Run(*(Runner(*side) for side in zip(joined, labels, constants, strict=True)))
     for batch in _batches(inputs):
         run.batch(batch)
     if run.examples == 0:
@@ -87,97 +91,23 @@ def _batches(inputs: Any) -> Iterable[tuple[Any, ...]]:
     return (cast(tuple[Any, ...], batch) if isinstance(batch, tuple) else (batch,) for batch in batches)
 
 
-@functools.lru_cache(maxsize=1024)
-def _jitted(what: Literal["output", "accumulators"], op: str, attributes_json: str) -> Callable[..., Any]:
-    """A node's kernel, or what it has before it rounds; compiled once for all nodes that differ in constants only."""
-    facts = json.loads(attributes_json)
-    function = ops.get(op).kernel if what == "output" else functools.partial(accumulators, op)
-
-    def apply(constants: Any, inputs: Any) -> Any:
-        return function(facts, constants, inputs)
-
-    return jax.jit(apply)
-
-
-class _Graph:
-    """One of the two graphs, and its nodes as jitted functions."""
-
-    def __init__(self, ir: Graph, label: str, constants: Mapping[str, Mapping[str, Any]]) -> None:
-        self.ir, self.label, self.constants = ir, label, constants
-        self.nodes = {node.name: node for node in ir.nodes}
-        self.data = {tensor.name: tensor.value for tensor in ir.constants()}
-
-    def output(self, node: Node, inputs: Sequence[Any]) -> jax.Array:
-        """The node on codes."""
-        return self._run("output", node, inputs)
-
-    def accumulators(self, node: Node, inputs: Sequence[Any]) -> list[np.ndarray]:
-        """What the node has before it rounds."""
-        return [np.asarray(array) for array in self._run("accumulators", node, inputs)]
-
-    def _run(self, what: Literal["output", "accumulators"], node: Node, inputs: Sequence[Any]) -> Any:
-        facts = json.dumps(attributes(self.ir, node), sort_keys=True)
-        return _jitted(what, node.op, facts)(self.constants[node.name], list(inputs))
-
-    def readers(self) -> Counter[str]:
-        """How often a run reads each tensor: once per node and input, and once more for an output of the graph."""
-        return Counter([name for node in self.ir.nodes for name in node.inputs] + [*self.ir.outputs])
-
-
-class _Env:
-    """The tensors of one run of one graph; each is dropped behind its last reader."""
-
-    def __init__(self, graph: _Graph, inputs: Sequence[Any]) -> None:
-        self.graph = graph
-        self.values: dict[str, Any] = dict(zip(graph.ir.inputs, inputs, strict=True))
-        self.left = graph.readers()
-        self.done: set[str] = set()
-
-    def value(self, name: str) -> Any:
-        """A tensor's codes, computed with whatever they need."""
-        if name in self.graph.data:
-            return jnp.asarray(self.graph.data[name])
-        if name not in self.values:
-            node = self.graph.ir.producer(name)
-            assert node is not None
-            self.compute(node)
-        return self.values[name]
-
-    def compute(self, node: Node) -> Any:
-        """The codes of a node's output."""
-        if node.name not in self.done:
-            self.values[node.output] = self.graph.output(node, [self.value(name) for name in node.inputs])
-            self.done.add(node.name)
-        return self.values[node.output]
-
-    def release(self, node: Node) -> None:
-        """The node's inputs have been read."""
-        for name in node.inputs:
-            self.left[name] -= 1
-            if self.left[name] == 0:
-                self.values.pop(name, None)
-
-
-class _Tally:
-    """The counts of one node over all batches."""
-
-    def __init__(self) -> None:
-        self.own = self.arriving = self.end_to_end = _NOTHING
-        self.kinds: Counter[Key] = Counter()
+def _kind(a: Side, b: Side) -> str:
+    """What a pair is called: its operation, or the vendor's kernel in either of the graphs."""
+    kinds = [NodeView(side.graph, side.node).kind for side in (a, b)]
+    return kinds[1] if kinds[0].startswith("fused:") else kinds[0]
 
 
 class _Run:
     """Both graphs, paired, and what was counted so far."""
 
-    def __init__(self, a: _Graph, b: _Graph) -> None:
+    def __init__(self, a: Runner, b: Runner) -> None:
         self.a, self.b = a, b
-        _check_signature(a, b)
-        self.paired = [name for name in a.nodes if name in b.nodes]
-        _check_pairs(a, b, self.paired)
-        self.tallies = {name: _Tally() for name in self.paired}
-        self.inputs = {name: _Tally() for name in a.ir.inputs if a.ir.tensors[name].quantization is not None}
-        self.reals = False
-        self.outputs = [_Tally() for _ in a.ir.outputs]
+        self.labels = (a.label, b.label)
+        check_signature(a.ir, b.ir)
+        self.paired = pairs(a.ir, b.ir)
+        self.tallies = {name: Tally() for name in self.paired}
+        self.inputs = {name: Tally() for name in a.ir.inputs if a.ir.tensors[name].quantization is not None}
+        self.outputs = [Tally() for _ in a.ir.outputs]
         self.examples = 0
         self.predictions = 0
 
@@ -185,11 +115,11 @@ class _Run:
         """Run one batch through both."""
         codes = self._codes(batch)
         self.examples += int(codes[0][0].shape[0])
-        env_a, env_b = _Env(self.a, codes[0]), _Env(self.b, codes[1])
+        env_a, env_b = Env(self.a, codes[0]), Env(self.b, codes[1])
         for node in self.a.ir.nodes:
             out = env_a.compute(node)
-            other = self.b.nodes.get(node.name)
-            if other is not None:
+            if node.name in self.paired:
+                _, other = self.paired[node.name]
                 self._pair(node, other, env_a, env_b, out)
                 env_b.release(other)
             env_a.release(node)
@@ -200,7 +130,7 @@ class _Run:
         left, right = (np.argmax(end, axis=-1) for end in ends[0])
         self.predictions += int(np.sum(left != right))
 
-    def _pair(self, node: Node, other: Node, env_a: _Env, env_b: _Env, out: Any) -> None:
+    def _pair(self, node: Node, other: Node, env_a: Env, env_b: Env, out: Any) -> None:
         theirs = env_b.compute(other)
         # b's node on a's codes; constants stay b's own
         shared = [
@@ -241,7 +171,7 @@ class _Run:
                     "graph.quantize(x) makes codes from reals."
                 )
             reals.append(x)
-        left, right = _Inputs(self.a, reals).codes, _Inputs(self.b, reals).codes
+        left, right = input_codes(self.a.ir, reals), input_codes(self.b.ir, reals)
         for name, x, mine, theirs in zip(ir.inputs, reals, left, right, strict=True):
             if name in self.inputs and jnp.issubdtype(x.dtype, jnp.floating):
                 self._compare_input(name, np.asarray(x), np.asarray(mine), np.asarray(theirs))
@@ -253,10 +183,7 @@ class _Run:
         tally.end_to_end += own
         tally.arriving += Difference(own.compared)
         if own.count:
-            grids = _grids(self.a.ir.tensors[name], self.b.ir.tensors[name])
-            tally.kinds.update(_classify_input(grids, x, mine, theirs))
-
-    # ------------------------------------------------------------------------ the report
+            tally.kinds.update(classify_input(name, (self.a, self.b), x, mine, theirs))
 
     def result(self) -> Comparison:
         """Everything counted, in words."""
@@ -269,7 +196,7 @@ class _Run:
             end = tally.end_to_end
             outputs.append(known or NodeComparison(name, "output", None, _NOTHING, _NOTHING, end))
         return Comparison(
-            (self.a.label, self.b.label),
+            self.labels,
             tuple(nodes),
             tuple(name for name in self.a.nodes if name not in self.b.nodes),
             tuple(name for name in self.b.nodes if name not in self.a.nodes),
@@ -280,163 +207,16 @@ class _Run:
 
     def _node(self, name: str) -> NodeComparison:
         a, b = self._sides(name)
-        tally, found = self.tallies[name], findings(a, b)
+        tally = self.tallies[name]
         causes = tuple(
             Cause(kind, side, n, explain((kind, side), n, a, b, tally.own.compared))
             for (kind, side), n in summary(tally.kinds).items()
         )
-        return _described(name, a.node.op, a.node.location, tally, found, causes, (a.label, b.label))
+        return described(name, _kind(a, b), a.node.location, tally, findings(a, b), causes, self.labels)
 
-    def _input(self, name: str, tally: _Tally) -> NodeComparison:
-        a, b = self.a, self.b
-        found: list[Finding] = []
-        if a.ir.quantization != b.ir.quantization:
-            texts = [f"{g.label} {QUANTIZATIONS[g.ir.quantization]} ({g.ir.quantization})" for g in (a, b)]
-            found.append(Finding("method", "; ".join(texts)))
-        grids = _grids(a.ir.tensors[name], b.ir.tensors[name])
-        found += [Finding("grid", f"{what} of {name!r} differ here") for what in differing_fields(*grids)]
+    def _input(self, name: str, tally: Tally) -> NodeComparison:
         causes = tuple(
-            Cause(kind, side, n, _INPUT_TEXTS[kind].format(n=f"{n:,}"))
+            Cause(kind, side, n, INPUT_TEXTS[kind].format(n=f"{n:,}"))
             for (kind, side), n in summary(tally.kinds).items()
         )
-        return _described(name, "quantize", None, tally, found, causes, (a.label, b.label))
-
-
-_INPUT_TEXTS = {
-    "tie": "exact ties of x / s: {n}",
-    "float32": "values so near a tie that the float32 steps of one of the two carry them onto or over it: {n}",
-    "grid": "because the grids differ: {n}",
-    "other": "values that are not finite: {n}",
-}
-
-
-def _described(
-    name: str,
-    op: str,
-    location: str | None,
-    tally: _Tally,
-    found: list[Finding],
-    causes: tuple[Cause, ...],
-    labels: tuple[str, str],
-) -> NodeComparison:
-    off = (tally.kinds["off", "a"], tally.kinds["off", "b"])
-    measured, sums = tally.kinds["measured", ""], tally.kinds["sums", ""]
-    own, text = tally.own, ""
-    if own.count:
-        word = "input" if op == "quantize" else "node"
-        # a file and its folder tell enough; `location` has the whole path
-        short = "/".join(PurePath(location).parts[-2:]) if location else ""
-        place = f" ({op}, {short})" if short else f" ({op})"
-        verb = "differs" if own.count == 1 else "differ"
-        text = f"{word} {name}{place}: {own.count:,} of {own.compared:,} {verb}, {own.direction}"
-        kinds = {cause.kind for cause in causes}
-        # the last bits of scales differ wherever one of them is a float32: said only where they decide
-        said = [f.text for f in found if f.kind != "scale" or "scale" in kinds]
-        if said:
-            text += ". " + "; ".join(said)
-        if causes:
-            text += ". " + "; ".join(cause.text for cause in causes)
-        if sums:
-            text += f". {sums:,} of the {own.compared:,} accumulators differ"
-        if any(off):
-            text += (
-                f". Not the code nearest to the real value: {off[0]:,} of {labels[0]}'s, {off[1]:,} of {labels[1]}'s"
-            )
-        text += "."
-    return NodeComparison(
-        name, op, location, own, tally.arriving, tally.end_to_end, causes, tuple(found), sums, off, measured, text
-    )
-
-
-class _Inputs:
-    """The codes that one graph makes of a batch; codes pass as they are."""
-
-    def __init__(self, graph: _Graph, batch: Sequence[Any]) -> None:
-        ir = graph.ir
-        self.codes: list[Any] = []
-        for name, x in zip(ir.inputs, batch, strict=True):
-            codes = ir.tensors[name].quantization is not None and not jnp.issubdtype(x.dtype, jnp.floating)
-            alone = ir.replace(inputs=(name,))
-            self.codes.append(x if codes else quantize_inputs(alone, [x])[0])
-
-
-def _grids(a: Tensor, b: Tensor) -> tuple[Quantization, Quantization]:
-    assert a.quantization is not None
-    assert b.quantization is not None
-    return a.quantization, b.quantization
-
-
-def _classify_input(
-    grids: tuple[Quantization, Quantization], x: np.ndarray, mine: np.ndarray, theirs: np.ndarray
-) -> Counter[Key]:
-    """Why codes of real inputs differ: the exact quotient x / s is a tie, or float32 steps decide."""
-    mask = mine != theirs
-    if differing_fields(*grids):
-        return Counter({("grid", ""): int(np.sum(mask))})
-    values = x[mask].astype(np.float32)
-    finite = np.isfinite(values)
-    found: Counter[Key] = Counter({("other", ""): int(np.sum(~finite))})
-    scale = np.broadcast_to(np.asarray(grids[0].scale), x.shape)[mask][finite]
-    zero_point = np.broadcast_to(np.asarray(grids[0].zero_point), x.shape)[mask][finite]
-    if scale.size:
-        quotient = Ratio.of(values[finite]) / Ratio.of(scale)
-        tie = np.abs(compare_halves(quotient, mine[mask][finite].astype(np.int64) - zero_point)) == 1
-        found["tie", ""], found["float32", ""] = int(np.sum(tie)), int(np.sum(~tie))
-    return +found
-
-
-# ---------------------------------------------------------------------------- one model in two graphs
-
-
-def _check_signature(a: _Graph, b: _Graph) -> None:
-    left, right = a.ir, b.ir
-    if left.inputs != right.inputs or len(left.outputs) != len(right.outputs):
-        raise ValueError(
-            f"compare: the graphs come from different models: inputs {', '.join(left.inputs)} and {len(left.outputs)} "
-            f"outputs against inputs {', '.join(right.inputs)} and {len(right.outputs)} outputs. Convert one model "
-            "under two targets: qjax.convert(qmodel, sample, target=...)."
-        )
-    problems = [text for name in left.inputs for text in _problems(left.tensors[name], right.tensors[name])]
-    for mine, theirs in zip(left.outputs, right.outputs, strict=True):
-        problems += _problems(left.tensors[mine], right.tensors[theirs])
-    _raise_for(problems)
-
-
-def _check_pairs(a: _Graph, b: _Graph, paired: Sequence[str]) -> None:
-    if a.nodes and not paired:
-        raise ValueError(
-            "compare: the graphs have no node in common: they come from different models. "
-            f"a has {', '.join(list(a.nodes)[:4])}, ...; b has {', '.join(list(b.nodes)[:4])}, ..."
-        )
-    problems: list[str] = []
-    for name in paired:
-        mine, theirs = a.nodes[name], b.nodes[name]
-        if mine.op != theirs.op or len(mine.inputs) != len(theirs.inputs):
-            what = [f"{node.op} of {len(node.inputs)} tensors" for node in (mine, theirs)]
-            problems.append(f"node {name!r} is {what[0]} in a, {what[1]} in b")
-            continue
-        tensors = zip((*mine.inputs, mine.output), (*theirs.inputs, theirs.output), strict=True)
-        for left, right in tensors:
-            problems += _problems(a.ir.tensors[left], b.ir.tensors[right])
-    _raise_for(problems)
-
-
-def _problems(a: Tensor, b: Tensor) -> list[str]:
-    if (a.shape, a.dtype) == (b.shape, b.dtype):
-        return []
-    return [f"{a.name!r} is {a.dtype} {_shape(a)} in a, {b.dtype} {_shape(b)} in b"]
-
-
-def _shape(tensor: Tensor) -> str:
-    return "x".join("batch" if n is None else str(n) for n in tensor.shape)
-
-
-def _raise_for(problems: list[str]) -> None:
-    unique = list(dict.fromkeys(problems))
-    if unique:
-        more = f", and {len(unique) - 4} more" if len(unique) > 4 else ""
-        raise ValueError(
-            "compare: expected two graphs of one model, with the same shapes and types of codes; "
-            f"{'; '.join(unique[:4])}{more}. Convert one quantized model under two targets: "
-            "qjax.convert(qmodel, sample, target=...)."
-        )
+        return described(name, "quantize", None, tally, input_findings(name, self.a, self.b), causes, self.labels)

@@ -16,7 +16,9 @@ from qjax.export.ir import Graph, Tensor
 from qjax.export.read import read as read_file
 from qjax.export.retarget import retarget
 from qjax.export.structure import rebuild
+from qjax.export.view import NodeView
 from qjax.numerics.affine import QParams, QSpec, dequantize, quantize
+from qjax.numerics.unfused import unfused
 from qjax.summary import table
 
 
@@ -95,8 +97,9 @@ class IntegerGraph:
         for node in self.ir.nodes:
             out = self.ir.tensors[node.output]
             shape = "x".join("batch" if n is None else str(n) for n in out.shape)
-            rows.append([node.name, node.op, ", ".join(node.inputs), shape, out.dtype, *_grid(out)])
-        header = ("node", "op", "inputs", "shape", "dtype", "scale", "zero point")
+            view = NodeView(self.ir, node)
+            rows.append([node.name, view.kind, ", ".join(node.inputs), shape, out.dtype, *_grid(out), view.arithmetic])
+        header = ("node", "op", "inputs", "shape", "dtype", "scale", "zero point", "computed in")
         size = sum(int(np.size(t.value)) * np.dtype(t.dtype).itemsize for t in self.ir.constants())
         return table(header, rows) + f"\ntarget {self.target}, {len(rows)} nodes, {size} bytes of constants in memory"
 
@@ -136,9 +139,20 @@ def quantize_inputs(ir: Graph, inputs: Sequence[Any]) -> list[jax.Array]:
 
 def dequantize_outputs(ir: Graph, codes: Sequence[Any]) -> Any:
     """Real outputs, in the structure of the model's own output."""
-    reals = [dequantize(c, qparams_of(ir.tensors[name])) for name, c in zip(ir.outputs, codes, strict=True)]
+    reals = [_reals(ir.tensors[name], c) for name, c in zip(ir.outputs, codes, strict=True)]
     structure = ir.metadata.get("output_structure")
     return rebuild(structure, reals) if structure is not None else reals[0] if len(reals) == 1 else tuple(reals)
+
+
+def _reals(tensor: Tensor, codes: Any) -> Any:
+    q = tensor.quantization
+    if q is None:
+        return codes  # integers that stand for themselves
+    if np.dtype(tensor.dtype).itemsize <= 2:
+        return dequantize(codes, qparams_of(tensor))
+    # an accumulator that is an output: no spec has codes that wide
+    steps = jnp.asarray(codes).astype(jnp.int32) - jnp.asarray(q.zero_point)
+    return unfused(steps.astype(jnp.float32) * jnp.asarray(q.scale))
 
 
 def qparams_of(tensor: Tensor) -> QParams:

@@ -23,6 +23,11 @@ def prepare(graph: Graph) -> dict[str, dict[str, Any]]:
 
 
 def _prepare(graph: Graph, node: Node) -> Mapping[str, Any]:
+    return ops.get(node.op).runtime(attributes(graph, node), constants_of(graph, node))
+
+
+def constants_of(graph: Graph, node: Node) -> dict[str, Any]:
+    """A node's constants and the zero points of its tensors, as they are stored."""
     constants: dict[str, Any] = {role: graph.constant(node, role) for role in node.constants}
     for index, name in enumerate(node.inputs):
         quantization = graph.tensors[name].quantization
@@ -31,7 +36,7 @@ def _prepare(graph: Graph, node: Node) -> Mapping[str, Any]:
     output = graph.tensors[node.output].quantization
     if output is not None:
         constants["y_zero_point"] = output.zero_point
-    return ops.get(node.op).runtime(attributes(graph, node), constants)
+    return constants
 
 
 def attributes(graph: Graph, node: Node) -> dict[str, Any]:

@@ -9,24 +9,22 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from qjax.export.ir import Array, Graph, Node, Quantization, Tensor
-from qjax.numerics.affine import QParams, broadcast_to_tensor, quantize
-from qjax.ops import Op, read
+from qjax.export.unsupported import ConversionError as ConversionError
+from qjax.export.unsupported import stacked, unsupported, where
+from qjax.export.weights import weight_tensor
+from qjax.numerics.affine import QParams
+from qjax.ops import Op
 from qjax.targets import Target
-from qjax.tracing import ATOMIC, Annotation, Equation, Place, Program, Value
+from qjax.tracing import Annotation, Equation, Place, Program, Value
 
 ParamsOf = Callable[[Place, tuple[int, ...], Any], QParams]
 """(place, indices of the scan iterations, the tensor if it is a constant) -> parameters."""
 
 QUANTIZE = "quantize"
 """The node that puts an accumulator on a grid, until a pass folds it into the accumulator's producer."""
-
-
-class ConversionError(ValueError):
-    """The model holds something that has no integer form; the message says where and what to do."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,13 +132,13 @@ class _Lowering:
         if reading is None or any(isinstance(f, _Real) for f in found):
             if eqn.primitive == "convert_element_type" and not eqn.inputs[0].is_float and not eqn.outputs[0].is_float:
                 return found
-            raise ConversionError(_unsupported(eqn, self.annotation.is_constant(eqn)))
+            raise unsupported(eqn, self.annotation.is_constant(eqn))
         op, mode = reading
         constant = self.annotation.is_constant(eqn)
         if op.name == "cast":
             return [found[0]]
         if op.name == "dropout" or (op.name == "batch_norm" and len(eqn.outputs) > 1):
-            raise ConversionError(_unsupported(eqn))
+            raise unsupported(eqn)
         if mode == "permute":
             return [self._permuted(eqn, found[0])]
         if mode == "start":
@@ -223,9 +221,9 @@ class _Lowering:
         if isinstance(found, _Codes):
             found = self._node("rescale", eqn, [found.tensor], {}, {}, step)
         if isinstance(found, _Stack):
-            raise _stacked(found.eqn)
+            raise stacked(found.eqn)
         if not isinstance(found, _Accumulator):
-            raise ConversionError(_unsupported(eqn))
+            raise unsupported(eqn)
         label = self._fresh(_stepped(place.label, step))
         output = self._tensor(label, value, place, step)
         self.nodes.append(Node(label, QUANTIZE, (found.tensor,), output, {}, {}, eqn.location))
@@ -271,7 +269,7 @@ class _Lowering:
     def _slice(self, found: Any, iteration: int, eqn: Equation) -> Any:
         if not isinstance(found, _Constant):
             raise ConversionError(
-                f"{_where(eqn)}: a scan over the leading axis of an activation has no integer form yet. "
+                f"{where(eqn)}: a scan over the leading axis of an activation has no integer form yet. "
                 "Write it as a Python loop over slices."
             )
         if isinstance(found.value, jax.ShapeDtypeStruct):
@@ -283,7 +281,7 @@ class _Lowering:
     def _get(self, env: dict[Value, Any], value: Value) -> Any:
         found = _Constant(value.constant) if value.constant is not None else env[value]
         if isinstance(found, _Stack):
-            raise _stacked(found.eqn)
+            raise stacked(found.eqn)
         return found
 
     def _evaluate(self, eqn: Equation, found: list[Any]) -> list[Any]:
@@ -296,28 +294,7 @@ class _Lowering:
     def _kernel(self, eqn: Equation, index: int, value: Any, step: tuple[int, ...]) -> str:
         place = self.annotation.weights[eqn, index]
         name = self._fresh(_stepped(place.label, step))
-        params = self.params_of(place, step, value)
-        spec = params.spec
-        if spec.group_size is not None:
-            raise ConversionError(
-                f"{_where(eqn)}: weight {place.name!r} has groups of {spec.group_size} with scales of their own, which "
-                "one integer accumulator cannot sum. Use axis=-1 without group_size for what is converted."
-            )
-        dtype = str(spec.dtype)
-        codes: Any = value
-        zero_point: Any = params.integer_zero_point()
-        if not isinstance(value, jax.ShapeDtypeStruct):
-            codes = quantize(value, params)
-            if place.kind == "weight" and not spec.symmetric:
-                codes, zero_point, dtype = _without_zero_point(codes, params)
-        elif place.kind == "weight" and not spec.symmetric:
-            dtype = "int16"
-        low, high = (spec.qmin, spec.qmax)
-        if place.kind == "weight" and not spec.symmetric:
-            low, high = spec.qmin - spec.qmax, spec.qmax - spec.qmin
-        quantization = Quantization(params.scale, zero_point, low, high, spec.param_axes(len(value.shape)))
-        data = None if isinstance(value, jax.ShapeDtypeStruct) else codes
-        self._add(Tensor(name, tuple(value.shape), dtype, quantization, data))
+        self._add(weight_tensor(name, place, value, self.params_of(place, step, value), eqn))
         return name
 
     def _constant(self, name: str, value: Any) -> str:
@@ -374,65 +351,5 @@ def _run_constant(eqn: Equation, values: list[Any]) -> list[Array]:
     return eqn.bind(*(jax.numpy.asarray(v) for v in values))
 
 
-def _without_zero_point(codes: Any, params: QParams) -> tuple[Any, Any, str]:
-    """Asymmetric weights as centered int16 codes: the accumulator then needs no sum over the input."""
-    zero_point = broadcast_to_tensor(params.integer_zero_point(), params.spec, codes.shape)
-    centered = codes.astype(jnp.int32) - jnp.broadcast_to(zero_point, codes.shape)
-    return centered.astype(jnp.int16), jnp.zeros_like(params.integer_zero_point()), "int16"
-
-
 def _stepped(name: str, step: tuple[int, ...]) -> str:
     return name + "".join(f"[{i}]" for i in step)
-
-
-def _where(eqn: Equation) -> str:
-    module = f" in module {eqn.scope!r}" if eqn.scope else ""
-    return f"{eqn.location or 'unknown line'}{module}"
-
-
-_NONLINEAR = (
-    "Non-linear functions need a table or an integer approximation: use relu, or keep the function (a softmax, say) "
-    "out of the model and apply it to the graph's output."
-)
-_STATISTICS = (
-    "Powers, roots and quotients of activations have no integer form, nor has normalisation by statistics of the input "
-    "itself (LayerNorm, GroupNorm, RMSNorm): BatchNorm has."
-)
-_CHOICE = "Choose by a constant mask, or use relu, maximum, minimum or clip."
-_ORDER = "Apply it to the graph's output, or sort outside of the model."
-_CURES = {
-    **dict.fromkeys(("exp", "exp2", "log", "log1p", "expm1", "tanh", "logistic", "erf", "sin", "cos"), _NONLINEAR),
-    **dict.fromkeys(ATOMIC, _NONLINEAR),
-    **dict.fromkeys(("square", "sqrt", "rsqrt", "div", "pow", "integer_pow"), _STATISTICS),
-    **dict.fromkeys(("gt", "ge", "lt", "le", "eq", "ne", "select_n", "sign", "abs"), _CHOICE),
-    **dict.fromkeys(("sort", "top_k", "argmax", "argmin"), _ORDER),
-    "batch_norm": "It takes the statistics of the batch although the model is converted in evaluation mode: leave "
-    "use_running_average=False out of its call.",
-    "dropout": "It drops although the model is converted in evaluation mode: leave deterministic=False out of its "
-    "call.",
-    "pad": "Only padding with 0 (or -inf before a max pool) is representable.",
-    "while": "A loop of unknown length cannot become a graph; use a Python loop or lax.scan.",
-    "cond": "Choose the branch with a Python value.",
-}
-
-
-def _unsupported(eqn: Equation, constant: Sequence[bool] = ()) -> str:
-    shapes = ", ".join("x".join(str(n) for n in shape) or "scalar" for shape in eqn.in_shapes)
-    name = eqn.function or eqn.primitive
-    message = f"{_where(eqn)}: {name!r} on {shapes} has no integer form."
-    if eqn.function is None and constant and eqn.outputs[0].is_float and read(eqn, constant) is not None:
-        return (
-            f"{message} The recipe leaves it in reals: drop the qjax.FLOAT override of its module, or take the module "
-            "out of the model that is converted."
-        )
-    cure = _CURES.get(
-        name,
-        "Replace it by operations that qjax converts (qjax.ops.names()), or move it behind the graph's output.",
-    )
-    return f"{message} {cure}"
-
-
-def _stacked(eqn: Equation) -> ConversionError:
-    return ConversionError(
-        f"{_where(eqn)}: the outputs that a scan stacks have no integer form yet; only its carry has."
-    )

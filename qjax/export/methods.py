@@ -3,7 +3,11 @@
 A phrase continues "the target ...". What has none (a rule or a formula of the user's own) is called by its name.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from qjax.export.ir import Node
+from qjax.ops import backend
 
 RULES = {
     "double_round": "rounds twice, ties up, then away from zero",
@@ -92,12 +96,25 @@ _TIES = {
 
 
 def method_of(node: Node) -> str | None:
-    """The name of what finishes a node: a rule, a formula, or "exact sum (ROUNDING)"; None where codes only move."""
-    if "rule" in node.attributes:
-        return str(node.attributes["rule"])
-    if "formula" in node.attributes:
-        return str(node.attributes["formula"])
-    return f"exact sum ({node.attributes['rounding']})" if "rounding" in node.attributes else None
+    """The name of what finishes a node: a rule, a formula, "exact sum (ROUNDING)", or a backend's kernel.
+
+    None where codes only move. A fused node without a backend has its members' methods, "conv: float32, add: ...".
+    """
+    if node.op == backend.NAME:
+        if node.attributes["backend"] is not None:
+            return f"{node.attributes['backend']}'s kernel {node.attributes['pattern']}"
+        named = [(m, method_of_attributes(m.attributes)) for m in backend.members_of(node.attributes).values()]
+        return ", ".join(f"{m.label}: {method}" for m, method in named if method is not None) or None
+    return method_of_attributes(node.attributes)
+
+
+def method_of_attributes(attributes: Mapping[str, Any]) -> str | None:
+    """`method_of` for the attributes of a node that is not fused."""
+    if "rule" in attributes:
+        return str(attributes["rule"])
+    if "formula" in attributes:
+        return str(attributes["formula"])
+    return f"exact sum ({attributes['rounding']})" if "rounding" in attributes else None
 
 
 def rule_phrase(name: str) -> str:
@@ -118,4 +135,8 @@ def phrase(name: str) -> str:
         return f"adds exactly in 64 bits and {_TIES.get(name[11:-1], 'rounds once')}"
     if name in FORMULAS:
         return FORMULAS[name]
+    if "'s kernel " in name:
+        return "computes with its kernel " + name.partition("'s kernel ")[2]
+    if ": " in name:
+        return f"computes {name}"
     return rule_phrase(name.partition("/")[0])

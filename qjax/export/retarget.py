@@ -20,6 +20,7 @@ from qjax.export.check import check, check_integer
 from qjax.export.ir import Graph, Node, Quantization, Tensor
 from qjax.export.passes import check_accumulators, remove_dead
 from qjax.export.passes.formulas import elements, formula_for
+from qjax.export.passes.partition import expand
 from qjax.export.passes.weighted import arithmetic_of, kind_of, scale_in_rank
 from qjax.numerics.rules import get_rule
 from qjax.numerics.softfloat import Real
@@ -49,6 +50,7 @@ def retarget(graph: Graph, target: str | targets.Target) -> Graph:
     """
     target = targets.get(target)
     check_target(target)
+    graph = expand(graph)
     if graph.target == target.name and all(_is_finished(node) for node in graph.nodes):
         return graph
     tensors = dict(graph.tensors)
@@ -93,6 +95,9 @@ def _weighted(graph: Graph, node: Node, target: targets.Target) -> tuple[dict[st
     per_channel = np.size(s_w) > 1
     wide = graph.tensors[node.inputs[0]].dtype == "int16"
     weighted = target.weighted(kind_of(node, kernel), per_channel=per_channel, wide=wide)
+    if graph.tensors[node.output].dtype == "int32":
+        # the accumulator itself is the output: no runtime rounds it
+        weighted = targets.Weighted("nearest_even")
     step = Real.of(s_x) * Real.of(s_w)
     bias, real = _bias(graph, node, step)
     bias, constants = requantization(s_x, s_w, s_y, real, bias, weighted, per_channel)

@@ -15,6 +15,7 @@ import numpy as np
 
 from qjax.export.integer_graph import IntegerGraph
 from qjax.export.interpreter import run, run_node
+from qjax.export.view import NodeView
 from qjax.summary import table
 
 Reference = Callable[..., tuple[Any, dict[str, Any]]]
@@ -147,6 +148,7 @@ def verify(graph: IntegerGraph, reference: Reference, batches: Iterable[tuple[An
     if examples == 0:
         raise ValueError("verify: expected at least one batch, got none.")
     reports = tuple(
-        NodeReport(node.name, node.op, node.location, *(int(n) for n in totals[node.name])) for node in named
+        NodeReport(node.name, NodeView(ir, node).kind, node.location, *(int(n) for n in totals[node.name]))
+        for node in named
     )
     return Report(reports, examples, predictions)

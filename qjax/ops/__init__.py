@@ -6,6 +6,7 @@
 from qjax.ops import (
     add,
     affine_step,
+    backend,
     batch_norm,
     broadcast,
     cast,
@@ -25,7 +26,8 @@ from qjax.ops import (
     sums,
     transpose,
 )
+from qjax.ops.backend import Fused, Member
 from qjax.ops.base import Array, Deferred, Op, Quantized, Role, get, names, read, real
 from qjax.ops.pending import Pending
 
-__all__ = ["Array", "Deferred", "Op", "Pending", "Quantized", "Role", "get", "names", "read", "real"]
+__all__ = ["Array", "Deferred", "Fused", "Member", "Op", "Pending", "Quantized", "Role", "get", "names", "read", "real"]

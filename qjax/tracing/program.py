@@ -165,7 +165,7 @@ def _read(jaxpr: Any, env: dict[Any, Value], scope: str, location: str | None, o
             continue
         body, params = None, eqn.params
         if name == "scan":
-            params = _with_counts(params)
+            params = with_counts(params)
             body = _program(eqn.params["jaxpr"].jaxpr, eqn.params["jaxpr"].consts, here)
         elif name in ("checkpoint", "remat", "remat2"):
             name, body = "remat", _program(eqn.params["jaxpr"], (), here)
@@ -175,7 +175,7 @@ def _read(jaxpr: Any, env: dict[Any, Value], scope: str, location: str | None, o
         out.append(Equation(name, inputs, outputs, params, here, line, eqn, body, _function(eqn)))
 
 
-def _with_counts(params: Mapping[str, Any]) -> Mapping[str, Any]:
+def with_counts(params: Mapping[str, Any]) -> Mapping[str, Any]:
     """The parameters of a scan with num_consts and num_carry, which jax 0.12 keeps as the structure of its inputs."""
     if "num_consts" in params:
         return params

@@ -11,7 +11,7 @@ from qjax import targets
 from qjax.export.retarget import retarget
 from tests.export.graphs import assert_equal
 from tests.layers.round_trip import data
-from tests.targets.test_every_target import Rest, recipe_of
+from tests.targets.test_every_target import Network, recipe_of
 
 NAMES = [name for name in targets.names() if name != "fpga"]
 
@@ -25,7 +25,7 @@ class Doubled(nnx.Module):
 def graphs():
     """The same quantized model converted for every target: the grids of averages are their inputs' own."""
     x = data(4, 6, 6, 2)
-    qmodel = qjax.quantize(Rest(normalized=True), recipe_of("tflite_micro"), x)
+    qmodel = qjax.quantize(Network(normalized=True), recipe_of("tflite_micro"), x)
     qmodel.eval()
     return {name: qjax.convert(qmodel, x, target=name).ir for name in NAMES}
 

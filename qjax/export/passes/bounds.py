@@ -44,6 +44,9 @@ def bound_constants(low: Any, high: Any, quantization: Quantization) -> dict[str
 
 
 def _code(bound: Any, q: Quantization) -> Any:
+    if not isinstance(bound, Tracer) and float(np.asarray(bound).reshape(())) == 0:
+        # the zero point itself, by which a relu is known inside a trace too, see `NodeView.relu`
+        return q.zero_point if isinstance(q.zero_point, Tracer) else np.asarray(q.zero_point)
     value = jnp.asarray(bound).astype(jnp.float32).reshape(())
     zero_point = jnp.asarray(q.zero_point)
     steps = round_to_grid(value, jnp.asarray(q.scale), "nearest_even")

@@ -1,0 +1,43 @@
+"""A weight, or another constant that is read as codes, as a tensor of the graph."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from qjax.export.ir import Quantization, Tensor
+from qjax.export.unsupported import ConversionError, where
+from qjax.numerics.affine import QParams, broadcast_to_tensor, quantize
+from qjax.tracing import Equation, Place
+
+
+def weight_tensor(name: str, place: Place, value: Any, params: QParams, eqn: Equation) -> Tensor:
+    """The codes of `value` under `params`; a `jax.ShapeDtypeStruct` gives a tensor without data.
+
+    Asymmetric weights are stored as centred int16 codes: the accumulator then needs no sum over the input.
+
+    Raises:
+      ConversionError: scales of groups, which one accumulator cannot sum.
+    """
+    spec = params.spec
+    if spec.group_size is not None:
+        raise ConversionError(
+            f"{where(eqn)}: weight {place.name!r} has groups of {spec.group_size} with scales of their own, which "
+            "one integer accumulator cannot sum. Use axis=-1 without group_size for what is converted."
+        )
+    structure = isinstance(value, jax.ShapeDtypeStruct)
+    codes: Any = None if structure else quantize(value, params)
+    zero_point: Any = params.integer_zero_point()
+    dtype, low, high = str(spec.dtype), spec.qmin, spec.qmax
+    if place.kind == "weight" and not spec.symmetric:
+        dtype, low, high = "int16", spec.qmin - spec.qmax, spec.qmax - spec.qmin
+        if not structure:
+            codes = _centred(codes, params)
+            zero_point = jnp.zeros_like(zero_point)
+    quantization = Quantization(params.scale, zero_point, low, high, spec.param_axes(len(value.shape)))
+    return Tensor(name, tuple(value.shape), dtype, quantization, codes)
+
+
+def _centred(codes: Any, params: QParams) -> Any:
+    zero_point = broadcast_to_tensor(params.integer_zero_point(), params.spec, codes.shape)
+    return (codes.astype(jnp.int32) - jnp.broadcast_to(zero_point, codes.shape)).astype(jnp.int16)

@@ -1,0 +1,254 @@
+"""Nodes that a vendor's own kernel computes: several matched operations as one, from codes to codes.
+
+The node's attributes hold everything that its members (the operations it stands for) had, as JSON; its constants hold
+theirs under `label/role`. What computes it is a function that the vendor registered under two names, the backend's and
+the pattern's. Nothing executable is ever stored: a graph from a file names the kernel, and a process that has not
+registered it cannot run the graph. Where the backend is None the members' own kernels run one after the other.
+
+A member is a list of [field, value], the fields being those of `FIELDS`:
+
+| field | value |
+| --- | --- |
+| label | its name within the node: the pattern's, or the operation's |
+| op, name, location | those of the matched node |
+| inputs | per input: the index of one of the fused node's inputs, or the label of the member that computes it |
+| output | the name of its tensor, then shape (null is the batch), dtype, qmin, qmax (null without a scale) |
+| attributes | [name, value] for each attribute |
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+
+from qjax.ops.base import Attributes, Constants, Op, Role, get, names, register
+
+NAME = "backend"
+"""The operation's name in a graph."""
+
+FIELDS = ("label", "op", "name", "location", "inputs", "output", "attributes")
+ZERO = "zero"
+"""Role of a constant `label/zero`: the code of 0 on the grid of a tensor inside, and that grid as its quantization."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Member:
+    """One matched operation, as a kernel sees it.
+
+    label: its name within the node. op, name, location: of the matched node. inputs: per input the index of one of the
+    fused node's inputs, or the label of a member. tensor, shape, dtype, qmin, qmax: of its output; a shape's None is
+    the batch. attributes: as `interpreter.attributes` gives them, the output's dtype and range included.
+    constants: arrays by role, among them `zero_point0`, ... of its inputs and `y_zero_point` of its output.
+    """
+
+    label: str
+    op: str
+    name: str
+    location: str | None
+    inputs: tuple[int | str, ...]
+    tensor: str
+    shape: tuple[int | None, ...]
+    dtype: str
+    qmin: int | None
+    qmax: int | None
+    attributes: Mapping[str, Any]
+    constants: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def run(self, *inputs: jax.Array) -> jax.Array:
+        """The operation's own kernel on codes, under the rule of the backend's target."""
+        op = get(self.op)
+        return op.kernel(self.attributes, op.runtime(self.attributes, self.constants), inputs)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Fused:
+    """What a kernel is told about its node.
+
+    members: by label, in execution order. constants: the arrays that the pattern's `prepare` made, by role.
+    dtype, qmin, qmax: of the codes to return. zero_point: of these, int32 (None without a scale).
+    """
+
+    members: Mapping[str, Member]
+    constants: Mapping[str, Any]
+    dtype: str
+    qmin: int | None
+    qmax: int | None
+    zero_point: Any
+
+    def __getitem__(self, label: str) -> Member:
+        """The member of that label; an optional one may be absent: `label in node`."""
+        if label not in self.members:
+            raise KeyError(f"No member {label!r} was matched. Matched: {', '.join(self.members)}.")
+        return self.members[label]
+
+    def __contains__(self, label: str) -> bool:
+        return label in self.members
+
+
+Kernel = Callable[[Sequence[jax.Array], Fused], jax.Array]
+"""(codes of the inputs, what is known) -> codes of the output. Pure JAX, integers only."""
+
+_kernels: dict[str, Mapping[str, Kernel]] = {}
+
+
+def register_kernels(backend: str, kernels: Mapping[str, Kernel]) -> None:
+    """Make a backend's kernels known by the pattern's name; a name that is taken by other kernels is an error."""
+    if _kernels.setdefault(backend, dict(kernels)) != dict(kernels):
+        raise ValueError(
+            f"Other kernels are registered under the backend {backend!r}. Compiled graphs may hold them: give the new "
+            "backend a name of its own, with a version in it, say."
+        )
+
+
+def registered() -> tuple[str, ...]:
+    """The names of the backends whose kernels are known here."""
+    return tuple(sorted(_kernels))
+
+
+def kernel_of(attributes: Attributes) -> Kernel:
+    """The kernel that computes a node. Raises a ValueError that names the backend where it is not registered."""
+    backend, pattern = attributes.get("backend"), str(attributes.get("pattern"))
+    if backend is None:
+        return compose
+    if backend not in _kernels:
+        raise ValueError(
+            f"it needs the kernel {pattern!r} of the backend {backend!r}, which is not registered in this process. "
+            "Import the vendor's module and call qjax.export.register_backend(backend) first. "
+            f"Registered: {', '.join(registered()) or 'none'}."
+        )
+    if pattern not in _kernels[backend]:
+        raise ValueError(
+            f"it needs the kernel {pattern!r}, which the backend {backend!r} registered here does not have (it has "
+            f"{', '.join(_kernels[backend])}): use the version that made the graph, or convert again."
+        )
+    return _kernels[backend][pattern]
+
+
+def compose(inputs: Sequence[jax.Array], node: Fused) -> jax.Array:
+    """The members' own kernels, one after the other: what the graph computes without a backend."""
+    values: dict[int | str, jax.Array] = dict(enumerate(inputs))
+    out = inputs[0]
+    for label, member in node.members.items():
+        out = values[label] = member.run(*(values[source] for source in member.inputs))
+    return out
+
+
+def members_of(attributes: Attributes) -> dict[str, Member]:
+    """The members of a node, without their constants, in execution order. Raises ValueError for what is none."""
+    entries, dtypes = attributes.get("members"), attributes.get("input_dtypes")
+    if not isinstance(entries, (list, tuple)) or not entries:
+        raise ValueError("its attribute 'members' must be a list of members.")
+    found: dict[str, Member] = {}
+    for entry in cast("list[Any]", entries):
+        fields = _pairs(entry, "a member")
+        if tuple(fields) != FIELDS:
+            raise ValueError(f"a member has the fields {', '.join(FIELDS)}. Got {', '.join(map(str, fields))}.")
+        label, output = fields["label"], fields["output"]
+        if type(label) is not str or label in found or "/" in label:
+            raise ValueError(f"a member's label must be a string of its own without '/'. Got {label!r}.")
+        if fields["op"] not in names() or fields["op"] == NAME:
+            raise ValueError(f"its member {label!r} has the unknown operation {fields['op']!r}.")
+        if not isinstance(output, (list, tuple)) or len(cast("list[Any]", output)) != 5:
+            raise ValueError(f"its member {label!r}: output must be [name, shape, dtype, qmin, qmax]. Got {output!r}.")
+        sources: list[int | str] = list(fields["inputs"])
+        kinds: list[str | None] = []
+        for source in sources:
+            if type(source) is str and source in found:
+                kinds.append(found[source].dtype)
+            elif type(source) is int and source >= 0 and (dtypes is None or source < len(dtypes)):
+                kinds.append(None if dtypes is None else dtypes[source])
+            else:
+                raise ValueError(f"its member {label!r} reads {source!r}, which is no input and no earlier member.")
+        tensor, shape, dtype, qmin, qmax = cast("list[Any]", output)
+        facts: dict[str, Any] = {"dtype": dtype, "input_dtypes": kinds}
+        if qmin is not None:
+            facts |= {"qmin": qmin, "qmax": qmax}
+        found[label] = Member(
+            label,
+            fields["op"],
+            fields["name"],
+            fields["location"],
+            tuple(sources),
+            tensor,
+            tuple(shape),
+            dtype,
+            qmin,
+            qmax,
+            {**_pairs(fields["attributes"], f"the attributes of {label!r}"), **facts},
+        )
+    return found
+
+
+def fused(attributes: Attributes, constants: Constants) -> Fused:
+    """What the kernel of a node is told, from the node's attributes and the constants of `interpreter.prepare`."""
+    bare = members_of(attributes)
+    last = next(reversed(bare))
+    members: dict[str, Member] = {}
+    for label, member in bare.items():
+        own = {
+            role.removeprefix(f"{label}/"): value
+            for role, value in constants.items()
+            if role.startswith(f"{label}/") and role != f"{label}/{ZERO}"
+        }
+        for index, source in enumerate(member.inputs):
+            role = f"zero_point{source}" if isinstance(source, int) else f"{source}/{ZERO}"
+            if role in constants:
+                own[f"zero_point{index}"] = _int32(constants[role])
+        role = "y_zero_point" if label == last else f"{label}/{ZERO}"
+        if role in constants:
+            own["y_zero_point"] = _int32(constants[role])
+        members[label] = dataclasses.replace(member, constants=own)
+    prepared = {role: value for role, value in constants.items() if "/" not in role and not _is_zero_point(role)}
+    return Fused(
+        members,
+        prepared,
+        attributes["dtype"],
+        attributes.get("qmin"),
+        attributes.get("qmax"),
+        constants.get("y_zero_point"),
+    )
+
+
+@register
+class Backend(Op):
+    """Codes -> codes by a registered kernel; see the module's docstring. Never read from a jaxpr."""
+
+    name = NAME
+    role = Role.PRODUCER
+
+    def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
+        node = fused(attributes, constants)
+        codes = kernel_of(attributes)(list(inputs), node)
+        wanted = list(node.members.values())[-1].shape
+        shape, dtype = getattr(codes, "shape", None), str(getattr(codes, "dtype", type(codes).__name__))
+        fits = shape is not None and len(shape) == len(wanted)
+        fits = fits and all(size in (None, got) for size, got in zip(wanted, cast("Any", shape), strict=True))
+        if dtype != node.dtype or not fits:
+            asked = ", ".join("batch" if size is None else str(size) for size in wanted)
+            raise ValueError(
+                f"Backend {attributes.get('backend')!r}, pattern {attributes.get('pattern')!r}: the kernel must return "
+                f"codes of {node.dtype} and shape ({asked}). Got {dtype} and shape {shape}."
+            )
+        return codes
+
+
+def _is_zero_point(role: str) -> bool:
+    return role == "y_zero_point" or (role.startswith("zero_point") and role[10:].isdigit())
+
+
+def _int32(value: Any) -> Any:
+    return value.astype("int32") if hasattr(value, "astype") else jnp.int32(value)
+
+
+def _pairs(value: Any, what: str) -> dict[str, Any]:
+    """[key, value] pairs as a dict."""
+    if not isinstance(value, (list, tuple)):
+        raise ValueError(f"{what} must be a list of [name, value]. Got {type(value).__name__}.")
+    found: dict[str, Any] = {}
+    for pair in cast("list[Any]", value):
+        if not isinstance(pair, (list, tuple)) or len(cast("list[Any]", pair)) != 2 or type(pair[0]) is not str:
+            raise ValueError(f"{what} must be a list of [name, value]. Got {str(cast('Any', pair))[:60]}.")
+        found[pair[0]] = pair[1]
+    return found

@@ -1,0 +1,63 @@
+"""What the annotator finds: how each equation is read, and which tensors carry a quantizer under which name."""
+
+import dataclasses
+from typing import Literal
+
+from qjax.ops import Op
+from qjax.tracing.program import Equation, Value
+
+Mode = Literal["producer", "start", "chain", "permute", "grid"]
+"""How an equation is read: "start" is an affine step that begins a rescale of its own; "permute" a transpose of a
+matrix product's accumulator."""
+
+
+@dataclasses.dataclass(eq=False)
+class Place:
+    """One tensor with a quantizer.
+
+    label: of the tensor, unique. name: of the quantizer; places on one grid share it. kind: whose tensor it is.
+    module: path of the module that made the tensor; op: the operation that did. axes: of a weight, those along
+    which it may keep scales of its own. stack: lengths of the scans around it. location: the user's line.
+    """
+
+    label: str
+    name: str
+    kind: Literal["input", "activation", "weight"]
+    module: str
+    op: str
+    shape: tuple[int, ...]
+    axes: tuple[int, ...] = ()
+    stack: tuple[int, ...] = ()
+    location: str | None = None
+
+
+@dataclasses.dataclass(eq=False)
+class LayerUse:
+    """One use of a weight: its place, and the places of what flows in and out."""
+
+    weight: Place
+    input: Place | None
+    output: Place | None = None
+
+
+@dataclasses.dataclass(eq=False)
+class Annotation:
+    """The result. `ops`: how each equation is read; what is absent is computed on reals."""
+
+    ops: dict[Equation, tuple[Op, Mode]] = dataclasses.field(default_factory=dict)
+    values: dict[Value, Place] = dataclasses.field(default_factory=dict)
+    weights: dict[tuple[Equation, int], Place] = dataclasses.field(default_factory=dict)
+    constants: set[Value] = dataclasses.field(default_factory=set)
+    layers: list[LayerUse] = dataclasses.field(default_factory=list)
+    output_names: set[str] = dataclasses.field(default_factory=set)
+
+    def is_constant(self, eqn: Equation) -> tuple[bool, ...]:
+        """Per input: whether it is made from parameters and literals only."""
+        return tuple(v.constant is not None or v in self.constants for v in eqn.inputs)
+
+    def places(self) -> dict[str, Place]:
+        """One place per quantizer, in order of appearance."""
+        found: dict[str, Place] = {}
+        for place in (*self.values.values(), *self.weights.values()):
+            found.setdefault(place.name, place)
+        return found

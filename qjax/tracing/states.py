@@ -1,0 +1,193 @@
+"""The states of values while the annotator walks through a program: in a chain, on a grid, real, or constant."""
+
+import dataclasses
+
+from qjax.ops import Op
+from qjax.tracing.annotation import Annotation, LayerUse, Place
+from qjax.tracing.program import Equation, Value
+
+
+@dataclasses.dataclass(eq=False)
+class Accumulator:
+    """The state of a value in a producer's chain.
+
+    channels: axes along which constants may vary (None: any). source: where a sum shall stay on its input's grid, that
+    input; averaged: whether the steps so far are one division by a constant (None: no step yet).
+    """
+
+    name: str
+    module: str
+    op: str
+    channels: set[int] | None
+    location: str | None
+    permutable: bool = False
+    clamped: bool = False
+    use: LayerUse | None = None
+    source: Place | None = None
+    averaged: bool | None = None
+
+
+class Grid:
+    """The state of a value that stands on a grid: the place that it shares, possibly merged with others."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+
+
+class States:
+    """What is known of every value of a program, and the `Annotation` that grows from it.
+
+    state: of data: its accumulator, its grid, or None for reals. origin: of constants: the parameter they are made
+    from, and how. uses: how many equations read a value. labels: (name, module, line) of values without a producer.
+    casts: what was cast before it had a grid.
+    """
+
+    def __init__(self) -> None:
+        self.result = Annotation()
+        self.state: dict[Value, Accumulator | Grid | None] = {}
+        self.origin: dict[Value, tuple[str, tuple[str, ...]]] = {}
+        self.uses: dict[Value, int] = {}
+        self.labels: dict[Value, tuple[str, str, str | None]] = {}
+        self.used_names: dict[str, int] = {}
+        self.weight_names: dict[str, list[tuple[str, ...]]] = {}
+        self.merged: dict[Place, Place] = {}
+        self.casts: dict[Value, tuple[Op, Equation]] = {}
+
+    def set_outputs(self, eqn: Equation, state: "Accumulator | Grid | None") -> None:
+        """Give an equation's outputs a state: the first one, and where it is a grid all floats."""
+        for index, value in enumerate(eqn.outputs):
+            on_grid = isinstance(state, Grid) and value.is_float and eqn.primitive != "dropout"
+            self.state[value] = state if index == 0 or on_grid else None
+            self.labels.setdefault(value, (join(eqn.scope, eqn.function or eqn.primitive), eqn.scope, eqn.location))
+
+    def put_on_grid(self, value: Value, stack: tuple[int, ...]) -> None:
+        """Make sure that a value stands on a grid, by putting a quantizer on it if it does not."""
+        state = self.state.get(value)
+        if isinstance(state, Grid) or value in self.result.constants or value.constant is not None:
+            return
+        if value in self.casts:
+            # codes are made from the number before its cast, as the graph's input is
+            op, eqn = self.casts[value]
+            (source,) = eqn.inputs
+            self.put_on_grid(source, stack)
+            self.result.ops[eqn] = (op, "grid")
+            self.state[value] = self.state[source]
+            return
+        if isinstance(state, Accumulator):
+            place = Place(
+                state.name,
+                state.name,
+                "activation",
+                state.module,
+                state.op,
+                value.shape,
+                (),
+                stack,
+                state.location,
+            )
+            if state.use is not None:
+                state.use.output = place
+            if state.source is not None and state.averaged and state.source.stack == stack:
+                self.merge(state.source, place)
+        else:
+            name, module, location = self.label_of(value, None)
+            kind = "input" if module == "input" else "activation"
+            module = "" if kind == "input" else module
+            op = "input" if kind == "input" else "float"
+            label = self.unique(name)
+            place = Place(label, label, kind, module, op, value.shape, (), stack, location)
+        self.result.values[value] = place
+        self.state[value] = Grid(place)
+
+    def place_of(self, value: Value) -> Place | None:
+        """The place of a value on a grid."""
+        state = self.state.get(value)
+        return state.place if isinstance(state, Grid) else None
+
+    def weight_place(self, op: Op, eqn: Equation, index: int, stack: tuple[int, ...]) -> Place:
+        """The place of an operand that is a weight; one parameter in other forms has other quantizers."""
+        value = eqn.inputs[index]
+        path, signature = self.origin_of(value)
+        seen = self.weight_names.setdefault(path, [])
+        if signature not in seen:
+            seen.append(signature)
+        position = seen.index(signature)
+        name = path if position == 0 else f"{path}#{position + 1}"
+        place = Place(
+            name,
+            name,
+            "weight",
+            parent(path),
+            op.name,
+            value.shape,
+            op.weight_axes(eqn, index),
+            stack,
+            eqn.location,
+        )
+        self.result.weights[eqn, index] = place
+        return place
+
+    def label_of(self, value: Value, eqn: Equation | None) -> tuple[str, str, str | None]:
+        """(name, module, line) of a value."""
+        if value in self.labels:
+            return self.labels[value]
+        return ("value", eqn.scope if eqn else "", eqn.location if eqn else None)
+
+    def unique(self, name: str) -> str:
+        """The name, with a number where it is taken."""
+        count = self.used_names.get(name, 0) + 1
+        self.used_names[name] = count
+        return name if count == 1 else f"{name}#{count}"
+
+    def merge(self, a: Place, b: Place) -> None:
+        """Let two places share one quantizer, a's."""
+        a, b = self.root(a), self.root(b)
+        if a is not b:
+            self.merged[b] = a
+
+    def root(self, place: Place) -> Place:
+        """The place whose quantizer this one shares."""
+        while place in self.merged:
+            place = self.merged[place]
+        return place
+
+    def hoist(self, inner: Value, outer: Value, stack: tuple[int, ...]) -> None:
+        """Move the quantizer that a body put on its input to the value that comes in."""
+        place = self.result.values.pop(inner, None)
+        if place is None:
+            return
+        known = self.place_of(outer)
+        if known is None:
+            place.stack = stack
+            self.result.values[outer] = place
+            self.state[outer] = Grid(place)
+        else:
+            self.merge(known, place)
+
+    def origin_of(self, value: Value) -> tuple[str, tuple[str, ...]]:
+        """The parameter that a constant is made from, and how."""
+        return self.origin.get(value, ("constant", ()))
+
+    def keep_origin(self, eqn: Equation) -> None:
+        """The outputs of an equation of constants are made from what its inputs are."""
+        known = next((self.origin[v] for v in eqn.inputs if v in self.origin), None)
+        if known is not None:
+            path, signature = known
+            for value in eqn.outputs:
+                self.origin[value] = (path, (*signature, f"{eqn.primitive}{value.shape}"))
+
+    def alias_constant(self, source: Value, target: Value) -> None:
+        """One constant under two names, outside of a body and inside."""
+        self.result.constants.add(target)
+        if source in self.origin:
+            self.origin[target] = self.origin[source]
+
+
+def parent(path: str) -> str:
+    """The path of the module that holds what `path` names."""
+    return path.rpartition("/")[0]
+
+
+def join(scope: str, name: str) -> str:
+    """The path of a name within a module."""
+    return f"{scope}/{name}" if scope else name
