@@ -1,0 +1,72 @@
+"""The graph as StableHLO: the interpreter's own integer function, serialised by `jax.export`.
+
+The file needs nothing of qjax: any process with JAX (0.10 or later) reloads it, for every platform it was lowered for,
+
+    exported = jax.export.deserialize(open("model.stablehlo", "rb").read())
+    codes = exported.call(codes)
+
+and `exported.mlir_module()` is its text, which other consumers of StableHLO read. JAX promises that it reads a file for
+six months at least after the release that wrote it (https://docs.jax.dev/en/latest/export/export.html).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import export
+
+from qjax.export import files
+from qjax.export.integer_graph import dequantize_outputs, quantize_inputs
+from qjax.export.interpreter import prepare, run
+from qjax.export.ir import Graph
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+
+
+def emit(graph: Graph, path: files.StrPath, **options: Any) -> None:
+    """Write `to_bytes(graph, **options)` to one file, atomically."""
+    files.write(to_bytes(graph, **options), path)
+
+
+def to_bytes(
+    graph: Graph,
+    *,
+    batch: int | None = None,
+    platforms: Sequence[str] = PLATFORMS,
+    reals: bool = False,
+) -> bytes:
+    """The serialised function: one argument per input of the graph, one array or a tuple of arrays as its value.
+
+    Args:
+      graph: a finished graph.
+      batch: the size of the batch; None leaves it free.
+      platforms: for which the function is lowered, out of jax.export's names (cpu, cuda, rocm, tpu).
+      reals: arguments and values are reals: quantizing the inputs and dequantizing the outputs are part of the
+        function, which otherwise holds integers only.
+
+    Raises:
+      ValueError: a batch below 1, or an unknown platform.
+    """
+    if batch is not None and batch < 1:
+        raise ValueError(f"stablehlo: expected a batch of at least 1, got {batch}; None leaves it free.")
+    # numpy arrays become constants of the module
+    constants = {name: {role: np.asarray(v) for role, v in roles.items()} for name, roles in prepare(graph).items()}
+
+    def function(*inputs: Any) -> Any:
+        codes = quantize_inputs(graph, inputs) if reals else list(inputs)
+        env = run(graph, constants, codes)
+        outputs = [env[name] for name in graph.outputs]
+        if reals:
+            return dequantize_outputs(graph, outputs)
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    (free,) = export.symbolic_shape("batch") if batch is None else (batch,)
+    arguments: list[Any] = []
+    for name in graph.inputs:
+        tensor = graph.tensors[name]
+        shape = [free if size is None else size for size in tensor.shape]
+        dtype = "float32" if reals and tensor.quantization is not None else tensor.dtype
+        arguments.append(jax.ShapeDtypeStruct(shape, np.dtype(dtype)))
+    exported = export.export(jax.jit(function), platforms=tuple(platforms))(*arguments)
+    return bytes(exported.serialize())
