@@ -1,0 +1,102 @@
+"""C99: a model as two files that need a compiler and nothing else.
+
+`NAME.c` and `NAME.h` hold integers only: no float, no allocation, no library beyond <stdint.h>. Constants are `static
+const` (flash); intermediate tensors live in one arena, planned here, whose size is a macro of the header. What is
+emitted equals the interpreter bit for bit under every target: the arithmetic is not written anew but translated from
+the kernels of `qjax.ops`, traced by JAX. `NAME_test.c` proves it on the machine that it runs on.
+"""
+
+import os
+import re
+from typing import Any
+
+import numpy as np
+
+from qjax.export.emit.c import files
+from qjax.export.emit.c.loops import Source
+from qjax.export.emit.c.program import Program, build
+from qjax.export.files import write
+from qjax.export.interpreter import Interpreter
+from qjax.export.ir import Graph
+
+__all__ = ["emit", "to_files"]
+
+
+def emit(graph: Graph, path: str | os.PathLike[str], *, name: str = "model", batch: int = 1, vectors: int = 4) -> None:
+    """Write NAME.c, NAME.h, NAME_test.c and a Makefile into a folder, and print the size of the arena.
+
+    Args:
+      graph: a finished graph.
+      path: the folder; it is made where there is none. Each file is written all or nothing.
+      name: of the files, the function `NAME_run` and the macros; a C identifier.
+      batch: how many examples one call takes; it is fixed in the file.
+      vectors: how many golden runs `NAME_test.c` holds; the first two are of the least and the greatest codes.
+
+    Raises:
+      ValueError: a name that is no identifier, a batch below 1, fewer than 0 vectors, or a node that holds what has no
+        form in C; the message names it.
+      GraphError: the graph is not finished.
+      OSError: the folder cannot be written.
+    """
+    program, texts = _emitted(graph, name, batch, vectors)
+    folder = os.fspath(path)
+    os.makedirs(folder, exist_ok=True)
+    for file, text in texts.items():
+        write(text.encode("ascii"), os.path.join(folder, file))
+    print(
+        f"{os.path.join(folder, name)}.c: arena of {program.plan.size} bytes (at least {program.plan.bound} are alive "
+        f"at once), constants of {program.source.table_bytes} bytes, batch {batch}"
+    )
+
+
+def to_files(graph: Graph, *, name: str = "model", batch: int = 1, vectors: int = 4) -> dict[str, str]:
+    """The texts that `emit` writes, by file name. Raises as `emit` does."""
+    return _emitted(graph, name, batch, vectors)[1]
+
+
+def _emitted(graph: Graph, name: str, batch: int, vectors: int) -> tuple[Program, dict[str, str]]:
+    if re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) is None:
+        raise ValueError(f"C: expected a name of ASCII letters, digits and underscores, got {name!r}.")
+    if vectors < 0:
+        raise ValueError(f"C: expected at least 0 vectors, got {vectors}.")
+    source = Source()
+    source.names.fresh(f"{name}_run")
+    program = build(graph, batch, source, f"{name}_")
+    texts = {
+        f"{name}.h": files.header(program, name),
+        f"{name}.c": files.source(program, name),
+        f"{name}_test.c": files.selftest(program, name, golden(program, vectors)),
+        "Makefile": files.makefile(name),
+    }
+    return program, texts
+
+
+def golden(program: Program, count: int, seed: int = 0) -> list[tuple[list[np.ndarray], list[np.ndarray]]]:
+    """Inputs and what the interpreter makes of them: the least codes, the greatest, then random ones with edges."""
+    graph = program.graph
+    rng = np.random.RandomState(seed)
+    interpreter = Interpreter(graph)
+    cases: list[tuple[list[np.ndarray], list[np.ndarray]]] = []
+    for index in range(count):
+        inputs = [_codes(graph, name, program.shapes[name], index, rng) for name in graph.inputs]
+        outputs: Any = interpreter(*inputs)
+        cases.append((inputs, [np.asarray(output) for output in outputs]))
+    return cases
+
+
+def _codes(graph: Graph, name: str, shape: tuple[int, ...], index: int, rng: np.random.RandomState) -> np.ndarray:
+    tensor = graph.tensors[name]
+    q, info = tensor.quantization, np.iinfo(tensor.dtype)
+    low, high = (q.qmin, q.qmax) if q is not None else (max(int(info.min), 0), min(int(info.max), 2**31 - 1))
+    if index == 0 and count_of(shape):
+        return np.full(shape, low, tensor.dtype)
+    if index == 1:
+        return np.full(shape, high, tensor.dtype)
+    inner = rng.randint(low, high, shape, dtype=np.int64) + rng.randint(0, 2, shape)
+    edges = np.where(rng.randint(0, 2, shape) == 0, low, high)
+    return np.where(rng.randint(0, 8, shape) == 0, edges, inner).astype(tensor.dtype)
+
+
+def count_of(shape: tuple[int, ...]) -> int:
+    """The number of elements."""
+    return int(np.prod(shape))

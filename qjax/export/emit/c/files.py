@@ -1,0 +1,234 @@
+"""The text of the files: NAME.h, NAME.c, NAME_test.c and a Makefile."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from qjax.export.emit.c.helpers import helper_texts
+from qjax.export.emit.c.loops import Source
+from qjax.export.emit.c.program import Place, Program, Step
+from qjax.export.emit.c.text import TYPES, Names, comment, identifier, table
+from qjax.export.ir import Graph, Tensor
+
+FLAGS = "-std=c99 -O3 -Wall -Wextra -Wpedantic -Werror -Wconversion -Wsign-conversion -Wshadow"
+
+
+def parameters(graph: Graph) -> tuple[list[str], list[str]]:
+    """What the public function calls its inputs and outputs."""
+    names = Names(["arena"])
+    wanted = [("x" if len(graph.inputs) == 1 else f"x{i}") for i in range(len(graph.inputs))]
+    wanted += [("y" if len(graph.outputs) == 1 else f"y{i}") for i in range(len(graph.outputs))]
+    fresh = [names.fresh(name) for name in wanted]
+    return fresh[: len(graph.inputs)], fresh[len(graph.inputs) :]
+
+
+def prototype(program: Program, name: str) -> str:
+    """The public function without its semicolon."""
+    graph = program.graph
+    inputs, outputs = parameters(graph)
+    arguments = [f"const {TYPES[graph.tensors[t].dtype]} *{p}" for t, p in zip(graph.inputs, inputs, strict=True)]
+    arguments += [f"{TYPES[graph.tensors[t].dtype]} *{p}" for t, p in zip(graph.outputs, outputs, strict=True)]
+    return f"void {name}_run({', '.join([*arguments, 'void *arena'])})"
+
+
+def header(program: Program, name: str) -> str:
+    """NAME.h."""
+    graph, upper = program.graph, name.upper()
+    inputs, outputs = parameters(graph)
+    plan = program.plan
+    lines = comment(
+        f"A quantized network in integers, written by qjax for the target {graph.target!r}.\n\n"
+        f"{name}_run reads codes and writes codes, batch {program.batch}, arrays stored row by row. Inputs, outputs "
+        f"and arena must not overlap. The arena needs {upper}_ARENA_SIZE bytes, aligned to {upper}_ARENA_ALIGN; its "
+        "content before and after a call does not matter (a null pointer will do where the size is 0). The function "
+        "keeps no state: calls with different arenas may run at the same time.\n\n"
+        f"A code q stands for (q - ZERO_POINT) * SCALE, SCALE being SCALE_MANTISSA * 2^SCALE_EXPONENT exactly. "
+        f"Constants take {program.source.table_bytes} bytes."
+    )
+    guard = f"{upper}_H"
+    lines += [f"#ifndef {guard}", f"#define {guard}", "", "#include <stdint.h>", ""]
+    lines += [
+        f"#define {upper}_BATCH {program.batch}",
+        f"#define {upper}_ARENA_SIZE {plan.size}",
+        f"#define {upper}_ARENA_ALIGN {plan.alignment}",
+        "",
+    ]
+    for tensor, parameter in (*zip(graph.inputs, inputs, strict=True), *zip(graph.outputs, outputs, strict=True)):
+        lines += _described(program, graph.tensors[tensor], f"{upper}_{parameter.upper()}", parameter)
+    lines += ["#ifdef __cplusplus", 'extern "C" {', "#endif", ""]
+    lines += [f"{prototype(program, name)};", "", "#ifdef __cplusplus", "}", "#endif", "", f"#endif /* {guard} */"]
+    return "\n".join(lines) + "\n"
+
+
+def _described(program: Program, tensor: Tensor, macro: str, parameter: str) -> list[str]:
+    shape = program.shapes[tensor.name]
+    size = "x".join(map(str, shape)) or "one"
+    lines = [f"#define {macro}_SIZE {math.prod(shape)}"]
+    q = tensor.quantization
+    text = f"{parameter}: {tensor.name}, {tensor.dtype}, {size}"
+    if q is not None and np.size(q.scale) == 1:
+        scale = float(np.asarray(q.scale).reshape(-1)[0])
+        mantissa, exponent = math.frexp(scale)
+        whole = int(mantissa * 2**24)
+        exponent -= 24
+        while whole % 2 == 0:
+            whole, exponent = whole // 2, exponent + 1
+        lines += [
+            f"#define {macro}_ZERO_POINT ({int(np.asarray(q.zero_point).reshape(-1)[0])})",
+            f"#define {macro}_SCALE_MANTISSA {whole}",
+            f"#define {macro}_SCALE_EXPONENT ({exponent})",
+            f"#define {macro}_MIN ({q.qmin})",
+            f"#define {macro}_MAX ({q.qmax})",
+        ]
+        text += f", scale {scale!r} = {scale.hex()}, codes {q.qmin} to {q.qmax}"
+    return [*comment(text), *lines, ""]
+
+
+def source(program: Program, name: str) -> str:
+    """NAME.c."""
+    chunks = [
+        "\n".join(comment(f"Written by qjax for the target {program.graph.target!r}; see {name}.h.")),
+        f'#include "{name}.h"',
+        *definitions([program], program.source, [name]),
+    ]
+    return "\n\n".join(chunks) + "\n"
+
+
+def definitions(programs: Sequence[Program], shared: Source, names: Sequence[str]) -> list[str]:
+    """Helpers, functions of integers, tables, layers and public functions of some models."""
+    layers = [_function(program, step) for program in programs for step in program.steps]
+    runs = [_run(program, name) for program, name in zip(programs, names, strict=True)]
+    return [*helper_texts(shared.helpers), *shared.texts, *shared.table_texts, *layers, *runs]
+
+
+def _arguments(program: Program, step: Step) -> list[tuple[str, str, str]]:
+    """Of a layer's function: (type, name, tensor or scratch)."""
+    tensors = program.graph.tensors
+    used = {access.buffer for access in step.layer.accesses}
+    single = len(step.inputs) == 1
+    found: list[tuple[str, str, str]] = []
+    for index, name in enumerate(step.inputs):
+        parameter = "in" if single else f"in{index}"
+        if parameter in used:
+            found.append((f"const {TYPES[tensors[name].dtype]} *", parameter, name))
+    output = step.output if step.node is not None else step.inputs[0]
+    found.append((f"{TYPES[tensors[output].dtype]} *", "out", step.output))
+    found += [(f"{TYPES[b.dtype]} *", b.name, f"{step.name}/{b.name}") for b in step.layer.scratch]
+    return found
+
+
+def _function(program: Program, step: Step) -> str:
+    arguments = _arguments(program, step)
+    places = [program.places[tensor] for _, _, tensor in arguments]
+    # memory that two arguments share must not be declared to be apart
+    apart = {p for p in places if places.count(p) == 1}
+    head = ", ".join(
+        f"{kind}{'restrict ' if place in apart else ''}{name}"
+        for (kind, name, _), place in zip(arguments, places, strict=True)
+    )
+    note = comment(_note(program, step))
+    return "\n".join([*note, f"static void {step.name}({head})", "{", *_indented(step.layer.root.lines), "}"])
+
+
+def _note(program: Program, step: Step) -> str:
+    if step.node is None:
+        return "A copy into an output."
+    node, graph = step.node, program.graph
+    lines = [f"{node.name}: {node.op}" + (f", {node.location}" if node.location else "")]
+    for name in (*node.inputs, node.output):
+        lines.append(f"{'out' if name == node.output else 'in'} {_tensor(program, graph.tensors[name])}")
+    return "\n".join(lines)
+
+
+def _tensor(program: Program, tensor: Tensor) -> str:
+    shape = "x".join(map(str, program.shapes[tensor.name])) or "one"
+    q = tensor.quantization
+    if q is None or np.size(q.scale) != 1:
+        return f"{tensor.name}: {tensor.dtype} {shape}"
+    scale, zero = float(np.asarray(q.scale).reshape(-1)[0]), int(np.asarray(q.zero_point).reshape(-1)[0])
+    return f"{tensor.name}: {tensor.dtype} {shape}, scale {scale!r}, zero point {zero}"
+
+
+def _indented(lines: Sequence[str]) -> list[str]:
+    return [f"    {line}" if line else "" for line in lines]
+
+
+def _run(program: Program, name: str) -> str:
+    graph = program.graph
+    inputs, outputs = parameters(graph)
+    lines: list[str] = []
+    used = False
+    for step in program.steps:
+        texts: list[str] = []
+        for kind, _, tensor in _arguments(program, step):
+            place = program.places[tensor]
+            used = used or place.kind == "arena"
+            texts.append(_pointer(place, kind, inputs, outputs))
+        lines.append(f"{step.name}({', '.join(texts)});")
+    memory = ["unsigned char *const base = arena;"] if used else ["(void)arena;"]
+    unread = [f"(void){p};" for p in inputs if not any(f"({p}" in line or f" {p}" in line for line in lines)]
+    return "\n".join([prototype(program, name), "{", *_indented([*memory, *unread, *lines]), "}"])
+
+
+def _pointer(place: Place, kind: str, inputs: Sequence[str], outputs: Sequence[str]) -> str:
+    if place.kind == "arena":
+        return f"({kind.strip()})(void *)(base + {place.position})"
+    return (inputs if place.kind == "input" else outputs)[place.position]
+
+
+def selftest(program: Program, name: str, cases: Sequence[tuple[Sequence[np.ndarray], Sequence[np.ndarray]]]) -> str:
+    """NAME_test.c: runs golden vectors and compares every code. cases: (inputs, outputs) of single runs."""
+    graph, upper = program.graph, name.upper()
+    lines = comment(f"Runs {name}_run on golden vectors. Prints what differs; exits with 0 where nothing does.")
+    lines += ["#include <stdint.h>", "#include <stdio.h>", "", f'#include "{name}.h"', ""]
+    inputs, outputs = parameters(graph)
+    for index in range(len(cases)):
+        for parameter, array in (
+            *zip(inputs, cases[index][0], strict=True),
+            *zip(outputs, cases[index][1], strict=True),
+        ):
+            lines += [*table(f"{parameter}_{index}", array), ""]
+    lines += [
+        "/* wide elements: aligned for every type of code */",
+        f"static int64_t arena[{upper}_ARENA_SIZE / 8 + 1];",
+        "",
+    ]
+    for parameter, tensor in zip(outputs, graph.outputs, strict=True):
+        size = max(math.prod(program.shapes[tensor]), 1)
+        lines.append(f"static {TYPES[graph.tensors[tensor].dtype]} {parameter}[{size}];")
+    lines += ["", "int main(void)", "{", "    long wrong = 0;", "    long i;"]
+    for index in range(len(cases)):
+        arguments = [*(f"{p}_{index}" for p in inputs), *outputs, "arena"]
+        lines.append(f"    {name}_run({', '.join(arguments)});")
+        for parameter, tensor in zip(outputs, graph.outputs, strict=True):
+            size = math.prod(program.shapes[tensor])
+            lines += [
+                f"    for (i = 0; i < {size}; i++) {{",
+                f"        if ({parameter}[i] != {parameter}_{index}[i]) {{",
+                "            wrong++;",
+                f'            printf("vector {index}, {parameter}[%ld]: expected %ld, got %ld\\n", i,'
+                f" (long){parameter}_{index}[i], (long){parameter}[i]);",
+                "        }",
+                "    }",
+            ]
+    count = sum(math.prod(program.shapes[tensor]) for tensor in graph.outputs) * len(cases)
+    lines += [
+        f'    printf("{name}: %ld of {count} codes differ, arena of %ld bytes\\n", wrong, (long){upper}_ARENA_SIZE);',
+        "    return wrong == 0 ? 0 : 1;",
+        "}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def makefile(name: str) -> str:
+    """Builds and runs the self-test."""
+    return (
+        f"# make test: builds the self-test and runs it\nCC ?= cc\nCFLAGS ?= {FLAGS}\n\n"
+        f"{name}_test: {name}.c {name}.h {name}_test.c\n"
+        f"\t$(CC) $(CFLAGS) -o $@ {name}.c {name}_test.c\n\n"
+        f".PHONY: test clean\ntest: {name}_test\n\t./{name}_test\n\nclean:\n\trm -f {name}_test\n"
+    )
+
+
+__all__ = ["FLAGS", "definitions", "header", "identifier", "makefile", "parameters", "prototype", "selftest", "source"]

@@ -1,0 +1,149 @@
+"""The helpers that emitted files carry: integer arithmetic that C99 leaves undefined or to the compiler, defined.
+
+A file holds those that it calls. gcc and clang compile `to_*` to nothing, and `sar_*`, `add_*` and the like to one
+instruction.
+"""
+
+from collections.abc import Iterable
+
+_NARROWING = """\
+static inline int{n}_t to_i{n}(uint{n}_t x)
+{{
+    return x <= INT{n}_MAX ? (int{n}_t)x : (int{n}_t)((int32_t)x - {size});
+}}"""
+
+_TO = """\
+static inline int{n}_t to_i{n}(uint{n}_t x)
+{{
+    return x <= INT{n}_MAX ? (int{n}_t)x : -(int{n}_t)(UINT{n}_MAX - x) - 1;
+}}"""
+
+_PAIR = """\
+static inline int{n}_t {name}_i{n}(int{n}_t a, int{n}_t b)
+{{
+    return to_i{n}((uint{n}_t)a {sign} (uint{n}_t)b);
+}}"""
+
+_EXTREME = """\
+static inline {type} {name}_{suffix}({type} a, {type} b)
+{{
+    return a {sign} b ? a : b;
+}}"""
+
+_SAR = """\
+static inline int{n}_t sar_i{n}(int{n}_t x, int32_t places)
+{{
+    return x < 0 ? ~(~x >> places) : x >> places;
+}}"""
+
+_SHL = """\
+static inline int{n}_t shl_i{n}(int{n}_t x, int32_t places)
+{{
+    return to_i{n}((uint{n}_t)x << places);
+}}"""
+
+_SHR = """\
+static inline int{n}_t shr_i{n}(int{n}_t x, int32_t places)
+{{
+    return to_i{n}((uint{n}_t)x >> places);
+}}"""
+
+_ABS = """\
+static inline int{n}_t abs_i{n}(int{n}_t x)
+{{
+    return x < 0 ? to_i{n}(0u - (uint{n}_t)x) : x;
+}}"""
+
+_SIGN = """\
+static inline int{n}_t sign_i{n}(int{n}_t x)
+{{
+    return (int{n}_t)((x > 0) - (x < 0));
+}}"""
+
+_CLZ = """\
+static inline {signed} clz_{suffix}({signed} x)
+{{
+    {unsigned} rest = ({unsigned})x;
+#if defined(__GNUC__) || defined(__clang__)
+    return ({signed})(rest == 0 ? {n} : __builtin_clzll((unsigned long long)rest) - {spare});
+#else
+    int32_t zeros = {n};
+    int32_t step;
+    for (step = {half}; step > 0; step /= 2) {{
+        if ((rest >> step) != 0) {{
+            zeros -= step;
+            rest >>= step;
+        }}
+    }}
+    return ({signed})(rest != 0 ? zeros - 1 : zeros);
+#endif
+}}"""
+
+_DIV = """\
+/* as XLA: by 0 it is -1, and the least number by -1 is itself */
+static inline int{n}_t div_i{n}(int{n}_t a, int{n}_t b)
+{{
+    return b == 0 ? -1 : b == -1 ? to_i{n}(0u - (uint{n}_t)a) : a / b;
+}}"""
+
+_REM = """\
+/* as XLA: by 0 it is the dividend */
+static inline int{n}_t rem_i{n}(int{n}_t a, int{n}_t b)
+{{
+    return b == 0 ? a : b == -1 ? 0 : a % b;
+}}"""
+
+_UDIV = """\
+/* as XLA: by 0 it is all ones */
+static inline uint{n}_t div_u{n}(uint{n}_t a, uint{n}_t b)
+{{
+    return b == 0 ? UINT{n}_MAX : a / b;
+}}"""
+
+_UREM = """\
+/* as XLA: by 0 it is the dividend */
+static inline uint{n}_t rem_u{n}(uint{n}_t a, uint{n}_t b)
+{{
+    return b == 0 ? a : a % b;
+}}"""
+
+
+def _all() -> dict[str, tuple[str, tuple[str, ...]]]:
+    """name -> (text, names of the helpers that it calls)."""
+    found: dict[str, tuple[str, tuple[str, ...]]] = {}
+    for n in (8, 16):
+        found[f"to_i{n}"] = (_NARROWING.format(n=n, size=2**n), ())
+    for n in (32, 64):
+        to = (f"to_i{n}",)
+        found[f"to_i{n}"] = (_TO.format(n=n), ())
+        for name, sign in (("add", "+"), ("sub", "-"), ("mul", "*")):
+            found[f"{name}_i{n}"] = (_PAIR.format(n=n, name=name, sign=sign), to)
+        for name, text in (("shl", _SHL), ("shr", _SHR), ("abs", _ABS), ("div", _DIV)):
+            found[f"{name}_i{n}"] = (text.format(n=n), to)
+        for name, text in (("sar", _SAR), ("sign", _SIGN), ("rem", _REM)):
+            found[f"{name}_i{n}"] = (text.format(n=n), ())
+        found[f"div_u{n}"] = (_UDIV.format(n=n), ())
+        found[f"rem_u{n}"] = (_UREM.format(n=n), ())
+        for letter, signed in (("i", f"int{n}_t"), ("u", f"uint{n}_t")):
+            text = _CLZ.format(
+                n=n, half=n // 2, spare=64 - n, signed=signed, unsigned=f"uint{n}_t", suffix=f"{letter}{n}"
+            )
+            found[f"clz_{letter}{n}"] = (text, ())
+        for suffix, kind in ((f"i{n}", f"int{n}_t"), (f"u{n}", f"uint{n}_t")):
+            for name, sign in (("max", ">"), ("min", "<")):
+                found[f"{name}_{suffix}"] = (_EXTREME.format(type=kind, name=name, suffix=suffix, sign=sign), ())
+    return found
+
+
+_TEXTS = _all()
+
+
+def helper_texts(names: Iterable[str]) -> list[str]:
+    """The definitions of some helpers and of those that they call, in an order that compiles."""
+    order = list(_TEXTS)
+    wanted: set[str] = set()
+    for name in names:
+        if name not in _TEXTS:
+            raise AssertionError(f"no helper {name!r}")
+        wanted |= {name, *_TEXTS[name][1]}
+    return [_TEXTS[name][0] for name in sorted(wanted, key=order.index)]

@@ -1,0 +1,233 @@
+"""One node of a graph as one C function.
+
+Products with weights are read from the node's attributes: stored codes times weights, the zero point in the bias, and
+behind the sum whatever `ops.epilogue` computes, traced. Every other node is its own kernel, traced whole. So no formula
+stands here, and an operation that is new to qjax needs no line.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from qjax import ops
+from qjax.export import interpreter
+from qjax.export.emit.c import windows
+from qjax.export.emit.c.loops import Layer, Source
+from qjax.export.emit.c.text import identifier
+from qjax.export.emit.c.values import (
+    Buffer,
+    Table,
+    UnsupportedError,
+    Value,
+    convolution,
+    product,
+    trace,
+    transposed,
+)
+from qjax.export.ir import Graph, Node
+from qjax.numerics.rules import get_rule
+from qjax.ops import formulas, narrow
+from qjax.ops.epilogue import finish_weighted
+
+_STORED = {"uint8": "int8", "uint16": "int16"}
+"""The runtime constants of a signed input serve stored codes: nothing is taken off them."""
+
+
+@dataclasses.dataclass
+class Lowered:
+    """A node as C.
+
+    alias: the index of the input that the output is, unchanged in memory; or None, and then there is a layer.
+    in_place: the inputs whose memory the output may take.
+    """
+
+    alias: int | None = None
+    layer: Layer | None = None
+    in_place: tuple[int, ...] = ()
+
+
+def lower(graph: Graph, node: Node, shapes: Mapping[str, tuple[int, ...]], source: Source, name: str) -> Lowered:
+    """The node's function, added to what the file shares.
+
+    shapes: of every tensor, the batch being known. name: of the function, the prefix of its tables.
+
+    Raises:
+      ValueError: the kernel holds a primitive that has no form in C; the message names the node.
+    """
+    inputs = [
+        Buffer(shapes[tensor], graph.tensors[tensor].dtype, f"in{index}" if len(node.inputs) > 1 else "in")
+        for index, tensor in enumerate(node.inputs)
+    ]
+    target = Buffer(shapes[node.output], graph.tensors[node.output].dtype, "out")
+    hint, note = _arithmetic(graph, node)
+    layer = Layer(source, name, hint, note, [*(buffer.name for buffer in inputs), "out"])
+    try:
+        value = _value(graph, node, inputs, target)
+        if isinstance(value, Buffer):
+            return Lowered(alias=[buffer.name for buffer in inputs].index(value.name))
+        if isinstance(value, _Windowed):
+            windows.store(layer, target, value.window, value.epilogue)
+        else:
+            layer.store(target, value)
+    except UnsupportedError as error:
+        raise ValueError(f"Node {node.name!r} ({node.op}): {error}") from None
+    return Lowered(None, layer, _in_place(layer, inputs, target))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Windowed:
+    window: windows.Window
+    epilogue: Callable[[Value], Value]
+
+
+def _value(graph: Graph, node: Node, inputs: list[Buffer], target: Buffer) -> "Value | _Windowed":
+    attributes = interpreter.attributes(graph, node)
+    raw = interpreter.constants_of(graph, node)
+    if "kernel" in node.constants and node.op in ("dot", "conv"):
+        accumulator = narrow.accumulator_of(attributes, raw)
+        if not accumulator.ordered:
+            return _weighted(node, attributes, raw, inputs[0], target, accumulator)
+    constants = ops.get(node.op).runtime(attributes, raw)
+    tables = {role: _table(value, role) for role, value in constants.items()}
+    names = {f"input {index}": value for index, value in enumerate(inputs)}
+
+    def kernel(**values: Any) -> Any:
+        known = {role: values[role] for role in tables}
+        return ops.get(node.op).kernel(attributes, known, [values[name] for name in names])
+
+    return trace(kernel, {**tables, **names})
+
+
+def _weighted(
+    node: Node, attributes: dict[str, Any], raw: dict[str, Any], x: Buffer, target: Buffer, accumulator: Any
+) -> "Value | _Windowed":
+    """A dense layer or a convolution of stored codes, whose order of additions does not matter."""
+    dtypes = [_STORED.get(dtype, dtype) for dtype in attributes["input_dtypes"]]
+    constants = dict(ops.get(node.op).runtime({**attributes, "input_dtypes": dtypes}, raw))
+    kernel = _table(constants.pop("kernel"), "kernel")
+    tables = {role: _table(value, role) for role, value in constants.items()}
+
+    def epilogue(**values: Any) -> Any:
+        known = {role: values[role] for role in tables}
+        return finish_weighted(narrow.cut(values["acc"], accumulator, known), known, attributes)
+
+    def finished(acc: Value) -> Value:
+        return trace(epilogue, {**tables, "acc": acc})
+
+    if node.op == "conv":
+        zero_point = int(np.asarray(constants["zero_point0"]))
+        layout = tuple(tuple(attributes[key]) for key in ("lhs_layout", "rhs_layout", "out_layout"))
+        shape = target.shape
+        if attributes["permutation"] is not None:
+            raise UnsupportedError("a convolution with a permutation of its result has no form in C.")
+        lhs, rhs, out = layout
+        rank = len(lhs)
+        if lhs == (0, rank - 1, *range(1, rank - 1)) and set(attributes["lhs_dilation"]) <= {1} and 0 not in shape:
+            codes = np.ascontiguousarray(np.transpose(kernel.array, (rhs[0], *rhs[2:], rhs[1])))
+            window = windows.Window(
+                x,
+                codes,
+                zero_point,
+                tuple(attributes["strides"]),
+                tuple(attributes["rhs_dilation"]),
+                tuple(low for low, _ in attributes["padding"]),
+                attributes["groups"],
+                (out[0], *out[2:], out[1]),
+            )
+            return _Windowed(window, finished)
+        acc = convolution(
+            x,
+            kernel,
+            Table((), x.dtype, np.asarray(zero_point, x.dtype), "zero_point"),
+            shape,
+            "int32",
+            strides=attributes["strides"],
+            padding=attributes["padding"],
+            lhs_dilation=attributes["lhs_dilation"],
+            rhs_dilation=attributes["rhs_dilation"],
+            groups=attributes["groups"],
+            layout=layout,  # pyright: ignore[reportArgumentType]
+        )
+    else:
+        window = _dense(attributes, x, kernel, target)
+        if window is not None:
+            return _Windowed(window, finished)
+        operands = (x, kernel) if attributes["weight"] == 1 else (kernel, x)
+        contracting = attributes["lhs_contracting"], attributes["rhs_contracting"]
+        acc = product(*operands, contracting, (attributes["lhs_batch"], attributes["rhs_batch"]), "int32")
+        if attributes["permutation"] is not None:
+            acc = transposed(acc, attributes["permutation"])
+    return finished(acc)
+
+
+def _dense(attributes: Mapping[str, Any], x: Buffer, kernel: Table, target: Buffer) -> windows.Window | None:
+    """A dense layer over the last axis as a window without taps: the axes between are positions."""
+    rank = len(x.shape)
+    plain = (
+        attributes["weight"] == 1
+        and list(attributes["lhs_contracting"]) == [rank - 1]
+        and rank >= 2
+        and not attributes["lhs_batch"]
+        and attributes["permutation"] is None
+        and len(kernel.shape) == 2
+        and 0 not in (*x.shape, *target.shape)
+    )
+    if not plain:
+        return None
+    (summed,) = attributes["rhs_contracting"]
+    codes = kernel.array if summed == 1 else kernel.array.T
+    between = rank - 2
+    codes = np.ascontiguousarray(codes.reshape(codes.shape[0], *(1,) * between, codes.shape[1]))
+    ones, zeros = (1,) * between, (0,) * between
+    return windows.Window(x, codes, 0, ones, ones, zeros, 1, tuple(range(rank)))
+
+
+def _table(value: Any, role: str) -> Table:
+    array = np.asarray(value)
+    return Table(array.shape, array.dtype.name, array, role)
+
+
+def _arithmetic(graph: Graph, node: Node) -> tuple[str, str]:
+    """What the function of integers is called, and the words of the rule or formula that it comes from."""
+    dtype = graph.tensors[node.output].dtype
+    if "rule" in node.attributes:
+        name = node.attributes["rule"]
+        rule = get_rule(name)
+        return identifier(f"requantize_{name}_{dtype}"), _words(f"The rule {name}.", rule.apply.__doc__)
+    if "formula" in node.attributes:
+        name = node.attributes["formula"]
+        module = sys.modules.get(formulas.get(name).kernel.__module__)
+        words = None if module is None or name.split("/")[0] not in formulas.names() else module.__doc__
+        if words is None and name.split("/")[0] not in formulas.names():
+            words = get_rule(name.split("/")[0]).apply.__doc__
+        return identifier(f"{node.op}_{name}_{dtype}"), _words(f"The formula {name}.", words)
+    if "rounding" in node.attributes:
+        words = f"One exact sum of 64 bits, one rounding: {node.attributes['rounding']}."
+        return identifier(f"{node.op}_exact_{dtype}"), words
+    return identifier(f"{node.op}_{dtype}"), ""
+
+
+def _words(title: str, text: str | None) -> str:
+    lines = [line.strip() for line in (text or "").strip().split("\n")]
+    return "\n".join([title, *lines]).strip()
+
+
+def _in_place(layer: Layer, inputs: list[Buffer], target: Buffer) -> tuple[int, ...]:
+    """The inputs that are read only where the output is written right afterwards."""
+    if len(layer.writes) != 1 or layer.scratch:
+        return ()
+    (place,) = layer.writes
+    width = np.dtype(target.dtype).itemsize
+    found: list[int] = []
+    for index, buffer in enumerate(inputs):
+        own = [access for access in layer.accesses if access.buffer == buffer.name]
+        same = all(access.place == place and not access.inner for access in own)
+        if same and buffer.shape == target.shape and np.dtype(buffer.dtype).itemsize == width:
+            found.append(index)
+    return tuple(found)
+
+
+__all__ = ["Lowered", "lower"]

@@ -1,0 +1,488 @@
+"""Integer expressions: what one element of a kernel computes, as C99 without undefined behaviour.
+
+An expression knows the interval of its values. Where that proves that an operation cannot overflow, it is C's own
+operator; where it does not, a helper computes modulo 2^n by unsigned arithmetic, as XLA does. Right shifts of numbers
+that may be negative, which C leaves to the compiler, and conversions to narrower signed types have helpers as well;
+gcc and clang turn each into one instruction.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from qjax.export.emit.c.text import TYPES, literal
+
+SIGNED = ("int8", "int16", "int32", "int64")
+
+
+def limits(dtype: str) -> tuple[int, int]:
+    """The least and the greatest value."""
+    if dtype == "bool":
+        return 0, 1
+    info = np.iinfo(dtype)
+    return int(info.min), int(info.max)
+
+
+def bits(dtype: str) -> int:
+    """The width."""
+    return 1 if dtype == "bool" else np.dtype(dtype).itemsize * 8
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Scalar:
+    """One value: an operation on others, a parameter (`name`), or a constant (low == high)."""
+
+    op: str
+    args: tuple["Scalar", ...]
+    dtype: str
+    low: int
+    high: int
+    name: str = ""
+
+    @property
+    def value(self) -> int | None:
+        return self.low if self.low == self.high else None
+
+
+Interval = tuple[int, int]
+
+
+class Expressions:
+    """Makes expressions, folded and shared: what is equal is one object."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[object, ...], Scalar] = {}
+
+    def _intern(self, op: str, args: Sequence[Scalar], dtype: str, low: int, high: int, name: str = "") -> Scalar:
+        if low == high and op != "const":
+            return self.constant(low, dtype)
+        key = (op, *(id(a) for a in args), dtype, low, high, name)
+        return self._made.setdefault(key, Scalar(op, tuple(args), dtype, low, high, name))
+
+    def constant(self, value: int, dtype: str) -> Scalar:
+        return self._intern("const", (), dtype, value, value)
+
+    def parameter(self, name: str, dtype: str, interval: Interval | None = None) -> Scalar:
+        low, high = interval or limits(dtype)
+        return self._intern("param", (), dtype, low, high, name)
+
+    def apply(self, op: str, args: Sequence[Scalar], dtype: str) -> Scalar:
+        """`op` by the name of JAX's primitive; dtype: of the result. ValueError for one that has no integer form."""
+        make = _RULES.get(op)
+        if make is None:
+            raise ValueError(f"the primitive {op!r} has no form in C; known are {', '.join(sorted(_RULES))}.")
+        return make(self, list(args), dtype)
+
+    # ------------------------------------------------------------------ arithmetic
+
+    def arithmetic(self, op: str, args: Sequence[Scalar], dtype: str, interval: Interval) -> Scalar:
+        """An operation whose ideal result lies in `interval`, modulo 2^n."""
+        least, most = limits(dtype)
+        if least <= interval[0] and interval[1] <= most:
+            return self._intern(op, args, dtype, *interval)
+        return self._intern(op + "_wrap", args, dtype, least, most)
+
+    def add(self, args: list[Scalar], dtype: str) -> Scalar:
+        a, b = args
+        if a.value == 0:
+            return b
+        if b.value == 0:
+            return a
+        return self.arithmetic("add", args, dtype, (a.low + b.low, a.high + b.high))
+
+    def sub(self, args: list[Scalar], dtype: str) -> Scalar:
+        a, b = args
+        if b.value == 0:
+            return a
+        if a is b:
+            return self.constant(0, dtype)
+        if a.value == 0:
+            return self.neg([b], dtype)
+        return self.arithmetic("sub", args, dtype, (a.low - b.high, a.high - b.low))
+
+    def mul(self, args: list[Scalar], dtype: str) -> Scalar:
+        a, b = args
+        if a.value == 1:
+            return b
+        if b.value == 1:
+            return a
+        corners = [x * y for x in (a.low, a.high) for y in (b.low, b.high)]
+        return self.arithmetic("mul", args, dtype, (min(corners), max(corners)))
+
+    def neg(self, args: list[Scalar], dtype: str) -> Scalar:
+        (a,) = args
+        return self.arithmetic("neg", args, dtype, (-a.high, -a.low))
+
+    def absolute(self, args: list[Scalar], dtype: str) -> Scalar:
+        (a,) = args
+        if a.low >= 0:
+            return a
+        return self.arithmetic("abs", args, dtype, (0 if a.high >= 0 else -a.high, max(-a.low, a.high)))
+
+    def sign(self, args: list[Scalar], dtype: str) -> Scalar:
+        (a,) = args
+        return self._intern("sign", args, dtype, (a.low > 0) - (a.low < 0), (a.high > 0) - (a.high < 0))
+
+    def divide(self, op: str, args: list[Scalar], dtype: str) -> Scalar:
+        a, b = args
+        least, most = limits(dtype)
+        safe = (b.low > 0 or b.high < 0) and not (a.low == least < 0 and b.low <= -1 <= b.high)
+        if not safe:
+            return self._intern(op + "_wrap", args, dtype, least, most)
+        if op == "rem":
+            size = max(abs(b.low), abs(b.high)) - 1
+            return self._intern("rem", args, dtype, max(-size, min(a.low, 0)), min(size, max(a.high, 0)))
+        corners = [_truncated(x, y) for x in (a.low, a.high) for y in (b.low, b.high)]
+        corners += [0] if a.low <= 0 <= a.high else []
+        return self._intern("div", args, dtype, min(corners), max(corners))
+
+    def extreme(self, op: str, args: list[Scalar], dtype: str) -> Scalar:
+        a, b = args
+        first, second = (a, b) if op == "max" else (b, a)
+        if a is b or first.low >= second.high:
+            return a
+        if op == "max":
+            if b.low >= a.high:
+                return b
+            return self._intern("max", args, dtype, max(a.low, b.low), max(a.high, b.high))
+        if a.high <= b.low:
+            return a
+        return self._intern("min", args, dtype, min(a.low, b.low), min(a.high, b.high))
+
+    # ------------------------------------------------------------------ bits
+
+    def bitwise(self, op: str, args: list[Scalar], dtype: str) -> Scalar:
+        a, b = args
+        x, y = a.value, b.value
+        if x is not None and y is not None:
+            return self.constant({"and": x & y, "or": x | y, "xor": x ^ y}[op], dtype)
+        if a is b:
+            return self.constant(0, dtype) if op == "xor" else a
+        ones = 1 if dtype == "bool" else -1 if dtype in SIGNED else limits(dtype)[1]
+        for this, other in ((a, b), (b, a)):
+            if this.value == 0:
+                return other if op != "and" else this
+            if this.value == ones and op == "and":
+                return other
+        low, high = limits(dtype)
+        if op == "and":
+            for this, other in ((a, b), (b, a)):
+                if this.low >= -1 and this.high <= 0:
+                    # 0 or all ones: nothing or the other
+                    low, high = max(low, min(other.low, 0)), min(high, max(other.high, 0))
+                if this.low >= 0:
+                    low, high = max(low, 0), min(high, this.high)
+        elif a.low >= 0 and b.low >= 0:
+            low, high = max(0, max(a.low, b.low) if op == "or" else 0), 2 ** max(a.high, b.high).bit_length() - 1
+        return self._intern(op, args, dtype, low, min(high, limits(dtype)[1]))
+
+    def inverted(self, args: list[Scalar], dtype: str) -> Scalar:
+        (a,) = args
+        if dtype == "bool":
+            return self._intern("not", args, dtype, 1 - a.high, 1 - a.low)
+        if dtype in SIGNED:
+            return self._intern("not", args, dtype, ~a.high, ~a.low)
+        most = limits(dtype)[1]
+        return self._intern("not", args, dtype, most - a.high, most - a.low)
+
+    def shift(self, op: str, args: list[Scalar], dtype: str) -> Scalar:
+        """JAX's shifts: by the width and beyond, a left or logical shift leaves 0 and an arithmetic one the sign."""
+        a, s = args
+        width = bits(dtype)
+        if s.value == 0:
+            return a
+        if not (s.low >= 0 and s.high < width):
+            zero, last = self.constant(0, s.dtype), self.constant(width - 1, s.dtype)
+            inside = self.extreme("max", [self.extreme("min", [s, last], s.dtype), zero], s.dtype)
+            if s.low >= 0 and op == "sar":
+                return self.shift(op, [a, inside], dtype)
+            known = self.compare("le", [s, last])
+            if s.low < 0:
+                known = self.bitwise("and", [self.compare("ge", [s, zero]), known], "bool")
+            beyond = self.constant(0, dtype) if op != "sar" else self.shift(op, [a, last], dtype)
+            return self.select(known, beyond, self.shift(op, [a, inside], dtype), dtype)
+        if op == "shl":
+            corners = [x << n for x in (a.low, a.high) for n in (s.low, s.high)]
+            return self.arithmetic("shl", args, dtype, (min(corners), max(corners)))
+        if op == "shr" and a.low < 0:
+            return self._intern("shr_wrap", args, dtype, *limits(dtype))
+        corners = [x >> n for x in (a.low, a.high) for n in (s.low, s.high)]
+        return self._intern("sar" if a.low < 0 else "shr", args, dtype, min(corners), max(corners))
+
+    def leading_zeros(self, args: list[Scalar], dtype: str) -> Scalar:
+        (a,) = args
+        width = bits(dtype)
+        low, high = (0, width) if a.low < 0 else (width - a.high.bit_length(), width - a.low.bit_length())
+        return self._intern("clz", args, dtype, low, high)
+
+    # ------------------------------------------------------------------ choices
+
+    def compare(self, op: str, args: list[Scalar]) -> Scalar:
+        a, b = args
+        known: bool | None = None
+        if op in ("lt", "ge"):
+            known = True if a.high < b.low else False if a.low >= b.high else None
+            known = known if op == "lt" or known is None else not known
+        elif op in ("gt", "le"):
+            known = True if a.low > b.high else False if a.high <= b.low else None
+            known = known if op == "gt" or known is None else not known
+        elif a.high < b.low or a.low > b.high:
+            known = op == "ne"
+        elif a is b or (a.value is not None and a.value == b.value):
+            known = op == "eq"
+        if known is not None:
+            return self.constant(int(known), "bool")
+        return self._intern(op, args, "bool", 0, 1)
+
+    def select(self, condition: Scalar, no: Scalar, yes: Scalar, dtype: str) -> Scalar:
+        if condition.value is not None:
+            return yes if condition.value else no
+        if no is yes:
+            return no
+        if dtype == "bool" and (yes.value, no.value) == (1, 0):
+            return condition
+        return self._intern("select", [condition, no, yes], dtype, min(no.low, yes.low), max(no.high, yes.high))
+
+    def cast(self, args: list[Scalar], dtype: str) -> Scalar:
+        """`convert_element_type` between integers: modulo 2^n; to bool: whether it is not 0."""
+        (a,) = args
+        if a.dtype == dtype:
+            return a
+        if dtype == "bool":
+            return self.compare("ne", [a, self.constant(0, a.dtype)])
+        least, most = limits(dtype)
+        if least <= a.low and a.high <= most:
+            # through a wider type and back
+            if a.op == "cast" and a.args[0].dtype == dtype:
+                return a.args[0]
+            return self._intern("cast", args, dtype, a.low, a.high)
+        if a.value is not None:
+            return self.constant((a.value - least) % 2 ** bits(dtype) + least, dtype)
+        return self._intern("cast_wrap", args, dtype, least, most)
+
+
+def _truncated(x: int, y: int) -> int:
+    q = abs(x) // abs(y)
+    return q if (x < 0) == (y < 0) else -q
+
+
+def _power(made: Expressions, args: list[Scalar], dtype: str) -> Scalar:
+    return made.mul([args[0], args[0]], dtype)
+
+
+def _clamp(made: Expressions, args: list[Scalar], dtype: str) -> Scalar:
+    low, x, high = args
+    return made.extreme("min", [made.extreme("max", [x, low], dtype), high], dtype)
+
+
+_Rule = Callable[[Expressions, list[Scalar], str], Scalar]
+
+_RULES: dict[str, _Rule] = {
+    "add": Expressions.add,
+    "add_any": Expressions.add,
+    "sub": Expressions.sub,
+    "mul": Expressions.mul,
+    "square": _power,
+    "neg": Expressions.neg,
+    "abs": Expressions.absolute,
+    "sign": Expressions.sign,
+    "div": lambda made, args, dtype: made.divide("div", args, dtype),
+    "rem": lambda made, args, dtype: made.divide("rem", args, dtype),
+    "max": lambda made, args, dtype: made.extreme("max", args, dtype),
+    "min": lambda made, args, dtype: made.extreme("min", args, dtype),
+    "clamp": _clamp,
+    "and": lambda made, args, dtype: made.bitwise("and", args, dtype),
+    "or": lambda made, args, dtype: made.bitwise("or", args, dtype),
+    "xor": lambda made, args, dtype: made.bitwise("xor", args, dtype),
+    "not": Expressions.inverted,
+    "shift_left": lambda made, args, dtype: made.shift("shl", args, dtype),
+    "shift_right_arithmetic": lambda made, args, dtype: made.shift("sar", args, dtype),
+    "shift_right_logical": lambda made, args, dtype: made.shift("shr", args, dtype),
+    "clz": Expressions.leading_zeros,
+    "convert_element_type": Expressions.cast,
+    "bitcast_convert_type": Expressions.cast,
+    "copy": lambda made, args, dtype: args[0],
+    "copy_p": lambda made, args, dtype: args[0],
+    "stop_gradient": lambda made, args, dtype: args[0],
+    "optimization_barrier": lambda made, args, dtype: args[0],
+    "select_n": lambda made, args, dtype: made.select(args[0], args[1], args[2], dtype),
+}
+
+ELEMENTWISE = frozenset(_RULES) | {"lt", "le", "gt", "ge", "eq", "ne"}
+"""The primitives that work element by element."""
+
+for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
+    _RULES[_name] = lambda made, args, dtype, name=_name: made.compare(name, args)
+
+
+# ---------------------------------------------------------------------------- text
+
+_INFIX = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "and": "&",
+    "or": "|",
+    "xor": "^",
+    "div": "/",
+    "rem": "%",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+    "eq": "==",
+    "ne": "!=",
+}
+_HINTS = {
+    "mul": "product",
+    "add": "total",
+    "sub": "rest",
+    "shl": "up",
+    "sar": "down",
+    "shr": "down",
+    "max": "high",
+    "min": "low",
+    "select": "chosen",
+    "clz": "zeros",
+    "abs": "size",
+    "cast": "wide",
+    "and": "masked",
+    "or": "merged",
+    "div": "quotient",
+    "rem": "remainder",
+}
+_COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+
+
+class Printer:
+    """Expressions as C: statements for what is used more than once, one expression for the rest.
+
+    helpers: receives the names of the helpers that the text calls.
+    """
+
+    def __init__(self, helpers: set[str]) -> None:
+        self.helpers = helpers
+        self.lines: list[str] = []
+        self._names: dict[int, str] = {}
+        self._counts: dict[str, int] = {}
+        self._uses: dict[int, int] = {}
+
+    def program(self, root: Scalar, *, locals_: bool = True) -> str:
+        """The statements go to `lines`, the value is returned as an expression."""
+        seen: list[Scalar] = []
+
+        def visit(node: Scalar) -> None:
+            for arg in node.args:
+                self._uses[id(arg)] = self._uses.get(id(arg), 0) + 1
+                if self._uses[id(arg)] == 1:
+                    visit(arg)
+            seen.append(node)
+
+        visit(root)
+        if locals_:
+            for node in seen:
+                if node.args and node is not root and (self._uses[id(node)] > 1 or len(self.text(node)) > 90):
+                    self._declare(node)
+        return stripped(self.text(root))
+
+    def _declare(self, node: Scalar) -> None:
+        text = stripped(self.text(node))
+        hint = _HINTS.get(node.op.removesuffix("_wrap"), "test" if node.dtype == "bool" else "value")
+        count = self._counts[hint] = self._counts.get(hint, 0) + 1
+        name = hint if count == 1 else f"{hint}{count}"
+        self.lines.append(f"const {TYPES[node.dtype]} {name} = {text};")
+        self._names[id(node)] = name
+
+    def text(self, node: Scalar) -> str:
+        """The expression, in parentheses where it is more than an atom."""
+        if id(node) in self._names:
+            return self._names[id(node)]
+        if node.op == "const":
+            text = literal(node.low, node.dtype)
+            return f"({text})" if text.startswith("-") else text
+        if node.op == "param":
+            return node.name
+        return self._operation(node)
+
+    def _weak(self, node: Scalar) -> bool:
+        """Whether the C type of the text may be int where the dtype has 64 bits."""
+        if id(node) in self._names or node.op in ("param", "cast", "cast_wrap"):
+            return False
+        if node.op == "const":
+            return abs(node.low) < 2**31
+        if node.op.endswith("_wrap") or node.op in ("clz", "sar", "max", "min", "abs", "sign"):
+            return False
+        args = node.args[1:] if node.op == "select" else node.args[:1] if node.op in ("shl", "shr") else node.args
+        return all(self._weak(arg) for arg in args)
+
+    def _help(self, name: str, *args: str) -> str:
+        self.helpers.add(name)
+        return f"{name}({', '.join(stripped(a) for a in args)})"
+
+    def _operation(self, node: Scalar) -> str:
+        args = [self.text(arg) for arg in node.args]
+        op, dtype = node.op, node.dtype
+        if op in _COMPARISONS:
+            return f"({args[0]} {_INFIX[op]} {args[1]})"
+        if dtype == "bool":
+            if op == "not":
+                return f"(!{args[0]})"
+            if op == "select":
+                return f"({args[0]} ? {args[2]} : {args[1]})"
+            return f"({args[0]} {_INFIX[op]} {args[1]})"
+        if op == "cast":
+            return f"({TYPES[dtype]}){args[0]}"
+        narrow = bits(dtype) < 32
+        suffix = f"i{max(bits(dtype), 32)}" if dtype in SIGNED or narrow else f"u{bits(dtype)}"
+        if op == "cast_wrap":
+            return self._wrapped(args[0], dtype)
+        if bits(dtype) == 64 and op != "select" and all(self._weak(a) for a in node.args[:1]):
+            args[0] = f"({TYPES[dtype]}){args[0]}"
+        text = self._wide(node, args, suffix)
+        if not narrow:
+            return text
+        return self._wrapped(text, dtype) if op.endswith("_wrap") else f"({TYPES[dtype]}){text}"
+
+    def _wrapped(self, text: str, dtype: str) -> str:
+        unsigned = f"({TYPES['u' + dtype if dtype in SIGNED else dtype]}){text}"
+        return self._help(f"to_i{bits(dtype)}", unsigned) if dtype in SIGNED else unsigned
+
+    def _wide(self, node: Scalar, args: list[str], suffix: str) -> str:
+        """The operation in the type that `suffix` names, of at least 32 bits."""
+        op = node.op
+        native = suffix.startswith("u")
+        if op.endswith("_wrap") and native and op not in ("div_wrap", "rem_wrap"):
+            op = op.removesuffix("_wrap")
+        if op in _INFIX:
+            return f"({args[0]} {_INFIX[op]} {args[1]})"
+        if op == "neg":
+            return f"(0u - {args[0]})" if native else f"(-{args[0]})"
+        if op == "not":
+            return f"(~{args[0]})"
+        if op == "select":
+            return f"({args[0]} ? {args[2]} : {args[1]})"
+        if op == "shl" and (native or node.args[0].low >= 0):
+            return f"({args[0]} << {args[1]})"
+        if op in ("shr", "sar") and (native or node.args[0].low >= 0):
+            return f"({args[0]} >> {args[1]})"
+        if op == "shl" and not native:
+            op = "shl_wrap"
+        if op == "neg_wrap":
+            return self._help(f"sub_{suffix}", "0", args[0])
+        if op in ("shl_wrap", "sar", "shr_wrap"):
+            # a shift's amount is below 64 by now
+            args[1] = args[1] if bits(node.args[1].dtype) <= 32 else f"(int32_t){args[1]}"
+        return self._help(f"{op.removesuffix('_wrap')}_{suffix}", *args)
+
+
+def stripped(text: str) -> str:
+    """The expression without the parentheses around all of it."""
+    if not text.startswith("("):
+        return text
+    depth = 0
+    for position, character in enumerate(text):
+        depth += (character == "(") - (character == ")")
+        if depth == 0:
+            return text[1:-1] if position == len(text) - 1 else text
+    return text

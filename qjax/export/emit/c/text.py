@@ -1,0 +1,95 @@
+"""Pieces of C99 text: identifiers, literals, comments, arrays. Everything that comes from a graph passes through here.
+
+Names of tensors, file names and docstrings are other people's text: an identifier keeps letters and digits only, and a
+comment can neither end early nor continue a line.
+"""
+
+import re
+import textwrap
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+TYPES = {
+    "bool": "int",
+    "int8": "int8_t",
+    "uint8": "uint8_t",
+    "int16": "int16_t",
+    "uint16": "uint16_t",
+    "int32": "int32_t",
+    "uint32": "uint32_t",
+    "int64": "int64_t",
+    "uint64": "uint64_t",
+}
+
+_KEYWORDS = frozenset(
+    [
+        *("auto", "break", "case", "char", "const", "continue", "default", "do", "double", "else", "enum", "extern"),
+        *("float", "for", "goto", "if", "inline", "int", "long", "main", "register", "restrict", "return", "short"),
+        *("signed", "sizeof", "static", "struct", "switch", "typedef", "union", "unsigned", "void", "volatile"),
+        "while",
+    ]
+)
+
+WIDTH = 120
+
+
+def identifier(text: str) -> str:
+    """Letters, digits and single underscores; never a keyword, a reserved name or empty."""
+    name = re.sub(r"[^0-9A-Za-z]+", "_", text).strip("_") or "t"
+    if name[0].isdigit() or name in _KEYWORDS:
+        name = "t_" + name
+    return name
+
+
+class Names:
+    """Identifiers that are taken; `fresh` gives one that is not."""
+
+    def __init__(self, taken: Iterable[str] = ()) -> None:
+        self._taken = set(taken)
+
+    def fresh(self, wanted: str) -> str:
+        name, count = wanted, 1
+        while name in self._taken:
+            count += 1
+            name = f"{wanted}_{count}"
+        self._taken.add(name)
+        return name
+
+
+def literal(value: int, dtype: str) -> str:
+    """An integer constant expression of at least the width of `dtype`."""
+    if dtype in ("uint32", "uint64"):
+        return f"{value}u" if value < 2**15 and dtype == "uint32" else f"UINT{dtype[4:]}_C({value})"
+    if value == -(2**31):
+        return "INT32_MIN"
+    if value == -(2**63):
+        return "INT64_MIN"
+    if abs(value) < 2**15:
+        return str(value)
+    return f"INT{64 if abs(value) >= 2**31 else 32}_C({value})"
+
+
+def comment(text: str, indent: str = "") -> list[str]:
+    """A block comment of whole lines, wrapped; paragraphs of the text stay apart."""
+    safe = text.replace("*/", "* /").replace("/*", "/ *").replace("??", "? ?").replace("\\", "/")
+    safe = "".join(c if c == "\n" or 32 <= ord(c) < 127 else "?" for c in safe)
+    lines: list[str] = []
+    for line in safe.strip().split("\n"):
+        width = WIDTH - len(indent) - 3
+        lines += textwrap.wrap(line, width, break_on_hyphens=False, subsequent_indent="") or [""]
+    if len(lines) == 1:
+        return [f"{indent}/* {lines[0]} */"]
+    first, *rest = lines
+    return [f"{indent}/* {first}", *(f"{indent} * {line}".rstrip() for line in rest[:-1]), f"{indent} * {rest[-1]} */"]
+
+
+def table(name: str, values: Any, *, static: bool = True) -> list[str]:
+    """A constant array; multi-dimensional arrays are stored flat, row by row."""
+    array = np.asarray(values)
+    dtype = array.dtype.name
+    items = [literal(int(v), dtype) for v in array.reshape(-1)]
+    body = textwrap.wrap(", ".join(items), WIDTH - 4, break_long_words=False, break_on_hyphens=False)
+    head = f"{'static ' if static else ''}const {TYPES[dtype]} {name}[{max(len(items), 1)}] = {{"
+    return [head, *(f"    {line}" for line in body or ["0"]), "};"]

@@ -1,0 +1,214 @@
+"""Products of channels-last codes with weights as loops that compilers vectorize: dense layers and convolutions.
+
+A position of the window that lies outside of the image reads a constant row of zero points instead: the same inner
+loop, no condition in it, and the bias with the zero point folded in stays right. Where an output sums over many
+products, what its window covers is first copied to a local array of 16-bit codes, on which all features then work: one
+long dot product for each, which is one instruction per eight products and more where the processor has vectors.
+Where it sums over few (a first layer, a depthwise convolution), the innermost loop runs over the features, with one
+accumulator for each.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from qjax.export.emit.c.index import Index, Indices, flat
+from qjax.export.emit.c.loops import Block, Layer, loop_head, nested
+from qjax.export.emit.c.scalar import limits, stripped
+from qjax.export.emit.c.text import TYPES
+from qjax.export.emit.c.values import Buffer, Register, Value
+
+FEW = 16
+"""Up to this many products per output, the innermost loop runs over the features."""
+
+MOST_LOCAL = 4096
+"""Bytes of local arrays (accumulators, copies) that a function may have on the stack."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """A convolution whose input has its channels last and is not dilated; a dense layer is one without taps.
+
+    x: (batch, *spatial, channels). kernel: codes (features, *window, channels of a group). out_axes: of the result,
+    those of (batch, *spatial, feature).
+    """
+
+    x: Buffer
+    kernel: np.ndarray
+    zero_point: int
+    strides: tuple[int, ...]
+    dilation: tuple[int, ...]
+    before: tuple[int, ...]
+    groups: int
+    out_axes: tuple[int, ...]
+
+
+def store(layer: Layer, target: Buffer, window: Window, epilogue: Callable[[Register], Value]) -> None:
+    """The nest of loops. epilogue: from the accumulators, a register of the target's shape, to the codes."""
+    _Nest(layer, target, window, epilogue).write()
+
+
+class _Nest:
+    def __init__(self, layer: Layer, target: Buffer, window: Window, epilogue: Callable[[Register], Value]) -> None:
+        self.layer, self.target, self.window, self.epilogue = layer, target, window, epilogue
+        self.features, *self.taps, self.per_group = window.kernel.shape
+        # a part of the features, or all of them, shares what it reads
+        self.block = Block(layer.root)
+        self.heads: list[str] = []
+        space = {1: ("x",), 2: ("y", "x"), 3: ("z", "y", "x")}.get(len(self.taps))
+        space = space or tuple(f"d{axis}" for axis in range(len(self.taps)))
+        sizes = [target.shape[axis] for axis in window.out_axes[:-1]]
+        self.outer = [
+            _variable(self.block, self.heads, name, size) for name, size in zip(("n", *space), sizes, strict=True)
+        ]
+        self.tap_names = tuple(f"k{name}" for name in space)
+        fits = _fits(window)
+        self.kind = "int32_t" if fits else "uint32_t"
+        x_type, w_type = window.x.dtype, window.kernel.dtype.name
+        reach = math.prod(max(abs(limit) for limit in limits(dtype)) for dtype in (x_type, w_type))
+        self.cast = "int32_t" if fits or reach < 2**31 else "uint32_t"
+
+    def write(self) -> None:
+        count = math.prod(self.taps) * self.per_group
+        depthwise = self.window.groups > 1 and self.per_group == 1
+        if (depthwise or count <= FEW) and self.features * 4 <= MOST_LOCAL:
+            self._by_feature()
+        else:
+            self._by_product(count)
+
+    # ------------------------------------------------------------------ many products
+
+    def _by_product(self, count: int) -> None:
+        """patch = the codes under the window; for each feature a dot product with it."""
+        window, block, heads = self.window, self.block, self.heads
+        each = self.features // window.groups
+        group = _variable(block, heads, "g", window.groups)
+        wide = "int16_t" if window.x.dtype != "uint16" else "uint16_t"
+        copies = 2 * count <= MOST_LOCAL and each > 1
+        table = self._table(window.kernel)
+        lines: list[str] = []
+        inner = Block(block, inner=True)
+        tap_heads: list[str] = []
+        tap = [_variable(inner, tap_heads, name, size) for name, size in zip(self.tap_names, self.taps, strict=True)]
+        ic_heads: list[str] = []
+        ic = _variable(inner, ic_heads, "ic", self.per_group)
+        place = flat((*tap, ic), (*self.taps, self.per_group))
+        c_heads: list[str] = []
+        c = group * each + _variable(block, c_heads, "c", each)
+        acc = block.fresh("acc")
+        row, start = self._row(inner, tap, group)
+        read = f"{row}[{start + ic}]"
+        if copies:
+            patch = block.fresh("patch")
+            self.layer.local(2 * count)
+            lines.append(f"{wide} {patch}[{count}];")
+            lines += nested(tap_heads, [*inner.lines, *nested(ic_heads, [f"{patch}[{place}] = {read};"])])
+            k_heads: list[str] = []
+            k = _variable(block, k_heads, "k", count)
+            product = self._product(f"{patch}[{k}]", f"{table}[{c * count + k}]")
+            summed = nested(k_heads, [self._add(acc, product)])
+        else:
+            product = self._product(read, f"{table}[{c * count + place}]")
+            summed = nested(tap_heads, [*inner.lines, *nested(ic_heads, [self._add(acc, product)])])
+        body = [f"{self.kind} {acc} = {self._zero()};", *summed, *self._finish(acc, c)]
+        self._done([*lines, *nested(c_heads, body)])
+
+    # ------------------------------------------------------------------ few products
+
+    def _by_feature(self) -> None:
+        """acc[c] for all features at once."""
+        window, block = self.window, self.block
+        weights = np.moveaxis(window.kernel, 0, -1)
+        table = self._table(weights)
+        inner = Block(block, inner=True)
+        tap_heads: list[str] = []
+        tap = [_variable(inner, tap_heads, name, size) for name, size in zip(self.tap_names, self.taps, strict=True)]
+        ic_heads: list[str] = []
+        ic = _variable(inner, ic_heads, "ic", self.per_group)
+        c_heads: list[str] = []
+        c = _variable(block, c_heads, "c", self.features)
+        group = c.floordiv(self.features // window.groups) if window.groups > 1 else Index()
+        row, start = self._row(inner, tap, Index())
+        acc = block.fresh("acc")
+        own = f"{acc}[{c}]"
+        self.layer.local(4 * self.features)
+        place = flat((*tap, ic, c), weights.shape)
+        add = self._add(own, self._product(f"{row}[{start + group * self.per_group + ic}]", f"{table}[{place}]"))
+        lines = [f"{self.kind} {acc}[{self.features}];", *nested(c_heads, [f"{own} = {self._zero()};"])]
+        lines += nested(tap_heads, [*inner.lines, *nested([*ic_heads, *c_heads], [add])])
+        self._done([*lines, *nested(c_heads, self._finish(own, c))])
+
+    # ------------------------------------------------------------------ parts
+
+    def _table(self, weights: np.ndarray) -> str:
+        return self.layer.source.table(f"{self.layer.prefix}_kernel", weights)
+
+    def _zero(self) -> str:
+        return "0" if self.kind == "int32_t" else "0u"
+
+    def _product(self, x: str, w: str) -> str:
+        return f"({self.cast}){x} * ({self.cast}){w}"
+
+    def _add(self, acc: str, product: str) -> str:
+        return f"{acc} += {product};" if self.cast == self.kind else f"{acc} += ({self.kind})({product});"
+
+    def _row(self, block: Block, tap: Sequence[Index], group: Index) -> tuple[str, Index]:
+        """The pointer to the channels that one tap meets, and the index of the first of the group's."""
+        window, layer = self.window, self.layer
+        shape = window.x.shape
+        places: list[Index] = [self.outer[0]]
+        tests: list[str] = []
+        for d, (k, size) in enumerate(zip(tap, shape[1:-1], strict=True)):
+            place = self.outer[1 + d] * window.strides[d] + k * window.dilation[d] + -window.before[d]
+            low, high = place.bounds
+            tests += [f"{place} >= 0"] if low < 0 else []
+            tests += [f"{place} < {size}"] if high >= size else []
+            places.append(place)
+        start = flat((*places, Index()), shape)
+        first = group * self.per_group
+        layer.reads_elsewhere(window.x)
+        if not tests:
+            return window.x.name, start + first
+        values = np.full(shape[-1], window.zero_point, np.dtype(window.x.dtype))
+        padding = layer.source.table(f"{layer.prefix}_padding", values)
+        name = block.fresh("row")
+        inside = f"&{window.x.name}[{start}]"
+        block.add(f"const {TYPES[window.x.dtype]} *const {name} =", f"    {' && '.join(tests)} ? {inside} : {padding};")
+        return name, first
+
+    def _finish(self, acc: str, c: Index) -> list[str]:
+        layer, target = self.layer, self.target
+        if self.kind != "int32_t":
+            layer.source.helpers.add("to_i32")
+            acc = f"to_i32({acc})"
+        places = [Index()] * len(target.shape)
+        for axis, index in zip(self.window.out_axes, (*self.outer, c), strict=True):
+            places[axis] = index
+        at: Indices = tuple(places)
+        last = Block(self.block)
+        text, _ = layer.expression(last, self.epilogue(Register(target.shape, "int32", acc, at)), at, root=True)
+        where = flat(at, target.shape)
+        layer.writes.append(where.key)
+        return [*last.lines, f"{target.name}[{where}] = {stripped(text)};"]
+
+    def _done(self, lines: list[str]) -> None:
+        # declarations without a loop around them get braces
+        self.layer.root.add(*(nested(self.heads, lines) if self.heads else nested(["{"], lines)))
+
+
+def _variable(block: Block, heads: list[str], name: str, size: int) -> Index:
+    """The index of a loop, which is opened in `heads`; no loop runs over one element."""
+    if size == 1:
+        return Index()
+    name = block.fresh(name)
+    heads.append(loop_head(name, size))
+    return Index.variable(name, size)
+
+
+def _fits(window: Window) -> bool:
+    """Whether no input makes a sum, or a part of it, leave int32."""
+    reach = max(abs(limit) for limit in limits(window.x.dtype))
+    sums = np.abs(window.kernel.astype(np.int64)).reshape(window.kernel.shape[0], -1).sum(axis=1)
+    return int(sums.max(initial=0)) * reach < 2**31

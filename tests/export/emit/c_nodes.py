@@ -1,0 +1,198 @@
+"""One-node graphs with codes to feed them: every operation, and every rule and formula of every target."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from qjax import targets
+from qjax.conformance import cases
+from qjax.conformance.case import Case
+from qjax.conformance.single import graph_of as case_graph
+from qjax.export import passes
+from qjax.export.ir import Graph
+from qjax.numerics.accumulator import Accumulator
+from tests.ops.nodes import INT8, INT16, NARROW, UINT8_MIDDLE, UINT16, Grid, graph_of
+
+Named = dict[str, tuple[Graph, list[np.ndarray]]]
+
+
+def of_targets() -> Named:
+    """Per target, operation and dtype: one graph for each arithmetic that no target before it had."""
+    found: Named = {}
+    seen: set[str] = set()
+    for name in targets.names():
+        target = targets.get(name)
+        unsigned = name.startswith(("torch", "onnx"))
+        for dtype in ("uint8",) if unsigned else ("int8", "int16") if name.startswith("tflite") else ("int8",):
+            for label, case in _cases(dtype, target):
+                try:
+                    graph = case_graph(case, target)
+                except ValueError:
+                    # a rule of shifts alone, or one without 16 bits, has no constants for these scales
+                    continue
+                (node,) = graph.nodes
+                known = {key: node.attributes.get(key) for key in ("rule", "formula", "rounding", "accumulator")}
+                # a rule of products is the same function behind a dense layer and a convolution
+                own = node.op if "kernel" not in node.constants or known["accumulator"] else "weighted"
+                key = f"{own} {dtype} {known}"
+                if key not in seen:
+                    seen.add(key)
+                    found[f"{name}_{label}_{dtype}"] = graph, list(case.inputs)
+    return found
+
+
+def _cases(dtype: str, target: targets.Target) -> Iterator[tuple[str, Case]]:
+    # extreme accumulators first: what comes first is kept
+    for per_channel in (True, False):
+        suffix = "_channels" if per_channel else ""
+        yield "dense" + suffix, cases.fully_connected(dtype, per_channel=per_channel)[-1]
+        yield "conv" + suffix, cases.conv2d(dtype, per_channel=per_channel)[-1]
+        yield "depthwise" + suffix, cases.depthwise_conv2d(dtype, per_channel=per_channel)[3]
+    yield "add", cases.elementwise("add", dtype)[2]
+    yield "multiply", cases.elementwise("multiply", dtype)[2]
+    yield "rescale", cases.rescale(dtype, dtype)[0]
+    yield "mean", cases.mean(dtype, same_grid="mean" in target.same_grid)[1]
+    yield "pool", cases.average_pool(dtype, same_grid="average_pool" in target.same_grid)[1]
+
+
+def of_operations() -> Named:
+    """Every operation in shapes that no runtime has: ranks, axes, layouts, dilations, edges."""
+    rng = np.random.default_rng(0)
+    found: Named = {}
+
+    def add(
+        name: str, op: str, inputs: Sequence[Any], output: Any, attributes: dict[str, Any], **constants: Any
+    ) -> None:
+        described = [(codes.shape, grid) for codes, grid in inputs]
+        found[name] = graph_of(op, described, output, constants, attributes), [codes for codes, _ in inputs]
+
+    def codes(grid: Any, *shape: int) -> tuple[np.ndarray, Any]:
+        return grid.codes(rng, shape), grid
+
+    x = codes(INT8, 3, 4, 5)
+    add("reshape", "reshape", [x], ((6, 10), INT8), {"shape": [6, 10]})
+    add("cast", "cast", [x], ((3, 4, 5), INT8), {})
+    add("transpose", "transpose", [x], ((5, 3, 4), INT8), {"permutation": [2, 0, 1]})
+    add("reverse", "reverse", [x], ((3, 4, 5), INT8), {"axes": [0, 2]})
+    add("broadcast", "broadcast", [x], ((3, 2, 4, 5), INT8), {"shape": [3, 2, 4, 5], "dimensions": [0, 2, 3]})
+    bounds = {"start": [1, 0, 0], "limit": [3, None, 5], "strides": [1, 2, 3]}
+    add("slice", "slice", [x], ((2, 2, 2), INT8), bounds)
+    add("split", "split", [x], ((3, 4, 2), INT8), {"sizes": [1, 2, 2], "axis": 2, "index": 1})
+    add("max", "max", [x], ((3, 5), INT8), {"axes": [1]})
+    add("max_all", "max", [x], ((), INT8), {"axes": [0, 1, 2]})
+    padding = {"padding": [[1, 0, 0], [0, -1, 2], [-1, 2, 1]], "lowest": False}
+    add("pad", "pad", [x], ((4, 9, 10), INT8), padding)
+    add(
+        "pad_lowest",
+        "pad",
+        [codes(UINT16, 2, 3)],
+        ((3, 5), UINT16),
+        {"padding": [[0, 1, 0], [1, 1, 0]], "lowest": True},
+    )
+    parts = [codes(UINT8_MIDDLE, 3, n, 2) for n in (1, 4, 2)]
+    add("concatenate", "concatenate", parts, ((3, 7, 2), UINT8_MIDDLE), {"axis": 1})
+    add("join", "concatenate", parts[:1] * 2, ((6, 1, 2), UINT8_MIDDLE), {"axis": 0})
+    clamp = {"clamp_min": np.asarray(-20, np.int32), "clamp_max": np.asarray(31, np.int32)}
+    add("clamp", "clamp", [x], ((3, 4, 5), INT8), {}, **clamp)
+    table = NARROW.codes(rng, (10, 4))
+    indices = np.array([[0, 9, 3], [-1, 10, 2**31 - 1]], np.int32)
+    add("embed", "embed", [(indices, "int32")], ((2, 3, 4), NARROW), {}, kernel=table)
+    small = np.array([250, 0, 9], np.uint8)
+    add("embed_bytes", "embed", [(small, "uint8")], ((3, 4), NARROW), {}, kernel=table)
+    window = {
+        "window": [1, 2, 3],
+        "strides": [1, 2, 1],
+        "padding": [[0, 0], [2, 1], [1, 0]],
+        "base_dilation": [1, 1, 2],
+        "window_dilation": [1, 2, 1],
+    }
+    add("max_pool", "max_pool", [x], ((3, 3, 8), INT8), window)
+    total = {"shift": 20, "factor0": 2**20 // 3, "offset_high": 0, "offset_low": 12345}
+    total = {role: np.asarray(value, np.int32) for role, value in total.items()}
+    add("window_sum", "window_sum", [x], ((3, 3, 8), INT8), {**window, "rounding": "nearest_away"}, **total)
+    add("sum", "sum", [x], ((4,), INT8), {"axes": [0, 2], "rounding": "nearest_even"}, **total)
+    add("rescale", "rescale", [x], ((3, 4, 5), INT16), {"rounding": "floor"}, **total)
+    both = {**total, "factor1": np.asarray(-(2**19), np.int32)}
+    wide = codes(INT16, 1, 4, 1)
+    add("add", "add", [x, wide], ((3, 4, 5), INT8), {"subtract": True, "rounding": "nearest_up"}, **both)
+    add("multiply", "multiply", [x, wide], ((3, 4, 5), INT8), {"rounding": "toward_zero"}, **total)
+    product = {"lhs_contracting": [2], "rhs_contracting": [1], "lhs_batch": [0], "rhs_batch": [0]}
+    second = codes(UINT8_MIDDLE, 3, 5, 2)
+    add(
+        "matmul",
+        "dot",
+        [x, second],
+        ((3, 2, 4), INT8),
+        {**product, "weight": None, "permutation": [0, 2, 1], "rounding": "nearest_even"},
+        **total,
+    )
+    _weighted(add, codes, rng)
+    return found
+
+
+def _weighted(add: Any, codes: Any, rng: np.random.Generator) -> None:
+    """Products with weights in every dtype, layout and accumulator."""
+    kinds: list[tuple[Grid, str, dict[str, Any] | None]] = [
+        (INT8, "int8", None),
+        (UINT8_MIDDLE, "int8", None),
+        (UINT8_MIDDLE, "int16", None),
+        (INT16, "int8", None),
+        (UINT16, "int8", None),
+        (UINT16, "int16", {"bits": 20, "overflow": "wrap"}),
+        (UINT8_MIDDLE, "int8", {"bits": 12, "overflow": "wrap", "operands": "codes"}),
+        (INT8, "int8", {"bits": 14, "overflow": "saturate"}),
+        (INT16, "int8", {"bits": 32, "overflow": "saturate", "operands": "codes", "order": "chw"}),
+        (UINT8_MIDDLE, "int8", {"pairs": True}),
+        (UINT8_MIDDLE, "int8", {"pairs": True, "unit": "tap", "padding": "skip"}),
+    ]
+    for index, (x_grid, w_dtype, accumulator) in enumerate(kinds):
+        known = {} if accumulator is None else {"accumulator": Accumulator(**accumulator).to_json()}
+        reach = 100 if w_dtype == "int8" else 300
+        shift = -9 if x_grid in (INT8, UINT8_MIDDLE) else -16
+        rule = {"rule": "double_round", "permutation": None, **known}
+        out = (INT8, UINT8_MIDDLE)[index % 2]
+
+        def constants(kernel: np.ndarray, features: int, shift: int = shift) -> dict[str, np.ndarray]:
+            return {
+                "kernel": kernel,
+                "bias": rng.integers(-3000, 3000, features).astype(np.int32),
+                "multiplier": rng.integers(2**30, 2**31, features).astype(np.int32),
+                "shift": (shift - rng.integers(0, 3, features)).astype(np.int32),
+            }
+
+        def kernel(*shape: int, reach: int = reach, dtype: str = w_dtype) -> np.ndarray:
+            return rng.integers(-reach, reach + 1, shape).astype(dtype)
+
+        dense = {"lhs_contracting": [1], "rhs_contracting": [0], "lhs_batch": [], "rhs_batch": []}
+        dense |= {"weight": 1, "channels": [[1, 1]], "rank": 2, **rule}
+        w = constants(kernel(37, 6), 6)
+        add(f"dense{index}", "dot", [codes(x_grid, 3, 37)], ((3, 6), out), dense, **w)
+        if accumulator is None or index == 5:
+            # the weight on the left, two summed axes, a permutation
+            odd = {"lhs_contracting": [2, 0], "rhs_contracting": [1, 2], "lhs_batch": [], "rhs_batch": []}
+            odd |= {"weight": 0, "channels": [[1, 1]], "rank": 2, **rule, "permutation": [1, 0]}
+            w = constants(kernel(3, 6, 5), 6)
+            add(f"odd{index}", "dot", [codes(x_grid, 4, 5, 3)], ((4, 6), out), odd, **w)
+        conv = {"strides": [2, 1], "padding": [[1, 2], [0, 1]], "lhs_dilation": [1, 1], "rhs_dilation": [1, 2]}
+        conv |= {"lhs_layout": [0, 3, 1, 2], "rhs_layout": [3, 2, 0, 1], "out_layout": [0, 3, 1, 2], "weight": 1}
+        conv |= {"channels": [[3, 3]], "rank": 4, **rule}
+        for groups, per_group, features in ((1, 5, 7), (2, 3, 4), (6, 1, 6), (3, 1, 6)):
+            w = constants(kernel(3, 2, per_group, features), features)
+            x = codes(x_grid, 2, 6, 5, groups * per_group)
+            name = f"conv{index}_{groups}_{features}"
+            add(name, "conv", [x], ((2, 4, 4, features), out), {**conv, "groups": groups}, **w)
+        if accumulator is None:
+            # channels in the middle, features in front, a dilated input: the general form
+            other = {**conv, "groups": 1, "lhs_layout": [0, 2, 1, 3], "out_layout": [1, 0, 2, 3]}
+            other |= {"lhs_dilation": [2, 1], "strides": [1, 1], "channels": [[0, 3]]}
+            w = constants(kernel(3, 2, 2, 4), 4)
+            w = {role: value if role == "kernel" else value.reshape(4, 1, 1, 1) for role, value in w.items()}
+            add(f"other{index}", "conv", [codes(x_grid, 2, 3, 2, 5)], ((4, 2, 6, 4), out), other, **w)
+
+
+def finished(lowered: Graph, name: str) -> Graph:
+    """A graph that the lowering left, under a target."""
+    target = targets.get(name)
+    graph = passes.codes_of_bounds(passes.fuse(lowered, target))
+    return passes.remove_dead(passes.remove_identities(graph)).replace(target=target.name)

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Installs what runs emitted C on other machines: cross compilers for AArch64, 32-bit ARM and big-endian s390x, one for
+# Cortex-M (no emulator: its code is only built and measured), and QEMU's user mode, from the distribution (Debian,
+# Ubuntu). Does nothing where they are found.
+set -euo pipefail
+
+packages=()
+need() { command -v "$1" >/dev/null || packages+=("${@:2}"); }
+need aarch64-linux-gnu-gcc gcc-aarch64-linux-gnu libc6-dev-arm64-cross
+need arm-linux-gnueabihf-gcc gcc-arm-linux-gnueabihf libc6-dev-armhf-cross
+need s390x-linux-gnu-gcc gcc-s390x-linux-gnu libc6-dev-s390x-cross
+need arm-none-eabi-gcc gcc-arm-none-eabi libnewlib-arm-none-eabi
+need qemu-s390x qemu-user
+if [ ${#packages[@]} -eq 0 ]; then exit 0; fi
+
+as_root=()
+if [ "$(id -u)" != 0 ]; then as_root=(sudo); fi
+if ! command -v apt-get >/dev/null || { [ ${#as_root[@]} -gt 0 ] && ! command -v sudo >/dev/null; }; then
+    echo "cross.sh: expected apt-get and the right to use it; install by hand what Debian calls ${packages[*]}." >&2
+    exit 1
+fi
+"${as_root[@]}" apt-get update -qq
+DEBIAN_FRONTEND=noninteractive "${as_root[@]}" apt-get install -y -qq --no-install-recommends "${packages[@]}"
