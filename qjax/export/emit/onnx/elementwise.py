@@ -1,0 +1,97 @@
+"""The table of elementwise primitives: what ONNX calls each, or which nodes say it.
+
+An entry takes a builder, a dtype, the primitive's parameters and the names of operands that broadcast, and returns a
+name.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from qjax.export.emit.onnx.arithmetic import count_leading_zeros, shift
+from qjax.export.emit.onnx.builder import Builder
+
+Entry = Callable[[Builder, str, Any, Sequence[str]], str]
+"""(builder, dtype of the last operand, parameters, operands) -> the result."""
+
+
+def _plain(op: str, **attributes: Any) -> Entry:
+    return lambda b, dtype, params, x: b.op(op, *x, **attributes)
+
+
+def _logic(of_bool: str, of_integers: str) -> Entry:
+    return lambda b, dtype, params, x: b.op(of_bool if dtype == "bool" else of_integers, *x)
+
+
+def widened(b: Builder, dtype: str, x: Sequence[str], write: Callable[..., str]) -> str:
+    """write(*x), in int32 where codes have 16 bits: ONNX Runtime 1.31 has few operators for those."""
+    if dtype not in ("int16", "uint16"):
+        return write(*x)
+    return b.cast(write(*(b.cast(name, "int32") for name in x)), dtype)
+
+
+def _extreme(op: str) -> Entry:
+    return lambda b, dtype, params, x: widened(b, dtype, x, lambda *names: b.op(op, *names))
+
+
+def _select(b: Builder, dtype: str, params: Any, x: Sequence[str]) -> str:
+    """select_n chooses by number: False is the first case. dtype: of the cases."""
+    which, first, second = x
+    if dtype == "bool":
+        return b.op("Or", b.op("And", which, second), b.op("And", b.op("Not", which), first))
+    if dtype in ("uint64", "uint32"):
+        raise ValueError(f"ONNX: no form for a choice between numbers of {dtype}.")
+    return widened(b, dtype, (first, second), lambda no, yes: b.op("Where", which, yes, no))
+
+
+def _shift(kind: str) -> Entry:
+    return lambda b, dtype, params, x: shift(b, kind, dtype, *x)
+
+
+def _negative(b: Builder, dtype: str, params: Any, x: Sequence[str]) -> str:
+    if not dtype.startswith("u"):
+        return b.op("Neg", x[0])
+    return b.op("Sub", b.constant(np.asarray(0, dtype)), x[0])
+
+
+def _not_equal(b: Builder, dtype: str, params: Any, x: Sequence[str]) -> str:
+    return b.op("Not", b.op("Equal", *x))
+
+
+def _power(b: Builder, dtype: str, params: Any, x: Sequence[str]) -> str:
+    result = x[0]
+    for _ in range(params["y"] - 1):
+        result = b.op("Mul", result, x[0])
+    return result
+
+
+ELEMENTWISE: dict[str, Entry] = {
+    "add": _plain("Add"),
+    "sub": _plain("Sub"),
+    "mul": _plain("Mul"),
+    "div": _plain("Div"),
+    "rem": _plain("Mod", fmod=1),
+    "neg": _negative,
+    "abs": _plain("Abs"),
+    "sign": _plain("Sign"),
+    "max": _extreme("Max"),
+    "min": _extreme("Min"),
+    "and": _logic("And", "BitwiseAnd"),
+    "or": _logic("Or", "BitwiseOr"),
+    "xor": _logic("Xor", "BitwiseXor"),
+    "not": _logic("Not", "BitwiseNot"),
+    "eq": _plain("Equal"),
+    "ne": _not_equal,
+    "lt": _plain("Less"),
+    "le": _plain("LessOrEqual"),
+    "gt": _plain("Greater"),
+    "ge": _plain("GreaterOrEqual"),
+    "shift_left": _shift("left"),
+    "shift_right_arithmetic": _shift("right_arithmetic"),
+    "shift_right_logical": _shift("right_logical"),
+    "clz": lambda b, dtype, params, x: count_leading_zeros(b, dtype, x[0]),
+    "select_n": _select,
+    "integer_pow": _power,
+    "square": lambda b, dtype, params, x: b.op("Mul", x[0], x[0]),
+}

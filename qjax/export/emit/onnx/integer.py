@@ -1,0 +1,271 @@
+"""Style "integer": a graph as standard ONNX operators on integers, for any target, bit for bit.
+
+No tensor of the model is a float: its inputs and outputs are codes. Each node of the graph is one node of the model, a
+call of a function of the domain "qjax" whose body is standard operators (see `nodes`), so a viewer shows the graph
+itself, and a runtime inlines the functions. The model's values have the names of the graph's tensors. Scales, ranges
+and axes stand in the metadata of each tensor under the key "qjax", as JSON.
+
+Convolutions are channels-first in ONNX. A tensor is stored as its producer computes it (its metadata says in which
+order of axes), so channels-last networks have one transpose at the input and one where they need their own order.
+"""
+
+import dataclasses
+import importlib.metadata
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from qjax.export.check import check_integer
+from qjax.export.emit.onnx import nodes, tensors
+from qjax.export.emit.onnx.attributes import encoded
+from qjax.export.emit.onnx.builder import DOMAIN, IR_VERSION, Library, opset_imports
+from qjax.export.emit.onnx.tracing import PRIME
+from qjax.export.emit.onnx.views import NeedsBatch, View
+from qjax.export.interpreter import attributes as attributes_of
+from qjax.export.ir import Graph, Node
+
+STYLE = "integer"
+VERSION = 1
+_ELEMENTWISE = ("add", "multiply", "concatenate")
+
+
+def to_model(graph: Graph, *, batch: int | None = None) -> onnx.ModelProto:
+    """The model. batch: the size of the batch in the file; None leaves it free.
+
+    Raises:
+      ValueError: a node whose bits depend on an element's place, or on the size of the batch, while that is free; a
+        graph that is not finished.
+    """
+    if batch is not None and (type(batch) is not int or batch < 1):
+        raise ValueError(f"emit: expected a batch of at least 1, or None for any. Got {batch!r}.")
+    return Writer(check_integer(graph), batch).model()
+
+
+class Writer:
+    """One model under construction; `node` decides what a node of the graph becomes."""
+
+    def __init__(self, graph: Graph, batch: int | None) -> None:
+        self.graph, self.batch = graph, batch
+        self.library = Library()
+        self.size = PRIME if batch is None else batch
+        self.free = PRIME if batch is None and _has_batch(graph) else None
+        self.nodes: list[onnx.NodeProto] = []
+        self.initializers: dict[str, onnx.TensorProto] = {}
+        self.values: list[onnx.ValueInfoProto] = []
+        self.views: dict[str, View] = {}
+        # constants that stand in the place of codes keep their dtype
+        self.data = {name for node in graph.nodes for name in node.inputs} | set(graph.outputs)
+        self.ordered: dict[tuple[str, tuple[int, ...]], View] = {}
+
+    def model(self) -> onnx.ModelProto:
+        graph = self.graph
+        for name in graph.inputs:
+            tensor = graph.tensors[name]
+            shape = tuple(self.size if n is None else n for n in tensor.shape)
+            self.views[name] = View.full(name, tensor.dtype, shape)
+        for node in graph.nodes:
+            self.node(node)
+        used: set[str] = set()
+        outputs = [self.output(name, used) for name in graph.outputs]
+        unread = self.unread()
+        proto = helper.make_graph(
+            self.nodes,
+            "qjax",
+            [self.info(self.views[name], name) for name in graph.inputs],
+            outputs,
+            list(self.initializers.values()),
+            value_info=self.values,
+        )
+        model = helper.make_model(
+            proto,
+            functions=list(self.library.functions.values()),
+            opset_imports=opset_imports(),
+            ir_version=IR_VERSION,
+            producer_name="qjax",
+            producer_version=_versions(),
+        )
+        facts = {
+            "style": STYLE,
+            "version": VERSION,
+            "batch": self.batch,
+            "target": graph.target,
+            "quantization": graph.quantization,
+            "inputs": list(graph.inputs),
+            "outputs": list(graph.outputs),
+            "tensors": list(graph.tensors),
+            "unread": unread,
+            "metadata": dict(graph.metadata),
+        }
+        tensors.put(model, facts)
+        return model
+
+    def node(self, node: Node) -> None:
+        graph = self.graph
+        known = attributes_of(graph, node)
+        constants = {role: self.constant(node, role, name) for role, name in node.constants.items()}
+        points = {f"zero_point{i}": name for i, name in enumerate(node.inputs)} | {"y_zero_point": node.output}
+        points = {role: name for role, name in points.items() if graph.tensors[name].quantization is not None}
+        inputs = [self.value(name) for name in node.inputs]
+        stored = {role: graph.tensors[name].dtype for role, name in points.items()}
+        choices = {role: np.asarray(graph.constant(node, role)) for role in node.constants if role in nodes.CHOICES}
+        call = nodes.Call(node.op, known, tuple(inputs), constants, stored, choices)
+        order = nodes.wanted_order(call)
+        if order is None and node.op in _ELEMENTWISE and len({view.axes for view in inputs}) > 1:
+            order = next(view.axes for view in inputs if list(view.axes) != list(range(len(view.axes))))
+        if order is not None:
+            inputs = [self.in_order(view, tuple(order)) for view in inputs]
+            call = dataclasses.replace(call, inputs=tuple(inputs))
+        narrow = {
+            role: constants[role].dtype
+            for role, name in node.constants.items()
+            if name not in self.data and tensors.narrow_type(graph.tensors[name]) is not None
+        }
+        try:
+            body = nodes.write(self.library, call, self.free, narrow)
+        except NeedsBatch:
+            how = known.get("rule") or known.get("formula") or "its kernel"
+            raise ValueError(
+                f"Node {node.name!r} ({node.op}): {how} treats an element by its place in the tensor or by the size of "
+                "the batch, so the file needs a fixed batch: emit it with batch=1, or the size you run."
+            ) from None
+        except ValueError as error:
+            raise ValueError(f"Node {node.name!r} ({node.op}): {error}") from None
+        name = self.place(node.output, body.output.axes)
+        view = View.full(name, body.output.dtype, body.output.shape, body.output.axes)
+        names = [view.name for view in inputs] + list(node.constants.values())
+        names += [self.zero_point(points[role]) for role in body.zero_points]
+        call_node = helper.make_node(body.function, names, [name], name=node.name, domain=DOMAIN)
+        for key, value in node.attributes.items():
+            call_node.attribute.append(encoded(key, value))
+        tensors.put(call_node, {"op": node.op, "location": node.location, "output": node.output})
+        self.nodes.append(call_node)
+        self.placed(node.output, view)
+
+    def place(self, output: str, axes: Sequence[int]) -> str:
+        """The name under which a node's output is computed: its own, unless a result must be transposed first."""
+        canonical = list(axes) == list(range(len(axes)))
+        return self.derived(output, axes) if output in self.graph.outputs and not canonical else output
+
+    def placed(self, output: str, view: View) -> None:
+        """Make a node's output known, which the last node of the model computes at its `place`."""
+        self.views[output] = view
+        if view.name != output:
+            self.values.append(self.info(view))
+            self.nodes.append(_transpose(view, output))
+            self.views[output] = View.full(output, view.dtype, view.shape)
+            self.ordered[output, view.axes] = view
+        elif output not in self.graph.outputs:
+            self.values.append(self.info(view, output))
+
+    def value(self, name: str) -> View:
+        """A tensor that a node reads: an input, a result, or a constant in the place of one."""
+        if name not in self.views:
+            tensor = self.graph.tensors[name]
+            self.initializers[name] = tensors.initializer(name, tensor, plain=True)
+            self.views[name] = View.full(name, tensor.dtype, _sizes(tensor.shape))
+        return self.views[name]
+
+    def constant(self, node: Node, role: str, name: str) -> View:
+        """A constant of a node's kernel; a convolution's weights lie channels-first, as ONNX has them."""
+        tensor = self.graph.tensors[name]
+        shape = _sizes(tensor.shape)
+        order = tuple(range(len(shape)))
+        if node.op == "conv" and role == "kernel":
+            order = tuple(node.attributes["rhs_layout"])
+        if name not in self.initializers:
+            self.initializers[name] = tensors.initializer(name, tensor, order, plain=name in self.data)
+            self.views[name] = View.full(name, tensor.dtype, shape, order)
+        return self.views[name]
+
+    def zero_point(self, name: str) -> str:
+        """The initializer of a tensor's zero point, in the dtype of its codes."""
+        key = self.unique(f"{name}/zero_point")
+        if key not in self.initializers:
+            tensor = self.graph.tensors[name]
+            assert tensor.quantization is not None
+            value = np.asarray(tensor.quantization.zero_point).astype(tensor.dtype)
+            self.initializers[key] = numpy_helper.from_array(value, key)
+        return key
+
+    def derived(self, name: str, axes: Sequence[int]) -> str:
+        """A name for a tensor in another order of its axes."""
+        return self.unique(f"{name}/axes_{'_'.join(map(str, axes))}")
+
+    def unique(self, name: str) -> str:
+        """The name, longer where a tensor of the graph has it."""
+        while name in self.graph.tensors:
+            name += "_"
+        return name
+
+    def in_order(self, view: View, order: tuple[int, ...]) -> View:
+        """The tensor with its axes in that order, one Transpose for all that read it so."""
+        if view.axes == order:
+            return view
+        name = next(key for key, value in self.views.items() if value is view)
+        key = name, order
+        if key not in self.ordered:
+            moved = View.full(self.derived(name, order), view.dtype, view.shape, order)
+            permutation = [view.axes.index(axis) for axis in order]
+            self.nodes.append(helper.make_node("Transpose", [view.name], [moved.name], perm=permutation))
+            self.values.append(self.info(moved))
+            self.ordered[key] = moved
+        return self.ordered[key]
+
+    def output(self, name: str, used: set[str]) -> onnx.ValueInfoProto:
+        """The declaration of a result; a copy where the tensor is an input, a constant or a result already."""
+        view = self.value(name)
+        if self.graph.producer(name) is None or name in used:
+            copy = self.unique(f"{name}/output")
+            self.nodes.append(helper.make_node("Identity", [view.name], [copy]))
+            view = View.full(copy, view.dtype, view.shape)
+        used.add(name)
+        return self.info(view, name)
+
+    def unread(self) -> dict[str, Any]:
+        """Tensors that the model does not mention, and constants that nothing reads, which it does."""
+        graph, found = self.graph, dict[str, Any]()
+        read = {name for node in graph.nodes for name in (*node.inputs, *node.constants.values(), node.output)}
+        for name, tensor in graph.tensors.items():
+            if name in read or name in graph.inputs or name in graph.outputs:
+                continue
+            if tensor.value is None:
+                found[name] = tensors.described(tensor, range(len(tensor.shape)))
+            else:
+                self.initializers[name] = tensors.initializer(name, tensor)
+        return found
+
+    def info(self, view: View, name: str | None = None) -> onnx.ValueInfoProto:
+        """The type of a tensor of the model; name: of the graph's tensor that it is."""
+        sizes: list[int | str] = []
+        for n in view.stored:
+            follows = self.free is not None and n and n % self.free == 0
+            times = n // PRIME
+            sizes.append(("batch" if times == 1 else f"{times}*batch") if follows else n)
+        facts = None if name is None else tensors.described(self.graph.tensors[name], view.axes)
+        return tensors.value_info(view.name, view.dtype, sizes, facts)
+
+
+def _versions() -> str:
+    """Whose bodies these are: another version of JAX may trace the same kernel to other primitives."""
+    try:
+        own = importlib.metadata.version("qjax")
+    except importlib.metadata.PackageNotFoundError:
+        own = "from source"
+    return f"{own} with jax {jax.__version__}"
+
+
+def _transpose(view: View, output: str) -> onnx.NodeProto:
+    permutation = [view.axes.index(axis) for axis in range(len(view.axes))]
+    return helper.make_node("Transpose", [view.name], [output], perm=permutation)
+
+
+def _has_batch(graph: Graph) -> bool:
+    return any(None in graph.tensors[name].shape for name in graph.inputs)
+
+
+def _sizes(shape: Sequence[int | None]) -> tuple[int, ...]:
+    return tuple(size for size in shape if size is not None)

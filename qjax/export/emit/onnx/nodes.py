@@ -1,0 +1,229 @@
+"""One node of a graph as one function of the domain "qjax": the kernel's own arithmetic in standard operators.
+
+Exact products of 8-bit codes with a kernel are MatMulInteger or ConvInteger, and what finishes their accumulator is
+traced; every other kernel is traced as a whole.
+"""
+
+import dataclasses
+import inspect
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from qjax import ops
+from qjax.export.emit.onnx import products
+from qjax.export.emit.onnx.builder import Builder, Library
+from qjax.export.emit.onnx.tracing import trace
+from qjax.export.emit.onnx.translate import Translator
+from qjax.export.emit.onnx.views import View
+from qjax.numerics.accumulator import EXACT
+from qjax.numerics.rules import get_rule
+from qjax.ops import formulas, narrow
+from qjax.ops.epilogue import finish_weighted
+
+CHOICES = ("delegated",)
+"""Constants by which a kernel chooses between two ways; a function is written for their value."""
+
+_CODES = ("int8", "uint8")
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A node to be written.
+
+    attributes: those of its kernel, with the facts of its tensors. inputs: what it reads, stored as the file stores it.
+    constants: by role, likewise. zero_points: by role of the kernel, the dtype in which the file holds each.
+    choices: the values of those constants in `CHOICES`.
+    """
+
+    op: str
+    attributes: Mapping[str, Any]
+    inputs: tuple[View, ...]
+    constants: Mapping[str, View]
+    zero_points: Mapping[str, str]
+    choices: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Body:
+    """What was written: the function, the roles of the zero points that it takes last, and its result."""
+
+    function: str
+    zero_points: tuple[str, ...]
+    output: View
+
+
+def is_native(call: Call) -> bool:
+    """Whether the accumulator is that of MatMulInteger or ConvInteger."""
+    attributes = call.attributes
+    if "kernel" not in call.constants or call.op not in ("dot", "conv"):
+        return False
+    kernel = call.constants["kernel"]
+    if attributes["input_dtypes"][0] not in _CODES or kernel.dtype != "int8":
+        return False
+    shapes = {role: jax.ShapeDtypeStruct(view.shape, view.dtype) for role, view in call.constants.items()}
+    if narrow.accumulator_of(attributes, shapes) != EXACT:
+        return False
+    if call.op == "dot":
+        return True
+    plain = all(n == 1 for n in attributes["lhs_dilation"])
+    inside = all(n >= 0 for pair in attributes["padding"] for n in pair)
+    return plain and inside and 1 <= len(attributes["strides"]) <= 3
+
+
+def wanted_order(call: Call) -> list[int] | None:
+    """The order of axes in which the node reads its input, if it has one: channels first for ConvInteger."""
+    return list(call.attributes["lhs_layout"]) if call.op == "conv" and is_native(call) else None
+
+
+def write(library: Library, call: Call, free: int | None, stored: Mapping[str, str]) -> Body:
+    """Add the node's function to the library.
+
+    free: the size that stands for the batch. stored: role -> dtype of constants that the file holds in a narrower one.
+
+    Raises:
+      NeedsBatch: the kernel's arithmetic depends on the size of the batch.
+    """
+    inputs = [f"x{index}" for index in range(len(call.inputs))]
+    builder = Builder(library, (*inputs, *call.constants, *call.zero_points))
+    source = next((view for view in call.inputs if _follows(view, free)), None)
+    if source is not None:
+        source = dataclasses.replace(source, name=inputs[call.inputs.index(source)])
+    t = Translator(builder, free, source)
+    x = [dataclasses.replace(view, name=name) for name, view in zip(inputs, call.inputs, strict=True)]
+    constants: dict[str, View] = {}
+    for role, view in call.constants.items():
+        name = builder.cast(role, view.dtype) if role in stored else role
+        constants[role] = dataclasses.replace(view, name=name)
+    zero_points = {role: View.full(role, dtype, ()) for role, dtype in call.zero_points.items()}
+    result = (
+        _native(t, call, x, constants, zero_points) if is_native(call) else _traced(t, call, x, constants, zero_points)
+    )
+    result = t.expanded(result)
+    # a name of its own also where the kernel hands its input on
+    output = builder.op("Identity", result.name) if result.name in (*inputs, *call.constants) else result.name
+    nodes = builder.live([output])
+    read = {name for node in nodes for name in node.input}
+    used = tuple(role for role in call.zero_points if role in read)
+    name, doc = _title(call)
+    attributes = [key for key in call.attributes if key not in _FACTS]
+    function = library.add(name, (*inputs, *call.constants, *used), (output,), nodes, doc, attributes)
+    return Body(function, used, result)
+
+
+_FACTS = ("dtype", "input_dtypes", "qmin", "qmax")
+
+
+def _follows(view: View, free: int | None) -> bool:
+    return free is not None and any(size and size % free == 0 for size in view.stored)
+
+
+def _traced(
+    t: Translator, call: Call, x: Sequence[View], constants: Mapping[str, View], zero_points: Mapping[str, View]
+) -> View:
+    """The whole kernel, its preparation (zero points folded into the bias) included."""
+    wide = {role: t.cast(view, "int32") for role, view in zero_points.items()}
+    known = {role: view for role, view in {**constants, **wide}.items() if role not in call.choices}
+    op = ops.get(call.op)
+
+    def kernel(*arrays: jax.Array) -> jax.Array:
+        given = {**dict(zip(known, arrays[len(x) :], strict=True)), **call.choices}
+        return op.kernel(call.attributes, op.runtime(call.attributes, given), list(arrays[: len(x)]))
+
+    return _translated(t, kernel, [*x, *known.values()])
+
+
+def _native(
+    t: Translator, call: Call, x: Sequence[View], constants: Mapping[str, View], zero_points: Mapping[str, View]
+) -> View:
+    attributes = call.attributes
+    kernel, shift = products.like(t, x[0].dtype, constants["kernel"])
+    own = zero_points["zero_point0"].name
+    if call.op == "dot":
+        first = attributes["weight"] == 1
+        numbers = tuple(
+            tuple(tuple(attributes[f"{side}_{kind}"]) for side in ("lhs", "rhs")) for kind in ("contracting", "batch")
+        )
+        pair, points = ((x[0], kernel), (own, shift)) if first else ((kernel, x[0]), (shift, own))
+        acc = products.dot(t, *pair, numbers, points)
+        if attributes["permutation"] is not None:
+            acc = t.transpose(acc, attributes["permutation"])
+    else:
+        acc = _conv(t, attributes, x[0], kernel, own, shift)
+    rest = {role: view for role, view in constants.items() if role != "kernel"}
+    rest["y_zero_point"] = zero_points["y_zero_point"]
+    return _finished(t, attributes, acc, rest)
+
+
+def _conv(t: Translator, attributes: Mapping[str, Any], x: View, kernel: View, own: str, shift: str) -> View:
+    lhs, rhs, out = (attributes[f"{side}_layout"] for side in ("lhs", "rhs", "out"))
+    strides, dilation, padding = attributes["strides"], attributes["rhs_dilation"], attributes["padding"]
+    window = [kernel.shape[axis] for axis in rhs[2:]]
+    name = products.conv(
+        t.builder,
+        t.materialized(x, lhs),
+        t.materialized(kernel, rhs),
+        own,
+        shift,
+        {
+            "strides": list(strides),
+            "pads": [pair[side] for side in (0, 1) for pair in padding],
+            "dilations": list(dilation),
+            "group": attributes["groups"],
+            "kernel_shape": window,
+        },
+    )
+    shape = [0] * len(out)
+    shape[out[0]], shape[out[1]] = x.shape[lhs[0]], kernel.shape[rhs[0]]
+    for index, axis in enumerate(out[2:]):
+        size = x.shape[lhs[2 + index]] + sum(padding[index])
+        shape[axis] = (size - dilation[index] * (window[index] - 1) - 1) // strides[index] + 1
+    return View.full(name, "int32", tuple(shape), out)
+
+
+def _finished(t: Translator, attributes: Mapping[str, Any], acc: View, constants: Mapping[str, View]) -> View:
+    """The accumulator's way to codes, a function of its own under the name of its rule."""
+    names = ("acc", *constants)
+    inner = Translator(Builder(t.builder.library, names), t.free)
+    views = [dataclasses.replace(view, name=name) for name, view in zip(names, (acc, *constants.values()), strict=True)]
+    inner.source = views[0] if _follows(acc, t.free) else None
+    wide = [inner.cast(view, "int32") if view.name == "y_zero_point" else view for view in views]
+
+    def finish(acc: jax.Array, *rest: jax.Array) -> jax.Array:
+        return finish_weighted(acc, dict(zip(constants, rest, strict=True)), attributes)
+
+    result = _translated(inner, finish, wide)
+    rule = attributes["rule"]
+    nodes = inner.builder.live([result.name])
+    function = t.builder.library.add(
+        f"requantize_{_identifier(rule)}", names, [result.name], nodes, inspect.getdoc(get_rule(rule).apply) or ""
+    )
+    name = t.builder.call(function, acc.name, *(view.name for view in constants.values()))
+    return dataclasses.replace(result, name=name)
+
+
+def _translated(t: Translator, function: Callable[..., jax.Array], views: Sequence[View]) -> View:
+    closed = trace(function, [(view.shape, view.dtype) for view in views])
+    (result,) = t.run(closed, views)
+    return result
+
+
+def _title(call: Call) -> tuple[str, str]:
+    """The function's name and documentation: of the rule or formula, where the node has one."""
+    attributes = call.attributes
+    doc = inspect.getdoc(type(ops.get(call.op))) or ""
+    rule, formula = attributes.get("rule"), attributes.get("formula")
+    if rule is not None:
+        doc = f"{doc}\n\n{rule}: {inspect.getdoc(get_rule(rule).apply) or ''}"
+    if formula is not None:
+        module = sys.modules[formulas.get(formula).kernel.__module__]
+        doc = f"{doc}\n\n{formula}: {inspect.getdoc(module) or ''}"
+    how = rule or formula or attributes.get("rounding")
+    return call.op if how is None else f"{call.op}_{_identifier(how)}", doc
+
+
+def _identifier(name: str) -> str:
+    return re.sub(r"\W+", "_", name)

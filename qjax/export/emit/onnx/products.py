@@ -1,0 +1,74 @@
+"""Matrix products and convolutions of integers: MatMulInteger, ConvInteger, and MatMul of int32 for wider operands.
+
+Both operands of the 8-bit operators have the same signedness: on x86 without VNNI, ONNX Runtime multiplies unsigned
+by signed bytes with vpmaddubsw, whose pairs of products saturate to int16. Equal signs are exact everywhere.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from qjax.export.emit.onnx.builder import Builder, parameters
+from qjax.export.emit.onnx.views import NeedsBatch, View, Views
+
+
+def dot(t: Views, lhs: View, rhs: View, numbers: Any, zero_points: Sequence[str] = ()) -> View:
+    """`lax.dot_general` with an int32 result; zero_points: of both operands, scalars of their dtype, if there are any.
+
+    The result's axes are the batch axes, those left of lhs, those left of rhs.
+    """
+    (lc, rc), (lb, rb) = numbers
+    left = [axis for axis in range(len(lhs.shape)) if axis not in (*lc, *lb)]
+    right = [axis for axis in range(len(rhs.shape)) if axis not in (*rc, *rb)]
+    sizes = [
+        [view.shape[axis] for axis in axes]
+        for view, axes in ((lhs, lb), (lhs, left), (lhs, lc), (rhs, rc), (rhs, right))
+    ]
+    batch, m, k, _, n = sizes
+    if any(t.is_free(size) for size in k):
+        raise NeedsBatch
+    a = t.materialized(lhs, (*lb, *left, *lc))
+    b = t.materialized(rhs, (*rb, *rc, *right))
+    # one matrix behind any number of axes of the other operand is what ONNX multiplies as it stands
+    plain = len(k) == 1 and len(n) == 1 and ((not batch and len(m) > 0) or len(m) == 1)
+    if not plain:
+        if len(m) != 1 or len(k) != 1:
+            a = t.reshaped(a, (*batch, math.prod(m), math.prod(k)))
+        if len(n) != 1 or len(k) != 1:
+            b = t.reshaped(b, (*batch, math.prod(k), math.prod(n)))
+    if lhs.dtype == rhs.dtype and lhs.dtype in ("int8", "uint8"):
+        name = t.builder.op("MatMulInteger", a, b, *zero_points)
+    else:
+        name = t.builder.op("MatMul", *(t.builder.cast(x, "int32") for x in (a, b)))
+    shape = (*batch, *m, *n)
+    if not plain and (len(m) != 1 or len(n) != 1):
+        name = t.reshaped(name, shape)
+    return View.full(name, "int32", shape)
+
+
+def dot_general(t: Views, params: Any, x: Sequence[View]) -> View:
+    """The primitive: operands of one dtype, as `ops.accumulate.dot` brings them."""
+    kind = np.dtype(params["preferred_element_type"] or x[0].dtype).name
+    if kind != "int32" or any(view.dtype not in ("int8", "int32") for view in x):
+        raise ValueError(
+            f"ONNX: no form for a matrix product of {x[0].dtype} by {x[1].dtype} to {kind}; expected int8 or int32 "
+            "to int32."
+        )
+    lhs, rhs = x if x[0].dtype == x[1].dtype else [t.cast(view, "int32") for view in x]
+    return dot(t, lhs, rhs, params["dimension_numbers"])
+
+
+def like(t: Views, dtype: str, kernel: View) -> tuple[View, str]:
+    """An int8 kernel in the dtype of the codes that meet it, and the zero point that makes up for the shift."""
+    b = t.builder
+    if dtype == "int8":
+        return kernel, b.constant(np.int8(0))
+    lifted = b.cast(b.op("Add", b.cast(kernel.name, "int32"), b.constant(np.int32(128))), "uint8")
+    return View(lifted, "uint8", kernel.shape, kernel.stored, kernel.axes), b.constant(np.uint8(128))
+
+
+def conv(b: Builder, x: str, kernel: str, x_zero_point: str, zero_point: str, attributes: dict[str, Any]) -> str:
+    """ConvInteger of channels-first operands; padding is the code of zero, x_zero_point. attributes: its own."""
+    return b.op("ConvInteger", x, kernel, x_zero_point, zero_point, **parameters(attributes))

@@ -1,0 +1,98 @@
+"""Tensors of a graph as ONNX says them, and what it has no place for as JSON under the key "qjax".
+
+Integers only: a scale is a float, so it stands in the metadata of its tensor, not in an initialiser.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from qjax.export import packing
+from qjax.export.emit.onnx.builder import element_type
+from qjax.export.ir import Quantization, Tensor
+
+KEY = "qjax"
+
+
+def put(owner: Any, value: Any, key: str = KEY) -> None:
+    """Set one entry of a proto's metadata, a JSON value."""
+    entry = owner.metadata_props.add()
+    entry.key, entry.value = key, json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def taken(owner: Any, key: str = KEY) -> Any:
+    """The JSON value that `put` set, or None."""
+    found = [entry.value for entry in owner.metadata_props if entry.key == key]
+    return json.loads(found[0]) if found else None
+
+
+def described(tensor: Tensor, order: Sequence[int]) -> dict[str, Any]:
+    """A tensor's type beside its ONNX one. order: the axis of the graph's tensor that each of the file's is."""
+    facts: dict[str, Any] = {"name": tensor.name, "shape": list(tensor.shape), "dtype": tensor.dtype}
+    if list(order) != list(range(len(tensor.shape))):
+        facts["order"] = list(order)
+    q = tensor.quantization
+    if q is not None:
+        facts["quantization"] = {
+            # a float32 is exact in a double's decimal digits
+            "scale": np.asarray(q.scale).astype(np.float64).tolist(),
+            "zero_point": np.asarray(q.zero_point).tolist(),
+            "qmin": q.qmin,
+            "qmax": q.qmax,
+            "axes": list(q.axes),
+        }
+    return facts
+
+
+def tensor_of(name: str, facts: Mapping[str, Any], value: np.ndarray | None = None) -> Tensor:
+    """The inverse of `described`; value: in the file's order of axes."""
+    known = facts.get("quantization")
+    quantization = None
+    if known is not None:
+        quantization = Quantization(
+            np.asarray(known["scale"], np.float32),
+            np.asarray(known["zero_point"], np.int32),
+            known["qmin"],
+            known["qmax"],
+            tuple(known["axes"]),
+        )
+    if value is not None:
+        value = value.astype(facts["dtype"])
+        if "order" in facts:
+            value = np.ascontiguousarray(np.transpose(value, np.argsort(facts["order"])))
+    return Tensor(name, tuple(facts["shape"]), facts["dtype"], quantization, value)
+
+
+def initializer(
+    name: str, tensor: Tensor, order: Sequence[int] | None = None, *, plain: bool = False
+) -> onnx.TensorProto:
+    """A constant; codes of at most 4 bits as INT4 or UINT4, two to a byte, unless it is to be plain."""
+    order = tuple(range(len(tensor.shape))) if order is None else tuple(order)
+    # transpose of a scalar keeps it a scalar, ascontiguousarray would not
+    value = np.asarray(tensor.value).transpose(order)
+    value = np.ascontiguousarray(value).reshape(value.shape)
+    kind = None if plain else narrow_type(tensor)
+    proto = numpy_helper.from_array(value if kind is None else value.astype(kind), name)
+    put(proto, described(tensor, order))
+    return proto
+
+
+def narrow_type(tensor: Tensor) -> Any:
+    """The 4-bit dtype that holds a constant's codes, or None."""
+    if packing.packed_bits(tensor.dtype, tensor.quantization) is None or not tensor.shape:
+        return None
+    assert tensor.quantization is not None
+    return ml_dtypes.int4 if tensor.quantization.qmin < 0 else ml_dtypes.uint4
+
+
+def value_info(name: str, dtype: str, sizes: Sequence[int | str], facts: Any = None) -> onnx.ValueInfoProto:
+    """The type of a computed tensor; a size that is text names a free one."""
+    info = helper.make_tensor_value_info(name, element_type(dtype), sizes)
+    if facts is not None:
+        put(info, facts)
+    return info

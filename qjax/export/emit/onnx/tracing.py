@@ -1,0 +1,89 @@
+"""Traces of kernels, and whether they treat an example alike whatever the size of the batch.
+
+A kernel is traced on shapes, and JAX has no free ones. So the batch is traced as a prime that nothing else is a
+multiple of, and every size that is a multiple of it follows the batch. That holds if the trace with another prime
+differs in these sizes only, and the traces with 1 and 2 hold the same arithmetic: kernels that look at an element's
+place in the tensor, or take other ways for a single row, do not pass.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+from qjax.export.emit.onnx.views import NeedsBatch, Shape
+
+PRIME = 1009
+_OTHERS = (1, 2, 2003)
+_SHAPES = ("broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "copy", "slice", "pjit", "jit")
+
+Argument = tuple[Shape, str]
+"""Shape and dtype; sizes that are multiples of `PRIME` follow the batch."""
+
+
+def trace(function: Callable[..., Any], arguments: Sequence[Argument]) -> ClosedJaxpr:
+    """The closed jaxpr of a function of arrays.
+
+    Raises:
+      NeedsBatch: its arithmetic depends on the size of the batch.
+    """
+    traced = _trace(function, arguments, PRIME)
+    if any(size % PRIME == 0 for shape, _ in arguments for size in shape if size):
+        sized = list(_signature(traced.jaxpr, traced.consts, PRIME))
+        for batch in _OTHERS:
+            other = _trace(function, arguments, batch)
+            if batch > 2:
+                same = list(_signature(other.jaxpr, other.consts, batch)) == sized
+            else:
+                same = list(_signature(other.jaxpr, other.consts)) == list(_signature(traced.jaxpr, traced.consts))
+            if not same:
+                raise NeedsBatch
+    return traced
+
+
+def _trace(function: Callable[..., Any], arguments: Sequence[Argument], batch: int) -> ClosedJaxpr:
+    def size(n: int) -> int:
+        return n // PRIME * batch if n and n % PRIME == 0 else n
+
+    given = [jax.ShapeDtypeStruct(tuple(map(size, shape)), np.dtype(dtype)) for shape, dtype in arguments]
+    try:
+        return jax.make_jaxpr(function)(*given)
+    except OverflowError:
+        # a place in the tensor that int32 does not hold for so large a batch
+        raise NeedsBatch from None
+
+
+def _signature(jaxpr: Jaxpr, consts: Sequence[Any], batch: int | None = None) -> Iterator[Any]:
+    """What a program computes. batch: with all sizes, those that follow it as ("batch", multiple)."""
+
+    def sizes(shape: Shape) -> list[Any]:
+        return [("batch", n // batch) if batch and n and n % batch == 0 else n for n in shape]
+
+    for value in consts:
+        array = np.asarray(value)
+        yield array.dtype.name, array.tobytes()
+    for equation in jaxpr.eqns:
+        name = equation.primitive.name
+        literals = [np.asarray(atom.val).tolist() for atom in equation.invars if isinstance(atom, Literal)]
+        if batch:
+            yield [sizes(variable.aval.shape) for variable in equation.outvars]  # pyright: ignore[reportAttributeAccessIssue]
+        if name not in _SHAPES:
+            yield name, literals, equation.params.get("length")
+        elif literals:
+            yield literals
+        for inner in _inner(equation.params.values()):
+            if isinstance(inner, ClosedJaxpr):
+                yield from _signature(inner.jaxpr, inner.consts, batch)
+            else:
+                yield from _signature(inner, (), batch)
+
+
+def _inner(values: Any) -> Iterator[Any]:
+    """The programs among an equation's parameters."""
+    for value in values:
+        if isinstance(value, ClosedJaxpr | Jaxpr):
+            yield value
+        elif isinstance(value, tuple | list):
+            yield from _inner(value)

@@ -1,0 +1,137 @@
+"""From a jaxpr to ONNX: the arithmetic of a file is that of the one kernel, primitive by primitive.
+
+No formula is written here. What a kernel computes is traced, and each primitive of the trace has one entry in
+`elementwise`, `structure`, `windows` or `products`; loops become Scan.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from jax.extend.core import ClosedJaxpr, Literal
+from onnx import helper
+
+from qjax.export.emit.onnx.builder import Builder, element_type
+from qjax.export.emit.onnx.elementwise import ELEMENTWISE
+from qjax.export.emit.onnx.products import dot_general
+from qjax.export.emit.onnx.structure import STRUCTURE
+from qjax.export.emit.onnx.views import View, Views
+from qjax.export.emit.onnx.windows import reduce_window_max, reduce_window_sum
+from qjax.tracing.program import with_counts
+
+_ONE: dict[str, Callable[[Views, Any, Sequence[View]], View]] = {
+    **STRUCTURE,
+    "reduce_window_sum": reduce_window_sum,
+    "reduce_window_max": reduce_window_max,
+    "dot_general": dot_general,
+}
+
+_NESTED = ("pjit", "jit", "closed_call", "core_call", "remat", "checkpoint", "custom_jvp_call", "custom_vjp_call")
+_SAME = ("copy", "copy_p", "optimization_barrier", "stop_gradient")
+
+
+class Translator(Views):
+    """Writes the nodes of a jaxpr into a builder."""
+
+    def run(self, closed: Any, arguments: Sequence[View]) -> list[View]:
+        """The results of a closed jaxpr."""
+        jaxpr, consts = (closed.jaxpr, closed.consts) if isinstance(closed, ClosedJaxpr) else (closed, ())
+        env: dict[Any, View] = {}
+
+        def read(atom: Any) -> View:
+            if isinstance(atom, Literal):
+                return self.literal(np.asarray(atom.val, atom.aval.dtype))  # pyright: ignore[reportAttributeAccessIssue]
+            return env[atom]
+
+        for variable, value in zip(jaxpr.constvars, consts, strict=True):
+            env[variable] = self.literal(np.asarray(value))
+        env.update(zip(jaxpr.invars, arguments, strict=True))
+        for equation in jaxpr.eqns:
+            results = self.equation(equation, [read(atom) for atom in equation.invars])
+            env.update(zip(equation.outvars, results, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def equation(self, equation: Any, x: list[View]) -> list[View]:
+        """The results of one equation."""
+        name, params = equation.primitive.name, equation.params
+        if name in ELEMENTWISE:
+            out = equation.outvars[0].aval
+            return [self.elementwise(name, params, x, tuple(out.shape), np.dtype(out.dtype).name)]
+        if name in _ONE:
+            return [_ONE[name](self, params, x)]
+        if name in ("convert_element_type", "bitcast_convert_type"):
+            # between integers of one width the bits stay; narrower ones keep the low bits
+            return [self.cast(x[0], np.dtype(params["new_dtype"]).name)]
+        if name == "clamp":
+            shape, dtype = x[1].shape, x[1].dtype
+            low = self.elementwise("max", {}, [x[1], x[0]], shape, dtype)
+            return [self.elementwise("min", {}, [low, x[2]], shape, dtype)]
+        if name in _SAME:
+            return list(x)
+        if name in _NESTED:
+            inner = next(params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in params)
+            return self.run(inner, x)
+        if name == "platform_index":
+            return [self.literal(np.int32(params["platforms"].index(None)))]
+        if name == "cond" and x[0].value is not None:
+            return self.run(params["branches"][int(x[0].value)], x[1:])
+        if name == "scan":
+            return self.scan(params, x)
+        raise ValueError(f"ONNX: no form for the primitive {name!r}; add an entry to qjax/export/emit/onnx.")
+
+    def elementwise(self, name: str, params: Any, x: list[View], shape: tuple[int, ...], dtype: str) -> View:
+        """Operands of one shape (or scalars), aligned to the order of the largest; ONNX broadcasts them."""
+        if name in ("max", "min"):
+            kept = _unchanged(name, x)
+            if kept is not None:
+                return kept
+        views = [dataclasses.replace(view, shape=shape) if not view.shape else view for view in x]
+        order = self.common_order(views)
+        aligned = [self.aligned(view, order) for view in views]
+        result = ELEMENTWISE[name](self.builder, x[-1].dtype, params, [view.name for view in aligned])
+        widest = max(aligned, key=lambda view: len(view.axes))
+        stored = [1] * len(widest.axes)
+        for view in aligned:
+            for index, size in enumerate(view.stored):
+                place = len(stored) - len(view.stored) + index
+                stored[place] = max(stored[place], size)
+        return View(result, dtype, shape, tuple(stored), widest.axes)
+
+    def scan(self, params: Any, x: list[View]) -> list[View]:
+        """`lax.scan` as Scan: what does not change is captured by name, the carry is stored in full."""
+        params = with_counts(params)
+        consts, carried = params["num_consts"], params["num_carry"]
+        if params["reverse"]:
+            raise ValueError("ONNX: no form for a scan that runs backwards.")
+        captured, carry, rows = x[:consts], x[consts : consts + carried], x[consts + carried :]
+        body = Builder(self.builder.library, parent=self.builder)
+        inner = Translator(body, self.free, self.source)
+        arguments, declared = list[View](), list[onnx.ValueInfoProto]()
+        for view in [*carry, *(dataclasses.replace(row, shape=row.shape[1:]) for row in rows)]:
+            name = body.fresh("state")
+            declared.append(helper.make_tensor_value_info(name, element_type(view.dtype), None))
+            arguments.append(View.full(name, view.dtype, view.shape))
+        results = inner.run(params["jaxpr"], [*captured, *arguments])
+        names = [body.op("Identity", inner.materialized(view)) for view in results]
+        outputs = [
+            helper.make_tensor_value_info(name, element_type(view.dtype), None)
+            for name, view in zip(names, results, strict=True)
+        ]
+        graph = helper.make_graph(body.live(names), "turn", declared, outputs)
+        given = [self.materialized(view) for view in (*carry, *rows)]
+        finished = self.builder.several("Scan", given, len(results), body=graph, num_scan_inputs=len(rows))
+        shapes = [view.shape for view in carry]
+        shapes += [(params["length"], *view.shape) for view in results[carried:]]
+        return [View.full(name, view.dtype, shape) for name, view, shape in zip(finished, results, shapes, strict=True)]
+
+
+def _unchanged(name: str, x: list[View]) -> View | None:
+    """The other operand of a maximum with the least number of the dtype, or of a minimum with the greatest."""
+    for view, other in (x, x[::-1]):
+        if isinstance(view.value, int) and view.dtype != "bool":
+            info = np.iinfo(view.dtype)
+            if view.value == (info.min if name == "max" else info.max):
+                return other
+    return None

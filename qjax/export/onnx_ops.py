@@ -1,0 +1,103 @@
+"""ONNX's operators on codes, as data: which float operator each stands for, and the roles of its inputs.
+
+The reader takes them apart by this table (DequantizeLinear, the float operator, QuantizeLinear), an emitter puts them
+together by it. Sources: the specification of ONNX (QLinearConv, QLinearMatMul, MatMulInteger, ConvInteger) and ONNX
+Runtime's docs/ContribOperators.md (domain com.microsoft).
+"""
+
+import dataclasses
+
+MICROSOFT = "com.microsoft"
+
+
+@dataclasses.dataclass(frozen=True)
+class OnCodes:
+    """One operator on codes.
+
+    Attributes:
+      name, domain: of the operator.
+      real: the float operator that it computes (of ONNX's own domain), between two changes of the grid.
+      operands: the roles of the tensors that flow in, in the order of the float operator's inputs.
+      roles: of its inputs, in order. Role r of a tensor is followed by "r_scale" and "r_zero_point"; y's two belong to
+        the output; "bias" is int32 on the accumulator's grid.
+      variadic: y's two come first, and then any number of operands with theirs (QLinearConcat).
+    """
+
+    name: str
+    domain: str
+    real: str
+    operands: tuple[str, ...]
+    roles: tuple[str, ...]
+    variadic: bool = False
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether there may be a bias."""
+        return "bias" in self.roles
+
+
+def _grid(name: str) -> tuple[str, str]:
+    return f"{name}_scale", f"{name}_zero_point"
+
+
+def _tensor(name: str) -> tuple[str, str, str]:
+    return name, *_grid(name)
+
+
+_Y = _grid("y")
+
+
+def _unary(name: str, real: str) -> OnCodes:
+    return OnCodes(name, MICROSOFT, real, ("x",), (*_tensor("x"), *_Y))
+
+
+def _binary(name: str, real: str) -> OnCodes:
+    return OnCodes(name, MICROSOFT, real, ("a", "b"), (*_tensor("a"), *_tensor("b"), *_Y))
+
+
+_ALL = (
+    OnCodes("QLinearConv", "", "Conv", ("x", "w"), (*_tensor("x"), *_tensor("w"), *_Y, "bias")),
+    OnCodes("QLinearMatMul", "", "MatMul", ("a", "b"), (*_tensor("a"), *_tensor("b"), *_Y)),
+    OnCodes("QGemm", MICROSOFT, "Gemm", ("a", "b"), (*_tensor("a"), *_tensor("b"), "bias", *_Y)),
+    _binary("QLinearAdd", "Add"),
+    _binary("QLinearMul", "Mul"),
+    _unary("QLinearAveragePool", "AveragePool"),
+    _unary("QLinearGlobalAveragePool", "GlobalAveragePool"),
+    OnCodes("QLinearConcat", MICROSOFT, "Concat", (), _Y, variadic=True),
+)
+
+ON_CODES = {(op.domain, op.name): op for op in _ALL}
+"""Every operator on codes that has a form in the graph, by (domain, name)."""
+
+OF_REAL = {op.real: op for op in _ALL}
+"""The same by the float operator."""
+
+NODES = {
+    "Conv": "conv",
+    "MatMul": "dot",
+    "Gemm": "dot",
+    "Add": "add",
+    "Sub": "add",
+    "Mul": "multiply",
+    "AveragePool": "window_sum",
+    "GlobalAveragePool": "sum",
+    "ReduceMean": "sum",
+    "Concat": "concatenate",
+    "MaxPool": "max_pool",
+    "GlobalMaxPool": "max",
+    "ReduceMax": "max",
+    "Gather": "embed",
+    "Reshape": "reshape",
+    "Transpose": "transpose",
+    "Pad": "pad",
+    "Slice": "slice",
+    "Split": "split",
+    "Expand": "broadcast",
+    "Relu": "clamp",
+    "Clip": "clamp",
+}
+"""Float operator -> the graph's operation. DequantizeLinear with QuantizeLinear behind it and nothing between the two is
+"rescale"."""
+
+METADATA = "qjax"
+"""The key of qjax's own JSON among a model's metadata_props; see `qjax.export.read.onnx.hints`."""

@@ -1,0 +1,147 @@
+"""Reads pre-quantized .onnx models: QDQ, operators on codes (QLinearConv, ...), and qjax's own.
+
+What a group DequantizeLinear, operator, QuantizeLinear computes is decided by what ONNX Runtime makes of it at its
+default level of optimization: one operator on codes, with one rounding. What it leaves in floats is an error, because
+no integers give the bits of float sums; floats=True, or another target than ONNX Runtime, reads it as integers anyway.
+
+The bits are ONNX Runtime's on x86 under options of the session, which the graph's metadata lists
+("onnxruntime_session"): session.x64quantprecision=1 (products of uint8 and int8 without VNNI; the target
+onnxruntime_avx2 is the one without it), session.qdqisint8allowed=1 (int8 activations of QDQ models, which x86 else
+leaves in floats) and session.disable_double_qdq_remover=1 (it merges two neighbouring quantizers into one of another
+scale).
+"""
+
+import dataclasses
+import importlib
+import importlib.util
+from typing import Any
+
+from qjax import targets
+from qjax.export.batch import free_batch
+from qjax.export.check import GraphError
+from qjax.export.ir import Graph, Tensor
+from qjax.export.lower import ConversionError
+from qjax.export.passes import remove_dead
+from qjax.export.read.errors import ReadError
+from qjax.export.read.onnx.finish import FLOAT_FORMULAS
+from qjax.export.read.onnx.hints import Hints, annotated, hints_of
+from qjax.export.read.onnx.model import Model, model_of, parse
+from qjax.export.read.onnx.walk import Walk
+from qjax.export.retarget import retarget
+
+_HANDLERS = ("quantizers", "products", "elementwise", "moves", "folding")
+_OWN = ("qjax.export.read.onnx_integer", "qjax.export.read.onnx_codes")
+"""Readers of what qjax wrote itself; None from one: the file was changed since, and is read as any other."""
+_SIZES = (251, 257)
+"""The two sizes that stand for a free batch: what differs between two readings follows it."""
+
+DEFAULT = "onnxruntime"
+
+
+def read(data: bytes, *, target: str | targets.Target | None = None, floats: bool | None = None) -> Graph:
+    """The graph of a model.
+
+    Args:
+      data: the bytes of the file.
+      target: whose rounding the graph obeys; None: that of a file which qjax wrote, else "onnxruntime".
+      floats: whether to read as integers what ONNX Runtime adds up in floats; the graph's metadata lists it. None: only
+        for other targets than ONNX Runtime, whose bits are not at stake then.
+
+    Raises:
+      ReadError: a damaged file, data in another file, or operators without a form in integers: one error for all.
+      ModuleNotFoundError: onnx is not installed.
+    """
+    if importlib.util.find_spec("onnx") is None:
+        raise ModuleNotFoundError("Reading .onnx files needs the package onnx: pip install 'qjax[onnx]'")
+    proto = parse(data)
+    for name in _OWN:
+        own: Any = importlib.import_module(name)
+        if own.matches(proto):
+            graph = own.read(proto, target=target)
+            if graph is not None:
+                return graph
+    for name in _HANDLERS:
+        importlib.import_module(f"{__name__}.{name}")
+    model = model_of(proto)
+    hints = hints_of(model.metadata)
+    chosen = _target(target, hints)
+    if floats is None:
+        floats = not chosen.name.startswith(DEFAULT)
+    graph, in_floats = _read(model, hints, floats, chosen.accumulator.pairs)
+    try:
+        return annotated(_targeted(graph, chosen, in_floats), hints)
+    except (ReadError, GraphError):
+        raise
+    except ValueError as error:
+        # a ConversionError names the place of a model's source, of which there is none
+        raise ReadError(str(error).removeprefix("None: ")) from None
+
+
+def _targeted(graph: Graph, target: targets.Target, in_floats: set[str]) -> Graph:
+    """Under the target, but with its formulas of floats in the nodes that ONNX Runtime does not fuse."""
+    made = retarget(graph, target)
+    if not in_floats or not target.name.startswith(DEFAULT):
+        return made
+    names = {"window_sum": "average_pool"}
+    formulas = {names.get(op, op): formula for op, formula in FLOAT_FORMULAS.items()}
+    other = retarget(graph, target.replace(**formulas))
+    nodes = tuple(b if a.name in in_floats else a for a, b in zip(made.nodes, other.nodes, strict=True))
+    return remove_dead(made.replace(nodes=nodes, tensors={**made.tensors, **_own(other, in_floats)}))
+
+
+def _own(graph: Graph, names: set[str]) -> dict[str, Tensor]:
+    return {name: graph.tensors[name] for n in graph.nodes if n.name in names for name in n.constants.values()}
+
+
+def _target(target: str | targets.Target | None, hints: Hints) -> targets.Target:
+    if target is not None:
+        return targets.get(target)
+    if hints.target is None:
+        return targets.get(DEFAULT)
+    if hints.target not in targets.names():
+        raise ReadError(f"the model was made for the target {hints.target!r}, which is unknown here: name another one.")
+    return targets.get(hints.target)
+
+
+def _read(model: Model, hints: Hints, floats: bool, pairs: bool) -> tuple[Graph, set[str]]:
+    found: set[str] = set()
+
+    def reading(size: int) -> Graph:
+        walk = Walk(model, size, hints, floats=floats, pairs=pairs)
+        graph = walk.run()
+        found.update(walk.in_formula)
+        return graph
+
+    if not _is_free(model):
+        return reading(1), found
+    first = reading(_SIZES[0])
+    try:
+        free = free_batch(first, reading(_SIZES[1]), *_SIZES)
+    except ConversionError as error:
+        raise ReadError(f"the model's batch is free: {str(error).removeprefix('None: ')}") from None
+    return dataclasses.replace(free, metadata=first.metadata), found
+
+
+def _is_free(model: Model) -> bool:
+    """Whether the batch has no fixed size.
+
+    Raises:
+      ReadError: other sizes are free as well; a graph has one.
+    """
+    first = {port.dims[0] for port in model.inputs if port.dims and isinstance(port.dims[0], str)}
+    symbols: dict[str, str] = {}
+    for port in model.inputs:
+        for axis, size in enumerate(port.dims or ()):
+            if isinstance(size, int):
+                continue
+            # the first axes of all inputs are the batch, whatever they are called
+            batch = axis == 0 or size in first
+            symbols.setdefault(
+                "" if batch else size or f"{port.name}[{axis}]", f"axis {axis} of {port.name!r} ({size})"
+            )
+    if len(symbols) > 1:
+        raise ReadError(
+            f"several sizes of the model's inputs are free: {', '.join(symbols.values())}; a graph has one, the batch. "
+            "Fix the others: python -m onnxruntime.tools.make_dynamic_shape_fixed."
+        )
+    return bool(symbols)

@@ -1,0 +1,110 @@
+"""What ONNX has no place for, as JSON in the model's metadata_props under the key "qjax".
+
+    {"version": 1, "target": "onnxruntime", "quantization": "division",
+     "names": {NAME IN THE FILE: TENSOR OF THE GRAPH},
+     "layouts": {NODE: [ORDER OF THE KERNEL'S AXES: OUTPUT, INPUT, SPATIAL ...]},
+     "ranges": {CONSTANT: [LEAST CODE, GREATEST CODE]},
+     "locations": {NODE: "file:line"}, "metadata": {...}}
+
+Every field is optional. A hint never changes a number: it names, orders and annotates.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from qjax.export import strict_json
+from qjax.export.check import check_integer
+from qjax.export.ir import Graph, Tensor
+from qjax.export.onnx_ops import METADATA
+from qjax.export.read.errors import ReadError
+from qjax.numerics.input_quantization import INPUT_QUANTIZATIONS
+
+
+@dataclasses.dataclass(frozen=True)
+class Hints:
+    """See the module's docstring."""
+
+    target: str | None = None
+    quantization: str | None = None
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    layouts: Mapping[str, list[int]] = dataclasses.field(default_factory=dict)
+    ranges: Mapping[str, list[int]] = dataclasses.field(default_factory=dict)
+    locations: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    metadata: Mapping[str, Any] | None = None
+
+
+def hints_of(metadata: Mapping[str, str]) -> Hints:
+    """The hints of a model; none where it has none. Raises ReadError for JSON that is not as described."""
+    if METADATA not in metadata:
+        return Hints()
+    where = f"The model's metadata {METADATA!r}"
+    try:
+        found = strict_json.loads(metadata[METADATA], where)
+    except ValueError as error:
+        raise ReadError(str(error)) from None
+    if not isinstance(found, dict) or found.get("version") != 1:
+        raise ReadError(f"{where}: expected an object of version 1. Read it with the qjax that wrote it.")
+    fields = {field.name for field in dataclasses.fields(Hints)}
+    chosen = {key: value for key, value in found.items() if key in fields}
+    strings = all(isinstance(chosen.get(key, ""), str) for key in ("target", "quantization"))
+    tables = all(
+        isinstance(chosen.get(key, {}), dict) for key in ("names", "layouts", "ranges", "locations", "metadata")
+    )
+    if not strings or not tables:
+        raise ReadError(f"{where}: a field is of another kind than expected.")
+    for key, kind in (("names", str), ("locations", str)):
+        if not all(isinstance(value, kind) for value in chosen.get(key, {}).values()):
+            raise ReadError(f"{where}: {key} maps names to other than text.")
+    for key in ("layouts", "ranges"):
+        for value in chosen.get(key, {}).values():
+            if not isinstance(value, list) or not all(type(n) is int for n in value):
+                raise ReadError(f"{where}: {key} maps names to other than lists of whole numbers.")
+    return Hints(**chosen)
+
+
+def annotated(graph: Graph, hints: Hints) -> Graph:
+    """The graph with the names, ranges, places and metadata of the hints.
+
+    Raises:
+      ReadError: names that are not unique then, a name that no tensor has, a range that is wider than the codes'.
+    """
+    where = f"The model's metadata {METADATA!r}"
+    if hints.quantization is not None and hints.quantization not in INPUT_QUANTIZATIONS:
+        raise ReadError(f"{where}: unknown quantization {hints.quantization!r}.")
+    tensors: dict[str, Tensor] = {}
+    for held in graph.tensors.values():
+        name, span = hints.names.get(held.name, held.name), hints.ranges.get(held.name)
+        if name in tensors:
+            raise ReadError(f"{where}: two tensors are called {name!r}.")
+        quantization = held.quantization
+        if span is not None and held.value is not None and quantization is not None:
+            if len(span) != 2 or not quantization.qmin <= span[0] < span[1] <= quantization.qmax:
+                raise ReadError(f"{where}: the range {span} of {name!r} is not within that of its codes.")
+            quantization = dataclasses.replace(quantization, qmin=span[0], qmax=span[1])
+        tensors[name] = dataclasses.replace(held, name=name, quantization=quantization)
+
+    def renamed(name: str) -> str:
+        return hints.names.get(name, name)
+
+    nodes = tuple(
+        dataclasses.replace(
+            node,
+            name=renamed(node.name),
+            inputs=tuple(renamed(name) for name in node.inputs),
+            output=renamed(node.output),
+            constants={role: renamed(name) for role, name in node.constants.items()},
+            location=hints.locations.get(node.name, node.location),
+        )
+        for node in graph.nodes
+    )
+    return check_integer(
+        graph.replace(
+            tensors=tensors,
+            nodes=nodes,
+            inputs=tuple(renamed(name) for name in graph.inputs),
+            outputs=tuple(renamed(name) for name in graph.outputs),
+            metadata=graph.metadata if hints.metadata is None else hints.metadata,
+            quantization=hints.quantization or graph.quantization,
+        )
+    )

@@ -1,0 +1,142 @@
+"""What the reader knows of one value of an ONNX graph while it walks through the nodes.
+
+ONNX spreads one quantized operation over several nodes (DequantizeLinear, Conv, Relu, QuantizeLinear). A value between
+the first and the last is no tensor of qjax's graph; it is one of the classes here until a quantizer meets it.
+"""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Known:
+    """Numbers that do not depend on any input; name: of the initializer or of the value."""
+
+    value: NDArray[Any]
+    name: str = ""
+    stored: str = ""
+    """The type in the file where NumPy has none ("int4"), else ""."""
+
+    @property
+    def type(self) -> str:
+        """The type of the elements."""
+        return self.stored or self.value.dtype.name
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Codes:
+    """A tensor of the graph: integers, whose grid may not be known yet."""
+
+    tensor: str
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Real:
+    """The reals behind codes; permutation: a transpose that the next operation may take into its layout.
+
+    name: of the ONNX value, for the transpose if it must become a node.
+    """
+
+    tensor: str
+    permutation: tuple[int, ...] | None = None
+    name: str = ""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Weight:
+    """The reals behind constant codes: `(codes - zero_point) * scale`.
+
+    codes: in a NumPy dtype that holds them. stored: the type in the file. axis: of the scales, None per tensor.
+    """
+
+    name: str
+    codes: NDArray[Any]
+    stored: str
+    scale: NDArray[np.float32]
+    zero_point: NDArray[np.int32]
+    axis: int | None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FloatInput:
+    """A float input of the model that no QuantizeLinear has met yet."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Move:
+    """An operation that moves codes, between an accumulator and its quantizer; by: ONNX's name of it."""
+
+    op: str
+    attributes: dict[str, Any]
+    shape: tuple[int, ...]
+    name: str
+    by: str = ""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pending:
+    """An operation in reals whose result waits for its quantizer.
+
+    op, attributes: of the node to be. inputs: tensors of the graph. shape: of the result, before `moves`.
+    kernel, bias: of a product with weights; bias in reals, or int32 on the accumulator's grid, or a Weight of that.
+    steps: affine steps behind it, ("add" | "mul", float32 that broadcasts). low, high: clamps, in reals.
+    moves: operations on codes behind it. parts: of a concatenation, its operands. table: of a lookup.
+    names: of the values of the file that it has been, one after the other.
+    floats: why the runtime computes it in floats, where it does.
+    integers: the result of MatMulInteger or ConvInteger. cast: the same behind a Cast to floats, its scale to come.
+    """
+
+    op: str
+    name: str
+    shape: tuple[int, ...]
+    inputs: tuple[str, ...] = ()
+    attributes: dict[str, Any] = dataclasses.field(default_factory=dict)
+    kernel: Weight | None = None
+    bias: "Known | Weight | None" = None
+    count: NDArray[np.int32] | None = None
+    steps: tuple[tuple[str, NDArray[np.float32]], ...] = ()
+    low: float | None = None
+    high: float | None = None
+    moves: tuple[Move, ...] = ()
+    parts: tuple[Any, ...] = ()
+    table: str | None = None
+    names: tuple[str, ...] = ()
+    floats: tuple[str, ...] = ()
+    integers: bool = False
+    cast: bool = False
+    keepdims: tuple[int, ...] | None = None
+    """The result with axes of size 1 where a mean has none; a reshape makes them, unless a later one drops them."""
+
+    @property
+    def last_shape(self) -> tuple[int, ...]:
+        """The shape behind the moves."""
+        if self.moves:
+            return self.moves[-1].shape
+        return self.shape if self.keepdims is None else self.keepdims
+
+    @property
+    def last_name(self) -> str:
+        """The name of the value behind the moves."""
+        return self.moves[-1].name if self.moves else self.name
+
+    def replace(self, **changes: Any) -> "Pending":
+        """A copy with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Unknown:
+    """What follows from an operator that is listed as unsupported."""
+
+
+Value = Known | Codes | Real | Weight | FloatInput | Pending | Unknown
+
+
+class Unsupported(Exception):
+    """Raised by the reading of one operator; all of them are collected into one ReadError."""

@@ -1,0 +1,319 @@
+"""The walk through a model's nodes: each operator has one handler, registered under its domain and name.
+
+A handler takes what is known of a node's inputs (`values`) and returns what is known of its outputs. What it cannot
+express it says by raising `Unsupported`; the walk goes on, so that one error lists every such node.
+"""
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from qjax.export.ir import Graph
+from qjax.export.read.errors import ReadError
+from qjax.export.read.onnx.draft import Draft, Grid
+from qjax.export.read.onnx.hints import Hints
+from qjax.export.read.onnx.model import Model, OnnxNode, Port
+from qjax.export.read.onnx.values import (
+    Codes,
+    FloatInput,
+    Known,
+    Pending,
+    Real,
+    Unknown,
+    Unsupported,
+    Value,
+    Weight,
+)
+
+Handler = Callable[["Walk", OnnxNode, list[Value | None]], list[Value]]
+
+_HANDLERS: dict[tuple[str, str], Handler] = {}
+_FOLDERS: dict[tuple[str, str], Handler] = {}
+
+CODES = ("int8", "uint8", "int16", "uint16", "int32")
+_INDICES = ("int32", "int64")
+_CURES = {
+    "DynamicQuantizeLinear": "its scale depends on the data: quantize statically, with calibration data",
+    "DynamicQuantizeMatMul": "its scale depends on the data: quantize statically, with calibration data",
+    "MatMulIntegerToFloat": "its result stays in floats: let a QuantizeLinear follow",
+}
+
+
+def _folds(node: OnnxNode, inputs: list[Value | None]) -> bool:
+    """Whether a node is arithmetic with constants; quantizers of constants have handlers of their own."""
+    return all(value is None or isinstance(value, Known) for value in inputs)
+
+
+def folds(*names: str) -> Callable[[Handler], Handler]:
+    """A decorator that registers what computes operators whose inputs are all constant."""
+
+    def register(handler: Handler) -> Handler:
+        for name in names:
+            _FOLDERS["", name] = handler
+        return handler
+
+    return register
+
+
+def handles(*names: str, domain: str = "") -> Callable[[Handler], Handler]:
+    """A decorator that registers the handler of operators."""
+
+    def register(handler: Handler) -> Handler:
+        for name in names:
+            _HANDLERS[domain, name] = handler
+        return handler
+
+    return register
+
+
+def handler(op: str) -> Handler:
+    """The handler of one of ONNX's own operators."""
+    return _HANDLERS["", op]
+
+
+class Walk:
+    """One reading of a model, with every free size set to a number."""
+
+    def __init__(self, model: Model, batch: int, hints: Hints, *, floats: bool, pairs: bool) -> None:
+        """Args: floats: whether to read what the runtime computes in floats. pairs: the target sums int16 pairs."""
+        self.model = model
+        self.batch = batch
+        self.hints = hints
+        self.floats = floats
+        self.pairs = pairs
+        names = {name for node in model.nodes for name in node.outputs}
+        self.draft = Draft(names | {port.name for port in model.inputs} | set(model.initializers))
+        self.values: dict[str, Value] = {}
+        self.unsupported: list[str] = []
+        self.in_floats: list[str] = []
+        self.transposed: dict[tuple[str, tuple[int, ...]], str] = {}
+        self.readers: dict[str, int] = {}
+        for node in model.nodes:
+            for name in node.inputs:
+                self.readers[name] = self.readers.get(name, 0) + 1
+        for port in model.outputs:
+            self.readers[port.name] = self.readers.get(port.name, 0) + 1
+        self.order: dict[str, str] = {}
+        self.loose: dict[str, str] = {}
+        self.in_formula: set[str] = set()
+        self.on_codes = False
+        self.options: dict[str, str] = {}
+        self.settlements: dict[int, tuple[Pending, Value]] = {}
+        # it needs this module; handlers do as well, and are registered when they are imported
+        self.finisher: Any = importlib.import_module("qjax.export.read.onnx.finish")
+
+    def run(self) -> Graph:
+        """The graph of the whole model."""
+        for port in self.model.inputs:
+            self.values[port.name] = self._input(port)
+        for node in self.model.nodes:
+            self._node(node)
+        outputs = tuple(self._output(port) for port in self.model.outputs)
+        if self.unsupported:
+            raise ReadError(_listed(self.unsupported))
+        # float inputs have become codes under other names, in the order in which their quantizers came
+        self.draft.inputs = [name for port in self.model.inputs for name in self._fed(port)]
+        return self.draft.graph(outputs, self._metadata())
+
+    # ------------------------------------------------------------------ ends
+
+    def _input(self, port: Port) -> Value:
+        if port.dims is None:
+            raise ReadError(f"input {port.name!r} has no rank: give the model shapes (onnx.shape_inference).")
+        shape = tuple(size if isinstance(size, int) else self.batch for size in port.dims)
+        if port.type in ("float32", "float16"):
+            return FloatInput(port.name, shape)
+        if port.type == "int64":
+            self.order[port.name] = self.draft.tensor(port.name, shape, None)
+            return Codes(port.name)
+        if port.type not in CODES:
+            raise ReadError(
+                f"input {port.name!r}: expected float32, int8, uint8, int16, uint16 or int64 indices, got {port.type}."
+            )
+        self.order[port.name] = self.draft.tensor(
+            port.name, shape, Grid(port.type) if port.type != "int32" else None, port.type
+        )
+        return Codes(port.name)
+
+    def _fed(self, port: Port) -> list[str]:
+        if port.name in self.order:
+            return [self.order[port.name]]
+        raise ReadError(f"input {port.name!r} is never quantized: nothing reads it, or only floats do.")
+
+    def _output(self, port: Port) -> str:
+        if port.name not in self.values:
+            raise ReadError(f"output {port.name!r} is never computed.")
+        value = self.values[port.name]
+        try:
+            if isinstance(value, Pending) and value.integers:
+                return self.finisher.accumulator(self, value, port.name)
+            if isinstance(value, (Codes, Real)):
+                return self.plain(value)
+            if isinstance(value, Pending):
+                settled = self.settled(value)
+                if isinstance(settled, Real):
+                    return settled.tensor
+                raise Unsupported("is a result in floats: let QuantizeLinear and DequantizeLinear follow")
+            if isinstance(value, (Known, Weight)):
+                raise Unsupported("is a constant")
+            if isinstance(value, FloatInput):
+                raise Unsupported("is a float input: let QuantizeLinear and DequantizeLinear follow")
+        except Unsupported as reason:
+            self.unsupported.append(f"output {port.name!r}: {reason}")
+        return port.name
+
+    def _metadata(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"read_from": "onnx"}
+        if self.model.producer:
+            found["producer"] = self.model.producer
+        if self.in_floats:
+            found["floats_in_onnxruntime"] = sorted(set(self.in_floats))
+        if self.options:
+            found["onnxruntime_session"] = dict(sorted(self.options.items()))
+        return found
+
+    # ------------------------------------------------------------------ nodes
+
+    def _node(self, node: OnnxNode) -> None:
+        if not node.outputs or not node.outputs[0]:
+            raise ReadError(f"{node.title} has no first output.")
+        inputs: list[Value | None] = [self.value(name) if name else None for name in node.inputs]
+        outputs: list[Value] | None = None
+        if not any(isinstance(value, Unknown) for value in inputs):
+            try:
+                found = _HANDLERS.get((node.domain, node.op))
+                if found is None or _folds(node, inputs):
+                    found = _FOLDERS.get((node.domain, node.op), found)
+                if found is None:
+                    raise Unsupported(_CURES.get(node.op, "has no form in integers here"))
+                outputs = found(self, node, inputs)
+            except Unsupported as reason:
+                self.unsupported.append(f"{node.title}: {reason}")
+        for index, name in enumerate(node.outputs):
+            if name:
+                known = outputs is not None and index < len(outputs)
+                self.values[name] = outputs[index] if outputs is not None and known else Unknown()
+
+    def value(self, name: str) -> Value:
+        """What is known of a name."""
+        if name not in self.values and name in self.model.initializers:
+            self.values[name] = self.model.initializer(name)
+        return self.values[name]
+
+    def in_float(self, name: str, reasons: tuple[str, ...]) -> None:
+        """Refuse what ONNX Runtime would compute in floats, or take note of it where that is allowed."""
+        if not reasons:
+            return
+        if not self.floats:
+            raise Unsupported(
+                f"ONNX Runtime computes it in floats ({'; '.join(reasons)}), which no integers reproduce bit for bit; "
+                "read(..., floats=True) reads it as integers with one rounding"
+            )
+        self.in_floats.append(name)
+
+    # ------------------------------------------------------------------ values
+
+    def shape(self, value: Value) -> tuple[int, ...]:
+        """The shape of a value."""
+        if isinstance(value, Known):
+            return tuple(value.value.shape)
+        if isinstance(value, Weight):
+            return tuple(value.codes.shape)
+        if isinstance(value, FloatInput):
+            return value.shape
+        if isinstance(value, Pending):
+            return value.last_shape
+        if isinstance(value, Real):
+            shape = self.draft.shape(value.tensor)
+            return shape if value.permutation is None else tuple(shape[axis] for axis in value.permutation)
+        assert isinstance(value, Codes)
+        return self.draft.shape(value.tensor)
+
+    def real(self, value: Value | None, what: str = "an input") -> Real:
+        """A value that stands on a grid."""
+        if isinstance(value, Pending):
+            value = self.settled(value)
+        if isinstance(value, Real):
+            return value
+        if isinstance(value, Weight):
+            return Real(self.constant(value))
+        raise Unsupported(f"{what} {_lacking(value)}")
+
+    def settled(self, value: Pending) -> Value:
+        """What needs no quantizer as codes: moves, a relu (zero is a code), parts on one grid; else as it is."""
+        if id(value) not in self.settlements:
+            # the value is kept too, so that its id stays its own
+            self.settlements[id(value)] = value, self._settled(value)
+        return self.settlements[id(value)][1]
+
+    def _settled(self, value: Pending) -> Value:
+        if value.high is not None or value.low not in (None, 0) or value.steps:
+            return value
+        if value.op == "rescale":
+            grid = self.draft.grid(value.inputs[0])
+            if value.low is None and not value.moves:
+                return Real(value.inputs[0])
+        elif value.op == "embed":
+            assert value.table is not None
+            grid = self.draft.grid(value.table)
+        elif value.op == "concatenate":
+            parts = [self.plain(part) for part in value.parts]
+            grid = self.draft.grid(parts[0])
+            if not all(self.draft.grid(part).same(grid) for part in parts):
+                return value
+        else:
+            return value
+        tensor = self.finisher.finish(self, value, value.last_name, grid)
+        reasons = self.finisher.in_between(self, value)
+        if value.low is not None or value.op != "rescale":
+            reasons.append(f"no QuantizeLinear stands behind {value.last_name!r}")
+        if reasons:
+            self.loose[tensor] = reasons[0]
+        return Real(tensor)
+
+    def plain(self, value: Codes | Real) -> str:
+        """The tensor of codes behind a value, its transpose made a node."""
+        if isinstance(value, Codes) or value.permutation is None:
+            return value.tensor
+        key = (value.tensor, value.permutation)
+        if key not in self.transposed:
+            grid = self.draft.grid(value.tensor)
+            name = self.draft.tensor(self.name_for(value.name), self.shape(value), grid)
+            self.draft.node("transpose", (value.tensor,), name, {"permutation": list(value.permutation)})
+            self.transposed[key] = name
+        return self.transposed[key]
+
+    def name_for(self, name: str) -> str:
+        """A name in the graph for a value of the file: its own, if it is free."""
+        return name if name not in self.draft.tensors else self.draft.fresh(name)
+
+    def constant(self, weight: Weight) -> str:
+        """Constant codes as a tensor that flows like any other."""
+        if weight.axis is not None:
+            raise Unsupported(f"the constant {weight.name!r} has a scale per channel, where one for all is expected")
+        if weight.stored not in CODES[:4]:
+            raise Unsupported(f"the constant {weight.name!r} has codes of type {weight.stored}")
+        grid = Grid(weight.stored, np.float32(weight.scale), int(weight.zero_point))
+        return self.draft.constant(weight.name, weight.codes, None, grid)
+
+
+def _lacking(value: Value | None) -> str:
+    if isinstance(value, Pending):
+        return f"is the result of {value.name!r} in floats: a QuantizeLinear and a DequantizeLinear are missing between"
+    if isinstance(value, FloatInput):
+        return f"is the float input {value.name!r}: a QuantizeLinear and a DequantizeLinear are missing behind it"
+    if isinstance(value, Known):
+        return "is a constant in floats: it needs QuantizeLinear and DequantizeLinear, or codes and DequantizeLinear"
+    return "holds codes where reals are expected: a DequantizeLinear is missing" if value is not None else "is missing"
+
+
+def _listed(problems: list[str]) -> str:
+    shown = problems[:200]
+    lines = "".join(f"\n  - {problem}." for problem in shown)
+    more = f"\n  and {len(problems) - len(shown)} more." if len(problems) > len(shown) else ""
+    return (
+        f"{len(problems)} of the model's operators cannot be read:{lines}{more}\n"
+        "Quantize these statically, replace them, or cut the model in front of them (onnx.utils.extract_model)."
+    )

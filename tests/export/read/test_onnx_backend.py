@@ -1,0 +1,89 @@
+"""ONNX's own node tests of the quantized operators: what they store is what the graph computes."""
+
+import warnings
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from qjax.export.integer_graph import IntegerGraph
+from qjax.export.read.errors import ReadError
+from qjax.export.read.onnx import read
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from onnx.backend.test.case.node import collect_testcases
+
+    CASES = {
+        case.name: case
+        for case in collect_testcases(None)
+        if any(word in case.name for word in ("quantizelinear", "qlinear", "matmulinteger", "convinteger"))
+    }
+
+REFUSED = {
+    **{f"test_quantizelinear_{kind}": "activations need one scale" for kind in ("int2", "uint2", "int4", "uint4")},
+    "blocked": "scales in blocks",
+    "expanded": "ReduceMin 'ReduceMin_0'|ReduceMin",
+    "dynamicquantizelinear": "its scale depends on the data: quantize statically",
+    "float4e2m1": "float4e2m1",
+    "e4m3fn": "float8e4m3fn",
+    "e5m2": "float8e5m2",
+    "uint4": "uint4",
+    "int4": "int4",
+    "uint2": "uint2",
+    "int2": "int2",
+    "axis": "activations need one scale",
+}
+"""Part of a name -> the reason. A graph's inputs have one scale, and codes of 8 or 16 bits."""
+
+
+def frozen(case, keep):
+    """The case with the inputs that are not in `keep` as constants, as models have them."""
+    model = onnx.ModelProto()
+    model.CopyFrom(case.model)
+    graph, (inputs, outputs) = model.graph, case.data_sets[0]
+    infos = list(graph.input)
+    del graph.input[:]
+    feeds = []
+    for info, value in zip(infos, inputs, strict=True):
+        tensor = value if isinstance(value, onnx.TensorProto) else numpy_helper.from_array(np.asarray(value), info.name)
+        tensor.name = info.name
+        if info.name in keep:
+            graph.input.append(info)
+            feeds.append(numpy_helper.to_array(tensor))
+        else:
+            graph.initializer.append(tensor)
+    results = [numpy_helper.to_array(v) if isinstance(v, onnx.TensorProto) else np.asarray(v) for v in outputs]
+    return model.SerializeToString(), feeds, results
+
+
+def computed(name):
+    case = CASES[name]
+    keep = ("x", "a", "b", "A") if "qlinearmatmul" in name else ("x", "A")
+    data, feeds, (expected, *_) = frozen(case, keep)
+    graph = IntegerGraph(read(data))
+    if "dequantizelinear" in name:
+        found = graph.dequantize(*feeds)
+    elif "quantizelinear" in name:
+        found = graph.quantize(*feeds)
+    else:
+        found = graph.run(*feeds)
+    return np.asarray(found), expected
+
+
+def refused(name):
+    return next((REFUSED[part] for part in REFUSED if part in name), None)
+
+
+@pytest.mark.parametrize("name", sorted(name for name in CASES if refused(name) is None))
+def test_computes_the_stored_output(name):
+    found, expected = computed(name)
+    assert found.dtype == expected.dtype
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("name", sorted(name for name in CASES if refused(name) is not None))
+def test_refuses_with_the_reason(name):
+    with pytest.raises(ReadError, match=refused(name)):
+        computed(name)
