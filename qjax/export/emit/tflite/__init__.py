@@ -1,0 +1,78 @@
+"""A graph as a .tflite file of quantized operators, whose codes in the matching runtime are those of the graph.
+
+A .tflite file holds scales and no rounding: the runtime that loads it has its own, so the same file gives other codes
+under LiteRT's reference kernels, its optimised ones, XNNPACK and TFLite Micro. Hence only graphs of a target of that
+family are written; `qjax.retarget` makes one from any other, and shows by how much the model changes.
+
+What the format has no place for (the target, how inputs become codes, the structure of the output, the nodes with
+their attributes and places in the user's code) stands as JSON in the file's metadata "qjax".
+"""
+
+# importing a file registers its lowerings
+# pyright: reportUnusedImport=false
+
+import os
+from typing import Any
+
+from qjax.export import files
+from qjax.export.emit.tflite import arithmetic, moves, products
+from qjax.export.emit.tflite.metadata import metadata_of
+from qjax.export.emit.tflite.support import check_target, problems_of
+from qjax.export.emit.tflite.writer import Writer
+from qjax.export.ir import Graph
+from qjax.export.tflite_schema.file import METADATA
+
+__all__ = ["arithmetic", "emit", "moves", "products", "to_bytes"]
+
+
+def emit(graph: Graph, path: str | os.PathLike[str], *, batch: int = 1, int4: bool | None = None) -> None:
+    """Write a .tflite file, all or nothing.
+
+    Args:
+      graph: a finished graph for a target of the TFLite family, int8 or int16 activations, int8 weights.
+      batch: the batch size that the file's shapes state. Where every operator allows it, the file also says that the
+        batch is free, and `resize_tensor_input` of LiteRT changes it.
+      int4: store weights of 4 bits and less packed, two per byte. None: where the target's runtime gives the same codes
+        then, see `support.takes_int4`.
+
+    Raises:
+      ValueError: another target; operations or types that the runtime has no integers for. The message lists every
+        node and what to do.
+      ModuleNotFoundError: ai-edge-litert or flatbuffers is missing.
+    """
+    files.write(to_bytes(graph, batch=batch, int4=int4), path)
+
+
+def to_bytes(graph: Graph, *, batch: int = 1, int4: bool | None = None) -> bytes:
+    """The file's bytes, see `emit`."""
+    if type(batch) is not int or batch < 1:
+        raise ValueError(f"emit: expected a batch of 1 or more, got {batch!r}.")
+    check_target(graph)
+    problems_of(graph).refuse()
+    writer = _writer(graph, batch, int4)
+    writer.problems.refuse()
+    if not writer.resizable:
+        # some operator holds the batch as a number: shapes without a free size then
+        for tensor in writer.file.tensors:
+            tensor.shapeSignature = None
+    return bytes(
+        writer.file.to_bytes(
+            [writer.values[name].index for name in graph.inputs],
+            writer.outputs(),
+            description=f"qjax, target {graph.target}",
+            metadata={METADATA: metadata_of(graph, writer)},
+        )
+    )
+
+
+def _writer(graph: Graph, batch: int, int4: bool | None) -> Writer:
+    try:
+        writer = Writer(graph, batch, int4)
+    except ImportError as error:
+        missing: Any = error.name
+        raise ModuleNotFoundError(
+            f"emit: writing .tflite needs the packages ai-edge-litert and flatbuffers, and {missing!r} is missing: "
+            "pip install ai-edge-litert flatbuffers"
+        ) from error
+    writer.run()
+    return writer

@@ -1,0 +1,66 @@
+"""What a .tflite file has no place for, as JSON: enough to read back the very graph that was written.
+
+    {"version": 1, "target": ..., "quantization": ..., "metadata": ..., "inputs": [...], "outputs": [...],
+     "tensors": [[name, shape, dtype, range or null], ...], "nodes": [{...}, ...]}
+
+The tensors stand in the graph's order; scales, zero points and data are those of the file's tensors of the same name.
+A range is [qmin, qmax, axes, whether there is a zero point per scale]. A node has the fields of `ir.Node`, and
+"operators", the span [first, end) of the operators that compute it. Constants that neither the file's tensors hold
+(kernel, bias) nor scales and target give (`retarget`) are listed under "values": clamps, counts of averages, the
+factors of an exact sum behind an affine step.
+"""
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from qjax.export import strict_json
+from qjax.export.ir import Graph, Node, Tensor
+
+if TYPE_CHECKING:
+    from qjax.export.emit.tflite.writer import Writer
+
+VERSION = 1
+
+VALUES = ("count", "clamp_min", "clamp_max")
+"""Constants whose values are always listed."""
+
+
+def metadata_of(graph: Graph, writer: "Writer") -> bytes:
+    """The document."""
+    document = {
+        "version": VERSION,
+        "target": graph.target,
+        "quantization": graph.quantization,
+        "metadata": graph.metadata,
+        "inputs": graph.inputs,
+        "outputs": graph.outputs,
+        "tensors": [_tensor(tensor) for tensor in graph.tensors.values()],
+        "nodes": [_node(graph, node, span) for node, span in zip(graph.nodes, writer.spans, strict=True)],
+    }
+    return json.dumps(strict_json.plain(document, "The graph"), ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _tensor(tensor: Tensor) -> list[Any]:
+    q = tensor.quantization
+    grid = None if q is None else [q.qmin, q.qmax, list(q.axes), np.ndim(q.zero_point) > 0]
+    return [tensor.name, list(tensor.shape), tensor.dtype, grid]
+
+
+def _node(graph: Graph, node: Node, span: tuple[int, int]) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "name": node.name,
+        "op": node.op,
+        "inputs": node.inputs,
+        "output": node.output,
+        "constants": dict(node.constants),
+        "attributes": dict(node.attributes),
+        "location": node.location,
+        "operators": list(span),
+    }
+    exact = "rounding" in node.attributes
+    listed = [role for role in node.constants if role in VALUES or (exact and role not in ("kernel", "bias"))]
+    if listed:
+        entry["values"] = {role: np.asarray(graph.constant(node, role)).tolist() for role in listed}
+    return entry

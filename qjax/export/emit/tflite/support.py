@@ -1,0 +1,109 @@
+"""Which graphs a .tflite file can hold: the target's family, the types, and what its runtimes take."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from qjax import targets
+from qjax.export.emit.tflite.problems import Problems
+from qjax.export.ir import Graph, Node
+from qjax.export.retarget import retarget
+from qjax.numerics.accumulator import EXACT, Accumulator
+
+RUNTIMES = (
+    "tflite_micro",
+    "cmsis_nn",
+    "tflite_reference",
+    "tflite_optimized_x86",
+    "tflite_optimized_arm",
+    "tflite_xnnpack",
+    "tflite_xnnpack_arm",
+)
+"""The targets that are runtimes of .tflite files."""
+
+MICRO = ("tflite_micro", "cmsis_nn")
+"""Those whose runtime is TFLite Micro."""
+
+_INT4: Mapping[str, tuple[str, ...]] = {
+    "tflite_micro": ("CONV_2D", "DEPTHWISE_CONV_2D"),
+    "tflite_reference": ("FULLY_CONNECTED", "CONV_2D"),
+    "tflite_optimized_x86": ("FULLY_CONNECTED", "CONV_2D", "DEPTHWISE_CONV_2D"),
+    "tflite_xnnpack": ("FULLY_CONNECTED",),
+}
+
+_CURE_SIGNED = "TFLite's kernels take signed codes: use activations=QSpec(bits=8, symmetric=False), signed by default"
+
+
+def check_target(graph: Graph) -> None:
+    """Raise unless the graph obeys a runtime that reads .tflite files."""
+    if graph.target not in RUNTIMES:
+        raise ValueError(
+            f"emit: a .tflite file carries scales but no rounding, so its runtime would not give the codes of the "
+            f"target {graph.target!r}. Convert for the runtime that you ship to (Recipe(target=...)), or take "
+            f"graph.retarget(...) and see with qjax.compare what changes; targets with .tflite files are "
+            f"{', '.join(RUNTIMES)}. Files that keep any target's rounding: emit('onnx'), emit('c')."
+        )
+
+
+def problems_of(graph: Graph) -> Problems:
+    """What no operator can hold, whatever the operation."""
+    found = Problems()
+    for name in (*graph.inputs, *(node.output for node in graph.nodes)):
+        tensor = graph.tensors[name]
+        if tensor.quantization is None:
+            if tensor.dtype != "int32":
+                found.add_tensor(name, f"indices of {tensor.dtype}", "Give indices as int32")
+        elif tensor.dtype not in ("int8", "int16"):
+            found.add_tensor(name, f"codes of {tensor.dtype}", _CURE_SIGNED)
+        elif tensor.dtype == "int16" and np.any(np.asarray(tensor.quantization.zero_point)):
+            found.add_tensor(
+                name,
+                f"codes of 16 bits with the zero point {int(np.asarray(tensor.quantization.zero_point))}",
+                "TFLite's kernels for int16 need the zero point 0: use QSpec(bits=16), which is symmetric",
+            )
+    made = _made_by_target(graph)
+    for node in graph.nodes:
+        if Accumulator.of_json(node.attributes.get("accumulator")) != EXACT:
+            found.add(node, "its accumulator is not the exact one of 32 bits", "Use a target with exact sums")
+        elif node.name not in made:
+            found.add(
+                node,
+                f"its rule or its constants are not those that {graph.target!r} makes of the scales",
+                f"graph.retarget({graph.target!r}) makes them anew",
+            )
+    return found
+
+
+def _made_by_target(graph: Graph) -> set[str]:
+    """The nodes whose rule, formula and constants the runtime will derive alike from the file's scales."""
+    target = targets.get(graph.target)
+    # under another name, so that nothing is taken for finished
+    again = retarget(graph.replace(target=""), target)
+    made = {node.name: node for node in again.nodes}
+    # retargeting drops nodes that no output needs; they are written as they are
+    return {
+        node.name
+        for node in graph.nodes
+        if node.name not in made or "rounding" in node.attributes or _same(graph, node, again, made[node.name])
+    }
+
+
+def _same(graph: Graph, node: Node, again: Graph, fresh: Node) -> bool:
+    if dict(node.attributes) != dict(fresh.attributes) or node.constants.keys() != fresh.constants.keys():
+        return False
+    return all(np.array_equal(graph.constant(node, role), again.constant(fresh, role)) for role in node.constants)
+
+
+def takes_int4(target: str, operator: str, depth: int) -> bool:
+    """Whether the target's runtime computes that operator with packed 4-bit weights to the same codes.
+
+    Measured with ai-edge-litert 2.3.0 and tflite-micro 0.dev20261023. The others refuse the type (FULLY_CONNECTED of
+    TFLite Micro as the package builds it, DEPTHWISE_CONV_2D of the reference kernels) or round otherwise with it
+    (LiteRT keeps such convolutions, and products of an odd depth, from XNNPACK); nothing is claimed of runtimes on ARM.
+    Their weights take one byte each.
+
+    depth: how many products each sum of a FULLY_CONNECTED has.
+    """
+    if target == "tflite_xnnpack" and depth % 2:
+        return False
+    return operator in _INT4.get(target, ())
