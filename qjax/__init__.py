@@ -1,16 +1,24 @@
-"""qjax: quantization-aware training in JAX whose integers are the ones that ship."""
+"""qjax: quantization-aware training in JAX whose integers are the ones that ship.
 
-from qjax import calibration, numerics, ops, targets
-from qjax.calibrating import calibrate
-from qjax.export.accumulator_report import accumulators
-from qjax.export.compare import compare
-from qjax.export.integer_graph import IntegerGraph, load, read
-from qjax.export.lower import ConversionError
-from qjax.model import convert, exact, quantize, verify
-from qjax.numerics.affine import QParams, QSpec
-from qjax.numerics.fake_quant import fake_quant
-from qjax.qmodel import QuantizedModel, QuantParam, QuantStat
-from qjax.recipe import FLOAT, Override, Recipe
+A public name is imported from its module when it is first asked for, so that `import qjax` itself loads nothing: the
+command line prints its help without JAX.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from qjax import calibration, numerics, ops, targets
+    from qjax.calibrating import calibrate
+    from qjax.export.accumulator_report import accumulators
+    from qjax.export.compare import compare
+    from qjax.export.integer_graph import IntegerGraph, load, read
+    from qjax.export.lower import ConversionError
+    from qjax.model import convert, exact, quantize, verify
+    from qjax.numerics.affine import QParams, QSpec
+    from qjax.numerics.fake_quant import fake_quant
+    from qjax.qmodel import QuantizedModel, QuantParam, QuantStat
+    from qjax.recipe import FLOAT, Override, Recipe
 
 __version__ = "0.1.0"
 
@@ -40,3 +48,35 @@ __all__ = [
     "targets",
     "verify",
 ]
+
+_HOMES = {
+    "calibrating": ("calibrate",),
+    "export.accumulator_report": ("accumulators",),
+    "export.compare": ("compare",),
+    "export.integer_graph": ("IntegerGraph", "load", "read"),
+    "export.lower": ("ConversionError",),
+    "model": ("convert", "exact", "quantize", "verify"),
+    "numerics.affine": ("QParams", "QSpec"),
+    "numerics.fake_quant": ("fake_quant",),
+    "qmodel": ("QuantParam", "QuantStat", "QuantizedModel"),
+    "recipe": ("FLOAT", "Override", "Recipe"),
+}
+"""Module -> the public names that live there; the other names of `__all__` are modules themselves."""
+
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+_MODULES = ("calibration", "conformance", "export", "layers", "numerics", "ops", "targets", "tracing")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        value = getattr(importlib.import_module(f"qjax.{_HOME[name]}"), name)
+    elif name in _MODULES:
+        value = importlib.import_module(f"qjax.{name}")
+    else:
+        raise AttributeError(f"module 'qjax' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_MODULES})

@@ -9,6 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 OPTIONAL = {
     "ai_edge_litert",
+    "click",
     "flatbuffers",
     "matplotlib",
     "onnx",
@@ -34,8 +35,9 @@ others = set(sys.modules)
 flags = {flags!r}
 before = [getattr(jax.config, flag) for flag in flags]
 import qjax
-after = [getattr(jax.config, flag) for flag in flags]
+# every public name is loaded here, when it is asked for
 missing = [name for name in getattr(qjax, "__all__", []) if not hasattr(qjax, name)]
+after = [getattr(jax.config, flag) for flag in flags]
 top = sorted({{name.partition(".")[0] for name in set(sys.modules) - others}})
 seen = {{"file": qjax.__file__, "before": before, "after": after, "missing": missing, "modules": top}}
 print(json.dumps(seen))

@@ -1,0 +1,62 @@
+"""The command line `qjax`: look at a model, run it, prove it on a runtime, convert it.
+
+One file per command. A command's file declares its arguments and imports nothing but click; what it needs of JAX and
+of qjax is imported when it runs, so that help, completion and errors of usage are instant.
+
+Exit codes: 0 done, and equal where something was compared; 1 compared, and it differs; 2 wrong usage or input;
+70 an error of qjax itself; 130 interrupted; 141 nobody reads the output any more.
+"""
+
+import importlib
+
+import click
+
+from qjax import __version__
+from qjax.cli.errors import Program, debug_option
+
+COMMANDS = ("inspect", "run", "verify", "compare", "emit", "read", "targets")
+"""In the order of the help."""
+
+
+class _Commands(Program):
+    """Every command is the object `command` of the module of its name."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        return importlib.import_module(f"qjax.cli.{cmd_name}").command
+
+
+_HELP = """Quantized models: look at them, run them, prove them on a runtime, convert them.
+
+MODEL is a .qjax, .onnx or .tflite file everywhere; its kind is told by its content.
+
+\b
+Examples:
+  qjax inspect model.qjax
+  qjax run model.qjax images.npy -o scores.npy
+  qjax verify model.tflite --runtime tflite-micro
+  qjax compare model.qjax --targets tflite_micro,tflite_xnnpack images.npy
+  qjax emit model.qjax c -o firmware/model
+
+\b
+Exit codes: 0 done or equal, 1 different, 2 wrong usage or input, 70 an error of qjax itself.
+Completion: eval "$(_QJAX_COMPLETE=bash_source qjax)"; zsh_source and fish_source for the other shells.
+"""
+
+
+@click.group(
+    cls=_Commands, help=_HELP, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+)
+@click.version_option(__version__, prog_name="qjax", message="%(prog)s %(version)s")
+@debug_option
+def program() -> None:
+    """The group of all commands."""
+
+
+def main() -> None:
+    """What the script `qjax` and `python -m qjax` run."""
+    program()

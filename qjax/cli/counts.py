@@ -1,0 +1,108 @@
+"""What a graph costs: multiplications, bytes of constants, bytes of activations."""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from qjax.export.document import stored_bytes
+from qjax.export.ir import Graph, Node, Tensor
+from qjax.ops import backend
+
+
+def shape_of(tensor: Tensor, batch: int) -> tuple[int, ...]:
+    """The tensor's shape for a batch of that size."""
+    return tuple(batch if size is None else size for size in tensor.shape)
+
+
+def macs(graph: Graph, node: Node, batch: int = 1) -> int:
+    """Products of a code and a weight (or of two codes) that a matrix product or convolution adds up.
+
+    Those with elements of the padding are counted, as a kernel with a padded input computes them; those with the zeros
+    that a transposed convolution puts between the elements of its input are not. Fused nodes are the sum of their
+    members. 0 for every other operation.
+    """
+    if node.op == backend.NAME:
+        return sum(_member_macs(graph, node, member, batch) for member in backend.members_of(node.attributes).values())
+    inputs = [shape_of(graph.tensors[name], batch) for name in node.inputs]
+    kernel = graph.tensors[node.constants["kernel"]].shape if "kernel" in node.constants else ()
+    return _macs(node.op, node.attributes, inputs, [size or 0 for size in kernel])
+
+
+def _member_macs(graph: Graph, node: Node, member: backend.Member, batch: int) -> int:
+    members = backend.members_of(node.attributes)
+    inputs: list[tuple[int, ...]] = []
+    for source in member.inputs:
+        shape = graph.tensors[node.inputs[source]].shape if isinstance(source, int) else members[source].shape
+        inputs.append(tuple(batch if size is None else size for size in shape))
+    role = f"{member.label}/kernel"
+    kernel = graph.tensors[node.constants[role]].shape if role in node.constants else ()
+    return _macs(member.op, member.attributes, inputs, [size or 0 for size in kernel])
+
+
+def _macs(op: str, attributes: Mapping[str, Any], inputs: Sequence[tuple[int, ...]], kernel: Sequence[int]) -> int:
+    if op == "conv":
+        return _conv(attributes, inputs[0], kernel)
+    if op != "dot":
+        return 0
+    weight = attributes["weight"]
+    lhs, rhs = inputs if weight is None else (inputs[0], kernel) if weight == 1 else (kernel, inputs[0])
+    # every axis of both once: those that are summed and those of the batch stand in both
+    shared = {*attributes["rhs_contracting"], *attributes["rhs_batch"]}
+    return math.prod(lhs) * math.prod(size for axis, size in enumerate(rhs) if axis not in shared)
+
+
+def _conv(attributes: Mapping[str, Any], x: tuple[int, ...], kernel: Sequence[int]) -> int:
+    features, per_group = (kernel[axis] for axis in attributes["rhs_layout"][:2])
+    count = x[attributes["lhs_layout"][0]] * features * per_group
+    fields = ("strides", "padding", "lhs_dilation", "rhs_dilation")
+    axes = zip(
+        attributes["lhs_layout"][2:],
+        attributes["rhs_layout"][2:],
+        *(attributes[field] for field in fields),
+        strict=True,
+    )
+    for x_axis, w_axis, stride, (low, high), spread, dilation in axes:
+        length = (x[x_axis] - 1) * spread + 1
+        outputs = (low + length + high - (kernel[w_axis] - 1) * dilation - 1) // stride + 1
+        if spread == 1:
+            count *= outputs * kernel[w_axis]
+            continue
+        places = np.arange(outputs)[:, None] * stride + np.arange(kernel[w_axis])[None, :] * dilation - low
+        between = (places >= 0) & (places < length) & (places % spread != 0)
+        count *= int(np.sum(~between))
+    return count
+
+
+def constant_bytes(graph: Graph, node: Node) -> tuple[int, int]:
+    """The bytes of a node's constants in memory, and in a .qjax file, where codes of 4 bits and less are packed."""
+    tensors = [graph.tensors[name] for name in dict.fromkeys(node.constants.values())]
+    return sum(tensor_bytes(tensor, 1) for tensor in tensors), sum(stored_bytes(tensor) for tensor in tensors)
+
+
+def tensor_bytes(tensor: Tensor, batch: int) -> int:
+    """The bytes of a tensor's codes in memory."""
+    return math.prod(shape_of(tensor, batch)) * np.dtype(tensor.dtype).itemsize
+
+
+def peak_bytes(graph: Graph, batch: int) -> int:
+    """The most bytes of activations that are alive at once.
+
+    A tensor lives from the node that computes it (an input: from the start) to its last reader (an output: to the end),
+    and no node writes over its input. The order is that of the nodes.
+    """
+    last: dict[str, int] = {}
+    for index, node in enumerate(graph.nodes):
+        last |= dict.fromkeys(node.inputs, index)
+    last |= dict.fromkeys(graph.outputs, len(graph.nodes))
+    alive = {name: tensor_bytes(graph.tensors[name], batch) for name in graph.inputs}
+    peak = sum(alive.values())
+    for index, node in enumerate(graph.nodes):
+        alive[node.output] = tensor_bytes(graph.tensors[node.output], batch)
+        peak = max(peak, sum(alive.values()))
+        for name in itertools.chain(node.inputs, [node.output]):
+            if last.get(name, index) <= index:
+                alive.pop(name, None)
+    return peak

@@ -1,0 +1,56 @@
+"""`qjax emit`: a model as a file that something else runs."""
+
+import click
+
+from qjax.cli.errors import Refused
+from qjax.cli.parameters import model_argument, output_option, subcommand, target_option
+
+OPTIONS = {
+    "c": ("batch", "name", "vectors"),
+    "onnx": ("batch", "style"),
+    "stablehlo": ("batch", "reals"),
+    "tflite": ("batch", "int4"),
+}
+"""Per format, the options below that it takes."""
+
+
+@subcommand(name="emit", short_help="Write a model as C, ONNX, StableHLO or .tflite.")
+@model_argument
+@click.argument("format", type=click.Choice(list(OPTIONS)), metavar="FORMAT")
+@output_option
+@target_option
+@click.option("--batch", metavar="N", type=click.IntRange(min=1), help="Fix the batch; c and tflite: 1 by default.")
+@click.option("--style", metavar="NAME", help="onnx: which operators the model is made of; integer by default.")
+@click.option("--name", metavar="NAME", help="c: of the files and functions; model by default.")
+@click.option("--vectors", metavar="N", type=click.IntRange(min=0), help="c: golden runs in the self-test.")
+@click.option("--int4/--no-int4", default=None, help="tflite: pack weights of 4 bits; by default where that is safe.")
+@click.option("--reals", is_flag=True, default=None, help="stablehlo: from reals to reals instead of codes to codes.")
+def command(model: str, format: str, output: str, target: str | None, **options: object) -> None:
+    r"""Write a model as FORMAT: c (a folder), onnx, stablehlo or tflite.
+
+    c, onnx and stablehlo hold the rounding of any target; a .tflite is rounded by the runtime that loads it, so its
+    graph must be of such a target.
+
+    \b
+    Examples:
+      qjax emit model.qjax onnx -o model.onnx
+      qjax emit model.qjax tflite -o model.tflite --target tflite_micro
+      qjax emit model.qjax c -o firmware/model --name digits --batch 1
+    """
+    import os
+
+    from qjax.cli.errors import refusing
+    from qjax.cli.models import open_model
+
+    given = {key: value for key, value in options.items() if value is not None}
+    for key in given.keys() - set(OPTIONS[format]):
+        taken = ", ".join(f"--{name}" for name in OPTIONS[format])
+        raise Refused(f"--{key} is no option of the format {format}, which takes {taken}.")
+    graph = open_model(model, target)
+    with refusing():
+        graph.emit(format, output, **given)
+    click.echo(f"{output}: {format}, target {graph.target}")
+    folder = os.path.isdir(output)
+    for name in sorted(os.listdir(output)) if folder else [output]:
+        path = os.path.join(output, name) if folder else name
+        click.echo(f"  {name}: {os.path.getsize(path):,} bytes")

@@ -1,0 +1,138 @@
+"""What a graph is fed with: arrays from files, checked and never cast, or random codes that begin with the edges."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from qjax.cli import arrays
+from qjax.cli.errors import Refused, refusing
+from qjax.export.interpreter import check_shapes
+from qjax.export.ir import Graph, Tensor
+
+
+def read(graph: Graph, paths: Sequence[str], *, codes: bool) -> list[np.ndarray]:
+    """The graph's inputs from .npy or .npz files.
+
+    Args:
+      codes: the files hold codes in the dtypes of the graph's inputs, else float32. An input without a scale (indices)
+        is an integer either way.
+
+    Raises:
+      Refused: other arrays, dtypes, shapes, or codes out of range.
+    """
+    with refusing():
+        found = arrays.read(paths, graph.inputs)
+    for name, array in zip(graph.inputs, found, strict=True):
+        _check(graph.tensors[name], array, codes)
+    with refusing("the files"):
+        check_shapes(graph, [array.shape for array in found])
+    if any(array.size == 0 for array in found):
+        raise Refused("the files hold no example: expected a batch of at least 1.")
+    return found
+
+
+def _check(tensor: Tensor, array: np.ndarray, codes: bool) -> None:
+    q, place = tensor.quantization, f"input {tensor.name!r}"
+    if q is None or codes:
+        if array.dtype.name != tensor.dtype:
+            what = "indices" if q is None else "codes"
+            cure = f"array.astype(np.{tensor.dtype}) if they fit"
+            if codes and array.dtype.kind == "f":
+                cure = "leave --codes out to give reals"
+            raise Refused(f"{place}: expected {what} of dtype {tensor.dtype}, got {array.dtype}: {cure}.")
+    elif array.dtype != np.float32:
+        cure = "array.astype(np.float32)"
+        if array.dtype.name == tensor.dtype:
+            cure = "--codes says that the file holds codes"
+        raise Refused(f"{place}: expected reals of dtype float32, got {array.dtype}: {cure}.")
+    if codes and q is not None and array.size and (array.min() < q.qmin or array.max() > q.qmax):
+        raise Refused(f"{place}: expected codes within [{q.qmin}, {q.qmax}], got [{array.min()}, {array.max()}].")
+
+
+def random_codes(graph: Graph, examples: int, seed: int) -> list[np.ndarray]:
+    """Codes for every input: the edges first (`EDGES`), then uniform ones; the same for the same seed.
+
+    An input without a batch axis gets one array, of random codes.
+    """
+    rng = np.random.default_rng(seed)
+    return [_random(graph, graph.tensors[name], examples, rng) for name in graph.inputs]
+
+
+EDGES = ("least", "greatest", "zero", "alternating", "all codes in turn")
+"""What the first examples hold, in all inputs at once."""
+
+
+def _random(graph: Graph, tensor: Tensor, examples: int, rng: np.random.Generator) -> np.ndarray:
+    low, high, zero = _range(graph, tensor)
+    shape = [examples if size is None else size for size in tensor.shape]
+    values = rng.integers(low, high + 1, shape, dtype=np.int64)
+    axis = batch_axis(tensor)
+    if axis is not None:
+        rows = np.moveaxis(values, axis, 0)
+        size = rows[0].size
+        ramp = low + np.arange(size) % (high - low + 1)
+        turns = np.where(np.arange(size) % 2 == 0, low, high)
+        for index, row in enumerate((low, high, zero, turns, ramp)[:examples]):
+            rows[index] = row if np.ndim(row) == 0 else np.asarray(row).reshape(rows[index].shape)
+    return values.astype(tensor.dtype)
+
+
+def _range(graph: Graph, tensor: Tensor) -> tuple[int, int, int]:
+    """The least and the greatest code, and the code of 0."""
+    q = tensor.quantization
+    if q is not None:
+        return q.qmin, q.qmax, int(np.asarray(q.zero_point))
+    tables = [node for node in graph.consumers(tensor.name) if node.op == "embed"]
+    rows = [graph.tensors[node.constants["kernel"]].shape[0] or 1 for node in tables]
+    return 0, min(rows, default=128) - 1, 0
+
+
+def batch_axis(tensor: Tensor) -> int | None:
+    """The axis of the batch, or None where the shape is fixed."""
+    return tensor.shape.index(None) if None in tensor.shape else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """One batch: as many examples as asked for, of which the first `count` are asked about."""
+
+    arrays: list[np.ndarray]
+    count: int | None
+
+
+def batches(graph: Graph, values: Sequence[np.ndarray], size: int, *, whole: bool = False) -> Iterator[Batch]:
+    """Slices of the inputs along the batch.
+
+    Args:
+      size: how many examples in each.
+      whole: the last one has that many too, its last example being repeated; else it is shorter.
+    """
+    axes = [batch_axis(graph.tensors[name]) for name in graph.inputs]
+    if all(axis is None for axis in axes):
+        yield Batch(list(values), None)
+        return
+    total = next(value.shape[axis] for value, axis in zip(values, axes, strict=True) if axis is not None)
+    for start in range(0, total, size):
+        count = min(size, total - start)
+        index = np.minimum(np.arange(start, start + (size if whole else count)), total - 1)
+        taken = [
+            value if axis is None else np.take(value, index, axis) for value, axis in zip(values, axes, strict=True)
+        ]
+        yield Batch(taken, count)
+
+
+def examples_of(tensor: Tensor, value: np.ndarray, count: int | None) -> np.ndarray:
+    """The first `count` examples of an output; all of it where there is no batch."""
+    axis = batch_axis(tensor)
+    return value if axis is None or count is None else np.take(value, np.arange(count), axis)
+
+
+def joined(tensor: Tensor, parts: Sequence[np.ndarray]) -> np.ndarray:
+    """The batches of one output as one array."""
+    axis = batch_axis(tensor)
+    if axis is not None:
+        return np.concatenate(parts, axis)
+    if len(parts) > 1:
+        raise Refused(f"output {tensor.name!r} has no batch axis: leave out --batch-size.")
+    return parts[0]

@@ -1,0 +1,44 @@
+"""`qjax inspect`: what stands in a model and what it costs."""
+
+import json
+
+import click
+
+from qjax.cli.parameters import model_argument, subcommand, target_option
+
+
+@subcommand(name="inspect", short_help="The nodes of a model, its scales, its arithmetic, its cost.")
+@model_argument
+@target_option
+@click.option("--nodes/--tensors", default=True, help="A table of the nodes (the default), or of all tensors.")
+@click.option("--json", "as_json", is_flag=True, help="Everything as one JSON document: nodes, tensors, totals.")
+@click.option(
+    "--batch",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="The batch that MACs and bytes of activations are counted for.",
+)
+def command(model: str, target: str | None, nodes: bool, as_json: bool, batch: int) -> None:
+    r"""Show the nodes of a model, its scales, its arithmetic and what it costs.
+
+    "method" names the rule or formula that turns accumulators into codes. "bits" are what the accumulator needs for
+    the worst input, its bias included, and "headroom" what is left of its register. MACs count the products with
+    padding and leave out the zeros that a transposed convolution inserts.
+
+    \b
+    Examples:
+      qjax inspect model.qjax
+      qjax inspect model.tflite --tensors
+      qjax inspect model.qjax --json | jq .totals
+    """
+    from qjax.cli import facts
+    from qjax.cli.models import open_model
+
+    found = facts.facts(open_model(model, target), batch)
+    if as_json:
+        click.echo(json.dumps(found, indent=1, ensure_ascii=False))
+        return
+    rows = facts.node_table(found) if nodes else facts.tensor_table(found)
+    click.echo("\n\n".join((facts.heading(found, model), rows, facts.totals(found))))

@@ -1,0 +1,72 @@
+"""Runtimes that `qjax verify` asks: each loads what an emitter wrote, as a user's program would.
+
+A runtime is one entry here and one function `prepare` in a module of this package, imported when it is first asked for.
+"""
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Run = Callable[[Sequence[Any]], list[Any]]
+"""The codes of one batch, in the order of the graph's inputs -> the outputs, in the order of the graph's."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Runtime:
+    """One runtime.
+
+    module: of this package; `prepare(graph, folder, batch, mode, options) -> Run` writes the model into the folder and
+      loads it. mode: which of its engines. what: for the help.
+    targets: whose rounding it computes; of two, one is that of AArch64 (NAME_arm). () is that of every graph, because
+      the file itself says how to round.
+    """
+
+    module: str
+    mode: str
+    what: str
+    targets: tuple[str, ...] = ()
+
+
+RUNTIMES = {
+    "c": Runtime("c", "", "C99 compiled for this machine"),
+    "litert": Runtime(
+        "litert", "AUTO", "LiteRT's default, XNNPACK, on a .tflite", ("tflite_xnnpack", "tflite_xnnpack_arm")
+    ),
+    "litert-optimized": Runtime(
+        "litert",
+        "BUILTIN_WITHOUT_DEFAULT_DELEGATES",
+        "its optimised kernels",
+        ("tflite_optimized_x86", "tflite_optimized_arm"),
+    ),
+    "litert-reference": Runtime("litert", "BUILTIN_REF", "its reference kernels", ("tflite_reference",)),
+    "onnx-reference": Runtime("onnx", "reference", "the interpreter of the ONNX specification"),
+    "onnxruntime": Runtime("onnx", "optimized", "ONNX Runtime's CPU provider, optimised as by default"),
+    "onnxruntime-plain": Runtime("onnx", "plain", "the same without its graph optimiser"),
+    "stablehlo": Runtime("stablehlo", "", "XLA on a file of jax.export"),
+    "tflite-micro": Runtime("tflite_micro", "", "TFLite Micro on a .tflite", ("tflite_micro", "cmsis_nn")),
+}
+"""By the name that the command line takes."""
+
+
+def prepare(name: str, graph: Any, folder: str, batch: int, options: dict[str, Any]) -> Run:
+    """Write a graph for a runtime and load it there.
+
+    Args:
+      graph: an `IntegerGraph`. folder: an empty one. batch: how many examples a call takes.
+      options: for the emitter.
+
+    Raises:
+      ValueError: the format cannot hold the graph. ImportError: the runtime is not installed; the message says how to.
+    """
+    runtime = RUNTIMES[name]
+    module = importlib.import_module(f"qjax.cli.runtimes.{runtime.module}")
+    return module.prepare(graph, folder, batch, runtime.mode, options)
+
+
+def load(module: str, what: str, install: str) -> Any:
+    """A runtime's module; a missing one is an error that says what to install."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ModuleNotFoundError(f"{what} is not installed: pip install {install}", name=module) from error

@@ -1,0 +1,93 @@
+"""The emitted C, compiled for this machine, in a process of its own."""
+
+import importlib
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from qjax.cli import counts
+from qjax.cli.errors import Refused
+from qjax.cli.runtimes import Run
+
+_MAIN = """#include <stdint.h>
+#include <stdio.h>
+#include "model.h"
+
+static int64_t arena[MODEL_ARENA_SIZE / 8 + 1];
+{arrays}
+int main(void)
+{{
+{reads}
+    model_run({arguments}, arena);
+{writes}
+    return 0;
+}}
+"""
+
+
+def prepare(graph: Any, folder: str, batch: int, mode: str, options: dict[str, Any]) -> Run:
+    """A program that reads the codes of one batch from its standard input and writes those of the outputs."""
+    compiler = _compiler()
+    emitter: Any = importlib.import_module("qjax.export.emit.c")
+    texts = emitter.to_files(graph.ir, name="model", batch=batch, vectors=0, **options)
+    for name, text in {
+        "model.h": texts["model.h"],
+        "model.c": texts["model.c"],
+        "main.c": _main(graph.ir, batch),
+    }.items():
+        with open(os.path.join(folder, name), "w", encoding="ascii") as file:
+            file.write(text)
+    program = os.path.join(folder, "model")
+    built = subprocess.run(
+        [*compiler, "-std=c99", "-O2", "-o", program, "model.c", "main.c"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if built.returncode:
+        raise RuntimeError(f"{shlex.join(compiler)} does not compile the emitted C:\n{built.stderr}")
+    tensors = [graph.ir.tensors[name] for name in graph.ir.outputs]
+    shapes = [counts.shape_of(tensor, batch) for tensor in tensors]
+
+    def run(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        given = b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)
+        data = subprocess.run([program], input=given, stdout=subprocess.PIPE, check=True).stdout
+        found: list[np.ndarray] = []
+        for tensor, shape in zip(tensors, shapes, strict=True):
+            size = counts.tensor_bytes(tensor, batch)
+            found.append(np.frombuffer(data[:size], tensor.dtype).reshape(shape))
+            data = data[size:]
+        return found
+
+    return run
+
+
+def _compiler() -> list[str]:
+    if os.environ.get("CC"):
+        return shlex.split(os.environ["CC"])
+    for name in ("cc", "gcc", "clang"):
+        if shutil.which(name):
+            return [name]
+    raise Refused("no C compiler (cc, gcc, clang) was found: install one, or name it in the variable CC.")
+
+
+def _main(ir: Any, batch: int) -> str:
+    inputs = [(f"x{i}", ir.tensors[name]) for i, name in enumerate(ir.inputs)]
+    outputs = [(f"y{i}", ir.tensors[name]) for i, name in enumerate(ir.outputs)]
+    sizes = {name: counts.tensor_bytes(tensor, batch) for name, tensor in inputs + outputs}
+
+    def array(name: str, tensor: Any) -> str:
+        return f"static {tensor.dtype}_t {name}[{max(sizes[name] // np.dtype(tensor.dtype).itemsize, 1)}];"
+
+    return _MAIN.format(
+        arrays="\n".join(array(name, tensor) for name, tensor in inputs + outputs),
+        reads="\n".join(f"    if (fread({n}, 1, {sizes[n]}, stdin) != {sizes[n]}) return 2;" for n, _ in inputs),
+        arguments=", ".join(name for name, _ in inputs + outputs),
+        writes="\n".join(f"    if (fwrite({n}, 1, {sizes[n]}, stdout) != {sizes[n]}) return 3;" for n, _ in outputs),
+    )

@@ -1,0 +1,54 @@
+"""ONNX Runtime, and the interpreter of the ONNX specification, on an .onnx file."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from qjax.cli.runtimes import Run, load
+from qjax.export.integer_graph import dequantize_outputs
+
+
+def prepare(graph: Any, folder: str, batch: int, mode: str, options: dict[str, Any]) -> Run:
+    """mode: "optimized" and "plain" for ONNX Runtime, "reference" for the specification's interpreter."""
+    runtime = _reference() if mode == "reference" else load("onnxruntime", "ONNX Runtime", "'qjax[onnx]'")
+    path = os.path.join(folder, "model.onnx")
+    graph.emit("onnx", path, batch=batch, **options)
+    if mode == "reference":
+        evaluator = runtime.ReferenceEvaluator(path)
+        names, floats = list(evaluator.input_names), [False] * len(evaluator.input_names)
+        execute = evaluator.run
+    else:
+        session = _session(runtime, path, mode)
+        names = [node.name for node in session.get_inputs()]
+        floats = [node.type == "tensor(float)" for node in session.get_inputs()]
+        execute = session.run
+
+    def run(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        given = [
+            _reals(graph, name, array) if real else array
+            for name, array, real in zip(graph.ir.inputs, arrays, floats, strict=True)
+        ]
+        return [np.asarray(value) for value in execute(None, dict(zip(names, given, strict=True)))]
+
+    return run
+
+
+def _reference() -> Any:
+    return load("onnx.reference", "The package onnx", "'qjax[onnx]'")
+
+
+def _session(runtime: Any, path: str, mode: str) -> Any:
+    settings = runtime.SessionOptions()
+    settings.intra_op_num_threads = 1
+    # errors are raised; warnings are about the hardware
+    settings.log_severity_level = 3
+    levels = runtime.GraphOptimizationLevel
+    settings.graph_optimization_level = levels.ORT_ENABLE_ALL if mode == "optimized" else levels.ORT_DISABLE_ALL
+    return runtime.InferenceSession(path, settings, providers=["CPUExecutionProvider"])
+
+
+def _reals(graph: Any, name: str, codes: np.ndarray) -> np.ndarray:
+    """The reals of an input's codes, for a model that quantizes its inputs itself."""
+    return np.asarray(dequantize_outputs(graph.ir.replace(outputs=(name,), metadata={}), [codes]))

@@ -1,0 +1,30 @@
+"""TFLite Micro on a .tflite file, built for this machine by the package tflite-micro."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from qjax.cli import counts
+from qjax.cli.runtimes import Run, load
+
+_SPARE = 1 << 20
+
+
+def prepare(graph: Any, folder: str, batch: int, mode: str, options: dict[str, Any]) -> Run:
+    """One interpreter for all batches."""
+    runtime = load("tflite_micro", "TFLite Micro", "tflite-micro").runtime
+    path = os.path.join(folder, "model.tflite")
+    graph.emit("tflite", path, batch=batch, **options)
+    # activations, 32-bit scratch per element of the largest, and what every operator keeps of its constants
+    elements = sum(counts.tensor_bytes(tensor, batch) for tensor in graph.ir.tensors.values())
+    interpreter = runtime.Interpreter.from_file(path, arena_size=_SPARE + 8 * elements)
+
+    def run(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        for index, array in enumerate(arrays):
+            interpreter.set_input(np.ascontiguousarray(array), index)
+        interpreter.invoke()
+        return [np.array(interpreter.get_output(index)) for index in range(len(graph.ir.outputs))]
+
+    return run

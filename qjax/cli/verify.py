@@ -1,0 +1,94 @@
+"""`qjax verify`: whether a real runtime gives the codes of the graph."""
+
+import click
+
+from qjax.cli.errors import DIFFERENT
+from qjax.cli.parameters import (
+    codes_option,
+    examples_option,
+    files_argument,
+    model_argument,
+    seed_option,
+    subcommand,
+    target_option,
+)
+from qjax.cli.runtimes import RUNTIMES
+
+_RUNTIMES = "\n".join(f"  {name:18}{runtime.what}" for name, runtime in RUNTIMES.items())
+
+
+@subcommand(
+    name="verify",
+    short_help="Compare a model's codes with those of a real runtime.",
+    help=f"""Run a model on a real runtime and compare every code of its outputs with qjax's interpreter.
+
+The model is written for the runtime into a temporary folder and loaded there. It is fed with INPUT (see: qjax run
+--help), or with random codes that begin with the edges. With --expect the outputs are compared with those in a file,
+made by whatever ran the model: a device, say; --runtime may then be left out.
+
+\b
+Runtimes:
+{_RUNTIMES}
+
+\b
+Exit code: 0 no code differs, 1 some do.
+
+\b
+Examples:
+  qjax verify model.qjax --runtime onnxruntime
+  qjax verify model.tflite --runtime tflite-micro --examples 1000
+  qjax verify model.qjax codes.npy --codes --expect device.npy
+""",
+)
+@model_argument
+@files_argument
+@click.option("--runtime", type=click.Choice(list(RUNTIMES)), metavar="NAME", help="One of the runtimes above.")
+@click.option(
+    "--expect", metavar="PATH", type=click.Path(path_type=str), help="Outputs to compare with: codes or float32 reals."
+)
+@codes_option
+@target_option
+@click.option("--style", metavar="NAME", help="Of the .onnx, for onnxruntime and onnx-reference (see: qjax emit).")
+@click.option(
+    "--batch",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=8,
+    show_default=True,
+    help="Examples per call of the runtime.",
+)
+@examples_option
+@seed_option
+def command(
+    model: str,
+    files: tuple[str, ...],
+    runtime: str | None,
+    expect: str | None,
+    codes: bool,
+    target: str | None,
+    style: str | None,
+    batch: int,
+    examples: int,
+    seed: int,
+) -> int:
+    """Run a model on a real runtime and compare."""
+    from qjax.cli import inputs, verifying
+    from qjax.cli.errors import Refused
+    from qjax.cli.models import open_model
+
+    if runtime is None and expect is None:
+        raise click.UsageError(f"Give --runtime ({', '.join(RUNTIMES)}) or --expect PATH", click.get_current_context())
+    if expect is not None and not files:
+        raise Refused("--expect needs the inputs that its outputs belong to: qjax verify MODEL INPUT --expect PATH")
+    if style is not None and (runtime is None or RUNTIMES[runtime].module != "onnx"):
+        raise Refused("--style is for the runtimes that take an .onnx: onnxruntime, onnxruntime-plain, onnx-reference.")
+    graph = open_model(model, target)
+    if files:
+        values = verifying.as_codes(graph, inputs.read(graph.ir, files, codes=codes), codes)
+    else:
+        values = inputs.random_codes(graph.ir, examples, seed)
+    options = {} if style is None else {"style": style}
+    results = verifying.verify(graph, values, runtime, expect, batch, options)
+    for result in results:
+        click.echo(result)
+    return DIFFERENT if any(not result.equal for result in results) else 0
