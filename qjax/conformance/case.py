@@ -12,6 +12,7 @@ OPS = (
     "depthwise_conv2d",
     "add",
     "multiply",
+    "matmul",
     "rescale",
     "quantize",
     "average_pool",
@@ -49,7 +50,8 @@ class Case:
     """One operation.
 
     op: one of `OPS`; "rescale" goes from codes to codes of another grid, "quantize" from float32 to codes.
-    inputs: codes (float32 for "quantize"), (batch, features) or NHWC. grids: of the inputs; none for "quantize".
+    inputs: codes (float32 for "quantize"), (batch, features) or NHWC; of "matmul" (batch, m, k) and (batch, k, n).
+    grids: of the inputs; none for "quantize".
     output: the output's grid.
     kernel: codes; fully connected (in, out), conv2d HWIO, depthwise HWIO with I = 1 and O = channels * multiplier.
     kernel_grid: its scale is () or (out,). bias: int32 codes at s_x * s_w, (out,).
@@ -120,6 +122,8 @@ def output_shape(case: Case) -> tuple[int, ...]:
             )
         ]
         return (x[0], *spatial, x[3] if case.kernel is None else case.kernel.shape[-1])
+    if case.op == "matmul":
+        return (*x[:2], case.inputs[1].shape[2])
     if case.op == "mean":
         axes = {axis % len(x) for axis in case.attributes["axes"]}
         return tuple(size for axis, size in enumerate(x) if axis not in axes)

@@ -207,6 +207,20 @@ def elementwise(op: str, x: str, *, seed: int = 4) -> Cases:
     return found
 
 
+def matmul(x: str, *, seed: int = 14) -> Cases:
+    """Products of two activations, depths of 1 to 200; 107,520 outputs."""
+    r = np.random.RandomState(seed)
+    found: Cases = []
+    for index, depth in enumerate((1, 3, 8, 17, 64, 200)):
+        a, b = draw_codes(r, x, (7, 64, depth)), draw_codes(r, x, (7, depth, 40))
+        s_a, s_b = draw_scale(r, index), draw_scale(r, index + 1)
+        z_a, z_b, z_y = (draw_zero_point(r, x) for _ in range(3))
+        reach = 60 * np.sqrt(depth) * r.uniform(0.5, 3)
+        s_y = np.float32(s_a * s_b * np.float32(2.0 ** np.rint(np.log2(reach)) if index % 3 == 0 else reach))
+        found.append(Case("matmul", (a, b), (grid_of(s_a, z_a, x), grid_of(s_b, z_b, x)), grid_of(s_y, z_y, x)))
+    return found
+
+
 def rescale(x: str, y: str, *, count: int = 48, seed: int = 5) -> Cases:
     """Every code of `x` under `count` pairs of scales; there are no other inputs to this operation."""
     r = np.random.RandomState(seed)

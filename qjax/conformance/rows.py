@@ -125,6 +125,7 @@ def _tflite(runtime: str, target: str) -> list[AnyRow]:
         *wide,
         Row(runtime, "ADD", target, partial(cases.elementwise, "add", "int8")),
         Row(runtime, "MUL", target, partial(cases.elementwise, "multiply", "int8")),
+        *([Row(runtime, "BATCH_MATMUL", target, partial(cases.matmul, "int8"))] if living or fixed_point else []),
         Row(runtime, "QUANTIZE int8 to int8", target, partial(cases.rescale, "int8", "int8")),
         Row(
             runtime,
@@ -190,6 +191,7 @@ def _onnx(runtime: str, target: str) -> list[AnyRow]:
         rows += [
             Row(runtime, f"{'Add' if qdq else 'QLinearAdd'} {x}", target, partial(cases.elementwise, "add", x)),
             Row(runtime, f"{'Mul' if qdq else 'QLinearMul'} {x}", target, partial(cases.elementwise, "multiply", x)),
+            Row(runtime, f"{names[0]} of activations {x}", target, partial(cases.matmul, x)),
             Row(
                 runtime,
                 f"{'AveragePool' if qdq else 'QLinearAveragePool'} {x}",

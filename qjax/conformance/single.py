@@ -142,6 +142,9 @@ def _operation(case: Case) -> tuple[str, dict[str, Any], dict[str, str], bool]:
             {},
             False,
         )
+    if case.op == "matmul":
+        numbers = {"lhs_contracting": [2], "rhs_contracting": [1], "lhs_batch": [0], "rhs_batch": [0]}
+        return "dot", {**numbers, "weight": None, "permutation": None}, {}, False
     if case.op == "mean":
         return "sum", {"axes": list(case.attributes["axes"])}, {}, False
     return case.op, {"subtract": False} if case.op == "add" else {}, {}, False

@@ -27,6 +27,7 @@ _FLOAT_OPERATORS = {
     "depthwise_conv2d": "Conv",
     "add": "Add",
     "multiply": "Mul",
+    "matmul": "MatMul",
     "average_pool": "AveragePool",
     "logistic": "Sigmoid",
     "tanh": "Tanh",
@@ -130,6 +131,8 @@ def _on_codes(graph: _Graph, case: Case, names: list[str]) -> None:
             graph.node("QGemm", [*operands, *bias, *y], ["y"], _MICROSOFT)
         else:
             graph.node("QLinearMatMul", [*operands, *y], ["y"])
+    elif case.op == "matmul":
+        graph.node("QLinearMatMul", [*operands, *y], ["y"])
     elif case.op == "mean":
         graph.node("QLinearGlobalAveragePool", [*operands, *y], ["y"], _MICROSOFT, channels_last=1)
     else:

@@ -20,6 +20,7 @@ _OPERATORS = {
     "add": "ADD",
     "subtract": "SUB",
     "multiply": "MUL",
+    "matmul": "BATCH_MATMUL",
     "rescale": "QUANTIZE",
     "quantize": "QUANTIZE",
     "average_pool": "AVERAGE_POOL_2D",
@@ -99,6 +100,8 @@ def _options(case: Case) -> dict[str, Any]:
         options["keepDims"] = True
     if case.op == "softmax":
         options["beta"] = 1.0
+    if case.op == "matmul":
+        options["adjX"] = options["adjY"] = False
     if case.op in ("add", "subtract"):
         # scales of int16 tensors need not be powers of two
         options["potScaleInt16"] = False
