@@ -1,0 +1,133 @@
+"""Reads pre-quantized .tflite models: int8, int16 with int8 weights, and old ones of uint8.
+
+A .tflite file holds scales and no rounding, so the same file gives other codes in LiteRT's reference kernels, its
+optimised ones, XNNPACK and TFLite Micro: the target says which of them the graph equals. A float input whose only
+reader is a QUANTIZE becomes codes (the graph quantizes as that operator does), and a DEQUANTIZE at the end likewise.
+
+A file that qjax wrote holds the graph itself in its metadata "qjax" (see `own`). Nothing of flatbuffers or TensorFlow
+is needed to read others.
+"""
+
+import importlib
+from collections.abc import Sequence
+
+from qjax import targets
+from qjax.export.batch import free_batch
+from qjax.export.check import GraphError
+from qjax.export.ir import Graph
+from qjax.export.lower import ConversionError
+from qjax.export.passes import remove_dead
+from qjax.export.read.errors import ReadError
+from qjax.export.read.tflite import own
+from qjax.export.read.tflite.independent import independent
+from qjax.export.read.tflite.kernels import refused, targeted
+from qjax.export.read.tflite.model import Model, parse
+from qjax.export.read.tflite.walk import Walk, needed
+from qjax.export.retarget import retarget
+from qjax.export.tflite_schema.file import METADATA
+
+_HANDLERS = ("products", "clamps", "arithmetic", "moves")
+_SIZES = (251, 257)
+"""How many times the file's batch two readings have, whose differences follow the batch."""
+
+DEFAULT = "tflite_reference"
+
+
+def read(
+    data: bytes,
+    *,
+    target: str | targets.Target | None = None,
+    outputs: Sequence[str] | None = None,
+    metadata: bool = True,
+) -> Graph:
+    """The graph of a model.
+
+    The batch is free where every operator treats its examples apart (a first axis of 1, or of any size by the file's
+    own word); else it has the size that the file states.
+
+    Args:
+      data: the bytes of the file.
+      target: whose rounding the graph obeys; None: that of a file which qjax wrote, else "tflite_reference".
+      outputs: names of tensors of the file that become the graph's outputs, instead of the model's own: the part of the
+        model that computes them.
+      metadata: whether to use what qjax wrote into a file; False reads its operators alone.
+
+    Raises:
+      ReadError: a damaged file, or operators without integers here: one error that lists all.
+    """
+    for name in _HANDLERS:
+        importlib.import_module(f"{__name__}.{name}")
+    model = parse(data)
+    if metadata and outputs is None and METADATA in model.metadata:
+        graph = own.read(model)
+        return graph if target is None else retarget(graph, target)
+    chosen = targets.get(DEFAULT if target is None else target)
+    graph, marks = _read(model, _wanted(model, outputs), chosen)
+    try:
+        return targeted(remove_dead(graph), marks, chosen)
+    except GraphError:
+        raise
+    except ValueError as error:
+        raise ReadError(str(error).removeprefix("None: ")) from None
+
+
+def _wanted(model: Model, outputs: Sequence[str] | None) -> list[int]:
+    if outputs is None:
+        return list(model.outputs)
+    if isinstance(outputs, str) or not outputs:
+        raise ValueError(f"read: outputs must be a list of names of tensors, got {outputs!r}.")
+    found: list[int] = []
+    computed = {index for operator in model.operators for index in operator.outputs}
+    for name in outputs:
+        named = [t.index for t in model.tensors if t.name == name and t.index in computed]
+        if len(named) != 1:
+            known = ", ".join(repr(model.tensors[index].name) for index in sorted(computed)[:40])
+            raise ValueError(f"read: no operator computes {name!r}, or several do. Computed are {known}.")
+        found += named
+    return found
+
+
+def _read(model: Model, wanted: list[int], target: targets.Target) -> tuple[Graph, dict[str, str]]:
+    walk = Walk(model, wanted)
+    graph = walk.run()
+    problems = list(walk.problems)
+    if model.subgraphs > 1:
+        problems.append(f"{model.subgraphs} subgraphs. Leave control flow (IF, WHILE, CALL_ONCE) out of the model")
+    problems += refused(walk.marks, target)
+    if problems:
+        listed = "\n".join(f"  {line}." for line in problems)
+        raise ReadError(f"{len(problems)} parts of the model have no integers here:\n{listed}")
+    return _freed(model, wanted) or graph, walk.marks
+
+
+def _freed(model: Model, wanted: list[int]) -> Graph | None:
+    """The graph with a free batch, or None where the examples of a batch are not treated apart."""
+    batched, size = _batched(model, wanted)
+    if not batched:
+        return None
+    graphs: list[Graph] = []
+    for scale in _SIZES:
+        walk = Walk(model, wanted, scale, batched)
+        try:
+            graphs.append(walk.run())
+        except ReadError:
+            return None
+        if walk.problems:
+            return None
+    try:
+        free = free_batch(graphs[0], graphs[1], *(size * scale for scale in _SIZES))
+    except ConversionError:
+        return None
+    return free if independent(free) else None
+
+
+def _batched(model: Model, wanted: list[int]) -> tuple[frozenset[int], int]:
+    """The inputs whose first axis is the batch, and the size that the file states for it."""
+    read = {index for operator in needed(model, wanted) for index in operator.inputs}
+    inputs = [model.tensors[index] for index in model.inputs if index in read]
+    free = [t for t in inputs if t.signature and t.signature[0] == -1]
+    chosen = free or [t for t in inputs if len(t.shape) > 1 and t.shape[0] == 1]
+    sizes = {t.shape[0] for t in chosen}
+    if len(sizes) != 1 or not min(sizes):
+        return frozenset(), 1
+    return frozenset(t.index for t in chosen), sizes.pop()

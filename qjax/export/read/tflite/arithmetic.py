@@ -1,0 +1,146 @@
+"""ADD, SUB, MUL, QUANTIZE, DEQUANTIZE, MEAN and the pools."""
+
+import numpy as np
+
+from qjax.export.read.tflite.clamps import clamped, clamps
+from qjax.export.read.tflite.flatbuffer import damaged
+from qjax.export.read.tflite.model import Operator
+from qjax.export.read.tflite.products import strides_of, windows
+from qjax.export.read.tflite.walk import CODES, FLOATS, Unsupported, Walk, axes_of, reads
+
+
+@reads("ADD", "SUB", "MUL")
+def binary(walk: Walk, operator: Operator) -> None:
+    """Two tensors of codes, each on its grid; one may be a constant, and sizes of 1 repeat."""
+    first, second = (walk.codes_of(operator, place) for place in (0, 1))
+    output = walk.output(operator)
+    if not first.dtype == second.dtype == output.dtype:
+        raise Unsupported(
+            f"codes of {first.dtype} and {second.dtype} become {output.dtype}", "Give all sides the same bits"
+        )
+    try:
+        shape = np.broadcast_shapes(first.shape, second.shape)
+    except ValueError:
+        raise damaged(f"operator {operator.index} ({operator.name}): shapes {first.shape} and {second.shape}") from None
+    name, grid = walk.result(operator, shape)
+    first, second = (walk.ranked(x, len(shape), name) for x in (first, second))
+    constants = clamps(walk, operator, name, grid)
+    if operator.name == "MUL":
+        walk.node("multiply", [first, second], name, {}, constants)
+        return
+    if first.dtype == "int16" and operator.options["powers_of_two"]:
+        steps = [x.quantization.scale for x in (first, second)] + [grid.scale]
+        if all(np.frexp(np.float32(step))[0] == 0.5 for step in steps):
+            raise Unsupported(
+                "its scales are powers of two, for which old kernels shift instead of multiplying",
+                "Convert the model again with pot_scale_int16 = false",
+            )
+    walk.node("add", [first, second], name, {"subtract": operator.name == "SUB"}, constants)
+
+
+@reads("QUANTIZE")
+def quantize(walk: Walk, operator: Operator) -> None:
+    """Codes of the model's float input, or codes of codes on another grid."""
+    source = walk.operand(operator, 0)
+    if source.index in walk.floats:
+        output = walk.output(operator)
+        if output.dtype not in CODES:
+            raise Unsupported(f"it makes {output.dtype} of floats", FLOATS)
+        walk.quantized_input(operator, source)
+        return
+    x = walk.codes_of(operator, 0)
+    name, _ = walk.result(operator, x.shape)
+    walk.node("rescale", [x], name)
+
+
+@reads("DEQUANTIZE")
+def dequantize(walk: Walk, operator: Operator) -> None:
+    """The end of the integers: nothing may read its output but the user."""
+    walk.reals[walk.output(operator).index] = walk.codes_of(operator, 0)
+
+
+@reads("MEAN")
+def mean(walk: Walk, operator: Operator) -> None:
+    """A sum whose division belongs to its rounding."""
+    x = walk.codes_of(operator, 0)
+    axes = axes_of(walk.numbers(operator, 1), len(x.shape), operator)
+    sizes = [x.shape[axis] for axis in axes]
+    count = int(np.prod(sizes, dtype=np.int64))
+    if not axes or not 1 <= count < 2**31:
+        raise Unsupported(f"a mean over {axes} of {x.shape}", "Take the mean over axes with elements")
+    rest = [size for axis, size in enumerate(x.shape) if axis not in axes]
+    keep = bool(operator.options["keep_dims"])
+    shape = [1 if axis in axes else size for axis, size in enumerate(x.shape)] if keep else rest
+    name, _ = walk.result(operator, shape)
+    if walk.output(operator).dtype != x.dtype:
+        raise Unsupported(f"codes of {x.dtype} become {walk.output(operator).dtype}", "Give both sides the same bits")
+    constants = {"count": walk.constant(f"{name}/count", np.asarray(count, np.int32))}
+    if not keep and len(x.shape) == 4 and axes == [1, 2]:
+        # the optimised kernels have a loop of its own for height and width, with keep_dims only
+        x = walk.reshaped(x, (x.shape[0], x.shape[1] * x.shape[2], x.shape[3]), f"{name}/input")
+        axes = [1]
+    if not keep:
+        walk.node("sum", [x], name, {"axes": axes}, constants)
+        return
+    inner = walk.inner(operator, name, rest)
+    walk.node("sum", [x], inner.name, {"axes": axes}, constants)
+    walk.node("reshape", [inner], name, {"shape": shape})
+
+
+@reads("AVERAGE_POOL_2D")
+def average_pool(walk: Walk, operator: Operator) -> None:
+    """A sum over windows, and how many elements that are no padding each has."""
+    x = walk.codes_of(operator, 0)
+    attributes, shape, padding, window, strides = _pool(operator, x.shape)
+    name, grid = walk.result(operator, shape)
+    walk.same_grid(operator, x, grid)
+    if window[0] * window[1] >= 2**31:
+        raise Unsupported(f"a window of {window}", "Use a window that fits the image")
+    count = np.asarray(window[0] * window[1], np.int32)
+    if any(map(any, padding)):
+        sides = []
+        for size, out, n, stride, (low, _) in zip(x.shape[1:3], shape[1:3], window, strides, padding, strict=True):
+            start = np.arange(out, dtype=np.int32) * np.int32(stride) - np.int32(low)
+            sides.append(np.minimum(start + np.int32(n), np.int32(size)) - np.maximum(start, np.int32(0)))
+        count = (sides[0][:, None] * sides[1][None, :])[:, :, None].astype(np.int32)
+        if (count == count.reshape(-1)[0]).all():
+            count = count.reshape(-1)[0].reshape(())
+    constants = {"count": walk.constant(f"{name}/count", count)} | clamps(walk, operator, name, grid)
+    walk.node("window_sum", [x], name, attributes, constants)
+
+
+@reads("MAX_POOL_2D")
+def max_pool(walk: Walk, operator: Operator) -> None:
+    """The greatest code of each window."""
+    x = walk.codes_of(operator, 0)
+    attributes, shape, _, _, _ = _pool(operator, x.shape)
+    name, grid = walk.result(operator, shape)
+    walk.same_grid(operator, x, grid)
+    constants = clamps(walk, operator, name, grid)
+    if not constants:
+        walk.node("max_pool", [x], name, attributes)
+        return
+    inner = walk.between(f"{name}/pool", shape, x)
+    walk.node("max_pool", [x], inner.name, attributes)
+    clamped(walk, operator, inner, constants)
+
+
+def _pool(
+    operator: Operator, shape: tuple[int, ...]
+) -> tuple[dict[str, list[object]], list[int], list[list[int]], list[int], list[int]]:
+    """The attributes of a pool, the shape of its result; padding, window and strides of height and width."""
+    if len(shape) != 4:
+        raise damaged(f"operator {operator.index} ({operator.name}): an input of {shape}")
+    window = [operator.options["filter_h"], operator.options["filter_w"]]
+    if min(window) < 1:
+        raise damaged(f"operator {operator.index} ({operator.name}): a window of {window}")
+    strides = strides_of(operator)
+    padding, sizes = windows(operator, shape[1:3], window, strides, [1, 1])
+    attributes: dict[str, list[object]] = {
+        "window": [1, *window, 1],
+        "strides": [1, *strides, 1],
+        "padding": [[0, 0], *padding, [0, 0]],
+        "base_dilation": [1] * 4,
+        "window_dilation": [1] * 4,
+    }
+    return attributes, [shape[0], *sizes, shape[3]], padding, window, strides

@@ -1,0 +1,93 @@
+"""Activations: fused into an operator, or operators of their own."""
+
+from typing import Any
+
+import numpy as np
+
+from qjax.export.ir import Quantization
+from qjax.export.read.tflite.flatbuffer import damaged
+from qjax.export.read.tflite.kernels import RELU, RELU6
+from qjax.export.read.tflite.model import Operator
+from qjax.export.read.tflite.walk import Codes, Unsupported, Walk, reads
+from qjax.export.tflite_schema.activations import BOUNDS, activation_codes
+from qjax.export.tflite_schema.enums import ACTIVATIONS
+
+
+def clamps(walk: Walk, operator: Operator, name: str, grid: Quantization) -> dict[str, str]:
+    """The constants of a node for the activation that is fused into its operator."""
+    number = operator.options["activation"]
+    if not 0 <= number < len(ACTIVATIONS):
+        raise damaged(f"operator {operator.index} ({operator.name}): activation number {number}")
+    if not number:
+        return {}
+    if ACTIVATIONS[number] not in BOUNDS:
+        raise Unsupported(f"the activation {ACTIVATIONS[number]}", "Its kernels have RELU, RELU6 and RELU_N1_TO_1 only")
+    return _bounds(walk, name, grid, _codes(ACTIVATIONS[number], grid))
+
+
+def _codes(activation: str, grid: Quantization) -> tuple[int, int]:
+    found = activation_codes(activation, grid.scale, grid.zero_point, grid.qmin, grid.qmax)
+    if found is None:
+        raise Unsupported(
+            f"a bound of its activation {activation} lies between two codes, which the runtimes round apart",
+            "Calibrate again: another scale has no such tie",
+        )
+    return found
+
+
+def _bounds(walk: Walk, name: str, grid: Quantization, codes: tuple[int, int]) -> dict[str, str]:
+    """Constants for the bounds that are not those of the grid."""
+    low, high = codes
+    found: dict[str, int] = {}
+    if low > grid.qmin:
+        found["clamp_min"] = low
+    if high < grid.qmax:
+        found["clamp_max"] = high
+    return {role: walk.constant(f"{name}/{role}", np.asarray(code, np.int32)) for role, code in found.items()}
+
+
+@reads(*BOUNDS)
+def activation(walk: Walk, operator: Operator) -> None:
+    """A clamp; where the grid changes, the kernel that changes it clamps."""
+    x = walk.codes_of(operator, 0)
+    name, grid = walk.result(operator, x.shape)
+    constants = _bounds(walk, name, grid, _codes(operator.name, grid))
+    if _same(x, grid, walk.output(operator).dtype):
+        walk.node("clamp", [x], name, {}, constants)
+        return
+    if x.dtype != walk.output(operator).dtype:
+        raise Unsupported(f"codes of {x.dtype} become {walk.output(operator).dtype}", "Give both sides the same bits")
+    if operator.name not in ("RELU", "RELU6", "RELU_N1_TO_1"):
+        raise Unsupported("it changes the grid", "Give its input and output one quantizer")
+    walk.marks[name] = RELU if operator.name == "RELU" else RELU6
+    walk.node("rescale", [x], name, {}, constants)
+
+
+@reads("MAXIMUM", "MINIMUM")
+def limit(walk: Walk, operator: Operator) -> None:
+    """A clamp, where one side is a single constant on the same grid."""
+    sides = [walk.codes_of(operator, place) for place in (0, 1)]
+    held = [walk.tensors[x.name].value if x.name in walk.tensors else None for x in sides]
+    places = [i for i in (0, 1) if held[i] is not None and np.size(np.asarray(held[i])) == 1]
+    if not places:
+        raise Unsupported("neither side is a single constant", "qjax has no maximum of two tensors")
+    place = places[-1]
+    x, value = sides[1 - place], int(np.asarray(held[place]).reshape(()))
+    shape = np.broadcast_shapes(x.shape, sides[place].shape)
+    walk.same_grid(operator, sides[place], x.quantization)
+    name, grid = walk.result(operator, shape)
+    walk.same_grid(operator, x, grid)
+    x = walk.reshaped(x, shape, f"{name}/input")
+    pair = (max(value, grid.qmin), grid.qmax) if operator.name == "MAXIMUM" else (grid.qmin, min(value, grid.qmax))
+    walk.node("clamp", [x], name, {}, _bounds(walk, name, grid, pair))
+
+
+def clamped(walk: Walk, operator: Operator, x: Codes, constants: dict[str, Any]) -> None:
+    """The operator's output as x under bounds, for an operation that cannot have them."""
+    name = walk.name_of(operator)
+    walk.node("clamp", [x], name, {}, constants)
+
+
+def _same(x: Codes, grid: Quantization, dtype: str) -> bool:
+    q = x.quantization
+    return bool(q.scale == grid.scale and q.zero_point == grid.zero_point and x.dtype == dtype)

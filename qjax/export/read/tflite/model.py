@@ -1,0 +1,261 @@
+"""A .tflite file as plain values: tensors, operators with their options, inputs and outputs, all checked.
+
+What is impossible (an index without a tensor, data that is too short for a shape, an operator that reads what is not
+computed yet) is damage and raises at once. What is possible but has no integers here is left to the walk, which lists
+it.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qjax.export.read.errors import ReadError
+from qjax.export.read.tflite.flatbuffer import Bytes, Table, damaged
+from qjax.export.tflite_schema.enums import BUILTIN_OPERATORS, OPTIONS, TENSOR_TYPES
+from qjax.export.tflite_schema.file import IDENTIFIER, SCHEMA_VERSION
+
+MAX_RANK = 8
+MAX_ELEMENTS = 2**28
+"""Elements of a tensor without data, for one batch: more than any model has, few enough for this machine."""
+
+ITEM_BITS = {
+    "float32": 32,
+    "float16": 16,
+    "int8": 8,
+    "uint8": 8,
+    "int16": 16,
+    "int32": 32,
+    "int64": 64,
+    "bool": 8,
+    "int4": 4,
+}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FileTensor:
+    """A tensor as the file states it.
+
+    span: the first byte of its data and the byte behind it; None for what is computed. scale: () floats where it has
+    no scales. unusual: what about it the graph cannot express (a variable, sparse weights), or "".
+    """
+
+    index: int
+    name: str
+    shape: tuple[int, ...]
+    signature: tuple[int, ...]
+    dtype: str
+    span: tuple[int, int] | None
+    scale: NDArray[Any]
+    zero_point: NDArray[Any]
+    axis: int
+    unusual: str
+
+    @property
+    def size(self) -> int:
+        """How many elements it has."""
+        return math.prod(self.shape)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Operator:
+    """One operator. inputs: indices of tensors, -1 where an optional one is left out."""
+
+    index: int
+    name: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    options: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Model:
+    """The first subgraph; metadata by name. subgraphs: how many there are."""
+
+    data: bytes
+    tensors: tuple[FileTensor, ...]
+    operators: tuple[Operator, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    subgraphs: int
+    description: str
+    metadata: Mapping[str, tuple[int, int]]
+
+    def array(self, tensor: FileTensor) -> NDArray[Any]:
+        """The data of a tensor, as a new array; int4 becomes int8."""
+        assert tensor.span is not None
+        start, end = tensor.span
+        if tensor.dtype == "int4":
+            packed = np.frombuffer(self.data, np.uint8, end - start, start)
+            both = np.stack([packed & 0xF, packed >> 4], axis=1).reshape(-1)[: tensor.size].astype(np.int8)
+            return np.where(both > 7, both - np.int8(16), both).reshape(tensor.shape)
+        kind = np.dtype(tensor.dtype).newbyteorder("<")
+        return np.frombuffer(self.data, kind, tensor.size, start).astype(tensor.dtype).reshape(tensor.shape)
+
+
+def parse(data: bytes) -> Model:
+    """The model in a file.
+
+    Raises:
+      ReadError: the file is damaged.
+    """
+    root = Bytes(data).root(IDENTIFIER)
+    version = root.scalar(0, "u32")
+    if version != SCHEMA_VERSION:
+        raise damaged(f"expected version {SCHEMA_VERSION} of the schema, got {version}")
+    buffers = [_span(table, len(data)) for table in root.tables(4)]
+    codes = [_code(table) for table in root.tables(1)]
+    subgraphs = root.tables(2)
+    if not subgraphs:
+        raise damaged("it has no subgraph")
+    main = subgraphs[0]
+    tensors = tuple(_tensor(i, table, buffers) for i, table in enumerate(main.tables(0)))
+    operators = tuple(_operator(i, table, codes, len(tensors)) for i, table in enumerate(main.tables(3)))
+    inputs, outputs = (_indices(main, field, len(tensors), "the subgraph's") for field in (1, 2))
+    metadata = {table.text(0): _buffer(buffers, table.scalar(1, "u32"), "metadata") for table in root.tables(6)}
+    held = {name: span for name, span in metadata.items() if span is not None}
+    model = Model(data, tensors, operators, inputs, outputs, len(subgraphs), root.text(3), held)
+    _check_order(model)
+    return model
+
+
+def _span(table: Table, size: int) -> tuple[int, int] | None:
+    start, length = table.scalar(1, "u64"), table.scalar(2, "u64")
+    # files above 2 GB keep their data behind the flatbuffer; 0 and 1 mean that it is inside
+    if start > 1:
+        if start + length > size:
+            raise damaged(f"a buffer of {length} bytes at byte {start} of {size}")
+        return (start, start + length) if length else None
+    found = table.span(0)
+    return None if found is None or found[0] == found[1] else found
+
+
+def _buffer(buffers: Sequence[tuple[int, int] | None], index: int, whose: str) -> tuple[int, int] | None:
+    if index >= len(buffers):
+        raise damaged(f"{whose}: buffer {index} of {len(buffers)}")
+    return buffers[index]
+
+
+def _code(table: Table) -> tuple[str, str]:
+    """The operator's name, and that of a custom one."""
+    # the old field has one signed byte; the new one is 0 in old files
+    number = max(table.scalar(0, "i8"), table.scalar(3, "i32"))
+    if number < 0:
+        raise damaged(f"an operator with the number {number}")
+    known = BUILTIN_OPERATORS[number] if number < len(BUILTIN_OPERATORS) else f"operator number {number}"
+    return known, table.text(1, 100)
+
+
+def _indices(table: Table, field: int, count: int, whose: str, least: int = 0) -> tuple[int, ...]:
+    found = table.array(field, "int32")
+    indices = () if found is None else tuple(int(n) for n in found)
+    for index in indices:
+        if not least <= index < count:
+            raise damaged(f"{whose} tensor {index} of {count}")
+    return indices
+
+
+def _operator(index: int, table: Table, codes: Sequence[tuple[str, str]], count: int) -> Operator:
+    code = table.scalar(0, "u32")
+    if code >= len(codes):
+        raise damaged(f"operator {index}: code {code} of {len(codes)}")
+    name, custom = codes[code]
+    where = f"operator {index} ({name}):"
+    inputs, outputs = _indices(table, 1, count, where, -1), _indices(table, 2, count, where)
+    if name == "CUSTOM":
+        return Operator(index, f"CUSTOM {custom!r}", inputs, outputs, {})
+    options: dict[str, Any] = {}
+    if name in OPTIONS:
+        kind, fields = OPTIONS[name]
+        given = table.scalar(3, "u8")
+        if given not in (0, kind):
+            raise damaged(f"{where} options of another operator")
+        held = table.table(4) if given else None
+        for field, (number, form, default) in fields.items():
+            if form == "ints":
+                value = None if held is None else held.array(number, "int32")
+                options[field] = None if value is None else [int(n) for n in value]
+            else:
+                options[field] = default if held is None else held.scalar(number, form, default)
+    return Operator(index, name, inputs, outputs, options)
+
+
+def _tensor(index: int, table: Table, buffers: Sequence[tuple[int, int] | None]) -> FileTensor:
+    name = table.text(3) or f"tensor{index}"
+    where = f"tensor {index} ({name[:60]!r})"
+    kind = table.scalar(1, "i8")
+    if not 0 <= kind < len(TENSOR_TYPES):
+        raise damaged(f"{where}: a type with the number {kind}")
+    shape = _sizes(table, 0, where)
+    signature = _sizes(table, 7, where, -1) or shape
+    if len(signature) != len(shape):
+        raise damaged(f"{where}: shape {shape} and signature {signature}")
+    dtype = TENSOR_TYPES[kind]
+    span = _buffer(buffers, table.scalar(2, "u32"), where)
+    unusual = ""
+    if table.scalar(5, "bool"):
+        unusual = "a variable, which keeps its value from one run to the next"
+    elif table.table(6) is not None:
+        unusual = "sparse weights"
+    elif table.scalar(10, "u32"):
+        unusual = "data outside of the file"
+    elif dtype not in ITEM_BITS:
+        unusual = f"elements of type {dtype}"
+    elif span is not None:
+        needed = -(-math.prod(shape) * ITEM_BITS[dtype] // 8)
+        if span[1] - span[0] < needed:
+            raise damaged(f"{where}: {needed} bytes of data expected, got {span[1] - span[0]}")
+    if span is None and math.prod(shape) > MAX_ELEMENTS:
+        raise damaged(f"{where}: the shape {shape} has more than {MAX_ELEMENTS} elements")
+    q = table.table(4)
+    scale = None if q is None else q.array(2, "float32")
+    zero_point = None if q is None else q.array(3, "int64")
+    scale = np.zeros(0, np.float32) if scale is None else scale
+    zero_point = np.zeros(scale.shape, np.int64) if zero_point is None or not zero_point.size else zero_point
+    if q is not None and q.scalar(4, "u8") and not unusual:
+        unusual = "a quantization that is no scale and zero point"
+    axis = 0 if q is None else q.scalar(6, "i32")
+    return FileTensor(index, name, shape, signature, dtype, span, scale, zero_point, axis, unusual)
+
+
+def _sizes(table: Table, field: int, where: str, least: int = 0) -> tuple[int, ...]:
+    found = table.array(field, "int32")
+    if found is None:
+        return ()
+    if found.size > MAX_RANK:
+        raise damaged(f"{where}: {found.size} dimensions, expected at most {MAX_RANK}")
+    if found.size and int(found.min()) < least:
+        raise damaged(f"{where}: a size of {int(found.min())}")
+    return tuple(int(n) for n in found)
+
+
+def _check_order(model: Model) -> None:
+    """Every tensor is computed once, and before it is read."""
+    known = {tensor.index for tensor in model.tensors if tensor.span is not None}
+    for index in model.inputs:
+        if index in known:
+            raise damaged(f"input {model.tensors[index].name[:60]!r} is listed twice, or has data")
+        known.add(index)
+    for operator in model.operators:
+        for index in operator.inputs:
+            # what has no elements may have no data
+            if index >= 0 and index not in known and model.tensors[index].size and not model.tensors[index].unusual:
+                raise damaged(
+                    f"operator {operator.index} ({operator.name}) reads {model.tensors[index].name[:60]!r} before it "
+                    "is computed"
+                )
+        for index in operator.outputs:
+            if index in known:
+                raise damaged(
+                    f"operator {operator.index} ({operator.name}) computes {model.tensors[index].name[:60]!r} again"
+                )
+            known.add(index)
+    for index in model.outputs:
+        if index not in known:
+            raise damaged(f"output {model.tensors[index].name[:60]!r} is never computed")
+
+
+__all__ = ["FileTensor", "Model", "Operator", "ReadError", "parse"]

@@ -1,0 +1,276 @@
+"""Products with weights and of activations: FULLY_CONNECTED, CONV_2D, DEPTHWISE_CONV_2D, TRANSPOSE_CONV, BATCH_MATMUL.
+
+Kernels get the layouts that a conversion gives them: (in, out) and (height, width, in, out).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qjax.export.ir import Quantization
+from qjax.export.read.tflite.clamps import clamps
+from qjax.export.read.tflite.flatbuffer import damaged
+from qjax.export.read.tflite.kernels import CONV, DEPTHWISE, GROUPED, SINGLE, TRANSPOSED
+from qjax.export.read.tflite.model import FileTensor, Operator
+from qjax.export.read.tflite.walk import FLOATS, Codes, Unsupported, Walk, code_range, reads, scales, volume
+from qjax.export.tflite_schema.enums import PADDINGS
+from qjax.export.tflite_schema.layouts import same_padding
+
+MAX_PADDING = 4096
+"""Rows or columns that SAME may add, beside four times those that are there: no kernel needs more."""
+
+_NHWC = [0, 3, 1, 2]
+_HWIO = [3, 2, 0, 1]
+
+
+@reads("FULLY_CONNECTED")
+def fully_connected(walk: Walk, operator: Operator) -> None:
+    """Rows of the input, whatever its rank, times a matrix (out, in)."""
+    if operator.options["format"]:
+        raise Unsupported("its weights are shuffled", "Convert the model again without that option")
+    x, stored = walk.codes_of(operator, 0), walk.operand(operator, 1)
+    if len(stored.shape) != 2 or not volume(stored.shape):
+        raise damaged(f"operator {operator.index} ({operator.name}): weights of shape {stored.shape}")
+    features, depth = stored.shape
+    codes, grid = _kernel(walk, operator, x, 0)
+    if volume(x.shape) % depth:
+        raise damaged(f"operator {operator.index} ({operator.name}): an input of {x.shape}, weights of {stored.shape}")
+    keep = bool(operator.options["keep_dims"])
+    if keep and (not x.shape or x.shape[-1] != depth):
+        raise damaged(f"operator {operator.index} ({operator.name}): an input of {x.shape}, weights of {stored.shape}")
+    rows = x.shape[:-1] if keep else (volume(x.shape) // depth,)
+    x = walk.reshaped(x, (*rows, depth), f"{walk.name_of(operator)}/input")
+    rank = len(x.shape)
+    attributes = {
+        "lhs_contracting": [rank - 1],
+        "rhs_contracting": [0],
+        "lhs_batch": [],
+        "rhs_batch": [],
+        "weight": 1,
+        "channels": [[rank - 1, 1]],
+        "rank": rank,
+        "permutation": None,
+    }
+    kernel = codes.T, _along(grid, 1)
+    _weighted(walk, operator, "dot", x, kernel, (*rows, features), attributes, 2)
+
+
+@reads("CONV_2D", "DEPTHWISE_CONV_2D")
+def conv(walk: Walk, operator: Operator) -> None:
+    """A convolution of NHWC, in groups where its kernel has fewer input channels than the input."""
+    x, stored = walk.codes_of(operator, 0), walk.operand(operator, 1)
+    _require_ranks(operator, x, stored)
+    depthwise = operator.name == "DEPTHWISE_CONV_2D"
+    codes, grid = _kernel(walk, operator, x, 3 if depthwise else 0)
+    # (1, height, width, out) and (out, height, width, in)
+    codes = codes.transpose(1, 2, 0, 3) if depthwise else codes.transpose(1, 2, 3, 0)
+    height, width, into, features = codes.shape
+    channels = x.shape[3]
+    groups = channels if depthwise else channels // max(into, 1)
+    if groups * into != channels or features % max(groups, 1) or not codes.size or (depthwise and into != 1):
+        raise damaged(f"operator {operator.index} ({operator.name}): an input of {x.shape}, weights of {stored.shape}")
+    strides, dilation = strides_of(operator), _dilation(operator)
+    padding, sizes = windows(operator, x.shape[1:3], (height, width), strides, dilation)
+    if x.dtype == "uint8":
+        walk.marks[walk.name_of(operator)] = DEPTHWISE if depthwise else CONV
+    elif depthwise and groups == 1 and features > 1:
+        walk.marks[walk.name_of(operator)] = SINGLE
+    elif not depthwise and groups > 1:
+        walk.marks[walk.name_of(operator)] = GROUPED
+    attributes = _attributes(strides, padding, [1, 1], dilation, groups)
+    _weighted(walk, operator, "conv", x, (codes, _along(grid, 3)), (x.shape[0], *sizes, features), attributes, 2)
+
+
+@reads("TRANSPOSE_CONV")
+def transpose_conv(walk: Walk, operator: Operator) -> None:
+    """A convolution of the input with zeros between its codes, and the kernel turned by half a circle."""
+    shape = [int(n) for n in walk.numbers(operator, 0).reshape(-1)]
+    x, stored = walk.codes_of(operator, 2), walk.operand(operator, 1)
+    _require_ranks(operator, x, stored)
+    codes, grid = _kernel(walk, operator, x, 0)
+    turned = codes[:, ::-1, ::-1].transpose(1, 2, 3, 0)
+    strides = strides_of(operator)
+    where = f"operator {operator.index} ({operator.name})"
+    if len(shape) != 4 or x.shape[3] != codes.shape[3] or shape[3] != codes.shape[0] or not codes.size:
+        raise damaged(f"{where}: an input of {x.shape}, weights of {stored.shape}, an output of {shape}")
+    padding: list[list[int]] = []
+    for axis in range(2):
+        size, window, stride = x.shape[axis + 1], codes.shape[axis + 1], strides[axis]
+        out = shape[axis + 1]
+        same = PADDINGS[operator.options["padding"]] == "SAME"
+        expected = -(-out // stride) if same else max(-(-(out - window + 1) // stride), 0)
+        if size != expected or out < 1:
+            raise damaged(f"{where}: {size} rows or columns in, {out} out")
+        before = same_padding(out, window, stride)[0] if same else 0
+        low = window - 1 - before
+        padding.append([low, out + window - 1 - low - ((size - 1) * stride + 1)])
+    if x.dtype in ("int8", "uint8"):
+        walk.marks[walk.name_of(operator)] = TRANSPOSED if x.dtype == "int8" else CONV
+    attributes = _attributes([1, 1], padding, strides, [1, 1], 1)
+    kernel = np.ascontiguousarray(turned), _along(grid, 3)
+    _weighted(walk, operator, "conv", x, kernel, (x.shape[0], *shape[1:]), attributes, 3)
+
+
+@reads("BATCH_MATMUL")
+def batch_matmul(walk: Walk, operator: Operator) -> None:
+    """A product of two tensors of codes over their last axes."""
+    x, w = walk.codes_of(operator, 0), walk.codes_of(operator, 1)
+    adjoint = operator.options["adj_x"], operator.options["adj_y"]
+    rank = len(x.shape)
+    if rank != len(w.shape) or rank < 2 or x.shape[:-2] != w.shape[:-2]:
+        raise Unsupported(
+            f"a product of {x.shape} and {w.shape}", "Repeat the smaller one with BROADCAST_TO when you make the file"
+        )
+    summed = (rank - 2 if adjoint[0] else rank - 1, rank - 1 if adjoint[1] else rank - 2)
+    kept = (2 * rank - 3 - summed[0], 2 * rank - 3 - summed[1])
+    if x.shape[summed[0]] != w.shape[summed[1]]:
+        raise damaged(f"operator {operator.index} ({operator.name}): a product of {x.shape} and {w.shape}")
+    name, _ = walk.result(operator, (*x.shape[:-2], x.shape[kept[0]], w.shape[kept[1]]))
+    attributes = {
+        "lhs_contracting": [summed[0]],
+        "rhs_contracting": [summed[1]],
+        "lhs_batch": list(range(rank - 2)),
+        "rhs_batch": list(range(rank - 2)),
+        "weight": None,
+        "channels": [],
+        "rank": rank,
+        "permutation": None,
+    }
+    walk.node("dot", [x, w], name, attributes)
+
+
+def _attributes(
+    strides: list[int], padding: list[list[int]], between: list[int], dilation: list[int], groups: int
+) -> dict[str, Any]:
+    return {
+        "strides": strides,
+        "padding": padding,
+        "lhs_dilation": between,
+        "rhs_dilation": dilation,
+        "groups": groups,
+        "lhs_layout": _NHWC,
+        "rhs_layout": _HWIO,
+        "out_layout": _NHWC,
+        "weight": 1,
+        "channels": [[3, 3]],
+        "rank": 4,
+        "permutation": None,
+    }
+
+
+def _weighted(
+    walk: Walk,
+    operator: Operator,
+    op: str,
+    x: Codes,
+    kernel: tuple[NDArray[Any], Quantization],
+    shape: Sequence[int],
+    attributes: dict[str, Any],
+    bias: int,
+) -> None:
+    """The node of a product with weights; bias: its place among the operands."""
+    codes, grid = kernel
+    name, y = walk.result(operator, shape)
+    if walk.output(operator).dtype != x.dtype:
+        raise Unsupported(f"codes of {x.dtype} become {walk.output(operator).dtype}", "Give both sides the same bits")
+    constants = {
+        "kernel": walk.held(operator, 1, np.ascontiguousarray(codes), grid),
+        "bias": _bias(walk, operator, bias, shape[-1], name),
+    }
+    constants |= clamps(walk, operator, name, y)
+    walk.node(op, [x], name, attributes, constants)
+
+
+def _bias(walk: Walk, operator: Operator, place: int, features: int, name: str) -> str:
+    if not walk.has(operator, place):
+        return walk.constant(f"{name}/bias", np.zeros(features, np.int32))
+    tensor = walk.operand(operator, place)
+    if tensor.span is None or tensor.dtype not in ("int32", "int64"):
+        raise Unsupported(f"its bias {tensor.name!r} is no constant of int32 or int64", FLOATS)
+    if tensor.size != features or tensor.zero_point.any():
+        raise damaged(f"operator {operator.index} ({operator.name}): a bias of shape {tensor.shape}")
+    value = walk.array(tensor).reshape(-1)
+    if value.size and (int(value.min()) < -(2**31) or int(value.max()) >= 2**31):
+        raise Unsupported(f"its bias {tensor.name!r} needs more than 32 bits", "Use a model of 8 bits")
+    return walk.held(operator, place, value.astype(np.int32))
+
+
+def _kernel(walk: Walk, operator: Operator, x: Codes, channels: int) -> tuple[NDArray[Any], Quantization]:
+    """The kernel as it lies in the file, its zero point taken off; channels: the axis that may have scales."""
+    tensor = walk.operand(operator, 1)
+    low, high = code_range(tensor) if tensor.dtype in ("int4", "int8", "uint8") else (0, 0)
+    if low == high or tensor.span is None:
+        raise Unsupported(f"its weights {tensor.name!r} are no constant of 8 or 4 bits", FLOATS)
+    if not tensor.scale.size:
+        raise Unsupported(f"its weights {tensor.name!r} have no scale", FLOATS)
+    scale, zero_point = scales(tensor, low, high)
+    if scale.size > 1 and (tensor.axis != channels or scale.size != tensor.shape[channels]):
+        raise Unsupported(
+            f"its weights {tensor.name!r} have {scale.size} scales along axis {tensor.axis}",
+            "Its kernel has one scale, or one for each of its output channels",
+        )
+    offset = int(zero_point[0])
+    if (zero_point != offset).any() or (offset and tensor.dtype != "uint8"):
+        raise Unsupported(f"its signed weights {tensor.name!r} have a zero point", "Its kernel takes it as 0")
+    if (tensor.dtype == "uint8") != (x.dtype == "uint8"):
+        raise Unsupported(f"weights of {tensor.dtype} meet codes of {x.dtype}", "No kernel of the runtime does this")
+    codes = walk.array(tensor)
+    low, high = low - offset, high - offset
+    if tensor.dtype == "uint8":
+        fits = low >= -128 and high <= 127
+        codes = (codes.astype(np.int32) - offset).astype(np.int8 if fits else np.int16)
+    elif not (codes == low).any():
+        # what converters write: as many codes below zero as above
+        low = low + 1
+    one = scale.size == 1
+    axes = () if one else (channels,)
+    held = scale[0] if one else scale
+    return codes, Quantization(np.asarray(held), np.zeros(np.shape(held), np.int32), low, high, axes)
+
+
+def _along(grid: Quantization, axis: int) -> Quantization:
+    """The grid of a kernel whose channels moved to another axis."""
+    return Quantization(grid.scale, grid.zero_point, grid.qmin, grid.qmax, (axis,) if grid.axes else ())
+
+
+def _require_ranks(operator: Operator, x: Codes, kernel: FileTensor) -> None:
+    if len(x.shape) != 4 or len(kernel.shape) != 4:
+        raise damaged(f"operator {operator.index} ({operator.name}): an input of {x.shape}, weights of {kernel.shape}")
+
+
+def strides_of(operator: Operator) -> list[int]:
+    """(height, width)."""
+    found = [operator.options["stride_h"], operator.options["stride_w"]]
+    if min(found) < 1:
+        raise damaged(f"operator {operator.index} ({operator.name}): strides of {found}")
+    return found
+
+
+def _dilation(operator: Operator) -> list[int]:
+    found = [operator.options["dilation_h"], operator.options["dilation_w"]]
+    if min(found) < 1:
+        raise damaged(f"operator {operator.index} ({operator.name}): dilation of {found}")
+    return found
+
+
+def windows(
+    operator: Operator, sizes: Sequence[int], window: Sequence[int], strides: Sequence[int], dilation: Sequence[int]
+) -> tuple[list[list[int]], list[int]]:
+    """The padding of height and width, and the sizes of the result."""
+    number = operator.options["padding"]
+    if not 0 <= number < len(PADDINGS):
+        raise damaged(f"operator {operator.index} ({operator.name}): padding number {number}")
+    padding: list[list[int]] = []
+    out: list[int] = []
+    for size, n, stride, step in zip(sizes, window, strides, dilation, strict=True):
+        pair = list(same_padding(size, n, stride, step)) if PADDINGS[number] == "SAME" else [0, 0]
+        if sum(pair) > MAX_PADDING + 4 * size:
+            raise Unsupported(f"a window of {n} on {size} rows or columns", "Use a window that fits the image")
+        covered = size + sum(pair) - (n - 1) * step
+        if covered < 1 or size < 1:
+            raise damaged(f"operator {operator.index} ({operator.name}): a window of {n} on {size} rows or columns")
+        padding.append(pair)
+        out.append((covered - 1) // stride + 1)
+    return padding, out
