@@ -31,9 +31,10 @@ test-compat: venv-compat ## the suite without its slow tests, under the oldest P
 
 test-py311: test-compat
 
-test-oracles: venv-oracles ## tests against torch, tflite-micro, TVM, NEON and LiteRT for AArch64, which the lock does not hold
+test-oracles: venv-oracles ## tests against torch, tflite-micro, TVM, NEON, LiteRT for AArch64 and cross compilers, which the lock does not hold
 	tools/aarch64.sh
 	tools/aarch64-litert.sh .venv-aarch64
+	tools/cross.sh
 	QJAX_AARCH64_PYTHON=.venv-aarch64/python .venv-oracles/bin/python -m pytest --oracles -m oracle $(ARGS)
 
 bench: venv ## timings against XLA's float path and the real runtimes

@@ -1,20 +1,68 @@
 """Emitted C, compiled and called: many models in one file, since compiling is what costs."""
 
 import ctypes
+import functools
 import math
 import pathlib
 import subprocess
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import jax
 import numpy as np
 
 from qjax.export.emit.c import files
-from qjax.export.emit.c.loops import Source
+from qjax.export.emit.c.blocks import Source
 from qjax.export.emit.c.program import Program, build
+from qjax.export.interpreter import Interpreter
 from qjax.export.ir import Graph
 
 WARNINGS = ["-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-Wconversion", "-Wsign-conversion", "-Wshadow"]
-SANITIZERS = ["-g", "-O1", "-fsanitize=undefined,address", "-fno-sanitize-recover=all"]
+SANITIZERS = ["-O0", "-fsanitize=undefined,address", "-fno-sanitize-recover=all"]
+FASTEST = ["-O3", "-fstrict-aliasing", "-Wstrict-aliasing=2"]
+
+Named = Mapping[str, tuple[Graph, Sequence[np.ndarray]]]
+
+
+class Compiled:
+    """Many graphs in one C file, what they are fed, and what the interpreter makes of it."""
+
+    def __init__(self, given: Named, folder: pathlib.Path, batch: int = 1) -> None:
+        self.graphs = {name: graph for name, (graph, _) in given.items()}
+        self.inputs = {name: list(inputs) for name, (_, inputs) in given.items()}
+        self.folder = folder
+        self.programs, self.text = programs(self.graphs, batch)
+
+    @functools.cached_property
+    def expected(self) -> dict[str, list[np.ndarray]]:
+        interpreters = {name: Interpreter(graph) for name, graph in self.graphs.items()}
+        constants = {name: interpreter.constants for name, interpreter in interpreters.items()}
+
+        def every(constants, inputs):
+            return {name: each.outputs(constants[name], inputs[name]) for name, each in interpreters.items()}
+
+        # integers are the same at every level, and most of the time here would be XLA's
+        fast = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+        found = jax.jit(every, compiler_options=fast)(constants, self.inputs)
+        return {name: [np.asarray(y) for y in outputs] for name, outputs in found.items()}
+
+    def called(self, *flags: str) -> dict[str, list[np.ndarray]]:
+        """What a library of all of them gives."""
+        library = ctypes.CDLL(str(compiled(self.text, self.folder, *flags)))
+        return {name: call(library, program, name, self.inputs[name]) for name, program in self.programs.items()}
+
+    def run(self, *flags: str, **machine: Any) -> dict[str, list[np.ndarray]]:
+        """What a program of all of them gives."""
+        return run_program(self.programs, self.text, self.folder, self.inputs, flags, **machine)
+
+    def assert_equal(self, found: Mapping[str, Sequence[np.ndarray]]) -> None:
+        wrong: list[str] = []
+        for name, expected in self.expected.items():
+            for got, want in zip(found[name], expected, strict=True):
+                assert got.dtype == want.dtype
+                if not np.array_equal(got, want):
+                    wrong.append(f"{name}: {np.count_nonzero(got != want)} of {want.size}")
+        assert not wrong, wrong
 
 
 def programs(graphs: Mapping[str, Graph], batch: int = 1) -> tuple[dict[str, Program], str]:

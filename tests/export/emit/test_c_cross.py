@@ -6,12 +6,10 @@
 import pathlib
 import subprocess
 
-import numpy as np
 import pytest
 
 from qjax.export.emit import c
-from qjax.export.interpreter import Interpreter
-from tests.export.emit import c_build, c_nodes
+from tests.export.emit import c_build, nodes
 from tests.export.lowered import residual_network
 
 pytestmark = pytest.mark.oracle
@@ -24,35 +22,18 @@ MACHINES = {
 
 
 @pytest.fixture(scope="module")
-def everything():
-    nodes = {**c_nodes.of_operations(), **c_nodes.of_targets()}
-    graphs = {name: graph for name, (graph, _) in nodes.items()}
-    inputs = {name: codes for name, (_, codes) in nodes.items()}
-    expected = {name: [np.asarray(y) for y in Interpreter(graphs[name])(*inputs[name])] for name in graphs}
-    return *c_build.programs(graphs), inputs, expected
+def everything(tmp_path_factory):
+    return c_build.Compiled({**nodes.of_operations(), **nodes.of_targets()}, tmp_path_factory.mktemp("cross"))
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_every_operation_rule_and_formula(machine, everything, tmp_path):
-    built, text, inputs, expected = everything
+def test_every_operation_rule_and_formula(machine, everything):
     compiler, emulator, big = MACHINES[machine]
-    found = c_build.run_program(
-        built,
-        text,
-        tmp_path,
-        inputs,
-        ["-O2", "-static"],
-        compiler=compiler,
-        emulator=[emulator],
-        big_endian=big,
-    )
-    for name, outputs in expected.items():
-        for got, want in zip(found[name], outputs, strict=True):
-            assert np.array_equal(got, want), (machine, name, np.count_nonzero(got != want))
+    everything.assert_equal(everything.run("-O2", "-static", compiler=compiler, emulator=[emulator], big_endian=big))
 
 
 def test_cortex_m_code_holds_no_float_and_no_writable_data(tmp_path: pathlib.Path):
-    graph = c_nodes.finished(residual_network(), "tflite_micro")
+    graph = nodes.finished(residual_network(), "tflite_micro")
     for file, text in c.to_files(graph, vectors=0).items():
         (tmp_path / file).write_text(text)
     flags = ["-mcpu=cortex-m0", "-mthumb", "-Os", "-ffreestanding", *c_build.WARNINGS]

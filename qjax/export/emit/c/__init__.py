@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from qjax.export.emit.c import files
-from qjax.export.emit.c.loops import Source
+from qjax.export.emit.c.blocks import Source
 from qjax.export.emit.c.program import Program, build
 from qjax.export.files import write
 from qjax.export.interpreter import Interpreter
@@ -45,7 +45,8 @@ def emit(graph: Graph, path: str | os.PathLike[str], *, name: str = "model", bat
         write(text.encode("ascii"), os.path.join(folder, file))
     print(
         f"{os.path.join(folder, name)}.c: arena of {program.plan.size} bytes (at least {program.plan.bound} are alive "
-        f"at once), constants of {program.source.table_bytes} bytes, batch {batch}"
+        f"at once), local arrays of {program.stack} bytes, constants of {program.source.table_bytes} bytes (weights "
+        f"{program.source.weight_bytes}), batch {batch}"
     )
 
 
@@ -60,7 +61,8 @@ def _emitted(graph: Graph, name: str, batch: int, vectors: int) -> tuple[Program
     if vectors < 0:
         raise ValueError(f"C: expected at least 0 vectors, got {vectors}.")
     source = Source()
-    source.names.fresh(f"{name}_run")
+    for own in ("run", "arena"):
+        source.names.fresh(f"{name}_{own}")
     program = build(graph, batch, source, f"{name}_")
     texts = {
         f"{name}.h": files.header(program, name),

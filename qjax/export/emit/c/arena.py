@@ -1,7 +1,8 @@
 """A static plan of memory: every intermediate tensor at a fixed place of one arena, reused once it is dead.
 
 Step t runs node t. A block is alive from the step that writes it to the last one that reads it; scratch memory lives
-for one step. Two blocks that are alive at one step never overlap. The least possible size is the greatest sum of live
+for one step. Two blocks that are alive at one step never overlap, nor do blocks of different types wider than a
+character, so that the rules of aliasing hold. The least possible size is the greatest sum of live
 blocks over all steps; the plan tries several orders and keeps the best, which reaches that bound for the usual models.
 """
 
@@ -15,30 +16,44 @@ _EXHAUSTIVE = 5
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """size: bytes. first, last: the steps between which, both included, its content matters."""
+    """size: bytes. first, last: the steps between which, both included, its content matters.
+
+    width: of an element. C lets characters (width 1) share memory with anything; memory that was used as one wider
+    type is not used as another.
+    """
 
     name: str
     size: int
     first: int
     last: int
+    width: int = 1
 
     def meets(self, other: "Block") -> bool:
         """Whether there is a step at which both are alive."""
         return self.first <= other.last and other.first <= self.last
 
+    def excludes(self, other: "Block") -> bool:
+        """Whether they may not have a byte in common, ever."""
+        return self.meets(other) or (self.width != other.width and 1 not in (self.width, other.width))
+
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """offsets: in bytes, by name. size: of the arena. bound: below which no plan exists. alignment: of offsets."""
+    """offsets: in bytes, by name. size: of the arena. bound: below which no plan exists. alignment: of offsets.
+
+    widths: of the elements of all blocks.
+    """
 
     offsets: dict[str, int]
     size: int
     bound: int
     alignment: int
+    widths: frozenset[int] = frozenset()
 
 
-def plan(blocks: Sequence[Block], alignment: int = 1) -> Plan:
-    """Places for blocks of different names."""
+def plan(blocks: Sequence[Block], alignment: int | None = None) -> Plan:
+    """Places for blocks of different names. alignment: by default the width of the widest element."""
+    alignment = max((b.width for b in blocks), default=1) if alignment is None else alignment
     rounded = [dataclasses.replace(b, size=-(-b.size // alignment) * alignment) for b in blocks]
     bound = lower_bound(rounded)
     best: tuple[int, dict[str, int]] | None = None
@@ -49,7 +64,8 @@ def plan(blocks: Sequence[Block], alignment: int = 1) -> Plan:
         if size == bound:
             break
     assert best is not None
-    return Plan({b.name: best[1][b.name] for b in blocks}, best[0], bound, alignment)
+    widths = frozenset(b.width for b in blocks)
+    return Plan({b.name: best[1][b.name] for b in blocks}, best[0], bound, alignment, widths)
 
 
 def lower_bound(blocks: Sequence[Block]) -> int:
@@ -71,7 +87,7 @@ def _from_both_ends(order: Sequence[Block], bound: int, first: int) -> dict[str,
     offsets: dict[str, int] = {}
     done: list[Block] = []
     for turn, block in enumerate(order):
-        taken = [(offsets[o.name], offsets[o.name] + o.size) for o in done if o.meets(block)]
+        taken = [(offsets[o.name], offsets[o.name] + o.size) for o in done if o.excludes(block)]
         starts = sorted(
             {0, *(stop for _, stop in taken), *(start - block.size for start, _ in taken), bound - block.size}
         )
@@ -100,7 +116,7 @@ def _placed(order: Sequence[Block]) -> dict[str, int]:
     offsets: dict[str, int] = {}
     done: list[Block] = []
     for block in order:
-        taken = sorted((offsets[o.name], offsets[o.name] + o.size) for o in done if o.meets(block))
+        taken = sorted((offsets[o.name], offsets[o.name] + o.size) for o in done if o.excludes(block))
         end, place, gap = 0, None, None
         for start, stop in taken:
             free = start - end

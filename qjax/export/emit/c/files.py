@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from qjax.export.emit.c.blocks import Source
 from qjax.export.emit.c.helpers import helper_texts
-from qjax.export.emit.c.loops import Source
 from qjax.export.emit.c.program import Place, Program, Step
 from qjax.export.emit.c.text import TYPES, Names, comment, identifier, table
 from qjax.export.ir import Graph, Tensor
@@ -43,8 +43,10 @@ def header(program: Program, name: str) -> str:
         f"and arena must not overlap. The arena needs {upper}_ARENA_SIZE bytes, aligned to {upper}_ARENA_ALIGN; its "
         "content before and after a call does not matter (a null pointer will do where the size is 0). The function "
         "keeps no state: calls with different arenas may run at the same time.\n\n"
-        f"A code q stands for (q - ZERO_POINT) * SCALE, SCALE being SCALE_MANTISSA * 2^SCALE_EXPONENT exactly. "
-        f"Constants take {program.source.table_bytes} bytes."
+        f"A code q stands for (q - ZERO_POINT) * SCALE, SCALE being SCALE_MANTISSA * 2^SCALE_EXPONENT exactly.\n\n"
+        f"Memory: constants take {program.source.table_bytes} bytes, of these weights {program.source.weight_bytes} "
+        "(where all codes of a kernel fit 4 bits they are stored two to a byte, in 2 bits four). Local arrays take at "
+        f"most {upper}_STACK_SIZE bytes of the stack at once; compilers keep some hundred more there."
     )
     guard = f"{upper}_H"
     lines += [f"#ifndef {guard}", f"#define {guard}", "", "#include <stdint.h>", ""]
@@ -52,6 +54,9 @@ def header(program: Program, name: str) -> str:
         f"#define {upper}_BATCH {program.batch}",
         f"#define {upper}_ARENA_SIZE {plan.size}",
         f"#define {upper}_ARENA_ALIGN {plan.alignment}",
+        f"#define {upper}_STACK_SIZE {program.stack}",
+        "",
+        *_arena(program, name),
         "",
     ]
     for tensor, parameter in (*zip(graph.inputs, inputs, strict=True), *zip(graph.outputs, outputs, strict=True)):
@@ -59,6 +64,26 @@ def header(program: Program, name: str) -> str:
     lines += ["#ifdef __cplusplus", 'extern "C" {', "#endif", ""]
     lines += [f"{prototype(program, name)};", "", "#ifdef __cplusplus", "}", "#endif", "", f"#endif /* {guard} */"]
     return "\n".join(lines) + "\n"
+
+
+def _arena(program: Program, name: str) -> list[str]:
+    """The type of an array that may serve as arena."""
+    plan = program.plan
+    widths = sorted({1, *plan.widths})
+    text = (
+        f"For `static {name}_arena arena[{name.upper()}_ARENA_LENGTH];`. Memory from an allocator serves as well. No "
+        "byte of the arena is ever used as more than one type wider than a character (int8_t, uint8_t), even where "
+        "layers take turns, so C's rules of aliasing hold at every level of optimization."
+    )
+    members = [f"    int{8 * width}_t as_int{8 * width}[{plan.alignment // width}];" for width in widths]
+    return [
+        *comment(text),
+        "typedef union {",
+        *members,
+        f"}} {name}_arena;",
+        "",
+        f"#define {name.upper()}_ARENA_LENGTH {max(plan.size // plan.alignment, 1)}",
+    ]
 
 
 def _described(program: Program, tensor: Tensor, macro: str, parameter: str) -> list[str]:
@@ -190,8 +215,7 @@ def selftest(program: Program, name: str, cases: Sequence[tuple[Sequence[np.ndar
         ):
             lines += [*table(f"{parameter}_{index}", array), ""]
     lines += [
-        "/* wide elements: aligned for every type of code */",
-        f"static int64_t arena[{upper}_ARENA_SIZE / 8 + 1];",
+        f"static {name}_arena arena[{upper}_ARENA_LENGTH];",
         "",
     ]
     for parameter, tensor in zip(outputs, graph.outputs, strict=True):

@@ -108,6 +108,21 @@ static inline uint{n}_t rem_u{n}(uint{n}_t a, uint{n}_t b)
 }}"""
 
 
+_CODE = """\
+/* the code of {bits} bits, in two's complement, that begins at a number's lowest bit */
+static inline int8_t int{bits}(int32_t x)
+{{
+    return (int8_t)(((x & {mask}) ^ {half}) - {half});
+}}"""
+
+_CODE_AT = """\
+/* code i of those that are packed {many} to a byte, the first in the lowest bits */
+static inline int8_t int{bits}_at(const uint8_t *codes, int32_t i)
+{{
+    return int{bits}(codes[i >> {log}] >> ((i & {last}) * {bits}));
+}}"""
+
+
 def _all() -> dict[str, tuple[str, tuple[str, ...]]]:
     """name -> (text, names of the helpers that it calls)."""
     found: dict[str, tuple[str, tuple[str, ...]]] = {}
@@ -132,6 +147,9 @@ def _all() -> dict[str, tuple[str, tuple[str, ...]]]:
         for suffix, kind in ((f"i{n}", f"int{n}_t"), (f"u{n}", f"uint{n}_t")):
             for name, sign in (("max", ">"), ("min", "<")):
                 found[f"{name}_{suffix}"] = (_EXTREME.format(type=kind, name=name, suffix=suffix, sign=sign), ())
+    for n, many in ((2, "four"), (4, "two")):
+        found[f"int{n}"] = (_CODE.format(bits=n, mask=2**n - 1, half=2 ** (n - 1)), ())
+        found[f"int{n}_at"] = (_CODE_AT.format(bits=n, many=many, last=8 // n - 1, log=4 // n), (f"int{n}",))
     return found
 
 

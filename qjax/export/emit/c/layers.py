@@ -15,18 +15,12 @@ import numpy as np
 from qjax import ops
 from qjax.export import interpreter
 from qjax.export.emit.c import windows
-from qjax.export.emit.c.loops import Layer, Source
+from qjax.export.emit.c.blocks import Source
+from qjax.export.emit.c.jaxprs import trace
+from qjax.export.emit.c.loops import Layer
+from qjax.export.emit.c.products import convolution, product
 from qjax.export.emit.c.text import identifier
-from qjax.export.emit.c.values import (
-    Buffer,
-    Table,
-    UnsupportedError,
-    Value,
-    convolution,
-    product,
-    trace,
-    transposed,
-)
+from qjax.export.emit.c.values import Buffer, Table, UnsupportedError, Value, transposed
 from qjax.export.ir import Graph, Node
 from qjax.numerics.rules import get_rule
 from qjax.ops import formulas, narrow

@@ -12,8 +12,9 @@ import numpy as np
 
 from qjax.export.check import check_integer
 from qjax.export.emit.c import arena
+from qjax.export.emit.c.blocks import Source
 from qjax.export.emit.c.layers import lower
-from qjax.export.emit.c.loops import Layer, Source
+from qjax.export.emit.c.loops import Layer
 from qjax.export.emit.c.text import Names, identifier
 from qjax.export.emit.c.values import Buffer
 from qjax.export.ir import Graph, Node
@@ -52,6 +53,11 @@ class Program:
     steps: tuple[Step, ...]
     places: dict[str, Place]
     plan: arena.Plan
+
+    @property
+    def stack(self) -> int:
+        """Bytes of local arrays that are on the stack at once."""
+        return max((step.layer.local_bytes for step in self.steps), default=0)
 
 
 def build(graph: Graph, batch: int, source: Source, prefix: str = "") -> Program:
@@ -149,7 +155,7 @@ def _placed(
         fixed[groups.root(name)] = Place("input", index)
     lives: dict[str, list[int]] = {}
     sizes: dict[str, int] = {}
-    widths = [1]
+    widths: dict[str, int] = {}
     places: dict[str, Place] = {}
     for time, step in enumerate(steps):
         outputs = [] if step.node is None else [step.output]
@@ -158,14 +164,14 @@ def _placed(
             if root not in fixed:
                 lives.setdefault(root, []).append(time)
                 sizes[root] = max(sizes.get(root, 0), _bytes(shapes[name], graph.tensors[name].dtype))
-                widths.append(np.dtype(graph.tensors[name].dtype).itemsize)
-    blocks = [arena.Block(name, sizes[name], min(times), max(times)) for name, times in lives.items()]
+                widths[root] = np.dtype(graph.tensors[name].dtype).itemsize
+    blocks = [arena.Block(name, sizes[name], min(times), max(times), widths[name]) for name, times in lives.items()]
     for time, step in enumerate(steps):
         for buffer in step.layer.scratch:
             dtype = "int32" if buffer.dtype == "bool" else buffer.dtype
-            blocks.append(arena.Block(f"{step.name}/{buffer.name}", _bytes(buffer.shape, dtype), time, time))
-            widths.append(np.dtype(dtype).itemsize)
-    plan = arena.plan(blocks, max(widths))
+            name, width = f"{step.name}/{buffer.name}", np.dtype(dtype).itemsize
+            blocks.append(arena.Block(name, _bytes(buffer.shape, dtype), time, time, width))
+    plan = arena.plan(blocks)
     for step in steps:
         for name in (*step.inputs, *([] if step.node is None else [step.output])):
             root = groups.root(name)

@@ -93,3 +93,15 @@ def table(name: str, values: Any, *, static: bool = True) -> list[str]:
     body = textwrap.wrap(", ".join(items), WIDTH - 4, break_long_words=False, break_on_hyphens=False)
     head = f"{'static ' if static else ''}const {TYPES[dtype]} {name}[{max(len(items), 1)}] = {{"
     return [head, *(f"    {line}" for line in body or ["0"]), "};"]
+
+
+def stripped(text: str) -> str:
+    """The expression without the parentheses around all of it."""
+    if not text.startswith("("):
+        return text
+    depth = 0
+    for position, character in enumerate(text):
+        depth += (character == "(") - (character == ")")
+        if depth == 0:
+            return text[1:-1] if position == len(text) - 1 else text
+    return text

@@ -14,10 +14,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from qjax.export.emit.c import weights
+from qjax.export.emit.c.blocks import Block, loop_head, nested
 from qjax.export.emit.c.index import Index, Indices, flat
-from qjax.export.emit.c.loops import Block, Layer, loop_head, nested
-from qjax.export.emit.c.scalar import limits, stripped
-from qjax.export.emit.c.text import TYPES
+from qjax.export.emit.c.loops import Layer
+from qjax.export.emit.c.scalar import limits
+from qjax.export.emit.c.text import TYPES, stripped
 from qjax.export.emit.c.values import Buffer, Register, Value
 
 FEW = 16
@@ -87,7 +89,11 @@ class _Nest:
         group = _variable(block, heads, "g", window.groups)
         wide = "int16_t" if window.x.dtype != "uint16" else "uint16_t"
         copies = 2 * count <= MOST_LOCAL and each > 1
-        table = self._table(window.kernel)
+        bits = weights.bits_of(window.kernel)
+        per_byte = 8 // bits if copies and bits in weights.PACKED else 1
+        bytes_ = -(-count // per_byte)
+        rows = window.kernel.reshape(self.features, count)
+        kernel = weights.store(self.layer.source, self._kernel, rows, rows=per_byte > 1)
         lines: list[str] = []
         inner = Block(block, inner=True)
         tap_heads: list[str] = []
@@ -102,15 +108,25 @@ class _Nest:
         read = f"{row}[{start + ic}]"
         if copies:
             patch = block.fresh("patch")
-            self.layer.local(2 * count)
-            lines.append(f"{wide} {patch}[{count}];")
+            self.layer.local(2 * bytes_ * per_byte)
+            lines.append(f"{wide} {patch}[{bytes_ * per_byte}];")
             lines += nested(tap_heads, [*inner.lines, *nested(ic_heads, [f"{patch}[{place}] = {read};"])])
+            # weights of 0 meet what fills up the last byte
+            lines += [f"{patch}[{rest}] = 0;" for rest in range(count, bytes_ * per_byte)]
             k_heads: list[str] = []
-            k = _variable(block, k_heads, "k", count)
-            product = self._product(f"{patch}[{k}]", f"{table}[{c * count + k}]")
-            summed = nested(k_heads, [self._add(acc, product)])
+            k = _variable(block, k_heads, "k", bytes_)
+            where = c * bytes_ + k
+            if per_byte == 1:
+                step = [self._add(acc, self._product(f"{patch}[{k}]", kernel.at(where)))]
+            else:
+                byte = block.fresh("byte")
+                step = [f"const int32_t {byte} = {kernel.name}[{where}];"]
+                # one sum, added at once: compilers vectorize it
+                codes = [(f"{patch}[{k + i * bytes_}]", kernel.within(byte, i)) for i in range(per_byte)]
+                step.append(self._add(acc, *(self._product(code, weight) for code, weight in codes)))
+            summed = nested(k_heads, step)
         else:
-            product = self._product(read, f"{table}[{c * count + place}]")
+            product = self._product(read, kernel.at(c * count + place))
             summed = nested(tap_heads, [*inner.lines, *nested(ic_heads, [self._add(acc, product)])])
         body = [f"{self.kind} {acc} = {self._zero()};", *summed, *self._finish(acc, c)]
         self._done([*lines, *nested(c_heads, body)])
@@ -120,8 +136,8 @@ class _Nest:
     def _by_feature(self) -> None:
         """acc[c] for all features at once."""
         window, block = self.window, self.block
-        weights = np.moveaxis(window.kernel, 0, -1)
-        table = self._table(weights)
+        kernel = np.ascontiguousarray(np.moveaxis(window.kernel, 0, -1))
+        stored = weights.store(self.layer.source, self._kernel, kernel)
         inner = Block(block, inner=True)
         tap_heads: list[str] = []
         tap = [_variable(inner, tap_heads, name, size) for name, size in zip(self.tap_names, self.taps, strict=True)]
@@ -134,16 +150,18 @@ class _Nest:
         acc = block.fresh("acc")
         own = f"{acc}[{c}]"
         self.layer.local(4 * self.features)
-        place = flat((*tap, ic, c), weights.shape)
-        add = self._add(own, self._product(f"{row}[{start + group * self.per_group + ic}]", f"{table}[{place}]"))
+        place = flat((*tap, ic, c), kernel.shape)
+        code = f"{row}[{start + group * self.per_group + ic}]"
+        add = self._add(own, self._product(code, stored.at(place)))
         lines = [f"{self.kind} {acc}[{self.features}];", *nested(c_heads, [f"{own} = {self._zero()};"])]
         lines += nested(tap_heads, [*inner.lines, *nested([*ic_heads, *c_heads], [add])])
         self._done([*lines, *nested(c_heads, self._finish(own, c))])
 
     # ------------------------------------------------------------------ parts
 
-    def _table(self, weights: np.ndarray) -> str:
-        return self.layer.source.table(f"{self.layer.prefix}_kernel", weights)
+    @property
+    def _kernel(self) -> str:
+        return f"{self.layer.prefix}_kernel"
 
     def _zero(self) -> str:
         return "0" if self.kind == "int32_t" else "0u"
@@ -151,8 +169,10 @@ class _Nest:
     def _product(self, x: str, w: str) -> str:
         return f"({self.cast}){x} * ({self.cast}){w}"
 
-    def _add(self, acc: str, product: str) -> str:
-        return f"{acc} += {product};" if self.cast == self.kind else f"{acc} += ({self.kind})({product});"
+    def _add(self, acc: str, *products: str) -> str:
+        if self.cast != self.kind:
+            products = tuple(f"({self.kind})({product})" for product in products)
+        return f"{acc} += {' + '.join(products)};"
 
     def _row(self, block: Block, tap: Sequence[Index], group: Index) -> tuple[str, Index]:
         """The pointer to the channels that one tap meets, and the index of the first of the group's."""

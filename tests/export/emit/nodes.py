@@ -12,7 +12,7 @@ from qjax.conformance.single import graph_of as case_graph
 from qjax.export import passes
 from qjax.export.ir import Graph
 from qjax.numerics.accumulator import Accumulator
-from tests.ops.nodes import INT8, INT16, NARROW, UINT8_MIDDLE, UINT16, Grid, graph_of
+from tests.ops.nodes import INT4, INT8, INT16, NARROW, UINT8_MIDDLE, UINT16, Grid, graph_of
 
 Named = dict[str, tuple[Graph, list[np.ndarray]]]
 
@@ -99,7 +99,7 @@ def of_operations() -> Named:
     indices = np.array([[0, 9, 3], [-1, 10, 2**31 - 1]], np.int32)
     add("embed", "embed", [(indices, "int32")], ((2, 3, 4), NARROW), {}, kernel=table)
     small = np.array([250, 0, 9], np.uint8)
-    add("embed_bytes", "embed", [(small, "uint8")], ((3, 4), NARROW), {}, kernel=table)
+    add("embed_bytes", "embed", [(small, "uint8")], ((3, 4), INT4), {}, kernel=INT4.codes(rng, (10, 4)))
     window = {
         "window": [1, 2, 3],
         "strides": [1, 2, 1],
@@ -139,6 +139,8 @@ def _weighted(add: Any, codes: Any, rng: np.random.Generator) -> None:
         (UINT8_MIDDLE, "int16", None),
         (INT16, "int8", None),
         (UINT16, "int8", None),
+        (INT8, "int4", None),
+        (UINT8_MIDDLE, "int2", None),
         (UINT16, "int16", {"bits": 20, "overflow": "wrap"}),
         (UINT8_MIDDLE, "int8", {"bits": 12, "overflow": "wrap", "operands": "codes"}),
         (INT8, "int8", {"bits": 14, "overflow": "saturate"}),
@@ -148,8 +150,9 @@ def _weighted(add: Any, codes: Any, rng: np.random.Generator) -> None:
     ]
     for index, (x_grid, w_dtype, accumulator) in enumerate(kinds):
         known = {} if accumulator is None else {"accumulator": Accumulator(**accumulator).to_json()}
-        reach = 100 if w_dtype == "int8" else 300
-        shift = -9 if x_grid in (INT8, UINT8_MIDDLE) else -16
+        reach = {"int16": 300, "int8": 100, "int4": 7, "int2": 1}[w_dtype]
+        w_dtype = w_dtype if reach > 7 else "int8"
+        shift = -6 if reach <= 7 else -9 if x_grid in (INT8, UINT8_MIDDLE) else -16
         rule = {"rule": "double_round", "permutation": None, **known}
         out = (INT8, UINT8_MIDDLE)[index % 2]
 
@@ -162,13 +165,13 @@ def _weighted(add: Any, codes: Any, rng: np.random.Generator) -> None:
             }
 
         def kernel(*shape: int, reach: int = reach, dtype: str = w_dtype) -> np.ndarray:
-            return rng.integers(-reach, reach + 1, shape).astype(dtype)
+            return rng.integers(-reach - 1, reach + 1, shape).astype(dtype)
 
         dense = {"lhs_contracting": [1], "rhs_contracting": [0], "lhs_batch": [], "rhs_batch": []}
         dense |= {"weight": 1, "channels": [[1, 1]], "rank": 2, **rule}
         w = constants(kernel(37, 6), 6)
         add(f"dense{index}", "dot", [codes(x_grid, 3, 37)], ((3, 6), out), dense, **w)
-        if accumulator is None or index == 5:
+        if accumulator is None or index == 7:
             # the weight on the left, two summed axes, a permutation
             odd = {"lhs_contracting": [2, 0], "rhs_contracting": [1, 2], "lhs_batch": [], "rhs_batch": []}
             odd |= {"weight": 0, "channels": [[1, 1]], "rank": 2, **rule, "permutation": [1, 0]}
@@ -177,7 +180,10 @@ def _weighted(add: Any, codes: Any, rng: np.random.Generator) -> None:
         conv = {"strides": [2, 1], "padding": [[1, 2], [0, 1]], "lhs_dilation": [1, 1], "rhs_dilation": [1, 2]}
         conv |= {"lhs_layout": [0, 3, 1, 2], "rhs_layout": [3, 2, 0, 1], "out_layout": [0, 3, 1, 2], "weight": 1}
         conv |= {"channels": [[3, 3]], "rank": 4, **rule}
-        for groups, per_group, features in ((1, 5, 7), (2, 3, 4), (6, 1, 6), (3, 1, 6)):
+        # one group, a few, a feature or more for each channel
+        shapes = ((1, 5, 7), (2, 3, 4), (6, 1, 6), (3, 1, 6))
+        chosen = shapes if index < 2 else shapes[index % 2 :: 2] if accumulator is None else shapes[1:3]
+        for groups, per_group, features in chosen:
             w = constants(kernel(3, 2, per_group, features), features)
             x = codes(x_grid, 2, 6, 5, groups * per_group)
             name = f"conv{index}_{groups}_{features}"

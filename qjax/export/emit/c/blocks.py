@@ -1,0 +1,149 @@
+"""Stretches of C while they are written: what a file's functions share, names and lines within braces, a layer's body.
+
+`Body` is what the writers of expressions (`loops.py`), of single readings (`leaves.py`) and of inner loops (`inner.py`)
+all write to and ask back.
+"""
+
+import abc
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from qjax.export.emit.c.index import Indices
+from qjax.export.emit.c.scalar import Interval
+from qjax.export.emit.c.text import Names, comment, table
+from qjax.export.emit.c.values import Buffer, Value
+
+
+@dataclasses.dataclass
+class Source:
+    """What the functions of one file share: functions of integers, tables, helpers."""
+
+    functions: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Text with a placeholder for the name -> name."""
+    texts: list[str] = dataclasses.field(default_factory=list)
+    tables: dict[tuple[object, ...], str] = dataclasses.field(default_factory=dict)
+    table_texts: list[str] = dataclasses.field(default_factory=list)
+    table_bytes: int = 0
+    weight_bytes: int = 0
+    helpers: set[str] = dataclasses.field(default_factory=set)
+    names: Names = dataclasses.field(default_factory=Names)
+
+    def function(self, wanted: str, note: str, head: str, body: list[str]) -> str:
+        """The name of a function of integers; the same text is written once."""
+        text = "\n".join([head, "{", *(f"    {line}" for line in body), "}"])
+        if text not in self.functions:
+            name = self.functions[text] = self.names.fresh(wanted)
+            self.texts.append("\n".join([*(comment(note) if note else []), text.replace("@", name)]))
+        return self.functions[text]
+
+    def table(self, wanted: str, array: np.ndarray, *, weights: bool = False) -> str:
+        """The name of a constant array; the same data is stored once."""
+        key = (array.dtype.name, array.tobytes())
+        if key not in self.tables:
+            name = self.tables[key] = self.names.fresh(wanted)
+            self.table_texts.append("\n".join(table(name, array)))
+            self.table_bytes += max(array.nbytes, array.itemsize)
+            self.weight_bytes += array.nbytes if weights else 0
+        return self.tables[key]
+
+
+class Block:
+    """A stretch of C within braces."""
+
+    def __init__(self, parent: "Block | None" = None, *, inner: bool = False) -> None:
+        self.parent = parent
+        self.inner = inner or (parent is not None and parent.inner)
+        self.lines: list[str] = []
+        self.taken: set[str] = set()
+        self.done: dict[tuple[object, ...], str] = {}
+
+    def fresh(self, wanted: str) -> str:
+        """A name that this block and those around it do not use."""
+        name, count = wanted, 1
+        while self._has(name):
+            count += 1
+            name = f"{wanted}{count}"
+        self.taken.add(name)
+        return name
+
+    def _has(self, name: str) -> bool:
+        return name in self.taken or (self.parent is not None and self.parent._has(name))
+
+    def known(self, key: tuple[object, ...]) -> str | None:
+        """What was computed under this key where it can be seen from here."""
+        if key in self.done:
+            return self.done[key]
+        return None if self.parent is None else self.parent.known(key)
+
+    def add(self, *lines: str) -> None:
+        self.lines += lines
+
+
+@dataclasses.dataclass(frozen=True)
+class Access:
+    """One reading of memory: which buffer, where, and whether inside of an inner loop or under a condition."""
+
+    buffer: str
+    place: tuple[object, ...]
+    inner: bool
+
+
+class Body(abc.ABC):
+    """The body of one C function that computes one tensor from others.
+
+    prefix: of its tables. hint: what its function of integers is called; note: the comment on that.
+    """
+
+    def __init__(self, source: Source, prefix: str, hint: str, note: str = "", reserved: Sequence[str] = ()) -> None:
+        self.source, self.prefix, self.hint, self.note = source, prefix, hint, note
+        self.root = Block()
+        self.root.taken |= set(reserved)
+        self.scratch: list[Buffer] = []
+        self.accesses: list[Access] = []
+        self.writes: list[tuple[object, ...]] = []
+        self.local_bytes = 0
+        self.kept: list[Value] = []
+
+    def reads_elsewhere(self, buffer: Buffer) -> None:
+        """Notes that memory is read, by text that this class did not write."""
+        self.accesses.append(Access(buffer.name, (), True))
+
+    def local(self, size: int) -> None:
+        """Notes the bytes of a local array."""
+        self.local_bytes = max(self.local_bytes, size)
+
+    def atomic(self, block: Block, value: Value, at: Indices, conditional: bool = False) -> str:
+        """An element as text that may stand within an expression."""
+        text, _ = self.expression(block, value, at, conditional=conditional)
+        return text if text.isidentifier() or text.endswith((")", "]")) else f"({text})"
+
+    @abc.abstractmethod
+    def stored(self, value: Value) -> Buffer:
+        """The value in scratch memory, written there once."""
+
+    @abc.abstractmethod
+    def expression(
+        self, block: Block, value: Value, at: Indices, *, conditional: bool = False, root: bool = False
+    ) -> tuple[str, Interval]:
+        """The element at an index as a C expression, its statements in the block; and its interval."""
+
+    @abc.abstractmethod
+    def leaf(self, block: Block, value: Value, at: Indices, conditional: bool = False) -> str:
+        """An element that is no arithmetic: read, counted, summed."""
+
+
+def nested(heads: Sequence[str], lines: Sequence[str]) -> list[str]:
+    """Lines within loops."""
+    found: list[str] = []
+    for depth, head in enumerate(heads):
+        found.append("    " * depth + head)
+    found += ["    " * len(heads) + line for line in lines]
+    found += ["    " * depth + "}" for depth in reversed(range(len(heads)))]
+    return found
+
+
+def loop_head(name: str, extent: int) -> str:
+    """The opening of a loop from 0 on."""
+    return f"for (int32_t {name} = 0; {name} < {extent}; {name}++) {{"

@@ -1,0 +1,161 @@
+"""Integer expressions (`scalar.py`) as C99 text."""
+
+from qjax.export.emit.c.scalar import SIGNED, Scalar, bits
+from qjax.export.emit.c.text import TYPES, literal, stripped
+
+_INFIX = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "and": "&",
+    "or": "|",
+    "xor": "^",
+    "div": "/",
+    "rem": "%",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+    "eq": "==",
+    "ne": "!=",
+}
+_HINTS = {
+    "mul": "product",
+    "add": "total",
+    "sub": "rest",
+    "shl": "up",
+    "sar": "down",
+    "shr": "down",
+    "max": "high",
+    "min": "low",
+    "select": "chosen",
+    "clz": "zeros",
+    "abs": "size",
+    "cast": "wide",
+    "and": "masked",
+    "or": "merged",
+    "div": "quotient",
+    "rem": "remainder",
+}
+_COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+
+
+class Printer:
+    """Expressions as C: statements for what is used more than once, one expression for the rest.
+
+    helpers: receives the names of the helpers that the text calls.
+    """
+
+    def __init__(self, helpers: set[str]) -> None:
+        self.helpers = helpers
+        self.lines: list[str] = []
+        self._names: dict[int, str] = {}
+        self._counts: dict[str, int] = {}
+        self._uses: dict[int, int] = {}
+
+    def program(self, root: Scalar, *, locals_: bool = True) -> str:
+        """The statements go to `lines`, the value is returned as an expression."""
+        seen: list[Scalar] = []
+
+        def visit(node: Scalar) -> None:
+            for arg in node.args:
+                self._uses[id(arg)] = self._uses.get(id(arg), 0) + 1
+                if self._uses[id(arg)] == 1:
+                    visit(arg)
+            seen.append(node)
+
+        visit(root)
+        if locals_:
+            for node in seen:
+                if node.args and node is not root and (self._uses[id(node)] > 1 or len(self.text(node)) > 90):
+                    self._declare(node)
+        return stripped(self.text(root))
+
+    def _declare(self, node: Scalar) -> None:
+        text = stripped(self.text(node))
+        hint = _HINTS.get(node.op.removesuffix("_wrap"), "test" if node.dtype == "bool" else "value")
+        count = self._counts[hint] = self._counts.get(hint, 0) + 1
+        name = hint if count == 1 else f"{hint}{count}"
+        self.lines.append(f"const {TYPES[node.dtype]} {name} = {text};")
+        self._names[id(node)] = name
+
+    def text(self, node: Scalar) -> str:
+        """The expression, in parentheses where it is more than an atom."""
+        if id(node) in self._names:
+            return self._names[id(node)]
+        if node.op == "const":
+            text = literal(node.low, node.dtype)
+            return f"({text})" if text.startswith("-") else text
+        if node.op == "param":
+            return node.name
+        return self._operation(node)
+
+    def _weak(self, node: Scalar) -> bool:
+        """Whether the C type of the text may be int where the dtype has 64 bits."""
+        if id(node) in self._names or node.op in ("param", "cast", "cast_wrap"):
+            return False
+        if node.op == "const":
+            return abs(node.low) < 2**31
+        if node.op.endswith("_wrap") or node.op in ("clz", "sar", "max", "min", "abs", "sign"):
+            return False
+        args = node.args[1:] if node.op == "select" else node.args[:1] if node.op in ("shl", "shr") else node.args
+        return all(self._weak(arg) for arg in args)
+
+    def _help(self, name: str, *args: str) -> str:
+        self.helpers.add(name)
+        return f"{name}({', '.join(stripped(a) for a in args)})"
+
+    def _operation(self, node: Scalar) -> str:
+        args = [self.text(arg) for arg in node.args]
+        op, dtype = node.op, node.dtype
+        if op in _COMPARISONS:
+            return f"({args[0]} {_INFIX[op]} {args[1]})"
+        if dtype == "bool":
+            if op == "not":
+                return f"(!{args[0]})"
+            if op == "select":
+                return f"({args[0]} ? {args[2]} : {args[1]})"
+            return f"({args[0]} {_INFIX[op]} {args[1]})"
+        if op == "cast":
+            return f"({TYPES[dtype]}){args[0]}"
+        narrow = bits(dtype) < 32
+        suffix = f"i{max(bits(dtype), 32)}" if dtype in SIGNED or narrow else f"u{bits(dtype)}"
+        if op == "cast_wrap":
+            return self._wrapped(args[0], dtype)
+        if bits(dtype) == 64 and op != "select" and all(self._weak(a) for a in node.args[:1]):
+            args[0] = f"({TYPES[dtype]}){args[0]}"
+        text = self._wide(node, args, suffix)
+        if not narrow:
+            return text
+        return self._wrapped(text, dtype) if op.endswith("_wrap") else f"({TYPES[dtype]}){text}"
+
+    def _wrapped(self, text: str, dtype: str) -> str:
+        unsigned = f"({TYPES['u' + dtype if dtype in SIGNED else dtype]}){text}"
+        return self._help(f"to_i{bits(dtype)}", unsigned) if dtype in SIGNED else unsigned
+
+    def _wide(self, node: Scalar, args: list[str], suffix: str) -> str:
+        """The operation in the type that `suffix` names, of at least 32 bits."""
+        op = node.op
+        native = suffix.startswith("u")
+        if op.endswith("_wrap") and native and op not in ("div_wrap", "rem_wrap"):
+            op = op.removesuffix("_wrap")
+        if op in _INFIX:
+            return f"({args[0]} {_INFIX[op]} {args[1]})"
+        if op == "neg":
+            return f"(0u - {args[0]})" if native else f"(-{args[0]})"
+        if op == "not":
+            return f"(~{args[0]})"
+        if op == "select":
+            return f"({args[0]} ? {args[2]} : {args[1]})"
+        if op == "shl" and (native or node.args[0].low >= 0):
+            return f"({args[0]} << {args[1]})"
+        if op in ("shr", "sar") and (native or node.args[0].low >= 0):
+            return f"({args[0]} >> {args[1]})"
+        if op == "shl" and not native:
+            op = "shl_wrap"
+        if op == "neg_wrap":
+            return self._help(f"sub_{suffix}", "0", args[0])
+        if op in ("shl_wrap", "sar", "shr_wrap"):
+            # a shift's amount is below 64 by now
+            args[1] = args[1] if bits(node.args[1].dtype) <= 32 else f"(int32_t){args[1]}"
+        return self._help(f"{op.removesuffix('_wrap')}_{suffix}", *args)

@@ -1,0 +1,69 @@
+"""Weights in flash, in as few bits as hold them: codes of four bits two to a byte, of two bits four to a byte.
+
+The bytes are those of `export.packing`, neighbours in one byte, and a loop reads a code with the helper `int4_at`.
+Rows that a loop reads from end to end are folded first: byte k holds the codes k and k + half of the row, so that the
+loop reads every array in order, which compilers vectorize.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from qjax.export import packing
+from qjax.export.emit.c.blocks import Source
+from qjax.export.emit.c.index import Index
+from qjax.export.emit.c.text import TYPES
+
+PACKED = (2, 4)
+_DTYPES = ("int8", "uint8", "int16", "uint16")
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """A constant array of codes; bits: that one takes. dtype: of the codes, before they were packed."""
+
+    source: Source
+    name: str
+    bits: int
+    dtype: str
+
+    def at(self, place: Index) -> str:
+        """The code at a place, as text of a type that holds all of `dtype`'s codes that there are."""
+        text = f"{self.name}[{place}]"
+        if self.bits in PACKED:
+            self.source.helpers.add(f"int{self.bits}_at")
+            text = f"int{self.bits}_at({self.name}, {place})"
+        # signed codes of fewer bits widen by themselves
+        return f"({TYPES[self.dtype]}){text}" if self.dtype.startswith("u") and self.bits < 16 else text
+
+    def within(self, byte: str, position: int) -> str:
+        """One of the codes of a byte."""
+        assert self.bits in PACKED
+        self.source.helpers.add(f"int{self.bits}")
+        return f"int{self.bits}({byte} >> {position * self.bits})" if position else f"int{self.bits}({byte})"
+
+
+def fitting(codes: np.ndarray) -> bool:
+    """Whether these are codes that may be stored in other bits than their dtype's."""
+    return codes.dtype.name in _DTYPES and codes.size > 0
+
+
+def bits_of(codes: np.ndarray) -> int:
+    """2, 4, 8 or 16: the fewest, as signed numbers, that hold every code."""
+    low, high = int(codes.min(initial=0)), int(codes.max(initial=0))
+    return next((n for n in (*PACKED, 8, 16) if -(2 ** (n - 1)) <= low and high < 2 ** (n - 1)), 32)
+
+
+def store(source: Source, wanted: str, codes: np.ndarray, *, rows: bool = False) -> Weights:
+    """The codes as a table. rows: every row, the last axis, is filled up with zeros to whole bytes and folded."""
+    dtype, bits = codes.dtype.name, bits_of(codes)
+    if bits in PACKED:
+        if rows:
+            flat = codes.reshape(-1, codes.shape[-1])
+            many = 8 // bits
+            filled = np.pad(flat, ((0, 0), (0, -flat.shape[1] % many)))
+            codes = np.moveaxis(filled.reshape(len(flat), many, -1), 1, 2)
+        stored = packing.pack(codes, bits)
+    else:
+        stored = codes if bits >= np.iinfo(codes.dtype).bits else codes.astype(f"int{bits}")
+    return Weights(source, source.table(wanted, stored, weights=True), bits, dtype)
