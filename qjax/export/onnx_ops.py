@@ -96,8 +96,7 @@ NODES = {
     "Relu": "clamp",
     "Clip": "clamp",
 }
-"""Float operator -> the graph's operation. DequantizeLinear with QuantizeLinear behind it and nothing between the two is
-"rescale"."""
+"""Float operator -> the graph's operation. DequantizeLinear with QuantizeLinear right behind it is "rescale"."""
 
 METADATA = "qjax"
 """The key of qjax's own JSON among a model's metadata_props; see `qjax.export.read.onnx.hints`."""

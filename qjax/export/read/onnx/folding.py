@@ -178,6 +178,6 @@ def _fold(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
         raise ReadError(f"{node.title}: a constant of shape {list(found.shape)} is too large.")
     if node.op in ("Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Flatten"):
         return [Known(found, node.outputs[0], known[0].stored)]
-    if any(value.stored for value in known):
+    if any(value.stored for value in known) and node.op != "Cast":
         raise Unsupported("computes with constants below 8 bits")
     return [Known(found, node.outputs[0])]

@@ -1,0 +1,120 @@
+"""What the styles "qdq" and "qoperator" share: operations on codes, the graphs they hold, what a session needs."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from qjax.export.check import check_integer
+from qjax.export.ir import Graph, Node
+
+VERSION = 1
+TARGETS = ("onnxruntime", "onnxruntime_avx2")
+
+INT8_OPTION = "session.qdqisint8allowed"
+RESCALE_OPTION = "session.disable_double_qdq_remover"
+
+
+@dataclasses.dataclass(frozen=True)
+class Operand:
+    """Codes and their grid: names of tensors of the model. axis: along which a constant's scales run, None for one."""
+
+    codes: str
+    scale: str
+    zero_point: str
+    axis: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Bias:
+    """An int32 bias on the accumulator's grid; scale: the name of its step, axis: as an operand's."""
+
+    codes: str
+    scale: str
+    axis: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """One operation on codes.
+
+    real: the operator of ONNX's own domain that it is in reals; None where codes only change their grid.
+    result: the grid of the result, and the name under which its codes are computed.
+    """
+
+    real: str | None
+    operands: Sequence[Operand]
+    result: Operand
+    bias: Bias | None = None
+    attributes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def limits(graph: Graph, node: Node) -> tuple[int, int]:
+    """The least and the greatest code of a node's output: of its tensor, and of the clamp behind it."""
+    quantization = graph.tensors[node.output].quantization
+    assert quantization is not None
+    low, high = quantization.qmin, quantization.qmax
+    if "clamp_min" in node.constants:
+        low = max(low, int(np.asarray(graph.constant(node, "clamp_min")).reshape(())))
+    if "clamp_max" in node.constants:
+        high = min(high, int(np.asarray(graph.constant(node, "clamp_max")).reshape(())))
+    return low, max(low, high)
+
+
+def is_narrower(dtype: str, low: int, high: int) -> bool:
+    """Whether codes within [low, high] are not all of their dtype."""
+    info = np.iinfo(dtype)
+    return (low, high) != (info.min, info.max)
+
+
+def unchanged(graph: Graph, again: Graph) -> set[str]:
+    """The nodes that are what their target makes of the graph's scales."""
+    others = {node.name: node for node in again.nodes}
+    found: set[str] = set()
+    for node in graph.nodes:
+        other = others.get(node.name)
+        if other is None or dict(node.attributes) != dict(other.attributes):
+            continue
+        if node.constants.keys() != other.constants.keys():
+            continue
+        roles = node.constants
+        if all(np.array_equal(graph.constant(node, role), again.constant(other, role)) for role in roles):
+            found.add(node.name)
+    return found
+
+
+def plain(value: Any) -> Any:
+    """A mapping as a dict, all else as it is."""
+    return dict(value) if isinstance(value, Mapping) else value  # pyright: ignore[reportUnknownArgumentType,reportUnknownVariableType]
+
+
+def checked(graph: Graph, style: str, batch: Any, codes: Any) -> Graph:
+    """The graph, if a style of ONNX Runtime's operators can hold it. Raises ValueError."""
+    if graph.target not in TARGETS:
+        raise ValueError(
+            f"emit: style {style!r} is the arithmetic of the targets {', '.join(TARGETS)}; the graph obeys "
+            f"{graph.target!r}. graph.retarget('onnxruntime') changes its rounding; style='integer' keeps it."
+        )
+    if batch is not None and (type(batch) is not int or batch < 1):
+        raise ValueError(f"emit: expected a batch of at least 1, or None for any. Got {batch!r}.")
+    if type(codes) is not bool:
+        raise ValueError(f"emit: expected codes=True for integer inputs and outputs, or False. Got {codes!r}.")
+    if not codes and graph.quantization != "division":
+        raise ValueError(
+            f"emit: QuantizeLinear divides, but the graph makes codes of its inputs by {graph.quantization!r}: emit it "
+            "with codes=True and quantize outside, or convert the model for the target 'onnxruntime'."
+        )
+    return check_integer(graph)
+
+
+DOC = {
+    "onnxruntime": "qjax, target onnxruntime: the bits of ONNX Runtime's CPU provider on x86.",
+    "onnxruntime_avx2": "qjax, target onnxruntime_avx2: the bits of ONNX Runtime's CPU provider on an x86 CPU without "
+    "VNNI, whose products of uint8 and int8 saturate to int16 in pairs; session.x64quantprecision must not be set.",
+}
+WHY = {
+    INT8_OPTION: "without it operations on int8 codes between DequantizeLinear and QuantizeLinear stay in float32 on "
+    "x86, all or some",
+    RESCALE_OPTION: "without it two quantizers behind one another are merged into one",
+}

@@ -1,0 +1,342 @@
+"""Styles "qdq" and "qoperator": a graph as the operators that ONNX Runtime computes on codes, with its bits.
+
+Where a node of the graph is one of the runtime's own operations under its target (its constants are exactly those that
+the target makes of the tensors' scales), a style writes that operation; what only moves codes is standard operators on
+integers; all else, sums that no runtime has, is the function of style "integer". Layouts are those of `integer`: a
+tensor is stored as its producer computes it.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from qjax import ops, targets
+from qjax.export.emit.onnx import integer, tensors
+from qjax.export.emit.onnx.builder import DOMAIN, element_type
+from qjax.export.emit.onnx.codes import (
+    DOC,
+    VERSION,
+    WHY,
+    Bias,
+    Operand,
+    Operation,
+    is_narrower,
+    limits,
+    plain,
+    unchanged,
+)
+from qjax.export.emit.onnx.views import View
+from qjax.export.ir import Graph, Node
+from qjax.export.onnx_ops import MICROSOFT
+from qjax.export.retarget import retarget
+from qjax.ops import Role
+
+Spelling = Callable[["CodesWriter", Operation, str], None]
+"""Adds an operation to the model; the last argument names its main node."""
+
+
+class CodesWriter(integer.Writer):
+    """One model.
+
+    style: its name. spelling: how it writes an operation. operations: by the graph's operation, what writes a node of
+    it as one of the runtime's, or says that it cannot. codes: inputs and outputs are codes, not floats.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        batch: int | None,
+        style: str,
+        spelling: Spelling,
+        operations: "Mapping[str, Callable[[CodesWriter, Node], bool]]",
+        *,
+        codes: bool,
+    ) -> None:
+        super().__init__(graph, batch)
+        self.style, self.spelling, self.operations, self.codes = style, spelling, operations, codes
+        self.options: dict[str, str] = {}
+        self.reals: dict[Operand, str] = {}
+        self.names = set(graph.tensors)
+        self.results: dict[str, str] = {}
+        self.casts: dict[str, str] = {}
+        self.pairs = targets.get(graph.target).accumulator.pairs
+        again = retarget(graph.replace(target=""), graph.target)
+        self.own = unchanged(graph, again)
+
+    # ------------------------------------------------------------------ the model
+
+    def model(self) -> onnx.ModelProto:
+        """The model."""
+        model = super().model()
+        self._drop_functions(model)
+        if not self.codes:
+            self._float_ends(model.graph)
+        if any(node.domain == MICROSOFT for node in model.graph.node):
+            model.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
+        del model.metadata_props[:]
+        tensors.put(model, self._facts())
+        options = "".join(
+            f" Session option {key}={value} is needed: {WHY[key]}." for key, value in self.options.items()
+        )
+        model.doc_string = f"{DOC[self.graph.target]}{options}"
+        return model
+
+    def _drop_functions(self, model: onnx.ModelProto) -> None:
+        """Without those whose only calls were inlined."""
+        called = {node.op_type for node in model.graph.node if node.domain == DOMAIN}
+        # a function stands behind those that it calls
+        for function in reversed(model.functions):
+            if function.name in called:
+                called |= {node.op_type for node in function.node if node.domain == DOMAIN}
+        kept = [function for function in model.functions if function.name in called]
+        del model.functions[:]
+        model.functions.extend(kept)
+
+    def _facts(self) -> dict[str, Any]:
+        graph = self.graph
+        renamed = {} if self.codes else {codes: port for port, codes in self._ports().items()}
+        return {
+            "style": self.style,
+            "version": VERSION,
+            "batch": self.batch,
+            "codes": self.codes,
+            "target": graph.target,
+            "quantization": graph.quantization,
+            "onnxruntime_session": self.options,
+            "names": renamed,
+            "inputs": list(graph.inputs),
+            "outputs": list(graph.outputs),
+            "tensors": [self._described(name) for name in graph.tensors],
+            "nodes": [
+                {field.name: plain(getattr(node, field.name)) for field in dataclasses.fields(Node)}
+                for node in graph.nodes
+            ],
+            "metadata": dict(graph.metadata),
+        }
+
+    def _described(self, name: str) -> dict[str, Any]:
+        tensor = self.graph.tensors[name]
+        if name in self.initializers and tensors.taken(self.initializers[name]) is not None:
+            return {"name": name}
+        facts = tensors.described(tensor, range(len(tensor.shape)))
+        return facts if tensor.value is None else {**facts, "value": np.asarray(tensor.value).tolist()}
+
+    def unread(self) -> dict[str, Any]:
+        """Nothing: all that the model does not mention stands in its metadata."""
+        return {}
+
+    def info(self, view: View, name: str | None = None) -> onnx.ValueInfoProto:
+        """The type alone; all else stands in the model's metadata."""
+        return super().info(view)
+
+    # ------------------------------------------------------------------ ends
+
+    def output(self, name: str, used: set[str]) -> onnx.ValueInfoProto:
+        """The declaration of a result, and whose it is: a copy has a name of its own."""
+        info = super().output(name, used)
+        self.results[info.name] = name
+        return info
+
+    def _ports(self) -> dict[str, str]:
+        """Input or output of the model -> the name of its codes, for those that are floats."""
+        ends = {name: name for name in self.graph.inputs} | self.results
+        return {port: self.unique(f"{port}/codes") for port, name in ends.items() if self._is_real(name)}
+
+    def _is_real(self, name: str) -> bool:
+        quantization = self.graph.tensors[name].quantization
+        return quantization is not None and np.size(quantization.scale) == 1
+
+    def _float_ends(self, graph: onnx.GraphProto) -> None:
+        """QuantizeLinear behind every input, DequantizeLinear in front of every output, under the ports' names."""
+        ports = self._ports()
+        written = set(ports.values())
+        for node in graph.node:
+            for names in (node.input, node.output):
+                names[:] = [ports.get(name, name) for name in names]
+        # a result that is a copy: DequantizeLinear makes another one anyway
+        copies = {n.output[0]: n.input[0] for n in graph.node if n.op_type == "Identity" and n.output[0] in written}
+        first: list[onnx.NodeProto] = []
+        last: list[onnx.NodeProto] = []
+        for values in (graph.input, graph.output):
+            for value in values:
+                port = value.name
+                if port not in ports:
+                    continue
+                if ports[port] not in copies:
+                    codes = graph.value_info.add()
+                    codes.CopyFrom(value)
+                    codes.name = ports[port]
+                value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+                name = self.results.get(port, port)
+                grid = [self.scale(name), self.zero_point(name)]
+                if values is graph.input:
+                    first += self._quantized(name, ports[port], grid)
+                else:
+                    source = copies.get(ports[port], ports[port])
+                    made = helper.make_node("DequantizeLinear", [source, *grid], [port], f"{port}/dequantize")
+                    last.append(made)
+        nodes = [*first, *(node for node in graph.node if node.output[0] not in copies), *last]
+        del graph.node[:]
+        graph.node.extend(nodes)
+        del graph.initializer[:]
+        graph.initializer.extend(self.initializers.values())
+
+    def _quantized(self, name: str, codes: str, grid: list[str]) -> list[onnx.NodeProto]:
+        tensor = self.graph.tensors[name]
+        assert tensor.quantization is not None
+        span = tensor.quantization.qmin, tensor.quantization.qmax
+        clips = is_narrower(tensor.dtype, *span)
+        raw = self.fresh(f"{codes}/raw") if clips else codes
+        found = [helper.make_node("QuantizeLinear", [name, *grid], [raw], f"{name}/quantize")]
+        return found + (self.clip(tensor.dtype, raw, codes, *span) if clips else [])
+
+    # ------------------------------------------------------------------ nodes
+
+    def node(self, node: Node) -> None:
+        """One node of the graph: one operation on codes, or moves of codes, or a function of integers."""
+        written = self.operations.get(node.op)
+        if written is not None and node.name in self.own and written(self, node):
+            return
+        super().node(node)
+        if ops.get(node.op).role is not Role.PRODUCER:
+            self._inlined(node)
+
+    def _inlined(self, node: Node) -> None:
+        """The body of the function that was called last, in its place: moves of codes are standard operators."""
+        calls = [index for index, held in enumerate(self.nodes) if held.name == node.name and held.domain == DOMAIN]
+        call = self.nodes[calls[-1]]
+        function = self.library.functions[call.op_type]
+        if any(inner.domain == DOMAIN for inner in function.node):
+            return
+        names = dict(zip(function.input, call.input, strict=True)) | {function.output[0]: call.output[0]}
+        found: list[onnx.NodeProto] = []
+        for inner in function.node:
+            if inner.op_type == "Constant":
+                value = numpy_helper.to_array(inner.attribute[0].t)
+                names[inner.output[0]] = self.stored(f"{node.output}/{inner.output[0]}", value)
+                continue
+            copy = onnx.NodeProto()
+            copy.CopyFrom(inner)
+            if any(attribute.HasField("g") for attribute in copy.attribute):
+                return
+            for name in inner.output:
+                names.setdefault(name, self.fresh(f"{node.output}/{name}"))
+            copy.input[:] = [names[name] if name else "" for name in inner.input]
+            copy.output[:] = [names[name] for name in inner.output]
+            copy.name = self.fresh(f"{node.name}/{inner.op_type.lower()}")
+            found.append(copy)
+        self.nodes[calls[-1] : calls[-1] + 1] = found
+
+    def add(
+        self, op: str, inputs: Sequence[str], output: str, *, domain: str = "", name: str = "", **attributes: Any
+    ) -> str:
+        """Append one node of the model; returns its output."""
+        made = helper.make_node(op, inputs, [output], name or None, domain=domain or None, **attributes)
+        self.nodes.append(made)
+        return output
+
+    def fresh(self, name: str) -> str:
+        """A name that nothing else has."""
+        candidate, count = name, 1
+        while candidate in self.names or candidate in self.initializers:
+            count += 1
+            candidate = f"{name}_{count}"
+        self.names.add(candidate)
+        return candidate
+
+    def stored(self, name: str, value: Any) -> str:
+        """An initializer; the same name and value are one."""
+        array = np.asarray(value)
+        proto = numpy_helper.from_array(array, self.unique(name))
+        if proto.name in self.initializers and self.initializers[proto.name] != proto:
+            proto.name = self.fresh(proto.name)
+        self.initializers[proto.name] = proto
+        return proto.name
+
+    def scale(self, name: str) -> str:
+        """The initializer of a tensor's only scale."""
+        quantization = self.graph.tensors[name].quantization
+        assert quantization is not None
+        return self.stored(f"{name}/scale", np.asarray(quantization.scale, np.float32).reshape(()))
+
+    def operand(self, name: str, view: View) -> Operand:
+        """A tensor of the graph as it is stored."""
+        return Operand(view.name, self.scale(name), self.zero_point(name))
+
+    def real(self, operand: Operand) -> str:
+        """The reals behind codes; one DequantizeLinear for all that read them."""
+        if operand not in self.reals:
+            grid = [operand.scale, operand.zero_point]
+            axis: dict[str, Any] = {} if operand.axis is None else {"axis": operand.axis}
+            output = self.fresh(f"{operand.codes}/real")
+            self.reals[operand] = self.add("DequantizeLinear", [operand.codes, *grid], output, **axis)
+        return self.reals[operand]
+
+    def cast(self, codes: str, kind: int) -> str:
+        """Constant codes in a wider type, which the optimizer folds."""
+        if codes not in self.casts:
+            self.casts[codes] = self.add("Cast", [codes], self.fresh(f"{codes}/codes"), to=kind)
+        return self.casts[codes]
+
+    def dtype(self, operand: Operand) -> str:
+        """The dtype of an operand's codes."""
+        return helper.tensor_dtype_to_np_dtype(self.initializers[operand.zero_point].data_type).name
+
+    def clip(self, dtype: str, source: str, result: str, low: int, high: int) -> list[onnx.NodeProto]:
+        """The nodes that bound codes; the runtime has Clip for 8 bits and 32, not for 16."""
+        wide = dtype if dtype in ("int8", "uint8") else "int32"
+        bounds = [self.stored(f"{wide}/{n}", np.asarray(n, wide)) for n in (low, high)]
+        if wide == dtype:
+            return [helper.make_node("Clip", [source, *bounds], [result], self.fresh(f"{result}/clip"))]
+        names = [source, self.fresh(f"{result}/wide"), self.fresh(f"{result}/bounded"), result]
+        found = [
+            helper.make_node("Cast", names[:1], names[1:2], to=element_type(wide)),
+            helper.make_node("Clip", [names[1], *bounds], names[2:3], self.fresh(f"{result}/clip")),
+            helper.make_node("Cast", names[2:3], names[3:], to=element_type(dtype)),
+        ]
+        return found
+
+    def write(
+        self,
+        node: Node,
+        order: Sequence[int],
+        real: str | None,
+        operands: Sequence[Operand],
+        bias: Bias | None = None,
+        shape: Sequence[int] | None = None,
+        **attributes: Any,
+    ) -> bool:
+        """An operation and what stands behind it: bounds narrower than the dtype, a reshape; returns True.
+
+        order: the axis of the graph's tensor that each of the result's is. shape: to bring the result to, -1 for a
+        free size; None: it has its shape.
+        """
+        tensor = self.graph.tensors[node.output]
+        assert tensor.quantization is not None
+        span = limits(self.graph, node)
+        clips = is_narrower(tensor.dtype, *span)
+        steps = ([] if not clips else ["clipped"]) + ([] if shape is None else ["reshaped"])
+        name = self.place(node.output, order)
+        names = [self.fresh(f"{node.output}/{step}") for step in ("raw", *steps[:-1])[: len(steps)]] + [name]
+        result = Operand(names[0], self.scale(node.output), self.zero_point(node.output))
+        self.spelling(self, Operation(real, operands, result, bias, attributes), node.name)
+        if clips:
+            self.nodes += self.clip(tensor.dtype, names[0], names[1], *span)
+        if shape is not None:
+            target = self.stored(f"shape/{'x'.join(map(str, shape))}", np.asarray(shape, np.int64))
+            self.add("Reshape", [names[-2], target], name, name=self.fresh(f"{node.name}/reshape"))
+        self.placed(node.output, View.full(name, tensor.dtype, self.sizes(node.output), order))
+        return True
+
+    def sizes(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor, the batch as the number that stands for it."""
+        return tuple(self.size if n is None else n for n in self.graph.tensors[name].shape)
+
+    def dims(self, sizes: Sequence[int]) -> list[int] | None:
+        """A shape for Reshape, -1 where the size is free; None where two are."""
+        free = [self.free is not None and n > 0 and n % self.free == 0 for n in sizes]
+        return [-1 if follows else n for n, follows in zip(sizes, free, strict=True)] if sum(free) < 2 else None

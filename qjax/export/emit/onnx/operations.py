@@ -1,0 +1,323 @@
+"""The nodes of a graph that are operations of ONNX Runtime on codes; each function says whether it wrote its node.
+
+A function refuses what the runtime has no kernel of codes for (another dtype of the result, axes that no operator
+has), and the node then stays a function of integers.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from qjax.export.emit.onnx.codes import Operand
+from qjax.export.emit.onnx.codes_writer import CodesWriter
+from qjax.export.emit.onnx.views import View
+from qjax.export.emit.onnx.weights import bias_of, weight_of
+from qjax.export.ir import Node
+
+_CODES = ("int8", "uint8")
+
+_MAX_PLACES = 2**24
+
+Written = Callable[[CodesWriter, Node], bool]
+
+
+def _fits(w: CodesWriter, node: Node, *, wide: bool = False) -> bool:
+    """Whether all codes are of one dtype, with one scale each; wide: of any, for what is computed in floats."""
+    names = [*node.inputs, node.output]
+    found = [w.graph.tensors[name] for name in names]
+    kinds = {tensor.dtype for tensor in found}
+    if any(t.quantization is None or np.size(t.quantization.scale) != 1 for t in found):
+        return False
+    if any(t.quantization is not None and np.size(t.quantization.zero_point) != 1 for t in found):
+        return False
+    if any(np.size(w.graph.constant(node, role)) != 1 for role in ("clamp_min", "clamp_max") if role in node.constants):
+        return False
+    if wide:
+        return kinds <= {*_CODES, "int16", "uint16"}
+    return len(kinds) == 1 and kinds <= set(_CODES)
+
+
+def _inputs(w: CodesWriter, node: Node) -> list[View]:
+    return [w.value(name) for name in node.inputs]
+
+
+def _flat(w: CodesWriter, name: str, order: Sequence[int], shape: Sequence[int]) -> Operand | None:
+    """A tensor with its axes in that order, in another shape; None where two sizes are free."""
+    view = w.in_order(w.value(name), tuple(order))
+    if tuple(shape) == view.stored:
+        return w.operand(name, view)
+    dims = w.dims(shape)
+    if dims is None or 0 in dims:
+        return None
+    target = w.stored(f"shape/{'x'.join(map(str, dims))}", np.asarray(dims, np.int64))
+    flat = w.add("Reshape", [view.name, target], w.fresh(f"{view.name}/flat"))
+    return Operand(flat, w.scale(name), w.zero_point(name))
+
+
+# ---------------------------------------------------------------------------- products with weights
+
+
+def _conv(w: CodesWriter, node: Node) -> bool:
+    known = node.attributes
+    lhs, rhs, out = (known[f"{side}_layout"] for side in ("lhs", "rhs", "out"))
+    inside = all(n >= 0 for pair in known["padding"] for n in pair)
+    plain = all(n == 1 for n in known["lhs_dilation"]) and inside and 1 <= len(known["strides"]) <= 3
+    if known["rule"] != "float32" or not plain or not _fits(w, node) or known.get("permutation") is not None:
+        return False
+    if known["channels"] != [[out[1], rhs[0]]]:
+        return False
+    kernel = w.graph.tensors[node.constants["kernel"]]
+    shape = [n for n in kernel.shape if n is not None]
+    ordered = [shape[axis] for axis in rhs]
+    weight = weight_of(w, node, tuple(rhs), ordered, (rhs[0],), 0)
+    bias = None if weight is None else bias_of(w, node, weight, tuple(out), (out[1],), (ordered[0],))
+    if weight is None or bias is None:
+        return False
+    x = w.in_order(w.value(node.inputs[0]), tuple(lhs))
+    return w.write(
+        node,
+        out,
+        "Conv",
+        [w.operand(node.inputs[0], x), weight],
+        bias,
+        kernel_shape=ordered[2:],
+        strides=list(known["strides"]),
+        dilations=list(known["rhs_dilation"]),
+        pads=[pair[side] for side in (0, 1) for pair in known["padding"]],
+        group=known["groups"],
+    )
+
+
+def _dot(w: CodesWriter, node: Node) -> bool:
+    if node.attributes["weight"] is None:
+        return _matmul(w, node)
+    known = node.attributes
+    if known["rule"] != "float32" or known["weight"] != 1 or known["lhs_batch"] or not _fits(w, node):
+        return False
+    shape, kernel = w.sizes(node.inputs[0]), w.sizes(node.constants["kernel"])
+    lc, rc = known["lhs_contracting"], known["rhs_contracting"]
+    left = [axis for axis in range(len(shape)) if axis not in lc]
+    free = [axis for axis in range(len(kernel)) if axis not in rc]
+    m, k, n = (math.prod(sizes[axis] for axis in axes) for sizes, axes in ((shape, left), (shape, lc), (kernel, free)))
+    rank = len(left) + len(free)
+    result = [shape[axis] for axis in left] + [kernel[axis] for axis in free]
+    order = _raw_order(known["permutation"], rank)
+    back = None if rank == 2 and len(left) == 1 else w.dims(result)
+    if not k * n or (back is None and not (rank == 2 and len(left) == 1)):
+        return False
+    if back is not None and (0 in back or w.dims([m, k]) is None):
+        return False
+    weight = weight_of(w, node, (*rc, *free), [k, n], tuple(free), 1)
+    sizes = tuple(kernel[axis] for axis in free)
+    bias = None if weight is None else bias_of(w, node, weight, order, order[len(left) :], sizes)
+    x = None if bias is None else _flat(w, node.inputs[0], (*left, *lc), (m, k))
+    if weight is None or bias is None or x is None:
+        return False
+    # Gemm rather than MatMul: the runtime fuses its bias, and int8 codes, without an option of the session
+    return w.write(node, order, "Gemm", [x, weight], bias, back)
+
+
+def _raw_order(permutation: Sequence[int] | None, rank: int) -> tuple[int, ...]:
+    """The axis of the result that each axis of `lax.dot_general` is."""
+    if permutation is None:
+        return tuple(range(rank))
+    return tuple(list(permutation).index(axis) for axis in range(rank))
+
+
+def _matmul(w: CodesWriter, node: Node) -> bool:
+    known = node.attributes
+    if known.get("formula") != "float32/f32" or not _fits(w, node):
+        return False
+    shapes = [w.sizes(name) for name in node.inputs]
+    orders: list[tuple[int, ...]] = []
+    sizes: list[list[int]] = []
+    sides: list[list[int]] = []
+    for index, (side, shape) in enumerate(zip(("lhs", "rhs"), shapes, strict=True)):
+        summed, batch = known[f"{side}_contracting"], known[f"{side}_batch"]
+        free = [axis for axis in range(len(shape)) if axis not in (*summed, *batch)]
+        inner = [math.prod(shape[a] for a in free), math.prod(shape[a] for a in summed)]
+        orders.append((*batch, *free, *summed) if index == 0 else (*batch, *summed, *free))
+        sizes.append([shape[a] for a in batch] + (inner if index == 0 else inner[::-1]))
+        sides.append([shape[a] for a in free])
+    batch = [shapes[0][a] for a in known["lhs_batch"]]
+    result = [*batch, *sides[0], *sides[1]]
+    order = _raw_order(known["permutation"], len(result))
+    plain = len(sides[0]) == len(sides[1]) == 1
+    back = None if plain else w.dims(result)
+    if 0 in (*result, *sizes[0]) or (back is None and not plain) or any(w.dims(s) is None for s in sizes):
+        return False
+    operands = [_flat(w, *given) for given in zip(node.inputs, orders, sizes, strict=True)]
+    if operands[0] is None or operands[1] is None:
+        return False
+    return w.write(node, order, "MatMul", [operands[0], operands[1]], None, back)
+
+
+# ---------------------------------------------------------------------------- operations without weights
+
+
+def _common(w: CodesWriter, node: Node) -> tuple[list[Operand], tuple[int, ...]]:
+    """The operands in one order of their axes: the first that is not the graph's own."""
+    views = _inputs(w, node)
+    plain = tuple(range(len(views[0].axes)))
+    order = next((view.axes for view in views if view.axes != plain), plain)
+    return [w.operand(n, w.in_order(v, order)) for n, v in zip(node.inputs, views, strict=True)], order
+
+
+def _add(w: CodesWriter, node: Node) -> bool:
+    formula = node.attributes.get("formula")
+    if formula == "onnx_float_add":
+        if not _fits(w, node, wide=True):
+            return False
+        operands, order = _common(w, node)
+        return w.write(node, order, "Sub" if node.attributes.get("subtract") else "Add", operands)
+    if formula != "onnx_add" or not _fits(w, node) or _exchanges(w, node):
+        return False
+    operands, order = _common(w, node)
+    return w.write(node, order, "Add", operands)
+
+
+def _exchanges(w: CodesWriter, node: Node) -> bool:
+    """Whether the kernel of QLinearAdd exchanges its operands, for it does where the left one is a single element."""
+    left, right = (
+        math.prod(1 if w.free is not None and n % w.free == 0 else n for n in w.sizes(name)) for name in node.inputs
+    )
+    return left == 1 and w.sizes(node.inputs[0]) != w.sizes(node.inputs[1]) and (right != 1 or w.free is not None)
+
+
+def _multiply(w: CodesWriter, node: Node) -> bool:
+    if node.attributes.get("formula") != "onnx_multiply" or not _fits(w, node):
+        return False
+    operands, order = _common(w, node)
+    return w.write(node, order, "Mul", operands)
+
+
+def _rescale(w: CodesWriter, node: Node) -> bool:
+    if node.attributes.get("formula") != "onnx_rescale" or not _fits(w, node, wide=True):
+        return False
+    (view,) = _inputs(w, node)
+    return w.write(node, view.axes, None, [w.operand(node.inputs[0], view)])
+
+
+def _mean(w: CodesWriter, node: Node) -> bool:
+    """Every average over axes is one over the last two, of an image with one channel per kept element."""
+    if node.attributes.get("formula") != "onnx_global_average" or not _fits(w, node):
+        return False
+    (name,) = node.inputs
+    sizes, view = w.sizes(name), w.value(name)
+    summed = sorted(node.attributes["axes"])
+    kept = [axis for axis in range(len(sizes)) if axis not in summed]
+    # channels-first images lie as they are wanted
+    order = (*kept, *summed)
+    place = tuple(kept.index(axis) for axis in kept)
+    if len(kept) > 1 and sorted(view.axes[: len(kept)]) == kept:
+        order, place = view.axes, tuple(kept.index(axis) for axis in view.axes[: len(kept)])
+    first = sizes[order[0]] if kept else 1
+    shape = (first, math.prod(sizes[a] for a in kept if a != order[0]), math.prod(sizes[a] for a in summed), 1)
+    if len(kept) == 2 and len(summed) in (1, 2, 3):
+        shape = tuple(sizes[axis] for axis in order)
+    back = w.dims([sizes[a] for a in order[: len(kept)]])
+    if 0 in sizes or back is None or w.dims(shape) is None:
+        return False
+    x = _flat(w, name, order, shape)
+    return x is not None and w.write(node, place, "GlobalAveragePool", [x], None, back)
+
+
+# ---------------------------------------------------------------------------- windows
+
+
+def _channels_first(view: View, known: Any) -> tuple[int, ...] | None:
+    """An order of axes in which the window leaves the first two alone; the stored one, if it does."""
+
+    def alone(axis: int) -> bool:
+        return known["window"][axis] == known["strides"][axis] == 1 and list(known["padding"][axis]) == [0, 0]
+
+    rank = len(view.axes)
+    if not 3 <= rank <= 5 or any(n != 1 for n in known["base_dilation"]):
+        return None
+    last = (0, rank - 1, *range(1, rank - 1))
+    for order in (view.axes, tuple(range(rank)), last):
+        if alone(order[0]) and alone(order[1]):
+            return order
+    return None
+
+
+def _pool(known: Any, order: Sequence[int]) -> dict[str, Any]:
+    spatial = order[2:]
+    pads = [known["padding"][axis] for axis in spatial]
+    return {
+        "kernel_shape": [known["window"][axis] for axis in spatial],
+        "strides": [known["strides"][axis] for axis in spatial],
+        "pads": [pair[side] for side in (0, 1) for pair in pads],
+    }
+
+
+def _within(known: Any) -> bool:
+    """Whether no window is padding alone."""
+    rows = zip(known["padding"], known["window"], known["window_dilation"], strict=True)
+    return all(min(pair) >= 0 and max(pair) < (k - 1) * d + 1 for pair, k, d in rows)
+
+
+def _average_pool(w: CodesWriter, node: Node) -> bool:
+    known = node.attributes
+    (view,) = _inputs(w, node)
+    order = _channels_first(view, known)
+    plain = known.get("formula") == "onnx_average_pool" and all(n == 1 for n in known["window_dilation"])
+    if order is None or not plain or not _within(known) or not _fits(w, node) or "count" not in node.constants:
+        return False
+    count = np.asarray(w.graph.constant(node, "count"))
+    whole = math.prod(known["window"])
+    padded = any(n for pair in known["padding"] for n in pair)
+    include = 1 if padded and count.size == 1 and int(count.reshape(())) == whole else 0
+    if not include and not _counts(w, node, count):
+        return False
+    x = w.operand(node.inputs[0], w.in_order(view, order))
+    return w.write(node, order, "AveragePool", [x], count_include_pad=include, **_pool(known, order))
+
+
+def _counts(w: CodesWriter, node: Node, count: np.ndarray) -> bool:
+    """Whether every average counts the elements of its window that lie inside of the image."""
+    known, sizes = node.attributes, w.sizes(node.inputs[0])
+    if math.prod(n for n, k in zip(w.sizes(node.output), known["window"], strict=True) if k > 1) > _MAX_PLACES:
+        return False
+    rows = zip(known["window"], known["strides"], known["padding"], sizes, w.sizes(node.output), strict=True)
+    found = np.ones((), np.int64)
+    for window, stride, (low, _), size, places in rows:
+        inside = np.ones(1, np.int64)
+        if window > 1:
+            starts = np.arange(places, dtype=np.int64) * stride - low
+            inside = np.minimum(starts + window, size) - np.maximum(starts, 0)
+        found = np.multiply.outer(found, inside)
+    try:
+        return bool(np.array_equal(np.broadcast_to(count, found.shape), found))
+    except ValueError:
+        return False
+
+
+def _max_pool(w: CodesWriter, node: Node) -> bool:
+    """MaxPool has a form for codes of 8 bits; its padding is less than every code."""
+    known = node.attributes
+    (view,) = _inputs(w, node)
+    order = _channels_first(view, known)
+    tensor = w.graph.tensors[node.output]
+    if order is None or not _within(known) or tensor.dtype not in _CODES:
+        return False
+    x = w.in_order(view, order)
+    name = w.place(node.output, order)
+    dilations = [known["window_dilation"][axis] for axis in order[2:]]
+    w.add("MaxPool", [x.name], name, name=node.name, dilations=dilations, **_pool(known, order))
+    w.placed(node.output, View.full(name, tensor.dtype, w.sizes(node.output), order))
+    return True
+
+
+OPERATIONS: dict[str, Written] = {
+    "conv": _conv,
+    "dot": _dot,
+    "add": _add,
+    "multiply": _multiply,
+    "rescale": _rescale,
+    "sum": _mean,
+    "window_sum": _average_pool,
+    "max_pool": _max_pool,
+}

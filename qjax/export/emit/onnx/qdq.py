@@ -1,0 +1,48 @@
+"""Style "qdq": standard float operators between DequantizeLinear and QuantizeLinear, which ONNX Runtime fuses.
+
+The session's optimizer makes of every such group one operator on codes; its result is the graph's, bit for bit. With
+the optimizer off the same file is computed in float32, sums in an order of the runtime's own, and may differ.
+
+Weights of uint8 codes are uint8 (with the zero point 128), of int8 codes int8: products of equal signs are exact on
+every CPU. Weights of at most 4 bits are stored as INT4 or UINT4 behind a Cast that the optimizer folds, since ONNX
+Runtime has no kernel of 4 bits that adds up integers.
+"""
+
+from typing import Any
+
+import onnx
+
+from qjax.export.emit.onnx.codes import INT8_OPTION, RESCALE_OPTION, Operation, checked
+from qjax.export.emit.onnx.codes_writer import CodesWriter
+from qjax.export.emit.onnx.operations import OPERATIONS
+from qjax.export.ir import Graph
+
+STYLE = "qdq"
+
+_LEFT_IN_FLOATS = "Sub"
+"""What the optimizer has no operator on codes for."""
+
+
+def to_model(graph: Graph, *, batch: int | None = None, codes: bool = False) -> onnx.ModelProto:
+    """The model; see `qjax.export.emit.onnx.emit`."""
+    return CodesWriter(checked(graph, STYLE, batch, codes), batch, STYLE, write, OPERATIONS, codes=codes).model()
+
+
+def write(writer: CodesWriter, operation: Operation, title: str) -> None:
+    """DequantizeLinear of the operands, the float operator, QuantizeLinear."""
+    reals = [writer.real(operand) for operand in operation.operands]
+    if operation.bias is not None:
+        bias = operation.bias
+        axis: dict[str, Any] = {} if bias.axis is None else {"axis": bias.axis}
+        output = writer.fresh(f"{bias.codes}/real")
+        reals.append(writer.add("DequantizeLinear", [bias.codes, bias.scale], output, **axis))
+    result, real = operation.result, reals[0]
+    if operation.real is not None:
+        real = writer.fresh(f"{result.codes}/real")
+        writer.add(operation.real, reals, real, name=title, **operation.attributes)
+    name = f"{title}/quantize" if operation.real is not None else title
+    writer.add("QuantizeLinear", [real, result.scale, result.zero_point], result.codes, name=name)
+    if operation.real is None:
+        writer.options[RESCALE_OPTION] = "1"
+    elif operation.real != _LEFT_IN_FLOATS and writer.dtype(operation.operands[0]) == "int8":
+        writer.options[INT8_OPTION] = "1"

@@ -1,0 +1,39 @@
+"""Style "qoperator": ONNX Runtime's operators on codes (QLinearConv, QGemm, QLinearAdd, ...), without its optimizer.
+
+The operators and the roles of their inputs are those of `qjax.export.onnx_ops`. A subtraction and a change of the grid
+have no such operator: DequantizeLinear, the operation in float32, QuantizeLinear are what the runtime computes there.
+"""
+
+import onnx
+
+from qjax.export.emit.onnx import qdq
+from qjax.export.emit.onnx.codes import Operation, checked
+from qjax.export.emit.onnx.codes_writer import CodesWriter
+from qjax.export.emit.onnx.operations import OPERATIONS
+from qjax.export.ir import Graph
+from qjax.export.onnx_ops import OF_REAL
+
+STYLE = "qoperator"
+
+
+def to_model(graph: Graph, *, batch: int | None = None, codes: bool = False) -> onnx.ModelProto:
+    """The model; see `qjax.export.emit.onnx.emit`."""
+    return CodesWriter(checked(graph, STYLE, batch, codes), batch, STYLE, write, OPERATIONS, codes=codes).model()
+
+
+def write(writer: CodesWriter, operation: Operation, title: str) -> None:
+    """One operator on codes."""
+    op = OF_REAL.get(operation.real or "")
+    if op is None:
+        qdq.write(writer, operation, title)
+        return
+    result = operation.result
+    names = {"y_scale": result.scale, "y_zero_point": result.zero_point}
+    for role, operand in zip(op.operands, operation.operands, strict=True):
+        names |= {role: operand.codes, f"{role}_scale": operand.scale, f"{role}_zero_point": operand.zero_point}
+    if operation.bias is not None:
+        names["bias"] = operation.bias.codes
+    inputs = [names.get(role, "") for role in op.roles]
+    while not inputs[-1]:
+        inputs.pop()
+    writer.add(op.name, inputs, result.codes, domain=op.domain, name=title, **operation.attributes)

@@ -1,0 +1,104 @@
+"""Weights and biases as ONNX Runtime's kernels want them.
+
+The dtype of a weight's codes is chosen by the codes that meet it. Unsigned ones meet unsigned ones, signed ones signed
+ones: on x86 without VNNI, products of uint8 and int8 saturate in pairs. (The target that models this gets them.)
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from qjax.export.emit.onnx import tensors
+from qjax.export.emit.onnx.builder import element_type
+from qjax.export.emit.onnx.codes import Bias, Operand
+from qjax.export.emit.onnx.codes_writer import CodesWriter
+from qjax.export.ir import Node
+
+
+def weight_of(
+    w: CodesWriter, node: Node, order: Sequence[int], shape: Sequence[int], channels: Sequence[int], axis: int
+) -> Operand | None:
+    """A node's kernel as an operand, or None where 8 bits do not hold its codes.
+
+    Args:
+      order, shape: the axes of the graph's tensor, and then the shape that they get. channels: the axes that may have
+        scales of their own. axis: the one of `shape` that they become.
+    """
+    name = node.constants["kernel"]
+    tensor = w.graph.tensors[name]
+    grid = tensor.quantization
+    if grid is None or not set(grid.axes) <= set(channels) or np.any(np.asarray(grid.zero_point)):
+        return None
+    codes = np.asarray(tensor.value).astype(np.int32)
+    signed = w.graph.tensors[node.inputs[0]].dtype == "int8" or (w.pairs and tensor.dtype == "int8")
+    small = tensors.narrow_type(tensor) is not None
+    low, high = ((-8, 7) if small else (-128, 127)) if signed else ((0, 15) if small else (0, 255))
+    least, greatest = (int(codes.min()), int(codes.max())) if codes.size else (0, 0)
+    middle = low + (high - low + 1) // 2
+    offset = middle if low <= least + middle and greatest + middle <= high else low - least
+    if greatest + offset > high or offset > high or offset < low:
+        return None
+    kind = np.int8 if signed else np.uint8
+    stored: Any = kind if not small else ml_dtypes.int4 if signed else ml_dtypes.uint4
+    laid = (codes + offset).transpose(order).reshape(shape)
+    proto = numpy_helper.from_array(np.ascontiguousarray(laid).astype(stored), name)
+    tensors.put(proto, {**tensors.described(tensor, order), "offset": offset})
+    held = held_as(w, name, proto)
+    full = [codes.shape[a] for a in channels]
+    scale, along = np.asarray(grid.scale, np.float32).reshape(()) if not grid.axes else None, None
+    if scale is None:
+        # the scale's axes come in the order of the tensor's, and are to come in that of `channels`
+        spread = np.asarray(grid.scale, np.float32).reshape(
+            [n if a in grid.axes else 1 for a, n in enumerate(codes.shape)]
+        )
+        rest = [a for a in range(codes.ndim) if a not in channels]
+        spread = spread.transpose((*channels, *rest)).reshape(
+            [n if a in grid.axes else 1 for a, n in zip(channels, full, strict=True)]
+        )
+        scale, along = np.broadcast_to(spread, full).reshape(-1), axis
+    if small:
+        held = w.cast(held, element_type(kind))
+    zero_point = np.full(scale.shape, offset, kind)
+    return Operand(held, w.stored(f"{name}/scale", scale), w.stored(f"{name}/zero_point", zero_point), along)
+
+
+def bias_of(
+    w: CodesWriter, node: Node, weight: Operand, order: Sequence[int], channels: Sequence[int], sizes: Sequence[int]
+) -> Bias | None:
+    """A node's bias, one int32 per channel; None where it varies along other axes.
+
+    order: the axis of the graph's result that each axis of the file's is. channels: those of the graph's result that
+    the weight's channels are; sizes: of the weight's.
+    """
+    name, rank = node.constants["bias"], len(order)
+    tensor = w.graph.tensors[name]
+    value = np.asarray(tensor.value, np.int32)
+    full = value.reshape((1,) * (rank - value.ndim) + value.shape)
+    if any(n != 1 for axis, n in enumerate(full.shape) if axis not in channels):
+        return None
+    rest = [axis for axis in range(rank) if axis not in channels]
+    row = full.transpose((*channels, *rest)).reshape([full.shape[axis] for axis in channels])
+    vector = np.broadcast_to(row, tuple(sizes)).reshape(-1)
+    proto = numpy_helper.from_array(np.ascontiguousarray(vector), name)
+    if np.array_equal(vector, value.reshape(-1)):
+        tensors.put(proto, tensors.described(tensor, range(value.ndim)))
+    held = held_as(w, name, proto)
+    s_x = w.graph.tensors[node.inputs[0]].quantization
+    assert s_x is not None
+    s_w = numpy_helper.to_array(w.initializers[weight.scale])
+    step = np.asarray(s_x.scale, np.float32).reshape(()) * s_w
+    return Bias(held, w.stored(f"{held}/scale", step), None if weight.axis is None else 0)
+
+
+def held_as(w: CodesWriter, name: str, proto: onnx.TensorProto) -> str:
+    """The name under which an initializer is held: its own, unless other nodes read the tensor too."""
+    readers = sum(name in node.constants.values() for node in w.graph.nodes)
+    if readers > 1 or name in w.data:
+        del proto.metadata_props[:]
+        proto.name = w.fresh(f"{name}/weight")
+    w.initializers[proto.name] = proto
+    return proto.name

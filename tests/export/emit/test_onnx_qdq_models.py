@@ -1,0 +1,128 @@
+"""Networks in the styles "qdq" and "qoperator": floats in and out, few transposes, fused kernels, files that change."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import onnx
+import pytest
+
+import qjax
+from qjax.export.emit.onnx import to_model
+from qjax.export.read import read
+from tests.export.emit.onnx_networks import IMAGES, SEQUENCES, UNSIGNED, Images, Sequences, Small, converted
+from tests.export.emit.onnx_runs import checked, differing
+from tests.export.emit.test_onnx_qdq import FLOATS, STYLES, facts_of, read_back, run
+from tests.export.graphs import assert_equal
+
+KERNELS = {"QLinearConv", "QGemm", "QLinearAdd", "QLinearMul", "QLinearAveragePool", "QLinearGlobalAveragePool"}
+
+
+@pytest.fixture(scope="module")
+def images() -> qjax.IntegerGraph:
+    return converted(Images(), IMAGES, target="onnxruntime", activations=UNSIGNED)
+
+
+def assert_runs(graph: qjax.IntegerGraph, sample: jax.Array, folder, *, functions: int = 0) -> list[str]:
+    """Floats and codes, one row and many, in both styles; returns the operators that the optimizer made of "qdq"."""
+    (port,) = graph.ir.inputs
+    q = graph.ir.tensors[port].quantization
+    assert q is not None
+    x = jnp.concatenate([sample, sample * 3])
+    codes = np.asarray(graph.quantize(x))
+    noise = np.random.default_rng(0).integers(q.qmin, q.qmax + 1, codes.shape)
+    codes = np.concatenate([codes, noise.astype(codes.dtype)])
+    want = graph.run(codes)
+    reals = graph.dequantize(want[: len(x)])
+    found: dict[str, list[str]] = {}
+    for style in STYLES:
+        for feed, wanted, in_codes in ((x, reals, False), (codes, want, True)):
+            model = checked(to_model(graph.ir, style=style, codes=in_codes))
+            calls = [node.op_type for node in model.graph.node if node.domain == "qjax"]
+            assert len(calls) == functions
+            for size in (1, len(feed)):
+                got, found[style] = run(model, {port: np.asarray(feed)[:size]}, folder)
+                assert differing(got, [np.asarray(wanted)[:size]]) == 0
+            assert_equal(read_back(model, folder), graph.ir)
+    return found["qdq"]
+
+
+def test_images_are_kernels_of_codes_and_nothing_else(images, tmp_path):
+    operators = assert_runs(images, IMAGES, tmp_path)
+    assert set(operators) >= KERNELS
+    assert not FLOATS & set(operators)
+    model = to_model(images.ir)
+    assert facts_of(model)["onnxruntime_session"] == {}
+    assert [node.op_type for node in model.graph.node].count("Transpose") == 2, "at the input, and where it flattens"
+    dims = model.graph.input[0].type.tensor_type
+    assert (model.graph.input[0].name, dims.elem_type) == (images.ir.inputs[0], onnx.TensorProto.FLOAT)
+    assert dims.shape.dim[0].dim_param == "batch"
+
+
+@pytest.fixture(scope="module")
+def small() -> qjax.IntegerGraph:
+    return converted(Small(), IMAGES, target="onnxruntime")
+
+
+def test_int8_activations_need_an_option_of_the_session(small, tmp_path):
+    operators = assert_runs(small, IMAGES, tmp_path)
+    assert {"QLinearConv", "QGemm"} <= set(operators)
+    assert not FLOATS & set(operators)
+    model = to_model(small.ir)
+    assert facts_of(model)["onnxruntime_session"] == {"session.qdqisint8allowed": "1"}
+    assert "session.qdqisint8allowed=1 is needed" in model.doc_string
+    assert facts_of(to_model(small.ir, style="qoperator"))["onnxruntime_session"] == {}
+
+
+def test_products_of_activations(tmp_path):
+    graph = converted(Sequences(), SEQUENCES, target="onnxruntime", activations=UNSIGNED)
+    operators = assert_runs(graph, SEQUENCES, tmp_path)
+    assert {"QLinearMatMul", "QGemm", "Sub"} <= set(operators)
+    assert not FLOATS & set(operators)
+
+
+def test_codes_of_four_bits_take_four_bits(tmp_path):
+    four = qjax.QSpec(bits=4, symmetric=False)
+    for activations, kind in ((UNSIGNED, onnx.TensorProto.UINT4), (four, onnx.TensorProto.INT4)):
+        graph = converted(
+            Small(), IMAGES, target="onnxruntime", weights=qjax.QSpec(bits=4, axis=-1), activations=activations
+        )
+        operators = assert_runs(graph, IMAGES, tmp_path)
+        assert {"QLinearConv", "QGemm"} <= set(operators)
+        assert not {*FLOATS, "Cast"} & set(operators)
+        kernels = {node.constants["kernel"] for node in graph.ir.nodes if "kernel" in node.constants}
+        stored = {tensor.name: tensor.data_type for tensor in to_model(graph.ir).graph.initializer}
+        assert {stored[name] for name in kernels} == {kind}
+
+
+def test_another_rounding_of_the_same_network(small, tmp_path):
+    saturating = small.retarget("onnxruntime_avx2")
+    for style in STYLES:
+        model = checked(to_model(saturating.ir, style=style))
+        assert_equal(read_back(model, tmp_path), saturating.ir)
+    model = to_model(small.ir)
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    assert_equal(read(path, target="tflite_micro"), small.retarget("tflite_micro").ir)
+
+
+def test_a_file_that_was_changed_is_what_its_operators_compute(small, tmp_path):
+    """Also with nothing left of what qjax wrote beside the operators."""
+    (port,) = small.ir.inputs
+    codes = np.asarray(small.quantize(IMAGES))
+    want = np.asarray(small.run(codes))
+    for style in STYLES:
+        bare = to_model(small.ir, style=style)
+        del bare.metadata_props[:]
+        for constant in bare.graph.initializer:
+            del constant.metadata_props[:]
+        found = read_back(bare, tmp_path)
+        assert found.target == "onnxruntime"
+        assert differing([np.asarray(qjax.IntegerGraph(found).run(codes))], [want]) == 0
+    changed = to_model(small.ir, codes=True)
+    bias = next(node.constants["bias"] for node in small.ir.nodes[::-1] if "bias" in node.constants)
+    (stored,) = (tensor for tensor in changed.graph.initializer if tensor.name == bias)
+    stored.raw_data = (np.frombuffer(stored.raw_data, np.int32) + 4000).astype(np.int32).tobytes()
+    got, _ = run(changed, {port: codes}, tmp_path)
+    again = read_back(changed, tmp_path)
+    assert differing([np.asarray(qjax.IntegerGraph(again).run(codes))], got) == 0
+    assert differing(got, [want]) > 0
