@@ -1,31 +1,61 @@
-"""`python -m benchmarks`: everything, in a few minutes.
+"""`python -m benchmarks`: everything, in some minutes; `python -m benchmarks artifacts`: one part of it.
 
-Close what else runs: ratios of paired runs survive a busy machine, times do not.
+Close what else runs: ratios of paired runs survive a busy machine, times do not. Exit code 1: an artifact's codes are
+not those of its graph.
 """
 
 import argparse
+import dataclasses
 import json
+import sys
 from pathlib import Path
 
-from benchmarks import kernels, models
+from rich.console import Console
+
+from benchmarks import artifacts, kernels, models
+from benchmarks.networks import NETWORKS
 from benchmarks.report import show
 from experiments.machine import machine
 
+TIMINGS = {"training": models.training, "inference": models.inference, "convolutions": kernels.kernels}
+PARTS = (*TIMINGS, "artifacts")
 
-def main(argv: list[str] | None = None) -> None:
+
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=3.0, help="per comparison")
-    parser.add_argument("--out", type=Path, default=Path("out/bench"))
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; none: all")
+    parser.add_argument("--seconds", type=float, help="per comparison (3; of artifacts 1, 0 for no times)")
+    parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder for results.json")
+    parser.add_argument("--quick", action="store_true", help="one small network, no times: do artifacts run?")
+    parser.add_argument("--networks", nargs="+", choices=NETWORKS, help="of artifacts")
+    parser.add_argument("--page", type=Path, help="a page that gets the tables of artifacts: docs/artifacts.md")
     args = parser.parse_args(argv)
-    parts = {"training": models.training, "inference": models.inference, "convolutions": kernels.kernels}
+    parts: list[str] = args.parts or list(PARTS)
+    if unknown := sorted(set(parts) - set(PARTS)):
+        parser.error(f"expected parts out of {', '.join(PARTS)}, got {', '.join(unknown)}")
     document: dict[str, object] = {"machine": machine()}
-    for name, part in parts.items():
-        results = part(args.seconds)
+    for name in [part for part in TIMINGS if part in parts]:
+        results = TIMINGS[name](3.0 if args.seconds is None else args.seconds)
         show(name, results)
         document[name] = [result.document() for result in results]
+    differ = 0
+    if "artifacts" in parts:
+        settings = artifacts.QUICK if args.quick else artifacts.Settings()
+        if args.seconds is not None:
+            settings = dataclasses.replace(settings, seconds=args.seconds)
+        if args.networks:
+            settings = dataclasses.replace(settings, networks=tuple(args.networks))
+        sections = list(artifacts.artifacts(settings, Console(width=200)))
+        differ = sum(section.differ for section in sections)
+        document["versions"] = artifacts.versions()
+        document["artifacts"] = [section.document() for section in sections]
+        if args.page is not None:
+            artifacts.onto_page(args.page, sections)
+        print(f"{differ} codes of the artifacts differ from their graphs'.")
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "results.json").write_text(json.dumps(document, indent=2) + "\n")
+    return 1 if differ else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

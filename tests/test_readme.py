@@ -1,20 +1,38 @@
-"""The README's code runs as it stands."""
+"""The code of the README and of the pages about artifacts runs as it stands."""
 
 import pathlib
 import re
+import subprocess
 
+import jax
 import pytest
 
-README = pathlib.Path(__file__).parents[1] / "README.md"
-BLOCKS = re.findall(r"^```python\n(.*?)^```", README.read_text(), flags=re.M | re.S)
+ROOT = pathlib.Path(__file__).parents[1]
+PAGES = ("README.md", "docs/c.md", "docs/onnx.md", "docs/reading.md", "docs/stablehlo.md", "docs/tflite.md")
+BLOCK = re.compile(r"^```(python|c|sh)\n(.*?)^```", flags=re.M | re.S)
+LEFT = {"README.md": {"model.qjax", "model.onnx", "firmware"}, "docs/c.md": {"net", "output.txt"}}
+"""What running a page leaves behind."""
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
-def test_block_runs(block: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_runs(page: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its blocks in order, in one folder: Python in one namespace, a C file under the name in its first line."""
     monkeypatch.chdir(tmp_path)
-    # a user's process has jax's default promotion rules; optax relies on them
-    import jax
-
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        exec(compile(block, str(README), "exec"), {"__name__": "readme"})
-    assert (tmp_path / "model.qjax").exists()
+    blocks = BLOCK.findall((ROOT / page).read_text())
+    assert any(kind == "python" for kind, _ in blocks)
+    names: dict[str, object] = {"__name__": page}
+    for kind, text in blocks:
+        if kind == "python":
+            # a user's process has jax's default promotion rules; optax relies on them
+            with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+                exec(compile(text, page, "exec"), names)
+        elif kind == "c":
+            name = re.match(r"/\* (\w+\.c) \*/\n", text)
+            assert name is not None
+            (tmp_path / name[1]).write_text(text)
+        else:
+            done = subprocess.run(["bash", "-euo", "pipefail", "-c", text], capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+            for line in re.findall(r"# (.*codes differ)$", text, flags=re.M):
+                assert line in done.stdout
+    assert LEFT.get(page, set()) <= {path.name for path in tmp_path.iterdir()}

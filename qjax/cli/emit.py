@@ -7,7 +7,7 @@ from qjax.cli.parameters import model_argument, output_option, subcommand, targe
 
 OPTIONS = {
     "c": ("batch", "name", "vectors"),
-    "onnx": ("batch", "style"),
+    "onnx": ("batch", "style", "codes"),
     "stablehlo": ("batch", "reals"),
     "tflite": ("batch", "int4"),
 }
@@ -20,7 +20,8 @@ OPTIONS = {
 @output_option
 @target_option
 @click.option("--batch", metavar="N", type=click.IntRange(min=1), help="Fix the batch; c and tflite: 1 by default.")
-@click.option("--style", metavar="NAME", help="onnx: which operators the model is made of; integer by default.")
+@click.option("--style", metavar="NAME", help="onnx: integer, qdq or qoperator; qdq where the target is onnxruntime.")
+@click.option("--codes", is_flag=True, default=None, help="onnx: codes in and out, in the styles qdq and qoperator.")
 @click.option("--name", metavar="NAME", help="c: of the files and functions; model by default.")
 @click.option("--vectors", metavar="N", type=click.IntRange(min=0), help="c: golden runs in the self-test.")
 @click.option("--int4/--no-int4", default=None, help="tflite: pack weights of 4 bits; by default where that is safe.")

@@ -24,6 +24,13 @@ def test_every_runtime(qjax, runtime):
     assert said[-1] == "21 examples, 84 codes: no code differs."
 
 
+@pytest.mark.parametrize("style", ["integer", "qdq", "qoperator"])
+def test_every_style_of_onnx(qjax, style):
+    """int8 activations between float operators need an option of the session, which the file names."""
+    line = ["--runtime", "onnxruntime", "--target", "onnxruntime", "--style", style, "--examples", 21]
+    assert "210 codes: no code differs" in qjax("verify", "network.qjax", *line).stdout
+
+
 @pytest.mark.parametrize("runtime", ["c", "onnxruntime", "stablehlo"])
 def test_several_inputs_and_outputs(qjax, runtime):
     assert "48 codes: no code differs" in qjax("verify", "pair.qjax", "--runtime", runtime, "--examples", 8).stdout

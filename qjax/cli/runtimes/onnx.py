@@ -1,5 +1,6 @@
 """ONNX Runtime, and the interpreter of the ONNX specification, on an .onnx file."""
 
+import json
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -46,7 +47,16 @@ def _session(runtime: Any, path: str, mode: str) -> Any:
     settings.log_severity_level = 3
     levels = runtime.GraphOptimizationLevel
     settings.graph_optimization_level = levels.ORT_ENABLE_ALL if mode == "optimized" else levels.ORT_DISABLE_ALL
+    for key, value in _needed(path).items():
+        settings.add_session_config_entry(key, value)
     return runtime.InferenceSession(path, settings, providers=["CPUExecutionProvider"])
+
+
+def _needed(path: str) -> dict[str, str]:
+    """The options of a session that the file says it needs."""
+    onnx = load("onnx", "The package onnx", "'qjax[onnx]'")
+    facts = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
+    return json.loads(facts.get("qjax", "{}")).get("onnxruntime_session", {})
 
 
 def _reals(graph: Any, name: str, codes: np.ndarray) -> np.ndarray:
