@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -99,7 +100,8 @@ def activations_in_steps(qmodel: qjax.QuantizedModel, images: np.ndarray) -> His
         activations=qjax.QSpec(bits=16, symmetric=False),
         overrides={re.escape(name): spec for name, spec in weights.items()},
     )
-    twin_model = type(qmodel.model)(rngs=nnx.Rngs(0))
+    make: Any = type(qmodel.model)
+    twin_model = make(rngs=nnx.Rngs(0))
     nnx.update(twin_model, nnx.state(qmodel.model))
     twin = qjax.quantize(twin_model, recipe, images)
     for name in weights:

@@ -148,7 +148,7 @@ def test_rows_of_a_table():
     index = file.tensor("int32", (1, 3))
     table = file.tensor("int8", (10, 4), grid, m.codes((10, 4)))
     y, padded = (file.tensor("int8", (1, rows, 4), grid) for rows in (3, 4))
-    lowest = file.tensor("int8", (1,), grid, np.int8([-128]))
+    lowest = file.tensor("int8", (1,), grid, np.asarray([-128], np.int8))
     file.operator("GATHER", [table, index], [y], "Gather")
     file.operator("PADV2", [y, file.numbers([[0, 0], [1, 0], [0, 0]]), lowest], [padded], "PadV2")
     data = file.to_bytes([index], [padded])

@@ -12,8 +12,8 @@ IMAGE = (1, 6, 5, 4)
 def weighted(dtype: str, **chosen: Any) -> bytes:
     """Products with weights."""
     m = Models(dtype, 1, **chosen)
-    one = {"strideH": 1, "strideW": 1}
-    two = {"strideH": 2, "strideW": 2}
+    one: dict[str, Any] = {"strideH": 1, "strideW": 1}
+    two: dict[str, Any] = {"strideH": 2, "strideW": 2}
     fc = "FullyConnected"
     m.weighted("fully_connected", "FULLY_CONNECTED", (3, 20), (7, 20), (3, 7), fc, 0)
     m.weighted("fully_connected, one scale", "FULLY_CONNECTED", (3, 20), (7, 20), (3, 7), fc, 0, per_channel=False)
@@ -28,7 +28,7 @@ def weighted(dtype: str, **chosen: Any) -> bytes:
     m.weighted("conv, strided", "CONV_2D", IMAGE, (3, 3, 2, 4), (1, 3, 3, 3), "Conv2D", 0, padding=SAME, **two)
     m.weighted("conv, valid", "CONV_2D", IMAGE, (3, 2, 2, 4), (1, 3, 2, 3), "Conv2D", 0, padding=VALID, **two)
     m.weighted("conv, pointwise", "CONV_2D", IMAGE, (9, 1, 1, 4), (1, 6, 5, 9), "Conv2D", 0, padding=VALID, **one)
-    gaps = {"dilationHFactor": 2, "dilationWFactor": 2}
+    gaps: dict[str, Any] = {"dilationHFactor": 2, "dilationWFactor": 2}
     m.weighted("conv, dilated", "CONV_2D", IMAGE, (3, 3, 3, 4), (1, 6, 5, 3), "Conv2D", 0, padding=SAME, **one, **gaps)
     dw = "DepthwiseConv2D"
     m.weighted(
@@ -59,7 +59,7 @@ def weighted(dtype: str, **chosen: Any) -> bytes:
 def transposed(dtype: str, **chosen: Any) -> bytes:
     """TRANSPOSE_CONV."""
     m = Models(dtype, 2, **chosen)
-    two = {"strideH": 2, "strideW": 3}
+    two: dict[str, Any] = {"strideH": 2, "strideW": 3}
     tc = "TransposeConv"
     m.weighted(
         "transpose_conv", "TRANSPOSE_CONV", (1, 3, 2, 4), (5, 3, 3, 4), (1, 6, 6, 5), tc, 0, padding=SAME,
@@ -79,7 +79,7 @@ def transposed(dtype: str, **chosen: Any) -> bytes:
 def elementwise(dtype: str, **chosen: Any) -> bytes:
     """Additions, products, averages, pools, changes of the grid, clamps."""
     m = Models(dtype, 3, **chosen)
-    pot = {"potScaleInt16": False}
+    pot: dict[str, Any] = {"potScaleInt16": False}
     for name, options in (("ADD", "Add"), ("SUB", "Sub"), ("MUL", "Mul")):
         more = {} if name == "MUL" else pot
         label = name.lower()
@@ -89,7 +89,7 @@ def elementwise(dtype: str, **chosen: Any) -> bytes:
         m.simple(f"{label}, reversed", name, ((1, 1, 1, 4), IMAGE), IMAGE, options, constant=0, **more)
         m.simple(f"{label}, scalar", name, (IMAGE, ()), IMAGE, options, constant=1, **more)
     for label, name in (("average_pool", "AVERAGE_POOL_2D"), ("max_pool", "MAX_POOL_2D")):
-        pool = {"filterHeight": 3, "filterWidth": 2, "strideH": 2, "strideW": 1}
+        pool: dict[str, Any] = {"filterHeight": 3, "filterWidth": 2, "strideH": 2, "strideW": 1}
         m.simple(label, name, (IMAGE,), (1, 2, 4, 4), "Pool2D", same=True, padding=VALID, **pool)
         m.simple(
             f"{label}, same", name, (IMAGE,), (1, 3, 5, 4), "Pool2D", same=True, padding=SAME,
@@ -116,7 +116,7 @@ def elementwise(dtype: str, **chosen: Any) -> bytes:
 def moves(dtype: str, **chosen: Any) -> bytes:
     """What only moves codes."""
     m = Models(dtype, 4, **chosen)
-    kept = {"same": True}
+    kept: dict[str, Any] = {"same": True}
     m.simple("concatenation", "CONCATENATION", (IMAGE, (1, 6, 5, 2)), (1, 6, 5, 6), "Concatenation", axis=-1, **kept)
     m.simple("reshape", "RESHAPE", (IMAGE,), (1, 30, 4), "Reshape", [[1, -1, 4]], **kept)
     m.simple("reshape, flat", "RESHAPE", (IMAGE,), (1, 120), "Reshape", [[1, 120]], **kept)

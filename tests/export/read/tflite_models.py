@@ -137,7 +137,7 @@ class Models:
         data = [self.codes(shape) if i == constant else None for i, shape in enumerate(shapes)]
         inputs = [file.tensor(self.dtype, s, g, d) for s, g, d in zip(shapes, grids, data, strict=True)]
         extra = [file.numbers(n) for n in numbers]
-        outs = out if out and not isinstance(out[0], int) else [out]
+        outs: Any = out if out and not isinstance(out[0], int) else [out]
         last = grids[0] if same else self.grid()
         if out_dtype is not None:
             low, high = RANGES[out_dtype]
