@@ -11,6 +11,7 @@ import os
 import platform
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -57,7 +58,11 @@ class LiteRTArm:
           ModuleNotFoundError: there is no AArch64 Python with ai-edge-litert.
           ValueError, RuntimeError: LiteRT refused the model or its inputs, or its process ended.
         """
-        return _worker().ask((RESOLVERS[self.mode], tflite_model(case), case.inputs), case.op)
+        return self.run_model(tflite_model(case), case.inputs, case.op)
+
+    def run_model(self, model: bytes, inputs: Sequence[np.ndarray], what: str = "model") -> np.ndarray:
+        """The output of a .tflite of one output; what: its name in errors, which are those of `run`."""
+        return _worker().ask((RESOLVERS[self.mode], model, tuple(inputs)), what)
 
 
 @functools.cache
