@@ -188,7 +188,7 @@ class _Index:
         swaps = pattern.commutative
         if swaps is None:
             swaps = node.op in _COMMUTATIVE and not node.attributes.get("subtract")
-        if swaps and len(node.inputs) == 2 and pattern.inputs[0] != pattern.inputs[1]:
+        if swaps and len(node.inputs) == 2:
             yield from self.sequence(pattern.inputs, node.inputs[::-1], state, claimed)
 
     def sequence(

@@ -134,7 +134,7 @@ def embedding(graph: Graph, pattern: Pattern, chosen: list[Node], swaps: tuple[b
         if p.inputs is None:
             outside.extend(node.inputs)
             return not swapped
-        if swapped and (node.op != "add" or node.attributes["subtract"] or p.inputs[0] == p.inputs[-1]):
+        if swapped and (node.op != "add" or node.attributes["subtract"]):
             return False
         inputs = node.inputs[::-1] if swapped else node.inputs
         return len(inputs) == len(p.inputs) and all(visit(q, t) for q, t in zip(p.inputs, inputs, strict=True))
