@@ -14,7 +14,7 @@ PY     := .venv/bin/python
 PYTEST := -m pytest -n $(JOBS) --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-compat test-py311 test-oracles bench accuracy lint format types imports lock clean \
+.PHONY: help demo test test-all test-compat test-py311 test-oracles bench accuracy architectures lint format types imports lock clean \
         venv venv-compat venv-oracles
 
 help: ## list the targets
@@ -25,6 +25,9 @@ demo: venv ## train, convert, verify and ship a small model
 
 test: venv ## the whole suite, doctests included
 	$(PY) $(PYTEST) $(ARGS)
+
+test-all: venv ## the whole suite and every further model of a kind that it tests already
+	$(PY) $(PYTEST) --exhaustive $(ARGS)
 
 # What an older Python and jax can change: arithmetic, kernels, traces and what is derived from them. `make test-compat COMPAT=tests`
 # runs all but the slow tests.
@@ -46,6 +49,9 @@ bench: venv ## timings against XLA's float path and the real runtimes
 
 accuracy: venv ## accuracy of float, post-training and trained quantization
 	$(PY) -m experiments.accuracy $(ARGS)
+
+architectures: venv ## every published architecture in little: trained, converted, compared node by node
+	$(PY) -m experiments.architectures $(ARGS)
 
 lint: venv ## ruff: rules and formatting
 	$(PY) -m ruff check .

@@ -1,5 +1,7 @@
 """`python -m benchmarks`: everything, in some minutes; `python -m benchmarks artifacts`: one part of it.
 
+`growth` (time against the number of nodes) runs only where it is named.
+
 Close what else runs: ratios of paired runs survive a busy machine, times do not. Exit code 1: an artifact's codes are
 not those of its graph.
 """
@@ -12,18 +14,20 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import artifacts, kernels, models
+from benchmarks import artifacts, growth, kernels, models
 from benchmarks.networks import NETWORKS
 from benchmarks.report import show
 from experiments.machine import machine
 
 TIMINGS = {"training": models.training, "inference": models.inference, "convolutions": kernels.kernels}
 PARTS = (*TIMINGS, "artifacts")
+NAMED = (*PARTS, "growth")
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; none: all")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(NAMED)}; none: all but growth")
+    parser.add_argument("--nodes", nargs="+", type=int, default=list(growth.SIZES), help="of growth's chains")
     parser.add_argument("--seconds", type=float, help="per comparison (3; of artifacts 1, 0 for no times)")
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder for results.json")
     parser.add_argument("--quick", action="store_true", help="one small network, no times: do artifacts run?")
@@ -31,13 +35,17 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--page", type=Path, help="a page that gets the tables of artifacts: docs/artifacts.md")
     args = parser.parse_args(argv)
     parts: list[str] = args.parts or list(PARTS)
-    if unknown := sorted(set(parts) - set(PARTS)):
-        parser.error(f"expected parts out of {', '.join(PARTS)}, got {', '.join(unknown)}")
+    if unknown := sorted(set(parts) - set(NAMED)):
+        parser.error(f"expected parts out of {', '.join(NAMED)}, got {', '.join(unknown)}")
     document: dict[str, object] = {"machine": machine()}
     for name in [part for part in TIMINGS if part in parts]:
         results = TIMINGS[name](3.0 if args.seconds is None else args.seconds)
         show(name, results)
         document[name] = [result.document() for result in results]
+    if "growth" in parts:
+        grown = list(growth.growth(args.nodes))
+        growth.show(grown)
+        document["growth"] = [result.document() for result in grown]
     differ = 0
     if "artifacts" in parts:
         settings = artifacts.QUICK if args.quick else artifacts.Settings()

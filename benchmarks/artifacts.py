@@ -208,7 +208,7 @@ def _float_session(content: bytes, network: Network, images: np.ndarray) -> Call
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     first = np.ascontiguousarray(images.transpose(0, 3, 1, 2))
     got, wanted = session.run(None, {"x": first})[0], np.asarray(scores(network.model, images))
-    if not np.allclose(got, wanted, rtol=1e-3, atol=1e-3):
+    if not np.allclose(got, wanted, rtol=1e-5, atol=1e-5):
         raise AssertionError(f"{network.name}: the float32 ONNX model is another network")
 
     def of(batch: int) -> Any:

@@ -9,11 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from qjax import calibration, numerics, ops, targets
+    from qjax.analysis.search import Budget, search
+    from qjax.analysis.sensitivity import sensitivity
+    from qjax.analysis.statistics import statistics
     from qjax.calibrating import calibrate
+    from qjax.explanation import explain
     from qjax.export.accumulator_report import accumulators
     from qjax.export.compare import compare
     from qjax.export.integer_graph import IntegerGraph, load, read
     from qjax.export.lower import ConversionError
+    from qjax.layers.linen import from_linen
+    from qjax.layers.trace import TraceError
     from qjax.model import convert, exact, quantize, verify
     from qjax.numerics.affine import QParams, QSpec
     from qjax.numerics.fake_quant import fake_quant
@@ -24,6 +30,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "FLOAT",
+    "Budget",
     "ConversionError",
     "IntegerGraph",
     "Override",
@@ -33,28 +40,40 @@ __all__ = [
     "QuantStat",
     "QuantizedModel",
     "Recipe",
+    "TraceError",
     "accumulators",
     "calibrate",
     "calibration",
     "compare",
     "convert",
     "exact",
+    "explain",
     "fake_quant",
+    "from_linen",
     "load",
     "numerics",
     "ops",
     "quantize",
     "read",
+    "search",
+    "sensitivity",
+    "statistics",
     "targets",
     "verify",
 ]
 
 _HOMES = {
+    "analysis.search": ("Budget", "search"),
+    "analysis.sensitivity": ("sensitivity",),
+    "analysis.statistics": ("statistics",),
     "calibrating": ("calibrate",),
     "export.accumulator_report": ("accumulators",),
     "export.compare": ("compare",),
     "export.integer_graph": ("IntegerGraph", "load", "read"),
+    "explanation": ("explain",),
     "export.lower": ("ConversionError",),
+    "layers.trace": ("TraceError",),
+    "layers.linen": ("from_linen",),
     "model": ("convert", "exact", "quantize", "verify"),
     "numerics.affine": ("QParams", "QSpec"),
     "numerics.fake_quant": ("fake_quant",),
@@ -64,7 +83,7 @@ _HOMES = {
 """Module -> the public names that live there; the other names of `__all__` are modules themselves."""
 
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
-_MODULES = ("calibration", "conformance", "export", "layers", "numerics", "ops", "targets", "tracing")
+_MODULES = ("analysis", "calibration", "conformance", "export", "layers", "numerics", "ops", "targets", "tracing")
 
 
 def __getattr__(name: str) -> Any:

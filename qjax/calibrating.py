@@ -1,5 +1,7 @@
 """Calibration: one pass over data that gives every quantizer its first parameters."""
 
+import dataclasses
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -10,6 +12,7 @@ from flax import nnx
 
 from qjax import calibration
 from qjax.calibration.learned import Quantizer
+from qjax.export.structure import join_arguments, split_arguments
 from qjax.layers import trace
 from qjax.numerics.affine import QParams
 from qjax.ops import Quantized
@@ -50,12 +53,18 @@ def calibrate(
         found: dict[str, dict[str, jax.Array]] = {}
         for place in (*annotation.values.values(), *annotation.weights.values()):
             if place.label in taps:
-                found.setdefault(place.name, {})[place.label] = taps[place.label]
+                # iterations that share a quantizer are more data: their axes behind those of the others
+                x, others = taps[place.label], len(place.stack) - len(place.timed)
+                x = jnp.moveaxis(x, place.timed, range(others, len(place.stack)))
+                found.setdefault(place.name, {})[place.label] = x
         return found
 
-    @jax.jit
-    def step(state: Any, seen: Any, args: Any) -> Any:
-        for name, records in taps_of(state, args, "activation").items():
+    def taps(kind: str, rest: Any) -> Callable[[Any, Any], Any]:
+        return lambda state, arrays: taps_of(state, join_arguments(arrays, rest), kind)
+
+    @functools.partial(jax.jit, static_argnums=3)
+    def step(state: Any, seen: Any, arrays: Any, rest: Any) -> Any:
+        for name, records in taps_of(state, join_arguments(arrays, rest), "activation").items():
             q = quantizers[name]
             for x in records.values():
                 seen[name] = _update(observers[name], seen[name], x, q)
@@ -65,20 +74,20 @@ def calibrate(
     seen: dict[str, Any] = {}
     weights: dict[str, dict[str, jax.Array]] = {}
     for batch in calibration.track(batches, "calibrating", enabled=progress):
-        args = arguments_of(batch)
+        arrays, rest = split_arguments(arguments_of(batch))
         if count == 0:
-            shapes = jax.eval_shape(lambda s, a: taps_of(s, a, "activation"), state, args)
+            shapes = jax.eval_shape(taps("activation", rest), state, arrays)
             for name, records in shapes.items():
                 seen[name] = _initial(observers[name], quantizers[name], next(iter(records.values())).shape)
-            weights = jax.jit(lambda s, a: taps_of(s, a, "weight"))(state, args)
-        seen = step(state, seen, args)
+            weights = jax.jit(taps("weight", rest))(state, arrays)
+        seen = step(state, seen, arrays, rest)
         count += 1
     if count == 0:
         raise ValueError("calibrate: expected at least one batch, got none.")
     for name, q in plan.quantizers:
         if kinds[name] == "weight":
             way = observers[name]
-            qparams = _of_weight(q, np.asarray(next(iter(weights[name].values()))), way, shared=name in plan.shared)
+            qparams = _of_weight(q, np.asarray(next(iter(weights[name].values()))), way)
         else:
             host = jax.tree.map(np.asarray, seen[name])
             qparams = _finish(observers[name], host, q, name)
@@ -117,8 +126,11 @@ def _finish(observer: Any, state: Any, q: Quantizer, name: str) -> QParams:
     return _stack(parts, q)
 
 
-def _of_weight(q: Quantizer, w: np.ndarray, way: Any, *, shared: bool) -> QParams:
-    if shared:
+def _of_weight(q: Quantizer, w: np.ndarray, way: Any) -> QParams:
+    if w.ndim > len(q.stack) + len(q.shape) and q.stack:
+        parts = [_of_weight(dataclasses.replace(q, stack=()), w[index], way) for index in np.ndindex(*q.stack)]
+        return _stack(parts, q)
+    if w.ndim > len(q.stack) + len(q.shape):
         # one grid for all iterations: the widest that any of them needs
         parts = [calibration.weight_qparams(part, q.spec, way) for part in w.reshape((-1, *q.shape))]
         widest = np.max([np.asarray(p.scale) for p in parts], axis=0)

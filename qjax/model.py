@@ -1,6 +1,6 @@
 """Where layers and export meet: quantize, convert, verify, exact."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -12,15 +12,15 @@ from qjax.calibrating import calibrate, stacked_qparams
 from qjax.calibration.learned import Quantizer
 from qjax.export.backend import backend_of, target_of
 from qjax.export.convert import convert as convert_program
-from qjax.export.integer_graph import IntegerGraph, dequantize_outputs, quantize_inputs
+from qjax.export.integer_graph import IntegerGraph, dequantize_outputs, inputs_of, quantize_inputs
 from qjax.export.interpreter import prepare
 from qjax.export.interpreter import run as run_graph
 from qjax.export.ir import Graph
 from qjax.export.lower import ConversionError
-from qjax.export.structure import describe
+from qjax.export.structure import describe, describe_arguments, join_arguments, split_arguments
 from qjax.export.verify import Report
 from qjax.export.verify import verify as compare_nodes
-from qjax.layers import FLOAT_LAYERS, Traced, instrument, module_types, trace
+from qjax.layers import Traced, instrument, module_types, trace
 from qjax.numerics.affine import QParams
 from qjax.qmodel import Plan, QuantizedModel, QuantizerState, arguments_of, evaluation_copy
 from qjax.recipe import Recipe
@@ -41,17 +41,16 @@ def quantize(model: nnx.Module, recipe: Recipe, sample: Any, *, progress: bool |
     """
     if not isinstance(model, nnx.Module):
         raise TypeError(
-            f"quantize: expected a flax nnx.Module, got {type(model).__name__}. A linen module can be wrapped with "
-            "flax.nnx.bridge.ToNNX."
+            f"quantize: expected a flax nnx.Module, got {type(model).__name__}. Wrap a linen module and its variables: "
+            "qjax.from_linen(module, variables)."
         )
     instrumented = instrument(model)
-    types = module_types(instrumented)
-    float_paths = recipe.float_paths(types, FLOAT_LAYERS)
-    probe = QuantizedModel(instrumented, Plan((), float_paths, (), recipe.target, ()), {})
-    view = evaluation_copy(probe.model)
     args = arguments_of(sample)
-    traced = trace(view, args, {})
-    annotation = probe.plan.annotate(traced)
+    traced = trace(evaluation_copy(instrumented), args, {})
+    # after the trace: it meets the submodules of linen modules
+    types = module_types(instrumented)
+    float_paths = recipe.float_paths(types)
+    annotation = Plan((), float_paths, (), recipe.target, ()).annotate(traced)
     places = annotation.places()
     recipe.check_matched(places, types)
     edges, outputs = _edges(annotation), annotation.output_names
@@ -64,9 +63,8 @@ def quantize(model: nnx.Module, recipe: Recipe, sample: Any, *, progress: bool |
         (n, recipe.weight_observer_of(q.spec) if places[n].kind == "weight" else recipe.observer_of(q.spec))
         for n, q in quantizers.items()
     )
-    shared = (
-        frozenset(name for name, place in places.items() if place.stack) if recipe.scan == "shared" else frozenset()
-    )
+    scanned = (name for name, place in places.items() if place.own(place.stack))
+    shared = frozenset(scanned) if recipe.scan == "shared" else frozenset()
     plan = Plan(tuple(quantizers.items()), float_paths, details, recipe.target, observers, shared)
     states = {name: QuantizerState(q, _placeholder(q)) for name, q in quantizers.items()}
     qmodel = QuantizedModel(instrumented, plan, states)
@@ -127,7 +125,7 @@ def exact(qmodel: QuantizedModel, sample: Any, *, target: Any = None) -> Forward
     def forward(qmodel: QuantizedModel, *inputs: Any) -> Any:
         view = evaluation_copy(qmodel)
         ir = _convert(view, args, chosen)
-        arrays = [x for x in inputs if isinstance(x, (jax.Array, np.ndarray))]
+        arrays = inputs_of(ir, inputs)
         # without the fence XLA may compute a constant anew for every output that reads it
         constants = jax.lax.optimization_barrier(prepare(ir))
         env = run_graph(ir, constants, quantize_inputs(ir, arrays))
@@ -171,13 +169,10 @@ def _convert(qmodel: QuantizedModel, args: tuple[Any, ...], target: Any) -> Grap
         return traced, plan.annotate(traced)
 
     traced, annotation = read(args)
-    arrays = [a for a in args if isinstance(a, (jax.Array, np.ndarray))]
-    size = int(arrays[0].shape[0])
-    other, other_annotation = read(
-        tuple(
-            jnp.zeros((2 * size, *a.shape[1:]), a.dtype) if isinstance(a, (jax.Array, np.ndarray)) else a for a in args
-        )
-    )
+    arrays, rest = split_arguments(args)
+    size = _batch_size(arrays, traced.names[len(traced.names) - len(arrays) :])
+    doubled = [jnp.zeros((2 * size, *a.shape[1:]), a.dtype) if a.ndim else a for a in arrays]
+    other, other_annotation = read(join_arguments(doubled, rest))
     shapes = [jax.ShapeDtypeStruct(np.shape(a), a.dtype) for a in other.args]
     graph = convert_program(
         traced.program,
@@ -197,9 +192,26 @@ def _convert(qmodel: QuantizedModel, args: tuple[Any, ...], target: Any) -> Grap
             f"The model returns {len(leaves)} arrays, of which {len(graph.outputs)} come from quantized operations. "
             "Return only what depends on the input through operations that qjax converts."
         )
-    graph = graph.replace(metadata={"producer": "qjax", "output_structure": structure})
+    order = {name: position for position, name in enumerate(graph.inputs)}
+    names = traced.names[len(traced.names) - len(arrays) :]
+    arguments = describe_arguments(args, [order.get(name) for name in names])
+    metadata = {"producer": "qjax", "output_structure": structure, "input_structure": arguments}
+    graph = graph.replace(metadata=metadata)
     backend = backend_of(target)
     return graph if backend is None else backend.partition(graph)
+
+
+def _batch_size(arrays: list[Any], names: Sequence[str]) -> int:
+    sizes = {name: int(a.shape[0]) for name, a in zip(names, arrays, strict=True) if a.ndim}
+    if not sizes:
+        raise ValueError("convert: expected a sample with at least one array whose first axis is the batch.")
+    if len(set(sizes.values())) > 1:
+        listed = ", ".join(f"{name} has {size}" for name, size in sizes.items())
+        raise ValueError(
+            f"convert: the first axis of every argument is the batch, but {listed}. What belongs to no example (a mask "
+            "for all of them, say) is a constant of the model, or is repeated for every example."
+        )
+    return next(iter(sizes.values()))
 
 
 def _edges(annotation: Annotation) -> set[str]:

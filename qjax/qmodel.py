@@ -1,6 +1,7 @@
 """The quantized model: the user's module, the plan of its quantizers, and their numbers."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -56,6 +57,11 @@ class Plan:
     observers: tuple[tuple[str, Any], ...]
     shared: frozenset[str] = frozenset()
 
+    @functools.cached_property
+    def by_name(self) -> Mapping[str, Quantizer]:
+        """The quantizers by name."""
+        return dict(self.quantizers)
+
     def is_float(self, path: str) -> bool:
         """Whether the inside of a module stays in reals."""
         return "" in self.float_paths or any(path in self.float_paths for path in ancestors(path))
@@ -101,7 +107,8 @@ class QuantizedModel(nnx.Module):
         evaluation = Evaluation(annotation, self._quantize, record, self.plan.shared)
         values, taps = evaluation.run(traced.program, traced.args, self.quantizer_values())
         codes: dict[str, jax.Array] = {}
-        for place in annotation.values.values():
+        started = [place for place in annotation.weights.values() if place.label in taps]
+        for place in (*annotation.values.values(), *started):
             for index in np.ndindex(*place.stack):
                 label = place.label + "".join(f"[{i}]" for i in index)
                 codes[label] = taps[place.label][index] if index else taps[place.label]
@@ -138,7 +145,7 @@ class QuantizedModel(nnx.Module):
     def _quantize(self, place: Place, params: Any, x: jax.Array) -> Quantized:
         # the runtime quantizes its inputs by a formula of its own; behind that there are codes only
         formula = target_of(self.plan.target).quantize if place.kind == "input" else "reciprocal"
-        return dict(self.plan.quantizers)[place.name](params, x, formula)
+        return self.plan.by_name[place.name](params, x, formula)
 
     def _write(self, traced: Traced, values: list[Any]) -> None:
         changed = traced.new_state(values)
@@ -147,14 +154,19 @@ class QuantizedModel(nnx.Module):
 
 
 def arguments_of(batch: Any) -> tuple[Any, ...]:
-    """A batch as the tuple of a call's arguments."""
+    """A batch as the tuple of a call's arguments.
+
+    A tuple holds the arguments; anything else (an array, a dict, a list) is the one argument. An argument is an array,
+    a Python value, None, or a dict, list or tuple of these.
+    """
     args = batch if isinstance(batch, tuple) else (batch,)
-    for arg in args:
-        if not isinstance(arg, (jax.Array, np.ndarray)) and not isinstance(arg, (bool, int, float, str, type(None))):
+    for leaf in jax.tree.leaves(args):
+        if not isinstance(leaf, (jax.Array, np.ndarray, bool, int, float, str)):
             raise TypeError(
-                f"Expected a batch to be an array or a tuple of the call's arguments, got {type(arg).__name__}."
+                "Expected a batch to be an array or a tuple of the call's arguments (arrays, or dicts, lists, tuples "
+                f"of them), got {type(leaf).__name__}."
             )
-    return tuple(jnp.asarray(a) if isinstance(a, np.ndarray) else a for a in args)
+    return jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, args)
 
 
 def evaluation_copy(model: ModuleT) -> ModuleT:

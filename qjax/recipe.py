@@ -118,9 +118,9 @@ class Recipe:
 
     # ------------------------------------------------------------------ what a model's parts get
 
-    def float_paths(self, types: Mapping[str, type], always: tuple[type, ...]) -> frozenset[str]:
+    def float_paths(self, types: Mapping[str, type]) -> frozenset[str]:
         """The module paths whose inside stays in reals."""
-        paths = {path for path, cls in types.items() if issubclass(cls, always)}
+        paths: set[str] = set()
         for key, value in self.overrides.items():
             if isinstance(value, _Float):
                 paths |= {path for path, cls in types.items() if _matches(key, (path,), (cls,))}
@@ -154,8 +154,13 @@ class Recipe:
             )
         elif not spec.per_tensor:
             raise ValueError(f"Quantizer {place.name!r}: expected a per-tensor spec for an activation, got {spec}.")
-        stack = place.stack if self.scan == "stacked" else ()
+        stack = place.own(place.stack) if self.scan == "stacked" else ()
         shape = place.shape if weight else place.shape[1:]
+        if place.unit is not None and spec.bits == 8 and target_of(self.target).unit_grids:
+            unsigned = place.unit == "unsigned"
+            low = (-128 if spec.signed else 0) if unsigned else (0 if spec.signed else 128)
+            fixed = (2.0**-8 if unsigned else 2.0**-7, low)
+            return Quantizer(spec.replace(symmetric=False, narrow_range=False), "static", shape, stack, fixed)
         return Quantizer(spec, method, shape, stack)
 
     def check_matched(self, places: Mapping[str, Place], types: Mapping[str, type]) -> None:

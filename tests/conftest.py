@@ -25,16 +25,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--oracles", action="store_true", help="run the tests marked oracle (needs torch and tflite-micro)"
     )
+    parser.addoption(
+        "--exhaustive",
+        action="store_true",
+        help="run the tests marked exhaustive too: more models",
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects, without --oracles, the tests whose runtime the lock does not hold."""
-    if config.getoption("--oracles"):
-        return
-    oracles = [item for item in items if item.get_closest_marker("oracle")]
-    if oracles:
-        config.hook.pytest_deselected(items=oracles)
-        items[:] = [item for item in items if not item.get_closest_marker("oracle")]
+    """Deselects what was not asked for: tests whose runtime the lock does not hold, and those of `make test-all`."""
+    for marker, option in (("oracle", "--oracles"), ("exhaustive", "--exhaustive")):
+        left_out = [item for item in items if item.get_closest_marker(marker)]
+        if left_out and not config.getoption(option):
+            config.hook.pytest_deselected(items=left_out)
+            items[:] = [item for item in items if not item.get_closest_marker(marker)]
 
 
 def pytest_ignore_collect(collection_path, config: pytest.Config) -> bool | None:

@@ -8,7 +8,15 @@ import jax
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
-PAGES = ("README.md", "docs/c.md", "docs/onnx.md", "docs/reading.md", "docs/stablehlo.md", "docs/tflite.md")
+PAGES = (
+    "README.md",
+    "docs/c.md",
+    "docs/linen.md",
+    "docs/onnx.md",
+    "docs/reading.md",
+    "docs/stablehlo.md",
+    "docs/tflite.md",
+)
 BLOCK = re.compile(r"^```(python|c|sh)\n(.*?)^```", flags=re.M | re.S)
 LEFT = {"README.md": {"model.qjax", "model.onnx", "firmware"}, "docs/c.md": {"net", "output.txt"}}
 """What running a page leaves behind."""

@@ -46,13 +46,15 @@ class Quantizer:
     """The static side of one quantizer; its numbers are a dict of arrays that is passed in.
 
     spec: the codes. method: what is learned. shape: of the tensor (activations: of one example, without the
-    batch). stack: lengths of the scans that the tensor lives in; parameters have these axes in front.
+    batch). stack: lengths of the scans that the tensor lives in; parameters have these axes in front. fixed: the scale
+    and zero point, where neither calibration nor training chooses them ("static").
     """
 
     spec: QSpec
     method: Method
     shape: tuple[int, ...]
     stack: tuple[int, ...] = ()
+    fixed: tuple[float, int] | None = None
 
     def __post_init__(self) -> None:
         if self.method not in get_args(Method):
@@ -71,6 +73,10 @@ class Quantizer:
     def init(self, qparams: QParams) -> dict[str, np.ndarray]:
         """Parameters that start from calibrated ones (leading axes of `stack` included, if any)."""
         scale, zero_point = np.asarray(qparams.scale), np.asarray(qparams.zero_point)
+        if self.fixed is not None:
+            scale, zero_point = (
+                np.full_like(a, value) for a, value in zip((scale, zero_point), self.fixed, strict=True)
+            )
         match self.method:
             case "lsq":
                 return {"log2_scale": log2_scale_of(scale), "zero_point": zero_point}

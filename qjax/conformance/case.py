@@ -6,6 +6,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from qjax.export.tflite_schema.layouts import same_padding
+
 OPS = (
     "fully_connected",
     "conv2d",
@@ -101,11 +103,8 @@ def padding(case: Case) -> list[list[int]]:
     """Low and high padding of height and width; SAME puts the odd one behind, as TFLite and lax do."""
     if case.attributes.get("padding", "VALID") == "VALID":
         return [[0, 0], [0, 0]]
-    found: list[list[int]] = []
-    for size, length, stride in zip(case.inputs[0].shape[1:3], window(case), strides(case), strict=True):
-        total = max((-(-size // stride) - 1) * stride + length - size, 0)
-        found.append([total // 2, total - total // 2])
-    return found
+    sizes = zip(case.inputs[0].shape[1:3], window(case), strides(case), strict=True)
+    return [list(same_padding(size, length, stride)) for size, length, stride in sizes]
 
 
 def output_shape(case: Case) -> tuple[int, ...]:

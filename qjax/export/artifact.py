@@ -45,6 +45,7 @@ _DTYPES = {
     "U16": "uint16",
     "I8": "int8",
     "U8": "uint8",
+    "BOOL": "bool",
 }
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 START = b'{"__metadata__":{"format":"qjax","sha256":"'
@@ -230,6 +231,8 @@ def _arrays(header: dict[str, Any], data: memoryview) -> Arrays:
             )
         if math.prod(size for size in sizes if size) * 8 > MAX_BYTES:
             raise ArtifactError(f"{where}: expected a shape that fits the address space, got {sizes}.")
+        if dtype == np.bool_ and any(byte > 1 for byte in data[position:end]):
+            raise ArtifactError(f"{where}: expected booleans, bytes of 0 or 1.")
         array = _view(data[position:end], dtype).reshape(sizes)
         array.setflags(write=False)
         arrays[key] = array

@@ -6,8 +6,10 @@ from typing import Any
 import numpy as np
 from jax.core import Tracer
 
+from qjax.export import islands
 from qjax.export.ir import Graph, Node, Tensor
 from qjax.export.lower import ConversionError
+from qjax.ops import island
 
 
 def free_batch(graph: Graph, other: Graph, size: int, other_size: int) -> Graph:
@@ -17,7 +19,8 @@ def free_batch(graph: Graph, other: Graph, size: int, other_size: int) -> Graph:
     1. a size in the shape of a tensor, or the `shape` of a reshape or broadcast: None where it is a multiple of the
        batch;
     2. the `limit` of a slice: None where it is the end of the axis;
-    3. anything else (an offset, the length of a padding, the data of a constant) is an error: the model treats an
+    3. the `shape` of a fill, and its data, which must be the same for every example: one row of it is kept;
+    4. anything else (an offset, the length of a padding, the data of a constant) is an error: the model treats an
        example by its position in the batch or by the number of its neighbours.
 
     Args:
@@ -50,7 +53,7 @@ def free_batch(graph: Graph, other: Graph, size: int, other_size: int) -> Graph:
         if a == b:
             return a
         where = f"{node.location}: {key} of {node.name!r} ({node.op})"
-        if node.op in ("reshape", "broadcast") and key == "shape":
+        if node.op in ("reshape", "broadcast", "fill") and key == "shape":
             return list(freed(a, b, where))
         if node.op == "slice" and key == "limit":
             ends = (graph.tensors[node.inputs[0]].shape, other.tensors[node.inputs[0]].shape)
@@ -60,11 +63,15 @@ def free_batch(graph: Graph, other: Graph, size: int, other_size: int) -> Graph:
 
     places = {name: node.location for node in graph.nodes for name in (*node.constants.values(), node.output)}
 
+    fills = {node.constants["value"] for node in graph.nodes if node.op == "fill"}
+
     def tensor(first: Tensor) -> Tensor:
         second = other.tensors.get(first.name)
         where = f"{places.get(first.name, 'input')}: tensor {first.name!r}"
         if second is None:
             raise refuse(where, first.shape, None)
+        if first.name in fills:
+            first, second = (_one_row(t, freed(first.shape, second.shape, where), where) for t in (first, second))
         if first.value is None:
             return dataclasses.replace(first, shape=freed(first.shape, second.shape, where))
         if first.shape != second.shape:
@@ -76,17 +83,49 @@ def free_batch(graph: Graph, other: Graph, size: int, other_size: int) -> Graph:
             raise refuse(where, first.value, second.value)
         return first
 
+    def attributes(node: Node, second: Node) -> dict[str, Any]:
+        if node.op == island.NAME:
+            shapes = [(graph.tensors[name].shape, other.tensors[name].shape) for name in node.inputs]
+            try:
+                return islands.freed(node, second, shapes, size, other_size)
+            except ValueError as error:
+                raise ConversionError(f"{node.location}: in the float island {node.name!r}, {error}.") from None
+        return {key: attribute(node, key, a, second.attributes[key]) for key, a in node.attributes.items()}
+
     nodes = tuple(
         dataclasses.replace(
             node,
-            attributes={key: attribute(node, key, a, second.attributes[key]) for key, a in node.attributes.items()},
+            attributes=attributes(node, second),
         )
         for node, second in zip(graph.nodes, other.nodes, strict=True)
     )
+    nodes = tuple(_times(node, graph.tensors[node.output].shape, size) if node.op == "fill" else node for node in nodes)
     free = graph.replace(nodes=nodes, tensors={name: tensor(t) for name, t in graph.tensors.items()})
     for node in free.nodes:
         _check_broadcast(free, node)
     return free
+
+
+def _one_row(tensor: Tensor, shape: tuple[int | None, ...], where: str) -> Tensor:
+    """A fill's data with size 1 along the batch, for any size of which it stands."""
+    kept = tuple(1 if n is None else n for n in shape)
+    if tensor.value is None or kept == tensor.shape:
+        return dataclasses.replace(tensor, shape=kept)
+    row = tensor.value[tuple(slice(0, 1) if n is None else slice(None) for n in shape)]
+    if not isinstance(tensor.value, Tracer) and not (np.asarray(tensor.value) == np.asarray(row)).all():
+        raise ConversionError(
+            f"{where}: a constant that differs from example to example of the batch, whose size is free. Use the same "
+            "values for every example, or pass them as an argument of the call."
+        )
+    return dataclasses.replace(tensor, shape=kept, value=row)
+
+
+def _times(node: Node, shape: tuple[int | None, ...], size: int) -> Node:
+    """A fill that knows how many rows it has for every example."""
+    rows = [n for n, kept in zip(shape, node.attributes["shape"], strict=True) if kept is None and n is not None]
+    if len(rows) > 1:
+        raise ConversionError(f"{node.location}: {node.name!r} has two axes that follow the size of the batch.")
+    return dataclasses.replace(node, attributes={**node.attributes, "times": rows[0] // size}) if rows else node
 
 
 def _check_broadcast(graph: Graph, node: Node) -> None:

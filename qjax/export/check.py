@@ -6,8 +6,8 @@ import numpy as np
 from jax.core import Tracer
 
 from qjax import ops
-from qjax.export.ir import INTEGER_DTYPES, Graph, Quantization, Tensor
-from qjax.ops import backend
+from qjax.export.ir import INTEGER_DTYPES, REAL_DTYPE, Graph, Quantization, Tensor
+from qjax.ops import backend, island
 
 
 class GraphError(ValueError):
@@ -70,14 +70,24 @@ def check_integer(graph: Graph) -> Graph:
                 backend.kernel_of(node.attributes)
             except ValueError as error:
                 raise GraphError(f"Node {node.name!r}: {error}") from None
+    reals = _of_islands(graph)
     for tensor in graph.tensors.values():
-        if tensor.dtype not in INTEGER_DTYPES:
+        if tensor.dtype not in INTEGER_DTYPES and not (tensor.dtype == REAL_DTYPE and tensor.name in reals):
             raise GraphError(f"Tensor {tensor.name!r}: expected an integer dtype, got {tensor.dtype}.")
         _check_tensor(tensor)
     for name in (*graph.inputs, *graph.outputs):
         if graph.tensors[name].dtype == "int64":
             raise GraphError(f"Tensor {name!r}: int64 is for constants, not for inputs or outputs.")
     return graph
+
+
+def _of_islands(graph: Graph) -> set[str]:
+    """The tensors that may hold reals: those that only float islands read and compute."""
+    found: set[str] = set()
+    others: set[str] = set()
+    for node in graph.nodes:
+        (found if node.op == island.NAME else others).update((*node.inputs, node.output, *node.constants.values()))
+    return found - others
 
 
 def _check_tensor(tensor: Tensor) -> None:

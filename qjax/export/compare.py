@@ -18,8 +18,8 @@ import numpy as np
 from qjax.export.causes import Side, classify, explain, findings, summary
 from qjax.export.compare_inputs import INPUT_TEXTS, classify_input, input_codes, input_findings
 from qjax.export.comparison import Cause, Comparison, Difference, NodeComparison
-from qjax.export.integer_graph import IntegerGraph
-from qjax.export.interpreter import check_count, check_shapes, prepare
+from qjax.export.integer_graph import IntegerGraph, inputs_of
+from qjax.export.interpreter import check_shapes, prepare
 from qjax.export.ir import Graph, Node
 from qjax.export.pairing import check_signature, pairs
 from qjax.export.passes.partition import device_of, group_like
@@ -79,7 +79,7 @@ def _constants(graph: AnyGraph) -> Mapping[str, Mapping[str, Any]]:
 
 
 def _batches(inputs: Any) -> Iterable[tuple[Any, ...]]:
-    if hasattr(inputs, "shape"):
+    if hasattr(inputs, "shape") or isinstance(inputs, Mapping):
         return [(inputs,)]
     if isinstance(inputs, tuple):
         return [cast(tuple[Any, ...], inputs)]
@@ -156,10 +156,10 @@ class _Run:
 
     def _codes(self, batch: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
         ir = self.a.ir
-        check_count(ir, batch)
-        check_shapes(ir, [tuple(np.shape(x)) for x in batch])
+        arrays = inputs_of(ir, batch)
+        check_shapes(ir, [tuple(np.shape(x)) for x in arrays])
         reals: list[Any] = []
-        for name, x in zip(ir.inputs, batch, strict=True):
+        for name, x in zip(ir.inputs, arrays, strict=True):
             tensor, x = ir.tensors[name], jnp.asarray(x)
             if (
                 tensor.quantization is not None

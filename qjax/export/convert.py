@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from qjax import targets
-from qjax.export import passes
+from qjax.export import islands, passes
 from qjax.export.batch import free_batch
 from qjax.export.check import check, check_integer
 from qjax.export.ir import Graph
@@ -41,4 +41,4 @@ def convert(
     graph = check(passes.codes_of_bounds(graph))
     graph = check(passes.remove_identities(graph))
     graph = passes.remove_dead(graph)
-    return passes.check_accumulators(check_integer(graph))
+    return passes.check_accumulators(check_integer(islands.finished(graph)))

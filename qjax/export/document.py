@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from qjax.export import packing, strict_json
 from qjax.export.check import GraphError, check_integer
-from qjax.export.ir import INTEGER_DTYPES, Array, Graph, Node, Quantization, Tensor
+from qjax.export.ir import INTEGER_DTYPES, REAL_DTYPE, Array, Graph, Node, Quantization, Tensor
 from qjax.export.strict_json import ArtifactError
 from qjax.numerics.input_quantization import INPUT_QUANTIZATIONS, InputQuantization
 
@@ -141,8 +141,9 @@ def _decode_tensor(item: Any, arrays: Arrays, unused: set[str], known: Mapping[s
     if len(shape) > MAX_RANK:
         raise ArtifactError(f"{where}: expected at most {MAX_RANK} dimensions, got {len(shape)}.")
     dtype = strict_json.name(entry["dtype"], f"{where}: dtype")
-    if dtype not in INTEGER_DTYPES:
-        raise ArtifactError(f"{where}: expected a dtype of {', '.join(INTEGER_DTYPES)}; got {dtype[:40]!r}.")
+    known_dtypes = (*INTEGER_DTYPES, REAL_DTYPE)
+    if dtype not in known_dtypes:
+        raise ArtifactError(f"{where}: expected a dtype of {', '.join(known_dtypes)}; got {dtype[:40]!r}.")
 
     def take(role: str) -> NDArray[Any]:
         key = f"{role}:{name}"

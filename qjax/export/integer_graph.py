@@ -1,7 +1,7 @@
 """What `convert` returns: a finished graph that runs, saves itself and prints."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,10 +12,10 @@ from qjax import targets
 from qjax.export import artifact
 from qjax.export.emit import emit
 from qjax.export.interpreter import Interpreter, check_count, check_shapes
-from qjax.export.ir import Graph, Tensor
+from qjax.export.ir import REAL_DTYPE, Graph, Tensor
 from qjax.export.read import read as read_file
 from qjax.export.retarget import retarget
-from qjax.export.structure import rebuild
+from qjax.export.structure import flatten_arguments, rebuild
 from qjax.export.view import NodeView
 from qjax.numerics.affine import QParams, QSpec, dequantize, quantize
 from qjax.numerics.unfused import unfused
@@ -40,10 +40,13 @@ class IntegerGraph:
         return self.ir.target
 
     def __call__(self, *inputs: Any) -> Any:
-        """Real inputs to real outputs, in the structure of the model's own output."""
-        check_count(self.ir, inputs)
-        check_shapes(self.ir, [tuple(np.shape(x)) for x in inputs])
-        return self._jitted(self.interpreter.constants, [jnp.asarray(x) for x in inputs])
+        """Real inputs to real outputs, in the structure of the model's own arguments and output.
+
+        One array for each of the graph's inputs will do as well.
+        """
+        arrays = inputs_of(self.ir, inputs)
+        check_shapes(self.ir, [tuple(np.shape(x)) for x in arrays])
+        return self._jitted(self.interpreter.constants, [jnp.asarray(x) for x in arrays])
 
     def _real(self, constants: Any, inputs: list[Any]) -> Any:
         codes = self.quantize(*inputs)
@@ -51,10 +54,10 @@ class IntegerGraph:
         return self.dequantize(*self.interpreter.outputs(constants, list(codes)))
 
     def quantize(self, *inputs: Any) -> Any:
-        """Codes of real inputs: one array, or a tuple where the graph has several inputs."""
-        check_count(self.ir, inputs)
-        check_shapes(self.ir, [tuple(np.shape(x)) for x in inputs])
-        codes = quantize_inputs(self.ir, inputs)
+        """Codes of real inputs, given as to a call: one array, or a tuple where the graph has several inputs."""
+        arrays = inputs_of(self.ir, inputs)
+        check_shapes(self.ir, [tuple(np.shape(x)) for x in arrays])
+        codes = quantize_inputs(self.ir, arrays)
         return codes[0] if len(codes) == 1 else tuple(codes)
 
     def run(self, *codes: Any) -> Any:
@@ -123,6 +126,20 @@ def read(path: str | os.PathLike[str], target: str | targets.Target | None = Non
     return IntegerGraph(read_file(path, target, **options))
 
 
+def inputs_of(ir: Graph, args: tuple[Any, ...]) -> list[Any]:
+    """The arrays of a call in the order of `ir.inputs`.
+
+    Args:
+      args: as the model takes them, or one array per input.
+    """
+    structure = ir.metadata.get("input_structure")
+    plain = len(args) == len(ir.inputs) and not any(isinstance(x, (Mapping, list, tuple)) or x is None for x in args)
+    if structure is None or plain or all(item is not None and isinstance(item, int) for item in structure[1]):
+        check_count(ir, args)
+        return list(args)
+    return flatten_arguments(structure, args, len(ir.inputs))
+
+
 def quantize_inputs(ir: Graph, inputs: Sequence[Any]) -> list[jax.Array]:
     """Codes of real inputs, in the order of `ir.inputs`; index inputs pass as integers."""
     codes: list[jax.Array] = []
@@ -130,10 +147,13 @@ def quantize_inputs(ir: Graph, inputs: Sequence[Any]) -> list[jax.Array]:
         tensor, x = ir.tensors[name], jnp.asarray(x)
         if tensor.quantization is not None:
             codes.append(quantize(x, qparams_of(tensor), quantization=ir.quantization).astype(tensor.dtype))
-        elif jnp.issubdtype(x.dtype, jnp.integer):
+        elif tensor.dtype == REAL_DTYPE and jnp.issubdtype(x.dtype, jnp.floating):
+            codes.append(x.astype(tensor.dtype))  # a float island reads it as it is
+        elif jnp.issubdtype(x.dtype, jnp.bool_ if tensor.dtype == "bool" else jnp.integer):
             codes.append(x.astype(tensor.dtype))
         else:
-            raise TypeError(f"Input {name!r}: expected integers, got {x.dtype}.")
+            kind = "booleans" if tensor.dtype == "bool" else "integers"
+            raise TypeError(f"Input {name!r}: expected {kind}, got {x.dtype}.")
     return codes
 
 

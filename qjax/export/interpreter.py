@@ -4,14 +4,18 @@ The kernels are those of `qjax.ops`; nothing here knows a formula. What does not
 the zero point folded in) is computed once.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
 
 from qjax import ops
 from qjax.export.ir import Graph, Node
+from qjax.numerics.fence import computed_once
 
 Constants = Mapping[str, Mapping[str, Any]]
 """Per node: the arrays of its kernel."""
@@ -19,11 +23,17 @@ Constants = Mapping[str, Mapping[str, Any]]
 
 def prepare(graph: Graph) -> dict[str, dict[str, Any]]:
     """The constants of every node's kernel, ready to run."""
-    return {node.name: dict(_prepare(graph, node)) for node in graph.nodes}
+    known: dict[Any, Mapping[str, Any]] = {}
+    return {node.name: dict(_prepare(graph, node, known)) for node in graph.nodes}
 
 
-def _prepare(graph: Graph, node: Node) -> Mapping[str, Any]:
-    return ops.get(node.op).runtime(attributes(graph, node), constants_of(graph, node))
+def _prepare(graph: Graph, node: Node, known: dict[Any, Mapping[str, Any]]) -> Mapping[str, Any]:
+    facts, constants = attributes(graph, node), constants_of(graph, node)
+    # the iterations of a loop share constants: computed once
+    key = (node.op, repr(sorted(facts.items())), *((role, id(constants[role])) for role in sorted(constants)))
+    if key not in known:
+        known[key] = ops.get(node.op).runtime(facts, constants)
+    return known[key]
 
 
 def constants_of(graph: Graph, node: Node) -> dict[str, Any]:
@@ -61,10 +71,27 @@ def run(graph: Graph, constants: Constants, inputs: Sequence[Any]) -> dict[str, 
     env: dict[str, Any] = dict(zip(graph.inputs, inputs, strict=True))
     for tensor in graph.constants():
         env[tensor.name] = tensor.value
+    alive, forks = _alive(constants), _forks(graph)
     for node in graph.nodes:
         arguments = [jnp.asarray(env[name]) for name in node.inputs]
-        env[node.output] = run_node(graph, node, constants[node.name], arguments)
+        codes = run_node(graph, node, constants[node.name], arguments)
+        env[node.output] = codes if alive is None or node.output not in forks else computed_once(alive, codes)
     return env
+
+
+def _forks(graph: Graph) -> set[str]:
+    """The tensors that several nodes read: there a residual branch starts."""
+    readers = Counter(name for node in graph.nodes for name in set(node.inputs))
+    return {name for name, count in readers.items() if count > 1}
+
+
+def _alive(constants: Constants) -> jax.Array | None:
+    """True, in a form that the compiler cannot know; None outside of a trace, or where every constant is part of it."""
+    for roles in constants.values():
+        zero_point = roles.get("y_zero_point")
+        if isinstance(zero_point, Tracer):
+            return jnp.all(jnp.less(zero_point, np.int32(2**30)))
+    return None
 
 
 class Interpreter:

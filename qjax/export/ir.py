@@ -15,7 +15,9 @@ from qjax.numerics.input_quantization import InputQuantization
 
 Array = jax.Array | np.ndarray
 
-INTEGER_DTYPES = ("int8", "uint8", "int16", "uint16", "int32", "int64")
+INTEGER_DTYPES = ("int8", "uint8", "int16", "uint16", "int32", "int64", "bool")
+REAL_DTYPE = "float32"
+"""Of what flows within and between float islands; nowhere else."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

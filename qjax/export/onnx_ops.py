@@ -63,6 +63,9 @@ _ALL = (
     _binary("QLinearMul", "Mul"),
     _unary("QLinearAveragePool", "AveragePool"),
     _unary("QLinearGlobalAveragePool", "GlobalAveragePool"),
+    _unary("QLinearSigmoid", "Sigmoid"),
+    _unary("QLinearLeakyRelu", "LeakyRelu"),
+    _unary("QLinearSoftmax", "Softmax"),
     OnCodes("QLinearConcat", MICROSOFT, "Concat", (), _Y, variadic=True),
 )
 
@@ -95,6 +98,9 @@ NODES = {
     "Expand": "broadcast",
     "Relu": "clamp",
     "Clip": "clamp",
+    "Sigmoid": "table",
+    "LeakyRelu": "table",
+    "Softmax": "softmax",
 }
 """Float operator -> the graph's operation. DequantizeLinear with QuantizeLinear right behind it is "rescale"."""
 

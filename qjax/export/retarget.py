@@ -20,14 +20,15 @@ from qjax.export.check import check, check_integer
 from qjax.export.ir import Graph, Node, Quantization, Tensor
 from qjax.export.passes import check_accumulators, remove_dead
 from qjax.export.passes.formulas import elements, formula_for
+from qjax.export.passes.fuse import operand
 from qjax.export.passes.partition import expand
 from qjax.export.passes.weighted import arithmetic_of, kind_of, scale_in_rank
 from qjax.numerics.rules import get_rule
 from qjax.numerics.softfloat import Real
-from qjax.ops import Role
+from qjax.ops import Preparation, Role
 from qjax.ops.channels import weight_to_result
 from qjax.ops.epilogue import Affine, fold_sum, requantization
-from qjax.ops.formulas import check_target
+from qjax.ops.formulas import OPS, check_target
 
 _KEPT = ("kernel", "bias", "count", "clamp_min", "clamp_max")
 """Constants that belong to the model; all others belong to the target."""
@@ -60,13 +61,20 @@ def retarget(graph: Graph, target: str | targets.Target) -> Graph:
 
 
 def _is_finished(node: Node) -> bool:
-    return ops.get(node.op).role is not Role.PRODUCER or bool({"rule", "formula", "rounding"} & set(node.attributes))
+    op = ops.get(node.op)
+    if op.role is not Role.PRODUCER:
+        return True
+    if op.prepares:
+        return any(not role.startswith("clamp_") for role in node.constants)
+    return bool({"rule", "formula", "rounding"} & set(node.attributes))
 
 
 def _retargeted(graph: Graph, tensors: dict[str, Tensor], node: Node, target: targets.Target) -> Node:
     if ops.get(node.op).role is not Role.PRODUCER:
         return node
     output = graph.tensors[node.output]
+    if ops.get(node.op).prepares:
+        return _prepared(graph, tensors, node, target)
     own = {key: value for key, value in node.attributes.items() if key not in ("rule", "formula", "accumulator")}
     own.pop("rounding", None)
     if "kernel" in node.constants:
@@ -82,6 +90,24 @@ def _retargeted(graph: Graph, tensors: dict[str, Tensor], node: Node, target: ta
         tensors[name] = Tensor(name, tuple(np.shape(value)), str(value.dtype), None, value)
     ordered = {**roles, **kept}
     return dataclasses.replace(node, constants=ordered, attributes={**own, **attributes})
+
+
+def _prepared(graph: Graph, tensors: dict[str, Tensor], node: Node, target: targets.Target) -> Node:
+    """An operation that makes its own constants."""
+    held = {role: graph.constant(node, role) for role in node.constants if not role.startswith("clamp_")}
+    inputs, output = (operand(graph.tensors[name]) for name in node.inputs), operand(graph.tensors[node.output])
+    given = Preparation(node.attributes, held, tuple(inputs), output, Affine.identity(), target)
+    made = ops.get(node.op).retarget(given)
+    if made is None:
+        return node
+    for role in held:
+        tensors.pop(node.constants[role], None)
+    roles = {role: f"{node.output}/{role}" for role in made.constants}
+    for role, value in made.constants.items():
+        name = roles[role]
+        tensors[name] = Tensor(name, tuple(np.shape(value)), str(value.dtype), None, value)
+    roles |= {role: name for role, name in node.constants.items() if role.startswith("clamp_")}
+    return dataclasses.replace(node, constants=roles, attributes={**node.attributes, **made.attributes})
 
 
 # ---------------------------------------------------------------------------- products with weights
@@ -132,7 +158,7 @@ def _summed(graph: Graph, node: Node, output: Tensor, target: targets.Target) ->
         return factors, rounding
     op = "subtract" if node.attributes.get("subtract") else _FORMULAS.get(node.op, node.op)
     # a sum that is no average is no operation of any runtime
-    average = node.op not in ("sum", "window_sum") or count is not None
+    average = op in OPS and (node.op not in ("sum", "window_sum") or count is not None)
     found = formula_for(graph.tensors, node, op, 1 if count is None else count, output, target) if average else None
     if found is None:
         return bare, rounding
@@ -145,7 +171,9 @@ def _summed(graph: Graph, node: Node, output: Tensor, target: targets.Target) ->
 
 def _exact(graph: Graph, node: Node, output: Tensor, count: Any) -> dict[str, Any]:
     assert output.quantization is not None
-    scales = [Real.of(_quantization(graph, name).scale) for name in node.inputs]
+    # integers that stand for themselves have no scale
+    known = [graph.tensors[name].quantization for name in node.inputs]
+    scales = [Real.of(quantization.scale) for quantization in known if quantization is not None]
     accumulators = ops.get(node.op).scales(node.attributes, scales)
     return fold_sum(accumulators, output.quantization.scale, _average(count))
 

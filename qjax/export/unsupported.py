@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from qjax.ops import read
-from qjax.tracing import ATOMIC, Equation
+from qjax.ops import read, reals
+from qjax.tracing import Composite, Equation
 
 
 class ConversionError(ValueError):
@@ -16,47 +16,75 @@ def where(eqn: Equation) -> str:
     return f"{eqn.location or 'unknown line'}{module}"
 
 
-_NONLINEAR = (
-    "Non-linear functions need a table or an integer approximation: use relu, or keep the function (a softmax, say) "
-    "out of the model and apply it to the graph's output."
+_ISLAND = "Or leave it in reals, as a float island between integers: Recipe(overrides={{{scope!r}: qjax.FLOAT}})."
+_CUT = (
+    "Or cut the model there: return what flows into it, and compute the rest from the graph's outputs, in reals as now."
 )
-_STATISTICS = (
-    "Powers, roots and quotients of activations have no integer form, nor has normalisation by statistics of the input "
-    "itself (LayerNorm, GroupNorm, RMSNorm): BatchNorm has."
-)
-_CHOICE = "Choose by a constant mask, or use relu, maximum, minimum or clip."
-_ORDER = "Apply it to the graph's output, or sort outside of the model."
+_STATISTICS = "Write it as a function that qjax knows: qjax.ops.names() lists what has integer kernels."
+_WRITES = "Write at constant positions, choose with jnp.where and a mask, or put parts together with jnp.concatenate."
+_READS = "Take along one axis: jnp.take, or jnp.take_along_axis where every example chooses for itself."
+_ORDER = "argmax, argmin, max and top_k have integer forms: use one of them."
+_PRODUCT = "Multiply the parts one by one: x[:, 0] * x[:, 1] * ..."
+_MEMBERS = "A graph runs on one machine: take sums over devices out of what is converted."
+_LOGITS = "Return the numbers that go into it, and compute the loss or the probability from them."
+_CALLBACK = "A graph runs without Python: take the call out of what is converted, behind a flag of the module, say."
+_RANDOM = "Switch it off in evaluation mode (module.eval()), or draw the numbers outside and pass them in."
+_FREQUENCY = "A Fourier transform of fixed length is a product with a constant matrix: write it as one."
+_LOOP = "A loop of unknown length cannot become a graph; use a Python loop or lax.scan."
 _CURES = {
-    **dict.fromkeys(("exp", "exp2", "log", "log1p", "expm1", "tanh", "logistic", "erf", "sin", "cos"), _NONLINEAR),
-    **dict.fromkeys(ATOMIC, _NONLINEAR),
-    **dict.fromkeys(("square", "sqrt", "rsqrt", "div", "pow", "integer_pow"), _STATISTICS),
-    **dict.fromkeys(("gt", "ge", "lt", "le", "eq", "ne", "select_n", "sign", "abs"), _CHOICE),
-    **dict.fromkeys(("sort", "top_k", "argmax", "argmin"), _ORDER),
+    **dict.fromkeys(("sort", "argsort", "approx_top_k"), _ORDER),
+    **dict.fromkeys(
+        (*(f"scatter{kind}" for kind in ("", "-add", "-sub", "-mul", "-min", "-max")), "dynamic_update_slice"), _WRITES
+    ),
+    **dict.fromkeys(("cumprod", "reduce_prod"), _PRODUCT),
+    **dict.fromkeys(
+        ("psum", "psum_invariant", "pmax", "pmin", "all_gather", "all_to_all", "ppermute", "axis_index"), _MEMBERS
+    ),
+    **dict.fromkeys(("logsumexp", "cumlogsumexp", "log_softmax"), _LOGITS),
+    **dict.fromkeys(("gather", "dynamic_slice"), _READS),
+    **dict.fromkeys(("pure_callback", "io_callback", "debug_callback", "ffi_call"), _CALLBACK),
+    **dict.fromkeys(("random_bits", "random_wrap", "random_seed", "random_fold_in", "threefry2x32"), _RANDOM),
+    **dict.fromkeys(("fft",), _FREQUENCY),
+    **dict.fromkeys(("while",), _LOOP),
+    **dict.fromkeys(
+        ("cholesky", "eigh", "eig", "lu", "qr", "svd", "triangular_solve"), "Solve it outside of the model."
+    ),
     "batch_norm": "It takes the statistics of the batch although the model is converted in evaluation mode: leave "
     "use_running_average=False out of its call.",
     "dropout": "It drops although the model is converted in evaluation mode: leave deterministic=False out of its "
     "call.",
-    "pad": "Only padding with 0 (or -inf before a max pool) is representable.",
-    "while": "A loop of unknown length cannot become a graph; use a Python loop or lax.scan.",
-    "cond": "Choose the branch with a Python value.",
+    "pad": "Only padding with 0 (or -inf before a max pool) is representable: pad with that.",
+    "cond": "Choose the branch with a Python value, or compute both and choose with jnp.where.",
 }
+
+
+def problem_of(eqn: Equation) -> str:
+    """What has no integer form, on which shapes, and where."""
+    shapes = ", ".join("x".join(str(n) for n in shape) or "scalar" for shape in eqn.in_shapes)
+    return f"{where(eqn)}: {(eqn.function or eqn.primitive)!r} on {shapes} has no integer form."
+
+
+def cures_of(eqn: Equation, constant: Sequence[bool] = ()) -> tuple[str, str]:
+    """Two ways out, the first for this primitive; constant: per input, whether it is made from parameters only."""
+    if eqn.function is None and constant and eqn.outputs[0].is_float and read(eqn, constant) is not None:
+        return "The recipe leaves it in reals: drop the qjax.FLOAT override of its module.", _CUT
+    possible = eqn.scope and all(primitive in reals.STEPS for primitive in _primitives(eqn))
+    second = _ISLAND.format(scope=eqn.scope) if possible else _CUT
+    return _CURES.get(eqn.function or eqn.primitive, _STATISTICS), second
+
+
+def _primitives(eqn: Equation) -> list[str]:
+    if isinstance(eqn.source, Composite):
+        return [name for part in eqn.source.equations for name in _primitives(part)]
+    return [eqn.source.primitive.name]
 
 
 def unsupported(eqn: Equation, constant: Sequence[bool] = ()) -> ConversionError:
     """An equation without an integer form; constant: per input, whether it is made from parameters only."""
-    shapes = ", ".join("x".join(str(n) for n in shape) or "scalar" for shape in eqn.in_shapes)
-    name = eqn.function or eqn.primitive
-    message = f"{where(eqn)}: {name!r} on {shapes} has no integer form."
-    if eqn.function is None and constant and eqn.outputs[0].is_float and read(eqn, constant) is not None:
-        return ConversionError(
-            f"{message} The recipe leaves it in reals: drop the qjax.FLOAT override of its module, or take the module "
-            "out of the model that is converted."
-        )
-    cure = _CURES.get(
-        name,
-        "Replace it by operations that qjax converts (qjax.ops.names()), or move it behind the graph's output.",
-    )
-    return ConversionError(f"{message} {cure}")
+    return ConversionError(" ".join([problem_of(eqn), *cures_of(eqn, constant), _EXPLAIN]))
+
+
+_EXPLAIN = "qjax.explain(model, sample) lists everything of this kind at once."
 
 
 def stacked(eqn: Equation) -> ConversionError:

@@ -6,6 +6,7 @@ second is what a user of the graph sees.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from qjax.export.integer_graph import IntegerGraph
 from qjax.export.interpreter import run, run_node
+from qjax.export.structure import join_arguments, split_arguments
 from qjax.export.view import NodeView
 from qjax.summary import table
 
@@ -97,8 +99,9 @@ def verify(graph: IntegerGraph, reference: Reference, batches: Iterable[tuple[An
     ir = graph.ir
     named = [node for node in ir.nodes if ir.tensors[node.output].quantization is not None]
 
-    @jax.jit
-    def compare(constants: Any, inputs: tuple[Any, ...]) -> tuple[dict[str, Any], Any]:
+    @functools.partial(jax.jit, static_argnums=2)
+    def compare(constants: Any, arrays: list[Any], rest: Any) -> tuple[dict[str, Any], Any]:
+        inputs = join_arguments(arrays, rest)
         output, codes = reference(*inputs)
         quantized = graph.quantize(*inputs)
         quantized = quantized if isinstance(quantized, tuple) else (quantized,)
@@ -133,8 +136,9 @@ def verify(graph: IntegerGraph, reference: Reference, batches: Iterable[tuple[An
     totals: dict[str, np.ndarray] = {node.name: np.zeros(5, np.int64) for node in named}
     examples, predictions = 0, 0
     for batch in batches:
-        counts, wrong = compare(graph.interpreter.constants, batch)
-        size = int(np.shape(batch[0])[0])
+        arrays, rest = split_arguments(batch)
+        counts, wrong = compare(graph.interpreter.constants, arrays, rest)
+        size = next(int(np.shape(array)[0]) for array in arrays if np.ndim(array))
         examples += size
         predictions += int(wrong)
         for node in named:

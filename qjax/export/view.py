@@ -16,6 +16,7 @@ from qjax.export.methods import method_of
 from qjax.export.passes.weighted import scale_in_rank
 from qjax.numerics.accumulator import EXACT, Accumulator, bits_for
 from qjax.ops import backend
+from qjax.ops import get as get_op
 from qjax.ops.channels import weight_to_result
 
 _IMPLIED = {
@@ -134,9 +135,12 @@ class NodeView:
         kernel = self.constant_tensors.get("kernel")
         if kernel is not None and kernel.quantization is not None:
             parts.append(f"int{bits_for(kernel.quantization.qmin, kernel.quantization.qmax)} weights")
-        if self.accumulator is not None:
+        own = get_op(self.op).arithmetic(self.node.attributes)
+        if own is not None:
+            parts.append(own)
+        elif self.accumulator is not None:
             parts.append(accumulator_text(self))
-        if self.method is not None:
+        if own is None and self.method is not None:
             parts.append(self.method)
         if {"clamp_min", "clamp_max"} & set(self.node.constants):
             parts.append("relu" if self.relu else "clamp")

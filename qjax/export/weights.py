@@ -1,5 +1,6 @@
 """A weight, or another constant that is read as codes, as a tensor of the graph."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -14,16 +15,17 @@ from qjax.tracing import Equation, Place
 def weight_tensor(name: str, place: Place, value: Any, params: QParams, eqn: Equation) -> Tensor:
     """The codes of `value` under `params`; a `jax.ShapeDtypeStruct` gives a tensor without data.
 
+    With groups their axis is split in two, (k,) -> (k // size, size), and the scale runs along the first.
     Asymmetric weights are stored as centred int16 codes: the accumulator then needs no sum over the input.
 
     Raises:
-      ConversionError: scales of groups, which one accumulator cannot sum.
+      ConversionError: scales of groups for what is no product of matrices.
     """
     spec = params.spec
-    if spec.group_size is not None:
+    if spec.group_size is not None and (place.kind != "weight" or place.op != "dot"):
         raise ConversionError(
-            f"{where(eqn)}: weight {place.name!r} has groups of {spec.group_size} with scales of their own, which "
-            "one integer accumulator cannot sum. Use axis=-1 without group_size for what is converted."
+            f"{where(eqn)}: weight {place.name!r} of {place.op!r} has groups of {spec.group_size} with scales of their "
+            "own, which only products of matrices can sum. Use axis=-1 without group_size for what is converted."
         )
     structure = isinstance(value, jax.ShapeDtypeStruct)
     codes: Any = None if structure else quantize(value, params)
@@ -35,7 +37,14 @@ def weight_tensor(name: str, place: Place, value: Any, params: QParams, eqn: Equ
             codes = _centred(codes, params)
             zero_point = jnp.zeros_like(zero_point)
     quantization = Quantization(params.scale, zero_point, low, high, spec.param_axes(len(value.shape)))
-    return Tensor(name, tuple(value.shape), dtype, quantization, codes)
+    shape = tuple(value.shape)
+    if spec.group_size is not None:
+        at = spec.group_axis % len(shape)
+        shape = (*shape[:at], shape[at] // spec.group_size, spec.group_size, *shape[at + 1 :])
+        codes = None if codes is None else codes.reshape(shape)
+        axes = tuple(axis + (axis > at) for axis in quantization.axes)
+        quantization = dataclasses.replace(quantization, axes=axes)
+    return Tensor(name, shape, dtype, quantization, codes)
 
 
 def _centred(codes: Any, params: QParams) -> Any:

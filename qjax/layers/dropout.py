@@ -1,5 +1,6 @@
 """`nnx.Dropout` as one marked operation; in evaluation it is not there at all."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -19,12 +20,17 @@ def call(module: Any, base: type, x: jax.Array, *, deterministic: bool | None = 
     if isinstance(source, nnx.Rngs):
         source = source[module.rng_collection]
     key = source if isinstance(source, jax.Array) else source()
-    keep = 1.0 - module.rate
-    shape = [1 if axis in {d % x.ndim for d in module.broadcast_dims} else n for axis, n in enumerate(x.shape)]
+    return dropped(x, key, module.rate, module.broadcast_dims)
+
+
+def dropped(x: jax.Array, key: jax.Array, rate: float, broadcast_dims: Sequence[int]) -> jax.Array:
+    """x with elements set to 0 at that rate, the same ones along `broadcast_dims`, and the others enlarged."""
+    keep = 1.0 - rate
+    shape = [1 if axis in {d % x.ndim for d in broadcast_dims} else n for axis, n in enumerate(x.shape)]
 
     def function(x: jax.Array, key: jax.Array) -> list[jax.Array]:
         mask = jnp.broadcast_to(jax.random.bernoulli(key, p=keep, shape=shape), x.shape)
         return [lax.select(mask, x / keep, jnp.zeros_like(x))]
 
-    (y,) = bind(Layer("dropout", ("x", "key"), (("rate", float(module.rate)),), function), x, key)
+    (y,) = bind(Layer("dropout", ("x", "key"), (("rate", float(rate)),), function), x, key)
     return y

@@ -15,6 +15,11 @@ def call(module: Any, base: type, inputs: jax.Array, *args: Any, **kwargs: Any) 
     if not jnp.issubdtype(inputs.dtype, jnp.integer):
         raise ValueError(f"Embed: expected integer indices, got {inputs.dtype}.")
     (table,) = module.promote_dtype((module.embedding[...],), dtype=module.dtype, inexact=False)
+    return looked_up(inputs, table)
+
+
+def looked_up(inputs: jax.Array, table: jax.Array) -> jax.Array:
+    """Rows of the table."""
 
     def function(indices: jax.Array, table: jax.Array) -> list[jax.Array]:
         return [jnp.take(table, indices, axis=0)]

@@ -11,17 +11,16 @@ from typing import Any
 import jax
 from flax import nnx
 
-from qjax.layers import batch_norm, dropout, embed
+from qjax.layers import batch_norm, dropout, embed, normalization
+from qjax.layers.linen import linen_types
 from qjax.tracing import SCOPE
 
 MARKED: dict[type, Callable[..., Any]] = {
     nnx.BatchNorm: batch_norm.call,
     nnx.Dropout: dropout.call,
     nnx.Embed: embed.call,
+    **normalization.CALLS,
 }
-
-FLOAT_LAYERS: tuple[type, ...] = (nnx.LayerNorm, nnx.RMSNorm, nnx.GroupNorm, nnx.InstanceNorm)
-"""Layers whose inside is never quantized: they need their statistics in reals."""
 
 
 def instrument(model: nnx.Module) -> nnx.Module:
@@ -54,8 +53,11 @@ def _scoped(base: type) -> type:
 
 
 def module_types(model: nnx.Module) -> dict[str, type]:
-    """Path ("blocks/0/conv1") -> the user's class, for every module of an instrumented model."""
-    types: dict[str, type] = {}
+    """Path ("blocks/0/conv1") -> the user's class, for every module of an instrumented model.
+
+    The submodules of a linen module are known after a trace only.
+    """
+    types = linen_types(model)
     for path, node in nnx.iter_graph(model):
         if isinstance(node, nnx.Module):
             types.setdefault("/".join(str(part) for part in path), getattr(type(node), "qjax_base", type(node)))

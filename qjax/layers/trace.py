@@ -8,7 +8,20 @@ import jax
 import numpy as np
 from flax import nnx
 
-from qjax.tracing import Program, from_jaxpr
+from qjax.tracing import Program, from_jaxpr, rewrite, user_line
+
+
+class TraceError(ValueError):
+    """The model's structure depends on the numbers that flow through it; the message says where."""
+
+
+_DEPENDS_ON_DATA = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.NonConcreteBooleanIndexError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+"""What JAX raises for a branch, a shape or a conversion that needs a number which is only known at run time."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -63,12 +76,16 @@ def trace(model: nnx.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Tra
         out = copy(*inner_args, **inner_kwargs)
         return out, jax.tree.leaves(nnx.state(copy))
 
-    closed, shapes = jax.make_jaxpr(call, return_shape=True)(state_leaves, arrays)
+    try:
+        closed, shapes = jax.make_jaxpr(call, return_shape=True)(state_leaves, arrays)
+    except _DEPENDS_ON_DATA as error:
+        raise TraceError(_explained(error)) from error
     out_tree = jax.tree.structure(shapes[0])
+    constant = (*(True,) * len(paths), *(False,) * len(arrays))
     return Traced(
-        program=from_jaxpr(closed),
+        program=rewrite(from_jaxpr(closed), constant),
         names=(*("/".join(path) for path in paths), *labels),
-        constant=(*(True,) * len(paths), *(False,) * len(arrays)),
+        constant=constant,
         args=[*state_leaves, *arrays],
         _out_tree=out_tree,
         _state_tree=state_tree,
@@ -84,8 +101,10 @@ def write_state(model: nnx.Module, flat: dict[tuple[str, ...], Any]) -> None:
 
 
 def _keys(path: Any) -> tuple[str, ...]:
-    names = (str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path)
-    return tuple(name for name in names if name != "value")
+    keys = list(path)
+    if keys and isinstance(keys[-1], jax.tree_util.GetAttrKey) and keys[-1].name == "value":
+        keys.pop()  # the array within its nnx.Variable; a module may well be called "value"
+    return tuple(str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in keys)
 
 
 def _labels(args: Sequence[Any], kwargs: dict[str, Any], dynamic: Sequence[int]) -> list[str]:
@@ -95,5 +114,23 @@ def _labels(args: Sequence[Any], kwargs: dict[str, Any], dynamic: Sequence[int])
     labels: list[str] = []
     for i in dynamic:
         keys = _keys(paths[i][0])
-        labels.append("input/" + "/".join(keys[1:]))
+        # the parts of a single argument need no number in front
+        labels.append("input/" + "/".join(keys[2 if len(args) == 1 and not kwargs else 1 :]))
     return labels
+
+
+def _explained(error: Exception) -> str:
+    """Where, what, and two cures; JAX's own message stays behind as the cause."""
+    line = user_line(error.__traceback__)
+    kinds = {
+        jax.errors.TracerBoolConversionError: "a Python branch (if, while, and, or) on a value of an array",
+        jax.errors.NonConcreteBooleanIndexError: "an index by a boolean mask, whose result has no fixed shape",
+        jax.errors.TracerArrayConversionError: "a call of numpy on an array that is being traced",
+        jax.errors.TracerIntegerConversionError: "a shape or an index of Python that comes from an array",
+    }
+    what = next((text for kind, text in kinds.items() if isinstance(error, kind)), "a shape that depends on data")
+    return (
+        f"{line or 'unknown line'}: {what}. A model is traced once for all inputs, so its structure must not depend on "
+        "their numbers. Use jnp.where (or size=... of jnp.nonzero, jnp.unique) so that every shape is fixed, and jnp "
+        "instead of np; or compute this outside of the model and pass the result in."
+    )

@@ -17,6 +17,7 @@ from qjax.numerics.fixed_point import (
 from qjax.numerics.learned_scale import learned_scale, log2_scale_of, pact_scale, power_of_two_scale
 from qjax.numerics.qparams import QParams
 from qjax.numerics.qspec import QSpec
+from qjax.numerics.reciprocal_root import integer_rsqrt, integer_sqrt
 from qjax.numerics.requantize import requantize
 from qjax.numerics.rounding import Rounding, round_float, rounding_right_shift
 from qjax.numerics.rules import Call, Rule, apply_scale_16, get_rule, register_family, register_rule, rule_names
@@ -39,6 +40,8 @@ __all__ = [
     "fake_quant_codes",
     "float32",
     "get_rule",
+    "integer_rsqrt",
+    "integer_sqrt",
     "learned_scale",
     "log2_scale_of",
     "lsq_gradient_scale",

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qjax.numerics._fence import apart as _apart
+from qjax.numerics.fence import apart as _apart
 from qjax.numerics.rounding import Rounding
 
 _U = np.uint64

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from qjax.numerics._fence import apart
+from qjax.numerics.fence import apart
 
 LOG2_LIMIT = 64
 """Raw log2 parameters are clipped to [-64, 64] where they are used."""

@@ -25,7 +25,8 @@ TableMethod = Literal["exact", "gemmlowp", "tflite", "xnnpack"]
 
 TABLE_METHODS: tuple[TableMethod, ...] = get_args(TableMethod)
 
-_GEMMLOWP_GRIDS = {"logistic": (2.0**-8, -128), "tanh": (2.0**-7, 0)}
+GEMMLOWP_GRIDS = {"logistic": (2.0**-8, -128), "tanh": (2.0**-7, 0)}
+"""(scale, zero point) of the output: the only ones for which TFLite has int8 kernels of these functions."""
 
 
 def function_table(
@@ -52,7 +53,7 @@ def function_table(
     if method == "gemmlowp":
         table = gemmlowp_table(function, x_scale, x_zero_point)
         given = (float(y_scale), int(y_zero_point)), x_range, y_range
-        wanted = _GEMMLOWP_GRIDS[function], (-128, 127), (-128, 127)
+        wanted = GEMMLOWP_GRIDS[function], (-128, 127), (-128, 127)
         if given != wanted:
             raise ValueError(
                 f"function_table: gemmlowp's {function} takes and gives int8 codes, those of the output with scale "

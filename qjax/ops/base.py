@@ -7,7 +7,7 @@ Every quantized operation of qjax is one file in this folder with one subclass o
 import dataclasses
 import enum
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from qjax.numerics.unfused import unfused
 Array = jax.Array | np.ndarray
 Constants = Mapping[str, Any]
 Attributes = Mapping[str, Any]
+Unit = Literal["unsigned", "signed"]
 
 
 class Role(enum.Enum):
@@ -27,11 +28,13 @@ class Role(enum.Enum):
     PRODUCER: computes an integer accumulator on a grid of its own; a quantizer stands after its chain.
     CHAIN: an affine step or a clamp that is folded into the requantization of the producer before it.
     GRID: moves or selects codes; the output shares the input's scale and zero point.
+    INTEGER: reads codes or integers and gives integers or booleans that stand for themselves (an index, a comparison).
     """
 
     PRODUCER = "producer"
     CHAIN = "chain"
     GRID = "grid"
+    INTEGER = "integer"
 
 
 class Equation(Protocol):
@@ -43,6 +46,8 @@ class Equation(Protocol):
     def params(self) -> Mapping[str, Any]: ...
     @property
     def in_shapes(self) -> tuple[tuple[int, ...], ...]: ...
+    @property
+    def in_dtypes(self) -> tuple[Any, ...]: ...
     @property
     def out_shapes(self) -> tuple[tuple[int, ...], ...]: ...
     @property
@@ -105,6 +110,46 @@ def real(value: Any) -> Any:
     return value.real() if isinstance(value, Deferred) else value
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Operand:
+    """A tensor of a node as `Op.prepare` sees it.
+
+    scale, zero_point: of a tensor on a grid, arrays or tracers; None for integers that stand for themselves.
+    qmin, qmax: the range of its codes. shape: None is the batch.
+    """
+
+    shape: tuple[int | None, ...]
+    dtype: str
+    scale: Any = None
+    zero_point: Any = None
+    qmin: int | None = None
+    qmax: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Preparation:
+    """What `Op.prepare` may know.
+
+    attributes: the node's. constants: its own real constants by role (see `Op.chain_constants`), arrays or tracers.
+    affine: the `epilogue.Affine` of the steps behind it. target: the `Target` that the graph is made for.
+    """
+
+    attributes: Attributes
+    constants: Constants
+    inputs: tuple[Operand, ...]
+    output: Operand
+    affine: Any
+    target: Any
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Prepared:
+    """constants: arrays of integers by role. attributes: JSON values that join those of the node."""
+
+    constants: Mapping[str, Any]
+    attributes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
 class Op:
     """One operation. Subclasses override what differs from these defaults."""
 
@@ -115,6 +160,15 @@ class Op:
 
     on_grid: ClassVar[bool] = False
     """CHAIN only: behind a quantizer the op keeps the grid (a clamp, a cast) instead of starting a rescale."""
+
+    prepares: ClassVar[bool] = False
+    """PRODUCER only: `prepare` makes the constants, which are not those of a weight, a formula or the 64-bit sum."""
+
+    moves: ClassVar[bool] = False
+    """GRID only: puts elements elsewhere whatever they are, so integers and booleans are moved as codes are."""
+
+    takes_steps: ClassVar[bool] = True
+    """PRODUCER only: whether affine steps behind it may be folded into its constants; clamps always are."""
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
         """Whether `eqn`, whose inputs are constant (made from parameters only) as given, is this op."""
@@ -132,6 +186,17 @@ class Op:
         """The indices of the operands that are read as codes."""
         return (0,)
 
+    def integers(self, eqn: Equation, constant: Sequence[bool]) -> tuple[int, ...]:
+        """The indices of the operands that are integers or booleans standing for themselves: indices, masks.
+
+        They and those of `data` are the node's inputs, in the equation's order.
+        """
+        return ()
+
+    def unit(self, eqn: Equation) -> Unit | None:
+        """PRODUCER only: "unsigned" where every output lies in [0, 1], "signed" for [-1, 1]."""
+        return None
+
     def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
         """The fake-quantized forward of one equation; inputs are arrays or `Quantized`."""
         return eqn.bind(*(real(x) for x in inputs))
@@ -145,7 +210,7 @@ class Op:
         return {}
 
     def chain_constants(self, eqn: Equation, constant: Sequence[bool]) -> dict[str, int]:
-        """CHAIN only: role -> index of the constant operands that the step uses."""
+        """CHAIN, and a PRODUCER with `prepare`: role -> index of the constant operands that it uses as real numbers."""
         return {}
 
     def chain_axes(self, eqn: Equation, constant: Sequence[bool]) -> set[int]:
@@ -167,6 +232,35 @@ class Op:
     def scales(self, attributes: Attributes, inputs: Sequence[Any]) -> list[Any]:
         """PRODUCER without a weight: the scale of each accumulator, from those of its inputs (as `Real`)."""
         return [inputs[0]]
+
+    def prepare(self, given: Preparation) -> Prepared:
+        """The constants of an op that `prepares`.
+
+        Scales may be tracers; the same bits come out. Raises a ValueError for what has no integer form.
+        """
+        raise NotImplementedError(self.name)
+
+    def in_codes(self, attributes: Attributes, constants: Constants, operand: Operand) -> Constants | None:
+        """GRID and INTEGER: the numbers of `chain_constants` as int32, on the grid of the operand; None: has none.
+
+        Scales may be tracers; the same bits come out.
+        """
+        return None
+
+    def refuses(self, eqn: Equation, index: int, value: Any) -> str | None:
+        """What is wrong with the constant integers that operand `index` holds (numpy), or None."""
+        return None
+
+    def arithmetic(self, attributes: Attributes) -> str | None:
+        """What an op that `prepares` computes in, in a few words for tables."""
+        return None
+
+    def retarget(self, given: Preparation) -> Prepared | None:
+        """For an op that `prepares`: the constants of a finished node under another target.
+
+        `given.constants` are those that it has. None: it keeps them, because no runtime's arithmetic is in them.
+        """
+        return None
 
     def runtime(self, attributes: Attributes, constants: Constants) -> Constants:
         """What the interpreter may compute once, before any input: constants in, constants of the kernel out."""
@@ -209,7 +303,9 @@ def names() -> tuple[str, ...]:
 
 def read(eqn: Equation, constant: Sequence[bool]) -> Op | None:
     """The operation that an equation is, or None when qjax has no integer form for it."""
+    reals = any(jnp.issubdtype(dtype, jnp.floating) for dtype in (*eqn.in_dtypes, *eqn.out_dtypes))
     for op in _by_primitive.get(eqn.primitive, ()):
-        if op.reads(eqn, constant):
+        # what computes with codes never reads integers that stand for themselves
+        if (reals or op.moves or op.role is Role.INTEGER) and op.reads(eqn, constant):
             return op
     return None

@@ -16,6 +16,7 @@ class Broadcast(GridOp):
 
     name = "broadcast"
     primitives = ("broadcast_in_dim",)
+    moves = True
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         return {"shape": list(eqn.out_shapes[0]), "dimensions": list(eqn.params["broadcast_dimensions"])}

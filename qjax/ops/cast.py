@@ -10,6 +10,9 @@ import jax.numpy as jnp
 from qjax.ops.base import Attributes, Constants, Equation, Op, Quantized, Role, real, register
 from qjax.ops.pending import Pending
 
+_BESIDE = ("device_put", "sharding_constraint", "name")
+"""What only says where an array lies, or how rematerialisation calls it: said of the codes."""
+
 
 @register
 class Cast(Op):
@@ -17,19 +20,44 @@ class Cast(Op):
 
     name = "cast"
     role = Role.CHAIN
-    primitives = ("convert_element_type", "reduce_precision", "copy", "optimization_barrier", "stop_gradient")
+    primitives = (
+        *("convert_element_type", "reduce_precision", "copy", "optimization_barrier", "stop_gradient"),
+        *_BESIDE,
+        "identity",
+    )
     on_grid = True
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
-        return not constant[0] and len(eqn.in_shapes) == 1 and jnp.issubdtype(eqn.out_dtypes[0], jnp.floating)
+        kinds = (*eqn.in_dtypes, *eqn.out_dtypes)
+        return not constant[0] and len(kinds) == 2 and all(jnp.issubdtype(kind, jnp.floating) for kind in kinds)
 
     def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
         (x,) = inputs
         if isinstance(x, (Quantized, Pending)):
             if eqn.primitive == "stop_gradient":
                 return [jax.tree.map(jax.lax.stop_gradient, x)]
+            if eqn.primitive in _BESIDE and isinstance(x, Quantized):
+                return [dataclasses.replace(x, codes=eqn.bind(x.codes)[0])]
+            if eqn.primitive == "identity":
+                return [_same(eqn, x)]
             return [dataclasses.replace(x, dtype=eqn.out_dtypes[0])]
         return eqn.bind(real(x))
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         return inputs[0]
+
+
+def _same(eqn: Equation, x: Any) -> Any:
+    """The same codes, or the same accumulator, with the gradient that the function gives the reals."""
+    result = eqn.bind(x.real())[0].astype(jnp.float32)
+    # nothing is added but the derivative: no bit changes
+    gradient = result - jax.lax.stop_gradient(result)
+
+    def carrying(steps: jax.Array, scale: jax.Array) -> jax.Array:
+        scale = jnp.broadcast_to(scale, steps.shape)
+        return steps + gradient / jnp.where(scale == 0, jnp.ones_like(scale), scale)
+
+    x = jax.tree.map(jax.lax.stop_gradient, x)
+    if isinstance(x, Pending):
+        return dataclasses.replace(x, acc=carrying(x.acc, x.scale))
+    return dataclasses.replace(x, codes=carrying(x.codes, x.scale))

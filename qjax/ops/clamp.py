@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from qjax.numerics.affine import centered_bounds, round_to_grid
 from qjax.ops.base import Attributes, Constants, Equation, Op, Quantized, Role, real, register
+from qjax.ops.coded import steps_on
 from qjax.ops.epilogue import clamp_codes
 from qjax.ops.pending import Pending
 
@@ -55,14 +55,9 @@ class Clamp(Op):
         if position is None:
             return self._on_accumulator(eqn, inputs)
         x = inputs[position]
-        scale = lax.stop_gradient(x.scale.reshape(()))
-        spec = x.qparams.spec
-        lowest, highest = centered_bounds(x.qparams.integer_zero_point(), spec.qmin, spec.qmax)
 
         def code(bound: Any) -> jax.Array:
-            # a bound beyond the grid is its end: there is no code for it
-            steps = round_to_grid(jnp.asarray(bound).astype(jnp.float32).reshape(()), scale, "nearest_even")
-            return jnp.clip(steps, lowest.reshape(()), highest.reshape(()))
+            return steps_on(jnp.asarray(bound).reshape(()), x)
 
         if eqn.primitive == "relu":
             return [x.with_codes(jax.nn.relu(x.codes))]

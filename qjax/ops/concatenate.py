@@ -12,10 +12,11 @@ from qjax.ops.grid import GridOp
 
 @register
 class Concatenate(GridOp):
-    """`lax.concatenate`."""
+    """`lax.concatenate`; a part of size 1 along another axis is repeated (a class token, for every example)."""
 
     name = "concatenate"
     primitives = ("concatenate",)
+    moves = True
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
         return not all(constant)
@@ -32,4 +33,8 @@ class Concatenate(GridOp):
         return [inputs[0].with_codes(eqn.bind(*(x.codes for x in inputs))[0])]
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
-        return jnp.concatenate(list(inputs), axis=attributes["axis"])
+        axis = attributes["axis"]
+        sizes = jnp.broadcast_shapes(*((*x.shape[:axis], 1, *x.shape[axis + 1 :]) for x in inputs))
+        wanted = [(*sizes[:axis], x.shape[axis], *sizes[axis + 1 :]) for x in inputs]
+        parts = [x if x.shape == shape else jnp.broadcast_to(x, shape) for x, shape in zip(inputs, wanted, strict=True)]
+        return jnp.concatenate(parts, axis=axis)

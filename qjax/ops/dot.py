@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from qjax.numerics.accumulator import EXACT, Accumulator
-from qjax.ops import accumulate, narrow
+from qjax.ops import accumulate, grouped_dot, narrow
 from qjax.ops.base import Attributes, Constants, Equation, Op, Quantized, Role, real, register
 from qjax.ops.channels import weight_to_result
 from qjax.ops.epilogue import finish, finish_weighted
@@ -60,6 +60,9 @@ class Dot(Op):
         x, w = inputs
         if not (isinstance(x, Quantized) and isinstance(w, Quantized)):
             return eqn.bind(real(x), real(w))
+        for index, operand in enumerate((x, w)):
+            if operand.qparams.spec.group_size is not None:
+                return grouped_dot.training(eqn, (x, w)[1 - index], operand, index, self.channels(eqn, index))
         numbers = eqn.params["dimension_numbers"]
         summed = math.prod(x.shape[axis] for axis in numbers[0][0])
 

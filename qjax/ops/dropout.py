@@ -28,9 +28,14 @@ class Dropout(Op):
         x, *rest = inputs
         if not isinstance(x, Quantized):
             return eqn.bind(*(real(x) for x in inputs))
-        keep = 1.0 - dict(eqn.params["layer"].attributes)["rate"]
         ones = jnp.ones(x.shape, eqn.out_dtypes[0])
         dropped, *state = eqn.bind(ones, *rest)
         codes = jnp.where(dropped != 0, x.codes, jnp.zeros_like(x.codes))
         # codes stay integers; by the cotangent convention of `Quantized` the changed scale also scales the gradient
-        return [dataclasses.replace(x, codes=codes, scale=x.scale * (1.0 / keep)), *state]
+        return [dataclasses.replace(x, codes=codes, scale=x.scale * _factor(eqn)), *state]
+
+
+def _factor(eqn: Equation) -> float:
+    """By what the elements that are kept grow: the layer knows its rate, what was found written out its factor."""
+    layer = eqn.params.get("layer")
+    return eqn.params["factor"] if layer is None else 1.0 / (1.0 - dict(layer.attributes)["rate"])

@@ -26,6 +26,9 @@ class Embed(Op):
     def data(self, eqn: Equation, constant: Sequence[bool]) -> tuple[int, ...]:
         return (1,)
 
+    def integers(self, eqn: Equation, constant: Sequence[bool]) -> tuple[int, ...]:
+        return (0,)
+
     def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
         indices, table = inputs
         if not isinstance(table, Quantized):

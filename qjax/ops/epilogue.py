@@ -193,7 +193,11 @@ _OFFSET_LIMIT = np.nextafter(np.float32(2.0**62), np.float32(0))
 of its own sign: the clamp to the codes' range then hides that it was cut."""
 
 
-def fold_sum(scales: Sequence[Any], y_scale: Any, affine: Affine) -> dict[str, Array]:
+NARROW_MAX_SHIFT = 52
+"""The same for codes of 8 bits: (2^62 - 2^61) / 2^52 = 2^9 steps still hide that an offset was cut."""
+
+
+def fold_sum(scales: Sequence[Any], y_scale: Any, affine: Affine, max_shift: int = _MAX_SHIFT) -> dict[str, Array]:
     """Constants for `y = (g * sum_i s_i acc_i + b) / s_y = (sum_i acc_i m_i + offset) / 2^shift`.
 
     The factors m_i share one shift per channel, chosen so that the largest has 30 bits; products and offset are
@@ -221,7 +225,7 @@ def fold_sum(scales: Sequence[Any], y_scale: Any, affine: Affine) -> dict[str, A
                 f"fold_sum: one input step is {np.max(largest.to_float64()):.3g} output steps; expected less than "
                 "2^29: the output's scale is far too small for its input."
             )
-        shift = xp.clip(_FACTOR_BITS - exponent, 1, _MAX_SHIFT).astype(np.int32)
+        shift = xp.clip(_FACTOR_BITS - exponent, 1, max_shift).astype(np.int32)
         limit = Real.of(_OFFSET_LIMIT)
         bounded = offset.scale_by_power_of_two(shift).minimum(limit).maximum(-limit)
         constants: dict[str, Array] = {"shift": shift, **_split(bounded)}
@@ -237,6 +241,12 @@ def _split(value: Real) -> dict[str, Array]:
         "offset_high": (integer >> 31).astype(np.int32),
         "offset_low": (integer & (2**31 - 1)).astype(np.int32),
     }
+
+
+def greatest_shift(qmin: int | None, qmax: int | None) -> int:
+    """`fold_sum`'s max_shift where one accumulator of up to 30 bits becomes codes of this range."""
+    narrow = qmin is not None and qmax is not None and qmax - qmin < 256
+    return NARROW_MAX_SHIFT if narrow else _MAX_SHIFT
 
 
 def finish_sum(accumulators: Sequence[jax.Array], constants: Constants, attributes: Attributes) -> jax.Array:

@@ -15,6 +15,7 @@ class Reshape(GridOp):
 
     name = "reshape"
     primitives = ("reshape", "squeeze", "expand_dims")
+    moves = True
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         return {"shape": list(eqn.out_shapes[0])}

@@ -16,6 +16,7 @@ class Reverse(GridOp):
 
     name = "reverse"
     primitives = ("rev",)
+    moves = True
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         return {"axes": list(eqn.params["dimensions"])}

@@ -12,13 +12,27 @@ from qjax.ops.grid import GridOp
 
 @register
 class Slice(GridOp):
-    """`lax.slice`; None as a limit is the end of the axis."""
+    """`lax.slice`, and `lax.dynamic_slice` from constants on; None as a limit is the end of the axis."""
 
     name = "slice"
-    primitives = ("slice",)
+    primitives = ("slice", "dynamic_slice")
+    moves = True
+
+    def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
+        return not constant[0] and (eqn.primitive == "slice" or all(v is not None for v in eqn.literals[1:]))
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         rank = len(eqn.in_shapes[0])
+        if eqn.primitive == "dynamic_slice":
+            sizes = eqn.params["slice_sizes"]
+            # JAX moves a slice that would leave the tensor back inside
+            room = [whole - size for whole, size in zip(eqn.in_shapes[0], sizes, strict=True)]
+            start = [min(max(int(v), 0), most) for v, most in zip(eqn.literals[1:], room, strict=True)]
+            return {
+                "start": start,
+                "limit": [first + size for first, size in zip(start, sizes, strict=True)],
+                "strides": [1] * rank,
+            }
         return {
             "start": list(eqn.params["start_indices"]),
             "limit": list(eqn.params["limit_indices"]),
@@ -37,6 +51,7 @@ class Split(GridOp):
 
     name = "split"
     primitives = ("split",)
+    moves = True
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         return {"sizes": [int(n) for n in eqn.params["sizes"]], "axis": int(eqn.params["axis"])}

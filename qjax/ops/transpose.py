@@ -16,6 +16,7 @@ class Transpose(GridOp):
 
     name = "transpose"
     primitives = ("transpose",)
+    moves = True
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         return {"permutation": list(eqn.params["permutation"])}

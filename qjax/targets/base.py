@@ -54,6 +54,8 @@ class Target:
     quantize: how float inputs become codes, see `numerics.input_quantization`.
     tables: how the tables of 8-bit functions (logistic, tanh) are computed, see `numerics.tables`.
     softmax: how codes become codes of their softmax, see `numerics.softmax`; None: not known.
+    unit_grids: whether functions whose values lie in [0, 1] or [-1, 1] (logistic, softmax, tanh) give codes of 8 bits
+      on a fixed grid: scale 1/256 and zero point -128, or 1/128 and 0.
     description: what was modelled: runtime, version, kernels.
     """
 
@@ -80,6 +82,7 @@ class Target:
     quantize: InputQuantization = "reciprocal"
     tables: TableMethod = "exact"
     softmax: SoftmaxMethod | None = None
+    unit_grids: bool = False
     description: str = ""
 
     def __post_init__(self) -> None:

@@ -25,6 +25,7 @@ TFLITE_MICRO = register(
         wide="int16x8",
         tables="gemmlowp",
         softmax="gemmlowp",
+        unit_grids=True,
         description="TFLite Micro, portable kernels: gemmlowp's two roundings",
     )
 )
@@ -62,6 +63,7 @@ TFLITE_OPTIMIZED_X86 = register(
         quantize="reciprocal",
         tables="tflite",
         softmax="float32",
+        unit_grids=True,
         description="LiteRT's optimised kernels on x86, without delegates: two roundings, ties up",
     )
 )
@@ -96,6 +98,7 @@ TFLITE_XNNPACK = register(
         wide_dot=Weighted("float64_away"),
         tables="xnnpack",
         softmax="float32",
+        unit_grids=True,
         description="LiteRT's default, XNNPACK, on x86: one rounding of a float32 product, ties to even",
     )
 )

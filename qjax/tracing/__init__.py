@@ -3,12 +3,14 @@
 from qjax.tracing.annotate import Annotation, Place, annotate
 from qjax.tracing.evaluate import Evaluation, Params, Taps
 from qjax.tracing.marker import Layer, bind
-from qjax.tracing.program import ATOMIC, SCOPE, Equation, Program, Value, from_jaxpr
+from qjax.tracing.program import ATOMIC, SCOPE, Composite, Equation, Program, Value, from_jaxpr, user_line
+from qjax.tracing.rewrites import rewrite
 
 __all__ = [
     "ATOMIC",
     "SCOPE",
     "Annotation",
+    "Composite",
     "Equation",
     "Evaluation",
     "Layer",
@@ -20,4 +22,6 @@ __all__ = [
     "annotate",
     "bind",
     "from_jaxpr",
+    "rewrite",
+    "user_line",
 ]

@@ -15,8 +15,9 @@ from qjax.ops import Op, Role
 from qjax.tracing.annotation import Annotation as Annotation
 from qjax.tracing.annotation import LayerUse as LayerUse
 from qjax.tracing.annotation import Place as Place
-from qjax.tracing.program import Equation, Program, Value
-from qjax.tracing.states import Accumulator, Grid, States, join, parent
+from qjax.tracing.program import Composite, Equation, Program
+from qjax.tracing.scans import Scans
+from qjax.tracing.states import Accumulator, Grid, join, parent
 
 _SUMS = {"mean": "sum", "average_pool": "window_sum"}
 
@@ -39,7 +40,7 @@ def annotate(
     return _Annotator(is_float, same_grid).run(program, names, constant)
 
 
-class _Annotator(States):
+class _Annotator(Scans):
     def __init__(self, is_float: Callable[[str], bool], same_grid: Collection[str]) -> None:
         super().__init__()
         self.is_float = is_float
@@ -53,20 +54,32 @@ class _Annotator(States):
             else:
                 self.state[value] = None
                 self.labels[value] = (name, "input", None)
-        self._program(program, ())
+        self.walk(program, ())
         for value in program.outputs:
-            if isinstance(self.state.get(value), Accumulator):
+            if isinstance(self.state.get(value), Accumulator) or value in self.stacks or value in self.open_carries:
                 self.put_on_grid(value, ())
-        for place in (*self.result.values.values(), *self.result.weights.values()):
+        result = self.result
+        for place in (*result.values.values(), *result.weights.values(), *result.grids.values()):
             place.name = self.root(place).name
+        self._units()
         self.result.output_names = {p.name for p in map(self.place_of, program.outputs) if p is not None}
         for layer in self.result.layers:
             layer.input = layer.input and self.root(layer.input)
         return self.result
 
+    def _units(self) -> None:
+        """A quantizer keeps to an interval only if all tensors that share it do."""
+        places = [p for p in (*self.result.values.values(), *self.result.weights.values()) if p.kind != "weight"]
+        units: dict[str, set[str | None]] = {}
+        for place in places:
+            units.setdefault(place.name, set()).add(place.unit)
+        for place in places:
+            if len(units[place.name]) > 1:
+                place.unit = None
+
     # ------------------------------------------------------------------ one program
 
-    def _program(self, program: Program, stack: tuple[int, ...]) -> None:
+    def walk(self, program: Program, stack: tuple[int, ...]) -> None:
         for eqn in program.equations:
             for value in eqn.inputs:
                 self.uses[value] = self.uses.get(value, 0) + 1
@@ -82,22 +95,43 @@ class _Annotator(States):
             self.keep_origin(eqn)
             return
         if eqn.body is not None:
-            (self._scan if eqn.primitive == "scan" else self._remat)(eqn, eqn.body, constant, stack)
+            (self.scan if eqn.primitive == "scan" else self._remat)(eqn, eqn.body, constant, stack)
             return
         op = None if eqn.function or self.is_float(eqn.scope) else ops.read(eqn, constant)
         if op is not None and not self._applies(op, eqn, constant):
             op = None
+        if op is None and self._left_in_reals(eqn):
+            self.result.floats.add(eqn)
         if op is None:
             for value, is_constant in zip(eqn.inputs, constant, strict=True):
                 if not is_constant and isinstance(self.state.get(value), Accumulator):
                     self.put_on_grid(value, stack)
             self.set_outputs(eqn, None)
             return
-        handler = {Role.PRODUCER: self._producer, Role.CHAIN: self._chain, Role.GRID: self._grid}[op.role]
+        if op.moves and not eqn.outputs[0].is_float:
+            self._integer(op, eqn, constant, stack)
+            return
+        handler = {
+            Role.PRODUCER: self._producer,
+            Role.CHAIN: self._chain,
+            Role.GRID: self._grid,
+            Role.INTEGER: self._integer,
+        }[op.role]
         handler(op, eqn, constant, stack)
+
+    def _left_in_reals(self, eqn: Equation) -> bool:
+        """Whether the recipe leaves the equation's module in reals, or that of a parameter that it reads."""
+        owners = [parent(self.origin_of(value)[0]) for value in eqn.inputs if value in self.origin]
+        # all of a group where any part of it is
+        parts = eqn.source.equations if isinstance(eqn.source, Composite) else (eqn,)
+        return any(self.is_float(path) for path in (eqn.scope, *(part.scope for part in parts), *owners))
 
     def _applies(self, op: Op, eqn: Equation, constant: Sequence[bool]) -> bool:
         data = op.data(eqn, constant)
+        if op.role is Role.INTEGER:
+            return not eqn.outputs[0].is_float
+        if op.moves and not eqn.outputs[0].is_float:
+            return True
         if not all(eqn.inputs[i].is_float for i in data) or not eqn.outputs[0].is_float:
             return False
         if op.role is Role.CHAIN and eqn.in_shapes[data[0]] != eqn.out_shapes[0]:
@@ -129,10 +163,26 @@ class _Annotator(States):
             eqn.location,
             permutable=op.name == "dot",
             use=use,
+            open=op.takes_steps,
+            unit=op.unit(eqn),
             source=self.place_of(eqn.inputs[0]) if op.name in self.same_grid else None,
         )
         self.result.ops[eqn] = (op, "producer")
         self.set_outputs(eqn, acc)
+
+    def _integer(self, op: Op, eqn: Equation, constant: Sequence[bool], stack: tuple[int, ...]) -> None:
+        for index in op.data(eqn, constant):
+            if not constant[index] and eqn.inputs[index].is_float:
+                self.put_on_grid(eqn.inputs[index], stack)
+        places = [self.place_of(eqn.inputs[i]) for i in op.data(eqn, constant) if not constant[i]]
+        if len(places) > 1:
+            places = [self.grid_to_share(eqn.inputs[i], stack) for i in op.data(eqn, constant) if not constant[i]]
+        for place in places[1:]:
+            # only on one grid does the order of codes say which number is greater
+            if place is not None and places[0] is not None:
+                self.merge(places[0], place)
+        self.result.ops[eqn] = (op, "integer")
+        self.set_outputs(eqn, None)
 
     def _chain(self, op: Op, eqn: Equation, constant: Sequence[bool], stack: tuple[int, ...]) -> None:
         value = eqn.inputs[op.data(eqn, constant)[0]]
@@ -141,7 +191,7 @@ class _Annotator(States):
         if isinstance(state, Accumulator) and self.uses[value] == 1:
             axes = op.chain_axes(eqn, constant)
             fits = state.channels is None or axes <= state.channels
-            if op.on_grid or (fits and not state.clamped):
+            if op.on_grid or (fits and state.open and not state.clamped):
                 self.result.ops[eqn] = (op, "chain")
                 steps = not op.on_grid
                 self.set_outputs(
@@ -197,12 +247,16 @@ class _Annotator(States):
         for index in data:
             if not constant[index]:
                 self.put_on_grid(eqn.inputs[index], stack)
+        if len(data) > 1:
+            for index in data:
+                self.grid_to_share(eqn.inputs[index], stack)
         first = next(self.place_of(eqn.inputs[i]) for i in data if not constant[i])
         assert first is not None
         for index in data:
             if constant[index]:
                 # a parameter put beside codes takes their quantizer
-                self.result.weights[eqn, index] = first
+                name = join(first.label, self.origin_of(eqn.inputs[index])[0])
+                self.result.weights[eqn, index] = self.beside(first, name, eqn.inputs[index], stack)
             else:
                 other = self.place_of(eqn.inputs[index])
                 assert other is not None
@@ -221,42 +275,14 @@ class _Annotator(States):
                 self.put_on_grid(outer, stack)
             self.state[inner] = self.state.get(outer)
             self.labels[inner] = self.label_of(outer, eqn)
-        self._program(body, stack)
+        self.walk(body, stack)
         for outer, inner in zip(eqn.inputs, body.inputs, strict=True):
             self.hoist(inner, outer, stack)
         for outer, inner in zip(eqn.outputs, body.outputs, strict=True):
             if inner in self.result.constants or inner.constant is not None:
                 self.alias_constant(inner, outer)
             else:
+                if self.uses.get(inner, 0) > 1 and isinstance(self.state.get(inner), Accumulator):
+                    self.put_on_grid(inner, stack)
                 self.state[outer] = self.state.get(inner)
                 self.labels[outer] = self.label_of(inner, eqn)
-
-    def _scan(self, eqn: Equation, body: Program, constant: Sequence[bool], stack: tuple[int, ...]) -> None:
-        fixed, carried = eqn.params["num_consts"], eqn.params["num_carry"]
-        for index, (outer, inner) in enumerate(zip(eqn.inputs, body.inputs, strict=True)):
-            carry = fixed <= index < fixed + carried
-            if constant[index] and not carry:
-                self.alias_constant(outer, inner)
-                continue
-            # what enters an iteration is real: every iteration may bring another grid
-            self.state[inner] = None
-            self.labels[inner] = (join(eqn.scope, "scan_input"), eqn.scope, eqn.location)
-            if index < fixed and not constant[index]:
-                self._codes_if_accumulator(outer, stack)
-                self.state[inner] = self.state.get(outer)
-                self.labels[inner] = self.label_of(outer, eqn)
-        self._program(body, (*stack, eqn.params["length"]))
-        for index, (outer, inner) in enumerate(zip(eqn.inputs, body.inputs, strict=True)):
-            if index < fixed:
-                # the same tensor in every iteration: one grid
-                self.hoist(inner, outer, stack)
-            elif inner in self.result.values and self.state.get(outer) is None and not constant[index]:
-                # reals have to stand on a grid before the first iteration can put them on its own
-                self.put_on_grid(outer, stack)
-        for outer in eqn.outputs:
-            self.state[outer] = None
-            self.labels[outer] = (join(eqn.scope, "scan_output"), eqn.scope, eqn.location)
-
-    def _codes_if_accumulator(self, value: Value, stack: tuple[int, ...]) -> None:
-        if isinstance(self.state.get(value), Accumulator):
-            self.put_on_grid(value, stack)

@@ -1,12 +1,14 @@
 """What the annotator finds: how each equation is read, and which tensors carry a quantizer under which name."""
 
 import dataclasses
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from qjax.ops import Op
+from qjax.ops.base import Unit
 from qjax.tracing.program import Equation, Value
 
-Mode = Literal["producer", "start", "chain", "permute", "grid"]
+Mode = Literal["producer", "start", "chain", "permute", "grid", "integer"]
 """How an equation is read: "start" is an affine step that begins a rescale of its own; "permute" a transpose of a
 matrix product's accumulator."""
 
@@ -18,6 +20,8 @@ class Place:
     label: of the tensor, unique. name: of the quantizer; places on one grid share it. kind: whose tensor it is.
     module: path of the module that made the tensor; op: the operation that did. axes: of a weight, those along
     which it may keep scales of its own. stack: lengths of the scans around it. location: the user's line.
+    unit: the interval that its numbers keep to, see `Op.unit`. timed: the positions in `stack` of scans over data,
+    whose iterations share one quantizer.
     """
 
     label: str
@@ -29,6 +33,12 @@ class Place:
     axes: tuple[int, ...] = ()
     stack: tuple[int, ...] = ()
     location: str | None = None
+    unit: Unit | None = None
+    timed: tuple[int, ...] = ()
+
+    def own(self, stack: Sequence[Any]) -> tuple[Any, ...]:
+        """Of one thing per scan (a length, an iteration), those of scans with a quantizer per iteration."""
+        return tuple(item for position, item in enumerate(stack) if position not in self.timed)
 
 
 @dataclasses.dataclass(eq=False)
@@ -42,13 +52,23 @@ class LayerUse:
 
 @dataclasses.dataclass(eq=False)
 class Annotation:
-    """The result. `ops`: how each equation is read; what is absent is computed on reals."""
+    """The result.
+
+    ops: how each equation is read; what is absent is computed on reals. values: the tensors that are quantized.
+    weights: the operands that are quantized where they are read: weights, constants beside codes, what a scan's carry
+    starts from. grids: what a scan stacks and stands on the grid of a place inside. timed: the scans over data.
+    invariant: the operands of `weights` inside of those that no iteration changes.
+    """
 
     ops: dict[Equation, tuple[Op, Mode]] = dataclasses.field(default_factory=dict)
     values: dict[Value, Place] = dataclasses.field(default_factory=dict)
     weights: dict[tuple[Equation, int], Place] = dataclasses.field(default_factory=dict)
+    grids: dict[Value, Place] = dataclasses.field(default_factory=dict)
+    timed: set[Equation] = dataclasses.field(default_factory=set)
+    invariant: set[tuple[Equation, int]] = dataclasses.field(default_factory=set)
     constants: set[Value] = dataclasses.field(default_factory=set)
     layers: list[LayerUse] = dataclasses.field(default_factory=list)
+    floats: set[Equation] = dataclasses.field(default_factory=set)
     output_names: set[str] = dataclasses.field(default_factory=set)
 
     def is_constant(self, eqn: Equation) -> tuple[bool, ...]:

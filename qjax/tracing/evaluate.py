@@ -6,6 +6,7 @@ and sharding of the caller apply to them. Parameters of quantizers are passed in
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -18,6 +19,9 @@ from qjax.tracing.program import Equation, Program, Value
 
 Params = Mapping[str, Any]
 """Per quantizer: a pytree of arrays; inside a scan, with a leading axis per scan."""
+
+Known = Mapping[tuple[Equation, int], Any]
+"""Weights inside of scans that were quantized before the scan, because no iteration changes them."""
 
 Taps = dict[str, Any]
 """What was recorded, per label of a place; inside scans with an axis in front for each."""
@@ -48,7 +52,9 @@ class Evaluation:
         outputs, taps = self._program(program, args, params)
         return [real(x) for x in outputs], taps
 
-    def _program(self, program: Program, args: Sequence[Any], params: Params) -> tuple[list[Any], Taps]:
+    def _program(
+        self, program: Program, args: Sequence[Any], params: Params, known: Known = MappingProxyType({})
+    ) -> tuple[list[Any], Taps]:
         env: dict[Value, Any] = {}
         taps: Taps = {}
         for value, arg in zip(program.inputs, args, strict=True):
@@ -57,14 +63,17 @@ class Evaluation:
             inputs = [v.constant if v.constant is not None else env[v] for v in eqn.inputs]
             for index in range(len(inputs)):
                 place = self.annotation.weights.get((eqn, index))
-                if place is not None:
-                    inputs[index] = self._at(place, inputs[index], params, taps)
+                if (eqn, index) in known:
+                    inputs[index] = known[eqn, index]
+                elif place is not None:
+                    x = inputs[index]
+                    inputs[index] = self._at(place, x.real32() if isinstance(x, Deferred) else x, params, taps)
             if eqn.body is None:
                 outputs = self._equation(eqn, inputs)
             elif eqn.primitive == "scan":
-                outputs = self._scan(eqn, eqn.body, inputs, params, taps)
+                outputs = self._scan(eqn, eqn.body, inputs, params, taps, known)
             else:
-                outputs = self._remat(eqn, eqn.body, inputs, params, taps)
+                outputs = self._remat(eqn, eqn.body, inputs, params, taps, known)
             for value, output in zip(eqn.outputs, outputs, strict=True):
                 env[value] = self._observed(value, output, params, taps)
         return [v.constant if v.constant is not None else env[v] for v in program.outputs], taps
@@ -105,40 +114,105 @@ class Evaluation:
 
     # ------------------------------------------------------------------ bodies
 
-    def _remat(self, eqn: Equation, body: Program, inputs: list[Any], params: Params, taps: Taps) -> list[Any]:
+    def _remat(
+        self, eqn: Equation, body: Program, inputs: list[Any], params: Params, taps: Taps, known: Known
+    ) -> list[Any]:
         inner = {name: params[name] for name in self._names(body) if name in params}
 
         def run(inputs: list[Any], params: Params) -> tuple[list[Any], Taps]:
-            return self._program(body, inputs, params)
+            return self._program(body, inputs, params, known)
 
         run = jax.checkpoint(run, prevent_cse=eqn.params.get("prevent_cse", True), policy=eqn.params.get("policy"))
         outputs, recorded = run(inputs, inner)
         taps.update(recorded)
         return outputs
 
-    def _scan(self, eqn: Equation, body: Program, inputs: list[Any], params: Params, taps: Taps) -> list[Any]:
+    def _scan(
+        self, eqn: Equation, body: Program, inputs: list[Any], params: Params, taps: Taps, known: Known
+    ) -> list[Any]:
         fixed, carried = eqn.params["num_consts"], eqn.params["num_carry"]
-        constants = inputs[:fixed]
-        carry = [real(x) for x in inputs[fixed : fixed + carried]]
-        slices = [real(x) for x in inputs[fixed + carried :]]
-        names = self._names(body)
-        stacked = {name: params[name] for name in names if name in params and name not in self.shared}
+        stacked: dict[str, Any] = {}
+        if eqn in self.annotation.timed:
+            env = dict(zip(body.inputs[:fixed], inputs[:fixed], strict=True))
+            known = {**known, **self._invariant(body, env, params, taps, known)}
+        else:
+            names = self._names(body)
+            stacked = {name: params[name] for name in names if name in params and name not in self.shared}
+        # what stands on one grid in every iteration goes through the scan as codes
+        grids = [
+            x if isinstance(x, Quantized) and (index >= fixed + carried or value in self.annotation.grids) else None
+            for index, (value, x) in enumerate(zip(body.inputs, inputs, strict=True))
+        ]
+        arrays = [real(x) if grid is None else grid.codes for grid, x in zip(grids, inputs, strict=True)]
+        outer = {index: self._grid_of(value, params) for index, value in enumerate(eqn.outputs)}
+        as_codes: set[int] = set()
 
         def step(carry: list[Any], xs: tuple[list[Any], Params]) -> tuple[list[Any], tuple[list[Any], Taps]]:
-            outputs, recorded = self._program(body, [*constants, *carry, *xs[0]], {**params, **xs[1]})
-            outputs = [real(x) for x in outputs]
+            given: list[Any] = [*inputs[:fixed]]
+            for value, grid, x in zip(body.inputs[fixed:], grids[fixed:], [*carry, *xs[0]], strict=True):
+                given.append(x if grid is None else dataclasses.replace(grid.with_codes(x), dtype=value.dtype))
+            outputs, recorded = self._program(body, given, {**params, **xs[1]}, known)
+            for index, x in enumerate(outputs):
+                grid = grids[fixed + index] if index < carried else outer[index]
+                if grid is not None and isinstance(x, Quantized):
+                    outputs[index] = x.codes.astype(grid.codes.dtype)
+                    as_codes.add(index)
+                else:
+                    outputs[index] = real(x)
             return outputs[:carried], (outputs[carried:], recorded)
 
         final, (stacks, recorded) = lax.scan(
             step,
-            carry,
-            (slices, stacked),
+            arrays[fixed : fixed + carried],
+            (arrays[fixed + carried :], stacked),
             length=eqn.params["length"],
             reverse=eqn.params["reverse"],
             unroll=eqn.params.get("unroll", 1),
         )
         taps.update(recorded)
-        return [*final, *stacks]
+        results: list[Any] = [*final, *stacks]
+        for index in as_codes:
+            grid = grids[fixed + index] if index < carried else outer[index]
+            assert grid is not None
+            on_grid = grid.with_codes(results[index])
+            results[index] = dataclasses.replace(on_grid, dtype=eqn.outputs[index].dtype)
+        return results
+
+    def _grid_of(self, value: Value, params: Params) -> Quantized | None:
+        """The grid on which a scan stacks codes: that of a place inside, whose tensor cannot leave the scan."""
+        place = self.annotation.grids.get(value)
+        if place is None or self.quantize is None:
+            return None
+        found = self.quantize(place, params[place.name], jnp.zeros((1,) * len(value.shape), jnp.float32))
+        return found if isinstance(found, Quantized) else None
+
+    def _invariant(
+        self, body: Program, env: dict[Value, Any], params: Params, taps: Taps, known: Known
+    ) -> dict[tuple[Equation, int], Any]:
+        """The weights of a body, and of the bodies inside, that follow from what `env` holds; it grows on the way."""
+        found: dict[tuple[Equation, int], Any] = {}
+        constants = self.annotation.constants
+
+        def get(value: Value) -> Any:
+            return value.constant if value.constant is not None else env.get(value)
+
+        for value in [value for value in env if value not in constants]:
+            del env[value]
+        for eqn in body.equations:
+            inputs = [get(value) for value in eqn.inputs]
+            for index, x in enumerate(inputs):
+                if x is not None and (eqn, index) in self.annotation.invariant and (eqn, index) not in known:
+                    found[eqn, index] = self._at(self.annotation.weights[eqn, index], x, params, taps)
+            if all(x is not None for x in inputs):
+                env.update(zip(eqn.outputs, eqn.bind(*inputs), strict=True))
+            elif eqn.body is not None:
+                entered = len(inputs) if eqn.primitive != "scan" else eqn.params["num_consts"]
+                pairs = zip(eqn.body.inputs[:entered], inputs[:entered], strict=True)
+                inner = {value: x for value, x in pairs if x is not None}
+                found |= self._invariant(eqn.body, inner, params, taps, known)
+                if eqn.primitive != "scan":
+                    env.update({o: inner[i] for i, o in zip(eqn.body.outputs, eqn.outputs, strict=True) if i in inner})
+        return found
 
     def _names(self, body: Program) -> list[str]:
         """The quantizers inside a body."""

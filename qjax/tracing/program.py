@@ -9,6 +9,7 @@ import dataclasses
 import os
 import re
 import sysconfig
+import traceback as traceback_lines
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -25,27 +26,40 @@ SCOPE = "@"
 """Marks a module's path among the names of `jax.named_scope`: "@blocks.0.conv1"."""
 
 ATOMIC = frozenset(
-    """celu elu erf gelu glu hard_sigmoid hard_silu hard_swish hard_tanh leaky_relu log_sigmoid log_softmax logsumexp
+    """celu elu erf gelu hard_sigmoid hard_silu hard_swish hard_tanh leaky_relu log_sigmoid log_softmax logsumexp
     mish selu sigmoid silu soft_sign softmax softplus sparse_plus squareplus standardize swish tanh""".split()  # noqa: SIM905
 )
 """Functions of `jax.nn` that are one function of reals: never quantized inside."""
 
+IDENTITY = "identity"
+"""The name of a call of a function that gives back its argument."""
+
 _CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
-_CUSTOM = {
+CUSTOM = {
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
     "custom_vjp_call_jaxpr": "fun_jaxpr",
 }
+"""Primitives of functions with a derivative of their own: the parameter that holds the function."""
+
+CALLED = _CALLS | CUSTOM
+"""Primitives that call a jaxpr: the parameter that holds it."""
+
 _MATMULS = frozenset({"dot_general", "conv_general_dilated", "qjax_layer"})
 
 
 @dataclasses.dataclass(eq=False)
 class Value:
-    """One array of the program, known by identity. `constant` is the data of a literal, else None."""
+    """One array of the program, known by identity.
+
+    constant: the data of a literal, else None. fixed: whether it is made of parameters and literals alone, as far as
+    the program was told which of its inputs are parameters (see `rewrites.fixed`).
+    """
 
     shape: tuple[int, ...]
     dtype: Any
     constant: Any = None
+    fixed: bool = False
 
     @property
     def is_float(self) -> bool:
@@ -76,6 +90,10 @@ class Equation:
         return tuple(value.shape for value in self.inputs)
 
     @property
+    def in_dtypes(self) -> tuple[Any, ...]:
+        return tuple(value.dtype for value in self.inputs)
+
+    @property
     def out_shapes(self) -> tuple[tuple[int, ...], ...]:
         return tuple(value.shape for value in self.outputs)
 
@@ -89,12 +107,9 @@ class Equation:
 
     def bind(self, *args: Any) -> list[Any]:
         """Run the equation on arrays (or other floats of the same shapes) as JAX would."""
-        primitive = self.source.primitive
-        bound = primitive.get_bind_params(self.source.params)
-        # a pair (functions, parameters) up to jax 0.9, one dict since
-        functions, params = bound if isinstance(bound, tuple) else ((), bound)
-        result = primitive.bind(*functions, *args, **params)
-        return list(result) if primitive.multiple_results else [result]
+        if isinstance(self.source, Composite):
+            return self.source.bind(args)
+        return bind_equation(self.source, args)
 
 
 @dataclasses.dataclass(eq=False)
@@ -111,6 +126,33 @@ class Program:
             yield eqn
             if eqn.body is not None:
                 yield from eqn.body.walk()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Composite:
+    """The source of an equation that stands for a group of others: these, and what flows in and out."""
+
+    equations: tuple[Equation, ...]
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+
+    def bind(self, args: Sequence[Any]) -> list[Any]:
+        """Run the group, one equation after the other."""
+        env: dict[Value, Any] = dict(zip(self.inputs, args, strict=True))
+        for eqn in self.equations:
+            # a literal among the group's inputs may come in as its codes
+            given = [env.get(v, v.constant) for v in eqn.inputs]
+            env.update(zip(eqn.outputs, eqn.bind(*given), strict=True))
+        return [env[value] for value in self.outputs]
+
+
+def bind_equation(eqn: Any, args: Sequence[Any]) -> list[Any]:
+    """Run an equation of a jaxpr, a call as a call."""
+    bound = eqn.primitive.get_bind_params(eqn.params)
+    # a pair (functions, parameters) up to jax 0.9, one dict since
+    functions, params = bound if isinstance(bound, tuple) else ((), bound)
+    result = eqn.primitive.bind(*functions, *args, **params)
+    return list(result) if eqn.primitive.multiple_results else [result]
 
 
 def from_jaxpr(closed: Any) -> Program:
@@ -146,7 +188,7 @@ def _read(jaxpr: Any, env: dict[Any, Value], scope: str, location: str | None, o
         here = _scope(eqn, scope)
         line = _location(eqn) or location
         inputs = tuple(_lookup(var, env) for var in eqn.invars)
-        inner = eqn.params.get(_CALLS.get(name) or _CUSTOM.get(name) or "")
+        inner = eqn.params.get(CALLED.get(name, ""))
         if inner is not None:
             called = str(eqn.params.get("name", name))
             if _is_relu(inner) and name == "custom_jvp_call":
@@ -155,6 +197,8 @@ def _read(jaxpr: Any, env: dict[Any, Value], scope: str, location: str | None, o
                 name = "relu6"
             elif called.lstrip("_") in ATOMIC and not _contains_matmul(inner.jaxpr):
                 name = called.lstrip("_")
+            elif name in CUSTOM and _is_identity(inner):
+                name = IDENTITY
             elif name in _CALLS or _contains_matmul(inner.jaxpr):
                 _inline(inner, inputs, eqn, env, here, line, out)
                 continue
@@ -210,6 +254,11 @@ def _is_relu(closed: Any) -> bool:
     return eqns[0].primitive.name == "max" and hasattr(second, "val") and np.ndim(second.val) == 0 and second.val == 0
 
 
+def _is_identity(closed: Any) -> bool:
+    """Whether a function gives back its one argument: what only its derivative is for (a reversed gradient)."""
+    return not closed.jaxpr.eqns and closed.jaxpr.outvars == closed.jaxpr.invars
+
+
 def _only_call(closed: Any) -> str | None:
     """The name of the function that a wrapper does nothing but call."""
     eqns = closed.jaxpr.eqns
@@ -247,8 +296,14 @@ def _location(eqn: Any) -> str | None:
     traceback = eqn.source_info.traceback
     if traceback is None:
         return None
-    for frame in traceback.frames:
-        path = os.path.abspath(frame.file_name)
-        if not path.startswith(_LIBRARIES) and not frame.file_name.startswith("<"):
-            return f"{frame.file_name}:{frame.line_num}"
-    return None
+    return next((f"{f.file_name}:{f.line_num}" for f in traceback.frames if _is_users(f.file_name)), None)
+
+
+def user_line(traceback: Any) -> str | None:
+    """The innermost line of a Python traceback that is the user's own, as "file:line"."""
+    frames = traceback_lines.extract_tb(traceback)
+    return next((f"{f.filename}:{f.lineno}" for f in reversed(frames) if _is_users(f.filename)), None)
+
+
+def _is_users(file_name: str) -> bool:
+    return not os.path.abspath(file_name).startswith(_LIBRARIES) and not file_name.startswith("<")

@@ -3,6 +3,7 @@
 import dataclasses
 
 from qjax.ops import Op
+from qjax.ops.base import Unit
 from qjax.tracing.annotation import Annotation, LayerUse, Place
 from qjax.tracing.program import Equation, Value
 
@@ -11,7 +12,8 @@ from qjax.tracing.program import Equation, Value
 class Accumulator:
     """The state of a value in a producer's chain.
 
-    channels: axes along which constants may vary (None: any). source: where a sum shall stay on its input's grid, that
+    channels: axes along which constants may vary (None: any). open: whether affine steps may join. unit: the interval
+    that its numbers keep to, see `Op.unit`. source: where a sum shall stay on its input's grid, that
     input; averaged: whether the steps so far are one division by a constant (None: no step yet).
     """
 
@@ -25,6 +27,8 @@ class Accumulator:
     use: LayerUse | None = None
     source: Place | None = None
     averaged: bool | None = None
+    open: bool = True
+    unit: Unit | None = None
 
 
 class Grid:
@@ -39,7 +43,9 @@ class States:
 
     state: of data: its accumulator, its grid, or None for reals. origin: of constants: the parameter they are made
     from, and how. uses: how many equations read a value. labels: (name, module, line) of values without a producer.
-    casts: what was cast before it had a grid.
+    casts: what was cast before it had a grid. depth: of constants inside of scans, how many scans around them change
+    them. timed: the positions, among the scans around, of those over data. stacks: what scans stack from codes that
+    need not be on one grid. open_carries: what scans hand out last, an accumulator.
     """
 
     def __init__(self) -> None:
@@ -51,7 +57,12 @@ class States:
         self.used_names: dict[str, int] = {}
         self.weight_names: dict[str, list[tuple[str, ...]]] = {}
         self.merged: dict[Place, Place] = {}
+        self.unnamed: dict[Value, int] = {}
         self.casts: dict[Value, tuple[Op, Equation]] = {}
+        self.depth: dict[Value, int] = {}
+        self.timed: tuple[int, ...] = ()
+        self.stacks: set[Value] = set()
+        self.open_carries: set[Value] = set()
 
     def set_outputs(self, eqn: Equation, state: "Accumulator | Grid | None") -> None:
         """Give an equation's outputs a state: the first one, and where it is a grid all floats."""
@@ -84,6 +95,8 @@ class States:
                 (),
                 stack,
                 state.location,
+                state.unit,
+                self.timed_within(stack),
             )
             if state.use is not None:
                 state.use.output = place
@@ -96,8 +109,18 @@ class States:
             op = "input" if kind == "input" else "float"
             label = self.unique(name)
             place = Place(label, label, kind, module, op, value.shape, (), stack, location)
+            place.timed = self.timed_within(stack)
         self.result.values[value] = place
         self.state[value] = Grid(place)
+
+    def grid_to_share(self, value: Value, stack: tuple[int, ...]) -> Place | None:
+        """The place of a value on a grid that other tensors may share: rows of a table leave the table's own."""
+        place = self.place_of(value)
+        if place is None or self.root(place).kind != "weight":
+            return place
+        self.state[value] = None
+        self.put_on_grid(value, stack)
+        return self.place_of(value)
 
     def place_of(self, value: Value) -> Place | None:
         """The place of a value on a grid."""
@@ -108,11 +131,19 @@ class States:
         """The place of an operand that is a weight; one parameter in other forms has other quantizers."""
         value = eqn.inputs[index]
         path, signature = self.origin_of(value)
+        if value not in self.origin:
+            # numbers of the program itself: every tensor of them is a weight of its own
+            path = join(eqn.scope, f"{op.name}/{path}")
+            signature = (str(self.unnamed.setdefault(value, len(self.unnamed))),)
         seen = self.weight_names.setdefault(path, [])
         if signature not in seen:
             seen.append(signature)
         position = seen.index(signature)
         name = path if position == 0 else f"{path}#{position + 1}"
+        while len(stack) > self.depth.get(value, 0) and len(stack) - 1 in self.timed:
+            # no iteration changes it: one weight, quantized before the loop
+            stack = stack[:-1]
+            self.result.invariant.add((eqn, index))
         place = Place(
             name,
             name,
@@ -123,6 +154,7 @@ class States:
             op.weight_axes(eqn, index),
             stack,
             eqn.location,
+            timed=self.timed_within(stack),
         )
         self.result.weights[eqn, index] = place
         return place
@@ -132,6 +164,10 @@ class States:
         if value in self.labels:
             return self.labels[value]
         return ("value", eqn.scope if eqn else "", eqn.location if eqn else None)
+
+    def timed_within(self, stack: tuple[int, ...]) -> tuple[int, ...]:
+        """The positions of scans over data among those scans."""
+        return tuple(position for position in self.timed if position < len(stack))
 
     def unique(self, name: str) -> str:
         """The name, with a number where it is taken."""
@@ -158,7 +194,7 @@ class States:
             return
         known = self.place_of(outer)
         if known is None:
-            place.stack = stack
+            place.stack, place.timed, place.shape = stack, self.timed_within(stack), outer.shape
             self.result.values[outer] = place
             self.state[outer] = Grid(place)
         else:
@@ -170,6 +206,8 @@ class States:
 
     def keep_origin(self, eqn: Equation) -> None:
         """The outputs of an equation of constants are made from what its inputs are."""
+        depth = max((self.depth.get(v, 0) for v in eqn.inputs), default=0)
+        self.depth.update(dict.fromkeys(eqn.outputs, depth))
         known = next((self.origin[v] for v in eqn.inputs if v in self.origin), None)
         if known is not None:
             path, signature = known
@@ -179,6 +217,7 @@ class States:
     def alias_constant(self, source: Value, target: Value) -> None:
         """One constant under two names, outside of a body and inside."""
         self.result.constants.add(target)
+        self.depth[target] = self.depth.get(source, 0)
         if source in self.origin:
             self.origin[target] = self.origin[source]
 

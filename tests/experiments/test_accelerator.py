@@ -73,6 +73,7 @@ def codes_of(node: Any, constants: Any, x: Any, residual: Any) -> np.ndarray:
     return out
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_experiment_in_little(capsys: pytest.CaptureFixture[str]) -> None:
     """Runs it, then computes its graph's convolutions once more in Python's integers."""

@@ -41,18 +41,7 @@ def halve(m, x):
 
 UNCONVERTIBLE = {
     # a function on one line, the primitive named, the cure
-    "exp": (lambda m, x: m.b(jnp.exp(m.a(x))), "'exp' on 4x4", "use relu, or keep the function .* out of the model"),
-    "softmax": (lambda m, x: m.b(nnx.softmax(m.a(x))), "'softmax' on 4x4", "apply it to the graph's output"),
-    "tanh behind": (lambda m, x: jnp.tanh(m.b(m.a(x))), "'tanh' on 4x4", "apply it to the graph's output"),
-    "exp of the input": (lambda m, x: m.b(m.a(jnp.exp(x))), "'exp' on 4x4", "out of the model"),
-    "layer norm": (lambda m, x: m.b(m.norm(m.a(x))), "in module 'norm': 'square' on 4x4", "BatchNorm has"),
-    "sort": (lambda m, x: m.b(jnp.sort(m.a(x))), "'sort' on 4x4", "sort outside of the model"),
-    "argmax": (lambda m, x: jnp.argmax(m.b(m.a(x)), -1), "'argmax' on 4x4", "Apply it to the graph's output"),
-    "where": (
-        lambda m, x: m.b(jnp.where(m.a(x) > 0, 1.0, 2.0)),
-        "'gt' on 4x4",
-        "Choose by a constant mask, or use relu",
-    ),
+    "sort": (lambda m, x: m.b(jnp.sort(m.a(x))), "'sort' on 4x4", "argmin, max and top_k"),
     "while": (halve, "'while' on scalar, 4x4", "use a Python loop or lax.scan"),
     "statistics of the batch": (
         lambda m, x: m.b(m.bn(m.a(x), use_running_average=False)),

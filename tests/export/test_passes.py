@@ -313,7 +313,7 @@ BROKEN = [
     (lambda: with_node(inputs=("y",)), r"Node 'flatten' \(reshape\) reads 'y' before it is computed"),
     (lambda: with_node(constants={"kernel": "x"}), "its constant kernel = 'x' carries no data"),
     (lambda: replaced(nodes=graph_of().nodes * 2), r"Node 'flatten' \(reshape\): a second node has this name"),
-    (lambda: with_node(op="softmax"), "Node 'flatten': unknown operation 'softmax'. Known: add,"),
+    (lambda: with_node(op="attention"), "Node 'flatten': unknown operation 'attention'. Known: add,"),
     (
         lambda: with_tensor(Tensor("w", (2,), "float32", None, np.ones(2, np.float32))),
         "Tensor 'w': expected an integer dtype, got float32",

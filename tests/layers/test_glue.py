@@ -101,7 +101,7 @@ def test_pairs_of_tensors():
         "added twice": lambda y, x: ((y + x) - y) + (y + x),
     }
     _, graph = check(Glue(branches), data(4, 6))
-    assert [op for op in names(graph) if op != "dot"] == ["add", "multiply", "multiply", "add", "add", "add", "add"]
+    assert [op for op in names(graph) if op != "dot"] == ["add", "multiply", "table", "add", "add", "add", "add"]
 
 
 def test_operations_that_move_codes_keep_the_grid():

@@ -49,7 +49,7 @@ def test_calls_are_inlined_with_scopes_and_lines():
             for i in (0, 1)
             for primitive, inner in (("dot_general", "/fc"), ("add", "/fc"), ("batch_norm", "/bn"), ("relu", ""))
         ),
-        ("tanh", ""),
+        ("table", ""),
         ("add", ""),
     ]
     assert all(eqn.location is not None and "test_program.py:" in eqn.location for eqn in program.equations)

@@ -9,8 +9,11 @@ import os
 from typing import Any
 
 from qjax.export.ir import Graph
+from qjax.ops import island
 
 FORMATS = ("c", "onnx", "stablehlo", "tflite")
+HOLDS_REALS = ("stablehlo",)
+"""The formats that have a place for float islands."""
 
 
 def emit(graph: Graph, format: str, path: str | os.PathLike[str], **options: Any) -> None:
@@ -22,4 +25,10 @@ def emit(graph: Graph, format: str, path: str | os.PathLike[str], **options: Any
     """
     if format not in FORMATS:
         raise ValueError(f"emit: expected one of the formats {', '.join(FORMATS)}, got {format!r}.")
+    islands = [node.name for node in graph.nodes if node.op == island.NAME]
+    if islands and format not in HOLDS_REALS:
+        raise ValueError(
+            f"emit: {format} files hold integers only, and these nodes are float islands: {', '.join(islands)}. Drop "
+            f"their qjax.FLOAT, or emit {' or '.join(HOLDS_REALS)}."
+        )
     importlib.import_module(f"qjax.export.emit.{format}").emit(graph, path, **options)

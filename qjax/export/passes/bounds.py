@@ -1,6 +1,7 @@
 """Clamps of reals as clamps of codes: rounding is monotone, so the bound's own code is the bound."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -8,30 +9,47 @@ import numpy as np
 from jax.core import Tracer
 
 from qjax.export.ir import Graph, Node, Quantization, Tensor
-from qjax.numerics.affine import centered_bounds, round_to_grid
-from qjax.ops import get
+from qjax.ops import Operand, get, island
+from qjax.ops.coded import code
 
 
 def codes_of_bounds(graph: Graph) -> Graph:
-    """Gives clamps that act on codes their bounds as int32 constants in place of reals.
+    """Gives nodes on codes their real constants (a clamp's bounds, a comparison's threshold) as int32.
 
-    Requires: the clamp's input stands on a per-tensor grid.
+    Requires: their inputs stand on per-tensor grids.
     """
     tensors = dict(graph.tensors)
     nodes: list[Node] = []
     for node in graph.nodes:
+        reals = {role for role, name in node.constants.items() if tensors[name].dtype.startswith(("float", "bfloat"))}
+        found: Mapping[str, Any] | None = None
         if node.op == "clamp" and not {"clamp_min", "clamp_max"} & set(node.constants):
             quantization = tensors[node.inputs[0]].quantization
             assert quantization is not None
             constants = {role: graph.constant(node, role) for role in node.constants}
-            roles: dict[str, str] = {}
-            for role, value in bound_constants(*get("clamp").bounds(node.attributes, constants), quantization).items():
+            found = bound_constants(*get("clamp").bounds(node.attributes, constants), quantization)
+            node = dataclasses.replace(node, constants={}, attributes={})
+        elif reals and node.op != island.NAME:
+            grid = next(tensors[name] for name in node.inputs if tensors[name].quantization is not None)
+            constants = {role: graph.constant(node, role) for role in reals}
+            found = get(node.op).in_codes(node.attributes, constants, operand(grid))
+        if found is not None:
+            roles = dict(node.constants)
+            for role, value in found.items():
                 name = f"{node.output}/{role}"
-                tensors[name] = Tensor(name, (), "int32", None, value)
+                tensors[name] = Tensor(name, tuple(np.shape(value)), "int32", None, value)
                 roles[role] = name
-            node = dataclasses.replace(node, constants=roles, attributes={})
+            node = dataclasses.replace(node, constants=roles)
         nodes.append(node)
     return graph.replace(nodes=tuple(nodes), tensors=tensors)
+
+
+def operand(tensor: Tensor) -> Operand:
+    """A tensor as `Op.prepare` and `Op.in_codes` see it."""
+    q = tensor.quantization
+    if q is None:
+        return Operand(tensor.shape, tensor.dtype)
+    return Operand(tensor.shape, tensor.dtype, q.scale, q.zero_point, q.qmin, q.qmax)
 
 
 def bound_constants(low: Any, high: Any, quantization: Quantization) -> dict[str, Any]:
@@ -47,8 +65,4 @@ def _code(bound: Any, q: Quantization) -> Any:
     if not isinstance(bound, Tracer) and float(np.asarray(bound).reshape(())) == 0:
         # the zero point itself, by which a relu is known inside a trace too, see `NodeView.relu`
         return q.zero_point if isinstance(q.zero_point, Tracer) else np.asarray(q.zero_point)
-    value = jnp.asarray(bound).astype(jnp.float32).reshape(())
-    zero_point = jnp.asarray(q.zero_point)
-    steps = round_to_grid(value, jnp.asarray(q.scale), "nearest_even")
-    code = jnp.clip(steps, *centered_bounds(zero_point, q.qmin, q.qmax)).astype(jnp.int32) + zero_point
-    return code if isinstance(code, Tracer) else np.asarray(code)
+    return code(jnp.asarray(bound).reshape(()), Operand((), "", q.scale, q.zero_point, q.qmin, q.qmax))

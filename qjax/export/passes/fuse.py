@@ -19,11 +19,11 @@ import numpy as np
 from qjax import ops, targets
 from qjax.export.ir import Graph, Node, Quantization, Tensor
 from qjax.export.lower import QUANTIZE, ConversionError
-from qjax.export.passes.bounds import bound_constants
+from qjax.export.passes.bounds import bound_constants, operand
 from qjax.export.passes.formulas import formula_of
 from qjax.export.passes.weighted import arithmetic_of, kind_of, scale_in_rank
 from qjax.numerics.softfloat import Real
-from qjax.ops import Role
+from qjax.ops import Preparation, Role
 from qjax.ops.channels import result_to_weight, weight_to_result
 from qjax.ops.epilogue import Affine, fold_sum, fold_weighted, scale_codes
 
@@ -32,12 +32,20 @@ def fuse(graph: Graph, target: targets.Target) -> Graph:
     """See the module's docstring."""
     nodes: list[Node] = []
     tensors = dict(graph.tensors)
-    readers = {name: graph.consumers(name) for name in (node.output for node in graph.nodes)}
+    known: dict[Any, Node] = {}
+    readers: dict[str, list[Node]] = {node.output: [] for node in graph.nodes}
+    for node in graph.nodes:
+        for name in set(node.inputs) & readers.keys():
+            readers[name].append(node)
     for node in graph.nodes:
         if node.output not in readers or tensors[node.output].quantization is not None:
             nodes.append(node)
             continue
-        if ops.get(node.op).role is not Role.PRODUCER:
+        role = ops.get(node.op).role
+        if role in (Role.GRID, Role.INTEGER):
+            nodes.append(node)  # integers that stand for themselves
+            continue
+        if role is not Role.PRODUCER:
             continue  # a step of a chain: folded where the chain begins
         chain: list[Node] = []
         output = node.output
@@ -51,8 +59,24 @@ def fuse(graph: Graph, target: targets.Target) -> Graph:
                 break
             chain.append(following[0])
             output = following[0].output
-        nodes.append(_fused(graph, tensors, node, chain, following[0], target))
+        key = _key(graph, tensors, node, chain, following[0])
+        done = _fused(graph, tensors, node, chain, following[0], target, known.get(key))
+        known.setdefault(key, done)
+        nodes.append(done)
     return graph.replace(nodes=tuple(n for n in nodes if n.op != QUANTIZE), tensors=tensors)
+
+
+def _key(graph: Graph, tensors: dict[str, Tensor], node: Node, chain: list[Node], quantize: Node) -> Any:
+    """What a node's constants follow from. The iterations of a loop have it in common, and so share the constants."""
+
+    def step(node: Node) -> Any:
+        constants = ((role, id(graph.constant(node, role))) for role in sorted(node.constants))
+        grids = (id(graph.tensors[name].quantization) for name in node.constants.values())
+        return node.op, repr(sorted(node.attributes.items())), *constants, *grids
+
+    inputs = ((tensors[name].shape, tensors[name].dtype, id(tensors[name].quantization)) for name in node.inputs)
+    output = tensors[quantize.output]
+    return (*map(step, (node, *chain)), *inputs, output.shape, output.dtype, id(output.quantization))
 
 
 def _fused(
@@ -62,9 +86,14 @@ def _fused(
     chain: list[Node],
     quantize: Node,
     target: targets.Target,
+    known: Node | None,
 ) -> Node:
     output = tensors[quantize.output]
     assert output.quantization is not None
+    if known is not None:
+        return dataclasses.replace(
+            known, name=quantize.name, inputs=node.inputs, output=output.name, location=node.location
+        )
     affine, low, high = Affine.identity(), None, None
     for step in chain:
         op = ops.get(step.op)
@@ -80,7 +109,7 @@ def _fused(
         roles[role] = name
 
     attributes = dict(node.attributes)
-    scales = [_scale(tensors[name]) for name in node.inputs]
+    scales = [_scale(tensors[name]) for name in node.inputs if tensors[name].quantization is not None]
     s_y = output.quantization.scale
     if "kernel" in node.constants:
         kernel = tensors[node.constants["kernel"]]
@@ -101,13 +130,17 @@ def _fused(
         zero_point = np.zeros(scale.shape, np.int32)
         own = _signed_range(node, kernel, chain)
         quantization = dataclasses.replace(own, scale=scale, zero_point=zero_point, axes=axes)
-        del tensors[kernel.name]
         constant("kernel", scale_codes(kernel.value, factor), quantization)
         constant("bias", folded.bias)
         for role, value in folded.requantize.items():
             constant(role, value)
         rule = weighted(np.size(folded.weight_scale) > 1).rule
         attributes |= arithmetic_of(node, kernel, tensors[node.inputs[0]].shape, rule, target)
+    elif ops.get(node.op).prepares:
+        own = ops.get(node.op).prepare(_preparation(graph, tensors, node, affine, output, target))
+        for role, value in own.constants.items():
+            constant(role, value)
+        attributes |= own.attributes
     elif (found := formula_of(graph, tensors, node, chain, output, target)) is not None:
         formula, setting = found
         for role, value in formula.prepare(setting).items():
@@ -123,6 +156,14 @@ def _fused(
     for role, value in bound_constants(low, high, output.quantization).items():
         constant(role, value)
     return Node(quantize.name, node.op, node.inputs, output.name, roles, attributes, node.location)
+
+
+def _preparation(
+    graph: Graph, tensors: dict[str, Tensor], node: Node, affine: Affine, output: Tensor, target: targets.Target
+) -> Preparation:
+    constants = {role: graph.constant(node, role) for role in node.constants}
+    inputs = tuple(operand(tensors[name]) for name in node.inputs)
+    return Preparation(node.attributes, constants, inputs, operand(output), affine, target)
 
 
 def _tighter(low: Any, step_low: Any, high: Any, step_high: Any) -> tuple[Any, Any]:

@@ -3,10 +3,13 @@
 TFLite's kernels round a bound to a code half away from zero (CalculateActivationRangeQuantized), XNNPACK half to even.
 """
 
-import math
 from typing import Any
 
 import numpy as np
+
+from qjax.numerics.rounding import Rounding, round_float
+
+_AWAY, _EVEN = Rounding.NEAREST_AWAY, Rounding.NEAREST_EVEN
 
 BOUNDS: dict[str, tuple[float, float | None]] = {
     "RELU6": (0.0, 6.0),
@@ -26,11 +29,11 @@ def activation_codes(activation: str, scale: Any, zero_point: Any, low: int, hig
             found.append(end)
             continue
         with np.errstate(over="ignore"):
-            quotient = float(np.float32(bound) / step)
-        if not math.isfinite(quotient):
+            quotient = np.float32(bound) / step
+        if not np.isfinite(quotient):
             return None
-        away = math.floor(abs(quotient) + 0.5) * (1 if quotient >= 0 else -1)
-        if away != round(quotient):
+        away, even = (int(round_float(quotient, rounding)) for rounding in (_AWAY, _EVEN))
+        if away != even:
             return None
         found.append(min(max(away + zero, low), high))
     return found[0], found[1]

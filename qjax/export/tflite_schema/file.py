@@ -125,6 +125,7 @@ class File:
             present[known.decides].rank,
             per_channel=len(present) > 1 and present[1].per_channel,
             grouped=bool(options.pop("grouped", False)),
+            batched=bool(options.get("batchDims", 0)),
         )
         operator = self._schema.OperatorT()
         operator.opcodeIndex = self._codes.setdefault((name, number), len(self._codes))
@@ -142,7 +143,7 @@ class File:
     def _named(self, field: str, value: Any) -> Any:
         if not isinstance(value, str):
             return value
-        if field.endswith("DataType"):
+        if field.endswith(("DataType", "outputType")):
             return getattr(self._schema.TensorType, TYPES[value])
         kind = self._schema.Padding if field == "padding" else self._schema.ActivationFunctionType
         return getattr(kind, value)

@@ -28,6 +28,18 @@ NATIVE: Mapping[str, tuple[str, ...]] = {
     "transpose": ("TRANSPOSE",),
     "cast": ("RESHAPE",),
     "embed": ("GATHER",),
+    "fill": ("BROADCAST_TO",),
+    "table": ("LOGISTIC", "TANH", "GATHER"),
+    "softmax": ("SOFTMAX",),
+    "extremum": ("MAXIMUM", "MINIMUM"),
+    "min": ("REDUCE_MIN",),
+    "select": ("SELECT_V2",),
+    "choose": ("SELECT_V2",),
+    "argument": ("ARG_MAX", "ARG_MIN"),
+    "top_k": ("TOPK_V2",),
+    "take": ("GATHER",),
+    "take_along": ("GATHER",),
+    "pad_value": ("PADV2",),
 }
 """Per operation of qjax: the operators that compute it by themselves. Others may stand around them (RESHAPE,
 TRANSPOSE and PAD where the file has one layout only, MAXIMUM and MINIMUM for clamps that no activation expresses)."""
@@ -65,6 +77,14 @@ OPERATORS: Mapping[str, Operator] = {
     "MEAN": Operator("ReducerOptions", _POOL),
     "SUM": Operator("ReducerOptions", {"8": 2}),
     "REDUCE_MAX": Operator("ReducerOptions", _POOL),
+    "REDUCE_MIN": Operator("ReducerOptions", _POOL),
+    "REDUCE_ALL": Operator("ReducerOptions"),
+    **dict.fromkeys(("LOGICAL_AND", "LOGICAL_OR", "LOGICAL_NOT"), Operator("")),
+    **dict.fromkeys(("GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL", "EQUAL", "NOT_EQUAL"), Operator("", {"8": 2})),
+    "SELECT_V2": Operator("SelectV2Options"),
+    "ARG_MAX": Operator("ArgMaxOptions", {"8": 2}),
+    "ARG_MIN": Operator("ArgMinOptions", {"8": 2}),
+    "TOPK_V2": Operator("TopKV2Options", {"8": 2, "int16": 3}),
     "LOGISTIC": Operator("", _POOL),
     "TANH": Operator("", _POOL),
     "SOFTMAX": Operator("SoftmaxOptions", _POOL),
@@ -74,12 +94,20 @@ OPERATORS: Mapping[str, Operator] = {
     "PAD": Operator("PadOptions", _POOL, large=(4, 4)),
     "PADV2": Operator("PadV2Options", _POOL, large=(4, 4)),
     "RESHAPE": Operator("ReshapeOptions"),
-    "TRANSPOSE": Operator("TransposeOptions", {"8": 2, "int16": 5}, large=(5, 6)),
+    "TRANSPOSE": Operator("TransposeOptions", {"8": 2, "int16": 5, "bool": 3}, large=(5, 6)),
     "SLICE": Operator("SliceOptions", {"8": 2, "int16": 4}, large=(4, 5)),
-    "STRIDED_SLICE": Operator("StridedSliceOptions", {"8": 2}, large=(4, 4)),
-    "BROADCAST_TO": Operator("BroadcastToOptions", {"8": 3, "int16": 3, "int32": 2}),
-    "GATHER": Operator("GatherOptions", {"8": 2, "int16": 4}),
+    "STRIDED_SLICE": Operator("StridedSliceOptions", {"8": 2, "bool": 3}, large=(4, 4)),
+    "BROADCAST_TO": Operator("BroadcastToOptions", {"8": 3, "int16": 3, "int32": 2, "bool": 2}),
+    "GATHER": Operator("GatherOptions", {"8": 2, "int16": 4, "bool": 3}),
     "CAST": Operator("CastOptions", {"8": 3}),
+    # functions of one tensor that qjax does not write, but asks a runtime for
+    **dict.fromkeys(("ELU", "LOG", "SQRT", "RSQRT", "RELU_0_TO_1"), Operator("")),
+    "HARD_SWISH": Operator("HardSwishOptions"),
+    "LEAKY_RELU": Operator("LeakyReluOptions", {"8": 2, "int16": 2}),
+    "GELU": Operator("GeluOptions", {"8": 2}),
+    "EXP": Operator("ExpOptions"),
+    "ABS": Operator("AbsOptions", {"8": 2, "int16": 3}),
+    "NEG": Operator("NegOptions"),
 }
 
 _SINCE: Mapping[tuple[str, int], str] = {
@@ -115,6 +143,25 @@ _SINCE: Mapping[tuple[str, int], str] = {
     ("SUM", 1): "1.10.0",
     ("REDUCE_MAX", 2): "1.14.0",
     ("REDUCE_MAX", 3): "2.5.0",
+    ("REDUCE_MIN", 1): "1.11.0",
+    ("REDUCE_MIN", 2): "1.14.0",
+    ("REDUCE_MIN", 3): "2.5.0",
+    ("REDUCE_ALL", 1): "2.6.0",
+    **{(name, 1): "1.11.0" for name in ("LOGICAL_AND", "LOGICAL_OR", "LOGICAL_NOT")},
+    **{
+        (name, 1): "1.14.0"
+        for name in ("GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL", "EQUAL", "NOT_EQUAL", "MAXIMUM", "MINIMUM")
+    },
+    ("SELECT_V2", 1): "2.2.0",
+    ("ARG_MAX", 1): "1.9.0",
+    ("ARG_MAX", 2): "1.14.0",
+    ("ARG_MIN", 1): "1.9.0",
+    ("ARG_MIN", 2): "1.14.0",
+    ("TOPK_V2", 2): "1.14.0",
+    ("TOPK_V2", 3): "2.13.0",
+    ("SOFTMAX", 2): "1.14.0",
+    ("LOGISTIC", 2): "1.14.0",
+    ("TANH", 2): "1.14.0",
     ("MAXIMUM", 2): "1.14.0",
     ("MAXIMUM", 4): "2.3.0",
     ("MINIMUM", 2): "1.14.0",
@@ -128,17 +175,21 @@ _SINCE: Mapping[tuple[str, int], str] = {
     ("PADV2", 3): "2.4.0",
     ("PADV2", 4): "2.6.0",
     ("TRANSPOSE", 2): "1.14.0",
+    ("TRANSPOSE", 3): "1.15.0",
     ("TRANSPOSE", 5): "2.4.0",
     ("TRANSPOSE", 6): "2.12.0",
     ("SLICE", 2): "1.14.0",
     ("SLICE", 4): "2.4.0",
     ("SLICE", 5): "2.5.0",
     ("STRIDED_SLICE", 2): "1.14.0",
+    ("STRIDED_SLICE", 3): "2.1.0",
     ("STRIDED_SLICE", 4): "2.2.0",
     ("BROADCAST_TO", 2): "2.5.0",
     ("BROADCAST_TO", 3): "2.5.0",
     ("GATHER", 2): "1.14.0",
+    ("GATHER", 3): "1.15.0",
     ("GATHER", 4): "2.4.0",
+    ("GATHER", 5): "2.5.0",
     ("CAST", 3): "2.8.0",
 }
 """The first TensorFlow Lite that knows a version; all others: 1.5.0."""
@@ -147,13 +198,21 @@ _WEIGHTED = ("FULLY_CONNECTED", "CONV_2D", "DEPTHWISE_CONV_2D")
 
 
 def version(
-    operator: str, dtypes: Sequence[str], rank: int, *, per_channel: bool = False, grouped: bool = False
+    operator: str,
+    dtypes: Sequence[str],
+    rank: int,
+    *,
+    per_channel: bool = False,
+    grouped: bool = False,
+    batched: bool = False,
 ) -> int:
     """The version of an operator with inputs of these dtypes.
 
     rank: of the deciding input. per_channel: whether its kernel has a scale per channel. grouped: whether it is a
-    convolution of several groups.
+    convolution of several groups. batched: whether it is a GATHER with rows of its own for each example.
     """
+    if batched:
+        return 5
     known = OPERATORS[operator]
     dtype = dtypes[known.decides]
     if operator in _WEIGHTED and len(dtypes) > 1 and dtypes[1] == "int4":

@@ -14,6 +14,7 @@ import numpy as np
 from qjax.export.emit.c import files
 from qjax.export.emit.c.blocks import Source
 from qjax.export.emit.c.program import Program, build
+from qjax.export.emit.c.text import STORED
 from qjax.export.interpreter import Interpreter
 from qjax.export.ir import Graph
 
@@ -110,7 +111,7 @@ def driver(built: Mapping[str, Program]) -> str:
         lines.append("    {")
         for parameter, tensor in (*zip(inputs, graph.inputs, strict=True), *zip(outputs, graph.outputs, strict=True)):
             size = math.prod(program.shapes[tensor])
-            lines.append(f"        static {graph.tensors[tensor].dtype}_t {parameter}[{size}];")
+            lines.append(f"        static {STORED[graph.tensors[tensor].dtype]} {parameter}[{size}];")
         lines.append(f"        static int64_t arena[{program.plan.size // 8 + 1}];")
         for parameter in inputs:
             lines.append(f"        if (fread({parameter}, sizeof {parameter}, 1, stdin) != 1) return 1;")

@@ -1,17 +1,22 @@
 """One-node graphs with codes to feed them: every operation, and every rule and formula of every target."""
 
+# what models and grids are made of has no static type here
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false, reportReturnType=false
+
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from qjax import targets
+from qjax import ops, targets
 from qjax.conformance import cases
 from qjax.conformance.case import Case
 from qjax.conformance.single import graph_of as case_graph
 from qjax.export import passes
 from qjax.export.ir import Graph
 from qjax.numerics.accumulator import Accumulator
+from qjax.ops import Operand, Preparation
+from qjax.ops.epilogue import Affine
 from tests.ops.nodes import INT4, INT8, INT16, NARROW, UINT8_MIDDLE, UINT16, Grid, graph_of
 
 Named = dict[str, tuple[Graph, list[np.ndarray]]]
@@ -100,6 +105,11 @@ def of_operations() -> Named:
     add("embed", "embed", [(indices, "int32")], ((2, 3, 4), NARROW), {}, kernel=table)
     small = np.array([250, 0, 9], np.uint8)
     add("embed_bytes", "embed", [(small, "uint8")], ((3, 4), INT4), {}, kernel=INT4.codes(rng, (10, 4)))
+    for name, grid, out in (("table", INT8, INT8), ("table_wide", INT16, INT8), ("table_bits", INT4, UINT8_MIDDLE)):
+        attributes = {"expression": [0, [["exp", [0]]]], "range": [grid.qmin, grid.qmax]}
+        own = np.random.default_rng(1)
+        entries = out.codes(own, (grid.qmax - grid.qmin + 1,))
+        add(name, "table", [(grid.codes(own, (3, 4, 5)), grid)], ((3, 4, 5), out), attributes, table=entries)
     window = {
         "window": [1, 2, 3],
         "strides": [1, 2, 1],
@@ -127,8 +137,113 @@ def of_operations() -> Named:
         {**product, "weight": None, "permutation": [0, 2, 1], "rounding": "nearest_even"},
         **total,
     )
+    _choices(add)
+    _rows(add)
     _weighted(add, codes, rng)
     return found
+
+
+def _choices(add: Any) -> None:
+    """Masks, comparisons, indices: booleans and integers that come in, go out, and stand among the constants."""
+    rng = np.random.default_rng(3)
+    mask = rng.integers(0, 2, (3, 4, 5)).astype(bool), "bool"
+    row = mask[0][:, :1], "bool"
+    ids = rng.integers(-9, 10, (3, 4)).astype(np.int32), "int32"
+    x, y = ((INT8.codes(rng, (3, 4, 5)), INT8) for _ in range(2))
+    wide, low = (INT16.codes(rng, (3, 4, 5)), INT16), (UINT8_MIDDLE.codes(rng, (3, 4, 5)), UINT8_MIDDLE)
+    same = ((3, 4, 5), INT8)
+    five = np.arange(-50, 50, 20, dtype=np.int32)
+    add("select", "select", [mask, x, y], same, {})
+    add("select_rows", "select", [row, x], same, {}, on=np.asarray(-128, np.int32))
+    add("select_wide", "select", [row, wide], ((3, 4, 5), INT16), {}, off=five)
+    add("select_integers", "select", [(ids[0] > 0, "bool"), ids, ids], ((3, 4), "int32"), {})
+    add("select_masks", "select", [mask, mask, row], ((3, 4, 5), "bool"), {})
+    add("choose", "choose", [mask], same, {}, off=np.asarray(-7, np.int32), on=np.asarray(120, np.int32))
+    add("compare", "compare", [x, y], ((3, 4, 5), "bool"), {"function": "ge"})
+    add("compare_left", "compare", [low], ((3, 4, 5), "bool"), {"function": "gt"}, left=five + 120)
+    add("compare_never", "compare", [wide], ((3, 4, 5), "bool"), {"function": "eq"}, right=np.asarray(2**20, np.int32))
+    add("compare_integers", "compare", [ids, (ids[0][:, :1], "int32")], ((3, 4), "bool"), {"function": "ne"})
+    add("and", "logic", [mask, row], ((3, 4, 5), "bool"), {"function": "and"})
+    add("not", "logic", [mask], ((3, 4, 5), "bool"), {"function": "not"})
+    add("all", "logic", [mask], ((3, 5), "bool"), {"function": "reduce_and", "axes": [1]})
+    add("any", "logic", [mask], ((3,), "bool"), {"function": "reduce_or", "axes": [1, 2]})
+    add("count", "logic", [ids], ((4,), "int32"), {"function": "reduce_sum", "axes": [0]})
+    add("products", "logic", [ids, ids], ((3, 4), "int32"), {"function": "mul"})
+    add("as_integers", "logic", [mask], ((3, 4, 5), "int32"), {"function": "convert_element_type"})
+    add("as_mask", "logic", [ids], ((3, 4), "bool"), {"function": "convert_element_type"})
+    add("turned_mask", "transpose", [mask], ((5, 3, 4), "bool"), {"permutation": [2, 0, 1]})
+    add("joined_masks", "concatenate", [mask, row], ((3, 4, 10), "bool"), {"axis": 2})
+    add("repeated_part", "concatenate", [x, (y[0][:1], INT8)], ((3, 8, 5), INT8), {"axis": 1})
+    total = {"shift": 20, "factor0": 2**20 // 3, "offset_high": 0, "offset_low": 12345}
+    total = {role: np.asarray(value, np.int32) for role, value in total.items()}
+    add("number", "number", [ids], ((3, 4), INT8), {"rounding": "nearest_even"}, **total)
+    add("cumulative_sum", "cumulative_sum", [x], same, {"axis": 1, "reverse": False, "rounding": "floor"}, **total)
+    add("cummax", "cumulative_extremum", [wide], ((3, 4, 5), INT16), {"function": "max", "axis": 2, "reverse": True})
+    add(
+        "cummin",
+        "cumulative_extremum",
+        [low],
+        ((3, 4, 5), UINT8_MIDDLE),
+        {"function": "min", "axis": 1, "reverse": False},
+    )
+    add("argmax", "argument", [x], ((3, 4), "int32"), {"function": "argmax", "axis": 2})
+    add("argmin", "argument", [low], ((3, 5), "int32"), {"function": "argmin", "axis": 1})
+    add("top_values", "top_k", [x], ((3, 4, 3), INT8), {"k": 3, "axis": 2, "index": 0})
+    add("top_places", "top_k", [x], ((3, 2, 5), "int32"), {"k": 2, "axis": 1, "index": 1})
+    add("maximum", "extremum", [x, (y[0][:, :1], INT8)], same, {"function": "max"})
+    add("minimum", "extremum", [wide], ((3, 4, 5), INT16), {"function": "min"}, value=five)
+    add("min", "min", [x], ((3, 5), INT8), {"axes": [1]})
+    padding = [[1, 0, 0], [0, -1, 2], [0, 2, 0]]
+    add("pad_value", "pad_value", [x], ((4, 9, 7), INT8), {"padding": padding}, value=np.asarray(99, np.int32))
+    at = np.array([[[0], [7]], [[-3], [2]]], np.int32), "int32"
+    add("take", "take", [x, at], ((3, 2, 2, 5), INT8), {"axis": 1, "places": [1, 2]})
+    each = np.array([[[4], [0]], [[-3], [2]], [[1], [1]]], np.int32), "int32"
+    along = {"axis": 1, "operand": [0], "indices": [0], "places": [0, 1]}
+    add("take_along", "take_along", [x, each], ((3, 2, 5), INT8), along)
+    grouped = {"weight": 1, "group_axis": 0, "summed": 1, "batch": [], "weight_batch": [], "channels": [[0, 2]]}
+    grouped |= {"rank": 2, "permutation": [1, 0], "rounding": "nearest_even"}
+    factors = {f"factor{i}": rng.integers(2**13, 2**15, (5, 1)).astype(np.int32) for i in range(3)}
+    weights = {"weights": rng.integers(-8, 8, (3, 4, 5)).astype(np.int8), **total, **factors}
+    add("grouped_dot", "grouped_dot", [(INT8.codes(rng, (6, 12)), INT8)], ((5, 6), INT8), grouped, **weights)
+    value = {"value": INT8.codes(rng, (1, 2, 5))}
+    add("fill", "fill", [x], ((6, 2, 5), INT8), {"shape": [None, 2, 5], "times": 2}, **value)
+
+
+def _rows(add: Any) -> None:
+    """Functions of whole rows of codes, whose constants the operations make themselves."""
+    rng = np.random.default_rng(3)
+
+    def made(
+        name: str, op: str, inputs: Sequence[Any], output: Any, attributes: dict[str, Any], **held: np.ndarray
+    ) -> None:
+        operands = []
+        for codes, grid in inputs:
+            q = grid.quantization() if isinstance(grid, Grid) else None
+            known = () if q is None else (q.scale, q.zero_point, q.qmin, q.qmax)
+            operands.append(Operand(codes.shape, codes.dtype.name, *known))
+        q = output[1].quantization()
+        out = Operand(output[0], output[1].dtype, np.float32(2.0**-6), q.zero_point, q.qmin, q.qmax)
+        given = Preparation(attributes, held, tuple(operands), out, Affine.identity(), targets.get("nearest_even"))
+        prepared = ops.get(op).prepare(given)
+        add(name, op, inputs, output, {**attributes, **prepared.attributes}, **prepared.constants)
+
+    x, wide = INT8.codes(rng, (2, 3, 6)), INT16.codes(rng, (2, 3, 6))
+    made("softmax", "softmax", [(x, INT8)], ((2, 3, 6), INT8), {"axes": [2]})
+    made("softmax_wide", "softmax", [(wide // 999, INT16)], ((2, 3, 6), INT16), {"axes": [0, 1]})
+    masks = [(rng.random((3, 6)) < 0.6, "bool"), (rng.random((2, 1, 6)) < 0.3, "bool")]
+    masked = {"axes": [2], "mask_axes": [[None, 0, 1], [0, 1, 2]], "mask_inverted": [False, True]}
+    for empty in ("uniform", "zero"):
+        known = {**masked, "empty": empty}
+        made(f"softmax_{empty}", "softmax", [(x, INT8), *masks], ((2, 3, 6), INT8), known)
+    layer = {"axes": [2], "center": True, "divisor": 0, "epsilon": 1e-3, "feature_axes": [2], "groups": 1}
+    layer["joined"] = "add"
+    scale, bias = (rng.normal(size=6).astype(np.float32) for _ in range(2))
+    made("layer_norm", "normalize", [(x, INT8)], ((2, 3, 6), INT8), layer, scale=scale, bias=bias)
+    norm = {**layer, "axes": [1], "center": False, "divisor": 1, "joined": "max"}
+    made("norm", "normalize", [(wide, INT16)], ((2, 3, 6), INT16), norm, scale=scale)
+    made("group_norm", "normalize", [(x, INT8)], ((2, 3, 6), INT16), {**layer, "axes": [1, 2], "groups": 3}, bias=bias)
+    second = UINT8_MIDDLE.codes(rng, (3, 1))
+    made("divide", "divide", [(x, INT8), (second, UINT8_MIDDLE)], ((2, 3, 6), INT8), {})
 
 
 def _weighted(add: Any, codes: Any, rng: np.random.Generator) -> None:

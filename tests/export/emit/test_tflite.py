@@ -110,6 +110,44 @@ class Small(nnx.Module):
         return self.head(x.reshape(x.shape[0], -1))
 
 
+class Functions(nnx.Module):
+    """Functions that the runtimes have kernels for, and one that is a table everywhere."""
+
+    def __init__(self):
+        self.dense = nnx.Linear(6, 12, rngs=nnx.Rngs(0))
+
+    def __call__(self, x: jax.Array):
+        y = self.dense(x)
+        return jax.nn.sigmoid(y), jnp.tanh(y), jax.nn.gelu(y), jax.nn.softmax(y)
+
+
+class Choices(nnx.Module):
+    """Masks, comparisons, indices, order."""
+
+    def __init__(self):
+        self.dense = nnx.Linear(6, 12, rngs=nnx.Rngs(0))
+
+    def __call__(self, x: jax.Array):
+        y = self.dense(x)
+        first = jnp.argmax(y, axis=1)
+        values, places = lax.top_k(y, 3)
+        return {
+            "masked": jnp.where(y > np.float32(0.1), y, np.float32(-0.3)),
+            "between": (y > np.float32(-0.2)) & (y <= np.float32(0.4)),
+            "maximum": jnp.maximum(y, y[:, ::-1]),
+            "minimum": jnp.min(y, axis=1),
+            "first": first,
+            "number": first.astype(jnp.float32) * np.float32(0.1),
+            "best": jnp.take_along_axis(y, first[:, None], axis=1),
+            "rows": y[:, np.array([3, 0, 11, 3])],
+            "greatest": lax.cummax(y, axis=1),
+            "sums": jnp.cumsum(y, axis=1),
+            "quotient": y / y[:, ::-1],
+            "values": values,
+            "places": places,
+        }
+
+
 class Embedded(nnx.Module):
     def __init__(self):
         self.table = nnx.Embed(10, 6, rngs=nnx.Rngs(0))
@@ -133,6 +171,8 @@ MODELS = {
     "small": lambda: converted(Small(), data(8, 6, 6, 2)),
     "small, int16x8": lambda: converted(Small(), data(8, 6, 6, 2), activations=WIDE, output_bits=16),
     "small, W4A4": lambda: converted(Small(), data(8, 6, 6, 2), weights=INT4, activations=FOUR),
+    "functions": lambda: converted(Functions(), 3 * data(8, 6)),
+    "choices": lambda: converted(Choices(), data(8, 6)),
     "embedding": lambda: converted(Embedded(), jnp.arange(24, dtype=jnp.int32).reshape(8, 3) % 10),
 }
 SLOW = ("images", "sequences")
@@ -176,12 +216,13 @@ def test_nodes_at_the_edges(kind, target):
 
 
 @pytest.mark.parametrize("target", MODES)
-def test_another_batch(target):
-    graph = retarget(model("small"), target)
+@pytest.mark.parametrize("name", ["small", "choices"])
+def test_another_batch(name, target):
+    graph = retarget(model(name), target)
     inputs = random_codes(graph, 5)
-    (expected,) = Interpreter(graph)(*inputs)
     found = litert(to_bytes(graph), MODES[target], inputs, every=False)
-    assert np.array_equal(found[graph.outputs[0]], expected)
+    for output, expected in zip(graph.outputs, Interpreter(graph)(*inputs), strict=True):
+        assert np.array_equal(found[output], expected), output
 
 
 def test_what_the_file_says(tmp_path):

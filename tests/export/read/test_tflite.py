@@ -15,11 +15,17 @@ from tests.export.read.tflite_models import File, Grid, Models
 RUNS = 2
 NOT_IN_LITERT = {
     "int8": (),
-    "uint8": ("batch_matmul", "batch_matmul, adjoint"),
+    "uint8": ("batch_matmul", "batch_matmul, adjoint", "elu", "exp", "log", "sqrt", "rsqrt", "abs", "softmax"),
     # sums of products of two tensors of 16 bits may need more than 32
-    "int16": ("relu_n1_to_1", "relu_n1_to_1, other grid", "batch_matmul", "batch_matmul, adjoint"),
+    "int16": (
+        *("relu_n1_to_1", "relu_n1_to_1, other grid", "batch_matmul", "batch_matmul, adjoint", "hard_swish", "elu"),
+        *("log", "sqrt", "rsqrt", "relu_0_to_1", "softmax", "greater", "less_equal", "equal", "arg_max", "arg_min"),
+        *("space_to_depth", "depth_to_space"),
+    ),
 }
-NOT_IN_MICRO = ("relu_n1_to_1", "relu_n1_to_1, other grid", "relu6, other grid")
+NOT_IN_MODE = {"tflite_reference": ("elu",)}
+NOT_IN_MICRO = ("relu_n1_to_1", "relu_n1_to_1, other grid", "relu6, other grid", "tile", "top_k")
+NOT_IN_MICRO += ("gelu", "gelu, approximate", "exp", "log", "sqrt", "relu_0_to_1")
 
 
 def mismatches(graph: Graph, run) -> dict[str, int]:
@@ -44,15 +50,16 @@ def mismatches(graph: Graph, run) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16"])
-@pytest.mark.parametrize("group", ["weighted", "transposed", "elementwise", "moves"])
+@pytest.mark.parametrize("group", ["weighted", "transposed", "elementwise", "functions", "choices", "moves"])
 def test_every_operator_is_litert(group, dtype):
-    data = getattr(cases, group)(dtype, skip=NOT_IN_LITERT[dtype])
-    for target, mode in MODES.items() if group != "moves" else (("tflite_reference", "reference"),):
+    everywhere = group != "moves" and (group, dtype) not in (("choices", "uint8"), ("choices", "int16"))
+    for target, mode in MODES.items() if everywhere else (("tflite_reference", "reference"),):
+        data = getattr(cases, group)(dtype, skip=NOT_IN_LITERT[dtype] + NOT_IN_MODE.get(target, ()))
         graph = reader.read(data, target=target)
-        assert mismatches(graph, lambda x, mode=mode: litert(data, mode, x, every=False)) == {}, target
+        assert mismatches(graph, lambda x, mode=mode, data=data: litert(data, mode, x, every=False)) == {}, target
 
 
-@pytest.mark.parametrize("group", ["weighted", "transposed", "elementwise", "moves"])
+@pytest.mark.parametrize("group", ["weighted", "transposed", "elementwise", "functions", "choices", "moves"])
 def test_every_operator_is_tflite_micro(group):
     data = getattr(cases, group)("int8", skip=NOT_IN_MICRO)
     graph = reader.read(data, target="tflite_micro")

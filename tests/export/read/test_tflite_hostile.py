@@ -36,6 +36,15 @@ def files() -> list[bytes]:
         cases.transposed("int8", only="transpose_conv"),
         cases.elementwise("int8", only="average_pool, same"),
         cases.elementwise("int16", only="add"),
+        cases.functions("int8", only="leaky_relu"),
+        cases.functions("int8", only="softmax"),
+        cases.choices("int8", only="arg_max"),
+        cases.choices("int8", only="top_k"),
+        cases.choices("int8", only="greater"),
+        cases.choices("int8", only="nearest, odd"),
+        cases.choices("int8", only="mirror_pad"),
+        cases.choices("int8", only="space_to_depth"),
+        cases.choices("int8", only="gather"),
     ]
     names = ("strided_slice, masks", "split_v", "pack", "unpack", "pad", "reshape", "broadcast_to", "slice", "squeeze")
     return small + [cases.moves("int8", only=name) for name in names]

@@ -1,8 +1,11 @@
 """Every operator and variant, for codes of each type, a group in one file."""
 
+# what models and grids are made of has no static type here
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false, reportReturnType=false
+
 from typing import Any
 
-from tests.export.read.tflite_models import Models
+from tests.export.read.tflite_models import Grid, Models
 
 RELU, RELU_N1_TO_1, RELU6 = 1, 2, 3
 SAME, VALID = 0, 1
@@ -144,4 +147,86 @@ def moves(dtype: str, **chosen: Any) -> bytes:
     m.simple("broadcast_to", "BROADCAST_TO", ((1, 1, 5, 4),), (1, 6, 5, 4), "BroadcastTo", [[1, 6, 5, 4]], **kept)
     m.simple("pack", "PACK", ((1, 3), (1, 3)), (1, 2, 3), "Pack", valuesCount=2, axis=1, **kept)
     m.simple("unpack", "UNPACK", ((1, 2, 3),), [(1, 3)] * 2, "Unpack", num=2, axis=1, **kept)
+    return m.to_bytes()
+
+
+def functions(dtype: str, **chosen: Any) -> bytes:
+    """Functions of one tensor, code by code, in odd shapes; SOFTMAX on the grid that it has."""
+    m = Models(dtype, 5, **chosen)
+    shape, half = (1, 7, 5, 3), m.dtype == "int16"
+    x = Grid(2.0**-12) if half else Grid(0.043, m.low + 101)
+    unit = Grid(2.0**-15) if half else Grid(2.0**-8, m.low)
+    signed = Grid(2.0**-15) if half else Grid(2.0**-7, m.low + 128)
+    positive = Grid(0.031, m.low)
+    m.simple("logistic", "LOGISTIC", (shape,), shape, x_grid=x, y_grid=unit)
+    m.simple("tanh", "TANH", (shape,), shape, x_grid=x, y_grid=signed)
+    m.simple("hard_swish", "HARD_SWISH", (shape,), shape, "HardSwish", x_grid=x)
+    m.simple("leaky_relu", "LEAKY_RELU", (shape,), shape, "LeakyRelu", alpha=0.13, x_grid=x)
+    m.simple("elu", "ELU", (shape,), shape, x_grid=x)
+    m.simple("gelu", "GELU", (shape,), shape, "Gelu", x_grid=x)
+    m.simple("gelu, approximate", "GELU", (shape,), shape, "Gelu", approximate=True, x_grid=x)
+    m.simple("exp", "EXP", (shape,), shape, "Exp", x_grid=x)
+    m.simple("log", "LOG", (shape,), shape, x_grid=positive)
+    m.simple("sqrt", "SQRT", (shape,), shape, x_grid=positive)
+    m.simple("rsqrt", "RSQRT", (shape,), shape, x_grid=positive)
+    m.simple("abs", "ABS", (shape,), shape, "Abs", x_grid=x)
+    m.simple("relu_0_to_1", "RELU_0_TO_1", (shape,), shape, x_grid=x)
+    m.simple("softmax", "SOFTMAX", ((1, 7, 11),), (1, 7, 11), "Softmax", beta=1.0, x_grid=x, y_grid=unit)
+    return m.to_bytes()
+
+
+def choices(dtype: str, **chosen: Any) -> bytes:
+    """Comparisons, masks, extremes, rows at other places."""
+    m = Models(dtype, 6, **chosen)
+    file, kept = m.file, {"same": True}
+    other = (1, 5, 4)
+    m.simple("maximum of two", "MAXIMUM", (IMAGE, IMAGE), IMAGE, "MaximumMinimum", **kept)
+    m.simple("minimum of two", "MINIMUM", (IMAGE, other), IMAGE, "MaximumMinimum", **kept)
+    m.simple("minimum of a row", "MINIMUM", (IMAGE, (4,)), IMAGE, "MaximumMinimum", constant=1, **kept)
+    for keep in (True, False):
+        shape = (1, 6, 5, 1) if keep else (1, 6, 5)
+        m.simple(f"reduce_min, {keep}", "REDUCE_MIN", (IMAGE,), shape, "Reducer", [[3]], keepDims=keep, **kept)
+    m.simple("gather", "GATHER", (IMAGE,), (1, 2, 2, 5, 4), "Gather", [[[3, 0], [5, 3]]], axis=1, **kept)
+    nearest: dict[str, Any] = {"options": "ResizeNearestNeighbor", **kept}
+    name = "RESIZE_NEAREST_NEIGHBOR"
+    m.simple("nearest", name, (IMAGE,), (1, 12, 15, 4), numbers=[[12, 15]], **nearest)
+    m.simple("nearest, odd", name, (IMAGE,), (1, 11, 3, 4), numbers=[[11, 3]], halfPixelCenters=True, **nearest)
+    m.simple("nearest, corners", name, (IMAGE,), (1, 9, 8, 4), numbers=[[9, 8]], alignCorners=True, **nearest)
+    mirrored = [[0, 0], [2, 1], [0, 3], [0, 0]]
+    m.simple("mirror_pad", "MIRROR_PAD", (IMAGE,), (1, 9, 8, 4), "MirrorPad", [mirrored], **kept)
+    m.simple("mirror_pad, symmetric", "MIRROR_PAD", (IMAGE,), (1, 9, 8, 4), "MirrorPad", [mirrored], mode=1, **kept)
+    m.simple("tile", "TILE", (IMAGE,), (1, 12, 5, 12), "Tile", [[1, 2, 1, 3]], **kept)
+    m.simple("space_to_depth", "SPACE_TO_DEPTH", ((1, 6, 4, 3),), (1, 3, 2, 12), "SpaceToDepth", blockSize=2, **kept)
+    m.simple("depth_to_space", "DEPTH_TO_SPACE", ((1, 3, 2, 8),), (1, 6, 4, 2), "DepthToSpace", blockSize=2, **kept)
+    grid = Grid(0.05, m.grid().zero_point)
+    x, y = (file.tensor(m.dtype, IMAGE, grid) for _ in range(2))
+    masks = []
+    for label, name, options in (
+        ("greater", "GREATER", "Greater"),
+        ("less_equal", "LESS_EQUAL", "LessEqual"),
+        ("equal", "EQUAL", "Equal"),
+    ):
+        if m.takes(label):
+            masks.append(file.tensor("bool", IMAGE, name=label))
+            file.operator(name, [x, y], [masks[-1]], options)
+    if masks and m.takes("select_v2"):
+        both, neither = (file.tensor("bool", IMAGE, name=name) for name in ("either", "neither"))
+        file.operator("LOGICAL_OR", [masks[0], masks[-1]], [both], "LogicalOr")
+        file.operator("LOGICAL_NOT", [both], [neither], "LogicalNot")
+        chosen_codes = file.tensor(m.dtype, IMAGE, grid, name="select_v2")
+        file.operator("SELECT_V2", [neither, x, y], [chosen_codes], "SelectV2")
+        m.outputs += [both, neither, chosen_codes]
+    m.outputs += masks
+    for label, name, options in (("arg_max", "ARG_MAX", "ArgMax"), ("arg_min", "ARG_MIN", "ArgMin")):
+        if m.takes(label):
+            place = file.tensor("int32", (1, 6, 5), name=label)
+            file.operator(name, [x, file.numbers(-1)], [place], options, outputType=2)
+            m.outputs.append(place)
+    if m.takes("top_k"):
+        best, places = file.tensor(m.dtype, (1, 6, 5, 2), grid, name="top_k"), file.tensor("int32", (1, 6, 5, 2))
+        file.graph.tensors[places].name = "places"
+        file.operator("TOPK_V2", [x, file.numbers(2)], [best, places], "TopKV2")
+        m.outputs += [best, places]
+    used = {tensor for operator in file.graph.operators for tensor in operator.inputs}
+    m.inputs += [tensor for tensor in (x, y) if tensor in used]
     return m.to_bytes()

@@ -125,20 +125,25 @@ class Models:
         same: bool = False,
         constant: int | None = None,
         out_dtype: str | None = None,
+        x_grid: Grid | None = None,
+        y_grid: Grid | None = None,
         **fields: Any,
     ) -> None:
-        """Inputs of codes, then (or first) whole numbers; same: all on one grid; constant: that input has data."""
+        """Inputs of codes, then (or first) whole numbers; same: all on one grid; constant: that input has data.
+
+        x_grid, y_grid: of all inputs, of the output, where they are given.
+        """
         if not self.takes(label):
             return
         file = self.file
-        grids = [self.grid() for _ in shapes]
+        grids = [x_grid or self.grid() for _ in shapes]
         if same:
             grids = [grids[0]] * len(shapes)
         data = [self.codes(shape) if i == constant else None for i, shape in enumerate(shapes)]
         inputs = [file.tensor(self.dtype, s, g, d) for s, g, d in zip(shapes, grids, data, strict=True)]
         extra = [file.numbers(n) for n in numbers]
         outs: Any = out if out and not isinstance(out[0], int) else [out]
-        last = grids[0] if same else self.grid()
+        last = y_grid or (grids[0] if same else self.grid())
         if out_dtype is not None:
             low, high = RANGES[out_dtype]
             last = Grid(float(last.scale), 0 if out_dtype == "int16" else int(self.rng.integers(low + 40, high - 40)))

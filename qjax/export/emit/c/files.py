@@ -8,7 +8,7 @@ import numpy as np
 from qjax.export.emit.c.blocks import Source
 from qjax.export.emit.c.helpers import helper_texts
 from qjax.export.emit.c.program import Place, Program, Step
-from qjax.export.emit.c.text import TYPES, Names, comment, identifier, table
+from qjax.export.emit.c.text import STORED, Names, comment, identifier, table
 from qjax.export.ir import Graph, Tensor
 
 FLAGS = "-std=c99 -O3 -Wall -Wextra -Wpedantic -Werror -Wconversion -Wsign-conversion -Wshadow"
@@ -27,8 +27,8 @@ def prototype(program: Program, name: str) -> str:
     """The public function without its semicolon."""
     graph = program.graph
     inputs, outputs = parameters(graph)
-    arguments = [f"const {TYPES[graph.tensors[t].dtype]} *{p}" for t, p in zip(graph.inputs, inputs, strict=True)]
-    arguments += [f"{TYPES[graph.tensors[t].dtype]} *{p}" for t, p in zip(graph.outputs, outputs, strict=True)]
+    arguments = [f"const {STORED[graph.tensors[t].dtype]} *{p}" for t, p in zip(graph.inputs, inputs, strict=True)]
+    arguments += [f"{STORED[graph.tensors[t].dtype]} *{p}" for t, p in zip(graph.outputs, outputs, strict=True)]
     return f"void {name}_run({', '.join([*arguments, 'void *arena'])})"
 
 
@@ -136,10 +136,10 @@ def _arguments(program: Program, step: Step) -> list[tuple[str, str, str]]:
     for index, name in enumerate(step.inputs):
         parameter = "in" if single else f"in{index}"
         if parameter in used:
-            found.append((f"const {TYPES[tensors[name].dtype]} *", parameter, name))
+            found.append((f"const {STORED[tensors[name].dtype]} *", parameter, name))
     output = step.output if step.node is not None else step.inputs[0]
-    found.append((f"{TYPES[tensors[output].dtype]} *", "out", step.output))
-    found += [(f"{TYPES[b.dtype]} *", b.name, f"{step.name}/{b.name}") for b in step.layer.scratch]
+    found.append((f"{STORED[tensors[output].dtype]} *", "out", step.output))
+    found += [(f"{STORED[b.dtype]} *", b.name, f"{step.name}/{b.name}") for b in step.layer.scratch]
     return found
 
 
@@ -220,7 +220,7 @@ def selftest(program: Program, name: str, cases: Sequence[tuple[Sequence[np.ndar
     ]
     for parameter, tensor in zip(outputs, graph.outputs, strict=True):
         size = max(math.prod(program.shapes[tensor]), 1)
-        lines.append(f"static {TYPES[graph.tensors[tensor].dtype]} {parameter}[{size}];")
+        lines.append(f"static {STORED[graph.tensors[tensor].dtype]} {parameter}[{size}];")
     lines += ["", "int main(void)", "{", "    long wrong = 0;", "    long i;"]
     for index in range(len(cases)):
         arguments = [*(f"{p}_{index}" for p in inputs), *outputs, "arena"]

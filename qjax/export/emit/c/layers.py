@@ -7,7 +7,7 @@ stands here, and an operation that is new to qjax needs no line.
 
 import dataclasses
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,8 @@ class Lowered:
     """A node as C.
 
     alias: the index of the input that the output is, unchanged in memory; or None, and then there is a layer.
-    in_place: the inputs whose memory the output may take.
+    in_place: the inputs whose memory the output may take. Inputs that are constants are tables of the layer: they do
+    not count.
     """
 
     alias: int | None = None
@@ -51,24 +52,29 @@ def lower(graph: Graph, node: Node, shapes: Mapping[str, tuple[int, ...]], sourc
     Raises:
       ValueError: the kernel holds a primitive that has no form in C; the message names the node.
     """
-    inputs = [
-        Buffer(shapes[tensor], graph.tensors[tensor].dtype, f"in{index}" if len(node.inputs) > 1 else "in")
-        for index, tensor in enumerate(node.inputs)
+    data = [tensor for tensor in node.inputs if graph.tensors[tensor].value is None]
+    buffers = [
+        Buffer(shapes[tensor], graph.tensors[tensor].dtype, f"in{index}" if len(data) > 1 else "in")
+        for index, tensor in enumerate(data)
     ]
+    free, inputs = iter(buffers), list[Value]()
+    for index, tensor in enumerate(node.inputs):
+        value = graph.tensors[tensor].value
+        inputs.append(next(free) if value is None else _table(value, f"operand{index}"))
     target = Buffer(shapes[node.output], graph.tensors[node.output].dtype, "out")
     hint, note = _arithmetic(graph, node)
-    layer = Layer(source, name, hint, note, [*(buffer.name for buffer in inputs), "out"])
+    layer = Layer(source, name, hint, note, [*(buffer.name for buffer in buffers), "out"])
     try:
         value = _value(graph, node, inputs, target)
         if isinstance(value, Buffer):
-            return Lowered(alias=[buffer.name for buffer in inputs].index(value.name))
+            return Lowered(alias=[buffer.name for buffer in buffers].index(value.name))
         if isinstance(value, _Windowed):
             windows.store(layer, target, value.window, value.epilogue)
         else:
             layer.store(target, value)
     except UnsupportedError as error:
         raise ValueError(f"Node {node.name!r} ({node.op}): {error}") from None
-    return Lowered(None, layer, _in_place(layer, inputs, target))
+    return Lowered(None, layer, _in_place(layer, buffers, target))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,13 +83,15 @@ class _Windowed:
     epilogue: Callable[[Value], Value]
 
 
-def _value(graph: Graph, node: Node, inputs: list[Buffer], target: Buffer) -> "Value | _Windowed":
+def _value(graph: Graph, node: Node, inputs: Sequence[Value], target: Buffer) -> "Value | _Windowed":
     attributes = interpreter.attributes(graph, node)
     raw = interpreter.constants_of(graph, node)
     if "kernel" in node.constants and node.op in ("dot", "conv"):
         accumulator = narrow.accumulator_of(attributes, raw)
         if not accumulator.ordered:
-            return _weighted(node, attributes, raw, inputs[0], target, accumulator)
+            x = inputs[0]
+            assert isinstance(x, Buffer)
+            return _weighted(node, attributes, raw, x, target, accumulator)
     constants = ops.get(node.op).runtime(attributes, raw)
     tables = {role: _table(value, role) for role, value in constants.items()}
     names = {f"input {index}": value for index, value in enumerate(inputs)}

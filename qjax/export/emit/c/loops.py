@@ -9,12 +9,14 @@ places) is written to scratch memory by a nest before it.
 import dataclasses
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from qjax.export.emit.c import inner, leaves
 from qjax.export.emit.c.blocks import Access, Block, Body, Source, loop_head, nested
 from qjax.export.emit.c.index import Index, Indices, flat
 from qjax.export.emit.c.printer import Printer
-from qjax.export.emit.c.scalar import Expressions, Interval, Scalar, limits
-from qjax.export.emit.c.text import TYPES, Names, identifier, stripped
+from qjax.export.emit.c.scalar import COMPARISONS, Expressions, Interval, Scalar, limits
+from qjax.export.emit.c.text import STORED, TYPES, Names, identifier, stripped
 from qjax.export.emit.c.values import (
     Buffer,
     Chosen,
@@ -85,7 +87,8 @@ class Layer(Body):
             return
         text, _ = self.expression(block, value, tuple(at), root=final)
         where = place(tuple(at))
-        block.add(f"{target.name}[{where}] = {stripped(text)};")
+        stored = f"({STORED['bool']})({stripped(text)})" if target.dtype == "bool" else stripped(text)
+        block.add(f"{target.name}[{where}] = {stored};")
         if final:
             self.writes.append(where.key)
         self.root.add(*nested(heads, block.lines))
@@ -122,6 +125,9 @@ class Layer(Body):
                 found = made.constant(value.value, value.dtype)
             elif isinstance(value, Computed):
                 operands = [scalar(o, at if o.shape else ()) for o in value.operands]
+                if value.op in COMPARISONS:
+                    # with the number itself a comparison that no code decides is no comparison
+                    operands = [known(operand) for operand in operands]
                 found = made.apply(value.op, operands, value.dtype)
             elif isinstance(value, View):
                 found = scalar(value.source, value.where(at))
@@ -131,6 +137,12 @@ class Layer(Body):
                 found = made.parameter(name, value.dtype, _interval(value, at))
             memo[key] = found
             return found
+
+        def known(operand: Scalar) -> Scalar:
+            source = leaves[operand.name][0] if operand.op == "param" else None
+            if not isinstance(source, Table) or not source.array.size or np.ptp(source.array.astype(object)):
+                return operand
+            return made.constant(int(source.array.flat[0]), operand.dtype)
 
         whole = scalar(value, at)
         used = _parameters(whole)

@@ -80,12 +80,13 @@ def build(graph: Graph, batch: int, source: Source, prefix: str = "") -> Program
     in_place: dict[str, tuple[int, ...]] = {}
     for node in graph.nodes:
         name = source.names.fresh(identifier(prefix + node.name))
+        inputs = tuple(tensor for tensor in node.inputs if graph.tensors[tensor].value is None)
         lowered = lower(graph, node, shapes, source, name)
         if lowered.layer is None:
             assert lowered.alias is not None
-            groups.join(node.inputs[lowered.alias], node.output)
+            groups.join(inputs[lowered.alias], node.output)
             continue
-        steps.append(Step(name, node, lowered.layer, node.inputs, node.output))
+        steps.append(Step(name, node, lowered.layer, inputs, node.output))
         in_place[node.output] = lowered.in_place
     copies = _copies(graph, groups, shapes, source, prefix)
     steps += copies
@@ -168,9 +169,8 @@ def _placed(
     blocks = [arena.Block(name, sizes[name], min(times), max(times), widths[name]) for name, times in lives.items()]
     for time, step in enumerate(steps):
         for buffer in step.layer.scratch:
-            dtype = "int32" if buffer.dtype == "bool" else buffer.dtype
-            name, width = f"{step.name}/{buffer.name}", np.dtype(dtype).itemsize
-            blocks.append(arena.Block(name, _bytes(buffer.shape, dtype), time, time, width))
+            name, width = f"{step.name}/{buffer.name}", np.dtype(buffer.dtype).itemsize
+            blocks.append(arena.Block(name, _bytes(buffer.shape, buffer.dtype), time, time, width))
     plan = arena.plan(blocks)
     for step in steps:
         for name in (*step.inputs, *([] if step.node is None else [step.output])):

@@ -307,8 +307,9 @@ _RULES: dict[str, _Rule] = {
     "select_n": lambda made, args, dtype: made.select(args[0], args[1], args[2], dtype),
 }
 
-ELEMENTWISE = frozenset(_RULES) | {"lt", "le", "gt", "ge", "eq", "ne"}
+COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
+ELEMENTWISE = frozenset(_RULES) | COMPARISONS
 """The primitives that work element by element."""
 
-for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
+for _name in sorted(COMPARISONS):
     _RULES[_name] = lambda made, args, dtype, name=_name: made.compare(name, args)

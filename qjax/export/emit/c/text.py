@@ -23,6 +23,9 @@ TYPES = {
     "uint64": "uint64_t",
 }
 
+STORED = {**TYPES, "bool": "uint8_t"}
+"""The types of what lies in memory: a boolean takes a byte, 0 or 1."""
+
 _KEYWORDS = frozenset(
     [
         *("auto", "break", "case", "char", "const", "continue", "default", "do", "double", "else", "enum", "extern"),
@@ -91,7 +94,7 @@ def table(name: str, values: Any, *, static: bool = True) -> list[str]:
     dtype = array.dtype.name
     items = [literal(int(v), dtype) for v in array.reshape(-1)]
     body = textwrap.wrap(", ".join(items), WIDTH - 4, break_long_words=False, break_on_hyphens=False)
-    head = f"{'static ' if static else ''}const {TYPES[dtype]} {name}[{max(len(items), 1)}] = {{"
+    head = f"{'static ' if static else ''}const {STORED[dtype]} {name}[{max(len(items), 1)}] = {{"
     return [head, *(f"    {line}" for line in body or ["0"]), "};"]
 
 

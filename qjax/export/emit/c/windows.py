@@ -19,7 +19,7 @@ from qjax.export.emit.c.blocks import Block, loop_head, nested
 from qjax.export.emit.c.index import Index, Indices, flat
 from qjax.export.emit.c.loops import Layer
 from qjax.export.emit.c.scalar import limits
-from qjax.export.emit.c.text import TYPES, stripped
+from qjax.export.emit.c.text import STORED, stripped
 from qjax.export.emit.c.values import Buffer, Register, Value
 
 FEW = 16
@@ -195,7 +195,9 @@ class _Nest:
         padding = layer.source.table(f"{layer.prefix}_padding", values)
         name = block.fresh("row")
         inside = f"&{window.x.name}[{start}]"
-        block.add(f"const {TYPES[window.x.dtype]} *const {name} =", f"    {' && '.join(tests)} ? {inside} : {padding};")
+        block.add(
+            f"const {STORED[window.x.dtype]} *const {name} =", f"    {' && '.join(tests)} ? {inside} : {padding};"
+        )
         return name, first
 
     def _finish(self, acc: str, c: Index) -> list[str]:

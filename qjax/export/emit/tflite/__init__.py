@@ -15,14 +15,24 @@ import os
 from typing import Any
 
 from qjax.export import files
-from qjax.export.emit.tflite import arithmetic, moves, products
+from qjax.export.emit.tflite import arithmetic, functions, moves, numbers, products, selections, tables
 from qjax.export.emit.tflite.metadata import metadata_of
 from qjax.export.emit.tflite.support import check_target, problems_of
 from qjax.export.emit.tflite.writer import Writer
 from qjax.export.ir import Graph
 from qjax.export.tflite_schema.file import METADATA
 
-__all__ = ["arithmetic", "emit", "moves", "products", "to_bytes"]
+__all__ = [
+    "arithmetic",
+    "emit",
+    "functions",
+    "moves",
+    "numbers",
+    "products",
+    "selections",
+    "tables",
+    "to_bytes",
+]
 
 
 def emit(graph: Graph, path: str | os.PathLike[str], *, batch: int = 1, int4: bool | None = None) -> None:

@@ -9,9 +9,9 @@ import numpy as np
 from qjax.export.emit.tflite import tables
 from qjax.export.emit.tflite.moves import padded, repeated
 from qjax.export.emit.tflite.problems import Unsupported
-from qjax.export.emit.tflite.products import same_padding
 from qjax.export.emit.tflite.writer import Value, Writer, lowers
 from qjax.export.ir import Node
+from qjax.export.tflite_schema import layouts
 
 
 @lowers("add")
@@ -189,7 +189,7 @@ class _Pool:
     def is_same(self) -> bool:
         """Whether the padding is TFLite's SAME."""
         return not self.x.free & {1, 2} and all(
-            tuple(self.padding[d]) == same_padding(self.x.shape[d + 1], self.window[d], self.strides[d])
+            tuple(self.padding[d]) == layouts.same_padding(self.x.shape[d + 1], self.window[d], self.strides[d])
             for d in range(2)
         )
 

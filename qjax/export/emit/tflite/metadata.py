@@ -6,8 +6,8 @@
 The tensors stand in the graph's order; scales, zero points and data are those of the file's tensors of the same name.
 A range is [qmin, qmax, axes, whether there is a zero point per scale]. A node has the fields of `ir.Node`, and
 "operators", the span [first, end) of the operators that compute it. Constants that neither the file's tensors hold
-(kernel, bias) nor scales and target give (`retarget`) are listed under "values": clamps, counts of averages, the
-factors of an exact sum behind an affine step.
+(kernel, bias) nor the rule or formula of the target gives (`retarget`) are listed under "values": clamps, counts of
+averages, the factors of an exact sum, the entries of a table, the codes of constant operands.
 """
 
 import json
@@ -59,7 +59,7 @@ def _node(graph: Graph, node: Node, span: tuple[int, int]) -> dict[str, Any]:
         "location": node.location,
         "operators": list(span),
     }
-    exact = "rounding" in node.attributes
+    exact = not {"rule", "formula"} & set(node.attributes)
     listed = [role for role in node.constants if role in VALUES or (exact and role not in ("kernel", "bias"))]
     if listed:
         entry["values"] = {role: np.asarray(graph.constant(node, role)).tolist() for role in listed}

@@ -40,6 +40,10 @@ def concatenate(writer: Writer, node: Node) -> Value:
     if axis in free:
         writer.resizable = False
     shape = writer.shapes[node.output]
+    # a part may be stated once for all that it stands beside
+    parts = [
+        repeated(writer, part, [part.shape[a] if a == axis else n for a, n in enumerate(shape)], free) for part in parts
+    ]
     return writer.moved("CONCATENATION", parts, shape, free, parts[0], axis=axis)
 
 
@@ -142,6 +146,13 @@ def broadcast(writer: Writer, node: Node) -> Value:
     return repeated(writer, x, shape, _free(writer, node))
 
 
+@lowers("fill")
+def fill(writer: Writer, node: Node) -> Value:
+    """The constant, BROADCAST_TO the size of the batch."""
+    value = writer.constant(writer.graph.constant(node, "value"), *writer.grid(node))
+    return repeated(writer, value, writer.shapes[node.output], _free(writer, node))
+
+
 def repeated(writer: Writer, x: Value, shape: Sequence[int], free: frozenset[int]) -> Value:
     """BROADCAST_TO a shape of the same rank."""
     if tuple(shape) == x.shape:
@@ -151,21 +162,6 @@ def repeated(writer: Writer, x: Value, shape: Sequence[int], free: frozenset[int
     if free:
         writer.resizable = False
     return writer.moved("BROADCAST_TO", [x, writer.integers(list(shape))], shape, free, x)
-
-
-@lowers("max")
-def reduce_max(writer: Writer, node: Node) -> Value:
-    """REDUCE_MAX."""
-    x = writer.input(node)
-    axes = [axis % len(x.shape) for axis in node.attributes["axes"]]
-    if not axes:
-        return x
-    kept = [axis for axis in range(len(x.shape)) if axis not in axes]
-    if x.free & set(axes):
-        writer.resizable = False
-    free = frozenset(kept.index(axis) for axis in x.free if axis in kept)
-    shape = [x.shape[axis] for axis in kept]
-    return writer.moved("REDUCE_MAX", [x, writer.integers(sorted(axes))], shape, free, x, keepDims=False)
 
 
 @lowers("clamp")

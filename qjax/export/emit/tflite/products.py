@@ -189,17 +189,12 @@ def _surrounded(
     if not any(map(any, padding)):
         return x, "VALID"
     if all(
-        tuple(padding[d]) == same_padding(x.shape[d + 1], window[d], strides[d], dilation[d]) and (d + 1) not in x.free
+        tuple(padding[d]) == layouts.same_padding(x.shape[d + 1], window[d], strides[d], dilation[d])
+        and (d + 1) not in x.free
         for d in range(2)
     ):
         return x, "SAME"
     return padded(writer, x, [(0, 0), *padding, (0, 0)], x.zero_point), "VALID"
-
-
-def same_padding(size: int, window: int, stride: int, dilation: int = 1) -> tuple[int, int]:
-    """TFLite's SAME: as little as gives ceil(size / stride) outputs, the odd one behind."""
-    total = max((-(-size // stride) - 1) * stride + (window - 1) * dilation + 1 - size, 0)
-    return total // 2, total - total // 2
 
 
 def _weighted(

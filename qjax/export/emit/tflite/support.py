@@ -51,8 +51,8 @@ def problems_of(graph: Graph) -> Problems:
     for name in (*graph.inputs, *(node.output for node in graph.nodes)):
         tensor = graph.tensors[name]
         if tensor.quantization is None:
-            if tensor.dtype != "int32":
-                found.add_tensor(name, f"indices of {tensor.dtype}", "Give indices as int32")
+            if tensor.dtype not in ("int32", "bool"):
+                found.add_tensor(name, f"integers of {tensor.dtype}", "Give indices as int32, masks as booleans")
         elif tensor.dtype not in ("int8", "int16"):
             found.add_tensor(name, f"codes of {tensor.dtype}", _CURE_SIGNED)
         elif tensor.dtype == "int16" and np.any(np.asarray(tensor.quantization.zero_point)):

@@ -6,16 +6,21 @@ CAST, MUL and ADD of int32 and looked up by GATHER, all exact everywhere.
 """
 
 import math
+from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
 
+from qjax import targets
 from qjax.export import interpreter
 from qjax.export.emit.tflite.moves import repeated
+from qjax.export.emit.tflite.numbers import as_dtype, combined, halved, scanned, without
 from qjax.export.emit.tflite.problems import Unsupported
 from qjax.export.emit.tflite.support import MICRO
-from qjax.export.emit.tflite.writer import Value, Writer
+from qjax.export.emit.tflite.writer import Value, Writer, lowers
 from qjax.export.ir import Node
+from qjax.numerics.elementary import Expression
+from qjax.numerics.tables import GEMMLOWP_GRIDS, function_table
 from qjax.ops.epilogue import finish
 
 LARGEST = 2**18
@@ -41,7 +46,39 @@ def unary(writer: Writer, node: Node) -> Value:
     # channel after channel
     table = np.moveaxis(np.asarray(found), 0, -1).reshape(-1)
     offsets = (np.arange(channels, dtype=np.int32) * size - info.min).reshape(tail or (1,))
-    return _looked_up(writer, node, _plus(writer, _index(writer, x), offsets), table)
+    return _looked_up(writer, node, _plus(writer, as_dtype(writer, x, "int32"), offsets), table)
+
+
+@lowers("table")
+def table(writer: Writer, node: Node) -> Value:
+    """LOGISTIC or TANH where the target's own kernel holds the node's codes, else a look-up."""
+    x, (dtype, quantization) = writer.input(node), writer.grid(node)
+    expression = Expression.from_json(node.attributes["expression"])
+    if _is_native(writer, node, expression.bare):
+        assert expression.bare is not None
+        result = writer.apply(expression.bare.upper(), [x], x.shape, x.free, dtype, quantization)
+        return writer.bounded(node, result)
+    info = np.iinfo(x.dtype)
+    codes = jnp.arange(info.min, info.max + 1, dtype=x.dtype)
+    held = interpreter.run_node(writer.graph, node, writer.prepared[node.name], [codes])
+    index = _plus(writer, as_dtype(writer, x, "int32"), np.asarray([-info.min], np.int32))
+    return _looked_up(writer, node, index, np.asarray(held))
+
+
+def _is_native(writer: Writer, node: Node, name: str | None) -> bool:
+    x, y = writer.graph.tensors[node.inputs[0]], writer.graph.tensors[node.output]
+    if name not in GEMMLOWP_GRIDS or x.dtype != "int8" or y.dtype != "int8":
+        return False
+    assert name is not None
+    assert x.quantization is not None
+    assert y.quantization is not None
+    scale, zero_point = np.float32(y.quantization.scale), int(np.asarray(y.quantization.zero_point))
+    if (float(scale), zero_point) != GEMMLOWP_GRIDS[name] or (x.quantization.qmin, x.quantization.qmax) != (-128, 127):
+        return False
+    method = targets.get(writer.graph.target).tables
+    x_grid = np.float32(x.quantization.scale), int(np.asarray(x.quantization.zero_point))
+    own = function_table(method, name, *x_grid, scale, zero_point)
+    return np.array_equal(own, np.asarray(writer.graph.constant(node, "table")))
 
 
 def binary(writer: Writer, node: Node) -> Value:
@@ -63,7 +100,7 @@ def binary(writer: Writer, node: Node) -> Value:
     for x in operands:
         rank = len(shape) - len(x.shape)
         ranked = writer.reshape(x, (1,) * rank + x.shape, frozenset(axis + rank for axis in x.free))
-        indices.append(_index(writer, repeated(writer, ranked, shape, free)))
+        indices.append(as_dtype(writer, repeated(writer, ranked, shape, free), "int32"))
     rows = writer.moved("MUL", [indices[0], writer.integers([256])], shape, free, indices[0])
     both = writer.moved("ADD", [rows, indices[1]], shape, free, rows)
     return _looked_up(writer, node, _plus(writer, both, np.asarray([128 * 257], np.int32)), table)
@@ -75,43 +112,81 @@ def summed(writer: Writer, node: Node) -> Value:
     axes = sorted(axis % len(x.shape) for axis in node.attributes["axes"])
     if x.free & set(axes):
         raise Unsupported("a sum over the batch", "Sum over the axes of one example")
-    count = math.prod(x.shape[axis] for axis in axes)
+    kept = [axis for axis in range(len(x.shape)) if axis not in axes]
+    total, low, high = _centered(writer, writer.transpose(x, [*axes, *kept]), math.prod(x.shape[axis] for axis in axes))
+    for axis in range(len(axes)):
+        total = halved(writer, total, axis, "ADD")
+    return _finished(writer, node, without(writer, total, range(len(axes))), low, high)
+
+
+@lowers("cumulative_sum")
+def cumulative_sum(writer: Writer, node: Node) -> Value:
+    """Sums of int32 in log2(n) steps, then a table."""
+    x = writer.input(node)
+    total, low, high = _centered(writer, x, x.shape[node.attributes["axis"]])
+    return _finished(writer, node, scanned(writer, node, total, "ADD", 0), min(low, 0), max(high, 0))
+
+
+@lowers("number")
+def number(writer: Writer, node: Node) -> Value:
+    """A table of the integers whose codes are no bound of the output."""
+    info = np.iinfo(np.int32)
+    return _finished(writer, node, writer.input(node), info.min, info.max)
+
+
+def _centered(writer: Writer, x: Value, count: int) -> tuple[Value, int, int]:
+    """Codes less their zero point, int32; the range of a sum of that many."""
     assert x.quantization is not None
     low, high = (count * (bound - x.zero_point) for bound in (x.quantization.qmin, x.quantization.qmax))
+    index = as_dtype(writer, x, "int32")
+    return (_plus(writer, index, np.asarray([-x.zero_point], np.int32)) if x.zero_point else index), low, high
+
+
+def _finished(writer: Writer, node: Node, total: Value, low: int, high: int) -> Value:
+    """Exact sums, int32, as codes: a table of those that are not beyond a bound of the output for every channel."""
     tail = _tail(writer, node)
-    channels, size = math.prod(tail), high - low + 1
+    facts, constants = interpreter.attributes(writer.graph, node), writer.prepared[node.name]
+
+    def codes(first: int, last: int) -> np.ndarray:
+        """Of every sum, (size, *tail)."""
+        sums = np.arange(first, last + 1, dtype=np.int64).astype(np.int32).reshape(-1, *(1,) * len(tail))
+        given = jnp.asarray(np.broadcast_to(sums, (last - first + 1, *tail)))
+        return np.asarray(finish([given], constants, facts))
+
+    first, last = _distinct(codes, low, high)
+    channels, size = math.prod(tail), last - first + 1
     if channels * size > LARGEST:
         raise Unsupported(
-            f"a sum over {count} codes that is no average of them, or with {channels} factors behind it",
+            f"a sum of {size} different values that is no average, or with {channels} factors behind it",
             "No operator of TFLite computes it: divide by the number of elements, and put a quantizer behind",
         )
-    sums = np.arange(low, high + 1, dtype=np.int32).reshape(size, *(1,) * len(tail))
-    facts = interpreter.attributes(writer.graph, node)
-    given = jnp.asarray(np.broadcast_to(sums, (size, *tail)))
-    found = finish([given], writer.prepared[node.name], facts)
-    table = np.moveaxis(np.asarray(found), 0, -1).reshape(-1)
-    kept = [axis for axis in range(len(x.shape)) if axis not in axes]
-    free = frozenset(kept.index(axis) for axis in x.free)
-    index = _index(writer, writer.transpose(x, [*axes, *kept]))
-    rows = writer.reshape(index, (count, *index.shape[len(axes) :]), frozenset(1 + axis for axis in free))
-    total = writer.reshape(_added(writer, rows), [x.shape[axis] for axis in kept], free)
-    offsets = (np.arange(channels, dtype=np.int32) * size - low - count * x.zero_point).reshape(tail or (1,))
+    if first > low:
+        total = combined(writer, "MAXIMUM", [total, writer.integers([first])])
+    if last < high:
+        total = combined(writer, "MINIMUM", [total, writer.integers([last])])
+    table = np.moveaxis(codes(first, last), 0, -1).reshape(-1)
+    offsets = (np.arange(channels, dtype=np.int32) * size - first).reshape(tail or (1,))
     return _looked_up(writer, node, _plus(writer, total, offsets), table)
 
 
-def _added(writer: Writer, rows: Value) -> Value:
-    """The sum over the first axis, by halves: TFLite Micro has no SUM of int32."""
-    left: list[Value] = []
-    while (count := rows.shape[0]) > 1:
-        half, rest = count // 2, rows.shape[1:]
-        zeros = (0,) * len(rest)
-        if count % 2:
-            left.append(writer.slice(rows, (count - 1, *zeros), (1, *rest)))
-        first, second = (writer.slice(rows, (start, *zeros), (half, *rest)) for start in (0, half))
-        rows = writer.moved("ADD", [first, second], first.shape, first.free, first)
-    for one in left:
-        rows = writer.moved("ADD", [rows, one], rows.shape, rows.free, rows)
-    return rows
+def _distinct(codes: Callable[[int, int], np.ndarray], low: int, high: int) -> tuple[int, int]:
+    """The sums of a monotone function but for those whose code is that of an end."""
+    found: list[int] = []
+    for end, other in ((low, high), (high, low)):
+        bound = codes(end, end)
+        # the farthest sum from the end that still has its code
+        same, different = end, other
+        if np.array_equal(codes(other, other), bound):
+            found.append(end)
+            continue
+        while abs(different - same) > 1:
+            middle = (same + different) // 2
+            if np.array_equal(codes(middle, middle), bound):
+                same = middle
+            else:
+                different = middle
+        found.append(same)
+    return found[0], max(found[0], found[1])
 
 
 def _tail(writer: Writer, node: Node) -> tuple[int, ...]:
@@ -122,11 +197,6 @@ def _tail(writer: Writer, node: Node) -> tuple[int, ...]:
 
 def _scalars(writer: Writer, node: Node) -> dict[str, np.ndarray]:
     return {role: np.asarray(value).reshape(()) for role, value in writer.prepared[node.name].items()}
-
-
-def _index(writer: Writer, x: Value) -> Value:
-    kinds = {"inDataType": x.dtype, "outDataType": "int32"}
-    return writer.apply("CAST", [x], x.shape, x.free, "int32", None, **kinds)
 
 
 def _plus(writer: Writer, index: Value, offsets: np.ndarray) -> Value:

@@ -18,6 +18,7 @@ from qjax.export import interpreter
 from qjax.export.emit.tflite.problems import Problems, Unsupported
 from qjax.export.emit.tflite.support import MICRO, takes_int4
 from qjax.export.ir import Graph, Node, Quantization, Tensor
+from qjax.export.tflite_schema.activations import activation_codes
 from qjax.export.tflite_schema.file import File, Scales
 
 Lowering = Callable[["Writer", Node], "Value"]
@@ -166,12 +167,21 @@ class Writer:
         free: frozenset[int],
         dtype: str,
         quantization: Quantization | None,
+        other: tuple[int, tuple[str, Quantization | None]] | None = None,
         **options: Any,
     ) -> Value:
-        """Append an operator with one output."""
+        """Append an operator; the output that is used.
+
+        other: of an operator with a second output of that shape, the place of the one that is used (0 or 1), and dtype
+        and quantization of the other one.
+        """
+        outputs: list[Value] = []
+        if other is not None:
+            outputs.append(self._value(self._fresh(), tuple(shape), free, *other[1]))
         value = self._value(self._fresh(), tuple(shape), free, dtype, quantization)
+        outputs.insert(0 if other is None else other[0], value)
         indices = [one if isinstance(one, int) else one.index for one in inputs]
-        self.file.operator(operator, indices, [value.index], **options)
+        self.file.operator(operator, indices, [one.index for one in outputs], **options)
         return value
 
     def moved(
@@ -215,8 +225,19 @@ class Writer:
             return self._reshape(x, tuple(shape), frozenset(order.index(axis) for axis in x.free))
         if len(order) > (5 if self.graph.target in MICRO else 6):
             return self._transpose_merged(x, order)
+        if self.graph.target in MICRO and x.dtype in ("bool", "int32"):
+            return self._transpose_numbers(x, order)
         free = frozenset(order.index(axis) for axis in x.free)
         return self.moved("TRANSPOSE", [x, self.integers(order)], shape, free, x)
+
+    def _transpose_numbers(self, x: Value, order: list[int]) -> Value:
+        """TFLite Micro transposes codes only: booleans as such."""
+        if x.dtype != "bool":
+            raise Unsupported(f"a transposition of {x.dtype}", "TFLite Micro has none: transpose the codes before")
+        kinds: dict[str, Any] = {"inDataType": "bool", "outDataType": "int8"}
+        turned = self.transpose(self.apply("CAST", [x], x.shape, x.free, "int8", None, **kinds), order)
+        kinds = {"inDataType": "int8", "outDataType": "bool"}
+        return self.apply("CAST", [turned], turned.shape, turned.free, "bool", None, **kinds)
 
     def _transpose_merged(self, x: Value, order: list[int]) -> Value:
         """A transposition of many axes: those that stay neighbours become one, those of one element go."""
@@ -254,7 +275,7 @@ class Writer:
             return x
         shape = [size + low + high for size, (low, high) in zip(x.shape, added, strict=True)]
         pads = self.constant(np.asarray(added, np.int32), "int32")
-        if fill == x.zero_point:
+        if fill == (0 if x.quantization is None else x.zero_point):
             return self.moved("PAD", [x, pads], shape, x.free, x)
         # its quantization must be that of the input
         value = self.constant(np.asarray([fill], x.dtype), x.dtype, x.quantization)
@@ -293,7 +314,7 @@ class Writer:
 
     def bounded(self, node: Node, x: Value, activation: str | None = "NONE") -> Value:
         """Clamp the codes to the bounds that `activation` (None: the operator cannot have one) left."""
-        low, high = self._bounds(node)
+        low, high = self.bounds(node)
         dtype, quantization = self.grid(node)
         info = np.iinfo(dtype)
         done_low, done_high = (info.min, info.max)
@@ -309,7 +330,8 @@ class Writer:
         limit = self.constant(np.asarray([bound] if x.shape else bound, x.dtype), x.dtype, quantization)
         return self.moved(operator, [x, limit], x.shape, x.free, x)
 
-    def _bounds(self, node: Node) -> tuple[int, int]:
+    def bounds(self, node: Node) -> tuple[int, int]:
+        """The least and the greatest code of a node."""
         _, quantization = self.grid(node)
         assert quantization is not None
         low, high = quantization.qmin, quantization.qmax
@@ -321,12 +343,12 @@ class Writer:
         return low, high
 
     def _fused(self, node: Node) -> tuple[str, tuple[int, int]]:
-        low, high = self._bounds(node)
+        low, high = self.bounds(node)
         dtype, quantization = self.grid(node)
         assert quantization is not None
         info = np.iinfo(dtype)
-        for activation, bounds in (("RELU6", (0.0, 6.0)), ("RELU_N1_TO_1", (-1.0, 1.0)), ("RELU", (0.0, None))):
-            codes = _codes(bounds, quantization, info.min, info.max)
+        for activation in ("RELU6", "RELU_N1_TO_1", "RELU"):
+            codes = activation_codes(activation, quantization.scale, quantization.zero_point, info.min, info.max)
             if codes is None or codes[0] > low or codes[1] < high:
                 # it would cut off codes that the node has
                 continue
@@ -355,25 +377,6 @@ class Writer:
             if name not in self._names:
                 self._names.add(name)
                 return name
-
-
-def _codes(bounds: tuple[float, float | None], q: Quantization, low: int, high: int) -> tuple[int, int] | None:
-    """The codes that runtimes give an activation's bounds; None where they disagree (half away, half to even)."""
-    scale, zero_point = np.float32(np.asarray(q.scale)), int(np.asarray(q.zero_point))
-    found: list[int] = []
-    for bound, end in zip(bounds, (low, high), strict=True):
-        if bound is None:
-            found.append(end)
-            continue
-        with np.errstate(over="ignore"):
-            quotient = float(np.float32(bound) / scale)
-        if not math.isfinite(quotient):
-            return None
-        away = math.floor(abs(quotient) + 0.5) * (1 if quotient >= 0 else -1)
-        if away != round(quotient):
-            return None
-        found.append(min(max(away + zero_point, low), high))
-    return found[0], found[1]
 
 
 def _shapes(graph: Graph, batch: int, prepared: Any) -> dict[str, tuple[int, ...]]:

@@ -29,7 +29,17 @@ from qjax.export.read.onnx.model import Model, model_of, parse
 from qjax.export.read.onnx.walk import Walk
 from qjax.export.retarget import retarget
 
-_HANDLERS = ("quantizers", "products", "elementwise", "moves", "folding")
+_HANDLERS = (
+    "quantizers",
+    "products",
+    "transposed",
+    "elementwise",
+    "functions",
+    "choices",
+    "moves",
+    "spaces",
+    "folding",
+)
 _OWN = ("qjax.export.read.onnx_integer", "qjax.export.read.onnx_codes")
 """Readers of what qjax wrote itself; None from one: the file was changed since, and is read as any other."""
 _SIZES = (251, 257)

@@ -42,11 +42,16 @@ class Grid:
 
     def code(self, bound: float) -> int:
         """The code of a real number, as QuantizeLinear makes it."""
+        return int(self.codes(np.float32(bound)))
+
+    def codes(self, numbers: Any) -> NDArray[np.int32]:
+        """The same of an array of numbers."""
         assert self.scale is not None
         bits = 16 if self.dtype.endswith("16") else 8
         spec = QSpec(bits, signed=self.dtype.startswith("int"), symmetric=False, narrow_range=False)
         params = QParams(np.asarray(self.scale), np.int32(self.zero_point), spec)
-        return int(quantize(np.float32(bound), params, quantization="division"))
+        found = quantize(np.asarray(numbers, np.float32), params, quantization="division")
+        return np.asarray(found, np.int32)
 
 
 @dataclasses.dataclass(eq=False)

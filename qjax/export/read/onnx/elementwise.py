@@ -124,20 +124,20 @@ def _pair(walk: Walk, node: OnnxNode, left: Real, right: Real, op: str, attribut
     if node.op == "Add" and math.prod(shapes[0]) == 1 != math.prod(shapes[1]):
         # the runtime's kernel exchanges the two where the left one is a single element
         names, shapes = names[::-1], shapes[::-1]
-    aligned = tuple(_aligned(walk, name, len(shape)) for name in names)
-    return Pending(op, node.outputs[0], tuple(shape), aligned, attributes)
+    in_rank = tuple(aligned(walk, name, len(shape)) for name in names)
+    return Pending(op, node.outputs[0], tuple(shape), in_rank, attributes)
 
 
-def _aligned(walk: Walk, name: str, rank: int) -> str:
+def aligned(walk: Walk, name: str, rank: int) -> str:
     """The tensor with leading axes of 1, as the graph's operations ask for operands of one rank."""
     shape, draft = walk.draft.shape(name), walk.draft
     if len(shape) == rank:
         return name
     full = (1,) * (rank - len(shape)) + shape
-    entry, grid = draft.tensors[name], draft.grid(name)
+    entry = draft.tensors[name]
     if entry.value is not None:
-        return draft.constant(draft.fresh(f"{name}/aligned"), entry.value.reshape(full), None, grid)
-    reshaped = draft.tensor(draft.fresh(f"{name}/aligned"), full, grid)
+        return draft.constant(draft.fresh(f"{name}/aligned"), entry.value.reshape(full), None, entry.grid)
+    reshaped = draft.tensor(draft.fresh(f"{name}/aligned"), full, entry.grid, entry.dtype)
     return draft.node("reshape", (name,), reshaped, {"shape": list(full)})
 
 

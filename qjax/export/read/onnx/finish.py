@@ -61,6 +61,8 @@ def _drops(value: Pending) -> bool:
 def _operation(walk: Walk, value: Pending, name: str, grid: Grid) -> str:
     draft = walk.draft
     constants = _clamps(walk, value, name, grid)
+    if value.write is not None:
+        return value.write(walk, value, name, grid, constants)
     if value.op == "embed":
         return _lookup(walk, value, name, grid, constants)
     if value.op == "concatenate":
@@ -224,6 +226,7 @@ def _bias(bias: Known | Weight, s_x: NDArray[Any], s_w: NDArray[Any], value: Pen
             raise Unsupported(
                 f"the bias {bias.name!r} has codes of type {bias.stored}: int32 without a zero point, please"
             )
+        # the runtime adds the codes whatever their scale says; another scale altogether is another model
         if not np.allclose(scale, step, rtol=1e-4, atol=0):
             raise Unsupported(
                 f"the bias {bias.name!r} has the scale {scale.ravel()[:1]}; that of the input times that of the weight "

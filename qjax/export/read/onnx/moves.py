@@ -188,12 +188,20 @@ def _slice(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
     if not len(axes) == len(steps) == len(starts):
         raise ReadError(f"{node.title}: expected as many starts as ends, axes and steps.")
     start, limit, strides = [0] * len(shape), list(shape), [1] * len(shape)
+    reversed_: list[int] = []
     for axis, low, high, step in zip(axes, starts, ends, steps, strict=True):
         axis = axis_of(node, axis, len(shape))
-        if step < 1:
-            raise Unsupported("counts backwards")
+        if step == 0:
+            raise ReadError(f"{node.title}: counts in steps of 0.")
         low, high, _ = slice(low, high, step).indices(shape[axis])
+        if step < 0:
+            # the same elements in the mirror: the place p is n - 1 - p there
+            reversed_.append(axis)
+            low, high, step = shape[axis] - 1 - low, shape[axis] - 1 - high, -step
         start[axis], limit[axis], strides[axis] = low, max(low, high), step
+    if reversed_:
+        inner = dataclasses.replace(node, outputs=(walk.draft.fresh(f"{node.outputs[0]}/reversed"),))
+        x = moved(walk, inner, x, "reverse", {"axes": sorted(reversed_)}, shape)
     after = [-(-(stop - low) // step) for low, stop, step in zip(start, limit, strides, strict=True)]
     attributes = {"start": start, "limit": limit, "strides": strides}
     return [moved(walk, node, x, "slice", attributes, after)]
@@ -266,12 +274,13 @@ def _expand(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
     return [moved(walk, node, x, "broadcast", {"shape": list(shape), "dimensions": dimensions}, shape)]
 
 
-@handles("ReduceMax")
+@handles("ReduceMax", "ReduceMin")
 def _reduce_max(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
     x = first(node, inputs)
     shape = walk.shape(x)
     axes = known_ints(node, inputs, 1, "axes") or list(range(len(shape)))
-    return [_maximum(walk, node, x, sorted(axis_of(node, a, len(shape)) for a in axes), node.get("keepdims", 1) != 0)]
+    chosen = sorted(axis_of(node, axis, len(shape)) for axis in axes)
+    return [_maximum(walk, node, x, chosen, node.get("keepdims", 1) != 0)]
 
 
 @handles("GlobalMaxPool")
@@ -281,47 +290,10 @@ def _global_max(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
 
 
 def _maximum(walk: Walk, node: OnnxNode, x: Value, axes: list[int], keep: bool) -> Value:
-    shape = walk.shape(x)
+    shape, op = walk.shape(x), "min" if node.op == "ReduceMin" else "max"
     reduced = [n for a, n in enumerate(shape) if a not in axes]
     if not keep:
-        return moved(walk, node, x, "max", {"axes": axes}, reduced)
-    inner = dataclasses.replace(node, outputs=(walk.draft.fresh(f"{node.outputs[0]}/max"),))
+        return moved(walk, node, x, op, {"axes": axes}, reduced)
+    inner = dataclasses.replace(node, outputs=(walk.draft.fresh(f"{node.outputs[0]}/{op}"),))
     kept = [1 if a in axes else n for a, n in enumerate(shape)]
-    return moved(walk, node, moved(walk, inner, x, "max", {"axes": axes}, reduced), "reshape", {"shape": kept}, kept)
-
-
-@handles("Gather")
-def _gather(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
-    if len(inputs) != 2 or inputs[0] is None or inputs[1] is None:
-        raise ReadError(f"{node.title}: expected two inputs.")
-    x, indices = inputs
-    assert x is not None
-    shape = walk.shape(x)
-    axis = axis_of(node, node.get("axis", 0), len(shape))
-    if isinstance(x, Weight) and isinstance(indices, Codes) and axis == 0:
-        kernel = walk.constant(x)
-        table, positions = walk.draft.tensors[kernel], walk.draft.tensors[indices.tensor]
-        if positions.grid is not None:
-            raise Unsupported("its indices are codes of a grid")
-        assert table.grid is not None
-        rows = (*positions.shape, *shape[1:])
-        return [Pending("embed", node.outputs[0], rows, (indices.tensor,), table=kernel)]
-    if (
-        isinstance(indices, Known)
-        and indices.value.dtype.kind == "i"
-        and indices.value.size == 1
-        and not isinstance(x, Weight)
-    ):
-        index = int(indices.value.reshape(()))
-        index = index + shape[axis] if index < 0 else index
-        if not 0 <= index < shape[axis]:
-            raise ReadError(f"{node.title}: index {index} is none of {shape[axis]}.")
-        start = [index if a == axis else 0 for a in range(len(shape))]
-        limit = [index + 1 if a == axis else n for a, n in enumerate(shape)]
-        attributes = {"start": start, "limit": limit, "strides": [1] * len(shape)}
-        after = [1 if a == axis else n for a, n in enumerate(shape)]
-        inner = dataclasses.replace(node, outputs=(walk.draft.fresh(f"{node.outputs[0]}/slice"),))
-        picked = moved(walk, inner, x, "slice", attributes, after)
-        final = [*shape[:axis], *indices.value.shape, *shape[axis + 1 :]]
-        return [moved(walk, node, picked, "reshape", {"shape": final}, final)]
-    raise Unsupported("picks by anything but one constant index, or a table's rows by an input")
+    return moved(walk, node, moved(walk, inner, x, op, {"axes": axes}, reduced), "reshape", {"shape": kept}, kept)

@@ -5,6 +5,7 @@ the first and the last is no tensor of qjax's graph; it is one of the classes he
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -112,6 +113,10 @@ class Pending:
     cast: bool = False
     keepdims: tuple[int, ...] | None = None
     """The result with axes of size 1 where a mean has none; a reshape makes them, unless a later one drops them."""
+    write: Callable[..., str] | None = None
+    """What makes the nodes, where `finish` does not: (walk, value, name, grid, clamps by role) -> the tensor."""
+    grid: Any = None
+    """The grid on which the codes stand anyway, without a quantizer behind them; None: there is none."""
 
     @property
     def last_shape(self) -> tuple[int, ...]:

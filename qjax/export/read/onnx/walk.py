@@ -125,12 +125,14 @@ class Walk:
         shape = tuple(size if isinstance(size, int) else self.batch for size in port.dims)
         if port.type in ("float32", "float16"):
             return FloatInput(port.name, shape)
-        if port.type == "int64":
-            self.order[port.name] = self.draft.tensor(port.name, shape, None)
+        if port.type in ("int64", "bool"):
+            kind = "bool" if port.type == "bool" else None
+            self.order[port.name] = self.draft.tensor(port.name, shape, None, kind)
             return Codes(port.name)
         if port.type not in CODES:
             raise ReadError(
-                f"input {port.name!r}: expected float32, int8, uint8, int16, uint16 or int64 indices, got {port.type}."
+                f"input {port.name!r}: expected float32, int8, uint8, int16, uint16, bool or int64 indices, got "
+                f"{port.type}."
             )
         self.order[port.name] = self.draft.tensor(
             port.name, shape, Grid(port.type) if port.type != "int32" else None, port.type
@@ -263,6 +265,8 @@ class Walk:
             grid = self.draft.grid(parts[0])
             if not all(self.draft.grid(part).same(grid) for part in parts):
                 return value
+        elif value.grid is not None:
+            grid = value.grid
         else:
             return value
         tensor = self.finisher.finish(self, value, value.last_name, grid)

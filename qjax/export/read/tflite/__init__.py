@@ -26,7 +26,7 @@ from qjax.export.read.tflite.walk import Walk, needed
 from qjax.export.retarget import retarget
 from qjax.export.tflite_schema.file import METADATA
 
-_HANDLERS = ("products", "clamps", "arithmetic", "moves")
+_HANDLERS = ("products", "clamps", "arithmetic", "moves", "functions", "choices")
 _SIZES = (251, 257)
 """How many times the file's batch two readings have, whose differences follow the batch."""
 
@@ -62,9 +62,9 @@ def read(
         graph = own.read(model)
         return graph if target is None else retarget(graph, target)
     chosen = targets.get(DEFAULT if target is None else target)
-    graph, marks = _read(model, _wanted(model, outputs), chosen)
+    graph, walk = _read(model, _wanted(model, outputs), chosen)
     try:
-        return targeted(remove_dead(graph), marks, chosen)
+        return targeted(remove_dead(graph), walk.marks, walk.functions, chosen)
     except GraphError:
         raise
     except ValueError as error:
@@ -87,7 +87,7 @@ def _wanted(model: Model, outputs: Sequence[str] | None) -> list[int]:
     return found
 
 
-def _read(model: Model, wanted: list[int], target: targets.Target) -> tuple[Graph, dict[str, str]]:
+def _read(model: Model, wanted: list[int], target: targets.Target) -> tuple[Graph, Walk]:
     walk = Walk(model, wanted)
     graph = walk.run()
     problems = list(walk.problems)
@@ -97,7 +97,7 @@ def _read(model: Model, wanted: list[int], target: targets.Target) -> tuple[Grap
     if problems:
         listed = "\n".join(f"  {line}." for line in problems)
         raise ReadError(f"{len(problems)} parts of the model have no integers here:\n{listed}")
-    return _freed(model, wanted) or graph, walk.marks
+    return _freed(model, wanted) or graph, walk
 
 
 def _freed(model: Model, wanted: list[int]) -> Graph | None:

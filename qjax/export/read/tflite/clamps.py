@@ -65,21 +65,46 @@ def activation(walk: Walk, operator: Operator) -> None:
 
 @reads("MAXIMUM", "MINIMUM")
 def limit(walk: Walk, operator: Operator) -> None:
-    """A clamp, where one side is a single constant on the same grid."""
-    sides = [walk.codes_of(operator, place) for place in (0, 1)]
+    """A clamp, where one side is a single constant, else the greater or the lesser of two; on one grid."""
+    sides = [walk.flowing(operator, place) for place in (0, 1)]
+    if any(x.grid is None for x in sides):
+        _of_integers(walk, operator, sides)
+        return
     held = [walk.tensors[x.name].value if x.name in walk.tensors else None for x in sides]
     places = [i for i in (0, 1) if held[i] is not None and np.size(np.asarray(held[i])) == 1]
     if not places:
-        raise Unsupported("neither side is a single constant", "qjax has no maximum of two tensors")
+        _of_two(walk, operator, sides)
+        return
     place = places[-1]
     x, value = sides[1 - place], int(np.asarray(held[place]).reshape(()))
-    shape = np.broadcast_shapes(x.shape, sides[place].shape)
+    shape = _broadcast(operator, [x, sides[place]])
     walk.same_grid(operator, sides[place], x.quantization)
     name, grid = walk.result(operator, shape)
     walk.same_grid(operator, x, grid)
     x = walk.reshaped(x, shape, f"{name}/input")
     pair = (max(value, grid.qmin), grid.qmax) if operator.name == "MAXIMUM" else (grid.qmin, min(value, grid.qmax))
     walk.node("clamp", [x], name, {}, _bounds(walk, name, grid, pair))
+
+
+def _broadcast(operator: Operator, sides: list[Codes]) -> tuple[int, ...]:
+    try:
+        return np.broadcast_shapes(*(x.shape for x in sides))
+    except ValueError:
+        raise damaged(f"operator {operator.index} ({operator.name}): shapes of its sides") from None
+
+
+def _of_integers(walk: Walk, operator: Operator, sides: list[Codes]) -> None:
+    if any(x.dtype != "int32" for x in sides):
+        raise Unsupported("sides of different types", "Give both sides the same type")
+    name = walk.integers(operator, _broadcast(operator, sides), "int32")
+    walk.node("logic", sides, name, {"function": operator.name[:3].lower()})
+
+
+def _of_two(walk: Walk, operator: Operator, sides: list[Codes]) -> None:
+    name, grid = walk.result(operator, _broadcast(operator, sides))
+    for x in sides:
+        walk.same_grid(operator, x, grid)
+    walk.node("extremum", sides, name, {"function": operator.name[:3].lower()})
 
 
 def clamped(walk: Walk, operator: Operator, x: Codes, constants: dict[str, Any]) -> None:

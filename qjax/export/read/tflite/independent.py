@@ -66,8 +66,18 @@ def _dot(node: Node, shape: Shape, output: Shape) -> bool:
     return node.attributes["weight"] is not None or shape.index(None) not in summed
 
 
+def _along(node: Node, shape: Shape, output: Shape) -> bool:
+    return shape.index(None) != node.attributes["axis"]
+
+
 _RULES: dict[str, Callable[[Node, Shape, Shape], bool]] = {
     "reshape": _reshape,
+    "min": _reduced,
+    "softmax": _reduced,
+    "argument": _along,
+    "top_k": _along,
+    "take": _along,
+    "pad_value": _pad,
     "sum": _reduced,
     "max": _reduced,
     "reverse": _reduced,

@@ -6,11 +6,18 @@ ai-edge-litert 2.3.0 (x86-64) and tflite-micro: 0 mismatches for the one that is
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from qjax import targets
-from qjax.export.ir import Graph
+from qjax.export.ir import Graph, Tensor
 from qjax.export.passes import remove_dead
+from qjax.export.read.errors import ReadError
+from qjax.export.read.tflite.trial import RUNTIMES, Function, codes_of
 from qjax.export.retarget import retarget
+from qjax.numerics.tables import GEMMLOWP_GRIDS
 from qjax.targets.base import Weighted
 
 RELU = "RELU onto another grid"
@@ -60,9 +67,21 @@ def refused(marks: Mapping[str, str], target: targets.Target) -> list[str]:
     ]
 
 
-def targeted(graph: Graph, marks: Mapping[str, str], target: targets.Target) -> Graph:
-    """The graph under a target, its marked nodes under the rules of their kernels."""
-    made = retarget(graph, target)
+def targeted(
+    graph: Graph, marks: Mapping[str, str], functions: Mapping[str, Function], target: targets.Target
+) -> Graph:
+    """The graph under a target, its marked nodes under the rules of their kernels, functions with their tables.
+
+    Raises:
+      ReadError: the kernel of a function, or of a softmax, is not known.
+    """
+    asked = target.name in RUNTIMES
+    unknown = {name: function for name, function in functions.items() if asked and not _has_formula(function)}
+    tables = {name: codes_of(function, target.name) for name, function in unknown.items()}
+    made = retarget(_tabled(graph, functions, tables), target)
+    # a target makes tables of its own for some functions of any codes
+    made = _tabled(made, functions, tables)
+    _check_softmax(made, target)
     rules = _RULES.get(target.name, {})
     for mark in sorted({mark for mark in marks.values() if mark in rules}):
         names = {name for name, own in marks.items() if own == mark}
@@ -72,3 +91,36 @@ def targeted(graph: Graph, marks: Mapping[str, str], target: targets.Target) -> 
         tensors = {name: other.tensors[name] for n in own.values() for name in n.constants.values()}
         made = remove_dead(made.replace(nodes=nodes, tensors={**made.tensors, **tensors}))
     return made
+
+
+def _tabled(graph: Graph, functions: Mapping[str, Function], tables: Mapping[str, NDArray[Any]]) -> Graph:
+    """The graph with these tables, by node."""
+    nodes, tensors = list(graph.nodes), dict(graph.tensors)
+    for index, node in enumerate(nodes):
+        if node.name not in tables:
+            continue
+        function, codes = functions[node.name], tables[node.name]
+        name = f"{node.output}/table"
+        tensors[name] = Tensor(name, codes.shape, str(codes.dtype), None, codes)
+        bounds = [function.x.qmin, function.x.qmax]
+        nodes[index] = dataclasses.replace(
+            node, constants={**node.constants, "table": name}, attributes={**node.attributes, "range": bounds}
+        )
+    return graph.replace(nodes=tuple(nodes), tensors=tensors)
+
+
+def _has_formula(function: Function) -> bool:
+    name = function.operator.lower()
+    grid = float(np.asarray(function.y.scale)), int(np.asarray(function.y.zero_point))
+    return function.dtype == "int8" and GEMMLOWP_GRIDS.get(name) == grid
+
+
+def _check_softmax(graph: Graph, target: targets.Target) -> None:
+    wrong = [node.name for node in graph.nodes if node.op == "softmax" and node.attributes["method"] == "exact"]
+    if wrong and target.name in RUNTIMES:
+        listed = ", ".join(repr(name) for name in wrong)
+        raise ReadError(
+            f"SOFTMAX {listed}: qjax has the bits of {target.name!r} for int8 codes, the output's grid (1/256, -128) "
+            "and at most 4095 of them. Read the part before it, or with target='nearest_even' a softmax that is "
+            "rounded once."
+        )

@@ -92,6 +92,9 @@ class Model:
             packed = np.frombuffer(self.data, np.uint8, end - start, start)
             both = np.stack([packed & 0xF, packed >> 4], axis=1).reshape(-1)[: tensor.size].astype(np.int8)
             return np.where(both > 7, both - np.int8(16), both).reshape(tensor.shape)
+        if tensor.dtype == "bool":
+            # any byte may stand there
+            return np.frombuffer(self.data, np.uint8, tensor.size, start).reshape(tensor.shape) != 0
         kind = np.dtype(tensor.dtype).newbyteorder("<")
         return np.frombuffer(self.data, kind, tensor.size, start).astype(tensor.dtype).reshape(tensor.shape)
 

@@ -342,43 +342,50 @@ def reverse(walk: Walk, operator: Operator) -> None:
 # ---------------------------------------------------------------------------- maxima, padding, rows of a table
 
 
-@reads("REDUCE_MAX")
-def reduce_max(walk: Walk, operator: Operator) -> None:
-    """The greatest code along axes."""
+@reads("REDUCE_MAX", "REDUCE_MIN")
+def extreme(walk: Walk, operator: Operator) -> None:
+    """The greatest or the least code along axes."""
+    op = "max" if operator.name == "REDUCE_MAX" else "min"
     x = walk.codes_of(operator, 0)
     axes = axes_of(walk.numbers(operator, 1), len(x.shape), operator)
     if not all(x.shape[axis] for axis in axes):
-        raise Unsupported("a maximum of nothing", "Take it over axes with elements")
+        raise Unsupported("an extreme of nothing", "Take it over axes with elements")
     rest = [size for axis, size in enumerate(x.shape) if axis not in axes]
     if not operator.options["keep_dims"]:
-        walk.moved(operator, "max", x, rest, axes=axes)
+        walk.moved(operator, op, x, rest, axes=axes)
         return
     flat = walk.between(f"{walk.name_of(operator)}/flat", rest, x)
-    walk.node("max", [x], flat.name, {"axes": axes})
+    walk.node(op, [x], flat.name, {"axes": axes})
     shape = [1 if axis in axes else size for axis, size in enumerate(x.shape)]
     walk.moved(operator, "reshape", flat, shape, shape=shape)
 
 
 @reads("PAD", "PADV2")
 def pad(walk: Walk, operator: Operator) -> None:
-    """Zeros around the codes, or the lowest code."""
+    """Codes around the codes."""
     x = walk.codes_of(operator, 0)
     pairs = walk.numbers(operator, 1)
     if pairs.shape != (len(x.shape), 2) or (pairs < 0).any():
         raise _bad(operator, f"a padding of shape {pairs.shape} around {x.shape}")
     padding = [[int(low), int(high), 0] for low, high in pairs]
-    lowest = False
+    lowest, code = False, None
     if walk.has(operator, 2):
         value = walk.codes_of(operator, 2)
         walk.same_grid(operator, value, x.quantization)
         held = walk.tensors[value.name].value
         code = None if held is None or np.size(held) != 1 else int(np.asarray(held).reshape(()))
         lowest = code == x.quantization.qmin
-        if code is None or (code != x.zero_point and not lowest):
-            raise Unsupported(f"it pads with the code {code}", "qjax pads with zero or with the lowest code")
-        lowest = code != x.zero_point
+        if code is None:
+            raise Unsupported("it pads with codes that are computed", "Give one constant")
+        lowest = lowest and code != x.zero_point
     shape = [low + size + high for size, (low, high, _) in zip(x.shape, padding, strict=True)]
     walk.bounded(operator, shape)
+    if code is not None and code != x.zero_point and not lowest:
+        name, grid = walk.result(operator, shape)
+        walk.same_grid(operator, x, grid)
+        value = walk.constant(f"{name}/value", np.asarray(code, np.int32))
+        walk.node("pad_value", [x], name, {"padding": padding}, {"value": value})
+        return
     walk.moved(operator, "pad", x, shape, padding=padding, lowest=lowest)
 
 
@@ -386,16 +393,14 @@ def pad(walk: Walk, operator: Operator) -> None:
 def rows(walk: Walk, operator: Operator) -> None:
     """Rows of a constant table, by indices that flow."""
     table, indices = (0, 1) if operator.name == "GATHER" else (1, 0)
-    if operator.name == "GATHER" and (operator.options["axis"] or operator.options["batch_dims"]):
-        raise Unsupported("it gathers along another axis than the first", "Turn the table before")
+    if operator.name == "GATHER" and operator.options["batch_dims"]:
+        raise Unsupported("it gathers rows of its own for every example", "Gather along one axis for all of them")
     if operator.name == "GATHER" and walk.numbers_of(operator, 0) is not None:
         raise Unsupported("it gathers whole numbers", NUMBERS)
     held, index = walk.operand(operator, table), walk.operand(operator, indices)
-    if held.span is None or index.index not in walk.codes:
-        raise Unsupported(
-            "it takes rows of a tensor that is computed, or rows that never change",
-            "Indices must be the model's input (int32), the table a constant; or use slices",
-        )
+    if held.span is None or index.index not in walk.codes or (operator.name == "GATHER" and operator.options["axis"]):
+        _taken(walk, operator, table, indices)
+        return
     x = walk.codes[index.index]
     if x.grid is not None or not held.shape or not held.size:
         raise _bad(operator, f"indices of {x.dtype} in a table of {held.shape}")
@@ -403,6 +408,39 @@ def rows(walk: Walk, operator: Operator) -> None:
     name, own = walk.result(operator, (*x.shape, *held.shape[1:]))
     walk.same_grid(operator, Codes(held.name, held.shape, held.dtype, grid), own)
     walk.node("embed", [x], name, {}, {"kernel": walk.held(operator, table, walk.array(held), grid)})
+
+
+def _taken(walk: Walk, operator: Operator, table: int, indices: int) -> None:
+    """Slices of a tensor that flows, or along another axis."""
+    x, index = walk.flowing(operator, table), walk.operand(operator, indices)
+    axis = axis_of(operator.options["axis"] if operator.name == "GATHER" else 0, len(x.shape), operator)
+    count = x.shape[axis]
+    if index.index in walk.codes:
+        chosen = walk.flowing(operator, indices)
+        if chosen.grid is not None or chosen.dtype != "int32" or not count:
+            raise _bad(operator, f"indices of {chosen.dtype} in {x.shape}")
+    else:
+        known = walk.numbers(operator, indices)
+        if ((known < 0) | (known >= count)).any():
+            raise _bad(operator, f"indices out of an axis of {count}")
+        name = walk.constant(f"{walk.name_of(operator)}/rows", known.astype(np.int32))
+        chosen = Codes(name, known.shape, "int32", None)
+    wide = (*chosen.shape, 1)
+    name = f"{walk.name_of(operator)}/indices"
+    value = walk.tensors[chosen.name].value
+    if value is None:
+        chosen = walk.reshaped(chosen, wide, name)
+    else:
+        chosen = Codes(walk.constant(name, np.asarray(value).reshape(wide)), wide, "int32", None)
+    shape = [*x.shape[:axis], *wide[:-1], *x.shape[axis + 1 :]]
+    walk.bounded(operator, shape)
+    attributes = {"axis": axis, "places": list(range(axis, axis + len(wide) - 1))}
+    if x.grid is None:
+        output = walk.integers(operator, shape, x.dtype)
+    else:
+        output, grid = walk.result(operator, shape)
+        walk.same_grid(operator, x, grid)
+    walk.node("take", [x, chosen], output, attributes)
 
 
 # ---------------------------------------------------------------------------- whole numbers

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from qjax import targets
 from qjax.export import interpreter, strict_json
 from qjax.export.check import check_integer
-from qjax.export.ir import Graph, Node, Quantization, Tensor
+from qjax.export.ir import INTEGER_DTYPES, Graph, Node, Quantization, Tensor
 from qjax.export.read.errors import ReadError
 from qjax.export.read.tflite.model import FileTensor, Model, parse
 from qjax.export.retarget import retarget
@@ -142,7 +142,8 @@ class _Claims:
                     found[name] = self._data(name)
             constants = entry["constants"]
             for role, value in entry.get("values", {}).items():
-                found[constants[role]] = np.asarray(value, np.int32).reshape(self.claimed[constants[role]][1])
+                _, shape, dtype, _ = self.claimed[constants[role]]
+                found[constants[role]] = _listed(value, dtype).reshape(shape)
             if "kernel" in constants:
                 found[constants["kernel"]] = self._kernel(entry)
             if "bias" in constants:
@@ -206,6 +207,16 @@ class _Claims:
         batched = any(None in bare.tensors[name].shape for name in bare.inputs)
         if batched and min(sizes) and any(size % min(sizes) for size in sizes):
             raise ValueError(f"batches of {sorted(sizes)}")
+
+
+def _listed(value: Any, dtype: str) -> NDArray[Any]:
+    """Numbers of a document as integers of that type."""
+    if dtype not in INTEGER_DTYPES:
+        raise ValueError(f"constants of {dtype}")
+    numbers = np.asarray(value, np.int64)
+    if not np.array_equal(numbers, numbers.astype(dtype)):
+        raise ValueError(f"constants beyond {dtype}")
+    return numbers.astype(dtype)
 
 
 def batch_of(graph: Graph, model: Model) -> int:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from qjax.export.ir import INTEGER_DTYPES, Graph, Node, Quantization, Tensor
 from qjax.export.read.tflite.flatbuffer import damaged
 from qjax.export.read.tflite.model import MAX_ELEMENTS, FileTensor, Model, Operator
+from qjax.export.read.tflite.trial import Function
 
 Handler = Callable[["Walk", Operator], None]
 
@@ -26,6 +27,8 @@ CODES = ("int8", "uint8", "int16")
 """What activations may be."""
 
 WHOLE_NUMBERS = ("int32", "int64")
+INTEGERS = ("int32", "bool")
+"""What else may flow: indices and masks."""
 KNOWN_ELEMENTS = 4096
 """Whole numbers that are computed at reading (shapes, axes) are few."""
 
@@ -99,6 +102,8 @@ class Walk:
         """Float outputs, by the codes that they stand for."""
         self.marks: dict[str, str] = {}
         """Nodes whose kernels may round in a way of their own, see `kernels`."""
+        self.functions: dict[str, Function] = {}
+        """Nodes that are tables of what the runtime's kernel computes."""
         self.problems: list[str] = []
         self._wanted = list(outputs)
         self._arrays: dict[int, NDArray[Any]] = {}
@@ -159,9 +164,9 @@ class Walk:
             return
         shape = self.scaled(tensor) if tensor.index in self._batched else tensor.shape
         grid = self.grid(tensor) if tensor.dtype in CODES and tensor.scale.size else None
-        if grid is None and tensor.dtype != "int32":
+        if grid is None and tensor.dtype not in INTEGERS:
             self.problems.append(
-                f"input {tensor.name!r}: {_kind(tensor)}. Inputs are codes with a scale, or int32 indices"
+                f"input {tensor.name!r}: {_kind(tensor)}. Inputs are codes with a scale, int32 indices or booleans"
             )
         self.inputs.append(self.add(tensor, shape, grid))
 
@@ -181,7 +186,7 @@ class Walk:
     def _output(self, index: int) -> str:
         tensor = self.model.tensors[index]
         found = self.codes.get(index) or self.reals.get(index)
-        if found is not None and found.grid is not None:
+        if found is not None and (found.grid is not None or tensor.dtype in INTEGERS):
             return found.name
         if not self.problems:
             self.problems.append(f"output {tensor.name!r}: {_kind(tensor)}. {FLOATS}")
@@ -206,6 +211,22 @@ class Walk:
         found = Codes(self._names[tensor.index], tensor.shape, tensor.dtype, grid)
         self.codes[tensor.index] = found
         return found
+
+    def flowing(self, operator: Operator, place: int) -> Codes:
+        """An operand of codes, or of int32 or booleans that stand for themselves; a constant is one of the graph."""
+        tensor = self.operand(operator, place)
+        if tensor.index in self.codes or tensor.dtype not in INTEGERS:
+            return self.codes_of(operator, place)
+        if tensor.index in self.known:
+            value = self.known[tensor.index]
+        elif tensor.span is not None:
+            value = self.array(tensor)
+        else:
+            raise Unsupported(f"its operand {tensor.name!r} is {_kind(tensor)}", FLOATS)
+        if np.any(value != value.astype(tensor.dtype)):
+            raise Unsupported(f"{tensor.name!r} does not fit {tensor.dtype}", NUMBERS)
+        name = self.constant(self._names[tensor.index], value.astype(tensor.dtype))
+        return Codes(name, tuple(value.shape), tensor.dtype, None)
 
     def operand(self, operator: Operator, place: int) -> FileTensor:
         """The tensor at a place of the inputs."""
@@ -297,6 +318,13 @@ class Walk:
         grid = self.grid(tensor)
         return self.add(tensor, tuple(shape), grid), grid
 
+    def integers(self, operator: Operator, shape: Sequence[int], dtype: str, place: int = 0) -> str:
+        """The tensor of integers or booleans that an operator computes, of that shape."""
+        tensor = self.output(operator, place)
+        if tensor.dtype != dtype:
+            raise Unsupported(f"its output {tensor.name!r} is {tensor.dtype}", f"Make the model with {dtype} there")
+        return self.add(tensor, tuple(shape), None)
+
     def constant(self, name: str, value: NDArray[Any], grid: Quantization | None = None) -> str:
         """A constant of the graph; returns its name."""
         name = self.fresh(name)
@@ -336,6 +364,9 @@ class Walk:
 
     def moved(self, operator: Operator, op: str, x: Codes, shape: Sequence[int], /, **attributes: Any) -> None:
         """A node that moves the codes of x to the operator's output."""
+        if x.grid is None:
+            self.node(op, [x], self.integers(operator, shape, x.dtype), attributes)
+            return
         name, grid = self.result(operator, shape)
         self.same_grid(operator, x, grid)
         self.node(op, [x], name, attributes)
@@ -403,7 +434,7 @@ class Walk:
         if tensor.dtype in CODES and tensor.index not in self.codes:
             one = Quantization(np.ones((), np.float32), np.zeros((), np.int32), *code_range(tensor))
             self.codes[tensor.index] = Codes(self._names[tensor.index], tensor.shape, tensor.dtype, one)
-        elif tensor.dtype in WHOLE_NUMBERS and tensor.index not in self.codes:
+        elif tensor.dtype in (*WHOLE_NUMBERS, "bool") and tensor.index not in self.codes:
             self.codes[tensor.index] = Codes(self._names[tensor.index], tensor.shape, tensor.dtype, None)
 
 

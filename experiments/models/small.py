@@ -1,4 +1,4 @@
-"""The models of the experiments: plain Flax. Nothing in them knows about quantization."""
+"""Networks for images of 8x8, small enough to train in seconds: plain Flax."""
 
 import itertools
 

@@ -1,0 +1,129 @@
+"""The rows of `experiments.architectures`, as a table for a terminal and as a page for docs/."""
+
+import argparse
+import dataclasses
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich import box
+from rich.table import Table
+
+from experiments.machine import machine
+
+
+@dataclasses.dataclass
+class Row:
+    """What the table says about one architecture.
+
+    equations: of the model's own jaxpr in evaluation mode. nodes: of the integer graph; float_nodes: those among them
+    whose output is not integer. compared, mismatches, worst: codes of the fake-quantized forward given the same input
+    codes, how many differ, by how many steps at most. exact_mismatches: outputs of the exact forward that differ from
+    the graph's. error: stage and first line, where a stage failed.
+    """
+
+    name: str
+    parameters: int = 0
+    equations: int = 0
+    nodes: int = 0
+    float_nodes: int = 0
+    compared: int = 0
+    mismatches: int = 0
+    worst: int = 0
+    outputs: int = 0
+    exact_mismatches: int = 0
+    losses: list[float] = dataclasses.field(default_factory=list)
+    seconds: float = 0.0
+    """Of the processor, for the conversion alone; all threads together."""
+    exact_seconds: float = 0.0
+    """Of the first call of the exact forward inside jit: tracing and compiling it."""
+    total_seconds: float = 0.0
+    megabytes: float = 0.0
+    error: str = ""
+    report: str = ""
+
+
+COLUMNS = (
+    "architecture",
+    "parameters",
+    "equations",
+    "nodes",
+    "float nodes",
+    "codes",
+    "fake-quant: differ",
+    "by at most",
+    "outputs",
+    "exact: differ",
+    "convert, s",
+    "compile exact, s",
+    "peak MB",
+)
+
+
+def cells(row: Row) -> list[str]:
+    """A row's cells; a failing one keeps what was counted before it failed."""
+    head = [row.name, f"{row.parameters:,}", f"{row.equations:,}"]
+    if not row.nodes:
+        return [*head, *("" for _ in COLUMNS[4:]), f"{row.megabytes:,.0f}"]
+    counts = (row.nodes, row.float_nodes, row.compared, row.mismatches, row.worst, row.outputs, row.exact_mismatches)
+    seconds = (f"{row.seconds:.1f}", f"{row.exact_seconds:.1f}")
+    return [*head, *(f"{n:,}" for n in counts), *seconds, f"{row.megabytes:,.0f}"]
+
+
+def table_of(rows: list[Row]) -> Table:
+    """The table for a terminal."""
+    table = Table(box=box.SIMPLE)
+    for column in COLUMNS:
+        table.add_column(column, justify="left" if column == "architecture" else "right")
+    for row in rows:
+        table.add_row(*cells(row))
+    return table
+
+
+PAGE = """# Published architectures, converted
+
+`python -m experiments.architectures --page docs/architectures.md` wrote this page. The models stand in
+[experiments/models](../experiments/models): plain Flax, as their authors or users write them; nothing in them knows
+about qjax. Each is built {size}, quantized with `qjax.Recipe({recipe})`, calibrated on {count} random batches,
+trained for {steps} steps of Adam towards random outputs (every loss is finite), converted to integers, and compared.
+
+- **equations**: of the model's own jaxpr in evaluation mode. **nodes**: of the integer graph. **float nodes**: those
+  that are not integer.
+- **fake-quant: differ**: of the **codes** of all nodes, how many the training forward computes otherwise than the
+  integers, given the same input codes, and by how many steps at most. It computes in float32.
+- **exact: differ**: of the **outputs**, how many differ between `qjax.exact` and the graph.
+- **convert**, **compile exact**: seconds of the processor, all threads together, for the conversion and for the first
+  call of the exact forward inside `jit`.
+- **peak MB**: of the process that did all of it, JAX and XLA's compiler included.
+
+{table}
+{errors}
+{machine}
+"""
+
+
+def page(rows: list[Row], arguments: argparse.Namespace, missing: Sequence[str] = ()) -> str:
+    """The page for docs/; missing: architectures that were not run."""
+    lines = ["| " + " | ".join(COLUMNS) + " |", "| --- |" + " ---: |" * (len(COLUMNS) - 1)]
+    lines += ["| " + " | ".join(cells(row)) + " |" for row in rows]
+    failed = [f"- **{row.name}**, {row.error}" for row in rows if row.error]
+    errors = "\nWhat fails, at which stage, and the first line of the error:\n\n" + "\n".join(failed) + "\n"
+    left_out = f"\nNot run here: {', '.join(missing)}.\n" if missing else ""
+    made = machine()
+    return PAGE.format(
+        size="at its published size" if arguments.full else "in little (a block of each kind, a few channels)",
+        recipe="" if arguments.target == "nearest_even" else f'target="{arguments.target}"',
+        count=arguments.batches,
+        steps=arguments.steps,
+        table="\n".join(lines),
+        errors=left_out + (errors if failed else ""),
+        machine=f"Made on {made['cpu']}, {made['cores']} cores, jax {made['jax']}, flax {made['flax']}.",
+    )
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file at once: a reader sees the old or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text)
+    os.replace(temporary, path)

@@ -1,0 +1,22 @@
+"""Which parts of a model cost what: sensitivity per layer, bits per layer within a budget, statistics per tensor."""
+
+from qjax.analysis.effect import Effect
+from qjax.analysis.search import Budget, Candidate, LayerChoice, Point, SearchResult, search
+from qjax.analysis.sensitivity import Sensitivity, SensitivityRow, sensitivity
+from qjax.analysis.statistics import Statistics, TensorStatistics, statistics
+
+__all__ = [
+    "Budget",
+    "Candidate",
+    "Effect",
+    "LayerChoice",
+    "Point",
+    "SearchResult",
+    "Sensitivity",
+    "SensitivityRow",
+    "Statistics",
+    "TensorStatistics",
+    "search",
+    "sensitivity",
+    "statistics",
+]

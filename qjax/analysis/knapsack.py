@@ -1,0 +1,119 @@
+"""One option of every unit, so that the summed cost is least within limits on two summed resources: exactly.
+
+Dynamic programming over the frontier: after each unit the combinations that another one beats in every respect are
+dropped. What remains at the end is every trade of resources against cost that is worth considering. Resources are
+integers, and costs are added from the first unit to the last, so that dropping `a >= b` is safe in floating point too
+(rounding is monotone: `a + c >= b + c`).
+"""
+
+import bisect
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+LIMIT = 20_000
+"""Combinations kept per unit. A larger frontier is thinned, and the result is then not proven to be the best."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """What choosing it takes of each resource, and what it costs."""
+
+    size: int
+    mac_bits: int
+    cost: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Combination:
+    """One option per unit: their indices, and the sums."""
+
+    size: int
+    mac_bits: int
+    cost: float
+    picks: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Frontier:
+    """The combinations that none of the others beats, by rising size; exact: whether none was thinned out."""
+
+    combinations: tuple[Combination, ...]
+    exact: bool
+
+
+def frontier(
+    units: Sequence[Sequence[Option]],
+    *,
+    size: int | None = None,
+    mac_bits: int | None = None,
+    by: tuple[bool, bool] = (True, True),
+    limit: int = LIMIT,
+) -> Frontier:
+    """The combinations within the limits that no other one equals or beats in cost and in the resources that count.
+
+    Args:
+      size, mac_bits: the most that a combination may take; None is no limit.
+      by: whether size, and whether mac_bits, count in comparing two combinations. A resource with a limit must.
+      limit: how many combinations to keep on the way.
+    """
+    if any(not options for options in units):
+        raise ValueError("frontier: every unit needs at least one option.")
+    caps = (size, mac_bits)
+    least = [[min(o.size for o in options), min(o.mac_bits for o in options)] for options in units]
+    rest = [[sum(part[axis] for part in least[index + 1 :]) for axis in (0, 1)] for index in range(len(units))]
+    found, exact = [Combination(0, 0, 0.0, ())], True
+    for options, later in zip(units, rest, strict=True):
+        grown = [
+            Combination(c.size + o.size, c.mac_bits + o.mac_bits, c.cost + o.cost, (*c.picks, index))
+            for c in found
+            for index, o in enumerate(options)
+        ]
+        grown = [
+            c
+            for c in grown
+            if all(
+                cap is None or taken + more <= cap
+                for cap, taken, more in zip(caps, (c.size, c.mac_bits), later, strict=True)
+            )
+        ]
+        found = _undominated(grown, by)
+        if len(found) > limit:
+            found, exact = _thinned(found, by, limit), False
+    return Frontier(tuple(found), exact)
+
+
+def _undominated(combinations: list[Combination], by: tuple[bool, bool]) -> list[Combination]:
+    """A sweep by rising size; `macs` and `costs` are the staircase of what was kept: rising and falling."""
+
+    def key(c: Combination) -> tuple[float, ...]:
+        first = (c.size if by[0] else 0, c.mac_bits if by[1] else 0)
+        # of equals the smaller one is kept even in what does not count, and then the first
+        return (*first, c.cost, c.size, c.mac_bits, *c.picks)
+
+    kept: list[Combination] = []
+    macs: list[int] = []
+    costs: list[float] = []
+    for c in sorted(combinations, key=key):
+        taken = c.mac_bits if by[1] else 0
+        at = bisect.bisect_right(macs, taken)
+        if at and costs[at - 1] <= c.cost:
+            continue
+        end = at
+        while end < len(macs) and costs[end] >= c.cost:
+            end += 1
+        if at and macs[at - 1] == taken:
+            at -= 1
+        macs[at:end], costs[at:end] = [taken], [c.cost]
+        kept.append(c)
+    return kept
+
+
+def _thinned(combinations: list[Combination], by: tuple[bool, bool], limit: int) -> list[Combination]:
+    """The cheapest of every stretch, and those that take least of each resource, so that a limit stays reachable."""
+    count = max(2, limit // 2)
+    edges = [len(combinations) * i // count for i in range(count + 1)]
+    chosen = {min(range(a, b), key=lambda i: combinations[i].cost) for a, b in itertools.pairwise(edges)}
+    for axis in (lambda c: c.size, lambda c: c.mac_bits):
+        chosen.add(min(range(len(combinations)), key=lambda i: (axis(combinations[i]), combinations[i].cost)))
+    return [combinations[i] for i in sorted(chosen)]

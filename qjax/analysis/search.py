@@ -1,0 +1,293 @@
+"""Bits per layer within a budget: measured layer by layer, chosen exactly, checked by quantizing with the choice."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from flax import nnx
+
+from qjax.analysis.effect import Effect, Inputs, Measured, Score, measure
+from qjax.analysis.knapsack import Combination, Frontier, Option, frontier
+from qjax.analysis.layers import FLOAT_BITS, layers_of
+from qjax.analysis.search_result import Budget, LayerChoice, Point, SearchResult
+from qjax.analysis.space import Candidate, Space
+from qjax.analysis.switched import SwitchedModel
+from qjax.calibrating import calibrate
+from qjax.calibration import track
+from qjax.model import quantize
+from qjax.qmodel import QuantizedModel, arguments_of
+from qjax.recipe import Recipe
+
+__all__ = ["Budget", "Candidate", "LayerChoice", "Point", "SearchResult", "search"]
+
+By = Literal["noise", "loss", "metric"]
+
+
+def search(
+    model: nnx.Module,
+    recipe: Recipe,
+    sample: Any,
+    batches: Iterable[Any],
+    *,
+    budget: Budget,
+    candidates: Sequence[Candidate] = (2, 4, 8, 16, "float"),
+    calibration: Iterable[Any] | None = None,
+    inputs: Inputs | None = None,
+    loss: Score | None = None,
+    metric: Score | None = None,
+    by: By | None = None,
+    activations: bool | None = None,
+    progress: bool | None = False,
+) -> SearchResult:
+    """Choose bits for every layer within a budget, after training and before any quantized training.
+
+    1. For each number of bits the model is quantized once, and each layer's cost is measured with only its quantizers
+       on (`sensitivity`): noise of the output, or the change of a loss or metric.
+    2. The costs are added, and the cheapest combination within the budget is found by exact dynamic programming
+       (`analysis.knapsack`). The rest of the model, which is not varied, costs what it costs alone.
+    3. The model is quantized with the chosen recipe, and what that costs is measured: `measured` stands beside
+       `predicted`, and the two differ where layers' errors do not simply add up.
+
+    With `budget.metric_drop` the smallest of the combinations on the frontier of size and cost is wanted whose
+    *measured* metric has dropped by no more than that. It is found by bisection, each step of which quantizes and
+    measures: what is returned keeps within the drop, and is the smallest if along the frontier a combination with a
+    larger sum of costs never has the better metric.
+
+    Args:
+      model: the float model; it is not changed.
+      recipe: everything that is not chosen: the target, scales, observers, bits of the activations that no layer reads.
+        Layers whose weights it overrides, or that it leaves in float, stay as it says.
+      sample: as for `quantize`.
+      batches: what the costs are measured on; kept in memory. Anything, with `inputs`.
+      candidates: bits from 2 to 16, and "float". A layer in reals has no cost here and counts 32 bits; the converted
+        graph, if there is one, does not hold integers only. A weight that shares its module with another has no
+        "float".
+      calibration: batches for `calibrate`, in the form of `sample`; None calibrates on the sample alone.
+      inputs, loss, metric: as for `sensitivity`.
+      by: which figure to add up; None is the loss if there is one, else the noise. A change for the better counts as 0.
+      activations: whether a layer's bits are also those of the tensors that it reads; layers that read the same tensor
+        then choose together. None: where the budget counts them, that is, where it has `mac_bits`.
+
+    Raises:
+      ValueError: no combination is within the budget; the message says what the least one is.
+    """
+    chosen_by = _checked(budget, candidates, loss, metric, by)
+    work = _Work(
+        model,
+        sample,
+        list(batches),
+        None if calibration is None else list(calibration),
+        inputs=inputs,
+        loss=loss,
+        metric=metric,
+    )
+    args = arguments_of(sample)
+    varied = budget.mac_bits is not None if activations is None else activations
+    space = Space(work.quantized(recipe), recipe, args, tuple(candidates), activations=varied)
+
+    limits = _limits(space, budget)
+
+    # ------------------------------------------------------------------ what each candidate costs
+    bits = [c for c in candidates if c != "float"]
+    costs: dict[tuple[int, Candidate], Effect] = {}
+    uniform: list[Point] = []
+    fixed = Effect(0.0)
+    for index, candidate in enumerate(track(bits, "search: measuring", enabled=progress)):
+        qmodel = work.quantized(space.recipe_of(dict.fromkeys(space.units, candidate)))
+        switched = SwitchedModel(qmodel)
+        everything = frozenset(switched.names)
+        rest = everything.difference(*(unit.quantizers for unit in space.units))
+        measured = work.measured(switched, [everything, rest, *(unit.quantizers for unit in space.units)])
+        costs.update({(i, candidate): effect for i, effect in enumerate(measured.effects[2:])})
+        fixed = measured.effects[1] if index == 0 else fixed
+        whole: dict[int, Candidate] = dict.fromkeys(range(len(space.units)), candidate)
+        uniform.append(
+            Point(str(candidate), *_spent(space, whole), _predicted(fixed, costs, whole), measured.effects[0])
+        )
+    nothing = Effect(0.0, None if loss is None else 0.0, None if metric is None else 0.0)
+    costs.update({(i, "float"): nothing for i in range(len(space.units))})
+
+    # ------------------------------------------------------------------ the choice
+    options = [
+        [Option(*space.cost(unit, c), _cost(costs[i, c], chosen_by)) for c in unit.candidates]
+        for i, unit in enumerate(space.units)
+    ]
+    counts = (limits[0] is not None or budget.metric_drop is not None, limits[1] is not None)
+    found = frontier(options, size=limits[0], mac_bits=limits[1], by=counts)
+    if not found.combinations:
+        raise ValueError(
+            f"search: each limit of {budget} can be kept, but not both together. Allow more, or give candidates of "
+            "fewer bits."
+        )
+
+    def picked(combination: Combination) -> dict[int, Candidate]:
+        return {i: space.units[i].candidates[pick] for i, pick in enumerate(combination.picks)}
+
+    tried: dict[tuple[int, ...], tuple[Point, QuantizedModel, Recipe]] = {}
+
+    def tried_out(combination: Combination) -> tuple[Point, QuantizedModel, Recipe]:
+        if combination.picks not in tried:
+            choice = picked(combination)
+            chosen = space.recipe_of({space.units[i]: c for i, c in choice.items()})
+            qmodel = work.quantized(chosen)
+            switched = SwitchedModel(qmodel)
+            effect = work.measured(switched, [frozenset(switched.names)]).effects[0]
+            point = Point(f"tried {len(tried) + 1}", *_spent(space, choice), _predicted(fixed, costs, choice), effect)
+            tried[combination.picks] = point, qmodel, chosen
+        return tried[combination.picks]
+
+    if budget.metric_drop is None:
+        best = min(found.combinations, key=lambda c: (c.cost, c.size, c.mac_bits, c.picks))
+    else:
+        drop = budget.metric_drop
+        best = _smallest(found, lambda c: -float(tried_out(c)[0].measured.metric or 0.0), drop)
+    point, qmodel, chosen = tried_out(best)
+
+    # ------------------------------------------------------------------ the report
+    choice = picked(best)
+    inputs_of = {layer.weight: layer.inputs for layer in layers_of(qmodel, args)}
+    specs = {name: q.spec for name, q in qmodel.plan.quantizers}
+    rows: list[LayerChoice] = []
+    for i, unit in enumerate(space.units):
+        for layer in unit.layers:
+            in_bits = [specs[name].bits for name in inputs_of.get(layer.weight, ())]
+            width = FLOAT_BITS if choice[i] == "float" else int(choice[i])
+            read = FLOAT_BITS if choice[i] == "float" else max(in_bits, default=FLOAT_BITS)
+            effects = {str(c): costs[i, c] for c in unit.candidates}
+            rows.append(
+                LayerChoice(
+                    name=layer.name,
+                    op=layer.op,
+                    bits=choice[i],
+                    input_bits=read,
+                    parameters=layer.parameters,
+                    macs=layer.macs,
+                    mac_bits=layer.macs * width * read,
+                    candidates=effects,
+                )
+            )
+    return SearchResult(
+        recipe=chosen,
+        layers=tuple(rows),
+        predicted=point.predicted,
+        measured=point.measured,
+        size=point.size,
+        mac_bits=point.mac_bits,
+        budget=budget,
+        by=chosen_by,
+        uniform=tuple(uniform),
+        tried=tuple(entry[0] for entry in tried.values()),
+        optimal=found.exact,
+        loss=work.loss_of_float,
+        metric=work.metric_of_float,
+        examples=work.examples,
+    )
+
+
+class _Work:
+    """Quantizes and measures, always on the same data."""
+
+    def __init__(
+        self, model: nnx.Module, sample: Any, batches: list[Any], calibration: list[Any] | None, **scores: Any
+    ) -> None:
+        self.model, self.sample, self.calibration = model, sample, calibration
+        self.batches, self.scores = batches, scores
+        self.loss_of_float: float | None = None
+        self.metric_of_float: float | None = None
+        self.examples = 0
+
+    def quantized(self, recipe: Recipe) -> QuantizedModel:
+        qmodel = quantize(self.model, recipe, self.sample)
+        if self.calibration is not None:
+            calibrate(qmodel, self.calibration, progress=False)
+        return qmodel
+
+    def measured(self, switched: SwitchedModel, sets: Sequence[frozenset[str]]) -> Measured:
+        found = measure(switched, sets, self.batches, what="search", **self.scores)
+        self.loss_of_float, self.metric_of_float, self.examples = found.loss, found.metric, found.examples
+        return found
+
+
+def _checked(budget: Any, candidates: Sequence[Any], loss: Any, metric: Any, by: Any) -> By:
+    if not isinstance(budget, Budget):
+        raise TypeError(f"search: budget must be a qjax.Budget. Got {type(budget).__name__}.")
+    for candidate in candidates:
+        fits = candidate == "float" or (type(candidate) is int and 2 <= candidate <= 16)
+        if not fits:
+            raise ValueError(f'search: a candidate is a number of bits from 2 to 16, or "float". Got {candidate!r}.')
+    if len(set(candidates)) != len(candidates) or not any(type(c) is int for c in candidates):
+        raise ValueError(
+            f"search: expected candidates that differ, and at least one number of bits. Got {tuple(candidates)!r}."
+        )
+    if budget.metric_drop is not None and metric is None:
+        raise ValueError("search: a budget with metric_drop needs metric=, a function (output, batch) -> number.")
+    chosen = by or ("loss" if loss is not None else "noise")
+    if chosen not in ("noise", "loss", "metric"):
+        raise ValueError(f"search: by must be 'noise', 'loss' or 'metric'. Got {by!r}.")
+    if (chosen == "loss" and loss is None) or (chosen == "metric" and metric is None):
+        raise ValueError(f"search: by={chosen!r} needs {chosen}=, a function (output, batch) -> number.")
+    return chosen
+
+
+def _cost(effect: Effect, by: By) -> float:
+    """What is added up: never negative, since a lucky rounding is not worth looking for."""
+    value = effect.noise if by == "noise" else effect.loss if by == "loss" else -(effect.metric or 0.0)
+    value = float(value or 0.0)
+    return math.inf if math.isnan(value) else max(0.0, value)
+
+
+def _spent(space: Space, choice: Mapping[int, Candidate]) -> tuple[int, int]:
+    """(bytes of weights, MACs x bits) of everything, the layers that are not varied included."""
+    parts = [space.fixed_cost(), *(space.cost(space.units[i], c) for i, c in choice.items())]
+    return -(-sum(size for size, _ in parts) // 8), sum(macs for _, macs in parts)
+
+
+def _predicted(fixed: Effect, costs: Mapping[tuple[int, Candidate], Effect], choice: Mapping[int, Candidate]) -> Effect:
+    """The sums of what the parts do alone."""
+    parts = [fixed, *(costs[i, c] for i, c in choice.items())]
+
+    def total(name: str) -> float | None:
+        values = [getattr(part, name) for part in parts]
+        return None if any(value is None for value in values) else math.fsum(values)
+
+    return Effect(total("noise") or 0.0, total("loss"), total("metric"))
+
+
+def _limits(space: Space, budget: Budget) -> tuple[int | None, int | None]:
+    """What the varied layers may take; an error that says what is least where that is more."""
+    size, mac_bits = space.fixed_cost()
+    taken = [[space.cost(unit, candidate) for candidate in unit.candidates] for unit in space.units]
+    least = [sum(min(cost[axis] for cost in unit) for unit in taken) for axis in (0, 1)]
+    least = [least[0] + size, least[1] + mac_bits]
+    limits = (
+        None if budget.size is None else math.floor(8 * budget.size),
+        None if budget.mac_bits is None else math.floor(budget.mac_bits),
+    )
+    if any(limit is not None and limit < needed for limit, needed in zip(limits, least, strict=True)):
+        raise ValueError(
+            f"search: nothing is within the budget of {budget}. The least size is {-(-least[0] // 8):,} bytes, the "
+            f"least product {least[1]:,} MACs x bits. Allow more, or give candidates of fewer bits."
+        )
+    return (
+        None if limits[0] is None else limits[0] - size,
+        None if limits[1] is None else limits[1] - mac_bits,
+    )
+
+
+def _smallest(found: Frontier, drop_of: Any, allowed: float) -> Combination:
+    """The smallest combination whose measured drop is allowed, by bisection along the frontier of size and cost."""
+    line: list[Combination] = []
+    for combination in sorted(found.combinations, key=lambda c: (c.size, c.cost, c.mac_bits, c.picks)):
+        if not line or combination.cost < line[-1].cost:
+            line.append(combination)
+    last = drop_of(line[-1])
+    if not last <= allowed:
+        raise ValueError(
+            f"search: expected a metric that drops by at most {allowed:g}; the best combination's drops by {last:.6g}. "
+            "Allow more, or give candidates or a recipe of more bits."
+        )
+    low, high = -1, len(line) - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if drop_of(line[middle]) <= allowed else (middle, high)
+    return line[high]

@@ -1,0 +1,190 @@
+"""What a search was allowed, and what it found."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from qjax.analysis.effect import Effect, finite
+from qjax.analysis.picture import BLUE, GREY, ORANGE, draw
+from qjax.analysis.space import Candidate
+from qjax.export.files import StrPath
+from qjax.recipe import Recipe
+from qjax.summary import table
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """At least one limit; several hold together.
+
+    size: bytes of all weights, each of as many bits as its codes (32 in reals). Scales, biases and layers that the
+      recipe itself leaves in float are not counted.
+    mac_bits: the sum over layers of multiplications per example x bits of the weight x bits of the input.
+      Multiplications are counted from the traced shapes of dots and convolutions: outputs times weights per output.
+    metric_drop: how far the metric may fall below the float model's; of what keeps within it the smallest is chosen.
+    """
+
+    size: float | None = None
+    mac_bits: float | None = None
+    metric_drop: float | None = None
+
+    def __post_init__(self) -> None:
+        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        if all(value is None for value in given.values()):
+            raise ValueError(f"Budget: expected at least one of {', '.join(given)}, got none.")
+        for name, value in given.items():
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+                raise TypeError(f"Budget: {name} must be a number. Got {value!r}.")
+            if not math.isfinite(value) or value < 0:
+                raise ValueError(f"Budget: {name} must be finite and not negative. Got {value!r}.")
+
+    def __str__(self) -> str:
+        units = {"size": "{:,.12g} bytes", "mac_bits": "{:,.12g} MACs x bits", "metric_drop": "a metric drop of {:g}"}
+        given = [(text, getattr(self, name)) for name, text in units.items()]
+        return " and ".join(text.format(value) for text, value in given if value is not None)
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerChoice:
+    """One layer. bits: chosen. input_bits: of what it reads. macs: per example. candidates: what each costs alone."""
+
+    name: str
+    op: str
+    bits: Candidate
+    input_bits: int
+    parameters: int
+    macs: int
+    mac_bits: int
+    candidates: Mapping[str, Effect]
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """A choice for the whole model: what it takes, what the sum of its parts promised, and what was measured."""
+
+    name: str
+    size: int
+    mac_bits: int
+    predicted: Effect
+    measured: Effect
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchResult:
+    """The result of `search`. `str()` is a table.
+
+    recipe: quantizes the model as chosen. predicted: the sum of the layers' effects alone, and of what is not varied.
+    measured: of the model quantized with the recipe. size: bytes of weights. by: the figure that was added up.
+    uniform: the same number of bits for all layers. tried: every choice that was measured, with `metric_drop` several.
+    optimal: whether no combination within the limits has a smaller sum, for certain. loss, metric: the float model's.
+    """
+
+    recipe: Recipe
+    layers: tuple[LayerChoice, ...]
+    predicted: Effect
+    measured: Effect
+    size: int
+    mac_bits: int
+    budget: Budget
+    by: str
+    uniform: tuple[Point, ...]
+    tried: tuple[Point, ...]
+    optimal: bool
+    loss: float | None
+    metric: float | None
+    examples: int
+
+    def __str__(self) -> str:
+        names = [str(point.name) for point in self.uniform]
+        header = ["layer", "op", "bits", "input bits", "parameters", "MACs", *(f"{name} bits, dB" for name in names)]
+        rows = [
+            [
+                row.name,
+                row.op,
+                row.bits,
+                "-" if row.bits == "float" else row.input_bits,
+                f"{row.parameters:,}",
+                f"{row.macs:,}",
+                *(_decibels(row.candidates[name].sqnr) for name in names),
+            ]
+            for row in self.layers
+        ]
+        asked = [name for name in ("loss", "metric") if getattr(self, name) is not None]
+        columns = ["", "bytes", "MACs x bits", "predicted, dB", "measured, dB"]
+        columns += [f"{name} change, {kind}" for name in asked for kind in ("predicted", "measured")]
+        chosen = Point("chosen", self.size, self.mac_bits, self.predicted, self.measured)
+        points = [
+            [
+                point.name if point is chosen else f"all {point.name} bits",
+                f"{point.size:,}",
+                f"{point.mac_bits:,}",
+                _decibels(point.predicted.sqnr),
+                _decibels(point.measured.sqnr),
+                *(f"{getattr(e, name):+.4g}" for name in asked for e in (point.predicted, point.measured)),
+            ]
+            for point in (chosen, *self.uniform)
+        ]
+        text = f"{table(header, rows)}\n\n{table(columns, points)}\nbudget: {self.budget}; {self.examples} examples"
+        return text if self.optimal else f"{text}\nthe frontier was thinned: the sum is not proven to be the least"
+
+    def to_json(self) -> str:
+        """JSON; an infinite ratio is null. The recipe's part of it is the layers' bits."""
+        document = {
+            "budget": dataclasses.asdict(self.budget),
+            "by": self.by,
+            "examples": self.examples,
+            "loss": finite(self.loss),
+            "metric": finite(self.metric),
+            "size": self.size,
+            "mac_bits": self.mac_bits,
+            "predicted": self.predicted.to_json(),
+            "measured": self.measured.to_json(),
+            "optimal": self.optimal,
+            "layers": [
+                {
+                    **{f.name: getattr(row, f.name) for f in dataclasses.fields(row)},
+                    "candidates": {name: effect.to_json() for name, effect in row.candidates.items()},
+                }
+                for row in self.layers
+            ],
+            "uniform": [_point(point) for point in self.uniform],
+            "tried": [_point(point) for point in self.tried],
+        }
+        return json.dumps(document, indent=2, allow_nan=False)
+
+    def plot(self, path: StrPath) -> None:
+        """The bits of every layer, and size against SQNR beside uniform bits; needs matplotlib."""
+
+        def panels(figure: Any) -> None:
+            left, right = figure.subplots(1, 2)
+            places = np.arange(len(self.layers))
+            bits = [32 if row.bits == "float" else row.bits for row in self.layers]
+            left.barh(places, bits, color=[GREY if row.bits == "float" else BLUE for row in self.layers])
+            left.set_yticks(places, [row.name for row in self.layers])
+            left.set(xlabel="bits of the weights (32: float)", title="chosen")
+            left.invert_yaxis()
+            known = [point for point in self.uniform if math.isfinite(point.measured.sqnr)]
+            sizes, ratios = [p.size for p in known], [p.measured.sqnr for p in known]
+            right.plot(sizes, ratios, "o-", color=GREY, label="uniform bits")
+            for point in known:
+                right.annotate(point.name, (point.size, point.measured.sqnr))
+            if math.isfinite(self.measured.sqnr):
+                right.plot([self.size], [self.measured.sqnr], "D", color=ORANGE, label="chosen")
+            right.set(xlabel="bytes of weights", ylabel="SQNR of the output, dB", xscale="log")
+            right.legend()
+
+        draw(path, (11.0, max(3.5, 1.2 + 0.28 * len(self.layers))), panels)
+
+
+def _point(point: Point) -> dict[str, Any]:
+    effects = {"predicted": point.predicted.to_json(), "measured": point.measured.to_json()}
+    return {"name": point.name, "size": point.size, "mac_bits": point.mac_bits, **effects}
+
+
+def _decibels(value: float) -> str:
+    return f"{value:.2f}" if math.isfinite(value) else "inf" if value > 0 else "-"

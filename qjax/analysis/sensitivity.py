@@ -1,0 +1,208 @@
+"""What each layer's quantization costs by itself, and what the others cost without it."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from qjax.analysis.effect import Effect, Inputs, Score, finite, measure
+from qjax.analysis.layers import Layer, layers_of
+from qjax.analysis.picture import BLUE, ORANGE, draw
+from qjax.analysis.switched import SwitchedModel
+from qjax.calibration import track
+from qjax.export.files import StrPath
+from qjax.qmodel import QuantizedModel, arguments_of
+from qjax.summary import table
+
+
+@dataclasses.dataclass(frozen=True)
+class SensitivityRow:
+    """One layer, or one activation that belongs to none.
+
+    name: the layer's, or the quantizer's. kind: which of the two. op: what computes it. quantizers: what was switched.
+    bits: of the weight (of the activation, where there is none). activation_bits: of the layer's inputs and outputs.
+    parameters: numbers in the weight.
+    alone: with only these quantizers on. without: with all but these. Both against the float model.
+    """
+
+    name: str
+    kind: str
+    op: str
+    quantizers: tuple[str, ...]
+    bits: int
+    activation_bits: tuple[int, ...]
+    parameters: int
+    alone: Effect
+    without: Effect
+
+
+@dataclasses.dataclass(frozen=True)
+class Sensitivity:
+    """The result of `sensitivity`. `str()` is a table, the costliest row first.
+
+    rows: in that order. all: with every quantizer on. loss, metric: the float model's own, None where not asked for.
+    """
+
+    rows: tuple[SensitivityRow, ...]
+    all: Effect
+    loss: float | None
+    metric: float | None
+    examples: int
+
+    def __getitem__(self, name: str) -> SensitivityRow:
+        """The row of that name."""
+        for row in self.rows:
+            if row.name == name:
+                return row
+        raise KeyError(f"No row {name!r}. Rows: {', '.join(row.name for row in self.rows)}.")
+
+    def __str__(self) -> str:
+        asked = [name for name in ("loss", "metric") if getattr(self, name) is not None]
+        header = ["layer", "op", "bits", "activations", "alone, dB", *(f"{name} change" for name in asked)]
+        header += ["all but it, dB", *(f"{name} change" for name in asked)]
+        rows = [
+            [
+                row.name,
+                row.op,
+                row.bits,
+                ", ".join(map(str, row.activation_bits)) or "-",
+                *_cells(row.alone, asked),
+                *_cells(row.without, asked),
+            ]
+            for row in self.rows
+        ]
+        text = table(header, rows)
+        whole = f"everything quantized: {_decibels(self.all.sqnr)} dB"
+        for name in asked:
+            whole += f", {name} {getattr(self, name):.6g} {getattr(self.all, name):+.6g}"
+        return f"{text}\n{whole}; {self.examples} examples"
+
+    def to_json(self) -> str:
+        """JSON; an infinite ratio (nothing differed) is null."""
+        rows = [
+            {
+                **{field.name: getattr(row, field.name) for field in dataclasses.fields(row)},
+                "alone": row.alone.to_json(),
+                "without": row.without.to_json(),
+            }
+            for row in self.rows
+        ]
+        document = {
+            "examples": self.examples,
+            "loss": finite(self.loss),
+            "metric": finite(self.metric),
+            "all": self.all.to_json(),
+            "rows": rows,
+        }
+        return json.dumps(document, indent=2, allow_nan=False)
+
+    def plot(self, path: StrPath) -> None:
+        """A bar for each row, quantized alone and spared alone; needs matplotlib."""
+
+        def bars(figure: Any) -> None:
+            left, right = figure.subplots(1, 2, sharey=True)
+            places = np.arange(len(self.rows))
+            for axes, which, colour, title in (
+                (left, "alone", BLUE, "only it quantized"),
+                (right, "without", ORANGE, "all but it quantized"),
+            ):
+                ratios = [getattr(row, which).sqnr for row in self.rows]
+                axes.barh(places, [ratio if math.isfinite(ratio) else 0.0 for ratio in ratios], color=colour)
+                axes.set(title=title, xlabel="SQNR of the output, dB")
+            if math.isfinite(self.all.sqnr):
+                right.axvline(self.all.sqnr, color="black", linewidth=0.8, linestyle="--")
+            left.set_yticks(places, [row.name for row in self.rows])
+            left.invert_yaxis()
+
+        draw(path, (10.0, 1.2 + 0.28 * len(self.rows)), bars)
+
+
+def sensitivity(
+    qmodel: QuantizedModel,
+    batches: Iterable[Any],
+    *,
+    inputs: Inputs | None = None,
+    loss: Score | None = None,
+    metric: Score | None = None,
+    progress: bool | None = False,
+) -> Sensitivity:
+    """What quantizing each layer alone costs against the float model, and what all the others cost without it.
+
+    A layer is what owns a quantized weight: the weight, the tensors that it reads, and the one that it makes (behind
+    bias, batch norm and relu). Activations that belong to no layer (an addition's output, say) have rows of their own.
+    One compilation serves all rows (`analysis.switched`); each costs one forward per batch. The model is run in
+    evaluation mode and not changed; "float" is the model with the parameters that it has now, not those from before
+    its training.
+
+    Args:
+      batches: arrays, or tuples of the call's arguments; with `inputs`, anything.
+      inputs: what of a batch the model is called with, `lambda batch: batch[0]` for pairs of images and labels.
+      loss, metric: `(output, batch) -> number`, a mean over the batch's examples; larger metrics are better. Their
+        changes become columns.
+      progress: show a progress bar on stderr; None shows one on a terminal.
+
+    Raises:
+      ValueError: no batch, or nothing to compare: a model without float outputs needs a loss or a metric.
+    """
+    batches = iter(batches)
+    first = next(batches, None)
+    if first is None:
+        raise ValueError("sensitivity: expected at least one batch, got none.")
+    model = SwitchedModel(qmodel)
+    args = arguments_of(first if inputs is None else inputs(first))
+    drafts = _rows(qmodel, layers_of(qmodel, args))
+    everything = frozenset(model.names)
+    sets = [everything]
+    for draft in drafts:
+        sets += [frozenset(draft.quantizers), everything - frozenset(draft.quantizers)]
+
+    def stream() -> Iterable[Any]:
+        yield first
+        yield from batches
+
+    shown = track(stream(), "sensitivity", enabled=progress)
+    measured = measure(model, sets, shown, inputs=inputs, loss=loss, metric=metric)
+    rows = [
+        dataclasses.replace(draft, alone=measured.effects[1 + 2 * i], without=measured.effects[2 + 2 * i])
+        for i, draft in enumerate(drafts)
+    ]
+    rows.sort(key=lambda row: (-(math.inf if math.isnan(row.alone.noise) else row.alone.noise), row.name))
+    return Sensitivity(tuple(rows), measured.effects[0], measured.loss, measured.metric, measured.examples)
+
+
+def _rows(qmodel: QuantizedModel, layers: tuple[Layer, ...]) -> list[SensitivityRow]:
+    """Every quantizer in at least one row; the effects are still to be measured."""
+    quantizers, details = dict(qmodel.plan.quantizers), dict(qmodel.plan.details)
+    unknown = Effect(math.nan)
+    rows = [
+        SensitivityRow(
+            layer.name,
+            "layer",
+            layer.op,
+            tuple(dict.fromkeys((layer.weight, *layer.inputs, *layer.outputs))),
+            quantizers[layer.weight].spec.bits,
+            tuple(quantizers[name].spec.bits for name in dict.fromkeys((*layer.inputs, *layer.outputs))),
+            layer.parameters,
+            unknown,
+            unknown,
+        )
+        for layer in layers
+    ]
+    covered = {name for row in rows for name in row.quantizers}
+    for name, q in quantizers.items():
+        if name not in covered:
+            rows.append(
+                SensitivityRow(name, "activation", details[name][2], (name,), q.spec.bits, (), 0, unknown, unknown)
+            )
+    return rows
+
+
+def _cells(effect: Effect, asked: list[str]) -> list[str]:
+    return [_decibels(effect.sqnr), *(f"{getattr(effect, name):+.4g}" for name in asked)]
+
+
+def _decibels(value: float) -> str:
+    return f"{value:.2f}" if math.isfinite(value) else "inf" if value > 0 else "-"

@@ -1,0 +1,326 @@
+"""What quantization does to every tensor: range, clipping, noise, how well codes are used, room in accumulators."""
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from qjax.analysis.effect import Inputs, decibels, finite
+from qjax.analysis.layers import batch_size
+from qjax.calibration import track
+from qjax.export.accumulator_report import NodeAccumulator, accumulators
+from qjax.export.lower import ConversionError
+from qjax.model import convert
+from qjax.numerics.affine import broadcast_to_tensor, centered_bounds, round_to_grid
+from qjax.ops import Quantized
+from qjax.qmodel import QuantizedModel, arguments_of, evaluation_copy
+from qjax.summary import table
+from qjax.tracing import Annotation, Evaluation, Place
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorStatistics:
+    """One tensor with a quantizer, over all batches (a weight: once); in scans one for each iteration.
+
+    name: the tensor's. quantizer: the quantizer's; tensors on one grid share it. bits: of the codes.
+    low, high: the least and the greatest real value in front of the quantizer. values: how many were seen.
+    clipped: the share that rounds to a code beyond the grid. sqnr: what the quantizer itself adds to what reaches it,
+    `10 log10(sum x^2 / sum (x - x_q)^2)`, dB. float_sqnr: the same against this tensor in the float model, so with all
+    errors from before it. entropy: of the codes, in bits: how many of `bits` carry something. used: the share of the
+    grid's codes that occur. dead, channels: channels (a weight's output channels, an activation's last axis) all of
+    whose codes are zero, and all channels; None where there are no channels.
+    headroom: the bits of int32 that the accumulator in front of this tensor leaves in the worst case; None where there
+    is none with weights, or where the model has no integer form.
+    """
+
+    name: str
+    quantizer: str
+    kind: str
+    bits: int
+    low: float
+    high: float
+    values: int
+    clipped: float
+    sqnr: float
+    float_sqnr: float
+    entropy: float
+    used: float
+    dead: int | None
+    channels: int | None
+    headroom: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Statistics:
+    """The result of `statistics`. `str()` is a table.
+
+    no_integers: why the model has no integer form, and so no headroom; None where it has one.
+    """
+
+    tensors: tuple[TensorStatistics, ...]
+    examples: int
+    no_integers: str | None = None
+
+    def __getitem__(self, name: str) -> TensorStatistics:
+        """The tensor of that name."""
+        for tensor in self.tensors:
+            if tensor.name == name:
+                return tensor
+        raise KeyError(f"No tensor {name!r}. Tensors: {', '.join(tensor.name for tensor in self.tensors)}.")
+
+    def __str__(self) -> str:
+        header = ["tensor", "kind", "bits", "range", "clipped", "SQNR, dB", "against float, dB"]
+        header += ["entropy, bits", "codes used", "dead channels", "headroom, bits"]
+        rows = [
+            [
+                t.name,
+                t.kind,
+                t.bits,
+                f"[{t.low:.4g}, {t.high:.4g}]",
+                f"{t.clipped:.3%}",
+                _decibels(t.sqnr),
+                _decibels(t.float_sqnr),
+                f"{t.entropy:.2f}",
+                f"{t.used:.1%}",
+                "-" if t.dead is None else f"{t.dead} of {t.channels}",
+                "-" if t.headroom is None else t.headroom,
+            ]
+            for t in self.tensors
+        ]
+        text = f"{table(header, rows)}\n{self.examples} examples"
+        return text if self.no_integers is None else f"{text}; no headroom, since: {self.no_integers.splitlines()[0]}"
+
+    def to_json(self) -> str:
+        """JSON; an infinite ratio is null."""
+        rows = [
+            {
+                f.name: finite(v) if isinstance(v := getattr(tensor, f.name), float) else v
+                for f in dataclasses.fields(tensor)
+            }
+            for tensor in self.tensors
+        ]
+        document = {"examples": self.examples, "no_integers": self.no_integers, "tensors": rows}
+        return json.dumps(document, indent=2, allow_nan=False)
+
+
+def statistics(
+    qmodel: QuantizedModel,
+    batches: Iterable[Any],
+    nodes: Iterable[str] | None = None,
+    *,
+    inputs: Inputs | None = None,
+    progress: bool | None = False,
+) -> Statistics:
+    """Look at every quantized tensor while the model runs, quantized and in reals side by side.
+
+    One compiled function and one pass; evaluation mode, and the model is not changed. Sums are float64.
+
+    Args:
+      batches: arrays, or tuples of the call's arguments; with `inputs`, anything.
+      nodes: regular expressions that match a tensor's, a quantizer's or a module's name in full; None is every tensor.
+      inputs: what of a batch the model is called with.
+      progress: show a progress bar on stderr; None shows one on a terminal.
+
+    Raises:
+      ValueError: no batch, or a name that matches nothing.
+    """
+    patterns = None if nodes is None else _patterns(nodes)
+    graphdef, state = nnx.split(evaluation_copy(qmodel))
+    plan = qmodel.plan
+
+    def wanted(place: Place) -> bool:
+        names = (place.label, place.name, place.module)
+        return patterns is None or any(p.fullmatch(name) for p in patterns for name in names)
+
+    @jax.jit
+    def step(state: Any, args: tuple[Any, ...]) -> dict[str, dict[str, jax.Array]]:
+        model = nnx.merge(graphdef, state)
+        traced, annotation = model._read(args, {})
+        params = model.quantizer_values()
+
+        def plain(place: Place, x: jax.Array, _: Quantized | None) -> jax.Array | None:
+            return x.astype(jnp.float32) if wanted(place) else None
+
+        def record(place: Place, x: jax.Array, quantized: Quantized | None) -> dict[str, jax.Array] | None:
+            return _look(place, x, quantized) if quantized is not None and wanted(place) else None
+
+        _, reals = Evaluation(annotation, None, plain, plan.shared).run(traced.program, traced.args, params)
+        _, found = Evaluation(annotation, model._quantize, record, plan.shared).run(traced.program, traced.args, params)
+        for label in _places(annotation):
+            if label in found:
+                axes = tuple(range(found[label]["low"].ndim, reals[label].ndim))
+                value = found[label].pop("value")
+                found[label]["float_signal"] = _squares(reals[label], axes)
+                found[label]["float_noise"] = _squares(reals[label], axes, value)
+        return found
+
+    places: dict[str, Place] = {}
+    totals: dict[str, dict[str, np.ndarray]] = {}
+    examples, sample = 0, None
+    for batch in track(batches, "statistics", enabled=progress):
+        args = arguments_of(batch if inputs is None else inputs(batch))
+        if sample is None:
+            sample = args
+            places = _places(qmodel._read(args, {})[1])
+            _check_matched(patterns, places)
+        examples += batch_size(args)
+        _merge(totals, jax.device_get(step(state, args)), places)
+    if sample is None or examples == 0:
+        raise ValueError("statistics: expected at least one batch with an example, got none.")
+    made = any(label in totals and place.kind == "activation" for label, place in places.items())
+    headroom, why = _headroom(qmodel, sample) if made else ({}, None)
+    tensors = [
+        _finished(place, label + "".join(f"[{i}]" for i in at), {k: v[at] for k, v in totals[label].items()}, headroom)
+        for label, place in places.items()
+        if label in totals
+        for at in np.ndindex(*totals[label]["low"].shape)
+    ]
+    bits = {name: q.spec.bits for name, q in plan.quantizers}
+    tensors = [dataclasses.replace(t, bits=bits[t.quantizer]) for t in tensors]
+    return Statistics(tuple(tensors), examples, why)
+
+
+# ---------------------------------------------------------------------------- on the device
+
+
+def _look(place: Place, x: jax.Array, quantized: Quantized) -> dict[str, jax.Array]:
+    """The counts and sums of one tensor in one batch, and its quantized value."""
+    spec = quantized.qparams.spec
+    zero_point = broadcast_to_tensor(quantized.qparams.integer_zero_point(), spec, x.shape)
+    low, high = centered_bounds(zero_point, spec.qmin, spec.qmax)
+    steps = round_to_grid(x, quantized.scale, "nearest_even")
+    low, high = jnp.broadcast_to(low, steps.shape), jnp.broadcast_to(high, steps.shape)
+    x32, value = x.astype(jnp.float32), quantized.real32()
+    codes = jnp.nan_to_num(quantized.codes).astype(jnp.int32)
+    index = codes + jnp.broadcast_to(zero_point, codes.shape) - np.int32(spec.qmin)
+    axes = tuple(range(x.ndim))
+    found = {
+        "low": jnp.min(x32, initial=jnp.inf),
+        "high": jnp.max(x32, initial=-jnp.inf),
+        "clipped": jnp.sum(jnp.logical_or(steps < low, steps > high), dtype=jnp.int32),
+        "signal": _squares(x32, axes),
+        "noise": _squares(x32, axes, value),
+        "counts": jnp.bincount(index.reshape(-1), length=spec.levels),
+        "value": value,
+    }
+    channel = _channel(place, x.ndim)
+    if channel is not None:
+        found["alive"] = jnp.any(codes != 0, axis=tuple(axis for axis in axes if axis != channel))
+    return found
+
+
+def _squares(x: jax.Array, axes: tuple[int, ...], other: jax.Array | None = None) -> jax.Array:
+    """float32 [..., 2]: the sum of squares of x, or of its distance to another, and what that sum leaves over.
+
+    Added in float64, which a program without 64-bit numbers can only return in two parts.
+    """
+    with jax.enable_x64(True):
+        wide = x.astype(jnp.float64)
+        wide = wide if other is None else wide - other.astype(jnp.float64)
+        total = jnp.sum(jnp.square(wide), axis=axes)
+        head = total.astype(jnp.float32)
+        tail = (total - head.astype(jnp.float64)).astype(jnp.float32)
+        return jnp.stack([head, tail], axis=-1)
+
+
+def _channel(place: Place, rank: int) -> int | None:
+    if place.kind == "weight":
+        return place.axes[-1] if place.axes else None
+    return rank - 1 if rank > 1 else None
+
+
+def _places(annotation: Annotation) -> dict[str, Place]:
+    """Label -> place, in the order of execution; a weight's label is its quantizer's."""
+    return {place.label: place for place in (*annotation.values.values(), *annotation.weights.values())}
+
+
+# ---------------------------------------------------------------------------- on the host
+
+
+_MERGE = {"low": np.minimum, "high": np.maximum, "alive": np.logical_or}
+
+
+def _merge(totals: dict[str, dict[str, np.ndarray]], found: Any, places: dict[str, Place]) -> None:
+    for label, parts in found.items():
+        values: dict[str, np.ndarray] = {}
+        for key, part in parts.items():
+            array = np.asarray(part)
+            if key in ("signal", "noise", "float_signal", "float_noise"):
+                array = array.astype(np.float64).sum(-1)
+            elif key in ("clipped", "counts"):
+                array = array.astype(np.int64)
+            values[key] = array
+        if label not in totals:
+            totals[label] = values
+        elif places[label].kind != "weight":
+            totals[label] = {key: _MERGE.get(key, np.add)(totals[label][key], value) for key, value in values.items()}
+
+
+def _finished(place: Place, label: str, total: dict[str, np.ndarray], headroom: dict[str, int]) -> TensorStatistics:
+    counts = total["counts"]
+    values = int(counts.sum())
+    shares = counts[counts > 0] / max(1, values)
+    alive = total.get("alive")
+    return TensorStatistics(
+        name=label,
+        quantizer=place.name,
+        kind=place.kind,
+        bits=0,
+        low=float(total["low"]),
+        high=float(total["high"]),
+        values=values,
+        clipped=int(total["clipped"]) / max(1, values),
+        sqnr=_sqnr(total["signal"], total["noise"]),
+        float_sqnr=_sqnr(total["float_signal"], total["float_noise"]),
+        entropy=max(0.0, -math.fsum(shares * np.log2(shares))),
+        used=int((counts > 0).sum()) / counts.size,
+        dead=None if alive is None else int((~alive).sum()),
+        channels=None if alive is None else int(alive.size),
+        headroom=headroom.get(label),
+    )
+
+
+def _sqnr(signal: Any, noise: Any) -> float:
+    signal, noise = float(signal), float(noise)
+    return decibels(noise / signal) if signal else (-math.inf if noise else math.inf)
+
+
+def _headroom(qmodel: QuantizedModel, sample: tuple[Any, ...]) -> tuple[dict[str, int], str | None]:
+    """Tensor -> bits of int32 that its accumulator does not need, from the graph's own report."""
+    try:
+        graph = convert(qmodel, sample)
+    except ConversionError as error:
+        return {}, str(error)
+    outputs = {node.name: node.output for node in graph.ir.nodes}
+
+    def left(node: NodeAccumulator) -> int:
+        return 32 - node.total_bits
+
+    return {outputs[node.name]: left(node) for node in accumulators(graph).nodes}, None
+
+
+def _patterns(nodes: Iterable[str]) -> list[re.Pattern[str]]:
+    names = [nodes] if isinstance(nodes, str) else list(nodes)
+    try:
+        return [re.compile(name) for name in names]
+    except re.error as error:
+        raise ValueError(f"statistics: nodes must be regular expressions. Got {names!r}: {error}.") from None
+
+
+def _check_matched(patterns: list[re.Pattern[str]] | None, places: dict[str, Place]) -> None:
+    for pattern in patterns or ():
+        if not any(pattern.fullmatch(name) for p in places.values() for name in (p.label, p.name, p.module)):
+            raise ValueError(
+                f"statistics: {pattern.pattern!r} matches no quantized tensor. Tensors: {', '.join(places)}."
+            )
+
+
+def _decibels(value: float) -> str:
+    return f"{value:.2f}" if math.isfinite(value) else "inf" if value > 0 else "-inf" if value < 0 else "-"

@@ -1,0 +1,118 @@
+"""A quantized model whose quantizers are switched on and off by data.
+
+Asking what each layer costs means running the model with many different sets of quantizers. Were a set part of the
+program, each would be a compilation of its own. Here a vector of booleans, one per quantizer, is an argument, and one
+compiled function serves every set.
+
+Each tensor is carried twice: as the codes that quantization makes of it and as the reals that stand in their place.
+Every operation computes both, its fake-quantized form on the codes and its primitive on the reals, and the flags choose
+where the two meet: at a quantizer, at an operation that reads a quantized and a real tensor, at the output. So with all
+switches on the result is the quantized model's, with all off the float model's, and between them what the operations
+compute when only some of their inputs carry codes; no operation ever sees codes that are not integers. (One exception:
+what a scan carries from one iteration to the next travels as the reals that its codes stand for, where the quantized
+model keeps the codes.)
+"""
+
+import dataclasses
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from qjax.ops import Deferred, Quantized, real
+from qjax.qmodel import QuantizedModel, evaluation_copy
+from qjax.tracing import Equation, Evaluation, Params, Place, Taps, Value
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Either(Deferred):
+    """A tensor of which a flag says what it is.
+
+    coded: codes or an accumulator, of which every quantizer behind it is on. plain: the real tensor in the model's
+    dtype. on: bool scalar, which of the two it is.
+    """
+
+    coded: Deferred
+    plain: jax.Array
+    on: jax.Array
+
+    @property
+    def dtype(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.plain.dtype
+
+    def real32(self) -> jax.Array:
+        return jnp.where(self.on, self.coded.real32(), self.plain.astype(jnp.float32))
+
+    def real(self) -> jax.Array:
+        return jnp.where(self.on, self.coded.real(), self.plain)
+
+
+@dataclasses.dataclass(frozen=True)
+class SwitchedEvaluation(Evaluation):
+    """An evaluation in which `switches[name]`, a bool scalar, turns a quantizer on."""
+
+    switches: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def _equation(self, eqn: Equation, inputs: list[Any]) -> list[Any]:
+        choices = [x for x in inputs if isinstance(x, Either)]
+        if not choices or self.annotation.ops.get(eqn) is None:
+            return super()._equation(eqn, [real(x) for x in inputs])
+        plain = super()._equation(eqn, [real(x) for x in inputs])
+        coded = super()._equation(eqn, [x.coded if isinstance(x, Either) else x for x in inputs])
+        on = choices[0].on
+        for other in choices[1:]:
+            on = jnp.logical_and(on, other.on)
+        return [
+            Either(c, p, on) if isinstance(c, Deferred) else jnp.where(on, c, p)
+            for c, p in zip(coded, plain, strict=True)
+        ]
+
+    def _observed(self, value: Value, x: Any, params: Params, taps: Taps) -> Any:
+        result = super()._observed(value, x, params, taps)
+        if result is x or not isinstance(result, Either) or not isinstance(result.coded, Quantized):
+            return result
+        return Either(dataclasses.replace(result.coded, dtype=value.dtype), real(x), result.on)
+
+    def _at(self, place: Place, x: Any, params: Params, taps: Taps) -> Any:
+        x = jnp.asarray(x)
+        quantized = super()._at(place, x, params, taps)
+        return Either(quantized, x, self.switches[place.name]) if isinstance(quantized, Quantized) else quantized
+
+
+class SwitchedModel:
+    """A quantized model in evaluation mode, compiled once for all sets of quantizers; the model itself stays as it is.
+
+    names: the quantizers, in the order of the switches.
+    """
+
+    def __init__(self, qmodel: QuantizedModel) -> None:
+        self.names = tuple(name for name, _ in qmodel.plan.quantizers)
+        graphdef, self._state = nnx.split(evaluation_copy(qmodel))
+        names, plan = self.names, qmodel.plan
+
+        @jax.jit
+        def run(state: Any, switches: jax.Array, args: tuple[Any, ...]) -> Any:
+            model = nnx.merge(graphdef, state)
+            traced, annotation = model._read(args, {})
+            own = {name: switches[index] for index, name in enumerate(names)}
+            evaluation = SwitchedEvaluation(annotation, model._quantize, shared=plan.shared, switches=own)
+            values, _ = evaluation.run(traced.program, traced.args, model.quantizer_values())
+            return traced.outputs(values)
+
+        self._run = run
+
+    def __call__(self, quantizers: Collection[str], args: tuple[Any, ...]) -> Any:
+        """The output with these quantizers on and all others off."""
+        return self._run(self._state, jnp.asarray(self.switches(quantizers)), args)
+
+    def switches(self, quantizers: Iterable[str]) -> np.ndarray:
+        """bool [quantizers]: True for those named."""
+        wanted = set(quantizers)
+        unknown = wanted - set(self.names)
+        if unknown:
+            raise ValueError(f"Unknown quantizers: {', '.join(sorted(unknown))}. Known: {', '.join(self.names)}.")
+        return np.asarray([name in wanted for name in self.names], bool)

@@ -1,0 +1,173 @@
+"""Which equation of a model becomes what: integers, a table, reals because the recipe says so, or nothing yet.
+
+The conversion stops at the first thing without an integer form. This shows all of them at once, before any calibration.
+"""
+
+import dataclasses
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from flax import nnx
+
+from qjax.export.unsupported import cures_of, problem_of
+from qjax.layers import instrument, module_types, trace
+from qjax.qmodel import Plan, QuantizedModel, arguments_of, evaluation_copy
+from qjax.recipe import Recipe
+from qjax.summary import table
+from qjax.tracing import Annotation, Composite, Equation, Program
+
+Form = Literal["integer", "table", "folded", "moved", "index", "float", "unsupported"]
+
+FORMS: Mapping[Form, str] = {
+    "integer": "an integer kernel",
+    "table": "a table of codes",
+    "folded": "constants of the kernel before it",
+    "moved": "codes moved or selected",
+    "index": "integers or booleans that stand for themselves",
+    "float": "reals, as the recipe says",
+    "unsupported": "no integer form",
+}
+"""What an equation may become."""
+
+_MODES: Mapping[str, Form] = {
+    "producer": "integer",
+    "start": "integer",
+    "chain": "folded",
+    "permute": "folded",
+    "grid": "moved",
+    "integer": "index",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Explained:
+    """One equation, or a group that is read as one.
+
+    module: its path. primitive: its name in the jaxpr, or of the function that a group computes. operation: of the
+    graph, empty without one. shape: of its result. equations: how many of the jaxpr it stands for. location: the user's
+    "file:line". problem, cures: of what is unsupported.
+    """
+
+    module: str
+    primitive: str
+    operation: str
+    form: Form
+    shape: tuple[int, ...]
+    equations: int
+    location: str | None
+    problem: str = ""
+    cures: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """Every equation that depends on the model's inputs, in order; `str()` is a table with the cures behind it."""
+
+    rows: tuple[Explained, ...]
+
+    @property
+    def unsupported(self) -> tuple[Explained, ...]:
+        """What stands in the way of a graph of integers."""
+        return tuple(row for row in self.rows if row.form == "unsupported")
+
+    @property
+    def convertible(self) -> bool:
+        """Whether every equation has a form that the conversion knows."""
+        return not self.unsupported
+
+    def counts(self) -> dict[Form, int]:
+        """How many equations of the jaxpr have each form."""
+        found: Counter[Form] = Counter()
+        for row in self.rows:
+            found[row.form] += row.equations
+        return {form: found[form] for form in FORMS if found[form]}
+
+    def __str__(self) -> str:
+        header = ("module", "primitive", "becomes", "operation", "shape", "line")
+        cells = [
+            [row.module or "-", row.primitive, row.form, row.operation, _shape(row.shape), _short(row.location)]
+            for row in self.rows
+        ]
+        counts = self.counts()
+        lines = [table(header, cells), "", ", ".join(f"{n} {form} ({FORMS[form]})" for form, n in counts.items())]
+        for row in self.unsupported:
+            lines += ["", row.problem, *(f"  cure {i}: {cure}" for i, cure in enumerate(row.cures, 1))]
+        return "\n".join(lines)
+
+
+def explain(model: nnx.Module, sample: Any, recipe: Recipe | None = None) -> Explanation:
+    """What each equation of a model's evaluation becomes under a recipe.
+
+    Args:
+      model: an `nnx.Module`, or what `quantize` made of one (whose own recipe then counts).
+      sample: one batch, as `quantize` takes it; only its shapes matter.
+      recipe: None is `Recipe()`.
+
+    Raises:
+      TraceError: the model cannot be traced at all: a shape or a Python branch depends on data.
+    """
+    known = isinstance(model, QuantizedModel)
+    if known and recipe is not None:
+        raise ValueError("explain: a quantized model has its recipe; expected None, or the model itself.")
+    module = model.model if known else instrument(model)
+    traced = trace(evaluation_copy(module), arguments_of(sample), {})
+    if known:
+        plan = model.plan
+    else:
+        recipe = recipe or Recipe()
+        # after the trace: it meets the submodules of linen modules
+        plan = Plan((), recipe.float_paths(module_types(module)), (), recipe.target, ())
+    annotation = plan.annotate(traced)
+    needed = _needed(traced.program)
+    return Explanation(tuple(_rows(traced.program, annotation, plan, needed)))
+
+
+def _rows(program: Program, annotation: Annotation, plan: Plan, needed: set[Equation]) -> Iterator[Explained]:
+    for eqn in program.equations:
+        if eqn not in needed or all(annotation.is_constant(eqn)):
+            continue
+        if eqn.body is not None:
+            yield from _rows(eqn.body, annotation, plan, needed)
+            continue
+        yield _row(eqn, annotation, plan)
+
+
+def _row(eqn: Equation, annotation: Annotation, plan: Plan) -> Explained:
+    count = len(eqn.source.equations) if isinstance(eqn.source, Composite) else 1
+    name, shape = eqn.function or eqn.primitive, eqn.out_shapes[0] if eqn.out_shapes else ()
+    reading = annotation.ops.get(eqn)
+    if reading is not None:
+        op, mode = reading
+        form = "table" if op.name == "table" else _MODES[mode]
+        return Explained(eqn.scope, name, op.name, form, shape, count, eqn.location)
+    if plan.is_float(eqn.scope):
+        return Explained(eqn.scope, name, "", "float", shape, count, eqn.location)
+    if eqn.primitive == "convert_element_type" and not eqn.inputs[0].is_float and not eqn.outputs[0].is_float:
+        return Explained(eqn.scope, name, "", "index", shape, count, eqn.location)
+    constant = annotation.is_constant(eqn)
+    problem, cures = problem_of(eqn), cures_of(eqn, constant)
+    return Explained(eqn.scope, name, "", "unsupported", shape, count, eqn.location, problem, cures)
+
+
+def _needed(program: Program) -> set[Equation]:
+    """The equations that an output depends on: what a model computes and drops is not in the way."""
+    found: set[Equation] = set()
+    wanted = set(program.outputs)
+    for eqn in reversed(program.equations):
+        if not wanted.intersection(eqn.outputs):
+            continue
+        found.add(eqn)
+        wanted.update(eqn.inputs)
+        if eqn.body is not None:
+            found |= _needed(eqn.body)
+    return found
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape)) or "scalar"
+
+
+def _short(location: str | None) -> str:
+    return os.path.basename(location) if location else "-"

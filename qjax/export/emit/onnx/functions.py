@@ -1,0 +1,75 @@
+"""Tables that are functions of ONNX Runtime on codes of 8 bits: QLinearSigmoid, QLinearLeakyRelu.
+
+The runtime fills a table of its own when it loads the model: DequantizeLinear, the function and QuantizeLinear of
+every code, in float32. LeakyRelu's steps are IEEE's, so its table is computed here and compared. The last bits of a
+sigmoid are those of the machine; where no result comes closer to a tie than their error, they decide nothing, and the
+table is known all the same. Any other table stays a function of integers.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qjax.export.emit.onnx.codes_writer import CodesWriter
+from qjax.export.emit.onnx.fitting import fits
+from qjax.export.ir import Node, Quantization
+from qjax.numerics.elementary import Expression
+
+_SIGMOID_ERROR = 2.0**-21
+"""Above 2^-22.4, the greatest error of ONNX Runtime's float32 sigmoid on 27 million numbers within 200 of 0."""
+_QUOTIENT_ERROR = 2.0**-15
+"""Of a float32 quotient below 256, in steps of the result."""
+
+
+def table(w: CodesWriter, node: Node) -> bool:
+    """Writes a table as a function of the runtime, if that is what the runtime makes of the function."""
+    tensors = w.graph.tensors
+    x, y = tensors[node.inputs[0]].quantization, tensors[node.output].quantization
+    info = np.iinfo(tensors[node.inputs[0]].dtype)
+    if not fits(w, node) or list(node.attributes["range"]) != [info.min, info.max] or x is None or y is None:
+        return False
+    expression = Expression.from_json(node.attributes["expression"])
+    codes = np.arange(info.min, info.max + 1)
+    reals = (codes - int(np.asarray(x.zero_point).reshape(()))).astype(np.float32)
+    reals = reals * np.asarray(x.scale, np.float32).reshape(())
+    name, attributes, steps = "", dict[str, Any](), None
+    slope = leaky_slope(expression)
+    if expression.bare == "logistic":
+        name, steps = "Sigmoid", _sigmoid(reals, y)
+    elif slope is not None:
+        name, attributes = "LeakyRelu", {"alpha": slope}
+        values = np.where(reals >= 0, reals, reals * np.float32(slope))
+        steps = np.rint(values / np.asarray(y.scale, np.float32).reshape(()))
+    held = np.asarray(w.graph.constant(node, "table")).astype(np.int64)
+    if steps is None or not np.array_equal(np.clip(steps + np.asarray(y.zero_point).reshape(()), y.qmin, y.qmax), held):
+        return False
+    view = w.value(node.inputs[0])
+    return w.write(node, view.axes, name, [w.operand(node.inputs[0], view)], None, None, **attributes)
+
+
+def _sigmoid(reals: NDArray[np.float32], y: Quantization) -> NDArray[np.float64] | None:
+    """The rounded steps of the result, or None where an error of the runtime's might decide one."""
+    scale = float(np.asarray(y.scale, np.float32).reshape(()))
+    with np.errstate(over="ignore"):
+        exact = 1 / (1 + np.exp(-reals.astype(np.float64))) / scale
+    away = np.abs(exact - np.floor(exact) - 0.5)
+    return np.rint(exact) if (away > _SIGMOID_ERROR / scale + _QUOTIENT_ERROR).all() else None
+
+
+def leaky_slope(expression: Expression) -> float | None:
+    """The slope of x where x > 0 (or >= 0), else slope x; None for another function."""
+    if len(expression.steps) != 3 or expression.parameters:
+        return None
+    compared, scaled = None, None
+    for index, (primitive, operands) in enumerate(expression.steps[:2], 1):
+        if primitive == "mul" and 0 in operands:
+            (number,) = [o for o in operands if isinstance(o, str)] or [""]
+            scaled = (index, number) if number else None
+        elif primitive in ("ge", "gt") and operands[0] == 0 and isinstance(operands[1], str):
+            compared = index if float.fromhex(operands[1]) == 0 else None
+    if compared is None or scaled is None or expression.steps[2] != ("select", (compared, scaled[0], 0)):
+        return None
+    slope = float.fromhex(scaled[1])
+    return slope if math.isfinite(slope) and float(np.float32(slope)) == slope else None

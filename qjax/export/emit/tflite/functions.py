@@ -1,0 +1,58 @@
+"""Functions of whole rows: SOFTMAX where the node is the runtime's own kernel; more than 32 bits are refused."""
+
+import math
+
+from qjax.export.emit.tflite import tables
+from qjax.export.emit.tflite.problems import Unsupported
+from qjax.export.emit.tflite.writer import Value, Writer, lowers
+from qjax.export.ir import Node
+
+_ELSEWHERE = "emit('onnx') and emit('c') hold it, with the same codes"
+
+
+@lowers("softmax")
+def softmax(writer: Writer, node: Node) -> Value:
+    """SOFTMAX."""
+    if node.attributes["method"] == "exact":
+        why = (
+            "with a mask" if len(node.inputs) > 1 else "of other codes, axes or grids than the runtime's own kernel has"
+        )
+        raise Unsupported(
+            f"a softmax {why}",
+            "TFLite has SOFTMAX of int8 codes over the last axis without a mask, and nothing else is exact in 32 bits: "
+            f"add the mask to its input as a constant, or put a recipe's FLOAT there; {_ELSEWHERE}",
+        )
+    x, (dtype, quantization) = writer.input(node), writer.grid(node)
+    rows = writer.reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]), frozenset({0} if x.free else ()))
+    result = writer.apply("SOFTMAX", [rows], rows.shape, rows.free, dtype, quantization, beta=1.0)
+    return writer.reshape(writer.bounded(node, result), x.shape, x.free)
+
+
+@lowers("divide")
+def divide(writer: Writer, node: Node) -> Value:
+    """A table of all pairs of codes."""
+    return tables.binary(writer, node)
+
+
+@lowers("normalize")
+def normalize(writer: Writer, node: Node) -> Value:
+    """Refused: variances and their roots need more than 32 bits."""
+    raise Unsupported(
+        "a normalization over the data",
+        f"Its sums of squares need more bits than TFLite's integers have: use batch norm; {_ELSEWHERE}",
+    )
+
+
+@lowers("grouped_dot")
+def grouped_dot(writer: Writer, node: Node) -> Value:
+    """Refused: it adds several accumulators of 32 bits, each times its factor, before it rounds."""
+    raise Unsupported(
+        "a product whose weights have a scale for every group",
+        f"TFLite has one scale per channel: use weights=QSpec(axis=-1) without group_size; {_ELSEWHERE}",
+    )
+
+
+@lowers("island")
+def island(writer: Writer, node: Node) -> Value:
+    """Refused: real numbers."""
+    raise Unsupported("a part in real numbers", "Quantize it, or keep it out of the model that you ship")

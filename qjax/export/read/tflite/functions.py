@@ -1,0 +1,82 @@
+"""Elementwise functions, which are tables of codes, and SOFTMAX.
+
+A table holds what the target's own kernel computes: qjax knows it for LOGISTIC and TANH of int8 codes; for all others
+the installed runtime is asked, code by code (`trial`). A target that is no runtime of .tflite files has the correctly
+rounded table of the real function.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from qjax.export.read.tflite.flatbuffer import damaged
+from qjax.export.read.tflite.model import Operator
+from qjax.export.read.tflite.trial import Function
+from qjax.export.read.tflite.walk import Unsupported, Walk, axis_of, reads
+from qjax.numerics.elementary import Expression
+
+_ZERO, _HALF, _ONE, _THREE, _SIX = (float(n).hex() for n in (0, 0.5, 1, 3, 6))
+_STEPS: dict[str, list[tuple[str, tuple[Any, ...]]]] = {
+    "LOGISTIC": [("logistic", (0,))],
+    "TANH": [("tanh", (0,))],
+    "EXP": [("exp", (0,))],
+    "LOG": [("log", (0,))],
+    "SQRT": [("sqrt", (0,))],
+    "RSQRT": [("rsqrt", (0,))],
+    "ABS": [("abs", (0,))],
+    "NEG": [("neg", (0,))],
+    "ELU": [("expm1", (0,)), ("gt", (0, _ZERO)), ("select", (2, 1, 0))],
+    "RELU_0_TO_1": [("clamp", (_ZERO, 0, _ONE))],
+    "HARD_SWISH": [("add", (0, _THREE)), ("clamp", (_ZERO, 1, _SIX)), ("mul", (0, 2)), ("div", (3, _SIX))],
+}
+
+
+def _expression(operator: Operator) -> Expression:
+    if operator.name == "LEAKY_RELU":
+        slope = float(np.uint32(operator.options["alpha"]).view(np.float32))
+        if not math.isfinite(slope):
+            raise damaged(f"operator {operator.index} (LEAKY_RELU): a slope of {slope}")
+        return Expression((("mul", (0, slope.hex())), ("gt", (0, _ZERO)), ("select", (2, 1, 0))))
+    if operator.name == "GELU":
+        if operator.options["approximate"]:
+            cube: list[tuple[str, tuple[Any, ...]]] = [("integer_pow", (0, _THREE)), ("mul", (1, (0.044715).hex()))]
+            steps = [*cube, ("add", (0, 2)), ("mul", (3, math.sqrt(2 / math.pi).hex())), ("tanh", (4,))]
+        else:
+            steps = [("mul", (0, math.sqrt(0.5).hex())), ("erf", (1,))]
+        last = len(steps)
+        steps = [*steps, ("add", (last, _ONE)), ("mul", (0, last + 1)), ("mul", (last + 2, _HALF))]
+        return Expression(tuple(steps))
+    return Expression(tuple(_STEPS[operator.name]))
+
+
+@reads(*_STEPS, "LEAKY_RELU", "GELU")
+def function(walk: Walk, operator: Operator) -> None:
+    """A table; the codes of a runtime's kernel are found when the target is known."""
+    x = walk.codes_of(operator, 0)
+    q = x.quantization
+    name, grid = walk.result(operator, x.shape)
+    output = walk.output(operator)
+    if output.dtype != x.dtype:
+        raise Unsupported(f"codes of {x.dtype} become {output.dtype}", "Give both sides the same bits")
+    options = {
+        "LEAKY_RELU": lambda: {"alpha": float(np.uint32(operator.options["alpha"]).view(np.float32))},
+        "GELU": lambda: {"approximate": bool(operator.options["approximate"])},
+    }.get(operator.name, dict)()
+    walk.functions[name] = Function(operator.name, options, x.dtype, q, grid)
+    walk.node("table", [x], name, {"expression": _expression(operator).to_json()})
+
+
+@reads("SOFTMAX")
+def softmax(walk: Walk, operator: Operator) -> None:
+    """Shares along the last axis; whether the target's kernel is known is seen when the target is."""
+    x = walk.codes_of(operator, 0)
+    beta = float(np.uint32(operator.options["beta"]).view(np.float32))
+    if beta != 1:
+        raise Unsupported(f"a beta of {beta:.6g}", "Multiply its input before, or leave beta at 1")
+    if not x.shape or not x.shape[-1]:
+        raise damaged(f"operator {operator.index} (SOFTMAX): an input of {x.shape}")
+    name, _ = walk.result(operator, x.shape)
+    if walk.output(operator).dtype != x.dtype:
+        raise Unsupported(f"codes of {x.dtype} become {walk.output(operator).dtype}", "Give both sides the same bits")
+    walk.node("softmax", [x], name, {"axes": [axis_of(-1, len(x.shape), operator)]})

@@ -1,0 +1,107 @@
+"""What a runtime's kernel makes of every code, found by running it.
+
+An elementwise kernel of codes is a table of 256 or 65,536 entries, whatever its formula: a model of that one operator
+is written and run by the runtime that is the target.
+"""
+
+import dataclasses
+import functools
+import importlib
+import platform
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qjax.export.ir import Quantization
+from qjax.export.read.errors import ReadError
+from qjax.export.tflite_schema.file import File, Scales
+
+_LITERT = {
+    "tflite_reference": ("BUILTIN_REF", ("x86_64", "AMD64", "aarch64", "arm64")),
+    "tflite_optimized_x86": ("BUILTIN_WITHOUT_DEFAULT_DELEGATES", ("x86_64", "AMD64")),
+    "tflite_xnnpack": ("AUTO", ("x86_64", "AMD64")),
+    "tflite_optimized_arm": ("BUILTIN_WITHOUT_DEFAULT_DELEGATES", ("aarch64", "arm64")),
+    "tflite_xnnpack_arm": ("AUTO", ("aarch64", "arm64")),
+}
+"""target -> the set of kernels in LiteRT, and the machines that have them."""
+
+RUNTIMES = (*_LITERT, "tflite_micro", "cmsis_nn")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Function:
+    """An operator of one tensor of codes, element by element; options: fields of its options in the schema."""
+
+    operator: str
+    options: Mapping[str, Any]
+    dtype: str
+    x: Quantization
+    y: Quantization
+
+
+def codes_of(function: Function, target: str) -> NDArray[Any]:
+    """The codes that the kernel gives for every code of its input, in order.
+
+    Raises:
+      ReadError: the runtime is not installed, is not that of this machine, or has no such kernel.
+    """
+    return _run(_model(function), target, function)
+
+
+def _model(function: Function) -> bytes:
+    info = np.iinfo(function.dtype)
+    shape = (1, int(info.max) - int(info.min) + 1)
+    file = File()
+    indices = [
+        file.tensor(name, shape, function.dtype, Scales(grid.scale, grid.zero_point))
+        for name, grid in (("x", function.x), ("y", function.y))
+    ]
+    file.operator(function.operator, indices[:1], indices[1:], **function.options)
+    return bytes(file.to_bytes(indices[:1], indices[1:]))
+
+
+def _run(model: bytes, target: str, function: Function) -> NDArray[Any]:
+    other = "Read it with the target of another runtime, or with target='nearest_even' for the correctly rounded table."
+    kernel = f"{function.operator} of {function.dtype} under {target!r}"
+    info = np.iinfo(function.dtype)
+    codes = np.arange(info.min, int(info.max) + 1).astype(function.dtype)[None]
+    if target not in _LITERT and target != "tflite_micro":
+        raise ReadError(f"{kernel}: its kernel is not on this machine, and qjax has no formula of it. {other}")
+    resolver, machines = _LITERT.get(target, ("", (platform.machine(),)))
+    if platform.machine() not in machines:
+        raise ReadError(f"{kernel}: that runtime is on {machines[0]}, this machine is {platform.machine()}. {other}")
+    package = "ai_edge_litert.interpreter" if resolver else "tflite_micro"
+    try:
+        module = importlib.import_module(package)
+    except ImportError:
+        name = package.split(".")[0].replace("_", "-")
+        raise ReadError(f"{kernel}: qjax asks the runtime for its codes, and {name} is missing. {other}") from None
+    run = functools.partial(_litert, module, resolver) if resolver else functools.partial(_micro, module)
+    try:
+        return run(model, codes)[0]
+    except (RuntimeError, ValueError, SystemError) as error:
+        raise ReadError(f"{kernel}: the runtime has no such kernel ({str(error)[:120]}). {other}") from None
+
+
+def _litert(module: Any, resolver: str, model: bytes, codes: NDArray[Any]) -> NDArray[Any]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        interpreter = module.Interpreter(
+            model_content=model,
+            experimental_op_resolver_type=getattr(module.OpResolverType, resolver),
+            num_threads=1,
+        )
+    interpreter.allocate_tensors()
+    interpreter.set_tensor(interpreter.get_input_details()[0]["index"], codes)
+    interpreter.invoke()
+    return interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
+
+
+def _micro(module: Any, model: bytes, codes: NDArray[Any]) -> NDArray[Any]:
+    interpreter = module.runtime.Interpreter.from_bytes(model, arena_size=(1 << 16) + 16 * codes.size)
+    interpreter.set_input(codes, 0)
+    interpreter.invoke()
+    return np.array(interpreter.get_output(0))

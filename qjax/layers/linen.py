@@ -1,0 +1,264 @@
+"""A Flax linen module as an `nnx.Module`, so that quantizing, training and converting need know nnx only.
+
+The variables of the linen module become nnx variables under the same paths; a call applies the linen module to them.
+While it runs, `flax.linen.intercept_methods` opens a scope with the path of every submodule that is called, and binds
+markers for batch norm, dropout and embedding lookups, as `layers.scope` does for nnx modules. Lifted transforms
+(`nn.scan`, `nn.remat`, `nn.vmap`) call their modules inside, where the same happens.
+"""
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from qjax.layers.dropout import dropped
+from qjax.layers.embed import looked_up
+from qjax.tracing import SCOPE, Layer, bind
+
+_KINDS: dict[str, type[nnx.Variable[Any]]] = {
+    "params": nnx.Param,
+    "batch_stats": nnx.BatchStat,
+    "cache": nnx.Cache,
+    "intermediates": nnx.Intermediate,
+}
+
+
+@dataclasses.dataclass(eq=False)
+class Linen:
+    """The static side of a wrapped linen module, known by identity.
+
+    leaves: (collection, path in it, path of the nnx variable). types: path -> class of every submodule that a trace has
+    met, "" for the module itself.
+    """
+
+    module: Any
+    leaves: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]
+    training: Mapping[str, Any]
+    evaluation: Mapping[str, Any]
+    method: Any
+    types: dict[str, type] = dataclasses.field(default_factory=dict)
+
+
+class LinenVariables(nnx.Module):
+    """The variables of one linen submodule, and those below it."""
+
+
+class LinenModule(LinenVariables):
+    """What `from_linen` returns."""
+
+    def __init__(self, linen: Linen, rngs: nnx.Rngs | None) -> None:
+        self.qjax_linen = linen
+        self.deterministic = False
+        if rngs is not None:
+            self.rngs = rngs
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        linen, training = self.qjax_linen, not self.deterministic
+        variables: dict[str, Any] = {}
+        for collection, path, _ in linen.leaves:
+            _insert(variables.setdefault(collection, {}), path, self._variable(collection, path)[...])
+        mutable = [name for name in variables if name != "params" and (training or name != "batch_stats")]
+        streams = getattr(self, "rngs", None)
+        rngs = {name: streams[name]() for name in streams} if training and streams is not None else None
+        options = {**(linen.training if training else linen.evaluation), **kwargs}
+        with _scoped(str(getattr(self, "qjax_path", "")), linen.types):
+            found = linen.module.apply(
+                variables, *args, rngs=rngs, method=linen.method, mutable=mutable or False, **options
+            )
+        if not mutable:
+            return found
+        result, changed = found
+        for collection, path, _ in linen.leaves:
+            if collection in changed:
+                self._variable(collection, path)[...] = _lookup(changed[collection], path)
+        return result
+
+    def _variable(self, collection: str, path: tuple[str, ...]) -> Any:
+        place = next(place for c, p, place in self.qjax_linen.leaves if (c, p) == (collection, path))
+        node: Any = self
+        for name in place:
+            node = getattr(node, name)
+        return node
+
+
+def from_linen(
+    module: Any,
+    variables: Any,
+    *,
+    training: Mapping[str, Any] | None = None,
+    evaluation: Mapping[str, Any] | None = None,
+    method: str | Callable[..., Any] | None = None,
+    rngs: nnx.Rngs | Mapping[str, jax.Array] | None = None,
+) -> nnx.Module:
+    """A Flax linen module with its variables as an `nnx.Module`: what `qjax.quantize` takes.
+
+    The parameters (`nnx.Param`), batch statistics (`nnx.BatchStat`) and other collections keep their linen paths:
+    "encoder/Dense_0/kernel". Calling it calls `module.apply`; batch statistics move in training mode. Like any nnx
+    module it starts in training mode, and `train()` and `eval()` switch it.
+
+    Args:
+      module: the linen module, as for `module.apply`.
+      variables: what `module.init` returned: collection -> tree.
+      training, evaluation: the keyword arguments of the call that state the mode, such as `{"train": True}` and
+        `{"train": False}`.
+      method: what to call instead of `__call__`.
+      rngs: streams for training mode, such as `nnx.Rngs(dropout=0)`, or a key for each.
+
+    Raises:
+      TypeError: `module` is no linen module, or `variables` are not its variables.
+
+        model = qjax.from_linen(net, net.init(key, x, train=False), training={"train": True},
+                                evaluation={"train": False}, rngs=nnx.Rngs(dropout=0))
+        qmodel = qjax.quantize(model, qjax.Recipe(), x)
+    """
+    from flax import linen as nn  # the only place that needs it: users of nnx do not pay for it
+
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"from_linen: expected a flax.linen.Module, got {type(module).__name__}.")
+    collections = nn.unbox(variables)
+    if not isinstance(collections, Mapping) or not all(isinstance(tree, Mapping) for tree in collections.values()):
+        raise TypeError(
+            f'from_linen: expected the variables that module.init returned, {{"params": ...}}, got a '
+            f"{type(variables).__name__}{' of arrays' if isinstance(variables, Mapping) else ''}."
+        )
+    leaves: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = []
+    taken: set[tuple[str, ...]] = {("rngs",), ("deterministic",), ("qjax_linen",), ("qjax_path",)}
+    arrays: list[Any] = []
+    for collection, tree in collections.items():
+        for path, array in _leaves(tree, ()):
+            place = path if path not in taken else (*path[:-1], f"{path[-1]}_{collection}")
+            taken.add(place)
+            leaves.append((collection, path, place))
+            arrays.append(array)
+    linen = Linen(module, tuple(leaves), dict(training or {}), dict(evaluation or {}), method)
+    streams = rngs if rngs is None or isinstance(rngs, nnx.Rngs) else nnx.Rngs(**rngs)
+    model = LinenModule(linen, streams)
+    for (collection, _, place), array in zip(leaves, arrays, strict=True):
+        node: Any = model
+        for name in place[:-1]:
+            if not isinstance(getattr(node, name, None), LinenVariables):
+                setattr(node, name, LinenVariables())
+            node = getattr(node, name)
+        setattr(node, place[-1], _KINDS.get(collection, nnx.Variable)(jnp.asarray(array)))
+    return model
+
+
+def linen_types(model: nnx.Module) -> dict[str, type]:
+    """Path -> the user's linen class, for the linen modules inside of a model that a trace has met."""
+    found: dict[str, type] = {}
+    for path, node in nnx.iter_graph(model):
+        if isinstance(node, LinenModule):
+            outer = "/".join(str(part) for part in path)
+            types = {"": type(node.qjax_linen.module), **node.qjax_linen.types}
+            found |= {"/".join(part for part in (outer, inner) if part): cls for inner, cls in types.items()}
+    return found
+
+
+# ---------------------------------------------------------------------- while the module runs
+
+
+class _Bare(threading.local):
+    """Whether the layers called right now are the inside of a marker."""
+
+    inside = False
+
+
+_bare = _Bare()
+
+
+@contextlib.contextmanager
+def _scoped(prefix: str, types: dict[str, type]) -> Iterator[None]:
+    from flax import linen as nn
+
+    marked = {nn.BatchNorm: _batch_norm, nn.Dropout: _dropout, nn.Embed: _embed}
+
+    def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        module = context.module
+        if _bare.inside or context.method_name == "setup":
+            return call(*args, **kwargs)
+        path = "/".join(module.path)
+        types.setdefault(path, type(module))
+        scope = ".".join(part for part in (prefix, *module.path) if part)
+        with jax.named_scope(SCOPE + scope):
+            handler = marked.get(type(module)) if context.method_name == "__call__" else None
+            return call(*args, **kwargs) if handler is None else handler(module, call, *args, **kwargs)
+
+    with nn.intercept_methods(intercept):
+        yield
+
+
+def _batch_norm(
+    module: Any, call: Any, x: jax.Array, use_running_average: bool | None = None, *, mask: Any = None
+) -> Any:
+    running = module.use_running_average if use_running_average is None else use_running_average
+    variables = {name: dict(tree) for name, tree in module.variables.items() if name in ("params", "batch_stats")}
+    averaged = module.axis_name is not None and not running
+    if running is None or mask is not None or not isinstance(module.axis, int) or averaged or not variables:
+        return call(x, use_running_average, mask=mask)
+    paths, tree = jax.tree_util.tree_flatten_with_path(variables)
+    bare = module.clone(parent=None, name=None, use_running_average=None)
+
+    def function(x: jax.Array, *leaves: jax.Array) -> list[jax.Array]:
+        _bare.inside = True
+        try:
+            y, changed = bare.apply(tree.unflatten(leaves), x, use_running_average=running, mutable=["batch_stats"])
+        finally:
+            _bare.inside = False
+        return [y] if running else [y, *(changed["batch_stats"][name] for name in ("mean", "var"))]
+
+    attributes = {
+        "epsilon": float(module.epsilon),
+        "trailing": x.ndim - 1 - module.axis % x.ndim,
+        "use_running_average": bool(running),
+    }
+    operands = ("x", *(str(path[-1].key) for path, _ in paths))
+    layer = Layer("batch_norm", operands, tuple(sorted(attributes.items())), function)
+    y, *statistics = bind(layer, x, *(leaf for _, leaf in paths))
+    for name, value in zip(("mean", "var"), statistics, strict=False):
+        module.put_variable("batch_stats", name, value)
+    return y
+
+
+def _dropout(
+    module: Any, call: Any, inputs: jax.Array, deterministic: bool | None = None, rng: jax.Array | None = None
+) -> Any:
+    off = module.deterministic if deterministic is None else deterministic
+    if off is None or off or not 0.0 < module.rate < 1.0:
+        return call(inputs, deterministic, rng)
+    key = module.make_rng(module.rng_collection) if rng is None else rng
+    return dropped(inputs, key, module.rate, module.broadcast_dims)
+
+
+def _embed(module: Any, call: Any, inputs: jax.Array) -> Any:
+    if module.num_embeddings == 1 or not jnp.issubdtype(inputs.dtype, jnp.integer):
+        return call(inputs)
+    (table,) = module.promote_dtype(module.embedding, dtype=module.dtype, inexact=False)
+    return looked_up(inputs, table)
+
+
+# ---------------------------------------------------------------------- trees
+
+
+def _leaves(tree: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, (*path, str(name)))
+        else:
+            yield (*path, str(name)), value
+
+
+def _insert(tree: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
+    for name in path[:-1]:
+        tree = tree.setdefault(name, {})
+    tree[path[-1]] = value
+
+
+def _lookup(tree: Any, path: tuple[str, ...]) -> Any:
+    for name in path:
+        tree = tree[name]
+    return tree

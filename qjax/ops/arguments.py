@@ -1,0 +1,92 @@
+"""Where the greatest or least element stands: argmax, argmin, top_k. The order of codes is the order of reals."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from qjax.ops.base import Attributes, Constants, Equation, Op, Quantized, Role, real, register
+from qjax.ops.grid import GridOp
+
+
+def first_greatest(x: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:
+    """The greatest element along an axis and the first place that holds it, int32; the axis stays, with size 1."""
+    greatest = jnp.max(x, axis=axis, keepdims=True)
+    places = lax.broadcasted_iota(jnp.int32, x.shape, axis)
+    holds = x == jnp.broadcast_to(greatest, x.shape)
+    beyond = jnp.full(x.shape, x.shape[axis], jnp.int32)
+    return greatest, jnp.min(lax.select(holds, places, beyond), axis=axis, keepdims=True)
+
+
+@register
+class Argument(Op):
+    """`lax.argmax` and `lax.argmin` along one axis; the first of equal elements.
+
+    attributes: function, axis.
+    """
+
+    name = "argument"
+    role = Role.INTEGER
+    primitives = ("argmax", "argmin")
+
+    def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
+        return not constant[0] and len(eqn.params["axes"]) == 1
+
+    def data(self, eqn: Equation, constant: Sequence[bool]) -> tuple[int, ...]:
+        return (0,)
+
+    def attributes(self, eqn: Equation) -> dict[str, Any]:
+        return {"function": eqn.primitive, "axis": int(eqn.params["axes"][0])}
+
+    def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
+        (x,) = inputs
+        return eqn.bind(x.codes if isinstance(x, Quantized) else real(x))
+
+    def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
+        x, axis = inputs[0].astype(jnp.int32), attributes["axis"]
+        if attributes["function"] == "argmin":
+            # codes have 16 bits at most, so their negatives exist; int32 has one number that has none
+            x = ~x
+        return jnp.squeeze(first_greatest(x, axis)[1], axis)
+
+
+@register
+class TopK(GridOp):
+    """`lax.top_k`: node 0 gives the k greatest elements in order, node 1 their places (int32); ties: first place first.
+
+    attributes: k, axis.
+    """
+
+    name = "top_k"
+    primitives = ("top_k",)
+
+    def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
+        return not constant[0] and jnp.issubdtype(eqn.in_dtypes[0], jnp.floating)
+
+    def attributes(self, eqn: Equation) -> dict[str, Any]:
+        axis = eqn.params.get("axis", -1)
+        return {"k": int(eqn.params["k"]), "axis": int(axis) % len(eqn.in_shapes[0])}
+
+    def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
+        (x,) = inputs
+        if not isinstance(x, Quantized):
+            return eqn.bind(real(x))
+        # of integers: JAX puts 0.0 before -0.0, and both are one code
+        _, places = eqn.bind(lax.stop_gradient(x.codes).astype(jnp.int32))
+        values = jnp.take_along_axis(x.codes, places, axis=self.attributes(eqn)["axis"], mode="clip")
+        return [x.with_codes(values), places]
+
+    def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
+        x, axis = inputs[0].astype(jnp.int32), attributes["axis"]
+        places = lax.broadcasted_iota(jnp.int32, x.shape, axis)
+        found: list[jax.Array] = []
+        for _ in range(attributes["k"]):
+            pair = first_greatest(x, axis)
+            found.append(pair[attributes["index"]])
+            taken = places == jnp.broadcast_to(pair[1], x.shape)
+            # below every code, so that it is found no more
+            x = lax.select(taken, jnp.full(x.shape, np.int32(-(2**31)), jnp.int32), x)
+        return jnp.concatenate(found, axis=axis).astype(attributes["dtype"])

@@ -1,0 +1,71 @@
+"""Sums, maxima and minima of everything up to an element: log2(n) steps of shift and combine."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from qjax.ops.base import Attributes, Constants, Equation, Op, Quantized, Role, real, register
+from qjax.ops.centered import centered
+from qjax.ops.epilogue import finish
+from qjax.ops.grid import GridOp
+from qjax.ops.pending import Pending
+
+
+def _attributes(eqn: Equation) -> dict[str, Any]:
+    return {"axis": int(eqn.params["axis"]), "reverse": bool(eqn.params["reverse"])}
+
+
+def _scanned(attributes: Attributes, x: jax.Array, combine: Callable[..., jax.Array], neutral: int) -> jax.Array:
+    """Hillis and Steele: after the step of 2^k every element holds itself and the 2^(k+1) - 1 before it."""
+    axis, distance = attributes["axis"], 1
+    while distance < x.shape[axis]:
+        pair = (-distance, distance, 0) if attributes["reverse"] else (distance, -distance, 0)
+        config = [pair if a == axis else (0, 0, 0) for a in range(x.ndim)]
+        # a number and no tracer: only then is it the primitive that the emitters know
+        x = combine(x, lax.pad(x, np.asarray(neutral, x.dtype), config))
+        distance *= 2
+    return x
+
+
+@register
+class CumulativeSum(Op):
+    """`lax.cumsum`; the accumulator is the exact sum of centered codes."""
+
+    name = "cumulative_sum"
+    role = Role.PRODUCER
+    primitives = ("cumsum",)
+
+    def attributes(self, eqn: Equation) -> dict[str, Any]:
+        return _attributes(eqn)
+
+    def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
+        (x,) = inputs
+        if not isinstance(x, Quantized):
+            return eqn.bind(real(x))
+        acc = eqn.bind(x.codes.astype(jnp.float32))[0]
+        return [Pending.start(acc, lax.stop_gradient(x.scale.reshape(())), eqn.out_dtypes[0], rounded=False)]
+
+    def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
+        return finish([_scanned(attributes, centered(inputs[0], constants, 0), lax.add, 0)], constants, attributes)
+
+
+@register
+class CumulativeExtremum(GridOp):
+    """`lax.cummax` and `lax.cummin`: the order of codes is the order of reals. attributes: function, axis, reverse."""
+
+    name = "cumulative_extremum"
+    primitives = ("cummax", "cummin")
+
+    def attributes(self, eqn: Equation) -> dict[str, Any]:
+        return {"function": eqn.primitive.removeprefix("cum"), **_attributes(eqn)}
+
+    def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
+        (x,) = inputs
+        info = np.iinfo(x.dtype)
+        if attributes["function"] == "max":
+            return _scanned(attributes, x, lax.max, info.min)
+        return _scanned(attributes, x, lax.min, info.max)

@@ -1,0 +1,71 @@
+"""The elementwise quotient of two tensors of codes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from qjax.numerics.quotient import fold_quotient, quotient
+from qjax.ops.base import (
+    Attributes,
+    Constants,
+    Equation,
+    Op,
+    Preparation,
+    Prepared,
+    Quantized,
+    Role,
+    real,
+    register,
+)
+from qjax.ops.centered import centered
+from qjax.ops.epilogue import clamp_codes
+from qjax.ops.pending import Pending
+
+
+@register
+class Divide(Op):
+    """y = x0 / x1, both data: one exact rounding of the quotient of codes, ties to even.
+
+    A divisor of 0 gives the end of the range that the dividend's sign names, and 0 / 0 the code of 0.
+    """
+
+    name = "divide"
+    role = Role.PRODUCER
+    primitives = ("div",)
+    prepares = True
+    takes_steps = False
+
+    def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
+        return not any(constant)
+
+    def data(self, eqn: Equation, constant: Sequence[bool]) -> tuple[int, ...]:
+        return (0, 1)
+
+    def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
+        x, w = inputs
+        if not (isinstance(x, Quantized) and isinstance(w, Quantized)):
+            return eqn.bind(real(x), real(w))
+        # the codes tell where the divisor is 0, and the real quotient is none
+        x, w = jnp.broadcast_arrays(x.real32(), w.real32())
+        zero = w == 0
+        y = x / jnp.where(zero, jnp.ones_like(w), w)
+        end = jnp.sign(x) * np.float32(1e30)
+        return [Pending.of_real(jnp.where(zero, jax.lax.stop_gradient(end), y), eqn.out_dtypes[0])]
+
+    def prepare(self, given: Preparation) -> Prepared:
+        return Prepared(fold_quotient(given.inputs[0].scale, given.inputs[1].scale, given.output.scale))
+
+    def arithmetic(self, attributes: Attributes) -> str:
+        return "int64 quotient"
+
+    def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
+        x, w = centered(inputs[0], constants, 0), centered(inputs[1], constants, 1)
+        shape = jnp.broadcast_shapes(x.shape, w.shape)
+        codes = quotient(jnp.broadcast_to(x, shape), jnp.broadcast_to(w, shape), constants)
+        low, high = np.int32(attributes["qmin"]), np.int32(attributes["qmax"])
+        zero_point = jnp.broadcast_to(jnp.asarray(constants["y_zero_point"]), shape)
+        codes = jnp.minimum(jnp.maximum(codes + zero_point, low), high)
+        return clamp_codes(codes, constants).astype(attributes["dtype"])

@@ -1,0 +1,31 @@
+"""A constant for every example of the batch: what the state of a loop starts from."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from qjax.ops.base import Attributes, Constants, Equation, Op, Role, register
+
+
+@register
+class Fill(Op):
+    """The codes of a constant, repeated along the batch; the input only says how large the batch is.
+
+    constants: value, the codes, size 1 along the batch. attributes: shape, None where the batch is; times, the rows of
+    that axis for each example (row of the input). The conversion makes these nodes, no equation is read as one.
+    """
+
+    name = "fill"
+    role = Role.GRID
+    primitives: ClassVar[tuple[str, ...]] = ()
+
+    def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
+        return False
+
+    def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
+        (x,) = inputs
+        rows = x.shape[0] * attributes["times"] if x.ndim else 1
+        shape = [rows if size is None else size for size in attributes["shape"]]
+        return jnp.broadcast_to(jnp.asarray(constants["value"]).astype(attributes["dtype"]), shape)

@@ -1,0 +1,165 @@
+"""Products with weights that have a scale for every group of the summed axis: int4 as language models are shipped.
+
+One accumulator cannot hold steps of several sizes. Every group has an int32 accumulator of its own, and the sum of
+those, each times its factor, is rounded once (`epilogue.finish_sum`): no group is rounded by itself.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from qjax.numerics._namespace import host_or_trace, traced
+from qjax.numerics.qparams import QParams
+from qjax.numerics.softfloat import Real
+from qjax.ops import accumulate
+from qjax.ops.base import (
+    Attributes,
+    Constants,
+    Equation,
+    Op,
+    Preparation,
+    Prepared,
+    Quantized,
+    Role,
+    register,
+)
+from qjax.ops.channels import weight_to_result
+from qjax.ops.epilogue import finish_sum, fold_sum
+from qjax.ops.pending import Pending
+
+_PRODUCTS = 2**61
+"""What `fold_sum` expects of the sum of all products: below this."""
+
+
+def layout(eqn: Equation, weight: int, params: QParams, channels: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """The attributes of a product whose weight is split, (k,) -> (k // size, size), along its summed axis.
+
+    Raises:
+      ValueError: groups that do not run along the one axis that is summed.
+    """
+    contracting, batch = eqn.params["dimension_numbers"]
+    axis = params.spec.group_axis % len(eqn.in_shapes[weight])
+    if tuple(contracting[weight]) != (axis,):
+        raise ValueError(
+            f"groups of {params.spec.group_size} along axis {axis}, but the product sums over axes "
+            f"{list(contracting[weight])}. Give group_axis the one axis that is summed, or use axis without group_size"
+        )
+    return {
+        "weight": weight,
+        "group_axis": axis,
+        "summed": int(contracting[1 - weight][0]),
+        "batch": [int(a) for a in batch[1 - weight]],
+        "weight_batch": [int(a) + (a > axis) for a in batch[weight]],
+        "channels": [[r, w + (w > axis)] for r, w in channels],
+        "rank": len(eqn.out_shapes[0]),
+        "permutation": None,
+    }
+
+
+def _accumulators(attributes: Attributes, x: jax.Array, w: jax.Array, product: Any) -> jax.Array:
+    """(groups, *result): the products of every group. w: split along its group axis."""
+    at, axis, weight = attributes["summed"], attributes["group_axis"], attributes["weight"]
+    groups, size = w.shape[axis : axis + 2]
+    x = x.reshape(*x.shape[:at], groups, size, *x.shape[at + 1 :])
+    own = (at, *(a + (a > at) for a in attributes["batch"]))
+    other = (axis, *attributes["weight_batch"])
+    if weight == 1:
+        return product(x, w, (((at + 1,), (axis + 1,)), (own, other)))
+    return product(w, x, (((axis + 1,), (at + 1,)), (other, own)))
+
+
+def _per_group(attributes: Attributes, vector: Any) -> list[Any]:
+    """Of an array in the split weight's rank (size 1 within a group): a vector of the result for every group."""
+    axis = attributes["group_axis"]
+    parts = [vector[(slice(None),) * axis + (slice(i, i + 1),)] for i in range(vector.shape[axis])]
+    return [weight_to_result(part, attributes["channels"], attributes["rank"]) for part in parts]
+
+
+def training(eqn: Equation, x: Quantized, w: Quantized, weight: int, channels: list[list[int]]) -> list[Any]:
+    """The training forward: codes of every group multiplied, the sums scaled and added."""
+    attributes = layout(eqn, weight, w.qparams, channels)
+    axis, size = attributes["group_axis"], w.qparams.spec.group_size
+    assert size is not None
+
+    def split(value: jax.Array) -> jax.Array:
+        return value.reshape(*value.shape[:axis], value.shape[axis] // size, size, *value.shape[axis + 1 :])
+
+    def product(a: jax.Array, b: jax.Array, numbers: Any) -> jax.Array:
+        return lax.dot_general(a, b, numbers, preferred_element_type=jnp.float32, precision=lax.Precision.HIGHEST)
+
+    acc = _accumulators(attributes, x.codes, split(w.codes), product)
+    whole = jnp.broadcast_to(lax.stop_gradient(w.scale), _kept(w))
+    scales = _per_group(attributes, lax.index_in_dim(split(whole), 0, axis + 1, keepdims=True))
+    rank = attributes["rank"]
+    total = jnp.zeros(acc.shape[1:], jnp.float32)
+    for index, scale in enumerate(scales):
+        total = total + acc[index] * scale.reshape((1,) * (rank - scale.ndim) + tuple(scale.shape))
+    start = Pending.start(total, lax.stop_gradient(x.scale.reshape(())), eqn.out_dtypes[0], rounded=False)
+    return [start]
+
+
+def _kept(w: Quantized) -> tuple[int, ...]:
+    """The scale's shape in the weight's rank: whole along the groups, else as it is."""
+    axis = w.qparams.spec.group_axis % w.codes.ndim
+    return tuple(w.codes.shape[a] if a == axis else n for a, n in enumerate(w.scale.shape))
+
+
+@register
+class GroupedDot(Op):
+    """y = sum over groups of (sum_k x[k] w[k, n]) s[group, n]; what a `dot` whose weight has groups becomes.
+
+    attributes: group_axis, along which the weight is stored split in two axes, (group, within); summed, the axis of
+    the activation; batch, weight_batch: paired axes; weight, channels, rank and permutation as those of a dot.
+    constants: weights, codes; those of the 64-bit sum, with a factor for every group.
+    """
+
+    name = "grouped_dot"
+    role = Role.PRODUCER
+    primitives: ClassVar[tuple[str, ...]] = ()
+    prepares = True
+
+    def prepare(self, given: Preparation) -> Prepared:
+        attributes, weights = given.attributes, given.constants["weights"]
+        (x,) = given.inputs
+        scales = [Real.of(x.scale) * Real.of(s) for s in _per_group(attributes, given.constants["weight_scale"])]
+        if not traced(weights):
+            _check(np.asarray(weights), attributes, (x.qmin or 0) - (x.qmax or 0))
+        constants = {"weights": weights, **fold_sum(scales, given.output.scale, given.affine)}
+        return Prepared(constants, {"rounding": given.target.rounding.value})
+
+    def runtime(self, attributes: Attributes, constants: Constants) -> Constants:
+        """With `offset<i>`, what the zero point adds to the accumulator of a group."""
+        weights = constants["weights"]
+        xp = host_or_trace(weights, *constants.values())
+        zero_point = xp.asarray(constants["zero_point0"])
+        zero_point = zero_point - np.int32(accumulate.signed_offset(attributes["input_dtypes"][0]))
+        sums = xp.sum(xp.asarray(weights), axis=attributes["group_axis"] + 1, dtype=np.int32, keepdims=True)
+        found = [x * xp.broadcast_to(zero_point, x.shape) for x in _per_group(attributes, sums)]
+        return {**constants, **{f"offset{index}": value for index, value in enumerate(found)}}
+
+    def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
+        x, weights = accumulate.signed(inputs[0]), jnp.asarray(constants["weights"])
+        acc = _accumulators(attributes, x, weights, accumulate.dot)
+        parts: list[jax.Array] = []
+        for index in range(acc.shape[0]):
+            part = lax.index_in_dim(acc, index, 0, keepdims=False)
+            if attributes["permutation"] is not None:
+                part = jnp.transpose(part, attributes["permutation"])
+            parts.append(part - jnp.broadcast_to(jnp.asarray(constants[f"offset{index}"]), part.shape))
+        return finish_sum(parts, constants, attributes)
+
+
+def _check(weights: np.ndarray, attributes: Attributes, reach: int) -> None:
+    axis = attributes["group_axis"]
+    size = weights.shape[axis + 1]
+    largest = abs(reach) * size * int(np.abs(weights.astype(np.int64)).max(initial=0))
+    if largest >= 2**31 or largest * weights.shape[axis] * 2**30 >= _PRODUCTS:
+        raise ValueError(
+            f"{weights.shape[axis]} groups of {size} products of up to {largest // size} do not fit 64 bits with their "
+            f"factors of 30 bits ({math.log2(max(largest, 1)):.0f} bits each). Use fewer bits, or smaller groups"
+        )

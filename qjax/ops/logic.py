@@ -1,0 +1,84 @@
+"""Arithmetic of integers and booleans that stand for themselves: masks, positions, counts."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from qjax.ops.base import Attributes, Constants, Equation, Op, Role, register
+
+_ELEMENTWISE: dict[str, Callable[..., jax.Array]] = {
+    "and": lax.bitwise_and,
+    "or": lax.bitwise_or,
+    "xor": lax.bitwise_xor,
+    "not": lax.bitwise_not,
+    "add": lax.add,
+    "sub": lax.sub,
+    "mul": lax.mul,
+    "max": lax.max,
+    "min": lax.min,
+    "neg": lax.neg,
+}
+_REDUCTIONS = ("reduce_and", "reduce_or", "reduce_sum", "reduce_max", "reduce_min")
+_CONVERT = "convert_element_type"
+
+
+@register
+class Logic(Op):
+    """Functions of int32 (modulo 2^32, as JAX computes them) and bool: elementwise, over axes, and between the two.
+
+    attributes: function, the name of the primitive; axes, of a reduction.
+    """
+
+    name = "logic"
+    role = Role.INTEGER
+    primitives = (*_ELEMENTWISE, *_REDUCTIONS, _CONVERT)
+
+    def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
+        kinds = [np.dtype(dtype) for dtype in (*eqn.in_dtypes, *eqn.out_dtypes)]
+        if all(constant) or any(kind.kind not in "biu" for kind in kinds):
+            return False
+        if eqn.primitive == _CONVERT and np.bool_ not in kinds:
+            return False  # between integers: the numbers stay
+        # what has fewer bits than int32 wraps elsewhere
+        return all(kind.name in ("bool", "int32") for kind in kinds) or eqn.primitive == _CONVERT
+
+    def data(self, eqn: Equation, constant: Sequence[bool]) -> tuple[int, ...]:
+        return ()
+
+    def integers(self, eqn: Equation, constant: Sequence[bool]) -> tuple[int, ...]:
+        return tuple(range(len(constant)))
+
+    def attributes(self, eqn: Equation) -> dict[str, Any]:
+        axes = {"axes": [int(axis) for axis in eqn.params["axes"]]} if eqn.primitive in _REDUCTIONS else {}
+        return {"function": eqn.primitive, **axes}
+
+    def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
+        function = attributes["function"]
+        if function == _CONVERT:
+            return _converted(inputs[0], attributes["dtype"])
+        if function in _REDUCTIONS:
+            return _reduced(function, inputs[0], tuple(attributes["axes"]))
+        shape = jnp.broadcast_shapes(*(x.shape for x in inputs))
+        return _ELEMENTWISE[function](*(jnp.broadcast_to(x, shape) for x in inputs))
+
+
+def _converted(x: jax.Array, dtype: str) -> jax.Array:
+    if dtype == "bool" and x.dtype != jnp.bool_:
+        return x != jnp.zeros((), x.dtype)
+    return x.astype(dtype)
+
+
+def _reduced(function: str, x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+    if function == "reduce_sum":
+        return jnp.sum(x, axis=axes, dtype=jnp.int32)
+    if x.dtype == jnp.bool_:
+        # as numbers: minimum and maximum are what every runtime has
+        whole = jnp.min if function in ("reduce_and", "reduce_min") else jnp.max
+        return whole(x.astype(jnp.int32), axis=axes) != np.int32(0)
+    if function in ("reduce_max", "reduce_min"):
+        return (jnp.max if function == "reduce_max" else jnp.min)(x, axis=axes)
+    raise ValueError(f"logic: {function} of integers has no kernel; of booleans it has.")

@@ -1,0 +1,155 @@
+"""Normalisation over axes by the statistics of the tensor itself: LayerNorm, RMSNorm, GroupNorm, InstanceNorm, L2."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from qjax.numerics.normalize import Setup, factor, normalized, prepare
+from qjax.numerics.softfloat import Real
+from qjax.ops.base import Attributes, Constants, Equation, Op, Preparation, Prepared, Quantized, Role, real, register
+from qjax.ops.centered import centered
+from qjax.ops.channels import trailing
+from qjax.ops.epilogue import Affine, finish_sum, fold_sum, greatest_shift
+from qjax.ops.pending import Pending
+
+
+@register
+class Normalize(Op):
+    """y = (x - mean) / sqrt(sum((x - mean)^2) / divisor + epsilon) * scale + bias, over some axes.
+
+    attributes: axes; center, without which the mean counts as 0; divisor, of the sum of squares: the number of
+    elements for a variance (0 stands for it), 1 for a norm; epsilon; joined: "add", or "max" where the root is at least
+    epsilon; groups: into how many the last axis is split, each with statistics of its own (1: none); feature_axes, to
+    which scale and bias belong.
+
+    Within `1/2 + 2^-15 + |y| 2^-28 + sqrt(n) G 2^-30` steps of the real function of the codes, where |y| is the number
+    of steps from beta and G steps is what a normalised number of 1 gives; see `numerics.normalize`.
+    """
+
+    name = "normalize"
+    role = Role.PRODUCER
+    primitives = ("layer_norm", "rms_norm", "group_norm", "instance_norm", "normalize")
+    prepares = True
+
+    def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
+        return not constant[0] and all(constant[1:])
+
+    def chain_constants(self, eqn: Equation, constant: Sequence[bool]) -> dict[str, int]:
+        return {name: i for i, name in enumerate(_operands(eqn)) if i > 0}
+
+    def attributes(self, eqn: Equation) -> dict[str, Any]:
+        known = dict(eqn.params["layer"].attributes) if "layer" in eqn.params else dict(eqn.params)
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in known.items()}
+
+    def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
+        x = inputs[0]
+        if not isinstance(x, Quantized):
+            return eqn.bind(*(real(x) for x in inputs))
+        attributes, values = self.attributes(eqn), x.real32()
+        rows, axes = _grouped(values, attributes)
+        if attributes["center"]:
+            rows = rows - jnp.mean(rows, axis=axes, keepdims=True)
+        count = _count(rows.shape, axes)
+        power = jnp.sum(rows * rows, axis=axes, keepdims=True) * np.float32(1 / (attributes["divisor"] or count))
+        epsilon = np.float32(attributes["epsilon"])
+        if attributes["joined"] == "max":
+            inverse = 1 / jnp.sqrt(jnp.maximum(power, epsilon * epsilon))
+        else:
+            inverse = jax.lax.rsqrt(power + epsilon)
+        y = Pending.of_real((rows * inverse).reshape(values.shape), eqn.out_dtypes[0])
+        named = dict(zip(_operands(eqn)[1:], inputs[1:], strict=True))
+        if "scale" in named:
+            y = y.times(_features(real(named["scale"]), attributes, values.ndim))
+        return [y.plus(_features(real(named["bias"]), attributes, values.ndim)) if "bias" in named else y]
+
+    def prepare(self, given: Preparation) -> Prepared:
+        attributes, x = given.attributes, given.inputs[0]
+        setup = _setup(attributes, x.shape, x.qmin, x.qmax)
+        divisor = attributes["divisor"] or setup.count
+        constants = prepare(setup, divisor, attributes["epsilon"], x.scale, attributes["joined"])
+        affine = Affine.identity()
+        if "scale" in given.constants:
+            affine = affine.times(_real(given.constants["scale"], attributes, len(x.shape)))
+        if "bias" in given.constants:
+            affine = affine.plus(_real(given.constants["bias"], attributes, len(x.shape)))
+        # the steps behind the layer act on its result
+        affine = Affine(affine.g * given.affine.g, affine.b * given.affine.g + given.affine.b)
+        step = factor(setup, divisor).scale_by_power_of_two(np.int32(-setup.places))
+        y = given.output
+        folded = fold_sum([step], y.scale, affine, greatest_shift(y.qmin, y.qmax))
+        return Prepared(
+            {**constants, **folded}, {"rounding": given.target.rounding.value, "span": _span(x.qmin, x.qmax)}
+        )
+
+    def retarget(self, given: Preparation) -> Prepared | None:
+        if "factor0" not in given.constants:
+            return self.prepare(given)
+        # only the rounding is a target's
+        return Prepared(given.constants, {"rounding": given.target.rounding.value})
+
+    def arithmetic(self, attributes: Attributes) -> str:
+        return f"int64 sums and root, one rounding ({attributes['rounding']})"
+
+    def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
+        codes = centered(inputs[0], constants, 0)
+        rows, axes = _grouped(codes, attributes)
+        setup = Setup.of(_count(rows.shape, axes), attributes["span"], centered=attributes["center"])
+        own = {name: jnp.asarray(constants[name]) for name in ("energy_high", "energy_low", "right", "half")}
+        t = normalized(rows, axes, setup, own, attributes["joined"])
+        return finish_sum([t.reshape(codes.shape)], constants, attributes)
+
+
+def _operands(eqn: Equation) -> tuple[str, ...]:
+    return eqn.params["layer"].operands if "layer" in eqn.params else ("x",)
+
+
+def _grouped(x: jax.Array, attributes: Attributes) -> tuple[jax.Array, tuple[int, ...]]:
+    """The tensor with its last axis split in groups, and the axes of one row."""
+    axes, groups = tuple(attributes["axes"]), attributes["groups"]
+    if groups == 1:
+        return x, axes
+    last = x.ndim - 1
+    split = x.reshape(*x.shape[:-1], groups, x.shape[-1] // groups)
+    return split, tuple(axis + 1 if axis == last else axis for axis in axes)
+
+
+def _count(shape: Sequence[int], axes: Sequence[int]) -> int:
+    return math.prod(shape[axis] for axis in axes)
+
+
+def _span(qmin: int | None, qmax: int | None) -> int:
+    assert qmin is not None
+    assert qmax is not None
+    return qmax - qmin
+
+
+def _setup(attributes: Attributes, shape: Sequence[int | None], qmin: int | None, qmax: int | None) -> Setup:
+    sizes = [shape[axis] for axis in attributes["axes"]]
+    if None in sizes:
+        raise ValueError(
+            f"normalize: the statistics over the axes {list(attributes['axes'])} mix the examples of a batch, whose "
+            "size is free in a graph. Normalise over axes of one example."
+        )
+    count = math.prod(size for size in sizes if size is not None) // attributes["groups"]
+    return Setup.of(count, _span(qmin, qmax), centered=attributes["center"])
+
+
+def _features(value: Any, attributes: Attributes, rank: int) -> jax.Array:
+    """A vector over the feature axes, in the result's rank."""
+    value = jnp.asarray(value).astype(jnp.float32)
+    return value.reshape(_feature_shape(value.shape, attributes, rank))
+
+
+def _real(value: Any, attributes: Attributes, rank: int) -> Real:
+    return Real.of(trailing(value.reshape(_feature_shape(value.shape, attributes, rank))))
+
+
+def _feature_shape(shape: Sequence[int], attributes: Attributes, rank: int) -> list[int]:
+    wanted = [1] * rank
+    for axis, size in zip(attributes["feature_axes"], shape, strict=True):
+        wanted[axis] = size
+    return wanted

@@ -1,0 +1,48 @@
+"""Padding with a real number other than zero."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from qjax.ops.base import Attributes, Constants, Equation, Operand, Quantized, real, register
+from qjax.ops.coded import code, steps_on
+from qjax.ops.grid import GridOp
+
+
+@register
+class PadValue(GridOp):
+    """`lax.pad` with a constant; one beyond the grid is the grid's end, in training too. See `pad` for zero and -inf.
+
+    constants: value, its code, int32.
+    """
+
+    name = "pad_value"
+    primitives = ("pad",)
+
+    def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
+        return not constant[0] and constant[1] and jnp.issubdtype(eqn.in_dtypes[0], jnp.floating)
+
+    def chain_constants(self, eqn: Equation, constant: Sequence[bool]) -> dict[str, int]:
+        return {"value": 1}
+
+    def attributes(self, eqn: Equation) -> dict[str, Any]:
+        return {"padding": [[int(n) for n in triple] for triple in eqn.params["padding_config"]]}
+
+    def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
+        x, value = inputs
+        if not isinstance(x, Quantized):
+            return eqn.bind(real(x), real(value))
+        return [x.with_codes(eqn.bind(x.codes, steps_on(value, x).reshape(()))[0])]
+
+    def in_codes(self, attributes: Attributes, constants: Constants, operand: Operand) -> Constants:
+        return {role: code(value, operand).reshape(()) for role, value in constants.items()}
+
+    def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
+        (x,) = inputs
+        fill = constants["value"]
+        fill = np.asarray(fill).astype(x.dtype) if isinstance(fill, np.ndarray) else jnp.asarray(fill).astype(x.dtype)
+        return lax.pad(x, fill.reshape(()), [tuple(triple) for triple in attributes["padding"]])

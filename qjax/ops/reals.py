@@ -1,0 +1,202 @@
+"""Programs over real numbers as data: what a float island computes, as a list of steps out of a fixed set.
+
+A step is [primitive, operands, [[name, value] of each parameter]], the primitive one of JAX's own by name. An
+operand is ["value", i] (an input, or the result of an earlier step), ["constant", role] or ["literal", number, dtype].
+The set is closed: nothing that a file says is looked up anywhere but in `STEPS`, so reading a program runs no code.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+Step = Callable[..., Any]
+
+_UNARY = """neg sign floor ceil exp exp2 log log1p expm1 tanh logistic sin cos tan asin acos atan sinh cosh erf erfc
+erf_inv sqrt rsqrt cbrt abs is_finite square""".split()  # noqa: SIM905
+_BINARY = "add sub mul div max min pow rem atan2 eq ne lt le gt ge".split()  # noqa: SIM905
+_REDUCTIONS = {
+    "reduce_sum": jnp.sum,
+    "reduce_max": jnp.max,
+    "reduce_min": jnp.min,
+    "reduce_prod": jnp.prod,
+    "reduce_and": jnp.all,
+    "reduce_or": jnp.any,
+}
+_BOOLEAN = {"and": lax.bitwise_and, "or": lax.bitwise_or, "not": lax.bitwise_not, "xor": lax.bitwise_xor}
+_FFT = ("FFT", "IFFT", "RFFT", "IRFFT")
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(item) for item in value) if isinstance(value, (list, tuple)) else value
+
+
+def _named(name: str) -> tuple[tuple[str, ...], Step]:
+    function = getattr(lax, name)
+    return (), lambda p, *args: function(*args)
+
+
+def _reduction(function: Any) -> tuple[tuple[str, ...], Step]:
+    return ("axes",), lambda p, x: function(x, axis=p["axes"])
+
+
+def _conv(p: Mapping[str, Any], x: Any, w: Any) -> Any:
+    numbers = lax.ConvDimensionNumbers(*p["dimension_numbers"])
+    return lax.conv_general_dilated(
+        x,
+        w,
+        p["window_strides"],
+        p["padding"],
+        lhs_dilation=p["lhs_dilation"],
+        rhs_dilation=p["rhs_dilation"],
+        dimension_numbers=numbers,
+        feature_group_count=p["feature_group_count"],
+        batch_group_count=p["batch_group_count"],
+        precision=lax.Precision.HIGHEST,
+    )
+
+
+def _window(initial: Any, reducer: Any) -> Step:
+    def run(p: Mapping[str, Any], x: Any) -> Any:
+        return lax.reduce_window(
+            x,
+            np.asarray(initial, x.dtype),
+            reducer,
+            p["window_dimensions"],
+            p["window_strides"],
+            p["padding"],
+            base_dilation=p["base_dilation"],
+            window_dilation=p["window_dilation"],
+        )
+
+    return run
+
+
+def _dot(p: Mapping[str, Any], x: Any, w: Any) -> Any:
+    return lax.dot_general(x, w, p["dimension_numbers"], precision=lax.Precision.HIGHEST)
+
+
+def _iota(p: Mapping[str, Any]) -> Any:
+    return lax.broadcasted_iota(jnp.dtype(p["dtype"]), p["shape"], p["dimension"])
+
+
+def _fft(p: Mapping[str, Any], x: Any) -> Any:
+    return lax.fft(x, p["fft_type"], p["fft_lengths"])
+
+
+_WINDOW = ("window_dimensions", "window_strides", "padding", "base_dilation", "window_dilation")
+
+STEPS: Mapping[str, tuple[tuple[str, ...], Step]] = {
+    **{name: _named(name) for name in (*_UNARY, *_BINARY) if hasattr(lax, name)},
+    **{name: ((), lambda p, *args, f=function: f(*args)) for name, function in _BOOLEAN.items()},
+    **{name: _reduction(function) for name, function in _REDUCTIONS.items()},
+    "round": (("rounding_method",), lambda p, x: lax.round(x, lax.RoundingMethod(p["rounding_method"]))),
+    "integer_pow": (("y",), lambda p, x: lax.integer_pow(x, p["y"])),
+    "copy": ((), lambda p, x: x),
+    "real": ((), lambda p, x: lax.real(x)),
+    "imag": ((), lambda p, x: lax.imag(x)),
+    "select_n": ((), lambda p, *args: lax.select_n(*args)),
+    "clamp": ((), lambda p, *args: lax.clamp(*args)),
+    "convert_element_type": (("new_dtype",), lambda p, x: lax.convert_element_type(x, jnp.dtype(p["new_dtype"]))),
+    "broadcast_in_dim": (
+        ("shape", "broadcast_dimensions"),
+        lambda p, x: lax.broadcast_in_dim(x, p["shape"], p["broadcast_dimensions"]),
+    ),
+    "reshape": (("new_sizes",), lambda p, x: jnp.reshape(x, p["new_sizes"])),
+    "squeeze": (("dimensions",), lambda p, x: lax.squeeze(x, p["dimensions"])),
+    "expand_dims": (("dimensions",), lambda p, x: lax.expand_dims(x, p["dimensions"])),
+    "transpose": (("permutation",), lambda p, x: lax.transpose(x, p["permutation"])),
+    "rev": (("dimensions",), lambda p, x: lax.rev(x, p["dimensions"])),
+    "slice": (
+        ("start_indices", "limit_indices", "strides"),
+        lambda p, x: lax.slice(x, p["start_indices"], p["limit_indices"], p["strides"]),
+    ),
+    "pad": (("padding_config",), lambda p, x, value: lax.pad(x, value, p["padding_config"])),
+    "concatenate": (("dimension",), lambda p, *args: lax.concatenate(args, p["dimension"])),
+    "iota": (("dtype", "shape", "dimension"), _iota),
+    "argmax": (("axes", "index_dtype"), lambda p, x: lax.argmax(x, p["axes"][0], jnp.dtype(p["index_dtype"]))),
+    "argmin": (("axes", "index_dtype"), lambda p, x: lax.argmin(x, p["axes"][0], jnp.dtype(p["index_dtype"]))),
+    "cumsum": (("axis", "reverse"), lambda p, x: lax.cumsum(x, p["axis"], reverse=p["reverse"])),
+    "sort": (
+        ("dimension", "is_stable", "num_keys"),
+        lambda p, *args: lax.sort(args, dimension=p["dimension"], is_stable=p["is_stable"], num_keys=p["num_keys"]),
+    ),
+    "reduce_window_sum": (_WINDOW, _window(0, lax.add)),
+    "reduce_window_max": (_WINDOW, _window(-np.inf, lax.max)),
+    "dot_general": (("dimension_numbers",), _dot),
+    "conv_general_dilated": (
+        (
+            *("window_strides", "padding", "lhs_dilation", "rhs_dilation", "dimension_numbers"),
+            *("feature_group_count", "batch_group_count"),
+        ),
+        _conv,
+    ),
+    "fft": (("fft_type", "fft_lengths"), _fft),
+}
+"""Primitive -> (the parameters that are kept, how it is run on them and its operands)."""
+
+
+def encode(primitive: str, params: Mapping[str, Any]) -> list[Any] | None:
+    """A primitive's parameters as pairs of JSON values; None for one that is not in the set."""
+    if primitive not in STEPS:
+        return None
+    return [[name, _plain(params[name])] for name in STEPS[primitive][0]]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if hasattr(value, "name") and str(getattr(value, "name", "")) in _FFT:
+        return str(value.name)
+    if isinstance(value, (int, np.integer)) or hasattr(value, "__index__"):
+        return int(value)
+    return str(np.dtype(value))
+
+
+def run(
+    program: Sequence[Any], results: Sequence[Any], inputs: Sequence[Any], constants: Mapping[str, Any], batch: int
+) -> list[jax.Array]:
+    """The values that `results` number, of a program on arrays; batch: what its sizes ["batch", k] are multiples of."""
+    values = list(inputs)
+
+    def operand(item: Any) -> Any:
+        kind, first, *rest = item
+        if kind == "value":
+            return values[first]
+        if kind == "constant":
+            value, dtype = constants[first], rest[0]
+            return jnp.asarray(value).astype(dtype)
+        return np.asarray(first, np.dtype(jnp.dtype(rest[0])))
+
+    for name, operands, params in program:
+        if name not in STEPS:
+            raise ValueError(f"A float island has the step {name!r}; known are {', '.join(sorted(STEPS))}.")
+        sized = {key: _tuples(_sized(value, batch)) for key, value in params}
+        outcome = STEPS[name][1](sized, *(operand(item) for item in operands))
+        values.extend(outcome if isinstance(outcome, (list, tuple)) else [outcome])
+    return [values[index] for index in results]
+
+
+def _sized(value: Any, batch: int) -> Any:
+    if isinstance(value, (list, tuple)):
+        items: list[Any] = list(value)
+        if len(items) == 2 and items[0] == "batch":
+            return items[1] * batch
+        return [_sized(item, batch) for item in items]
+    return value
+
+
+def freed(a: Any, b: Any, size: int, other: int) -> Any:
+    """A program of two traces as one: numbers that follow the batch become ["batch", k]. Raises ValueError."""
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)) and len(a) == len(b):
+        return [freed(x, y, size, other) for x, y in zip(a, b, strict=True)]
+    if a == b and type(a) is type(b):
+        return a
+    if type(a) is int and type(b) is int and a % size == 0 and a // size * other == b:
+        return ["batch", a // size]
+    raise ValueError(f"{a} on a batch of {size} becomes {b} on one of {other}")

@@ -1,0 +1,166 @@
+"""Softmax of codes, with or without a mask: `jax.nn.softmax` and what is written like it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from qjax.numerics import softmax as runtimes
+from qjax.numerics._namespace import traced
+from qjax.numerics.integer_softmax import BITS, exponentials, shares
+from qjax.numerics.softfloat import Real
+from qjax.ops.base import (
+    Array,
+    Attributes,
+    Constants,
+    Equation,
+    Op,
+    Preparation,
+    Prepared,
+    Quantized,
+    Role,
+    Unit,
+    real,
+    register,
+)
+from qjax.ops.epilogue import clamp_codes, finish_sum, fold_sum, greatest_shift
+from qjax.ops.pending import Pending
+
+_STEP = np.float32(2.0**-BITS)
+_FILL = np.float32(-3e38)
+_FIELDS = {"gemmlowp": runtimes.Gemmlowp, "float32": runtimes.Table, "uint16": runtimes.Uint16}
+
+
+@register
+class Softmax(Op):
+    """y = exp(x) / sum(exp(x)) over some axes; inputs: codes, then masks (True: takes part, if not inverted).
+
+    attributes: axes; method; with masks mask_axes, per mask and axis of the codes the mask's axis or None,
+    mask_inverted, and empty: what a row gives that the masks leave nothing of ("uniform": the same share for each, as
+    JAX gives where masked numbers are replaced by one great negative number; "zero": `jax.nn.softmax(where=)`).
+
+    A target's own method (`Target.softmax`) is defined for int8 codes over the last axis without a mask, on the fixed
+    grid 1/256; everything else is "exact", see `numerics.integer_softmax`: within `1/2 + (n + 3) / (2^31 s_y) + 2^-15`
+    steps of the real softmax of n codes.
+    """
+
+    name = "softmax"
+    role = Role.PRODUCER
+    primitives = ("softmax",)
+    prepares = True
+    takes_steps = False
+
+    def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
+        return not constant[0] and "axes" in eqn.params
+
+    def integers(self, eqn: Equation, constant: Sequence[bool]) -> tuple[int, ...]:
+        return tuple(range(1, len(constant)))
+
+    def unit(self, eqn: Equation) -> Unit | None:
+        return "unsigned"
+
+    def attributes(self, eqn: Equation) -> dict[str, Any]:
+        attributes: dict[str, Any] = {"axes": [int(axis) for axis in eqn.params["axes"]]}
+        if len(eqn.in_shapes) > 1:
+            attributes["empty"] = eqn.params["empty"]
+            attributes["mask_axes"] = [list(axes) for axes in eqn.params["mask_axes"]]
+            attributes["mask_inverted"] = list(eqn.params["mask_inverted"])
+        return attributes
+
+    def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
+        x, *masks = inputs
+        if not isinstance(x, Quantized):
+            return eqn.bind(*(real(x) for x in inputs))
+        values, axes = x.real32(), tuple(eqn.params["axes"])
+        if not masks:
+            return [Pending.of_real(jax.nn.softmax(values, axis=axes), eqn.out_dtypes[0])]
+        mask = _taking_part(self.attributes(eqn), masks, values.shape)
+        y = jax.nn.softmax(jnp.where(mask, values, jnp.full_like(values, _FILL)), axis=axes)
+        if eqn.params["empty"] == "zero":
+            y = jnp.where(mask, y, jnp.zeros_like(y))
+        return [Pending.of_real(y, eqn.out_dtypes[0])]
+
+    def prepare(self, given: Preparation) -> Prepared:
+        x, y = given.inputs[0], given.output
+        assert x.qmin is not None
+        assert x.qmax is not None
+        method = self._method(given)
+        if method != "exact":
+            return Prepared(_of_runtime(method, x.scale), {"method": method})
+        folded = fold_sum([Real.of(_STEP)], y.scale, given.affine, greatest_shift(y.qmin, y.qmax))
+        table = exponentials(x.scale, x.qmax - x.qmin + 1)
+        return Prepared({"table": table, **folded}, {"method": "exact", "rounding": given.target.rounding.value})
+
+    def retarget(self, given: Preparation) -> Prepared | None:
+        return self.prepare(given)
+
+    @staticmethod
+    def _method(given: Preparation) -> str:
+        x, y, method = given.inputs[0], given.output, given.target.softmax
+        axes = given.attributes["axes"]
+        length = x.shape[axes[-1]]
+        native = (
+            method is not None
+            and given.target.unit_grids
+            and len(given.inputs) == 1
+            and axes == [len(x.shape) - 1]
+            and length is not None
+            and 1 <= length < 4096
+            and x.dtype == y.dtype == "int8"
+            and (y.qmin, y.qmax) == (-128, 127)
+        )
+        if native and not traced(y.scale):
+            # a file may have another grid
+            native = float(np.asarray(y.scale)) == 2.0**-8
+        return str(method) if native else "exact"
+
+    def arithmetic(self, attributes: Attributes) -> str:
+        method = attributes["method"]
+        if method == "exact":
+            return f"table of exponentials, int64 quotient ({attributes['rounding']})"
+        return f"softmax of {method}"
+
+    def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
+        x, *masks = inputs
+        if attributes["method"] != "exact":
+            fields = _FIELDS[attributes["method"]]
+            found = runtimes.softmax(x, fields(*(jnp.asarray(constants[name]) for name in fields._fields)))
+            return clamp_codes(found, constants)
+        mask = _taking_part(attributes, masks, x.shape) if masks else None
+        empty = attributes.get("empty", "uniform")
+        p = shares(x, jnp.asarray(constants["table"]), tuple(attributes["axes"]), mask, empty)
+        return finish_sum([p], constants, attributes)
+
+
+def _taking_part(attributes: Attributes, masks: Sequence[Any], shape: tuple[int, ...]) -> jax.Array:
+    """The masks as one, of the shape of the codes."""
+    found: jax.Array | None = None
+    for mask, axes, inverted in zip(masks, attributes["mask_axes"], attributes["mask_inverted"], strict=True):
+        mask = jnp.asarray(mask)
+        used = sorted(axis for axis in axes if axis is not None)
+        mask = jnp.squeeze(mask, axis=tuple(axis for axis in range(mask.ndim) if axis not in used))
+        mask = jnp.transpose(mask, [used.index(axis) for axis in axes if axis is not None])
+        mask = jnp.expand_dims(mask, [place for place, axis in enumerate(axes) if axis is None])
+        mask = jnp.broadcast_to(jnp.logical_not(mask) if inverted else mask, shape)
+        found = mask if found is None else jnp.logical_and(found, mask)
+    assert found is not None
+    return found
+
+
+def _of_runtime(method: str, scale: Any) -> dict[str, Array]:
+    """The constants of a runtime's method by name; a traced scale is sent to the host."""
+    fields = _FIELDS[method]
+
+    def prepared(scale: Any) -> Any:
+        value = np.float32(np.asarray(scale).reshape(()))
+        return tuple(np.asarray(c, np.int32) for c in runtimes.prepare(method, value))  # pyright: ignore[reportArgumentType]
+
+    if not traced(scale):
+        made = prepared(scale)
+    else:
+        # the shapes do not depend on the scale
+        shapes = tuple(jax.ShapeDtypeStruct(c.shape, np.int32) for c in prepared(np.float32(0.1)))
+        made = jax.pure_callback(prepared, shapes, scale, vmap_method="sequential")
+    return dict(zip(fields._fields, made, strict=True))

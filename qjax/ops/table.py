@@ -1,0 +1,114 @@
+"""Elementwise functions of one tensor as tables of codes: activations, roots, powers, and any chain of them.
+
+The rewriter `tracing.rewrites.tables` makes one equation "table" of such a chain, with an `elementary.Expression` that
+says what the chain computes. The table has an entry for every code that the input may have: 256, or 65,536 for codes of
+16 bits (64 KiB of int8, 128 KiB of int16), each of them correctly rounded; there is no interpolation.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from qjax.numerics._namespace import host_or_trace
+from qjax.numerics.elementary import Expression, float32, table
+from qjax.numerics.lookup import FUNCTIONS
+from qjax.numerics.tables import GEMMLOWP_GRIDS, function_table
+from qjax.ops.base import Attributes, Constants, Equation, Op, Preparation, Prepared, Role, Unit, real, register
+from qjax.ops.epilogue import clamp_codes
+from qjax.ops.pending import Pending
+
+_UNITS: dict[str | None, Unit] = {"logistic": "unsigned", "tanh": "signed"}
+
+
+@register
+class Table(Op):
+    """y = f(x), element by element; constants: `table`, attributes: `expression` and the input's `range` of codes."""
+
+    name = "table"
+    role = Role.PRODUCER
+    primitives = ("table",)
+    prepares = True
+    takes_steps = False
+
+    def unit(self, eqn: Equation) -> Unit | None:
+        return _UNITS.get(_expression(eqn).bare)
+
+    def attributes(self, eqn: Equation) -> dict[str, Any]:
+        return {"expression": _expression(eqn).to_json()}
+
+    def chain_constants(self, eqn: Equation, constant: Sequence[bool]) -> dict[str, int]:
+        return {f"parameter{index - 1}": index for index in range(1, len(eqn.in_shapes))}
+
+    def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
+        x, *parameters = inputs
+        dtype = eqn.out_dtypes[0]
+        wide = x.real32() if hasattr(x, "real32") else jnp.asarray(x).astype(jnp.float32)
+        if eqn.params["float32"]:
+            # the user's own function, with its own derivative
+            (y,) = eqn.bind(wide, *(real(p) for p in parameters))
+        else:
+            y = float32(_expression(eqn), wide, [real(p) for p in parameters])
+        return [Pending.of_real(y, dtype)]
+
+    def prepare(self, given: Preparation) -> Prepared:
+        expression = Expression.from_json(given.attributes["expression"])
+        x, y = given.inputs[0], given.output
+        assert x.qmin is not None
+        assert x.qmax is not None
+        attributes = {"range": [x.qmin, x.qmax]}
+        parameters = [given.constants[f"parameter{i}"] for i in range(expression.parameters)]
+        operands = [x.scale, x.zero_point, y.scale, y.zero_point, *parameters]
+
+        def made(*values: Any) -> np.ndarray:
+            return _codes(expression, given, *(np.asarray(v) for v in values))
+
+        if host_or_trace(*operands) is np:
+            return Prepared({"table": made(*operands)}, attributes)
+        result = jax.ShapeDtypeStruct((x.qmax - x.qmin + 1,), np.dtype(y.dtype))
+        # codes are constants of the graph: nothing is differentiated through them
+        stopped = [lax.stop_gradient(jnp.asarray(v)) for v in operands]
+        return Prepared({"table": jax.pure_callback(made, result, *stopped, vmap_method="sequential")}, attributes)
+
+    def retarget(self, given: Preparation) -> Prepared | None:
+        expression = Expression.from_json(given.attributes["expression"])
+        if "table" in given.constants and expression.bare not in FUNCTIONS:
+            # its codes are those of the real function, whoever looks them up
+            return None
+        return self.prepare(given)
+
+    def arithmetic(self, attributes: Attributes) -> str:
+        low, high = attributes["range"]
+        return f"a table of {high - low + 1} codes"
+
+    def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
+        index = inputs[0].astype(jnp.int32) - np.int32(attributes["range"][0])
+        codes = jnp.take(jnp.asarray(constants["table"]), index, axis=0, mode="clip")
+        return clamp_codes(codes, constants)
+
+
+def _expression(eqn: Equation) -> Expression:
+    return Expression.from_json(eqn.params["expression"])
+
+
+def _codes(expression: Expression, given: Preparation, *values: np.ndarray) -> np.ndarray:
+    """The table, on the host."""
+    s_x, z_x, s_y, z_y, *parameters = values
+    x, y = given.inputs[0], given.output
+    assert x.qmin is not None
+    assert x.qmax is not None
+    assert y.qmin is not None
+    assert y.qmax is not None
+    x_range, y_range = (x.qmin, x.qmax), (y.qmin, y.qmax)
+    method, name = given.target.tables, expression.bare
+    eight_bits = np.dtype(x.dtype).itemsize == 1 and np.dtype(y.dtype).itemsize == 1
+    if method != "exact" and name is not None and name in FUNCTIONS and eight_bits:
+        grid = float(s_y.reshape(())), int(z_y.reshape(()))
+        whole = x_range == y_range == (-128, 127)
+        if method != "gemmlowp" or (whole and grid == GEMMLOWP_GRIDS[name]):
+            numbers = np.float32(s_x.reshape(())), int(z_x.reshape(())), np.float32(grid[0]), grid[1]
+            return function_table(method, name, *numbers, x_range=x_range, y_range=y_range).astype(y.dtype)
+    return table(expression, parameters, s_x, z_x, x_range, s_y, z_y, y_range).astype(y.dtype)

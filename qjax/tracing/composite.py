@@ -1,0 +1,72 @@
+"""Several equations as one: what a rewriter found to be one function of reals, with one integer form.
+
+The group keeps its equations, so that it computes, differentiates and batches as before wherever it stays in reals.
+"""
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from qjax.tracing.program import Composite, Equation, Program, Value
+
+
+def composite(
+    primitive: str,
+    equations: Sequence[Equation],
+    inputs: Sequence[Value],
+    outputs: Sequence[Value],
+    params: Mapping[str, Any] | None = None,
+) -> Equation:
+    """One equation for a group of them, in execution order.
+
+    primitive: the name under which an operation reads it. inputs, outputs: the group's own, as the operation wants
+    them; literals that the group reads inside need not be among the inputs. params: what the operation may ask for.
+    """
+    last = equations[-1]
+    located = next((eqn.location for eqn in reversed(equations) if eqn.location), None)
+    group = Composite(tuple(equations), tuple(inputs), tuple(outputs))
+    # a mask may have been made elsewhere; the function is that of the module that finishes it
+    return Equation(
+        primitive, tuple(inputs), tuple(outputs), dict(params or {}), last.scope, located or last.location, group
+    )
+
+
+def replaced(program: Program, groups: Sequence[Equation]) -> Program:
+    """The program with each composite in the place of the last equation of its group, the others taken out.
+
+    An equation of a group whose outputs are read outside of it stays where it is, beside the composite: it is computed
+    twice then, once in reals.
+    """
+    members: dict[Equation, Equation] = {}
+    for group in groups:
+        assert isinstance(group.source, Composite)
+        for eqn in group.source.equations:
+            members[eqn] = group
+    read = _readers(program)
+    kept: set[Equation] = set()
+    for eqn, group in reversed(members.items()):
+        # in reverse order: what a kept equation reads is kept as well
+        outside = [r for value in eqn.outputs for r in read.get(value, ()) if members.get(r) is not group or r in kept]
+        exits = set(group.outputs)
+        if any(value not in exits and _is_read(value, outside, program) for value in eqn.outputs):
+            kept.add(eqn)
+    equations: list[Equation] = []
+    for eqn in program.equations:
+        group = members.get(eqn)
+        if group is None or eqn in kept:
+            equations.append(eqn)
+        if group is not None and eqn is group.source.equations[-1]:
+            equations.append(group)
+    return dataclasses.replace(program, equations=tuple(equations))
+
+
+def _readers(program: Program) -> dict[Value, list[Equation]]:
+    found: dict[Value, list[Equation]] = {}
+    for eqn in program.equations:
+        for value in eqn.inputs:
+            found.setdefault(value, []).append(eqn)
+    return found
+
+
+def _is_read(value: Value, outside: Collection[Equation], program: Program) -> bool:
+    return value in program.outputs or any(value in eqn.inputs for eqn in outside)

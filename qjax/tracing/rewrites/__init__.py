@@ -1,0 +1,50 @@
+"""Rewriters: pure functions from program to program that find functions of reals spread over several equations.
+
+Each runs on every program and on every body of a scan or remat, in the order of `REWRITERS`: whole functions over axes
+first (a normalisation, a softmax), then what is left of elementwise functions. To add one: write its file, list it.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from qjax.tracing.program import Program
+from qjax.tracing.rewrites.calls import open_calls
+from qjax.tracing.rewrites.dropout import find_dropout
+from qjax.tracing.rewrites.fixed import mark_fixed
+from qjax.tracing.rewrites.literals import fold_literals
+from qjax.tracing.rewrites.moves import simplify_moves
+from qjax.tracing.rewrites.normalize import find_normalize
+from qjax.tracing.rewrites.places import place_constants
+from qjax.tracing.rewrites.repeats import read_unrepeated
+from qjax.tracing.rewrites.softmax import find_softmax
+from qjax.tracing.rewrites.tables import find_tables
+
+Rewriter = Callable[[Program], Program]
+
+REWRITERS: tuple[Rewriter, ...] = (
+    open_calls,
+    simplify_moves,
+    place_constants,
+    find_dropout,
+    find_normalize,
+    find_softmax,
+    find_tables,
+    read_unrepeated,
+    fold_literals,
+)
+
+
+def rewrite(program: Program, constant: Sequence[bool] = ()) -> Program:
+    """The program after every rewriter, its bodies included; constant: per input, whether it is a parameter."""
+    mark_fixed(program, constant)
+    return _rewrite(program)
+
+
+def _rewrite(program: Program) -> Program:
+    equations = tuple(
+        eqn if eqn.body is None else dataclasses.replace(eqn, body=_rewrite(eqn.body)) for eqn in program.equations
+    )
+    program = dataclasses.replace(program, equations=equations)
+    for rewriter in REWRITERS:
+        program = rewriter(program)
+    return program

@@ -1,0 +1,61 @@
+"""Calls that are left after reading: functions with derivatives of their own, and branches that a literal chooses.
+
+A function of one tensor, element by element, stays one equation and becomes a table, its derivative with it. Any other
+(`jnp.hypot`, a normalisation with a backward pass by hand) is read as the equations that it is made of; training then
+differentiates those.
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+from jax.extend.core import jaxpr_as_fun
+
+from qjax.tracing.expressions import Builder, NotElementwise
+from qjax.tracing.program import CUSTOM, Equation, Program, Value
+from qjax.tracing.rewrites.inline import inlined
+from qjax.tracing.rewrites.literals import numbers
+
+
+def open_calls(program: Program) -> Program:
+    """The program with the equations of such calls in their place."""
+    if not any(eqn.primitive in CUSTOM or eqn.primitive == "cond" for eqn in program.equations):
+        return program
+    number = numbers(program)
+    equations: list[Equation] = []
+    renamed: dict[Value, Value] = {}
+    for original in program.equations:
+        eqn = dataclasses.replace(original, inputs=tuple(renamed.get(v, v) for v in original.inputs))
+        inner, inputs = None, eqn.inputs
+        if eqn.primitive in CUSTOM and not _is_elementwise(eqn):
+            inner = eqn.params[CUSTOM[eqn.primitive]]
+        elif eqn.primitive == "cond" and (branch := number(eqn.inputs[0])) is not None:
+            branches = eqn.params["branches"]
+            inner, inputs = branches[int(np.clip(branch, 0, len(branches) - 1))], eqn.inputs[1:]
+        if inner is None:
+            same = all(a is b for a, b in zip(eqn.inputs, original.inputs, strict=True))
+            equations.append(original if same else eqn)
+            continue
+        found, results = inlined(jaxpr_as_fun(inner), inputs, None, eqn)
+        opened = open_calls(Program(inputs, results, tuple(found)))
+        equations += opened.equations
+        renamed.update(zip(eqn.outputs, opened.outputs, strict=True))
+    outputs = tuple(renamed.get(v, v) for v in program.outputs)
+    return dataclasses.replace(program, outputs=outputs, equations=tuple(equations))
+
+
+def _is_elementwise(eqn: Equation) -> bool:
+    """Whether a call is a function of each element of its one tensor, which a table can hold."""
+    data = {v for v in eqn.inputs if not _is_number(v)}
+    if len(data) != 1 or len(eqn.outputs) != 1:
+        return False
+    builder = Builder(next(iter(data)).shape)
+    try:
+        builder.equation(eqn, [0 if v in data else builder.parameter(v) for v in eqn.inputs])
+    except NotElementwise:
+        return False
+    return True
+
+
+def _is_number(value: Value) -> bool:
+    return (value.fixed or value.constant is not None) and math.prod(value.shape) == 1

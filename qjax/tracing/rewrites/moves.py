@@ -1,0 +1,139 @@
+"""Moves in the few primitives that the operations know: no stack, no tile, nothing of size zero, nothing unread."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from jax import lax
+
+from qjax.ops.take import axis_of
+from qjax.tracing.composite import composite
+from qjax.tracing.program import Equation, Program, Value
+from qjax.tracing.rewrites.inline import inlined
+
+_PURE = frozenset(
+    """slice broadcast_in_dim reshape squeeze expand_dims concatenate iota select_n lt add convert_element_type rev
+    gather""".split()  # noqa: SIM905
+)
+
+
+def simplify_moves(program: Program) -> Program:
+    """`jnp.stack` as a concatenation, `jnp.tile` as a broadcast; `jnp.pad`'s slices of size zero are dropped."""
+    equations: list[Equation] = []
+    renamed: dict[Value, Value] = {}
+    for original in program.equations:
+        eqn = dataclasses.replace(original, inputs=tuple(renamed.get(v, v) for v in original.inputs))
+        if all(a is b for a, b in zip(eqn.inputs, original.inputs, strict=True)):
+            eqn = original
+        if eqn.primitive == "concatenate" and any(0 in shape for shape in eqn.in_shapes):
+            kept = [v for v in eqn.inputs if 0 not in v.shape]
+            if len(kept) == 1:
+                renamed[eqn.outputs[0]] = kept[0]
+                continue
+            if kept:
+                axis = eqn.params["dimension"]
+                equations += inlined(lambda *x, axis=axis: lax.concatenate(x, axis), kept, eqn.outputs, eqn)[0]
+                continue
+        if eqn.primitive == "gather" and _is_lookup(eqn):
+            equations += _lookup(eqn)
+            continue
+        if eqn.primitive in WRITTEN and set(eqn.params.get("base_dilation", ())) <= {1} and eqn.outputs[0].is_float:
+            equations += inlined(WRITTEN[eqn.primitive](eqn.params), eqn.inputs, eqn.outputs, eqn)[0]
+            continue
+        equations.append(eqn)
+    outputs = tuple(renamed.get(v, v) for v in program.outputs)
+    return dataclasses.replace(program, outputs=outputs, equations=tuple(read(equations, outputs)))
+
+
+def _is_lookup(eqn: Equation) -> bool:
+    """Rows of a table of parameters, chosen by data: an embedding without `nnx.Embed`."""
+    table, indices = eqn.inputs
+    rank = len(indices.shape) - 1
+    rows = tuple(range(rank, rank + len(table.shape) - 1))
+    fixed = (table.fixed or table.constant is not None) and not indices.fixed and indices.constant is None
+    return fixed and table.is_float and axis_of(eqn) == 0 and tuple(eqn.params["dimension_numbers"].offset_dims) == rows
+
+
+def _lookup(eqn: Equation) -> list[Equation]:
+    table, indices = eqn.inputs
+    before, (own,) = inlined(lambda x: lax.reshape(x, x.shape[:-1]), [indices], None, eqn)
+    inner, _ = inlined(lambda x: lax.reshape(x, (*x.shape, 1)), [own], [indices], eqn)
+    return [*before, composite("embed", [*inner, eqn], [own, table], eqn.outputs)]
+
+
+def read(equations: Sequence[Equation], outputs: Sequence[Value]) -> list[Equation]:
+    """The equations without those moves that nothing reads."""
+    needed = set(outputs)
+    kept: list[Equation] = []
+    for eqn in reversed(equations):
+        if eqn.primitive in _PURE and eqn.body is None and not needed & set(eqn.outputs):
+            continue
+        needed.update(eqn.inputs)
+        if eqn.body is not None:
+            needed.update(_inside(eqn.body))
+        kept.append(eqn)
+    return kept[::-1]
+
+
+def _inside(body: Program) -> Iterator[Value]:
+    for eqn in body.walk():
+        yield from eqn.inputs
+    yield from body.outputs
+
+
+def _stack(params: Any) -> Callable[..., Any]:
+    axis = params["axis"]
+
+    def stack(*parts: Any) -> Any:
+        return lax.concatenate([lax.reshape(x, (*x.shape[:axis], 1, *x.shape[axis:])) for x in parts], axis)
+
+    return stack
+
+
+def _tile(params: Any) -> Callable[..., Any]:
+    reps = [int(n) for n in params["reps"]]
+
+    def tile(x: Any) -> Any:
+        pairs = [size for pair in zip(reps, x.shape, strict=True) for size in pair]
+        wide = lax.broadcast_in_dim(x, pairs, range(1, 2 * x.ndim, 2))
+        return lax.reshape(wide, [n * size for n, size in zip(reps, x.shape, strict=True)])
+
+    return tile
+
+
+def _unstack(params: Any) -> Callable[..., Any]:
+    axis = params["axis"]
+
+    def unstack(x: Any) -> Any:
+        rest = (*x.shape[:axis], *x.shape[axis + 1 :])
+        return [lax.reshape(lax.slice_in_dim(x, i, i + 1, axis=axis), rest) for i in range(x.shape[axis])]
+
+    return unstack
+
+
+def _min_pool(params: Any) -> Callable[..., Any]:
+    """Minima of strided slices, one axis after the other; what stands for padding is above every code."""
+
+    def min_pool(x: Any) -> Any:
+        if any(low or high for low, high in params["padding"]):
+            x = lax.pad(x, np.asarray(np.inf, x.dtype), [(low, high, 0) for low, high in params["padding"]])
+        steps = zip(params["window_dimensions"], params["window_strides"], params["window_dilation"], strict=True)
+        for axis, (size, stride, dilation) in enumerate(steps):
+            last = x.shape[axis] - dilation * (size - 1)
+            starts = range(0, dilation * size, dilation)
+            parts = [lax.slice_in_dim(x, start, start + last, stride, axis) for start in starts]
+            x = functools.reduce(lax.min, parts)
+        return x
+
+    return min_pool
+
+
+WRITTEN: dict[str, Callable[[Any], Callable[..., Any]]] = {
+    "stack": _stack,
+    "tile": _tile,
+    "unstack": _unstack,
+    "reduce_window_min": _min_pool,
+}
+"""Primitive -> its parameters -> the same in other primitives."""

@@ -1,0 +1,173 @@
+"""Reads and writes at constant positions, in slices, concatenations, choices and one gather along one axis.
+
+`x.at[:, 0].set(y)` and `lax.dynamic_update_slice` put the parts of x around y; several rows at once are taken from x
+and y in a row; `x.at[:, rows].set(0.0)` is a choice by a mask; `jnp.diagonal` and `x[:, i, j]` take along the axes in a
+row. Positions that are data stay as they are.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from qjax.tracing.program import Equation, Program
+from qjax.tracing.rewrites.flow import Flow
+from qjax.tracing.rewrites.inline import inlined
+from qjax.tracing.rewrites.literals import numbers
+from qjax.tracing.rewrites.moves import read
+
+Array = Any
+
+_COMBINED: dict[str, Callable[[Array, Array], Array]] = {
+    "scatter": lambda old, new: new,
+    "scatter-add": lax.add,
+    "scatter-sub": lax.sub,
+    "scatter-mul": lax.mul,
+    "scatter-min": lax.min,
+    "scatter-max": lax.max,
+}
+
+KINDS = frozenset({"gather", "dynamic_update_slice", *_COMBINED})
+"""The primitives that are looked at."""
+
+
+def place_constants(program: Program) -> Program:
+    """The program with those reads and writes in other primitives."""
+    if not any(eqn.primitive in KINDS for eqn in program.equations):
+        return program
+    number, flow = numbers(program), Flow(program)
+    equations: list[Equation] = []
+    for eqn in program.equations:
+        function, count = None, 1
+        if eqn.primitive == "dynamic_update_slice":
+            starts = [number(v) for v in eqn.inputs[2:]]
+            if all(start is not None for start in starts):
+                function, count = _update([int(np.asarray(start)) for start in starts]), 2
+        elif eqn.primitive == "gather" and (indices := number(eqn.inputs[1])) is not None:
+            function = _taken(eqn, indices)
+        elif eqn.primitive in _COMBINED and (indices := number(eqn.inputs[1])) is not None:
+            function, count = _written(eqn, indices, flow)
+        if function is None:
+            equations.append(eqn)
+            continue
+        given = (eqn.inputs[0], eqn.inputs[-1 if eqn.primitive in _COMBINED else 1])[:count]
+        equations += inlined(function, given, eqn.outputs, eqn)[0]
+    return dataclasses.replace(program, equations=tuple(read(equations, program.outputs)))
+
+
+# ---------------------------------------------------------------------------- writing
+
+
+def _put(x: Array, part: Array, starts: Sequence[int]) -> Array:
+    """x with a part of it replaced."""
+    axis = next((axis for axis in range(x.ndim) if part.shape[axis] != x.shape[axis]), None)
+    if axis is None:
+        return part
+    start = starts[axis]
+    stop = start + part.shape[axis]
+    middle = _put(lax.slice_in_dim(x, start, stop, axis=axis), part, starts)
+    around = (lax.slice_in_dim(x, 0, start, axis=axis), middle, lax.slice_in_dim(x, stop, None, axis=axis))
+    return lax.concatenate([piece for piece in around if piece.shape[axis]], axis)
+
+
+def _update(starts: Sequence[int]) -> Callable[..., Array]:
+    def update(x: Array, part: Array) -> Array:
+        sizes = zip(starts, x.shape, part.shape, strict=True)
+        # negative starts count from the end before they get here; the rest is clamped, as JAX does
+        return _put(x, part, [min(max(start, 0), size - own) for start, size, own in sizes])
+
+    return update
+
+
+def _written(eqn: Equation, indices: np.ndarray, flow: Flow) -> tuple[Callable[..., Array] | None, int]:
+    """A scatter as a function of its operand and, where the count says 2, of what it writes."""
+    x, updates, n = eqn.inputs[0], eqn.inputs[-1], eqn.params["dimension_numbers"]
+    mapped, window = tuple(n.scatter_dims_to_operand_dims), tuple(n.update_window_dims)
+    if tuple(getattr(n, "operand_batching_dims", ())) or not x.is_float:
+        return None, 1
+    inserted = set(n.inserted_window_dims)
+    sizes = iter(updates.shape[axis] for axis in window)
+    shape = [1 if axis in inserted else next(sizes) for axis in range(len(x.shape))]
+    if indices.size == len(mapped):
+        starts = [0] * len(x.shape)
+        for axis, start in zip(mapped, indices.reshape(-1), strict=True):
+            starts[axis] = int(start)
+        if any(not 0 <= s <= size - own for s, size, own in zip(starts, x.shape, shape, strict=True)):
+            return None, 1
+        return _one_place(_COMBINED[eqn.primitive], starts, shape), 2
+    if eqn.primitive != "scatter":
+        return None, 1
+    value = flow.number(updates)
+    if value is not None:
+        with jax.ensure_compile_time_eval():
+            ones = [np.zeros(x.shape, x.dtype), indices, np.ones(updates.shape, x.dtype)]
+            mask = np.asarray(eqn.bind(*ones)[0]) != 0
+        if x.shape and (mask == mask[:1]).all():
+            mask = mask[:1]
+        return lambda x: jnp.where(jnp.broadcast_to(mask, x.shape), np.asarray(value, x.dtype), x), 1
+    whole = all(
+        own == (1 if axis in mapped else size) for axis, (own, size) in enumerate(zip(shape, x.shape, strict=True))
+    )
+    if len(mapped) != 1 or inserted != set(mapped) or not whole or indices.ndim != 2:
+        return None, 1
+    (axis,), rows = mapped, indices[:, 0]
+    if (rows < 0).any() or (rows >= x.shape[axis]).any():
+        return None, 1
+    (counted,) = (i for i in range(len(updates.shape)) if i not in window)
+    return _rows(axis, counted, rows), 2
+
+
+def _one_place(combine: Callable[..., Array], starts: list[int], shape: list[int]) -> Callable[..., Array]:
+    def write(x: Array, updates: Array) -> Array:
+        part = lax.reshape(updates, shape)
+        if combine is not _COMBINED["scatter"]:
+            old = lax.slice(x, starts, [start + size for start, size in zip(starts, shape, strict=True)])
+            part = combine(old, part)
+        return _put(x, part, starts)
+
+    return write
+
+
+def _rows(axis: int, counted: int, rows: np.ndarray) -> Callable[..., Array]:
+    """Slices along an axis, each from x or from what is written; where a row is written twice, the last one."""
+
+    def write(x: Array, updates: Array) -> Array:
+        size = x.shape[axis]
+        source = np.arange(size)
+        source[rows] = size + np.arange(len(rows))
+        both = lax.concatenate([x, jnp.moveaxis(updates, counted, axis)], axis)
+        return jnp.take(both, source, axis=axis, mode="clip")
+
+    return write
+
+
+# ---------------------------------------------------------------------------- reading
+
+
+def _taken(eqn: Equation, indices: np.ndarray) -> Callable[..., Array] | None:
+    """A gather of single elements along neighbouring axes, as one along those axes in a row."""
+    x, n = eqn.inputs[0], eqn.params["dimension_numbers"]
+    mapped, sizes = tuple(n.start_index_map), tuple(eqn.params["slice_sizes"])
+    if len(mapped) < 2 or tuple(n.collapsed_slice_dims) != mapped or tuple(getattr(n, "operand_batching_dims", ())):
+        return None
+    first, stop = mapped[0], mapped[-1] + 1
+    lengths = x.shape[first:stop]
+    if mapped != tuple(range(first, stop)) or any(
+        size != (1 if axis in mapped else x.shape[axis]) for axis, size in enumerate(sizes)
+    ):
+        return None
+    rank = indices.ndim - 1
+    kept = (*range(first), *range(first + rank, rank + len(x.shape) - len(mapped)))
+    if tuple(n.offset_dims) != kept or (indices < 0).any() or (indices >= np.array(lengths)).any():
+        return None
+    flat = np.ravel_multi_index(tuple(np.moveaxis(indices, -1, 0)), lengths)
+
+    def take(x: Array) -> Array:
+        row = lax.reshape(x, (*x.shape[:first], int(np.prod(lengths)), *x.shape[stop:]))
+        return jnp.take(row, flat, axis=first, mode="clip")
+
+    return take

@@ -1,0 +1,161 @@
+"""Which tensors of a scan carry a quantizer, and which of its values are constants.
+
+A scan over parameters is a stack of layers: every iteration may have grids of its own, and what passes from one to the
+next is real in between. A scan over data is a loop over time: its iterations are one layer met again and again, so they
+share their quantizers. Slices of the data stand on the data's grid, the carry that comes in on the grid of the one that
+goes out, and what is stacked on the grid of its parts: no code is made twice.
+"""
+
+from collections.abc import Sequence
+
+from qjax.tracing.annotation import Place
+from qjax.tracing.program import Equation, Program, Value
+from qjax.tracing.states import Accumulator, Grid, States, join
+
+
+def constant_outputs(program: Program, constant: Sequence[bool]) -> list[bool]:
+    """Per output, whether it is made from constants only, when the inputs are constant as given."""
+    known = {value for value, flag in zip(program.inputs, constant, strict=True) if flag}
+    for eqn in program.equations:
+        flags = [value.constant is not None or value in known for value in eqn.inputs]
+        if all(flags):
+            known.update(eqn.outputs)
+        elif eqn.body is not None:
+            inner = steady(eqn, eqn.body, flags) if eqn.primitive == "scan" else flags
+            found = constant_outputs(eqn.body, inner)
+            known.update(value for value, flag in zip(eqn.outputs, found, strict=True) if flag)
+    return [value.constant is not None or value in known for value in program.outputs]
+
+
+def steady(eqn: Equation, body: Program, constant: Sequence[bool]) -> list[bool]:
+    """Per input of a scan's body, whether it is constant in every iteration.
+
+    A carry is (a counter, a random key) if it starts from a constant and follows from constants.
+    """
+    fixed, carried = eqn.params["num_consts"], eqn.params["num_carry"]
+    flags = list(constant)
+    while True:
+        outputs = constant_outputs(body, flags)
+        found = [
+            flag and (not fixed <= index < fixed + carried or outputs[index - fixed])
+            for index, flag in enumerate(flags)
+        ]
+        if found == flags:
+            return flags
+        flags = found
+
+
+class Scans(States):
+    """The part of the annotator that enters scans."""
+
+    def walk(self, program: Program, stack: tuple[int, ...]) -> None:
+        """Annotate the equations of a program that lies in scans of these lengths."""
+        raise NotImplementedError
+
+    def scan(self, eqn: Equation, body: Program, constant: Sequence[bool], stack: tuple[int, ...]) -> None:
+        """Annotate a scan."""
+        fixed, carried = eqn.params["num_consts"], eqn.params["num_carry"]
+        inside = (*stack, eqn.params["length"])
+        flags = steady(eqn, body, constant)
+        data = [i for i in range(fixed + carried, len(constant)) if not constant[i]]
+        fresh = {i for i in range(len(constant)) if isinstance(self.state.get(eqn.inputs[i]), Accumulator)}
+        for index, (outer, inner) in enumerate(zip(eqn.inputs, body.inputs, strict=True)):
+            carry = fixed <= index < fixed + carried
+            if flags[index]:
+                self.alias_constant(outer, inner)
+                self.depth[inner] = self.depth.get(outer, 0) if index < fixed else len(inside)
+                continue
+            if index in fresh and (not carry or data):
+                self.put_on_grid(outer, stack)
+            if carry:
+                # in a stack of layers every iteration may bring another grid: real
+                self.state[inner] = None
+                name = "carry" if data else "scan_input"
+                self.labels[inner] = (join(eqn.scope, name), eqn.scope, eqn.location)
+            else:
+                self.state[inner] = self.state.get(outer)
+                self.labels[inner] = self.label_of(outer, eqn)
+        if data:
+            self.result.timed.add(eqn)
+            self.timed = (*self.timed, len(stack))
+        self.walk(body, inside)
+        for index, (outer, inner) in enumerate(zip(eqn.inputs, body.inputs, strict=True)):
+            if not flags[index] and not fixed <= index < fixed + carried:
+                # the same tensor in every iteration, or slices of one: one grid
+                self.hoist(inner, outer, stack)
+        carries = range(fixed, fixed + carried)
+        for index, value, outer in zip(carries, body.outputs, eqn.outputs, strict=False):
+            self.labels[outer] = (join(eqn.scope, "scan_output"), eqn.scope, eqn.location)
+            if flags[index]:
+                self._constant(value, outer, len(stack))
+            elif not (data and self._carry(eqn, index, body.inputs[index], value, outer, stack, index in fresh)):
+                if isinstance(self.state.get(value), Accumulator):
+                    self.open_carries.add(outer)
+                self.state[outer] = None
+                source = eqn.inputs[index]
+                if body.inputs[index] in self.result.values and self.state.get(source) is None and not constant[index]:
+                    # reals have to stand on a grid before the first iteration can put them on its own
+                    self.put_on_grid(source, stack)
+        for value, outer in zip(body.outputs[carried:], eqn.outputs[carried:], strict=True):
+            self.labels[outer] = (join(eqn.scope, "scan_output"), eqn.scope, eqn.location)
+            self._stacked(value, outer, inside, bool(data))
+        self.timed = self.timed_within(stack)
+
+    def _constant(self, inner: Value, outer: Value, depth: int) -> None:
+        self.alias_constant(inner, outer)
+        self.depth[outer] = depth
+
+    def _carry(
+        self, eqn: Equation, index: int, inner: Value, value: Value, outer: Value, stack: tuple[int, ...], fresh: bool
+    ) -> bool:
+        """Put a carry of a scan over data on one grid; False where it stays real."""
+        asked, state = self.place_of(inner), self.state.get(value)
+        if value in self.result.constants or value.constant is not None:
+            return False
+        if asked is None and state is None:
+            return False
+        self.put_on_grid(value, (*stack, eqn.params["length"]))
+        place = self.place_of(value)
+        assert place is not None
+        if asked is not None:
+            self.merge(place, asked)
+            self.result.values.pop(inner, None)
+        source = eqn.inputs[index]
+        start = self.place_of(source)
+        if start is None and source not in self.result.constants and source.constant is None:
+            self.put_on_grid(source, stack)
+            start, fresh = self.place_of(source), True
+        if start is not None and fresh:
+            self.merge(place, start)
+        elif start is None or self.root(start) is not self.root(place):
+            # a constant, or a tensor with readers of its own
+            free = start is None and source not in self.origin
+            entry = self.beside(place, join(eqn.scope, "start"), source, stack)
+            entry.unit = place.unit if free else None
+            self.result.weights[eqn, index] = entry
+        self.result.grids[inner] = place
+        self.state[outer] = Grid(place)
+        return True
+
+    def _stacked(self, value: Value, outer: Value, stack: tuple[int, ...], timed: bool) -> None:
+        if value in self.result.constants or value.constant is not None:
+            self._constant(value, outer, len(stack) - 1)
+            return
+        open_ended = isinstance(self.state.get(value), Accumulator) or value in self.stacks
+        if open_ended and self.uses.get(outer):
+            self.put_on_grid(value, stack)
+        place = self.place_of(value)
+        self.state[outer] = None
+        if place is not None and timed:
+            self.state[outer] = Grid(place)
+            self.result.grids[outer] = place
+        elif place is not None:
+            self.stacks.add(outer)
+
+    def beside(self, place: Place, name: str, value: Value, stack: tuple[int, ...]) -> Place:
+        """A place of its own label on another place's quantizer."""
+        label = self.unique(name)
+        found = Place(label, label, "activation", place.module, place.op, value.shape, (), stack, place.location)
+        found.timed = self.timed_within(stack)
+        self.merge(place, found)
+        return found

@@ -1,0 +1,102 @@
+"""Float islands: what the recipe leaves in reals runs between a dequantizer and a quantizer, in the graph itself."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import qjax
+from qjax.export.artifact import from_bytes, to_bytes
+from qjax.export.integer_graph import IntegerGraph
+from qjax.ops import reals
+
+
+class Spectrum(nnx.Module):
+    """Nothing in here has an integer form."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.inner = nnx.Linear(8, 8, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = jnp.sort(jax.nn.silu(self.inner(x)), axis=-1)
+        return jnp.fft.rfft(y, n=8).real[:, :4]
+
+
+class Model(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.first = nnx.Linear(8, 8, rngs=rngs)
+        self.spectrum = Spectrum(rngs)
+        self.last = nnx.Linear(4, 3, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> Any:
+        y = self.spectrum(nnx.relu(self.first(x)))
+        return self.last(y), jnp.argmax(y, axis=-1)
+
+
+PLACES = {"inside": ["spectrum"], "at the input": ["first", "spectrum"], "at the output": ["spectrum", "last"]}
+X = np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)
+
+
+@pytest.fixture(scope="module", params=PLACES)
+def made(request: pytest.FixtureRequest) -> tuple[list[str], Any, IntegerGraph]:
+    paths = PLACES[request.param]
+    recipe = qjax.Recipe(overrides=dict.fromkeys(paths, qjax.FLOAT))
+    qmodel = qjax.quantize(Model(nnx.Rngs(0)), recipe, X)
+    return paths, qmodel, qjax.convert(qmodel, X)
+
+
+def test_an_island_is_one_node_between_integers(made: Any) -> None:
+    paths, _, graph = made
+    assert sum(node.op == "island" for node in graph.ir.nodes) == len(paths)
+    assert sum(node.op == "dot" for node in graph.ir.nodes) == 3 - len(paths)
+
+
+def test_the_graph_is_the_exact_forward_and_the_trained_one(made: Any) -> None:
+    _, qmodel, graph = made
+    for a, b, c in zip(graph(X), qjax.exact(qmodel, X)(qmodel, X), qmodel(X), strict=True):
+        np.testing.assert_array_equal(a, b)
+        np.testing.assert_array_equal(a, c)
+    assert qjax.verify(graph, qmodel, [X]).exact
+
+
+def test_any_batch_after_a_round_trip_through_bytes(made: Any) -> None:
+    _, _, graph = made
+    again = IntegerGraph(from_bytes(to_bytes(graph.ir)))
+    for whole, part in zip(graph(X), again(X[:3]), strict=True):
+        np.testing.assert_array_equal(whole[:3], part)
+
+
+def test_formats_of_integers_refuse_it(made: Any, tmp_path: Any) -> None:
+    _, _, graph = made
+    for kind in ("c", "onnx", "tflite"):
+        with pytest.raises(ValueError, match=r"hold integers only, and these nodes are float islands: .*FLOAT"):
+            graph.emit(kind, tmp_path / "model")
+        assert not (tmp_path / "model").exists()
+    graph.emit("stablehlo", tmp_path / "model.mlir")
+
+
+def test_what_has_no_step_is_an_error_that_says_where() -> None:
+    class Called(nnx.Module):
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return jax.pure_callback(lambda v: np.asarray(v), jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    class Outer(nnx.Module):
+        def __init__(self) -> None:
+            self.first, self.called = nnx.Linear(8, 8, rngs=nnx.Rngs(0)), Called()
+
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return self.called(self.first(x))
+
+    qmodel = qjax.quantize(Outer(), qjax.Recipe(overrides={"called": qjax.FLOAT}), X)
+    with pytest.raises(
+        qjax.ConversionError, match=r"test_islands.py:\d+ .*'pure_callback' has no form in a float island"
+    ):
+        qjax.convert(qmodel, X)
+
+
+def test_a_program_holds_known_steps_only() -> None:
+    with pytest.raises(ValueError, match="the step 'eval'; known are"):
+        reals.run([["eval", [], []]], [0], [], {}, 1)

@@ -1,0 +1,91 @@
+"""`qjax.explain` shows the whole of a model at once, and traces say what depends on data."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import qjax
+
+X = np.zeros((2, 8), np.float32)
+
+
+class Model(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs, middle: Any) -> None:
+        self.first = nnx.Linear(8, 8, rngs=rngs)
+        self.last = nnx.Linear(8, 4, rngs=rngs)
+        self.middle = middle
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return nnx.softmax(self.last(self.middle(nnx.gelu(self.first(x)))))
+
+
+def test_everything_without_a_form_is_listed_with_its_line_and_two_cures() -> None:
+    def middle(x: jax.Array) -> jax.Array:
+        x = jnp.sort(x, axis=-1)
+        x = jnp.fft.fft(x).real
+        return jax.pure_callback(lambda v: np.asarray(v), jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    found = qjax.explain(Model(nnx.Rngs(0), middle), X)
+    assert not found.convertible
+    assert [row.primitive for row in found.unsupported][:1] == ["sort"]
+    assert {"fft", "pure_callback"} <= {row.primitive for row in found.unsupported}
+    for row in found.unsupported:
+        assert row.location is not None
+        assert "test_explain.py:" in row.location
+        assert row.location in row.problem
+        assert len(set(row.cures)) == 2
+    assert {(row.primitive, row.form) for row in found.rows} >= {
+        ("dot_general", "integer"),
+        ("table", "table"),
+        ("softmax", "integer"),
+        ("add", "folded"),
+    }
+    text = str(found)
+    assert "sort" in text
+    assert "cure 2" in text
+    assert sum(found.counts().values()) == sum(row.equations for row in found.rows)
+
+
+def test_a_model_of_integers_has_nothing_in_its_way() -> None:
+    found = qjax.explain(Model(nnx.Rngs(0), nnx.relu), X)
+    assert found.convertible
+    assert found.counts().get("float") is None
+
+
+def test_what_the_recipe_leaves_in_reals_is_told_apart_from_what_cannot_be() -> None:
+    model = Model(nnx.Rngs(0), nnx.relu)
+    recipe = qjax.Recipe(overrides={"last": qjax.FLOAT})
+    for found in (qjax.explain(model, X, recipe), qjax.explain(qjax.quantize(model, recipe, X), X)):
+        assert found.convertible
+        assert {row.module for row in found.rows if row.form == "float"} == {"last"}
+    with pytest.raises(ValueError, match="a quantized model has its recipe"):
+        qjax.explain(qjax.quantize(model, recipe, X), X, recipe)
+
+
+def test_nothing_that_no_output_needs_is_in_the_way() -> None:
+    def middle(x: jax.Array) -> jax.Array:
+        jnp.sort(x)
+        return x
+
+    assert qjax.explain(Model(nnx.Rngs(0), middle), X).convertible
+
+
+@pytest.mark.parametrize(
+    ("middle", "what"),
+    [
+        (lambda x: x[x > 0], "an index by a boolean mask"),
+        (lambda x: x if x.sum() > 0 else -x, "a Python branch"),
+        (lambda x: jnp.asarray(np.asarray(x)), "a call of numpy"),
+        (lambda x: jnp.arange(x.sum()), "a shape"),
+        (lambda x: x[: x.argmax().item()], "a shape"),
+    ],
+)
+def test_a_structure_that_depends_on_data_is_named_with_its_line(middle: Any, what: str) -> None:
+    model = Model(nnx.Rngs(0), middle)
+    for call in (qjax.explain, lambda m, x: qjax.quantize(m, qjax.Recipe(), x)):
+        with pytest.raises(qjax.TraceError, match=rf"test_explain.py:\d+: {what}.*jnp.where"):
+            call(model, X)
