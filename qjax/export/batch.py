@@ -1,6 +1,7 @@
 """Frees a graph from the batch size it was traced with, by comparing it with a second trace."""
 
 import dataclasses
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -30,9 +31,14 @@ def free_batch(graph: Graph, other: Graph, size: int, other_size: int) -> Graph:
       ConversionError: the model's structure depends on the batch.
     """
     if [node.op for node in graph.nodes] != [node.op for node in other.nodes]:
+        pairs = zip_longest(graph.nodes, other.nodes)
+        here, there = next((a, b) for a, b in pairs if a is None or b is None or a.op != b.op)
+        place = next(node for node in (here, there) if node is not None)
+        kinds = " and ".join(f"{node.op!r}" if node else "nothing" for node in (here, there))
         raise ConversionError(
-            f"The model runs other operations on a batch of {size} than on one of {other_size}; "
-            "a graph has one structure."
+            f"{place.location}: the model runs other operations on a batch of {size} than on one of {other_size} "
+            f"({kinds}, from {place.name!r} on), as a scan or a loop over the examples does. A graph has one structure "
+            "for every batch: treat all examples at once, and scan or loop over another axis."
         )
 
     def refuse(where: str, a: Any, b: Any) -> ConversionError:

@@ -183,17 +183,18 @@ def test_a_batch_is_free_only_where_examples_stay_apart():
 def test_what_has_no_integers_is_listed_at_once():
     file, grid = File(), Grid(0.1, 3)
     x = file.tensor("int8", (1, 4), grid)
-    names = ("LOGISTIC", "SOFTMAX", "HARD_SWISH")
+    names = ("LOGISTIC", "LOG_SOFTMAX", "SOFTMAX", "SIN")
     last = x
     for name in names:
         y = file.tensor("int8", (1, 4), Grid(1 / 256, -128))
-        file.operator(name, [last], [y], "Softmax" if name == "SOFTMAX" else "")
+        file.operator(name, [last], [y], *(["Softmax"] if name == "SOFTMAX" else []))
         last = y
     other = file.tensor("float32", (1, 4))
     file.operator("ADD", [last, file.tensor("float32", (1, 4), None, np.zeros(4, np.float32))], [other], "Add")
     with pytest.raises(ReadError, match="4 parts") as caught:
         reader.read(file.to_bytes([x], [other]))
-    for line in ("operator 0 LOGISTIC ('t1')", "operator 1 SOFTMAX ('t2')", "operator 2 HARD_SWISH ('t3')", "float32"):
+    lines = ("operator 1 LOG_SOFTMAX ('t2')", "operator 2 SOFTMAX ('t3'): a beta of 0", "operator 3 SIN ('t4')", "float32")
+    for line in lines:
         assert line in str(caught.value)
 
 

@@ -116,11 +116,12 @@ def _has_formula(function: Function) -> bool:
 
 
 def _check_softmax(graph: Graph, target: targets.Target) -> None:
-    wrong = [node.name for node in graph.nodes if node.op == "softmax" and node.attributes["method"] == "exact"]
+    wrong = [node for node in graph.nodes if node.op == "softmax" and node.attributes["method"] == "exact"]
     if wrong and target.name in RUNTIMES:
-        listed = ", ".join(repr(name) for name in wrong)
+        listed = ", ".join(repr(node.name) for node in wrong)
+        before = [name for node in wrong for name in node.inputs if name not in graph.inputs]
+        part = f"Read the part before it, with outputs={before}" if before else "Leave it out of the model"
         raise ReadError(
             f"SOFTMAX {listed}: qjax has the bits of {target.name!r} for int8 codes, the output's grid (1/256, -128) "
-            "and at most 4095 of them. Read the part before it, or with target='nearest_even' a softmax that is "
-            "rounded once."
+            f"and at most 4095 of them. {part}, or read it with target='nearest_even', whose softmax is rounded once."
         )
