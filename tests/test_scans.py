@@ -8,6 +8,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import onnxruntime
 import pytest
 from flax import nnx
 
@@ -93,7 +94,7 @@ def test_a_recurrent_graph_survives_a_file_and_leaves_for_a_runtime(lstm, tmp_pa
     graph.save(tmp_path / "m.qjax")
     assert_same(qjax.load(tmp_path / "m.qjax")(X), graph(X))
     graph.emit("onnx", tmp_path / "m.onnx")
-    ort = pytest.importorskip("onnxruntime").InferenceSession(tmp_path / "m.onnx")
+    ort = onnxruntime.InferenceSession(tmp_path / "m.onnx")
     x = np.asarray(graph.quantize(doubled(X)))
     assert np.array_equal(ort.run(None, {ort.get_inputs()[0].name: x})[0], graph.run(x))
 
@@ -251,7 +252,8 @@ def test_the_quantizers_see_every_iteration():
     x = X * jnp.array([10.0, 1.0])[None, :, None]
     qmodel, _ = codes_of(Model(), x)
     seen = qmodel.model(x)
-    assert np.isclose(qmodel.qparams()["add"].scale * 255, seen.max(), rtol=1e-2)
+    # 255 steps reach the largest value of all iterations, and no further
+    assert np.rint(seen.max() / qmodel.qparams()["add"].scale) == 255
 
 
 def test_training_moves_the_shared_scales():

@@ -166,7 +166,7 @@ def _decode_tensor(item: Any, arrays: Arrays, unused: set[str], known: Mapping[s
 def _decode_quantization(item: Any, dtype: str, rank: int, scale: Array, zero_point: Array, where: str) -> Quantization:
     entry = strict_json.fields(item, _QUANTIZATION, f"{where}: quantization")
     if dtype in (REAL_DTYPE, "bool"):
-        raise ArtifactError(f"{where}: expected a tensor with a quantization to hold int8 to int64 codes; got {dtype!r}.")
+        raise ArtifactError(f"{where}: expected a tensor with a quantization to hold integer codes; got {dtype!r}.")
     info = np.iinfo(dtype)
     low, high = int(info.min), int(info.max)
     axes = tuple(
