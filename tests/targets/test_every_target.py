@@ -73,7 +73,6 @@ def converted(name: str) -> tuple[qjax.QuantizedModel, qjax.IntegerGraph, np.nda
     return qmodel, graph, np.asarray(graph(MORE))
 
 
-@pytest.mark.slow
 def _cover() -> list[Any]:
     """Every choice that a target makes, in as few targets as a greedy search finds; the rest are exhaustive."""
     choices = {
@@ -92,6 +91,7 @@ def _cover() -> list[Any]:
     return [pytest.param(n, marks=() if n in chosen else pytest.mark.exhaustive) for n in targets.names()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", _cover())
 def test_the_exact_forward_is_the_graph(name):
     qmodel, graph, outputs = converted(name)

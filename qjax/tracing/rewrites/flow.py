@@ -57,7 +57,7 @@ class Flow:
             ):
                 value = source
                 continue
-            moved = _moved(eqn)
+            moved = moved_axes(eqn)
             if moved is None:
                 break
             value, found = source, tuple(None if axis is None else moved[axis] for axis in found)
@@ -127,7 +127,7 @@ class Flow:
             return whole
         if eqn.primitive == "iota":
             return whole & {int(eqn.params["dimension"])}
-        moved = _moved(eqn)
+        moved = moved_axes(eqn)
         if moved is not None:
             inner = self.varies(eqn.inputs[0])
             return whole & {axis for axis, source in enumerate(moved) if source in inner}
@@ -173,7 +173,7 @@ def _first_of_each(program: Program) -> dict[Value, Value]:
 _PLAIN = (type(None), bool, int, float, str, tuple, np.dtype, np.integer)
 
 
-def _moved(eqn: Equation) -> Axes | None:
+def moved_axes(eqn: Equation) -> Axes | None:
     """Per axis of the result: the axis of the operand that it is; None for equations that are no such moves."""
     (shape,) = eqn.out_shapes[:1]
     if eqn.primitive == "broadcast_in_dim":

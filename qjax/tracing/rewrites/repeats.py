@@ -14,7 +14,7 @@ from jax import lax
 
 from qjax.tracing.composite import composite
 from qjax.tracing.program import Equation, Program, Value
-from qjax.tracing.rewrites.flow import Flow, _moved
+from qjax.tracing.rewrites.flow import Flow, moved_axes
 from qjax.tracing.rewrites.inline import inlined
 from qjax.tracing.rewrites.moves import read
 
@@ -105,7 +105,7 @@ def _source(value: Value, flow: Flow) -> Value:
 def _behind(value: Value, flow: Flow) -> tuple[Value, tuple[int | None, ...]]:
     axes: tuple[int | None, ...] = tuple(range(len(value.shape)))
     while (eqn := flow.made.get(value)) is not None and eqn.primitive in _REPEATS:
-        moved = _moved(eqn)
+        moved = moved_axes(eqn)
         if moved is None:
             break
         value, axes = eqn.inputs[0], tuple(None if axis is None else moved[axis] for axis in axes)

@@ -1,0 +1,61 @@
+"""What a value of the program is on its way into the graph.
+
+Beside these it may be an `islands.Float`: a result in reals that no quantizer has met yet.
+"""
+
+import dataclasses
+from typing import Any
+
+from qjax.export.unsupported import stacked
+from qjax.tracing import Equation, Value
+
+Step = tuple[int, ...]
+"""The iteration of every scan around an equation, the outermost first."""
+
+Env = dict[Value, Any]
+"""What the values of a program are, as far as it has been lowered."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Constant:
+    """An array, a tracer or, when only the structure is wanted, a `jax.ShapeDtypeStruct`."""
+
+    value: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Codes:
+    """A tensor that holds codes, or integers and booleans that stand for themselves."""
+
+    tensor: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Accumulator:
+    """Sums that no quantizer has met yet. channels: pairs of its axis and the weight's, see `Op.channels`."""
+
+    tensor: str
+    channels: tuple[tuple[int, int], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Real:
+    """A float input that no quantizer has met yet."""
+
+    name: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Stack:
+    """What a scan stacks from codes on several grids; a quantizer behind the scan brings them onto one."""
+
+    eqn: Equation
+    parts: tuple[Any, ...]
+
+
+def get(env: Env, value: Value) -> Any:
+    """What a value is for an equation that reads it."""
+    found = Constant(value.constant) if value.constant is not None else env[value]
+    if isinstance(found, Stack):
+        raise stacked(found.eqn)
+    return found
