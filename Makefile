@@ -10,6 +10,9 @@ JOBS     ?= 2
 ARGS     ?=
 
 export PYTHON
+# Compiled modules are kept in .venv, also where the machine's settings keep none: else every process parses jax anew.
+unexport PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX := $(CURDIR)/.venv/pycache
 PY     := .venv/bin/python
 PYTEST := -m pytest -n $(JOBS) --dist loadfile
 

@@ -1,5 +1,6 @@
 """Where layers and export meet: quantize, convert, verify, exact."""
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -92,12 +93,18 @@ def verify(graph: IntegerGraph, qmodel: QuantizedModel, batches: Iterable[Any]) 
 
     `batches`: arrays, or tuples of the call's arguments. `str()` of the result is a table.
     """
-    view = evaluation_copy(qmodel)
+    graphdef, state = nnx.split(evaluation_copy(qmodel))
 
     def reference(*inputs: Any) -> tuple[Any, dict[str, Any]]:
-        return view.codes(*inputs)
+        return _codes(graphdef, state, *split_arguments(inputs))
 
     return compare_nodes(graph, reference, (arguments_of(batch) for batch in batches))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def _codes(graphdef: Any, state: Any, arrays: Any, rest: Any) -> tuple[Any, dict[str, Any]]:
+    """Compiled once for a model, however often and against however many targets it is verified."""
+    return nnx.merge(graphdef, state).codes(*join_arguments(arrays, rest))
 
 
 Forward = Callable[..., Any]

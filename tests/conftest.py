@@ -9,6 +9,8 @@ import hypothesis
 import jax
 import pytest
 
+from tests.layers import round_trip
+
 # Library code must say every cast and every broadcast.
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -32,13 +34,37 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    round_trip.always_compiled = config.getoption("--exhaustive")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselects what was not asked for: tests whose runtime the lock does not hold, and those of `make test-all`."""
-    for marker, option in (("oracle", "--oracles"), ("exhaustive", "--exhaustive")):
-        left_out = [item for item in items if item.get_closest_marker(marker)]
-        if left_out and not config.getoption(option):
-            config.hook.pytest_deselected(items=left_out)
-            items[:] = [item for item in items if not item.get_closest_marker(marker)]
+    left_out: list[pytest.Item] = []
+    if not config.getoption("--oracles"):
+        left_out += [item for item in items if item.get_closest_marker("oracle")]
+    if not config.getoption("--exhaustive"):
+        left_out += [item for item in items if item.get_closest_marker("exhaustive")]
+        left_out += _beyond_the_sample([item for item in items if item not in set(left_out)])
+    config.hook.pytest_deselected(items=left_out)
+    dropped = set(left_out)
+    items[:] = [item for item in items if item not in dropped]
+
+
+def _beyond_the_sample(items: list[pytest.Item]) -> list[pytest.Item]:
+    """All but n cases of every test marked sampled(n): n spread evenly over the list, its ends among them."""
+    families: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sampled"):
+            families.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    rest: list[pytest.Item] = []
+    for family in families.values():
+        marker = family[0].get_closest_marker("sampled")
+        assert marker is not None
+        (n,) = marker.args
+        kept = {round(i * (len(family) - 1) / max(n - 1, 1)) for i in range(n)}
+        rest += [item for i, item in enumerate(family) if i not in kept]
+    return rest
 
 
 def pytest_ignore_collect(collection_path, config: pytest.Config) -> bool | None:

@@ -166,6 +166,7 @@ def test_batch_statistics_move_as_in_flax():
 
 
 @pytest.mark.parametrize("name", calibration.names())
+@pytest.mark.sampled(2)
 def test_every_observer_by_name(qmodel, name):
     model = nnx.clone(qmodel)
     qjax.calibrate(model, [IMAGES, 2 * IMAGES], observer=name)
@@ -285,6 +286,7 @@ METHODS = {
 
 
 @pytest.mark.parametrize("name", METHODS)
+@pytest.mark.sampled(3)
 def test_methods_learn_and_convert(name):
     x = data(16, 6)
     qmodel = qjax.quantize(Small(), METHODS[name], x)
@@ -314,6 +316,7 @@ def test_methods_learn_and_convert(name):
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=["bfloat16", "float16"])
+@pytest.mark.sampled(1)
 def test_low_precision_models(dtype):
     x = data(16, 6)
     qmodel = qjax.quantize(Small(dtype=dtype, param_dtype=dtype), Recipe(), x)

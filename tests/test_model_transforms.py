@@ -228,6 +228,7 @@ class Unrolled(nnx.Module):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scan", ["stacked", "shared"])
+@pytest.mark.sampled(1)
 def test_layers_in_a_scan(scan):
     qmodel = qjax.quantize(Stacked(2), Recipe(scan=scan), X)
     sizes = {name: p.scale.shape for name, p in qmodel.qparams().items()}

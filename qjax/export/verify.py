@@ -21,7 +21,7 @@ from qjax.export.view import NodeView
 from qjax.summary import table
 
 Reference = Callable[..., tuple[Any, dict[str, Any]]]
-"""The training forward: inputs -> (output, codes by label of the tensor)."""
+"""The training forward, compiled: inputs -> (output, codes by label of the tensor)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,9 +100,10 @@ def verify(graph: IntegerGraph, reference: Reference, batches: Iterable[tuple[An
     named = [node for node in ir.nodes if ir.tensors[node.output].quantization is not None]
 
     @functools.partial(jax.jit, static_argnums=2)
-    def compare(constants: Any, arrays: list[Any], rest: Any) -> tuple[dict[str, Any], Any]:
+    def compare(
+        constants: Any, arrays: list[Any], rest: Any, output: Any, codes: dict[str, Any]
+    ) -> tuple[dict[str, Any], Any]:
         inputs = join_arguments(arrays, rest)
-        output, codes = reference(*inputs)
         quantized = graph.quantize(*inputs)
         quantized = quantized if isinstance(quantized, tuple) else (quantized,)
         free = run(ir, constants, quantized)
@@ -137,7 +138,7 @@ def verify(graph: IntegerGraph, reference: Reference, batches: Iterable[tuple[An
     examples, predictions = 0, 0
     for batch in batches:
         arrays, rest = split_arguments(batch)
-        counts, wrong = compare(graph.interpreter.constants, arrays, rest)
+        counts, wrong = compare(graph.interpreter.constants, arrays, rest, *reference(*batch))
         size = next(int(np.shape(array)[0]) for array in arrays if np.ndim(array))
         examples += size
         predictions += int(wrong)

@@ -10,6 +10,7 @@ always), and round *before* adding the zero point (`round(x * inv + zp)` becomes
 jit, and its ties depend on the parity of `zp`).
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -106,7 +107,13 @@ def quantize(
       rounding: how to round `x * (1/scale)`; `stochastic` needs `key`.
       quantization: the formula of another runtime, see `numerics.input_quantization`.
     """
-    spec, x = qparams.spec, float_tensor(x)
+    return _quantize(float_tensor(x), qparams, rounding, key, quantization)
+
+
+# outside of a trace, too, one compilation instead of one per operation: each takes XLA as long as all together
+@functools.partial(jax.jit, static_argnames=("rounding", "quantization"))
+def _quantize(x: jax.Array, qparams: QParams, rounding: Any, key: Any, quantization: Any) -> jax.Array:
+    spec = qparams.spec
     scale = broadcast_to_tensor(qparams.scale, spec, x.shape)
     zero_point = broadcast_to_tensor(qparams.integer_zero_point(), spec, x.shape)
     steps = round_to_grid(x, scale, rounding, key, zero_point=zero_point, quantization=quantization)
@@ -149,7 +156,12 @@ def choose_qparams(lo: Any, hi: Any, spec: QSpec, *, power_of_two: bool = False)
         raise ValueError(f"choose_qparams: lo and hi must have one shape. Got {lo.shape} and {hi.shape}")
     if isinstance(lo, np.ndarray) and isinstance(hi, np.ndarray):
         _check_range(lo, hi, spec)
-    lo, hi = jnp.minimum(jnp.asarray(lo), np.float32(0)), jnp.maximum(jnp.asarray(hi), np.float32(0))
+    return QParams(*_scale_and_zero_point(jnp.asarray(lo), jnp.asarray(hi), spec, power_of_two), spec)
+
+
+@functools.partial(jax.jit, static_argnames=("spec", "power_of_two"))
+def _scale_and_zero_point(lo: jax.Array, hi: jax.Array, spec: QSpec, power_of_two: bool) -> tuple[jax.Array, jax.Array]:
+    lo, hi = jnp.minimum(lo, np.float32(0)), jnp.maximum(hi, np.float32(0))
     if spec.symmetric:
         scale = (jnp.maximum(-lo, hi) if spec.signed else hi) * np.float32(1 / spec.qmax)
     else:
@@ -159,11 +171,11 @@ def choose_qparams(lo: Any, hi: Any, spec: QSpec, *, power_of_two: bool = False)
     # Written so that NaN, too, takes the 1.0.
     scale = jnp.where(scale >= np.float32(SCALE_MIN), jnp.minimum(scale, np.float32(SCALE_MAX)), np.float32(1))
     if spec.symmetric:
-        return QParams(scale, jnp.zeros(scale.shape, jnp.int32), spec)
+        return scale, jnp.zeros(scale.shape, jnp.int32)
     steps = jnp.round(lo * reciprocal(scale))
     steps = jnp.where(jnp.isnan(steps), np.float32(0), steps)
     zero_point = jnp.clip(np.float32(spec.qmin) - steps, np.float32(spec.qmin), np.float32(spec.qmax))
-    return QParams(scale, zero_point.astype(jnp.int32), spec)
+    return scale, zero_point.astype(jnp.int32)
 
 
 def power_of_two_at_least(x: jax.Array) -> jax.Array:

@@ -44,8 +44,10 @@ def learned_scale(log2_scale: Any) -> jax.Array:
 
 def exp2(x: jax.Array) -> jax.Array:
     """The value of `learned_scale`, without its gradient: portable 2^x of float32 x."""
+    if not isinstance(x, Tracer):
+        return _compiled_exp2(x)
     x = _clip(x, float(-LOG2_LIMIT), float(LOG2_LIMIT), 0.0)
-    if x.size == 0 or not isinstance(x, Tracer):
+    if x.size == 0:
         return _exp2(x)
     return apart(x.reshape(-1)[0] < np.float32(2 * LOG2_LIMIT), _exp2, x)
 
@@ -62,6 +64,11 @@ def _exp2(x: jax.Array) -> jax.Array:
     # The mantissa's leading bit, and its carry where it rounded up to 2, add to the exponent field.
     bits = ((whole + np.int32(126)) << np.int32(23)) + mantissa
     return jax.lax.bitcast_convert_type(bits, jnp.float32)
+
+
+@jax.jit
+def _compiled_exp2(x: jax.Array) -> jax.Array:
+    return _exp2(_clip(x, float(-LOG2_LIMIT), float(LOG2_LIMIT), 0.0))
 
 
 def _high_word(a: jax.Array, b: jax.Array) -> jax.Array:

@@ -51,6 +51,7 @@ def same(a, b):
     return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
 
 
+@pytest.mark.sampled(2)
 def test_every_switch_on_is_the_quantized_model_and_off_the_float_one(case):
     model, qmodel, x = case
     switched = SwitchedModel(qmodel)
@@ -58,6 +59,7 @@ def test_every_switch_on_is_the_quantized_model_and_off_the_float_one(case):
     assert same(switched((), (x,)), model(x))
 
 
+@pytest.mark.sampled(1)
 def test_any_set_of_quantizers_is_the_program_with_only_those(case):
     _, qmodel, x = case
     switched = SwitchedModel(qmodel)

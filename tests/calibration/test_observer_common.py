@@ -52,6 +52,7 @@ def run(observer: Observer, spec: QSpec, data: list[np.ndarray]) -> State:
 
 @pytest.mark.parametrize("observer", OBSERVERS, ids=by_name)
 @pytest.mark.parametrize("spec", SPECS, ids=str)
+@pytest.mark.sampled(6)
 def test_eager_jit_scan_agree_and_the_state_keeps_its_size(observer: Observer, spec: QSpec) -> None:
     data = batches((6, 10), 3)
     start = observer.init(spec, data[0].shape)
@@ -68,6 +69,7 @@ def test_eager_jit_scan_agree_and_the_state_keeps_its_size(observer: Observer, s
 
 
 @pytest.mark.parametrize("observer", OBSERVERS, ids=by_name)
+@pytest.mark.sampled(2)
 def test_vmap_is_a_loop(observer: Observer) -> None:
     spec, data = QSpec(symmetric=False), [jnp.stack(batches((20,), 3, seed)) for seed in range(4)]
     start = observer.init(spec, (20,))
@@ -83,6 +85,7 @@ def test_vmap_is_a_loop(observer: Observer) -> None:
 @pytest.mark.parametrize("observer", CHANNEL_OBSERVERS, ids=by_name)
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("axis", [-1, (0, 2)])
+@pytest.mark.sampled(6)
 def test_per_channel_is_a_loop_per_tensor(observer: Observer, symmetric: bool, axis: int | tuple[int, ...]) -> None:
     spec, data = QSpec(bits=4, symmetric=symmetric, axis=axis), batches((2, 8, 3), 3)
     got = observer.qparams(run(observer, spec, data), spec)
@@ -120,6 +123,7 @@ def test_the_batch_size_may_change(observer: Observer) -> None:
 
 @pytest.mark.parametrize("observer", OBSERVERS, ids=by_name)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.sampled(3)
 def test_half_precision_is_observed_as_its_float32_values(observer: Observer, dtype: jnp.dtype) -> None:
     spec, x = QSpec(symmetric=False), jnp.asarray(batches((50,), 1)[0]).astype(dtype)
     start = observer.init(spec, x.shape)
@@ -127,6 +131,7 @@ def test_half_precision_is_observed_as_its_float32_values(observer: Observer, dt
 
 
 @pytest.mark.parametrize("observer", OBSERVERS, ids=by_name)
+@pytest.mark.sampled(2)
 def test_the_users_64_bit_flag_changes_nothing(observer: Observer) -> None:
     spec, data = QSpec(symmetric=False), batches((30,))
     with jax.enable_x64(True):
@@ -139,6 +144,7 @@ def test_the_users_64_bit_flag_changes_nothing(observer: Observer) -> None:
 
 
 @pytest.mark.parametrize("observer", OBSERVERS, ids=by_name)
+@pytest.mark.sampled(2)
 def test_data_of_zeros_has_the_scale_of_an_empty_range(observer: Observer) -> None:
     for spec in SPECS:
         got = observer.qparams(run(observer, spec, [np.zeros((4, 4), np.float32)]), spec)

@@ -23,6 +23,7 @@ def observe(observer: Observer, data: np.ndarray, parts: int = 4) -> State:
 
 @pytest.mark.parametrize("percentile", [51.0, 90.0, 99.0, 99.9, 99.99, 100.0])
 @pytest.mark.parametrize("kind", ["normal", "exponential", "student", "constant", "offset"])
+@pytest.mark.sampled(8)
 def test_within_one_bin_of_the_quantiles(kind: str, percentile: float) -> None:
     rng = np.random.default_rng(3)
     n = 19_996  # no percentage of it is whole, so numpy's float product cannot step over one

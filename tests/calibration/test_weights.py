@@ -53,6 +53,7 @@ def test_squared_error_is_that_of_the_nearest_codes() -> None:
 
 
 @pytest.mark.parametrize("method", ["minmax", "mse", "lsq"])
+@pytest.mark.sampled(1)
 def test_per_channel_and_per_group_are_loops(method: WeightMethod) -> None:
     channels = weight_qparams(WEIGHT, QSpec(bits=4, axis=(0, 2)), method).scale
     groups = weight_qparams(WEIGHT[0], QSpec(bits=4, axis=1, group_size=5, group_axis=0), method).scale

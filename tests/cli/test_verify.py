@@ -25,6 +25,7 @@ def test_every_runtime(qjax, runtime):
 
 
 @pytest.mark.parametrize("style", ["integer", "qdq", "qoperator"])
+@pytest.mark.sampled(1)
 def test_every_style_of_onnx(qjax, style):
     """int8 activations between float operators need an option of the session, which the file names."""
     line = ["--runtime", "onnxruntime", "--target", "onnxruntime", "--style", style, "--examples", 21]
@@ -72,6 +73,7 @@ def outputs(folder, graphs):
 
 
 @pytest.mark.parametrize("file", ["codes.npy", "reals.npy"])
+@pytest.mark.sampled(1)
 def test_expected_outputs(qjax, outputs, file):
     said = qjax("verify", "dense.qjax", "x.npy", "--expect", file, "--batch", 4).stdout
     assert said.startswith(f"qjax's interpreter against {file}")

@@ -37,6 +37,7 @@ def network():
 
 
 @pytest.mark.parametrize("make", [MLP, *(pytest.param(make, marks=pytest.mark.slow) for make in (Depthwise, ResNet))])
+@pytest.mark.sampled(1)
 def test_the_float32_model_is_the_network(make):
     model = make(rngs=nnx.Rngs(3))
     model.eval()
@@ -47,6 +48,7 @@ def test_the_float32_model_is_the_network(make):
     assert np.abs(got - np.asarray(scores(model, x))).max() < 1e-5
 
 
+@pytest.mark.sampled(1)
 def test_a_code_that_differs_is_counted_where_it_is(network):
     """The second runtime has one wrong code in the last image and ten in the first random input."""
 

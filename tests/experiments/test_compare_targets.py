@@ -14,6 +14,7 @@ def optax_promotion():
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_three_targets(capsys: pytest.CaptureFixture[str]) -> None:
     names = ["tflite_micro", "tflite_xnnpack", "nearest_even"]
     reports = compare_targets.main(["--epochs", "1", "--images", "40", "--targets", *names])

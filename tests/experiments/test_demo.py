@@ -34,6 +34,7 @@ def test_the_split_is_stratified_fixed_and_disjoint():
 
 
 @pytest.mark.parametrize("make", [MLP, CNN, ResNet])
+@pytest.mark.sampled(1)
 def test_models_give_ten_scores_and_shapes_do_not_depend_on_the_batch(make):
     model = make(rngs=nnx.Rngs(0))
     model.eval()

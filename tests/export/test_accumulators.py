@@ -58,6 +58,7 @@ REGISTERS = (Accumulator(14, "saturate"), Accumulator(12, "wrap"), Accumulator(p
 
 
 @pytest.mark.parametrize("accumulator", REGISTERS, ids=str)
+@pytest.mark.sampled(1)
 def test_exact_equals_the_graph(accumulator, tmp_path):
     qmodel, graph = converted(Net(), IMAGES, accumulator)
     for node in graph.ir.nodes:
@@ -130,6 +131,7 @@ def partials(products):
 
 @pytest.mark.parametrize("accumulator", [EXACT, *REGISTERS[:3], Accumulator(17, "wrap", operands="codes")], ids=str)
 @pytest.mark.parametrize("activations", [UNSIGNED, QSpec(bits=8, symmetric=False)], ids=["uint8", "int8"])
+@pytest.mark.sampled(4)
 def test_every_figure_of_one_layer(accumulator, activations):
     _, graph = converted(Dense(), ROWS, accumulator, activations)
     report = qjax.accumulators(graph, [ROWS[:4], ROWS[4:]])
@@ -213,6 +215,7 @@ def test_another_register_can_be_tried():
 
 
 @pytest.mark.parametrize("activations", [UNSIGNED, QSpec(bits=8, symmetric=False)], ids=["uint8", "int8"])
+@pytest.mark.sampled(1)
 def test_reduced_range_takes_all_pairs_out_of_risk(activations):
     _, wide = converted(Net(), IMAGES, activations=activations)
     qmodel, graph = converted(Net(), IMAGES, activations=activations, reduce_range=True)

@@ -106,6 +106,7 @@ def lowered(name: str) -> Graph:
 
 
 @pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.sampled(2)
 def test_the_members_own_kernels_give_the_plain_graphs_codes(name: str) -> None:
     graph = lowered(name)
     whole = op("clamp", op("add", op("conv", tensor("x"), relu=True), tensor("r")))

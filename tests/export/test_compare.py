@@ -27,6 +27,7 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("left", "right"), PAIRS)
+@pytest.mark.sampled(2)
 def test_counts_are_those_of_the_graphs_tensors(left: str, right: str) -> None:
     a, b = built(left), built(right)
     report = qjax.compare(a, b, REALS)

@@ -54,6 +54,7 @@ def test_an_island_is_one_node_between_integers(made: Any) -> None:
     assert sum(node.op == "dot" for node in graph.ir.nodes) == 3 - len(paths)
 
 
+@pytest.mark.sampled(1)
 def test_the_graph_is_the_exact_forward_and_the_trained_one(made: Any) -> None:
     _, qmodel, graph = made
     for a, b, c in zip(graph(X), qjax.exact(qmodel, X)(qmodel, X), qmodel(X), strict=True):

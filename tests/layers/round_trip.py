@@ -68,10 +68,18 @@ def assert_verified(report: Any) -> None:
     assert report.local_max <= 1, str(report)
 
 
+always_compiled = False
+"""Whether `check` compiles every exact forward as a whole; conftest sets it for `make test-all`."""
+
+
 def check(
-    model: nnx.Module, sample: Any, recipe: qjax.Recipe | None = None, *, steps: int = 1
+    model: nnx.Module, sample: Any, recipe: qjax.Recipe | None = None, *, steps: int = 1, compiled: bool = False
 ) -> tuple[qjax.QuantizedModel, qjax.IntegerGraph]:
-    """Run the whole path and assert that training forward, exact forward and graph agree."""
+    """Run the whole path and assert that training forward, exact forward and graph agree.
+
+    compiled: run the exact forward inside jit. XLA takes longer for that than for all the rest, so most models run it
+    op by op; `make test-all` compiles all.
+    """
     before = host(nnx.state(model))
     qmodel = qjax.quantize(model, recipe or qjax.Recipe(), sample)
     for _ in range(steps):
@@ -83,6 +91,8 @@ def check(
     more = doubled(args)
     # the sample is the first half of it
     assert_verified(qjax.verify(graph, qmodel, [more]))
-    forward = nnx.jit(qjax.exact(qmodel, sample))
+    forward = qjax.exact(qmodel, sample)
+    if compiled or always_compiled:
+        forward = nnx.jit(forward)
     assert_same(forward(qmodel, *more), graph(*more))
     return qmodel, graph

@@ -28,6 +28,7 @@ def conv(channels, features, window, **kwargs):
     ],
     ids=["1d-causal", "1d-circular", "2d-stride", "2d-valid", "2d-wide", "groups", "depthwise", "3d"],
 )
+@pytest.mark.sampled(4)
 def test_conv(layer, shape):
     qmodel, graph = check(layer, data(*shape))
     assert qmodel.qparams()["kernel"].scale.size == layer.out_features
@@ -35,6 +36,7 @@ def test_conv(layer, shape):
 
 
 @pytest.mark.parametrize("padding", ["SAME", "VALID"])
+@pytest.mark.sampled(1)
 def test_transposed_conv(padding):
     layer = nnx.ConvTranspose(2, 3, (3, 3), strides=(2, 2), padding=padding, rngs=nnx.Rngs(0))
     check(layer, data(2, 4, 4, 2))
@@ -56,6 +58,7 @@ class Normalized(nnx.Module):
 
 
 @pytest.mark.parametrize("affine", [True, False], ids=["gamma of every sign", "no scale, no bias"])
+@pytest.mark.sampled(1)
 def test_batch_norm_folds_into_the_convolution(affine):
     qmodel, graph = check(Normalized(use_scale=affine, use_bias=affine), data(4, 4, 4, 2), steps=2)
     assert [node.op for node in graph.ir.nodes] == ["conv"]
@@ -74,6 +77,7 @@ class AfterAddition(nnx.Module):
         return nnx.relu(self.bn(self.a(x) + self.b(x)))
 
 
+@pytest.mark.exhaustive
 def test_batch_norm_behind_an_addition():
     _, graph = check(AfterAddition(), data(2, 3, 3, 2), steps=2)
     assert [node.op for node in graph.ir.nodes] == ["conv", "conv", "add"]
@@ -89,6 +93,7 @@ class First(nnx.Module):
         return self.head(nnx.relu(self.bn(x)))
 
 
+@pytest.mark.exhaustive
 def test_batch_norm_that_stands_alone():
     _, graph = check(First(), data(8, 3), steps=2)
     assert [node.op for node in graph.ir.nodes] == ["rescale", "dot"]

@@ -14,6 +14,7 @@ from tests.layers.round_trip import check, data
 
 
 @pytest.mark.parametrize("shape", [(4, 6), (4, 3, 6)], ids=["2d", "3d"])
+@pytest.mark.sampled(1)
 def test_linear(shape):
     _, graph = check(nnx.Linear(6, 5, rngs=nnx.Rngs(0)), data(*shape))
     assert [node.op for node in graph.ir.nodes] == ["dot"]
@@ -45,6 +46,7 @@ class Projection(nnx.Module):
     ],
     ids=["two output axes", "batch axis"],
 )
+@pytest.mark.sampled(1)
 def test_einsum(formula, kernel, bias, x):
     qmodel, _ = check(Projection(formula, kernel, bias), data(*x))
     assert qmodel.qparams()["proj/kernel"].scale.size == np.prod(bias)

@@ -84,6 +84,7 @@ def converted(model, x):
 
 
 @pytest.mark.parametrize(("functions", "op"), [(SOFTMAX, "softmax"), (NORMALIZE, "normalize")])
+@pytest.mark.sampled(1)
 def test_every_way_to_write_it(functions, op):
     branches = {name: lambda y, x, f=f: f(y) for name, f in functions.items()}
     graph = converted(Glue(branches), data(2, 3, 6))

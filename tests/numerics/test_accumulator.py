@@ -121,6 +121,7 @@ def centered(x, zero_point):
     ("bits", "x_dtype", "w_dtype"),
     [(bits, "int8", "int8") for bits in range(8, 33)] + [(bits, "uint16", "int16") for bits in (8, 30, 31, 32)],
 )
+@pytest.mark.sampled(8)
 def test_saturating_sums_of_every_width(bits, x_dtype, w_dtype):
     rng = np.random.default_rng(bits)
     x, w = rows(rng, 29, x_dtype, w_dtype)
@@ -134,6 +135,7 @@ def test_saturating_sums_of_every_width(bits, x_dtype, w_dtype):
 
 
 @pytest.mark.parametrize("k", [0, 1, 2, 3, 7, 8, 9, 15, 16, 17])
+@pytest.mark.sampled(3)
 def test_sums_of_every_length(k):
     rng = np.random.default_rng(k)
     for m, n in ((5, 2), (2, 5)):  # the loop keeps the longer axis last

@@ -22,6 +22,7 @@ def tie_case(per_channel: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray, QSp
 
 @pytest.mark.parametrize("gradient", ["ste", "lsq", "pact"])
 @pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.sampled(3)
 def test_ties_have_one_value_everywhere(per_channel, gradient):
     x, scale, zero_point, spec = tie_case(per_channel)
     low, high = np.float32(spec.qmin - 3), np.float32(spec.qmax - 3)

@@ -41,6 +41,7 @@ def multiplier(m, shift) -> Multiplier:
 
 
 @pytest.mark.parametrize("rule", sorted(RULES))
+@pytest.mark.sampled(2)
 def test_edges_for_every_shift(rule):
     values = edge_accumulators()
     acc = np.array(values, np.int32)[:, None]
@@ -84,6 +85,7 @@ def integer_rule(rule: str, acc: np.ndarray, m: int, shift: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("rule", sorted(RULES))
+@pytest.mark.sampled(2)
 def test_every_int16_accumulator_for_every_shift(rule):
     acc = np.arange(-(2**15), 2**15, dtype=np.int32)
     exact = acc.astype(object)
@@ -144,6 +146,7 @@ def layer(n: int = 4096) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("rule", sorted(RULES))
+@pytest.mark.sampled(2)
 def test_per_channel_in_every_transform(rule):
     acc, scale, zero_point = layer()
     constants = list(zip(*quantize_multiplier(scale), strict=True))

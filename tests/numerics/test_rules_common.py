@@ -69,6 +69,7 @@ def test_constants_are_named_int32(name):
 
 # two rules ask where on the accumulator a number stands; they have tests of their own
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in ("tflite_arm_gemm", "tflite_depthwise_neon")])
+@pytest.mark.sampled(8)
 def test_per_channel_in_every_transform(name):
     acc, scale, zero_point = layer()
     constants = constants_of(name, scale)

@@ -77,6 +77,7 @@ def setting(seed: int, per_channel: bool) -> tuple[np.ndarray, Any, np.ndarray, 
 
 @pytest.mark.parametrize("per_channel", [False, True])
 @pytest.mark.parametrize("rule", RULES)
+@pytest.mark.sampled(3)
 def test_from_scales(rule, per_channel):
     of_scales = get_rule(rule).of_scales
     assert of_scales is not None

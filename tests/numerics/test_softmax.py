@@ -89,6 +89,7 @@ SETTINGS = [*SMALL, (100, 1.7), (4, 15.9), (4, 16.0), (5, 40.0)]
 
 
 @pytest.mark.parametrize(("length", "scale"), SETTINGS)
+@pytest.mark.sampled(3)
 def test_gemmlowp_against_integers(length, scale):
     x = rows(60, length, scale, 1)
     want = [gemmlowp_row(row, float(np.float32(scale))) for row in x.tolist()]
@@ -98,6 +99,7 @@ def test_gemmlowp_against_integers(length, scale):
 
 
 @pytest.mark.parametrize(("length", "scale"), SMALL)
+@pytest.mark.sampled(2)
 def test_float32_against_fractions(length, scale):
     x = rows(40, length, scale, 2)
     constants = softmax.prepare("float32", np.float32(scale))
@@ -141,6 +143,7 @@ def test_answers_of_the_runtimes(method, scale, length, checksum):
 
 
 @pytest.mark.parametrize("method", softmax.SOFTMAX_METHODS)
+@pytest.mark.sampled(1)
 def test_in_every_transform(method):
     x = rows(24, 9, 0.1, 3)
     constants = softmax.prepare(method, 0.1)

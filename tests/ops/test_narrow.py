@@ -234,6 +234,7 @@ UNSIGNED = [name for name in CASES if CASES[name][8].dtype == "uint8"]
     ],
     ids=str,
 )
+@pytest.mark.sampled(7)
 def test_pairs_of_convolutions(name, accumulator):
     graph, x, expected, changed = conv_case(name, accumulator)
     check(graph, [x], expected)
@@ -283,6 +284,7 @@ def test_layouts_of_torch_and_onnx():
 
 @pytest.mark.parametrize("accumulator", [Accumulator(14, "saturate"), Accumulator(13, "wrap"), PAIRS], ids=str)
 @pytest.mark.parametrize("name", ["few channels", "groups"])
+@pytest.mark.sampled(2)
 def test_vmap_and_constants_in_a_trace(name, accumulator):
     graph, x, expected, _ = conv_case(name, accumulator)
     constants, node = prepare(graph)["node"], graph.nodes[0]

@@ -201,6 +201,7 @@ def test_a_model_end_to_end():
     assert any(np.any(np.asarray(leaf) != 0) for leaf in jax.tree.leaves(gradient))
 
 
+@pytest.mark.exhaustive
 def test_a_model_of_bfloat16():
     model = Model(jnp.bfloat16)
     qmodel = qjax.quantize(model, qjax.Recipe(), X)

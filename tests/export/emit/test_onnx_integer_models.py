@@ -63,6 +63,7 @@ def assert_runs(graph: Graph, model: onnx.ModelProto, size: int) -> None:
     assert differing(by_reference(model, feeds), want) == 0
 
 
+@pytest.mark.sampled(1)
 def test_the_batch_is_free(graph, model):
     assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "batch"
     for size in (1, 8):

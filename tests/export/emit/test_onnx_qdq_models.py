@@ -46,6 +46,7 @@ def assert_runs(graph: qjax.IntegerGraph, sample: jax.Array, folder, *, function
     return found["qdq"]
 
 
+@pytest.mark.sampled(1)
 def test_images_are_kernels_of_codes_and_nothing_else(images, tmp_path):
     operators = assert_runs(images, IMAGES, tmp_path)
     assert set(operators) >= KERNELS
@@ -73,6 +74,7 @@ def test_int8_activations_need_an_option_of_the_session(small, tmp_path):
     assert facts_of(to_model(small.ir, style="qoperator"))["onnxruntime_session"] == {}
 
 
+@pytest.mark.exhaustive
 def test_products_of_activations(tmp_path):
     graph = converted(Sequences(), SEQUENCES, target="onnxruntime", activations=UNSIGNED)
     operators = assert_runs(graph, SEQUENCES, tmp_path)
@@ -80,6 +82,7 @@ def test_products_of_activations(tmp_path):
     assert not FLOATS & set(operators)
 
 
+@pytest.mark.exhaustive
 def test_codes_of_four_bits_take_four_bits(tmp_path):
     four = qjax.QSpec(bits=4, symmetric=False)
     for activations, kind in ((UNSIGNED, onnx.TensorProto.UINT4), (four, onnx.TensorProto.INT4)):

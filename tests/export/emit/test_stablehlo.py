@@ -37,6 +37,7 @@ def graph():
     return graph_of("tflite_optimized_arm")
 
 
+@pytest.mark.sampled(1)
 def test_a_fresh_process_without_qjax(graph, tmp_path):
     batches = [np.asarray(graph.quantize(data(n, 6, 6, 2, seed=n) * 2)) for n in (1, 2, 7)]
     graph.emit("stablehlo", tmp_path / "model.stablehlo")
@@ -48,6 +49,7 @@ def test_a_fresh_process_without_qjax(graph, tmp_path):
 
 
 @pytest.mark.parametrize("name", [name for name in targets.names() if name != "fpga"])
+@pytest.mark.sampled(4)
 def test_every_target_lowers_with_a_free_batch(name, graph):
     """Lowering only: what the function computes is the interpreter's own program."""
     exported = export.deserialize(bytearray(stablehlo.to_bytes(graph.retarget(name).ir)))

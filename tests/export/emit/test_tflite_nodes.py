@@ -81,6 +81,7 @@ def nodes() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.sampled(2)
 def test_every_operation_is_the_runtimes(nodes, target):
     refused = NO_FORM | (NOT_IN_MICRO if target == "tflite_micro" else {})
     known = {name: found for name, found in nodes.items() if name not in refused}

@@ -126,6 +126,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("name", FORMS)
+@pytest.mark.sampled(10)
 def test_gives_the_bits_of_onnxruntime(name):
     body, inputs, options = FORMS[name]
     feeds = {key: normal(N, *shape[1:], seed=i) for i, (key, shape) in enumerate(inputs.items())}

@@ -52,6 +52,7 @@ def model(tmp_path_factory):
     [*CHOICES, *(pytest.param(choice, marks=pytest.mark.slow) for choice in MORE)],
     ids=lambda choice: "-".join(map(str, choice)),
 )
+@pytest.mark.sampled(4)
 def test_gives_the_bits_of_onnxruntime(model, choice):
     data, shape = model(choice)
     found, expected, graph = both(data, {"x": normal(48, *shape, scale=1.2)})

@@ -73,6 +73,7 @@ def test_what_was_read_is_written_and_read_again(group, target):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.sampled(2)
 def test_the_graph_comes_back(tmp_path, graph, target):
     made = retarget(graph, target)
     path = tmp_path / "model.tflite"

@@ -50,6 +50,7 @@ def test_global_average_sums_integers(dtype, seed, n):
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("n", [2, 9])
+@pytest.mark.sampled(2)
 def test_average_pool_adds_floats_in_order(dtype, seed, n):
     g, q = setting(dtype, seed, n)
     want = clamp(inside(float_oracle(q, g, n), g), g)

@@ -74,6 +74,7 @@ def test_multiply_has_the_zero_point_inside(dtype, seed):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", ["rescale", "add", "subtract", "multiply"])
+@pytest.mark.sampled(3)
 def test_float_steps_between_dequantize_and_quantize(name, dtype, seed):
     g = grids(dtype, seed)
     a, b = all_pairs(g)

@@ -54,6 +54,7 @@ def expected(g: Grids, codes: list[np.ndarray], main: Callable[..., int], tail: 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("op", ["add", "subtract"])
 @pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.sampled(6)
 def test_add(dtype, op, seed):
     left, sign = (15 if dtype == "int16" else 20), (1 if op == "add" else -1)
     g = grids(dtype, seed, spread=3 + 3 * (seed % 2))
@@ -128,6 +129,7 @@ def test_xnnpack_add_leaves_far_ratios_to_litert(scales, inside):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.sampled(3)
 def test_multiply(dtype, seed):
     g = grids(dtype, seed, spread=3)
     codes = operands(g, SIZES[seed % 2], seed)
@@ -236,6 +238,7 @@ def test_xnnpack_rescale_takes_both_ends_of_its_range(ratio):
 @pytest.mark.parametrize("dtype", ["int8", "int16"])
 @pytest.mark.parametrize("count", [1, 3, 16, 49, 12544])
 @pytest.mark.parametrize("channels", [5, 37])
+@pytest.mark.sampled(5)
 def test_mean(dtype, count, channels):
     g = grids(dtype, count + channels, inputs=1, spread=2)
     (zero,) = g.zero_points
