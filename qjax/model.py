@@ -94,11 +94,22 @@ def verify(graph: IntegerGraph, qmodel: QuantizedModel, batches: Iterable[Any]) 
     `batches`: arrays, or tuples of the call's arguments. `str()` of the result is a table.
     """
     graphdef, state = nnx.split(evaluation_copy(qmodel))
+    codes = _codes_of(graphdef)
 
     def reference(*inputs: Any) -> tuple[Any, dict[str, Any]]:
-        return _codes(graphdef, state, *split_arguments(inputs))
+        return codes(state, *split_arguments(inputs))
 
     return compare_nodes(graph, reference, (arguments_of(batch) for batch in batches))
+
+
+def _codes_of(graphdef: Any) -> Callable[..., tuple[Any, dict[str, Any]]]:
+    """(state, arrays, rest of the arguments) -> output and codes."""
+    try:
+        hash(graphdef)
+    except TypeError:
+        # a module with a dict or a list among its attributes, which no cache can be keyed by
+        return jax.jit(functools.partial(_codes.__wrapped__, graphdef), static_argnums=2)
+    return functools.partial(_codes, graphdef)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3))

@@ -239,6 +239,23 @@ def test_nan_in_the_data_names_the_quantizer(qmodel):
     assert_same(before, host(nnx.state(model)))
 
 
+def test_verify_takes_modules_that_no_cache_can_be_keyed_by():
+    class Configured(nnx.Module):
+        def __init__(self):
+            self.config = {"sizes": [4, 2]}
+            self.dense = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
+            self.between = nnx.static({"scale": np.float32(2)})
+
+        def __call__(self, x):
+            return self.dense(x) * self.between["scale"]
+
+    x = data(3, 4)
+    qmodel = qjax.quantize(Configured(), Recipe(), x)
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(nnx.split(qmodel)[0])
+    assert qjax.verify(qjax.convert(qmodel, x), qmodel, [x, x]).exact
+
+
 def test_calibration_needs_a_batch(qmodel):
     with pytest.raises(ValueError, match="at least one batch, got none"):
         qjax.calibrate(nnx.clone(qmodel), [])

@@ -156,7 +156,8 @@ def choose_qparams(lo: Any, hi: Any, spec: QSpec, *, power_of_two: bool = False)
         raise ValueError(f"choose_qparams: lo and hi must have one shape. Got {lo.shape} and {hi.shape}")
     if isinstance(lo, np.ndarray) and isinstance(hi, np.ndarray):
         _check_range(lo, hi, spec)
-    return QParams(*_scale_and_zero_point(jnp.asarray(lo), jnp.asarray(hi), spec, power_of_two), spec)
+    scale, zero_point = _scale_and_zero_point(jnp.asarray(lo), jnp.asarray(hi), spec, power_of_two)
+    return QParams(scale, zero_point, spec)
 
 
 @functools.partial(jax.jit, static_argnames=("spec", "power_of_two"))

@@ -90,6 +90,10 @@ def test_scales_must_be_positive(scale):
     assert "finite and positive" in attempt(build(grid=Grid(scale, 3)))
 
 
+def test_activations_have_one_scale():
+    assert "input 't0': 't0' has 2 scales" in attempt(build(grid=Grid((0.1, 0.2), 3)))
+
+
 def test_zero_points_must_be_codes():
     assert "zero point out of" in attempt(build(grid=Grid(0.1, 128)))
 

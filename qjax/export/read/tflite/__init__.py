@@ -26,7 +26,7 @@ from qjax.export.read.tflite.walk import Walk, needed
 from qjax.export.retarget import retarget
 from qjax.export.tflite_schema.file import METADATA
 
-_HANDLERS = ("products", "clamps", "arithmetic", "moves", "functions", "choices")
+_HANDLERS = ("products", "clamps", "arithmetic", "shapes", "moves", "slices", "parts", "rows", "functions", "choices")
 _SIZES = (251, 257)
 """How many times the file's batch two readings have, whose differences follow the batch."""
 

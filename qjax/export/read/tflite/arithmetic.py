@@ -2,11 +2,14 @@
 
 import numpy as np
 
+from qjax.export.read.tflite.axes import axes_of
 from qjax.export.read.tflite.clamps import clamped, clamps
+from qjax.export.read.tflite.errors import FLOATS, Unsupported
 from qjax.export.read.tflite.flatbuffer import damaged
 from qjax.export.read.tflite.model import Operator
 from qjax.export.read.tflite.products import strides_of, windows
-from qjax.export.read.tflite.walk import CODES, FLOATS, Unsupported, Walk, axes_of, reads
+from qjax.export.read.tflite.values import CODES
+from qjax.export.read.tflite.walk import Walk, reads
 
 
 @reads("ADD", "SUB", "MUL")

@@ -4,9 +4,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from qjax.export.read.tflite.flatbuffer import damaged
+from qjax.export.read.tflite.axes import axis_of
+from qjax.export.read.tflite.errors import Unsupported, bad
 from qjax.export.read.tflite.model import Operator
-from qjax.export.read.tflite.walk import Codes, Unsupported, Walk, axis_of, reads
+from qjax.export.read.tflite.values import Codes
+from qjax.export.read.tflite.walk import Walk, reads
 from qjax.numerics.fixed_point import (
     quantize_multiplier,
     rounding_divide_by_power_of_two,
@@ -24,15 +26,11 @@ _COMPARISONS = {
 _LOGIC = {"LOGICAL_AND": "and", "LOGICAL_OR": "or", "LOGICAL_NOT": "not"}
 
 
-def _bad(operator: Operator, what: str) -> Exception:
-    return damaged(f"operator {operator.index} ({operator.name}): {what}")
-
-
 def _shape(operator: Operator, *operands: Codes) -> tuple[int, ...]:
     try:
         return np.broadcast_shapes(*(x.shape for x in operands))
     except ValueError:
-        raise _bad(operator, f"shapes {', '.join(str(x.shape) for x in operands)}") from None
+        raise bad(operator, f"shapes {', '.join(str(x.shape) for x in operands)}") from None
 
 
 @reads(*_COMPARISONS)
@@ -70,7 +68,7 @@ def logic(walk: Walk, operator: Operator) -> None:
     """Booleans."""
     operands = [walk.flowing(operator, place) for place in range(1 if operator.name == "LOGICAL_NOT" else 2)]
     if any(x.dtype != "bool" for x in operands):
-        raise _bad(operator, "operands that are no booleans")
+        raise bad(operator, "operands that are no booleans")
     name = walk.integers(operator, _shape(operator, *operands), "bool")
     walk.node("logic", operands, name, {"function": _LOGIC[operator.name]})
 
@@ -80,7 +78,7 @@ def select(walk: Walk, operator: Operator) -> None:
     """One tensor where the mask holds, else the other."""
     mask, on, off = (walk.flowing(operator, place) for place in range(3))
     if mask.dtype != "bool" or on.dtype != off.dtype:
-        raise _bad(operator, f"a choice of {on.dtype} and {off.dtype} by {mask.dtype}")
+        raise bad(operator, f"a choice of {on.dtype} and {off.dtype} by {mask.dtype}")
     if operator.name == "SELECT" and not mask.shape == on.shape == off.shape:
         raise Unsupported("sides of different shapes", "Use SELECT_V2")
     shape = _shape(operator, mask, on, off)
@@ -100,7 +98,7 @@ def argument(walk: Walk, operator: Operator) -> None:
     axis = _axis(walk, operator, 1, len(x.shape))
     assert x.quantization
     if not x.shape[axis]:
-        raise _bad(operator, "nothing to compare")
+        raise bad(operator, "nothing to compare")
     rest = [size for a, size in enumerate(x.shape) if a != axis]
     name = walk.integers(operator, rest, "int32")
     function = "argmax" if operator.name == "ARG_MAX" else "argmin"
@@ -110,7 +108,7 @@ def argument(walk: Walk, operator: Operator) -> None:
 def _axis(walk: Walk, operator: Operator, place: int, rank: int) -> int:
     number = walk.numbers(operator, place)
     if number.size != 1:
-        raise _bad(operator, "it needs one axis")
+        raise bad(operator, "it needs one axis")
     return axis_of(int(number.reshape(())), rank, operator)
 
 
@@ -156,7 +154,7 @@ def resize(walk: Walk, operator: Operator) -> None:
     x = walk.codes_of(operator, 0)
     sizes = [int(n) for n in walk.numbers(operator, 1).reshape(-1)]
     if len(x.shape) != 4 or len(sizes) != 2 or min(sizes) < 1 or min(x.shape[1:3]) < 1 or max(sizes) > 2**16:
-        raise _bad(operator, f"an image of {x.shape} as {sizes}")
+        raise bad(operator, f"an image of {x.shape} as {sizes}")
     walk.bounded(operator, (x.shape[0], *sizes, x.shape[3]))
     rows = {axis: _nearest(operator, x.shape[axis], size) for axis, size in zip((1, 2), sizes, strict=True)}
     picked(walk, operator, x, rows)
@@ -179,7 +177,7 @@ def mirror(walk: Walk, operator: Operator) -> None:
     x, pairs = walk.codes_of(operator, 0), walk.numbers(operator, 1)
     without = 0 if operator.options["mode"] else 1
     if pairs.shape != (len(x.shape), 2) or (pairs < 0).any() or (pairs > np.array(x.shape)[:, None] - without).any():
-        raise _bad(operator, f"a padding of {pairs.reshape(-1)[:8]} around {x.shape}")
+        raise bad(operator, f"a padding of {pairs.reshape(-1)[:8]} around {x.shape}")
     rows: dict[int, Sequence[int]] = {}
     for axis, (low, high) in enumerate(pairs):
         if low or high:
@@ -196,7 +194,7 @@ def tile(walk: Walk, operator: Operator) -> None:
     """The codes several times along axes."""
     x, times = walk.codes_of(operator, 0), [int(n) for n in walk.numbers(operator, 1).reshape(-1)]
     if len(times) != len(x.shape) or min(times, default=1) < 1:
-        raise _bad(operator, f"codes of {x.shape} {times} times")
+        raise bad(operator, f"codes of {x.shape} {times} times")
     shape = [n * m for n, m in zip(x.shape, times, strict=True)]
     walk.bounded(operator, shape)
     wide = [size for pair in zip(times, x.shape, strict=True) for size in pair]
@@ -211,11 +209,11 @@ def blocks(walk: Walk, operator: Operator) -> None:
     """Blocks of the image as channels, or back."""
     x, block = walk.codes_of(operator, 0), operator.options["block"]
     if len(x.shape) != 4 or not 1 <= block <= 2**12:
-        raise _bad(operator, f"blocks of {block} in {x.shape}")
+        raise bad(operator, f"blocks of {block} in {x.shape}")
     n, h, w, c = x.shape
     to_depth = operator.name == "SPACE_TO_DEPTH"
     if (h % block or w % block) if to_depth else c % (block * block):
-        raise _bad(operator, f"blocks of {block} in {x.shape}")
+        raise bad(operator, f"blocks of {block} in {x.shape}")
     if to_depth:
         split, order = [n, h // block, block, w // block, block, c], [0, 1, 3, 2, 4, 5]
         shape = [n, h // block, w // block, block * block * c]

@@ -5,10 +5,12 @@ from typing import Any
 import numpy as np
 
 from qjax.export.ir import Quantization
+from qjax.export.read.tflite.errors import Unsupported
 from qjax.export.read.tflite.flatbuffer import damaged
 from qjax.export.read.tflite.kernels import RELU, RELU6
 from qjax.export.read.tflite.model import Operator
-from qjax.export.read.tflite.walk import Codes, Unsupported, Walk, reads
+from qjax.export.read.tflite.values import Codes
+from qjax.export.read.tflite.walk import Walk, reads
 from qjax.export.tflite_schema.activations import BOUNDS, activation_codes
 from qjax.export.tflite_schema.enums import ACTIVATIONS
 

@@ -10,11 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qjax.export.ir import Quantization
+from qjax.export.read.tflite.axes import volume
 from qjax.export.read.tflite.clamps import clamps
+from qjax.export.read.tflite.errors import FLOATS, Unsupported
 from qjax.export.read.tflite.flatbuffer import damaged
+from qjax.export.read.tflite.grids import code_range, scales
 from qjax.export.read.tflite.kernels import CONV, DEPTHWISE, GROUPED, SINGLE, TRANSPOSED
 from qjax.export.read.tflite.model import FileTensor, Operator
-from qjax.export.read.tflite.walk import FLOATS, Codes, Unsupported, Walk, code_range, reads, scales, volume
+from qjax.export.read.tflite.values import Codes
+from qjax.export.read.tflite.walk import Walk, reads
 from qjax.export.tflite_schema.enums import PADDINGS
 from qjax.export.tflite_schema.layouts import same_padding
 

@@ -1,0 +1,105 @@
+"""The graph under construction: its tensors and nodes, under names that nothing else in the file has."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qjax.export.ir import Node, Quantization, Tensor
+from qjax.export.read.tflite.flatbuffer import damaged
+from qjax.export.read.tflite.model import FileTensor, Model
+from qjax.export.read.tflite.values import Codes
+
+
+class Draft:
+    """Tensors and nodes, in order.
+
+    Args:
+      model: the file.
+      scale: how many times the batch that the file states.
+    """
+
+    def __init__(self, model: Model, scale: int) -> None:
+        self.model, self.scale = model, scale
+        self.tensors: dict[str, Tensor] = {}
+        self.nodes: list[Node] = []
+        self.codes: dict[int, Codes] = {}
+        """What flows, by a tensor's index in the file."""
+        self.names = _unique(model)
+        """By the same index."""
+        self._used = set(self.names)
+
+    def fresh(self, name: str) -> str:
+        """A name that nothing has."""
+        unique, count = name, 1
+        while unique in self._used:
+            count += 1
+            unique = f"{name}#{count}"
+        self._used.add(unique)
+        return unique
+
+    def add(self, tensor: FileTensor, shape: tuple[int, ...], grid: Quantization | None) -> str:
+        """A tensor of the graph for one of the file; its shape must be the file's, but for the batch."""
+        name = self.names[tensor.index]
+        if self.scale == 1 and shape != tensor.shape:
+            raise damaged(f"tensor {tensor.name[:60]!r} is stated as {tensor.shape}, and computed as {shape}")
+        self.tensors[name] = Tensor(name, shape, tensor.dtype, grid)
+        self.codes[tensor.index] = Codes(name, shape, tensor.dtype, grid)
+        return name
+
+    def constant(self, name: str, value: NDArray[Any], grid: Quantization | None = None) -> str:
+        """A constant of the graph; returns its name."""
+        name = self.fresh(name)
+        self.tensors[name] = Tensor(name, tuple(value.shape), str(value.dtype), grid, value)
+        return name
+
+    def between(self, name: str, shape: Sequence[int], of: Codes) -> Codes:
+        """A tensor that the file does not have, on the grid of `of`."""
+        name = self.fresh(name)
+        self.tensors[name] = Tensor(name, tuple(shape), of.dtype, of.grid)
+        return Codes(name, tuple(shape), of.dtype, of.grid)
+
+    def node(
+        self,
+        op: str,
+        inputs: Sequence[Codes],
+        output: str,
+        attributes: Mapping[str, Any] | None = None,
+        constants: Mapping[str, str] | None = None,
+    ) -> None:
+        """Append a node, which takes the name of its output."""
+        names = tuple(x.name for x in inputs)
+        self.nodes.append(Node(output, op, names, output, dict(constants or {}), dict(attributes or {})))
+
+    def reshaped(self, x: Codes, shape: Sequence[int], name: str) -> Codes:
+        """x in another shape."""
+        if tuple(shape) == x.shape:
+            return x
+        flat = self.between(name, shape, x)
+        self.node("reshape", [x], flat.name, {"shape": list(shape)})
+        return flat
+
+    def ranked(self, x: Codes, rank: int, name: str) -> Codes:
+        """x with sizes of 1 before its own, so that it has that many axes."""
+        shape = (1,) * (rank - len(x.shape)) + x.shape
+        value = self.tensors[x.name].value
+        if shape == x.shape or value is None:
+            return self.reshaped(x, shape, f"{name}/operand")
+        own = self.constant(x.name, np.asarray(value).reshape(shape), x.grid)
+        return Codes(own, shape, x.dtype, x.grid)
+
+
+def _unique(model: Model) -> list[str]:
+    """A name per tensor: its own, with a number behind where another has it already."""
+    found: list[str] = []
+    taken: dict[str, int] = {}
+    used: set[str] = set()
+    for tensor in model.tensors:
+        name = tensor.name
+        while name in used:
+            taken[tensor.name] = taken.get(tensor.name, 1) + 1
+            name = f"{tensor.name}#{taken[tensor.name]}"
+        used.add(name)
+        found.append(name)
+    return found

@@ -1,0 +1,24 @@
+"""What to say of an operator that is damaged, or that has no integers here."""
+
+from qjax.export.read.errors import ReadError
+from qjax.export.read.tflite.flatbuffer import damaged
+from qjax.export.read.tflite.model import Operator
+
+NUMBERS = "Only indices of an embedding may be whole numbers: compute with them before the model"
+FLOATS = (
+    "Quantize the whole model to integers (full integer quantization with a representative dataset), or read the part "
+    "that is: read(..., outputs=[...]) with names of quantized tensors"
+)
+
+
+class Unsupported(Exception):
+    """An operator without integers here: why, and what to do instead."""
+
+    def __init__(self, why: str, cure: str) -> None:
+        super().__init__(why)
+        self.why, self.cure = why, cure
+
+
+def bad(operator: Operator, what: str) -> ReadError:
+    """The error for an operator that cannot be what the file states."""
+    return damaged(f"operator {operator.index} ({operator.name}): {what}")

@@ -1,0 +1,127 @@
+"""What an operator reads: codes that flow, constants, whole numbers that are known."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qjax.export.ir import Quantization, Tensor
+from qjax.export.read.tflite.draft import Draft
+from qjax.export.read.tflite.errors import FLOATS, NUMBERS, Unsupported
+from qjax.export.read.tflite.flatbuffer import damaged
+from qjax.export.read.tflite.grids import grid_of, kind_of
+from qjax.export.read.tflite.model import FileTensor, Model, Operator
+from qjax.export.read.tflite.values import CODES, INTEGERS, WHOLE_NUMBERS, Codes
+
+KNOWN_ELEMENTS = 4096
+"""Whole numbers that are computed at reading (shapes, axes) are few."""
+
+
+class Operands(Draft):
+    """A draft with the inputs of the file's operators."""
+
+    def __init__(self, model: Model, scale: int) -> None:
+        super().__init__(model, scale)
+        self.known: dict[int, NDArray[Any]] = {}
+        """Whole numbers that operators compute, by a tensor's index in the file."""
+        self._arrays: dict[int, NDArray[Any]] = {}
+
+    def operand(self, operator: Operator, place: int) -> FileTensor:
+        """The tensor at a place of the inputs."""
+        if place >= len(operator.inputs) or operator.inputs[place] < 0:
+            raise damaged(f"operator {operator.index} ({operator.name}) has no input {place}")
+        return self.model.tensors[operator.inputs[place]]
+
+    def has(self, operator: Operator, place: int) -> bool:
+        """Whether there is an operand at that place."""
+        return place < len(operator.inputs) and operator.inputs[place] >= 0
+
+    def name_at(self, operator: Operator, place: int) -> str:
+        """The name of an operand."""
+        return self.names[self.operand(operator, place).index]
+
+    def stated(self, operator: Operator, place: int) -> tuple[int, ...] | None:
+        """The shape that the file states for an operand that flows; None for numbers and constants."""
+        tensor = self.operand(operator, place)
+        return tensor.shape if tensor.index in self.codes else None
+
+    def array(self, tensor: FileTensor) -> NDArray[Any]:
+        """The data of a constant."""
+        if tensor.index not in self._arrays:
+            self._arrays[tensor.index] = self.model.array(tensor)
+        return self._arrays[tensor.index]
+
+    # ------------------------------------------------------------------ as tensors of the graph
+
+    def codes_of(self, operator: Operator, place: int) -> Codes:
+        """An operand that flows, or a constant of codes as a tensor of the graph."""
+        tensor = self.operand(operator, place)
+        if tensor.index in self.codes:
+            return self.codes[tensor.index]
+        if tensor.index in self.known or (tensor.span is not None and tensor.dtype in WHOLE_NUMBERS):
+            raise Unsupported(f"its operand {tensor.name!r} is whole numbers", NUMBERS)
+        if tensor.span is None or tensor.dtype not in CODES:
+            raise Unsupported(f"its operand {tensor.name!r} is {kind_of(tensor)}", FLOATS)
+        grid = grid_of(tensor)
+        value = self.array(tensor)
+        self.tensors[self.names[tensor.index]] = Tensor(
+            self.names[tensor.index], tensor.shape, tensor.dtype, grid, value
+        )
+        found = Codes(self.names[tensor.index], tensor.shape, tensor.dtype, grid)
+        self.codes[tensor.index] = found
+        return found
+
+    def flowing(self, operator: Operator, place: int) -> Codes:
+        """An operand of codes, or of int32 or booleans that stand for themselves; a constant is one of the graph."""
+        tensor = self.operand(operator, place)
+        if tensor.index in self.codes or tensor.dtype not in INTEGERS:
+            return self.codes_of(operator, place)
+        if tensor.index in self.known:
+            value = self.known[tensor.index]
+        elif tensor.span is not None:
+            value = self.array(tensor)
+        else:
+            raise Unsupported(f"its operand {tensor.name!r} is {kind_of(tensor)}", FLOATS)
+        if np.any(value != value.astype(tensor.dtype)):
+            raise Unsupported(f"{tensor.name!r} does not fit {tensor.dtype}", NUMBERS)
+        name = self.constant(self.names[tensor.index], value.astype(tensor.dtype))
+        return Codes(name, tuple(value.shape), tensor.dtype, None)
+
+    def held(self, operator: Operator, place: int, value: NDArray[Any], grid: Quantization | None = None) -> str:
+        """A constant made of an operand, under its name; one for all operators that read it alike."""
+        name = self.name_at(operator, place)
+        before = self.tensors.get(name)
+        if before is None:
+            self.tensors[name] = Tensor(name, tuple(value.shape), str(value.dtype), grid, value)
+            return name
+        alike = before.value is not None and before.dtype == str(value.dtype) and np.array_equal(before.value, value)
+        same = alike and (grid is None) == (before.quantization is None)
+        if same and grid is not None and before.quantization is not None:
+            same = grid.axes == before.quantization.axes
+        return name if same else self.constant(name, value, grid)
+
+    # ------------------------------------------------------------------ as numbers
+
+    def numbers(self, operator: Operator, place: int) -> NDArray[Any]:
+        """An operand of whole numbers that are known: axes, sizes."""
+        tensor = self.operand(operator, place)
+        found = self.known_numbers(tensor)
+        if found is None:
+            raise Unsupported(
+                f"its operand {tensor.name!r} is computed from the data", "Give it as a constant when you make the file"
+            )
+        return found
+
+    def known_numbers(self, tensor: FileTensor) -> NDArray[Any] | None:
+        """Whole numbers that are known at reading, or None."""
+        if tensor.index in self.known:
+            return self.known[tensor.index]
+        if tensor.dtype not in WHOLE_NUMBERS or (tensor.span is None and tensor.size):
+            return None
+        if tensor.size > KNOWN_ELEMENTS:
+            raise Unsupported(f"{tensor.name!r} has {tensor.size} whole numbers", NUMBERS)
+        return self.array(tensor) if tensor.span is not None else np.zeros(tensor.shape, tensor.dtype)
+
+    def numbers_of(self, operator: Operator, place: int) -> NDArray[Any] | None:
+        """An operand, where it is whole numbers that are known; None for codes."""
+        return self.known_numbers(self.operand(operator, place))

@@ -1,0 +1,80 @@
+"""What an operator computes: tensors of the graph on the grids that the file states, and whole numbers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qjax.export.ir import Quantization
+from qjax.export.read.tflite.axes import volume
+from qjax.export.read.tflite.errors import FLOATS, NUMBERS, Unsupported, bad
+from qjax.export.read.tflite.flatbuffer import damaged
+from qjax.export.read.tflite.grids import grid_of, kind_of
+from qjax.export.read.tflite.model import MAX_ELEMENTS, FileTensor, Operator
+from qjax.export.read.tflite.operands import KNOWN_ELEMENTS, Operands
+from qjax.export.read.tflite.values import CODES, Codes
+
+
+class Results(Operands):
+    """A draft with the inputs and the outputs of the file's operators."""
+
+    def output(self, operator: Operator, place: int = 0) -> FileTensor:
+        """The tensor that an operator computes."""
+        if place >= len(operator.outputs):
+            raise damaged(f"operator {operator.index} ({operator.name}) has no output {place}")
+        return self.model.tensors[operator.outputs[place]]
+
+    def name_of(self, operator: Operator) -> str:
+        """The name of an operator's first output."""
+        return self.names[self.output(operator).index]
+
+    def result(self, operator: Operator, shape: Sequence[int], place: int = 0) -> tuple[str, Quantization]:
+        """The tensor of codes that an operator computes, of that shape."""
+        tensor = self.output(operator, place)
+        if tensor.dtype not in CODES:
+            raise Unsupported(f"its output {tensor.name!r} is {kind_of(tensor)}", FLOATS)
+        grid = grid_of(tensor)
+        return self.add(tensor, tuple(shape), grid), grid
+
+    def integers(self, operator: Operator, shape: Sequence[int], dtype: str, place: int = 0) -> str:
+        """The tensor of integers or booleans that an operator computes, of that shape."""
+        tensor = self.output(operator, place)
+        if tensor.dtype != dtype:
+            raise Unsupported(f"its output {tensor.name!r} is {tensor.dtype}", f"Make the model with {dtype} there")
+        return self.add(tensor, tuple(shape), None)
+
+    def moved(self, operator: Operator, op: str, x: Codes, shape: Sequence[int], /, **attributes: Any) -> None:
+        """A node that moves the codes of x to the operator's output."""
+        if x.grid is None:
+            self.node(op, [x], self.integers(operator, shape, x.dtype), attributes)
+            return
+        name, grid = self.result(operator, shape)
+        self.same_grid(operator, x, grid)
+        self.node(op, [x], name, attributes)
+
+    def inner(self, operator: Operator, name: str, shape: Sequence[int]) -> Codes:
+        """A tensor that the file does not have, on the grid of the operator's output."""
+        own = self.tensors[name]
+        return self.between(f"{name}/flat", shape, Codes(name, (), own.dtype, own.quantization))
+
+    def know(self, operator: Operator, value: NDArray[Any]) -> None:
+        """State whole numbers as the operator's output."""
+        if value.size > KNOWN_ELEMENTS:
+            raise Unsupported(f"it makes {value.size} whole numbers", NUMBERS)
+        self.known[self.output(operator).index] = value.astype(np.int64)
+
+    def bounded(self, operator: Operator, shape: Sequence[int]) -> None:
+        """Refuse a result that is too large."""
+        if volume(shape) > MAX_ELEMENTS * self.scale:
+            raise bad(operator, f"a result of {list(shape)}")
+
+    def same_grid(self, operator: Operator, x: Codes, grid: Quantization) -> None:
+        """Refuse an operator that keeps codes, and states another grid for them."""
+        q = x.quantization
+        if q.scale != grid.scale or q.zero_point != grid.zero_point or x.dtype != self.output(operator).dtype:
+            raise Unsupported(
+                f"its input stands on the grid ({q.scale:.6g}, {int(q.zero_point)}) of {x.dtype}, its output on "
+                f"({grid.scale:.6g}, {int(grid.zero_point)}), which its kernel ignores or computes in floats",
+                "Give both one quantizer",
+            )

@@ -1,0 +1,104 @@
+"""Operators that keep every code and give them another shape, and shapes as whole numbers."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from qjax.export.read.tflite.axes import axes_of, axis_of, volume
+from qjax.export.read.tflite.errors import Unsupported, bad
+from qjax.export.read.tflite.model import Operator
+from qjax.export.read.tflite.values import Codes
+from qjax.export.read.tflite.walk import Walk, reads
+
+
+@reads("SHAPE")
+def shape_of(walk: Walk, operator: Operator) -> None:
+    """The shape of a tensor of codes, a known vector."""
+    walk.know(operator, np.asarray(walk.codes_of(operator, 0).shape))
+
+
+@reads("RESHAPE")
+def reshape(walk: Walk, operator: Operator) -> None:
+    """The shape is an operand, or stands in the options."""
+    if walk.numbers_of(operator, 0) is not None:
+        _number_reshape(walk, operator)
+        return
+    x = walk.codes_of(operator, 0)
+    asked: Sequence[int] | None = operator.options["shape"]
+    fixed = True
+    if walk.has(operator, 1):
+        tensor = walk.operand(operator, 1)
+        fixed = tensor.span is not None
+        asked = [int(n) for n in walk.numbers(operator, 1).reshape(-1)]
+    if asked is None:
+        raise bad(operator, "no shape")
+    shape = _resolved(walk, operator, x, asked, fixed)
+    walk.moved(operator, "reshape", x, shape, shape=shape)
+
+
+def _resolved(walk: Walk, operator: Operator, x: Codes, asked: Sequence[int], fixed: bool) -> list[int]:
+    """The shape without -1. fixed: it is the same for every batch, and states that of the file."""
+    shape = list(asked)
+    stated = walk.stated(operator, 0)
+    if fixed and stated is not None and x.shape != stated and shape and shape[0] != -1:
+        # examples stay apart only where the batch is the first axis on both sides
+        if not stated or (x.shape[0], *x.shape[1:]) != (stated[0] * walk.scale, *stated[1:]):
+            raise Unsupported("its shape is that of one batch", "Use -1 for the size of the batch")
+        shape[0] *= walk.scale
+    if shape.count(-1) > 1 or any(n < -1 for n in shape):
+        raise bad(operator, f"a shape of {list(asked)}")
+    if -1 in shape:
+        rest = math.prod(n for n in shape if n != -1)
+        if not rest or volume(x.shape) % rest:
+            raise bad(operator, f"codes of shape {x.shape} as {list(asked)}")
+        shape[shape.index(-1)] = volume(x.shape) // rest
+    if volume(shape) != volume(x.shape):
+        raise bad(operator, f"codes of shape {x.shape} as {list(asked)}")
+    return shape
+
+
+def _number_reshape(walk: Walk, operator: Operator) -> None:
+    known = walk.numbers(operator, 0)
+    asked = walk.numbers(operator, 1).reshape(-1) if walk.has(operator, 1) else operator.options["shape"]
+    shape = [int(n) for n in (asked if asked is not None else [])]
+    if shape.count(-1) > 1 or min(shape, default=0) < -1 or (-1 not in shape and math.prod(shape) != known.size):
+        raise bad(operator, f"{known.size} numbers as {shape}")
+    rest = math.prod(n for n in shape if n != -1)
+    if -1 in shape and (not rest or known.size % rest):
+        raise bad(operator, f"{known.size} numbers as {shape}")
+    walk.know(operator, known.reshape(shape))
+
+
+@reads("SQUEEZE")
+def squeeze(walk: Walk, operator: Operator) -> None:
+    """Axes of size 1 are dropped."""
+    known = walk.numbers_of(operator, 0)
+    shape = known.shape if known is not None else walk.codes_of(operator, 0).shape
+    listed = operator.options["axes"] or []
+    axes = axes_of(np.asarray(listed), len(shape), operator) if listed else []
+    if not listed:
+        axes = [axis for axis, size in enumerate(walk.stated(operator, 0) or shape) if size == 1]
+    if any(shape[axis] != 1 for axis in axes):
+        raise bad(operator, f"axes {axes} of {shape}")
+    _as_shape(walk, operator, [size for axis, size in enumerate(shape) if axis not in axes])
+
+
+@reads("EXPAND_DIMS")
+def expand_dims(walk: Walk, operator: Operator) -> None:
+    """An axis of size 1 is added."""
+    known = walk.numbers_of(operator, 0)
+    shape = known.shape if known is not None else walk.codes_of(operator, 0).shape
+    number = walk.numbers(operator, 1)
+    if number.size != 1:
+        raise bad(operator, "it needs one axis")
+    axis = axis_of(int(number.reshape(())), len(shape) + 1, operator)
+    _as_shape(walk, operator, [*shape[:axis], 1, *shape[axis:]])
+
+
+def _as_shape(walk: Walk, operator: Operator, shape: list[int]) -> None:
+    known = walk.numbers_of(operator, 0)
+    if known is not None:
+        walk.know(operator, known.reshape(shape))
+        return
+    walk.moved(operator, "reshape", walk.codes_of(operator, 0), shape, shape=shape)
