@@ -34,8 +34,7 @@ test-all: venv ## the whole suite and every further model of a kind that it test
 
 # What an older Python and jax can change: arithmetic, kernels, traces and what is derived from them. `make test-compat COMPAT=tests`
 # runs all but the slow tests.
-COMPAT ?= tests/numerics tests/ops tests/test_model.py tests/test_import.py tests/export/test_interpreter.py tests/export/test_lower.py \
-          tests/export/emit/test_c.py tests/export/emit/test_onnx_integer_models.py tests/export/emit/test_stablehlo.py
+COMPAT ?= tests/numerics tests/ops/test_dot.py tests/ops/test_conv.py tests/test_import.py tests/export/test_interpreter.py tests/export/test_lower.py
 test-compat: venv-compat ## a fast subset without slow tests, under the oldest Python (and its older jax)
 	.venv-compat/bin/python $(PYTEST) -m "not slow" $(COMPAT) $(ARGS)
 

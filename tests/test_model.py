@@ -303,7 +303,7 @@ METHODS = {
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_methods_learn_and_convert(name):
     x = data(16, 6)
     qmodel = qjax.quantize(Small(), METHODS[name], x)
@@ -333,7 +333,7 @@ def test_methods_learn_and_convert(name):
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=["bfloat16", "float16"])
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 def test_low_precision_models(dtype):
     x = data(16, 6)
     qmodel = qjax.quantize(Small(dtype=dtype, param_dtype=dtype), Recipe(), x)

@@ -134,6 +134,7 @@ def test_one_quantizer_tree_may_be_frozen(qmodel):
 # ---------------------------------------------------------------------------- training loops
 
 
+@pytest.mark.exhaustive
 def test_a_training_loop_in_a_scan_is_the_loop_in_python():
     batches = jnp.stack([data(4, 3, seed=seed) for seed in range(4)])
     target = data(4, 2, seed=9)
@@ -228,7 +229,7 @@ class Unrolled(nnx.Module):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scan", ["stacked", "shared"])
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 def test_layers_in_a_scan(scan):
     qmodel = qjax.quantize(Stacked(2), Recipe(scan=scan), X)
     sizes = {name: p.scale.shape for name, p in qmodel.qparams().items()}

@@ -23,6 +23,7 @@ LEFT = {"README.md": {"model.qjax", "model.onnx", "firmware"}, "docs/c.md": {"ne
 
 
 @pytest.mark.parametrize("page", PAGES)
+@pytest.mark.sampled(4)
 def test_a_page_runs(page: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its blocks in order, in one folder: Python in one namespace, a C file under the name in its first line."""
     monkeypatch.chdir(tmp_path)

@@ -51,7 +51,7 @@ def same(a, b):
     return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_every_switch_on_is_the_quantized_model_and_off_the_float_one(case):
     model, qmodel, x = case
     switched = SwitchedModel(qmodel)

@@ -69,6 +69,7 @@ def test_the_integral_is_exact(histogram: HostHistogram, spec: QSpec, scale: flo
 
 @settings(max_examples=15)
 @given(HISTOGRAMS, st.sampled_from(SPECS[:3]))
+@pytest.mark.exhaustive
 def test_no_candidate_is_better(histogram: HostHistogram, spec: QSpec) -> None:
     scale, zero_point = best_grid(histogram, spec)
     chosen = exact_error(histogram, scale, zero_point, spec)

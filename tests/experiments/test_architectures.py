@@ -38,7 +38,7 @@ def built(name: str) -> tuple[nnx.Module, Any]:
 
 
 @pytest.mark.parametrize("name", ["Autoencoder", "MobileNet V1", "GRU"])
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 def test_becomes_integers_and_the_exact_forward_is_the_graph(name: str) -> None:
     model, sample = built(name)
     qmodel = qjax.quantize(model, qjax.Recipe(), sample)

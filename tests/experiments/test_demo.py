@@ -89,6 +89,7 @@ def test_each_exact_step_is_the_graph_of_that_step():
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_demo_runs_and_its_integers_agree(tmp_path):
     rows = demo.main(["--quick", "--epochs", "1", "--out", str(tmp_path)])
     assert [row.name for row in rows] == ["W8A8", "W4A4"]

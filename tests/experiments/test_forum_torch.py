@@ -24,6 +24,7 @@ def test_average_pool(capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_fbgemm_pairs(capsys, tmp_path):
     assert fbgemm_pairs.main(["--emulate", "--figure", str(tmp_path / "pairs.png")]) == 0
     text = capsys.readouterr().out

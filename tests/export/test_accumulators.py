@@ -88,6 +88,7 @@ def test_verify_counts_what_the_register_changes():
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_exact_trains_through_a_narrow_register():
     qmodel, _ = converted(Net(), IMAGES, Accumulator(14, "saturate"))
     train_step(qmodel, IMAGES)
@@ -199,6 +200,7 @@ def test_the_worst_case_is_met_by_some_input():
     assert codes.shape == (6, 19)
 
 
+@pytest.mark.exhaustive
 def test_another_register_can_be_tried():
     _, graph = converted(Net(), IMAGES)
     own = qjax.accumulators(graph, [IMAGES])
@@ -215,7 +217,7 @@ def test_another_register_can_be_tried():
 
 
 @pytest.mark.parametrize("activations", [UNSIGNED, QSpec(bits=8, symmetric=False)], ids=["uint8", "int8"])
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 def test_reduced_range_takes_all_pairs_out_of_risk(activations):
     _, wide = converted(Net(), IMAGES, activations=activations)
     qmodel, graph = converted(Net(), IMAGES, activations=activations, reduce_range=True)

@@ -42,6 +42,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("name", BOMBS)
+@pytest.mark.sampled(3)
 def test_bombs_cost_little(name):
     file = BOMBS[name]()
     tracemalloc.start()

@@ -187,6 +187,7 @@ def test_the_graph_is_printed_with_all_that_it_hides(plain: IntegerGraph, device
 # ---------------------------------------------------------------------------- verify, exact, compare
 
 
+@pytest.mark.exhaustive
 def test_exact_is_the_devices_graph(qmodel: qjax.QuantizedModel, chip: Backend, device: IntegerGraph) -> None:
     more = jnp.concatenate([IMAGES, data(4, 5, 5, 3, seed=1) * 3])
     forward = qjax.exact(qmodel, IMAGES, target=chip)

@@ -161,6 +161,7 @@ class Gated(nnx.Module):
         return {"y": self.head(gated.mean(axis=1)), "scores": scores}
 
 
+@pytest.mark.exhaustive
 def test_a_model_under_two_targets() -> None:
     ids = RNG.integers(0, 11, (32, 5)).astype(np.int32)
     x = RNG.normal(size=(32, 5, 4)).astype(np.float32)

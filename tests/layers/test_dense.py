@@ -16,7 +16,7 @@ from tests.layers.round_trip import check, data
 @pytest.mark.parametrize("shape", [(4, 6), (4, 3, 6)], ids=["2d", "3d"])
 @pytest.mark.sampled(1)
 def test_linear(shape):
-    _, graph = check(nnx.Linear(6, 5, rngs=nnx.Rngs(0)), data(*shape))
+    _, graph = check(nnx.Linear(6, 5, rngs=nnx.Rngs(0)), data(*shape), compiled=True)
     assert [node.op for node in graph.ir.nodes] == ["dot"]
 
 

@@ -42,7 +42,7 @@ class Residual(nnx.Module):
 
 def test_both_readers_of_a_residual_see_the_same_codes():
     x = data(4, 4)
-    qmodel, graph = check(Residual(), x)
+    qmodel, graph = check(Residual(), x, compiled=True)
     assert list(qmodel.qparams()) == ["input", "a", "add", "b", "add#2", "a/kernel", "b/kernel"]
     assert names(graph) == ["dot", "add", "dot", "add"]
     skip = graph.ir.nodes[1].output

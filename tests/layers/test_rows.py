@@ -84,7 +84,6 @@ def converted(model, x):
 
 
 @pytest.mark.parametrize(("functions", "op"), [(SOFTMAX, "softmax"), (NORMALIZE, "normalize")])
-@pytest.mark.sampled(1)
 def test_every_way_to_write_it(functions, op):
     branches = {name: lambda y, x, f=f: f(y) for name, f in functions.items()}
     graph = converted(Glue(branches), data(2, 3, 6))
@@ -173,6 +172,7 @@ def by_einsum(q, k, v):
     return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores, axis=-1), v)
 
 
+@pytest.mark.exhaustive
 def test_attention():
     graph = converted(Attention(), data(2, 5, 8))
     softmax = [node for node in graph.ir.nodes if node.op == "softmax"]

@@ -57,7 +57,7 @@ def test_arguments_of_any_structure(tmp_path):
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 def test_weights_in_groups(symmetric):
     class Net(nnx.Module):
         def __init__(self):

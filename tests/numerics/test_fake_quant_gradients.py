@@ -89,7 +89,7 @@ def expected_gradients(gradient: str, gradient_scale: float, spec: QSpec):
 @pytest.mark.parametrize("gradient_scale", [1.0, 0.125])
 @pytest.mark.parametrize("gradient", ["ste", "lsq", "pact"])
 @pytest.mark.parametrize("name", SPECS)
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 def test_gradients_are_the_papers(name, gradient, gradient_scale):
     spec = SPECS[name]
     x, scale, zero_point, cotangent = case(spec)

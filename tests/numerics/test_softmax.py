@@ -143,7 +143,7 @@ def test_answers_of_the_runtimes(method, scale, length, checksum):
 
 
 @pytest.mark.parametrize("method", softmax.SOFTMAX_METHODS)
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 def test_in_every_transform(method):
     x = rows(24, 9, 0.1, 3)
     constants = softmax.prepare(method, 0.1)

@@ -72,9 +72,8 @@ def converted(name: str) -> tuple[qjax.QuantizedModel, qjax.IntegerGraph, np.nda
     return qmodel, graph, np.asarray(graph(MORE))
 
 
-COMPILED = ("cmsis_nn", "onnxruntime_avx2", "torch_fbgemm")
-"""Fixed point in two roundings, pairs that saturate, formulas in float32; XLA takes long for each, so the rest are left
-to `make test-all`."""
+COMPILED = ("onnxruntime_avx2",)
+"""Pairs that saturate, and formulas in float32; XLA takes long for each, so the rest are left to `make test-all`."""
 
 
 @pytest.mark.slow
@@ -91,7 +90,7 @@ def test_the_exact_forward_is_the_graph(name):
 
 
 @pytest.mark.parametrize("name", targets.names())
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 def test_every_operation_converts_runs_and_is_saved(name):
     qmodel, graph, _ = converted(name)
     target = targets.get(name)

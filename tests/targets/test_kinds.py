@@ -85,7 +85,7 @@ _FIRST = ("tflite_micro", "tflite_optimized_x86")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in _FIRST else pytest.mark.exhaustive) for n in RULES])
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 def test_int16_activations_convert_under_the_rule_of_the_runtime(name):
     graph = converted(name, WIDE)
     assert tuple(node.attributes["rule"] for node in graph.ir.nodes) == RULES[name]

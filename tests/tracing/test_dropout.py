@@ -83,6 +83,7 @@ def test_training_has_the_tensors_of_evaluation(name: str) -> None:
     assert [node.op for node in graph.ir.nodes] == ["dot", "dot"]
 
 
+@pytest.mark.exhaustive
 def test_attention_drops_its_weights() -> None:
     class Block(nnx.Module):
         def __init__(self) -> None:

@@ -87,6 +87,7 @@ def models(graphs, tmp_path_factory):
     return c_build.Compiled(named, tmp_path_factory.mktemp("models"))
 
 
+@pytest.mark.sampled(1)
 def test_whole_models_equal_the_interpreter(models):
     """With all that a compiler may conclude from types; the stack is what the header says and little more."""
     models.assert_equal(models.called(*c_build.FASTEST, "-fstack-usage"))

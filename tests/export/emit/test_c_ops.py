@@ -28,6 +28,7 @@ def test_every_operation(operations):
     operations.assert_equal(operations.called("-O2", *c_build.FASTEST[1:]))
 
 
+@pytest.mark.exhaustive
 def test_every_operation_under_sanitizers(operations):
     operations.assert_equal(operations.run(*c_build.SANITIZERS))
 

@@ -43,6 +43,7 @@ def test_every_operation():
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_rule_and_formula_of_every_target():
     graphs = of_targets()
     assert len(graphs) > 50

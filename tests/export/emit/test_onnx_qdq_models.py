@@ -46,7 +46,7 @@ def assert_runs(graph: qjax.IntegerGraph, sample: jax.Array, folder, *, function
     return found["qdq"]
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 def test_images_are_kernels_of_codes_and_nothing_else(images, tmp_path):
     operators = assert_runs(images, IMAGES, tmp_path)
     assert set(operators) >= KERNELS

@@ -59,6 +59,7 @@ def mean(total: int, count: int, g: Grids) -> int:
 
 
 @pytest.mark.parametrize("count", [1, 3, 16, 49, 12544])
+@pytest.mark.sampled(2)
 def test_mean(count):
     g = grids("int8", count, inputs=1, spread=2)
     (zero,) = g.zero_points
