@@ -108,14 +108,16 @@ def _codes_of(graphdef: Any) -> Callable[..., tuple[Any, dict[str, Any]]]:
         hash(graphdef)
     except TypeError:
         # a module with a dict or a list among its attributes, which no cache can be keyed by
-        return jax.jit(functools.partial(_codes.__wrapped__, graphdef), static_argnums=2)
-    return functools.partial(_codes, graphdef)
+        return jax.jit(functools.partial(_codes, graphdef), static_argnums=2)
+    return functools.partial(_compiled_codes, graphdef)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 3))
 def _codes(graphdef: Any, state: Any, arrays: Any, rest: Any) -> tuple[Any, dict[str, Any]]:
-    """Compiled once for a model, however often and against however many targets it is verified."""
     return nnx.merge(graphdef, state).codes(*join_arguments(arrays, rest))
+
+
+_compiled_codes = jax.jit(_codes, static_argnums=(0, 3))
+"""Compiled once for a model, however often and against however many targets it is verified."""
 
 
 Forward = Callable[..., Any]

@@ -196,9 +196,9 @@ def test_in_float32_under_jax(primitive):
     low, high = _domain(primitive)
     x = np.linspace(max(low, 0.01 - abs(low)) + 0.01, high - 0.01, 33).astype(np.float32)
     got = jax.jit(lambda x: float32(of((primitive, 0), ("mul", 1, HALF)), x))(x)
-    want = [evaluate(of((primitive, 0), ("mul", 1, HALF)), float(v)) for v in x]
+    want = np.array([evaluate(of((primitive, 0), ("mul", 1, HALF)), float(v)) for v in x])
     assert got.dtype == np.float32
-    units = np.abs(got - np.float64(want)) / np.spacing(np.abs(np.float32(want)))
+    units = np.abs(got - want) / np.spacing(np.abs(want.astype(np.float32)))
     assert units.max() <= (16 if primitive == "erfc" else 4), "XLA's float32 functions, in units in the last place"
 
 
