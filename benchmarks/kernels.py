@@ -1,6 +1,6 @@
-"""Formulations of an int8 convolution against XLA's float32 one: what `qjax.ops.accumulate` chooses between.
+"""Formulations of an int8 convolution against XLA's float32 one: what `qjax.ops.convolution` chooses between.
 
-`python -m benchmarks.kernels`. The chosen one is `accumulate.conv`; the others are written out here.
+`python -m benchmarks.kernels`. The chosen one is `convolution.conv`; the others are written out here.
 """
 
 import argparse
@@ -14,11 +14,11 @@ from jax import lax
 
 from benchmarks.report import show
 from benchmarks.timing import Paired, paired
-from qjax.ops import accumulate
+from qjax.ops import convolution
 
 NUMBERS = ("NHWC", "HWIO", "NHWC")
 LAYOUT = ((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))
-"""NHWC, HWIO, NHWC as `accumulate.conv` wants them."""
+"""NHWC, HWIO, NHWC as `convolution.conv` wants them."""
 
 # name: (input shape, kernel shape, stride, groups)
 SHAPES: dict[str, tuple[tuple[int, int, int, int], tuple[int, int, int, int], int, int]] = {
@@ -72,7 +72,7 @@ def shifted_products(x: jax.Array, w: jax.Array, *, stride: int, kind: Any) -> j
 
 def chosen(x: jax.Array, w: jax.Array, *, stride: int, groups: int) -> jax.Array:
     """What the library runs."""
-    return accumulate.conv(x, w, strides=(stride, stride), rhs_dilation=(1, 1), groups=groups, layout=LAYOUT)
+    return convolution.conv(x, w, strides=(stride, stride), rhs_dilation=(1, 1), groups=groups, layout=LAYOUT)
 
 
 def kernels(seconds: float) -> list[Paired]:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from qjax.numerics.accumulator import EXACT, Accumulator
-from qjax.ops import accumulate, narrow
+from qjax.ops import accumulate, convolution, narrow
 from qjax.ops.base import Attributes, Constants, Equation, Op, Quantized, Role, real, register
 from qjax.ops.channels import weight_to_result
 from qjax.ops.epilogue import finish_weighted
@@ -62,13 +62,13 @@ class Conv(Op):
         params = {k: v for k, v in eqn.params.items() if k not in ("preferred_element_type", "precision")}
         attributes = self.attributes(eqn)
         layout = layout_of(attributes)
-        depthwise = accumulate.is_depthwise(x.shape, w.shape, attributes["groups"], layout)
+        depthwise = convolution.is_depthwise(x.shape, w.shape, attributes["groups"], layout)
 
         def product(a: jax.Array, b: jax.Array, kind: Any) -> jax.Array:
             if depthwise:
                 between = padded(a, jnp.zeros((), a.dtype), attributes)
                 strides, dilation = attributes["strides"], attributes["rhs_dilation"]
-                return accumulate.depthwise(
+                return convolution.depthwise(
                     between, b, strides=strides, rhs_dilation=dilation, layout=layout, dtype=kind
                 )
             return lax.conv_general_dilated_p.bind(
@@ -95,7 +95,7 @@ class Conv(Op):
             offset = accumulate.signed_offset(inputs[0].dtype.name)
             x = accumulate.signed(inputs[0])
             zero_point = jnp.asarray(constants["zero_point0"] - offset).astype(x.dtype)
-            acc = accumulate.conv(
+            acc = convolution.conv(
                 padded(x, zero_point, attributes),
                 constants["kernel"],
                 strides=attributes["strides"],
@@ -114,9 +114,9 @@ class Conv(Op):
         skip = accumulator.padding == "skip"
         fill = jnp.zeros((), x.dtype) if skip else jnp.asarray(constants["zero_point0"]).astype(x.dtype)
         kernel = jnp.asarray(constants["kernel"])
-        last, w = accumulate.channels_last(padded(x, fill, attributes), kernel, layout)
+        last, w = convolution.channels_last(padded(x, fill, attributes), kernel, layout)
         window, per_group, features = w.shape[:-2], w.shape[-2], w.shape[-1]
-        taps = accumulate.spatial_taps(last, window, strides, dilation)
+        taps = convolution.spatial_taps(last, window, strides, dilation)
         shape, count = taps[0].shape[:-1], len(taps)
         # (tap, position, group, channel) and (tap, group, channel, feature)
         columns = jnp.stack(taps).reshape(count, -1, groups, per_group)
@@ -129,23 +129,23 @@ class Conv(Op):
         weights = weights.transpose(*(0, 2) if accumulator.order == "hwc" else (2, 0), 1, 3)
 
         def restore(acc: jax.Array) -> jax.Array:
-            return accumulate.in_layout(jnp.swapaxes(acc, 0, 1).reshape(*shape, features), layout)
+            return convolution.in_layout(jnp.swapaxes(acc, 0, 1).reshape(*shape, features), layout)
 
         outside = None
         if skip:
             blank = jnp.zeros([1 if axis in layout[0][:2] else size for axis, size in enumerate(x.shape)], jnp.int8)
-            mask, _ = accumulate.channels_last(padded(blank, jnp.ones((), jnp.int8), attributes), kernel, layout)
-            places = jnp.stack(accumulate.spatial_taps(mask, window, strides, dilation), axis=-1)
+            mask, _ = convolution.channels_last(padded(blank, jnp.ones((), jnp.int8), attributes), kernel, layout)
+            places = jnp.stack(convolution.spatial_taps(mask, window, strides, dilation), axis=-1)
             sums = jnp.sum(w.reshape(count, per_group, features), axis=1, dtype=jnp.int32)
             met = accumulate.dot(places[..., 0, :], sums, (((places.ndim - 2,), (0,)), ((), ())))
-            outside = accumulate.in_layout(met, layout)
+            outside = convolution.in_layout(met, layout)
         return narrow.Rows(
             columns.reshape(-1, *columns.shape[2:]), weights.reshape(-1, *weights.shape[2:]), restore, outside
         )
 
 
-def layout_of(attributes: Attributes) -> accumulate.Layout:
-    """The axes of a node's operands and result, as `accumulate.conv` takes them."""
+def layout_of(attributes: Attributes) -> convolution.Layout:
+    """The axes of a node's operands and result, as `convolution.conv` takes them."""
     return attributes["lhs_layout"], attributes["rhs_layout"], attributes["out_layout"]
 
 

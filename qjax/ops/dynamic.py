@@ -19,7 +19,7 @@ from jax import lax
 from qjax.numerics.affine import QSpec, broadcast_to_tensor, choose_qparams, quantize, split_groups
 from qjax.numerics.dynamic import dynamic_codes
 from qjax.numerics.unfused import unfused
-from qjax.ops import accumulate
+from qjax.ops import accumulate, convolution
 from qjax.ops.base import Equation
 from qjax.ops.channels import weight_to_result
 from qjax.ops.conv import Conv, layout_of, padded
@@ -180,7 +180,7 @@ class DynamicProduct:
 
     def _convolved(self, x: jax.Array, codes: jax.Array, zero_point: jax.Array) -> jax.Array:
         attributes = Conv().attributes(self.eqn)
-        return accumulate.conv(
+        return convolution.conv(
             padded(x, zero_point.astype(jnp.int8), attributes),
             codes,
             strides=attributes["strides"],

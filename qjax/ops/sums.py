@@ -1,5 +1,7 @@
 """Sums over codes, for mean, global pooling and average pooling: the division is an affine step behind them."""
 
+import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +16,9 @@ from qjax.ops.centered import centered
 from qjax.ops.epilogue import finish
 from qjax.ops.formulas import get as get_formula
 from qjax.ops.pending import Pending
+
+MOST_SLICES = 64
+"""Windows of more places, and sums over more, stay one reduction of XLA: every slice is an instruction."""
 
 
 def _training(eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
@@ -39,8 +44,27 @@ class Sum(Op):
         return _training(eqn, inputs)
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
-        acc = jnp.sum(centered(inputs[0], constants, 0), axis=tuple(attributes["axes"]), dtype=jnp.int32)
+        axes, x = tuple(attributes["axes"]), inputs[0]
+        acc = _sum(centered(x, constants, 0), axes)
         return finish([acc], constants, attributes)
+
+
+def _sum(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+    """int32. Over few places with channels behind them, which XLA's reduction on the CPU does not add as vectors, as
+    slices."""
+
+    def whole(x: jax.Array) -> jax.Array:
+        return jnp.sum(x, axis=axes, dtype=jnp.int32)
+
+    def in_slices(x: jax.Array) -> jax.Array:
+        window = [size if axis in axes else 1 for axis, size in enumerate(x.shape)]
+        once = [1] * x.ndim
+        return jnp.squeeze(functools.reduce(lax.add, accumulate.taps(x, window, once, once)), axes)
+
+    sizes = [x.shape[axis] for axis in axes]
+    if x.ndim - 1 in axes or not all(isinstance(size, int) for size in sizes) or not 1 < math.prod(sizes) <= MOST_SLICES:
+        return whole(x)
+    return lax.platform_dependent(x, cpu=in_slices, default=whole)
 
 
 @register
@@ -92,14 +116,25 @@ def window_attributes(eqn: Equation) -> dict[str, Any]:
 
 
 def reduce_window(attributes: Attributes, x: jax.Array, initial: Any, reducer: Any) -> jax.Array:
-    """`lax.reduce_window` under `window_attributes`."""
-    return lax.reduce_window(
-        x,
-        initial,
-        reducer,
-        tuple(attributes["window"]),
-        tuple(attributes["strides"]),
-        tuple((low, high) for low, high in attributes["padding"]),
-        base_dilation=tuple(attributes["base_dilation"]),
-        window_dilation=tuple(attributes["window_dilation"]),
-    )
+    """`lax.reduce_window` under `window_attributes`.
+
+    On the CPU it is the reduction of the slices that the positions of the window meet, up to 50 times faster than XLA's
+    own (`python -m benchmarks kernels`).
+    """
+    window, strides, dilation = (tuple(attributes[key]) for key in ("window", "strides", "window_dilation"))
+    padding = tuple((low, high) for low, high in attributes["padding"])
+    base = tuple(attributes["base_dilation"])
+
+    def whole(x: jax.Array) -> jax.Array:
+        return lax.reduce_window(
+            x, initial, reducer, window, strides, padding, base_dilation=base, window_dilation=dilation
+        )
+
+    def in_slices(x: jax.Array) -> jax.Array:
+        config = [(low, high, d - 1) for (low, high), d in zip(padding, base, strict=True)]
+        padded = lax.pad(x, initial, config)
+        return functools.reduce(reducer, accumulate.taps(padded, window, strides, dilation))
+
+    if math.prod(window) > MOST_SLICES:
+        return whole(x)
+    return lax.platform_dependent(x, cpu=in_slices, default=whole)

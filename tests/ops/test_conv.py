@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from qjax.ops import accumulate
+from qjax.ops import accumulate, convolution
 from tests.ops.nodes import (
     INT4,
     INT8,
@@ -121,15 +121,15 @@ def test_all_strategies_agree_with_xla(name):
 
     def strategies(x, w):
         wide = (x.astype(jnp.int32), w.astype(jnp.int32))
-        yield accumulate.conv(x, w, strides=strides, rhs_dilation=dilation, groups=groups, layout=layout)
-        yield accumulate._direct(*wide, strides, dilation, groups)
-        yield accumulate._grouped(x, w, strides, dilation, groups)
+        yield convolution.conv(x, w, strides=strides, rhs_dilation=dilation, groups=groups, layout=layout)
+        yield convolution.xla_conv(*wide, strides, dilation, groups)
+        yield convolution.grouped(x, w, strides, dilation, groups)
         if groups == 1:
-            yield accumulate._patches(x, w, strides, dilation)
+            yield convolution.patches(x, w, strides, dilation)
         if groups == x.shape[-1]:
-            yield accumulate.depthwise(x, w, strides=strides, rhs_dilation=dilation, layout=layout, dtype=jnp.int32)
+            yield convolution.depthwise(x, w, strides=strides, rhs_dilation=dilation, layout=layout, dtype=jnp.int32)
             floats = (x.astype(jnp.float32), w.astype(jnp.float32))
-            exact = accumulate.depthwise(
+            exact = convolution.depthwise(
                 *floats, strides=strides, rhs_dilation=dilation, layout=layout, dtype=jnp.float32
             )
             yield exact.astype(jnp.int32)

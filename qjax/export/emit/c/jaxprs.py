@@ -103,8 +103,8 @@ def _equation(eqn: Any, inputs: list[Value]) -> list[Value]:
         inner = params[_CALLS[name]]
         return read(inner.jaxpr, inner.consts, inputs)
     if name == "platform_index":
-        # every branch gives the same integers
-        return [Literal((), dtype, 0)]
+        # every branch gives the same integers; the one for no platform in particular is the plainest
+        return [Literal((), dtype, params["platforms"].index(None))]
     if name == "cond":
         return _cond(params["branches"], inputs)
     if name == "scan":
