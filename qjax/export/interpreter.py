@@ -15,6 +15,7 @@ from jax.core import Tracer
 
 from qjax import ops
 from qjax.export.ir import Graph, Node
+from qjax.export.shared import SharedConstants
 from qjax.numerics.fence import computed_once
 
 Constants = Mapping[str, Mapping[str, Any]]
@@ -87,8 +88,8 @@ def _forks(graph: Graph) -> set[str]:
 
 def _alive(constants: Constants) -> jax.Array | None:
     """True, in a form that the compiler cannot know; None outside of a trace, or where every constant is part of it."""
-    for roles in constants.values():
-        zero_point = roles.get("y_zero_point")
+    for name in constants:
+        zero_point = constants[name].get("y_zero_point")
         if isinstance(zero_point, Tracer):
             return jnp.all(jnp.less(zero_point, np.int32(2**30)))
     return None
@@ -100,7 +101,7 @@ class Interpreter:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         # on the device once, not with every call
-        self.constants = jax.device_put(prepare(graph))
+        self.constants = jax.device_put(SharedConstants.of(prepare(graph)))
         self._jitted = jax.jit(self.outputs)
 
     def outputs(self, constants: Constants, inputs: list[Any]) -> list[Any]:

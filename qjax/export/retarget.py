@@ -54,10 +54,33 @@ def retarget(graph: Graph, target: str | targets.Target) -> Graph:
     graph = expand(graph)
     if graph.target == target.name and all(_is_finished(node) for node in graph.nodes):
         return graph
-    tensors = dict(graph.tensors)
-    nodes = tuple(_retargeted(graph, tensors, node, target) for node in check(graph).nodes)
-    changed = graph.replace(nodes=nodes, tensors=tensors, target=target.name, quantization=target.quantize)
+    made = _Made(graph)
+    nodes = tuple(_retargeted(graph, made, node, target) for node in check(graph).nodes)
+    # the constants of the former target go with the tensors that nothing reads
+    changed = graph.replace(nodes=nodes, tensors=made.tensors, target=target.name, quantization=target.quantize)
     return check_accumulators(check_integer(remove_dead(changed)))
+
+
+class _Made:
+    """The graph's tensors, and the constants that the target adds: held once by nodes that held the former ones together,
+    as the steps of a loop do."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.tensors = dict(graph.tensors)
+        self._known: dict[tuple[Any, ...], str] = {}
+        self._names: set[str] = set()
+
+    def constant(self, node: Node, role: str, name: str, value: Any) -> str:
+        """The name under which a node finds an array in a role; `name` where that is free."""
+        array = np.asarray(value)
+        key = (*sorted(node.constants.items()), role, array.dtype.str, array.shape, array.tobytes())
+        if key not in self._known:
+            while name in self._names:
+                name += "'"
+            self._names.add(name)
+            self._known[key] = name
+            self.tensors[name] = Tensor(name, array.shape, str(array.dtype), None, array)
+        return self._known[key]
 
 
 def _is_finished(node: Node) -> bool:
@@ -69,45 +92,39 @@ def _is_finished(node: Node) -> bool:
     return bool({"rule", "formula", "rounding"} & set(node.attributes))
 
 
-def _retargeted(graph: Graph, tensors: dict[str, Tensor], node: Node, target: targets.Target) -> Node:
+def _retargeted(graph: Graph, made: _Made, node: Node, target: targets.Target) -> Node:
     if ops.get(node.op).role is not Role.PRODUCER:
         return node
     output = graph.tensors[node.output]
     if ops.get(node.op).prepares:
-        return _prepared(graph, tensors, node, target)
+        return _prepared(graph, made, node, target)
     own = {key: value for key, value in node.attributes.items() if key not in ("rule", "formula", "accumulator")}
     own.pop("rounding", None)
     if "kernel" in node.constants:
         constants, attributes = _weighted(graph, node, target)
     else:
         constants, attributes = _summed(graph, node, output, target)
-    for role in node.constants.keys() - set(_KEPT):
-        tensors.pop(node.constants[role], None)
     kept = {role: node.constants[role] for role in _KEPT if role in node.constants and role != "count"}
     roles = {role: name for role, name in kept.items() if not role.startswith("clamp_")}
     for role, value in constants.items():
-        name = roles.setdefault(role, f"{node.output}/{role}")
-        tensors[name] = Tensor(name, tuple(np.shape(value)), str(value.dtype), None, value)
-    ordered = {**roles, **kept}
+        roles[role] = made.constant(node, role, roles.get(role, f"{node.output}/{role}"), value)
+    ordered = {**roles, **{role: name for role, name in kept.items() if role not in roles}}
     return dataclasses.replace(node, constants=ordered, attributes={**own, **attributes})
 
 
-def _prepared(graph: Graph, tensors: dict[str, Tensor], node: Node, target: targets.Target) -> Node:
+def _prepared(graph: Graph, made: _Made, node: Node, target: targets.Target) -> Node:
     """An operation that makes its own constants."""
     held = {role: graph.constant(node, role) for role in node.constants if not role.startswith("clamp_")}
     inputs, output = (operand(graph.tensors[name]) for name in node.inputs), operand(graph.tensors[node.output])
     given = Preparation(node.attributes, held, tuple(inputs), output, Affine.identity(), target)
-    made = ops.get(node.op).retarget(given)
-    if made is None:
+    prepared = ops.get(node.op).retarget(given)
+    if prepared is None:
         return node
-    for role in held:
-        tensors.pop(node.constants[role], None)
-    roles = {role: f"{node.output}/{role}" for role in made.constants}
-    for role, value in made.constants.items():
-        name = roles[role]
-        tensors[name] = Tensor(name, tuple(np.shape(value)), str(value.dtype), None, value)
+    roles = {
+        role: made.constant(node, role, f"{node.output}/{role}", value) for role, value in prepared.constants.items()
+    }
     roles |= {role: name for role, name in node.constants.items() if role.startswith("clamp_")}
-    return dataclasses.replace(node, constants=roles, attributes={**node.attributes, **made.attributes})
+    return dataclasses.replace(node, constants=roles, attributes={**node.attributes, **prepared.attributes})
 
 
 # ---------------------------------------------------------------------------- products with weights

@@ -71,3 +71,15 @@ def test_a_graph_without_scales_is_refused(graphs):
     bare = dataclasses.replace(graph.tensors[name], quantization=None)
     with pytest.raises(ValueError, match=f"{name!r} has no scale"):
         retarget(graph.replace(tensors={**graph.tensors, name: bare}), "tosa")
+
+
+def test_the_steps_of_a_loop_keep_sharing_their_constants():
+    x = data(2, 3, 4)
+    model = nnx.RNN(nnx.LSTMCell(4, 8, rngs=nnx.Rngs(0)))
+    qmodel = qjax.quantize(model, qjax.Recipe(), x)
+    qmodel.eval()
+    graph, wanted = (qjax.convert(qmodel, x, target=name).ir for name in ("nearest_even", "tflite_micro"))
+    changed = retarget(graph, "tflite_micro")
+    assert_equal(changed, wanted)
+    assert len(changed.tensors) == len(wanted.tensors)
+    assert_equal(retarget(changed, "nearest_even"), graph)
