@@ -213,14 +213,40 @@ def _surrogate(
         else:
             slope = jnp.where(rounded > high, codes, nothing)
         scale_dot = scale_dot * np.float32(gradient_scale)
-        # The transpose of this broadcast is the sum over the slice. The barrier makes XLA CPU sum a finished
-        # array with vector instructions instead of fusing the slope into a scalar loop.
-        spread = jnp.broadcast_to(scale_dot if reals else scale_dot * inv, slope.shape)
-        total = total + slope * jax.lax.optimization_barrier(spread)
+        total = total + _times_spread(slope, scale_dot if reals else scale_dot * inv)
     if zero_point_dot is not None and gradient == "lsq":
         step = zero_point_dot.astype(jnp.float32) * np.float32(-gradient_scale)
         total = total + jnp.where(inside, nothing, step * scale if reals else step)
     return total
+
+
+PARTS = 4
+"""In how many parts of the first axis a scale's gradient is summed before the sum over the elements of a part."""
+
+SMALL = 2**16
+"""Below this many elements one part will do."""
+
+
+def _times_spread(slope: jax.Array, scale_dot: jax.Array) -> jax.Array:
+    """`slope * broadcast(scale_dot)`, whose transpose sums over what the scale was broadcast to.
+
+    The barrier makes XLA CPU sum a finished array with vector instructions instead of fusing the slope into a scalar
+    loop. There that array is a sum over parts of the first axis already: a quarter of the elements to write and read.
+    """
+
+    def spread(slope: jax.Array, scale_dot: jax.Array) -> jax.Array:
+        return slope * jax.lax.optimization_barrier(jnp.broadcast_to(scale_dot, slope.shape))
+
+    def in_parts(slope: jax.Array, scale_dot: jax.Array) -> jax.Array:
+        shape = (slope.shape[0] // PARTS, *slope.shape[1:])
+        spread = jax.lax.optimization_barrier(jnp.broadcast_to(scale_dot, shape))
+        return jnp.concatenate([part * spread for part in jnp.split(slope, PARTS)])
+
+    shared = scale_dot.ndim == 0 or scale_dot.shape[0] == 1
+    if slope.size < SMALL or slope.shape[0] % PARTS != 0 or not shared:
+        return spread(slope, scale_dot)
+    # elsewhere the first axis may be shared out among devices, and the sum is fast
+    return jax.lax.platform_dependent(slope, scale_dot, cpu=in_parts, default=spread)
 
 
 def _checked(gradient: Any) -> Gradient:

@@ -53,18 +53,39 @@ def dot(x: jax.Array, w: jax.Array, dimension_numbers: Any) -> jax.Array:
     return plain(x, w)
 
 
+def sums(x: jax.Array, summed: Sequence[int], batch: Sequence[int] = ()) -> jax.Array:
+    """int32 sums of int8 codes over some axes, as a dot gives them: the axes of the batch in front, the others behind.
+
+    On the CPU a product with rows of ones, tens of times faster than XLA's reduction, which converts all codes first.
+    """
+    batch, summed = tuple(batch), tuple(summed)
+    free = tuple(axis for axis in range(x.ndim) if axis not in summed and axis not in batch)
+
+    def reduced(x: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.transpose(x, (*batch, *free, *summed)), axis=range(len(batch) + len(free), x.ndim), dtype=jnp.int32)
+
+    def multiplied(x: jax.Array) -> jax.Array:
+        # two rows: XLA has no fast product of one
+        ones = jnp.ones([*(x.shape[axis] for axis in batch), 2, *(x.shape[axis] for axis in summed)], x.dtype)
+        first = len(batch) + 1
+        numbers = ((tuple(range(first, first + len(summed))), summed), (tuple(range(len(batch))), batch))
+        both = lax.dot_general(ones, x, numbers, preferred_element_type=jnp.int32)
+        return lax.index_in_dim(both, 0, len(batch), keepdims=False)
+
+    if x.dtype != jnp.int8 or not summed:
+        return reduced(x)
+    return lax.platform_dependent(x, cpu=multiplied, default=reduced)
+
+
 def _in_bytes(x: jax.Array, w: jax.Array, numbers: Any) -> jax.Array:
     """int16 codes as two int8 products: x = 256 h + (l + 128), with h and l in [-128, 127]."""
     high = (x >> 8).astype(jnp.int8)
     low = ((x & np.int16(255)) - np.int16(128)).astype(jnp.int8)
     (_, summed), (_, batch) = numbers
     parts = [lax.dot_general(part, w, numbers, preferred_element_type=jnp.int32) for part in (high, low)]
-    sums = jnp.sum(w, axis=summed, dtype=jnp.int32)
-    kept = [axis for axis in range(w.ndim) if axis not in summed]
-    sums = jnp.transpose(sums, [kept.index(axis) for axis in (*batch, *(a for a in kept if a not in batch))])
-    rank = parts[0].ndim
-    places = (*range(len(batch)), *range(rank - sums.ndim + len(batch), rank))
-    return (parts[0] << 8) + parts[1] + (lax.broadcast_in_dim(sums, parts[0].shape, places) << 7)
+    total, rank = sums(w, summed, batch), parts[0].ndim
+    places = (*range(len(batch)), *range(rank - total.ndim + len(batch), rank))
+    return (parts[0] << 8) + parts[1] + (lax.broadcast_in_dim(total, parts[0].shape, places) << 7)
 
 
 def _one_row(x: Sequence[int], w: Sequence[int], numbers: Any) -> bool:

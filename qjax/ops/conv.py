@@ -75,8 +75,24 @@ class Conv(Op):
                 a, b, preferred_element_type=kind, precision=precision(x, w), **params
             )
 
+        def integers(a: jax.Array, b: jax.Array, zero_a: Any, zero_b: Any) -> jax.Array:
+            fill = jnp.zeros((), jnp.int8) if zero_a is None else zero_a.astype(jnp.int8)
+            acc = convolution.conv(
+                padded(a, fill, attributes),
+                b,
+                strides=attributes["strides"],
+                rhs_dilation=attributes["rhs_dilation"],
+                groups=1,
+                layout=layout,
+            )
+            if zero_a is None:
+                return acc
+            sums = accumulate.sums(b, attributes["rhs_layout"][1:])
+            return acc - lax.broadcast_in_dim(zero_a * sums, acc.shape, (attributes["out_layout"][1],))
+
+        whole = attributes["groups"] == 1 and w.qparams.spec.symmetric
         summed = math.prod(w.shape) // w.shape[eqn.params["dimension_numbers"].rhs_spec[0]]
-        acc = matmul_codes(x, w, summed, product)
+        acc = matmul_codes(x, w, summed, product, integers if whole else None)
         vector = weight_to_result(w.scale, self.channels(eqn, 1), acc.ndim)
         scale = vector.reshape((1,) * (acc.ndim - vector.ndim) + tuple(vector.shape)) * x.scale.reshape((1,) * acc.ndim)
         return [Pending.start(acc, lax.stop_gradient(scale), eqn.out_dtypes[0])]

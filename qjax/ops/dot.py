@@ -69,7 +69,10 @@ class Dot(Op):
         def product(a: jax.Array, b: jax.Array, kind: Any) -> jax.Array:
             return lax.dot_general(a, b, numbers, preferred_element_type=kind, precision=precision(x, w))
 
-        acc = matmul_codes(x, w, summed, product)
+        def integers(a: jax.Array, b: jax.Array, zero_a: Any, zero_b: Any) -> jax.Array:
+            return _corrected(accumulate.dot(a, b, numbers), a, b, zero_a, zero_b, numbers)
+
+        acc = matmul_codes(x, w, summed, product, integers)
         scale = _in_result(x, self.channels(eqn, 0), acc.ndim) * _in_result(w, self.channels(eqn, 1), acc.ndim)
         return [Pending.start(acc, lax.stop_gradient(scale), eqn.out_dtypes[0])]
 
@@ -134,30 +137,31 @@ def _numbers(attributes: Attributes) -> Any:
 
 
 def _activations(attributes: Attributes, constants: Constants, x: jax.Array, w: jax.Array) -> jax.Array:
-    """sum (x - z_x)(w - z_w) = sum x w - z_x sum w - z_w sum x + n z_x z_w: the int8 path serves any zero point."""
-    (lc, rc), (lb, rb) = numbers = _numbers(attributes)
-    z_x = constants["zero_point0"] - accumulate.signed_offset(x.dtype.name)
-    z_w = constants["zero_point1"] - accumulate.signed_offset(w.dtype.name)
+    """The int8 path serves any zero point."""
+    numbers = _numbers(attributes)
+    zeros = [
+        constants[f"zero_point{index}"] - accumulate.signed_offset(codes.dtype.name) for index, codes in enumerate((x, w))
+    ]
     x, w = accumulate.signed(x), accumulate.signed(w)
-    acc = accumulate.dot(x, w, numbers)
-    batch = len(lb)
-    x_sum = jnp.sum(x, axis=lc, dtype=jnp.int32)
-    w_sum = jnp.sum(w, axis=rc, dtype=jnp.int32)
-    x_sum = _batch_first(x_sum, x.ndim, lc, lb)
-    w_sum = _batch_first(w_sum, w.ndim, rc, rb)
-    free_x, free_w = x_sum.ndim - batch, w_sum.ndim - batch
-    x_sum = x_sum.reshape((*x_sum.shape, *(1,) * free_w))
-    w_sum = w_sum.reshape((*w_sum.shape[:batch], *(1,) * free_x, *w_sum.shape[batch:]))
-    count = math.prod(x.shape[axis] for axis in lc)
-    correction = z_w * jnp.broadcast_to(x_sum, acc.shape) + z_x * jnp.broadcast_to(w_sum, acc.shape)
-    acc = acc - correction + count * z_x * z_w
+    acc = _corrected(accumulate.dot(x, w, numbers), x, w, *zeros, numbers)
     return acc if attributes["permutation"] is None else jnp.transpose(acc, attributes["permutation"])
 
 
-def _batch_first(sums: jax.Array, rank: int, contracting: Sequence[int], batch: Sequence[int]) -> jax.Array:
-    kept = [axis for axis in range(rank) if axis not in contracting]
-    order = [*batch, *(axis for axis in kept if axis not in batch)]
-    return jnp.transpose(sums, [kept.index(axis) for axis in order])
+def _corrected(acc: jax.Array, x: jax.Array, w: jax.Array, z_x: Any, z_w: Any, numbers: Any) -> jax.Array:
+    """sum (x - z_x)(w - z_w) = sum x w - z_x sum w - z_w sum x + n z_x z_w, from acc = sum x w; a zero of None is 0."""
+    (lc, rc), (lb, rb) = numbers
+    batch = len(lb)
+    if z_w is not None:
+        x_sum = accumulate.sums(x, lc, lb)
+        x_sum = x_sum.reshape((*x_sum.shape, *(1,) * (acc.ndim - x_sum.ndim)))
+        acc = acc - z_w * jnp.broadcast_to(x_sum, acc.shape)
+    if z_x is not None:
+        w_sum = accumulate.sums(w, rc, rb)
+        w_sum = w_sum.reshape((*w_sum.shape[:batch], *(1,) * (acc.ndim - w_sum.ndim), *w_sum.shape[batch:]))
+        acc = acc - z_x * jnp.broadcast_to(w_sum, acc.shape)
+    if z_x is not None and z_w is not None:
+        acc = acc + math.prod(x.shape[axis] for axis in lc) * z_x * z_w
+    return acc
 
 
 def _in_result(value: Quantized, channels: list[list[int]], rank: int) -> jax.Array:

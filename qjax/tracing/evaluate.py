@@ -16,6 +16,7 @@ from jax.core import Tracer
 
 from qjax.numerics.fence import computed_once_on_cpu
 from qjax.ops import Deferred, Pending, Quantized, real
+from qjax.ops.exact_float import ACCUMULATOR
 from qjax.tracing.annotate import Annotation, Place
 from qjax.tracing.program import Equation, Program, Value
 
@@ -165,8 +166,11 @@ class Evaluation:
                     outputs[index] = real(x)
             return outputs[:carried], (outputs[carried:], recorded)
 
+        # the backward of a loop over time would keep every array of every step: it computes them again from the sums
+        policy = jax.checkpoint_policies.save_only_these_names(ACCUMULATOR)
+        body_step = jax.checkpoint(step, prevent_cse=False, policy=policy) if eqn in self.annotation.timed else step
         final, (stacks, recorded) = lax.scan(
-            step,
+            body_step,
             arrays[fixed : fixed + carried],
             (arrays[fixed + carried :], stacked),
             length=eqn.params["length"],
