@@ -18,7 +18,7 @@ PYTEST := -m pytest -n $(JOBS) --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all test-compat test-py311 test-oracles bench accuracy architectures experiments lint format types imports lock clean \
-        venv venv-compat venv-oracles
+        venv venv-compat venv-bench venv-oracles
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-14s %s\n", $$1, $$2}'
@@ -46,8 +46,8 @@ test-oracles: venv-oracles ## tests against torch, tflite-micro, TVM, NEON, Lite
 	tools/cross.sh
 	QJAX_AARCH64_PYTHON=.venv-aarch64/python .venv-oracles/bin/python -m pytest --oracles -m oracle $(ARGS)
 
-bench: venv ## timings against XLA's float path and the real runtimes
-	$(PY) -m benchmarks $(ARGS)
+bench: venv-bench ## timings against XLA's float path, other libraries and the real runtimes
+	.venv-bench/bin/python -m benchmarks $(ARGS)
 
 accuracy: venv ## accuracy of float, post-training and trained quantization
 	$(PY) -m experiments.accuracy $(ARGS)
@@ -77,11 +77,15 @@ lock: ## write requirements/*.lock anew (ARGS=--upgrade moves every pin)
 	tools/lock.sh $(ARGS)
 
 clean: ## remove the environments and every cache
-	rm -rf .venv .venv-compat .venv-oracles .venv-aarch64 .venv*.lock .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist
+	rm -rf .venv .venv-compat .venv-bench .venv-oracles .venv-aarch64 .venv*.lock .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 venv:
 	@tools/make-venv.sh .venv "$(VERSIONS)" requirements/dev.lock --optional requirements/tflite-micro.lock
+
+# The locked environment and, where they can be installed, the libraries that qjax is timed beside.
+venv-bench:
+	@tools/make-venv.sh .venv-bench "$(VERSIONS)" requirements/dev.lock --optional requirements/peers.lock
 
 # PYTHON= chooses .venv's interpreter only; these two have a version to keep.
 venv-compat:

@@ -1,6 +1,7 @@
 """`python -m benchmarks`: everything, in some minutes; `python -m benchmarks artifacts`: one part of it.
 
-`growth` (time against the number of nodes) runs only where it is named.
+`growth` (time against the number of nodes) runs only where it is named. `--page docs/benchmarks.md` writes the tables
+and pictures of primitive, steps, speed and kernels onto that page; with `artifacts` alone it takes docs/artifacts.md.
 
 Close what else runs: ratios of paired runs survive a busy machine, times do not. Exit code 1: an artifact's codes are
 not those of its graph.
@@ -14,12 +15,18 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import artifacts, growth, kernels, models
+from benchmarks import artifacts, growth, kernels, page, primitive, speed, steps
 from benchmarks.networks import NETWORKS
 from benchmarks.report import show
+from benchmarks.timing import Paired
 from experiments.machine import machine
 
-TIMINGS = {"training": models.training, "inference": models.inference, "convolutions": kernels.kernels}
+TIMINGS = {
+    "primitive": primitive.primitive,
+    "steps": steps.steps,
+    "speed": speed.speed,
+    "kernels": kernels.kernels,
+}
 PARTS = (*TIMINGS, "artifacts")
 NAMED = (*PARTS, "growth")
 
@@ -32,16 +39,19 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder for results.json")
     parser.add_argument("--quick", action="store_true", help="one small network, no times: do artifacts run?")
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, help="of artifacts")
-    parser.add_argument("--page", type=Path, help="a page that gets the tables of artifacts: docs/artifacts.md")
+    parser.add_argument("--page", type=Path, help="a page that gets the tables")
     args = parser.parse_args(argv)
     parts: list[str] = args.parts or list(PARTS)
     if unknown := sorted(set(parts) - set(NAMED)):
         parser.error(f"expected parts out of {', '.join(NAMED)}, got {', '.join(unknown)}")
     document: dict[str, object] = {"machine": machine()}
+    timed: dict[str, list[Paired]] = {}
     for name in [part for part in TIMINGS if part in parts]:
-        results = TIMINGS[name](3.0 if args.seconds is None else args.seconds)
-        show(name, results)
-        document[name] = [result.document() for result in results]
+        timed[name] = TIMINGS[name](3.0 if args.seconds is None else args.seconds)
+        show(name, timed[name])
+        document[name] = [result.document() for result in timed[name]]
+    if timed and args.page is not None:
+        page.write(args.page, timed)
     if "growth" in parts:
         grown = list(growth.growth(args.nodes))
         growth.show(grown)
@@ -57,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
         differ = sum(section.differ for section in sections)
         document["versions"] = artifacts.versions()
         document["artifacts"] = [section.document() for section in sections]
-        if args.page is not None:
+        if args.page is not None and not timed:
             artifacts.onto_page(args.page, sections)
         print(f"{differ} codes of the artifacts differ from their graphs'.")
     args.out.mkdir(parents=True, exist_ok=True)

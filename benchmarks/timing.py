@@ -53,16 +53,22 @@ class Paired:
         }
 
 
-def paired(name: str, subject: Call, reference: Call, *, seconds: float = 2.0, least: int = 15) -> Paired:
+def paired(
+    name: str, subject: Call, reference: Call, *, seconds: float = 2.0, least: int = 15, rest: float = 0.0
+) -> Paired:
     """Run both in turn, changing who goes first, for about `seconds`; each run is repeated to last 2 ms at least.
 
     The functions return JAX arrays, which are waited for. What they compile is compiled before the first run counts.
+    rest: seconds of quiet before each run, which then lasts as long at least, behind one that does not count.
     """
-    repeats = [_repeats(call) for call in (subject, reference)]
+    repeats = [_repeats(call, max(0.002, rest)) for call in (subject, reference)]
     times: tuple[list[float], list[float]] = ([], [])
     calls, end, first = (subject, reference), time.perf_counter() + seconds, 0
     while time.perf_counter() < end or len(times[0]) < least:
         for side in (first, 1 - first):
+            if rest:
+                time.sleep(rest)
+                jax.block_until_ready(calls[side]())
             times[side].append(_run(calls[side], repeats[side]))
         first = 1 - first
     return Paired(name, np.asarray(times[0]), np.asarray(times[1]))
@@ -76,7 +82,7 @@ def _run(call: Call, repeats: int) -> float:
     return (time.perf_counter() - start) / repeats
 
 
-def _repeats(call: Call) -> int:
+def _repeats(call: Call, least: float) -> int:
     for _ in range(3):
         jax.block_until_ready(call())
-    return max(1, int(0.002 / _run(call, 3)))
+    return max(1, int(least / _run(call, 3)))

@@ -36,6 +36,7 @@ compile() { # compile OUTPUT ARGUMENT ...
 compile requirements/dev.lock pyproject.toml --extra demo --extra onnx --extra tflite --extra dev "$@"
 # With dev.lock as a constraint, so that both install into one environment.
 compile requirements/oracles.lock requirements/oracles.in --constraint requirements/dev.lock "$@"
+compile requirements/peers.lock requirements/peers.in --constraint requirements/dev.lock "$@"
 # Nightly builds only, of which PyPI keeps about a year: its dependencies stand in dev.lock, it is installed where it can be.
 compile requirements/tflite-micro.lock requirements/tflite-micro.in --no-deps "$@"
 compile requirements/uv.lock requirements/uv.in "$@"

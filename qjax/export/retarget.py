@@ -62,8 +62,10 @@ def retarget(graph: Graph, target: str | targets.Target) -> Graph:
 
 
 class _Made:
-    """The graph's tensors, and the constants that the target adds: held once by nodes that held the former ones together,
-    as the steps of a loop do."""
+    """The graph's tensors, and the constants that the target adds.
+
+    Nodes that held the former constants together, as the steps of a loop do, hold the new ones together.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.tensors = dict(graph.tensors)

@@ -1,7 +1,7 @@
 """The constants of a graph's kernels with every array once, however many nodes hold it.
 
-The steps of an unrolled loop hold the same weights. Passed to a compiled function one by one, each is an argument of its
-own: XLA cannot know that they are equal, and repeats for every step what it computes of them.
+The steps of an unrolled loop hold the same weights. Passed to a compiled function one by one, each is an argument of
+its own: XLA cannot know that they are equal, and repeats for every step what it computes of them.
 """
 
 import hashlib

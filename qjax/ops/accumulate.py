@@ -48,9 +48,17 @@ def dot(x: jax.Array, w: jax.Array, dimension_numbers: Any) -> jax.Array:
         return lax.platform_dependent(x, w, cpu=lambda a, b: _in_bytes(a, b, numbers), default=wide)
     if kinds != (jnp.int8, jnp.int8):
         return wide(x, w)
-    if _one_row(x.shape, w.shape, numbers):
-        return lax.platform_dependent(x, w, cpu=lambda a, b: _as_two_rows(a, b, numbers), default=plain)
-    return plain(x, w)
+    one_row = _one_row(x.shape, w.shape, numbers)
+
+    def on_cpu(a: jax.Array, b: jax.Array) -> jax.Array:
+        # XLA brings operands into the shape of a matrix; fused with what computes them that is a loop without vectors.
+        # A second operand without a batch is a weight, and what is done to that may be shared.
+        a = lax.optimization_barrier(a)
+        if numbers[1][1]:
+            b = lax.optimization_barrier(b)
+        return _as_two_rows(a, b, numbers) if one_row else plain(a, b)
+
+    return lax.platform_dependent(x, w, cpu=on_cpu, default=plain)
 
 
 def sums(x: jax.Array, summed: Sequence[int], batch: Sequence[int] = ()) -> jax.Array:
@@ -62,7 +70,8 @@ def sums(x: jax.Array, summed: Sequence[int], batch: Sequence[int] = ()) -> jax.
     free = tuple(axis for axis in range(x.ndim) if axis not in summed and axis not in batch)
 
     def reduced(x: jax.Array) -> jax.Array:
-        return jnp.sum(jnp.transpose(x, (*batch, *free, *summed)), axis=range(len(batch) + len(free), x.ndim), dtype=jnp.int32)
+        ordered = jnp.transpose(x, (*batch, *free, *summed))
+        return jnp.sum(ordered, axis=range(len(batch) + len(free), x.ndim), dtype=jnp.int32)
 
     def multiplied(x: jax.Array) -> jax.Array:
         # two rows: XLA has no fast product of one
@@ -88,7 +97,7 @@ def _in_bytes(x: jax.Array, w: jax.Array, numbers: Any) -> jax.Array:
     return (parts[0] << 8) + parts[1] + (lax.broadcast_in_dim(total, parts[0].shape, places) << 7)
 
 
-def _one_row(x: Sequence[int], w: Sequence[int], numbers: Any) -> bool:
+def _one_row(x: Sequence[Any], w: Sequence[Any], numbers: Any) -> bool:
     (summed, _), (batch, _) = numbers
     free = [size for axis, size in enumerate(x) if axis not in summed]
     known = all(isinstance(size, int) for size in (*x, *w))  # not the symbol of an exported batch

@@ -1,8 +1,8 @@
 """Exact integer convolutions: int8 or wider codes in, int32 accumulators out, in the fastest form for each shape.
 
 On the CPU XLA's own int8 convolution is fast over two spatial axes with enough channels; it is up to 30 times slower
-than a matrix product over one or three axes, and up to 15 times where channels and features are few. What `conv` chooses
-there was measured with `python -m benchmarks kernels`:
+than a matrix product over one or three axes, and up to 15 times where channels and features are few. The choice of
+`conv` was measured with `python -m benchmarks kernels`:
 
 | shape | form |
 | --- | --- |
@@ -93,7 +93,8 @@ def _few_places(x: jax.Array, w: jax.Array, strides: Sequence[int], dilation: Se
     sizes = zip(x.shape[1:-1], w.shape[:-2], strides, dilation, strict=True)
     places = math.prod((size - (n - 1) * d - 1) // stride + 1 for size, n, stride, d in sizes)
     # the batch of an exported function is a symbol
-    return isinstance(x.shape[0], int) and x.shape[0] * places <= FEW_PLACES
+    batch: Any = x.shape[0]
+    return isinstance(batch, int) and batch * places <= FEW_PLACES
 
 
 def _pixels_to_pack(channels: int, features: int, stride: int) -> int | None:
@@ -104,9 +105,7 @@ def _pixels_to_pack(channels: int, features: int, stride: int) -> int | None:
     return pixels if pixels * stride * channels >= FEW else None
 
 
-def packed(
-    x: jax.Array, w: jax.Array, strides: Sequence[int], dilation: Sequence[int], pixels: int
-) -> jax.Array:
+def packed(x: jax.Array, w: jax.Array, strides: Sequence[int], dilation: Sequence[int], pixels: int) -> jax.Array:
     """XLA's convolution on x whose last spatial axis is cut into blocks: a block's pixels are its channels.
 
     One place of the result then holds the features of `pixels` places, and moves by one block of

@@ -139,11 +139,10 @@ def _numbers(attributes: Attributes) -> Any:
 def _activations(attributes: Attributes, constants: Constants, x: jax.Array, w: jax.Array) -> jax.Array:
     """The int8 path serves any zero point."""
     numbers = _numbers(attributes)
-    zeros = [
-        constants[f"zero_point{index}"] - accumulate.signed_offset(codes.dtype.name) for index, codes in enumerate((x, w))
-    ]
+    z_x = constants["zero_point0"] - accumulate.signed_offset(x.dtype.name)
+    z_w = constants["zero_point1"] - accumulate.signed_offset(w.dtype.name)
     x, w = accumulate.signed(x), accumulate.signed(w)
-    acc = _corrected(accumulate.dot(x, w, numbers), x, w, *zeros, numbers)
+    acc = _corrected(accumulate.dot(x, w, numbers), x, w, z_x, z_w, numbers)
     return acc if attributes["permutation"] is None else jnp.transpose(acc, attributes["permutation"])
 
 

@@ -50,8 +50,7 @@ class Sum(Op):
 
 
 def _sum(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
-    """int32. Over few places with channels behind them, which XLA's reduction on the CPU does not add as vectors, as
-    slices."""
+    """int32; over few places with channels behind them as slices: XLA's reduction on the CPU uses no vectors there."""
 
     def whole(x: jax.Array) -> jax.Array:
         return jnp.sum(x, axis=axes, dtype=jnp.int32)
@@ -61,8 +60,9 @@ def _sum(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
         once = [1] * x.ndim
         return jnp.squeeze(functools.reduce(lax.add, accumulate.taps(x, window, once, once)), axes)
 
-    sizes = [x.shape[axis] for axis in axes]
-    if x.ndim - 1 in axes or not all(isinstance(size, int) for size in sizes) or not 1 < math.prod(sizes) <= MOST_SLICES:
+    sizes: list[Any] = [x.shape[axis] for axis in axes]
+    known = all(isinstance(size, int) for size in sizes)  # not the symbol of an exported batch
+    if x.ndim - 1 in axes or not known or not 1 < math.prod(sizes) <= MOST_SLICES:
         return whole(x)
     return lax.platform_dependent(x, cpu=in_slices, default=whole)
 

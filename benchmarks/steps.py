@@ -1,0 +1,127 @@
+"""A training step with 8-bit fake quantization against the float step of the same model, beside other libraries.
+
+Weights per channel, activations per tensor and asymmetric, all scales learned (LSQ); plain SGD, so that the step is the
+forward and the backward. `python -m benchmarks steps`.
+"""
+
+import dataclasses
+import functools
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from rich.console import Console
+
+import qjax
+from benchmarks.peers import installed
+from benchmarks.timing import Paired, paired
+from experiments.models.mobilenet import MobileNetV2
+from experiments.models.recurrent import Recurrent
+from experiments.models.resnet import CifarResNet
+from experiments.models.vit import VisionTransformer
+
+
+class Perceptron(nnx.Module):
+    """Linear layers with relu between them."""
+
+    def __init__(self, widths: tuple[int, ...], *, rngs: nnx.Rngs) -> None:
+        self.layers = nnx.List([nnx.Linear(a, b, rngs=rngs) for a, b in itertools.pairwise(widths)])
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        for layer in self.layers[:-1]:
+            x = nnx.relu(layer(x))
+        return self.layers[-1](x)
+
+
+MODELS: dict[str, tuple[Callable[[nnx.Rngs], Any], tuple[int, ...]]] = {
+    "MLP 784-512-512-512-10": (lambda r: Perceptron((784, 512, 512, 512, 10), rngs=r), (1024, 784)),
+    "MLP 1024-1024-1024-1024-10": (lambda r: Perceptron((1024, 1024, 1024, 1024, 10), rngs=r), (1024, 1024)),
+    "ResNet-20": (lambda r: CifarResNet(rngs=r), (64, 32, 32, 3)),
+    "MobileNet V2, half width": (lambda r: MobileNetV2(0.5, classes=100, rngs=r), (16, 96, 96, 3)),
+    "ViT-tiny, 65 tokens": (lambda r: VisionTransformer(64, 8, 192, 12, 3, 768, 100, rngs=r), (16, 64, 64, 3)),
+    "LSTM, 2 layers of 128": (lambda r: Recurrent(nnx.LSTMCell, 40, 128, 2, 12, rngs=r), (64, 49, 40)),
+}
+"""Name -> a model, and the shape of its batch."""
+
+RECIPE = qjax.Recipe(weights=qjax.QSpec(bits=8, axis=-1), activations=qjax.QSpec(bits=8, symmetric=False))
+
+STATIC = dataclasses.replace(RECIPE, method="static", weight_method="static")
+"""What the other libraries do: scales are ranges, not parameters."""
+
+
+@dataclasses.dataclass
+class Step:
+    """A compiled training step that goes on from where it left; seconds: of the processor, to trace and compile it."""
+
+    compiled: Any
+    state: Any
+    x: Any
+    seconds: float
+
+    def __call__(self) -> Any:
+        self.state = self.compiled(self.state, self.x)
+        return self.state
+
+    @property
+    def megabytes(self) -> float:
+        """Of temporary arrays."""
+        return self.compiled.memory_analysis().temp_size_in_bytes / 2**20
+
+
+def step_of(model: Any, x: jax.Array, forward: Callable[[Any, Any], Any] = lambda model, x: model(x)) -> Step:
+    """Forward, backward and SGD."""
+    model.train()
+    graphdef, state = nnx.split((model, nnx.Optimizer(model, optax.sgd(1e-3), wrt=nnx.Param)))
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def step(state: Any, x: Any) -> Any:
+        model, optimizer = nnx.merge(graphdef, state)
+        optimizer.update(model, nnx.grad(lambda m: jnp.mean(jnp.square(forward(m, x))))(model))
+        return nnx.state((model, optimizer))
+
+    copy = jax.tree.map(lambda a: a.copy(), state)
+    start = time.process_time()
+    compiled = step.lower(copy, x).compile()
+    return Step(compiled, copy, x, time.process_time() - start)
+
+
+def steps(seconds: float, names: list[str] | None = None) -> list[Paired]:
+    """Each way's step / the float step; and the exact forward's / the fake-quantized one's."""
+    found: list[Paired] = []
+    console = Console()
+    for name, (make, shape) in MODELS.items():
+        if names and name not in names:
+            continue
+        x = jax.random.normal(jax.random.key(1), shape)
+        reference = step_of(make(nnx.Rngs(0)), x)
+
+        def add(what: str, subject: Step, against: Step = reference, title: str = f"{name}, batch {shape[0]}") -> None:
+            result = paired(f"{title}: {what}", subject, against, seconds=seconds, least=5)
+            found.append(result)
+            console.print(
+                f"{result.name}: {result.ratio:.2f}, compiled in {subject.seconds:.1f} / {against.seconds:.1f} s, "
+                f"{subject.megabytes:.0f} / {against.megabytes:.0f} MB of temporary arrays",
+                soft_wrap=True,
+            )
+
+        qmodel, constant = (qjax.quantize(make(nnx.Rngs(0)), recipe, x[:2]) for recipe in (RECIPE, STATIC))
+        for one in (qmodel, constant):
+            qjax.calibrate(one, [x])
+        fake = step_of(qmodel, x)
+        add("qjax / float", fake)
+        add("qjax, scales not learned / float", step_of(constant, x))
+        for peer, quantize in installed().items():
+            try:
+                other = step_of(quantize(make(nnx.Rngs(0)), x), x)
+            except Exception as error:  # a peer that cannot train the model is a row of its own
+                console.print(f"{name}: {peer} fails: {type(error).__name__}: {str(error).splitlines()[0][:120]}")
+                continue
+            add(f"{peer} / float", other)
+        exact = qjax.exact(qmodel, x)
+        add("qjax exact / qjax", step_of(qmodel, x, lambda model, x, exact=exact: exact(model, x)), fake)
+    return found
