@@ -2,7 +2,8 @@
 
 They are installed by `make bench` (`requirements/peers.lock`), and left out where they are missing.
 
-- qwix 0.1.8, `QtProvider`: activations with moving averages of their ranges (`act_static_scale`).
+- qwix 0.1.8, `QtProvider`: ranges found anew in every step (moving averages, `act_static_scale`, raise a
+  TraceContextError where a convolution is differentiated).
 - qwix 0.1.8, `OdmlQatProvider`: the one that mirrors a converter; every operation's tensors are quantized.
 - aqtp 0.9.0: its dot_general in every `nnx.Linear`, with ranges found anew in every step. Convolutions stay in
   float32: their kernels get no gradient from it.
@@ -18,7 +19,7 @@ from flax import nnx
 
 def _qwix(model: Any, sample: Any) -> Any:
     qwix: Any = importlib.import_module("qwix")
-    rule = qwix.QtRule(module_path=".*", weight_qtype="int8", act_qtype="int8", act_static_scale=True)
+    rule = qwix.QtRule(module_path=".*", weight_qtype="int8", act_qtype="int8")
     return qwix.quantize_model(model, qwix.QtProvider([rule]), sample)
 
 

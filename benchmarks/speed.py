@@ -58,12 +58,12 @@ NETWORKS: dict[str, Callable[[], tuple[Any, Any]]] = {
     **{
         name: functools.partial(build, name, full=True)
         for name in (
-            *("ResNet-20", "ResNet-50", "Inception V1", "Inception V3", "MobileNet V1", "MobileNet V2", "MobileNet V3"),
-            *("EfficientNet", "DS-CNN", "ViT", "LSTM"),
+            *("ResNet-20", "ResNet-50", "Inception V1", "Inception V3"),
+            *("MobileNet V1", "MobileNet V2", "DS-CNN", "LSTM"),
         )
     },
 }
-"""Name -> a model and two of its inputs. ViT is ViT-Base."""
+"""Name -> a model and two of its inputs."""
 
 
 def _session(graph: qjax.IntegerGraph) -> Any:

@@ -40,10 +40,10 @@ class Perceptron(nnx.Module):
 
 MODELS: dict[str, tuple[Callable[[nnx.Rngs], Any], tuple[int, ...]]] = {
     "MLP 784-512-512-512-10": (lambda r: Perceptron((784, 512, 512, 512, 10), rngs=r), (1024, 784)),
-    "MLP 1024-1024-1024-1024-10": (lambda r: Perceptron((1024, 1024, 1024, 1024, 10), rngs=r), (1024, 1024)),
+    "MLP 1024-1024-1024-1024-10": (lambda r: Perceptron((1024, 1024, 1024, 1024, 10), rngs=r), (1000, 1024)),
     "ResNet-20": (lambda r: CifarResNet(rngs=r), (64, 32, 32, 3)),
     "MobileNet V2, half width": (lambda r: MobileNetV2(0.5, classes=100, rngs=r), (16, 96, 96, 3)),
-    "ViT-tiny, 65 tokens": (lambda r: VisionTransformer(64, 8, 192, 12, 3, 768, 100, rngs=r), (16, 64, 64, 3)),
+    "half of ViT-tiny, 65 tokens": (lambda r: VisionTransformer(64, 8, 192, 6, 3, 768, 100, rngs=r), (16, 64, 64, 3)),
     "LSTM, 2 layers of 128": (lambda r: Recurrent(nnx.LSTMCell, 40, 128, 2, 12, rngs=r), (64, 49, 40)),
 }
 """Name -> a model, and the shape of its batch."""

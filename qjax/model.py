@@ -148,8 +148,10 @@ def exact(qmodel: QuantizedModel, sample: Any, *, target: Any = None) -> Forward
 
     def forward(qmodel: QuantizedModel, *inputs: Any) -> Any:
         view = evaluation_copy(qmodel)
-        ir = _convert(view, args, chosen)
-        arrays = inputs_of(ir, inputs)
+        # the value is not differentiated, and some of it cannot be: tables are made on the host
+        definition, state = nnx.split(view)
+        ir = _convert(nnx.merge(definition, jax.lax.stop_gradient(state)), args, chosen)
+        arrays = jax.lax.stop_gradient(inputs_of(ir, inputs))
         # without the fence XLA may compute a constant anew for every output that reads it
         constants = jax.lax.optimization_barrier(prepare(ir))
         env = run_graph(ir, constants, quantize_inputs(ir, arrays))

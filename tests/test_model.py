@@ -397,3 +397,28 @@ def test_gradient_of_the_exact_forward_is_the_training_forwards():
     exact, training = grads(qmodel, x)
     assert_same(exact, training)
     assert all(np.any(np.asarray(g) != 0) for g in jax.tree.leaves(exact["model"]))
+
+
+def test_the_exact_forward_of_a_model_with_tables_trains():
+    """What is made on the host from a scale (a softmax's table, an activation's) has no derivative, and needs none."""
+
+    class Attention(nnx.Module):
+        def __init__(self):
+            self.up = nnx.Linear(4, 6, rngs=nnx.Rngs(0))
+
+        def __call__(self, x):
+            return jax.nn.softmax(jnp.tanh(self.up(x)))
+
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 4)), jnp.float32)
+    qmodel = qjax.quantize(Attention(), qjax.Recipe(), x)
+    qmodel.eval()
+    forward = qjax.exact(qmodel, x)
+    weights = jnp.arange(18.0).reshape(3, 6)
+
+    def gradient(call):
+        return nnx.grad(lambda m: jnp.sum(call(m, x) * weights))(qmodel)
+
+    exact, fake = gradient(forward), gradient(lambda m, x: m(x))
+    for a, b in zip(jax.tree.leaves(exact), jax.tree.leaves(fake), strict=True):
+        assert np.array_equal(a, b)
+    assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(exact)) > 0

@@ -275,3 +275,17 @@ def test_a_start_that_differs_between_examples_is_refused():
     qmodel = qjax.quantize(Model(), Recipe(), X)
     with pytest.raises(qjax.ConversionError, match="differs from example to example"):
         qjax.convert(qmodel, X)
+
+
+def test_the_backward_of_a_loop_keeps_sums_and_carries():
+    """Residuals of a step: the accumulators of its eight products, its carries, its input; no quantizer's."""
+    qmodel = qjax.quantize(nnx.RNN(nnx.LSTMCell(3, 4, rngs=nnx.Rngs(0))), Recipe(), X)
+    graphdef, state = nnx.split(qmodel)
+
+    def loss(state, x):
+        return jnp.sum(nnx.merge(graphdef, state)(x) ** 2)
+
+    jaxpr = jax.make_jaxpr(jax.grad(loss, allow_int=True))(state, X).jaxpr
+    forward = next(eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scan")
+    stacked = [v for v in forward.outvars if v.aval.shape[:1] == (X.shape[1],) and len(v.aval.shape) == 3]
+    assert 8 <= len(stacked) <= 16

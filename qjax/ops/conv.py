@@ -90,7 +90,8 @@ class Conv(Op):
             sums = accumulate.sums(b, attributes["rhs_layout"][1:])
             return acc - lax.broadcast_in_dim(zero_a * sums, acc.shape, (attributes["out_layout"][1],))
 
-        whole = attributes["groups"] == 1 and w.qparams.spec.symmetric
+        spec = w.qparams.spec
+        whole = attributes["groups"] == 1 and spec.symmetric and spec.qmax <= 127
         summed = math.prod(w.shape) // w.shape[eqn.params["dimension_numbers"].rhs_spec[0]]
         acc = matmul_codes(x, w, summed, product, integers if whole else None)
         vector = weight_to_result(w.scale, self.channels(eqn, 1), acc.ndim)

@@ -113,9 +113,9 @@ def _in_int8(exact: _Multiply, integers: Integers) -> _Multiply:
 def _code_of_zero(value: Quantized) -> jax.Array | None:
     """The int8 code of 0.0, int32, or None where it is 0: the range of the codes moves into int8 if it is not there."""
     spec = value.qparams.spec
-    if spec.symmetric:
-        return None
     moved = 0 if spec.qmin >= -128 and spec.qmax <= 127 else spec.qmin + 128
+    if spec.symmetric:
+        return None if moved == 0 else jnp.int32(-moved)
     return lax.stop_gradient(value.qparams).integer_zero_point().reshape(()) - np.int32(moved)
 
 

@@ -231,3 +231,28 @@ def test_the_gradient_scale_of_lsq():
     assert lsq_gradient_scale(1, 4) == 0.5
     with pytest.raises(ValueError, match=r"both arguments must be positive\. Got 0, 7"):
         lsq_gradient_scale(0, 7)
+
+
+@pytest.mark.parametrize("spec", [QSpec(bits=8, symmetric=False), QSpec(bits=8, axis=-1), QSpec(bits=8, axis=0)])
+@pytest.mark.parametrize("rows", [256, 257])
+def test_large_tensors_sum_in_parts(spec, rows):
+    """A scale's gradient, summed over parts of the first axis; where that has none, or is kept, over all at once."""
+    rng, shape = np.random.default_rng(1), (rows, 16, 17)
+    scale = np.full(spec.param_shape(shape), 0.25, np.float32)
+    zero_point = np.zeros(scale.shape, np.int32)
+    x = (rng.integers(-400, 400, shape) / 16).astype(np.float32)
+    cotangent = rng.integers(-4, 5, shape).astype(np.float32)
+
+    def loss(x, scale):
+        return jnp.sum(fake_quant(x, QParams(scale, zero_point, spec), gradient="lsq") * cotangent)
+
+    dx, ds = jax.jit(jax.grad(loss, (0, 1)))(x, scale)
+    steps = x.astype(np.float64) / 0.25
+    codes = np.clip(np.rint(steps), spec.qmin, spec.qmax)
+    inside = np.rint(steps) == codes
+    slope = np.where(inside, codes - steps, codes) * cotangent
+    kept = () if spec.axis is None else (spec.axis % 3,)
+    summed = tuple(axis for axis in range(3) if axis not in kept)
+    assert np.array_equal(dx, np.where(inside, cotangent, 0))
+    # multiples of 1/4 below 2^22: exact in any order
+    assert np.array_equal(np.asarray(ds).ravel(), slope.sum(axis=summed).ravel())

@@ -1,0 +1,93 @@
+"""Products of codes in training: exact accumulators in int8, gradients in float32, NaN stays visible."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from qjax import QSpec
+from qjax.numerics import QParams
+from qjax.ops import Quantized
+from qjax.ops.conv import Conv
+from qjax.ops.dot import Dot
+from qjax.tracing import from_jaxpr
+
+SPECS = {
+    "int8": (QSpec(bits=8), 0),
+    "asymmetric": (QSpec(bits=8, symmetric=False), -37),
+    "unsigned": (QSpec(bits=8, signed=False, symmetric=False), 201),
+    "unsigned, symmetric": (QSpec(bits=8, signed=False), 0),
+    "4 bits": (QSpec(bits=4, symmetric=False), 5),
+    "16 bits": (QSpec(bits=16), 0),
+}
+
+
+def operand(name: str, seed: int, *shape: int) -> Quantized:
+    spec, zero = SPECS[name]
+    rng = np.random.default_rng(seed)
+    codes = rng.integers(spec.qmin, spec.qmax, shape, endpoint=True) - zero
+    scale = jnp.full((1,) * len(shape), 0.5, jnp.float32)
+    params = QParams(jnp.float32(0.5), jnp.int32(zero), spec)
+    return Quantized(jnp.asarray(codes, jnp.float32), scale, params)
+
+
+def dot_of(x, w, numbers):
+    def function(x, w):
+        return lax.dot_general(x, w, numbers)
+
+    program = from_jaxpr(jax.make_jaxpr(function)(jnp.zeros(x.shape), jnp.zeros(w.shape)))
+    return Dot().training(program.equations[0], [x, w])[0]
+
+
+@pytest.mark.parametrize("left", SPECS)
+@pytest.mark.parametrize("right", ["int8", "asymmetric", "unsigned, symmetric", "4 bits"])
+def test_dots_are_exact(left, right):
+    x, w = operand(left, 1, 3, 5, 300), operand(right, 2, 300, 7)
+    expected = np.asarray(x.codes, np.int64) @ np.asarray(w.codes, np.int64)
+    for call in (dot_of, jax.jit(dot_of, static_argnums=2)):
+        acc = call(x, w, (((2,), (0,)), ((), ()))).acc
+        assert acc.dtype == jnp.float32
+        assert np.array_equal(acc, expected.astype(np.float32))
+
+
+def test_heads():
+    x, w = operand("asymmetric", 3, 2, 4, 5, 6), operand("unsigned", 4, 2, 4, 6, 3)
+    acc = jax.jit(dot_of, static_argnums=2)(x, w, (((3,), (2,)), ((0, 1), (0, 1)))).acc
+    assert np.array_equal(acc, np.asarray(x.codes, np.int64) @ np.asarray(w.codes, np.int64))
+
+
+@pytest.mark.parametrize("left", ["int8", "asymmetric", "unsigned", "unsigned, symmetric"])
+def test_padding_adds_real_zeros(left):
+    x, w = operand(left, 5, 2, 6, 6, 9), operand("int8", 6, 3, 3, 9, 20)
+
+    def function(x, w):
+        return lax.conv_general_dilated(x, w, (1, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    program = from_jaxpr(jax.make_jaxpr(function)(jnp.zeros(x.shape), jnp.zeros(w.shape)))
+    acc = jax.jit(lambda x, w: Conv().training(program.equations[0], [x, w])[0].acc)(x, w)
+    with jax.enable_x64(True):
+        expected = function(np.asarray(x.codes, np.float64), np.asarray(w.codes, np.float64))
+    assert np.array_equal(acc, np.asarray(expected))
+
+
+def test_gradients_are_those_of_the_float_product():
+    x, w = operand("asymmetric", 7, 4, 30), operand("int8", 8, 30, 5)
+    numbers = (((1,), (0,)), ((), ()))
+    g = np.random.default_rng(9).integers(-3, 4, (4, 5)).astype(np.float32)
+
+    def loss(a, b):
+        return jnp.sum(dot_of(x.with_codes(a), w.with_codes(b), numbers).acc * g)
+
+    da, db = jax.jit(jax.grad(loss, (0, 1)))(x.codes, w.codes)
+    assert np.array_equal(da, g @ np.asarray(w.codes).T)
+    assert np.array_equal(db, np.asarray(x.codes).T @ g)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_nan_among_the_codes_is_seen(which):
+    operands = [operand("asymmetric", 10, 4, 30), operand("int8", 11, 30, 5)]
+    codes = operands[which].codes.at[2, 3].set(jnp.nan)
+    operands[which] = operands[which].with_codes(codes)
+    acc = jax.jit(dot_of, static_argnums=2)(*operands, (((1,), (0,)), ((), ()))).acc
+    assert np.all(np.isnan(acc))
