@@ -1,7 +1,8 @@
 """`python -m benchmarks`: everything, in some minutes; `python -m benchmarks artifacts`: one part of it.
 
-`growth` (time against the number of nodes) runs only where it is named. `--page docs/benchmarks.md` writes the tables
-and pictures of primitive, steps, speed and kernels onto that page; with `artifacts` alone it takes docs/artifacts.md.
+`scaling` (against batch, width and depth) and `growth` (against the number of nodes) run only where they are named.
+`--page docs/benchmarks.md` writes the tables and pictures of primitive, steps, speed and kernels onto that page; with
+`artifacts` alone it takes docs/artifacts.md.
 
 Close what else runs: ratios of paired runs survive a busy machine, times do not. Exit code 1: an artifact's codes are
 not those of its graph.
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import artifacts, growth, kernels, page, primitive, speed, steps
+from benchmarks import artifacts, growth, kernels, page, primitive, scaling, speed, steps
 from benchmarks.networks import NETWORKS
 from benchmarks.report import show
 from benchmarks.timing import Paired
@@ -28,12 +29,12 @@ TIMINGS = {
     "kernels": kernels.kernels,
 }
 PARTS = (*TIMINGS, "artifacts")
-NAMED = (*PARTS, "growth")
+NAMED = (*PARTS, "scaling", "growth")
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(NAMED)}; none: all but growth")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(NAMED)}; none: all but the last two")
     parser.add_argument("--nodes", nargs="+", type=int, default=list(growth.SIZES), help="of growth's chains")
     parser.add_argument("--seconds", type=float, help="per comparison (3; of artifacts 1, 0 for no times)")
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder for results.json")
@@ -52,6 +53,11 @@ def main(argv: list[str] | None = None) -> int:
         document[name] = [result.document() for result in timed[name]]
     if timed and args.page is not None:
         page.write(args.page, timed)
+    if "scaling" in parts:
+        points = list(scaling.scaling(0.5 if args.seconds is None else args.seconds))
+        scaling.show(points)
+        scaling.picture(args.out / "scaling.png", points)
+        document["scaling"] = [dataclasses.asdict(point) for point in points]
     if "growth" in parts:
         grown = list(growth.growth(args.nodes))
         growth.show(grown)

@@ -161,7 +161,17 @@ class _Writer:
             value = bool(number) if number.dtype == np.bool_ else number.item() if number.dtype.kind in "iu" else None
             return ["literal", float(number) if value is None else value, str(atom.aval.dtype)]
 
+        platforms: dict[Any, int] = {}
         for eqn in jaxpr.eqns:
+            if eqn.primitive.name == "platform_index":
+                # of what computes the same on every platform, the form for none in particular
+                platforms[eqn.outvars[0]] = eqn.params["platforms"].index(None)
+                continue
+            if eqn.primitive.name == "cond" and eqn.invars[0] in platforms:
+                branch = eqn.params["branches"][platforms[eqn.invars[0]]]
+                outputs = self.read(branch.jaxpr, branch.consts, [get(atom) for atom in eqn.invars[1:]])
+                env.update(zip(eqn.outvars, outputs, strict=True))
+                continue
             inputs = [get(atom) for atom in eqn.invars]
             inner = next((eqn.params[key] for key in _CALLS if key in eqn.params), None)
             if eqn.primitive.name == "qjax_layer":

@@ -114,4 +114,4 @@ def test_every_artifact_of_a_small_network(network, monkeypatch, tmp_path):
 def test_unknown_parts_are_refused(capsys):
     with pytest.raises(SystemExit):
         program.main(["artefacts"])
-    assert "expected parts out of training, inference, convolutions, artifacts" in capsys.readouterr().err
+    assert "expected parts out of primitive, steps, speed, kernels, artifacts" in capsys.readouterr().err
