@@ -117,7 +117,9 @@ def steps(seconds: float, names: list[str] | None = None) -> list[Paired]:
         add("qjax, scales not learned / float", step_of(constant, x))
         for peer, quantize in installed().items():
             try:
-                other = step_of(quantize(make(nnx.Rngs(0)), x), x)
+                model = make(nnx.Rngs(0))
+                model.train()
+                other = step_of(quantize(model, x), x)
             except Exception as error:  # a peer that cannot train the model is a row of its own
                 console.print(f"{name}: {peer} fails: {type(error).__name__}: {str(error).splitlines()[0][:120]}")
                 continue
