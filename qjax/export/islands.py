@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from qjax.export.ir import Graph, Tensor
+from qjax.export.platforms import plainest
 from qjax.export.unsupported import ConversionError, where
 from qjax.ops import island, reals
 from qjax.tracing import Equation
@@ -164,8 +165,7 @@ class _Writer:
         platforms: dict[Any, int] = {}
         for eqn in jaxpr.eqns:
             if eqn.primitive.name == "platform_index":
-                # of what computes the same on every platform, the form for none in particular
-                platforms[eqn.outvars[0]] = eqn.params["platforms"].index(None)
+                platforms[eqn.outvars[0]] = plainest(eqn.params)
                 continue
             if eqn.primitive.name == "cond" and eqn.invars[0] in platforms:
                 branch = eqn.params["branches"][platforms[eqn.invars[0]]]

@@ -35,6 +35,15 @@ def computed_once(alive: jax.Array, value: jax.Array) -> jax.Array:
     return jax.lax.cond(alive, lambda v: v, jnp.zeros_like, value)
 
 
+def finished_on_cpu(x: jax.Array) -> jax.Array:
+    """x, and its cotangent, as an array that the CPU makes before anything reads it; elsewhere the plain value.
+
+    Fused with what moves its elements to other places (a pad of channels, the shape and order of a matrix product's
+    operand), the loop that computes x is one without vectors.
+    """
+    return jax.lax.platform_dependent(x, cpu=jax.lax.optimization_barrier, default=lambda x: x)
+
+
 def computed_once_on_cpu(alive: jax.Array, value: jax.Array) -> jax.Array:
     """`computed_once` where a program is compiled for the CPU, and the plain value elsewhere.
 

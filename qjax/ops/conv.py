@@ -76,15 +76,7 @@ class Conv(Op):
             )
 
         def integers(a: jax.Array, b: jax.Array, zero_a: Any, zero_b: Any) -> jax.Array:
-            fill = jnp.zeros((), jnp.int8) if zero_a is None else zero_a.astype(jnp.int8)
-            acc = convolution.conv(
-                padded(a, fill, attributes),
-                b,
-                strides=attributes["strides"],
-                rhs_dilation=attributes["rhs_dilation"],
-                groups=1,
-                layout=layout,
-            )
+            acc = convolved(a, b, 0 if zero_a is None else zero_a, attributes)
             if zero_a is None:
                 return acc
             sums = accumulate.sums(b, attributes["rhs_layout"][1:])
@@ -111,15 +103,7 @@ class Conv(Op):
         else:
             offset = accumulate.signed_offset(inputs[0].dtype.name)
             x = accumulate.signed(inputs[0])
-            zero_point = jnp.asarray(constants["zero_point0"] - offset).astype(x.dtype)
-            acc = convolution.conv(
-                padded(x, zero_point, attributes),
-                constants["kernel"],
-                strides=attributes["strides"],
-                rhs_dilation=attributes["rhs_dilation"],
-                groups=attributes["groups"],
-                layout=layout_of(attributes),
-            )
+            acc = convolved(x, constants["kernel"], constants["zero_point0"] - offset, attributes)
         return finish_weighted(narrow.cut(acc, accumulator, constants), constants, attributes)
 
     def rows(
@@ -164,6 +148,19 @@ class Conv(Op):
 def layout_of(attributes: Attributes) -> convolution.Layout:
     """The axes of a node's operands and result, as `convolution.conv` takes them."""
     return attributes["lhs_layout"], attributes["rhs_layout"], attributes["out_layout"]
+
+
+def convolved(x: jax.Array, w: jax.Array, zero_point: Any, attributes: Attributes, *, direct: bool = True) -> jax.Array:
+    """The int32 convolution of codes whose padding is the code of zero; direct: see `convolution.conv`."""
+    return convolution.conv(
+        padded(x, jnp.asarray(zero_point).astype(x.dtype), attributes),
+        w,
+        strides=attributes["strides"],
+        rhs_dilation=attributes["rhs_dilation"],
+        groups=attributes["groups"],
+        layout=layout_of(attributes),
+        direct=direct,
+    )
 
 
 def padded(x: jax.Array, fill: jax.Array, attributes: Attributes) -> jax.Array:

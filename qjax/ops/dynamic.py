@@ -19,10 +19,10 @@ from jax import lax
 from qjax.numerics.affine import QSpec, broadcast_to_tensor, choose_qparams, quantize, split_groups
 from qjax.numerics.dynamic import dynamic_codes
 from qjax.numerics.unfused import unfused
-from qjax.ops import accumulate, convolution
+from qjax.ops import accumulate
 from qjax.ops.base import Equation
 from qjax.ops.channels import weight_to_result
-from qjax.ops.conv import Conv, layout_of, padded
+from qjax.ops.conv import Conv, convolved
 from qjax.ops.dot import Dot
 
 Per = Literal["tensor", "row"]
@@ -179,16 +179,7 @@ class DynamicProduct:
         return accumulate.dot(*operands, self.eqn.params["dimension_numbers"])
 
     def _convolved(self, x: jax.Array, codes: jax.Array, zero_point: jax.Array) -> jax.Array:
-        attributes = Conv().attributes(self.eqn)
-        return convolution.conv(
-            padded(x, zero_point.astype(jnp.int8), attributes),
-            codes,
-            strides=attributes["strides"],
-            rhs_dilation=attributes["rhs_dilation"],
-            groups=attributes["groups"],
-            layout=layout_of(attributes),
-            direct=False,
-        )
+        return convolved(x, codes, zero_point, Conv().attributes(self.eqn), direct=False)
 
     def _of_x(self, value: jax.Array, kept: Sequence[int]) -> jax.Array:
         """Numbers of x, one for every index of the kept axes, in the result's shape."""

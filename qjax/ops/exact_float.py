@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
+from qjax.numerics.fence import finished_on_cpu
 from qjax.ops.base import Quantized
 
 ACCUMULATOR = "accumulator"
@@ -60,10 +61,9 @@ def matmul_codes(
     digits, top = 1, largest_code(w)
     while reach * 8 < EXACT and reach * top >= EXACT and top > 8:
         digits, top = digits + 1, -(-top // 16)
-    if digits == 1 and reach * top < EXACT:
-        exact: _Multiply = lambda a, b: product(a, b, jnp.float32)  # noqa: E731
-    else:
-        exact = _in_digits(digits, product) if reach * top < EXACT else _in_int32(product)
+    exact = _in_int32(product)
+    if reach * top < EXACT:
+        exact = _in_float32(product) if digits == 1 else _in_digits(digits, product)
     zeros: tuple[Any, ...] = ()
     if integers is not None and _narrow(x) and _narrow(w):
         exact, zeros = _in_int8(exact, integers), (_code_of_zero(x), _code_of_zero(w))
@@ -75,20 +75,11 @@ def matmul_codes(
     @multiply.defjvp
     def _(primals: Any, tangents: Any) -> Any:  # pyright: ignore[reportUnusedFunction]
         (a, b, *zeros), (da, db, *_) = primals, tangents
-        acc, (a, b) = multiply(a, b, *zeros), (_finished(a), _finished(b))
-        return acc, _finished(product(da, b, jnp.float32) + product(a, db, jnp.float32))
+        acc, (a, b) = multiply(a, b, *zeros), (finished_on_cpu(a), finished_on_cpu(b))
+        return acc, finished_on_cpu(product(da, b, jnp.float32) + product(a, db, jnp.float32))
 
     acc = multiply(x.codes.astype(jnp.float32), w.codes.astype(jnp.float32), *zeros)
     return checkpoint_name(acc, ACCUMULATOR)
-
-
-def _finished(x: jax.Array) -> jax.Array:
-    """x, and its cotangent, as an array that the CPU makes before a product reads it.
-
-    XLA brings operands into the shape and the order of a matrix product; fused with what computes them, that is a loop
-    without vectors.
-    """
-    return lax.platform_dependent(x, cpu=lax.optimization_barrier, default=lambda x: x)
 
 
 def _narrow(value: Quantized) -> bool:
@@ -126,7 +117,14 @@ def _stored(codes: jax.Array, zero: jax.Array | None) -> jax.Array:
     return jnp.clip(codes, np.float32(-128), np.float32(127)).astype(jnp.int8)
 
 
-def _in_digits(digits: int, product: Product) -> Callable[[jax.Array, jax.Array], jax.Array]:
+def _in_float32(product: Product) -> _Multiply:
+    def exact(a: jax.Array, b: jax.Array) -> jax.Array:
+        return product(a, b, jnp.float32)
+
+    return exact
+
+
+def _in_digits(digits: int, product: Product) -> _Multiply:
     def exact(a: jax.Array, b: jax.Array) -> jax.Array:
         total, weight = None, 1
         for position in range(digits):
@@ -140,7 +138,7 @@ def _in_digits(digits: int, product: Product) -> Callable[[jax.Array, jax.Array]
     return exact
 
 
-def _in_int32(product: Product) -> Callable[[jax.Array, jax.Array], jax.Array]:
+def _in_int32(product: Product) -> _Multiply:
     def exact(a: jax.Array, b: jax.Array) -> jax.Array:
         return product(a.astype(jnp.int32), b.astype(jnp.int32), jnp.int32)
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from qjax.numerics.fence import finished_on_cpu
 from qjax.ops.base import Attributes, Constants, Equation, register
 from qjax.ops.grid import GridOp
 
@@ -33,10 +34,4 @@ class Pad(GridOp):
         (x,) = inputs
         value = attributes["qmin"] if attributes["lowest"] else constants["zero_point0"]
         fill = jnp.asarray(value).astype(x.dtype).reshape(())
-        config = [tuple(triple) for triple in attributes["padding"]]
-
-        def pad(x: jax.Array) -> jax.Array:
-            return lax.pad(x, fill, config)
-
-        # a loop on the CPU that pads channels as it goes has a branch per element, and no vectors
-        return lax.platform_dependent(x, cpu=lambda x: lax.optimization_barrier(pad(x)), default=pad)
+        return finished_on_cpu(lax.pad(x, fill, [tuple(triple) for triple in attributes["padding"]]))

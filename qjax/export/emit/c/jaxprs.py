@@ -32,6 +32,7 @@ from qjax.export.emit.c.values import (
     reshaped,
     transposed,
 )
+from qjax.export.platforms import plainest
 
 _CALLS = {
     "jit": "jaxpr",
@@ -103,8 +104,7 @@ def _equation(eqn: Any, inputs: list[Value]) -> list[Value]:
         inner = params[_CALLS[name]]
         return read(inner.jaxpr, inner.consts, inputs)
     if name == "platform_index":
-        # every branch gives the same integers; the one for no platform in particular is the plainest
-        return [Literal((), dtype, params["platforms"].index(None))]
+        return [Literal((), dtype, plainest(params))]
     if name == "cond":
         return _cond(params["branches"], inputs)
     if name == "scan":

@@ -19,6 +19,7 @@ from qjax.export.emit.onnx.products import dot_general
 from qjax.export.emit.onnx.structure import STRUCTURE
 from qjax.export.emit.onnx.views import View, Views
 from qjax.export.emit.onnx.windows import reduce_window_max, reduce_window_sum
+from qjax.export.platforms import plainest
 from qjax.tracing.program import with_counts
 
 _ONE: dict[str, Callable[[Views, Any, Sequence[View]], View]] = {
@@ -74,7 +75,7 @@ class Translator(Views):
             inner = next(params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in params)
             return self.run(inner, x)
         if name == "platform_index":
-            return [self.literal(np.int32(params["platforms"].index(None)))]
+            return [self.literal(np.int32(plainest(params)))]
         if name == "cond" and x[0].value is not None:
             return self.run(params["branches"][int(x[0].value)], x[1:])
         if name == "scan":
