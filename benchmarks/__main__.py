@@ -1,83 +1,140 @@
 """`python -m benchmarks`: everything, in some minutes; `python -m benchmarks artifacts`: one part of it.
 
 `scaling` (against batch, width and depth) and `growth` (against the number of nodes) run only where they are named.
-`--page docs/benchmarks.md` writes the tables and pictures of primitive, steps, speed and kernels onto that page; with
-`artifacts` alone it takes docs/artifacts.md.
-
-Close what else runs: ratios of paired runs survive a busy machine, times do not. Exit code 1: an artifact's codes are
-not those of its graph.
+`--docs docs` writes what each part found onto its page, when the part is done. Close what else runs: ratios of paired
+runs survive a busy machine, times do not. Exit code 1: codes differ where they must not.
 """
 
 import argparse
 import dataclasses
 import json
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from benchmarks import artifacts, growth, kernels, page, primitive, scaling, speed, steps
 from benchmarks.networks import NETWORKS
-from benchmarks.report import show
-from benchmarks.timing import Paired
+from benchmarks.report import ratios
+from benchmarks.timing import Failed, Result
 from experiments.machine import machine
 
-TIMINGS = {
-    "primitive": primitive.primitive,
-    "steps": steps.steps,
-    "speed": speed.speed,
-    "kernels": kernels.kernels,
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What a part found: for results.json and for its page; differ: how many codes do."""
+
+    document: Any
+    text: str
+    differ: int = 0
+    picture: Callable[[Path], None] | None = None
+
+
+def _timed(name: str, measure: Callable[..., Sequence[Result]]) -> Callable[[argparse.Namespace], Found]:
+    def run(args: argparse.Namespace) -> Found:
+        results = measure(3.0 if args.seconds is None else args.seconds, args.only)
+        ratios(results).show(name)
+        differ = sum(result.differ for result in results if isinstance(result, Failed))
+        return Found(
+            [result.document() for result in results],
+            ratios(results).markdown(),
+            differ,
+            lambda path: page.draw_ratios(path, results),
+        )
+
+    return run
+
+
+def _artifacts(args: argparse.Namespace) -> Found:
+    settings = artifacts.QUICK if args.quick else artifacts.Settings()
+    if args.seconds is not None:
+        settings = dataclasses.replace(settings, seconds=args.seconds)
+    if args.only:
+        settings = dataclasses.replace(settings, networks=tuple(name for name in NETWORKS if name in args.only))
+    sections = list(artifacts.artifacts(settings, Console(width=200)))
+    document = {"versions": artifacts.versions(), "sections": [section.document() for section in sections]}
+    return Found(document, artifacts.page_text(sections), sum(section.differ for section in sections))
+
+
+def _scaling(args: argparse.Namespace) -> Found:
+    points = list(scaling.scaling(0.5 if args.seconds is None else args.seconds))
+    table = scaling.table(points)
+    table.show("scaling")
+    document = [dataclasses.asdict(point) for point in points]
+    return Found(document, table.markdown(), picture=lambda path: scaling.picture(path, points))
+
+
+def _growth(args: argparse.Namespace) -> Found:
+    results = list(growth.growth(args.nodes))
+    table = growth.table(results)
+    table.show("growth: seconds of the processor (milliseconds a node)")
+    return Found([result.document() for result in results], table.markdown())
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], Found]] = {
+    "primitive": _timed("primitive", primitive.primitive),
+    "steps": _timed("steps", steps.steps),
+    "speed": _timed("speed", speed.speed),
+    "kernels": _timed("kernels", kernels.kernels),
+    "artifacts": _artifacts,
+    "scaling": _scaling,
+    "growth": _growth,
 }
-PARTS = (*TIMINGS, "artifacts")
-NAMED = (*PARTS, "scaling", "growth")
+ASKED = ("scaling", "growth")
+"""Those that run only where they are named."""
+
+NAMES = {
+    "primitive": primitive.NAMES,
+    "steps": tuple(steps.MODELS),
+    "speed": tuple(speed.NETWORKS),
+    "kernels": kernels.NAMES,
+    "artifacts": tuple(NETWORKS),
+}
+"""What `--only` chooses from."""
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(NAMED)}; none: all but the last two")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; none: all but the last two")
     parser.add_argument("--nodes", nargs="+", type=int, default=list(growth.SIZES), help="of growth's chains")
     parser.add_argument("--seconds", type=float, help="per comparison (3; of artifacts 1, 0 for no times)")
-    parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder for results.json")
-    parser.add_argument("--quick", action="store_true", help="one small network, no times: do artifacts run?")
-    parser.add_argument("--networks", nargs="+", choices=NETWORKS, help="of artifacts")
-    parser.add_argument("--page", type=Path, help="a page that gets the tables")
+    parser.add_argument("--only", nargs="+", metavar="NAME", default=[], help="models, networks or cases of the parts")
+    parser.add_argument("--quick", action="store_true", help="artifacts: one small network, no times: do they run?")
+    parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder for results.json and the pictures")
+    parser.add_argument("--docs", type=Path, help="a folder whose pages get what the parts found")
     args = parser.parse_args(argv)
-    parts: list[str] = args.parts or list(PARTS)
-    if unknown := sorted(set(parts) - set(NAMED)):
-        parser.error(f"expected parts out of {', '.join(NAMED)}, got {', '.join(unknown)}")
+    if unknown := sorted(set(args.parts) - set(PARTS)):
+        parser.error(f"expected parts out of {', '.join(PARTS)}, got {', '.join(unknown)}")
+    parts = [part for part in PARTS if part in args.parts or (not args.parts and part not in ASKED)]
+    if args.only:
+        known = {name for part in parts for name in NAMES.get(part, ())}
+        if unknown := sorted(set(args.only) - known):
+            parser.error(f"--only: expected names out of {'; '.join(sorted(known))}. Got {'; '.join(unknown)}")
+        parts = [part for part in parts if set(args.only) & set(NAMES.get(part, ()))]
+    if args.docs is not None:
+        if args.only or args.quick:
+            parser.error("--docs wants whole tables: leave out --only and --quick")
+        try:
+            page.check(args.docs, parts)
+        except ValueError as error:
+            parser.error(str(error))
     document: dict[str, object] = {"machine": machine()}
-    timed: dict[str, list[Paired]] = {}
-    for name in [part for part in TIMINGS if part in parts]:
-        timed[name] = TIMINGS[name](3.0 if args.seconds is None else args.seconds)
-        show(name, timed[name])
-        document[name] = [result.document() for result in timed[name]]
-    if timed and args.page is not None:
-        page.write(args.page, timed)
-    if "scaling" in parts:
-        points = list(scaling.scaling(0.5 if args.seconds is None else args.seconds))
-        scaling.show(points)
-        scaling.picture(args.out / "scaling.png", points)
-        document["scaling"] = [dataclasses.asdict(point) for point in points]
-    if "growth" in parts:
-        grown = list(growth.growth(args.nodes))
-        growth.show(grown)
-        document["growth"] = [result.document() for result in grown]
-    differ = 0
-    if "artifacts" in parts:
-        settings = artifacts.QUICK if args.quick else artifacts.Settings()
-        if args.seconds is not None:
-            settings = dataclasses.replace(settings, seconds=args.seconds)
-        if args.networks:
-            settings = dataclasses.replace(settings, networks=tuple(args.networks))
-        sections = list(artifacts.artifacts(settings, Console(width=200)))
-        differ = sum(section.differ for section in sections)
-        document["versions"] = artifacts.versions()
-        document["artifacts"] = [section.document() for section in sections]
-        if args.page is not None and not timed:
-            artifacts.onto_page(args.page, sections)
-        print(f"{differ} codes of the artifacts differ from their graphs'.")
     args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "results.json").write_text(json.dumps(document, indent=2) + "\n")
+    differ = 0
+    for part in parts:
+        found = PARTS[part](args)
+        differ += found.differ
+        document[part] = found.document
+        (args.out / "results.json").write_text(json.dumps(document, indent=2) + "\n")
+        text = found.text
+        if found.picture is not None:
+            found.picture(args.out / f"{part}.png" if args.docs is None else page.picture_of(args.docs, part))
+            text += f"\n![{part}](figures/{part}.png)\n"
+        if args.docs is not None:
+            page.put(args.docs, part, text)
+    print(f"{differ:,} codes differ where they must not.")
     return 1 if differ else 0
 
 

@@ -257,17 +257,11 @@ def versions() -> dict[str, str]:
     return found
 
 
-def onto_page(path: Path, sections: Sequence[Section]) -> None:
-    """Put the tables, the machine and the versions between a page's marks."""
+def page_text(sections: Sequence[Section]) -> str:
+    """The tables, the machine and the versions."""
     where = machine()
     answered = ", ".join(f"{name} {version}" for name, version in versions().items())
-    text = (
+    return (
         f"{text_of(sections)}\n{where['cpu']}, {where['cores']} cores; Python {where['python']}, jax {where['jax']}, "
         f"{answered}.\n"
     )
-    page = path.read_text(encoding="utf-8")
-    mark = r"(?<=<!-- tables -->\n).*?(?=<!-- end -->)"
-    page, found = re.subn(mark, lambda _: text, page, flags=re.DOTALL)
-    if found != 1:
-        raise ValueError(f"{path}: expected one block <!-- tables --> ... <!-- end -->, found {found}.")
-    path.write_text(page, encoding="utf-8")

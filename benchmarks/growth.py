@@ -12,10 +12,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from rich.console import Console
-from rich.table import Table
 
 import qjax
+from benchmarks.report import Grid
 
 WIDTH, BATCH = 8, 4
 SIZES = (250, 500, 1000)
@@ -78,12 +77,9 @@ def clocked(function: Callable[[], Any]) -> tuple[Any, float]:
     return function(), time.process_time() - start
 
 
-def show(results: Sequence[Growth]) -> None:
-    """Print a table: seconds, and milliseconds a node."""
-    table = Table(title="growth: seconds of the processor (milliseconds a node)")
-    table.add_column("nodes", justify="right")
-    for step in STEPS:
-        table.add_column(step, justify="right", no_wrap=True)
-    for result in results:
-        table.add_row(str(result.nodes), *(f"{s:.1f} ({1000 * s / result.nodes:.0f})" for s in result.seconds))
-    Console().print(table)
+def table(results: Sequence[Growth]) -> Grid:
+    """Seconds, and milliseconds a node."""
+    rows = [
+        (str(result.nodes), *(f"{s:.1f} ({1000 * s / result.nodes:.0f})" for s in result.seconds)) for result in results
+    ]
+    return Grid(("nodes", *STEPS), rows)

@@ -1,14 +1,13 @@
-"""The tables of a run onto a page, between its marks, and one picture of all ratios beside it."""
+"""What a run found onto the pages of a folder: a part's text between its marks, a picture beside it."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
 
-from benchmarks.timing import Paired
-from experiments.machine import machine
+from benchmarks.timing import Paired, Result
 
 mpl.use("Agg")  # draws to files; works without a display
 
@@ -16,45 +15,58 @@ from matplotlib import pyplot as plt
 
 BLUE, ORANGE = "#3b6ea5", "#d08a2e"
 
+ARTIFACTS = "artifacts"
+"""The part with a page of its own; those of all others are sections of benchmarks.md."""
 
-def write(path: Path, timed: Mapping[str, Sequence[Paired]]) -> None:
-    """Each part's table goes between `<!-- part -->` and `<!-- end part -->`; the picture is figures/PART.png.
+
+def check(docs: Path, parts: Sequence[str]) -> None:
+    """Whether every part has a place.
 
     Raises:
-      ValueError: the page has no such marks.
+      ValueError: a page is missing, or a part has no block `<!-- part -->` ... `<!-- end part -->` on it, or several.
     """
-    page = path.read_text(encoding="utf-8")
-    for part, results in timed.items():
-        text = f"{_table(results)}\n{_where()}\n\n![{part}](figures/{part}.png)\n"
-        mark = rf"(?<=<!-- {part} -->\n).*?(?=<!-- end {part} -->)"
-        page, found = re.subn(mark, lambda _, text=text: text, page, flags=re.DOTALL)
+    for part in parts:
+        path = _page(docs, part)
+        if not path.is_file():
+            raise ValueError(f"expected the page {path} for the results of {part!r}; there is no such file.")
+        found = len(re.findall(_mark(part), path.read_text(encoding="utf-8"), flags=re.DOTALL))
         if found != 1:
             raise ValueError(f"{path}: expected one block <!-- {part} --> ... <!-- end {part} -->, found {found}.")
-        _picture(path.parent / "figures" / f"{part}.png", results)
+
+
+def put(docs: Path, part: str, text: str) -> None:
+    """A part's text in the place of the former one."""
+    check(docs, [part])
+    path = _page(docs, part)
+    page = re.sub(_mark(part), lambda _: text, path.read_text(encoding="utf-8"), flags=re.DOTALL)
     path.write_text(page, encoding="utf-8")
 
 
-def _table(results: Sequence[Paired]) -> str:
-    head = "| comparison | ms | reference, ms | ratio | quartiles |\n| --- | --: | --: | --: | --: |\n"
-    return head + "".join(f"| {' | '.join(result.row())} |\n" for result in results)
+def picture_of(docs: Path, part: str) -> Path:
+    """Where a part's picture is; `![](figures/PART.png)` shows it."""
+    return docs / "figures" / f"{part}.png"
 
 
-def _where() -> str:
-    where = machine()
-    versions = f"Python {where['python']}, jax {where['jax']}, flax {where['flax']}"
-    return f"{where['cpu']}, {where['cores']} cores; {versions}."
+def _page(docs: Path, part: str) -> Path:
+    return docs / ("artifacts.md" if part == ARTIFACTS else "benchmarks.md")
 
 
-def _picture(path: Path, results: Sequence[Paired]) -> None:
-    ratios = np.array([result.ratio for result in results])
-    ends = np.array([result.quartiles for result in results])
-    figure, axes = plt.subplots(figsize=(11, 1 + 0.24 * len(results)), layout="constrained")
-    places = np.arange(len(results))[::-1]
+def _mark(part: str) -> str:
+    return rf"(?<=<!-- {part} -->\n).*?(?=<!-- end {part} -->)"
+
+
+def draw_ratios(path: Path, results: Sequence[Result]) -> None:
+    """A bar for each ratio."""
+    drawn = [result for result in results if isinstance(result, Paired)]
+    ratios = np.array([result.ratio for result in drawn])
+    ends = np.array([result.quartiles for result in drawn]).reshape(-1, 2)
+    figure, axes = plt.subplots(figsize=(11, 1 + 0.24 * len(drawn)), layout="constrained")
+    places = np.arange(len(drawn))[::-1]
     axes.barh(places, ratios, color=[BLUE if ratio <= 1 else ORANGE for ratio in ratios], height=0.7)
     axes.hlines(places, ends[:, 0], ends[:, 1], color="black", linewidth=1)
     axes.axvline(1.0, color="black", linewidth=0.8)
     axes.set(xscale="log", xlabel="time / time of the reference; the line is the middle half of the pairs")
-    axes.set_yticks(places, [result.name for result in results], fontsize=7)
+    axes.set_yticks(places, [result.name for result in drawn], fontsize=7)
     axes.margins(y=0.01)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=100)

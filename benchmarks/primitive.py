@@ -5,7 +5,7 @@ Forward: `fake_quant(x)` against `x * a + b`, which reads and writes the same. F
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -33,13 +33,18 @@ def _both(function: Callable[..., jax.Array], zero_point: jax.Array) -> Any:
     return run
 
 
-def primitive(seconds: float) -> list[Paired]:
-    """fake_quant / the plain operation."""
+NAMES = tuple(SPECS)
+
+
+def primitive(seconds: float, only: Collection[str] = ()) -> list[Paired]:
+    """fake_quant / the plain operation; only: some of `NAMES`."""
     found: list[Paired] = []
     for shape in SHAPES:
         keys = jax.random.split(jax.random.key(0))
         x, cotangent = (jax.random.normal(key, shape) for key in keys)
         for name, spec in SPECS.items():
+            if only and name not in only:
+                continue
             params = spec.param_shape(shape)
             scale = jnp.full(params, 0.02, jnp.float32)
             zero_point = jnp.full(params, 0 if spec.symmetric else 3, jnp.int32)

@@ -15,10 +15,9 @@ import jax
 import matplotlib as mpl
 import numpy as np
 from flax import nnx
-from rich.console import Console
-from rich.table import Table
 
 import qjax
+from benchmarks.report import Grid
 from benchmarks.steps import RECIPE, Perceptron, step_of
 from benchmarks.timing import paired
 
@@ -63,25 +62,15 @@ def scaling(seconds: float) -> Iterator[Point]:
             yield Point(axis, size, step_ms, graph_ms, step.megabytes)
 
 
-def show(points: Sequence[Point]) -> None:
-    """Print the table."""
-    table = Table()
-    for column in (
-        "axis",
-        "size",
-        "step, ms",
-        "graph, ms",
-        "step, MB",
-        "step, us / work",
-        "graph, us / work",
-        "KB / work",
-    ):
-        table.add_column(column, justify="right")
+def table(points: Sequence[Point]) -> Grid:
+    """Times and memory, and the same divided by the work."""
+    columns = ("axis", "size", "step, ms", "graph, ms", "step, MB", "step, us / work", "graph, us / work", "KB / work")
+    rows: list[tuple[str, ...]] = []
     for p in points:
         per = [1e3 * value / p.work for value in (p.step_ms, p.graph_ms)] + [1024 * p.megabytes / p.work]
         values = (f"{p.step_ms:.2f}", f"{p.graph_ms:.3f}", f"{p.megabytes:.1f}", *(f"{value:.3g}" for value in per))
-        table.add_row(p.axis, str(p.size), *values)
-    Console().print(table)
+        rows.append((p.axis, str(p.size), *values))
+    return Grid(columns, rows)
 
 
 def picture(path: Path, points: Sequence[Point]) -> None:

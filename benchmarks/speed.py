@@ -2,30 +2,31 @@
 
 Published networks at their published sizes, W8A8, weights per channel; evaluation mode; codes in and codes out against
 reals in and reals out. The interpreter rounds by the default rule, "nearest_even". ONNX Runtime gets the emitted model
-(style "qdq", codes in and out) and as many threads as there are cores; how many of its codes differ from those of the
-graph under the target "onnxruntime" is counted. `python -m benchmarks speed`.
+(codes in and out, in the styles "qdq" and "qoperator", whichever takes it less time) and as many threads as there are
+cores; a session whose codes are not those of the graph under the target "onnxruntime" is not timed.
+`python -m benchmarks speed`.
 """
 
 import functools
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import onnxruntime
 from flax import nnx
 from rich.console import Console
 
 import qjax
 from benchmarks.steps import Perceptron
-from benchmarks.timing import Paired, paired
+from benchmarks.timing import Failed, Paired, Result, paired
 from experiments.architectures import build
 from experiments.models.bert import Bert
+from qjax.cli.runtimes.onnx import session_of
 
 BATCHES = (1, 32)
 
@@ -66,47 +67,72 @@ NETWORKS: dict[str, Callable[[], tuple[Any, Any]]] = {
 """Name -> a model and two of its inputs."""
 
 
-def _session(graph: qjax.IntegerGraph) -> Any:
-    with tempfile.TemporaryDirectory(prefix="qjax-") as folder:
-        path = Path(folder) / "model.onnx"
-        graph.emit("onnx", path, style="qdq", codes=True)
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = os.cpu_count() or 1
-        options.log_severity_level = 3
-        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+STYLES = ("qdq", "qoperator")
 
 
-def speed(seconds: float, names: list[str] | None = None, batches: tuple[int, ...] = BATCHES) -> list[Paired]:
-    """int8 interpreter / float32, and int8 interpreter / ONNX Runtime, of the time."""
-    found: list[Paired] = []
+def _runtime(graph: qjax.IntegerGraph, codes: Any) -> Callable[[], Any]:
+    """ONNX Runtime on the emitted model, in the style that it is faster with.
+
+    Raises:
+      AssertionError: its codes are not those of the graph; the second argument is how many.
+    """
+    wanted, calls = np.asarray(graph.run(codes)), []
+    for style in STYLES:
+        with tempfile.TemporaryDirectory(prefix="qjax-") as folder:
+            path = str(Path(folder) / "model.onnx")
+            graph.emit("onnx", path, style=style, codes=True)
+            session = session_of(path, threads=os.cpu_count() or 1)
+        call = functools.partial(session.run, None, {session.get_inputs()[0].name: np.asarray(codes)})
+        if differ := int(np.sum(call()[0] != wanted)):
+            raise AssertionError(f"{style}: {differ:,} codes differ", differ)
+        calls.append(call)
+    return min(calls, key=_least)
+
+
+def _least(call: Callable[[], Any]) -> float:
+    """Seconds of the fastest of some calls."""
+
+    def once() -> float:
+        start = time.perf_counter()
+        call()
+        return time.perf_counter() - start
+
+    return min(once() for _ in range(10))
+
+
+def speed(seconds: float, only: Collection[str] = (), batches: tuple[int, ...] = BATCHES) -> list[Result]:
+    """int8 interpreter / float32, and int8 interpreter / ONNX Runtime, of the time; only: some of `NETWORKS`."""
+    found: list[Result] = []
     console = Console()
     for name, make in NETWORKS.items():
-        if names and name not in names:
+        if only and name not in only:
             continue
         model, sample = make()
         qmodel = qjax.quantize(model, qjax.Recipe(), sample)
         qmodel.eval()
         start = time.process_time()
         graph = qjax.convert(qmodel, sample)
-        converted = time.process_time() - start
+        console.print(f"{name}: converted in {time.process_time() - start:.1f} s")
         model.eval()
         definition, state = nnx.split(model)
         forward = jax.jit(lambda state, x, definition=definition: nnx.merge(definition, state)(x))
         emulating = graph.retarget("onnxruntime")
-        session = _session(emulating)
         for batch in batches:
             x = jnp.asarray(np.resize(np.asarray(sample), (batch, *sample.shape[1:])))
             codes = graph.quantize(x)
-            feed = {session.get_inputs()[0].name: np.asarray(codes)}
-            run = functools.partial(graph.run, codes)
-            other: Any = functools.partial(session.run, None, feed)
-            differ = int(np.sum(np.asarray(emulating.run(codes)) != other()[0]))
-            real = functools.partial(forward, state, x)
-            title = f"{name}, batch {batch}"
-            for reference, call in (("float32", real), ("ONNX Runtime int8", other)):
-                # a runtime's threads go on spinning for a while, which is no affair of the other side
-                result = paired(f"{title}: qjax / {reference}", run, call, seconds=seconds, least=5, rest=0.03)
-                found.append(result)
-                console.print(f"{result.name}: {1 / result.ratio:.2f} times as fast", soft_wrap=True)
-            console.print(f"{title}: {differ} codes differ from ONNX Runtime's; converted in {converted:.1f} s")
+            title, run = f"{name}, batch {batch}: qjax", functools.partial(graph.run, codes)
+            found.append(_compared(f"{title} / float32", run, functools.partial(forward, state, x), seconds))
+            against = f"{title} / ONNX Runtime int8"
+            try:
+                found.append(_compared(against, run, _runtime(emulating, codes), seconds))
+            except AssertionError as error:
+                found.append(Failed(against, *error.args))
+            for result in found[-2:]:
+                ratio = f"{1 / result.ratio:.2f} times as fast" if isinstance(result, Paired) else result.reason
+                console.print(f"{result.name}: {ratio}", soft_wrap=True)
     return found
+
+
+def _compared(name: str, run: Callable[[], Any], other: Callable[[], Any], seconds: float) -> Paired:
+    # a runtime's threads go on spinning for a while, which is no affair of the other side
+    return paired(name, run, other, seconds=seconds, least=5, rest=0.03)

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ from rich.console import Console
 
 import qjax
 from benchmarks.peers import installed
-from benchmarks.timing import Paired, paired
+from benchmarks.timing import Failed, Result, paired
 from experiments.models.mobilenet import MobileNetV2
 from experiments.models.recurrent import Recurrent
 from experiments.models.resnet import CifarResNet
@@ -90,17 +90,18 @@ def step_of(model: Any, x: jax.Array, forward: Callable[[Any, Any], Any] = lambd
     return Step(compiled, copy, x, time.process_time() - start)
 
 
-def steps(seconds: float, names: list[str] | None = None) -> list[Paired]:
-    """Each way's step / the float step; and the exact forward's / the fake-quantized one's."""
-    found: list[Paired] = []
+def steps(seconds: float, only: Collection[str] = ()) -> list[Result]:
+    """Each way's step / the float step, and the exact forward's / the fake-quantized one's; only: some of `MODELS`."""
+    found: list[Result] = []
     console = Console()
     for name, (make, shape) in MODELS.items():
-        if names and name not in names:
+        if only and name not in only:
             continue
+        title = f"{name}, batch {shape[0]}"
         x = jax.random.normal(jax.random.key(1), shape)
         reference = step_of(make(nnx.Rngs(0)), x)
 
-        def add(what: str, subject: Step, against: Step = reference, title: str = f"{name}, batch {shape[0]}") -> None:
+        def add(what: str, subject: Step, against: Step = reference, title: str = title) -> None:
             result = paired(f"{title}: {what}", subject, against, seconds=seconds, least=5)
             found.append(result)
             console.print(
@@ -121,7 +122,8 @@ def steps(seconds: float, names: list[str] | None = None) -> list[Paired]:
                 model.train()
                 other = step_of(quantize(model, x), x)
             except Exception as error:  # a peer that cannot train the model is a row of its own
-                console.print(f"{name}: {peer} fails: {type(error).__name__}: {str(error).splitlines()[0][:120]}")
+                found.append(Failed(f"{title}: {peer} / float", f"fails: {type(error).__name__}"))
+                console.print(f"{title}: {peer} fails: {type(error).__name__}: {str(error).splitlines()[0][:200]}")
                 continue
             add(f"{peer} / float", other)
         exact = qjax.exact(qmodel, x)

@@ -53,6 +53,26 @@ class Paired:
         }
 
 
+@dataclasses.dataclass(frozen=True)
+class Failed:
+    """A comparison that could not be made, in the place of one; differ: codes that are not equal and must be."""
+
+    name: str
+    reason: str
+    differ: int = 0
+
+    def row(self) -> tuple[str, str, str, str, str]:
+        """As that of `Paired`."""
+        return self.name, "-", "-", "-", self.reason
+
+    def document(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"name": self.name, "failed": self.reason}
+
+
+Result = Paired | Failed
+
+
 def paired(
     name: str, subject: Call, reference: Call, *, seconds: float = 2.0, least: int = 15, rest: float = 0.0
 ) -> Paired:

@@ -45,12 +45,16 @@ class Sum(Op):
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         axes, x = tuple(attributes["axes"]), inputs[0]
-        acc = _sum(centered(x, constants, 0), axes)
+        acc = sum_over(centered(x, constants, 0), axes)
         return finish([acc], constants, attributes)
 
 
-def _sum(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
-    """int32; over few places with channels behind them as slices: XLA's reduction on the CPU uses no vectors there."""
+def sum_over(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+    """int32 sums over some axes.
+
+    On the CPU, over few places with channels behind them, the sum of the slices: XLA's reduction uses no vectors there
+    (`python -m benchmarks kernels`).
+    """
 
     def whole(x: jax.Array) -> jax.Array:
         return jnp.sum(x, axis=axes, dtype=jnp.int32)

@@ -13,15 +13,14 @@ from qjax.export.integer_graph import dequantize_outputs
 
 def prepare(graph: Any, folder: str, batch: int, mode: str, options: dict[str, Any]) -> Run:
     """mode: "optimized" and "plain" for ONNX Runtime, "reference" for the specification's interpreter."""
-    runtime = _reference() if mode == "reference" else load("onnxruntime", "ONNX Runtime", "'qjax[onnx]'")
     path = os.path.join(folder, "model.onnx")
     graph.emit("onnx", path, batch=batch, **options)
     if mode == "reference":
-        evaluator = runtime.ReferenceEvaluator(path)
+        evaluator = load("onnx.reference", "The package onnx", "'qjax[onnx]'").ReferenceEvaluator(path)
         names, floats = list(evaluator.input_names), [False] * len(evaluator.input_names)
         execute = evaluator.run
     else:
-        session = _session(runtime, path, mode)
+        session = session_of(path, optimized=mode == "optimized")
         names = [node.name for node in session.get_inputs()]
         floats = [node.type == "tensor(float)" for node in session.get_inputs()]
         execute = session.run
@@ -36,17 +35,15 @@ def prepare(graph: Any, folder: str, batch: int, mode: str, options: dict[str, A
     return run
 
 
-def _reference() -> Any:
-    return load("onnx.reference", "The package onnx", "'qjax[onnx]'")
-
-
-def _session(runtime: Any, path: str, mode: str) -> Any:
+def session_of(path: str, *, optimized: bool = True, threads: int = 1) -> Any:
+    """A session of ONNX Runtime's CPU provider with the options that an emitted file needs for its bits."""
+    runtime = load("onnxruntime", "ONNX Runtime", "'qjax[onnx]'")
     settings = runtime.SessionOptions()
-    settings.intra_op_num_threads = 1
+    settings.intra_op_num_threads = threads
     # errors are raised; warnings are about the hardware
     settings.log_severity_level = 3
     levels = runtime.GraphOptimizationLevel
-    settings.graph_optimization_level = levels.ORT_ENABLE_ALL if mode == "optimized" else levels.ORT_DISABLE_ALL
+    settings.graph_optimization_level = levels.ORT_ENABLE_ALL if optimized else levels.ORT_DISABLE_ALL
     for key, value in _needed(path).items():
         settings.add_session_config_entry(key, value)
     return runtime.InferenceSession(path, settings, providers=["CPUExecutionProvider"])

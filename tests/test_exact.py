@@ -1,0 +1,93 @@
+"""qjax.exact: training through the integer graph's own bits."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+import qjax
+from qjax import Recipe
+from tests.layers.round_trip import assert_same, data
+
+
+class Perceptron(nnx.Module):
+    """Two linear layers."""
+
+    def __init__(self):
+        self.a = nnx.Linear(6, 5, rngs=nnx.Rngs(0))
+        self.b = nnx.Linear(5, 3, rngs=nnx.Rngs(1))
+
+    def __call__(self, x):
+        return self.b(nnx.relu(self.a(x)))
+
+
+def test_training_through_the_exact_forward():
+    x = data(16, 6)
+    qmodel = qjax.quantize(Perceptron(), Recipe(), x)
+    qmodel.eval()
+    forward = qjax.exact(qmodel, x)
+    optimizer = nnx.Optimizer(qmodel, optax.adam(3e-2), wrt=nnx.Param)
+    target = data(16, 3, seed=7)
+
+    @nnx.jit
+    def step(qmodel, optimizer, x):
+        def loss(m):
+            y = forward(m, x)
+            return jnp.mean(jnp.square(y - target)), y
+
+        (value, y), grads = nnx.value_and_grad(loss, has_aux=True)(qmodel)
+        with jax.numpy_dtype_promotion("standard"):
+            optimizer.update(qmodel, grads)
+        return value, y
+
+    losses = []
+    for _ in range(10):
+        graph = qjax.convert(qmodel, x)
+        value, y = step(qmodel, optimizer, x)
+        assert np.array_equal(y, graph(x))
+        losses.append(float(value))
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_gradient_of_the_exact_forward_is_the_training_forwards():
+    x = data(16, 6)
+    qmodel = qjax.quantize(Perceptron(), Recipe(), x)
+    qmodel.eval()
+    forward = qjax.exact(qmodel, x)
+    weights = data(16, 3, seed=7)
+
+    @nnx.jit
+    def grads(qmodel, x):
+        exact = nnx.grad(lambda m: jnp.sum(forward(m, x) * weights))(qmodel)
+        training = nnx.grad(lambda m: jnp.sum(m(x) * weights))(qmodel)
+        return exact, training
+
+    exact, training = grads(qmodel, x)
+    assert_same(exact, training)
+    assert all(np.any(np.asarray(g) != 0) for g in jax.tree.leaves(exact["model"]))
+
+
+def test_the_exact_forward_of_a_model_with_tables_trains():
+    """What is made on the host from a scale (a softmax's table, an activation's) has no derivative, and needs none."""
+
+    class Attention(nnx.Module):
+        def __init__(self):
+            self.up = nnx.Linear(4, 6, rngs=nnx.Rngs(0))
+
+        def __call__(self, x):
+            return jax.nn.softmax(jnp.tanh(self.up(x)))
+
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 4)), jnp.float32)
+    qmodel = qjax.quantize(Attention(), qjax.Recipe(), x)
+    qmodel.eval()
+    forward = qjax.exact(qmodel, x)
+    weights = jnp.arange(18.0).reshape(3, 6)
+
+    def gradient(call):
+        return nnx.grad(lambda m: jnp.sum(call(m, x) * weights))(qmodel)
+
+    exact, fake = gradient(forward), gradient(lambda m, x: m(x))
+    for a, b in zip(jax.tree.leaves(exact), jax.tree.leaves(fake), strict=True):
+        assert np.array_equal(a, b)
+    assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(exact)) > 0
