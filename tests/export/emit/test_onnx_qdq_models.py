@@ -9,7 +9,7 @@ import pytest
 import qjax
 from qjax.export.emit.onnx import to_model
 from qjax.export.read import read
-from tests.export.emit.onnx_networks import IMAGES, SEQUENCES, UNSIGNED, Images, Sequences, Small, converted
+from tests.export.emit.onnx_networks import IMAGES, SEQUENCES, UNSIGNED, Images, Sequences, Shortcut, Small, converted
 from tests.export.emit.onnx_runs import checked, differing
 from tests.export.emit.test_onnx_qdq import FLOATS, STYLES, facts_of, read_back, run
 from tests.export.graphs import assert_equal
@@ -72,6 +72,13 @@ def test_int8_activations_need_an_option_of_the_session(small, tmp_path):
     assert facts_of(model)["onnxruntime_session"] == {"session.qdqisint8allowed": "1"}
     assert "session.qdqisint8allowed=1 is needed" in model.doc_string
     assert facts_of(to_model(small.ir, style="qoperator"))["onnxruntime_session"] == {}
+
+
+def test_padded_channels_survive_the_move_to_channels_last(tmp_path):
+    """Optimized, ONNX Runtime 1.31.1 refuses to run a `Pad` of some axes between convolutions, or pads other ones."""
+    graph = converted(Shortcut(), IMAGES, target="onnxruntime")
+    operators = assert_runs(graph, IMAGES, tmp_path)
+    assert {"QLinearConv", "Pad", "QLinearAdd"} <= set(operators)
 
 
 @pytest.mark.exhaustive

@@ -1,7 +1,7 @@
 """Primitives that move, gather and add up: what each is in ONNX, on views (see `views`)."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -119,15 +119,23 @@ def pad(t: Views, params: Any, x: Sequence[View]) -> View:
     added = [(axis, max(0, config[axis][0]), max(0, config[axis][1])) for axis in touched]
     added = [triple for triple in added if any(triple[1:])]
     if added:
-        amounts = [triple[side] for side in (1, 2) for triple in added]
-        places = [view.axes.index(triple[0]) for triple in added]
-        name = t.builder.op("Pad", view.name, t.builder.integers(amounts), value, t.builder.integers(places))
+        around = {view.axes.index(axis): (low, high) for axis, low, high in added}
+        name = _padded(t, view.name, len(view.axes), around, value)
         more = {axis: low + high for axis, low, high in added}
         view = _resized(view, {axis: view.shape[axis] + n for axis, n in more.items()}, name)
     starts = [max(0, -low) for low, _, _ in config]
     limits = [size - max(0, -high) for size, (_, high, _) in zip(view.shape, config, strict=True)]
     view = sliced(t, view, starts, limits, [1] * len(config))
     return t.cast(view, dtype) if narrow else view
+
+
+def _padded(t: Views, name: str, rank: int, around: Mapping[int, tuple[int, int]], value: str) -> str:
+    """`Pad` by amounts for all axes: where only some are named, ONNX Runtime's move to channels last mixes them up.
+
+    ONNX Runtime 1.31.1 permutes the input `pads` as if it held every axis, and then fails or pads the wrong ones.
+    """
+    amounts = [around.get(axis, (0, 0))[side] for side in (0, 1) for axis in range(rank)]
+    return t.builder.op("Pad", name, t.builder.integers(amounts), value)
 
 
 def _resized(view: View, sizes: dict[int, int], name: str) -> View:
@@ -142,7 +150,7 @@ def _spread(t: Views, view: View, axis: int, between: int, value: str) -> View:
     """`between` times the fill value after every element but the last."""
     place, size, b = view.axes.index(axis), view.shape[axis], t.builder
     name = b.op("Unsqueeze", view.name, b.integers([place + 1]))
-    name = b.op("Pad", name, b.integers([0, between]), value, b.integers([place + 1]))
+    name = _padded(t, name, len(view.stored) + 1, {place + 1: (0, between)}, value)
     whole = size * (between + 1)
     name = t.reshaped(name, [whole if index == place else n for index, n in enumerate(view.stored)])
     name = b.op("Slice", name, *(b.integers([n]) for n in (0, whole - between, place)))
