@@ -3,10 +3,13 @@
 The training forward multiplies codes, not scaled reals: as long as every partial sum stays below 2^24, float32
 holds the integer accumulator itself, also under TF32 and bfloat16 passes (codes of 8 bits fit their mantissas).
 Beyond that bound the weight's codes are split into digits, and beyond digits the product runs in int32. On the CPU
-codes of 8 bits are multiplied in int8. The backward multiplies float32 everywhere.
+codes of 8 bits are multiplied in int8. The backward multiplies float32 everywhere, and keeps codes of 8 bits as int8
+until it does.
 """
 
-from collections.abc import Callable
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -31,6 +34,18 @@ Integers = Callable[[jax.Array, jax.Array, jax.Array | None, jax.Array | None], 
 `(a - zero_a) (b - zero_b)`."""
 
 _Multiply = Callable[..., jax.Array]
+
+_RECOMPUTED = contextvars.ContextVar("recomputed", default=False)
+
+
+@contextlib.contextmanager
+def recomputed() -> Iterator[None]:
+    """While a function is traced whose backward computes it again: what products keep for theirs does not matter."""
+    token = _RECOMPUTED.set(True)
+    try:
+        yield
+    finally:
+        _RECOMPUTED.reset(token)
 
 
 def largest_code(value: Quantized) -> int:
@@ -65,8 +80,10 @@ def matmul_codes(
     if reach * top < EXACT:
         exact = _in_float32(product) if digits == 1 else _in_digits(digits, product)
     zeros: tuple[Any, ...] = ()
-    if integers is not None and _narrow(x) and _narrow(w):
-        exact, zeros = _in_int8(exact, integers), (_code_of_zero(x), _code_of_zero(w))
+    if _narrow(x) and _narrow(w):
+        zeros = _code_of_zero(x), _code_of_zero(w)
+        exact = _in_int8(exact, integers)
+    tangent = _of_bytes(product) if zeros and not _RECOMPUTED.get() else _of_floats(product)
 
     @jax.custom_jvp
     def multiply(a: jax.Array, b: jax.Array, *zeros: Any) -> jax.Array:
@@ -74,12 +91,37 @@ def matmul_codes(
 
     @multiply.defjvp
     def _(primals: Any, tangents: Any) -> Any:  # pyright: ignore[reportUnusedFunction]
-        (a, b, *zeros), (da, db, *_) = primals, tangents
-        acc, (a, b) = multiply(a, b, *zeros), (finished_on_cpu(a), finished_on_cpu(b))
-        return acc, finished_on_cpu(product(da, b, jnp.float32) + product(a, db, jnp.float32))
+        return multiply(*primals), finished_on_cpu(tangent(*tangents[:2], *primals))
 
     acc = multiply(x.codes.astype(jnp.float32), w.codes.astype(jnp.float32), *zeros)
     return checkpoint_name(acc, ACCUMULATOR)
+
+
+def _of_floats(product: Product) -> _Multiply:
+    """The tangent of the product of a and b."""
+
+    def tangent(da: jax.Array, db: jax.Array, a: jax.Array, b: jax.Array, *_: Any) -> jax.Array:
+        return product(da, finished_on_cpu(b), jnp.float32) + product(finished_on_cpu(a), db, jnp.float32)
+
+    return tangent
+
+
+def _of_bytes(product: Product) -> _Multiply:
+    """The same; what it keeps of a and b is int8."""
+
+    # with the barriers of `jax.checkpoint`, without which XLA would keep the float32 codes of the forward instead
+    @jax.checkpoint
+    def left(da: jax.Array, b: jax.Array, zero: Any) -> jax.Array:
+        return product(da, finished_on_cpu(_restored(b, zero)), jnp.float32)
+
+    @jax.checkpoint
+    def right(a: jax.Array, db: jax.Array, zero: Any) -> jax.Array:
+        return product(finished_on_cpu(_restored(a, zero)), db, jnp.float32)
+
+    def tangent(da: jax.Array, db: jax.Array, a: jax.Array, b: jax.Array, zero_a: Any, zero_b: Any) -> jax.Array:
+        return left(da, _stored(b, zero_b), zero_b) + right(_stored(a, zero_a), db, zero_a)
+
+    return tangent
 
 
 def _narrow(value: Quantized) -> bool:
@@ -88,16 +130,22 @@ def _narrow(value: Quantized) -> bool:
     return spec.qmax - spec.qmin <= 255 and (spec.symmetric or spec.per_tensor)
 
 
-def _in_int8(exact: _Multiply, integers: Integers) -> _Multiply:
+def _in_int8(exact: _Multiply, integers: Integers | None) -> _Multiply:
+    """`(a, b, zero_a, zero_b)`: on the CPU by `integers`, elsewhere, and where there are none, by `exact`."""
+
     def on_cpu(a: jax.Array, b: jax.Array, zero_a: Any, zero_b: Any) -> jax.Array:
         a8, b8 = (lax.optimization_barrier(_stored(x, zero)) for x, zero in ((a, zero_a), (b, zero_b)))
+        assert integers is not None
         acc = integers(a8, b8, zero_a, zero_b).astype(jnp.float32)
         # int8 has no NaN, and a training run must see the ones that it makes
-        return acc + jnp.where(jnp.isnan(jnp.sum(a) + jnp.sum(b)), np.float32(np.nan), np.float32(0))
+        lost = jnp.any(jnp.isnan(a)) | jnp.any(jnp.isnan(b))
+        return acc + jnp.where(lost, np.float32(np.nan), np.float32(0))
 
     def default(a: jax.Array, b: jax.Array, *_: Any) -> jax.Array:
         return exact(a, b).astype(jnp.float32)
 
+    if integers is None:
+        return default
     return lambda a, b, *zeros: lax.platform_dependent(a, b, *zeros, cpu=on_cpu, default=default)
 
 
@@ -115,6 +163,11 @@ def _stored(codes: jax.Array, zero: jax.Array | None) -> jax.Array:
         codes = codes + zero.astype(jnp.float32)
     # they are in range; XLA may drop the saturation of a cast that no clip stands before
     return jnp.clip(codes, np.float32(-128), np.float32(127)).astype(jnp.int8)
+
+
+def _restored(codes: jax.Array, zero: jax.Array | None) -> jax.Array:
+    codes = codes.astype(jnp.float32)
+    return codes if zero is None else codes - zero.astype(jnp.float32)
 
 
 def _in_float32(product: Product) -> _Multiply:

@@ -4,6 +4,7 @@ A function transformation, as JAX's own are: the equations are bound one by one,
 and sharding of the caller apply to them. Parameters of quantizers are passed in, never read from a global.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -16,7 +17,7 @@ from jax.core import Tracer
 
 from qjax.numerics.fence import computed_once_on_cpu
 from qjax.ops import Deferred, Pending, Quantized, real
-from qjax.ops.exact_float import ACCUMULATOR
+from qjax.ops.exact_float import ACCUMULATOR, recomputed
 from qjax.tracing.annotate import Annotation, Place
 from qjax.tracing.program import Equation, Program, Value
 
@@ -125,7 +126,8 @@ class Evaluation:
         inner = {name: params[name] for name in self._names(body) if name in params}
 
         def run(inputs: list[Any], params: Params) -> tuple[list[Any], Taps]:
-            return self._program(body, inputs, params, known)
+            with recomputed():
+                return self._program(body, inputs, params, known)
 
         run = jax.checkpoint(run, prevent_cse=eqn.params.get("prevent_cse", True), policy=eqn.params.get("policy"))
         outputs, recorded = run(inputs, inner)
@@ -137,7 +139,8 @@ class Evaluation:
     ) -> list[Any]:
         fixed, carried = eqn.params["num_consts"], eqn.params["num_carry"]
         stacked: dict[str, Any] = {}
-        if eqn in self.annotation.timed:
+        timed = eqn in self.annotation.timed
+        if timed:
             env = dict(zip(body.inputs[:fixed], inputs[:fixed], strict=True))
             known = {**known, **self._invariant(body, env, params, taps, known)}
         else:
@@ -156,7 +159,8 @@ class Evaluation:
             given: list[Any] = [*inputs[:fixed]]
             for value, grid, x in zip(body.inputs[fixed:], grids[fixed:], [*carry, *xs[0]], strict=True):
                 given.append(x if grid is None else dataclasses.replace(grid.with_codes(x), dtype=value.dtype))
-            outputs, recorded = self._program(body, given, {**params, **xs[1]}, known)
+            with recomputed() if timed else contextlib.nullcontext():
+                outputs, recorded = self._program(body, given, {**params, **xs[1]}, known)
             for index, x in enumerate(outputs):
                 grid = grids[fixed + index] if index < carried else outer[index]
                 if grid is not None and isinstance(x, Quantized):
@@ -168,7 +172,7 @@ class Evaluation:
 
         # the backward of a loop over time would keep every array of every step: it computes them again from the sums
         policy = jax.checkpoint_policies.save_only_these_names(ACCUMULATOR)
-        body_step = jax.checkpoint(step, prevent_cse=False, policy=policy) if eqn in self.annotation.timed else step
+        body_step = jax.checkpoint(step, prevent_cse=False, policy=policy) if timed else step
         final, (stacks, recorded) = lax.scan(
             body_step,
             arrays[fixed : fixed + carried],

@@ -1,5 +1,7 @@
 """Products of codes in training: exact accumulators in int8, gradients in float32, NaN stays visible."""
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +13,7 @@ from qjax.numerics import QParams
 from qjax.ops import Quantized
 from qjax.ops.conv import Conv
 from qjax.ops.dot import Dot
+from qjax.ops.exact_float import recomputed
 from qjax.tracing import from_jaxpr
 
 SPECS = {
@@ -71,17 +74,40 @@ def test_padding_adds_real_zeros(left):
     assert np.array_equal(acc, np.asarray(expected))
 
 
-def test_gradients_are_those_of_the_float_product():
-    x, w = operand("asymmetric", 7, 4, 30), operand("int8", 8, 30, 5)
+@pytest.mark.parametrize("left", SPECS)
+def test_gradients_are_those_of_the_float_product(left):
+    x, w = operand(left, 7, 4, 30), operand("int8", 8, 30, 5)
     numbers = (((1,), (0,)), ((), ()))
     g = np.random.default_rng(9).integers(-3, 4, (4, 5)).astype(np.float32)
 
     def loss(a, b):
         return jnp.sum(dot_of(x.with_codes(a), w.with_codes(b), numbers).acc * g)
 
-    da, db = jax.jit(jax.grad(loss, (0, 1)))(x.codes, w.codes)
-    assert np.array_equal(da, g @ np.asarray(w.codes).T)
-    assert np.array_equal(db, np.asarray(x.codes).T @ g)
+    for recomputing in (False, True):
+        with recomputed() if recomputing else contextlib.nullcontext():
+            da, db = jax.jit(jax.grad(loss, (0, 1)))(x.codes, w.codes)
+        assert np.array_equal(da, g @ np.asarray(w.codes).T)
+        assert np.array_equal(db, np.asarray(x.codes).T @ g)
+    ones = jnp.ones_like(x.codes), jnp.ones_like(w.codes)
+    _, tangent = jax.jit(lambda a, b: jax.jvp(loss, (a, b), ones))(x.codes, w.codes)
+    assert tangent == np.sum(g * (np.sum(np.asarray(w.codes), 0) + np.sum(np.asarray(x.codes), 1, keepdims=True)))
+
+
+@pytest.mark.parametrize("groups", [1, 8], ids=["a product", "depthwise"])
+def test_the_backward_keeps_codes_in_bytes(groups):
+    x, w = operand("asymmetric", 7, 2, 6, 6, 8), operand("int8", 8, 3, 3, 8 // groups, 8)
+
+    def function(x, w):
+        numbers = ("NHWC", "HWIO", "NHWC")
+        return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=numbers, feature_group_count=groups)
+
+    program = from_jaxpr(jax.make_jaxpr(function)(jnp.zeros(x.shape), jnp.zeros(w.shape)))
+
+    def acc(a, b):
+        return Conv().training(program.equations[0], [x.with_codes(a), w.with_codes(b)])[0].acc
+
+    kept = [a for a in jax.tree.leaves(jax.vjp(acc, x.codes, w.codes)[1]) if a.size > 1]
+    assert sorted((a.dtype.name, a.shape) for a in kept) == sorted([("int8", x.shape), ("int8", w.shape)])
 
 
 @pytest.mark.parametrize("which", [0, 1])
