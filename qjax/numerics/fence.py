@@ -39,7 +39,7 @@ def finished_on_cpu(x: jax.Array) -> jax.Array:
     """x, and its cotangent, as an array that the CPU makes before anything reads it; elsewhere the plain value.
 
     Fused with what moves its elements to other places (a pad of channels, the shape and order of a matrix product's
-    operand), the loop that computes x is one without vectors.
+    operand), the loop that computes x is one without vectors; and each reader of x would compute it again.
     """
     return jax.lax.platform_dependent(x, cpu=jax.lax.optimization_barrier, default=lambda x: x)
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.core import Tracer
 
-from qjax.numerics.fence import computed_once_on_cpu
+from qjax.numerics.fence import computed_once_on_cpu, finished_on_cpu
 from qjax.ops import Deferred, Pending, Quantized, real
 from qjax.ops.exact_float import ACCUMULATOR, recomputed
 from qjax.tracing.annotate import Annotation, Place
@@ -116,6 +116,9 @@ class Evaluation:
             kept = self.record(place, x, quantized)
             if kept is not None:
                 taps[place.label] = kept
+        if isinstance(quantized, Quantized):
+            # else each of its consumers computes the codes again, as a part of its own loop
+            return dataclasses.replace(quantized, codes=finished_on_cpu(quantized.codes))
         return x if quantized is None else quantized
 
     # ------------------------------------------------------------------ bodies
