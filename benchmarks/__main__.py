@@ -18,7 +18,7 @@ from rich.console import Console
 from benchmarks import artifacts, growth, kernels, page, primitive, scaling, speed, steps
 from benchmarks.networks import NETWORKS
 from benchmarks.report import ratios
-from benchmarks.timing import Failed, Result
+from benchmarks.timing import Failed, Result, apart
 from experiments.machine import machine
 
 
@@ -32,9 +32,15 @@ class Found:
     picture: Callable[[Path], None] | None = None
 
 
-def _timed(name: str, measure: Callable[..., Sequence[Result]]) -> Callable[[argparse.Namespace], Found]:
+def _timed(
+    name: str, measure: Callable[[float, Sequence[str]], Sequence[Result]], names: Sequence[str], *, alone: bool = False
+) -> Callable[[argparse.Namespace], Found]:
+    """One part; alone: every name in a process of its own."""
+
     def run(args: argparse.Namespace) -> Found:
-        results = measure(3.0 if args.seconds is None else args.seconds, args.only)
+        seconds = 3.0 if args.seconds is None else args.seconds
+        chosen = [name for name in names if not args.only or name in args.only]
+        results = apart(measure, seconds, chosen) if alone else measure(seconds, chosen)
         ratios(results).show(name)
         differ = sum(result.differ for result in results if isinstance(result, Failed))
         return Found(
@@ -73,18 +79,6 @@ def _growth(args: argparse.Namespace) -> Found:
     return Found([result.document() for result in results], table.markdown())
 
 
-PARTS: dict[str, Callable[[argparse.Namespace], Found]] = {
-    "primitive": _timed("primitive", primitive.primitive),
-    "steps": _timed("steps", steps.steps),
-    "speed": _timed("speed", speed.speed),
-    "kernels": _timed("kernels", kernels.kernels),
-    "artifacts": _artifacts,
-    "scaling": _scaling,
-    "growth": _growth,
-}
-ASKED = ("scaling", "growth")
-"""Those that run only where they are named."""
-
 NAMES = {
     "primitive": primitive.NAMES,
     "steps": tuple(steps.MODELS),
@@ -93,6 +87,18 @@ NAMES = {
     "artifacts": tuple(NETWORKS),
 }
 """What `--only` chooses from."""
+
+PARTS: dict[str, Callable[[argparse.Namespace], Found]] = {
+    "primitive": _timed("primitive", primitive.primitive, NAMES["primitive"]),
+    "steps": _timed("steps", steps.steps, NAMES["steps"], alone=True),
+    "speed": _timed("speed", speed.speed, NAMES["speed"], alone=True),
+    "kernels": _timed("kernels", kernels.kernels, NAMES["kernels"]),
+    "artifacts": _artifacts,
+    "scaling": _scaling,
+    "growth": _growth,
+}
+ASKED = ("scaling", "growth")
+"""Those that run only where they are named."""
 
 
 def main(argv: list[str] | None = None) -> int:

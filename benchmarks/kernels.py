@@ -132,10 +132,10 @@ OTHERS: dict[str, Callable[[], tuple[Form, Form]]] = {
 NAMES = (*CONVOLUTIONS, *OTHERS)
 
 
-def kernels(seconds: float, only: Collection[str] = ()) -> list[Paired]:
-    """Each form / the reference; only: some of `NAMES`."""
+def kernels(seconds: float, names: Collection[str]) -> list[Paired]:
+    """Each form / the reference; names: some of `NAMES`."""
     found: list[Paired] = []
-    for name in [name for name in NAMES if not only or name in only]:
+    for name in names:
         if name in CONVOLUTIONS:
             reference, forms = convolutions(name)
             against = "float32"

@@ -36,14 +36,14 @@ def _both(function: Callable[..., jax.Array], zero_point: jax.Array) -> Any:
 NAMES = tuple(SPECS)
 
 
-def primitive(seconds: float, only: Collection[str] = ()) -> list[Paired]:
-    """fake_quant / the plain operation; only: some of `NAMES`."""
+def primitive(seconds: float, names: Collection[str]) -> list[Paired]:
+    """fake_quant / the plain operation; names: some of `NAMES`."""
     found: list[Paired] = []
     for shape in SHAPES:
         keys = jax.random.split(jax.random.key(0))
         x, cotangent = (jax.random.normal(key, shape) for key in keys)
         for name, spec in SPECS.items():
-            if only and name not in only:
+            if name not in names:
                 continue
             params = spec.param_shape(shape)
             scale = jnp.full(params, 0.02, jnp.float32)

@@ -2,16 +2,17 @@
 
 Published networks at their published sizes, W8A8, weights per channel; evaluation mode; codes in and codes out against
 reals in and reals out. The interpreter rounds by the default rule, "nearest_even". ONNX Runtime gets the emitted model
-(codes in and out, in the styles "qdq" and "qoperator", whichever takes it less time) and as many threads as there are
-cores; a session whose codes are not those of the graph under the target "onnxruntime" is not timed.
+(codes in and out) in the form that it is fastest with: activations int8 or uint8, styles "qdq" or "qoperator"; as many
+threads as there are cores. Its codes are those of that graph under the target "onnxruntime", or it is not timed.
 `python -m benchmarks speed`.
 """
 
 import functools
+import itertools
 import os
 import tempfile
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,24 +68,32 @@ NETWORKS: dict[str, Callable[[], tuple[Any, Any]]] = {
 """Name -> a model and two of its inputs."""
 
 
-STYLES = ("qdq", "qoperator")
+UNSIGNED = qjax.Recipe(activations=qjax.QSpec(bits=8, signed=False, symmetric=False))
 
 
-def _runtime(graph: qjax.IntegerGraph, codes: Any) -> Callable[[], Any]:
-    """ONNX Runtime on the emitted model, in the style that it is faster with.
+def _sessions(graphs: Sequence[qjax.IntegerGraph]) -> list[tuple[qjax.IntegerGraph, Any]]:
+    """Every graph in every style of operators that ONNX Runtime computes on codes."""
+    found: list[tuple[qjax.IntegerGraph, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="qjax-") as folder:
+        for graph, style in itertools.product(graphs, ("qdq", "qoperator")):
+            path = str(Path(folder) / "model.onnx")
+            graph.emit("onnx", path, style=style, codes=True)
+            found.append((graph, session_of(path, threads=os.cpu_count() or 1)))
+    return found
+
+
+def _runtime(sessions: Sequence[tuple[qjax.IntegerGraph, Any]], x: jax.Array) -> Callable[[], Any]:
+    """ONNX Runtime on the form of the model that it is fastest with.
 
     Raises:
       AssertionError: its codes are not those of the graph; the second argument is how many.
     """
-    wanted, calls = np.asarray(graph.run(codes)), []
-    for style in STYLES:
-        with tempfile.TemporaryDirectory(prefix="qjax-") as folder:
-            path = str(Path(folder) / "model.onnx")
-            graph.emit("onnx", path, style=style, codes=True)
-            session = session_of(path, threads=os.cpu_count() or 1)
+    calls: list[Callable[[], Any]] = []
+    for graph, session in sessions:
+        codes: Any = graph.quantize(x)
         call = functools.partial(session.run, None, {session.get_inputs()[0].name: np.asarray(codes)})
-        if differ := int(np.sum(call()[0] != wanted)):
-            raise AssertionError(f"{style}: {differ:,} codes differ", differ)
+        if differ := int(np.sum(call()[0] != np.asarray(graph.run(codes)))):
+            raise AssertionError(f"{differ:,} codes differ", differ)
         calls.append(call)
     return min(calls, key=_least)
 
@@ -100,23 +109,24 @@ def _least(call: Callable[[], Any]) -> float:
     return min(once() for _ in range(10))
 
 
-def speed(seconds: float, only: Collection[str] = (), batches: tuple[int, ...] = BATCHES) -> list[Result]:
-    """int8 interpreter / float32, and int8 interpreter / ONNX Runtime, of the time; only: some of `NETWORKS`."""
+def speed(seconds: float, names: Collection[str], batches: tuple[int, ...] = BATCHES) -> list[Result]:
+    """int8 interpreter / float32, and int8 interpreter / ONNX Runtime, of the time; names: some of `NETWORKS`."""
     found: list[Result] = []
     console = Console()
     for name, make in NETWORKS.items():
-        if only and name not in only:
+        if name not in names:
             continue
         model, sample = make()
-        qmodel = qjax.quantize(model, qjax.Recipe(), sample)
+        qmodel, unsigned = (qjax.quantize(model, recipe, sample) for recipe in (qjax.Recipe(), UNSIGNED))
         qmodel.eval()
+        unsigned.eval()
         start = time.process_time()
         graph = qjax.convert(qmodel, sample)
         console.print(f"{name}: converted in {time.process_time() - start:.1f} s")
         model.eval()
         definition, state = nnx.split(model)
         forward = jax.jit(lambda state, x, definition=definition: nnx.merge(definition, state)(x))
-        emulating = graph.retarget("onnxruntime")
+        sessions = _sessions([qjax.convert(either, sample, target="onnxruntime") for either in (qmodel, unsigned)])
         for batch in batches:
             x = jnp.asarray(np.resize(np.asarray(sample), (batch, *sample.shape[1:])))
             codes = graph.quantize(x)
@@ -124,7 +134,7 @@ def speed(seconds: float, only: Collection[str] = (), batches: tuple[int, ...] =
             found.append(_compared(f"{title} / float32", run, functools.partial(forward, state, x), seconds))
             against = f"{title} / ONNX Runtime int8"
             try:
-                found.append(_compared(against, run, _runtime(emulating, codes), seconds))
+                found.append(_compared(against, run, _runtime(sessions, x), seconds))
             except AssertionError as error:
                 found.append(Failed(against, *error.args))
             for result in found[-2:]:

@@ -90,12 +90,12 @@ def step_of(model: Any, x: jax.Array, forward: Callable[[Any, Any], Any] = lambd
     return Step(compiled, copy, x, time.process_time() - start)
 
 
-def steps(seconds: float, only: Collection[str] = ()) -> list[Result]:
-    """Each way's step / the float step, and the exact forward's / the fake-quantized one's; only: some of `MODELS`."""
+def steps(seconds: float, names: Collection[str]) -> list[Result]:
+    """Each way's step / the float step, and the exact forward's / the fake-quantized one's; names: some of `MODELS`."""
     found: list[Result] = []
     console = Console()
     for name, (make, shape) in MODELS.items():
-        if only and name not in only:
+        if name not in names:
             continue
         title = f"{name}, batch {shape[0]}"
         x = jax.random.normal(jax.random.key(1), shape)

@@ -1,8 +1,9 @@
 """Paired, interleaved timing: machines drift, so both sides are measured in turn and compared pair by pair."""
 
 import dataclasses
+import multiprocessing
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -71,6 +72,20 @@ class Failed:
 
 
 Result = Paired | Failed
+
+
+def apart(
+    measure: Callable[[float, Sequence[str]], Sequence[Result]], seconds: float, names: Iterable[str]
+) -> list[Result]:
+    """Each name in a process of its own: what one leaves in the memory slows the next one down.
+
+    measure: a function of a module, `(seconds, [name]) -> results`.
+    """
+    found: list[Result] = []
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        for name in names:
+            found += pool.apply(measure, (seconds, [name]))
+    return found
 
 
 def paired(

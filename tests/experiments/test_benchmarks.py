@@ -30,11 +30,11 @@ def measured(monkeypatch):
     """A run of one part that takes no time; what it was asked for."""
     asked = []
 
-    def measure(seconds, only):
-        asked.append((seconds, only))
+    def measure(seconds, names):
+        asked.append((seconds, list(names)))
         return RESULTS
 
-    monkeypatch.setitem(program.PARTS, "speed", program._timed("speed", measure))
+    monkeypatch.setitem(program.PARTS, "speed", program._timed("speed", measure, program.NAMES["speed"]))
     return asked
 
 

@@ -30,7 +30,9 @@ def temporary_bytes(model, x):
 
     graphdef, state = nnx.split(model)
     step = jax.jit(lambda state, x: nnx.state(gradient(nnx.merge(graphdef, state), x)))
-    return step.lower(state, x).compile().memory_analysis().temp_size_in_bytes
+    analysis = step.lower(state, x).compile().memory_analysis()
+    assert analysis is not None
+    return analysis.temp_size_in_bytes
 
 
 @pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="XLA of jax 0.10 schedules it otherwise: 1.1 and 2.1 times")
