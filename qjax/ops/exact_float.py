@@ -9,7 +9,7 @@ until it does.
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import jax
@@ -39,7 +39,7 @@ _RECOMPUTED = contextvars.ContextVar("recomputed", default=False)
 
 
 @contextlib.contextmanager
-def recomputed() -> Iterator[None]:
+def recomputed() -> Generator[None, None, None]:
     """While a function is traced whose backward computes it again: what products keep for theirs does not matter."""
     token = _RECOMPUTED.set(True)
     try:
