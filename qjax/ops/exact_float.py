@@ -82,7 +82,7 @@ def matmul_codes(
     zeros: tuple[Any, ...] = ()
     if _narrow(x) and _narrow(w):
         zeros = _code_of_zero(x), _code_of_zero(w)
-        exact = _in_int8(exact, integers)
+        exact = _without_zeros(exact) if integers is None else _in_int8(exact, integers)
     tangent = _of_bytes(product) if zeros and not _RECOMPUTED.get() else _of_floats(product)
 
     @jax.custom_jvp
@@ -130,22 +130,24 @@ def _narrow(value: Quantized) -> bool:
     return spec.qmax - spec.qmin <= 255 and (spec.symmetric or spec.per_tensor)
 
 
-def _in_int8(exact: _Multiply, integers: Integers | None) -> _Multiply:
-    """`(a, b, zero_a, zero_b)`: on the CPU by `integers`, elsewhere, and where there are none, by `exact`."""
+def _without_zeros(exact: _Multiply) -> _Multiply:
+    def multiply(a: jax.Array, b: jax.Array, *_: Any) -> jax.Array:
+        return exact(a, b).astype(jnp.float32)
+
+    return multiply
+
+
+def _in_int8(exact: _Multiply, integers: Integers) -> _Multiply:
+    """By `integers` on the CPU, by `exact` elsewhere."""
 
     def on_cpu(a: jax.Array, b: jax.Array, zero_a: Any, zero_b: Any) -> jax.Array:
         a8, b8 = (lax.optimization_barrier(_stored(x, zero)) for x, zero in ((a, zero_a), (b, zero_b)))
-        assert integers is not None
         acc = integers(a8, b8, zero_a, zero_b).astype(jnp.float32)
         # int8 has no NaN, and a training run must see the ones that it makes
         lost = jnp.any(jnp.isnan(a)) | jnp.any(jnp.isnan(b))
         return acc + jnp.where(lost, np.float32(np.nan), np.float32(0))
 
-    def default(a: jax.Array, b: jax.Array, *_: Any) -> jax.Array:
-        return exact(a, b).astype(jnp.float32)
-
-    if integers is None:
-        return default
+    default = _without_zeros(exact)
     return lambda a, b, *zeros: lax.platform_dependent(a, b, *zeros, cpu=on_cpu, default=default)
 
 
