@@ -13,7 +13,7 @@ from qjax.ops import accumulate, convolution, narrow
 from qjax.ops.base import Attributes, Constants, Equation, Op, Quantized, Role, real, register
 from qjax.ops.channels import weight_to_result
 from qjax.ops.epilogue import finish_weighted
-from qjax.ops.exact_float import matmul_codes, precision
+from qjax.ops.exact_float import Product, matmul_codes, precision
 from qjax.ops.pending import Pending
 
 
@@ -55,25 +55,29 @@ class Conv(Op):
             "out_layout": list(numbers.out_spec),
         }
 
-    def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
-        x, w = inputs
-        if not (isinstance(x, Quantized) and isinstance(w, Quantized)):
-            return eqn.bind(real(x), real(w))
+    def product(self, eqn: Equation, precision: Any = None) -> Product:
+        """The equation's convolution of two float or int32 arrays, in the form whose derivatives are fast too."""
         params = {k: v for k, v in eqn.params.items() if k not in ("preferred_element_type", "precision")}
         attributes = self.attributes(eqn)
-        layout = layout_of(attributes)
-        depthwise = convolution.is_depthwise(x.shape, w.shape, attributes["groups"], layout)
+        layout, strides, dilation = layout_of(attributes), attributes["strides"], attributes["rhs_dilation"]
+        depthwise = convolution.is_depthwise(*eqn.in_shapes, attributes["groups"], layout)
 
         def product(a: jax.Array, b: jax.Array, kind: Any) -> jax.Array:
             if depthwise:
                 between = padded(a, jnp.zeros((), a.dtype), attributes)
-                strides, dilation = attributes["strides"], attributes["rhs_dilation"]
                 return convolution.depthwise(
                     between, b, strides=strides, rhs_dilation=dilation, layout=layout, dtype=kind
                 )
-            return lax.conv_general_dilated_p.bind(
-                a, b, preferred_element_type=kind, precision=precision(x, w), **params
-            )
+            return lax.conv_general_dilated_p.bind(a, b, preferred_element_type=kind, precision=precision, **params)
+
+        return product
+
+    def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
+        x, w = inputs
+        if not (isinstance(x, Quantized) and isinstance(w, Quantized)):
+            return eqn.bind(real(x), real(w))
+        attributes = self.attributes(eqn)
+        product = self.product(eqn, precision(x, w))
 
         def integers(a: jax.Array, b: jax.Array, zero_a: Any, zero_b: Any) -> jax.Array:
             acc = convolved(a, b, 0 if zero_a is None else zero_a, attributes)
@@ -150,8 +154,8 @@ def layout_of(attributes: Attributes) -> convolution.Layout:
     return attributes["lhs_layout"], attributes["rhs_layout"], attributes["out_layout"]
 
 
-def convolved(x: jax.Array, w: jax.Array, zero_point: Any, attributes: Attributes, *, direct: bool = True) -> jax.Array:
-    """The int32 convolution of codes whose padding is the code of zero; direct: see `convolution.conv`."""
+def convolved(x: jax.Array, w: jax.Array, zero_point: Any, attributes: Attributes) -> jax.Array:
+    """The int32 convolution of codes whose padding is the code of zero."""
     return convolution.conv(
         padded(x, jnp.asarray(zero_point).astype(x.dtype), attributes),
         w,
@@ -159,7 +163,6 @@ def convolved(x: jax.Array, w: jax.Array, zero_point: Any, attributes: Attribute
         rhs_dilation=attributes["rhs_dilation"],
         groups=attributes["groups"],
         layout=layout_of(attributes),
-        direct=direct,
     )
 
 

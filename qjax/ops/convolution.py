@@ -52,20 +52,18 @@ def conv(
     rhs_dilation: Sequence[int],
     groups: int,
     layout: Layout,
-    direct: bool = True,
 ) -> jax.Array:
     """A convolution without padding (the caller pads with the zero point), int32 out.
 
     layout: axes of (batch, feature, *spatial) in x, (out feature, in feature, *spatial) in w and
-    (batch, feature, *spatial) in the result, as in `lax.ConvDimensionNumbers`. direct: whether XLA's own convolution
-    may be chosen where there is one; without it the formulation is one of patches or taps on every platform.
+    (batch, feature, *spatial) in the result, as in `lax.ConvDimensionNumbers`.
     """
     if is_depthwise(x.shape, w.shape, groups, layout):
         return depthwise(x, w, strides=strides, rhs_dilation=rhs_dilation, layout=layout, dtype=jnp.int32)
     x, w = channels_last(x, w, layout)
     if groups > 1:
         acc = grouped(x, w, strides, rhs_dilation, groups)
-    elif not direct or x.dtype != jnp.int8 or w.dtype != jnp.int8 or math.prod(w.shape[:-2]) == 1 or x.ndim > 4:
+    elif x.dtype != jnp.int8 or w.dtype != jnp.int8 or math.prod(w.shape[:-2]) == 1 or x.ndim > 4:
         acc = patches(x, w, strides, rhs_dilation)
     else:
         acc = lax.platform_dependent(
@@ -143,7 +141,7 @@ def depthwise(
 ) -> jax.Array:
     """A depthwise convolution without padding, in `dtype` (int32, or float32 for integer-valued operands).
 
-    A sum of shifted products: XLA's own depthwise convolution is tens of times slower on CPU, in int8 hundreds of times.
+    A sum of shifted products: on the CPU XLA's own depthwise convolution is tens of times slower, in int8 hundreds.
     """
     x, w = channels_last(x, w, layout)
     channels, features = x.shape[-1], w.shape[-1]

@@ -13,7 +13,7 @@ from qjax.ops import accumulate, grouped_dot, narrow
 from qjax.ops.base import Attributes, Constants, Equation, Op, Quantized, Role, real, register
 from qjax.ops.channels import weight_to_result
 from qjax.ops.epilogue import finish, finish_weighted
-from qjax.ops.exact_float import matmul_codes, precision
+from qjax.ops.exact_float import Product, matmul_codes, precision
 from qjax.ops.pending import Pending
 
 
@@ -56,6 +56,11 @@ class Dot(Op):
         pairs = [[out, axis] for out, axis in enumerate(batch[index])]
         return pairs + [[start + out, axis] for out, axis in enumerate(free[index])]
 
+    def product(self, eqn: Equation, precision: Any = None) -> Product:
+        """The equation's product of two float or int32 arrays."""
+        numbers = eqn.params["dimension_numbers"]
+        return lambda a, b, kind: lax.dot_general(a, b, numbers, preferred_element_type=kind, precision=precision)
+
     def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
         x, w = inputs
         if not (isinstance(x, Quantized) and isinstance(w, Quantized)):
@@ -66,13 +71,10 @@ class Dot(Op):
         numbers = eqn.params["dimension_numbers"]
         summed = math.prod(x.shape[axis] for axis in numbers[0][0])
 
-        def product(a: jax.Array, b: jax.Array, kind: Any) -> jax.Array:
-            return lax.dot_general(a, b, numbers, preferred_element_type=kind, precision=precision(x, w))
-
         def integers(a: jax.Array, b: jax.Array, zero_a: Any, zero_b: Any) -> jax.Array:
             return _corrected(accumulate.dot(a, b, numbers), a, b, zero_a, zero_b, numbers)
 
-        acc = matmul_codes(x, w, summed, product, integers)
+        acc = matmul_codes(x, w, summed, self.product(eqn, precision(x, w)), integers)
         scale = _in_result(x, self.channels(eqn, 0), acc.ndim) * _in_result(w, self.channels(eqn, 1), acc.ndim)
         return [Pending.start(acc, lax.stop_gradient(scale), eqn.out_dtypes[0])]
 

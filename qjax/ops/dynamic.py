@@ -8,7 +8,6 @@ channel, the sum in int32. The scheme is ONNX's DynamicQuantizeLinear + MatMulIn
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import jax
@@ -18,12 +17,14 @@ from jax import lax
 
 from qjax.numerics.affine import QSpec, broadcast_to_tensor, choose_qparams, quantize, split_groups
 from qjax.numerics.dynamic import dynamic_codes
+from qjax.numerics.fence import finished_on_cpu
 from qjax.numerics.unfused import unfused
 from qjax.ops import accumulate
 from qjax.ops.base import Equation
 from qjax.ops.channels import weight_to_result
 from qjax.ops.conv import Conv, convolved
 from qjax.ops.dot import Dot
+from qjax.ops.recomputed import is_recomputed
 
 Per = Literal["tensor", "row"]
 
@@ -125,8 +126,9 @@ class DynamicProduct:
         # the derivative is that of the product, not of what this computes
         w = lax.stop_gradient(w).astype(jnp.float32)
         view, axes = split_groups(w, spec)
-        qparams = choose_qparams(jnp.min(view, axes), jnp.max(view, axes), spec)
-        codes = quantize(w, qparams)
+        largest = jnp.max(jnp.abs(view), axes)
+        qparams = choose_qparams(-largest, largest, spec)
+        codes = finished_on_cpu(quantize(w, qparams))
         scale = broadcast_to_tensor(qparams.scale, spec, w.shape)
         return [codes, scale, jnp.sum(codes, axis=self._summed, dtype=jnp.int32, keepdims=True)]
 
@@ -137,53 +139,75 @@ class DynamicProduct:
         is that of the product of the dequantized tensors. The range covers the data, so there is nothing clipped that
         should stop it.
         """
-        return [_product(self, x, w, *parts)]
+        return [_product(self, is_recomputed(), x, w, *parts)]
 
-    def accumulator(
-        self, x: jax.Array, codes: jax.Array, sums: jax.Array
-    ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-        """The int32 sums of the result's shape, x's codes less their zero point (int32), scales, zero points."""
-        spec, rank = self.setting.activations, x.ndim
-        reduced = tuple(range(rank)) if self.setting.per == "tensor" else self._contracted
-        x_codes, scale, zero_point = dynamic_codes(x.astype(jnp.float32), spec, reduced)
-        # int8 holds unsigned codes less 128, and so the zero point
+    def codes(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """x's codes in int8 (unsigned ones less 128), float32 scales, int32 zero points of those int8 codes.
+
+        Scales and zero points are scalars, or have the shape of the axes that a dot does not sum over.
+        """
+        spec = self.setting.activations
+        codes, scale, zero_point = dynamic_codes(x.astype(jnp.float32), spec, self._sharing(x.ndim))
         offset = np.int32(accumulate.signed_offset(spec.dtype.name))
-        narrow, zero = (x_codes - offset).astype(jnp.int8), zero_point - offset
-        acc = self._convolved(narrow, codes, zero) if self._is_conv else self._multiplied(narrow, codes)
-        kept = tuple(axis for axis in range(rank) if axis not in reduced)
-        if not spec.symmetric:
-            acc = acc - self._of_x(zero, kept) * self._of_weight(sums)
-        return acc, x_codes - lax.broadcast_in_dim(zero_point, x.shape, kept), scale, zero_point
+        return finished_on_cpu((codes - offset).astype(jnp.int8)), scale, zero_point - offset
 
-    def forward(
-        self, x: jax.Array, codes: jax.Array, scale: jax.Array, sums: jax.Array
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """The product in float32, and x and the weight as their codes say, in float32."""
-        acc, centered, x_scale, _ = self.accumulator(x, codes, sums)
-        kept = () if self.setting.per == "tensor" else tuple(a for a in range(x.ndim) if a not in self._contracted)
-        scales = unfused(self._of_x(x_scale, kept) * self._of_weight(scale))
+    def accumulator(self, x_codes: jax.Array, zero: jax.Array, w_codes: jax.Array, sums: jax.Array) -> jax.Array:
+        """The int32 sums of the result's shape, free of zero points."""
+        if self._is_conv:
+            acc = convolved(x_codes, w_codes, zero, Conv().attributes(self.eqn))
+        else:
+            operands = (x_codes, w_codes) if self.weight == 1 else (w_codes, x_codes)
+            acc = accumulate.dot(*operands, self.eqn.params["dimension_numbers"])
+        if self.setting.activations.symmetric:
+            return acc
+        return acc - self._of_x(zero, x_codes.ndim) * self._of_weight(sums)
+
+    # ------------------------------------------------------------------ value and derivative
+
+    def value(self, coded: tuple[jax.Array, jax.Array, jax.Array], *parts: jax.Array) -> jax.Array:
+        """The product of what `codes` and `weight_parts` give."""
+        (x_codes, scale, zero), (w_codes, w_scale, sums) = coded, parts
+        acc = self.accumulator(x_codes, zero, w_codes, sums)
+        scales = unfused(self._of_x(scale, x_codes.ndim) * self._of_weight(w_scale))
         # rounded before the model's bias is added, under jit too
-        y = unfused(acc.astype(jnp.float32) * scales)
-        x_real = centered.astype(jnp.float32) * lax.broadcast_in_dim(x_scale, x.shape, kept)
-        return y, x_real, codes.astype(jnp.float32) * jnp.broadcast_to(scale, codes.shape)
+        return unfused(acc.astype(jnp.float32) * scales).astype(self.eqn.out_dtypes[0])
 
-    # ------------------------------------------------------------------ the two kinds of product
+    def along_x(self, dx: jax.Array, w_codes: jax.Array, w_scale: jax.Array) -> jax.Array:
+        """The product of dx and the dequantized weight."""
+        w = w_codes.astype(jnp.float32) * jnp.broadcast_to(w_scale, w_codes.shape)
+        return self._real(dx, finished_on_cpu(w.astype(self.eqn.in_dtypes[self.weight])))
 
-    @property
-    def _contracted(self) -> tuple[int, ...]:
-        """The axes of x that a dot sums over."""
+    def along_w(self, dw: jax.Array, x_codes: jax.Array, scale: jax.Array, zero: jax.Array) -> jax.Array:
+        """The product of the dequantized x and dw."""
+        kept = self._kept(x_codes.ndim)
+        if not self.setting.activations.symmetric:
+            x_codes = x_codes.astype(jnp.int32) - lax.broadcast_in_dim(zero, x_codes.shape, kept)
+        x = x_codes.astype(jnp.float32) * lax.broadcast_in_dim(scale, x_codes.shape, kept)
+        return self._real(finished_on_cpu(x.astype(self.eqn.in_dtypes[1 - self.weight])), dw)
+
+    def _real(self, x: jax.Array, w: jax.Array) -> jax.Array:
+        """The model's own product."""
+        operands = (x, w) if self.weight == 1 else (w, x)
+        if self.eqn.out_dtypes[0] != jnp.float32:
+            return self.eqn.bind(*operands)[0]
+        return self._op.product(self.eqn, self.eqn.params["precision"])(*operands, jnp.float32)
+
+    # ------------------------------------------------------------------ axes
+
+    def _sharing(self, rank: int) -> tuple[int, ...]:
+        """The axes of x that share a scale."""
+        if self.setting.per == "tensor":
+            return tuple(range(rank))
         return tuple(self.eqn.params["dimension_numbers"][0][1 - self.weight])
 
-    def _multiplied(self, x: jax.Array, codes: jax.Array) -> jax.Array:
-        operands = (x, codes) if self.weight == 1 else (codes, x)
-        return accumulate.dot(*operands, self.eqn.params["dimension_numbers"])
+    def _kept(self, rank: int) -> tuple[int, ...]:
+        """The axes of x along which scales differ."""
+        sharing = self._sharing(rank)
+        return tuple(axis for axis in range(rank) if axis not in sharing)
 
-    def _convolved(self, x: jax.Array, codes: jax.Array, zero_point: jax.Array) -> jax.Array:
-        return convolved(x, codes, zero_point, Conv().attributes(self.eqn), direct=False)
-
-    def _of_x(self, value: jax.Array, kept: Sequence[int]) -> jax.Array:
-        """Numbers of x, one for every index of the kept axes, in the result's shape."""
-        shape = self.eqn.out_shapes[0]
+    def _of_x(self, value: jax.Array, rank: int) -> jax.Array:
+        """Numbers of x, one for every index of the axes along which scales differ, in the result's shape."""
+        shape, kept = self.eqn.out_shapes[0], self._kept(rank)
         if not kept:
             return lax.broadcast_in_dim(value, shape, ())
         places = sorted((out, kept.index(axis)) for out, axis in Dot().channels(self.eqn, 1 - self.weight))
@@ -198,22 +222,19 @@ class DynamicProduct:
         return lax.broadcast_in_dim(vector, shape, range(rank - vector.ndim, rank))
 
 
-def _value(product: DynamicProduct, x: jax.Array, w: jax.Array, *parts: jax.Array) -> jax.Array:
-    return product.forward(x, *parts)[0].astype(product.eqn.out_dtypes[0])
+def _value(product: DynamicProduct, again: bool, x: jax.Array, w: jax.Array, *parts: jax.Array) -> jax.Array:
+    return product.value(product.codes(x), *parts)
 
 
-_product = jax.custom_jvp(_value, nondiff_argnums=(0,))
+_product = jax.custom_jvp(_value, nondiff_argnums=(0, 1))
 
 
 @_product.defjvp
-def _(product: DynamicProduct, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:  # pyright: ignore[reportUnusedFunction]
-    x, w, *parts = primals
-    y, x_real, w_real = product.forward(x, *parts)
-    weight = product.weight
-
-    def ordered(a: Any, b: Any) -> tuple[Any, Any]:
-        return (a, b) if weight == 1 else (b, a)
-
-    reals = ordered(x_real.astype(x.dtype), w_real.astype(w.dtype))
-    _, (slope,) = jax.jvp(product.eqn.bind, reals, ordered(*tangents[:2]))
-    return y.astype(product.eqn.out_dtypes[0]), slope
+def _(product: DynamicProduct, again: bool, primals: Any, tangents: Any) -> Any:  # pyright: ignore[reportUnusedFunction]
+    x, _, *parts = primals
+    dx, dw, *_ = tangents
+    coded = product.codes(x)
+    along_x, along_w = product.along_x, product.along_w
+    if not again:  # the backward keeps int8 codes, not the floats that they stand for
+        along_x, along_w = jax.checkpoint(along_x), jax.checkpoint(along_w)
+    return product.value(coded, *parts), along_x(dx, *parts[:2]) + along_w(dw, *coded)

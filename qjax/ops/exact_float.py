@@ -7,9 +7,7 @@ codes of 8 bits are multiplied in int8. The backward multiplies float32 everywhe
 until it does.
 """
 
-import contextlib
-import contextvars
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -20,6 +18,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from qjax.numerics.fence import finished_on_cpu
 from qjax.ops.base import Quantized
+from qjax.ops.recomputed import is_recomputed
 
 ACCUMULATOR = "accumulator"
 """Under this name a policy of `jax.checkpoint` finds what costs most to compute again."""
@@ -34,18 +33,6 @@ Integers = Callable[[jax.Array, jax.Array, jax.Array | None, jax.Array | None], 
 `(a - zero_a) (b - zero_b)`."""
 
 _Multiply = Callable[..., jax.Array]
-
-_RECOMPUTED = contextvars.ContextVar("recomputed", default=False)
-
-
-@contextlib.contextmanager
-def recomputed() -> Generator[None, None, None]:
-    """While a function is traced whose backward computes it again: what products keep for theirs does not matter."""
-    token = _RECOMPUTED.set(True)
-    try:
-        yield
-    finally:
-        _RECOMPUTED.reset(token)
 
 
 def largest_code(value: Quantized) -> int:
@@ -83,7 +70,7 @@ def matmul_codes(
     if _narrow(x) and _narrow(w):
         zeros = _code_of_zero(x), _code_of_zero(w)
         exact = _without_zeros(exact) if integers is None else _in_int8(exact, integers)
-    tangent = _of_bytes(product) if zeros and not _RECOMPUTED.get() else _of_floats(product)
+    tangent = _of_bytes(product) if zeros and not is_recomputed() else _of_floats(product)
 
     @jax.custom_jvp
     def multiply(a: jax.Array, b: jax.Array, *zeros: Any) -> jax.Array:

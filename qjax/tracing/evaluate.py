@@ -17,7 +17,8 @@ from jax.core import Tracer
 
 from qjax.numerics.fence import computed_once_on_cpu, finished_on_cpu
 from qjax.ops import Deferred, Pending, Quantized, real
-from qjax.ops.exact_float import ACCUMULATOR, recomputed
+from qjax.ops.exact_float import ACCUMULATOR
+from qjax.ops.recomputed import recomputed
 from qjax.tracing.annotate import Annotation, Place
 from qjax.tracing.program import Equation, Program, Value
 

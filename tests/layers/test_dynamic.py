@@ -1,5 +1,6 @@
 """Scales of activations that are found at run time (`qjax.Dynamic`): formula, gradient, graph."""
 
+import contextlib
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from qjax.export.integer_graph import IntegerGraph
 from qjax.numerics.affine import round_to_grid
 from qjax.numerics.dynamic import divided, dynamic_codes
 from qjax.ops.dynamic import DynamicProduct
+from qjax.ops.recomputed import recomputed
 from qjax.tracing import from_jaxpr
 from tests.layers.dynamic_models import F32, MLP, Conv, Linear, Stack, X, normal
 
@@ -106,7 +108,8 @@ def test_codes_and_sums_are_those_of_onnx_runtime() -> None:
     setting = Dynamic(activations=UNSIGNED)
     product = _product_of(lambda x, w: x @ w, x, w, setting)
     codes, _, sums = product.weight_parts(jnp.asarray(w))
-    acc, centered, scale, zero = jax.jit(product.accumulator)(x, codes, sums)
+    x_codes, scale, zero = jax.jit(product.codes)(x)
+    acc = jax.jit(product.accumulator)(x_codes, zero, codes, sums)
     nodes = [
         helper.make_node("DynamicQuantizeLinear", ["x"], ["codes", "scale", "zero"]),
         helper.make_node("MatMulInteger", ["codes", "w", "zero"], ["sums"]),
@@ -123,8 +126,9 @@ def test_codes_and_sums_are_those_of_onnx_runtime() -> None:
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     theirs = dict(zip(outputs, session.run(list(outputs), {"x": x}), strict=True))
     np.testing.assert_array_equal(scale, theirs["scale"])
-    np.testing.assert_array_equal(zero, theirs["zero"])
-    np.testing.assert_array_equal(centered + zero, theirs["codes"])
+    # int8 holds unsigned codes less 128
+    np.testing.assert_array_equal(zero + 128, theirs["zero"])
+    np.testing.assert_array_equal(np.asarray(x_codes, np.int32) + 128, theirs["codes"])
     np.testing.assert_array_equal(acc, theirs["sums"])
 
 
@@ -307,6 +311,78 @@ def test_the_gradient_goes_straight_through_both_quantizers(per: Any) -> None:
     np.testing.assert_array_equal(dw, xi.T @ gi)
     # what is multiplied in the derivative are the codes: a half of a step does not change them
     np.testing.assert_array_equal(jax.vjp(value, x + F32(0.25) * (np.abs(x) < 127), w)[1](jnp.asarray(g))[1], dw)
+
+
+LINES = ("NHWC", "HWIO", "NHWC")
+
+PRODUCTS: dict[str, tuple[Any, tuple[int, ...], tuple[int, ...]]] = {
+    "dot": (lambda x, w: x @ w, (3, 6, 8), (8, 5)),
+    "weight first": (lambda x, w: lax.dot_general(w, x, (((0,), (2,)), ((), ()))), (3, 6, 8), (8, 5)),
+    "conv": (
+        lambda x, w: lax.conv_general_dilated(x, w, (2, 1), [(1, 2), (0, 1)], dimension_numbers=LINES),
+        (2, 6, 7, 16),
+        (3, 2, 16, 32),
+    ),
+    "transposed conv": (
+        lambda x, w: lax.conv_general_dilated(
+            x, w, (1, 1), [(1, 2), (2, 1)], lhs_dilation=(2, 2), dimension_numbers=LINES
+        ),
+        (2, 4, 3, 4),
+        (3, 3, 4, 5),
+    ),
+    "grouped conv": (
+        lambda x, w: lax.conv_general_dilated(
+            x, w, (1, 1), "VALID", rhs_dilation=(2, 1), dimension_numbers=LINES, feature_group_count=2
+        ),
+        (2, 7, 6, 4),
+        (3, 3, 2, 6),
+    ),
+    "depthwise conv": (
+        lambda x, w: lax.conv_general_dilated(x, w, (2, 2), "SAME", dimension_numbers=LINES, feature_group_count=4),
+        (2, 7, 6, 4),
+        (3, 3, 1, 8),
+    ),
+}
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["", "recomputed"])
+@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.sampled(4)
+def test_the_gradient_is_that_of_the_product_of_what_the_codes_stand_for(name: str, again: bool) -> None:
+    function, x_shape, w_shape = PRODUCTS[name]
+    rng = np.random.default_rng(13)
+    # a range of 255 steps of size 1, none of them symmetric; weights that are their own codes
+    x, w = (
+        rng.integers(low, high, shape).astype(F32) for low, high, shape in ((-99, 155, x_shape), (-126, 127, w_shape))
+    )
+    x.flat[:2] = -100, 155
+    w.reshape(-1, w_shape[-1])[0] = 127
+    eqn = from_jaxpr(jax.make_jaxpr(function)(x, w)).equations[-1]
+    product = DynamicProduct(eqn, 0 if name == "weight first" else 1, Dynamic(activations=ASYMMETRIC))
+    assert product.codes(jnp.asarray(x))[1:] == (1, -28)
+    g = rng.integers(-9, 10, eqn.out_shapes[0]).astype(F32)
+
+    def pulled(function: Any) -> Any:
+        y, pull = jax.vjp(jax.checkpoint(function) if again else function, x, w)
+        return y, *pull(jnp.asarray(g))
+
+    with recomputed() if again else contextlib.nullcontext():
+        found = jax.jit(lambda: pulled(lambda x, w: product(x, w, *product.weight_parts(w))[0]))()
+    for one, other in zip(found, pulled(function), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("name", ["dot", "depthwise conv"])
+def test_the_gradient_has_the_dtype_of_what_it_is_of(name: str) -> None:
+    function, x_shape, w_shape = PRODUCTS[name]
+    x, w = (jnp.asarray(normal(*shape, seed=14), jnp.bfloat16) for shape in (x_shape, w_shape))
+    product = DynamicProduct(from_jaxpr(jax.make_jaxpr(function)(x, w)).equations[-1], 1, Dynamic())
+    found = jax.grad(lambda x, w: product(x, w, *product.weight_parts(w))[0].astype(F32).sum(), argnums=(0, 1))(x, w)
+    expected = jax.grad(lambda x, w: function(x, w).astype(F32).sum(), argnums=(0, 1))(x, w)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == jnp.bfloat16
+        # codes of 8 bits, which bfloat16 rounds once more
+        np.testing.assert_allclose(one.astype(F32), other.astype(F32), rtol=0.1, atol=0.1)
 
 
 def test_training_lowers_a_loss() -> None:

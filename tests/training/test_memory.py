@@ -36,9 +36,13 @@ def temporary_bytes(model, x):
 
 
 @pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="XLA of jax 0.10 schedules it otherwise: 1.1 and 2.1 times")
-@pytest.mark.parametrize("method", ["static", "lsq"])
-def test_a_step_holds_no_more_than_a_float_step(method):
-    """Codes wait for the backward as int8; as float32 it would be 1.1 and 1.3 times as much."""
+@pytest.mark.parametrize(
+    "recipe",
+    [Recipe(method="static", weight_method="static"), Recipe(), Recipe(overrides={".*": qjax.Dynamic()})],
+    ids=["static", "lsq", "dynamic"],
+)
+def test_a_step_holds_no_more_than_a_float_step(recipe):
+    """Codes wait for the backward as int8; as float32 it would be 1.1, 1.3 and 1.1 times as much."""
     x = jax.random.normal(jax.random.key(0), (2048, 256))
-    qmodel = qjax.quantize(Perceptron(), Recipe(method=method, weight_method=method), x)
+    qmodel = qjax.quantize(Perceptron(), recipe, x)
     assert temporary_bytes(qmodel, x) <= temporary_bytes(Perceptron(), x)
