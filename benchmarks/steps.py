@@ -1,7 +1,8 @@
 """A training step with 8-bit fake quantization against the float step of the same model, beside other libraries.
 
-Weights per channel, activations per tensor and asymmetric, all scales learned (LSQ); plain SGD, so that the step is the
-forward and the backward. `python -m benchmarks steps`.
+Weights per channel, activations per tensor and asymmetric, all scales learned (LSQ); also with scales that are
+constants, and with `qjax.Dynamic`, which does what the other libraries do. Plain SGD, so that the step is the forward
+and the backward. `python -m benchmarks steps`.
 """
 
 import dataclasses
@@ -51,7 +52,10 @@ MODELS: dict[str, tuple[Callable[[nnx.Rngs], Any], tuple[int, ...]]] = {
 RECIPE = qjax.Recipe(weights=qjax.QSpec(bits=8, axis=-1), activations=qjax.QSpec(bits=8, symmetric=False))
 
 STATIC = dataclasses.replace(RECIPE, method="static", weight_method="static")
-"""What the other libraries do: scales are ranges, not parameters."""
+"""Every tensor between operations on a grid as well; the scales are constants."""
+
+DYNAMIC = dataclasses.replace(RECIPE, overrides={".*": qjax.Dynamic()})
+"""What the other libraries do: operands of products with weights are quantized by the ranges of each step."""
 
 
 @dataclasses.dataclass
@@ -116,6 +120,7 @@ def steps(seconds: float, names: Collection[str]) -> list[Result]:
         fake = step_of(qmodel, x)
         add("qjax / float", fake)
         add("qjax, scales not learned / float", step_of(constant, x))
+        add("qjax, dynamic / float", step_of(qjax.quantize(make(nnx.Rngs(0)), DYNAMIC, x[:2]), x))
         for peer, quantize in installed().items():
             try:
                 model = make(nnx.Rngs(0))

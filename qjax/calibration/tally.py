@@ -12,23 +12,29 @@ from qjax.calibration.counter import Counter, add, exceeded, to_host, zero_count
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Tally:
-    """Scalar counts over all batches and channels: values seen, NaNs among them, infinities among them."""
+    """Scalar counts over all batches and channels: of shape (3,), values seen, NaNs among them, infinities among them.
 
-    seen: Counter
-    nan: Counter
-    inf: Counter
+    One counter, not three: a network has an observer for each of its tensors, in one program to compile.
+    """
+
+    counts: Counter
+
+    @property
+    def seen(self) -> Counter:
+        """The values."""
+        return Counter(self.counts.high[..., 0], self.counts.low[..., 0])
 
 
 def zero_tally() -> Tally:
     """A tally of nothing."""
-    return Tally(zero_counter(), zero_counter(), zero_counter())
+    return Tally(zero_counter((3,)))
 
 
 def count_batch(tally: Tally, x: Array) -> Tally:
     """Adds the values of one floating batch of fewer than 2**32 elements."""
     nan = jnp.sum(jnp.isnan(x), dtype=jnp.uint32)
     inf = jnp.sum(jnp.isinf(x), dtype=jnp.uint32)
-    return Tally(add(tally.seen, jnp.uint32(x.size)), add(tally.nan, nan), add(tally.inf, inf))
+    return Tally(add(tally.counts, jnp.stack([jnp.uint32(x.size), nan, inf])))
 
 
 def require_usable(tally: Tally, name: str) -> None:
@@ -41,7 +47,7 @@ def require_usable(tally: Tally, name: str) -> None:
     Raises:
         ValueError: no value was seen, a NaN or an infinity was, or the counts reached 2**63.
     """
-    seen, nan, inf = (int(to_host(c)) for c in (tally.seen, tally.nan, tally.inf))
+    seen, nan, inf = (int(count) for count in to_host(tally.counts))
     if seen == 0:
         raise ValueError(
             f"observer {name!r} has seen no data, so it has no range. Expected at least one batch: "

@@ -60,7 +60,7 @@ class Conv(Op):
         params = {k: v for k, v in eqn.params.items() if k not in ("preferred_element_type", "precision")}
         attributes = self.attributes(eqn)
         layout, strides, dilation = layout_of(attributes), attributes["strides"], attributes["rhs_dilation"]
-        depthwise = convolution.is_depthwise(*eqn.in_shapes, attributes["groups"], layout)
+        depthwise = convolution.is_depthwise(eqn.in_shapes[0], eqn.in_shapes[1], attributes["groups"], layout)
 
         def product(a: jax.Array, b: jax.Array, kind: Any) -> jax.Array:
             if depthwise:

@@ -174,8 +174,9 @@ class Evaluation:
                     outputs[index] = real(x)
             return outputs[:carried], (outputs[carried:], recorded)
 
-        # the backward of a loop over time would keep every array of every step: it computes them again from the sums
-        policy = jax.checkpoint_policies.save_only_these_names(ACCUMULATOR)
+        # the backward of a loop over time would keep every array of every step: it computes them again, from the sums
+        # where those cost more than their memory (int8 products of a step do not)
+        policy = None if jax.default_backend() == "cpu" else jax.checkpoint_policies.save_only_these_names(ACCUMULATOR)
         body_step = jax.checkpoint(step, prevent_cse=False, policy=policy) if timed else step
         final, (stacks, recorded) = lax.scan(
             body_step,

@@ -110,8 +110,8 @@ def test_values_that_are_not_finite_are_in_no_bin() -> None:
 def test_more_values_than_can_be_counted_are_refused() -> None:
     state = state_of([np.ones(SIZE, np.float32)])
     words = np.uint64(LIMIT - 1)
-    full = Counter(jnp.uint32(words >> np.uint64(32)), jnp.uint32(words & np.uint64(2**32 - 1)))
-    state = HistogramState(**{**vars(state), "tally": type(state.tally)(full, state.tally.nan, state.tally.inf)})
+    full = [jnp.array([half, 0, 0], jnp.uint32) for half in (words >> np.uint64(32), words & np.uint64(2**32 - 1))]
+    state = HistogramState(**{**vars(state), "tally": type(state.tally)(Counter(*full))})
     OBSERVER.histograms(state)
     state = update(state, jnp.ones(SIZE, jnp.float32), PER_TENSOR)
     with pytest.raises(ValueError, match=r"observer 'percentile' has seen 2\*\*63 values or more"):

@@ -13,7 +13,7 @@ from qjax.numerics import QParams
 from qjax.ops import Quantized
 from qjax.ops.conv import Conv
 from qjax.ops.dot import Dot
-from qjax.ops.exact_float import recomputed
+from qjax.ops.recomputed import recomputed
 from qjax.tracing import from_jaxpr
 
 SPECS = {
