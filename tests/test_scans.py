@@ -279,7 +279,7 @@ def test_a_start_that_differs_between_examples_is_refused():
 
 @pytest.mark.parametrize(("platform", "least", "most"), [("cpu", 2, 3), ("gpu", 8, 16)])
 def test_the_backward_of_a_loop_keeps_little(monkeypatch, platform, least, most):
-    """Of a step its carries and its input, elsewhere than on the CPU its eight accumulators; of no quantizer anything."""
+    """Of a step its carries and input, elsewhere than on the CPU its eight accumulators; of no quantizer anything."""
     qmodel = qjax.quantize(nnx.RNN(nnx.LSTMCell(3, 4, rngs=nnx.Rngs(0))), Recipe(), X)
     graphdef, state = nnx.split(qmodel)
 
