@@ -1,8 +1,8 @@
 """A training step with 8-bit fake quantization against the float step of the same model, beside other libraries.
 
 Weights per channel, activations per tensor and asymmetric, all scales learned (LSQ); also with scales that are
-constants, and with `qjax.Dynamic`, which does what the other libraries do. Plain SGD, so that the step is the forward
-and the backward. `python -m benchmarks steps`.
+constants, and with `qjax.Dynamic`, which is nearest to what the other libraries do. Plain SGD, so that the step is the
+forward and the backward. `python -m benchmarks steps`.
 """
 
 import dataclasses
@@ -55,7 +55,8 @@ STATIC = dataclasses.replace(RECIPE, method="static", weight_method="static")
 """Every tensor between operations on a grid as well; the scales are constants."""
 
 DYNAMIC = dataclasses.replace(RECIPE, overrides={".*": qjax.Dynamic()})
-"""What the other libraries do: operands of products with weights are quantized by the ranges of each step."""
+"""Nearest to the other libraries: operands of products with weights are quantized by the ranges of each step. (qwix
+quantizes products of two activations as well, aqtp, as it is set up here, those of `nnx.Linear` only.)"""
 
 
 @dataclasses.dataclass

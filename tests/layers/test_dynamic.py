@@ -373,16 +373,25 @@ def test_the_gradient_is_that_of_the_product_of_what_the_codes_stand_for(name: s
 
 
 @pytest.mark.parametrize("name", ["dot", "depthwise conv"])
-def test_the_gradient_has_the_dtype_of_what_it_is_of(name: str) -> None:
+def test_a_bfloat16_product_has_the_gradient_of_its_own_dtype(name: str) -> None:
     function, x_shape, w_shape = PRODUCTS[name]
-    x, w = (jnp.asarray(normal(*shape, seed=14), jnp.bfloat16) for shape in (x_shape, w_shape))
+    rng = np.random.default_rng(14)
+    # their own codes, which bfloat16 holds
+    x, w = (rng.integers(-126, 127, shape) for shape in (x_shape, w_shape))
+    x.flat[0], w.reshape(-1, w_shape[-1])[0] = 127, 127
+    x, w = jnp.asarray(x, jnp.bfloat16), jnp.asarray(w, jnp.bfloat16)
     product = DynamicProduct(from_jaxpr(jax.make_jaxpr(function)(x, w)).equations[-1], 1, Dynamic())
-    found = jax.grad(lambda x, w: product(x, w, *product.weight_parts(w))[0].astype(F32).sum(), argnums=(0, 1))(x, w)
-    expected = jax.grad(lambda x, w: function(x, w).astype(F32).sum(), argnums=(0, 1))(x, w)
-    for one, other in zip(found, expected, strict=True):
-        assert one.dtype == jnp.bfloat16
-        # codes of 8 bits, which bfloat16 rounds once more
-        np.testing.assert_allclose(one.astype(F32), other.astype(F32), rtol=0.1, atol=0.1)
+    y, pull = jax.vjp(lambda x, w: product(x, w, *product.weight_parts(w))[0], x, w)
+    assert y.dtype == jnp.bfloat16
+    # the sums are exact, and rounded once
+    np.testing.assert_array_equal(y, function(x.astype(F32), w.astype(F32)).astype(jnp.bfloat16))
+    for place in (0, y.size // 2, y.size - 1):
+        # one number, so that no sum depends on how bfloat16 is added
+        g = jnp.zeros(y.size, jnp.bfloat16).at[place].set(-2).reshape(y.shape)
+        for one, other in zip(pull(g), jax.vjp(function, x, w)[1](g), strict=True):
+            assert one.dtype == jnp.bfloat16
+            assert jnp.any(one != 0)
+            np.testing.assert_array_equal(one, other)
 
 
 def test_training_lowers_a_loss() -> None:
