@@ -16,7 +16,7 @@ from qjax.layers import instrument, module_types, trace
 from qjax.qmodel import Plan, QuantizedModel, arguments_of, evaluation_copy, unquantized
 from qjax.recipe import Recipe
 from qjax.summary import table
-from qjax.tracing import Annotation, Composite, Equation, Program, setting_of_product
+from qjax.tracing import Annotation, Composite, Equation, Program, makes_codes, setting_of_product
 
 Form = Literal["integer", "table", "folded", "moved", "index", "float", "dynamic", "unsupported"]
 
@@ -128,7 +128,7 @@ def explain(model: nnx.Module, sample: Any, recipe: Recipe | None = None) -> Exp
 
 def _rows(program: Program, annotation: Annotation, plan: Plan, needed: set[Equation]) -> Iterator[Explained]:
     for eqn in program.equations:
-        if eqn not in needed or all(annotation.is_constant(eqn)):
+        if eqn not in needed or all(annotation.is_constant(eqn)) or makes_codes(eqn):
             continue
         if eqn.body is not None:
             yield from _rows(eqn.body, annotation, plan, needed)

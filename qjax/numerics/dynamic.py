@@ -62,9 +62,9 @@ def divided(x: jax.Array, divisor: jax.Array | np.float32) -> jax.Array:
 
     XLA makes a product with a reciprocal of a division by a constant, and in some programs of one by what is repeated
     along an axis, which is off by an ulp. It does so for no divisor that may differ from element to element: this one
-    is 1 where x is NaN, which changes no quotient.
+    is x itself where x is NaN, which changes no quotient.
     """
-    return x / jnp.where(x == x, divisor, np.float32(1))
+    return x / jnp.where(x == x, divisor, x)
 
 
 def _usable(scale: jax.Array) -> jax.Array:

@@ -71,6 +71,25 @@ class Dynamic:
         return f"w{self.weights.bits} a{self.activations.bits} per {self.per}"
 
 
+@dataclasses.dataclass(frozen=True)
+class DynamicCodes:
+    """Codes of an activation; reduced: its axes that share a scale."""
+
+    spec: QSpec
+    reduced: tuple[int, ...]
+
+    def __call__(self, x: jax.Array) -> list[jax.Array]:
+        """Codes in int8 (unsigned ones less 128), float32 scales, int32 zero points of those int8 codes.
+
+        Scales and zero points are scalars, or have the shape of the axes that a dot does not sum over.
+        """
+        # the derivative is that of the product, not of what this computes
+        x = lax.stop_gradient(x).astype(jnp.float32)
+        codes, scale, zero_point = dynamic_codes(x, self.spec, self.reduced)
+        offset = np.int32(accumulate.signed_offset(self.spec.dtype.name))
+        return [finished_on_cpu((codes - offset).astype(jnp.int8)), scale, zero_point - offset]
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class DynamicProduct:
     """One `dot_general` or `conv_general_dilated` of an activation and a weight.
@@ -129,27 +148,22 @@ class DynamicProduct:
         largest = jnp.max(jnp.abs(view), axes)
         qparams = choose_qparams(-largest, largest, spec)
         codes = finished_on_cpu(quantize(w, qparams))
-        scale = broadcast_to_tensor(qparams.scale, spec, w.shape)
+        scale = finished_on_cpu(broadcast_to_tensor(qparams.scale, spec, w.shape))
         return [codes, scale, jnp.sum(codes, axis=self._summed, dtype=jnp.int32, keepdims=True)]
 
-    def __call__(self, x: jax.Array, w: jax.Array, *parts: jax.Array) -> list[jax.Array]:
-        """The product in the dtype of the model's own.
+    @property
+    def coding(self) -> "DynamicCodes":
+        """What makes codes of the activation; products that share the activation and this share its codes."""
+        return DynamicCodes(self.setting.activations, self._sharing(len(self.eqn.in_shapes[1 - self.weight])))
 
-        The value reads the weight's parts only; the gradient goes straight through both quantizers, to x and to w, and
-        is that of the product of the dequantized tensors. The range covers the data, so there is nothing clipped that
-        should stop it.
+    def __call__(self, x: jax.Array, w: jax.Array, *coded: jax.Array) -> list[jax.Array]:
+        """The product in the dtype of the model's own; coded: what `coding` makes of x, and `weight_parts` of w.
+
+        The value reads the codes only; the gradient goes straight through both quantizers, to x and to w, and is that
+        of the product of the dequantized tensors. The range covers the data, so there is nothing clipped that should
+        stop it.
         """
-        return [_product(self, is_recomputed(), x, w, *parts)]
-
-    def codes(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """x's codes in int8 (unsigned ones less 128), float32 scales, int32 zero points of those int8 codes.
-
-        Scales and zero points are scalars, or have the shape of the axes that a dot does not sum over.
-        """
-        spec = self.setting.activations
-        codes, scale, zero_point = dynamic_codes(x.astype(jnp.float32), spec, self._sharing(x.ndim))
-        offset = np.int32(accumulate.signed_offset(spec.dtype.name))
-        return finished_on_cpu((codes - offset).astype(jnp.int8)), scale, zero_point - offset
+        return [_product(self, is_recomputed(), x, w, *coded)]
 
     def accumulator(self, x_codes: jax.Array, zero: jax.Array, w_codes: jax.Array, sums: jax.Array) -> jax.Array:
         """The int32 sums of the result's shape, free of zero points."""
@@ -164,11 +178,15 @@ class DynamicProduct:
 
     # ------------------------------------------------------------------ value and derivative
 
-    def value(self, coded: tuple[jax.Array, jax.Array, jax.Array], *parts: jax.Array) -> jax.Array:
-        """The product of what `codes` and `weight_parts` give."""
-        (x_codes, scale, zero), (w_codes, w_scale, sums) = coded, parts
+    def value(self, *coded: jax.Array) -> jax.Array:
+        """The product of what `coding` and `weight_parts` give."""
+        x_codes, scale, zero, w_codes, w_scale, sums = coded
         acc = self.accumulator(x_codes, zero, w_codes, sums)
-        scales = unfused(self._of_x(scale, x_codes.ndim) * self._of_weight(w_scale))
+        if self.setting.per == "tensor":
+            # a small array that is finished: each element of the result would multiply the two scales again
+            scales = self._of_weight(finished_on_cpu(unfused(scale * w_scale)))
+        else:
+            scales = unfused(self._of_x(scale, x_codes.ndim) * self._of_weight(w_scale))
         # rounded before the model's bias is added, under jit too
         return unfused(acc.astype(jnp.float32) * scales).astype(self.eqn.out_dtypes[0])
 
@@ -222,8 +240,8 @@ class DynamicProduct:
         return lax.broadcast_in_dim(vector, shape, range(rank - vector.ndim, rank))
 
 
-def _value(product: DynamicProduct, again: bool, x: jax.Array, w: jax.Array, *parts: jax.Array) -> jax.Array:
-    return product.value(product.codes(x), *parts)
+def _value(product: DynamicProduct, again: bool, x: jax.Array, w: jax.Array, *coded: jax.Array) -> jax.Array:
+    return product.value(*coded)
 
 
 _product = jax.custom_jvp(_value, nondiff_argnums=(0, 1))
@@ -231,10 +249,9 @@ _product = jax.custom_jvp(_value, nondiff_argnums=(0, 1))
 
 @_product.defjvp
 def _(product: DynamicProduct, again: bool, primals: Any, tangents: Any) -> Any:  # pyright: ignore[reportUnusedFunction]
-    x, _, *parts = primals
+    _, _, *coded = primals
     dx, dw, *_ = tangents
-    coded = product.codes(x)
     along_x, along_w = product.along_x, product.along_w
     if not again:  # the backward keeps int8 codes, not the floats that they stand for
         along_x, along_w = jax.checkpoint(along_x), jax.checkpoint(along_w)
-    return product.value(coded, *parts), along_x(dx, *parts[:2]) + along_w(dw, *coded)
+    return product.value(*coded), along_x(dx, *coded[3:5]) + along_w(dw, *coded[:3])

@@ -5,7 +5,7 @@ from qjax.tracing.evaluate import Evaluation, Params, Taps
 from qjax.tracing.marker import Layer, bind
 from qjax.tracing.program import ATOMIC, SCOPE, Composite, Equation, Program, Value, from_jaxpr, user_line
 from qjax.tracing.rewrites import rewrite
-from qjax.tracing.rewrites.dynamic import dynamic_products, setting_of_product, with_dynamic
+from qjax.tracing.rewrites.dynamic import dynamic_products, makes_codes, setting_of_product, with_dynamic
 
 __all__ = [
     "ATOMIC",
@@ -24,6 +24,7 @@ __all__ = [
     "bind",
     "dynamic_products",
     "from_jaxpr",
+    "makes_codes",
     "rewrite",
     "setting_of_product",
     "user_line",

@@ -12,13 +12,14 @@ import optax
 import pytest
 from flax import linen, nnx
 from jax import lax
+from jax.core import Tracer
 
 import qjax
 from qjax import Dynamic, QSpec, Recipe
 from qjax.export.integer_graph import IntegerGraph
 from qjax.numerics.affine import round_to_grid
 from qjax.numerics.dynamic import divided, dynamic_codes
-from qjax.ops.dynamic import DynamicProduct
+from qjax.ops.dynamic import DynamicCodes, DynamicProduct
 from qjax.ops.recomputed import recomputed
 from qjax.tracing import from_jaxpr
 from tests.layers.dynamic_models import F32, MLP, Conv, Linear, Stack, X, normal
@@ -108,7 +109,7 @@ def test_codes_and_sums_are_those_of_onnx_runtime() -> None:
     setting = Dynamic(activations=UNSIGNED)
     product = _product_of(lambda x, w: x @ w, x, w, setting)
     codes, _, sums = product.weight_parts(jnp.asarray(w))
-    x_codes, scale, zero = jax.jit(product.codes)(x)
+    x_codes, scale, zero = jax.jit(product.coding)(x)
     acc = jax.jit(product.accumulator)(x_codes, zero, codes, sums)
     nodes = [
         helper.make_node("DynamicQuantizeLinear", ["x"], ["codes", "scale", "zero"]),
@@ -199,7 +200,7 @@ def test_a_row_is_what_a_dot_sums_over_wherever_the_weight_stands() -> None:
     for name, function in products.items():
         (eqn,) = from_jaxpr(jax.make_jaxpr(function)(x, w)).equations
         product = DynamicProduct(eqn, 0 if name == "weight first" else 1, setting)
-        (y,) = product(*operands, *product.weight_parts(operands[1]))
+        (y,) = product(*operands, *product.coding(operands[0]), *product.weight_parts(operands[1]))
         order = "hnbt" if name == "weight first" else "hbtn"
         sums = np.einsum(f"bhtk,hkn->{order}", codes, w_codes).astype(F32)
         scales = np.einsum(f"bhtk,hkn->{order}", scale, w_scale).astype(F32)
@@ -289,6 +290,34 @@ def test_a_later_override_of_a_part_wins() -> None:
     assert forms == {"first": "dynamic", "last": "float"}
 
 
+class Heads(nnx.Module):
+    def __init__(self) -> None:
+        self.a, self.b, self.c = (nnx.Linear(8, 4, use_bias=False, rngs=nnx.Rngs(seed)) for seed in range(3))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return jnp.concatenate([self.a(x), self.b(x), self.c(x)], axis=-1)
+
+
+@pytest.mark.parametrize(
+    ("last", "times"), [(Dynamic(), 1), (Dynamic(per="row"), 2), (Dynamic(activations=UNSIGNED), 2)]
+)
+def test_products_of_one_tensor_share_its_codes(last: Dynamic, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    plain = DynamicCodes.__call__
+    qmodel, _ = agree(Heads(), Recipe(overrides={".*": Dynamic(), "c": last}), X)
+    monkeypatch.setattr(DynamicCodes, "__call__", lambda self, x: made.append(x) or plain(self, x))
+    y = qmodel(X)
+    # traced ones are asked for their shapes
+    assert sum(isinstance(x, jax.Array) and not isinstance(x, Tracer) for x in made) == times
+    settings = {"a": Dynamic(), "b": Dynamic(), "c": last}
+    expected = [
+        reference_linear(X, np.asarray(getattr(Heads(), name).kernel[...]), how) for name, how in settings.items()
+    ]
+    np.testing.assert_array_equal(y, np.concatenate(expected, axis=-1))
+    rows = [row for row in qjax.explain(qmodel, X).rows if row.form == "dynamic"]
+    assert [row.module for row in rows] == ["a", "b", "c"]
+
+
 # ---------------------------------------------------------------------------- training
 
 
@@ -301,7 +330,7 @@ def test_the_gradient_goes_straight_through_both_quantizers(per: Any) -> None:
     product = _product_of(lambda x, w: x @ w, x, w, Dynamic(per=per))
 
     def value(x: jax.Array, w: jax.Array) -> jax.Array:
-        return product(x, w, *product.weight_parts(w))[0]
+        return product(x, w, *product.coding(x), *product.weight_parts(w))[0]
 
     y, pull = jax.vjp(value, x, w)
     dx, dw = pull(jnp.asarray(g))
@@ -359,7 +388,7 @@ def test_the_gradient_is_that_of_the_product_of_what_the_codes_stand_for(name: s
     w.reshape(-1, w_shape[-1])[0] = 127
     eqn = from_jaxpr(jax.make_jaxpr(function)(x, w)).equations[-1]
     product = DynamicProduct(eqn, 0 if name == "weight first" else 1, Dynamic(activations=ASYMMETRIC))
-    assert product.codes(jnp.asarray(x))[1:] == (1, -28)
+    assert product.coding(jnp.asarray(x))[1:] == [1, -28]
     g = rng.integers(-9, 10, eqn.out_shapes[0]).astype(F32)
 
     def pulled(function: Any) -> Any:
@@ -367,7 +396,7 @@ def test_the_gradient_is_that_of_the_product_of_what_the_codes_stand_for(name: s
         return y, *pull(jnp.asarray(g))
 
     with recomputed() if again else contextlib.nullcontext():
-        found = jax.jit(lambda: pulled(lambda x, w: product(x, w, *product.weight_parts(w))[0]))()
+        found = jax.jit(lambda: pulled(lambda x, w: product(x, w, *product.coding(x), *product.weight_parts(w))[0]))()
     for one, other in zip(found, pulled(function), strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -381,7 +410,7 @@ def test_a_bfloat16_product_has_the_gradient_of_its_own_dtype(name: str) -> None
     x.flat[0], w.reshape(-1, w_shape[-1])[0] = 127, 127
     x, w = jnp.asarray(x, jnp.bfloat16), jnp.asarray(w, jnp.bfloat16)
     product = DynamicProduct(from_jaxpr(jax.make_jaxpr(function)(x, w)).equations[-1], 1, Dynamic())
-    y, pull = jax.vjp(lambda x, w: product(x, w, *product.weight_parts(w))[0], x, w)
+    y, pull = jax.vjp(lambda x, w: product(x, w, *product.coding(x), *product.weight_parts(w))[0], x, w)
     assert y.dtype == jnp.bfloat16
     # the sums are exact, and rounded once
     np.testing.assert_array_equal(y, function(x.astype(F32), w.astype(F32)).astype(jnp.bfloat16))

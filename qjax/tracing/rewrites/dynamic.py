@@ -1,7 +1,8 @@
 """Products whose activations get their scales at run time, in modules that the recipe names (`qjax.Dynamic`).
 
-Each product of data with a weight becomes two equations: one makes codes of the weight and reads nothing else, so that
-the conversion computes it once and the graph holds its int8 results; the other makes codes of the data and multiplies.
+Each product of data with a weight becomes three equations: one makes codes of the weight and reads nothing else, so
+that the conversion computes it once and the graph holds its int8 results; one makes codes of the data, for all products
+that read it (the gates of a cell, queries and keys and values); the last multiplies.
 The recipe is not known when a model is read, so this is not among `REWRITERS`.
 """
 
@@ -11,14 +12,17 @@ from typing import Any
 
 import jax
 
-from qjax.ops.dynamic import Dynamic, DynamicProduct
+from qjax.ops.dynamic import Dynamic, DynamicCodes, DynamicProduct
 from qjax.tracing.program import Composite, Equation, Program, Value
 
 SettingOf = Callable[[str], Dynamic | None]
 """Path of a module -> how its products are computed, or None for as they are."""
 
 _PRODUCTS = {"dot_general": "dynamic_dot", "conv_general_dilated": "dynamic_conv"}
-_WEIGHT = "dynamic_weight"
+_WEIGHT, _CODES = "dynamic_weight", "dynamic_codes"
+
+_Coded = dict[tuple[Value, DynamicCodes], tuple[Value, ...]]
+"""The codes that a program has so far."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,6 +45,7 @@ def with_dynamic(program: Program, setting_of: SettingOf) -> Program:
       ValueError: a product that cannot be computed so; the message names the module and the user's line.
     """
     equations: list[Equation] = []
+    coded: _Coded = {}
     for eqn in program.equations:
         setting = setting_of(eqn.scope)
         weight = None if setting is None else _weight(eqn)
@@ -49,7 +54,7 @@ def with_dynamic(program: Program, setting_of: SettingOf) -> Program:
         elif setting is None or weight is None:
             equations.append(eqn)
         else:
-            equations += _split(eqn, weight, setting)
+            equations += _split(eqn, weight, setting, coded)
     return dataclasses.replace(program, equations=tuple(equations))
 
 
@@ -67,6 +72,11 @@ def setting_of_product(eqn: Equation) -> Dynamic | None:
     return function.setting if isinstance(function, DynamicProduct) else None
 
 
+def makes_codes(eqn: Equation) -> bool:
+    """Whether `with_dynamic` made the equation, for the products that follow."""
+    return eqn.primitive in (_WEIGHT, _CODES)
+
+
 def _weight(eqn: Equation) -> int | None:
     """Which operand is a weight, where the other one is data."""
     if eqn.primitive not in _PRODUCTS or not all(v.is_float for v in (*eqn.inputs, *eqn.outputs)):
@@ -77,22 +87,29 @@ def _weight(eqn: Equation) -> int | None:
     return fixed.index(True) if fixed in ([True, False], [False, True]) else None
 
 
-def _split(eqn: Equation, weight: int, setting: Dynamic) -> list[Equation]:
+def _split(eqn: Equation, weight: int, setting: Dynamic, coded: _Coded) -> list[Equation]:
     try:
         product = DynamicProduct(eqn, weight, setting)
     except ValueError as error:
         module = f" in module {eqn.scope!r}" if eqn.scope else ""
         raise ValueError(f"{eqn.location or 'unknown line'}{module}: {error}") from None
     w, x = eqn.inputs[weight], eqn.inputs[1 - weight]
-    made = jax.eval_shape(product.weight_parts, jax.ShapeDtypeStruct(w.shape, w.dtype))
-    parts = tuple(Value(part.shape, part.dtype, fixed=True) for part in made)
+    equations: list[Equation] = []
 
-    def computed(name: str, inputs: tuple[Value, ...], outputs: tuple[Value, ...], function: Any) -> Equation:
+    def computed(name: str, inputs: tuple[Value, ...], outputs: tuple[Value, ...], function: Any) -> None:
         source = _Computed((eqn,), inputs, outputs, function)
-        return dataclasses.replace(eqn, primitive=name, inputs=inputs, outputs=outputs, source=source)
+        equations.append(dataclasses.replace(eqn, primitive=name, inputs=inputs, outputs=outputs, source=source))
 
-    return [
-        computed(_WEIGHT, (w,), parts, product.weight_parts),
-        # the weight itself is for its gradient: no result depends on it
-        computed(_PRODUCTS[eqn.primitive], (x, w, *parts), eqn.outputs, product),
-    ]
+    def made(name: str, read: Value, function: Any) -> tuple[Value, ...]:
+        shapes = jax.eval_shape(function, jax.ShapeDtypeStruct(read.shape, read.dtype))
+        results = tuple(Value(shape.shape, shape.dtype, fixed=read is w) for shape in shapes)
+        computed(name, (read,), results, function)
+        return results
+
+    key = x, product.coding
+    if key not in coded:
+        coded[key] = made(_CODES, x, product.coding)
+    parts = made(_WEIGHT, w, product.weight_parts)
+    # the reals are for their gradients alone: no result depends on them
+    computed(_PRODUCTS[eqn.primitive], (x, w, *coded[key], *parts), eqn.outputs, product)
+    return equations
