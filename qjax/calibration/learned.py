@@ -28,6 +28,7 @@ from qjax.numerics.affine import QParams, QSpec, broadcast_to_tensor, choose_qpa
 from qjax.numerics.fake_quant import Gradient, fake_quant_codes, lsq_gradient_scale
 from qjax.numerics.input_quantization import InputQuantization
 from qjax.numerics.learned_scale import learned_scale, log2_scale_of, pact_scale, power_of_two_scale
+from qjax.numerics.packing import packed, unpacked
 from qjax.numerics.rounding import Rounding
 from qjax.ops import Quantized
 
@@ -154,21 +155,22 @@ def with_scales(quantizers: Mapping[str, Quantizer], values: Mapping[str, dict[s
     All in one vector: one small computation a step instead of one per quantizer.
     """
     names = [name for name, q in quantizers.items() if "log2_scale" in q.learned]
+    names.sort(key=lambda name: jnp.size(values[name]["log2_scale"]))
     ready = dict(values)
     if not names:
         return ready
     raw = [values[name]["log2_scale"] for name in names]
-    scales = learned_scale(jnp.concatenate([jnp.reshape(r, (-1,)) for r in raw]))
-    sizes = [jnp.size(r) for r in raw]
+    shapes = [jnp.shape(r) for r in raw]
+    scales = learned_scale(packed(raw))
     if isinstance(scales, Tracer):
-        # the gradient of a split is one concatenation; that of n slices is a sum of n vectors for each of n readers
-        parts = lax.split(scales, sizes)
+        parts = unpacked(scales, shapes)
     else:
         # eagerly it would be compiled, which takes a second for a thousand quantizers
-        parts = [jnp.asarray(part) for part in np.split(np.asarray(scales), np.cumsum(sizes)[:-1])]
-    for name, r, part in zip(names, raw, parts, strict=True):
-        ready[name] = {
-            "scale": part.reshape(jnp.shape(r)),
-            **{k: v for k, v in values[name].items() if k != "log2_scale"},
-        }
+        ends = np.cumsum([math.prod(shape) for shape in shapes])
+        parts = [
+            jnp.asarray(part.reshape(s))
+            for part, s in zip(np.split(np.asarray(scales), ends[:-1]), shapes, strict=True)
+        ]
+    for name, part in zip(names, parts, strict=True):
+        ready[name] = {"scale": part, **{k: v for k, v in values[name].items() if k != "log2_scale"}}
     return ready

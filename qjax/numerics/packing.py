@@ -1,0 +1,77 @@
+"""Many small arrays as one vector and back, in programs that compile fast.
+
+XLA compiles equal loops once. A slice is a loop with its place in the vector written in it, so n slices are n loops;
+and where each reader takes its slice into its own loop, as the CPU's compiler does, equal blocks of a network become
+as many different ones. Here a vector is cut in rounds into few pieces each, most of which look alike, and every piece
+is finished before anything reads it.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+PIECES = 8
+"""Into how many pieces a part of the vector is cut at once."""
+
+Shape = tuple[int, ...]
+
+
+def packed(arrays: Sequence[jax.Array]) -> jax.Array:
+    """All elements of arrays of one dtype, one array behind the other. Arrays of one size should stand together."""
+    return _packed(tuple(jnp.shape(array) for array in arrays), list(arrays))
+
+
+def unpacked(vector: jax.Array, shapes: Sequence[Shape]) -> list[jax.Array]:
+    """The arrays of these shapes whose elements make up the vector."""
+    return _unpacked(tuple(shapes), vector)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _packed(shapes: tuple[Shape, ...], arrays: list[jax.Array]) -> jax.Array:
+    return jnp.concatenate([jnp.reshape(array, (-1,)) for array in arrays])
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _unpacked(shapes: tuple[Shape, ...], vector: jax.Array) -> list[jax.Array]:
+    sizes = [math.prod(shape) for shape in shapes]
+    # compilers for other platforms merge slices as they see fit
+    pieces = lax.platform_dependent(
+        vector, cpu=lambda vector: _in_rounds(vector, sizes), default=lambda vector: lax.split(vector, sizes)
+    )
+    return [jnp.reshape(piece, shape) for piece, shape in zip(pieces, shapes, strict=True)]
+
+
+# each is the other's transpose; JAX's own would be a slice at its place for every array, and a sum of as many vectors
+_packed.defvjp(
+    lambda shapes, arrays: (_packed(shapes, arrays), None), lambda shapes, _, vector: (_unpacked(shapes, vector),)
+)
+_unpacked.defvjp(
+    lambda shapes, vector: (_unpacked(shapes, vector), None), lambda shapes, _, arrays: (_packed(shapes, arrays),)
+)
+
+
+def _in_rounds(vector: jax.Array, sizes: Sequence[int]) -> list[jax.Array]:
+    runs = [(size, len(list(same))) for size, same in itertools.groupby(sizes)]
+    parts = _finished(lax.split(vector, [size * count for size, count in runs]))
+    return [piece for part, (size, count) in zip(parts, runs, strict=True) for piece in _equal(part, size, count)]
+
+
+def _equal(vector: jax.Array, size: int, count: int) -> list[jax.Array]:
+    """`count` pieces of `size` elements."""
+    if count == 1:
+        return [vector]
+    each = 1
+    while each * PIECES < count:
+        each *= PIECES
+    counts = [each] * (count // each) + ([count % each] if count % each else [])
+    parts = _finished(lax.split(vector, [size * n for n in counts]))
+    return [piece for part, n in zip(parts, counts, strict=True) for piece in _equal(part, size, n)]
+
+
+def _finished(arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    return [lax.optimization_barrier(array) for array in arrays]
