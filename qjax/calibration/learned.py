@@ -22,7 +22,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.core import Tracer
 
 from qjax.numerics.affine import QParams, QSpec, broadcast_to_tensor, choose_qparams, split_groups
 from qjax.numerics.fake_quant import Gradient, fake_quant_codes, lsq_gradient_scale
@@ -160,17 +159,7 @@ def with_scales(quantizers: Mapping[str, Quantizer], values: Mapping[str, dict[s
     if not names:
         return ready
     raw = [values[name]["log2_scale"] for name in names]
-    shapes = [jnp.shape(r) for r in raw]
-    scales = learned_scale(packed(raw))
-    if isinstance(scales, Tracer):
-        parts = unpacked(scales, shapes)
-    else:
-        # eagerly it would be compiled, which takes a second for a thousand quantizers
-        ends = np.cumsum([math.prod(shape) for shape in shapes])
-        parts = [
-            jnp.asarray(part.reshape(s))
-            for part, s in zip(np.split(np.asarray(scales), ends[:-1]), shapes, strict=True)
-        ]
+    parts = unpacked(learned_scale(packed(raw)), [jnp.shape(r) for r in raw])
     for name, part in zip(names, parts, strict=True):
         ready[name] = {"scale": part, **{k: v for k, v in values[name].items() if k != "log2_scale"}}
     return ready

@@ -13,7 +13,9 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
+from jax.core import Tracer
 
 PIECES = 8
 """Into how many pieces a part of the vector is cut at once."""
@@ -28,6 +30,11 @@ def packed(arrays: Sequence[jax.Array]) -> jax.Array:
 
 def unpacked(vector: jax.Array, shapes: Sequence[Shape]) -> list[jax.Array]:
     """The arrays of these shapes whose elements make up the vector."""
+    if not isinstance(vector, Tracer):
+        # eagerly each slice would be compiled, which takes a second for a thousand
+        ends = itertools.accumulate(math.prod(shape) for shape in shapes)
+        pieces = np.split(np.asarray(vector), list(ends)[:-1])
+        return [jnp.asarray(piece.reshape(shape)) for piece, shape in zip(pieces, shapes, strict=True)]
     return _unpacked(tuple(shapes), vector)
 
 

@@ -6,6 +6,10 @@ import jax
 import numpy as np
 from flax import nnx
 
+from qjax import Dynamic, QSpec
+from qjax.ops.dynamic import DynamicProduct
+from qjax.tracing import from_jaxpr
+
 F32 = np.float32
 
 
@@ -14,6 +18,13 @@ def normal(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 X = normal(6, 8) * F32(3) + F32(1)
+
+ASYMMETRIC = QSpec(bits=8, symmetric=False)
+
+
+def product_of(function: Any, x: np.ndarray, w: np.ndarray, setting: Dynamic) -> DynamicProduct:
+    (eqn,) = from_jaxpr(jax.make_jaxpr(function)(x, w)).equations
+    return DynamicProduct(eqn, 1, setting)
 
 
 class Linear(nnx.Module):

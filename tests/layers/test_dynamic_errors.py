@@ -11,9 +11,7 @@ import qjax
 from qjax import Dynamic, QSpec, Recipe
 from qjax.ops.dynamic import DynamicProduct
 from qjax.tracing import from_jaxpr
-from tests.layers.dynamic_models import F32, MLP, Conv, Stack, X, normal
-
-ASYMMETRIC = QSpec(bits=8, symmetric=False)
+from tests.layers.dynamic_models import ASYMMETRIC, F32, MLP, Conv, Stack, X, normal
 
 
 @pytest.mark.parametrize(
