@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -86,3 +87,14 @@ def test_no_file_of_the_library_imports_private_jax():
             where = f"{file.relative_to(ROOT)}:{node.lineno}"
             private += [f"{where}: {name}" for name in names if name.startswith("jax._src")]
     assert private == []
+
+
+def test_nothing_tells_a_user_to_install_qjax_from_a_registry():
+    """The package of that name on PyPI is another project's."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
+    texts = [ROOT / name for name in listed if name.endswith((".py", ".md", ".sh", ".toml", "Makefile", ".yml"))]
+    assert len(texts) > 100
+    told = re.compile(r"\b(install|uv add|uvx|pipx run)\b[^\n.;]*[\s'\"`]qjax(\[|==|['\"`]|\s*$)", re.M)
+    assert told.search("run `pip install -U qjax` first")
+    assert told.search("pip install 'qjax[onnx]'")
+    assert [str(p) for p in texts if p.name != "test_import.py" and told.search(p.read_text(encoding="utf-8"))] == []

@@ -115,8 +115,8 @@ def test_a_format_that_cannot_hold_the_graph(refused):
     ("runtime", "module", "cure"),
     [
         ("litert", "ai_edge_litert.interpreter", "LiteRT is not installed: pip install ai-edge-litert"),
-        ("onnxruntime", "onnxruntime", "ONNX Runtime is not installed: pip install 'qjax[onnx]'"),
-        ("onnx-reference", "onnx.reference", "The package onnx is not installed: pip install 'qjax[onnx]'"),
+        ("onnxruntime", "onnxruntime", "ONNX Runtime is not installed: pip install onnxruntime"),
+        ("onnx-reference", "onnx.reference", "The package onnx is not installed: pip install onnx"),
         ("tflite-micro", "tflite_micro", "TFLite Micro is not installed: pip install tflite-micro"),
     ],
 )

@@ -16,7 +16,7 @@ def prepare(graph: Any, folder: str, batch: int, mode: str, options: dict[str, A
     path = os.path.join(folder, "model.onnx")
     graph.emit("onnx", path, batch=batch, **options)
     if mode == "reference":
-        evaluator = load("onnx.reference", "The package onnx", "'qjax[onnx]'").ReferenceEvaluator(path)
+        evaluator = load("onnx.reference", "The package onnx", "onnx").ReferenceEvaluator(path)
         names, floats = list(evaluator.input_names), [False] * len(evaluator.input_names)
         execute = evaluator.run
     else:
@@ -37,7 +37,7 @@ def prepare(graph: Any, folder: str, batch: int, mode: str, options: dict[str, A
 
 def session_of(path: str, *, optimized: bool = True, threads: int = 1) -> Any:
     """A session of ONNX Runtime's CPU provider with the options that an emitted file needs for its bits."""
-    runtime = load("onnxruntime", "ONNX Runtime", "'qjax[onnx]'")
+    runtime = load("onnxruntime", "ONNX Runtime", "onnxruntime")
     settings = runtime.SessionOptions()
     settings.intra_op_num_threads = threads
     # errors are raised; warnings are about the hardware
@@ -51,7 +51,7 @@ def session_of(path: str, *, optimized: bool = True, threads: int = 1) -> Any:
 
 def _needed(path: str) -> dict[str, str]:
     """The options of a session that the file says it needs."""
-    onnx = load("onnx", "The package onnx", "'qjax[onnx]'")
+    onnx = load("onnx", "The package onnx", "onnx")
     facts = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
     return json.loads(facts.get("qjax", "{}")).get("onnxruntime_session", {})
 

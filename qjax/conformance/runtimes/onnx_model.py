@@ -214,5 +214,5 @@ def _onnx() -> Any:
         onnx = importlib.import_module("onnx")
         importlib.import_module("onnx.numpy_helper")
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("ONNX models need the package onnx: pip install 'qjax[onnx]'") from error
+        raise ModuleNotFoundError("ONNX models need the package onnx: pip install onnx") from error
     return onnx

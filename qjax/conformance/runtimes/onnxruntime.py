@@ -105,4 +105,4 @@ def _module(name: str = "onnxruntime", what: str = "ONNX Runtime", package: str 
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"{what} needs the package {package}: pip install 'qjax[onnx]'") from error
+        raise ModuleNotFoundError(f"{what} needs the package {package}: pip install {package}") from error

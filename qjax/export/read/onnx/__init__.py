@@ -62,7 +62,7 @@ def read(data: bytes, *, target: str | targets.Target | None = None, floats: boo
       ModuleNotFoundError: onnx is not installed.
     """
     if importlib.util.find_spec("onnx") is None:
-        raise ModuleNotFoundError("Reading .onnx files needs the package onnx: pip install 'qjax[onnx]'")
+        raise ModuleNotFoundError("Reading .onnx files needs the package onnx: pip install onnx onnxruntime")
     proto = parse(data)
     for name in _OWN:
         own: Any = importlib.import_module(name)
