@@ -19,7 +19,7 @@ from qjax.export.interpreter import prepare
 from qjax.export.interpreter import run as run_graph
 from qjax.export.ir import Graph
 from qjax.export.lower import ConversionError
-from qjax.export.structure import describe, describe_arguments, join_arguments, split_arguments
+from qjax.export.structure import describe, describe_arguments, join_arguments, sample_like, split_arguments
 from qjax.export.verify import Report
 from qjax.export.verify import verify as compare_nodes
 from qjax.layers import Traced, instrument, module_types, trace
@@ -81,8 +81,9 @@ def convert(qmodel: QuantizedModel, sample: Any, *, target: Any = None) -> Integ
     """The model as a graph that holds integers only, in evaluation mode.
 
     Args:
-      sample: one batch, an array or a tuple of the call's arguments; only its shapes matter. The first axis of every
-        array is the batch, and the graph takes any size of it.
+      sample: one batch, an array or a tuple of the call's arguments. Of its arrays only the shapes matter: the first
+        axis of every array is the batch, and the graph takes any size of it. Its Python values (flags, numbers, None)
+        are part of the graph, which refuses a call with others.
       target: the runtime whose rounding the graph obeys, or a `qjax.export.Backend`, whose kernels then compute what
         its patterns match; None takes the recipe's.
 
@@ -132,8 +133,9 @@ def exact(qmodel: QuantizedModel, sample: Any, *, target: Any = None) -> Forward
 
     Returns `forward(qmodel, *inputs)`: the output of the graph that `convert` would make from the parameters that
     `qmodel` holds at that call, computed by the interpreter's kernels, also inside jit and grad; float32,
-    whatever the model's own dtype. Evaluation mode: batch statistics are read, not moved. Use it for the last epochs,
-    so that training sees the deployed rounding:
+    whatever the model's own dtype. Evaluation mode: batch statistics are read, not moved. A call with other Python
+    values than the sample's (a flag, None) computes the graph for those. Use it for the last epochs, so that training
+    sees the deployed rounding:
 
         forward = qjax.exact(qmodel, sample)
 
@@ -150,7 +152,7 @@ def exact(qmodel: QuantizedModel, sample: Any, *, target: Any = None) -> Forward
         view = evaluation_copy(qmodel)
         # the value is not differentiated, and some of it cannot be: tables are made on the host
         definition, state = nnx.split(view)
-        ir = _convert(nnx.merge(definition, jax.lax.stop_gradient(state)), args, chosen)
+        ir = _convert(nnx.merge(definition, jax.lax.stop_gradient(state)), sample_like(args, inputs), chosen)
         arrays = jax.lax.stop_gradient(inputs_of(ir, inputs))
         # without the fence XLA may compute a constant anew for every output that reads it
         constants = jax.lax.optimization_barrier(prepare(ir))
@@ -194,6 +196,7 @@ def _convert(qmodel: QuantizedModel, args: tuple[Any, ...], target: Any) -> Grap
         return plan.read(trace(model, args, {}))
 
     traced, annotation = read(args)
+    plan.check_known(annotation)
     arrays, rest = split_arguments(args)
     size = _batch_size(arrays, traced.names[len(traced.names) - len(arrays) :])
     doubled = [jnp.zeros((2 * size, *a.shape[1:]), a.dtype) if a.ndim else a for a in arrays]

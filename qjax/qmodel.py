@@ -84,6 +84,18 @@ class Plan:
         same_grid = target_of(self.target).same_grid
         return annotate(traced.program, traced.names, traced.constant, self.is_float, same_grid)
 
+    def check_known(self, annotation: Annotation) -> None:
+        """Raise where a call has tensors that have no quantizer, because the model was quantized on another path."""
+        known = self.by_name
+        for name, place in annotation.places().items():
+            if name not in known:
+                where = f" ({place.location})" if place.location else ""
+                raise ValueError(
+                    f"This call has a tensor {name!r}{where} that was not there when the model was quantized. "
+                    f"Known quantizers: {', '.join(known)}. The model's structure must not depend on the call; "
+                    "call qjax.quantize with a sample that takes this path."
+                )
+
 
 def unquantized(recipe: Recipe, types: Mapping[str, type]) -> Plan:
     """What a recipe says of a model before it has quantizers. types: module path -> class."""
@@ -148,15 +160,7 @@ class QuantizedModel(nnx.Module):
 
     def _read(self, args: Any, kwargs: Any) -> tuple[Traced, Annotation]:
         traced, annotation = self.plan.read(trace(self.model, args, kwargs))
-        known = dict(self.plan.quantizers)
-        for name, place in annotation.places().items():
-            if name not in known:
-                where = f" ({place.location})" if place.location else ""
-                raise ValueError(
-                    f"This call has a tensor {name!r}{where} that was not there when the model was quantized. "
-                    f"Known quantizers: {', '.join(known)}. The model's structure must not depend on the call; "
-                    "call qjax.quantize with a sample that takes this path."
-                )
+        self.plan.check_known(annotation)
         return traced, annotation
 
     def _quantize(self, place: Place, params: Any, x: jax.Array) -> Quantized:

@@ -15,7 +15,7 @@ from qjax.export.interpreter import Interpreter, check_count, check_shapes
 from qjax.export.ir import REAL_DTYPE, Graph, Tensor
 from qjax.export.read import read as read_file
 from qjax.export.retarget import retarget
-from qjax.export.structure import flatten_arguments, rebuild
+from qjax.export.structure import flatten_arguments, is_static, rebuild
 from qjax.export.view import NodeView
 from qjax.numerics.affine import QParams, QSpec, dequantize, quantize
 from qjax.numerics.unfused import unfused
@@ -42,7 +42,8 @@ class IntegerGraph:
     def __call__(self, *inputs: Any) -> Any:
         """Real inputs to real outputs, in the structure of the model's own arguments and output.
 
-        One array for each of the graph's inputs will do as well.
+        One array for each of the graph's inputs will do as well. A Python value among the arguments (a flag, None) must
+        be the one that the model was converted with, or be left out.
         """
         arrays = inputs_of(self.ir, inputs)
         check_shapes(self.ir, [tuple(np.shape(x)) for x in arrays])
@@ -133,8 +134,8 @@ def inputs_of(ir: Graph, args: tuple[Any, ...]) -> list[Any]:
       args: as the model takes them, or one array per input.
     """
     structure = ir.metadata.get("input_structure")
-    plain = len(args) == len(ir.inputs) and not any(isinstance(x, (Mapping, list, tuple)) or x is None for x in args)
-    if structure is None or plain or all(item is not None and isinstance(item, int) for item in structure[1]):
+    plain = len(args) == len(ir.inputs) and not any(isinstance(x, (Mapping, list, tuple)) or is_static(x) for x in args)
+    if structure is None or plain:
         check_count(ir, args)
         return list(args)
     return flatten_arguments(structure, args, len(ir.inputs))
