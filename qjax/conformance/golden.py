@@ -8,12 +8,13 @@ sample shows where to look when it fails. The inputs are seeded (`cases`, `accum
 import dataclasses
 import functools
 import hashlib
-import os
-import tempfile
+import io
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+
+from qjax.export import files
 
 FOLDER = Path(__file__).parent / "recorded"
 SAMPLE = 2048
@@ -79,16 +80,10 @@ def save(runtime: str, recording: Recording) -> Path:
         arrays[f"{name}/digest"] = np.frombuffer(answers.digest, np.uint8)
         arrays[f"{name}/sample"] = answers.sample
     FOLDER.mkdir(exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=FOLDER, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.savez_compressed(file, allow_pickle=False, **arrays)
-        os.chmod(temporary, 0o644)
-        path = _path(runtime)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    data = io.BytesIO()
+    np.savez_compressed(data, allow_pickle=False, **arrays)
+    path = _path(runtime)
+    files.write(data.getvalue(), path)
     load.cache_clear()
     return path
 

@@ -2,8 +2,13 @@
 
 import contextlib
 import os
+import re
 import secrets
+import shutil
+import socket
 import stat
+import zlib
+from collections.abc import Mapping
 
 StrPath = str | os.PathLike[str]
 
@@ -34,50 +39,146 @@ def read(path: StrPath, max_bytes: int, what: str, error: type[ValueError] = Val
 
 
 def write(data: bytes, path: StrPath, error: type[ValueError] = ValueError) -> None:
-    """Write a file, all or nothing.
+    """Write a file, all or nothing: `write_all` of one."""
+    write_all({os.fspath(path): data}, error)
 
-    The bytes go to a temporary file in the same folder, reach the disk, and then take the name in one step: whatever
-    fails, a file that stood there before is whole. A new file gets the usual permissions, a replaced one keeps its
-    own; a symbolic link is followed.
+
+def write_all(contents: Mapping[str, bytes], error: type[ValueError] = ValueError) -> None:
+    """Write several files that belong together, by path: all of them or none.
+
+    The bytes go to temporary files in the same folders and reach the disk. Only then do they take their names, each
+    in one step. If one of them cannot, those before it get their old contents back. So a file that existed is whole
+    whatever fails, and no new file stays beside an old one. A new file gets the usual permissions, a replaced one
+    keeps its own, and a symbolic link is followed.
+
+    What a killed process left in the folders is removed first: temporary files that bear its name.
 
     Raises:
-      ValueError (or `error`): `path` is a folder or a device.
-      OSError: the folder is missing, not writable or full.
+      ValueError (or `error`): a path is a folder or a device.
+      OSError: a folder is missing, not writable or full.
     """
-    path = os.path.realpath(os.fspath(path))
+    paths = [os.path.realpath(path) for path in contents]
+    modes = [_mode_at(path, error) for path in paths]
+    folders = dict.fromkeys(os.path.dirname(path) for path in paths)
+    for folder in folders:
+        _remove_leftovers(folder)
+    with contextlib.ExitStack() as undo:
+        temporaries: list[str] = []
+        for path, mode, data in zip(paths, modes, contents.values(), strict=True):
+            temporaries.append(_temporary(path, undo))
+            _write_new(temporaries[-1], data, mode)
+        with contextlib.ExitStack() as back:
+            # One file needs no way back: the step that can fail is its last.
+            if len(paths) > 1:
+                for path, mode in zip(paths, modes, strict=True):
+                    back.callback(_restore, path, None if mode is None else _backup(path, undo))
+            for temporary, path in zip(temporaries, paths, strict=True):
+                os.replace(temporary, path)
+            back.pop_all()
+    if os.name == "posix":
+        for folder in folders:
+            _sync_folder(folder)
+
+
+def _mode_at(path: str, error: type[ValueError]) -> int | None:
+    """The permissions of the file at a path; None where there is none yet."""
     folder = os.path.dirname(path)
     if not os.path.isdir(folder):
         raise FileNotFoundError(f"{path}: expected a folder {folder!r}, got none: create it first.")
-    mode = None
-    if os.path.exists(path):
-        mode = os.stat(path).st_mode
-        if not stat.S_ISREG(mode):
-            raise error(f"{path}: expected the name of a file, got {_what(mode)}: choose another name.")
-        mode = stat.S_IMODE(mode) & 0o777
-    temporary = os.path.join(folder, f".qjax-{secrets.token_hex(8)}.tmp")
+    if not os.path.exists(path):
+        return None
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode):
+        raise error(f"{path}: expected the name of a file, got {_what(mode)}: choose another name.")
+    return stat.S_IMODE(mode) & 0o777
+
+
+def _temporary(path: str, undo: contextlib.ExitStack) -> str:
+    """A new name beside a path, which says whose it is; the file is removed when `undo` closes."""
+    name = f".qjax-{_machine()}-{os.getpid()}-{secrets.token_hex(8)}.tmp"
+    temporary = os.path.join(os.path.dirname(path), name)
+    undo.callback(_remove, temporary)
+    return temporary
+
+
+def _write_new(path: str, data: bytes, mode: int | None) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-    descriptor = os.open(temporary, flags, 0o666 if mode is None else mode)
+    descriptor = os.open(path, flags, 0o666 if mode is None else mode)
+    with open(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    if mode is not None:
+        os.chmod(path, mode)
+
+
+def _backup(path: str, undo: contextlib.ExitStack) -> str:
+    """A second name of the file at a path; a copy, where the file system has no hard links."""
+    backup = _temporary(path, undo)
     try:
-        with open(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        if mode is not None:
-            os.chmod(temporary, mode)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
-    if os.name == "posix":
-        # The new name survives a power cut only once its folder is on the disk. Some network file systems
-        # cannot do that: the file is complete all the same.
-        with contextlib.suppress(OSError):
-            descriptor = os.open(folder, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        os.link(path, backup)
+    except OSError:
+        shutil.copy2(path, backup)
+    return backup
+
+
+def _restore(path: str, backup: str | None) -> None:
+    """Put a file back; None: there was none."""
+    if backup is None:
+        _remove(path)
+    else:
+        os.replace(backup, path)
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def _sync_folder(folder: str) -> None:
+    # The new name survives a power cut only once its folder is on the disk. Some network file systems
+    # cannot do that: the file is complete all the same.
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _machine() -> str:
+    """Eight digits for what gives processes their numbers: the host, and on Linux the container."""
+    try:
+        namespace = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        namespace = ""
+    return f"{zlib.crc32(f'{socket.gethostname()} {namespace}'.encode()):08x}"
+
+
+_TEMPORARY = re.compile(r"\.qjax-([0-9a-f]{8})-([0-9]+)-[0-9a-f]{16}\.tmp")
+
+
+def _remove_leftovers(folder: str) -> None:
+    """Remove the temporary files of processes of this machine that no longer run. What cannot be removed stays."""
+    if os.name != "posix":
+        # elsewhere os.kill ends the process that it is asked about
+        return
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            found = _TEMPORARY.fullmatch(name)
+            if found is not None and found[1] == _machine() and not _runs(int(found[2])):
+                _remove(os.path.join(folder, name))
+
+
+def _runs(process: int) -> bool:
+    """Whether a process exists; True where that cannot be told."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
 
 
 def _what(mode: int) -> str:

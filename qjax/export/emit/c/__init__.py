@@ -15,7 +15,7 @@ import numpy as np
 from qjax.export.emit.c import files
 from qjax.export.emit.c.blocks import Source
 from qjax.export.emit.c.program import Program, build
-from qjax.export.files import write
+from qjax.export.files import write_all
 from qjax.export.interpreter import Interpreter
 from qjax.export.ir import Graph
 
@@ -27,7 +27,7 @@ def emit(graph: Graph, path: str | os.PathLike[str], *, name: str = "model", bat
 
     Args:
       graph: a finished graph.
-      path: the folder; it is made where there is none. Each file is written all or nothing.
+      path: the folder; it is made where there is none. All files are written, or none.
       name: of the files, the function `NAME_run` and the macros; a C identifier.
       batch: how many examples one call takes; it is fixed in the file.
       vectors: how many golden runs `NAME_test.c` holds; the first two are of the least and the greatest codes.
@@ -41,8 +41,7 @@ def emit(graph: Graph, path: str | os.PathLike[str], *, name: str = "model", bat
     program, texts = _emitted(graph, name, batch, vectors)
     folder = os.fspath(path)
     os.makedirs(folder, exist_ok=True)
-    for file, text in texts.items():
-        write(text.encode("ascii"), os.path.join(folder, file))
+    write_all({os.path.join(folder, file): text.encode("ascii") for file, text in texts.items()})
     print(
         f"{os.path.join(folder, name)}.c: arena of {program.plan.size} bytes (at least {program.plan.bound} are alive "
         f"at once), local arrays of {program.stack} bytes, constants of {program.source.table_bytes} bytes (weights "
