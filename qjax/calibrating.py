@@ -11,27 +11,35 @@ import numpy as np
 from flax import nnx
 
 from qjax import calibration
+from qjax.batches import Batches, Inputs
 from qjax.calibration.learned import Quantizer
 from qjax.export.structure import join_arguments, split_arguments
 from qjax.layers import trace
 from qjax.numerics.affine import QParams
 from qjax.ops import Quantized
-from qjax.qmodel import Plan, QuantizedModel, arguments_of, evaluation_copy
+from qjax.qmodel import Plan, QuantizedModel, check_quantized, evaluation_copy
 from qjax.tracing import Evaluation, Place
 
 
 def calibrate(
-    qmodel: QuantizedModel, batches: Iterable[Any], *, observer: Any = None, progress: bool | None = None
+    qmodel: QuantizedModel,
+    batches: Iterable[Any],
+    *,
+    inputs: Inputs | None = None,
+    observer: Any = None,
+    progress: bool | None = None,
 ) -> None:
     """Find scales and zero points from data: one pass in constant memory. Post-training quantization ends here.
 
     The model runs on reals, in evaluation mode; its own state does not move.
 
     Args:
-      batches: arrays, or tuples of the call's arguments.
+      batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, of anything.
+      inputs: what of a batch the model is called with: `lambda batch: batch[0]` for pairs of images and labels.
       observer: instead of the recipe's, for all activations: a name of `calibration.names()` or an `Observer`.
       progress: show a progress bar on stderr; None shows one on a terminal.
     """
+    check_quantized(qmodel, "calibrate")
     plan = qmodel.plan
     quantizers, kinds = dict(plan.quantizers), {name: detail[0] for name, detail in plan.details}
     observers = dict(plan.observers)
@@ -42,7 +50,7 @@ def calibrate(
 
     def taps_of(state: Any, args: Any, kind: str) -> dict[str, dict[str, jax.Array]]:
         """name of the quantizer -> label of the tensor -> its real values."""
-        traced, annotation = plan.read(trace(nnx.merge(graphdef, state), args, {}))
+        traced, annotation = plan.read(trace(nnx.merge(graphdef, state), args, {}, plan.expected))
 
         def record(place: Place, x: jax.Array, _: Quantized | None) -> jax.Array | None:
             return x if (kinds.get(place.name) == "weight") == (kind == "weight") else None
@@ -69,20 +77,16 @@ def calibrate(
                 seen[name] = _update(observers[name], seen[name], x, q)
         return seen
 
-    count = 0
     seen: dict[str, Any] = {}
     weights: dict[str, dict[str, jax.Array]] = {}
-    for batch in calibration.track(batches, "calibrating", enabled=progress):
-        arrays, rest = split_arguments(arguments_of(batch))
-        if count == 0:
+    for _, args in calibration.track(Batches(batches, inputs, "calibrate"), "calibrating", enabled=progress):
+        arrays, rest = split_arguments(args)
+        if not seen and not weights:
             shapes = jax.eval_shape(taps("activation", rest), state, arrays)
             for name, records in shapes.items():
                 seen[name] = _initial(observers[name], quantizers[name], next(iter(records.values())).shape)
             weights = jax.jit(taps("weight", rest))(state, arrays)
         seen = step(state, seen, arrays, rest)
-        count += 1
-    if count == 0:
-        raise ValueError("calibrate: expected at least one batch, got none.")
     for name, q in plan.quantizers:
         if kinds[name] == "weight":
             way = observers[name]

@@ -11,9 +11,10 @@ from typing import Any, Literal
 
 from flax import nnx
 
+from qjax.batches import arguments_of
 from qjax.export.unsupported import cures_of, problem_of
 from qjax.layers import instrument, module_types, trace
-from qjax.qmodel import Plan, QuantizedModel, arguments_of, evaluation_copy, unquantized
+from qjax.qmodel import Plan, QuantizedModel, evaluation_copy, unquantized
 from qjax.recipe import Recipe
 from qjax.summary import table
 from qjax.tracing import Annotation, Composite, Equation, Program, makes_codes, setting_of_product
@@ -114,7 +115,7 @@ def explain(model: nnx.Module, sample: Any, recipe: Recipe | None = None) -> Exp
     if known and recipe is not None:
         raise ValueError("explain: a quantized model has its recipe; expected None, or the model itself.")
     module = model.model if known else instrument(model)
-    traced = trace(evaluation_copy(module), arguments_of(sample), {})
+    traced = trace(evaluation_copy(module), arguments_of(sample, "explain", traced=True), {})
     if known:
         plan = model.plan
     else:

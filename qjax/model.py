@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from qjax.batches import Batches, Inputs, arguments_of, brief, refuse_trace
 from qjax.calibrating import calibrate, stacked_qparams
 from qjax.calibration.learned import Quantizer
 from qjax.export.backend import backend_of, target_of
@@ -24,7 +25,7 @@ from qjax.export.verify import Report
 from qjax.export.verify import verify as compare_nodes
 from qjax.layers import Traced, instrument, module_types, trace
 from qjax.numerics.affine import QParams
-from qjax.qmodel import QuantizedModel, QuantizerState, arguments_of, evaluation_copy, unquantized
+from qjax.qmodel import QuantizedModel, QuantizerState, check_quantized, evaluation_copy, unquantized
 from qjax.recipe import Recipe
 from qjax.tracing import Annotation, Place, dynamic_products
 
@@ -47,7 +48,17 @@ def quantize(model: nnx.Module, recipe: Recipe, sample: Any, *, progress: bool |
             "qjax.from_linen(module, variables)."
         )
     instrumented = instrument(model)
-    args = arguments_of(sample)
+    if not isinstance(recipe, Recipe):
+        raise TypeError(
+            f"quantize: expected a qjax.Recipe, got {brief(recipe)}. The order is quantize(model, recipe, sample)."
+        )
+    if any(isinstance(node, QuantizedModel) for _, node in nnx.iter_graph(model)):
+        raise TypeError(
+            "quantize: expected a float model, got a quantized one. For another recipe quantize the float model again; "
+            "nnx.update(model, nnx.state(qmodel.model)) gives it the trained parameters."
+        )
+    refuse_trace("quantize")
+    args = arguments_of(sample, "quantize")
     traced = trace(evaluation_copy(instrumented), args, {})
     # after the trace: it meets the submodules of linen modules
     types = module_types(instrumented)
@@ -90,21 +101,35 @@ def convert(qmodel: QuantizedModel, sample: Any, *, target: Any = None) -> Integ
     Raises:
       ConversionError: something has no integer form; the message names the primitive, your line, and a cure.
     """
-    return IntegerGraph(_convert(qmodel, arguments_of(sample), target or qmodel.plan.target))
+    check_quantized(qmodel, "convert")
+    return IntegerGraph(_convert(qmodel, arguments_of(sample, "convert", traced=True), target or qmodel.plan.target))
 
 
-def verify(graph: IntegerGraph, qmodel: QuantizedModel, batches: Iterable[Any]) -> Report:
+def verify(
+    graph: IntegerGraph, qmodel: QuantizedModel, batches: Iterable[Any], *, inputs: Inputs | None = None
+) -> Report:
     """Compare the graph with the fake-quantized forward (evaluation mode) on every batch, node by node.
 
-    `batches`: arrays, or tuples of the call's arguments. `str()` of the result is a table.
+    Args:
+      batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, of anything.
+      inputs: what of a batch the model is called with.
+
+    Returns:
+      A report; `str()` of it is a table.
     """
+    if not isinstance(graph, IntegerGraph):
+        raise TypeError(
+            f"verify: expected a graph from qjax.convert, got {brief(graph)}. The order is verify(graph, qmodel, "
+            "batches)."
+        )
+    check_quantized(qmodel, "verify")
     graphdef, state = nnx.split(evaluation_copy(qmodel))
     codes = _codes_of(graphdef)
 
     def reference(*inputs: Any) -> tuple[Any, dict[str, Any]]:
         return codes(state, *split_arguments(inputs))
 
-    return compare_nodes(graph, reference, (arguments_of(batch) for batch in batches))
+    return compare_nodes(graph, reference, Batches(batches, inputs, "verify").arguments())
 
 
 def _codes_of(graphdef: Any) -> Callable[..., tuple[Any, dict[str, Any]]]:
@@ -144,11 +169,17 @@ def exact(qmodel: QuantizedModel, sample: Any, *, target: Any = None) -> Forward
             loss, grads = nnx.value_and_grad(lambda m: criterion(forward(m, x), y))(qmodel)
             optimizer.update(qmodel, grads)
     """
-    args = arguments_of(sample)
+    check_quantized(qmodel, "exact", numbers=False)
+    args = arguments_of(sample, "exact", traced=True)
     chosen = target or qmodel.plan.target
     _convert(qmodel, args, chosen)  # raises here, with concrete numbers, what cannot be converted
 
     def forward(qmodel: QuantizedModel, *inputs: Any) -> Any:
+        if not isinstance(qmodel, QuantizedModel):
+            raise TypeError(
+                f"exact: expected the quantized model as the forward's first argument, got {brief(qmodel)}. Call "
+                "forward(qmodel, x)."
+            )
         view = evaluation_copy(qmodel)
         # the value is not differentiated, and some of it cannot be: tables are made on the host
         definition, state = nnx.split(view)
@@ -193,7 +224,7 @@ def _convert(qmodel: QuantizedModel, args: tuple[Any, ...], target: Any) -> Grap
         return q.qparams(own, x)
 
     def read(args: tuple[Any, ...]) -> tuple[Traced, Annotation]:
-        return plan.read(trace(model, args, {}))
+        return plan.read(trace(model, args, {}, plan.expected))
 
     traced, annotation = read(args)
     plan.check_known(annotation)

@@ -9,7 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.core import Tracer
 
+from qjax.batches import brief, refuse_trace, traced_message
 from qjax.calibration.learned import Quantizer, with_scales
 from qjax.export.backend import target_of
 from qjax.layers import Traced, trace, write_state
@@ -63,6 +65,12 @@ class Plan:
     def by_name(self) -> Mapping[str, Quantizer]:
         """The quantizers by name."""
         return dict(self.quantizers)
+
+    @functools.cached_property
+    def expected(self) -> str:
+        """The float inputs of the sample that the model was quantized with, for messages."""
+        inputs = [f"{name} of shape {shape}" for name, (kind, _, _, shape) in self.details if kind == "input"]
+        return f"The model was quantized with {', '.join(inputs)}." if inputs else ""
 
     def is_float(self, path: str) -> bool:
         """Whether the inside of a module stays in reals."""
@@ -121,6 +129,14 @@ class QuantizedModel(nnx.Module):
         self._write(traced, values)
         return traced.outputs(values)
 
+    def __getattr__(self, name: str) -> Any:
+        model = vars(self).get("model")
+        if not name.startswith("_") and hasattr(model, name):
+            raise AttributeError(
+                f"A QuantizedModel has no attribute {name!r}; the model inside it has: use qmodel.model.{name}."
+            )
+        raise AttributeError(f"A {type(self).__name__} has no attribute {name!r}.")
+
     def codes(self, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, jax.Array]]:
         """The output, and the int32 codes of every quantized tensor by its label (in scans "label[iteration]").
 
@@ -159,7 +175,7 @@ class QuantizedModel(nnx.Module):
         return quantizer_table(self.plan, self.qparams())
 
     def _read(self, args: Any, kwargs: Any) -> tuple[Traced, Annotation]:
-        traced, annotation = self.plan.read(trace(self.model, args, kwargs))
+        traced, annotation = self.plan.read(trace(self.model, args, kwargs, self.plan.expected))
         self.plan.check_known(annotation)
         return traced, annotation
 
@@ -174,20 +190,23 @@ class QuantizedModel(nnx.Module):
             write_state(self.model, changed)
 
 
-def arguments_of(batch: Any) -> tuple[Any, ...]:
-    """A batch as the tuple of a call's arguments.
+def check_quantized(value: Any, what: str, *, numbers: bool = True) -> None:
+    """Raise unless `value` is what `quantize` returned.
 
-    A tuple holds the arguments; anything else (an array, a dict, a list) is the one argument. An argument is an array,
-    a Python value, None, or a dict, list or tuple of these.
+    Args:
+      what: the name of the function that was called, for messages.
+      numbers: whether that function reads the model's numbers in Python.
     """
-    args = batch if isinstance(batch, tuple) else (batch,)
-    for leaf in jax.tree.leaves(args):
-        if not isinstance(leaf, (jax.Array, np.ndarray, bool, int, float, str)):
-            raise TypeError(
-                "Expected a batch to be an array or a tuple of the call's arguments (arrays, or dicts, lists, tuples "
-                f"of them), got {type(leaf).__name__}."
-            )
-    return jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, args)
+    if not isinstance(value, QuantizedModel):
+        came = f"the float model {type(value).__name__}" if isinstance(value, nnx.Module) else brief(value)
+        raise TypeError(
+            f"{what}: expected a quantized model, got {came}. Quantize it first: qmodel = qjax.quantize(model, recipe, "
+            "sample)."
+        )
+    if numbers:
+        refuse_trace(what)
+        if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(nnx.state(value))):
+            raise TypeError(traced_message(what, "a model whose parameters JAX is tracing"))
 
 
 def evaluation_copy(model: ModuleT) -> ModuleT:

@@ -10,13 +10,9 @@ import numpy as np
 
 from qjax.analysis.layers import batch_size
 from qjax.analysis.switched import SwitchedModel
-from qjax.qmodel import arguments_of
 
 Score = Callable[[Any, Any], Any]
 """(output of the model, batch) -> scalar, a mean over the examples of the batch."""
-
-Inputs = Callable[[Any], Any]
-"""batch -> the arguments of the model's call, as an array or a tuple."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,21 +60,23 @@ def finite(value: float | None) -> float | None:
 def measure(
     model: SwitchedModel,
     sets: Sequence[Collection[str]],
-    batches: Iterable[Any],
+    batches: Iterable[tuple[Any, tuple[Any, ...]]],
     *,
-    inputs: Inputs | None = None,
     loss: Score | None = None,
     metric: Score | None = None,
     what: str = "sensitivity",
 ) -> Measured:
-    """Run every set of quantizers on every batch; sums are float64 on the host. What calls it, for messages: `what`."""
+    """Run every set of quantizers on every batch; sums are float64 on the host.
+
+    Args:
+      batches: pairs of a batch and the arguments of its call, as `Batches` yields them. what: who calls, for messages.
+    """
     chosen = [frozenset(), *map(frozenset, sets)]
     distinct = list(dict.fromkeys(chosen))
     noise, signal = np.zeros(len(distinct)), 0.0
     scores = {name: np.zeros(len(distinct)) for name in ("loss", "metric")}
     examples = 0
-    for batch in batches:
-        args = arguments_of(batch if inputs is None else inputs(batch))
+    for batch, args in batches:
         size = batch_size(args)
         reference: list[np.ndarray] = []
         for index, quantizers in enumerate(distinct):

@@ -6,16 +6,17 @@ from typing import Any, Literal
 
 from flax import nnx
 
-from qjax.analysis.effect import Effect, Inputs, Measured, Score, measure
+from qjax.analysis.effect import Effect, Measured, Score, measure
 from qjax.analysis.knapsack import Combination, Frontier, Option, frontier
 from qjax.analysis.layers import FLOAT_BITS, layers_of
 from qjax.analysis.search_result import Budget, LayerChoice, Point, SearchResult
 from qjax.analysis.space import Candidate, Space
 from qjax.analysis.switched import SwitchedModel
+from qjax.batches import Batches, Inputs, arguments_of
 from qjax.calibrating import calibrate
 from qjax.calibration import track
 from qjax.model import quantize
-from qjax.qmodel import QuantizedModel, arguments_of
+from qjax.qmodel import QuantizedModel
 from qjax.recipe import Recipe
 
 __all__ = ["Budget", "Candidate", "LayerChoice", "Point", "SearchResult", "search"]
@@ -58,7 +59,8 @@ def search(
       recipe: everything that is not chosen: the target, scales, observers, bits of the activations that no layer reads.
         Layers whose weights it overrides, or that it leaves in float, stay as it says.
       sample: as for `quantize`.
-      batches: what the costs are measured on; kept in memory. Anything, with `inputs`.
+      batches: what the costs are measured on; kept in memory. A list of arrays, or of tuples of the call's arguments;
+        with `inputs`, of anything.
       candidates: bits from 2 to 16, and "float". A layer in reals has no cost here and counts 32 bits; the converted
         graph, if there is one, does not hold integers only. A weight that shares its module with another has no
         "float".
@@ -75,13 +77,12 @@ def search(
     work = _Work(
         model,
         sample,
-        list(batches),
-        None if calibration is None else list(calibration),
-        inputs=inputs,
+        list(Batches(batches, inputs, "search")),
+        None if calibration is None else list(Batches(calibration, None, "search: calibration").arguments()),
         loss=loss,
         metric=metric,
     )
-    args = arguments_of(sample)
+    args = arguments_of(sample, "search")
     varied = budget.mac_bits is not None if activations is None else activations
     space = Space(work.quantized(recipe), recipe, args, tuple(candidates), activations=varied)
 
@@ -188,7 +189,12 @@ class _Work:
     """Quantizes and measures, always on the same data."""
 
     def __init__(
-        self, model: nnx.Module, sample: Any, batches: list[Any], calibration: list[Any] | None, **scores: Any
+        self,
+        model: nnx.Module,
+        sample: Any,
+        batches: list[tuple[Any, tuple[Any, ...]]],
+        calibration: list[Any] | None,
+        **scores: Any,
     ) -> None:
         self.model, self.sample, self.calibration = model, sample, calibration
         self.batches, self.scores = batches, scores

@@ -1,6 +1,7 @@
 """What each layer's quantization costs by itself, and what the others cost without it."""
 
 import dataclasses
+import itertools
 import json
 import math
 from collections.abc import Iterable
@@ -8,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from qjax.analysis.effect import Effect, Inputs, Score, finite, measure
+from qjax.analysis.effect import Effect, Score, finite, measure
 from qjax.analysis.layers import Layer, layers_of
 from qjax.analysis.picture import BLUE, ORANGE, draw
 from qjax.analysis.switched import SwitchedModel
+from qjax.batches import Batches, Inputs
 from qjax.calibration import track
 from qjax.export.files import StrPath
-from qjax.qmodel import QuantizedModel, arguments_of
+from qjax.qmodel import QuantizedModel, check_quantized
 from qjax.summary import table
 
 
@@ -138,8 +140,8 @@ def sensitivity(
     its training.
 
     Args:
-      batches: arrays, or tuples of the call's arguments; with `inputs`, anything.
-      inputs: what of a batch the model is called with, `lambda batch: batch[0]` for pairs of images and labels.
+      batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, of anything.
+      inputs: what of a batch the model is called with: `lambda batch: batch[0]` for pairs of images and labels.
       loss, metric: `(output, batch) -> number`, a mean over the batch's examples; larger metrics are better. Their
         changes become columns.
       progress: show a progress bar on stderr; None shows one on a terminal.
@@ -147,24 +149,17 @@ def sensitivity(
     Raises:
       ValueError: no batch, or nothing to compare: a model without float outputs needs a loss or a metric.
     """
-    batches = iter(batches)
-    first = next(batches, None)
-    if first is None:
-        raise ValueError("sensitivity: expected at least one batch, got none.")
+    check_quantized(qmodel, "sensitivity")
     model = SwitchedModel(qmodel)
-    args = arguments_of(first if inputs is None else inputs(first))
-    drafts = _rows(qmodel, layers_of(qmodel, args))
+    pairs = iter(track(Batches(batches, inputs, "sensitivity"), "sensitivity", enabled=progress))
+    first = next(pairs)
+    drafts = _rows(qmodel, layers_of(qmodel, first[1]))
     everything = frozenset(model.names)
     sets = [everything]
     for draft in drafts:
         sets += [frozenset(draft.quantizers), everything - frozenset(draft.quantizers)]
 
-    def stream() -> Iterable[Any]:
-        yield first
-        yield from batches
-
-    shown = track(stream(), "sensitivity", enabled=progress)
-    measured = measure(model, sets, shown, inputs=inputs, loss=loss, metric=metric)
+    measured = measure(model, sets, itertools.chain([first], pairs), loss=loss, metric=metric)
     rows = [
         dataclasses.replace(draft, alone=measured.effects[1 + 2 * i], without=measured.effects[2 + 2 * i])
         for i, draft in enumerate(drafts)

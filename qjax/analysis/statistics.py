@@ -12,15 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from qjax.analysis.effect import Inputs, decibels, finite
+from qjax.analysis.effect import decibels, finite
 from qjax.analysis.layers import batch_size
+from qjax.batches import Batches, Inputs
 from qjax.calibration import track
 from qjax.export.accumulator_report import NodeAccumulator, accumulators
 from qjax.export.lower import ConversionError
 from qjax.model import convert
 from qjax.numerics.affine import broadcast_to_tensor, centered_bounds, round_to_grid
 from qjax.ops import Quantized
-from qjax.qmodel import QuantizedModel, arguments_of, evaluation_copy
+from qjax.qmodel import QuantizedModel, check_quantized, evaluation_copy
 from qjax.summary import table
 from qjax.tracing import Annotation, Evaluation, Place
 
@@ -123,7 +124,7 @@ def statistics(
     One compiled function and one pass; evaluation mode, and the model is not changed. Sums are float64.
 
     Args:
-      batches: arrays, or tuples of the call's arguments; with `inputs`, anything.
+      batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, of anything.
       nodes: regular expressions that match a tensor's, a quantizer's or a module's name in full; None is every tensor.
       inputs: what of a batch the model is called with.
       progress: show a progress bar on stderr; None shows one on a terminal.
@@ -131,6 +132,7 @@ def statistics(
     Raises:
       ValueError: no batch, or a name that matches nothing.
     """
+    check_quantized(qmodel, "statistics")
     patterns = None if nodes is None else _patterns(nodes)
     graphdef, state = nnx.split(evaluation_copy(qmodel))
     plan = qmodel.plan
@@ -164,8 +166,7 @@ def statistics(
     places: dict[str, Place] = {}
     totals: dict[str, dict[str, np.ndarray]] = {}
     examples, sample = 0, None
-    for batch in track(batches, "statistics", enabled=progress):
-        args = arguments_of(batch if inputs is None else inputs(batch))
+    for _, args in track(Batches(batches, inputs, "statistics"), "statistics", enabled=progress):
         if sample is None:
             sample = args
             places = _places(qmodel._read(args, {})[1])

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from qjax import ops
+from qjax.batches import Batches, Inputs, brief
 from qjax.export import interpreter
 from qjax.export.integer_graph import IntegerGraph
 from qjax.export.ir import Graph, Node
@@ -148,22 +149,34 @@ class AccumulatorReport:
 
 
 def accumulators(
-    graph: IntegerGraph, batches: Iterable[Any] | None = None, *, accumulator: Accumulator | None = None
+    graph: IntegerGraph,
+    batches: Iterable[Any] | None = None,
+    *,
+    inputs: Inputs | None = None,
+    accumulator: Accumulator | None = None,
 ) -> AccumulatorReport:
     """The bits that a graph's accumulators need in the worst case and, given batches, on data.
 
     Args:
       graph: what `convert` or `load` returned.
-      batches: arrays of reals, or tuples of the graph's inputs.
+      batches: a list of float arrays, or of tuples of the graph's inputs; with `inputs`, of anything.
+      inputs: what of a batch the graph is called with.
       accumulator: a register to try on every node; None takes each node's own. It changes what is counted, not the
         codes that flow through the graph.
     """
+    if not isinstance(graph, IntegerGraph):
+        raise TypeError(
+            f"accumulators: expected a graph from qjax.convert or qjax.load, got {brief(graph)}. Convert a quantized "
+            "model first: qjax.accumulators(qjax.convert(qmodel, sample))."
+        )
     ir = graph.ir
     tried = ir if accumulator is None else _with_accumulator(ir, accumulator)
     weighted = [
         index for index, node in enumerate(ir.nodes) if node.op in ("dot", "conv") and "kernel" in node.constants
     ]
-    examples, seen = (0, {}) if batches is None else _observe(graph, tried, weighted, batches)
+    examples, seen = (
+        (0, {}) if batches is None else _observe(graph, tried, weighted, Batches(batches, inputs, "accumulators"))
+    )
     nodes = tuple(_described(tried, tried.nodes[index], seen.get(index)) for index in weighted)
     return AccumulatorReport(nodes, examples)
 
@@ -247,7 +260,7 @@ def _pairs_at_risk(graph: Graph, node: Node, register: Accumulator) -> tuple[int
 
 
 def _observe(
-    graph: IntegerGraph, tried: Graph, weighted: Sequence[int], batches: Iterable[Any]
+    graph: IntegerGraph, tried: Graph, weighted: Sequence[int], batches: Batches
 ) -> tuple[int, dict[int, Observed]]:
     ir, exact = graph.ir, _with_accumulator(tried, EXACT)
 
@@ -271,8 +284,8 @@ def _observe(
     constants = (interpreter.prepare(ir), interpreter.prepare(tried), interpreter.prepare(exact))
     totals: dict[int, dict[str, int]] = {}
     examples = 0
-    for batch in batches:
-        codes = graph.quantize(*(batch if isinstance(batch, tuple) else (batch,)))
+    for args in batches.arguments():
+        codes = graph.quantize(*args)
         codes = codes if isinstance(codes, tuple) else (codes,)
         size = int(np.shape(codes[0])[0])
         if size == 0:

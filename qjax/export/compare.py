@@ -9,12 +9,13 @@ two forwards, not of all activations.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from qjax.batches import Batches, Inputs, brief
 from qjax.export.causes import Side, classify, explain, findings, summary
 from qjax.export.compare_inputs import INPUT_TEXTS, classify_input, input_codes, input_findings
 from qjax.export.comparison import Cause, Comparison, Difference, NodeComparison
@@ -31,7 +32,7 @@ AnyGraph = IntegerGraph | Graph
 _NOTHING = Difference()
 
 
-def compare(a: AnyGraph, b: AnyGraph, inputs: Any) -> Comparison:
+def compare(a: AnyGraph, b: AnyGraph, batches: Iterable[Any], *, inputs: Inputs | None = None) -> Comparison:
     """Run both graphs on the same inputs and say where, by how much and why their codes differ.
 
     The graphs come from one model: `qjax.convert(qmodel, sample, target=...)` under two targets, a graph and its edited
@@ -40,9 +41,10 @@ def compare(a: AnyGraph, b: AnyGraph, inputs: Any) -> Comparison:
     Args:
       a: the graph to compare with; differences are `b - a`.
       b: the other one.
-      inputs: one batch, an array or a tuple with one array per input; or an iterable of such batches. Reals are
+      batches: a list of arrays, or of tuples with one array per input; with `inputs`, of anything. Floats are
         quantized by each graph in its own way, which is compared too. Integer arrays of the inputs' dtype are codes,
         and both graphs get the same ones.
+      inputs: what of a batch the graphs are called with.
 
     Returns:
       A `Comparison`; `str()` is a table and sentences.
@@ -51,7 +53,7 @@ def compare(a: AnyGraph, b: AnyGraph, inputs: Any) -> Comparison:
       TypeError: not two graphs, or inputs of another dtype.
       ValueError: graphs of different models (other inputs, outputs, or shapes of a node), or no batch.
     """
-    left, right = _ir(a), _ir(b)
+    left, right, given = _ir(a), _ir(b), Batches(batches, inputs, "compare")
     names = device_of(left), device_of(right)
     labels = names if names[0] != names[1] else ("a", "b")
     # where one of them is for a device with kernels of its own, the other's nodes are joined to the same groups
@@ -60,35 +62,22 @@ def compare(a: AnyGraph, b: AnyGraph, inputs: Any) -> Comparison:
         _constants(g if same is whole else same) for g, whole, same in zip((a, b), (left, right), joined, strict=True)
     ]
     run = _Run(*(Runner(*side) for side in zip(joined, labels, constants, strict=True)))
-    for batch in _batches(inputs):
-        run.batch(batch)
+    for args in given.arguments():
+        run.batch(args)
     if run.examples == 0:
-        raise ValueError("compare: expected at least one batch, got none.")
+        raise ValueError("compare: expected at least one batch with an example, got none.")
     return run.result()
 
 
 def _ir(graph: Any) -> Graph:
     ir = graph.ir if isinstance(graph, IntegerGraph) else graph
     if not isinstance(ir, Graph):
-        raise TypeError(f"compare: expected two graphs from qjax.convert, got {type(graph).__name__}.")
+        raise TypeError(f"compare: expected two graphs from qjax.convert, got {brief(graph)}.")
     return ir
 
 
 def _constants(graph: AnyGraph) -> Mapping[str, Mapping[str, Any]]:
     return graph.interpreter.constants if isinstance(graph, IntegerGraph) else jax.device_put(prepare(graph))
-
-
-def _batches(inputs: Any) -> Iterable[tuple[Any, ...]]:
-    if hasattr(inputs, "shape") or isinstance(inputs, Mapping):
-        return [(inputs,)]
-    if isinstance(inputs, tuple):
-        return [cast(tuple[Any, ...], inputs)]
-    if not isinstance(inputs, Iterable):
-        raise TypeError(
-            f"compare: expected an array, a tuple of arrays, or an iterable of batches, got {type(inputs).__name__}."
-        )
-    batches = cast(Iterable[Any], inputs)
-    return (cast(tuple[Any, ...], batch) if isinstance(batch, tuple) else (batch,) for batch in batches)
 
 
 def _kind(a: Side, b: Side) -> str:

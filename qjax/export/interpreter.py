@@ -137,7 +137,10 @@ class Interpreter:
 def check_count(graph: Graph, inputs: Sequence[Any]) -> None:
     """Raise unless there is one value per input of the graph."""
     if len(inputs) != len(graph.inputs):
-        raise TypeError(f"The graph takes {len(graph.inputs)} inputs ({', '.join(graph.inputs)}), got {len(inputs)}.")
+        raise TypeError(
+            f"The graph takes {len(graph.inputs)} inputs ({', '.join(graph.inputs)}), got {len(inputs)}. Give one "
+            "array for each. Where batches also hold labels, inputs=lambda batch: batch[0] leaves them out."
+        )
 
 
 def check_shapes(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> None:

@@ -180,7 +180,7 @@ def verify(graph: IntegerGraph, reference: Reference, batches: Iterable[tuple[An
             t[3] += whole
             t[4] = max(t[4], whole_max)
     if examples == 0:
-        raise ValueError("verify: expected at least one batch, got none.")
+        raise ValueError("verify: expected at least one batch with an example, got none.")
     reports = tuple(
         NodeReport(node.name, NodeView(ir, node).kind, node.location, *(int(n) for n in totals[node.name]))
         for node in named

@@ -1,6 +1,9 @@
 """From an instrumented module and its arguments to a program."""
 
 import dataclasses
+import inspect
+import os
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,11 +11,12 @@ import jax
 import numpy as np
 from flax import nnx
 
+from qjax.batches import brief
 from qjax.tracing import Program, from_jaxpr, rewrite, user_line
 
 
 class TraceError(ValueError):
-    """The model's structure depends on the numbers that flow through it; the message says where."""
+    """The model cannot be traced: it fails on these arguments, or its structure depends on numbers."""
 
 
 _DEPENDS_ON_DATA = (
@@ -22,6 +26,12 @@ _DEPENDS_ON_DATA = (
     jax.errors.TracerIntegerConversionError,
 )
 """What JAX raises for a branch, a shape or a conversion that needs a number which is only known at run time."""
+
+
+_USERS = (TypeError, ValueError, AttributeError, KeyError, IndexError)
+"""What a model raises for arguments that it was not written for."""
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 @dataclasses.dataclass(eq=False)
@@ -57,8 +67,16 @@ class Traced:
         return flat
 
 
-def trace(model: nnx.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Traced:
-    """Trace `model(*args, **kwargs)`; arrays are inputs of the program, everything else is static."""
+def trace(model: nnx.Module, args: Sequence[Any], kwargs: dict[str, Any], expected: str = "") -> Traced:
+    """Trace `model(*args, **kwargs)`; arrays are inputs of the program, everything else is static.
+
+    Args:
+      expected: the inputs that the model is known to take, for messages.
+
+    Raises:
+      TraceError: the model raises one of Python's common errors; or a shape or a branch depends on data.
+    """
+    _check_arguments(model, args, kwargs)
     graphdef, state = nnx.split(model)
     state_leaves, state_tree = jax.tree.flatten(state)
     paths = [_keys(path) for path, _ in jax.tree_util.tree_flatten_with_path(state)[0]]
@@ -80,6 +98,10 @@ def trace(model: nnx.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Tra
         closed, shapes = jax.make_jaxpr(call, return_shape=True)(state_leaves, arrays)
     except _DEPENDS_ON_DATA as error:
         raise TraceError(_explained(error)) from error
+    except _USERS as error:
+        if _raised_by_qjax(error):
+            raise
+        raise TraceError(_refused(model, error, args, kwargs, expected)) from error
     out_tree = jax.tree.structure(shapes[0])
     constant = (*(True,) * len(paths), *(False,) * len(arrays))
     return Traced(
@@ -117,6 +139,41 @@ def _labels(args: Sequence[Any], kwargs: dict[str, Any], dynamic: Sequence[int])
         # the parts of a single argument need no number in front
         labels.append("input/" + "/".join(keys[2 if len(args) == 1 and not kwargs else 1 :]))
     return labels
+
+
+def _check_arguments(model: nnx.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Raise where the call's arguments do not fit the signature, which is most often a batch with labels."""
+    try:
+        signature = inspect.signature(type(model).__call__)
+    except ValueError:  # a callable that does not tell
+        return
+    try:
+        signature.bind(model, *args, **kwargs)
+    except TypeError as error:
+        names = ", ".join(list(signature.parameters)[1:])
+        raise TypeError(
+            f"The model's __call__ takes ({names}), got {len(args) + len(kwargs)} arguments: "
+            f"{brief((*args, *kwargs.values()))}: {error}. A tuple holds the arguments of one call. If a batch also "
+            "holds labels, pass inputs=lambda batch: batch[0]; a sample is the inputs alone."
+        ) from None
+
+
+def _raised_by_qjax(error: Exception) -> bool:
+    """Whether the error is one of qjax's own, which says what it has to say."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return isinstance(error, TraceError) or os.path.abspath(frames[-1].filename).startswith(_PACKAGE)
+
+
+def _refused(model: nnx.Module, error: Exception, args: Sequence[Any], kwargs: Any, expected: str) -> str:
+    """What the model was called with, and what it said."""
+    line = user_line(error.__traceback__)
+    said = str(error).strip().splitlines()
+    return (
+        f"{line or 'unknown line'}: {type(model).__name__} raises {type(error).__name__} on a call with "
+        f"{brief((*args, *kwargs.values()))}: {(said[0] if said else 'no message').rstrip('.')}. "
+        f"{expected or 'Expected arguments that the model accepts.'} Check the shapes, dtypes and structure of the "
+        "batch or the sample; their first axis is the batch."
+    )
 
 
 def _explained(error: Exception) -> str:

@@ -32,10 +32,11 @@ import numpy as np
 from flax import nnx
 from jax import lax
 
+from qjax.batches import arguments_of
 from qjax.calibration.learned import Quantizer, with_scales
 from qjax.layers import write_state
 from qjax.numerics.qspec import QSpec, split_groups
-from qjax.qmodel import QuantizedModel, arguments_of
+from qjax.qmodel import QuantizedModel, check_quantized
 from qjax.tracing import Annotation
 from qjax.tracing.annotation import LayerUse
 
@@ -178,7 +179,9 @@ def constrain_accumulators(
       ValueError: no weight matches; no code but 0 fits; or a weight that cannot be projected: one whose scale follows
         it ("dynamic"), with groups of scales, within a scan, or that the model transforms before it is used.
     """
-    traced, annotation = qmodel._read(arguments_of(sample), {})
+    check_quantized(qmodel, "constrain_accumulators", numbers=False)
+    args = arguments_of(sample, "constrain_accumulators", traced=True)
+    traced, annotation = qmodel._read(args, {})
     parameters = dict(zip(traced.program.inputs, traced.names, strict=True))
     direct = {p.name for (eqn, index), p in annotation.weights.items() if parameters.get(eqn.inputs[index]) == p.name}
     axes: dict[str, tuple[int, ...]] = {}

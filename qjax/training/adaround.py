@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from qjax.batches import Batches, Inputs
 from qjax.calibration import track
-from qjax.qmodel import QuantizedModel, arguments_of
+from qjax.qmodel import QuantizedModel, check_quantized
 from qjax.summary import table
 from qjax.training.products import Product, Products, state_of
 from qjax.training.weights import code_bounds, codes_of, parameters, quantized_weights, set_codes
@@ -72,6 +73,7 @@ def adaround(
     qmodel: QuantizedModel,
     batches: Iterable[Any],
     *,
+    inputs: Inputs | None = None,
     steps: int = 1000,
     learning_rate: float = 1e-2,
     batch_size: int = 64,
@@ -95,7 +97,9 @@ def adaround(
     copy (`nnx.clone`) to compare with.
 
     Args:
-      batches: arrays, or tuples of the call's arguments; they are kept, and one layer's inputs and outputs with them.
+      batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, of anything. They are kept, and
+        one layer's inputs and outputs with them.
+      inputs: what of a batch the model is called with.
       steps, learning_rate, batch_size: of Adam, for each layer; batch_size counts examples.
       seed: of the order of examples.
       progress: show a progress bar on stderr; None shows one on a terminal.
@@ -103,9 +107,8 @@ def adaround(
     Raises:
       ValueError: no batch, or no dense layer or convolution whose weight is a parameter as it stands.
     """
-    kept = [arguments_of(batch) for batch in batches]
-    if not kept:
-        raise ValueError("adaround: expected at least one batch, got none.")
+    check_quantized(qmodel, "adaround")
+    kept = list(Batches(batches, inputs, "adaround").arguments())
     products = Products(qmodel, kept[0])
     if not products.items:
         reasons = "; ".join(f"{name}: {why}" for name, why in products.left.items()) or "it has no quantized weight"

@@ -8,12 +8,19 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from qjax.batches import Batches, Inputs
 from qjax.calibration import track
 from qjax.export.structure import join_arguments, split_arguments
-from qjax.qmodel import QuantizedModel, arguments_of, evaluation_copy
+from qjax.qmodel import QuantizedModel, check_quantized, evaluation_copy
 
 
-def reestimate_batch_norm(qmodel: QuantizedModel, batches: Iterable[Any], *, progress: bool | None = False) -> None:
+def reestimate_batch_norm(
+    qmodel: QuantizedModel,
+    batches: Iterable[Any],
+    *,
+    inputs: Inputs | None = None,
+    progress: bool | None = False,
+) -> None:
     """Replace every running mean and variance by its average over these batches.
 
     While it trains, a running average mixes statistics of weights whose codes have changed since; with few bits, and
@@ -24,13 +31,16 @@ def reestimate_batch_norm(qmodel: QuantizedModel, batches: Iterable[Any], *, pro
     Changes the model's running statistics and nothing else.
 
     Args:
-      batches: arrays, or tuples of the call's arguments, whose first array's first axis is the batch. Of the size that
-        training used: a layer's statistics depend on what the one before was normalised with.
+      batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, of anything. The first axis of
+        the first array is the batch. Use the batch size of the training: a layer's statistics depend on what the one
+        before was normalised with.
+      inputs: what of a batch the model is called with.
       progress: show a progress bar on stderr; None shows one on a terminal.
 
     Raises:
       ValueError: no batch, or no `nnx.BatchNorm` in the model.
     """
+    check_quantized(qmodel, "reestimate_batch_norm")
     copy = evaluation_copy(qmodel)
     if not _norms(copy):
         raise ValueError(
@@ -50,8 +60,8 @@ def reestimate_batch_norm(qmodel: QuantizedModel, batches: Iterable[Any], *, pro
     step = jax.jit(one_batch, static_argnums=2)
     totals: dict[str, dict[str, np.ndarray]] = {}
     examples = 0
-    for batch in track(batches, "re-estimating batch norm", enabled=progress):
-        args = arguments_of(batch)
+    given = Batches(batches, inputs, "reestimate_batch_norm")
+    for _, args in track(given, "re-estimating batch norm", enabled=progress):
         arrays, rest = split_arguments(args)
         size = next((int(a.shape[0]) for a in jax.tree.leaves(args) if getattr(a, "ndim", 0)), 1)
         for path, found in jax.device_get(step(state, arrays, rest)).items():

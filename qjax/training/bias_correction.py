@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from qjax.batches import Batches, Inputs
 from qjax.calibration import track
-from qjax.qmodel import QuantizedModel, arguments_of
+from qjax.qmodel import QuantizedModel, check_quantized
 from qjax.training.products import Product, Products, state_of
 from qjax.training.weights import parameters
 
@@ -35,6 +36,7 @@ def correct_bias(
     qmodel: QuantizedModel,
     batches: Iterable[Any],
     *,
+    inputs: Inputs | None = None,
     reference: QuantizedModel | None = None,
     progress: bool | None = False,
 ) -> Correction:
@@ -47,7 +49,8 @@ def correct_bias(
     once over all batches for each layer.
 
     Args:
-      batches: arrays, or tuples of the call's arguments; they are kept.
+      batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, of anything. They are kept.
+      inputs: what of a batch the model is called with.
       reference: the model whose parameters, without quantizers, are the reals; None is `qmodel` as it is now. Where
         learned rounding or an earlier correction has already moved parameters, give a copy (`nnx.clone`) from before;
         correcting twice against the same reference then changes nothing the second time.
@@ -56,9 +59,8 @@ def correct_bias(
     Raises:
       ValueError: no batch, or no layer that can be corrected; the message says why for each.
     """
-    kept = [arguments_of(batch) for batch in batches]
-    if not kept:
-        raise ValueError("correct_bias: expected at least one batch, got none.")
+    check_quantized(qmodel, "correct_bias")
+    kept = list(Batches(batches, inputs, "correct_bias").arguments())
     products = Products(qmodel, kept[0])
     left, items = dict(products.left), []
     shared = Counter(product.shift for product in products.items)

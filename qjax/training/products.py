@@ -14,7 +14,7 @@ from flax import nnx
 
 from qjax.layers import Traced
 from qjax.ops import Role, real
-from qjax.qmodel import QuantizedModel, arguments_of, evaluation_copy
+from qjax.qmodel import QuantizedModel, evaluation_copy
 from qjax.tracing import Annotation, Equation, Evaluation, Value
 from qjax.training.weights import weights_of
 
@@ -80,8 +80,7 @@ class Products:
     left: name of a quantized weight -> why nothing is done to it.
     """
 
-    def __init__(self, qmodel: QuantizedModel, sample: Any) -> None:
-        args = arguments_of(sample)
+    def __init__(self, qmodel: QuantizedModel, args: tuple[Any, ...]) -> None:
         self._graphdef, _ = nnx.split(evaluation_copy(qmodel))
         self._names = weights_of(qmodel, args)
         traced, annotation = evaluation_copy(qmodel)._read(args, {})

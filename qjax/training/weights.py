@@ -16,9 +16,10 @@ import numpy as np
 from flax import nnx
 from jax.core import Tracer
 
+from qjax.batches import arguments_of
 from qjax.numerics.affine import broadcast_to_tensor, centered_bounds
 from qjax.ops import Quantized
-from qjax.qmodel import QuantizedModel, arguments_of, evaluation_copy
+from qjax.qmodel import QuantizedModel, check_quantized, evaluation_copy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +39,9 @@ def weights_of(qmodel: QuantizedModel, sample: Any) -> Weights:
     Args:
       sample: one batch, an array or a tuple of the call's arguments; only its shapes matter.
     """
+    check_quantized(qmodel, "weights_of", numbers=False)
     # a trace in evaluation mode moves nothing, and the weights are the same in both modes
-    traced, annotation = evaluation_copy(qmodel)._read(arguments_of(sample), {})
+    traced, annotation = evaluation_copy(qmodel)._read(arguments_of(sample, "weights_of", traced=True), {})
     path_of = dict(zip(traced.program.inputs, traced.names, strict=True))
     names: dict[str, None] = {}
     left: dict[str, str] = {}

@@ -1,0 +1,291 @@
+"""Usual mistakes: each error says what was expected, what came, and the cure."""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import qjax
+from qjax.batches import Batches
+
+X = np.asarray(np.random.default_rng(0).normal(size=(16, 6)), np.float32)
+LABELS = np.arange(16) % 4
+
+
+class Net(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.body = nnx.Linear(6, 8, rngs=rngs)
+        self.norm = nnx.BatchNorm(8, rngs=rngs)
+        self.head = nnx.Linear(8, 4, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.head(nnx.relu(self.norm(self.body(x))))
+
+
+@functools.cache
+def made() -> tuple[Any, Any, Any]:
+    """(float model, quantized model, graph)."""
+    model = Net(nnx.Rngs(0))
+    qmodel = qjax.quantize(model, qjax.Recipe(), X)
+    qmodel.eval()
+    return model, qmodel, qjax.convert(qmodel, X)
+
+
+# ---------------------------------------------------------------------------- three forms
+
+Take = Callable[..., Any]
+
+TAKE: dict[str, Take] = {
+    "calibrate": lambda *given, **inputs: qjax.calibrate(made()[1], *given, **inputs),
+    "verify": lambda *given, **inputs: qjax.verify(made()[2], made()[1], *given, **inputs),
+    "compare": lambda *given, **inputs: qjax.compare(made()[2], made()[2], *given, **inputs),
+    "accumulators": lambda *given, **inputs: qjax.accumulators(made()[2], *given, **inputs),
+    "statistics": lambda *given, **inputs: qjax.statistics(made()[1], *given, **inputs),
+    "sensitivity": lambda *given, **inputs: qjax.sensitivity(made()[1], *given, **inputs),
+    "search": lambda *given, **inputs: qjax.search(
+        made()[0], qjax.Recipe(), X, *given, budget=qjax.Budget(size=10_000), **inputs
+    ),
+    "adaround": lambda *given, **inputs: qjax.training.adaround(made()[1], *given, **inputs),
+    "correct_bias": lambda *given, **inputs: qjax.training.correct_bias(made()[1], *given, **inputs),
+    "reestimate_batch_norm": lambda *given, **inputs: qjax.training.reestimate_batch_norm(made()[1], *given, **inputs),
+}
+"""Every function that takes batches."""
+
+
+def test_a_function_that_takes_batches_is_listed() -> None:
+    homes = [getattr(qjax, name) for name in qjax.__all__] + [
+        getattr(qjax.training, name) for name in qjax.training.__all__
+    ]
+    names = {f.__name__ for f in homes if inspect.isfunction(f) and "batches" in inspect.signature(f).parameters}
+    assert names == set(TAKE)
+
+
+class Seen(Exception):
+    """What `inputs` was called with."""
+
+
+def seen(batch: Any) -> Any:
+    raise Seen(batch)
+
+
+@pytest.mark.parametrize("name", TAKE)
+def test_batches_come_in_the_same_three_forms_everywhere(name: str) -> None:
+    alone: list[Any] = [X, (X, LABELS), {"image": X}]
+    for batch in alone:
+        for given in (batch, [batch], iter([batch])):
+            with pytest.raises(Seen) as raised:
+                TAKE[name](given, inputs=seen)
+            assert raised.value.args[0] is batch
+
+
+def test_a_batch_is_the_arguments_of_a_call() -> None:
+    def arguments(batches: Any, inputs: Any = None) -> list[Any]:
+        return [tuple(map(str, args)) for args in Batches(batches, inputs, "test").arguments()]
+
+    one, two = (str(X),), (str(X), str(LABELS))
+    assert arguments(X) == arguments([X]) == arguments([(X,)]) == arguments(iter([X])) == [one]
+    assert arguments((X, LABELS)) == arguments([(X, LABELS)]) == [two]
+    assert arguments([X, X]) == [one, one]
+    assert arguments([(X, LABELS)], lambda batch: batch[0]) == [one]
+    assert arguments([{"a": X, "b": LABELS}], lambda batch: (batch["a"], batch["b"])) == [two]
+    assert arguments([{"a": X}]) == [(str({"a": jnp.asarray(X)}),)], "a dict is the one argument"
+
+
+def test_calibration_finds_the_same_in_each_form() -> None:
+    found: set[str] = set()
+    for batches, inputs in ((X, None), ([X], None), ([(X,)], None), ([(X, LABELS)], lambda batch: batch[0])):
+        copy = nnx.clone(made()[1])
+        qjax.calibrate(copy, batches, inputs=inputs)
+        found.add(str(copy.qparams()))
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("name", TAKE)
+def test_what_is_no_list_of_batches(name: str) -> None:
+    take, who = TAKE[name], f"^{name}: "
+    wrong = [(3, "3"), ("images", "str"), (made()[1], "QuantizedModel"), (None, "None")]
+    for batches, came in wrong[: 3 if name == "accumulators" else 4]:
+        with pytest.raises(TypeError, match=rf"{who}expected batches \(a list of arrays, .*inputs=.*, got {came}"):
+            take(batches)
+    with pytest.raises(TypeError, match=rf"{who}expected inputs= to be a function .*, got float32\[16,6\]"):
+        take([X], inputs=X)
+    with pytest.raises(ValueError, match=f"{who}expected at least one batch, got none"):
+        take([])
+    with pytest.raises(TypeError, match=f"{who}expected a batch to be an array or a tuple .*, got None"):
+        take([None])
+    with pytest.raises(TypeError, match=f"{who}expected a batch .*, got object"):
+        take([object()])
+    if name != "search":  # which quantizes first, and takes long
+        with pytest.raises(TypeError, match="inputs=lambda batch: batch\\[0\\]"):
+            take([(X, LABELS)])
+
+
+# ---------------------------------------------------------------------------- mistakes
+
+
+def in_jit(function: Callable[[Any], Any]) -> Callable[[], Any]:
+    return lambda: jax.jit(function)(X)
+
+
+def by_nnx_jit(function: Callable[[Any], Any]) -> Callable[[], Any]:
+    return lambda: nnx.jit(function)(made()[1])
+
+
+OUTSIDE = "expected arrays with numbers, got .*cannot run inside jit, grad, vmap or scan. Call it outside"
+FLOAT_MODEL = "expected a quantized model, got the float model Net. Quantize it first"
+
+MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "forward of exact without the model": (
+        lambda: qjax.exact(made()[1], X)(X),
+        TypeError,
+        r"exact: expected the quantized model as the forward's first argument, got float32\[16,6\]. Call forward",
+    ),
+    "verify swapped": (
+        lambda: qjax.verify(made()[1], made()[2], [X]),
+        TypeError,
+        r"verify: expected a graph from qjax.convert, got QuantizedModel. The order is verify\(graph, qmodel",
+    ),
+    "accumulators of a model": (
+        lambda: qjax.accumulators(made()[1]),
+        TypeError,
+        r"accumulators: expected a graph .*, got QuantizedModel. Convert a quantized model first",
+    ),
+    "verify a float model": (lambda: qjax.verify(made()[2], made()[0], [X]), TypeError, f"verify: {FLOAT_MODEL}"),
+    "convert a float model": (lambda: qjax.convert(made()[0], X), TypeError, f"convert: {FLOAT_MODEL}"),
+    "exact of a float model": (lambda: qjax.exact(made()[0], X), TypeError, f"exact: {FLOAT_MODEL}"),
+    "calibrate a float model": (lambda: qjax.calibrate(made()[0], [X]), TypeError, f"calibrate: {FLOAT_MODEL}"),
+    "statistics of a float model": (lambda: qjax.statistics(made()[0], [X]), TypeError, f"statistics: {FLOAT_MODEL}"),
+    "sensitivity of a float model": (
+        lambda: qjax.sensitivity(made()[0], [X]),
+        TypeError,
+        f"sensitivity: {FLOAT_MODEL}",
+    ),
+    "weights of a float model": (
+        lambda: qjax.training.weights_of(made()[0], X),
+        TypeError,
+        f"weights_of: {FLOAT_MODEL}",
+    ),
+    "calibrate a graph": (
+        lambda: qjax.calibrate(made()[2], [X]),
+        TypeError,
+        "calibrate: expected a quantized model, got IntegerGraph",
+    ),
+    "quantize twice": (
+        lambda: qjax.quantize(made()[1], qjax.Recipe(), X),
+        TypeError,
+        r"quantize: expected a float model, got a quantized one. .*nnx.update\(model, nnx.state\(qmodel.model\)\)",
+    ),
+    "quantize swapped": (
+        lambda: qjax.quantize(made()[0], *cast(Any, (X, qjax.Recipe()))),
+        TypeError,
+        r"quantize: expected a qjax.Recipe, got float32\[16,6\]. The order is quantize\(model, recipe, sample\)",
+    ),
+    "quantize with labels": (
+        lambda: qjax.quantize(made()[0], qjax.Recipe(), (X, LABELS)),
+        TypeError,
+        r"__call__ takes \(x\), got 2 arguments: \(float32\[16,6\], int.*\[16\]\).*a sample is the inputs alone",
+    ),
+    "call with labels": (lambda: made()[1](X, LABELS), TypeError, r"__call__ takes \(x\), got 2 arguments"),
+    "quantize in jit": (
+        in_jit(lambda x: qjax.quantize(made()[0], qjax.Recipe(), x).qparams()),
+        TypeError,
+        f"quantize: {OUTSIDE}",
+    ),
+    "calibrate in jit": (in_jit(lambda x: qjax.calibrate(made()[1], [x])), TypeError, f"calibrate: {OUTSIDE}"),
+    "calibrate in nnx.jit": (by_nnx_jit(lambda q: qjax.calibrate(q, [X])), TypeError, f"calibrate: {OUTSIDE}"),
+    "convert in jit": (in_jit(lambda x: qjax.convert(made()[1], x)(x)), TypeError, f"convert: {OUTSIDE}"),
+    "convert in grad": (
+        lambda: nnx.grad(lambda q: qjax.convert(q, X)(X).sum())(made()[1]),
+        TypeError,
+        f"convert: {OUTSIDE}",
+    ),
+    "verify in nnx.jit": (
+        by_nnx_jit(lambda q: qjax.verify(made()[2], q, [X]).local),
+        TypeError,
+        f"verify: {OUTSIDE}",
+    ),
+    "statistics in jit": (in_jit(lambda x: qjax.statistics(made()[1], [x]).examples), TypeError, OUTSIDE),
+    "sensitivity in jit": (in_jit(lambda x: qjax.sensitivity(made()[1], [x]).examples), TypeError, OUTSIDE),
+    "compare in jit": (in_jit(lambda x: qjax.compare(made()[2], made()[2], x).examples), TypeError, OUTSIDE),
+    "accumulators in jit": (in_jit(lambda x: qjax.accumulators(made()[2], x).examples), TypeError, OUTSIDE),
+    "a layer of the model inside": (
+        lambda: made()[1].head,
+        AttributeError,
+        r"no attribute 'head'; the model inside it has: use qmodel.model.head",
+    ),
+    "no attribute at all": (lambda: made()[1].tail, AttributeError, "A QuantizedModel has no attribute 'tail'"),
+    "quantize with a wrong shape": (
+        lambda: qjax.quantize(made()[0], qjax.Recipe(), X[:, :5]),
+        qjax.TraceError,
+        r"test_mistakes.py:\d+: Net raises TypeError on a call with \(float32\[16,5\]\): dot_general requires .* Check",
+    ),
+    "convert with a wrong shape": (
+        lambda: qjax.convert(made()[1], X[:, :5]),
+        qjax.TraceError,
+        r"float32\[16,5\].*The model was quantized with input of shape \(16, 6\). Check the shapes, dtypes",
+    ),
+    "calibrate with a wrong shape": (
+        lambda: qjax.calibrate(nnx.clone(made()[1]), [X[:, :5]]),
+        qjax.TraceError,
+        r"float32\[16,5\].*The model was quantized with input of shape \(16, 6\)",
+    ),
+    "call with a wrong shape": (lambda: made()[1](X[:, :5]), qjax.TraceError, r"float32\[16,5\].*\(16, 6\)"),
+    "calibrate with a dict for an array": (
+        lambda: qjax.calibrate(nnx.clone(made()[1]), [{"image": X}]),
+        qjax.TraceError,
+        r"on a call with \(\{'image': float32\[16,6\]\}\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_says_what_was_expected_what_came_and_the_cure(name: str) -> None:
+    function, kind, message = MISTAKES[name]
+    with pytest.raises(kind, match=message):
+        function()
+
+
+def test_an_error_of_the_users_own_kind_stays_as_it_is() -> None:
+    class Mine(RuntimeError):
+        pass
+
+    class Failing(Net):
+        def __call__(self, x: jax.Array) -> jax.Array:
+            raise Mine("not today")
+
+    with pytest.raises(Mine) as raised:
+        qjax.quantize(Failing(nnx.Rngs(0)), qjax.Recipe(), X)
+    assert str(raised.value) == "not today"
+
+
+def test_exact_may_be_made_inside_of_jit() -> None:
+    _, qmodel, graph = made()
+    found = nnx.jit(lambda q, x: qjax.exact(q, x)(q, x))(qmodel, X)
+    assert np.array_equal(np.asarray(found), np.asarray(graph(X)))
+
+
+def test_a_progress_bar_knows_how_many_batches_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    _, qmodel, _ = made()
+
+    def batches() -> Iterator[Any]:
+        yield X
+
+    qjax.calibrate(nnx.clone(qmodel), [X, X], progress=True)
+    assert "100%" in capsys.readouterr().err
+    qjax.calibrate(nnx.clone(qmodel), batches(), progress=True)
+    assert "calibrating" in capsys.readouterr().err
+
+
+def test_an_optimizer_of_the_float_model_names_both_trees() -> None:
+    """The error is optax's own: the update calls nothing of qjax."""
+    model, qmodel, _ = made()
+    optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
+    with pytest.raises(ValueError, match=r"quantizers.*(\n.*)*body"):
+        optimizer.update(qmodel, nnx.state(qmodel, nnx.Param))
