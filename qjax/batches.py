@@ -27,6 +27,10 @@ _FORMS = (
 )
 
 
+WITHOUT_LABELS = "Where a batch also holds labels, inputs=lambda batch: batch[0] leaves them out."
+"""The cure for too many arguments."""
+
+
 class Batches:
     """Yields `(batch, arguments)` for every batch.
 

@@ -14,6 +14,7 @@ import numpy as np
 from jax.core import Tracer
 
 from qjax import ops
+from qjax.batches import WITHOUT_LABELS
 from qjax.export.ir import Graph, Node
 from qjax.export.shared import SharedConstants
 from qjax.numerics.fence import computed_once
@@ -139,7 +140,7 @@ def check_count(graph: Graph, inputs: Sequence[Any]) -> None:
     if len(inputs) != len(graph.inputs):
         raise TypeError(
             f"The graph takes {len(graph.inputs)} inputs ({', '.join(graph.inputs)}), got {len(inputs)}. Give one "
-            "array for each. Where batches also hold labels, inputs=lambda batch: batch[0] leaves them out."
+            f"array for each. {WITHOUT_LABELS}"
         )
 
 

@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from qjax.batches import WITHOUT_LABELS
+
 
 def describe(tree: Any) -> Any:
     """Replace the leaves, which must be ints (positions), and tag tuples; raises TypeError for other nodes."""
@@ -80,7 +82,7 @@ def flatten_arguments(structure: Any, args: tuple[Any, ...], count: int) -> list
     items = structure[1]
     needed = max((index + 1 for index, item in enumerate(items) if _reads(item)), default=0)
     if not needed <= len(args) <= len(items):
-        raise TypeError(f"The graph takes {_described(structure)} as its arguments, got {len(args)}.")
+        raise TypeError(f"The graph takes {_described(structure)} as its arguments, got {len(args)}. {WITHOUT_LABELS}")
     for index, (item, value) in enumerate(zip(items, args, strict=False)):
         _match(item, value, f"argument {index}", found)
     return [found[index] for index in range(count)]

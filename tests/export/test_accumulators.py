@@ -279,7 +279,7 @@ def test_the_table():
     report = qjax.accumulators(graph, [IMAGES])
     assert f"{report.examples} examples needed {report.observed_bits}" in str(report)
     assert "14 saturate" in str(report)
-    with pytest.raises(ValueError, match="expected at least one example, got none"):
+    with pytest.raises(ValueError, match="expected at least one batch, got none"):
         qjax.accumulators(graph, [])
 
 

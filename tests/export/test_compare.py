@@ -234,7 +234,7 @@ def test_wrong_arguments() -> None:
     a, name = built("nearest_even"), cast(Any, "tflite")
     with pytest.raises(TypeError, match=r"expected two graphs from qjax\.convert, got str"):
         qjax.compare(a, name, REALS)
-    with pytest.raises(TypeError, match="expected an array, a tuple of arrays, or an iterable of batches, got int"):
+    with pytest.raises(TypeError, match=r"compare: expected batches .*, got 3"):
         qjax.compare(a, a, 3)
     with pytest.raises(TypeError, match="takes reals, or codes of dtype int8; got int32"):
         qjax.compare(a, a, np.zeros((1, 6, 6, 4), np.int32))
