@@ -53,17 +53,28 @@ def unpack(bits: Pattern) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 def of_float32(x: Any) -> Pattern:
-    """The pattern of finite float32 numbers, exact; subnormal ones are read as integers, because XLA may flush them."""
+    """The pattern of finite float32 numbers, exact; by integers, because XLA may flush subnormal floats to zero."""
     bits = lax.bitcast_convert_type(x, jnp.uint32)
-    small = (bits & np.uint32(0x7F800000)) == np.uint32(0)
-    steps = (bits & np.uint32(0x007FFFFF)).astype(jnp.float64) * np.float64(2.0**-149)
-    steps = jnp.where(bits >= np.uint32(1 << 31), -steps, steps)
-    return _pattern(jnp.where(small, steps, x.astype(jnp.float64)))
+    magnitude = bits & np.uint32(0x7FFFFFFF)
+    # 0 for a normal number
+    lift = jnp.maximum(lax.clz(magnitude), np.uint32(8)) - np.uint32(8)
+    fraction = (magnitude << lift) & np.uint32(0x007FFFFF)
+    field = jnp.maximum(magnitude >> np.uint32(23), np.uint32(1)) + np.uint32(1023 - 127) - lift
+    pattern = (field.astype(_U) << _U(52)) | (fraction.astype(_U) << _U(29))
+    sign = (bits >> np.uint32(31)).astype(_U) << _U(63)
+    return jnp.where(magnitude == np.uint32(0), _U(0), pattern | sign)
 
 
 def of_integer(x: Any) -> Pattern:
     """The pattern of int32, uint32 or smaller integers, exact."""
-    return _pattern(x.astype(jnp.float64))
+    negative = x < np.asarray(0, x.dtype)
+    wide = x.astype(jnp.int64)
+    magnitude = jnp.where(negative, -wide, wide).astype(jnp.uint32)
+    lift = lax.clz(magnitude).astype(_U)
+    # the implicit bit adds the last one to the exponent
+    pattern = (magnitude.astype(_U) << (lift + _U(21))) + ((_U(1022 + 31) - lift) << _U(52))
+    sign = negative.astype(_U) << _U(63)
+    return jnp.where(magnitude == np.uint32(0), _U(0), pattern | sign)
 
 
 def add(a: Pattern, b: Pattern, integers: Integers) -> Pattern:

@@ -14,6 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from qjax.ops import products
+
 ONE_ROW = 2**18
 """From this many weights on, one row is multiplied as two: XLA has no fast int8 product of a vector on the CPU, and
 converts all weights to int32 instead (`python -m benchmarks kernels`)."""
@@ -37,7 +39,7 @@ def dot(x: jax.Array, w: jax.Array, numbers: Any) -> jax.Array:
     """`lax.dot_general` of integers with an int32 accumulator; numbers: its dimension numbers."""
 
     def plain(a: jax.Array, b: jax.Array) -> jax.Array:
-        return lax.dot_general(a, b, numbers, preferred_element_type=jnp.int32)
+        return products.dot_general(a, b, numbers, jnp.int32)
 
     def wide(a: jax.Array, b: jax.Array) -> jax.Array:
         return plain(a.astype(jnp.int32), b.astype(jnp.int32))
@@ -78,7 +80,7 @@ def sums(x: jax.Array, summed: Sequence[int], batch: Sequence[int] = ()) -> jax.
         ones = jnp.ones([*(x.shape[axis] for axis in batch), 2, *(x.shape[axis] for axis in summed)], x.dtype)
         first = len(batch) + 1
         numbers = ((tuple(range(first, first + len(summed))), summed), (tuple(range(len(batch))), batch))
-        both = lax.dot_general(ones, x, numbers, preferred_element_type=jnp.int32)
+        both = products.dot_general(ones, x, numbers, jnp.int32)
         return lax.index_in_dim(both, 0, len(batch), keepdims=False)
 
     if x.dtype != jnp.int8 or not summed:
@@ -91,7 +93,7 @@ def _in_bytes(x: jax.Array, w: jax.Array, numbers: Any) -> jax.Array:
     high = (x >> 8).astype(jnp.int8)
     low = ((x & np.int16(255)) - np.int16(128)).astype(jnp.int8)
     (_, summed), (_, batch) = numbers
-    parts = [lax.dot_general(part, w, numbers, preferred_element_type=jnp.int32) for part in (high, low)]
+    parts = [products.dot_general(part, w, numbers, jnp.int32) for part in (high, low)]
     total, rank = sums(w, summed, batch), parts[0].ndim
     places = (*range(len(batch)), *range(rank - total.ndim + len(batch), rank))
     return (parts[0] << 8) + parts[1] + (lax.broadcast_in_dim(total, parts[0].shape, places) << 7)
@@ -107,7 +109,7 @@ def _one_row(x: Sequence[Any], w: Sequence[Any], numbers: Any) -> bool:
 def _as_two_rows(x: jax.Array, w: jax.Array, numbers: Any) -> jax.Array:
     axis = next(axis for axis in range(x.ndim) if axis not in numbers[0][0])
     rows = lax.pad(x, np.int8(0), [(0, int(a == axis), 0) for a in range(x.ndim)])
-    return lax.slice_in_dim(lax.dot_general(rows, w, numbers, preferred_element_type=jnp.int32), 0, 1, axis=0)
+    return lax.slice_in_dim(products.dot_general(rows, w, numbers, jnp.int32), 0, 1, axis=0)
 
 
 def taps(x: jax.Array, window: Sequence[int], strides: Sequence[int], dilation: Sequence[int]) -> list[jax.Array]:

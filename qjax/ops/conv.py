@@ -9,11 +9,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from qjax.numerics.accumulator import EXACT, Accumulator
-from qjax.ops import accumulate, convolution, narrow
+from qjax.ops import accumulate, convolution, narrow, products
 from qjax.ops.base import Attributes, Constants, Equation, Op, Quantized, Role, real, register
 from qjax.ops.channels import weight_to_result
 from qjax.ops.epilogue import finish_weighted
-from qjax.ops.exact_float import Product, matmul_codes, precision
+from qjax.ops.exact_float import Product, matmul_codes
 from qjax.ops.pending import Pending
 
 
@@ -55,20 +55,19 @@ class Conv(Op):
             "out_layout": list(numbers.out_spec),
         }
 
-    def product(self, eqn: Equation, precision: Any = None) -> Product:
+    def product(self, eqn: Equation) -> Product:
         """The equation's convolution of two float or int32 arrays, in the form whose derivatives are fast too."""
-        params = {k: v for k, v in eqn.params.items() if k not in ("preferred_element_type", "precision")}
         attributes = self.attributes(eqn)
         layout, strides, dilation = layout_of(attributes), attributes["strides"], attributes["rhs_dilation"]
         depthwise = convolution.is_depthwise(eqn.in_shapes[0], eqn.in_shapes[1], attributes["groups"], layout)
 
-        def product(a: jax.Array, b: jax.Array, kind: Any) -> jax.Array:
+        def product(a: jax.Array, b: jax.Array, kind: Any, precision: Any) -> jax.Array:
             if depthwise:
                 between = padded(a, jnp.zeros((), a.dtype), attributes)
                 return convolution.depthwise(
                     between, b, strides=strides, rhs_dilation=dilation, layout=layout, dtype=kind
                 )
-            return lax.conv_general_dilated_p.bind(a, b, preferred_element_type=kind, precision=precision, **params)
+            return products.conv_general_dilated(a, b, kind, eqn.params, precision)
 
         return product
 
@@ -77,7 +76,6 @@ class Conv(Op):
         if not (isinstance(x, Quantized) and isinstance(w, Quantized)):
             return eqn.bind(real(x), real(w))
         attributes = self.attributes(eqn)
-        product = self.product(eqn, precision(x, w))
 
         def integers(a: jax.Array, b: jax.Array, zero_a: Any, zero_b: Any) -> jax.Array:
             acc = convolved(a, b, 0 if zero_a is None else zero_a, attributes)
@@ -89,7 +87,7 @@ class Conv(Op):
         spec = w.qparams.spec
         whole = attributes["groups"] == 1 and spec.symmetric and spec.qmax <= 127
         summed = math.prod(w.shape) // w.shape[eqn.params["dimension_numbers"].rhs_spec[0]]
-        acc = matmul_codes(x, w, summed, product, integers if whole else None)
+        acc = matmul_codes(x, w, summed, self.product(eqn), eqn.params["precision"], integers if whole else None)
         vector = weight_to_result(w.scale, self.channels(eqn, 1), acc.ndim)
         scale = vector.reshape((1,) * (acc.ndim - vector.ndim) + tuple(vector.shape)) * x.scale.reshape((1,) * acc.ndim)
         return [Pending.start(acc, lax.stop_gradient(scale), eqn.out_dtypes[0])]

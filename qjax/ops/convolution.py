@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from qjax.ops import products
 from qjax.ops.accumulate import dot, taps
 
 FEW = 8
@@ -185,15 +186,15 @@ def xla_conv(x: jax.Array, w: jax.Array, strides: Sequence[int], dilation: Seque
     numbers = lax.ConvDimensionNumbers(
         (0, rank - 1, *spatial), (rank - 1, rank - 2, *range(rank - 2)), (0, rank - 1, *spatial)
     )
-    return lax.conv_general_dilated(
+    return products.convolution(
         x,
         w,
-        tuple(strides),
-        [(0, 0)] * (rank - 2),
+        jnp.int32,
+        window_strides=tuple(strides),
+        padding=[(0, 0)] * (rank - 2),
         rhs_dilation=tuple(dilation),
         dimension_numbers=numbers,
         feature_group_count=groups,
-        preferred_element_type=jnp.int32,
     )
 
 

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from qjax.numerics.accumulator import EXACT, Accumulator
-from qjax.ops import accumulate, grouped_dot, narrow
+from qjax.ops import accumulate, grouped_dot, narrow, products
 from qjax.ops.base import Attributes, Constants, Equation, Op, Quantized, Role, real, register
 from qjax.ops.channels import weight_to_result
 from qjax.ops.epilogue import finish, finish_weighted
-from qjax.ops.exact_float import Product, matmul_codes, precision
+from qjax.ops.exact_float import Product, matmul_codes
 from qjax.ops.pending import Pending
 
 
@@ -56,10 +56,10 @@ class Dot(Op):
         pairs = [[out, axis] for out, axis in enumerate(batch[index])]
         return pairs + [[start + out, axis] for out, axis in enumerate(free[index])]
 
-    def product(self, eqn: Equation, precision: Any = None) -> Product:
+    def product(self, eqn: Equation) -> Product:
         """The equation's product of two float or int32 arrays."""
         numbers = eqn.params["dimension_numbers"]
-        return lambda a, b, kind: lax.dot_general(a, b, numbers, preferred_element_type=kind, precision=precision)
+        return lambda a, b, kind, precision: products.dot_general(a, b, numbers, kind, precision)
 
     def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
         x, w = inputs
@@ -74,7 +74,7 @@ class Dot(Op):
         def integers(a: jax.Array, b: jax.Array, zero_a: Any, zero_b: Any) -> jax.Array:
             return _corrected(accumulate.dot(a, b, numbers), a, b, zero_a, zero_b, numbers)
 
-        acc = matmul_codes(x, w, summed, self.product(eqn, precision(x, w)), integers)
+        acc = matmul_codes(x, w, summed, self.product(eqn), eqn.params["precision"], integers)
         scale = _in_result(x, self.channels(eqn, 0), acc.ndim) * _in_result(w, self.channels(eqn, 1), acc.ndim)
         return [Pending.start(acc, lax.stop_gradient(scale), eqn.out_dtypes[0])]
 

@@ -208,7 +208,7 @@ class DynamicProduct:
         operands = (x, w) if self.weight == 1 else (w, x)
         if self.eqn.out_dtypes[0] != jnp.float32:
             return self.eqn.bind(*operands)[0]
-        return self._op.product(self.eqn, self.eqn.params["precision"])(*operands, jnp.float32)
+        return self._op.product(self.eqn)(*operands, jnp.float32, self.eqn.params["precision"])
 
     # ------------------------------------------------------------------ axes
 

@@ -17,6 +17,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from qjax.numerics.fence import finished_on_cpu
+from qjax.ops import products
 from qjax.ops.base import Quantized
 from qjax.ops.recomputed import is_recomputed
 
@@ -26,7 +27,8 @@ ACCUMULATOR = "accumulator"
 EXACT = 2**24
 """float32 represents every integer up to here."""
 
-Product = Callable[[jax.Array, jax.Array, Any], jax.Array]
+Product = Callable[[jax.Array, jax.Array, Any, Any], jax.Array]
+"""`(a, b, dtype of the accumulator, precision) -> array`, bilinear."""
 
 Integers = Callable[[jax.Array, jax.Array, jax.Array | None, jax.Array | None], jax.Array]
 """`(a, b, zero_a, zero_b)`: int8 codes and the codes of 0.0 among them, int32 scalars (None is 0), to the int32 sums of
@@ -41,13 +43,13 @@ def largest_code(value: Quantized) -> int:
     return max(abs(spec.qmin), spec.qmax) if spec.symmetric else spec.qmax - spec.qmin
 
 
-def precision(*values: Quantized) -> lax.Precision | None:
-    """Codes beyond 8 bits need all of float32's mantissa; for others the backend's default is exact."""
-    return lax.Precision.HIGHEST if any(largest_code(v) > 256 for v in values) else None
+def precision(*values: Quantized) -> lax.Precision:
+    """Codes beyond 8 bits need all of float32's mantissa."""
+    return products.FULL if any(largest_code(v) > 256 for v in values) else products.FAST
 
 
 def matmul_codes(
-    x: Quantized, w: Quantized, summed: int, product: Product, integers: Integers | None = None
+    x: Quantized, w: Quantized, summed: int, product: Product, own: Any, integers: Integers | None = None
 ) -> jax.Array:
     """The accumulator of two tensors of codes as float32 (rounded once where it exceeds 2^24).
 
@@ -55,7 +57,9 @@ def matmul_codes(
 
     Args:
       summed: how many products make one accumulator.
-      product: `(a, b, accumulator dtype) -> array`, bilinear; called with float32 or int32 operands.
+      product: called with float32 or int32 operands.
+      own: the precision that the model's product has, for the derivatives of codes up to 8 bits: their value does not
+        depend on it.
       integers: the same in int8, or None. On the CPU, where XLA multiplies int8 up to 4 times as fast as float32, codes
         of 8 bits and fewer take it. A NaN among the codes then makes every accumulator NaN.
     """
@@ -63,14 +67,16 @@ def matmul_codes(
     digits, top = 1, largest_code(w)
     while reach * 8 < EXACT and reach * top >= EXACT and top > 8:
         digits, top = digits + 1, -(-top // 16)
+    needed = precision(x, w)
     exact = _in_int32(product)
     if reach * top < EXACT:
-        exact = _in_float32(product) if digits == 1 else _in_digits(digits, product)
+        exact = _in_digits(digits, _in_float32(product, needed))
     zeros: tuple[Any, ...] = ()
     if _narrow(x) and _narrow(w):
         zeros = _code_of_zero(x), _code_of_zero(w)
         exact = _without_zeros(exact) if integers is None else _in_int8(exact, integers)
-    tangent = _of_bytes(product) if zeros and not is_recomputed() else _of_floats(product)
+    along = _in_float32(product, own if needed is products.FAST else needed)
+    tangent = _of_bytes(along) if zeros and not is_recomputed() else _of_floats(along)
 
     @jax.custom_jvp
     def multiply(a: jax.Array, b: jax.Array, *zeros: Any) -> jax.Array:
@@ -84,26 +90,26 @@ def matmul_codes(
     return checkpoint_name(acc, ACCUMULATOR)
 
 
-def _of_floats(product: Product) -> _Multiply:
+def _of_floats(product: _Multiply) -> _Multiply:
     """The tangent of the product of a and b."""
 
     def tangent(da: jax.Array, db: jax.Array, a: jax.Array, b: jax.Array, *_: Any) -> jax.Array:
-        return product(da, finished_on_cpu(b), jnp.float32) + product(finished_on_cpu(a), db, jnp.float32)
+        return product(da, finished_on_cpu(b)) + product(finished_on_cpu(a), db)
 
     return tangent
 
 
-def _of_bytes(product: Product) -> _Multiply:
+def _of_bytes(product: _Multiply) -> _Multiply:
     """The same; what it keeps of a and b is int8."""
 
     # with the barriers of `jax.checkpoint`, without which XLA would keep the float32 codes of the forward instead
     @jax.checkpoint
     def left(da: jax.Array, b: jax.Array, zero: Any) -> jax.Array:
-        return product(da, finished_on_cpu(_restored(b, zero)), jnp.float32)
+        return product(da, finished_on_cpu(_restored(b, zero)))
 
     @jax.checkpoint
     def right(a: jax.Array, db: jax.Array, zero: Any) -> jax.Array:
-        return product(finished_on_cpu(_restored(a, zero)), db, jnp.float32)
+        return product(finished_on_cpu(_restored(a, zero)), db)
 
     def tangent(da: jax.Array, db: jax.Array, a: jax.Array, b: jax.Array, zero_a: Any, zero_b: Any) -> jax.Array:
         return left(da, _stored(b, zero_b), zero_b) + right(_stored(a, zero_a), db, zero_a)
@@ -159,19 +165,19 @@ def _restored(codes: jax.Array, zero: jax.Array | None) -> jax.Array:
     return codes if zero is None else codes - zero.astype(jnp.float32)
 
 
-def _in_float32(product: Product) -> _Multiply:
-    def exact(a: jax.Array, b: jax.Array) -> jax.Array:
-        return product(a, b, jnp.float32)
-
-    return exact
+def _in_float32(product: Product, precision: Any) -> _Multiply:
+    return lambda a, b: product(a, b, jnp.float32, precision)
 
 
-def _in_digits(digits: int, product: Product) -> _Multiply:
+def _in_digits(digits: int, product: _Multiply) -> _Multiply:
+    if digits == 1:
+        return product
+
     def exact(a: jax.Array, b: jax.Array) -> jax.Array:
         total, weight = None, 1
         for position in range(digits):
             high = jnp.round(b * (1 / 16)) if position + 1 < digits else jnp.zeros_like(b)
-            part = product(a, b - high * 16, jnp.float32).astype(jnp.int32) * weight
+            part = product(a, b - high * 16).astype(jnp.int32) * weight
             total = part if total is None else total + part
             b, weight = high, weight * 16
         assert total is not None
@@ -182,6 +188,6 @@ def _in_digits(digits: int, product: Product) -> _Multiply:
 
 def _in_int32(product: Product) -> _Multiply:
     def exact(a: jax.Array, b: jax.Array) -> jax.Array:
-        return product(a.astype(jnp.int32), b.astype(jnp.int32), jnp.int32)
+        return product(a.astype(jnp.int32), b.astype(jnp.int32), jnp.int32, products.FULL)
 
     return exact

@@ -16,7 +16,7 @@ from jax import lax
 from qjax.numerics._namespace import host_or_trace, traced
 from qjax.numerics.qparams import QParams
 from qjax.numerics.softfloat import Real
-from qjax.ops import accumulate
+from qjax.ops import accumulate, products
 from qjax.ops.base import (
     Attributes,
     Constants,
@@ -90,7 +90,7 @@ def training(eqn: Equation, x: Quantized, w: Quantized, weight: int, channels: l
         return value.reshape(*value.shape[:axis], value.shape[axis] // size, size, *value.shape[axis + 1 :])
 
     def product(a: jax.Array, b: jax.Array, numbers: Any) -> jax.Array:
-        return lax.dot_general(a, b, numbers, preferred_element_type=jnp.float32, precision=lax.Precision.HIGHEST)
+        return products.dot_general(a, b, numbers, jnp.float32)
 
     acc = _accumulators(attributes, x.codes, split(w.codes), product)
     whole = jnp.broadcast_to(lax.stop_gradient(w.scale), _kept(w))

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from qjax.ops import products
+
 Step = Callable[..., Any]
 
 _UNARY = """neg sign floor ceil exp exp2 log log1p expm1 tanh logistic sin cos tan asin acos atan sinh cosh erf erfc
@@ -45,17 +47,17 @@ def _reduction(function: Any) -> tuple[tuple[str, ...], Step]:
 
 def _conv(p: Mapping[str, Any], x: Any, w: Any) -> Any:
     numbers = lax.ConvDimensionNumbers(*p["dimension_numbers"])
-    return lax.conv_general_dilated(
+    return products.convolution(
         x,
         w,
-        p["window_strides"],
-        p["padding"],
+        None,
+        window_strides=p["window_strides"],
+        padding=p["padding"],
         lhs_dilation=p["lhs_dilation"],
         rhs_dilation=p["rhs_dilation"],
         dimension_numbers=numbers,
         feature_group_count=p["feature_group_count"],
         batch_group_count=p["batch_group_count"],
-        precision=lax.Precision.HIGHEST,
     )
 
 
@@ -76,10 +78,9 @@ def _window(initial: Any, reducer: Any) -> Step:
 
 
 def _dot(p: Mapping[str, Any], x: Any, w: Any) -> Any:
-    if jnp.issubdtype(x.dtype, jnp.integer):
-        # codes: their sums need more bits than they have
-        return lax.dot_general(x, w, p["dimension_numbers"], preferred_element_type=jnp.int32)
-    return lax.dot_general(x, w, p["dimension_numbers"], precision=lax.Precision.HIGHEST)
+    # sums of codes need more bits than the codes have
+    kind = jnp.int32 if jnp.issubdtype(x.dtype, jnp.integer) else None
+    return products.dot_general(x, w, p["dimension_numbers"], kind)
 
 
 def _iota(p: Mapping[str, Any]) -> Any:

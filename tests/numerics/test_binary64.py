@@ -35,6 +35,21 @@ def check(f: Callable[..., Real], *args: Any, wrap: Callable[[Any], Any] = jax.j
         assert np.array_equal(np.asarray(g), np.asarray(w))
 
 
+def test_every_exponent_of_float32_is_read() -> None:
+    bits = np.arange(256, dtype=np.uint32)[:255, None] << 23 | np.array([0, 1, 2**22, 2**23 - 1], np.uint32)
+    subnormal = np.uint32(1) << np.arange(23, dtype=np.uint32)
+    x = np.concatenate([bits.ravel(), subnormal, subnormal * 2 - 1]).view(np.float32)
+    check(Real.of, np.concatenate([x, -x]))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32"])
+def test_integers_are_read(dtype: str) -> None:
+    info = np.iinfo(dtype)
+    powers = 2 ** np.arange(info.bits - (info.min < 0), dtype=np.int64)
+    x = np.concatenate([[info.min, info.max, 0], powers, powers - 1, -powers])
+    check(Real.of, x[(x >= info.min) & (x <= info.max)].astype(dtype))
+
+
 @pytest.mark.parametrize("op", OPS.values(), ids=OPS)
 def test_of_doubles(op: Any) -> None:
     """Full mantissas: products of float32, whose doubles have 48 bits."""

@@ -1,0 +1,45 @@
+"""`lax.dot_general` and `lax.conv_general_dilated`, with the precision of every product stated.
+
+A product that states none takes `jax_default_matmul_precision`. Some of its settings round the operands to bfloat16,
+codes of 12 bits and integers among them. So nothing else in qjax calls the two, which a test checks.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+FAST = lax.Precision.DEFAULT
+"""The platform's fastest: exact for integers of up to 8 bits and for float32 that holds such integers."""
+
+FULL = lax.Precision.HIGHEST
+"""All bits of float32, and of integers."""
+
+
+def dot_general(a: jax.Array, b: jax.Array, numbers: Any, kind: Any, precision: Any = FULL) -> jax.Array:
+    """`lax.dot_general` with an accumulator of dtype `kind`.
+
+    precision: of floats. None, by which an equation says that it has none, is `FAST`.
+    """
+    return lax.dot_general(a, b, numbers, preferred_element_type=kind, precision=_stated(a, b, precision))
+
+
+def conv_general_dilated(
+    a: jax.Array, b: jax.Array, kind: Any, params: Mapping[str, Any], precision: Any = FULL
+) -> jax.Array:
+    """The same for the convolution of an equation of these parameters."""
+    stated = {"preferred_element_type": kind, "precision": _stated(a, b, precision)}
+    return lax.conv_general_dilated_p.bind(a, b, **{**params, **stated})
+
+
+def convolution(a: jax.Array, b: jax.Array, kind: Any, **arguments: Any) -> jax.Array:
+    """`lax.conv_general_dilated` with these arguments; floats take `FULL`."""
+    return lax.conv_general_dilated(a, b, preferred_element_type=kind, precision=_stated(a, b, FULL), **arguments)
+
+
+def _stated(a: jax.Array, b: jax.Array, precision: Any) -> Any:
+    if jnp.issubdtype(a.dtype, jnp.integer):
+        return FAST if a.dtype == b.dtype == jnp.int8 else FULL
+    return FAST if precision is None else precision
