@@ -13,6 +13,7 @@ from qjax.tracing.rewrites.dropout import find_dropout
 from qjax.tracing.rewrites.fixed import mark_fixed
 from qjax.tracing.rewrites.literals import fold_literals
 from qjax.tracing.rewrites.log_softmax import find_log_softmax
+from qjax.tracing.rewrites.masks import part_masks
 from qjax.tracing.rewrites.moves import simplify_moves
 from qjax.tracing.rewrites.normalize import find_normalize
 from qjax.tracing.rewrites.places import place_constants
@@ -28,6 +29,7 @@ REWRITERS: tuple[Rewriter, ...] = (
     place_constants,
     find_dropout,
     find_normalize,
+    part_masks,
     find_softmax,
     find_log_softmax,
     find_tables,

@@ -68,7 +68,7 @@ def _match(flow: Flow, eqn: Equation, cuts: dict[Value, Equation]) -> Equation |
                 own = [written("reduce_max", _greatest(axes, shift), exponent.value, shift, eqn)]
     if exponent.value.shape != eqn.out_shapes[0]:
         return None
-    x, masks = _unmasked(flow, exponent.value)
+    x, masks = unmasked(flow, exponent.value)
     output, empty = eqn.outputs[0], "uniform"
     for reader in flow.readers.get(output, ()):
         # softmax(where=mask): the quotient of a hidden number is replaced by 0
@@ -150,7 +150,7 @@ def _choice(flow: Flow, eqn: Equation) -> tuple[_Mask, float, Value] | None:
     return None
 
 
-def _unmasked(flow: Flow, value: Value) -> tuple[Value, list[_Mask]]:
+def unmasked(flow: Flow, value: Value) -> tuple[Value, list[_Mask]]:
     """What a softmax is taken of, and the masks before it."""
     masks: list[_Mask] = []
     while (eqn := flow.made.get(value)) is not None:
@@ -164,7 +164,7 @@ def _unmasked(flow: Flow, value: Value) -> tuple[Value, list[_Mask]]:
                 (
                     (mask, x)
                     for x, other in (eqn.inputs, eqn.inputs[::-1])
-                    if x.shape == value.shape and (mask := _added(flow, other, len(value.shape))) is not None
+                    if x.shape == value.shape and (mask := added_mask(flow, other, len(value.shape))) is not None
                 ),
                 None,
             )
@@ -176,7 +176,7 @@ def _unmasked(flow: Flow, value: Value) -> tuple[Value, list[_Mask]]:
     return value, masks
 
 
-def _added(flow: Flow, value: Value, rank: int) -> _Mask | None:
+def added_mask(flow: Flow, value: Value, rank: int) -> _Mask | None:
     """A tensor of zeros and great negative numbers: where(m, 0, -1e9) or (1 - m) * -1e9."""
     found = flow.behind(value)
     if len(found.axes) != rank or found.equation is None:
