@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.core import Tracer
 
 from qjax.batches import Batches, Inputs, arguments_of, brief, refuse_trace
 from qjax.calibrating import calibrate, stacked_qparams
@@ -20,7 +21,7 @@ from qjax.export.interpreter import prepare
 from qjax.export.interpreter import run as run_graph
 from qjax.export.ir import Graph
 from qjax.export.lower import ConversionError
-from qjax.export.structure import describe, describe_arguments, join_arguments, sample_like, split_arguments
+from qjax.export.structure import Call, describe, describe_arguments, join_arguments, sample_like, split_arguments
 from qjax.export.verify import Report
 from qjax.export.verify import verify as compare_nodes
 from qjax.layers import Traced, instrument, module_types, trace
@@ -228,36 +229,46 @@ def _convert(qmodel: QuantizedModel, args: tuple[Any, ...], target: Any) -> Grap
 
     traced, annotation = read(args)
     plan.check_known(annotation)
+    _check_stateless(traced, annotation)
     arrays, rest = split_arguments(args)
     size = _batch_size(arrays, traced.names[len(traced.names) - len(arrays) :])
     doubled = [jnp.zeros((2 * size, *a.shape[1:]), a.dtype) if a.ndim else a for a in arrays]
     other, other_annotation = read(join_arguments(doubled, rest))
     shapes = [jax.ShapeDtypeStruct(np.shape(a), a.dtype) for a in other.args]
     graph = convert_program(
-        traced.program,
+        traced.results,
         annotation,
         traced.args,
         traced.names,
         params_of,
         target_of(target),
-        (other.program, other_annotation, shapes),
+        (other.results, other_annotation, shapes),
         (size, 2 * size),
     )
-    positions = jax.tree.map(lambda _: 0, traced.outputs([0] * len(traced.program.outputs)))
-    leaves, tree = jax.tree.flatten(positions)
-    structure = describe(tree.unflatten(range(len(leaves))))
-    if len(leaves) != len(graph.outputs):
-        raise ConversionError(
-            f"The model returns {len(leaves)} arrays, of which {len(graph.outputs)} come from quantized operations. "
-            "Return only what depends on the input through operations that qjax converts."
-        )
+    assert graph.call is not None
+    if not graph.outputs:
+        raise ConversionError("The model returns nothing that depends on its arguments; a graph would be empty.")
+    call = Call(tuple(jax.tree.structure(x) for x in args), traced.returned, graph.call.leaves)
     order = {name: position for position, name in enumerate(graph.inputs)}
     names = traced.names[len(traced.names) - len(arrays) :]
     arguments = describe_arguments(args, [order.get(name) for name in names])
-    metadata = {"producer": "qjax", "output_structure": structure, "input_structure": arguments}
-    graph = graph.replace(metadata=metadata)
+    metadata: dict[str, Any] = {"producer": "qjax", "input_structure": arguments}
+    if not any(isinstance(x, Tracer) for x in call.leaves):
+        metadata["output_structure"] = describe(call.result(range(len(graph.outputs))))
+    graph = graph.replace(metadata=metadata, call=call)
     backend = backend_of(target)
     return graph if backend is None else backend.partition(graph)
+
+
+def _check_stateless(traced: Traced, annotation: Annotation) -> None:
+    """A graph computes what the call returns; what it writes must not depend on its arguments."""
+    for name, value in traced.written():
+        if value not in annotation.constants and value.constant is None:
+            raise ConversionError(
+                f"The call writes the variable {name!r} from its arguments, and a graph keeps nothing between two "
+                "calls. Give the variable's value as an argument and return the new one, or switch the writing off in "
+                "evaluation mode."
+            )
 
 
 def _batch_size(arrays: list[Any], names: Sequence[str]) -> int:

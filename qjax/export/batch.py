@@ -106,10 +106,18 @@ def free_batch(graph: Graph, other: Graph, size: int, other_size: int) -> Graph:
         for node, second in zip(graph.nodes, other.nodes, strict=True)
     )
     nodes = tuple(_times(node, graph.tensors[node.output].shape, size) if node.op == "fill" else node for node in nodes)
+    for a, b in zip(_constants(graph), _constants(other), strict=True):
+        if np.shape(a) != np.shape(b):
+            raise refuse("output: a constant that the model returns", np.shape(a), np.shape(b))
     free = graph.replace(nodes=nodes, tensors={name: tensor(t) for name, t in graph.tensors.items()})
     for node in free.nodes:
         _check_broadcast(free, node)
     return free
+
+
+def _constants(graph: Graph) -> list[Any]:
+    """What the model returns that depends on no input."""
+    return [x for x in graph.call.leaves if not isinstance(x, int)] if graph.call is not None else []
 
 
 def _one_row(tensor: Tensor, shape: tuple[int | None, ...], where: str) -> Tensor:

@@ -1,7 +1,7 @@
 """What `convert` returns: a finished graph that runs, saves itself and prints."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ from qjax.export.interpreter import Interpreter, check_count, check_shapes
 from qjax.export.ir import REAL_DTYPE, Graph, Tensor
 from qjax.export.read import read as read_file
 from qjax.export.retarget import retarget
-from qjax.export.structure import flatten_arguments, is_static, rebuild
+from qjax.export.structure import flatten_arguments, is_leaf, is_static, plain, rebuild
 from qjax.export.view import NodeView
 from qjax.numerics.affine import QParams, QSpec, dequantize, quantize
 from qjax.numerics.unfused import unfused
@@ -77,7 +77,11 @@ class IntegerGraph:
         return dequantize_outputs(self.ir, codes)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the graph to one file, atomically; `qjax.load` reads it."""
+        """Write the graph to one file, atomically; `qjax.load` reads it.
+
+        A file knows no classes of the user's own: where the model takes or returns one, the loaded graph has a dict of
+        its fields.
+        """
         artifact.save(self.ir, path)
 
     def emit(self, format: str, path: str | os.PathLike[str], **options: Any) -> None:
@@ -112,7 +116,10 @@ class IntegerGraph:
 
 
 def load(path: str | os.PathLike[str], **limits: Any) -> IntegerGraph:
-    """Read a graph that `save` wrote. Nothing in the file is executed."""
+    """Read a graph that `save` wrote. Nothing in the file is executed.
+
+    It takes and returns dicts, lists and tuples: a dict of the fields for every class of the user's own.
+    """
     return IntegerGraph(artifact.load(path, **limits))
 
 
@@ -134,11 +141,11 @@ def inputs_of(ir: Graph, args: tuple[Any, ...]) -> list[Any]:
       args: as the model takes them, or one array per input.
     """
     structure = ir.metadata.get("input_structure")
-    plain = len(args) == len(ir.inputs) and not any(isinstance(x, (Mapping, list, tuple)) or is_static(x) for x in args)
+    plain = len(args) == len(ir.inputs) and all(is_leaf(x) and not is_static(x) for x in args)
     if structure is None or plain:
         check_count(ir, args)
         return list(args)
-    return flatten_arguments(structure, args, len(ir.inputs))
+    return flatten_arguments(structure, args if ir.call is None else ir.call.without_classes(args), len(ir.inputs))
 
 
 def quantize_inputs(ir: Graph, inputs: Sequence[Any]) -> list[jax.Array]:
@@ -160,9 +167,23 @@ def quantize_inputs(ir: Graph, inputs: Sequence[Any]) -> list[jax.Array]:
 
 def dequantize_outputs(ir: Graph, codes: Sequence[Any]) -> Any:
     """Real outputs, in the structure of the model's own output."""
-    reals = [_reals(ir.tensors[name], c) for name, c in zip(ir.outputs, codes, strict=True)]
+    return _result(ir, [_reals(ir.tensors[name], c) for name, c in zip(ir.outputs, codes, strict=True)])
+
+
+def _result(ir: Graph, leaves: Sequence[Any]) -> Any:
+    """What the model returns, with `leaves` for the graph's outputs."""
+    if ir.call is not None:
+        return ir.call.result(leaves)
     structure = ir.metadata.get("output_structure")
-    return rebuild(structure, reals) if structure is not None else reals[0] if len(reals) == 1 else tuple(reals)
+    return rebuild(structure, leaves) if structure is not None else leaves[0] if len(leaves) == 1 else tuple(leaves)
+
+
+def outputs_of(ir: Graph, returned: Any) -> list[Any]:
+    """The arrays of a model's result that the graph computes, in the order of `ir.outputs`."""
+    places = jax.tree.leaves(plain(_result(ir, range(len(ir.outputs)))))
+    leaves = jax.tree.leaves(plain(returned))
+    found = {place: leaf for place, leaf in zip(places, leaves, strict=True) if isinstance(place, int)}
+    return [found[index] for index in range(len(ir.outputs))]
 
 
 def _reals(tensor: Tensor, codes: Any) -> Any:

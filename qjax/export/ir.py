@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from qjax.export.structure import Call
 from qjax.numerics.input_quantization import InputQuantization
 
 Array = jax.Array | np.ndarray
@@ -75,6 +76,7 @@ class Graph:
 
     inputs, outputs: names of tensors. target: the name of the runtime that the constants were made for.
     quantization: how it makes codes of float inputs, see `numerics.input_quantization`.
+    call: what the model takes and returns, with the user's own classes; None where the graph came from a file.
     metadata: free JSON values for people (producer, versions); never read by a kernel.
     """
 
@@ -85,6 +87,7 @@ class Graph:
     target: str
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     quantization: InputQuantization = "reciprocal"
+    call: Call | None = None
 
     def producer(self, tensor: str) -> Node | None:
         """The node that computes a tensor, or None for an input or a constant."""

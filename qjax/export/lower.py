@@ -7,6 +7,8 @@ them. What has no integer form is an error that names the primitive and the user
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from qjax.export import islands
@@ -20,6 +22,7 @@ from qjax.export.lowering.loops import body
 from qjax.export.lowering.quantizers import quantized
 from qjax.export.lowering.reals import island_output
 from qjax.export.lowering.values import Codes, Constant, Env, Real, Step, get
+from qjax.export.structure import Call
 from qjax.export.unsupported import ConversionError as ConversionError
 from qjax.targets import Target
 from qjax.tracing import Annotation, Program
@@ -42,7 +45,7 @@ def lower(
     builder = Builder(annotation, params_of)
     env, order = _inputs(builder, program, args, names)
     _Walk(builder).run(program, env, ())
-    outputs = _outputs(builder, program, env)
+    outputs, leaves = _outputs(builder, program, env)
     return Graph(
         builder.tensors,
         tuple(builder.nodes),
@@ -51,6 +54,7 @@ def lower(
         outputs,
         target.name,
         quantization=target.quantize,
+        call=Call((), jax.tree.structure(leaves), leaves),
     )
 
 
@@ -76,15 +80,32 @@ def _inputs(builder: Builder, program: Program, args: Sequence[Any], names: Sequ
     return env, order
 
 
-def _outputs(builder: Builder, program: Program, env: Env) -> tuple[str, ...]:
+def _outputs(builder: Builder, program: Program, env: Env) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+    """The tensors that the program returns; and, per output, its position among them or its constant."""
     outputs: list[str] = []
+    leaves: list[Any] = []
     for value in program.outputs:
         found = get(env, value)
         if isinstance(found, islands.Float):
             found = island_output(builder, found, value)
         if isinstance(found, Codes):
+            leaves.append(len(outputs))
             outputs.append(found.tensor)
-    return tuple(outputs)
+        elif isinstance(found, Constant):
+            leaves.append(_returned(found.value))
+        else:
+            name = f" its input {found.name!r}" if isinstance(found, Real) else " what is not quantized"
+            raise ConversionError(
+                f"The model returns{name} as it is. Return only what quantized operations compute, and constants."
+            )
+    return tuple(outputs), tuple(leaves)
+
+
+def _returned(value: Any) -> Any:
+    """A constant as a graph returns it: float32, as all that a graph returns; a structure stays one."""
+    if not jax.dtypes.issubdtype(value.dtype, np.floating) or isinstance(value, jax.ShapeDtypeStruct):
+        return value
+    return jnp.asarray(value, jnp.float32)
 
 
 class _Walk:

@@ -1,10 +1,13 @@
-"""The structure of a call's arguments or results (dicts, lists, tuples of arrays) as JSON, for an artifact to hold.
+"""The structure of a call's arguments or results, for a graph in memory and, as JSON, for an artifact to hold.
 
-A leaf is an int, the position of an array. Among the arguments None stands for an array that the graph does not read,
-and ["value", [type, repr]] for a Python value: it is part of the program that the model was traced to, so a call with
-another value is an error.
+In JSON a leaf is an int, the position of an array. Among the arguments None stands for an array that the graph does not
+read, and ["value", [type, repr]] for a Python value: it is part of the program that the model was traced to, so a call
+with another value is an error. In a result None stands for itself, and ["constant", [dtype, shape, hexadecimal bytes]]
+for an array that depends on no input. A class of the user's own, any registered pytree, is a dict of its fields there,
+or a list where they have no names: `Call` keeps the class, as long as the process lives.
 """
 
+import dataclasses
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, cast
 
@@ -15,48 +18,108 @@ import numpy as np
 from qjax.batches import WITHOUT_LABELS
 
 
-def describe(tree: Any) -> Any:
-    """Replace the leaves, which must be ints (positions), and tag tuples; raises TypeError for other nodes."""
-    if isinstance(tree, bool) or not isinstance(tree, (int, dict, list, tuple)):
-        raise TypeError(
-            f"The model returns a {type(tree).__name__}; a graph can return arrays in dicts, lists and tuples."
-        )
-    if isinstance(tree, int):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Call:
+    """What the model takes and returns.
+
+    arguments: the pytree of each. returned: the pytree of the result. leaves: its leaves, each the position of one of
+    the graph's outputs, or an array that depends on no input.
+    """
+
+    arguments: tuple[Any, ...]
+    returned: Any
+    leaves: tuple[Any, ...]
+
+    def result(self, outputs: Sequence[Any]) -> Any:
+        """The outputs of a graph as the model returns them."""
+        return jax.tree.unflatten(self.returned, [outputs[x] if isinstance(x, int) else x for x in self.leaves])
+
+    def without_classes(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        """Arguments with dicts for classes of the user's own, where they are those that the model was traced with."""
+        known = [*self.arguments, *(None for _ in range(len(args) - len(self.arguments)))]
+        return tuple(plain(x) if jax.tree.structure(x) == tree else x for x, tree in zip(args, known, strict=False))
+
+
+def plain(tree: Any) -> Any:
+    """The same with dicts, lists and tuples for classes of the user's own."""
+    if tree is None or is_leaf(tree):
         return tree
-    if isinstance(tree, dict):
-        return ["dict", [[str(key), describe(value)] for key, value in cast("dict[Any, Any]", tree).items()]]
-    return ["tuple" if isinstance(tree, tuple) else "list", [describe(value) for value in cast("Sequence[Any]", tree)]]
+    if isinstance(tree, tuple):
+        return tuple(plain(value) for value in cast("tuple[Any, ...]", tree))
+    entries, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: x is not tree)
+    names = [getattr(path[0], "name", getattr(path[0], "key", None)) for path, _ in entries]
+    values = [plain(value) for _, value in entries]
+    if isinstance(tree, list) or any(isinstance(path[0], _UNNAMED) for path, _ in entries):
+        return values
+    made = {str(name): value for name, value in zip(names, values, strict=True)}
+    # a dict keeps the order of its own
+    return {str(key): made[str(key)] for key in tree} if type(tree) is dict else made
+
+
+_UNNAMED = (jax.tree_util.SequenceKey, jax.tree_util.FlattenedIndexKey)
+
+
+def describe(tree: Any) -> Any:
+    """A result as JSON; its leaves are ints (positions) or arrays (constants). Raises TypeError for other leaves."""
+
+    def read(tree: Any) -> Any:
+        if tree is None or (isinstance(tree, int) and not isinstance(tree, bool)):
+            return tree
+        if isinstance(tree, (jax.Array, np.ndarray)):
+            array = np.asarray(tree)
+            return ["constant", [array.dtype.name, list(array.shape), array.tobytes().hex()]]
+        if isinstance(tree, dict):
+            return ["dict", [[key, read(value)] for key, value in cast("dict[str, Any]", tree).items()]]
+        if isinstance(tree, (list, tuple)):
+            values = [read(value) for value in cast("Sequence[Any]", tree)]
+            return ["tuple" if isinstance(tree, tuple) else "list", values]
+        raise TypeError(f"The model returns a {type(tree).__name__}; a graph can return arrays and trees of them.")
+
+    return read(plain(tree))
 
 
 def rebuild(structure: Any, leaves: Sequence[Any]) -> Any:
     """The inverse, with `leaves` in the positions."""
+    if structure is None:
+        return None
     if isinstance(structure, int):
         return leaves[structure]
     kind, items = structure
+    if kind == "constant":
+        dtype, shape, data = items
+        return jnp.asarray(np.frombuffer(bytes.fromhex(data), dtype).reshape(shape))
     if kind == "dict":
         return {key: rebuild(value, leaves) for key, value in items}
     values = [rebuild(value, leaves) for value in items]
     return tuple(values) if kind == "tuple" else values
 
 
+@dataclasses.dataclass(frozen=True)
+class _Array:
+    """Where an array of the arguments stands among the graph's inputs; None: nowhere."""
+
+    position: int | None
+
+
 def describe_arguments(args: tuple[Any, ...], positions: Sequence[int | None]) -> Any:
     """A call's arguments; positions: of each of its arrays among the graph's inputs, None for one that is not read."""
-    found = iter(positions)
 
     def read(tree: Any) -> Any:
         if is_static(tree):
             return ["value", _fixed(tree)]
-        if isinstance(tree, (jax.Array, np.ndarray)):
-            return next(found)
-        if isinstance(tree, Mapping):
-            mapping = cast("Mapping[Any, Any]", tree)
-            # in the order in which jax.tree takes their leaves
-            return ["dict", [[str(key), read(mapping[key])] for key in sorted(mapping)]]
-        if type(tree) in (list, tuple):
-            return [type(tree).__name__, [read(value) for value in cast("Sequence[Any]", tree)]]
-        raise TypeError(f"The call takes a {type(tree).__name__}; a graph knows arrays in dicts, lists and tuples.")
+        if isinstance(tree, _Array):
+            return tree.position
+        if isinstance(tree, dict):
+            return ["dict", [[key, read(value)] for key, value in cast("dict[str, Any]", tree).items()]]
+        if isinstance(tree, (list, tuple)):
+            values = [read(value) for value in cast("Sequence[Any]", tree)]
+            return ["tuple" if isinstance(tree, tuple) else "list", values]
+        raise TypeError(f"The call takes a {type(tree).__name__}; a graph knows arrays and trees of them.")
 
-    return read(args)
+    found = iter(positions)
+    leaves, tree = jax.tree.flatten(args)
+    arrays = [_Array(next(found)) if isinstance(x, (jax.Array, np.ndarray)) else x for x in leaves]
+    return read(tuple(plain(x) for x in jax.tree.unflatten(tree, arrays)))
 
 
 def is_static(value: Any) -> bool:
@@ -70,7 +133,7 @@ def _fixed(value: Any) -> list[str]:
     return [type(value).__name__, repr(value)]
 
 
-def flatten_arguments(structure: Any, args: tuple[Any, ...], count: int) -> list[Any]:
+def flatten_arguments(structure: Any, args: Sequence[Any], count: int) -> list[Any]:
     """The `count` arrays of a call in the order of the graph's inputs.
 
     Arguments behind the last array that is read may be left out; a Python value must be the one of the conversion.
@@ -98,15 +161,15 @@ def _reads(structure: Any) -> bool:
 
 def _match(structure: Any, tree: Any, where: str, found: dict[int, Any]) -> None:
     if structure is None:
-        if is_static(tree) or isinstance(tree, (Mapping, list, tuple)):
+        if is_static(tree) or not is_leaf(tree):
             raise TypeError(
                 f"The graph's {where}: expected an array (one that the graph does not read), got {_named(tree)}. "
                 "Another argument there may make another program of the model: convert with it, or leave it out."
             )
         return
     if isinstance(structure, int):
-        if tree is None or isinstance(tree, (str, Mapping, list, tuple)):
-            raise TypeError(f"The graph's {where}: expected an array, got {type(cast('Any', tree)).__name__}.")
+        if isinstance(tree, str) or not is_leaf(tree):
+            raise TypeError(f"The graph's {where}: expected an array, got {type(tree).__name__}.")
         found[structure] = tree
         return
     kind, items = structure
@@ -120,7 +183,7 @@ def _match(structure: Any, tree: Any, where: str, found: dict[int, Any]) -> None
     wanted = f"The graph's {where}: expected {_described(structure)}, got "
     if kind == "dict":
         if not isinstance(tree, Mapping):
-            raise TypeError(wanted + f"{type(tree).__name__}.")
+            raise TypeError(wanted + f"{type(tree).__name__}{_own(tree)}.")
         mapping = cast("Mapping[Any, Any]", tree)
         given = {str(key): value for key, value in mapping.items()}
         listed = f"the keys {', '.join(given) or 'none'}: "
@@ -134,10 +197,25 @@ def _match(structure: Any, tree: Any, where: str, found: dict[int, Any]) -> None
         return
     if not isinstance(tree, (list, tuple)) or len(cast("Sequence[Any]", tree)) != len(items):
         raise TypeError(
-            wanted + f"{type(tree).__name__}{f' of {len(tree)}' if isinstance(tree, (list, tuple)) else ''}."
+            wanted + f"{type(tree).__name__}{f' of {len(tree)}' if isinstance(tree, (list, tuple)) else _own(tree)}."
         )
     for index, (item, value) in enumerate(zip(items, cast("Sequence[Any]", tree), strict=True)):
         _match(item, value, f"{where}[{index}]", found)
+
+
+def _own(tree: Any) -> str:
+    """What to do with an instance of a class of the user's own that the graph does not know."""
+    if is_leaf(tree):
+        return ""
+    return (
+        ", which is not what the model was converted with: other static fields, another class, or a graph from a file, "
+        "which knows no classes; give a dict or a list as above"
+    )
+
+
+def is_leaf(tree: Any) -> bool:
+    """Whether it is one leaf: neither None nor a pytree with parts."""
+    return jax.tree_util.all_leaves([tree])
 
 
 def _named(value: Any) -> str:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qjax.export.integer_graph import IntegerGraph
+from qjax.export.integer_graph import IntegerGraph, outputs_of
 from qjax.export.interpreter import run, run_node
 from qjax.export.ir import REAL_DTYPE
 from qjax.export.structure import join_arguments, split_arguments
@@ -154,7 +154,7 @@ def verify(graph: IntegerGraph, reference: Reference, batches: Iterable[tuple[An
                 jnp.sum(whole != 0, dtype=jnp.int32),
                 jnp.max(whole, initial=0),
             ]
-        leaves = jax.tree.leaves(output)
+        leaves = outputs_of(ir, output)
         same = jnp.argmax(leaves[0], -1) == jnp.argmax(free[ir.outputs[0]], -1)
         reals = {name: _apart(leaves[position].astype(jnp.float32), free[name]) for position, name in plain}
         return counts, jnp.sum(jnp.logical_not(same), dtype=jnp.int32), reals

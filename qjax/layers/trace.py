@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 
 from qjax.batches import brief
-from qjax.tracing import Program, from_jaxpr, rewrite, user_line
+from qjax.tracing import Program, Value, from_jaxpr, rewrite, user_line
 
 
 class TraceError(ValueError):
@@ -54,6 +54,22 @@ class Traced:
         """The model's own output structure."""
         return jax.tree.unflatten(self._out_tree, values[: len(values) - self._n_state])
 
+    @property
+    def returned(self) -> Any:
+        """The pytree of the model's output."""
+        return self._out_tree
+
+    @property
+    def results(self) -> Program:
+        """The program with the model's outputs alone, without its state."""
+        return dataclasses.replace(self.program, outputs=tuple(self.program.outputs[: -self._n_state or None]))
+
+    def written(self) -> list[tuple[str, Value]]:
+        """The state that the call changes: its path and its new value."""
+        first = len(self.program.outputs) - self._n_state
+        pairs = zip(self.names, self.program.inputs, self.program.outputs[first:], strict=False)
+        return [(name, new) for name, old, new in pairs if new is not old]
+
     def new_state(self, values: Sequence[Any]) -> Any:
         """The state after the call, with what did not change left out; None if nothing did."""
         first = len(values) - self._n_state
@@ -92,7 +108,7 @@ def trace(model: nnx.Module, args: Sequence[Any], kwargs: dict[str, Any], expect
         copy = nnx.merge(graphdef, state_tree.unflatten(state_leaves))
         inner_args, inner_kwargs = tree.unflatten(filled)
         out = copy(*inner_args, **inner_kwargs)
-        return out, jax.tree.leaves(nnx.state(copy))
+        return out, _kept(copy, paths)
 
     try:
         closed, shapes = jax.make_jaxpr(call, return_shape=True)(state_leaves, arrays)
@@ -113,6 +129,18 @@ def trace(model: nnx.Module, args: Sequence[Any], kwargs: dict[str, Any], expect
         _state_tree=state_tree,
         _n_state=len(state_leaves),
     )
+
+
+def _kept(model: nnx.Module, paths: Sequence[tuple[str, ...]]) -> list[Any]:
+    """The state at `paths` after a call; an intermediate value that the call has stored beside it is dropped."""
+    after = {_keys(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(nnx.state(model))[0]}
+    sown = {_keys(path) for path, _ in jax.tree_util.tree_flatten_with_path(nnx.state(model, nnx.Intermediate))[0]}
+    if new := [path for path in after if path not in {*paths, *sown}]:
+        raise TraceError(
+            f"The call makes the variable {'/'.join(new[0])!r}, which the module did not have before it. Make it in "
+            "__init__, and give it a value in the call; or return the value."
+        )
+    return [after[path] for path in paths]
 
 
 def write_state(model: nnx.Module, flat: dict[tuple[str, ...], Any]) -> None:
