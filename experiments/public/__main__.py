@@ -1,0 +1,129 @@
+"""Models that others wrote, unchanged, all the way to integers: `python -m experiments.public`.
+
+Every model is quantized, calibrated and converted with the inputs and outputs that it has. The integer graph runs at
+two batch sizes and is compared with `qjax.exact` and, node by node, with the fake-quantized model. Weights and data
+are random, sizes are small: this is about which programs convert, and with which bits.
+
+The Flax models of transformers need the package: `pip install "transformers<5"`. Flax's examples need a checkout of
+github.com/google/flax: `--examples FOLDER/examples`. What is missing is left out, and the page says so.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+
+from experiments.public import examples, hub, page
+from experiments.public.models import Source
+from experiments.public.row import Row, run
+
+TIMEOUT = 3600
+
+
+def sources(folder: Path | None) -> tuple[dict[str, Source], list[str]]:
+    """The collections that are there by title, and a line for each that is not."""
+    found: dict[str, Source] = {}
+    missing: list[str] = []
+    try:
+        found["transformers"] = hub.source()
+    except ModuleNotFoundError as error:
+        missing.append(f"transformers: {error}")
+    if folder is None:
+        missing.append("Flax's examples: no --examples FOLDER")
+    else:
+        found["Flax's examples"] = examples.source(folder)
+    return found, missing
+
+
+def run_apart(name: str, options: list[str]) -> Row:
+    """`run` in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "row.json"
+        command = [sys.executable, "-m", "experiments.public", "--only", name, "--row", str(path), *options]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+        except subprocess.TimeoutExpired:
+            return Row(name, error=f"not done after {TIMEOUT} s")
+        if not path.exists():
+            last = (done.stderr.strip().splitlines() or [""])[-1]
+            return Row(name, error=f"the process ended with {done.returncode}: {last}")
+        return Row(**json.loads(path.read_text()))
+
+
+def row_file(name: str, folder: Path) -> Path:
+    """Where `--rows` keeps a model's row."""
+    return folder / f"{''.join(c if c.isalnum() else '_' for c in name)}.json"
+
+
+def known(name: str, folder: Path | None) -> Row | None:
+    """The row of an earlier run, if it is there and did not fail."""
+    if folder is None or not row_file(name, folder).exists():
+        return None
+    row = Row(**json.loads(row_file(name, folder).read_text()))
+    return None if row.error else row
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(
+        prog="python -m experiments.public", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("--only", nargs="+", metavar="NAME", help="these models; `--list` shows the names")
+    made.add_argument("--list", action="store_true", help="list the models' names")
+    made.add_argument("--examples", type=Path, metavar="FOLDER", help="flax's examples, from a checkout of it")
+    made.add_argument("--no-exact", action="store_true", help="do not compile `qjax.exact`, which takes longest")
+    made.add_argument("--target", default="nearest_even", help="whose rounding the integers obey")
+    made.add_argument("--rows", type=Path, metavar="FOLDER", help="keep every row there; repeat only what failed")
+    made.add_argument("--page", type=Path, help="write the table there, as Markdown")
+    made.add_argument("--verbose", action="store_true", help="also the whole message of what fails")
+    made.add_argument("--row", type=Path, help=argparse.SUPPRESS)
+    return made
+
+
+def main(argv: list[str] | None = None) -> list[Row]:
+    command = parser()
+    args = command.parse_args(argv)
+    found, missing = sources(args.examples)
+    every = {name: build for source in found.values() for name, build in source.items()}
+    if args.list:
+        print("\n".join(every))
+        return []
+    names = args.only or list(every)
+    for name in names:
+        if name not in every:
+            command.error(f"unknown model {name!r}. " + " ".join(missing))
+    if args.row is not None:
+        (name,) = names
+        row = run(name, every[name], exact=not args.no_exact, target=args.target)
+        args.row.write_text(json.dumps(dataclasses.asdict(row)))
+        return [row]
+    options = ["--target", args.target]
+    options += ["--no-exact"] if args.no_exact else []
+    options += ["--examples", str(args.examples)] if args.examples is not None else []
+    console, rows = Console(width=200, highlight=False, soft_wrap=True), {}
+    for name in names:
+        row = known(name, args.rows) or run_apart(name, options)
+        rows[name] = row
+        if args.rows is not None:
+            args.rows.mkdir(parents=True, exist_ok=True)
+            row_file(name, args.rows).write_text(json.dumps(dataclasses.asdict(row)))
+        console.print(f"{name}: {row.error or f'ok, cosine {row.cosine:.4f}'}, {row.seconds:.0f} s", markup=False)
+        if args.verbose and row.message:
+            console.print(row.message + "\n", markup=False)
+        if args.page is not None:
+            groups = {title: [rows[name] for name in source if name in rows] for title, source in found.items()}
+            written = args.page.with_suffix(".new")
+            written.write_text(page.page(groups, missing, args))
+            os.replace(written, args.page)
+    console.print(page.summary(list(rows.values())), markup=False)
+    return list(rows.values())
+
+
+if __name__ == "__main__":
+    sys.exit(int(any(row.error or row.exact_mismatches for row in main())))

@@ -1,0 +1,73 @@
+"""A public model as it is, with one batch: what each of the collections in this package returns."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+import qjax
+
+
+@dataclasses.dataclass(frozen=True)
+class Public:
+    """A Linen module with its variables (a module of nnx stands alone), and the arguments of one call.
+
+    evaluation: keyword arguments of the call. ranges: the values of each integer argument, by its position; else those
+    of the sample.
+    """
+
+    module: Any
+    variables: Any
+    sample: tuple[Any, ...]
+    evaluation: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    method: Any = None
+
+    def model(self) -> nnx.Module:
+        """What `qjax.quantize` takes, in evaluation mode."""
+        if isinstance(self.module, nnx.Module):
+            model = self.module
+        else:
+            model = qjax.from_linen(self.module, self.variables, evaluation=self.evaluation, method=self.method)
+        model.eval()
+        return model
+
+
+Source = dict[str, Callable[[], Public]]
+"""The models of one collection by name; each is built when it is asked for."""
+
+
+def normal(*shape: int, seed: int = 0) -> jax.Array:
+    """Random numbers of a normal distribution."""
+    return jax.random.normal(jax.random.key(seed), shape)
+
+
+def integers(*shape: int, below: int, start: int = 0, seed: int = 0) -> jax.Array:
+    """Random integers."""
+    return jax.random.randint(jax.random.key(seed), shape, start, below, jnp.int32)
+
+
+def positions(n: int, length: int) -> jax.Array:
+    """The position of every token."""
+    return jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), (n, length))
+
+
+def padding(n: int, length: int) -> jax.Array:
+    """A mask whose examples have different lengths: 1 for a token, 0 for padding behind it."""
+    return jnp.asarray(np.arange(length) < length - np.arange(n)[:, None] % (length // 2), jnp.int32)
+
+
+def random_batch(sample: tuple[Any, ...], n: int, seed: int) -> tuple[Any, ...]:
+    """Arguments like the sample's for `n` examples: floats from a normal distribution, integers from its examples."""
+    key = jax.random.key(seed)
+    rows = jax.random.choice(key, sample[0].shape[0], (n,))
+
+    def like(x: jax.Array) -> jax.Array:
+        if jnp.issubdtype(x.dtype, jnp.floating):
+            return jax.random.normal(key, (n, *x.shape[1:]), x.dtype)
+        return x[rows]
+
+    return jax.tree.map(like, sample)

@@ -1,0 +1,77 @@
+"""The rows of `experiments.public` as a page for docs/."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+
+from experiments.machine import machine
+from experiments.public.row import OTHER_SIZE, Row
+
+COLUMNS = (
+    "model",
+    "parameters",
+    "nodes",
+    "float nodes",
+    "codes",
+    "fake-quant: differ",
+    "outputs",
+    "exact: differ",
+    "cosine",
+    "seconds",
+)
+
+PAGE = """# Models that others wrote, converted as they stand
+
+`python -m experiments.public --page docs/public-models.md{options}` wrote this page. Nothing in the models knows about
+qjax, and nothing in them was changed. They are small and their weights are random. Each is quantized with
+`qjax.Recipe()`, calibrated on two batches, and converted, with the inputs and the outputs that it has.
+
+- **nodes**: of the integer graph. **float nodes**: those that are not integer.
+- **fake-quant: differ**: of the **codes** of all nodes, how many the fake-quantized forward computes otherwise than
+  the integers, given the same input codes. It computes in float32.
+- **exact: differ**: of the **outputs** for a batch of {size} examples, how many differ between `qjax.exact` and the
+  graph, or between the graph for this batch and the graph for its first examples alone.{without}
+- **cosine**: of the graph's output and the float model's; the smallest where there are several.
+- **seconds**: to quantize, calibrate and convert.
+
+{tables}
+{machine}
+"""
+
+
+def cells(row: Row) -> list[str]:
+    """A row's cells; a failing one keeps what was counted before it failed."""
+    head = [row.name, f"{row.parameters:,}"]
+    if not row.nodes:
+        return [*head, *("" for _ in COLUMNS[2:])]
+    exact = f"{row.exact_mismatches:,}" if row.exact or row.exact_mismatches else "-"
+    counts = (row.nodes, row.float_nodes, row.compared, row.differ, row.outputs)
+    return [*head, *(f"{n:,}" for n in counts), exact, f"{row.cosine:.4f}", f"{row.seconds:.0f}"]
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """One line about all rows."""
+    good = sum(not row.error for row in rows)
+    return f"{good} of {len(rows)} convert; {sum(row.exact_mismatches for row in rows)} outputs differ."
+
+
+def page(groups: Mapping[str, Sequence[Row]], missing: Sequence[str], arguments: argparse.Namespace) -> str:
+    """The page; groups: title -> rows; missing: a line for each collection that was not there."""
+    parts: list[str] = []
+    for title, rows in groups.items():
+        lines = [f"## {title}", "", summary(rows), ""]
+        lines += ["| " + " | ".join(COLUMNS) + " |", "| --- |" + " ---: |" * (len(COLUMNS) - 1)]
+        lines += ["| " + " | ".join(cells(row)) + " |" for row in rows]
+        failed = [f"- **{row.name}**, {row.error}" for row in rows if row.error]
+        if failed:
+            lines += ["", "What fails, at which stage, and the first line of the error:", "", *failed]
+        parts.append("\n".join(lines) + "\n")
+    if missing:
+        parts.append("Not run here:\n\n" + "\n".join(f"- {line}" for line in missing) + "\n")
+    made = machine()
+    return PAGE.format(
+        options=" --examples FOLDER" if arguments.examples is not None else "",
+        size=OTHER_SIZE,
+        without=" `-`: `exact` was not run." if arguments.no_exact else "",
+        tables="\n".join(parts),
+        machine=f"Made on {made['cpu']}, {made['cores']} cores, jax {made['jax']}, flax {made['flax']}.",
+    )
