@@ -10,7 +10,6 @@ from typing import Any
 
 from qjax import targets
 from qjax.export import artifact, files
-from qjax.export.check import GraphError
 from qjax.export.ir import Graph
 from qjax.export.read.errors import ReadError
 
@@ -51,8 +50,9 @@ def read(
     reader = importlib.import_module(f"qjax.export.read.{format or sniffed(data)}")
     try:
         return reader.read(data, target=chosen, **options)
-    except (ReadError, GraphError) as error:
-        raise type(error)(f"{name}: {error}") from None
+    except ReadError as error:
+        # the cause is that of the reader, if there is one
+        raise ReadError(f"{name}: {error}") from error.__cause__
 
 
 def sniffed(data: bytes) -> str:

@@ -1,5 +1,52 @@
 """What a reader raises for a file that it cannot turn into a graph."""
 
+import contextlib
+from collections.abc import Generator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qjax.export.check import GraphError
+from qjax.export.lower import ConversionError
+
 
 class ReadError(ValueError):
     """A file that is damaged, or holds what qjax has no integers for; the message lists what and says what to do."""
+
+
+@contextlib.contextmanager
+def reading(
+    what: str, *expected: type[Exception], clear: type[Exception] = ConversionError
+) -> Generator[None, None, None]:
+    """Make a ReadError of whatever goes wrong inside, and name what was read.
+
+    A file may break an assumption that no check states. Its user then learns which part of the file that was, and the
+    cause stays chained for whoever mends the reader.
+
+    Args:
+      what: the part of the file.
+      expected: exceptions that the caller handles itself.
+      clear: exceptions whose messages tell a user enough.
+    """
+    try:
+        yield
+    except (ReadError, ModuleNotFoundError, *expected):
+        raise
+    except (GraphError, clear) as error:
+        # a ConversionError names a line of the model's source, and there is none
+        raise ReadError(str(error).removeprefix("None: ")) from error
+    except Exception as error:
+        raise ReadError(
+            f"{what}: qjax expected something else here and stopped ({type(error).__name__}: {str(error)[:200]}). The "
+            "file is damaged, or qjax's reader lacks a check: run the file in its own runtime to find out which, and "
+            "report it if it runs."
+        ) from error
+
+
+def usable(scale: NDArray[Any]) -> bool:
+    """Whether scales are positive, finite and normal numbers of float32; processors take subnormal ones for zero."""
+    return bool(np.isfinite(scale).all() and (scale >= np.finfo(np.float32).tiny).all())
+
+
+SCALES = "expected scales that are finite and positive, and at least 1.2e-38"

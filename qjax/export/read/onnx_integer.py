@@ -42,12 +42,13 @@ def read(model: onnx.ModelProto, target: "str | Target | None" = None) -> Graph:
     """
     try:
         graph, batch = _graph(model)
-    except GraphError:
+    except (GraphError, ReadError):
         raise
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError) as error:
+    except Exception as error:
+        # a changed file may fail anywhere
         raise ReadError(
             f"expected an ONNX model of qjax's integer style, got one that is damaged: {error!r}."
-        ) from None
+        ) from error
     _verify(model, graph, batch)
     return graph if target is None else retarget(graph, target)
 
@@ -121,8 +122,12 @@ def _verify(model: onnx.ModelProto, graph: Graph, batch: Any) -> None:
     """Raise unless the graph, emitted again, is this model."""
     try:
         again = to_model(graph, batch=batch)
-    except ValueError as error:
-        raise ReadError(f"the graph in the file cannot be written again: {error}") from None
+    except Exception as error:
+        # a changed attribute may fail in any kernel that reads it
+        raise ReadError(
+            f"the graph in the file cannot be written again ({type(error).__name__}: {str(error)[:200]}): the file was "
+            "changed. Emit the graph again, or load its .qjax artifact."
+        ) from error
     own = again.producer_version
     # another version may well write the same
     again.producer_version = model.producer_version

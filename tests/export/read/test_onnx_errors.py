@@ -13,6 +13,7 @@ from qjax.export.check import GraphError
 from qjax.export.read.errors import ReadError
 from qjax.export.read.onnx import model as model_module
 from qjax.export.read.onnx import read
+from qjax.export.read.onnx import walk as walk_module
 from tests.export.read.onnx_models import Maker
 
 
@@ -58,6 +59,33 @@ def test_one_error_lists_every_operator_that_is_not_supported():
     ):
         assert part in text
     assert "follows" not in text
+
+
+def test_operators_behind_an_obstacle_and_inputs_are_listed():
+    """All at once: two operators in a row that have no form, and two inputs of types that have none."""
+    m = Maker(5)
+    m.through("x", "xr", 0.02, 120)
+    m.node("Det", ["xr"], "e")
+    m.node("Erf", ["e"], "kept")
+    m.node("NonZero", ["e"], "f")
+    m.node("Cast", ["u"], "g", to=TensorProto.FLOAT)
+    model = m.model({"x": [1, 3, 3], "u": [2], "v": [2]}, {"kept": [1], "f": [1, 1]})
+    for index, kind in ((1, TensorProto.DOUBLE), (2, TensorProto.STRING)):
+        model.graph.input[index].type.tensor_type.elem_type = kind
+    with pytest.raises(ReadError, match="4 of the model's") as caught:
+        read(model.SerializeToString())
+    for part in ("input 'u': expected float32", "input 'v'", "Det 'n_e'", "NonZero 'n_f'"):
+        assert part in str(caught.value)
+
+
+def test_what_no_check_foresees_names_the_operator(good, monkeypatch):
+    def handler(_walk, node, _inputs):
+        raise IndexError(node.op)
+
+    monkeypatch.setitem(walk_module._HANDLERS, ("", "Reshape"), handler)
+    with pytest.raises(ReadError, match=r"Reshape 'n_flat': qjax expected something else .*IndexError") as caught:
+        read(good)
+    assert isinstance(caught.value.__cause__, IndexError)
 
 
 def edited(data, edit):
@@ -124,6 +152,7 @@ HOSTILE = {
     "scale zero": (scale(0), "finite and positive"),
     "scale negative": (scale(-1), "finite and positive"),
     "scale infinite": (scale(np.inf), "finite and positive"),
+    "scale subnormal": (scale(1.4e-45), "at least 1.2e-38"),
     "functions that call each other": (recursive, "calls itself"),
     "cycle": (cycle, "form a cycle"),
     "name missing": (lambda m: node(m, "c").input.__setitem__(0, "nowhere"), "'nowhere', which no initializer"),

@@ -18,11 +18,10 @@ from typing import Any
 
 from qjax import targets
 from qjax.export.batch import free_batch
-from qjax.export.check import GraphError
 from qjax.export.ir import Graph, Tensor
 from qjax.export.lower import ConversionError
 from qjax.export.passes import remove_dead
-from qjax.export.read.errors import ReadError
+from qjax.export.read.errors import ReadError, reading
 from qjax.export.read.onnx.finish import FLOAT_FORMULAS
 from qjax.export.read.onnx.hints import Hints, annotated, hints_of
 from qjax.export.read.onnx.model import Model, model_of, parse
@@ -63,28 +62,34 @@ def read(data: bytes, *, target: str | targets.Target | None = None, floats: boo
     """
     if importlib.util.find_spec("onnx") is None:
         raise ModuleNotFoundError("Reading .onnx files needs the package onnx: pip install onnx onnxruntime")
-    proto = parse(data)
-    for name in _OWN:
-        own: Any = importlib.import_module(name)
-        if own.matches(proto):
-            graph = own.read(proto, target=target)
-            if graph is not None:
-                return graph
+    with reading("the file's tables"):
+        proto = parse(data)
+        graph = _own_graph(proto)
+    if graph is not None:
+        return graph if target is None else retarget(graph, target)
     for name in _HANDLERS:
         importlib.import_module(f"{__name__}.{name}")
-    model = model_of(proto)
-    hints = hints_of(model.metadata)
+    with reading("the file's tables"):
+        model = model_of(proto)
+        hints = hints_of(model.metadata)
     chosen = _target(target, hints)
     if floats is None:
         floats = not chosen.name.startswith(DEFAULT)
-    graph, in_floats = _read(model, hints, floats, chosen.accumulator.pairs)
-    try:
+    with reading("the graph of its operators"):
+        graph, in_floats = _read(model, hints, floats, chosen.accumulator.pairs)
+    with reading(f"the graph under {chosen.name!r}", clear=ValueError):
         return annotated(_targeted(graph, chosen, in_floats), hints)
-    except (ReadError, GraphError):
-        raise
-    except ValueError as error:
-        # a ConversionError names the place of a model's source, of which there is none
-        raise ReadError(str(error).removeprefix("None: ")) from None
+
+
+def _own_graph(proto: Any) -> Graph | None:
+    """The graph of a file that qjax wrote; None for any other."""
+    for name in _OWN:
+        own: Any = importlib.import_module(name)
+        if own.matches(proto):
+            graph = own.read(proto)
+            if graph is not None:
+                return graph
+    return None
 
 
 def _targeted(graph: Graph, target: targets.Target, in_floats: set[str]) -> Graph:

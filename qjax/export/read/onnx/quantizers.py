@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qjax.export.onnx_ops import ON_CODES
-from qjax.export.read.errors import ReadError
+from qjax.export.read.errors import SCALES, ReadError, usable
 from qjax.export.read.onnx.draft import Grid
 from qjax.export.read.onnx.finish import finish, real_pending
 from qjax.export.read.onnx.model import OnnxNode
@@ -162,8 +162,8 @@ def parameters(
     z = np.zeros(s.shape, np.int32) if zero_point is None else np.asarray(zero_point.value)
     if stored.lstrip("u") not in ("int2", "int4", "int8", "int16", "int32"):
         raise Unsupported(f"has codes of type {stored}")
-    if not (np.isfinite(s).all() and (s > 0).all()):
-        raise ReadError(f"expected scales that are finite and positive, got {s.ravel()[:4]} ({scale.name!r}).")
+    if not usable(s):
+        raise ReadError(f"{SCALES}, got {s.ravel()[:4]} ({scale.name!r}).")
     if s.size == 1 and z.size == 1:
         s, z = s.reshape(()), z.reshape(())
     elif rank is None:

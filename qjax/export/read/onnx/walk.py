@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from qjax.export.ir import Graph
-from qjax.export.read.errors import ReadError
+from qjax.export.read.errors import ReadError, reading
 from qjax.export.read.onnx.draft import Draft, Grid
 from qjax.export.read.onnx.hints import Hints
 from qjax.export.read.onnx.model import Model, OnnxNode, Port
@@ -107,7 +107,11 @@ class Walk:
     def run(self) -> Graph:
         """The graph of the whole model."""
         for port in self.model.inputs:
-            self.values[port.name] = self._input(port)
+            try:
+                self.values[port.name] = self._input(port)
+            except Unsupported as reason:
+                self.unsupported.append(f"input {port.name!r}: {reason}")
+                self.values[port.name] = Unknown()
         for node in self.model.nodes:
             self._node(node)
         outputs = tuple(self._output(port) for port in self.model.outputs)
@@ -121,7 +125,7 @@ class Walk:
 
     def _input(self, port: Port) -> Value:
         if port.dims is None:
-            raise ReadError(f"input {port.name!r} has no rank: give the model shapes (onnx.shape_inference).")
+            raise Unsupported("has no rank: give the model shapes (onnx.shape_inference)")
         shape = tuple(size if isinstance(size, int) else self.batch for size in port.dims)
         if port.type in ("float32", "float16"):
             return FloatInput(port.name, shape)
@@ -130,10 +134,7 @@ class Walk:
             self.order[port.name] = self.draft.tensor(port.name, shape, None, kind)
             return Codes(port.name)
         if port.type not in CODES:
-            raise ReadError(
-                f"input {port.name!r}: expected float32, int8, uint8, int16, uint16, bool or int64 indices, got "
-                f"{port.type}."
-            )
+            raise Unsupported(f"expected float32, int8, uint8, int16, uint16, bool or int64 indices, got {port.type}")
         self.order[port.name] = self.draft.tensor(
             port.name, shape, Grid(port.type) if port.type != "int32" else None, port.type
         )
@@ -183,16 +184,18 @@ class Walk:
             raise ReadError(f"{node.title} has no first output.")
         inputs: list[Value | None] = [self.value(name) if name else None for name in node.inputs]
         outputs: list[Value] | None = None
-        if not any(isinstance(value, Unknown) for value in inputs):
-            try:
-                found = _HANDLERS.get((node.domain, node.op))
-                if found is None or _folds(node, inputs):
-                    found = _FOLDERS.get((node.domain, node.op), found)
-                if found is None:
-                    raise Unsupported(_CURES.get(node.op, "has no form in integers here"))
-                outputs = found(self, node, inputs)
-            except Unsupported as reason:
-                self.unsupported.append(f"{node.title}: {reason}")
+        try:
+            found = _HANDLERS.get((node.domain, node.op))
+            if found is None or _folds(node, inputs):
+                found = _FOLDERS.get((node.domain, node.op), found)
+            if found is None:
+                raise Unsupported(_CURES.get(node.op, "has no form in integers here"))
+            # behind what cannot be read, the operator's kind is all that can be checked
+            if not any(isinstance(value, Unknown) for value in inputs):
+                with reading(node.title, Unsupported):
+                    outputs = found(self, node, inputs)
+        except Unsupported as reason:
+            self.unsupported.append(f"{node.title}: {reason}")
         for index, name in enumerate(node.outputs):
             if name:
                 known = outputs is not None and index < len(outputs)

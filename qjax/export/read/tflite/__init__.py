@@ -13,11 +13,10 @@ from collections.abc import Sequence
 
 from qjax import targets
 from qjax.export.batch import free_batch
-from qjax.export.check import GraphError
 from qjax.export.ir import Graph
 from qjax.export.lower import ConversionError
 from qjax.export.passes import remove_dead
-from qjax.export.read.errors import ReadError
+from qjax.export.read.errors import ReadError, reading
 from qjax.export.read.tflite import own
 from qjax.export.read.tflite.independent import independent
 from qjax.export.read.tflite.kernels import refused, targeted
@@ -57,18 +56,17 @@ def read(
     """
     for name in _HANDLERS:
         importlib.import_module(f"{__name__}.{name}")
-    model = parse(data)
+    with reading("the file's tables"):
+        model = parse(data)
     if metadata and outputs is None and METADATA in model.metadata:
         graph = own.read(model)
         return graph if target is None else retarget(graph, target)
     chosen = targets.get(DEFAULT if target is None else target)
-    graph, walk = _read(model, _wanted(model, outputs), chosen)
-    try:
+    wanted = _wanted(model, outputs)
+    with reading("the graph of its operators"):
+        graph, walk = _read(model, wanted, chosen)
+    with reading(f"the graph under {chosen.name!r}", clear=ValueError):
         return targeted(remove_dead(graph), walk.marks, walk.functions, chosen)
-    except GraphError:
-        raise
-    except ValueError as error:
-        raise ReadError(str(error).removeprefix("None: ")) from None
 
 
 def _wanted(model: Model, outputs: Sequence[str] | None) -> list[int]:

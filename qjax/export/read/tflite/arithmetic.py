@@ -7,7 +7,7 @@ from qjax.export.read.tflite.clamps import clamped, clamps
 from qjax.export.read.tflite.errors import FLOATS, Unsupported, bad
 from qjax.export.read.tflite.model import Operator
 from qjax.export.read.tflite.products import strides_of, windows
-from qjax.export.read.tflite.values import CODES
+from qjax.export.read.tflite.values import CODES, WHOLE_NUMBERS
 from qjax.export.read.tflite.walk import Walk, reads
 
 
@@ -50,6 +50,11 @@ def quantize(walk: Walk, operator: Operator) -> None:
             raise Unsupported(f"it makes {output.dtype} of floats", FLOATS)
         walk.quantized_input(operator, source)
         return
+    if source.dtype in WHOLE_NUMBERS:
+        raise Unsupported(
+            f"it makes codes of {source.dtype}, which qjax reads as indices; codes are {', '.join(CODES)}",
+            "Leave it out of the model, and compute it outside",
+        )
     x = walk.codes_of(operator, 0)
     name, _ = walk.result(operator, x.shape)
     walk.node("rescale", [x], name)

@@ -192,7 +192,7 @@ def mirror(walk: Walk, operator: Operator) -> None:
 @reads("TILE")
 def tile(walk: Walk, operator: Operator) -> None:
     """The codes several times along axes."""
-    x, times = walk.codes_of(operator, 0), [int(n) for n in walk.numbers(operator, 1).reshape(-1)]
+    x, times = walk.tensor_of(operator, 0), [int(n) for n in walk.numbers(operator, 1).reshape(-1)]
     if len(times) != len(x.shape) or min(times, default=1) < 1:
         raise bad(operator, f"codes of {x.shape} {times} times")
     shape = [n * m for n, m in zip(x.shape, times, strict=True)]
@@ -207,7 +207,7 @@ def tile(walk: Walk, operator: Operator) -> None:
 @reads("SPACE_TO_DEPTH", "DEPTH_TO_SPACE")
 def blocks(walk: Walk, operator: Operator) -> None:
     """Blocks of the image as channels, or back."""
-    x, block = walk.codes_of(operator, 0), operator.options["block"]
+    x, block = walk.tensor_of(operator, 0), operator.options["block"]
     if len(x.shape) != 4 or not 1 <= block <= 2**12:
         raise bad(operator, f"blocks of {block} in {x.shape}")
     n, h, w, c = x.shape

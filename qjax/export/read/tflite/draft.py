@@ -41,9 +41,13 @@ class Draft:
 
     def add(self, tensor: FileTensor, shape: tuple[int, ...], grid: Quantization | None) -> str:
         """A tensor of the graph for one of the file; its shape must be the file's, but for the batch."""
-        name = self.names[tensor.index]
         if self.scale == 1 and shape != tensor.shape:
             raise damaged(f"tensor {tensor.name[:60]!r} is stated as {tensor.shape}, and computed as {shape}")
+        return self.put(tensor, shape, grid)
+
+    def put(self, tensor: FileTensor, shape: tuple[int, ...], grid: Quantization | None) -> str:
+        """A tensor of the graph for one of the file, of that shape."""
+        name = self.names[tensor.index]
         self.tensors[name] = Tensor(name, shape, tensor.dtype, grid)
         self.codes[tensor.index] = Codes(name, shape, tensor.dtype, grid)
         return name

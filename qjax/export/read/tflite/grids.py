@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qjax.export.ir import INTEGER_DTYPES, Quantization
+from qjax.export.read.errors import SCALES, usable
 from qjax.export.read.tflite.errors import FLOATS, Unsupported
 from qjax.export.read.tflite.flatbuffer import damaged
 from qjax.export.read.tflite.model import FileTensor
@@ -25,8 +26,8 @@ def grid_of(tensor: FileTensor) -> Quantization:
 def scales(tensor: FileTensor, low: int, high: int) -> tuple[NDArray[Any], NDArray[Any]]:
     """The scales and zero points of a tensor, float32 and int32, one each."""
     scale, zero_point = tensor.scale, tensor.zero_point
-    if not (np.isfinite(scale).all() and (scale > 0).all()):
-        raise damaged(f"tensor {tensor.name[:60]!r}: a scale that is not finite and positive")
+    if not usable(scale):
+        raise damaged(f"tensor {tensor.name[:60]!r}: {SCALES}, got {scale[:4]}")
     if zero_point.size not in (1, scale.size):
         raise damaged(f"tensor {tensor.name[:60]!r}: {scale.size} scales and {zero_point.size} zero points")
     if ((zero_point < low) | (zero_point > high)).any():

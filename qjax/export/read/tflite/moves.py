@@ -11,7 +11,7 @@ from qjax.export.read.tflite.walk import Walk, reads
 @reads("TRANSPOSE")
 def transpose(walk: Walk, operator: Operator) -> None:
     """The axes in another order."""
-    x = walk.codes_of(operator, 0)
+    x = walk.tensor_of(operator, 0)
     numbers = walk.numbers(operator, 1).reshape(-1)
     order = [axis_of(int(n), len(x.shape), operator) for n in numbers]
     if sorted(order) != list(range(len(x.shape))):
@@ -22,7 +22,7 @@ def transpose(walk: Walk, operator: Operator) -> None:
 @reads("BROADCAST_TO")
 def broadcast(walk: Walk, operator: Operator) -> None:
     """Axes of size 1 repeat."""
-    x = walk.codes_of(operator, 0)
+    x = walk.tensor_of(operator, 0)
     shape = [int(n) for n in walk.numbers(operator, 1).reshape(-1)]
     first = len(shape) - len(x.shape)
     stated = walk.stated(operator, 0)
@@ -42,7 +42,7 @@ def broadcast(walk: Walk, operator: Operator) -> None:
 @reads("REVERSE_V2")
 def reverse(walk: Walk, operator: Operator) -> None:
     """Axes backwards."""
-    x = walk.codes_of(operator, 0)
+    x = walk.tensor_of(operator, 0)
     axes = axes_of(walk.numbers(operator, 1), len(x.shape), operator)
     walk.moved(operator, "reverse", x, x.shape, axes=axes)
 
@@ -50,7 +50,7 @@ def reverse(walk: Walk, operator: Operator) -> None:
 @reads("PAD", "PADV2")
 def pad(walk: Walk, operator: Operator) -> None:
     """Codes around the codes."""
-    x = walk.codes_of(operator, 0)
+    x = walk.tensor_of(operator, 0)
     pairs = walk.numbers(operator, 1)
     if pairs.shape != (len(x.shape), 2) or (pairs < 0).any():
         raise bad(operator, f"a padding of shape {pairs.shape} around {x.shape}")
@@ -80,7 +80,7 @@ def pad(walk: Walk, operator: Operator) -> None:
 def extreme(walk: Walk, operator: Operator) -> None:
     """The greatest or the least code along axes."""
     op = "max" if operator.name == "REDUCE_MAX" else "min"
-    x = walk.codes_of(operator, 0)
+    x = walk.tensor_of(operator, 0)
     axes = axes_of(walk.numbers(operator, 1), len(x.shape), operator)
     if not all(x.shape[axis] for axis in axes):
         raise Unsupported("an extreme of nothing", "Take it over axes with elements")

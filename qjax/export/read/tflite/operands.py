@@ -53,7 +53,17 @@ class Operands(Draft):
     # ------------------------------------------------------------------ as tensors of the graph
 
     def codes_of(self, operator: Operator, place: int) -> Codes:
-        """An operand that flows, or a constant of codes as a tensor of the graph."""
+        """An operand of codes, with their scale and zero point."""
+        found = self.tensor_of(operator, place)
+        if found.grid is None:
+            name = self.operand(operator, place).name
+            raise Unsupported(
+                f"its operand {name!r} is whole numbers ({found.dtype}), where codes are expected", NUMBERS
+            )
+        return found
+
+    def tensor_of(self, operator: Operator, place: int) -> Codes:
+        """An operand that flows (codes, or integers that stand for themselves), or a constant of codes."""
         tensor = self.operand(operator, place)
         if tensor.index in self.codes:
             return self.codes[tensor.index]
@@ -74,7 +84,7 @@ class Operands(Draft):
         """An operand of codes, or of int32 or booleans that stand for themselves; a constant is one of the graph."""
         tensor = self.operand(operator, place)
         if tensor.index in self.codes or tensor.dtype not in INTEGERS:
-            return self.codes_of(operator, place)
+            return self.tensor_of(operator, place)
         if tensor.index in self.known:
             value = self.known[tensor.index]
         elif tensor.span is not None:

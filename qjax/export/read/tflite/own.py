@@ -49,7 +49,7 @@ def read(model: Model) -> Graph:
         raise
     except Exception as error:
         # a forged document may fail anywhere
-        raise ReadError(f"{where} is damaged ({type(error).__name__}: {str(error)[:200]}). {CURE}") from None
+        raise ReadError(f"{where} is damaged ({type(error).__name__}: {str(error)[:200]}). {CURE}") from error
     if different:
         raise ReadError(f"{where} does not describe the file ({different}): something changed it since. {CURE}")
     return graph

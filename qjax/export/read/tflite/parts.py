@@ -49,7 +49,8 @@ def _joined(walk: Walk, operator: Operator, parts: list[Codes], number: int) -> 
     shape = list(parts[0].shape)
     axis = axis_of(number, len(shape), operator)
     for part in parts:
-        if [*part.shape[:axis], *part.shape[axis + 1 :]] != [*shape[:axis], *shape[axis + 1 :]]:
+        rest = [*part.shape[:axis], *part.shape[axis + 1 :]]
+        if len(part.shape) != len(shape) or rest != [*shape[:axis], *shape[axis + 1 :]]:
             raise bad(operator, f"codes of shape {parts[0].shape} and {part.shape}")
     shape[axis] = sum(part.shape[axis] for part in parts)
     name, grid = walk.result(operator, shape)

@@ -73,7 +73,7 @@ class Results(Operands):
         q = x.quantization
         if q.scale != grid.scale or q.zero_point != grid.zero_point or x.dtype != self.output(operator).dtype:
             raise Unsupported(
-                f"its input stands on the grid ({q.scale:.6g}, {int(q.zero_point)}) of {x.dtype}, its output on "
+                f"its input has the scale and zero point ({q.scale:.6g}, {int(q.zero_point)}) of {x.dtype}, its output "
                 f"({grid.scale:.6g}, {int(grid.zero_point)}), which its kernel ignores or computes in floats",
                 "Give both one quantizer",
             )

@@ -15,7 +15,7 @@ from qjax.export.read.tflite.walk import Walk, reads
 @reads("SHAPE")
 def shape_of(walk: Walk, operator: Operator) -> None:
     """The shape of a tensor of codes, a known vector."""
-    walk.know(operator, np.asarray(walk.codes_of(operator, 0).shape))
+    walk.know(operator, np.asarray(walk.tensor_of(operator, 0).shape))
 
 
 @reads("RESHAPE")
@@ -24,7 +24,7 @@ def reshape(walk: Walk, operator: Operator) -> None:
     if walk.numbers_of(operator, 0) is not None:
         _number_reshape(walk, operator)
         return
-    x = walk.codes_of(operator, 0)
+    x = walk.tensor_of(operator, 0)
     asked: Sequence[int] | None = operator.options["shape"]
     fixed = True
     if walk.has(operator, 1):
@@ -74,7 +74,7 @@ def _number_reshape(walk: Walk, operator: Operator) -> None:
 def squeeze(walk: Walk, operator: Operator) -> None:
     """Axes of size 1 are dropped."""
     known = walk.numbers_of(operator, 0)
-    shape = known.shape if known is not None else walk.codes_of(operator, 0).shape
+    shape = known.shape if known is not None else walk.tensor_of(operator, 0).shape
     listed = operator.options["axes"] or []
     axes = axes_of(np.asarray(listed), len(shape), operator) if listed else []
     if not listed:
@@ -88,7 +88,7 @@ def squeeze(walk: Walk, operator: Operator) -> None:
 def expand_dims(walk: Walk, operator: Operator) -> None:
     """An axis of size 1 is added."""
     known = walk.numbers_of(operator, 0)
-    shape = known.shape if known is not None else walk.codes_of(operator, 0).shape
+    shape = known.shape if known is not None else walk.tensor_of(operator, 0).shape
     number = walk.numbers(operator, 1)
     if number.size != 1:
         raise bad(operator, "it needs one axis")
@@ -101,4 +101,4 @@ def _as_shape(walk: Walk, operator: Operator, shape: list[int]) -> None:
     if known is not None:
         walk.know(operator, known.reshape(shape))
         return
-    walk.moved(operator, "reshape", walk.codes_of(operator, 0), shape, shape=shape)
+    walk.moved(operator, "reshape", walk.tensor_of(operator, 0), shape, shape=shape)

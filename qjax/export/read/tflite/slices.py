@@ -14,7 +14,7 @@ from qjax.export.read.tflite.walk import Walk, reads
 @reads("SLICE")
 def slice_(walk: Walk, operator: Operator) -> None:
     """A box out of the codes."""
-    x = walk.codes_of(operator, 0)
+    x = walk.tensor_of(operator, 0)
     starts, sizes = ([int(n) for n in walk.numbers(operator, place).reshape(-1)] for place in (1, 2))
     if not len(starts) == len(sizes) == len(x.shape):
         raise bad(operator, f"a box of {sizes} at {starts} in {x.shape}")
@@ -45,7 +45,7 @@ def strided_slice(walk: Walk, operator: Operator) -> None:
     if operator.options["ellipsis_mask"] or operator.options["new_axis_mask"]:
         raise Unsupported("it has an ellipsis or new axes", "State every axis")
     known = walk.numbers_of(operator, 0)
-    shape = known.shape if known is not None else walk.codes_of(operator, 0).shape
+    shape = known.shape if known is not None else walk.tensor_of(operator, 0).shape
     vectors = [[int(n) for n in walk.numbers(operator, place).reshape(-1)] for place in (1, 2, 3)]
     if len({len(v) for v in vectors}) != 1 or len(vectors[0]) > len(shape) or 0 in vectors[2]:
         raise bad(operator, f"a slice of {vectors} in {shape}")
@@ -63,7 +63,7 @@ def strided_slice(walk: Walk, operator: Operator) -> None:
             picked = picked.take(list(found), axis)
         walk.know(operator, picked.reshape([len(r) for a, r in enumerate(ranges) if a not in dropped]))
         return
-    _sliced(walk, operator, walk.codes_of(operator, 0), ranges, dropped)
+    _sliced(walk, operator, walk.tensor_of(operator, 0), ranges, dropped)
 
 
 def _range(operator: Operator, axis: int, size: int, stated: int, numbers: list[int | None]) -> range:

@@ -8,11 +8,11 @@ lists all of it.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
-from qjax.export.ir import Graph, Quantization
+from qjax.export.ir import Graph
+from qjax.export.read.errors import reading
+from qjax.export.read.tflite.compiled import COMPILED
 from qjax.export.read.tflite.errors import FLOATS, Unsupported
-from qjax.export.read.tflite.grids import code_range, grid_of, kind_of
+from qjax.export.read.tflite.grids import grid_of, kind_of
 from qjax.export.read.tflite.model import FileTensor, Model, Operator
 from qjax.export.read.tflite.results import Results
 from qjax.export.read.tflite.trial import Function
@@ -75,13 +75,16 @@ class Walk(Results):
         for operator in operators:
             try:
                 handler = HANDLERS.get(operator.name)
+                if operator.name in COMPILED:
+                    raise Unsupported(*COMPILED[operator.name])
                 if handler is None:
                     raise Unsupported("qjax has no integers for it", self._cure(operator))
                 for index in (*operator.inputs, *operator.outputs):
                     if index >= 0 and self.model.tensors[index].unusual:
                         tensor = self.model.tensors[index]
                         raise Unsupported(f"{tensor.name!r} is {tensor.unusual}", self._cure(operator))
-                handler(self, operator)
+                with reading(f"operator {operator.index} {operator.name}", Unsupported):
+                    handler(self, operator)
             except Unsupported as error:
                 self.problem(operator, error)
                 for index in operator.outputs:
@@ -108,11 +111,16 @@ class Walk(Results):
         return f"{how}, and compute it outside"
 
     def _pretend(self, tensor: FileTensor) -> None:
-        if tensor.dtype in CODES and tensor.index not in self.codes:
-            one = Quantization(np.ones((), np.float32), np.zeros((), np.int32), *code_range(tensor))
-            self.codes[tensor.index] = Codes(self.names[tensor.index], tensor.shape, tensor.dtype, one)
-        elif tensor.dtype in (*WHOLE_NUMBERS, "bool") and tensor.index not in self.codes:
-            self.codes[tensor.index] = Codes(self.names[tensor.index], tensor.shape, tensor.dtype, None)
+        """Take a tensor as the file states it, so that the operators that read it are looked at too.
+
+        No graph comes out any more. What states no scale stays unknown, and its readers say so.
+        """
+        if tensor.index in self.codes or tensor.dtype not in (*CODES, *WHOLE_NUMBERS, "bool"):
+            return
+        if tensor.dtype not in CODES:
+            self.put(tensor, tensor.shape, None)
+        elif tensor.scale.size == 1:
+            self.put(tensor, tensor.shape, grid_of(tensor))
 
     # ------------------------------------------------------------------ inputs and outputs
 
