@@ -88,13 +88,14 @@ def calibrate(
             weights = jax.jit(taps("weight", rest))(state, arrays)
         seen = step(state, seen, arrays, rest)
     for name, q in plan.quantizers:
-        if kinds[name] == "weight":
-            way = observers[name]
-            qparams = _of_weight(q, np.asarray(next(iter(weights[name].values()))), way)
-        else:
-            host = jax.tree.map(np.asarray, seen[name])
-            qparams = _finish(observers[name], host, q, name)
-        values = q.init(qparams)
+        try:
+            if kinds[name] == "weight":
+                qparams = _of_weight(q, np.asarray(next(iter(weights[name].values()))), observers[name])
+            else:
+                qparams = _finish(observers[name], jax.tree.map(np.asarray, seen[name]), q)
+            values = q.init(qparams)
+        except ValueError as error:
+            raise ValueError(f"Quantizer {name!r}: {error}") from error
         module = qmodel.quantizers[name]
         for key, value in values.items():
             variable = getattr(module, key)
@@ -117,15 +118,10 @@ def _initial(observer: Any, q: Quantizer, shape: tuple[int, ...]) -> Any:
     return jax.tree.map(lambda a: jnp.broadcast_to(jnp.asarray(a), (*q.stack, *np.shape(a))), state)
 
 
-def _finish(observer: Any, state: Any, q: Quantizer, name: str) -> QParams:
-    try:
-        if not q.stack:
-            return observer.qparams(state, q.spec)
-        parts = [
-            observer.qparams(jax.tree.map(lambda a, i=index: a[i], state), q.spec) for index in np.ndindex(*q.stack)
-        ]
-    except ValueError as error:
-        raise ValueError(f"Quantizer {name!r}: {error}") from error
+def _finish(observer: Any, state: Any, q: Quantizer) -> QParams:
+    if not q.stack:
+        return observer.qparams(state, q.spec)
+    parts = [observer.qparams(jax.tree.map(lambda a, i=index: a[i], state), q.spec) for index in np.ndindex(*q.stack)]
     return _stack(parts, q)
 
 

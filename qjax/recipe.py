@@ -40,8 +40,13 @@ class Override:
     method: Method | None = None
 
     def __post_init__(self) -> None:
+        for name in ("weights", "activations"):
+            if getattr(self, name) is not None:
+                _check_spec(f"Override: {name}", getattr(self, name))
         if self.method is not None:
             _one_of("Override: method", self.method, get_args(Method))
+        if self.method == "pact" and self.activations is not None:
+            _check_pact("Override: activations", self.activations)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +88,8 @@ class Recipe:
 
     def __post_init__(self) -> None:
         formulas.check_target(target_of(self.target))
+        _check_spec("Recipe: weights", self.weights)
+        _check_spec("Recipe: activations", self.activations)
         if not self.activations.per_tensor:
             raise ValueError(
                 f"Recipe: expected per-tensor activations, got {self.activations}. Integer accumulators sum over an "
@@ -100,6 +107,8 @@ class Recipe:
             ("scan", get_args(ScanMode)),
         ):
             _one_of(f"Recipe: {name}", getattr(self, name), known)
+        if self.method == "pact":
+            _check_pact("Recipe: activations", self.activations)
         if self.observer != "auto":
             calibration.get(self.observer)
         if type(self.reduce_range) is not bool:
@@ -112,7 +121,7 @@ class Recipe:
             if not isinstance(value, (QSpec, Override, _Float, Dynamic)):
                 raise TypeError(
                     f"Recipe: override {key!r}: expected a QSpec, an Override, qjax.FLOAT or qjax.Dynamic(), got "
-                    f"{value!r}."
+                    f"{value!r}.{_bits_cure(value)}"
                 )
             if isinstance(key, str):
                 try:
@@ -180,6 +189,8 @@ class Recipe:
             )
         elif not spec.per_tensor:
             raise ValueError(f"Quantizer {place.name!r}: expected a per-tensor spec for an activation, got {spec}.")
+        elif method == "pact":
+            _check_pact(f"Quantizer {place.name!r}", spec)
         stack = place.own(place.stack) if self.scan == "stacked" else ()
         shape = place.shape if weight else place.shape[1:]
         if place.unit is not None and spec.bits == 8 and target_of(self.target).unit_grids:
@@ -258,6 +269,24 @@ def _paths_of(key: str | type, types: Mapping[str, type]) -> frozenset[str]:
     return frozenset(path for path, cls in types.items() if _matches(key, (path,), (cls,)))
 
 
+def _check_spec(what: str, value: Any) -> None:
+    if not isinstance(value, QSpec):
+        raise TypeError(f"{what}: expected a QSpec, got {value!r}.{_bits_cure(value)}")
+
+
+def _bits_cure(value: Any) -> str:
+    return f" For {value} bits write QSpec(bits={value})." if type(value) is int else ""
+
+
+def _check_pact(what: str, spec: QSpec) -> None:
+    """PACT clips to [0, alpha], so the lowest code stands for 0."""
+    if spec.symmetric and spec.signed:
+        raise ValueError(
+            f'{what}: method "pact" clips to [0, alpha], for which a signed symmetric spec has no codes. Got {spec}. '
+            f"Use QSpec(bits={spec.bits}, symmetric=False), or another method."
+        )
+
+
 def _name(key: str | type) -> str:
     return repr(key) if isinstance(key, str) else key.__name__
 
@@ -269,6 +298,11 @@ def _weight_spec(spec: QSpec, place: Place) -> QSpec:
     if spec.axis != -1:
         rank = len(place.shape)
         asked = (spec.axis,) if isinstance(spec.axis, int) else spec.axis
+        if any(not -rank <= axis < rank for axis in asked):
+            raise ValueError(
+                f"Quantizer {place.name!r}: expected an axis of a tensor of shape {place.shape}, from {-rank} to "
+                f"{rank - 1}, got axis={spec.axis}. Use axis=-1 for every output channel of any layer."
+            )
         asked = tuple(sorted(axis % rank for axis in asked))
         if not set(asked) <= set(axes):
             raise ValueError(

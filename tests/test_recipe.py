@@ -3,6 +3,8 @@
 import re
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -242,3 +244,93 @@ def test_reduce_range_takes_one_bit_of_every_activation_of_eight():
     assert type(recipe.observer_of(spec)) is not type(Recipe().observer_of(spec))
     with pytest.raises(TypeError, match=r"reduce_range must be True or False. Got 7"):
         Recipe(reduce_range=7)  # pyright: ignore[reportArgumentType]
+
+
+# ---------------------------------------------------------------------------- what a recipe cannot mean
+
+
+class Dense(nnx.Module):
+    def __init__(self) -> None:
+        self.head = nnx.Linear(6, 4, rngs=nnx.Rngs(0))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.head(x)
+
+
+ROWS = np.asarray(np.random.default_rng(1).normal(size=(8, 6)), np.float32)
+
+
+@pytest.mark.parametrize("axis", [7, 2, -3, (0, 5)])
+def test_an_axis_that_the_weight_lacks(axis: Any) -> None:
+    with pytest.raises(
+        ValueError, match=r"'head/kernel': expected an axis of a tensor of shape \(6, 4\), from -2 to 1, got axis="
+    ):
+        qjax.quantize(Dense(), Recipe(weights=QSpec(axis=axis)), ROWS)
+
+
+@pytest.mark.parametrize("name", ["weights", "activations"])
+@pytest.mark.parametrize("kind", [Recipe, Override])
+def test_bits_in_the_place_of_a_spec(kind: Any, name: str) -> None:
+    with pytest.raises(TypeError, match=rf"{name}: expected a QSpec, got 4. For 4 bits write QSpec\(bits=4\)"):
+        kind(**{name: 4})
+    with pytest.raises(TypeError, match=r"expected a QSpec, an Override.*got 4. For 4 bits write QSpec\(bits=4\)"):
+        Recipe(overrides={"head": 4})
+
+
+def test_pact_needs_codes_from_zero_upwards() -> None:
+    """It failed after training, in `summary`."""
+    with pytest.raises(
+        ValueError, match=r'activations: method "pact" clips to \[0, alpha\].*QSpec\(bits=8, symmetric=False'
+    ):
+        Recipe(method="pact", activations=QSpec(bits=8))
+    with pytest.raises(ValueError, match=r"Override: activations: .*pact"):
+        Override(method="pact", activations=QSpec(bits=4))
+    with pytest.raises(ValueError, match=r"Quantizer 'head': method \"pact\""):
+        qjax.quantize(Dense(), Recipe(activations=QSpec(bits=8), overrides={"head": Override(method="pact")}), ROWS)
+    assert "pact" in qjax.quantize(Dense(), Recipe(method="pact"), ROWS).summary()
+
+
+@pytest.mark.parametrize("size", [1e-20, 1e-30])
+def test_numbers_too_near_zero_for_a_scale(size: float) -> None:
+    """1e-30 became zeros of scale 1."""
+    with pytest.raises(ValueError, match=r"Quantizer 'input': .*[Mm]ultiply the data or the parameters by a constant"):
+        qjax.quantize(Dense(), Recipe(), ROWS * np.float32(size))
+    model = Dense()
+    model.head.kernel[...] = model.head.kernel[...] * np.float32(size)
+    with pytest.raises(ValueError, match=r"Quantizer 'head': .*[Mm]ultiply the data or the parameters"):
+        qjax.quantize(model, Recipe(), ROWS)
+
+
+def test_zeros_and_a_channel_that_died_keep_scale_one() -> None:
+    model = Dense()
+    model.head.kernel[...] = model.head.kernel[...].at[:, 1].multiply(np.float32(1e-35))
+    scales = np.asarray(qjax.quantize(model, Recipe(), ROWS).qparams()["head/kernel"].scale)
+    assert scales[1] == 1.0
+    assert (np.delete(scales, 1) < 0.1).all()
+    assert float(qjax.quantize(Dense(), Recipe(), ROWS * 0).qparams()["input"].scale) == 1.0
+
+
+def test_codes_that_the_input_does_not_have() -> None:
+    qmodel = qjax.quantize(Dense(), Recipe(activations=QSpec(bits=4)), ROWS)
+    qmodel.eval()
+    graph = qjax.convert(qmodel, ROWS)
+    codes = graph.quantize(ROWS)
+    inside = np.asarray(graph.run(codes))
+    wrong = np.array(codes)
+    for code in (100, -8):
+        wrong[3, 2] = code
+        with pytest.raises(
+            ValueError, match=rf"'input': expected codes in \[-7, 7\], got codes in .*{code}.*graph.quantize"
+        ):
+            graph.run(wrong)
+        with pytest.raises(ValueError, match="expected codes in"):
+            graph.run(jnp.asarray(wrong))
+    # inside of a trace nothing can be read, and a constant beside it still can
+    assert np.array_equal(jax.jit(lambda c: graph.run(c))(codes), inside)
+    assert np.array_equal(jax.jit(lambda: graph.run(codes))(), inside)
+    with pytest.raises(TypeError, match="expected codes of dtype int8, got int32"):
+        graph.run(np.asarray(codes, np.int32))
+    with pytest.raises(TypeError, match="expected codes of dtype int8, got list"):
+        graph.run([[1] * 6])
+    with pytest.raises(ValueError, match=r"expected shape \(batch, 6\), got \(8, 5\)"):
+        graph.run(codes[:, :5])

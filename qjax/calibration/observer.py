@@ -6,6 +6,7 @@ import numpy as np
 from jax import Array
 
 from qjax.numerics.affine import QParams, QSpec, choose_qparams
+from qjax.numerics.qparams import SCALE_MIN
 
 State: TypeAlias = Any
 """A pytree of arrays of fixed shapes and dtypes."""
@@ -56,4 +57,18 @@ class BoundsObserver:
             ValueError: no data was seen, or some of it was NaN or infinite.
         """
         lo, hi = self.bounds(state, spec)
+        refuse_tiny(lo, hi, spec)
         return choose_qparams(lo, hi, spec)
+
+
+def refuse_tiny(lo: np.ndarray, hi: np.ndarray, spec: QSpec) -> None:
+    """Raise where a tensor is not zero, yet too near zero for any of its scales: its codes would all be zero.
+
+    A channel of such numbers beside others that are greater counts as zeros.
+    """
+    low, high = float(np.min(lo, initial=0)), float(np.max(hi, initial=0))
+    if max(-low, high) > 0 and (high - low) / spec.levels < SCALE_MIN:
+        raise ValueError(
+            f"expected numbers that {spec.bits} bits can tell from zero, got a tensor in [{low:.3g}, {high:.3g}], "
+            "whose scale would lie under 2^-100. Multiply the data or the parameters by a constant, or set them to 0."
+        )

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from qjax.calibration.channels import to_rows
+from qjax.calibration.observer import refuse_tiny
 from qjax.numerics.affine import QParams, QSpec, choose_qparams, dequantize, quantize
 
 WeightMethod = Literal["minmax", "mse", "lsq"]
@@ -37,6 +38,7 @@ def weight_qparams(w: Any, spec: QSpec, method: WeightMethod = "minmax") -> QPar
     w = _checked(w)
     rows, shape = to_rows(w, spec), spec.param_shape(w.shape)
     lo, hi = rows.min(axis=1).reshape(shape), rows.max(axis=1).reshape(shape)
+    refuse_tiny(lo, hi, spec)
     if method == "minmax":
         return choose_qparams(lo, hi, spec)
     if method == "mse":

@@ -15,7 +15,7 @@ from jax.core import Tracer
 
 from qjax import ops
 from qjax.batches import WITHOUT_LABELS
-from qjax.export.ir import Graph, Node
+from qjax.export.ir import Graph, Node, Tensor
 from qjax.export.shared import SharedConstants
 from qjax.numerics.fence import computed_once
 
@@ -132,7 +132,26 @@ class Interpreter:
                     "graph.quantize(x) makes codes from reals."
                 )
         check_shapes(graph, [tuple(array.shape) for array in arrays])
+        for name, array in zip(graph.inputs, arrays, strict=True):
+            _check_codes(graph.tensors[name], array)
         return arrays
+
+
+def _check_codes(tensor: Tensor, array: Any) -> None:
+    """Raise for codes that the input's bits do not have; a traced array cannot be checked."""
+    q, limits = tensor.quantization, np.iinfo(tensor.dtype) if tensor.quantization is not None else None
+    if q is None or limits is None or isinstance(array, Tracer) or np.size(array) == 0:
+        return
+    if q.qmin <= limits.min and q.qmax >= limits.max:
+        return  # every code of the dtype
+    # numpy: within a trace even a constant of jax would be computed later
+    values = np.asarray(array)
+    low, high = int(values.min()), int(values.max())
+    if low < q.qmin or high > q.qmax:
+        raise ValueError(
+            f"Input {tensor.name!r}: expected codes in [{q.qmin}, {q.qmax}], got codes in [{low}, {high}]. "
+            "graph.quantize(x) makes codes from floats."
+        )
 
 
 def check_count(graph: Graph, inputs: Sequence[Any]) -> None:

@@ -91,7 +91,10 @@ def log2_scale_of(scale: Any) -> np.ndarray[Any, Any]:
     scale = np.asarray(scale, np.float64)
     bad = ~((scale >= 2.0**-LOG2_LIMIT) & (scale <= 2.0**LOG2_LIMIT))
     if bad.any():
-        raise ValueError(f"log2_scale_of: scale must lie in [2^-64, 2^64]. Got {scale[bad].flat[0]}")
+        raise ValueError(
+            f"log2_scale_of: scale must lie in [2^-64, 2^64]. Got {scale[bad].flat[0]}; multiply the data or the "
+            'parameters by a constant, or use method="static", whose scales lie in [2^-100, 2^100]'
+        )
     return np.log2(scale).astype(np.float32)
 
 
