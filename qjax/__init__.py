@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from qjax.export.compare import compare
     from qjax.export.integer_graph import IntegerGraph, load, read
     from qjax.export.lower import ConversionError
+    from qjax.fingerprint import QuantPlan
     from qjax.layers.linen import from_linen
     from qjax.layers.trace import TraceError
     from qjax.model import convert, exact, quantize, verify
@@ -38,6 +39,7 @@ __all__ = [
     "QParams",
     "QSpec",
     "QuantParam",
+    "QuantPlan",
     "QuantStat",
     "QuantizedModel",
     "Recipe",
@@ -74,6 +76,7 @@ _HOMES = {
     "export.integer_graph": ("IntegerGraph", "load", "read"),
     "explanation": ("explain",),
     "export.lower": ("ConversionError",),
+    "fingerprint": ("QuantPlan",),
     "layers.trace": ("TraceError",),
     "layers.linen": ("from_linen",),
     "model": ("convert", "exact", "quantize", "verify"),

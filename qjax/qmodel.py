@@ -14,6 +14,7 @@ from jax.core import Tracer
 from qjax.batches import brief, refuse_trace, traced_message
 from qjax.calibration.learned import Quantizer, with_scales
 from qjax.export.backend import target_of
+from qjax.fingerprint import compare, fingerprint, rows
 from qjax.layers import Traced, trace, write_state
 from qjax.numerics.affine import QParams
 from qjax.ops import Quantized
@@ -65,6 +66,11 @@ class Plan:
     def by_name(self) -> Mapping[str, Quantizer]:
         """The quantizers by name."""
         return dict(self.quantizers)
+
+    @functools.cached_property
+    def fingerprint(self) -> np.ndarray:
+        """What the state of a model with this plan holds, see `qjax.fingerprint`."""
+        return rows(self.by_name)
 
     @functools.cached_property
     def expected(self) -> str:
@@ -121,6 +127,7 @@ class QuantizedModel(nnx.Module):
         self.model = model
         self.plan = plan
         self.quantizers = nnx.Dict(dict(quantizers))
+        self.fingerprint = fingerprint(plan.by_name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         traced, annotation = self._read(args, kwargs)
@@ -162,8 +169,13 @@ class QuantizedModel(nnx.Module):
 
     def quantizer_values(self) -> dict[str, dict[str, Any]]:
         """name -> the arrays that a quantizer works with, learned scales as scales."""
+        self.check_state()
         own = {name: self.quantizers[name].values() for name, _ in self.plan.quantizers}
         return with_scales(dict(self.plan.quantizers), own)
+
+    def check_state(self) -> None:
+        """Raise ValueError where the model's numbers were restored from a state of another plan; outside of `jit`."""
+        compare(self.fingerprint.get_metadata("quantizers"), self.plan.fingerprint, self.fingerprint.get_raw_value())
 
     def qparams(self) -> dict[str, QParams]:
         """name -> scale, zero point and spec as they stand; quantizers that follow their tensor are left out."""
@@ -205,6 +217,7 @@ def check_quantized(value: Any, what: str, *, numbers: bool = True) -> None:
         )
     if numbers:
         refuse_trace(what)
+        value.check_state()
         if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(nnx.state(value))):
             raise TypeError(traced_message(what, "a model whose parameters JAX is tracing"))
 

@@ -34,6 +34,10 @@ class IntegerGraph:
         self.interpreter = Interpreter(graph)
         self._jitted = jax.jit(self._real)
 
+    def __reduce__(self) -> Any:
+        # compiled functions cannot be pickled
+        return IntegerGraph, (self.ir,)
+
     @property
     def target(self) -> str:
         """The name of the target whose rounding the graph obeys."""

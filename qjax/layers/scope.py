@@ -49,7 +49,17 @@ def _scoped(base: type) -> type:
                 return marked(self, base, *args, **kwargs)
             return base.__call__(self, *args, **kwargs)
 
-    return type(base)(base.__name__, (base,), {"__call__": call, "__module__": base.__module__, "qjax_base": base})
+    def reduce(self: Any, protocol: Any) -> Any:
+        # no import finds this class: it is made anew from the user's own
+        return _unpickled, (base,), vars(self).copy()
+
+    members = {"__call__": call, "__module__": base.__module__, "qjax_base": base, "__reduce_ex__": reduce}
+    return type(base)(base.__name__, (base,), members)
+
+
+def _unpickled(base: type) -> Any:
+    """An instrumented module without its attributes, which `pickle` then sets."""
+    return object.__new__(_scoped(base))
 
 
 def module_types(model: nnx.Module) -> dict[str, type]:

@@ -1,0 +1,108 @@
+"""What a state says of the plan that it belongs to, so that a checkpoint is restored into no other plan in silence.
+
+The names and shapes of a quantized model's numbers do not tell 8 bits from 4. So the state holds one row of integers
+for each quantizer. `nnx.update` and every eager use of the model compare them with the model's own plan. Nothing is
+compared inside `jit`.
+"""
+
+import zlib
+from collections.abc import Mapping
+from typing import Any, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.core import Tracer
+
+from qjax.calibration.learned import Method, Quantizer
+
+_METHODS = get_args(Method)
+_FIELDS = ("bits", "signed", "symmetric", "narrow_range", "method", "axis and groups")
+_SHOWN = 3
+"""How many differences a message names."""
+
+
+class QuantPlan(nnx.Variable):
+    """uint32 [quantizers, fields]: the fingerprint of the plan that a state belongs to; nothing trains it."""
+
+    def update_from_state(self, variable_state: Any) -> None:
+        """Take the value of a restored state, unless it belongs to another plan."""
+        given = variable_state.get_raw_value()
+        if given is not self.get_raw_value():
+            compare(self.get_metadata("quantizers"), self.get_raw_value(), given)
+        super().update_from_state(variable_state)
+
+
+def fingerprint(quantizers: Mapping[str, Quantizer]) -> QuantPlan:
+    """Of a model with these quantizers."""
+    return QuantPlan(jnp.asarray(rows(quantizers)), quantizers=tuple(quantizers))
+
+
+def rows(quantizers: Mapping[str, Quantizer]) -> np.ndarray:
+    """uint32 [quantizers, fields]: a name's number and what a message names."""
+    found = [_row(name, quantizer) for name, quantizer in quantizers.items()]
+    return np.asarray(found, np.uint32).reshape(-1, 1 + len(_FIELDS))
+
+
+def _row(name: str, quantizer: Quantizer) -> list[int]:
+    spec = quantizer.spec
+    grain = repr((spec.axis, spec.group_size, spec.group_axis))
+    kept = [spec.bits, spec.signed, spec.symmetric, bool(spec.narrow_range), _METHODS.index(quantizer.method)]
+    return [_number(name), *map(int, kept), 0 if spec.per_tensor else _number(grain)]
+
+
+def compare(names: tuple[str, ...], own: Any, given: Any) -> None:
+    """Raise where a state belongs to another plan; numbers that cannot be read now are left alone.
+
+    Args:
+      names: of the model's quantizers. own, given: the model's fingerprint and the state's.
+    """
+    mine, theirs = _read(own), _read(given)
+    # a stack of states, under vmap say, has axes in front
+    if mine is None or theirs is None or theirs.ndim != 2 or np.array_equal(mine, theirs):
+        return
+    found = {int(row[0]): row for row in theirs}
+    differences: list[str] = []
+    for name, row in zip(names, mine, strict=True):
+        other = found.pop(int(row[0]), None)
+        if other is None:
+            differences.append(f"{name!r} is not in the state")
+            continue
+        for field, expected, came in zip(_FIELDS, row[1:], other[1:], strict=False):
+            if expected != came:
+                here, there = _in_words(field, expected), _in_words(field, came)
+                differences.append(f"{name!r}: {here} in the model, {there} in the state")
+    if found:
+        differences.append(f"the state has {len(found)} quantizers that the model lacks")
+    more = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
+    raise ValueError(
+        "Expected a state of this quantized model, got one of a model with other quantizers: "
+        f"{'; '.join(differences[:_SHOWN]) or 'their order differs'}{more}. Quantize the model with the recipe that "
+        "the state was saved under and restore it there."
+    )
+
+
+def _read(value: Any) -> np.ndarray | None:
+    """The numbers, or None within a trace and for what other processes hold."""
+    if isinstance(value, (Tracer, jax.ShapeDtypeStruct)) or not hasattr(value, "shape"):
+        return None
+    if isinstance(value, jax.Array) and not (value.is_fully_addressable or value.is_fully_replicated):
+        return None
+    return np.asarray(value)
+
+
+def _in_words(field: str, value: Any) -> str:
+    if field == "bits":
+        return f"{value} bits"
+    if field == "method":
+        known = int(value) < len(_METHODS)
+        return f"method {_METHODS[int(value)]!r}" if known else "an unknown method"
+    if field == "axis and groups":
+        return "one scale per tensor" if value == 0 else f"scales along other axes (#{int(value):08x})"
+    return field if value else f"not {field}"
+
+
+def _number(text: str) -> int:
+    """A text as 32 bits, the same in every process."""
+    return zlib.crc32(text.encode())
