@@ -91,7 +91,7 @@ def arguments_of(batch: Any, what: str = "", *, traced: bool = False) -> tuple[A
             )
         if isinstance(leaf, Tracer) and what and not traced:
             raise TypeError(traced_message(what, "a traced array as a batch"))
-    return jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, args)
+    return jax.tree.map(lambda x: as_array(x) if isinstance(x, np.ndarray) else x, args)
 
 
 def refuse_trace(what: str) -> None:
@@ -123,3 +123,15 @@ def brief(value: Any) -> str:
         mapping = cast("Mapping[Any, Any]", value)
         return "{" + ", ".join(f"{key!r}: {brief(item)}" for key, item in list(mapping.items())[:4]) + "}"
     return type(value).__name__
+
+
+def as_array(x: Any) -> jax.Array:
+    """A JAX array; where JAX has no 64 bits, integers that need them are an error instead of their low 32."""
+    if isinstance(x, np.ndarray) and x.dtype.kind in "iu" and x.size:
+        kept = np.iinfo(jax.dtypes.canonicalize_dtype(x.dtype))
+        low, high = int(x.min()), int(x.max())
+        if low < kept.min or high > kept.max:
+            raise ValueError(
+                f"Expected integers within {kept.dtype}, got {low} to {high}, which JAX would cut to their low bits."
+            )
+    return jnp.asarray(x)

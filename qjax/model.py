@@ -24,6 +24,7 @@ from qjax.export.lower import ConversionError
 from qjax.export.structure import Call, describe, describe_arguments, join_arguments, sample_like, split_arguments
 from qjax.export.verify import Report
 from qjax.export.verify import verify as compare_nodes
+from qjax.finite import check_finite
 from qjax.layers import Traced, instrument, module_types, trace
 from qjax.numerics.affine import QParams
 from qjax.qmodel import QuantizedModel, QuantizerState, check_quantized, evaluation_copy, unquantized
@@ -100,6 +101,7 @@ def convert(qmodel: QuantizedModel, sample: Any, *, target: Any = None) -> Integ
         its patterns match; None takes the recipe's.
 
     Raises:
+      ValueError: a parameter holds NaN or infinity.
       ConversionError: something has no integer form; the message names the primitive, your line, and a cure.
     """
     check_quantized(qmodel, "convert")
@@ -130,7 +132,14 @@ def verify(
     def reference(*inputs: Any) -> tuple[Any, dict[str, Any]]:
         return codes(state, *split_arguments(inputs))
 
-    return compare_nodes(graph, reference, Batches(batches, inputs, "verify").arguments())
+    def checked() -> Iterable[tuple[Any, ...]]:
+        for index, args in enumerate(Batches(batches, inputs, "verify").arguments()):
+            if index == 0:
+                model = nnx.merge(graphdef, state)
+                check_finite("verify", model, model._read(args, {})[0])
+            yield args
+
+    return compare_nodes(graph, reference, checked())
 
 
 def _codes_of(graphdef: Any) -> Callable[..., tuple[Any, dict[str, Any]]]:
@@ -158,10 +167,10 @@ def exact(qmodel: QuantizedModel, sample: Any, *, target: Any = None) -> Forward
     """A forward whose value is the integer graph's and whose gradient is the fake-quantized model's.
 
     Returns `forward(qmodel, *inputs)`: the output of the graph that `convert` would make from the parameters that
-    `qmodel` holds at that call, computed by the interpreter's kernels, also inside jit and grad; float32,
-    whatever the model's own dtype. Evaluation mode: batch statistics are read, not moved. A call with other Python
-    values than the sample's (a flag, None) computes the graph for those. Use it for the last epochs, so that training
-    sees the deployed rounding:
+    `qmodel` holds at that call, computed by the interpreter's kernels, also inside jit and grad; float32, whatever the
+    model's own dtype. It is NaN where the fake-quantized forward is. Evaluation mode: batch statistics are read, not
+    moved. A call with other Python values than the sample's (a flag, None) computes the graph for those. Use it for the
+    last epochs, so that training sees the deployed rounding:
 
         forward = qjax.exact(qmodel, sample)
 
@@ -191,9 +200,16 @@ def exact(qmodel: QuantizedModel, sample: Any, *, target: Any = None) -> Forward
         env = run_graph(ir, constants, quantize_inputs(ir, arrays))
         value = dequantize_outputs(ir, [env[name] for name in ir.outputs])
         surrogate = jax.tree.map(lambda y, v: y.astype(v.dtype), view(*inputs), value)
-        return jax.tree.map(_with_gradient_of, surrogate, value)
+        return jax.tree.map(_with_gradient_of, surrogate, jax.tree.map(_flagged, surrogate, value))
 
     return forward
+
+
+def _flagged(surrogate: jax.Array, value: jax.Array) -> jax.Array:
+    """`value`, but NaN where the fake-quantized forward is: there is no code for what made it."""
+    if not jnp.issubdtype(value.dtype, jnp.floating):
+        return value
+    return jnp.where(jnp.isnan(jax.lax.stop_gradient(surrogate)), jnp.full_like(value, np.nan), value)
 
 
 @jax.custom_jvp
@@ -230,6 +246,7 @@ def _convert(qmodel: QuantizedModel, args: tuple[Any, ...], target: Any) -> Grap
     traced, annotation = read(args)
     plan.check_known(annotation)
     _check_stateless(traced, annotation)
+    check_finite("convert", qmodel, traced)
     arrays, rest = split_arguments(args)
     size = _batch_size(arrays, traced.names[len(traced.names) - len(arrays) :])
     doubled = [jnp.zeros((2 * size, *a.shape[1:]), a.dtype) if a.ndim else a for a in arrays]

@@ -94,6 +94,10 @@ def _check_tensor(tensor: Tensor) -> None:
     place, value = f"Tensor {tensor.name!r}", tensor.value
     if value is not None and np.dtype(value.dtype).name != tensor.dtype:
         raise GraphError(f"Constant {tensor.name!r}: declared {tensor.dtype}, its data is {value.dtype}.")
+    if value is not None and tensor.dtype == REAL_DTYPE and not isinstance(value, Tracer):
+        nans = int(np.isnan(np.asarray(value)).sum())
+        if nans:
+            raise GraphError(f"Constant {tensor.name!r}: expected numbers, got {nans} NaN of {value.size}.")
     if tensor.quantization is None:
         return
     _check_quantization(tensor.quantization, tensor, place)

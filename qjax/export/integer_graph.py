@@ -7,11 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from qjax import targets
-from qjax.export import artifact
+from qjax.export import artifact, faults
 from qjax.export.emit import emit
-from qjax.export.interpreter import Interpreter, check_count, check_shapes
+from qjax.export.interpreter import Interpreter, check_count, check_shapes, run
 from qjax.export.ir import REAL_DTYPE, Graph, Tensor
 from qjax.export.read import read as read_file
 from qjax.export.retarget import retarget
@@ -48,20 +49,32 @@ class IntegerGraph:
 
         One array for each of the graph's inputs will do as well. A Python value among the arguments (a flag, None) must
         be the one that the model was converted with, or be left out.
+
+        Raises:
+          TypeError, ValueError: other inputs than the graph's.
+          ValueError: NaN or infinity in a concrete array, or an index for which the model gives NaN. Inside a trace NaN
+            takes the zero point, infinities saturate, and indices are clipped.
         """
-        arrays = inputs_of(self.ir, inputs)
+        arrays = integers_checked(self.ir, inputs_of(self.ir, inputs))
         check_shapes(self.ir, [tuple(np.shape(x)) for x in arrays])
-        return self._jitted(self.interpreter.constants, [jnp.asarray(x) for x in arrays])
+        outputs, *counts = self._jitted(self.interpreter.constants, [jnp.asarray(x) for x in arrays])
+        faults.refuse(self.ir, *counts)
+        return outputs
 
     def _real(self, constants: Any, inputs: list[Any]) -> Any:
-        codes = self.quantize(*inputs)
-        codes = codes if isinstance(codes, tuple) else (codes,)
-        return self.dequantize(*self.interpreter.outputs(constants, list(codes)))
+        env = run(self.ir, constants, quantize_inputs(self.ir, inputs))
+        counts = faults.input_faults(self.ir, inputs), faults.index_faults(self.ir, constants, env)
+        return self.dequantize(*(env[name] for name in self.ir.outputs)), *counts
 
     def quantize(self, *inputs: Any) -> Any:
-        """Codes of real inputs, given as to a call: one array, or a tuple where the graph has several inputs."""
-        arrays = inputs_of(self.ir, inputs)
+        """Codes of real inputs, given as to a call: one array, or a tuple where the graph has several inputs.
+
+        Raises:
+          ValueError: NaN or infinity in a concrete array.
+        """
+        arrays = integers_checked(self.ir, inputs_of(self.ir, inputs))
         check_shapes(self.ir, [tuple(np.shape(x)) for x in arrays])
+        faults.refuse(self.ir, faults.input_faults(self.ir, arrays), {})
         codes = quantize_inputs(self.ir, arrays)
         return codes[0] if len(codes) == 1 else tuple(codes)
 
@@ -146,10 +159,26 @@ def inputs_of(ir: Graph, args: tuple[Any, ...]) -> list[Any]:
     """
     structure = ir.metadata.get("input_structure")
     plain = len(args) == len(ir.inputs) and all(is_leaf(x) and not is_static(x) for x in args)
-    if structure is None or plain:
+    flat = structure is not None and all(isinstance(item, int) for item in structure[1])
+    if structure is None or plain or (flat and len(args) != len(ir.inputs)):
         check_count(ir, args)
         return list(args)
     return flatten_arguments(structure, args if ir.call is None else ir.call.without_classes(args), len(ir.inputs))
+
+
+def integers_checked(ir: Graph, inputs: Sequence[Any]) -> list[Any]:
+    """The inputs, with concrete integers beyond int32, which JAX would cut to their low bits, refused."""
+    for name, x in zip(ir.inputs, inputs, strict=True):
+        if not isinstance(x, Tracer) and np.issubdtype(getattr(x, "dtype", np.int8), np.integer):
+            if jnp.can_cast(x.dtype, np.int32):
+                continue
+            known = np.asarray(x)
+            if known.size and (known.min() < -(2**31) or known.max() >= 2**31):
+                raise ValueError(
+                    f"Input {name!r}: expected integers within int32, got {known.min()} to {known.max()}. "
+                    "Check where they come from; a graph counts in 32 bits."
+                )
+    return list(inputs)
 
 
 def quantize_inputs(ir: Graph, inputs: Sequence[Any]) -> list[jax.Array]:
@@ -162,11 +191,20 @@ def quantize_inputs(ir: Graph, inputs: Sequence[Any]) -> list[jax.Array]:
         elif tensor.dtype == REAL_DTYPE and jnp.issubdtype(x.dtype, jnp.floating):
             codes.append(x.astype(tensor.dtype))  # a float island reads it as it is
         elif jnp.issubdtype(x.dtype, jnp.bool_ if tensor.dtype == "bool" else jnp.integer):
-            codes.append(x.astype(tensor.dtype))
+            codes.append(x if tensor.dtype == "bool" else _within(x, tensor.dtype))
         else:
             kind = "booleans" if tensor.dtype == "bool" else "integers"
             raise TypeError(f"Input {name!r}: expected {kind}, got {x.dtype}.")
     return codes
+
+
+def _within(x: jax.Array, dtype: str) -> jax.Array:
+    """Integers in another dtype; what does not fit becomes its greatest or least, not its low bits."""
+    own, wanted = np.iinfo(x.dtype), np.iinfo(dtype)
+    low, high = max(own.min, wanted.min), min(own.max, wanted.max)
+    if (low, high) != (own.min, own.max):
+        x = jnp.clip(x, np.asarray(low, x.dtype), np.asarray(high, x.dtype))
+    return x.astype(dtype)
 
 
 def dequantize_outputs(ir: Graph, codes: Sequence[Any]) -> Any:

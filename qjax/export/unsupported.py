@@ -24,7 +24,10 @@ _CUT = (
 )
 _STATISTICS = "Write it as a function that qjax knows: qjax.ops.names() lists what has integer kernels."
 _WRITES = "Write at constant positions, choose with jnp.where and a mask, or put parts together with jnp.concatenate."
-_READS = "Take along one axis: jnp.take, or jnp.take_along_axis where every example chooses for itself."
+_READS = (
+    "Take along one axis: jnp.take, or jnp.take_along_axis where every example chooses for itself. Write a fill_value, "
+    "which stands for indices out of range, with jnp.where."
+)
 _ORDER = "argmax, argmin, max and top_k have integer forms: use one of them."
 _PRODUCT = "Multiply the parts one by one: x[:, 0] * x[:, 1] * ..."
 _MEMBERS = "A graph runs on one machine: take sums over devices out of what is converted."

@@ -20,7 +20,7 @@ from qjax.ops import get as get_op
 from qjax.ops.channels import weight_to_result
 
 _IMPLIED = {
-    "embed": "indices out of range are clipped",
+    "embed": "an index below zero counts from the end where `wraps` says so; what is out of range is clipped",
     "max_pool": "padding is below every code; a window of padding alone gives the least code",
 }
 

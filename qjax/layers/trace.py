@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from qjax.batches import brief
+from qjax.batches import as_array, brief
 from qjax.tracing import Program, Value, from_jaxpr, rewrite, user_line
 
 
@@ -98,7 +98,7 @@ def trace(model: nnx.Module, args: Sequence[Any], kwargs: dict[str, Any], expect
     paths = [_keys(path) for path, _ in jax.tree_util.tree_flatten_with_path(state)[0]]
     leaves, tree = jax.tree.flatten((tuple(args), kwargs))
     dynamic = [i for i, leaf in enumerate(leaves) if isinstance(leaf, (jax.Array, np.ndarray))]
-    arrays = [jax.numpy.asarray(leaves[i]) for i in dynamic]
+    arrays = [as_array(leaves[i]) for i in dynamic]
     labels = _labels(args, kwargs, dynamic)
 
     def call(state_leaves: list[Any], arrays: list[Any]) -> Any:

@@ -251,6 +251,10 @@ class Op:
         """What is wrong with the constant integers that operand `index` holds (numpy), or None."""
         return None
 
+    def misplaced(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array | None:
+        """How many of the integers that flow in choose what is not there (int32); None where none can."""
+        return None
+
     def arithmetic(self, attributes: Attributes) -> str | None:
         """What an op that `prepares` computes in, in a few words for tables."""
         return None

@@ -7,11 +7,15 @@ import jax
 import jax.numpy as jnp
 
 from qjax.ops.base import Attributes, Constants, Equation, Op, Quantized, Role, register
+from qjax.ops.indices import fills, outside, wrapped
 
 
 @register
 class Embed(Op):
-    """y = table[indices]; the result stands on the table's grid (per tensor). Indices out of range are clipped."""
+    """y = table[indices]; the result has the table's quantization parameters (per tensor).
+
+    attributes: see `ops.indices`.
+    """
 
     name = "embed"
     role = Role.GRID
@@ -29,11 +33,19 @@ class Embed(Op):
     def integers(self, eqn: Equation, constant: Sequence[bool]) -> tuple[int, ...]:
         return (0,)
 
+    def attributes(self, eqn: Equation) -> dict[str, Any]:
+        # a layer computes `jnp.take`; a lookup that is written out has the equations of negative indices before it
+        return {"wraps": True, "fills": True} if "layer" in eqn.params else {"fills": fills(eqn.params)}
+
     def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
         indices, table = inputs
         if not isinstance(table, Quantized):
             return eqn.bind(indices, table)
-        return [table.with_codes(jnp.take(table.codes, indices, axis=0, mode="clip"))]
+        return [table.with_codes(eqn.bind(indices, table.codes)[0])]
+
+    def misplaced(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array | None:
+        return outside(attributes, inputs[0], constants["kernel"].shape[0])
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
-        return jnp.take(jnp.asarray(constants["kernel"]), inputs[0], axis=0, mode="clip")
+        table = jnp.asarray(constants["kernel"])
+        return jnp.take(table, wrapped(attributes, inputs[0], table.shape[0]), axis=0, mode="clip")

@@ -11,6 +11,7 @@ from jax import lax
 
 from qjax.ops.base import Attributes, Constants, Equation, Quantized, real, register
 from qjax.ops.grid import GridOp
+from qjax.ops.indices import fills, has_number, outside, wrapped
 
 _OUT = (
     "indices from {low} to {high} do not fit an axis of {size}. JAX fills with NaN there, which is no code: keep them "
@@ -36,7 +37,7 @@ def axis_of(eqn: Equation) -> int | None:
 
 
 class _Gather(GridOp):
-    """What both kinds share: the indices are integers, clipped into the axis."""
+    """What both kinds share: the indices are integers; what those out of range mean is in `ops.indices`."""
 
     primitives = ("gather",)
     moves = True
@@ -45,9 +46,8 @@ class _Gather(GridOp):
         return (1,)
 
     def refuses(self, eqn: Equation, index: int, value: Any) -> str | None:
-        mode = str(eqn.params["mode"])
         size = eqn.in_shapes[0][eqn.params["dimension_numbers"].start_index_map[0]]
-        if index != 1 or "FILL" not in mode or not value.size or (value.min() >= 0 and value.max() < size):
+        if index != 1 or not fills(eqn.params) or not value.size or (value.min() >= 0 and value.max() < size):
             return None
         return _OUT.format(low=value.min(), high=value.max(), size=size)
 
@@ -55,30 +55,34 @@ class _Gather(GridOp):
         x, indices = inputs
         if not isinstance(x, Quantized):
             return eqn.bind(real(x), indices)
-        return [x.with_codes(self.kernel(self.attributes(eqn), {}, (x.codes, jnp.asarray(indices))))]
+        return [x.with_codes(eqn.bind(x.codes, jnp.asarray(indices))[0])]
+
+    def misplaced(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array | None:
+        return outside(attributes, inputs[1], inputs[0].shape[attributes["axis"]])
 
 
 @register
 class Take(_Gather):
     """`lax.gather` of whole slices along one axis; inputs: the tensor, int32 indices with a last axis of size 1.
 
-    Indices out of range are clipped, those of data too where JAX fills (as embeddings do).
-    attributes: axis; places, the axes of the result that come from the indices.
+    attributes: axis; places, the axes of the result that come from the indices; wraps and fills, see `ops.indices`.
     """
 
     name = "take"
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
-        return not constant[0] and axis_of(eqn) is not None
+        return not constant[0] and axis_of(eqn) is not None and not has_number(eqn.params)
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         offset = _numbers(eqn)[0]
         rank = len(eqn.out_shapes[0])
-        return {"axis": axis_of(eqn), "places": [axis for axis in range(rank) if axis not in offset]}
+        places = [axis for axis in range(rank) if axis not in offset]
+        return {"axis": axis_of(eqn), "places": places, "fills": fills(eqn.params)}
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         x, indices = inputs
         places = attributes["places"]
+        indices = wrapped(attributes, indices, x.shape[attributes["axis"]])
         rows = jnp.take(
             jnp.moveaxis(x, attributes["axis"], 0), indices.reshape(indices.shape[:-1]), axis=0, mode="clip"
         )
@@ -100,7 +104,7 @@ class TakeAlong(_Gather):
     name = "take_along"
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
-        return not constant[0] and self._layout(eqn) is not None
+        return not constant[0] and self._layout(eqn) is not None and not has_number(eqn.params)
 
     def _layout(self, eqn: Equation) -> dict[str, Any] | None:
         """The axes, or None for a gather that is no such choice."""
@@ -121,13 +125,14 @@ class TakeAlong(_Gather):
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         found = self._layout(eqn)
         assert found is not None
-        return found
+        return {**found, "fills": fills(eqn.params)}
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         x, indices = inputs
         axis, operand, own, places = (attributes[key] for key in ("axis", "operand", "indices", "places"))
         indices = indices.reshape(indices.shape[:-1])
         size = x.shape[axis]
+        indices = wrapped(attributes, indices, size)
         batch = [x.shape[a] for a in operand]
         rest = [a for a in range(x.ndim) if a not in operand and a != axis]
         chosen = [a for a in range(indices.ndim) if a not in own]

@@ -174,7 +174,7 @@ def test_what_is_quantized_anew():
 
 
 TOKENS = np.array([[1, 2, 0, 0], [3, 1, 5, 0]], np.int32)
-PLACES = np.array([2, -9], np.int32)
+PLACES = np.array([2, -3], np.int32)
 
 INTEGERS = {
     "padding": lambda y, ids, at, t: jnp.where((ids != 0)[..., None], y, 0.0),

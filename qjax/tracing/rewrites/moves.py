@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
+from qjax.ops.indices import has_number
 from qjax.ops.take import axis_of
 from qjax.tracing.composite import composite
 from qjax.tracing.program import Equation, Program, Value
@@ -52,6 +53,8 @@ def _is_lookup(eqn: Equation) -> bool:
     table, indices = eqn.inputs
     rank = len(indices.shape) - 1
     rows = tuple(range(rank, rank + len(table.shape) - 1))
+    if has_number(eqn.params):
+        return False
     fixed = (table.fixed or table.constant is not None) and not indices.fixed and indices.constant is None
     return fixed and table.is_float and axis_of(eqn) == 0 and tuple(eqn.params["dimension_numbers"].offset_dims) == rows
 
@@ -60,7 +63,7 @@ def _lookup(eqn: Equation) -> list[Equation]:
     table, indices = eqn.inputs
     before, (own,) = inlined(lambda x: lax.reshape(x, x.shape[:-1]), [indices], None, eqn)
     inner, _ = inlined(lambda x: lax.reshape(x, (*x.shape, 1)), [own], [indices], eqn)
-    return [*before, composite("embed", [*inner, eqn], [own, table], eqn.outputs)]
+    return [*before, composite("embed", [*inner, eqn], [own, table], eqn.outputs, {"mode": eqn.params["mode"]})]
 
 
 def read(equations: Sequence[Equation], outputs: Sequence[Value]) -> list[Equation]:

@@ -103,6 +103,8 @@ def of_operations() -> Named:
     table = NARROW.codes(rng, (10, 4))
     indices = np.array([[0, 9, 3], [-1, 10, 2**31 - 1]], np.int32)
     add("embed", "embed", [(indices, "int32")], ((2, 3, 4), NARROW), {}, kernel=table)
+    negative = np.array([[0, 9, -10], [-1, 10, -11], [2**31 - 1, -(2**31), -3]], np.int32)
+    add("embed_wraps", "embed", [(negative, "int32")], ((3, 3, 4), NARROW), {"wraps": True}, kernel=table)
     small = np.array([250, 0, 9], np.uint8)
     add("embed_bytes", "embed", [(small, "uint8")], ((3, 4), INT4), {}, kernel=INT4.codes(rng, (10, 4)))
     for name, grid, out in (("table", INT8, INT8), ("table_wide", INT16, INT8), ("table_bits", INT4, UINT8_MIDDLE)):
@@ -197,9 +199,11 @@ def _choices(add: Any) -> None:
     add("pad_value", "pad_value", [x], ((4, 9, 7), INT8), {"padding": padding}, value=np.asarray(99, np.int32))
     at = np.array([[[0], [7]], [[-3], [2]]], np.int32), "int32"
     add("take", "take", [x, at], ((3, 2, 2, 5), INT8), {"axis": 1, "places": [1, 2]})
+    add("take_wraps", "take", [x, at], ((3, 2, 2, 5), INT8), {"axis": 1, "places": [1, 2], "wraps": True})
     each = np.array([[[4], [0]], [[-3], [2]], [[1], [1]]], np.int32), "int32"
     along = {"axis": 1, "operand": [0], "indices": [0], "places": [0, 1]}
     add("take_along", "take_along", [x, each], ((3, 2, 5), INT8), along)
+    add("take_along_wraps", "take_along", [x, each], ((3, 2, 5), INT8), {**along, "wraps": True})
     grouped = {"weight": 1, "group_axis": 0, "summed": 1, "batch": [], "weight_batch": [], "channels": [[0, 2]]}
     grouped |= {"rank": 2, "permutation": [1, 0], "rounding": "nearest_even"}
     factors = {f"factor{i}": rng.integers(2**13, 2**15, (5, 1)).astype(np.int32) for i in range(3)}

@@ -3,8 +3,6 @@
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from qjax.export.emit.tflite.draft import Value
 from qjax.export.emit.tflite.problems import Unsupported
 from qjax.export.emit.tflite.writer import Writer, lowers
@@ -169,19 +167,6 @@ def repeated(writer: Writer, x: Value, shape: Sequence[int], free: frozenset[int
 def clamp(writer: Writer, node: Node) -> Value:
     """MAXIMUM and MINIMUM with a constant on the same grid."""
     return writer.bounded(node, writer.input(node))
-
-
-@lowers("embed")
-def embed(writer: Writer, node: Node) -> Value:
-    """GATHER of rows; indices out of range are clipped before, as the graph does and GATHER does not."""
-    indices = writer.input(node)
-    kernel = np.asarray(writer.graph.constant(node, "kernel"))
-    dtype, quantization = writer.grid(node)
-    lowest, highest = writer.integers([0]), writer.integers([kernel.shape[0] - 1])
-    clipped = writer.moved("MAXIMUM", [indices, lowest], indices.shape, indices.free, indices)
-    clipped = writer.moved("MINIMUM", [clipped, highest], indices.shape, indices.free, indices)
-    table = writer.constant(kernel, dtype, quantization, node.constants["kernel"])
-    return writer.apply("GATHER", [table, clipped], writer.shapes[node.output], indices.free, dtype, quantization)
 
 
 def _free(writer: Writer, node: Node) -> frozenset[int]:

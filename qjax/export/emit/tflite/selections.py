@@ -94,8 +94,28 @@ def _clipped(writer: Writer, node: Node, size: int) -> Value:
     x = writer.reshape(x, x.shape[:-1], x.free)
     if known is not None and np.all((np.asarray(known) >= 0) & (np.asarray(known) < size)):
         return x
+    return in_range(writer, node, x, size)
+
+
+def in_range(writer: Writer, node: Node, x: Value, size: int) -> Value:
+    """int32 indices of an axis of that size: those below zero wrapped where the node says so, all of them clipped."""
+    if node.attributes.get("wraps", False):
+        # -1 below zero, else 0
+        below = combined(writer, "MAXIMUM", [x, writer.integers([-1])])
+        below = combined(writer, "MINIMUM", [below, writer.integers([0])])
+        x = combined(writer, "ADD", [x, combined(writer, "MUL", [below, writer.integers([-size])])])
     x = combined(writer, "MAXIMUM", [x, writer.integers([0])])
     return combined(writer, "MINIMUM", [x, writer.integers([size - 1])])
+
+
+@lowers("embed")
+def embed(writer: Writer, node: Node) -> Value:
+    """GATHER of rows; indices out of range are clipped before, as the graph does and GATHER does not."""
+    kernel = np.asarray(writer.graph.constant(node, "kernel"))
+    indices = clipped = in_range(writer, node, writer.input(node), kernel.shape[0])
+    dtype, quantization = writer.grid(node)
+    table = writer.constant(kernel, dtype, quantization, node.constants["kernel"])
+    return writer.apply("GATHER", [table, clipped], writer.shapes[node.output], indices.free, dtype, quantization)
 
 
 def _gathered(

@@ -265,7 +265,7 @@ def picked(walk: Walk, node: OnnxNode, x: Value, axis: int, indices: Value) -> V
         walk.draft.node("reshape", (given,), places, {"shape": [*shape, 1]})
         count = len(shape)
     after = (*before[:axis], *walk.draft.shape(places)[:-1], *before[axis + 1 :])
-    attributes = {"axis": axis, "places": list(range(axis, axis + count))}
+    attributes = {"axis": axis, "places": list(range(axis, axis + count)), "wraps": True}
     if isinstance(x, Codes):
         entry = walk.draft.tensors[x.tensor]
         walk.draft.tensor(node.outputs[0], after, entry.grid, entry.dtype)

@@ -113,7 +113,7 @@ def _lookup(walk: Walk, value: Pending, name: str, grid: Grid, constants: dict[s
     own = draft.grid(value.table)
     same = own.same(grid) and not constants
     rows = draft.tensor(name if same else draft.fresh(f"{name}/rows"), value.shape, own)
-    draft.node("embed", value.inputs, rows, {}, {"kernel": value.table})
+    draft.node("embed", value.inputs, rows, {"wraps": True}, {"kernel": value.table})
     if same:
         return rows
     draft.tensor(name, value.shape, grid)

@@ -1,0 +1,58 @@
+"""What a graph's inputs must not hold: NaN and infinity, for which there is no code, and indices of what is not there.
+
+Inside a trace nothing can be refused; there NaN takes the zero point, infinities saturate, and indices are clipped.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from qjax import ops
+from qjax.export.interpreter import Constants, attributes
+from qjax.export.ir import Graph
+
+_CURE = "No code stands for them, and runtimes disagree about what they become: clean the data first."
+_INDICES = (
+    "JAX gives NaN there, for which there is no code, and the graph would clip them. Correct the indices, use the mode "
+    "'clip' in the model, or compute with codes: graph.dequantize(graph.run(graph.quantize(x)))."
+)
+
+
+def input_faults(graph: Graph, inputs: Sequence[Any]) -> dict[str, jax.Array]:
+    """Per quantized float input: int32 [how many are NaN, how many are infinite]. May be traced."""
+    found: dict[str, jax.Array] = {}
+    for name, x in zip(graph.inputs, inputs, strict=True):
+        x = jnp.asarray(x)
+        if graph.tensors[name].quantization is not None and jnp.issubdtype(x.dtype, jnp.floating):
+            counts = [jnp.sum(test(x), dtype=jnp.int32) for test in (jnp.isnan, jnp.isinf)]
+            found[name] = jnp.stack(counts)
+    return found
+
+
+def index_faults(graph: Graph, constants: Constants, env: Mapping[str, Any]) -> dict[str, jax.Array]:
+    """Per node that chooses by indices: int32, how many of them choose what is not there. env: every tensor."""
+    found: dict[str, jax.Array] = {}
+    for node in graph.nodes:
+        arguments = [jnp.asarray(env[name]) for name in node.inputs]
+        count = ops.get(node.op).misplaced(attributes(graph, node), constants[node.name], arguments)
+        if count is not None:
+            found[node.name] = count
+    return found
+
+
+def refuse(graph: Graph, inputs: Mapping[str, Any], indices: Mapping[str, Any]) -> None:
+    """Raise a ValueError for what `input_faults` and `index_faults` counted; tracers are not looked at."""
+    for name, counts in inputs.items():
+        if not isinstance(counts, Tracer) and np.any(nan_inf := np.asarray(counts)):
+            raise ValueError(
+                f"Input {name!r}: expected finite numbers, got {nan_inf[0]} NaN and {nan_inf[1]} infinite. {_CURE}"
+            )
+    for name, count in indices.items():
+        if not isinstance(count, Tracer) and int(count):
+            location = next(node.location for node in graph.nodes if node.name == name)
+            place = f" ({location})" if location else ""
+            raise ValueError(f"Node {name!r}{place}: {int(count)} indices are out of range. {_INDICES}")

@@ -1,0 +1,53 @@
+"""Refuses NaN and infinity among the numbers of a quantized model, which would become codes like any other."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.core import Tracer
+
+from qjax.layers import Traced
+from qjax.qmodel import QuantizedModel
+
+
+def check_finite(what: str, qmodel: QuantizedModel, traced: Traced) -> None:
+    """Raise a ValueError that names every parameter with NaN or infinity, and how many; tracers are not looked at.
+
+    Parameters and statistics must be finite. Other variables, a mask say, may hold infinities; what the call does not
+    read is not looked at.
+
+    what: the function that refuses. traced: a call of the model in evaluation mode.
+    """
+    finite = {"/".join(path) for kind in (nnx.Param, nnx.BatchStat) for path in _paths(nnx.state(qmodel.model, kind))}
+    read = {value for eqn in traced.program.equations for value in eqn.inputs}
+    faults: list[str] = []
+    for value, name, array, constant in zip(
+        traced.program.inputs, traced.names, traced.args, traced.constant, strict=True
+    ):
+        if constant and value in read:
+            faults += _fault(name, array, infinite=name in finite)
+    for name, state in qmodel.quantizers.items():
+        for key, array in state.values().items():
+            faults += _fault(f"quantizer {name}, {key}", array, infinite=True)
+    if faults:
+        raise ValueError(
+            f"{what}: expected finite parameters, got {'; '.join(faults)}. Go back to an earlier checkpoint, and find "
+            "what made them: a learning rate too large, a division by zero, an overflow in float16."
+        )
+
+
+def _fault(name: str, array: Any, *, infinite: bool) -> Iterable[str]:
+    if isinstance(array, Tracer) or not jnp.issubdtype(array.dtype, jnp.floating):
+        return
+    host = np.asarray(array).astype(np.float32)
+    nans, infs = int(np.isnan(host).sum()), int(np.isinf(host).sum())
+    if nans or (infs and infinite):
+        yield f"{name}: {nans} NaN and {infs} infinite of {host.size}"
+
+
+def _paths(state: Any) -> Iterable[tuple[str, ...]]:
+    for path, _ in jax.tree_util.tree_flatten_with_path(nnx.to_pure_dict(state))[0]:
+        yield tuple(str(getattr(key, "key", getattr(key, "idx", key))) for key in path)

@@ -1,0 +1,47 @@
+"""What integers that choose elements mean: those below zero, and those that no element has.
+
+An integer kernel clips indices that are out of range: there is no code for the NaN that JAX puts there. Two attributes
+of a node say what JAX does:
+
+| attribute | true | false, or absent |
+| --- | --- | --- |
+| wraps | an index below zero counts from the end | the program before the node has dealt with it, or it is clipped |
+| fills | JAX gives NaN out of range: `graph(x)` refuses such an index | JAX clips, as the kernel does |
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from qjax.ops.base import Attributes
+
+
+def fills(params: Any) -> bool:
+    """Whether a gather, by its parameters, gives NaN out of range."""
+    return "FILL" in str(params.get("mode", "fill")).upper()
+
+
+def has_number(params: Any) -> bool:
+    """Whether a gather gives another number than NaN out of range, for which a kernel would need a code."""
+    value = params.get("fill_value")
+    return fills(params) and value is not None and not math.isnan(value)
+
+
+def wrapped(attributes: Attributes, indices: jax.Array, size: int) -> jax.Array:
+    """The indices with those below zero counted from the end of an axis, where the node asks for it."""
+    if not attributes.get("wraps", False) or jnp.issubdtype(indices.dtype, jnp.unsignedinteger):
+        return indices
+    wide = indices.astype(jnp.int32)
+    return jnp.where(wide < np.int32(0), wide + np.int32(size), wide)
+
+
+def outside(attributes: Attributes, indices: jax.Array, size: int) -> jax.Array | None:
+    """int32: how many indices JAX would answer with NaN; None where it never does."""
+    if not attributes.get("fills", False):
+        return None
+    wide = indices.astype(jnp.int32)
+    lowest = np.int32(-size if attributes.get("wraps", False) else 0)
+    return jnp.sum((wide < lowest) | (wide >= np.int32(size)), dtype=jnp.int32)
