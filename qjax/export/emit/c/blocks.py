@@ -135,7 +135,9 @@ class Body(abc.ABC):
 
 
 def nested(heads: Sequence[str], lines: Sequence[str]) -> list[str]:
-    """Lines within loops."""
+    """Lines within loops. Without a loop, several lines get braces: blocks side by side declare the same names."""
+    if not heads and len(lines) > 1:
+        heads = ["{"]
     found: list[str] = []
     for depth, head in enumerate(heads):
         found.append("    " * depth + head)

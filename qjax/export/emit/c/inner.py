@@ -61,7 +61,7 @@ def loop(body: Body, block: Block, value: Looped, at: Indices) -> str:
         inner = Block(block, inner=True)
         turn = inner.fresh("turn")
         _turn(body, inner, scan, Index.variable(turn, scan.length), names, at)
-        block.add(*nested([loop_head(turn, scan.length)] if scan.length > 1 else ["{"], inner.lines))
+        block.add(*nested([loop_head(turn, scan.length)] if scan.length > 1 else [], inner.lines))
     places = tuple(index.key for index in at)
     for position, name in enumerate(names):
         block.done[id(scan), position, places] = name

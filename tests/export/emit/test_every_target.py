@@ -1,0 +1,200 @@
+"""Every operation under every target becomes C, integer ONNX and StableHLO, with the interpreter's codes.
+
+The graphs of `nodes.of_operations` are put under each target; what two targets make alike is one graph here. The
+counts say what is covered, so nothing falls out unseen.
+"""
+
+import collections
+import dataclasses
+import pathlib
+import re
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from jax import export
+
+from qjax import ops, targets
+from qjax.export.check import check_integer
+from qjax.export.emit import stablehlo
+from qjax.export.emit.onnx import to_model
+from qjax.export.ir import Graph, Node, Quantization, Tensor
+from qjax.export.retarget import retarget
+from tests.export.emit import c_build, nodes
+from tests.export.emit.onnx_runs import by_onnxruntime, differing
+
+GRAPHS = 142
+"""Those of `nodes.of_operations`, the bare sums, and softmax on a runtime's own grid."""
+DISTINCT = 1079
+"""Of GRAPHS x targets, those that differ from each other."""
+ARITHMETICS = 139
+"""Of these, one for each operation and rule, formula or method."""
+SUMS = ("add", "multiply", "rescale", "sum", "window_sum", "dot")
+ARITHMETIC = ("rule", "formula", "method", "rounding")
+FLOATS = re.compile(r"x(f16|f32|f64|bf16)>|tensor<(f16|f32|f64|bf16)>")
+
+
+def scaled(graph: Graph) -> Graph:
+    """The weights with a scale, from which a target makes its constants."""
+    (node,) = graph.nodes
+    if "kernel" not in node.constants or node.op == "embed":
+        return graph
+    kernel = graph.tensors[node.constants["kernel"]]
+    info = np.iinfo(kernel.dtype)
+    scale, zero_point = np.asarray(2.0**-9, np.float32), np.asarray(0, np.int32)
+    held = dataclasses.replace(kernel, quantization=Quantization(scale, zero_point, int(info.min), int(info.max)))
+    return graph.replace(tensors={**graph.tensors, kernel.name: held})
+
+
+def bare(graph: Graph) -> Graph | None:
+    """A sum of scaled integers without constants: for its target to choose the formula. None for other operations."""
+    (node,) = graph.nodes
+    if node.op not in SUMS or "kernel" in node.constants:
+        return None
+    known = {key: value for key, value in node.attributes.items() if key not in ("rounding", "formula")}
+    tensors, constants = dict(graph.tensors), {}
+    if node.op in ("sum", "window_sum"):
+        taken = known.get("window") or [graph.tensors["x0"].shape[axis] for axis in known["axes"]]
+        tensors["count"] = Tensor("count", (), "int32", None, np.asarray(np.prod(taken), np.int32))
+        constants["count"] = "count"
+    made = dataclasses.replace(node, attributes=known, constants=constants)
+    return graph.replace(nodes=(made,), tensors=tensors)
+
+
+def unit_softmax() -> Iterator[tuple[str, tuple[Graph, list[np.ndarray]]]]:
+    """On the grid where runtimes have methods of their own: rows of one code, one row, rows of 16, 16 and 5."""
+    rng = np.random.default_rng(0)
+    known = nodes.INT8.quantization()
+    y = Quantization(np.asarray(2.0**-8, np.float32), np.asarray(-128, np.int32), -128, 127)
+    for shape in ((5, 1), (1, 9), (2, 3, 37)):
+        codes = nodes.INT8.codes(rng, shape)
+        # the sum of equal greatest codes is the greatest
+        codes[..., : shape[-1] // 2] = 127
+        tensors = {"x": Tensor("x", shape, "int8", known), "y": Tensor("y", shape, "int8", y)}
+        node = Node("node", "softmax", ("x",), "y", {}, {"axes": [len(shape) - 1]})
+        graph = Graph(tensors, (node,), ("x",), ("y",), "nearest_even")
+        yield f"softmax_unit_{'_'.join(map(str, shape))}", (graph, [codes])
+
+
+def key_of(graph: Graph) -> tuple[object, ...]:
+    """What a graph of one node computes."""
+    (node,) = graph.nodes
+    held = ((role, np.asarray(graph.constant(node, role))) for role in sorted(node.constants))
+    shapes = [(t.shape, t.dtype) for t in (graph.tensors[name] for name in (*node.inputs, node.output))]
+    arrays = [(role, x.dtype.name, x.shape, x.tobytes()) for role, x in held]
+    return node.op, repr(sorted(node.attributes.items())), str(shapes), *arrays
+
+
+class Everything:
+    """All graphs under all targets."""
+
+    def __init__(self) -> None:
+        given: nodes.Named = {}
+        for name, (graph, inputs) in nodes.of_operations().items():
+            given[name] = scaled(graph), inputs
+            without = bare(graph)
+            if without is not None:
+                given[f"{name}_bare"] = without, inputs
+        given |= dict(unit_softmax())
+        self.graphs = len(given)
+        self.covered: collections.Counter[tuple[str, str]] = collections.Counter()
+        self.named: nodes.Named = {}
+        seen: set[tuple[object, ...]] = set()
+        for name, (graph, inputs) in given.items():
+            for target in targets.names():
+                made = retarget(graph, target)
+                self.covered[made.nodes[0].op, target] += 1
+                key = key_of(made)
+                if key not in seen:
+                    seen.add(key)
+                    self.named[f"{name}_{target}"] = made, inputs
+
+
+@pytest.fixture(scope="module")
+def everything() -> Everything:
+    return Everything()
+
+
+def chosen(named: nodes.Named) -> nodes.Named:
+    """The first graph of each operation and arithmetic."""
+    found: dict[str, str] = {}
+    for name, (graph, _) in named.items():
+        (node,) = graph.nodes
+        known = {key: node.attributes.get(key) for key in ARITHMETIC}
+        found.setdefault(f"{node.op} {'kernel' in node.constants} {known}", name)
+    return {name: named[name] for name in found.values()}
+
+
+def merged(named: nodes.Named) -> tuple[Graph, list[np.ndarray]]:
+    """All of them as one graph, which is traced once."""
+    tensors: dict[str, Tensor] = {}
+    made: list[Node] = []
+    for name, (graph, _) in named.items():
+        (node,) = graph.nodes
+        of = {old: f"{name}/{old}" for old in graph.tensors}
+        tensors |= {of[old]: dataclasses.replace(t, name=of[old]) for old, t in graph.tensors.items()}
+        constants = {role: of[old] for role, old in node.constants.items()}
+        inputs = tuple(of[old] for old in node.inputs)
+        made.append(dataclasses.replace(node, name=name, inputs=inputs, output=of[node.output], constants=constants))
+    inputs = tuple(name for node in made for name in node.inputs if tensors[name].value is None)
+    outputs = tuple(node.output for node in made)
+    feeds = [codes for _, codes in named.values()]
+    whole = Graph(tensors, tuple(made), inputs, outputs, "nearest_even")
+    return check_integer(whole), [codes for each in feeds for codes in each]
+
+
+def onnx_disagreements(named: nodes.Named, expected: dict[str, list[np.ndarray]]) -> dict[str, int]:
+    graph, inputs = merged(named)
+    feeds = dict(zip(graph.inputs, inputs, strict=True))
+    wanted = [y for name in named for y in expected[name]]
+    wrong: dict[str, int] = {}
+    for level, found in by_onnxruntime(to_model(graph, style="integer", batch=1), feeds):
+        for name, got, want in zip(named, found, wanted, strict=True):
+            if differing([got], [want]):
+                wrong[f"{name} {level}"] = differing([got], [want])
+    return wrong
+
+
+def test_all_operations_under_all_targets_are_here(everything):
+    without = {name for name in ops.names() if type(ops.get(name)).kernel is ops.Op.kernel}
+    # a vendor's kernel is composed of the others, and an island holds floats
+    known = set(ops.names()) - without - {"backend", "island"}
+    assert set(everything.covered) == {(op, target) for op in known for target in targets.names()}
+    assert everything.graphs == GRAPHS
+    assert everything.covered.total() == GRAPHS * len(targets.names())
+    assert len(everything.named) == DISTINCT, len(everything.named)
+    assert len(chosen(everything.named)) == ARITHMETICS
+
+
+def check(named: nodes.Named, folder: pathlib.Path) -> None:
+    compiled = c_build.Compiled(named, folder)
+    compiled.assert_equal(compiled.called("-O0"))
+    assert onnx_disagreements(named, compiled.expected) == {}
+
+
+def test_every_arithmetic_becomes_c_and_onnx(everything):
+    named = chosen(everything.named)
+    programs, _ = c_build.programs({name: graph for name, (graph, _) in named.items()})
+    assert len(programs) == ARITHMETICS
+    assert len(to_model(merged(named)[0], style="integer", batch=1).graph.node) >= ARITHMETICS
+
+
+def test_c_and_onnx_of_softmax(everything, tmp_path):
+    """Run here; `test_c_ops` and `test_onnx_integer` run every operation, rule and formula."""
+    named = {name: each for name, each in everything.named.items() if name.startswith("softmax_unit")}
+    methods = {graph.nodes[0].attributes["method"] for graph, _ in named.values()}
+    assert methods == {"exact", *(target.softmax for target in map(targets.get, targets.names()) if target.softmax)}
+    check(named, tmp_path)
+
+
+def test_stablehlo_of_every_arithmetic_holds_no_float(everything):
+    """Lowering only: what it computes is the interpreter's own program."""
+    graph, _ = merged(chosen(everything.named))
+    exported = export.deserialize(bytearray(stablehlo.to_bytes(graph, batch=1)))
+    assert exported.platforms == ("cpu", "cuda", "tpu")
+    assert not FLOATS.search(exported.mlir_module())
+
+
+@pytest.mark.exhaustive
+def test_c_and_onnx_of_every_graph(everything, tmp_path):
+    check(everything.named, tmp_path)
