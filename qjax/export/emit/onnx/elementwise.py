@@ -31,8 +31,35 @@ def widened(b: Builder, dtype: str, x: Sequence[str], write: Callable[..., str])
     return b.cast(write(*(b.cast(name, "int32") for name in x)), dtype)
 
 
-def _extreme(op: str) -> Entry:
-    return lambda b, dtype, params, x: widened(b, dtype, x, lambda *names: b.op(op, *names))
+def extreme(b: Builder, kind: str, dtype: str, x: str, y: str) -> str:
+    """The "Max" or "Min" of two operands.
+
+    In int64 by a comparison: ONNX Runtime 1.31 (AVX) compares the low halves of such numbers with their signs, so its
+    Max(2^31, 1) is 1.
+    """
+    if dtype == "int64":
+        return b.op("Where", b.op("Greater" if kind == "Max" else "Less", x, y), x, y)
+    return widened(b, dtype, (x, y), lambda *names: b.op(kind, *names))
+
+
+def _extreme(kind: str) -> Entry:
+    return lambda b, dtype, params, x: extreme(b, kind, dtype, *x)
+
+
+def _sign(b: Builder, dtype: str, params: Any, x: Sequence[str]) -> str:
+    """In int64 by comparisons: ONNX Runtime 1.31's Sign(2^31) is -1."""
+    if dtype != "int64":
+        return b.op("Sign", *x)
+    zero = b.constant(np.int64(0))
+    above, below = (b.cast(b.op(name, x[0], zero), dtype) for name in ("Greater", "Less"))
+    return b.op("Sub", above, below)
+
+
+def _remainder(b: Builder, dtype: str, params: Any, x: Sequence[str]) -> str:
+    """In 64 bits from the quotient: ONNX Runtime 1.31's Mod takes numbers beyond 2^53 through doubles."""
+    if dtype not in ("int64", "uint64"):
+        return b.op("Mod", *x, fmod=1)
+    return b.op("Sub", x[0], b.op("Mul", b.op("Div", *x), x[1]))
 
 
 def _select(b: Builder, dtype: str, params: Any, x: Sequence[str]) -> str:
@@ -71,10 +98,10 @@ ELEMENTWISE: dict[str, Entry] = {
     "sub": _plain("Sub"),
     "mul": _plain("Mul"),
     "div": _plain("Div"),
-    "rem": _plain("Mod", fmod=1),
+    "rem": _remainder,
     "neg": _negative,
     "abs": _plain("Abs"),
-    "sign": _plain("Sign"),
+    "sign": _sign,
     "max": _extreme("Max"),
     "min": _extreme("Min"),
     "and": _logic("And", "BitwiseAnd"),

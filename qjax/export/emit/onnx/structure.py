@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from qjax.export.emit.onnx.elementwise import extreme
 from qjax.export.emit.onnx.views import NeedsBatch, View, Views
 
 Entry = Callable[[Views, Any, Sequence[View]], View]
@@ -169,9 +170,9 @@ def gather(t: Views, params: Any, x: Sequence[View]) -> View:
         raise ValueError(f"ONNX: no form for a gather of {params}.")
     kept = t.reshape(indices, indices.shape[:-1])
     b = t.builder
-    place = b.cast(t.materialized(kept), "int64")
-    high = b.constant(np.int64(table.shape[0] - 1))
-    place = b.op("Min", b.op("Max", place, b.constant(np.int64(0))), high)
+    place, zero, high = b.cast(t.materialized(kept), "int64"), np.int64(0), np.int64(table.shape[0] - 1)
+    for kind, bound in (("Max", zero), ("Min", high)):
+        place = extreme(b, kind, "int64", place, b.constant(bound))
     name = b.op("Gather", t.materialized(table), place, axis=0)
     return View.full(name, table.dtype, (*kept.shape, *table.shape[1:]))
 
@@ -192,6 +193,8 @@ def _reduce(op: str) -> Entry:
         axes = tuple(params["axes"])
         view = t.expanded(x[0], axes)
         dtype = view.dtype
+        if op != "ReduceSum" and dtype == "int64":
+            raise ValueError(f"ONNX: no form for {op} of int64, which ONNX Runtime 1.31 computes wrongly.")
         narrow = dtype in ("int16", "uint16") or (op == "ReduceSum" and dtype in ("int8", "uint8"))
         name = t.builder.cast(view.name, "int32") if narrow else view.name
         if axes:
