@@ -17,9 +17,21 @@ ELSEWHERE = {"shift_left", "shift_right_arithmetic", "shift_right_logical", "clz
 """Not functions of one kind of number; the tests of the operations run them."""
 NUMPY = {
     **{name: getattr(np, name) for name in ("abs", "sign", "square", "add")},
-    "neg": np.negative, "not": np.invert, "sub": np.subtract, "mul": np.multiply, "max": np.maximum,
-    "min": np.minimum, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "eq": np.equal,
-    "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
+    "neg": np.negative,
+    "not": np.invert,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
     "rem": np.fmod,
 }
 
