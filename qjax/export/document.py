@@ -8,7 +8,7 @@ returns as it was.
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from jax.core import Tracer
@@ -18,15 +18,19 @@ from qjax.export import packing, strict_json
 from qjax.export.check import GraphError, check_integer
 from qjax.export.ir import INTEGER_DTYPES, REAL_DTYPE, Array, Graph, Node, Quantization, Tensor
 from qjax.export.strict_json import ArtifactError
-from qjax.numerics.input_quantization import INPUT_QUANTIZATIONS, InputQuantization
+from qjax.numerics.input_quantization import INPUT_QUANTIZATIONS
+from qjax.numerics.output_dequantization import OUTPUT_DEQUANTIZATIONS
 
 Arrays = Mapping[str, NDArray[Any]]
+_Name = TypeVar("_Name", bound=str)
 
 MAX_RANK = 32
 MAX_DIMENSION = 2**31 - 1
 MAX_BYTES = 2**62
 
 _GRAPH = ("target", "quantization", "inputs", "outputs", "tensors", "nodes", "metadata")
+_OPTIONAL = "dequantization"
+"""A field that only graphs with another formula than the first have."""
 _TENSOR = ("name", "shape", "dtype", "quantization", "data")
 _QUANTIZATION = ("qmin", "qmax", "axes")
 _NODE = ("name", "op", "inputs", "output", "constants", "attributes", "location")
@@ -51,6 +55,8 @@ def encode(graph: Graph) -> tuple[str, dict[str, NDArray[Any]]]:
         "nodes": [{key: getattr(node, key) for key in _NODE} for node in graph.nodes],
         "metadata": graph.metadata,
     }
+    if graph.dequantization != OUTPUT_DEQUANTIZATIONS[0]:
+        document[_OPTIONAL] = graph.dequantization
     placed = {key: _placed(key, value) for key, value in document.items()}
     return strict_json.dumps(placed, "The graph"), arrays
 
@@ -60,7 +66,9 @@ def decode(text: str, arrays: Arrays) -> Graph:
 
     Raises ArtifactError or GraphError.
     """
-    document = strict_json.fields(strict_json.loads(text, "The graph's JSON"), _GRAPH, "The graph")
+    held = strict_json.mapping(strict_json.loads(text, "The graph's JSON"), "The graph")
+    names = (*_GRAPH, _OPTIONAL) if _OPTIONAL in held else _GRAPH
+    document = strict_json.fields(held, names, "The graph")
     unused = set(arrays)
     tensors: dict[str, Tensor] = {}
     for item in strict_json.sequence(document["tensors"], "The graph's tensors"):
@@ -75,18 +83,19 @@ def decode(text: str, arrays: Arrays) -> Graph:
         inputs=strict_json.names(document["inputs"], "The graph's inputs"),
         outputs=strict_json.names(document["outputs"], "The graph's outputs"),
         target=strict_json.name(document["target"], "The graph's target"),
-        quantization=_input_quantization(document["quantization"]),
+        quantization=_one_of(document["quantization"], INPUT_QUANTIZATIONS, "quantization"),
+        dequantization=_one_of(document.get(_OPTIONAL, OUTPUT_DEQUANTIZATIONS[0]), OUTPUT_DEQUANTIZATIONS, _OPTIONAL),
         metadata=strict_json.mapping(document["metadata"], "The graph's metadata"),
     )
     return check_integer(graph)
 
 
-def _input_quantization(value: Any) -> InputQuantization:
-    given = strict_json.name(value, "The graph's quantization")
-    for known in INPUT_QUANTIZATIONS:
+def _one_of(value: Any, choices: tuple[_Name, ...], field: str) -> _Name:
+    given = strict_json.name(value, f"The graph's {field}")
+    for known in choices:
         if given == known:
             return known
-    raise ArtifactError(f"The graph's quantization: expected one of {', '.join(INPUT_QUANTIZATIONS)}, got {given!r}.")
+    raise ArtifactError(f"The graph's {field}: expected one of {', '.join(choices)}, got {given!r}.")
 
 
 def stored_bytes(tensor: Tensor) -> int:

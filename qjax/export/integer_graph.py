@@ -19,6 +19,7 @@ from qjax.export.retarget import retarget
 from qjax.export.structure import flatten_arguments, is_leaf, is_static, plain, rebuild
 from qjax.export.view import NodeView
 from qjax.numerics.affine import QParams, QSpec, dequantize, quantize
+from qjax.numerics.output_dequantization import OutputDequantization
 from qjax.numerics.unfused import unfused
 from qjax.summary import table
 
@@ -209,7 +210,9 @@ def _within(x: jax.Array, dtype: str) -> jax.Array:
 
 def dequantize_outputs(ir: Graph, codes: Sequence[Any]) -> Any:
     """Real outputs, in the structure of the model's own output."""
-    return _result(ir, [_reals(ir.tensors[name], c) for name, c in zip(ir.outputs, codes, strict=True)])
+    return _result(
+        ir, [_reals(ir.tensors[name], c, ir.dequantization) for name, c in zip(ir.outputs, codes, strict=True)]
+    )
 
 
 def _result(ir: Graph, leaves: Sequence[Any]) -> Any:
@@ -228,12 +231,12 @@ def outputs_of(ir: Graph, returned: Any) -> list[Any]:
     return [found[index] for index in range(len(ir.outputs))]
 
 
-def _reals(tensor: Tensor, codes: Any) -> Any:
+def _reals(tensor: Tensor, codes: Any, dequantization: OutputDequantization) -> Any:
     q = tensor.quantization
     if q is None:
         return codes  # integers that stand for themselves
     if np.dtype(tensor.dtype).itemsize <= 2:
-        return dequantize(codes, qparams_of(tensor))
+        return dequantize(codes, qparams_of(tensor), dequantization=dequantization)
     # an accumulator that is an output: no spec has codes that wide
     steps = jnp.asarray(codes).astype(jnp.int32) - jnp.asarray(q.zero_point)
     return unfused(steps.astype(jnp.float32) * jnp.asarray(q.scale))

@@ -13,6 +13,7 @@ import numpy as np
 
 from qjax.export.structure import Call
 from qjax.numerics.input_quantization import InputQuantization
+from qjax.numerics.output_dequantization import OutputDequantization
 
 Array = jax.Array | np.ndarray
 
@@ -77,6 +78,7 @@ class Graph:
     inputs, outputs: names of tensors. target: the name of the runtime that the constants were made for.
     quantization: how it makes codes of float inputs, see `numerics.input_quantization`.
     call: what the model takes and returns, with the user's own classes; None where the graph came from a file.
+    dequantization: how it makes floats of output codes, see `numerics.output_dequantization`.
     metadata: free JSON values for people (producer, versions); never read by a kernel.
     """
 
@@ -88,6 +90,7 @@ class Graph:
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     quantization: InputQuantization = "reciprocal"
     call: Call | None = None
+    dequantization: OutputDequantization = "product"
 
     def producer(self, tensor: str) -> Node | None:
         """The node that computes a tensor, or None for an input or a constant."""

@@ -55,6 +55,7 @@ def lower(
         target.name,
         quantization=target.quantize,
         call=Call((), jax.tree.structure(leaves), leaves),
+        dequantization=target.dequantize,
     )
 
 

@@ -57,7 +57,13 @@ def retarget(graph: Graph, target: str | targets.Target) -> Graph:
     made = _Made(graph)
     nodes = tuple(_retargeted(graph, made, node, target) for node in check(graph).nodes)
     # the constants of the former target go with the tensors that nothing reads
-    changed = graph.replace(nodes=nodes, tensors=made.tensors, target=target.name, quantization=target.quantize)
+    changed = graph.replace(
+        nodes=nodes,
+        tensors=made.tensors,
+        target=target.name,
+        quantization=target.quantize,
+        dequantization=target.dequantize,
+    )
     return check_accumulators(check_integer(remove_dead(changed)))
 
 

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from qjax.numerics.input_quantization import InputQuantization, emulated_steps
+from qjax.numerics.output_dequantization import OutputDequantization, dequantized
 from qjax.numerics.qparams import (
     SCALE_MAX,
     SCALE_MIN,
@@ -123,14 +124,20 @@ def _quantize(x: jax.Array, qparams: QParams, rounding: Any, key: Any, quantizat
     return (centered.astype(jnp.int32) + zero_point).astype(spec.dtype)
 
 
-def dequantize(codes: Any, qparams: QParams) -> jax.Array:
-    """float32 reals of integer codes: `(codes - zero_point) * scale`, the subtraction in int32."""
+def dequantize(codes: Any, qparams: QParams, *, dequantization: OutputDequantization = "product") -> jax.Array:
+    """float32 values of integer codes: `(codes - zero_point) * scale`, the subtraction in int32.
+
+    Args:
+      codes: integers.
+      qparams: scale and zero point for a tensor of their shape.
+      dequantization: the formula of another runtime, see `numerics.output_dequantization`.
+    """
     codes = jnp.asarray(codes)
     if not jnp.issubdtype(codes.dtype, jnp.integer):
         raise TypeError(f"dequantize: codes must be integers. Got {codes.dtype}; round and cast them first")
     scale = broadcast_to_tensor(qparams.scale, qparams.spec, codes.shape)
     zero_point = broadcast_to_tensor(qparams.integer_zero_point(), qparams.spec, codes.shape)
-    return unfused((codes.astype(jnp.int32) - zero_point).astype(jnp.float32) * scale)
+    return dequantized(codes, scale, zero_point, dequantization)
 
 
 def choose_qparams(lo: Any, hi: Any, spec: QSpec, *, power_of_two: bool = False) -> QParams:

@@ -5,6 +5,7 @@ from typing import Literal, get_args
 
 from qjax.numerics.accumulator import EXACT, Accumulator
 from qjax.numerics.input_quantization import INPUT_QUANTIZATIONS, InputQuantization
+from qjax.numerics.output_dequantization import OUTPUT_DEQUANTIZATIONS, OutputDequantization
 from qjax.numerics.rounding import Rounding
 from qjax.numerics.rules import get_rule
 from qjax.numerics.softmax import SOFTMAX_METHODS, SoftmaxMethod
@@ -52,6 +53,7 @@ class Target:
     rounding: of that exact sum, also where the runtime has no such operation (an affine step behind an addition, say).
     same_grid: which of mean and average_pool leave their input's grid as it is; they then share its quantizer.
     quantize: how float inputs become codes, see `numerics.input_quantization`.
+    dequantize: how output codes become floats, see `numerics.output_dequantization`.
     tables: how the tables of 8-bit functions (logistic, tanh) are computed, see `numerics.tables`.
     softmax: how codes become codes of their softmax, see `numerics.softmax`; None: not known.
     unit_grids: whether functions whose values lie in [0, 1] or [-1, 1] (logistic, softmax, tanh) give codes of 8 bits
@@ -80,6 +82,7 @@ class Target:
     average_pool: str | None = None
     same_grid: frozenset[str] = frozenset()
     quantize: InputQuantization = "reciprocal"
+    dequantize: OutputDequantization = "product"
     tables: TableMethod = "exact"
     softmax: SoftmaxMethod | None = None
     unit_grids: bool = False
@@ -108,7 +111,11 @@ class Target:
                 f"Target {self.name!r}: quantize must be one of {', '.join(INPUT_QUANTIZATIONS)}. "
                 f"Got {self.quantize!r}."
             )
-        for field, known in (("tables", TABLE_METHODS), ("softmax", (None, *SOFTMAX_METHODS))):
+        for field, known in (
+            ("dequantize", OUTPUT_DEQUANTIZATIONS),
+            ("tables", TABLE_METHODS),
+            ("softmax", (None, *SOFTMAX_METHODS)),
+        ):
             if getattr(self, field) not in known:
                 raise ValueError(
                     f"Target {self.name!r}: {field} must be one of {', '.join(map(str, known))}. "

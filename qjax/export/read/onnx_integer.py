@@ -22,6 +22,7 @@ from qjax.export.ir import Graph, Node, Tensor
 from qjax.export.read.errors import ReadError
 from qjax.export.retarget import retarget
 from qjax.numerics.input_quantization import INPUT_QUANTIZATIONS
+from qjax.numerics.output_dequantization import OUTPUT_DEQUANTIZATIONS
 from qjax.targets import Target
 
 
@@ -80,6 +81,8 @@ def _graph(model: onnx.ModelProto) -> tuple[Graph, int | None]:
             first, second = node.input[0], node.output[0]
             renamed[second if first in found else first] = first if first in found else second
     known = INPUT_QUANTIZATIONS[INPUT_QUANTIZATIONS.index(facts["quantization"])]
+    first = OUTPUT_DEQUANTIZATIONS[0]
+    floats = OUTPUT_DEQUANTIZATIONS[OUTPUT_DEQUANTIZATIONS.index(facts.get("dequantization", first))]
     graph = Graph(
         tensors={name: found[name] for name in facts["tensors"]},
         nodes=tuple(nodes),
@@ -88,6 +91,7 @@ def _graph(model: onnx.ModelProto) -> tuple[Graph, int | None]:
         target=facts["target"],
         metadata=facts["metadata"],
         quantization=known,
+        dequantization=floats,
     )
     return check_integer(graph), facts["batch"]
 

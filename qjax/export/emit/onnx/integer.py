@@ -27,6 +27,7 @@ from qjax.export.emit.onnx.tracing import PRIME
 from qjax.export.emit.onnx.views import NeedsBatch, View
 from qjax.export.interpreter import attributes as attributes_of
 from qjax.export.ir import Graph, Node
+from qjax.numerics.output_dequantization import OUTPUT_DEQUANTIZATIONS
 
 STYLE = "integer"
 VERSION = 1
@@ -94,6 +95,7 @@ class Writer:
             "batch": self.batch,
             "target": graph.target,
             "quantization": graph.quantization,
+            **({"dequantization": graph.dequantization} if graph.dequantization != OUTPUT_DEQUANTIZATIONS[0] else {}),
             "inputs": list(graph.inputs),
             "outputs": list(graph.outputs),
             "tensors": list(graph.tensors),
