@@ -150,12 +150,12 @@ def _row(eqn: Equation, annotation: Annotation, plan: Plan) -> Explained:
         # under the name that the model's jaxpr has for it
         (product,) = eqn.source.equations
         return Explained(eqn.scope, product.primitive, str(setting), "dynamic", shape, count, eqn.location)
-    if plan.is_float(eqn.scope):
+    if plan.is_float(eqn.scope) or eqn in annotation.floats:
         return Explained(eqn.scope, name, "", "float", shape, count, eqn.location)
-    if eqn.primitive == "convert_element_type" and not eqn.inputs[0].is_float and not eqn.outputs[0].is_float:
-        return Explained(eqn.scope, name, "", "index", shape, count, eqn.location)
-    constant = annotation.is_constant(eqn)
-    problem, cures = problem_of(eqn), cures_of(eqn, constant)
+    if eqn.primitive == "convert_element_type" and eqn.inputs[0].is_float == eqn.outputs[0].is_float:
+        form = "moved" if eqn.inputs[0].is_float else "index"
+        return Explained(eqn.scope, name, "", form, shape, count, eqn.location)
+    problem, cures = problem_of(eqn), cures_of(eqn)
     return Explained(eqn.scope, name, "", "unsupported", shape, count, eqn.location, problem, cures)
 
 

@@ -9,12 +9,21 @@ from qjax import calibration, targets
 from qjax.calibration.learned import Method, Quantizer
 from qjax.export.backend import Backend, target_of
 from qjax.numerics.affine import QSpec
+from qjax.numerics.qspec import known_fields
 from qjax.ops import formulas
 from qjax.ops.dynamic import Dynamic as Dynamic
 from qjax.tracing import Place
 
 WeightObserver = Literal["auto", "minmax", "mse", "lsq"]
 ScanMode = Literal["stacked", "shared"]
+
+
+_ELSEWHERE = {
+    "bits": "Bits are said of weights and activations: Recipe(weights=QSpec(bits=4, axis=-1)).",
+    "axis": "An axis is said of weights: weights=QSpec(axis=-1).",
+    "symmetric": "Symmetry is said of weights and activations: activations=QSpec(symmetric=False).",
+}
+"""What people look for in a recipe: where it is."""
 
 
 class _Float:
@@ -28,6 +37,7 @@ FLOAT = _Float()
 """As an override: leave this part of the model alone."""
 
 
+@known_fields(_ELSEWHERE)
 @dataclasses.dataclass(frozen=True)
 class Override:
     """What differs for one part of the model; None keeps the recipe's own.
@@ -49,6 +59,7 @@ class Override:
             _check_pact("Override: activations", self.activations)
 
 
+@known_fields(_ELSEWHERE)
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """How a model is quantized.

@@ -13,6 +13,7 @@ import pytest
 from flax import nnx
 
 import qjax
+from qjax import QSpec
 from qjax.batches import Batches
 
 X = np.asarray(np.random.default_rng(0).normal(size=(16, 6)), np.float32)
@@ -243,6 +244,43 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         r"on a call with \(\{'image': float32\[16,6\]\}\)",
     ),
 }
+
+
+MISTAKES |= {
+    "how scales are learned, in a spec": (
+        lambda: QSpec(**cast(Any, {"method": "lsq"})),
+        TypeError,
+        r"QSpec: expected fields among bits, .*, got method='lsq'. .*Recipe\(method=..., weight_method=...\)",
+    ),
+    "bits of a recipe": (
+        lambda: qjax.Recipe(**cast(Any, {"bits": 4})),
+        TypeError,
+        r"Recipe: expected fields among target, .*, got bits=4. .*Recipe\(weights=QSpec\(bits=4, axis=-1\)\)",
+    ),
+    "a field that nothing has": (
+        lambda: qjax.Override(**cast(Any, {"speed": 4})),
+        TypeError,
+        "Override: expected fields among weights, activations, method, got speed=4. Leave it out",
+    ),
+} | {
+    f"{kind} of a batch of {batch!r}": (
+        lambda kind=kind, batch=batch: made()[2].emit(kind, "never-written", batch=batch),
+        ValueError,
+        f"expected a batch of .*{batch!r}",
+    )
+    for kind in ("c", "stablehlo", "onnx", "tflite")
+    for batch in (1.5, "2", True, 0)
+}
+
+
+def test_no_cure_names_an_override_that_is_not_there() -> None:
+    class Cast(Net):
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return jnp.sort(x.astype(jnp.float16), -1)
+
+    found = qjax.explain(Cast(nnx.Rngs(0)), X)
+    assert [row.primitive for row in found.unsupported] == ["sort"]
+    assert "override" not in str(found)
 
 
 @pytest.mark.parametrize("name", MISTAKES)

@@ -69,6 +69,10 @@ def with_float_head() -> Any:
     return qjax.quantize(Net(nnx.Rngs(0)), Recipe(overrides={"head": qjax.FLOAT}), X)
 
 
+def fresh() -> Any:
+    return nnx.clone(quantized())
+
+
 def of(name: str) -> Any:
     return nnx.clone(quantized_other(name))
 
@@ -111,18 +115,18 @@ def test_another_method_has_other_numbers_and_is_named_too() -> None:
 
 @pytest.mark.parametrize("restore", [by_update, by_orbax, by_numbers])
 def test_however_it_is_restored(restore: Callable[..., None], tmp_path: pathlib.Path) -> None:
-    trained: Any = nnx.clone(quantized())
+    trained = fresh()
     trained.model.head.bias[...] = trained.model.head.bias[...] + 1
     with pytest.raises(ValueError, match="'body/kernel': 4 bits in the model, 8 bits in the state"):
         restore(of("bits of weights"), nnx.state(trained), tmp_path / "other")
-    same: Any = nnx.clone(quantized())
+    same = fresh()
     restore(same, nnx.state(trained), tmp_path / "same")
     assert np.array_equal(np.asarray(same(X)), np.asarray(trained(X)))
 
 
 def test_every_use_outside_of_jit_compares() -> None:
     wrong = of("bits of weights")
-    wrong.fingerprint.set_raw_value(nnx.state(quantized())["fingerprint"].get_raw_value())
+    wrong.fingerprint.set_raw_value(quantized().fingerprint.get_raw_value())
     uses: list[Callable[[], Any]] = [
         lambda: wrong(X),
         lambda: wrong.codes(X),
@@ -140,8 +144,8 @@ def test_every_use_outside_of_jit_compares() -> None:
 
 
 def test_quantizers_that_the_state_lacks_or_has_beyond_the_models() -> None:
-    few = nnx.clone(with_float_head())
-    few.fingerprint.set_raw_value(nnx.state(quantized())["fingerprint"].get_raw_value())
+    few: Any = with_float_head()
+    few.fingerprint.set_raw_value(quantized().fingerprint.get_raw_value())
     with pytest.raises(ValueError, match="the state has 2 quantizers that the model lacks"):
         few.check_state()
     many = nnx.clone(quantized())
@@ -151,7 +155,7 @@ def test_quantizers_that_the_state_lacks_or_has_beyond_the_models() -> None:
 
 
 def test_transforms_optimizers_and_steps_leave_it_alone() -> None:
-    qmodel: Any = nnx.clone(quantized())
+    qmodel = fresh()
     optimizer = nnx.Optimizer(qmodel, optax.sgd(1e-3), wrt=nnx.Param)
     before = np.asarray(qmodel.fingerprint.get_raw_value())
 
@@ -172,8 +176,8 @@ def test_transforms_optimizers_and_steps_leave_it_alone() -> None:
 
 def test_a_state_from_before_the_fingerprint_is_taken_as_it_is() -> None:
     """It says nothing of its plan; docs/distributed.md shows how to restore one."""
-    trained: Any = nnx.clone(quantized())
-    qmodel: Any = nnx.clone(quantized())
+    trained = fresh()
+    qmodel = fresh()
     trained.model.head.bias[...] = trained.model.head.bias[...] + 1
     nnx.update(qmodel, nnx.state(trained, nnx.Not(qjax.QuantPlan)))
     assert np.array_equal(np.asarray(qmodel(X)), np.asarray(trained(X)))

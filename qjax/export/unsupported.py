@@ -1,10 +1,8 @@
 """Errors about what has no integer form: they name the primitive, the user's line and the cure."""
 
-from collections.abc import Sequence
-
 import jax.numpy as jnp
 
-from qjax.ops import read, reals
+from qjax.ops import reals
 from qjax.tracing import Composite, Equation
 
 
@@ -81,10 +79,8 @@ def problem_of(eqn: Equation) -> str:
     return f"{where(eqn)}: {(eqn.function or eqn.primitive)!r} on {shapes} has no integer form."
 
 
-def cures_of(eqn: Equation, constant: Sequence[bool] = ()) -> tuple[str, str]:
-    """Two ways out, the first for this primitive; constant: per input, whether it is made from parameters only."""
-    if eqn.function is None and constant and eqn.outputs[0].is_float and read(eqn, constant) is not None:
-        return "The recipe leaves it in reals: drop the qjax.FLOAT override of its module.", _CUT
+def cures_of(eqn: Equation) -> tuple[str, str]:
+    """Two ways out, the first for this primitive."""
     possible = eqn.scope and all(primitive in reals.STEPS for primitive in _primitives(eqn))
     second = _ISLAND.format(scope=eqn.scope) if possible else _CUT
     first = _FREQUENCY if _becomes_complex(eqn) else _CURES.get(eqn.function or eqn.primitive, _STATISTICS)
@@ -101,9 +97,9 @@ def _primitives(eqn: Equation) -> list[str]:
     return [eqn.source.primitive.name]
 
 
-def unsupported(eqn: Equation, constant: Sequence[bool] = ()) -> ConversionError:
-    """An equation without an integer form; constant: per input, whether it is made from parameters only."""
-    return ConversionError(" ".join([problem_of(eqn), *cures_of(eqn, constant), _EXPLAIN]))
+def unsupported(eqn: Equation) -> ConversionError:
+    """An equation without an integer form."""
+    return ConversionError(" ".join([problem_of(eqn), *cures_of(eqn), _EXPLAIN]))
 
 
 _EXPLAIN = "qjax.explain(model, sample) lists everything of this kind at once."

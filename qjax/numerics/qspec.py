@@ -1,15 +1,52 @@
 """Which codes a tensor may hold, and which slices of it have a scale of their own."""
 
 import dataclasses
+import functools
+import inspect
 import operator
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
+T = TypeVar("T")
 ArrayT = TypeVar("ArrayT", jax.Array, np.ndarray[Any, Any])
 
 
+_ELSEWHERE = {
+    "method": "How scales are learned is said by Recipe(method=..., weight_method=...) or Override(method=...).",
+    "observer": "How scales are found is said by Recipe(observer=..., weight_observer=...).",
+    "scale": "A scale is found by calibration, or is part of QParams(scale, zero_point, spec).",
+    "zero_point": "A zero point is found by calibration, or is part of QParams(scale, zero_point, spec).",
+}
+"""What people look for in a QSpec: where it is."""
+
+
+def known_fields(elsewhere: Mapping[str, str]) -> Callable[[type[T]], type[T]]:
+    """Of a dataclass: an unknown field is an error that lists the known ones. elsewhere: name -> where it is said."""
+
+    def decorate(kind: type[T]) -> type[T]:
+        init = kind.__init__
+        known = list(inspect.signature(kind).parameters)
+
+        @functools.wraps(init)
+        def checked(self: T, *args: Any, **fields: Any) -> None:
+            for name in fields:
+                if name not in known:
+                    raise TypeError(
+                        f"{kind.__name__}: expected fields among {', '.join(known)}, got {name}={fields[name]!r}. "
+                        f"{elsewhere.get(name, 'Leave it out.')}"
+                    )
+            init(self, *args, **fields)
+
+        kind.__init__ = checked
+        return kind
+
+    return decorate
+
+
+@known_fields(_ELSEWHERE)
 @dataclasses.dataclass(frozen=True)
 class QSpec:
     """Which codes a tensor may hold, and how finely its scales are spread over it. Hashable.

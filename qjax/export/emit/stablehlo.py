@@ -48,8 +48,8 @@ def to_bytes(
     Raises:
       ValueError: a batch below 1, or an unknown platform.
     """
-    if batch is not None and batch < 1:
-        raise ValueError(f"stablehlo: expected a batch of at least 1, got {batch}; None leaves it free.")
+    if batch is not None and (type(batch) is not int or batch < 1):
+        raise ValueError(f"stablehlo: expected a batch of at least 1, got {batch!r}; None leaves it free.")
     # numpy arrays become constants of the module
     constants = {name: {role: np.asarray(v) for role, v in roles.items()} for name, roles in prepare(graph).items()}
 

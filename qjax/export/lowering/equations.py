@@ -48,9 +48,10 @@ def equation(builder: Builder, eqn: Equation, found: list[Any], step: Step) -> l
     if eqn in builder.annotation.floats or any(isinstance(f, islands.Float) for f in found):
         return list(islands.calls(eqn, found))
     if annotated is None or any(isinstance(f, Real) for f in found):
-        if eqn.primitive == "convert_element_type" and not eqn.inputs[0].is_float and not eqn.outputs[0].is_float:
+        # between integers, or between floats that nothing has quantized yet: what reads the result decides
+        if eqn.primitive == "convert_element_type" and eqn.inputs[0].is_float == eqn.outputs[0].is_float:
             return found
-        raise unsupported(eqn, builder.annotation.is_constant(eqn))
+        raise unsupported(eqn)
     op, mode = annotated
     reading = _Reading(op, eqn, builder.annotation.is_constant(eqn), found, step)
     if op.name == "cast":

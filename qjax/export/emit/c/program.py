@@ -69,8 +69,8 @@ def build(graph: Graph, batch: int, source: Source, prefix: str = "") -> Program
       ValueError: a batch below 1, or a node that has no form in C.
       GraphError: the graph is not finished.
     """
-    if batch < 1:
-        raise ValueError(f"C: expected a batch of at least 1, got {batch}.")
+    if type(batch) is not int or batch < 1:
+        raise ValueError(f"C: expected a batch of at least 1, a whole number, got {batch!r}. Write batch=1, say.")
     check_integer(graph)
     shapes = {
         name: tuple(batch if size is None else size for size in tensor.shape) for name, tensor in graph.tensors.items()
