@@ -5,6 +5,7 @@ meets a quantizer or leaves the model, everything that it depends on becomes the
 """
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,9 @@ from qjax.export.platforms import plainest
 from qjax.export.unsupported import ConversionError, where
 from qjax.ops import island, reals
 from qjax.tracing import Equation
+
+_PART = "qjax_part_"
+"""Marks the equation of the program that an equation of an island's jaxpr belongs to, for errors."""
 
 _CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 
@@ -75,6 +79,7 @@ def program_of(result: Float, is_constant: Any) -> Program:
       ConversionError: a primitive that is not in the set.
     """
     order, leaves = _ordered(result)
+    places = {call: index for index, call in enumerate(order)}
     data = tuple(leaf for leaf in leaves if not is_constant(leaf.found))
     fixed = tuple(leaf for leaf in leaves if is_constant(leaf.found))
 
@@ -83,12 +88,13 @@ def program_of(result: Float, is_constant: Any) -> Program:
         results: dict[Call, list[Any]] = {}
         for call in order:
             given = [results[f.call][f.index] if isinstance(f, Float) else known[id(f)] for f in call.found]
-            results[call] = call.eqn.bind(*given)
+            with jax.named_scope(f"{_PART}{places[call]}"):
+                results[call] = call.eqn.bind(*given)
         return results[result.call][result.index]
 
     shapes = [[jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in part] for part in (data, fixed)]
     closed = jax.make_jaxpr(compute)(*shapes)
-    writer = _Writer(result.eqn)
+    writer = _Writer([call.eqn for call in order])
     operands = [["value", index] for index in range(len(data))]
     roles = [f"constant{index}" for index in range(len(fixed))]
     operands += [["constant", role, str(leaf.dtype)] for role, leaf in zip(roles, fixed, strict=True)]
@@ -135,10 +141,11 @@ def _ordered(result: Float) -> tuple[list[Call], list[Leaf]]:
 
 
 class _Writer:
-    """Flattens a jaxpr into steps."""
+    """Flattens a jaxpr into steps; parts: the equations that it was made of, one after the other."""
 
-    def __init__(self, eqn: Equation) -> None:
-        self.eqn = eqn
+    def __init__(self, parts: Sequence[Equation]) -> None:
+        self.parts = parts
+        self.eqn = parts[-1]
         self.steps: list[Any] = []
         self.constants: dict[str, Any] = {}
         self.count = 0
@@ -173,6 +180,8 @@ class _Writer:
                 env.update(zip(eqn.outvars, outputs, strict=True))
                 continue
             inputs = [get(atom) for atom in eqn.invars]
+            if part := re.search(rf"{_PART}(\d+)", str(eqn.source_info.name_stack)):
+                self.eqn = self.parts[int(part[1])]
             inner = next((eqn.params[key] for key in _CALLS if key in eqn.params), None)
             if eqn.primitive.name == "qjax_layer":
                 # kept whole for its integer form; in reals it is what it computes

@@ -8,6 +8,8 @@ markers for batch norm, dropout and embedding lookups, as `layers.scope` does fo
 
 import contextlib
 import dataclasses
+import functools
+import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -16,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from qjax.layers.arguments import with_keywords
 from qjax.layers.dropout import dropped
 from qjax.layers.embed import looked_up
 from qjax.tracing import SCOPE, Layer, bind
@@ -43,6 +46,14 @@ class Linen:
     method: Any
     types: dict[str, type] = dataclasses.field(default_factory=dict)
 
+    @property
+    def function(self) -> Callable[..., Any]:
+        """What a call calls, without its `self`."""
+        method = "__call__" if self.method is None else self.method
+        if isinstance(method, str):
+            return getattr(self.module, method)
+        return method if hasattr(method, "__self__") else functools.partial(method, self.module)
+
 
 class LinenVariables(nnx.Module):
     """The variables of one linen submodule, and those below it."""
@@ -64,9 +75,11 @@ class LinenModule(LinenVariables):
             _insert(variables.setdefault(collection, {}), path, self._variable(collection, path)[...])
         mutable = [name for name in variables if name != "params" and (training or name != "batch_stats")]
         streams = getattr(self, "rngs", None)
-        rngs = {name: streams[name]() for name in streams} if training and streams is not None else None
+        # in evaluation every call draws the same numbers, and moves no stream
+        rngs = {n: streams[n]() if training else streams[n].key[...] for n in streams} if streams is not None else None
         options = {**(linen.training if training else linen.evaluation), **kwargs}
-        with _scoped(str(getattr(self, "qjax_path", "")), linen.types):
+        args, options = _fitting(linen, args, options)
+        with _scoped(str(getattr(self, "qjax_path", "")), linen.types), _explained(training):
             found = linen.module.apply(
                 variables, *args, rngs=rngs, method=linen.method, mutable=mutable or False, **options
             )
@@ -103,11 +116,12 @@ def from_linen(
 
     Args:
       module: the linen module, as for `module.apply`.
-      variables: what `module.init` returned: collection -> tree.
+      variables: what `module.init` returned: collection -> tree; or the tree of the parameters alone.
       training, evaluation: the keyword arguments of the call that state the mode, such as `{"train": True}` and
         `{"train": False}`.
       method: what to call instead of `__call__`.
-      rngs: streams for training mode, such as `nnx.Rngs(dropout=0)`, or a key for each.
+      rngs: streams such as `nnx.Rngs(dropout=0)`, or a key for each. In evaluation mode, which should draw nothing,
+        every call draws the same numbers.
 
     Raises:
       TypeError: `module` is no linen module, or `variables` are not its variables.
@@ -121,11 +135,13 @@ def from_linen(
     if not isinstance(module, nn.Module):
         raise TypeError(f"from_linen: expected a flax.linen.Module, got {type(module).__name__}.")
     collections = nn.unbox(variables)
-    if not isinstance(collections, Mapping) or not all(isinstance(tree, Mapping) for tree in collections.values()):
+    if not isinstance(collections, Mapping):
         raise TypeError(
-            f'from_linen: expected the variables that module.init returned, {{"params": ...}}, got a '
-            f"{type(variables).__name__}{' of arrays' if isinstance(variables, Mapping) else ''}."
+            'from_linen: expected the variables that module.init returned, {"params": ...}, or the parameters alone, '
+            f"got a {type(variables).__name__}."
         )
+    if not (collections.keys() <= _KINDS.keys() or "params" in collections):
+        collections = {"params": collections}
     leaves: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = []
     taken: set[tuple[str, ...]] = {("rngs",), ("deterministic",), ("qjax_linen",), ("qjax_path",)}
     arrays: list[Any] = []
@@ -169,6 +185,36 @@ class _Bare(threading.local):
 
 
 _bare = _Bare()
+
+
+def _fitting(linen: Linen, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments as the linen module takes them. Raises a TypeError that says where to state what is missing."""
+    args, kwargs = with_keywords(linen.function, args, kwargs)
+    try:
+        inspect.signature(linen.function).bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(
+            f"{type(linen.module).__name__}: {error}. A flag such as `train` or `deterministic` is stated for each "
+            "mode, from_linen(..., training={'train': True}, evaluation={'train': False}), or is the last of the call's"
+            " arguments: (x, False)."
+        ) from None
+    return args, kwargs
+
+
+@contextlib.contextmanager
+def _explained(training: bool) -> Iterator[None]:
+    """Says what to write where the module draws random numbers and has no stream for them."""
+    from flax import errors
+
+    try:
+        yield
+    except errors.InvalidRngError as error:
+        mode = "training" if training else "evaluation"
+        raise ValueError(
+            f"In {mode} mode the module draws random numbers: {error}. Give from_linen(..., rngs=...) a key for the "
+            "stream; or state the argument that switches this off, such as training={'deterministic': True} or "
+            "evaluation={'train': False}."
+        ) from error
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ import numpy as np
 from flax import nnx
 
 from qjax.batches import as_array, brief
+from qjax.layers.arguments import with_keywords
 from qjax.tracing import Program, Value, from_jaxpr, rewrite, user_line
 
 
@@ -106,7 +107,7 @@ def trace(model: nnx.Module, args: Sequence[Any], kwargs: dict[str, Any], expect
         for i, array in zip(dynamic, arrays, strict=True):
             filled[i] = array
         copy = nnx.merge(graphdef, state_tree.unflatten(state_leaves))
-        inner_args, inner_kwargs = tree.unflatten(filled)
+        inner_args, inner_kwargs = with_keywords(copy.__call__, *tree.unflatten(filled))
         out = copy(*inner_args, **inner_kwargs)
         return out, _kept(copy, paths)
 
@@ -176,13 +177,15 @@ def _check_arguments(model: nnx.Module, args: Sequence[Any], kwargs: dict[str, A
     except ValueError:  # a callable that does not tell
         return
     try:
-        signature.bind(model, *args, **kwargs)
+        positional, named = with_keywords(model.__call__, args, kwargs)
+        signature.bind(model, *positional, **named)
     except TypeError as error:
         names = ", ".join(list(signature.parameters)[1:])
         raise TypeError(
             f"The model's __call__ takes ({names}), got {len(args) + len(kwargs)} arguments: "
-            f"{brief((*args, *kwargs.values()))}: {error}. A tuple holds the arguments of one call. If a batch also "
-            "holds labels, pass inputs=lambda batch: batch[0]; a sample is the inputs alone."
+            f"{brief((*args, *kwargs.values()))}: {error}. A tuple holds the arguments of one call, flags and "
+            "None among them. If a batch also holds labels, pass inputs=lambda batch: batch[0]; a sample is the inputs "
+            "alone."
         ) from None
 
 

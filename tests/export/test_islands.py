@@ -1,5 +1,6 @@
 """Float islands: what the recipe leaves in reals runs between a dequantizer and a quantizer, in the graph itself."""
 
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -96,6 +97,49 @@ def test_what_has_no_step_is_an_error_that_says_where() -> None:
         qjax.ConversionError, match=r"test_islands.py:\d+ .*'pure_callback' has no form in a float island"
     ):
         qjax.convert(qmodel, X)
+
+
+def test_parts_of_a_tensor_in_reals() -> None:
+    class Parts(nnx.Module):
+        def __call__(self, x: jax.Array) -> jax.Array:
+            a, b = jnp.split(x, 2, axis=-1)
+            c, d = jnp.unstack(a, axis=-1)
+            own = jax.lax.dynamic_slice_in_dim(b, jnp.int32(x.shape[-1] - 3), 1, axis=-1)
+            return jnp.concatenate([jnp.stack([jnp.exp(d), c], axis=-1), b, own], axis=-1)
+
+    class Model(nnx.Module):
+        def __init__(self) -> None:
+            self.dense, self.parts = nnx.Linear(4, 4, rngs=nnx.Rngs(0)), Parts()
+
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return self.parts(self.dense(x))
+
+    x = jax.random.normal(jax.random.key(0), (3, 4))
+    qmodel = qjax.quantize(Model(), qjax.Recipe(overrides={"parts": qjax.FLOAT}), x)
+    graph = qjax.convert(qmodel, x)
+    assert np.array_equal(graph(x), qmodel(x))
+    assert np.array_equal(graph(x[:2]), graph(x)[:2])
+
+
+def test_the_error_of_an_island_names_the_line_of_the_step() -> None:
+    class Later(nnx.Module):
+        def __call__(self, x: jax.Array) -> jax.Array:
+            y = jax.lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * 0.5), (0, x))[1]  # here
+            return jnp.exp(y) + 1
+
+    class Model(nnx.Module):
+        def __init__(self) -> None:
+            self.dense, self.later = nnx.Linear(4, 4, rngs=nnx.Rngs(0)), Later()
+
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return jnp.tanh(self.later(self.dense(x)))
+
+    lines = Path(__file__).read_text().splitlines()
+    line = next(number for number, text in enumerate(lines, 1) if text.endswith("# here"))
+    x = jnp.ones((2, 4))
+    qmodel = qjax.quantize(Model(), qjax.Recipe(overrides={"later": qjax.FLOAT}), x)
+    with pytest.raises(qjax.ConversionError, match=rf"test_islands.py:{line} in module 'later': 'while' has no form"):
+        qjax.convert(qmodel, x)
 
 
 def test_a_program_holds_known_steps_only() -> None:
