@@ -21,6 +21,7 @@ from qjax.export.interpreter import prepare
 from qjax.export.interpreter import run as run_graph
 from qjax.export.ir import Graph
 from qjax.export.lower import ConversionError
+from qjax.export.passes.overflow import may_wrap
 from qjax.export.structure import Call, describe, describe_arguments, join_arguments, sample_like, split_arguments
 from qjax.export.verify import Report
 from qjax.export.verify import verify as compare_nodes
@@ -168,9 +169,10 @@ def exact(qmodel: QuantizedModel, sample: Any, *, target: Any = None) -> Forward
 
     Returns `forward(qmodel, *inputs)`: the output of the graph that `convert` would make from the parameters that
     `qmodel` holds at that call, computed by the interpreter's kernels, also inside jit and grad; float32, whatever the
-    model's own dtype. It is NaN where the fake-quantized forward is. Evaluation mode: batch statistics are read, not
-    moved. A call with other Python values than the sample's (a flag, None) computes the graph for those. Use it for the
-    last epochs, so that training sees the deployed rounding:
+    model's own dtype. It is NaN where the fake-quantized forward is, and everywhere under weights that `convert` would
+    refuse because an accumulator could overflow. Evaluation mode: batch statistics are read, not moved. A call with
+    other Python values than the sample's (a flag, None) computes the graph for those. Use it for the last epochs, so
+    that training sees the deployed rounding:
 
         forward = qjax.exact(qmodel, sample)
 
@@ -199,17 +201,22 @@ def exact(qmodel: QuantizedModel, sample: Any, *, target: Any = None) -> Forward
         constants = jax.lax.optimization_barrier(prepare(ir))
         env = run_graph(ir, constants, quantize_inputs(ir, arrays))
         value = dequantize_outputs(ir, [env[name] for name in ir.outputs])
+        wraps = may_wrap(ir)
         surrogate = jax.tree.map(lambda y, v: y.astype(v.dtype), view(*inputs), value)
-        return jax.tree.map(_with_gradient_of, surrogate, jax.tree.map(_flagged, surrogate, value))
+        flagged = jax.tree.map(lambda y, v: _flagged(y, v, wraps), surrogate, value)
+        return jax.tree.map(_with_gradient_of, surrogate, flagged)
 
     return forward
 
 
-def _flagged(surrogate: jax.Array, value: jax.Array) -> jax.Array:
-    """`value`, but NaN where the fake-quantized forward is: there is no code for what made it."""
+def _flagged(surrogate: jax.Array, value: jax.Array, wraps: Any) -> jax.Array:
+    """`value`, but NaN where the fake-quantized forward is, or where an accumulator may have wrapped (`may_wrap`)."""
     if not jnp.issubdtype(value.dtype, jnp.floating):
         return value
-    return jnp.where(jnp.isnan(jax.lax.stop_gradient(surrogate)), jnp.full_like(value, np.nan), value)
+    lost = jnp.isnan(jax.lax.stop_gradient(surrogate))
+    if wraps is not None:
+        lost = lost | wraps
+    return jnp.where(lost, jnp.full_like(value, np.nan), value)
 
 
 @jax.custom_jvp

@@ -1,6 +1,5 @@
 """Convolutions in any number of dimensions: strides, dilation, padding, groups, depthwise, transposed."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -86,8 +85,8 @@ class Conv(Op):
 
         spec = w.qparams.spec
         whole = attributes["groups"] == 1 and spec.symmetric and spec.qmax <= 127
-        summed = math.prod(w.shape) // w.shape[eqn.params["dimension_numbers"].rhs_spec[0]]
-        acc = matmul_codes(x, w, summed, self.product(eqn), eqn.params["precision"], integers if whole else None)
+        axes = attributes["rhs_layout"][1:], ()
+        acc = matmul_codes(x, w, axes, self.product(eqn), eqn.params["precision"], integers if whole else None)
         vector = weight_to_result(w.scale, self.channels(eqn, 1), acc.ndim)
         scale = vector.reshape((1,) * (acc.ndim - vector.ndim) + tuple(vector.shape)) * x.scale.reshape((1,) * acc.ndim)
         return [Pending.start(acc, lax.stop_gradient(scale), eqn.out_dtypes[0])]

@@ -69,12 +69,11 @@ class Dot(Op):
             if operand.qparams.spec.group_size is not None:
                 return grouped_dot.training(eqn, (x, w)[1 - index], operand, index, self.channels(eqn, index))
         numbers = eqn.params["dimension_numbers"]
-        summed = math.prod(x.shape[axis] for axis in numbers[0][0])
 
         def integers(a: jax.Array, b: jax.Array, zero_a: Any, zero_b: Any) -> jax.Array:
             return _corrected(accumulate.dot(a, b, numbers), a, b, zero_a, zero_b, numbers)
 
-        acc = matmul_codes(x, w, summed, self.product(eqn), eqn.params["precision"], integers)
+        acc = matmul_codes(x, w, numbers[0][::-1], self.product(eqn), eqn.params["precision"], integers)
         scale = _in_result(x, self.channels(eqn, 0), acc.ndim) * _in_result(w, self.channels(eqn, 1), acc.ndim)
         return [Pending.start(acc, lax.stop_gradient(scale), eqn.out_dtypes[0])]
 

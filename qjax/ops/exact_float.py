@@ -5,9 +5,13 @@ holds the integer accumulator itself, also under TF32 and bfloat16 passes (codes
 Beyond that bound the weight's codes are split into digits, and beyond digits the product runs in int32. On the CPU
 codes of 8 bits are multiplied in int8. The backward multiplies float32 everywhere, and keeps codes of 8 bits as int8
 until it does.
+
+Where the bits of the codes let a sum leave int32, and the numbers may, the float32 product takes its place: what the
+sum stands for instead of a wrapped one. `convert` refuses such weights.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -26,6 +30,9 @@ ACCUMULATOR = "accumulator"
 
 EXACT = 2**24
 """float32 represents every integer up to here."""
+
+_BELOW = 2.0**31 * 15 / 16
+"""int32, less what float32 sums of a bound may lose."""
 
 Product = Callable[[jax.Array, jax.Array, Any, Any], jax.Array]
 """`(a, b, dtype of the accumulator, precision) -> array`, bilinear."""
@@ -49,21 +56,28 @@ def precision(*values: Quantized) -> lax.Precision:
 
 
 def matmul_codes(
-    x: Quantized, w: Quantized, summed: int, product: Product, own: Any, integers: Integers | None = None
+    x: Quantized,
+    w: Quantized,
+    axes: Sequence[Sequence[int]],
+    product: Product,
+    own: Any,
+    integers: Integers | None = None,
 ) -> jax.Array:
     """The accumulator of two tensors of codes as float32 (rounded once where it exceeds 2^24).
 
     Its bits do not depend on the platform, nor on which of the formulations computes it.
 
     Args:
-      summed: how many products make one accumulator.
+      axes: the axes of w that one accumulator sums over, and those of x, or () where x meets a window of w's shape.
       product: called with float32 or int32 operands.
       own: the precision that the model's product has, for the derivatives of codes up to 8 bits: their value does not
         depend on it.
       integers: the same in int8, or None. On the CPU, where XLA multiplies int8 up to 4 times as fast as float32, codes
         of 8 bits and fewer take it. A NaN among the codes then makes every accumulator NaN.
     """
+    summed = math.prod(w.shape[axis] for axis in axes[0])
     reach = largest_code(x) * summed
+    wraps = reach * largest_code(w) >= 2**31
     digits, top = 1, largest_code(w)
     while reach * 8 < EXACT and reach * top >= EXACT and top > 8:
         digits, top = digits + 1, -(-top // 16)
@@ -75,6 +89,8 @@ def matmul_codes(
     if _narrow(x) and _narrow(w):
         zeros = _code_of_zero(x), _code_of_zero(w)
         exact = _without_zeros(exact) if integers is None else _in_int8(exact, integers)
+    if wraps:
+        exact = _or_floats(exact, axes, _in_float32(product, products.FULL))
     along = _in_float32(product, own if needed is products.FAST else needed)
     tangent = _of_bytes(along) if zeros and not is_recomputed() else _of_floats(along)
 
@@ -88,6 +104,24 @@ def matmul_codes(
 
     acc = multiply(x.codes.astype(jnp.float32), w.codes.astype(jnp.float32), *zeros)
     return checkpoint_name(acc, ACCUMULATOR)
+
+
+def _or_floats(exact: _Multiply, axes: Sequence[Sequence[int]], floats: _Multiply) -> _Multiply:
+    """`exact`, or `floats` where a sum could leave int32 or a code is NaN: a bound costs one pass over each operand."""
+
+    def multiply(a: jax.Array, b: jax.Array, *zeros: Any) -> jax.Array:
+        large = [jnp.abs(x) for x in (a, b)]
+        bound = jnp.max(jnp.sum(large[1], axis=tuple(axes[0]))) * jnp.max(large[0])
+        if axes[1]:
+            bound = jnp.minimum(bound, jnp.max(jnp.sum(large[0], axis=tuple(axes[1]))) * jnp.max(large[1]))
+        return lax.cond(
+            bound < np.float32(_BELOW),
+            lambda a, b, *zeros: exact(a, b, *zeros).astype(jnp.float32),
+            lambda a, b, *zeros: floats(a, b),
+            *(a, b, *zeros),
+        )
+
+    return multiply
 
 
 def _of_floats(product: _Multiply) -> _Multiply:

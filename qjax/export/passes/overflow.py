@@ -1,16 +1,20 @@
 """Proves that no int32 accumulator can overflow, from the weights themselves."""
 
+import functools
 import math
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from numpy.typing import NDArray
 
 from qjax.export.ir import Graph, Node, Tensor
 from qjax.export.lower import ConversionError
-from qjax.numerics.accumulator import Accumulator
+from qjax.numerics.accumulator import EXACT, Accumulator
 from qjax.ops.channels import weight_to_result
+from qjax.ops.epilogue import BIAS_BITS
 
 _LOWEST, _HIGHEST = -(2**31), 2**31 - 1
 
@@ -89,6 +93,35 @@ def bounds(graph: Graph, node: Node) -> tuple[int, int] | None:
     return -reach, reach
 
 
+def may_wrap(graph: Graph) -> Any:
+    """Whether traced weights let an int32 accumulator wrap, a boolean tracer; None where no weights of their bits can.
+
+    Inside a trace nothing can be raised. The numbers that the graph computes there must not be used where this holds.
+    """
+    found: list[Any] = []
+    for node in graph.nodes:
+        given, x = node.attributes, graph.tensors[node.inputs[0]].quantization if node.inputs else None
+        if x is None or not {"kernel", "bias"} <= set(node.constants) or "channels" not in given:
+            continue
+        kernel, bias = graph.constant(node, "kernel"), graph.constant(node, "bias")
+        q = graph.tensors[node.constants["kernel"]].quantization
+        if q is None or not isinstance(kernel, Tracer) or Accumulator.of_json(given.get("accumulator")) != EXACT:
+            continue
+        kept = [w for _, w in given["channels"]]
+        summed = math.prod(n for axis, n in enumerate(kernel.shape) if axis not in kept)
+        if summed * max(q.qmax, -q.qmin) * (x.qmax - x.qmin) + 2**BIAS_BITS <= _HIGHEST:
+            continue
+        with jax.enable_x64(True):
+            z = _wide(x.zero_point)
+            low, high = (b + _wide(bias) for b in _reached(graph, node, x.qmin - z, x.qmax - z))
+            found.append(jnp.any((low < _LOWEST) | (high > _HIGHEST)))
+    return functools.reduce(jnp.logical_or, found) if found else None
+
+
+def _wide(value: Any) -> jax.Array:
+    return jnp.asarray(value).astype(jnp.int64)
+
+
 def product_bounds(graph: Graph, node: Node, *, stored: bool = False) -> tuple[NDArray[Any], NDArray[Any]] | None:
     """The least and the greatest sum of products with a kernel, per channel; None while the kernel is traced.
 
@@ -104,15 +137,21 @@ def product_bounds(graph: Graph, node: Node, *, stored: bool = False) -> tuple[N
     if isinstance(graph.constant(node, "kernel"), Tracer):
         return None
     low, high = _span(graph.tensors[node.inputs[0]], stored)
+    return _reached(graph, node, low, high)
+
+
+def _reached(graph: Graph, node: Node, low: Any, high: Any) -> tuple[Any, Any]:
+    """The least and the greatest sum of products with factors in [low, high], per channel."""
     # low <= 0 <= high: a positive weight is least with the least code
-    positive = _per_channel(graph, node, lambda kernel: np.maximum(kernel, 0))
-    negative = _per_channel(graph, node, lambda kernel: np.minimum(kernel, 0))
+    positive = _per_channel(graph, node, lambda kernel: kernel.clip(min=0))
+    negative = _per_channel(graph, node, lambda kernel: kernel.clip(max=0))
     return positive * low + negative * high, positive * high + negative * low
 
 
-def _per_channel(graph: Graph, node: Node, function: Any) -> NDArray[Any]:
+def _per_channel(graph: Graph, node: Node, function: Any) -> Any:
     """The sum of `function(kernel)` over what the accumulator sums, int64."""
-    kernel = np.asarray(graph.constant(node, "kernel")).astype(np.int64)
+    kernel = graph.constant(node, "kernel")
+    kernel = (kernel if isinstance(kernel, Tracer) else np.asarray(kernel)).astype(np.int64)
     kept = [w for _, w in node.attributes["channels"]]
     summed = tuple(axis for axis in range(kernel.ndim) if axis not in kept)
     sums = function(kernel).sum(axis=summed, keepdims=True)
