@@ -256,8 +256,10 @@ def _convert(qmodel: QuantizedModel, args: tuple[Any, ...], target: Any) -> Grap
     check_finite("convert", qmodel, traced)
     arrays, rest = split_arguments(args)
     size = _batch_size(arrays, traced.names[len(traced.names) - len(arrays) :])
-    doubled = [jnp.zeros((2 * size, *a.shape[1:]), a.dtype) if a.ndim else a for a in arrays]
-    other, other_annotation = read(join_arguments(doubled, rest))
+    # a cut such as h[:2] leaves a batch of one or two whole: the other batch is greater than most cuts
+    other_size = 2 * size if size > 2 else 64
+    larger = [jnp.zeros((other_size, *a.shape[1:]), a.dtype) if a.ndim else a for a in arrays]
+    other, other_annotation = read(join_arguments(larger, rest))
     shapes = [jax.ShapeDtypeStruct(np.shape(a), a.dtype) for a in other.args]
     graph = convert_program(
         traced.results,
@@ -267,7 +269,7 @@ def _convert(qmodel: QuantizedModel, args: tuple[Any, ...], target: Any) -> Grap
         params_of,
         target_of(target),
         (other.results, other_annotation, shapes),
-        (size, 2 * size),
+        (size, other_size),
     )
     assert graph.call is not None
     if not graph.outputs:

@@ -327,3 +327,17 @@ def test_an_optimizer_of_the_float_model_names_both_trees() -> None:
     optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
     with pytest.raises(ValueError, match=r"quantizers.*(\n.*)*body"):
         optimizer.update(qmodel, nnx.state(qmodel, nnx.Param))
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_cut_of_the_batch_is_seen_in_a_sample_that_it_leaves_whole(size: int) -> None:
+    """The graph kept every row of any batch where the model keeps two."""
+
+    class Cut(Net):
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return super().__call__(x)[:2]
+
+    qmodel = qjax.quantize(Cut(nnx.Rngs(0)), qjax.Recipe(), X)
+    qmodel.eval()
+    with pytest.raises(qjax.ConversionError, match="A graph has one structure for every batch"):
+        qjax.convert(qmodel, X[:size])
