@@ -11,6 +11,7 @@ import numpy as np
 from flax import nnx
 from jax.core import Tracer
 
+from qjax import targets
 from qjax.batches import Batches, Inputs, arguments_of, brief, refuse_trace
 from qjax.calibrating import calibrate, stacked_qparams
 from qjax.calibration.learned import Quantizer
@@ -28,6 +29,8 @@ from qjax.export.verify import verify as compare_nodes
 from qjax.finite import check_finite
 from qjax.layers import Traced, instrument, module_types, trace
 from qjax.numerics.affine import QParams
+from qjax.numerics.surrogate import with_gradient_of
+from qjax.ops import backend
 from qjax.qmodel import QuantizedModel, QuantizerState, check_quantized, evaluation_copy, unquantized
 from qjax.recipe import Recipe
 from qjax.tracing import Annotation, Place, dynamic_products
@@ -140,7 +143,20 @@ def verify(
                 check_finite("verify", model, model._read(args, {})[0])
             yield args
 
-    return compare_nodes(graph, reference, checked())
+    def converted(args: tuple[Any, ...]) -> Graph | None:
+        target = _target_of_graph(graph.ir, qmodel.plan.target)
+        return None if target is None else _convert(qmodel, args, target)
+
+    name = target_of(qmodel.plan.target).name
+    return compare_nodes(graph, reference, checked(), name, converted)
+
+
+def _target_of_graph(ir: Graph, own: Any) -> Any:
+    """The target or backend that a graph was made for, `own` being the model's; None where only its name is known."""
+    fused = any(node.op == backend.NAME and node.attributes["backend"] is not None for node in ir.nodes)
+    if target_of(own).name == ir.target and (backend_of(own) is not None) == fused:
+        return own
+    return ir.target if not fused and ir.target in targets.names() else None
 
 
 def _codes_of(graphdef: Any) -> Callable[..., tuple[Any, dict[str, Any]]]:
@@ -204,7 +220,7 @@ def exact(qmodel: QuantizedModel, sample: Any, *, target: Any = None) -> Forward
         wraps = may_wrap(ir)
         surrogate = jax.tree.map(lambda y, v: y.astype(v.dtype), view(*inputs), value)
         flagged = jax.tree.map(lambda y, v: _flagged(y, v, wraps), surrogate, value)
-        return jax.tree.map(_with_gradient_of, surrogate, flagged)
+        return jax.tree.map(with_gradient_of, surrogate, flagged)
 
     return forward
 
@@ -217,17 +233,6 @@ def _flagged(surrogate: jax.Array, value: jax.Array, wraps: Any) -> jax.Array:
     if wraps is not None:
         lost = lost | wraps
     return jnp.where(lost, jnp.full_like(value, np.nan), value)
-
-
-@jax.custom_jvp
-def _with_gradient_of(surrogate: jax.Array, value: jax.Array) -> jax.Array:
-    """`value`, with the derivative of `surrogate`."""
-    return value
-
-
-@_with_gradient_of.defjvp
-def _(primals: Any, tangents: Any) -> Any:
-    return _with_gradient_of(*primals), tangents[0]
 
 
 def _convert(qmodel: QuantizedModel, args: tuple[Any, ...], target: Any) -> Graph:

@@ -95,8 +95,7 @@ class Plan:
 
     def annotate(self, traced: Traced) -> Annotation:
         """Where quantizers stand in a trace of the model."""
-        same_grid = target_of(self.target).same_grid
-        return annotate(traced.program, traced.names, traced.constant, self.is_float, same_grid)
+        return annotate(traced.program, traced.names, traced.constant, self.is_float, target_of(self.target))
 
     def check_known(self, annotation: Annotation) -> None:
         """Raise where a call has tensors that have no quantizer, because the model was quantized on another path."""

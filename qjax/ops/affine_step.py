@@ -42,7 +42,7 @@ class AffineStep(Op):
         if eqn.primitive == "mul":
             return [x.times(value)]
         if eqn.primitive == "div":
-            return [x.times(1.0 / value)]
+            return [x.over(value)]
         if eqn.primitive == "sub":
             return [x.plus(-value) if index == 0 else x.times(-1.0).plus(value)]
         return [x.plus(value)]

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from qjax.numerics.unfused import unfused
+from qjax.ops.averages import Average
 from qjax.ops.base import Deferred
 
 _LARGEST_BIAS = np.float32(2.0**30)
@@ -26,6 +27,7 @@ class Pending(Deferred):
     dtype: of the real tensor in the user's model.
     rounded: whether the runtime adds the offset on the accumulator's grid (products with weights do; sums and
       products of activations keep it in 64 bits, see `epilogue.fold_sum`).
+    average: of a sum of codes that is an average, or may still become one.
     """
 
     acc: jax.Array
@@ -33,6 +35,7 @@ class Pending(Deferred):
     offset: jax.Array
     dtype: Any = dataclasses.field(metadata={"static": True}, default=jnp.float32)
     rounded: bool = dataclasses.field(metadata={"static": True}, default=True)
+    average: Average | None = None
 
     @classmethod
     def start(cls, acc: jax.Array, scale: jax.Array, dtype: Any, *, rounded: bool = True) -> "Pending":
@@ -47,17 +50,25 @@ class Pending(Deferred):
 
     def times(self, factor: Any) -> "Pending":
         """Multiply by a constant that broadcasts."""
-        factor = self._vector(factor)
-        return dataclasses.replace(self, scale=self.scale * factor, offset=self.offset * factor)
+        average = self.average and self.average.divided("mul", factor)
+        return self._scaled(self._vector(factor), average)
+
+    def over(self, divisor: Any) -> "Pending":
+        """Divide by a constant that broadcasts."""
+        average = self.average and self.average.divided("div", divisor)
+        return self._scaled(self._vector(1.0 / divisor), average)
 
     def plus(self, offset: Any) -> "Pending":
         """Add a constant that broadcasts."""
-        return dataclasses.replace(self, offset=self.offset + self._vector(offset))
+        return dataclasses.replace(self, offset=self.offset + self._vector(offset), average=None)
 
     def transposed(self, permutation: Any) -> "Pending":
         """The same with axes in another order."""
         acc, scale, offset = (jnp.transpose(a, permutation) for a in (self.acc, self.scale, self.offset))
-        return dataclasses.replace(self, acc=acc, scale=scale, offset=offset)
+        return dataclasses.replace(self, acc=acc, scale=scale, offset=offset, average=None)
+
+    def _scaled(self, factor: jax.Array, average: Average | None) -> "Pending":
+        return dataclasses.replace(self, scale=self.scale * factor, offset=self.offset * factor, average=average)
 
     def real32(self) -> jax.Array:
         """The real tensor in float32, the offset rounded to the accumulator's grid where the runtime does so."""

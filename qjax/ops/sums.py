@@ -1,5 +1,6 @@
 """Sums over codes, for mean, global pooling and average pooling: the division is an affine step behind them."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ import numpy as np
 from jax import lax
 
 from qjax.ops import accumulate
+from qjax.ops.averages import Average
 from qjax.ops.base import Attributes, Constants, Equation, Op, Quantized, Role, real, register
 from qjax.ops.centered import centered
 from qjax.ops.epilogue import finish
@@ -26,7 +28,17 @@ def _training(eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
     if not isinstance(x, Quantized):
         return eqn.bind(real(x))
     acc = eqn.bind(x.codes.astype(jnp.float32))[0]
-    return [Pending.start(acc, lax.stop_gradient(x.scale.reshape(())), eqn.out_dtypes[0], rounded=False)]
+    scale = lax.stop_gradient(x.scale.reshape(()))
+    axes = eqn.params.get("axes")
+    average = Average(
+        scale,
+        lax.stop_gradient(x.qparams.integer_zero_point()).reshape(()),
+        op="average_pool" if axes is None else "mean",
+        dtype=jnp.dtype(x.qparams.spec.dtype).name,
+        elements=math.prod(eqn.params["window_dimensions"] if axes is None else (x.shape[axis] for axis in axes)),
+        spatial=axes is not None and len(x.shape) == 4 and sorted(axes) == [1, 2],
+    )
+    return [dataclasses.replace(Pending.start(acc, scale, eqn.out_dtypes[0], rounded=False), average=average)]
 
 
 @register

@@ -8,10 +8,11 @@ same tensors are found in both.
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
 from qjax import ops
 from qjax.ops import Op, Role
+from qjax.targets import Target
 from qjax.tracing.annotation import Annotation as Annotation
 from qjax.tracing.annotation import LayerUse as LayerUse
 from qjax.tracing.annotation import Place as Place
@@ -27,7 +28,7 @@ def annotate(
     names: Sequence[str],
     constant: Sequence[bool],
     is_float: Callable[[str], bool] = lambda path: False,
-    same_grid: Collection[str] = (),
+    target: Target | None = None,
 ) -> Annotation:
     """Annotate a program.
 
@@ -35,16 +36,17 @@ def annotate(
       names: per input, the path of the parameter or the name of the model's input.
       constant: per input, whether it is a parameter (or other state) rather than data.
       is_float: which module paths the recipe leaves alone.
-      same_grid: which averages, "mean" and "average_pool", share the quantizer of their input.
+      target: the runtime, which decides what averages share the quantizer of their input, and how they round.
     """
-    return _Annotator(is_float, same_grid).run(program, names, constant)
+    return _Annotator(is_float, target).run(program, names, constant)
 
 
 class _Annotator(Scans):
-    def __init__(self, is_float: Callable[[str], bool], same_grid: Collection[str]) -> None:
+    def __init__(self, is_float: Callable[[str], bool], target: Target | None) -> None:
         super().__init__()
         self.is_float = is_float
-        self.same_grid = {_SUMS[name] for name in same_grid}
+        self.same_grid = set() if target is None else {_SUMS[name] for name in target.same_grid}
+        self.result.target = target
 
     def run(self, program: Program, names: Sequence[str], constant: Sequence[bool]) -> Annotation:
         for value, name, is_constant in zip(program.inputs, names, constant, strict=True):

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from qjax.ops import Op
 from qjax.ops.base import Unit
+from qjax.targets import Target
 from qjax.tracing.program import Equation, Value
 
 Mode = Literal["producer", "start", "chain", "permute", "grid", "integer"]
@@ -21,7 +22,7 @@ class Place:
     module: path of the module that made the tensor; op: the operation that did. axes: of a weight, those along
     which it may keep scales of its own. stack: lengths of the scans around it. location: the user's line.
     unit: the interval that its numbers keep to, see `Op.unit`. timed: the positions in `stack` of scans over data,
-    whose iterations share one quantizer.
+    whose iterations share one quantizer. on_input_grid: an average that stays on the grid of what it averages.
     """
 
     label: str
@@ -35,6 +36,7 @@ class Place:
     location: str | None = None
     unit: Unit | None = None
     timed: tuple[int, ...] = ()
+    on_input_grid: bool = False
 
     def own(self, stack: Sequence[Any]) -> tuple[Any, ...]:
         """Of one thing per scan (a length, an iteration), those of scans with a quantizer per iteration."""
@@ -57,7 +59,8 @@ class Annotation:
     ops: how each equation is read; what is absent is computed on reals. values: the tensors that are quantized.
     weights: the operands that are quantized where they are read: weights, constants beside codes, what a scan's carry
     starts from. grids: what a scan stacks and stands on the grid of a place inside. timed: the scans over data.
-    invariant: the operands of `weights` inside of those that no iteration changes.
+    invariant: the operands of `weights` inside of those that no iteration changes. target: whose formulas compute
+    averages; None: they are rounded to the nearest code.
     """
 
     ops: dict[Equation, tuple[Op, Mode]] = dataclasses.field(default_factory=dict)
@@ -70,6 +73,7 @@ class Annotation:
     layers: list[LayerUse] = dataclasses.field(default_factory=list)
     floats: set[Equation] = dataclasses.field(default_factory=set)
     output_names: set[str] = dataclasses.field(default_factory=set)
+    target: Target | None = None
 
     def is_constant(self, eqn: Equation) -> tuple[bool, ...]:
         """Per input: whether it is made from parameters and literals only."""

@@ -51,6 +51,8 @@ class Evaluation:
     record: Recorder | None = None
     shared: frozenset[str] = frozenset()
     """Quantizers that all iterations of a scan share: their parameters have no axis for it."""
+    averages: bool = True
+    """Whether averages are computed by the target's formula; otherwise by `quantize` alone."""
 
     def run(self, program: Program, args: Sequence[Any], params: Params) -> tuple[list[Any], Taps]:
         """Evaluate; returns the outputs as real arrays, and what was recorded."""
@@ -73,7 +75,7 @@ class Evaluation:
                     inputs[index] = known[eqn, index]
                 elif place is not None:
                     x = inputs[index]
-                    inputs[index] = self._at(place, x.real32() if isinstance(x, Deferred) else x, params, taps)
+                    inputs[index] = self._at(place, x, params, taps)
             if eqn.body is None:
                 outputs = self._equation(eqn, inputs)
             elif eqn.primitive == "scan":
@@ -106,13 +108,16 @@ class Evaluation:
         if place is None:
             return x
         # the model's own low precision between the accumulator and its quantizer is not the runtime's
-        result = self._at(place, x.real32() if isinstance(x, Deferred) else x, params, taps)
+        result = self._at(place, x, params, taps)
         # what reads the codes as reals gets the model's dtype all the same
         return dataclasses.replace(result, dtype=value.dtype) if isinstance(result, Quantized) else result
 
     def _at(self, place: Place, x: Any, params: Params, taps: Taps) -> Any:
-        x = jnp.asarray(x)
+        pending = x
+        x = x.real32() if isinstance(x, Deferred) else jnp.asarray(x)
         quantized = None if self.quantize is None else self.quantize(place, params[place.name], x)
+        if self.averages and isinstance(pending, Pending) and isinstance(quantized, Quantized):
+            quantized = self._averaged(place, pending, quantized)
         if self.record is not None:
             kept = self.record(place, x, quantized)
             if kept is not None:
@@ -121,6 +126,14 @@ class Evaluation:
             # else each of its consumers computes the codes again, as a part of its own loop
             return dataclasses.replace(quantized, codes=finished_on_cpu(quantized.codes))
         return x if quantized is None else quantized
+
+    def _averaged(self, place: Place, x: Pending, nearest: Quantized) -> Quantized:
+        """The codes of an average as the target computes them."""
+        target = self.annotation.target
+        if x.average is None or target is None:
+            return nearest
+        codes = x.average.codes(target, x.acc, nearest.codes, nearest.qparams, same_grid=place.on_input_grid)
+        return dataclasses.replace(nearest, codes=codes)
 
     # ------------------------------------------------------------------ bodies
 

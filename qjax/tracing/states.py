@@ -102,6 +102,7 @@ class States:
                 state.use.output = place
             if state.source is not None and state.averaged and state.source.stack == stack:
                 self.merge(state.source, place)
+                place.on_input_grid = True
         else:
             name, module, location = self.label_of(value, None)
             kind = "input" if module == "input" else "activation"

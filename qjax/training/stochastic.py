@@ -74,7 +74,9 @@ def stochastic_forward(
         return plan.by_name[place.name](numbers, x, key=draws)
 
     traced, annotation = qmodel._read(args, kwargs)
-    values, _ = Evaluation(annotation, quantize, shared=plan.shared).run(traced.program, traced.args, params)
+    values, _ = Evaluation(annotation, quantize, shared=plan.shared, averages=not activations).run(
+        traced.program, traced.args, params
+    )
     qmodel._write(traced, values)
     return traced.outputs(values)
 

@@ -12,7 +12,7 @@ import numpy as np
 from jax.core import Tracer
 
 from qjax.export.ir import Graph, Node, Quantization, Tensor
-from qjax.ops.formulas import Formula, Setting, get
+from qjax.ops.formulas import Formula, Setting, average, count_of, get
 from qjax.targets import Target
 
 _AFFINE = ("affine_step", "batch_norm")
@@ -38,21 +38,23 @@ def formula_for(
 
     count: how many elements one output of an average has, int or int32 array.
     """
-    name = target.formula(op)
-    if name is None:
-        return None
-    formula = get(name)
-    if op == "mean" and formula.elsewhere is not None:
-        spatial = len(tensors[node.inputs[0]].shape) == 4 and sorted(node.attributes["axes"]) == [1, 2]
-        formula = formula if spatial else get(formula.elsewhere)
     inputs = [_quantization(tensors[tensor]) for tensor in node.inputs]
     y = _quantization(output)
-    if formula.same_grid and not _same_grid(inputs[0], y):
-        if op == "mean" or np.ndim(count):
-            return None
-        # an average onto another grid is a depthwise convolution with codes of 1
-        weighted = target.weighted("depthwise", wide=tensors[node.inputs[0]].dtype == "int16")
-        formula = get(f"{weighted.rule}/{weighted.scale}")
+    if op in ("mean", "average_pool"):
+        x = tensors[node.inputs[0]]
+        formula = average(
+            target,
+            op,
+            spatial=op == "mean" and len(x.shape) == 4 and sorted(node.attributes["axes"]) == [1, 2],
+            wide=x.dtype == "int16",
+            same_grid=_same_grid(inputs[0], y),
+            varying=bool(np.ndim(count)),
+        )
+    else:
+        name = target.formula(op)
+        formula = None if name is None else get(name)
+    if formula is None:
+        return None
     setting = Setting(
         op,
         tuple(q.scale for q in inputs),
@@ -84,16 +86,7 @@ def _count(graph: Graph, affine: list[Node]) -> Any:
     """n, where the steps are one division by whole numbers n (or a product with 1 / n)."""
     if len(affine) != 1 or affine[0].attributes.get("step") not in ("div", "mul"):
         return None
-    value = graph.constant(affine[0], "value")
-    if isinstance(value, Tracer):
-        return None
-    number = np.asarray(value).astype(np.float64)
-    with np.errstate(divide="ignore"):
-        count = np.rint(number if affine[0].attributes["step"] == "div" else 1 / number)
-        exact = count if affine[0].attributes["step"] == "div" else (1 / count)
-    if not (np.all(count >= 1) and np.all(count < 2**31) and np.array_equal(exact.astype(np.float32), value)):
-        return None
-    return int(count) if count.ndim == 0 else count.astype(np.int32)
+    return count_of(affine[0].attributes["step"], graph.constant(affine[0], "value"))
 
 
 def elements(graph: Graph, node: Node) -> int | None:

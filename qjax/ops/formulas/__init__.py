@@ -1,5 +1,10 @@
 """The formulas of operations without weights, one file per formula or family."""
 
+from typing import Any
+
+import numpy as np
+from jax.core import Tracer
+
 from qjax.numerics.rules import get_rule, rule_names
 from qjax.ops.formulas import onnx_add as onnx_add
 from qjax.ops.formulas import onnx_average as onnx_average
@@ -26,7 +31,7 @@ from qjax.ops.formulas.base import OPS, Formula, Setting, register, registered
 from qjax.ops.formulas.requantized import requantized
 from qjax.targets import Target
 
-__all__ = ["OPS", "Formula", "Setting", "check_target", "get", "names", "register"]
+__all__ = ["OPS", "Formula", "Setting", "average", "check_target", "count_of", "get", "names", "register"]
 
 
 def get(name: str) -> Formula:
@@ -41,6 +46,49 @@ def get(name: str) -> Formula:
         f"Unknown formula {name!r}. Known formulas: {', '.join(names())}; and every rule of requantization: "
         f"{', '.join(rule_names())}, also as rule/f32."
     )
+
+
+def average(
+    target: Target, op: str, *, spatial: bool, wide: bool, same_grid: bool, varying: bool = False
+) -> Formula | None:
+    """The formula that computes an average on a target, or None for the exact sum.
+
+    Args:
+      op: "mean" or "average_pool".
+      spatial: whether a mean is one over height and width of an NHWC tensor.
+      wide: whether the codes have 16 bits.
+      same_grid: whether the output has the input's scale and zero point.
+      varying: whether the outputs average different numbers of elements.
+    """
+    name = target.formula(op)
+    if name is None:
+        return None
+    formula = get(name)
+    if op == "mean" and formula.elsewhere is not None and not spatial:
+        formula = get(formula.elsewhere)
+    if formula.same_grid and not same_grid:
+        if op == "mean" or varying:
+            return None
+        # an average onto another grid is a depthwise convolution with codes of 1
+        weighted = target.weighted("depthwise", wide=wide)
+        return get(f"{weighted.rule}/{weighted.scale}")
+    return formula
+
+
+def count_of(step: str, value: Any) -> int | np.ndarray | None:
+    """By how many elements a sum is divided: a step "div" by whole numbers, or "mul" by their reciprocals.
+
+    Returns None for any other step, and for numbers that only a trace knows.
+    """
+    if step not in ("div", "mul") or isinstance(value, Tracer):
+        return None
+    number = np.asarray(value).astype(np.float64)
+    with np.errstate(divide="ignore"):
+        count = np.rint(number if step == "div" else 1 / number)
+        exact = count if step == "div" else (1 / count)
+    if not (np.all(count >= 1) and np.all(count < 2**31) and np.array_equal(exact.astype(np.float32), value)):
+        return None
+    return int(count) if count.ndim == 0 else count.astype(np.int32)
 
 
 def check_target(target: Target) -> None:
