@@ -122,7 +122,7 @@ def verify(
       inputs: what of a batch the model is called with.
 
     Returns:
-      A report; `str()` of it is a table.
+      A report; `str()` of it is a verdict and a table.
     """
     if not isinstance(graph, IntegerGraph):
         raise TypeError(

@@ -1,6 +1,7 @@
 """Every output in which two rules differ gets the one cause that Python's rationals give it."""
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
@@ -80,24 +81,26 @@ def table(request: pytest.FixtureRequest) -> tuple[np.ndarray, dict[str, tuple[S
     return acc, {name: (of, codes_of(of, acc)) for name, of in made.items()}
 
 
-def exact_scales(of: Side) -> list[Fraction]:
-    """The effective scales that a rule's constants stand for."""
-    c = {role: np.asarray(of.constant(role)).tolist() for role in of.node.constants if role not in ("kernel", "bias")}
-    rule = of.node.attributes["rule"]
-    two = Fraction(2)
-    if "mantissa" in c:
-        return [m * two**e for m, e in zip(c["mantissa"], c["exponent"], strict=True)]
-    if "mantissa_high" in c:
-        words = zip(c["mantissa_high"], c["mantissa_low"], c["exponent"], strict=True)
-        return [(h * 2**31 + low) * two**e for h, low, e in words]
-    if "multiplier" not in c:
-        return [two**-s for s in c["shift"]]
-    pairs = list(zip(c["multiplier"], c["shift"], strict=True))
+def kernel_scales(of: Side) -> np.ndarray:
+    """The scales of the weights, one per channel."""
+    quantization = of.graph.tensors["kernel"].quantization
+    assert quantization is not None
+    return np.asarray(quantization.scale)
+
+
+def exact_scale(rule: str, scale: np.float32) -> Fraction:
+    """The effective scale that a rule works with, from its definition: the constants of the node are not read.
+
+    S_X = S_Y = 1, so it is the scale of the weights, whose 24 bits every rule holds exactly; but for two.
+    """
     if rule == "int16x8":
-        return [min((m + 2**15) >> 16, 0x7FFF) * two ** (s - 15) for m, s in pairs]
-    if rule.startswith(("tosa", "nemo")):
-        return [m * two**-s for m, s in pairs]
-    return [m * two ** (s - 31) for m, s in pairs]
+        # the multiplier has 15 bits, and 2^15 is cut to 2^15 - 1
+        mantissa, exponent = math.frexp(float(scale))
+        return min(math.floor(mantissa * 2**15 + 0.5), 2**15 - 1) * Fraction(2) ** (exponent - 15)
+    if rule.startswith("nemo:"):
+        steps = int(rule.partition(":")[2])
+        return Fraction(round(Fraction(float(scale)) * steps), steps)
+    return Fraction(float(scale))
 
 
 @pytest.mark.sampled(1)
@@ -114,7 +117,7 @@ def test_every_pair_of_rules_is_explained(table: tuple[np.ndarray, dict[str, tup
         differing += total
         # a tie is counted as one if and only if it is one under both constants
         ties = 0
-        e_a, e_b = exact_scales(a), exact_scales(b)
+        e_a, e_b = ([exact_scale(rule, scale) for scale in kernel_scales(a)] for rule in (left, right))
         for row, column in zip(*np.nonzero(mine != theirs), strict=True):
             value, other = int(acc[row, column]) * e_a[column], int(acc[row, column]) * e_b[column]
             if value == other and value % 1 == Fraction(1, 2) and abs(value) < 2**15:
@@ -158,7 +161,7 @@ def test_float32_is_named_where_its_product_decides(
     found = classify(a, b, ([acc], [acc]), (mine, theirs))
     counted = 0
     for row, column in zip(*np.nonzero(mine != theirs), strict=True):
-        value = int(acc[row, column]) * exact_scales(b)[column]
+        value = int(acc[row, column]) * exact_scale("float32", kernel_scales(b)[column])
         code = int(theirs[row, column]) - ZERO_POINT
         counted += abs(value - code) > Fraction(1, 2) and abs(code) < 32000
     assert found["float32", "b"] == counted
@@ -168,11 +171,9 @@ def test_how_far_each_is_from_the_real_value(table: tuple[np.ndarray, dict[str, 
     acc, made = table
     (a, mine), (b, theirs) = made["nearest_even"], made["double_round"]
     found = classify(a, b, ([acc], [acc]), (mine, theirs))
-    scales = a.graph.tensors["kernel"].quantization
-    assert scales is not None
     off = [0, 0]
     for row, column in zip(*np.nonzero(mine != theirs), strict=True):
-        real = int(acc[row, column]) * Fraction(float(np.asarray(scales.scale)[column]))
+        real = int(acc[row, column]) * Fraction(float(kernel_scales(a)[column]))
         for i, codes in enumerate((mine, theirs)):
             place = real - (int(codes[row, column]) - ZERO_POINT)
             off[i] += abs(place) > Fraction(1, 2) and abs(real) < 2**15

@@ -1,14 +1,19 @@
 """The whole path for one model: quantize, train a step, convert, verify, exact, at two batch sizes."""
 
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
+from jax.core import Tracer
 
 import qjax
+from qjax import model as implementation
+from qjax.export import interpreter
+from qjax.export.ir import Graph
 
 
 def data(*shape: int, seed: int = 0) -> jax.Array:
@@ -68,8 +73,38 @@ def assert_verified(report: Any) -> None:
     assert report.local_max <= 1, str(report)
 
 
+def traced_graph(forward: Any, qmodel: qjax.QuantizedModel, *inputs: Any) -> tuple[Any, Graph]:
+    """The shapes of an exact forward's outputs, and the graph that it makes of traced parameters."""
+    seen: list[Graph] = []
+
+    def prepare(graph: Graph) -> Any:
+        seen.append(graph)
+        return interpreter.prepare(graph)
+
+    with mock.patch.object(implementation, "prepare", prepare):
+        shapes = nnx.eval_shape(forward, qmodel, *inputs)
+    (graph,) = seen
+    return shapes, graph
+
+
+def assert_same_nodes(traced: Graph, graph: Graph) -> None:
+    """All but the numbers that only a trace knows: nodes, attributes, roles, shapes, dtypes, concrete constants."""
+    assert (traced.inputs, traced.outputs, traced.target) == (graph.inputs, graph.outputs, graph.target)
+    assert [node.name for node in traced.nodes] == [node.name for node in graph.nodes]
+    for a, b in zip(traced.nodes, graph.nodes, strict=True):
+        assert (a.op, a.inputs, a.output, a.attributes) == (b.op, b.inputs, b.output, b.attributes)
+        assert a.constants.keys() == b.constants.keys(), a.name
+        for role in a.constants:
+            left, right = traced.constant(a, role), graph.constant(b, role)
+            assert (left.shape, left.dtype) == (right.shape, right.dtype), (a.name, role)
+            assert isinstance(left, Tracer) or np.array_equal(left, right), (a.name, role)
+
+
 always_compiled = False
 """Whether `check` compiles and runs every exact forward; conftest sets it for `make test-all`."""
+
+FEW = 2
+"""The exact forward of a graph of so few nodes is compiled in every run."""
 
 
 def check(
@@ -77,8 +112,8 @@ def check(
 ) -> tuple[qjax.QuantizedModel, qjax.IntegerGraph]:
     """Run the whole path and assert that training forward, exact forward and graph agree.
 
-    compiled: run the exact forward, inside jit. XLA takes longer for that than for all the rest, so most models' is
-    only traced here, and `make test-all` runs all.
+    compiled: run the exact forward, inside jit. XLA takes longer for that than for all the rest. So that of a larger
+    model is only traced, its graph compared node by node, and `make test-all` runs all.
     """
     before = host(nnx.state(model))
     qmodel = qjax.quantize(model, recipe or qjax.Recipe(), sample)
@@ -92,9 +127,10 @@ def check(
     # the sample is the first half of it
     assert_verified(qjax.verify(graph, qmodel, [more]))
     forward = qjax.exact(qmodel, sample)
-    if compiled or always_compiled:
+    if compiled or always_compiled or len(graph.ir.nodes) <= FEW:
         assert_same(nnx.jit(forward)(qmodel, *more), graph(*more))
     else:
-        shapes = nnx.eval_shape(forward, qmodel, *more)
+        shapes, traced = traced_graph(forward, qmodel, *more)
         assert jax.tree.map(jnp.shape, shapes) == jax.tree.map(jnp.shape, graph(*more))
+        assert_same_nodes(traced, graph.ir)
     return qmodel, graph

@@ -1,12 +1,16 @@
 """gemmlowp's int8 sigmoid and tanh: tables that TFLite Micro computed."""
 
+import math
 import zlib
+from fractions import Fraction
 
 import numpy as np
 import pytest
 
 from qjax.numerics.gemmlowp import gemmlowp_table
+from qjax.numerics.gemmlowp_functions import exp_on_negative_values
 from qjax.numerics.lookup import lookup_table
+from tests.numerics.exact import gemmlowp_rdbpot, gemmlowp_srdhm
 
 # CRC-32 of the 256 codes, and every 37th code, from tflite-micro 0.dev20261023
 TABLES = [
@@ -43,6 +47,32 @@ def test_not_correctly_rounded(function, scale, zero_point, code, theirs, neares
     output = (2.0**-8, -128) if function == "logistic" else (2.0**-7, 0)
     assert gemmlowp_table(function, scale, zero_point)[code + 128] == theirs
     assert lookup_table(function, scale, zero_point, *output)[code + 128] == nearest
+
+
+def exponential(x: int, integer_bits: int) -> int:
+    """gemmlowp's exp_on_negative_values on one number, its constants from their definitions."""
+    if x == 0:
+        return 2**31 - 1
+    fraction = 31 - integer_bits
+    quarter = 1 << (fraction - 2)
+    rest = (x & (quarter - 1)) - quarter
+    a = (rest << integer_bits) + 2**28
+    constant, third = round(math.exp(-1 / 8) * 2**31), round(Fraction(2**31, 3))
+    a2 = gemmlowp_srdhm(a, a)
+    a3, a4 = gemmlowp_srdhm(a2, a), gemmlowp_srdhm(a2, a2)
+    tail = gemmlowp_srdhm(gemmlowp_rdbpot(a4, 2) + a3, third) + a2
+    y = constant + gemmlowp_srdhm(a + gemmlowp_rdbpot(tail, 1), constant)
+    for exponent in range(-2, integer_bits):
+        if (rest - x) >> (fraction + exponent) & 1:
+            y = gemmlowp_srdhm(y, round(math.exp(-(2.0**exponent)) * 2**31))
+    return y
+
+
+def test_exponentials_to_the_last_bit():
+    x = -np.random.default_rng(5).integers(0, 2**31, 2000).astype(np.int64) >> np.arange(2000) % 20
+    x[:3] = -1, 0, -(2**31)
+    want = [exponential(int(v), 5) for v in x]
+    assert exp_on_negative_values(x.astype(np.int32), 5).tolist() == want
 
 
 def test_errors():

@@ -1,6 +1,7 @@
 """Scales that an optimizer moves: portable bits, never destroyed, with the gradients of the papers."""
 
 import decimal
+import math
 import zlib
 from fractions import Fraction
 
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qjax.numerics.learned_scale import learned_scale, log2_scale_of, pact_scale, power_of_two_scale
+from qjax.numerics.learned_scale import _EXP2_SERIES, learned_scale, log2_scale_of, pact_scale, power_of_two_scale
 
 MAKERS = {
     "learned": learned_scale,
@@ -27,6 +28,13 @@ def exact_exp2(r: float) -> decimal.Decimal:
     with decimal.localcontext() as context:
         context.prec = 50
         return decimal.Decimal(2) ** decimal.Decimal(r)
+
+
+def test_the_series_is_that_of_a_power_of_two():
+    with decimal.localcontext() as context:
+        context.prec = 60
+        terms = [decimal.Decimal(2).ln() ** k / math.factorial(k) * 2**31 for k in range(12)]
+    assert [int(term.to_integral_value()) for term in terms] == list(_EXP2_SERIES)
 
 
 def test_within_one_unit_in_the_last_place():

@@ -95,3 +95,15 @@ def test_refuses_what_64_bits_do_not_hold():
     for length, centered in ((2**14 + 1, True), (2**31, False)):
         with pytest.raises(ValueError, match="fewer bits for this tensor"):
             Setup.of(length, 65535, centered=centered)
+
+
+def test_the_greatest_energy_fits_and_no_bit_is_wasted():
+    """W <= n^2 span^2 / 4 about the mean and n span^2 about zero, of which half of the codes at each end come near."""
+    for count in (*range(1, 40), 255, 256, 768, 1023, 4096):
+        for span in (1, 3, 15, 127, 181, 255, 256, 65535):
+            for centered in (True, False):
+                gain = Setup.of(count, span, centered=centered).gain
+                greatest = (count * span) ** 2 // 4 if centered else count * span**2
+                assert greatest << gain < 2**61
+                assert gain % 2 == 0
+                assert gain == 30 or greatest + 1 >= 2 ** (61 - gain - 2)

@@ -166,10 +166,11 @@ def test_stochastic_shift_is_unbiased_and_keyed():
         assert (count - n * up) ** 2 <= 25 * n * up * (1 - up)
 
 
-def test_stochastic_shift_of_64_bits_uses_all_of_them():
+@pytest.mark.parametrize("shift", [33, 50])
+def test_stochastic_shift_of_64_bits_uses_all_of_them(shift):
     with jax.enable_x64(True):
-        x = jnp.full(2**16, (3 << 50) + (1 << 49), jnp.int64)
-        y = np.asarray(rounding_right_shift(x, 50, "stochastic", key=jax.random.key(2)))
+        x = jnp.full(2**16, (3 << shift) + (1 << (shift - 1)), jnp.int64)
+        y = np.asarray(rounding_right_shift(x, shift, "stochastic", key=jax.random.key(2)))
     count = int((y == 4).sum())
     assert count + int((y == 3).sum()) == 2**16
     assert (count - 2**15) ** 2 < 25 * 2**14

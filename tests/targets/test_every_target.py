@@ -16,6 +16,8 @@ from jax import lax
 import qjax
 from qjax import targets
 from qjax.export import artifact
+from qjax.export.methods import method_of
+from qjax.numerics.accumulator import EXACT
 from tests.export.graphs import differences
 from tests.layers.round_trip import assert_same, data, train_step
 
@@ -49,6 +51,11 @@ def recipe_of(name: str) -> qjax.Recipe:
         return qjax.Recipe(target=name, weights=qjax.QSpec(bits=8), **powers)  # pyright: ignore[reportArgumentType]
     unsigned = name.startswith(("torch", "onnx"))
     return qjax.Recipe(target=name, activations=UNSIGNED) if unsigned else qjax.Recipe(target=name)
+
+
+def saturates(name: str) -> bool:
+    """Whether sums may saturate in pairs: never where activations have 7 bits."""
+    return targets.get(name).accumulator.pairs
 
 
 @functools.cache
@@ -91,8 +98,8 @@ def test_the_exact_forward_is_the_graph(name):
 
 @pytest.mark.parametrize("name", targets.names())
 @pytest.mark.sampled(3)
-def test_every_operation_converts_runs_and_is_saved(name):
-    qmodel, graph, _ = converted(name)
+def test_every_operation_converts_and_is_saved(name):
+    _, graph, _ = converted(name)
     target = targets.get(name)
     known = set()
     for node in graph.ir.nodes:
@@ -103,14 +110,55 @@ def test_every_operation_converts_runs_and_is_saved(name):
     assert known == {"add", "subtract", "multiply", "mean"}
     # what a target leaves on the nodes survives a file
     assert differences(graph.ir, artifact.from_bytes(artifact.to_bytes(graph.ir))) == []
-    for node in qjax.verify(graph, qmodel, [MORE]).nodes:
-        pairs = dict(graph.ir.nodes[0].attributes).get("accumulator") is not None and node.op in ("conv", "dot")
-        # the trained forward models reals, ties to even: products that saturate in pairs are far away; an average of 4
-        # codes on their own grid is a tie in a quarter of its outputs, and some runtimes round its zero point apart;
-        # anything else is rarely a step off
-        share = 1 if pairs else 3 if node.op in ("sum", "window_sum") else 20
-        assert node.local <= node.compared // share, node
-        assert pairs or node.local_max <= 2, node
+
+
+TWICE = (
+    "double_round",
+    "neon",
+    "tflite_depthwise_neon",
+    "tflite_arm_depthwise",
+    "tflite_multiply",
+    "tflite_multiply_neon",
+)
+"""Rules and formulas that round twice: the first rounding makes ties, of about one code in 2^8."""
+
+
+@functools.cache
+def trained_for(name: str) -> tuple[qjax.QuantizedModel, qjax.IntegerGraph]:
+    """The network trained for this very target, its sums within what pairs hold."""
+    recipe = dataclasses.replace(recipe_of(name), reduce_range=saturates(name))
+    qmodel = qjax.quantize(Network(normalized=name != "fpga"), recipe, SAMPLE)
+    assert np.isfinite(train_step(qmodel, SAMPLE))
+    qmodel.eval()
+    return qmodel, qjax.convert(qmodel, SAMPLE)
+
+
+@pytest.mark.parametrize("name", targets.names())
+@pytest.mark.sampled(3)
+def test_training_computes_what_the_graph_does(name):
+    """But for the second rounding of rules that have one, and the two float32 roundings of some additions."""
+    qmodel, graph = trained_for(name)
+    report = qjax.verify(graph, qmodel, [MORE])
+    methods = {node.name: method_of(node) for node in graph.ir.nodes}
+    twice = [node for node in report.nodes if methods[node.name] in TWICE]
+    assert [node for node in report.nodes if node.local and node not in twice] == []
+    for node in twice:
+        assert node.local <= max(node.compared // 100, 4), node
+        assert node.local_max <= 1, node
+
+
+@pytest.mark.parametrize("name", [name for name in targets.names() if saturates(name)])
+@pytest.mark.sampled(1)
+def test_pairs_differ_only_where_they_saturate(name):
+    """The same model without pairs: the codes that differ are those of nodes whose sums saturate."""
+    qmodel, graph, _ = converted(name)
+    exact = targets.get(name).replace(name="exact sums", accumulator=EXACT, depthwise_accumulator=None)
+    found = qjax.compare(qjax.convert(qmodel, SAMPLE, target=exact), graph, [MORE])
+    arising = {node.op: node for node in found.nodes if node.own.count}
+    assert set(arising) <= {"conv", "dot"}
+    for node in arising.values():
+        assert {cause.kind for cause in node.causes} == {"accumulator"}, node.text
+        assert node.accumulators >= node.own.count
 
 
 def test_a_target_of_ones_own_trains_converts_and_verifies():

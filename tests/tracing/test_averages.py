@@ -40,7 +40,6 @@ POOLS = {
     "mean": lambda x: jnp.mean(x, axis=(1, 2)),
     "other axes": lambda x: jnp.mean(x, axis=3),
     "product": lambda x: jnp.sum(x, axis=(1, 2)) * np.float32(0.0625),
-    "relu": lambda x: nnx.relu(window_sum(x, 2, 2) / np.float32(4)),
     "two": lambda x: jnp.mean(window_sum(x, 2, 2) / np.float32(4), axis=(1, 2)),
 }
 

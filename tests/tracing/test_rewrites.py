@@ -1,0 +1,133 @@
+"""What the rewriters find in a program, and what looks like it but is something else. Values never change."""
+
+# what models are made of has no static type here
+# pyright: reportAttributeAccessIssue=false
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax import lax
+
+from qjax.layers import instrument, trace
+from qjax.tracing import Annotation, Evaluation
+from tests.layers.round_trip import data
+
+X = data(2, 3, 6)
+
+
+class Written(nnx.Module):
+    def __init__(self, function):
+        self.function = function
+
+    def __call__(self, x):
+        return self.function(x)
+
+
+def rewritten(function):
+    """The primitives of the program, and how far its outputs are from the function's."""
+    traced = trace(instrument(Written(function)), (X,), {})
+    values, _ = Evaluation(Annotation(), None).run(traced.program, traced.args, {})
+    pairs = zip(jax.tree.leaves(traced.outputs(values)), jax.tree.leaves(function(X)), strict=True)
+    return [eqn.primitive for eqn in traced.program.equations], max(float(jnp.max(jnp.abs(a - b))) for a, b in pairs)
+
+
+def exponentials(x, axis=-1):
+    return jnp.exp(x - x.max(axis, keepdims=True))
+
+
+def deviation(x, axis=-1):
+    return jnp.sqrt(x.var(axis, keepdims=True) + 1e-5)
+
+
+def centred(x, axis=-1):
+    return x - x.mean(axis, keepdims=True)
+
+
+FOUND = {
+    "softmax": (jax.nn.softmax, ["softmax"]),
+    "softmax by hand": (lambda x: exponentials(x) / exponentials(x).sum(-1, keepdims=True), ["softmax"]),
+    "log softmax": (jax.nn.log_softmax, ["log_softmax"]),
+    "logsumexp": (lambda x: jax.nn.logsumexp(x, -1), ["logsumexp"]),
+    "layer norm": (lambda x: centred(x) / deviation(x), ["normalize"]),
+    "rms norm": (lambda x: x * lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6), ["normalize"]),
+    "l2 norm": (lambda x: x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), 1e-6), ["normalize"]),
+    "silu": (jax.nn.silu, ["table"]),
+    "gelu": (jax.nn.gelu, ["table"]),
+    "leaky": (lambda x: jnp.where(x > 0, x, 0.1 * x), ["table"]),
+    "a function of its own": (lambda x: jax.jit(lambda y: jnp.tanh(y) + 1)(x), ["table"]),
+    "a branch that is known": (lambda x: lax.cond(True, jnp.sin, jnp.cos, x), ["table"]),
+    "relu": (jax.nn.relu, ["relu"]),
+    "roll": (lambda x: jnp.roll(x, 2, -1), ["slice", "slice", "concatenate"]),
+    "repeat": (lambda x: jnp.repeat(x, 2, 1), ["broadcast_in_dim", "reshape"]),
+    "tile": (lambda x: jnp.tile(x, (1, 2, 1)), ["broadcast_in_dim", "reshape"]),
+    "rows": (lambda x: x[:, jnp.asarray([2, 0])], ["gather"]),
+    "one row": (lambda x: x[:, 1], ["slice", "squeeze"]),
+    "a loop": (lambda x: lax.fori_loop(0, 3, lambda i, y: y * 0.5, x), ["scan"]),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_what_is_found(name):
+    function, expected = FOUND[name]
+    primitives, apart = rewritten(function)
+    assert primitives == expected
+    assert apart < 1e-6
+
+
+OTHERS = {
+    # a function, and what it is not
+    "sum over another axis": (lambda x: exponentials(x) / exponentials(x).sum(1, keepdims=True), "softmax"),
+    "sum of other numbers": (lambda x: exponentials(x) / exponentials(x * 2).sum(-1, keepdims=True), "softmax"),
+    "product for quotient": (lambda x: exponentials(x) * exponentials(x).sum(-1, keepdims=True), "softmax"),
+    "quotient upside down": (lambda x: exponentials(x).sum(-1, keepdims=True) / exponentials(x), "softmax"),
+    "powers of another base": (
+        lambda x: (
+            jnp.exp2(x - x.max(-1, keepdims=True)) / jnp.exp2(x - x.max(-1, keepdims=True)).sum(-1, keepdims=True)
+        ),
+        "softmax",
+    ),
+    "logarithm of another axis": (
+        lambda x: x - x.max(-1, keepdims=True) - jnp.log(exponentials(x).sum(1, keepdims=True)),
+        "log_softmax",
+    ),
+    "logarithm of other numbers": (lambda x: x - jax.nn.logsumexp(x * 2, -1, keepdims=True), "log_softmax"),
+    "logarithm added": (lambda x: x + jax.nn.logsumexp(x, -1, keepdims=True), "log_softmax"),
+    "mean over another axis": (lambda x: centred(x, 1) / deviation(x), "normalize"),
+    "variance of other numbers": (lambda x: centred(x) / deviation(x * 2), "normalize"),
+    "product with a deviation": (lambda x: centred(x) * deviation(x), "normalize"),
+    "square of other numbers": (
+        lambda x: x * lax.rsqrt((jnp.roll(x, 1, 1) ** 2).mean(-1, keepdims=True) + 1e-6),
+        "normalize",
+    ),
+    "cubes": (lambda x: x * lax.rsqrt(jnp.abs(x * x * x).mean(-1, keepdims=True) + 1e-6), "normalize"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_is_something_else(name):
+    function, unlike = OTHERS[name]
+    primitives, apart = rewritten(function)
+    assert unlike not in primitives
+    assert apart < 1e-5
+
+
+def test_a_function_of_two_tensors_is_no_table():
+    primitives, _ = rewritten(lambda x: jnp.tanh(x) * jnp.flip(x, 1))
+    assert sorted(primitives) == ["mul", "rev", "table"]
+
+
+def test_loops_are_rewritten_within():
+    traced = trace(
+        instrument(Written(lambda x: lax.scan(lambda c, _: (jax.nn.softmax(c), None), x, length=2)[0])), (X,), {}
+    )
+    (scan,) = traced.program.equations
+    assert scan.body is not None
+    assert [eqn.primitive for eqn in scan.body.equations] == ["softmax"]
+
+
+def test_values_are_the_functions_own():
+    for function in (jax.nn.softmax, jax.nn.log_softmax, lambda x: jnp.roll(x, 2, -1)):
+        assert rewritten(function)[1] == 0
+    assert np.isfinite(rewritten(lambda x: centred(x) / deviation(x))[1])
