@@ -78,9 +78,15 @@ class SwitchedEvaluation(Evaluation):
         return Either(dataclasses.replace(result.coded, dtype=value.dtype), real(x), result.on)
 
     def _at(self, place: Place, x: Any, params: Params, taps: Taps) -> Any:
-        x = jnp.asarray(x)
         quantized = super()._at(place, x, params, taps)
+        x = x.real32() if isinstance(x, Deferred) else jnp.asarray(x)
         return Either(quantized, x, self.switches[place.name]) if isinstance(quantized, Quantized) else quantized
+
+    def _averaged(self, place: Place, x: Any, nearest: Quantized) -> Quantized:
+        if not isinstance(x, Either):
+            return super()._averaged(place, x, nearest)
+        averaged = super()._averaged(place, x.coded, nearest)
+        return dataclasses.replace(nearest, codes=jnp.where(x.on, averaged.codes, nearest.codes))
 
 
 class SwitchedModel:

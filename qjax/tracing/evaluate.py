@@ -116,7 +116,7 @@ class Evaluation:
         pending = x
         x = x.real32() if isinstance(x, Deferred) else jnp.asarray(x)
         quantized = None if self.quantize is None else self.quantize(place, params[place.name], x)
-        if self.averages and isinstance(pending, Pending) and isinstance(quantized, Quantized):
+        if self.averages and isinstance(quantized, Quantized):
             quantized = self._averaged(place, pending, quantized)
         if self.record is not None:
             kept = self.record(place, x, quantized)
@@ -127,10 +127,10 @@ class Evaluation:
             return dataclasses.replace(quantized, codes=finished_on_cpu(quantized.codes))
         return x if quantized is None else quantized
 
-    def _averaged(self, place: Place, x: Pending, nearest: Quantized) -> Quantized:
-        """The codes of an average as the target computes them."""
+    def _averaged(self, place: Place, x: Any, nearest: Quantized) -> Quantized:
+        """The codes of an average as the target computes them; those of anything else as they are."""
         target = self.annotation.target
-        if x.average is None or target is None:
+        if target is None or not isinstance(x, Pending) or x.average is None:
             return nearest
         codes = x.average.codes(target, x.acc, nearest.codes, nearest.qparams, same_grid=place.on_input_grid)
         return dataclasses.replace(nearest, codes=codes)

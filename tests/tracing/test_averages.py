@@ -11,6 +11,7 @@ from jax import lax
 
 import qjax
 from qjax import targets
+from qjax.analysis.switched import SwitchedModel
 from qjax.tracing import Evaluation
 from tests.layers.round_trip import data, train_step
 
@@ -81,6 +82,14 @@ def test_the_gradient_is_that_of_fake_quantization():
     assert np.array_equal(x, x2)
     # the learned scales read the codes of what flows in, which differ
     assert jax.tree.structure(runtimes) == jax.tree.structure(nearest)
+
+
+def test_switches_compute_the_same_averages():
+    qmodel = qjax.quantize(Pool(POOLS["two"]), qjax.Recipe(target="tflite_optimized_x86"), X)
+    qmodel.eval()
+    switched = SwitchedModel(qmodel)
+    assert np.array_equal(switched(switched.names, (X,)), qmodel(X))
+    assert np.array_equal(switched((), (X,)), POOLS["two"](X))
 
 
 def test_what_is_not_a_number_stays_so():
