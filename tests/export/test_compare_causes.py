@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -88,7 +89,7 @@ def kernel_scales(of: Side) -> np.ndarray:
     return np.asarray(quantization.scale)
 
 
-def exact_scale(rule: str, scale: np.float32) -> Fraction:
+def exact_scale(rule: str, scale: Any) -> Fraction:
     """The effective scale that a rule works with, from its definition: the constants of the node are not read.
 
     S_X = S_Y = 1, so it is the scale of the weights, whose 24 bits every rule holds exactly; but for two.
