@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from qjax.numerics.affine import QParams, QSpec
     from qjax.numerics.fake_quant import fake_quant
     from qjax.qmodel import QuantizedModel, QuantParam, QuantStat
-    from qjax.recipe import FLOAT, Dynamic, Override, Recipe
+    from qjax.recipe import FLOAT, Dynamic, Override, Recipe, integers
 
 __version__ = "0.1.0"
 
@@ -53,6 +53,7 @@ __all__ = [
     "explain",
     "fake_quant",
     "from_linen",
+    "integers",
     "load",
     "numerics",
     "ops",
@@ -83,7 +84,7 @@ _HOMES = {
     "numerics.affine": ("QParams", "QSpec"),
     "numerics.fake_quant": ("fake_quant",),
     "qmodel": ("QuantParam", "QuantStat", "QuantizedModel"),
-    "recipe": ("FLOAT", "Dynamic", "Override", "Recipe"),
+    "recipe": ("FLOAT", "Dynamic", "Override", "Recipe", "integers"),
 }
 """Module -> the public names that live there; the other names of `__all__` are modules themselves."""
 

@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import sys
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -12,13 +14,14 @@ from flax import nnx
 
 from qjax import calibration
 from qjax.batches import Batches, Inputs
+from qjax.calibration import noise
 from qjax.calibration.learned import Quantizer
 from qjax.export.structure import join_arguments, split_arguments
 from qjax.layers import trace
 from qjax.numerics.affine import QParams
 from qjax.ops import Quantized
-from qjax.qmodel import Plan, QuantizedModel, check_quantized, evaluation_copy
-from qjax.tracing import Evaluation, Place
+from qjax.qmodel import Plan, QuantizedModel, check_quantized, evaluation_copy, widened
+from qjax.tracing import Evaluation, Place, observed
 
 
 def calibrate(
@@ -48,9 +51,14 @@ def calibrate(
         observers.update(dict.fromkeys(activations, calibration.get(observer)))
     graphdef, state = nnx.split(evaluation_copy(qmodel.model))
 
-    def taps_of(state: Any, args: Any, kind: str) -> dict[str, dict[str, jax.Array]]:
-        """name of the quantizer -> label of the tensor -> its real values."""
-        traced, annotation = plan.read(trace(nnx.merge(graphdef, state), args, {}, plan.expected))
+    places: dict[str, Place] = {}
+
+    def taps_of(state: Any, args: Any, kind: str, plan: Plan) -> tuple[dict[str, dict[str, jax.Array]], Any]:
+        """Name of the quantizer -> label of the tensor -> its real values; and the integers that tables are of."""
+        traced = trace(nnx.merge(graphdef, state), args, {}, plan.expected)
+        integers = observed(traced.program, traced.args, traced.names)
+        traced, annotation = plan.read(traced)
+        places.update(annotation.places())
 
         def record(place: Place, x: jax.Array, _: Quantized | None) -> jax.Array | None:
             return x if (kinds.get(place.name) == "weight") == (kind == "weight") else None
@@ -64,42 +72,83 @@ def calibrate(
                 x, others = taps[place.label], len(place.stack) - len(place.timed)
                 x = jnp.moveaxis(x, place.timed, range(others, len(place.stack)))
                 found.setdefault(place.name, {})[place.label] = x
-        return found
+        return found, integers
 
-    def taps(kind: str, rest: Any) -> Callable[[Any, Any], Any]:
-        return lambda state, arrays: taps_of(state, join_arguments(arrays, rest), kind)
+    def taps(kind: str, rest: Any, plan: Plan) -> Callable[[Any, Any], Any]:
+        return lambda state, arrays: taps_of(state, join_arguments(arrays, rest), kind, plan)[0]
 
     @functools.partial(jax.jit, static_argnums=3)
-    def step(state: Any, seen: Any, arrays: Any, rest: Any) -> Any:
-        for name, records in taps_of(state, join_arguments(arrays, rest), "activation").items():
+    def step(state: Any, seen: Any, arrays: Any, rest: Any) -> tuple[Any, dict[str, list[jax.Array]], Any]:
+        """The observers after a batch, a sample of each tensor, and the integers that tables are of."""
+        samples: dict[str, list[jax.Array]] = {}
+        found, integers = taps_of(state, join_arguments(arrays, rest), "activation", plan)
+        for name, records in found.items():
             q = quantizers[name]
             for x in records.values():
                 seen[name] = _update(observers[name], seen[name], x, q)
-        return seen
+            samples[name] = [noise.thinned(x, len(q.stack)) for x in records.values()]
+        return seen, samples, integers
 
+    ranges = {known.name: known for known in plan.integers}
     seen: dict[str, Any] = {}
-    weights: dict[str, dict[str, jax.Array]] = {}
+    samples: dict[str, list[jax.Array]] = {}
+    arrays, rest = None, None
     for _, args in calibration.track(Batches(batches, inputs, "calibrate"), "calibrating", enabled=progress):
+        first = arrays is None
         arrays, rest = split_arguments(args)
-        if not seen and not weights:
-            shapes = jax.eval_shape(taps("activation", rest), state, arrays)
+        if first:
+            shapes = jax.eval_shape(taps("activation", rest, plan), state, arrays)
             for name, records in shapes.items():
                 seen[name] = _initial(observers[name], quantizers[name], next(iter(records.values())).shape)
-            weights = jax.jit(taps("weight", rest))(state, arrays)
-        seen = step(state, seen, arrays, rest)
+        seen, samples, integers = step(state, seen, arrays, rest)
+        for name, bounds in integers.items():
+            known = ranges.get(name)
+            if known is None or not known.declared:
+                ranges[name] = widened(known, name, np.asarray(bounds))
+    if ranges != {known.name: known for known in plan.integers}:
+        qmodel.plan = dataclasses.replace(plan, integers=tuple(ranges.values()))
+    # a table of integers is a weight, and has all rows now
+    weights = jax.jit(taps("weight", rest, qmodel.plan))(state, arrays)
     for name, q in plan.quantizers:
         try:
             if kinds[name] == "weight":
-                qparams = _of_weight(q, np.asarray(next(iter(weights[name].values()))), observers[name])
+                w = np.asarray(next(iter(weights[name].values())))
+                qparams = _of_weight(q, w, observers[name])
+                powers = [noise.of_weight(w, qparams, w.shape[w.ndim - len(q.shape) :])]
             else:
                 qparams = _finish(observers[name], jax.tree.map(np.asarray, seen[name]), q)
+                powers = [noise.of_activation(np.asarray(x), qparams) for x in samples[name]]
             values = q.init(qparams)
         except ValueError as error:
             raise ValueError(f"Quantizer {name!r}: {error}") from error
+        _warn_of_noise(places[name], q, powers)
         module = qmodel.quantizers[name]
         for key, value in values.items():
             variable = getattr(module, key)
             variable[...] = jnp.asarray(value, variable[...].dtype)
+
+
+def _warn_of_noise(place: Place, q: Quantizer, powers: list[tuple[float, float]]) -> None:
+    """Warn of a quantizer that leaves too little of what reaches it; powers: signal and noise of its tensors."""
+    if q.fixed is not None or q.method == "dynamic":
+        return
+    kept = noise.decibels(sum(signal for signal, _ in powers), sum(lost for _, lost in powers))
+    if kept < noise.least(q.spec):
+        where = f" ({place.location})" if place.location else ""
+        warnings.warn(
+            f"Quantizer {place.name!r}{where} keeps {kept:.1f} dB of its tensor's last batch; expected at least "
+            f"{noise.least(q.spec):.0f} dB of {q.spec.bits} bits. Its range is too wide for most numbers: give it more "
+            'bits, an observer that clips ("percentile", "mse"), or qjax.FLOAT. qjax.statistics shows its range.',
+            stacklevel=_users_level(),
+        )
+
+
+def _users_level() -> int:
+    """The `stacklevel` at which `_warn_of_noise` names the user's line: `quantize` calibrates as well."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] == "qjax":
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _nothing(plan: Plan) -> dict[str, Any]:

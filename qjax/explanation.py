@@ -17,7 +17,16 @@ from qjax.layers import instrument, module_types, trace
 from qjax.qmodel import Plan, QuantizedModel, evaluation_copy, unquantized
 from qjax.recipe import Recipe
 from qjax.summary import table
-from qjax.tracing import Annotation, Composite, Equation, Program, makes_codes, setting_of_product
+from qjax.tracing import (
+    Annotation,
+    Composite,
+    Equation,
+    Program,
+    lost_tables,
+    makes_codes,
+    said,
+    setting_of_product,
+)
 
 Form = Literal["integer", "table", "folded", "moved", "index", "float", "dynamic", "unsupported"]
 
@@ -50,7 +59,7 @@ class Explained:
     module: its path. primitive: its name in the jaxpr, or of the function that a group computes. operation: of the
     graph, or the bits of a product whose scales are found at run time, empty without one. shape: of its result.
     equations: how many of the jaxpr it stands for. location: the user's "file:line". problem, cures: of what is
-    unsupported.
+    unsupported; problem also of a table that says little of its function, in a model that is calibrated.
     """
 
     module: str
@@ -95,7 +104,9 @@ class Explanation:
         ]
         counts = self.counts()
         lines = [table(header, cells), "", ", ".join(f"{n} {form} ({FORMS[form]})" for form, n in counts.items())]
-        for row in self.unsupported:
+        for row in self.rows:
+            if not row.problem:
+                continue
             lines += ["", row.problem, *(f"  cure {i}: {cure}" for i, cure in enumerate(row.cures, 1))]
         return "\n".join(lines)
 
@@ -122,19 +133,24 @@ def explain(model: nnx.Module, sample: Any, recipe: Recipe | None = None) -> Exp
         recipe = recipe or Recipe()
         # after the trace: it meets the submodules of linen modules
         plan = unquantized(recipe, module_types(module))
+        plan = plan.with_ranges(traced, recipe.integers)
     traced, annotation = plan.read(traced)
     needed = _needed(traced.program)
-    return Explanation(tuple(_rows(traced.program, annotation, plan, needed)))
+    lost = lost_tables(annotation, model.qparams().get) if known else {}
+    return Explanation(tuple(_rows(traced.program, annotation, plan, needed, lost)))
 
 
-def _rows(program: Program, annotation: Annotation, plan: Plan, needed: set[Equation]) -> Iterator[Explained]:
+def _rows(
+    program: Program, annotation: Annotation, plan: Plan, needed: set[Equation], lost: Mapping[Equation, float]
+) -> Iterator[Explained]:
     for eqn in program.equations:
         if eqn not in needed or all(annotation.is_constant(eqn)) or makes_codes(eqn):
             continue
         if eqn.body is not None:
-            yield from _rows(eqn.body, annotation, plan, needed)
+            yield from _rows(eqn.body, annotation, plan, needed, lost)
             continue
-        yield _row(eqn, annotation, plan)
+        row = _row(eqn, annotation, plan)
+        yield dataclasses.replace(row, problem=said(eqn, lost[eqn])) if eqn in lost else row
 
 
 def _row(eqn: Equation, annotation: Annotation, plan: Plan) -> Explained:

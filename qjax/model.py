@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -33,7 +34,7 @@ from qjax.numerics.surrogate import with_gradient_of
 from qjax.ops import backend
 from qjax.qmodel import QuantizedModel, QuantizerState, check_quantized, evaluation_copy, unquantized
 from qjax.recipe import Recipe
-from qjax.tracing import Annotation, Place, dynamic_products
+from qjax.tracing import Annotation, Place, dynamic_products, lost_tables, said
 
 
 def quantize(model: nnx.Module, recipe: Recipe, sample: Any, *, progress: bool | None = False) -> QuantizedModel:
@@ -69,6 +70,7 @@ def quantize(model: nnx.Module, recipe: Recipe, sample: Any, *, progress: bool |
     # after the trace: it meets the submodules of linen modules
     types = module_types(instrumented)
     nothing = unquantized(recipe, types)
+    nothing = nothing.with_ranges(traced, recipe.integers)
     traced, annotation = nothing.read(traced)
     places = annotation.places()
     recipe.check_matched(places, types)
@@ -91,6 +93,8 @@ def quantize(model: nnx.Module, recipe: Recipe, sample: Any, *, progress: bool |
     states = {name: QuantizerState(q, _placeholder(q)) for name, q in quantizers.items()}
     qmodel = QuantizedModel(instrumented, plan, states)
     calibrate(qmodel, [sample], progress=progress)
+    for eqn, share in lost_tables(annotation, qmodel.qparams().get).items():
+        warnings.warn(said(eqn, share), stacklevel=2)
     return qmodel
 
 
@@ -286,6 +290,9 @@ def _convert(qmodel: QuantizedModel, args: tuple[Any, ...], target: Any) -> Grap
     metadata: dict[str, Any] = {"producer": "qjax", "input_structure": arguments}
     if not any(isinstance(x, Tracer) for x in call.leaves):
         metadata["output_structure"] = describe(call.result(range(len(graph.outputs))))
+    ranges = {order[known.name]: [known.low, known.high] for known in plan.integers if known.name in order}
+    if ranges:
+        metadata["integers"] = [ranges.get(index) for index in range(len(graph.inputs))]
     graph = graph.replace(metadata=metadata, call=call)
     backend = backend_of(target)
     return graph if backend is None else backend.partition(graph)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -20,7 +20,7 @@ from qjax.numerics.affine import QParams
 from qjax.ops import Quantized
 from qjax.recipe import Dynamic, Recipe, ancestors
 from qjax.summary import quantizer_table
-from qjax.tracing import Annotation, Evaluation, Place, annotate, with_dynamic
+from qjax.tracing import Annotation, Evaluation, Integers, Place, annotate, observed, with_dynamic, with_integers
 
 ModuleT = TypeVar("ModuleT", bound=nnx.Module)
 
@@ -52,6 +52,7 @@ class Plan:
 
     quantizers: name -> quantizer. float_paths: modules left in reals. details: name -> (kind, module, op, shape).
     dynamic: modules whose products get their scales at run time, and those within that do not (None).
+    integers: the ranges of integers of which the model computes functions.
     """
 
     quantizers: tuple[tuple[str, Quantizer], ...]
@@ -61,6 +62,7 @@ class Plan:
     observers: tuple[tuple[str, Any], ...]
     shared: frozenset[str] = frozenset()
     dynamic: tuple[tuple[str, Dynamic | None], ...] = ()
+    integers: tuple[Integers, ...] = ()
 
     @functools.cached_property
     def by_name(self) -> Mapping[str, Quantizer]:
@@ -91,7 +93,42 @@ class Plan:
                 return next((known[path] for path in (*ancestors(scope), "") if path in known), None)
 
             traced = dataclasses.replace(traced, program=with_dynamic(traced.program, setting_of))
+        ranges = {known.name: known for known in self.integers}
+        traced = dataclasses.replace(traced, program=with_integers(traced.program, traced.names, ranges))
         return traced, self.annotate(traced)
+
+    def with_ranges(self, traced: Traced, declared: Sequence[Integers] = ()) -> "Plan":
+        """The plan with a range for all integers of which a trace of the model computes functions.
+
+        What the recipe does not declare is as wide as the integers of the call, and of those before it.
+        """
+        known = {own.name: own for own in self.integers}
+        seen = observed(traced.program, traced.args, traced.names)
+        for name, bounds in seen.items():
+            chosen = next((own for own in declared if own.name in traced.spellings(name)), None)
+            if chosen is not None:
+                known[name] = dataclasses.replace(chosen, name=name)
+            elif isinstance(bounds, Tracer):
+                # no numbers yet: any range tells the structure
+                known.setdefault(name, Integers(name, 0, 1, declared=False))
+            elif name not in known or not known[name].declared:
+                known[name] = widened(known.get(name), name, np.asarray(bounds))
+        values = zip(traced.names, traced.program.inputs, traced.constant, strict=True)
+        whole = [name for name, value, state in values if not state and not value.is_float]
+        inputs = {spelling for name in whole for spelling in traced.spellings(name)}
+        for own in declared:
+            if own.name not in inputs and not any(own.name in traced.spellings(name) for name in seen):
+                raise ValueError(
+                    f"Recipe: integers {own.name!r} is no integer input of this model. Integer inputs: "
+                    f"{', '.join(sorted(map(repr, inputs))) or 'none'}."
+                )
+        return dataclasses.replace(self, integers=tuple(known.values()))
+
+    def check_integers(self, traced: Traced) -> None:
+        """Raise where a call has integers out of their range, as far as their numbers are known."""
+        for known in self.integers:
+            if known.name in traced.names:
+                known.check(known.name, traced.args[traced.names.index(known.name)])
 
     def annotate(self, traced: Traced) -> Annotation:
         """Where quantizers stand in a trace of the model."""
@@ -188,6 +225,7 @@ class QuantizedModel(nnx.Module):
     def _read(self, args: Any, kwargs: Any) -> tuple[Traced, Annotation]:
         traced, annotation = self.plan.read(trace(self.model, args, kwargs, self.plan.expected))
         self.plan.check_known(annotation)
+        self.plan.check_integers(traced)
         return traced, annotation
 
     def _quantize(self, place: Place, params: Any, x: jax.Array) -> Quantized:
@@ -199,6 +237,14 @@ class QuantizedModel(nnx.Module):
         changed = traced.new_state(values)
         if changed is not None:
             write_state(self.model, changed)
+
+
+def widened(known: Integers | None, name: str, bounds: np.ndarray) -> Integers:
+    """A range that holds what it did, 0, and the integers from bounds[0] to bounds[1]."""
+    low, high = min(0, int(bounds[0])), int(bounds[1]) + 1
+    if known is not None:
+        low, high = min(low, known.low), max(high, known.high)
+    return Integers(name, low, max(high, low + 1), declared=False)
 
 
 def check_quantized(value: Any, what: str, *, numbers: bool = True) -> None:

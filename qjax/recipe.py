@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from qjax import calibration, targets
@@ -12,7 +12,7 @@ from qjax.numerics.affine import QSpec
 from qjax.numerics.qspec import known_fields
 from qjax.ops import formulas
 from qjax.ops.dynamic import Dynamic as Dynamic
-from qjax.tracing import Place
+from qjax.tracing import Integers, Place
 
 WeightObserver = Literal["auto", "minmax", "mse", "lsq"]
 ScanMode = Literal["stacked", "shared"]
@@ -35,6 +35,19 @@ class _Float:
 
 FLOAT = _Float()
 """As an override: leave this part of the model alone."""
+
+
+def integers(name: str, low: int, high: int) -> Integers:
+    """The range of an integer input, for `Recipe(integers=...)`.
+
+    A function of integers, such as the sine of positions, becomes one table with a row for each. An integer out of
+    range is an error; where its number is not known yet (inside jit, in emitted code) it reads the nearest row.
+
+    Args:
+      name: of the model's argument, such as "positions"; of an array within a structure, its path: "batch/positions".
+      low, high: the least integer, and the first beyond the greatest: 0 and 4096 for 4096 positions.
+    """
+    return Integers(name, low, high)
 
 
 @known_fields(_ELSEWHERE)
@@ -82,6 +95,8 @@ class Recipe:
       still stored in 8 bits. FBGEMM, oneDNN and ONNX Runtime add products of 8-bit codes in int16 pairs that saturate
       on a CPU without VNNI; with 7 bits none can, since 2 * 127 * 128 < 2^15 (torch's `reduce_range`). Such a CPU is
       what it is for: elsewhere the bit is lost for nothing. `qjax.accumulators` counts the pairs that are at risk.
+    integers: the ranges of integer inputs of which the model computes functions, see `qjax.integers`. Of others the
+      range is that of the batches that `quantize` and `calibrate` see.
     """
 
     target: str | targets.Target | Backend = "nearest_even"
@@ -96,6 +111,7 @@ class Recipe:
     weight_observer: WeightObserver = "auto"
     scan: ScanMode = "stacked"
     reduce_range: bool = False
+    integers: Sequence[Integers] = ()
 
     def __post_init__(self) -> None:
         formulas.check_target(target_of(self.target))
@@ -122,6 +138,8 @@ class Recipe:
             _check_pact("Recipe: activations", self.activations)
         if self.observer != "auto":
             calibration.get(self.observer)
+        if not all(isinstance(known, Integers) for known in self.integers):
+            raise TypeError(f"Recipe: integers: expected a list of qjax.integers(...), got {self.integers!r}.")
         if type(self.reduce_range) is not bool:
             raise TypeError(f"Recipe: reduce_range must be True or False. Got {self.reduce_range!r}.")
         for name in ("output_bits", "first_last_bits"):
@@ -175,6 +193,9 @@ class Recipe:
         """The quantizer of one place. edge: of the first or last layer. output: leaves the model."""
         weight = place.kind == "weight"
         spec, method = (self.weights, self.weight_method) if weight else (self.activations, self.method)
+        if place.integers:
+            # what it holds are activations, of 8 bits at least: nothing learns to do with less
+            spec = spec.replace(bits=max(8, spec.bits, self.activations.bits))
         if edge and self.first_last_bits is not None:
             spec = spec.replace(bits=self.first_last_bits)
         if output:

@@ -23,7 +23,7 @@ from qjax.numerics.affine import broadcast_to_tensor, centered_bounds, round_to_
 from qjax.ops import Quantized
 from qjax.qmodel import QuantizedModel, check_quantized, evaluation_copy
 from qjax.summary import table
-from qjax.tracing import Annotation, Evaluation, Place
+from qjax.tracing import Annotation, Evaluation, Place, lost_tables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,8 @@ class TensorStatistics:
     grid's codes that occur. dead, channels: channels (a weight's output channels, an activation's last axis) all of
     whose codes are zero, and all channels; None where there are no channels.
     headroom: the bits of int32 that the accumulator in front of this tensor leaves in the worst case; None where there
-    is none with weights, or where the model has no integer form.
+    is none with weights, or where the model has no integer form. steep: where a table reads this tensor and says little
+    of its function: the share of neighbouring codes whose results lie more than 16 of 256 codes apart; else None.
     """
 
     name: str
@@ -56,6 +57,7 @@ class TensorStatistics:
     dead: int | None
     channels: int | None
     headroom: int | None
+    steep: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +81,8 @@ class Statistics:
     def __str__(self) -> str:
         header = ["tensor", "kind", "bits", "range", "clipped", "SQNR, dB", "against float, dB"]
         header += ["entropy, bits", "codes used", "dead channels", "headroom, bits"]
+        lost = any(t.steep is not None for t in self.tensors)
+        header += ["steep table"] if lost else []
         rows = [
             [
                 t.name,
@@ -92,6 +96,7 @@ class Statistics:
                 f"{t.used:.1%}",
                 "-" if t.dead is None else f"{t.dead} of {t.channels}",
                 "-" if t.headroom is None else t.headroom,
+                *(["-" if t.steep is None else f"{t.steep:.0%}"] if lost else []),
             ]
             for t in self.tensors
         ]
@@ -166,10 +171,13 @@ def statistics(
     places: dict[str, Place] = {}
     totals: dict[str, dict[str, np.ndarray]] = {}
     examples, sample = 0, None
+    steep: dict[str, float] = {}
     for _, args in track(Batches(batches, inputs, "statistics"), "statistics", enabled=progress):
         if sample is None:
             sample = args
-            places = _places(qmodel._read(args, {})[1])
+            annotation = qmodel._read(args, {})[1]
+            places = _places(annotation)
+            steep = {annotation.tables[e].label: s for e, s in lost_tables(annotation, qmodel.qparams().get).items()}
             _check_matched(patterns, places)
         examples += batch_size(args)
         _merge(totals, jax.device_get(step(state, args)), places)
@@ -184,7 +192,7 @@ def statistics(
         for at in np.ndindex(*totals[label]["low"].shape)
     ]
     bits = {name: q.spec.bits for name, q in plan.quantizers}
-    tensors = [dataclasses.replace(t, bits=bits[t.quantizer]) for t in tensors]
+    tensors = [dataclasses.replace(t, bits=bits[t.quantizer], steep=steep.get(t.name)) for t in tensors]
     return Statistics(tuple(tensors), examples, why)
 
 

@@ -22,6 +22,7 @@ from qjax.numerics.affine import QParams, QSpec, dequantize, quantize
 from qjax.numerics.output_dequantization import OutputDequantization
 from qjax.numerics.unfused import unfused
 from qjax.summary import table
+from qjax.tracing import Integers
 
 
 class IntegerGraph:
@@ -58,6 +59,7 @@ class IntegerGraph:
         """
         arrays = integers_checked(self.ir, inputs_of(self.ir, inputs))
         check_shapes(self.ir, [tuple(np.shape(x)) for x in arrays])
+        check_integers(self.ir, arrays)
         outputs, *counts = self._jitted(self.interpreter.constants, [jnp.asarray(x) for x in arrays])
         faults.refuse(self.ir, *counts)
         return outputs
@@ -75,6 +77,7 @@ class IntegerGraph:
         """
         arrays = integers_checked(self.ir, inputs_of(self.ir, inputs))
         check_shapes(self.ir, [tuple(np.shape(x)) for x in arrays])
+        check_integers(self.ir, arrays)
         faults.refuse(self.ir, faults.input_faults(self.ir, arrays), {})
         codes = quantize_inputs(self.ir, arrays)
         return codes[0] if len(codes) == 1 else tuple(codes)
@@ -180,6 +183,14 @@ def integers_checked(ir: Graph, inputs: Sequence[Any]) -> list[Any]:
                     "Check where they come from; a graph counts in 32 bits."
                 )
     return list(inputs)
+
+
+def check_integers(ir: Graph, arrays: Sequence[Any]) -> None:
+    """Raise where integers lie outside of the range that a table of a function of them has."""
+    ranges: list[Any] = ir.metadata.get("integers") or []
+    for name, x, known in zip(ir.inputs, arrays, ranges, strict=False):
+        if known is not None:
+            Integers(name, int(known[0]), int(known[1])).check(name, x)
 
 
 def quantize_inputs(ir: Graph, inputs: Sequence[Any]) -> list[jax.Array]:

@@ -4,7 +4,7 @@ import dataclasses
 import inspect
 import os
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -40,7 +40,8 @@ class Traced:
     """A module's call as a program, and how to feed it and read it.
 
     names: per program input, the path of the state or the name of the model's input.
-    constant: per program input, whether it is state. args: the concrete inputs in the program's order.
+    constant: per program input, whether it is state. args: the concrete inputs in the program's order. aliases: per
+    input of the model, the name of the argument that holds it.
     """
 
     program: Program
@@ -50,6 +51,11 @@ class Traced:
     _out_tree: Any
     _state_tree: Any
     _n_state: int
+    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def spellings(self, name: str) -> tuple[str, ...]:
+        """The names under which a user may mean an input, or integers that the model computes."""
+        return (name, name.removeprefix("input/"), self.aliases.get(name, name))
 
     def outputs(self, values: Sequence[Any]) -> Any:
         """The model's own output structure."""
@@ -129,6 +135,7 @@ def trace(model: nnx.Module, args: Sequence[Any], kwargs: dict[str, Any], expect
         _out_tree=out_tree,
         _state_tree=state_tree,
         _n_state=len(state_leaves),
+        aliases=_aliases(model, args, labels),
     )
 
 
@@ -205,6 +212,22 @@ def _refused(model: nnx.Module, error: Exception, args: Sequence[Any], kwargs: A
         f"{expected or 'Expected arguments that the model accepts.'} Check the shapes, dtypes and structure of the "
         "batch or the sample; their first axis is the batch."
     )
+
+
+def _aliases(model: nnx.Module, args: Sequence[Any], labels: Sequence[str]) -> dict[str, str]:
+    """Label -> the argument as the model's `__call__` names it, with the path within."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(model.__call__).parameters.values() if callable(model) else ()
+    named = [p.name for p in parameters if p.kind in kinds]
+    found: dict[str, str] = {}
+    for label in labels:
+        first, _, rest = label.removeprefix("input").removeprefix("/").partition("/")
+        if first.isdigit() and len(args) > 1:
+            first = named[int(first)] if int(first) < len(named) else first
+        elif len(args) == 1 and named:
+            first, rest = named[0], label.removeprefix("input").removeprefix("/")
+        found[label] = f"{first}/{rest}" if rest else first
+    return found
 
 
 def _explained(error: Exception) -> str:

@@ -35,12 +35,18 @@ class Embed(Op):
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         # a layer computes `jnp.take`; a lookup that is written out has the equations of negative indices before it
+        if "integers" in eqn.params:
+            return {"fills": False}
         return {"wraps": True, "fills": True} if "layer" in eqn.params else {"fills": fills(eqn.params)}
 
     def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
-        indices, table = inputs
+        # behind them: the parameters that a table of integers is made of, for its own function
+        indices, table, *_ = inputs
         if not isinstance(table, Quantized):
-            return eqn.bind(indices, table)
+            return eqn.bind(*inputs)
+        if "integers" in eqn.params:
+            # the equation itself computes the function
+            return [table.with_codes(jnp.take(table.codes, indices, axis=0, mode="clip"))]
         return [table.with_codes(eqn.bind(indices, table.codes)[0])]
 
     def misplaced(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array | None:

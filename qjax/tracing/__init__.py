@@ -2,7 +2,9 @@
 
 from qjax.tracing.annotate import Annotation, Place, annotate
 from qjax.tracing.evaluate import Evaluation, Params, Taps
+from qjax.tracing.integers import Integers, integer_roots, observed, with_integers
 from qjax.tracing.marker import Layer, bind
+from qjax.tracing.meaning import lost_tables, said
 from qjax.tracing.program import ATOMIC, SCOPE, Composite, Equation, Program, Value, from_jaxpr, user_line
 from qjax.tracing.rewrites import rewrite
 from qjax.tracing.rewrites.dynamic import dynamic_products, makes_codes, setting_of_product, with_dynamic
@@ -14,6 +16,7 @@ __all__ = [
     "Composite",
     "Equation",
     "Evaluation",
+    "Integers",
     "Layer",
     "Params",
     "Place",
@@ -24,9 +27,14 @@ __all__ = [
     "bind",
     "dynamic_products",
     "from_jaxpr",
+    "integer_roots",
+    "lost_tables",
     "makes_codes",
+    "observed",
     "rewrite",
+    "said",
     "setting_of_product",
     "user_line",
     "with_dynamic",
+    "with_integers",
 ]

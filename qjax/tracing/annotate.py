@@ -170,6 +170,9 @@ class _Annotator(Scans):
             source=self.place_of(eqn.inputs[0]) if op.name in self.same_grid else None,
         )
         self.result.ops[eqn] = (op, "producer")
+        source = self.place_of(eqn.inputs[0]) if op.name == "table" else None
+        if source is not None:
+            self.result.tables[eqn] = source
         self.set_outputs(eqn, acc)
 
     def _integer(self, op: Op, eqn: Equation, constant: Sequence[bool], stack: tuple[int, ...]) -> None:
@@ -237,7 +240,8 @@ class _Annotator(Scans):
             place = self.weight_place(op, eqn, weight, stack)
             self.result.ops[eqn] = (op, "grid")
             self.set_outputs(eqn, Grid(place))
-            self.result.layers.append(LayerUse(place, None))
+            if not place.integers:
+                self.result.layers.append(LayerUse(place, None))
             return
         if op.name == "transpose" and isinstance(state, Accumulator) and state.permutable and self.uses[value] == 1:
             permutation = list(eqn.params["permutation"])

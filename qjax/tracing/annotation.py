@@ -23,6 +23,7 @@ class Place:
     which it may keep scales of its own. stack: lengths of the scans around it. location: the user's line.
     unit: the interval that its numbers keep to, see `Op.unit`. timed: the positions in `stack` of scans over data,
     whose iterations share one quantizer. on_input_grid: an average that stays on the grid of what it averages.
+    whose iterations share one quantizer. integers: whether it is a table of a function of integers.
     """
 
     label: str
@@ -37,6 +38,7 @@ class Place:
     unit: Unit | None = None
     timed: tuple[int, ...] = ()
     on_input_grid: bool = False
+    integers: bool = False
 
     def own(self, stack: Sequence[Any]) -> tuple[Any, ...]:
         """Of one thing per scan (a length, an iteration), those of scans with a quantizer per iteration."""
@@ -61,6 +63,8 @@ class Annotation:
     starts from. grids: what a scan stacks and stands on the grid of a place inside. timed: the scans over data.
     invariant: the operands of `weights` inside of those that no iteration changes. target: whose formulas compute
     averages; None: they are rounded to the nearest code.
+    invariant: the operands of `weights` inside of those that no iteration changes. tables: elementwise functions of
+    codes, and the place of these.
     """
 
     ops: dict[Equation, tuple[Op, Mode]] = dataclasses.field(default_factory=dict)
@@ -72,6 +76,7 @@ class Annotation:
     constants: set[Value] = dataclasses.field(default_factory=set)
     layers: list[LayerUse] = dataclasses.field(default_factory=list)
     floats: set[Equation] = dataclasses.field(default_factory=set)
+    tables: dict[Equation, Place] = dataclasses.field(default_factory=dict)
     output_names: set[str] = dataclasses.field(default_factory=set)
     target: Target | None = None
 

@@ -156,6 +156,7 @@ class States:
             stack,
             eqn.location,
             timed=self.timed_within(stack),
+            integers="integers" in eqn.params,
         )
         self.result.weights[eqn, index] = place
         return place

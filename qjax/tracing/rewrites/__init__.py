@@ -11,6 +11,7 @@ from qjax.tracing.program import Program
 from qjax.tracing.rewrites.calls import open_calls
 from qjax.tracing.rewrites.dropout import find_dropout
 from qjax.tracing.rewrites.fixed import mark_fixed
+from qjax.tracing.rewrites.integers import find_integer_functions
 from qjax.tracing.rewrites.literals import fold_literals
 from qjax.tracing.rewrites.log_softmax import find_log_softmax
 from qjax.tracing.rewrites.masks import part_masks
@@ -32,6 +33,7 @@ REWRITERS: tuple[Rewriter, ...] = (
     part_masks,
     find_softmax,
     find_log_softmax,
+    find_integer_functions,
     find_tables,
     read_unrepeated,
     fold_literals,
@@ -41,14 +43,16 @@ REWRITERS: tuple[Rewriter, ...] = (
 def rewrite(program: Program, constant: Sequence[bool] = ()) -> Program:
     """The program after every rewriter, its bodies included; constant: per input, whether it is a parameter."""
     mark_fixed(program, constant)
-    return _rewrite(program)
+    return _rewrite(program, REWRITERS)
 
 
-def _rewrite(program: Program) -> Program:
+def _rewrite(program: Program, rewriters: Sequence[Rewriter]) -> Program:
+    inner = [rewriter for rewriter in rewriters if rewriter is not find_integer_functions]
     equations = tuple(
-        eqn if eqn.body is None else dataclasses.replace(eqn, body=_rewrite(eqn.body)) for eqn in program.equations
+        eqn if eqn.body is None else dataclasses.replace(eqn, body=_rewrite(eqn.body, inner))
+        for eqn in program.equations
     )
     program = dataclasses.replace(program, equations=equations)
-    for rewriter in REWRITERS:
+    for rewriter in rewriters:
         program = rewriter(program)
     return program

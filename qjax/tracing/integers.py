@@ -1,0 +1,211 @@
+"""Tables of functions of integers: one row for each integer that the data may hold.
+
+`rewrites.integers` finds the functions. Their tables need a range, which the recipe declares (`qjax.integers`) or
+calibration finds: so this is not among `REWRITERS`. A table is a constant of the model, quantized as a weight is; its
+rows are read as those of an embedding, so an integer out of range reads the nearest row.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.core import Tracer
+
+from qjax.tracing.arrays import rows
+from qjax.tracing.composite import composite
+from qjax.tracing.program import Composite, Equation, Program, Value
+from qjax.tracing.rewrites.flow import Flow, written
+from qjax.tracing.rewrites.inline import inlined
+from qjax.tracing.rewrites.integers import NAME
+from qjax.tracing.rewrites.literals import numbers
+
+MOST = 2**24
+"""Elements of a table."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Integers:
+    """The range of integers that a function reads.
+
+    name: an argument of the model ("positions"), or of the values that the model computes. low, high: the least one,
+    and the first beyond the greatest. declared: by the recipe, not found in data.
+    """
+
+    name: str
+    low: int
+    high: int
+    declared: bool = True
+
+    def __post_init__(self) -> None:
+        for bound in (self.low, self.high):
+            if type(bound) is not int or not -(2**31) <= bound < 2**31:
+                raise ValueError(f"integers: expected bounds within int32, got {bound!r} for {self.name!r}.")
+        if self.low >= self.high:
+            raise ValueError(
+                f"integers: expected low < high for {self.name!r} (high itself is left out, as in range), got "
+                f"{self.low} and {self.high}."
+            )
+
+    def check(self, name: str, x: Any) -> None:
+        """Raise where concrete integers lie outside of the range."""
+        if isinstance(x, Tracer) or not np.size(x):
+            return
+        low, high = int(np.min(np.asarray(x))), int(np.max(np.asarray(x)))
+        if low < self.low or high >= self.high:
+            raise ValueError(
+                f"Input {name!r}: expected integers from {self.low} to {self.high - 1}, got {low} to {high}. A table "
+                f"holds a function of them. Declare their range: qjax.Recipe(integers=(qjax.integers({self.name!r}, "
+                f"{min(low, self.low)}, {max(high + 1, self.high)}),))."
+            )
+
+
+def integer_roots(program: Program, names: Sequence[str]) -> dict[Value, str]:
+    """The integers of which functions are tables: inputs under their names, computed values under their module's."""
+    inputs = dict(zip(program.inputs, names, strict=True))
+    made = {value: eqn for eqn in program.equations for value in eqn.outputs}
+    found: dict[Value, str] = {}
+    for eqn in program.equations:
+        if eqn.primitive == NAME and (root := eqn.inputs[0]) not in found:
+            name = inputs.get(root)
+            if name is None:
+                maker = made[root]
+                name = f"{maker.scope}/{maker.primitive}" if maker.scope else maker.primitive
+                count = sum(known.partition("#")[0] == name for known in found.values())
+                name = f"{name}#{count + 1}" if count else name
+            found[root] = name
+    return found
+
+
+def observed(program: Program, args: Sequence[Any], names: Sequence[str]) -> dict[str, jax.Array]:
+    """Per root, the least and the greatest integer in a call: int32 of shape (2,)."""
+    flow, known = Flow(program), dict(zip(program.inputs, args, strict=True))
+    found: dict[str, jax.Array] = {}
+    for root, name in integer_roots(program, names).items():
+        env = dict(known)
+        for eqn in flow.between([root], program.inputs):
+            given = [v.constant if v.constant is not None else env[v] for v in eqn.inputs]
+            env.update(zip(eqn.outputs, eqn.bind(*given), strict=True))
+        x = jnp.asarray(env[root])
+        found[name] = jnp.stack([jnp.min(x), jnp.max(x)]).astype(jnp.int32)
+    return found
+
+
+def with_integers(program: Program, names: Sequence[str], ranges: Mapping[str, Integers]) -> Program:
+    """The program with each function of integers as the lookup of a row.
+
+    Raises:
+      ValueError: a range that is not known, or that makes too large a table.
+    """
+    roots = integer_roots(program, names)
+    if not roots:
+        return program
+    equations: list[Equation] = []
+    for eqn in program.equations:
+        if eqn.primitive != NAME:
+            equations.append(eqn)
+            continue
+        known = ranges.get(roots[eqn.inputs[0]])
+        if known is None:
+            raise ValueError(
+                f"This call computes a function of integers {roots[eqn.inputs[0]]!r} ({eqn.location}) that was not "
+                "there when the model was quantized. Call qjax.quantize with a sample that takes this path."
+            )
+        equations += _lookup(eqn, known)
+    return dataclasses.replace(program, equations=tuple(equations))
+
+
+def _lookup(eqn: Equation, known: Integers) -> list[Equation]:
+    group = eqn.source
+    assert isinstance(group, Composite)
+    root, *parameters = eqn.inputs
+    (output,) = eqn.outputs
+    shape = (known.high - known.low, *output.shape[len(root.shape) :])
+    if int(np.prod(shape, dtype=np.int64)) > MOST:
+        raise ValueError(
+            f"{eqn.location}: the function of {known.name!r} needs a table of {'x'.join(map(str, shape))} numbers, "
+            f"more than {MOST}. Declare a smaller range: qjax.Recipe(integers=(qjax.integers({known.name!r}, 0, n),))."
+        )
+    number = numbers(Program((), (), group.equations))
+    literals: dict[Value, np.ndarray] = {}
+    for inner in group.equations:
+        for value in inner.outputs:
+            array = None if value is output else number(value)
+            if array is not None:
+                literals[value] = array
+    integers = np.arange(known.low, known.high)
+
+    def table(*values: Any) -> np.ndarray:
+        given = dict(zip(parameters, map(np.asarray, values), strict=True))
+        return _finite(rows(group.equations, root, output, {**literals, **given}, integers), eqn, known)
+
+    before: list[Equation] = []
+    if parameters:
+        whole = Value(shape, np.dtype(np.float32), fixed=True)
+        source = _Table(group.equations, tuple(parameters), (whole,), table, eqn, integers)
+        before.append(Equation("integer_table", tuple(parameters), (whole,), {}, eqn.scope, eqn.location, source))
+    else:
+        whole = Value(shape, np.dtype(np.float32), table())
+    index, own = root, list(group.equations)
+    if known.low != 0:
+        low = known.low
+        shift, (index,) = inlined(lambda x: x - np.asarray(low, x.dtype), [root], None, eqn)
+        before += shift
+        own = [written("add", lambda x: x + jnp.asarray(low, x.dtype), index, root, eqn), *own]
+    return [*before, composite("embed", own, (index, whole, *parameters), (output,), {"integers": known.name})]
+
+
+def _finite(table: np.ndarray, eqn: Equation, known: Integers) -> np.ndarray:
+    """The table with infinities at its ends, where its codes will be clamped."""
+    missing = np.isnan(table)
+    if missing.any():
+        first = known.low + int(np.argmax(missing.reshape(len(table), -1).any(axis=1)))
+        raise ValueError(
+            f"{eqn.location}: the function of {known.name!r} has no value at {first}. Every integer from {known.low} "
+            f"to {known.high - 1} needs one. Guard the function (jnp.maximum, jnp.where), or declare another range: "
+            f"qjax.Recipe(integers=(qjax.integers({known.name!r}, low, high),))."
+        )
+    finite = table[np.isfinite(table)]
+    if not finite.size:
+        raise ValueError(f"{eqn.location}: the function of {known.name!r} is infinite for every integer.")
+    return np.clip(table, finite.min(), finite.max())
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Table(Composite):
+    """A table made of parameters: computed on the host, with the same bits inside jit; differentiated as the function.
+
+    table: parameters -> rows. function: the equation of the function itself. integers: one for each row.
+    """
+
+    table: Any = None
+    function: Any = None
+    integers: Any = None
+
+    def bind(self, args: Sequence[Any]) -> list[Any]:
+        if not any(isinstance(x, Tracer) for x in args):
+            return [jnp.asarray(self.table(*args))]
+        (output,) = self.outputs
+        result = jax.ShapeDtypeStruct(output.shape, np.dtype(np.float32))
+
+        @jax.custom_jvp
+        def made(*values: Any) -> Any:
+            return jax.pure_callback(self.table, result, *values, vmap_method="sequential")
+
+        @made.defjvp
+        def tangent(values: Any, tangents: Any) -> Any:
+            return made(*values), jax.jvp(self._float, values, tangents)[1]
+
+        return [made(*args)]
+
+    def _float(self, *values: Any) -> Any:
+        root = self.function.inputs[0]
+        size = max(1, int(np.prod(root.shape)))
+        count = -(-len(self.integers) // size)
+        filled = np.pad(self.integers, (0, count * size - len(self.integers)), mode="edge")
+        chunks = jnp.asarray(filled.reshape(count, *root.shape), root.dtype)
+        found = lax.map(lambda chunk: self.function.bind(chunk, *values)[0], chunks)
+        return found.reshape(count * size, *self.outputs[0].shape[1:])[: len(self.integers)].astype(jnp.float32)

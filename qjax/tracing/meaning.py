@@ -1,0 +1,63 @@
+"""Tables that codes are too few for: a sine over many periods reads from one code to the next another angle."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from qjax.numerics.affine import QParams
+from qjax.numerics.elementary import Expression
+from qjax.numerics.elementary.intervals import Steps
+from qjax.tracing.annotation import Annotation
+from qjax.tracing.program import Equation
+
+_CODES = 128
+"""An input of fewer codes has steps that are coarse by themselves."""
+_STEP = 1 / 16
+"""Of the function's range: 16 codes of 8 bits."""
+_SHARE = 1 / 8
+"""Of the codes; a jump or two (a sign, a reciprocal) say nothing."""
+
+
+def steep(eqn: Equation, qparams: QParams) -> float:
+    """The share of neighbouring codes whose results lie more than a 16th of the function's range apart.
+
+    0 for an input of fewer than 128 codes and for a function with parameters, which training moves.
+    """
+    expression, spec = Expression.from_json(eqn.params["expression"]), qparams.spec
+    if expression.parameters or spec.levels < _CODES or np.size(qparams.scale) != 1:
+        return 0.0
+    scale, zero_point = (np.asarray(a).reshape(()) for a in (qparams.scale, qparams.zero_point))
+    x = (np.arange(spec.qmin, spec.qmax + 1) - zero_point) * scale.astype(np.float64)
+    with np.errstate(all="ignore"):
+        low, high = Steps(x.shape).run(expression, x, ())
+        y = np.broadcast_to((np.asarray(low, np.float64) + high) / 2, x.shape)
+        y = y[np.isfinite(y)]
+    if y.size < _CODES or not np.ptp(y) > 0:
+        return 0.0
+    return float(np.mean(np.abs(np.diff(y)) > _STEP * np.ptp(y)))
+
+
+def lost_tables(annotation: Annotation, qparams_of: Callable[[str], QParams | None]) -> dict[Equation, float]:
+    """The tables that say little of their function: more than one in eight steps is `steep`. Equation -> share."""
+    found: dict[Equation, float] = {}
+    for eqn, place in annotation.tables.items():
+        qparams = qparams_of(place.name)
+        share = 0.0 if qparams is None else steep(eqn, qparams)
+        if share > _SHARE:
+            found[eqn] = share
+    return found
+
+
+def said(eqn: Equation, share: float) -> str:
+    """What is wrong with such a table, and the cures."""
+    return (
+        f"{eqn.location or eqn.scope or 'the model'}: the function {_name(eqn)} changes by more than 16 of 256 codes "
+        f"between {share:.0%} of its input's neighbouring codes. The graph is exact, and says little of the function. "
+        "Give the input 16 bits, bound it to one period, or compute the function of integers: a function of an integer "
+        "input is a table of its own (qjax.integers)."
+    )
+
+
+def _name(eqn: Equation) -> str:
+    expression = Expression.from_json(eqn.params["expression"])
+    return expression.bare or " ".join(dict.fromkeys(name for name, _ in expression.steps))

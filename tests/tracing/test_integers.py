@@ -1,0 +1,144 @@
+"""Functions of integers as tables over the integers; codes that say too little of what they stand for."""
+
+import re
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import qjax
+
+TIMESCALE = (10000.0 ** (np.arange(8) / 8)).astype(np.float32)
+
+
+class Of(nnx.Module):
+    """function(x, positions), with what it may read as state."""
+
+    def __init__(self, function, **state):
+        self.function = function
+        for name, value in state.items():
+            setattr(self, name, value)
+
+    def __call__(self, x, positions):
+        return self.function(self, x, positions)
+
+
+def angles(positions, timescale=TIMESCALE):
+    return jnp.broadcast_to(positions[..., None].astype(jnp.float32), (*positions.shape, 8)) / timescale[None, None]
+
+
+def sines(model, x, positions):
+    return x * 0.0 + jnp.sin(angles(positions))
+
+
+def rotary(model, x, positions):
+    both = jnp.concatenate([angles(positions), angles(positions)], axis=-1)[:, :, None, ::2]
+    return x[:, :, None] * jnp.cos(both) + x[:, :, None, ::-1] * jnp.sin(both), jnp.exp(
+        -0.5 * positions.astype(jnp.float32)
+    )
+
+
+def outer(model, x, positions):
+    return x * jnp.sin(jnp.einsum("bl,c->blc", positions.astype(jnp.float32), 1 / model.timescale[...]))
+
+
+def batch(low=0, high=2048):
+    x = jax.random.normal(jax.random.key(1), (2, 6, 8))
+    return x, jnp.asarray(np.linspace(low, high - 1, 12, dtype=np.int32).reshape(2, 6))
+
+
+def quantized(function, sample, *ranges, **state):
+    return qjax.quantize(Of(function, **state), qjax.Recipe(integers=ranges), sample)
+
+
+def cosine(a, b):
+    a, b = (np.concatenate([np.ravel(x) for x in jax.tree.leaves(y)]).astype(np.float64) for y in (a, b))
+    return a @ b / np.sqrt((a @ a) * (b @ b))
+
+
+@pytest.mark.parametrize("count", [2048, 8192])
+def test_the_sine_of_many_positions_is_one_table(count):
+    sample = batch(0, 6)
+    qmodel = quantized(sines, sample, qjax.integers("positions", 0, count))
+    graph = qjax.convert(qmodel, sample)
+    given = batch(0, count)
+    np.testing.assert_array_equal(graph(*given), qjax.exact(qmodel, sample)(qmodel, *given))
+    np.testing.assert_array_equal(graph(*given), qmodel(*given))
+    assert cosine(graph(*given), qmodel.model(*given)) > 0.999
+    beyond = given[0], given[1] + 1
+    for forward in (graph, qmodel):
+        with pytest.raises(ValueError, match=f"expected integers from 0 to {count - 1}, got 1 to {count}"):
+            forward(*beyond)
+
+
+@pytest.mark.parametrize(
+    ("function", "state"),
+    [
+        (rotary, {}),
+        (outer, {"timescale": nnx.Variable(jnp.asarray(TIMESCALE))}),
+        (outer, {"timescale": nnx.Param(jnp.asarray(TIMESCALE))}),
+    ],
+)
+def test_the_range_of_the_calibrated_integers_is_that_of_the_table(function, state):
+    qmodel = quantized(function, batch(-3, 6), **state)
+    with pytest.raises(ValueError, match="expected integers from -3 to 5, got 0 to 2047"):
+        qmodel(*batch())
+    qjax.calibrate(qmodel, [batch(), batch(0, 12)])
+    graph, given = qjax.convert(qmodel, batch()), batch(-3, 2048)
+    found = graph(*given)
+    for got, exact in zip(*map(jax.tree.leaves, (found, qjax.exact(qmodel, batch())(qmodel, *given))), strict=True):
+        np.testing.assert_array_equal(got, exact)
+    assert cosine(found, qmodel.model(*given)) > 0.999
+    assert not any("sin" in row.primitive or row.form == "table" for row in qjax.explain(qmodel, batch()).rows)
+    if state and isinstance(state["timescale"], nnx.Param):
+        gradient = nnx.grad(lambda m: jnp.sum(m(*given)))(qmodel)
+        assert np.abs(np.asarray(gradient.model.timescale[...])).max() > 0
+
+
+def test_an_affine_step_of_integers_needs_no_table():
+    given = batch(0, 64)
+    qmodel = quantized(lambda model, x, positions: x[..., 0] - 0.25 * positions.astype(jnp.float32), given)
+    assert not qmodel.plan.integers
+
+
+def test_what_differs_from_position_to_position_is_no_function_of_the_integer():
+    phase = np.linspace(0, 6, 48, dtype=np.float32).reshape(1, 6, 8)
+    with pytest.warns(UserWarning, match="between .*% of its input's neighbouring codes"):
+        qmodel = quantized(lambda model, x, positions: x * jnp.sin(angles(positions) + phase), batch())
+    assert not qmodel.plan.integers
+    (row,) = (row for row in qjax.explain(qmodel, batch()).rows if row.problem)
+    assert row.form == "table"
+    assert [t.name for t in qjax.statistics(qmodel, [batch()]).tensors if t.steep] == ["rescale"]
+
+
+def test_errors_of_ranges_say_what_to_declare():
+    with pytest.raises(ValueError, match="expected low < high for 'positions'"):
+        qjax.integers("positions", 4, 4)
+    with pytest.raises(ValueError, match=r"integers 'position' is no integer input.*'positions'"):
+        quantized(sines, batch(), qjax.integers("position", 0, 4096))
+    with pytest.raises(ValueError, match=r"has no value at 0\. Every integer from 0 to 2047 needs one"):
+        quantized(lambda model, x, positions: x * jnp.log(angles(positions) - 1.0), batch())
+    with pytest.raises(ValueError, match="needs a table of 4194304x8 numbers, more than 16777216"):
+        quantized(sines, batch(), qjax.integers("positions", 0, 2**22))
+
+
+def test_a_quantizer_that_loses_its_tensor_is_a_warning():
+    x = jnp.where(jnp.arange(2**17) == 7, 300.0, 0.5 * jnp.sin(jnp.arange(2.0**17))).reshape(2, -1)
+    sample = x, x[:, :1].astype(jnp.int32)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        qjax.quantize(Of(lambda model, x, _: jnp.tanh(x)), qjax.Recipe(), sample)
+    (warning,) = found
+    assert warning.category is UserWarning
+    assert warning.filename == __file__
+    assert re.match(
+        r"Quantizer 'input/0' keeps 0\.0 dB of its tensor's last batch; expected at least 10 dB of 8 bits",
+        str(warning.message),
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        few = qjax.Recipe(activations=qjax.QSpec(bits=2), output_bits=2)
+        qjax.quantize(Of(lambda model, x, _: jnp.tanh(x)), few, batch())
