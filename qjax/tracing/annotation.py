@@ -23,7 +23,7 @@ class Place:
     which it may keep scales of its own. stack: lengths of the scans around it. location: the user's line.
     unit: the interval that its numbers keep to, see `Op.unit`. timed: the positions in `stack` of scans over data,
     whose iterations share one quantizer. on_input_grid: an average that stays on the grid of what it averages.
-    whose iterations share one quantizer. integers: whether it is a table of a function of integers.
+    integers: whether it is a table of a function of integers.
     """
 
     label: str
@@ -62,9 +62,7 @@ class Annotation:
     weights: the operands that are quantized where they are read: weights, constants beside codes, what a scan's carry
     starts from. grids: what a scan stacks and stands on the grid of a place inside. timed: the scans over data.
     invariant: the operands of `weights` inside of those that no iteration changes. target: whose formulas compute
-    averages; None: they are rounded to the nearest code.
-    invariant: the operands of `weights` inside of those that no iteration changes. tables: elementwise functions of
-    codes, and the place of these.
+    averages; None: they are rounded to the nearest code. tables: functions of codes, and the place of these.
     """
 
     ops: dict[Equation, tuple[Op, Mode]] = dataclasses.field(default_factory=dict)
