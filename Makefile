@@ -17,7 +17,7 @@ PY     := .venv/bin/python
 PYTEST := -m pytest -n $(JOBS) --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-compat test-py311 test-oracles bench accuracy architectures experiments lint format types imports lock clean \
+.PHONY: help demo test test-all test-compat test-py311 test-oracles bench accuracy architectures random-networks experiments lint format types imports lock clean \
         venv venv-compat venv-bench venv-oracles
 
 help: ## list the targets
@@ -53,6 +53,9 @@ bench: venv-bench ## timings against XLA's float path, other libraries and the r
 
 accuracy: venv ## accuracy of float, post-training and trained quantization
 	$(PY) -m experiments.accuracy $(ARGS)
+
+random-networks: venv ## random networks under every target, ARGS="--rows FILE" keeps them and goes on: graph, exact forward, C, ONNX
+	$(PY) -m experiments.random_networks $(ARGS)
 
 architectures: venv ## every published architecture in little: trained, converted, compared node by node
 	$(PY) -m experiments.architectures $(ARGS)
