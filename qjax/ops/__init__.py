@@ -33,6 +33,7 @@ from qjax.ops import (
     normalize,
     pad,
     pad_value,
+    reach,
     rescale,
     reshape,
     reverse,
@@ -45,7 +46,21 @@ from qjax.ops import (
     transpose,
 )
 from qjax.ops.backend import Fused, Member
-from qjax.ops.base import Array, Deferred, Op, Operand, Preparation, Prepared, Quantized, Role, get, names, read, real
+from qjax.ops.base import (
+    Array,
+    Deferred,
+    Op,
+    Operand,
+    Preparation,
+    Prepared,
+    Quantized,
+    Role,
+    Site,
+    get,
+    names,
+    read,
+    real,
+)
 from qjax.ops.pending import Pending
 
 __all__ = [
@@ -60,6 +75,7 @@ __all__ = [
     "Prepared",
     "Quantized",
     "Role",
+    "Site",
     "get",
     "names",
     "read",

@@ -5,14 +5,14 @@ from typing import Any
 
 import jax
 
-from qjax.ops.base import Attributes, Constants, Equation, Op, Quantized, Role, real, register
+from qjax.ops.base import Attributes, Constants, Elementwise, Equation, Quantized, Role, real, register
 from qjax.ops.centered import centered
 from qjax.ops.epilogue import finish
 from qjax.ops.pending import Pending
 
 
 @register
-class Add(Op):
+class Add(Elementwise):
     """y = x0 + x1 or x0 - x1: both operands in fixed point on one grid finer than any code, then one rounding."""
 
     name = "add"

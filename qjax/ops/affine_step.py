@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 
 from qjax.numerics.softfloat import Real
-from qjax.ops.base import Attributes, Constants, Equation, Op, Role, real, register
+from qjax.ops.base import Attributes, Constants, Elementwise, Equation, Role, real, register
 from qjax.ops.channels import trailing
 from qjax.ops.epilogue import Affine
 from qjax.ops.pending import Pending
 
 
 @register
-class AffineStep(Op):
+class AffineStep(Elementwise):
     """y = x * c, x / c, -x, x + c, x - c or c - x with a constant c, folded into the producer before it."""
 
     name = "affine_step"

@@ -1,6 +1,6 @@
 """Where the greatest or least element stands: argmax, argmin, top_k. The order of codes is the order of reals."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from qjax.ops.base import Attributes, Constants, Equation, Op, Quantized, Role, real, register
+from qjax.ops.base import Attributes, Bounds, Constants, Equation, Op, Quantized, Role, Shape, Site, real, register
 from qjax.ops.grid import GridOp
 
 
@@ -45,6 +45,12 @@ class Argument(Op):
         (x,) = inputs
         return eqn.bind(x.codes if isinstance(x, Quantized) else real(x))
 
+    def accumulator(self, site: Site) -> Bounds | None:
+        return None
+
+    def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
+        return [[attributes["axis"]]]
+
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         x, axis = inputs[0].astype(jnp.int32), attributes["axis"]
         if attributes["function"] == "argmin":
@@ -78,6 +84,9 @@ class TopK(GridOp):
         _, places = eqn.bind(lax.stop_gradient(x.codes).astype(jnp.int32))
         values = jnp.take_along_axis(x.codes, places, axis=self.attributes(eqn)["axis"], mode="clip")
         return [x.with_codes(values), places]
+
+    def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
+        return [[attributes["axis"]]]
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         x, axis = inputs[0].astype(jnp.int32), attributes["axis"]

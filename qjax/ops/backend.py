@@ -17,13 +17,13 @@ A member is a list of [field, value], the fields being those of `FIELDS`:
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 
-from qjax.ops.base import Attributes, Constants, Op, Role, get, names, register
+from qjax.ops.base import Attributes, Bounds, Constants, Op, Role, Shape, Site, get, names, register
 
 NAME = "backend"
 """The operation's name in a graph."""
@@ -217,6 +217,14 @@ class Backend(Op):
 
     name = NAME
     role = Role.PRODUCER
+
+    def accumulator(self, site: Site) -> Bounds | None:
+        # the accumulators of the members were bounded before they were joined
+        return None
+
+    def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
+        # a vendor's kernel may do anything
+        return [range(len(shape)) for shape in inputs]
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         node = fused(attributes, constants)

@@ -4,9 +4,10 @@ Every quantized operation of qjax is one file in this folder with one subclass o
 `@register`. The tracer, the lowering and the interpreter ask the registry; none of them lists operations.
 """
 
+import abc
 import dataclasses
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import jax
@@ -20,6 +21,10 @@ Array = jax.Array | np.ndarray
 Constants = Mapping[str, Any]
 Attributes = Mapping[str, Any]
 Unit = Literal["unsigned", "signed"]
+Shape = Sequence[int | None]
+"""None is the batch, whose size is free."""
+Bounds = tuple[int, int]
+"""The least and the greatest of some integers."""
 
 
 class Role(enum.Enum):
@@ -150,8 +155,22 @@ class Prepared:
     attributes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-class Op:
-    """One operation. Subclasses override what differs from these defaults."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class Site:
+    """A node of a finished graph. constants: the node's own by role, arrays or tracers."""
+
+    attributes: Attributes
+    constants: Constants
+    inputs: tuple[Operand, ...]
+    output: Operand
+
+
+class Op(abc.ABC):
+    """One operation. Subclasses override what differs from these defaults.
+
+    Two facts have no default. An operation that does not state them cannot be registered: `accumulator`, by which the
+    conversion proves that int32 does not overflow, and `works_along`, by which a graph is known to take any batch.
+    """
 
     name: ClassVar[str]
     role: ClassVar[Role]
@@ -169,6 +188,22 @@ class Op:
 
     takes_steps: ClassVar[bool] = True
     """PRODUCER only: whether affine steps behind it may be folded into its constants; clamps always are."""
+
+    @abc.abstractmethod
+    def accumulator(self, site: Site) -> Bounds | None:
+        """The least and the greatest int32 sum that the kernel may need, over all codes that the inputs may hold.
+
+        None: it sums nothing in int32, or constants that decide it are traced. A sum over the batch raises
+        `reach.UnboundedError`; `qjax.ops.reach` has the parts.
+        """
+
+    @abc.abstractmethod
+    def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
+        """For each input, the axes along which the op adds, compares, selects, moves or counts elements.
+
+        Along the others every element of the result follows from its own place (or, where shapes broadcast, from the
+        one that is repeated). So a graph treats the examples of a batch apart if no op works along the batch.
+        """
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
         """Whether `eqn`, whose inputs are constant (made from parameters only) as given, is this op."""
@@ -275,6 +310,16 @@ class Op:
         raise NotImplementedError(self.name)
 
 
+class Elementwise(Op):
+    """An op whose every result follows from the elements of its own place; it sums nothing in int32."""
+
+    def accumulator(self, site: Site) -> Bounds | None:
+        return None
+
+    def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
+        return [()] * len(inputs)
+
+
 _ops: dict[str, Op] = {}
 _by_primitive: dict[str, list[Op]] = {}
 
@@ -283,7 +328,17 @@ OpT = TypeVar("OpT", bound=Op)
 
 
 def register(cls: type[OpT]) -> type[OpT]:
-    """Class decorator: one instance of the op becomes known to the tracer, lowering and interpreter."""
+    """Class decorator: one instance of the op becomes known to the tracer, lowering and interpreter.
+
+    Raises:
+      TypeError: an op that does not state how great its accumulators become, or along which axes it works.
+    """
+    missing = sorted(getattr(cls, "__abstractmethods__", ()))
+    if missing:
+        raise TypeError(
+            f"The operation {cls.__name__!r} does not state {', '.join(missing)}. Define what is missing, see "
+            "`qjax.ops.base.Op`: without these facts overflow and mixed examples would pass unseen."
+        )
     op = cls()
     if op.name in _ops:
         raise ValueError(f"Two operations are registered under the name {op.name!r}.")

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from qjax.numerics.softfloat import Real
-from qjax.ops.base import Attributes, Constants, Equation, Op, Role, real, register
+from qjax.ops.base import Attributes, Constants, Elementwise, Equation, Role, real, register
 from qjax.ops.epilogue import Affine
 from qjax.ops.pending import Pending
 
 
 @register
-class BatchNorm(Op):
+class BatchNorm(Elementwise):
     """y = (x - mean) / sqrt(var + epsilon) * scale + bias.
 
     With batch statistics it stands in the same place of the chain (the fake-quantized forward evaluates it as

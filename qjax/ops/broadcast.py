@@ -1,12 +1,12 @@
 """Broadcasting to a larger shape."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
 from jax import lax
 
-from qjax.ops.base import Attributes, Constants, Equation, register
+from qjax.ops.base import Attributes, Constants, Equation, Shape, register
 from qjax.ops.grid import GridOp
 
 
@@ -20,6 +20,10 @@ class Broadcast(GridOp):
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         return {"shape": list(eqn.out_shapes[0]), "dimensions": list(eqn.params["broadcast_dimensions"])}
+
+    def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
+        # a size that is new, or repeated, is no element's place in the operand
+        return [()]
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         (x,) = inputs

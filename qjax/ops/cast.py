@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from qjax.ops.base import Attributes, Constants, Equation, Op, Quantized, Role, real, register
+from qjax.ops.base import Attributes, Constants, Elementwise, Equation, Quantized, Role, real, register
 from qjax.ops.pending import Pending
 
 _BESIDE = ("device_put", "sharding_constraint", "name")
@@ -15,7 +15,7 @@ _BESIDE = ("device_put", "sharding_constraint", "name")
 
 
 @register
-class Cast(Op):
+class Cast(Elementwise):
     """`lax.convert_element_type` from float to float."""
 
     name = "cast"

@@ -10,17 +10,7 @@ from jax import lax
 
 from qjax.numerics._namespace import host_or_trace
 from qjax.numerics.softfloat import Real
-from qjax.ops.base import (
-    Attributes,
-    Constants,
-    Equation,
-    Op,
-    Preparation,
-    Prepared,
-    Role,
-    real,
-    register,
-)
+from qjax.ops.base import Attributes, Constants, Elementwise, Equation, Preparation, Prepared, Role, real, register
 from qjax.ops.epilogue import clamp_codes, finish
 from qjax.ops.pending import Pending
 
@@ -30,7 +20,7 @@ def _is_float(dtype: Any) -> bool:
 
 
 @register
-class Choose(Op):
+class Choose(Elementwise):
     """y = on where the mask holds, else off: `jnp.where(mask, a, b)` of two constants, `mask.astype(float)`.
 
     input: the mask. constants: on, off, int32 codes, the affine steps behind the choice included.
@@ -80,7 +70,7 @@ class Choose(Op):
 
 
 @register
-class Number(Op):
+class Number(Elementwise):
     """y = float(x) for integers: the accumulator is the integer itself."""
 
     name = "number"

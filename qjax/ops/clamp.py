@@ -8,14 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from qjax.ops.base import Attributes, Constants, Equation, Op, Quantized, Role, real, register
+from qjax.ops.base import Attributes, Constants, Elementwise, Equation, Quantized, Role, real, register
 from qjax.ops.coded import steps_on
 from qjax.ops.epilogue import clamp_codes
 from qjax.ops.pending import Pending
 
 
 @register
-class Clamp(Op):
+class Clamp(Elementwise):
     """y = min(max(x, low), high). Rounding is monotone, so clamping reals or codes gives the same codes."""
 
     name = "clamp"

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from qjax.ops.base import Attributes, Constants, Equation, Op, Operand, Quantized, Role, real, register
+from qjax.ops.base import Attributes, Constants, Elementwise, Equation, Operand, Quantized, Role, real, register
 from qjax.ops.coded import threshold
 
 _SWAPPED = {"gt": "lt", "lt": "gt", "ge": "le", "le": "ge", "eq": "eq", "ne": "ne"}
@@ -24,7 +24,7 @@ _ROLES = ("left", "right")
 
 
 @register
-class Compare(Op):
+class Compare(Elementwise):
     """x > y and its like: tensors on one grid compare as their codes do.
 
     attributes: function, one of gt, lt, ge, le, eq, ne. constants: left or right, int32, in the place of an operand

@@ -1,12 +1,12 @@
 """Concatenation: all inputs share one quantizer, so codes are only put side by side."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from qjax.ops.base import Attributes, Constants, Equation, Quantized, real, register
+from qjax.ops.base import Attributes, Constants, Equation, Quantized, Shape, real, register
 from qjax.ops.grid import GridOp
 
 
@@ -31,6 +31,9 @@ class Concatenate(GridOp):
         if not all(isinstance(x, Quantized) for x in inputs):
             return eqn.bind(*(real(x) for x in inputs))
         return [inputs[0].with_codes(eqn.bind(*(x.codes for x in inputs))[0])]
+
+    def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
+        return [[attributes["axis"]]] * len(inputs)
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         axis = attributes["axis"]

@@ -1,6 +1,6 @@
 """Convolutions in any number of dimensions: strides, dilation, padding, groups, depthwise, transposed."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from qjax.numerics.accumulator import EXACT, Accumulator
-from qjax.ops import accumulate, convolution, narrow, products
-from qjax.ops.base import Attributes, Constants, Equation, Op, Quantized, Role, real, register
+from qjax.ops import accumulate, convolution, narrow, products, reach
+from qjax.ops.base import Attributes, Bounds, Constants, Equation, Op, Quantized, Role, Shape, Site, real, register
 from qjax.ops.channels import weight_to_result
 from qjax.ops.epilogue import finish_weighted
 from qjax.ops.exact_float import Product, matmul_codes
@@ -95,6 +95,13 @@ class Conv(Op):
         features = attributes["rhs_layout"][0]
         summed = tuple(axis for axis in range(len(attributes["rhs_layout"])) if axis != features)
         return narrow.fold(attributes, constants, summed)
+
+    def accumulator(self, site: Site) -> Bounds | None:
+        return reach.weighted(site)
+
+    def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
+        batch = attributes["lhs_layout"][0]
+        return [[axis for axis in range(len(inputs[0])) if axis != batch]]
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         accumulator = narrow.accumulator_of(attributes, constants)

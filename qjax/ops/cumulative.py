@@ -1,6 +1,6 @@
 """Sums, maxima and minima of everything up to an element: log2(n) steps of shift and combine."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from qjax.ops.base import Attributes, Constants, Equation, Op, Quantized, Role, real, register
+from qjax.ops import reach
+from qjax.ops.base import Attributes, Bounds, Constants, Equation, Op, Quantized, Role, Shape, Site, real, register
 from qjax.ops.centered import centered
 from qjax.ops.epilogue import finish
 from qjax.ops.grid import GridOp
@@ -49,6 +50,13 @@ class CumulativeSum(Op):
         acc = eqn.bind(x.codes.astype(jnp.float32))[0]
         return [Pending.start(acc, lax.stop_gradient(x.scale.reshape(())), eqn.out_dtypes[0], rounded=False)]
 
+    def accumulator(self, site: Site) -> Bounds | None:
+        (x,) = site.inputs
+        return reach.within(reach.count(x.shape, [site.attributes["axis"]]) * reach.reach(x))
+
+    def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
+        return [[attributes["axis"]]]
+
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         return finish([_scanned(attributes, centered(inputs[0], constants, 0), lax.add, 0)], constants, attributes)
 
@@ -62,6 +70,9 @@ class CumulativeExtremum(GridOp):
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         return {"function": eqn.primitive.removeprefix("cum"), **_attributes(eqn)}
+
+    def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
+        return [[attributes["axis"]]]
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         (x,) = inputs

@@ -11,8 +11,8 @@ from qjax.numerics.quotient import fold_quotient, quotient
 from qjax.ops.base import (
     Attributes,
     Constants,
+    Elementwise,
     Equation,
-    Op,
     Preparation,
     Prepared,
     Quantized,
@@ -26,7 +26,7 @@ from qjax.ops.pending import Pending
 
 
 @register
-class Divide(Op):
+class Divide(Elementwise):
     """y = x0 / x1, both data: one exact rounding of the quotient of codes, ties to even.
 
     A divisor of 0 gives the end of the range that the dividend's sign names, and 0 / 0 the code of 0.

@@ -1,7 +1,7 @@
 """Matrix products of any rank: dense layers, LinearGeneral, Einsum, attention's products of activations."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from qjax.numerics.accumulator import EXACT, Accumulator
-from qjax.ops import accumulate, grouped_dot, narrow, products
-from qjax.ops.base import Attributes, Constants, Equation, Op, Quantized, Role, real, register
+from qjax.ops import accumulate, grouped_dot, narrow, products, reach
+from qjax.ops.base import Attributes, Bounds, Constants, Equation, Op, Quantized, Role, Shape, Site, real, register
 from qjax.ops.channels import weight_to_result
 from qjax.ops.epilogue import finish, finish_weighted
 from qjax.ops.exact_float import Product, matmul_codes
@@ -86,6 +86,17 @@ class Dot(Op):
     def scales(self, attributes: Attributes, inputs: Sequence[Any]) -> list[Any]:
         return [inputs[0] * inputs[1]]
 
+    def accumulator(self, site: Site) -> Bounds | None:
+        found = zip(site.inputs, _summed(site.attributes), strict=True)
+        counts = [reach.count(x.shape, axes) for x, axes in found]
+        if site.attributes["weight"] is not None:
+            return reach.weighted(site)
+        x, w = site.inputs
+        return reach.within(counts[0] * reach.reach(x) * reach.reach(w))
+
+    def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
+        return _summed(attributes)
+
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         weight = attributes["weight"]
         if weight is None:
@@ -128,6 +139,12 @@ class Dot(Op):
             return jnp.swapaxes(acc, 1, 2).reshape(*sizes, *w_free, *x_free)
 
         return narrow.Rows(x_rows, w_rows, restore)
+
+
+def _summed(attributes: Attributes) -> list[list[int]]:
+    """The axes of each activation that are summed."""
+    axes, weight = [attributes["lhs_contracting"], attributes["rhs_contracting"]], attributes["weight"]
+    return axes if weight is None else [axes[1 - weight]]
 
 
 def _numbers(attributes: Attributes) -> Any:

@@ -6,11 +6,11 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from qjax.ops.base import Equation, Op, Quantized, Role, real, register
+from qjax.ops.base import Elementwise, Equation, Quantized, Role, real, register
 
 
 @register
-class Dropout(Op):
+class Dropout(Elementwise):
     """Zeroes codes and divides the scale by the probability of keeping one. In evaluation the layer vanishes."""
 
     name = "dropout"

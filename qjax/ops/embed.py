@@ -6,12 +6,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from qjax.ops.base import Attributes, Constants, Equation, Op, Quantized, Role, register
+from qjax.ops.base import Attributes, Constants, Elementwise, Equation, Quantized, Role, register
 from qjax.ops.indices import fills, outside, wrapped
 
 
 @register
-class Embed(Op):
+class Embed(Elementwise):
     """y = table[indices]; the result has the table's quantization parameters (per tensor).
 
     attributes: see `ops.indices`.

@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from qjax.ops.base import Attributes, Constants, Equation, Op, Operand, Quantized, Role, real, register
+from qjax.ops.base import Attributes, Constants, Elementwise, Equation, Operand, Quantized, Role, real, register
 from qjax.ops.coded import code, steps_on
 
 
 @register
-class Extremum(Op):
+class Extremum(Elementwise):
     """`lax.max` and `lax.min` of two tensors. A constant beyond the grid is the grid's end, in training too.
 
     attributes: function, max or min. constants: value, the codes of a constant operand, int32.

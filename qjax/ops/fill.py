@@ -6,11 +6,11 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from qjax.ops.base import Attributes, Constants, Equation, Op, Role, register
+from qjax.ops.base import Attributes, Constants, Elementwise, Equation, Role, register
 
 
 @register
-class Fill(Op):
+class Fill(Elementwise):
     """The codes of a constant, repeated along the batch; the input only says how large the batch is.
 
     constants: value, the codes, size 1 along the batch. attributes: shape, None where the batch is; times, the rows of

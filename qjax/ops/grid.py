@@ -3,13 +3,17 @@
 from collections.abc import Sequence
 from typing import Any
 
-from qjax.ops.base import Equation, Op, Quantized, Role, real
+from qjax.ops.base import Bounds, Equation, Op, Quantized, Role, Site, real
 
 
 class GridOp(Op):
     """The same primitive on codes as on reals: the output keeps the input's scale and zero point."""
 
     role = Role.GRID
+
+    def accumulator(self, site: Site) -> Bounds | None:
+        # a sum of codes would be on another grid
+        return None
 
     def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
         x, *rest = inputs

@@ -5,7 +5,7 @@ those, each times its factor, is rounded once (`epilogue.finish_sum`): no group 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -16,9 +16,10 @@ from jax import lax
 from qjax.numerics._namespace import host_or_trace, traced
 from qjax.numerics.qparams import QParams
 from qjax.numerics.softfloat import Real
-from qjax.ops import accumulate, products
+from qjax.ops import accumulate, products, reach
 from qjax.ops.base import (
     Attributes,
+    Bounds,
     Constants,
     Equation,
     Op,
@@ -26,6 +27,8 @@ from qjax.ops.base import (
     Prepared,
     Quantized,
     Role,
+    Shape,
+    Site,
     register,
 )
 from qjax.ops.channels import weight_to_result
@@ -141,6 +144,17 @@ class GroupedDot(Op):
         sums = xp.sum(xp.asarray(weights), axis=attributes["group_axis"] + 1, dtype=np.int32, keepdims=True)
         found = [x * xp.broadcast_to(zero_point, x.shape) for x in _per_group(attributes, sums)]
         return {**constants, **{f"offset{index}": value for index, value in enumerate(found)}}
+
+    def accumulator(self, site: Site) -> Bounds | None:
+        (x,), weights = site.inputs, site.constants["weights"]
+        reach.count(x.shape, [site.attributes["summed"]])
+        if traced(weights):
+            return None
+        sums = np.abs(np.asarray(weights).astype(np.int64)).sum(axis=site.attributes["group_axis"] + 1)
+        return reach.within(int(sums.max(initial=0)) * reach.reach(x))
+
+    def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
+        return [[attributes["summed"]]]
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         x, weights = accumulate.signed(inputs[0]), jnp.asarray(constants["weights"])

@@ -5,7 +5,7 @@ and puts its result back on the output's grid; a result that leaves the model, o
 Its floats are those of the machine that runs it: where two machines differ in a last bit, a code may differ by one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from qjax.numerics.affine import centered_bounds, round_to_grid
 from qjax.numerics.unfused import unfused
 from qjax.ops import reals
-from qjax.ops.base import Attributes, Constants, Op, Role, register
+from qjax.ops.base import Attributes, Bounds, Constants, Op, Role, Shape, Site, register
 
 NAME = "island"
 
@@ -30,6 +30,14 @@ class Island(Op):
 
     name = NAME
     role = Role.INTEGER
+
+    def accumulator(self, site: Site) -> Bounds | None:
+        # floats; `DynamicProduct` bounds its int32 sums itself
+        return None
+
+    def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
+        # a program may do anything
+        return [range(len(shape)) for shape in inputs]
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         values: list[Any] = []

@@ -1,6 +1,6 @@
 """Log-softmax and logsumexp of codes: `jax.nn.log_softmax`, `jax.nn.logsumexp` and what is written like them."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -10,7 +10,21 @@ import numpy as np
 from qjax.numerics.integer_logsumexp import LOG_BITS, log_sums, logarithms
 from qjax.numerics.integer_softmax import exponentials
 from qjax.numerics.softfloat import Real
-from qjax.ops.base import Attributes, Constants, Equation, Op, Preparation, Prepared, Quantized, Role, real, register
+from qjax.ops.base import (
+    Attributes,
+    Bounds,
+    Constants,
+    Equation,
+    Op,
+    Preparation,
+    Prepared,
+    Quantized,
+    Role,
+    Shape,
+    Site,
+    real,
+    register,
+)
 from qjax.ops.epilogue import finish_sum, fold_sum, greatest_shift
 from qjax.ops.pending import Pending
 
@@ -32,6 +46,14 @@ class _LogSum(Op):
 
     role = Role.PRODUCER
     prepares = True
+
+    def accumulator(self, site: Site) -> Bounds | None:
+        # int64 sums
+        return None
+
+    def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
+        return [attributes["axes"]]
+
     sign: ClassVar[int]
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:

@@ -1,6 +1,6 @@
 """Arithmetic of integers and booleans that stand for themselves: masks, positions, counts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from qjax.ops.base import Attributes, Constants, Equation, Op, Role, register
+from qjax.ops.base import Attributes, Bounds, Constants, Equation, Op, Role, Shape, Site, register
 
 _ELEMENTWISE: dict[str, Callable[..., jax.Array]] = {
     "and": lax.bitwise_and,
@@ -55,6 +55,13 @@ class Logic(Op):
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         axes = {"axes": [int(axis) for axis in eqn.params["axes"]]} if eqn.primitive in _REDUCTIONS else {}
         return {"function": eqn.primitive, **axes}
+
+    def accumulator(self, site: Site) -> Bounds | None:
+        # numbers that stand for themselves wrap in the model too
+        return None
+
+    def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
+        return [attributes.get("axes", ())] * len(inputs)
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         function = attributes["function"]

@@ -1,6 +1,6 @@
 """Maxima over windows and axes: the order of codes is the order of reals."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from qjax.ops.base import Attributes, Constants, Equation, register
+from qjax.ops.base import Attributes, Constants, Equation, Shape, register
 from qjax.ops.grid import GridOp
-from qjax.ops.sums import reduce_window, window_attributes
+from qjax.ops.sums import reduce_window, slid, window_attributes
 
 
 @register
@@ -22,6 +22,9 @@ class MaxPool(GridOp):
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         return window_attributes(eqn)
+
+    def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
+        return [slid(attributes)]
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         (x,) = inputs
@@ -41,6 +44,9 @@ class Max(GridOp):
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         return {"axes": list(eqn.params["axes"])}
+
+    def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
+        return [attributes["axes"]]
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         return jnp.max(inputs[0], axis=tuple(attributes["axes"]))

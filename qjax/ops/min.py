@@ -1,12 +1,12 @@
 """Minima over axes and windows: the order of codes is the order of reals."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from qjax.ops.base import Attributes, Constants, Equation, register
+from qjax.ops.base import Attributes, Constants, Equation, Shape, register
 from qjax.ops.grid import GridOp
 
 
@@ -19,6 +19,9 @@ class Min(GridOp):
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         return {"axes": list(eqn.params["axes"])}
+
+    def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
+        return [attributes["axes"]]
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         return jnp.min(inputs[0], axis=tuple(attributes["axes"]))

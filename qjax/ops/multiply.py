@@ -6,14 +6,15 @@ from typing import Any
 import jax
 from jax import lax
 
-from qjax.ops.base import Attributes, Constants, Equation, Op, Quantized, Role, real, register
+from qjax.ops import reach
+from qjax.ops.base import Attributes, Bounds, Constants, Elementwise, Equation, Quantized, Role, Site, real, register
 from qjax.ops.centered import centered
 from qjax.ops.epilogue import finish
 from qjax.ops.pending import Pending
 
 
 @register
-class Multiply(Op):
+class Multiply(Elementwise):
     """y = x0 * x1; the accumulator is the product of the centered codes."""
 
     name = "multiply"
@@ -36,6 +37,10 @@ class Multiply(Op):
 
     def scales(self, attributes: Attributes, inputs: Sequence[Any]) -> list[Any]:
         return [inputs[0] * inputs[1]]
+
+    def accumulator(self, site: Site) -> Bounds | None:
+        x, w = site.inputs
+        return reach.within(reach.reach(x) * reach.reach(w))
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         x, w = centered(inputs[0], constants, 0), centered(inputs[1], constants, 1)

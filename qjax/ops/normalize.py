@@ -1,7 +1,7 @@
 """Normalisation over axes by the statistics of the tensor itself: LayerNorm, RMSNorm, GroupNorm, InstanceNorm, L2."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -10,7 +10,21 @@ import numpy as np
 
 from qjax.numerics.normalize import Setup, factor, normalized, prepare
 from qjax.numerics.softfloat import Real
-from qjax.ops.base import Attributes, Constants, Equation, Op, Preparation, Prepared, Quantized, Role, real, register
+from qjax.ops.base import (
+    Attributes,
+    Bounds,
+    Constants,
+    Equation,
+    Op,
+    Preparation,
+    Prepared,
+    Quantized,
+    Role,
+    Shape,
+    Site,
+    real,
+    register,
+)
 from qjax.ops.centered import centered
 from qjax.ops.channels import trailing
 from qjax.ops.epilogue import Affine, finish_sum, fold_sum, greatest_shift
@@ -93,6 +107,13 @@ class Normalize(Op):
 
     def arithmetic(self, attributes: Attributes) -> str:
         return f"int64 sums and root, one rounding ({attributes['rounding']})"
+
+    def accumulator(self, site: Site) -> Bounds | None:
+        # int64 sums, which `Setup.of` bounds
+        return None
+
+    def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
+        return [attributes["axes"]]
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         codes = centered(inputs[0], constants, 0)

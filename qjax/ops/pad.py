@@ -1,6 +1,6 @@
 """Padding with zeros, or with the lowest value in front of a max pool."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 
 from qjax.numerics.fence import finished_on_cpu
-from qjax.ops.base import Attributes, Constants, Equation, register
+from qjax.ops.base import Attributes, Constants, Equation, Shape, register
 from qjax.ops.grid import GridOp
 
 
@@ -29,6 +29,9 @@ class Pad(GridOp):
             "padding": [[int(n) for n in triple] for triple in eqn.params["padding_config"]],
             "lowest": bool(np.ravel(eqn.literals[1])[0] != 0.0),
         }
+
+    def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
+        return [[axis for axis, widths in enumerate(attributes["padding"]) if any(widths)]]
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         (x,) = inputs

@@ -1,6 +1,6 @@
 """Padding with a real number other than zero."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from qjax.ops.base import Attributes, Constants, Equation, Operand, Quantized, real, register
+from qjax.ops.base import Attributes, Constants, Equation, Operand, Quantized, Shape, real, register
 from qjax.ops.coded import code, steps_on
 from qjax.ops.grid import GridOp
 
@@ -40,6 +40,9 @@ class PadValue(GridOp):
 
     def in_codes(self, attributes: Attributes, constants: Constants, operand: Operand) -> Constants:
         return {role: code(value, operand).reshape(()) for role, value in constants.items()}
+
+    def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
+        return [[axis for axis, widths in enumerate(attributes["padding"]) if any(widths)]]
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         (x,) = inputs

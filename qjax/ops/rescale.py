@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 import jax
 
-from qjax.ops.base import Attributes, Constants, Op, Role, register
+from qjax.ops.base import Attributes, Constants, Elementwise, Role, register
 from qjax.ops.centered import centered
 from qjax.ops.epilogue import finish
 
 
 @register
-class Rescale(Op):
+class Rescale(Elementwise):
     """y = g * x + b per channel; never read from a jaxpr, the lowering puts it where codes meet an affine step."""
 
     name = "rescale"

@@ -1,11 +1,11 @@
 """reshape, squeeze and expand_dims."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
 
-from qjax.ops.base import Attributes, Constants, Equation, register
+from qjax.ops.base import Attributes, Constants, Equation, Shape, register
 from qjax.ops.grid import GridOp
 
 
@@ -19,6 +19,11 @@ class Reshape(GridOp):
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         return {"shape": list(eqn.out_shapes[0])}
+
+    def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
+        # the leading axis stays an axis of its own where its size does
+        kept = len(inputs[0]) > 0 and len(output) > 0 and inputs[0][0] == output[0]
+        return [range(1 if kept else 0, len(inputs[0]))]
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         return inputs[0].reshape([-1 if size is None else size for size in attributes["shape"]])

@@ -1,12 +1,12 @@
 """Reversal of axes."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
 from jax import lax
 
-from qjax.ops.base import Attributes, Constants, Equation, register
+from qjax.ops.base import Attributes, Constants, Equation, Shape, register
 from qjax.ops.grid import GridOp
 
 
@@ -20,6 +20,9 @@ class Reverse(GridOp):
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         return {"axes": list(eqn.params["dimensions"])}
+
+    def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
+        return [attributes["axes"]]
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         return lax.rev(inputs[0], attributes["axes"])

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from qjax.ops.base import Array, Attributes, Constants, Equation, Op, Operand, Quantized, Role, real, register
+from qjax.ops.base import Array, Attributes, Constants, Elementwise, Equation, Operand, Quantized, Role, real, register
 from qjax.ops.coded import code, steps_on
 
 _ROLES = {1: "off", 2: "on"}
@@ -16,7 +16,7 @@ _ROLES = {1: "off", 2: "on"}
 
 
 @register
-class Select(Op):
+class Select(Elementwise):
     """`lax.select_n` of two cases: codes on one grid, or codes and real constants; or integers.
 
     inputs: the mask (bool, constant or data), then the cases that are no real constants: where it is False, where it

@@ -1,12 +1,12 @@
 """Strided slices with constant bounds, and splits."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
 from jax import lax
 
-from qjax.ops.base import Attributes, Constants, Equation, register
+from qjax.ops.base import Attributes, Constants, Equation, Shape, register
 from qjax.ops.grid import GridOp
 
 
@@ -39,6 +39,10 @@ class Slice(GridOp):
             "strides": list(eqn.params["strides"] or (1,) * rank),
         }
 
+    def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
+        bounds = zip(inputs[0], *(attributes[key] for key in ("start", "limit", "strides")), strict=True)
+        return [[a for a, (n, *cut) in enumerate(bounds) if cut not in ([0, None, 1], [0, n, 1])]]
+
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         (x,) = inputs
         limit = [size if stop is None else stop for stop, size in zip(attributes["limit"], x.shape, strict=True)]
@@ -55,6 +59,9 @@ class Split(GridOp):
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         return {"sizes": [int(n) for n in eqn.params["sizes"]], "axis": int(eqn.params["axis"])}
+
+    def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
+        return [[attributes["axis"]]]
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         sizes, index = attributes["sizes"], attributes.get("index", 0)

@@ -1,6 +1,6 @@
 """Softmax of codes, with or without a mask: `jax.nn.softmax` and what is written like it."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ from qjax.numerics.softfloat import Real
 from qjax.ops.base import (
     Array,
     Attributes,
+    Bounds,
     Constants,
     Equation,
     Op,
@@ -21,6 +22,8 @@ from qjax.ops.base import (
     Prepared,
     Quantized,
     Role,
+    Shape,
+    Site,
     Unit,
     real,
     register,
@@ -121,6 +124,15 @@ class Softmax(Op):
         if method == "exact":
             return f"table of exponentials, int64 quotient ({attributes['rounding']})"
         return f"softmax of {method}"
+
+    def accumulator(self, site: Site) -> Bounds | None:
+        # int64 sums; a runtime's own method is used for rows that its int32 holds
+        return None
+
+    def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
+        axes = attributes["axes"]
+        masks = [[own[a] for a in axes if own[a] is not None] for own in attributes.get("mask_axes", ())]
+        return [axes, *masks]
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         x, *masks = inputs

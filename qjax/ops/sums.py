@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from qjax.ops import accumulate
+from qjax.ops import accumulate, reach
 from qjax.ops.averages import Average
-from qjax.ops.base import Attributes, Constants, Equation, Op, Quantized, Role, real, register
+from qjax.ops.base import Attributes, Bounds, Constants, Equation, Op, Quantized, Role, Shape, Site, real, register
 from qjax.ops.centered import centered
 from qjax.ops.epilogue import finish
 from qjax.ops.formulas import get as get_formula
@@ -54,6 +54,13 @@ class Sum(Op):
 
     def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
         return _training(eqn, inputs)
+
+    def accumulator(self, site: Site) -> Bounds | None:
+        (x,) = site.inputs
+        return reach.within(reach.count(x.shape, site.attributes["axes"]) * reach.reach(x))
+
+    def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
+        return [attributes["axes"]]
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         axes, x = tuple(attributes["axes"]), inputs[0]
@@ -97,6 +104,12 @@ class WindowSum(Op):
     def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
         return _training(eqn, inputs)
 
+    def accumulator(self, site: Site) -> Bounds | None:
+        return reach.within(math.prod(site.attributes["window"]) * reach.reach(site.inputs[0]))
+
+    def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
+        return [slid(attributes)]
+
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         codes = centered(inputs[0], constants, 0)
         if "formula" in attributes and get_formula(attributes["formula"]).windows:
@@ -117,6 +130,13 @@ def _windows(attributes: Attributes, codes: jax.Array) -> tuple[jax.Array, bool]
     slid = [axis for axis, n in enumerate(window) if n > 1]
     whole = all(pair == (0, 0) for pair in padding) and all(window[axis] == codes.shape[axis] for axis in slid)
     return jnp.stack(taps), whole
+
+
+def slid(attributes: Attributes) -> list[int]:
+    """The axes that a window covers, moves along or pads."""
+    steps = zip(*(attributes[key] for key in ("window", "strides", "padding", "base_dilation")), strict=True)
+    still = [1, 1, [0, 0], 1]
+    return [axis for axis, (n, stride, pair, d) in enumerate(steps) if [n, stride, list(pair), d] != still]
 
 
 def window_attributes(eqn: Equation) -> dict[str, Any]:

@@ -17,7 +17,18 @@ from qjax.numerics._namespace import host_or_trace
 from qjax.numerics.elementary import Expression, float32, table
 from qjax.numerics.lookup import FUNCTIONS
 from qjax.numerics.tables import GEMMLOWP_GRIDS, function_table
-from qjax.ops.base import Attributes, Constants, Equation, Op, Preparation, Prepared, Role, Unit, real, register
+from qjax.ops.base import (
+    Attributes,
+    Constants,
+    Elementwise,
+    Equation,
+    Preparation,
+    Prepared,
+    Role,
+    Unit,
+    real,
+    register,
+)
 from qjax.ops.epilogue import clamp_codes
 from qjax.ops.pending import Pending
 
@@ -25,7 +36,7 @@ _UNITS: dict[str | None, Unit] = {"logistic": "unsigned", "tanh": "signed"}
 
 
 @register
-class Table(Op):
+class Table(Elementwise):
     """y = f(x), element by element; constants: `table`, attributes: `expression` and the input's `range` of codes."""
 
     name = "table"

@@ -1,7 +1,7 @@
 """Elements chosen by integers along one axis: `jnp.take`, `x[:, indices]`, `jnp.take_along_axis`."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from qjax.ops.base import Attributes, Constants, Equation, Quantized, real, register
+from qjax.ops.base import Attributes, Constants, Equation, Quantized, Shape, real, register
 from qjax.ops.grid import GridOp
 from qjax.ops.indices import fills, has_number, outside, wrapped
 
@@ -79,6 +79,9 @@ class Take(_Gather):
         places = [axis for axis in range(rank) if axis not in offset]
         return {"axis": axis_of(eqn), "places": places, "fills": fills(eqn.params)}
 
+    def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
+        return [[attributes["axis"]], ()]
+
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         x, indices = inputs
         places = attributes["places"]
@@ -126,6 +129,9 @@ class TakeAlong(_Gather):
         found = self._layout(eqn)
         assert found is not None
         return {**found, "fills": fills(eqn.params)}
+
+    def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
+        return [[attributes["axis"]], ()]
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         x, indices = inputs

@@ -1,12 +1,12 @@
 """Permutations of axes."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from qjax.ops.base import Attributes, Constants, Equation, register
+from qjax.ops.base import Attributes, Constants, Equation, Shape, register
 from qjax.ops.grid import GridOp
 
 
@@ -20,6 +20,9 @@ class Transpose(GridOp):
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         return {"permutation": list(eqn.params["permutation"])}
+
+    def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
+        return [()]
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         return jnp.transpose(inputs[0], attributes["permutation"])
