@@ -17,7 +17,7 @@ PY     := .venv/bin/python
 PYTEST := -m pytest -n $(JOBS) --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-compat test-py311 test-oracles bench accuracy architectures random-networks experiments lint format types imports lock clean \
+.PHONY: help demo test test-all test-compat test-py311 test-oracles bench accuracy architectures public random-networks experiments lint format types imports lock clean \
         venv venv-compat venv-bench venv-oracles
 
 help: ## list the targets
@@ -59,6 +59,9 @@ random-networks: venv ## random networks under every target, ARGS="--rows FILE" 
 
 architectures: venv ## every published architecture in little: trained, converted, compared node by node
 	$(PY) -m experiments.architectures $(ARGS)
+
+public: venv ## the Flax models of transformers as they stand; ARGS="--examples FOLDER" adds flax's examples
+	$(PY) -m experiments.public $(ARGS)
 
 experiments: venv ## the studies of rounding in their quick form: prediction, measurement, picture, page
 	$(PY) -m experiments $(ARGS)

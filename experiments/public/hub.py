@@ -1,6 +1,6 @@
 """The 35 Flax architectures of `transformers` 4 (the last version that has them), in little and with random weights.
 
-The package is no requirement of qjax: `pip install "transformers<5"`, which needs no torch.
+The package is one of the tests, not of qjax: `make venv` installs it, or `pip install "transformers<5"`; no torch.
 """
 
 import importlib

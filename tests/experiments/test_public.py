@@ -1,0 +1,51 @@
+"""Models of transformers as they stand: integers only, for two sizes of the batch.
+
+`python -m experiments.public` runs all of them, and flax's examples, and compares with the exact forward as well.
+"""
+
+from pathlib import Path
+
+import jax
+import pytest
+
+from experiments.public import hub, page
+from experiments.public.__main__ import parser, sources
+from experiments.public.row import Row, run
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the package, on its import
+
+MODELS = ("BERT", "ELECTRA")
+
+
+@pytest.fixture(autouse=True)
+def users_promotion():
+    """The models are written as users write them, under JAX's defaults."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_of_transformers(name: str) -> None:
+    row = run(name, hub.source()[name], exact=False)
+    assert row.error == ""
+    assert (row.float_nodes, row.exact_mismatches) == (0, 0)
+    assert row.differ <= row.compared / 1000
+    assert row.cosine > 0.95
+
+
+def test_the_collections() -> None:
+    found, missing = sources(None)
+    assert len(found["transformers"]) == 35
+    assert missing == ["Flax's examples: no --examples FOLDER"]
+    assert len(sources(Path("examples"))[0]["Flax's examples"]) == 18
+
+
+def test_a_failing_model_is_a_row() -> None:
+    def broken():
+        raise ValueError("first line\nsecond line")
+
+    row = run("broken", broken)
+    assert row.error == "build: ValueError: first line"
+    text = page.page({"transformers": [Row("whole", nodes=3, exact=True), row]}, [], parser().parse_args([]))
+    assert "1 of 2 convert; 0 outputs differ." in text
+    assert "- **broken**, build: ValueError: first line" in text
