@@ -20,6 +20,7 @@ from experiments.random_networks.grammar import Network, Program, batch_of, netw
 from experiments.random_networks.recipes import recipe_of
 from qjax.cli import runtimes
 from qjax.export import artifact
+from qjax.export.check import GraphError
 
 HOME = os.path.dirname(os.path.abspath(qjax.__file__)) + os.sep
 BATCH = 3
@@ -195,7 +196,8 @@ def _judge(row: Row, stage: str, error: Exception) -> None:
     """A clear error is one that qjax itself raises, of the kinds that it documents."""
     frames = traceback.extract_tb(error.__traceback__)
     last = os.path.abspath(frames[-1].filename) if frames else ""
-    ours = isinstance(error, (ValueError, TypeError)) and last.startswith(HOME)
+    # a graph that is wrong in itself is no answer to what a user asked for
+    ours = isinstance(error, (ValueError, TypeError)) and not isinstance(error, GraphError) and last.startswith(HOME)
     if ours and stage != "make":
         row.refused[stage] = class_of(f"{type(error).__name__}: {error}")
         return

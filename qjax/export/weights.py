@@ -19,13 +19,18 @@ def weight_tensor(name: str, place: Place, value: Any, params: QParams, eqn: Equ
     Asymmetric weights are stored as centred int16 codes: the accumulator then needs no sum over the input.
 
     Raises:
-      ConversionError: scales of groups for what is no product of matrices.
+      ConversionError: scales of groups for what is no product of matrices; asymmetric codes of 16 bits.
     """
     spec = params.spec
     if spec.group_size is not None and (place.kind != "weight" or place.op != "dot"):
         raise ConversionError(
             f"{where(eqn)}: weight {place.name!r} of {place.op!r} has groups of {spec.group_size} with scales of their "
             "own, which only products of matrices can sum. Use axis=-1 without group_size for what is converted."
+        )
+    if place.kind == "weight" and not spec.symmetric and spec.bits == 16:
+        raise ConversionError(
+            f"{where(eqn)}: weight {place.name!r} has asymmetric codes of 16 bits. They are stored less their zero "
+            "point, which takes 17. Use symmetric=True for it, or at most 15 bits."
         )
     structure = isinstance(value, jax.ShapeDtypeStruct)
     codes: Any = None if structure else quantize(value, params)

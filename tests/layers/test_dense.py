@@ -130,3 +130,16 @@ def test_dropout_drops_in_training_only():
     again.train()
     assert np.array_equal(again.model.drop(ones), dropped)
     assert jax.tree.structure(nnx.state(again)) == jax.tree.structure(nnx.state(qmodel))
+
+
+@pytest.mark.parametrize(("bits", "fits"), [(15, True), (16, False)])
+def test_asymmetric_weights_of_16_bits_are_refused(bits, fits):
+    x = data(2, 3)
+    recipe = qjax.Recipe(weights=qjax.QSpec(bits=bits, symmetric=False), activations=qjax.QSpec(bits=8))
+    qmodel = qjax.quantize(nnx.Linear(3, 2, rngs=nnx.Rngs(0)), recipe, x)
+    qmodel.eval()
+    if fits:
+        assert qjax.convert(qmodel, x)(x).shape == (2, 2)
+    else:
+        with pytest.raises(ValueError, match=r"asymmetric codes of 16 bits.*at most 15 bits"):
+            qjax.convert(qmodel, x)
