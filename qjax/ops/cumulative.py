@@ -80,3 +80,34 @@ class CumulativeExtremum(GridOp):
         if attributes["function"] == "max":
             return _scanned(attributes, x, lax.max, info.min)
         return _scanned(attributes, x, lax.min, info.max)
+
+
+@register
+class CumulativeInteger(Op):
+    """`lax.cumsum`, `cummax` and `cummin` of int32 that stand for themselves (positions, counts); sums modulo 2^32.
+
+    attributes: function, axis, reverse.
+    """
+
+    name = "cumulative_integer"
+    role = Role.INTEGER
+    primitives = ("cumsum", "cummax", "cummin")
+
+    def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
+        return not constant[0] and np.dtype(eqn.in_dtypes[0]) == np.int32
+
+    def data(self, eqn: Equation, constant: Sequence[bool]) -> tuple[int, ...]:
+        return ()
+
+    def integers(self, eqn: Equation, constant: Sequence[bool]) -> tuple[int, ...]:
+        return (0,)
+
+    def attributes(self, eqn: Equation) -> dict[str, Any]:
+        return {"function": eqn.primitive.removeprefix("cum"), **_attributes(eqn)}
+
+    def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
+        info = np.iinfo(np.int32)
+        combine, neutral = {"sum": (lax.add, 0), "max": (lax.max, info.min), "min": (lax.min, info.max)}[
+            attributes["function"]
+        ]
+        return _scanned(attributes, inputs[0], combine, neutral)

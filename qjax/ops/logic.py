@@ -21,7 +21,13 @@ _ELEMENTWISE: dict[str, Callable[..., jax.Array]] = {
     "max": lax.max,
     "min": lax.min,
     "neg": lax.neg,
+    "abs": lax.abs,
+    "sign": lax.sign,
+    "div": lax.div,
+    "rem": lax.rem,
+    "clamp": lambda low, x, high: lax.min(lax.max(x, low), high),
 }
+_DIVISIONS = ("div", "rem")
 _REDUCTIONS = ("reduce_and", "reduce_or", "reduce_sum", "reduce_max", "reduce_min")
 _CONVERT = "convert_element_type"
 
@@ -29,6 +35,8 @@ _CONVERT = "convert_element_type"
 @register
 class Logic(Op):
     """Functions of int32 (modulo 2^32, as JAX computes them) and bool: elementwise, over axes, and between the two.
+
+    Divisions truncate towards zero, and only by a constant other than 0 and -1: what runtimes do there differs.
 
     attributes: function, the name of the primitive; axes, of a reduction.
     """
@@ -40,6 +48,8 @@ class Logic(Op):
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
         kinds = [np.dtype(dtype) for dtype in (*eqn.in_dtypes, *eqn.out_dtypes)]
         if all(constant) or any(kind.kind not in "biu" for kind in kinds):
+            return False
+        if eqn.primitive in _DIVISIONS and (eqn.literals[1] is None or np.isin(eqn.literals[1], (0, -1)).any()):
             return False
         if eqn.primitive == _CONVERT and np.bool_ not in kinds:
             return False  # between integers: the numbers stay

@@ -17,20 +17,29 @@ from qjax.ops.grid import GridOp
 class PadValue(GridOp):
     """`lax.pad` with a constant; one beyond the grid is the grid's end, in training too. See `pad` for zero and -inf.
 
-    constants: value, its code, int32.
+    constants: value, its code, int32. attributes: padding; number, in the place of `value` where integers or booleans
+    that stand for themselves are padded.
     """
 
     name = "pad_value"
     primitives = ("pad",)
+    moves = True
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
-        return not constant[0] and constant[1] and jnp.issubdtype(eqn.in_dtypes[0], jnp.floating)
+        known = jnp.issubdtype(eqn.in_dtypes[0], jnp.floating) or eqn.literals[1] is not None
+        return not constant[0] and constant[1] and known
+
+    def data(self, eqn: Equation, constant: Sequence[bool]) -> tuple[int, ...]:
+        return (0,)
 
     def chain_constants(self, eqn: Equation, constant: Sequence[bool]) -> dict[str, int]:
-        return {"value": 1}
+        return {"value": 1} if jnp.issubdtype(eqn.in_dtypes[0], jnp.floating) else {}
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
-        return {"padding": [[int(n) for n in triple] for triple in eqn.params["padding_config"]]}
+        padding = [[int(n) for n in triple] for triple in eqn.params["padding_config"]]
+        if jnp.issubdtype(eqn.in_dtypes[0], jnp.floating):
+            return {"padding": padding}
+        return {"padding": padding, "number": int(np.ravel(eqn.literals[1])[0])}
 
     def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
         x, value = inputs
@@ -46,6 +55,6 @@ class PadValue(GridOp):
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         (x,) = inputs
-        fill = constants["value"]
+        fill = constants["value"] if "value" in constants else np.asarray(attributes["number"])
         fill = np.asarray(fill).astype(x.dtype) if isinstance(fill, np.ndarray) else jnp.asarray(fill).astype(x.dtype)
         return lax.pad(x, fill.reshape(()), [tuple(triple) for triple in attributes["padding"]])

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from qjax.tracing.program import Program
 from qjax.tracing.rewrites.calls import open_calls
+from qjax.tracing.rewrites.centered import center_first
 from qjax.tracing.rewrites.dropout import find_dropout
 from qjax.tracing.rewrites.fixed import mark_fixed
 from qjax.tracing.rewrites.integers import find_integer_functions
@@ -17,25 +18,35 @@ from qjax.tracing.rewrites.log_softmax import find_log_softmax
 from qjax.tracing.rewrites.masks import part_masks
 from qjax.tracing.rewrites.moves import simplify_moves
 from qjax.tracing.rewrites.normalize import find_normalize
+from qjax.tracing.rewrites.own import take_own
 from qjax.tracing.rewrites.places import place_constants
 from qjax.tracing.rewrites.repeats import read_unrepeated
 from qjax.tracing.rewrites.softmax import find_softmax
+from qjax.tracing.rewrites.spread import divide_constants, spread_operands
 from qjax.tracing.rewrites.tables import find_tables
+from qjax.tracing.rewrites.truth import keep_truth
+from qjax.tracing.rewrites.uniform import share_rows
 
 Rewriter = Callable[[Program], Program]
 
 REWRITERS: tuple[Rewriter, ...] = (
     open_calls,
     simplify_moves,
+    keep_truth,
+    take_own,
     place_constants,
+    share_rows,
     find_dropout,
+    center_first,
     find_normalize,
     part_masks,
     find_softmax,
     find_log_softmax,
     find_integer_functions,
+    divide_constants,
     find_tables,
     read_unrepeated,
+    spread_operands,
     fold_literals,
 )
 

@@ -1,4 +1,7 @@
-"""Calls that are left after reading: functions with derivatives of their own, and branches that a literal chooses.
+"""Calls that are left after reading: functions with derivatives of their own, and branches.
+
+A branch that a literal chooses is read alone. Where data chooses, all branches are computed and one result is selected:
+an integer graph has no jumps, and branches have no effects.
 
 A function of one tensor, element by element, stays one equation and becomes a table, its derivative with it. Any other
 (`jnp.hypot`, a normalisation with a backward pass by hand) is read as the equations that it is made of; training then
@@ -9,7 +12,9 @@ keep the name: what no later rewriter finds in them is an error that says it.
 import dataclasses
 import math
 
+import jax
 import numpy as np
+from jax import lax
 from jax.extend.core import jaxpr_as_fun
 
 from qjax.tracing.expressions import Builder, NotElementwise
@@ -17,7 +22,7 @@ from qjax.tracing.program import CUSTOM, Equation, Program, Value
 from qjax.tracing.rewrites.inline import inlined
 from qjax.tracing.rewrites.literals import numbers
 
-_ROWS = frozenset({"log_softmax", "logsumexp"})
+_ROWS = frozenset({"log_softmax", "logsumexp", "standardize"})
 
 
 def open_calls(program: Program) -> Program:
@@ -30,6 +35,11 @@ def open_calls(program: Program) -> Program:
     for original in program.equations:
         eqn = dataclasses.replace(original, inputs=tuple(renamed.get(v, v) for v in original.inputs))
         inner, inputs = None, eqn.inputs
+        if eqn.primitive == "cond" and number(eqn.inputs[0]) is None:
+            opened = open_calls(Program(eqn.inputs, eqn.outputs, tuple(_chosen(eqn))))
+            equations += opened.equations
+            renamed.update({a: b for a, b in zip(eqn.outputs, opened.outputs, strict=True) if a is not b})
+            continue
         if eqn.primitive in CUSTOM and not _is_elementwise(eqn):
             inner = eqn.params[CUSTOM[eqn.primitive]]
         elif _is_row(eqn):
@@ -49,6 +59,22 @@ def open_calls(program: Program) -> Program:
         renamed.update(zip(eqn.outputs, opened.outputs, strict=True))
     outputs = tuple(renamed.get(v, v) for v in program.outputs)
     return dataclasses.replace(program, outputs=outputs, equations=tuple(equations))
+
+
+def _chosen(eqn: Equation) -> list[Equation]:
+    """A branch that data chooses: every branch is computed, and their results are chosen from."""
+    branches = [jaxpr_as_fun(branch) for branch in eqn.params["branches"]]
+
+    def function(index: jax.Array, *operands: jax.Array) -> list[jax.Array]:
+        results = [branch(*operands) for branch in branches]
+        chosen = results[0]
+        for number in range(1, len(branches)):
+            # "from this branch on", so that an index beyond the last one takes the last, as `lax.switch` does
+            here = index >= np.asarray(number, index.dtype)
+            chosen = [lax.select_n(here, a, b) for a, b in zip(chosen, results[number], strict=True)]
+        return list(chosen)
+
+    return inlined(function, eqn.inputs, eqn.outputs, eqn)[0]
 
 
 def _is_elementwise(eqn: Equation) -> bool:

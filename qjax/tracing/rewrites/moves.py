@@ -37,15 +37,27 @@ def simplify_moves(program: Program) -> Program:
                 axis = eqn.params["dimension"]
                 equations += inlined(lambda *x, axis=axis: lax.concatenate(x, axis), kept, eqn.outputs, eqn)[0]
                 continue
+        if eqn.primitive == "select_n" and eqn.in_dtypes[0] != np.bool_:
+            equations += inlined(_select, eqn.inputs, eqn.outputs, eqn)[0]
+            continue
         if eqn.primitive == "gather" and _is_lookup(eqn):
             equations += _lookup(eqn)
             continue
-        if eqn.primitive in WRITTEN and set(eqn.params.get("base_dilation", ())) <= {1} and eqn.outputs[0].is_float:
+        moved = eqn.outputs[0].is_float or eqn.primitive not in _OF_REALS
+        if eqn.primitive in WRITTEN and set(eqn.params.get("base_dilation", ())) <= {1} and moved:
             equations += inlined(WRITTEN[eqn.primitive](eqn.params), eqn.inputs, eqn.outputs, eqn)[0]
             continue
         equations.append(eqn)
     outputs = tuple(renamed.get(v, v) for v in program.outputs)
     return dataclasses.replace(program, outputs=outputs, equations=tuple(read(equations, outputs)))
+
+
+def _select(which: Any, first: Any, *others: Any) -> Any:
+    """`lax.select_n` by a number, as choices by truth values: what `jax.vmap` makes of `lax.cond`."""
+    chosen = first
+    for number, case in enumerate(others, 1):
+        chosen = lax.select_n(which >= np.asarray(number, which.dtype), chosen, case)
+    return chosen
 
 
 def _is_lookup(eqn: Equation) -> bool:
@@ -140,3 +152,6 @@ WRITTEN: dict[str, Callable[[Any], Callable[..., Any]]] = {
     "reduce_window_min": _min_pool,
 }
 """Primitive -> its parameters -> the same in other primitives."""
+
+_OF_REALS = frozenset({"reduce_window_min"})
+"""Those that are rewritten for floats only."""

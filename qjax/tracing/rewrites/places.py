@@ -87,7 +87,7 @@ def _written(eqn: Equation, indices: np.ndarray, flow: Flow) -> tuple[Callable[.
     """A scatter as a function of its operand and, where the count says 2, of what it writes."""
     x, updates, n = eqn.inputs[0], eqn.inputs[-1], eqn.params["dimension_numbers"]
     mapped, window = tuple(n.scatter_dims_to_operand_dims), tuple(n.update_window_dims)
-    if tuple(getattr(n, "operand_batching_dims", ())) or not x.is_float:
+    if tuple(getattr(n, "operand_batching_dims", ())):
         return None, 1
     inserted = set(n.inserted_window_dims)
     sizes = iter(updates.shape[axis] for axis in window)
@@ -99,10 +99,10 @@ def _written(eqn: Equation, indices: np.ndarray, flow: Flow) -> tuple[Callable[.
         if any(not 0 <= s <= size - own for s, size, own in zip(starts, x.shape, shape, strict=True)):
             return None, 1
         return _one_place(_COMBINED[eqn.primitive], starts, shape), 2
-    if eqn.primitive != "scatter":
+    if eqn.primitive not in ("scatter", "scatter-add"):
         return None, 1
     value = flow.number(updates)
-    if value is not None:
+    if value is not None and eqn.primitive == "scatter":
         with jax.ensure_compile_time_eval():
             ones = [np.zeros(x.shape, x.dtype), indices, np.ones(updates.shape, x.dtype)]
             mask = np.asarray(eqn.bind(*ones)[0]) != 0
@@ -118,6 +118,8 @@ def _written(eqn: Equation, indices: np.ndarray, flow: Flow) -> tuple[Callable[.
     if (rows < 0).any() or (rows >= x.shape[axis]).any():
         return None, 1
     (counted,) = (i for i in range(len(updates.shape)) if i not in window)
+    if eqn.primitive == "scatter-add":
+        return _summed(axis, counted, rows, alone=flow.number(x) == 0), 2
     return _rows(axis, counted, rows), 2
 
 
@@ -141,6 +143,30 @@ def _rows(axis: int, counted: int, rows: np.ndarray) -> Callable[..., Array]:
         source[rows] = size + np.arange(len(rows))
         both = lax.concatenate([x, jnp.moveaxis(updates, counted, axis)], axis)
         return jnp.take(both, source, axis=axis, mode="clip")
+
+    return write
+
+
+def _summed(axis: int, counted: int, rows: np.ndarray, alone: bool) -> Callable[..., Array]:
+    """Slices added where the rows say (`jax.ops.segment_sum`): for each row a sum of as many slices as any row gets.
+
+    Rows that get fewer add a slice of zeros. alone: the slices are added to zero.
+    """
+
+    def write(x: Array, updates: Array) -> Array:
+        size = x.shape[axis]
+        most = int(np.bincount(rows, minlength=1).max(initial=1))
+        source = np.full((size, most), len(rows))
+        filled = np.zeros(size, int)
+        for place, row in enumerate(rows):
+            source[row, filled[row]] = place
+            filled[row] += 1
+        moved = jnp.moveaxis(updates, counted, axis)
+        padded = lax.pad(moved, np.zeros((), x.dtype), [(0, int(a == axis), 0) for a in range(moved.ndim)])
+        taken = jnp.take(padded, source.reshape(-1), axis=axis, mode="clip")
+        parts = lax.reshape(taken, (*x.shape[:axis], size, most, *x.shape[axis + 1 :]))
+        total = jnp.sum(parts, axis=axis + 1, dtype=x.dtype)
+        return total if alone else x + total
 
     return write
 

@@ -7,10 +7,13 @@ head serves all of them: the operations broadcast by themselves.
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 
 from qjax.tracing.composite import composite
 from qjax.tracing.program import Equation, Program, Value
@@ -33,6 +36,8 @@ def read_unrepeated(program: Program) -> Program:
 
 
 def _unrepeated(eqn: Equation, flow: Flow) -> list[Equation]:
+    if eqn.primitive == "dot_general":
+        return _dot(eqn, flow)
     if eqn.primitive not in ("select_n", "concatenate") and eqn.primitive not in _BROADCAST:
         return [eqn]
     if eqn.function is not None:
@@ -40,11 +45,10 @@ def _unrepeated(eqn: Equation, flow: Flow) -> list[Equation]:
     fixed = eqn.params["dimension"] if eqn.primitive == "concatenate" else None
     shapes = [_own_shape(value, flow, fixed) for value in eqn.inputs]
     if eqn.primitive in _BROADCAST:
-        # only what is repeated for every example: a constant of the batch's size
-        shapes = [
-            s if v.fixed and s and s[0] == 1 != v.shape[0] and len(v.shape) > 1 else v.shape
-            for s, v in zip(shapes, eqn.inputs, strict=True)
-        ]
+        # data that is repeated stays: rewriters and operations look for it in that form
+        fixed_values = [v.fixed or v.constant is not None for v in eqn.inputs]
+        triples = zip(shapes, eqn.inputs, fixed_values, strict=True)
+        shapes = [own if known and len(v.shape) > 1 else v.shape for own, v, known in triples]
     shapes = _covering(eqn, shapes, fixed)
     if all(shape == value.shape for shape, value in zip(shapes, eqn.inputs, strict=True)):
         return [eqn]
@@ -55,8 +59,7 @@ def _unrepeated(eqn: Equation, flow: Flow) -> list[Equation]:
         if shape == value.shape:
             inputs.append(value)
             continue
-        source = _source(value, flow)
-        own = _reshaped(source, shape, value, before, eqn)
+        own = _reshaped(value, shape, flow, before, eqn)
         inputs.append(own)
         group += inlined(lambda x, to=value.shape: jnp.broadcast_to(x, to), [own], [value], eqn)[0]
     if eqn.primitive in _BROADCAST:
@@ -64,9 +67,69 @@ def _unrepeated(eqn: Equation, flow: Flow) -> list[Equation]:
     return [*before, composite(eqn.primitive, [*group, eqn], inputs, eqn.outputs, eqn.params)]
 
 
-def _reshaped(source: Value, shape: tuple[int, ...], value: Value, out: list[Equation], like: Equation) -> Value:
-    """The source in the rank of the value; new equations go to `out`."""
-    ones = _shape_of(source, value)
+def _dot(eqn: Equation, flow: Flow) -> list[Equation]:
+    """A product whose constant operand is the same for every entry of a batch axis: that axis is not one of its own.
+
+    The axis then is a free one of the other operand, and a transposition puts it where it was.
+    """
+    fixed = [index for index, value in enumerate(eqn.inputs) if value.fixed or value.constant is not None]
+    if len(fixed) != 1:
+        return [eqn]
+    (side,) = fixed
+    value = eqn.inputs[side]
+    own = _own_shape(value, flow, None)
+    contracting, batch = eqn.params["dimension_numbers"]
+    dropped = [position for position, axis in enumerate(batch[side]) if own[axis] == 1]
+    if not dropped:
+        return [eqn]
+    gone = {batch[side][position] for position in dropped}
+    kept_shape = tuple(n for axis, n in enumerate(value.shape) if axis not in gone)
+    row = tuple(1 if axis in gone else n for axis, n in enumerate(value.shape))
+    before: list[Equation] = []
+    if row == value.shape:
+        start = value
+    else:
+        start = _reshaped(value, own, flow, before, eqn)
+    # where the constant's other axes repeat as well, it has its full size along them
+    equations, (constant,) = inlined(
+        lambda x: lax.reshape(jnp.broadcast_to(x, row) if x.shape != row else x, kept_shape), [start], None, eqn
+    )
+    before += equations
+    place = [axis - sum(g < axis for g in gone) for axis in range(len(value.shape))]
+    kept = [position for position in range(len(batch[side])) if position not in dropped]
+    shared = [[axes[position] for position in kept] for axes in batch]
+    numbers: Any = tuple(
+        tuple([place[a] for a in axes] if s == side else list(axes) for s, axes in enumerate(pair))
+        for pair in (contracting, shared)
+    )
+    params = {key: eqn.params[key] for key in ("precision", "preferred_element_type")}
+    other = 1 - side
+    free = [a for a in range(len(eqn.in_shapes[other])) if a not in contracting[other] and a not in batch[other]]
+    # the free axes of the other operand, those of the former batch among them, as the product orders them
+    ordered = sorted([*free, *(batch[other][position] for position in dropped)])
+    count = len(value.shape) - len(gone) - len(contracting[side]) - len(kept)
+    first = len(kept) + (count if side == 0 else 0)
+    at = {axis: first + index for index, axis in enumerate(ordered)}
+    mine = [len(kept) + (0 if side == 0 else len(ordered)) + index for index in range(count)]
+    others = [at[axis] for axis in free]
+    front = [
+        kept.index(position) if position in kept else at[batch[other][position]] for position in range(len(batch[0]))
+    ]
+    order = (*front, *(mine if side == 0 else others), *(others if side == 0 else mine))
+
+    def product(a: jax.Array, b: jax.Array) -> jax.Array:
+        found = lax.dot_general(a, b, numbers, **params)
+        return lax.transpose(found, order)
+
+    operands = [constant, eqn.inputs[1]] if side == 0 else [eqn.inputs[0], constant]
+    return [*before, *inlined(product, operands, eqn.outputs, eqn)[0]]
+
+
+def _reshaped(value: Value, shape: tuple[int, ...], flow: Flow, out: list[Equation], like: Equation) -> Value:
+    """What the value repeats, in the value's rank and in `shape`; new equations go to `out`."""
+    source, ones = _behind(value, flow)[0], _ones(value, flow)
+    if source.constant is not None and _whole(source) != source.shape:
+        source = Value(_whole(source), source.dtype, np.asarray(source.constant)[:1])
     if source.constant is not None and ones == shape:
         return Value(shape, source.dtype, np.reshape(source.constant, shape))
     equations, (own,) = inlined(
@@ -76,30 +139,26 @@ def _reshaped(source: Value, shape: tuple[int, ...], value: Value, out: list[Equ
     return own
 
 
-def _shape_of(source: Value, value: Value) -> tuple[int, ...]:
-    """The source's sizes along the value's axes, 1 where it is repeated: sizes of a source keep their order."""
-    left = [size for size in source.shape if size != 1]
-    found: list[int] = []
-    for size in reversed(value.shape):
-        found.append(left.pop() if left and left[-1] == size else 1)
-    return tuple(reversed(found))
+def _ones(value: Value, flow: Flow) -> tuple[int, ...]:
+    """The value's shape with size 1 where it repeats what it is made from."""
+    source, axes = _behind(value, flow)
+    whole = _whole(source)
+    return tuple(1 if axis is None else whole[axis] for axis in axes)
+
+
+def _whole(source: Value) -> tuple[int, ...]:
+    """The shape of a source; size 1 for the examples where it is a literal that holds the same numbers for each."""
+    array = source.constant
+    if array is None or isinstance(array, Tracer) or len(source.shape) < 2 or source.shape[0] < 2:
+        return source.shape
+    array = np.asarray(array)
+    return (1, *source.shape[1:]) if (array == array[:1]).all() else source.shape
 
 
 def _own_shape(value: Value, flow: Flow, fixed: int | None) -> tuple[int, ...]:
-    """The value's shape with size 1 where it repeats what it is made from; the fixed axis keeps its size."""
-    source, axes = _behind(value, flow)
-    own = tuple(
-        size if axis is not None and source.shape[axis] == size else 1
-        for size, axis in zip(value.shape, axes, strict=True)
-    )
-    if _shape_of(source, value) != own:
-        # sizes that occur twice leave open which axis is repeated
-        return value.shape
+    """`_ones`, but the fixed axis keeps its size."""
+    own = _ones(value, flow)
     return tuple(size if axis == fixed else n for axis, (size, n) in enumerate(zip(value.shape, own, strict=True)))
-
-
-def _source(value: Value, flow: Flow) -> Value:
-    return _behind(value, flow)[0]
 
 
 def _behind(value: Value, flow: Flow) -> tuple[Value, tuple[int | None, ...]]:

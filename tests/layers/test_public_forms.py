@@ -1,0 +1,187 @@
+"""Forms that public Flax code uses: each is read as the model means it, and is exact."""
+
+# flax annotates what its constructors make as optional or as a bare Module
+# pyright: reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax import lax
+
+import qjax
+from qjax.layers import instrument, trace
+from tests.layers.round_trip import assert_same, data
+
+LENGTH, WIDTH, WORDS = 6, 16, 20
+X = data(3, LENGTH, WIDTH)
+IDS = jnp.asarray(np.random.default_rng(0).integers(1, WORDS, (3, LENGTH)), jnp.int32)
+COUNT = jnp.arange(1.0, 17.0).reshape(1, 1, WIDTH)
+SEGMENTS = jnp.array([0, 1, 1, 2, 0, 2])
+TRIL = np.tril(np.ones((LENGTH, LENGTH), bool))
+
+
+class Net(nnx.Module):
+    """Layers for the functions below, which are its forward one at a time or all together."""
+
+    def __init__(self, functions: dict[str, Callable[..., Any]]):
+        rngs = nnx.Rngs(0)
+        self.table = nnx.Embed(WORDS, WIDTH, rngs=rngs)
+        self.places = nnx.Embed(32, WIDTH, rngs=rngs)
+        self.dense = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
+        self.other = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
+        self.attention = nnx.MultiHeadAttention(2, WIDTH, decode=False, rngs=rngs)
+        self.row = nnx.Param(jax.random.normal(jax.random.key(3), (1, 1, WIDTH)))
+        self.functions = functions
+
+    def __call__(self, x, ids):
+        return {name: function(self, x, ids) for name, function in self.functions.items()}
+
+
+def causal(m, x, ids):
+    """A mask of the data combined with a constant one of the batch's size, through floats."""
+    mask = nnx.combine_masks(nnx.make_attention_mask(ids > 0, ids > 2), nnx.make_causal_mask(ids))
+    return m.attention(m.table(ids), mask=mask)
+
+
+def keras_norm(m, x, ids):
+    """`LayerNormalization` of Keras and TensorFlow."""
+    x = m.dense(x)
+    mean, variance = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+    inv = lax.rsqrt(variance + 1e-3) * m.row[...]
+    return x * inv + (0.5 - mean * inv)
+
+
+def switched_scan(m, x, ids):
+    def step(carry, given):
+        number, row = given
+        carry = lax.cond(number % 2 == 0, lambda c: jnp.tanh(m.dense(c) + row), lambda c: m.other(c) - row, carry)
+        return carry, carry
+
+    _, ys = lax.scan(step, x[:, 0], (jnp.arange(LENGTH), jnp.swapaxes(x, 0, 1)))
+    return jnp.swapaxes(ys, 0, 1)
+
+
+MOVES: dict[str, Callable[..., Any]] = {
+    # constants of the batch's size that are the same for every example
+    "causal": causal,
+    "broadcast mask": lambda m, x, i: jnp.where(jnp.broadcast_to(TRIL[None, :, :1], x.shape), m.dense(x), 0.0),
+    "positions": lambda m, x, i: m.dense(x) + m.places(jnp.broadcast_to(jnp.arange(LENGTH), i.shape)),
+    "class token": lambda m, x, i: jnp.concatenate([jnp.broadcast_to(m.row[...], (len(x), 1, WIDTH)), x], 1),
+    "ones": lambda m, x, i: m.dense(x) + jnp.ones_like(x) * m.row[...],
+    "numpy ones": lambda m, x, i: m.dense(x) + np.full(x.shape, 0.5, np.float32),
+    "numpy mask": lambda m, x, i: jnp.where(np.repeat(TRIL[None, :, :1], len(x), 0), m.dense(x), 0.0),
+    # each example takes its own element
+    "last word": lambda m, x, i: m.dense(x)[jnp.arange(len(x)), (i > 4).sum(-1) - 1],
+    "end of text": lambda m, x, i: m.dense(x)[jnp.arange(len(x)), jnp.argmax(i, -1)],
+    "row of each": lambda m, x, i: jax.vmap(lambda row, n: row[n])(m.dense(x), jnp.argmax(i == 5, -1)),
+    "roll of each": lambda m, x, i: jax.vmap(functools.partial(jnp.roll, axis=0))(m.dense(x), i[:, 0]),
+    "window of each": lambda m, x, i: jax.vmap(lambda row, n: lax.dynamic_slice_in_dim(row, n, 3))(m.dense(x), i[:, 0]),
+    # integers that stand for themselves
+    "shift right": lambda m, x, i: m.table(jnp.pad(i, ((0, 0), (1, 0)))[:, :-1]),
+    "shift with a start": lambda m, x, i: m.table(jnp.zeros_like(i).at[:, 1:].set(i[:, :-1]).at[:, 0].set(2)),
+    "pad with a word": lambda m, x, i: m.table(jnp.pad(i, ((0, 0), (1, 1)), constant_values=4)),
+    "remainder": lambda m, x, i: m.table(jnp.clip(i % 7, 1, 5)) + m.places(i // 2),
+    "sign": lambda m, x, i: m.places(jnp.sign(i - 5) + jnp.abs(i - 9)),
+    # branches
+    "branch of each": lambda m, x, i: jax.vmap(lambda r, n: lax.cond(n > 5, lambda r: -r, lambda r: r, r))(x, i[:, 0]),
+}
+"""Forms whose reading moves, selects or counts: the same float bits."""
+
+ARITHMETIC: dict[str, Callable[..., Any]] = {
+    "probe": lambda m, x, i: m.attention(jnp.tile(m.row[...], (len(x), 1, 1)), x, x),
+    "start of a state": lambda m, x, i: m.dense(jnp.zeros((len(x), WIDTH))) + m.other(x[:, 0]),
+    "softmax of a constant": lambda m, x, i: m.dense(x)[:, 0] * jax.nn.softmax(jnp.ones((len(x), WIDTH)) * m.row[0]),
+    # an axis of size 1 beside a wider constant
+    "column times row": lambda m, x, i: m.dense(x[..., :1] * COUNT),
+    "row over column": lambda m, x, i: COUNT / (2 + jnp.abs(m.dense(x)[..., :1])),
+    "column plus row": lambda m, x, i: m.dense(x)[..., :1] + m.row[...],
+    "column times column": lambda m, x, i: m.dense(x)[:, :1] * x[..., :1],
+    "keras norm": keras_norm,
+    "standardize": lambda m, x, i: jax.nn.standardize(m.dense(x)),
+    # sums of segments
+    "segments": lambda m, x, i: jax.vmap(lambda r: jax.ops.segment_sum(r, SEGMENTS, 4))(m.dense(x)),
+    "switched scan": switched_scan,
+}
+"""Forms whose reading computes in another order."""
+
+
+def evaluated(model: Net, x: jax.Array, ids: jax.Array) -> Any:
+    """The program as qjax reads it, on floats."""
+    traced = trace(instrument(model), (x, ids), {})
+    env = dict(zip(traced.program.inputs, traced.args, strict=True))
+    for eqn in traced.program.equations:
+        if eqn.body is None:
+            results = eqn.bind(*(env.get(v, v.constant) for v in eqn.inputs))
+        else:
+            pytest.fail("a body has an evaluation of its own")
+        env.update(zip(eqn.outputs, results, strict=True))
+    return traced.outputs([env.get(v, v.constant) for v in traced.program.outputs])
+
+
+@pytest.mark.parametrize("batch", [1, LENGTH])
+def test_moves_are_read_as_they_are_meant(batch: int) -> None:
+    model, (x, ids) = Net(MOVES), (jnp.tile(X, (2, 1, 1))[:batch], jnp.tile(IDS, (2, 1))[:batch])
+    assert_same(evaluated(model, x, ids), model(x, ids))
+
+
+@pytest.mark.parametrize("batch", [1, LENGTH])
+def test_arithmetic_is_read_as_it_is_meant(batch: int) -> None:
+    # of another order of float operations: a few units in the last place of numbers up to 100
+    functions = {name: f for name, f in ARITHMETIC.items() if name != "switched scan"}
+    model, (x, ids) = Net(functions), (jnp.tile(X, (2, 1, 1))[:batch], jnp.tile(IDS, (2, 1))[:batch])
+    found, expected = evaluated(model, x, ids), model(x, ids)
+    for name in functions:
+        error = np.abs(np.asarray(found[name]) - np.asarray(expected[name])).max()
+        assert error <= 1e-5 * np.abs(np.asarray(expected[name])).max(), name
+
+
+@pytest.fixture(scope="module")
+def converted() -> tuple[Net, qjax.QuantizedModel, qjax.IntegerGraph]:
+    model = Net({**MOVES, **ARITHMETIC})
+    qmodel = qjax.quantize(model, qjax.Recipe(activations=qjax.QSpec(bits=10)), (X, IDS))
+    qmodel.eval()
+    return model, qmodel, qjax.convert(qmodel, (X, IDS))
+
+
+def test_every_form_converts_for_any_batch_and_says_what_the_model_says(converted: Any) -> None:
+    model, _, graph = converted
+    found, several = graph(X, IDS), graph(jnp.tile(X, (2, 1, 1)), jnp.tile(IDS, (2, 1)))
+    for name, value in model(X, IDS).items():
+        np.testing.assert_array_equal(several[name][3:], found[name], name)
+        a, b = np.asarray(value, np.float64).ravel(), np.asarray(found[name], np.float64).ravel()
+        assert a @ b > 0.999 * np.linalg.norm(a) * np.linalg.norm(b), name
+
+
+@pytest.mark.slow
+def test_the_exact_forward_of_some_forms_is_the_graph() -> None:
+    chosen = ("causal", "last word", "keras norm")
+    qmodel = qjax.quantize(Net({name: {**MOVES, **ARITHMETIC}[name] for name in chosen}), qjax.Recipe(), (X, IDS))
+    qmodel.eval()
+    expected = qjax.convert(qmodel, (X, IDS))(X[:2], IDS[:2])
+    assert_same(nnx.jit(qjax.exact(qmodel, (X, IDS)))(qmodel, X[:2], IDS[:2]), expected)
+
+
+REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
+    "constant that differs": (lambda m, x, i: m.dense(x) + jnp.arange(float(len(x)))[:, None, None], "any batch"),
+    "mask that differs": (
+        lambda m, x, i: jnp.where((jnp.arange(len(x)) % 2 == 0)[:, None, None], m.dense(x), 0.0),
+        "any batch|differs from example to example",
+    ),
+    "element of the first example": (lambda m, x, i: m.dense(x)[jnp.zeros(len(x), int), i[:, 0] % 6], "gather"),
+    "examples in another order": (lambda m, x, i: m.dense(x)[jnp.arange(len(x))[::-1], i[:, 0] % 6], "gather"),
+    "division by data": (lambda m, x, i: m.table(WORDS // jnp.maximum(i, 1)), "div"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_treats_an_example_by_its_place_is_refused(name: str) -> None:
+    function, message = REFUSED[name]
+    qmodel = qjax.quantize(Net({"y": function}), qjax.Recipe(), (X, IDS))
+    with pytest.raises(qjax.ConversionError, match=message):
+        qjax.convert(qmodel, (X, IDS))
