@@ -105,6 +105,13 @@ class CumulativeInteger(Op):
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         return {"function": eqn.primitive.removeprefix("cum"), **_attributes(eqn)}
 
+    def accumulator(self, site: Site) -> Bounds | None:
+        # numbers that stand for themselves wrap in the model too
+        return None
+
+    def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
+        return [[attributes["axis"]]]
+
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         info = np.iinfo(np.int32)
         combine, neutral = {"sum": (lax.add, 0), "max": (lax.max, info.min), "min": (lax.min, info.max)}[

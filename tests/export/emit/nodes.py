@@ -182,6 +182,11 @@ def _choices(add: Any) -> None:
     add("any", "logic", [mask], ((3,), "bool"), {"function": "reduce_or", "axes": [1, 2]})
     add("count", "logic", [ids], ((4,), "int32"), {"function": "reduce_sum", "axes": [0]})
     add("products", "logic", [ids, ids], ((3, 4), "int32"), {"function": "mul"})
+    for function in ("abs", "sign"):
+        add(f"integer_{function}", "logic", [ids], ((3, 4), "int32"), {"function": function})
+    attributes = {"function": "sum", "axis": 1, "reverse": False}
+    add("integer_cumsum", "cumulative_integer", [ids], ((3, 4), "int32"), attributes)
+    add("integer_pad", "pad_value", [ids], ((3, 6), "int32"), {"padding": [[0, 0, 0], [1, 1, 0]], "number": 4})
     add("as_integers", "logic", [mask], ((3, 4, 5), "int32"), {"function": "convert_element_type"})
     add("as_mask", "logic", [ids], ((3, 4), "bool"), {"function": "convert_element_type"})
     add("turned_mask", "transpose", [mask], ((5, 3, 4), "bool"), {"permutation": [2, 0, 1]})
