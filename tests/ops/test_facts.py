@@ -295,6 +295,10 @@ def test_other_axes_keep_their_places(name: str) -> None:
         return
     interpreter = Interpreter(graph)
     ((plain,), (turned,)) = interpreter(codes), interpreter(codes[::-1])
+    if node.op == "fill":
+        # its input only says how many examples there are
+        np.testing.assert_array_equal(turned, plain)
+        return
     kept = [axis for axis, size in enumerate(plain.shape) if size == codes.shape[0]]
     assert any(np.array_equal(turned, np.flip(plain, axis)) for axis in kept)
 
