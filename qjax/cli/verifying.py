@@ -12,7 +12,7 @@ from qjax.cli import arrays, inputs
 from qjax.cli.differences import Differing, report
 from qjax.cli.errors import Refused, refusing
 from qjax.cli.runtimes import RUNTIMES, prepare
-from qjax.export.integer_graph import IntegerGraph, dequantize_outputs, quantize_inputs
+from qjax.export.integer_graph import IntegerGraph, dequantize_output, quantize_inputs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +117,7 @@ def reals(graph: IntegerGraph, name: str, codes: np.ndarray) -> np.ndarray:
     """The reals of one output's codes."""
     if graph.ir.tensors[name].quantization is None:
         raise Refused(f"output {name!r} has no scale, so its codes stand for no reals: give codes to compare with.")
-    return np.asarray(dequantize_outputs(graph.ir.replace(outputs=(name,), metadata={}), [codes]))
+    return np.asarray(dequantize_output(graph.ir, name, codes))
 
 
 def _expected(graph: IntegerGraph, path: str, values: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -164,7 +164,7 @@ def accumulators(
       accumulator: a register to try on every node; None takes each node's own. It changes what is counted, not the
         codes that flow through the graph.
     """
-    if not isinstance(graph, IntegerGraph):
+    if not isinstance(graph, IntegerGraph):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(
             f"accumulators: expected a graph from qjax.convert or qjax.load, got {brief(graph)}. Convert a quantized "
             "model first: qjax.accumulators(qjax.convert(qmodel, sample))."

@@ -221,9 +221,12 @@ def _within(x: jax.Array, dtype: str) -> jax.Array:
 
 def dequantize_outputs(ir: Graph, codes: Sequence[Any]) -> Any:
     """Real outputs, in the structure of the model's own output."""
-    return _result(
-        ir, [_reals(ir.tensors[name], c, ir.dequantization) for name, c in zip(ir.outputs, codes, strict=True)]
-    )
+    return _result(ir, [dequantize_output(ir, name, c) for name, c in zip(ir.outputs, codes, strict=True)])
+
+
+def dequantize_output(ir: Graph, name: str, codes: Any) -> Any:
+    """The codes of one tensor as real numbers; integers and booleans without a scale as they are."""
+    return _reals(ir.tensors[name], codes, ir.dequantization)
 
 
 def _result(ir: Graph, leaves: Sequence[Any]) -> Any:

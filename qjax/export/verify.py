@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qjax.export.integer_graph import IntegerGraph, dequantize_outputs, outputs_of
+from qjax.export.integer_graph import IntegerGraph, dequantize_output, outputs_of
 from qjax.export.interpreter import run, run_node
 from qjax.export.ir import REAL_DTYPE, Graph
 from qjax.export.structure import join_arguments, split_arguments
@@ -83,9 +83,7 @@ def verify(
                 jnp.max(whole, initial=0),
             ]
         leaves = outputs_of(ir, output)
-        values: list[Any] = [
-            dequantize_outputs(ir.replace(outputs=(name,), metadata={}), [free[name]]) for _, name in measured
-        ]
+        values: list[Any] = [dequantize_output(ir, name, free[name]) for _, name in measured]
         distances = [_distance(leaves[i].astype(jnp.float32), v) for (i, _), v in zip(measured, values, strict=True)]
         same = jnp.argmax(leaves[0], -1) == jnp.argmax(free[ir.outputs[0]], -1)
         reals = {name: _apart(leaves[position].astype(jnp.float32), free[name]) for position, name in plain}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from qjax.cli.runtimes import Run, load
-from qjax.export.integer_graph import dequantize_outputs
+from qjax.export.integer_graph import dequantize_output
 
 
 def prepare(graph: Any, folder: str, batch: int, mode: str, options: dict[str, Any]) -> Run:
@@ -58,4 +58,4 @@ def _needed(path: str) -> dict[str, str]:
 
 def _reals(graph: Any, name: str, codes: np.ndarray) -> np.ndarray:
     """The reals of an input's codes, for a model that quantizes its inputs itself."""
-    return np.asarray(dequantize_outputs(graph.ir.replace(outputs=(name,), metadata={}), [codes]))
+    return np.asarray(dequantize_output(graph.ir, name, codes))

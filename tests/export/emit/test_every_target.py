@@ -27,7 +27,7 @@ GRAPHS = 149
 """Those of `nodes.of_operations`, the bare sums, and softmax on a runtime's own grid."""
 DISTINCT = 1074
 """Of GRAPHS x targets, those that differ from each other."""
-ARITHMETICS = 139
+ARITHMETICS = 140
 """Of these, one for each operation and rule, formula or method."""
 SUMS = ("add", "multiply", "rescale", "sum", "window_sum", "dot")
 ARITHMETIC = ("rule", "formula", "method", "rounding")
