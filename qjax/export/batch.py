@@ -20,7 +20,8 @@ def free_batch(graph: Graph, other: Graph, size: int, other_size: int) -> Graph:
     1. a size in the shape of a tensor, or the `shape` of a reshape or broadcast: None where it is a multiple of the
        batch;
     2. the `limit` of a slice: None where it is the end of the axis;
-    3. the `shape` of a fill, and its data, which must be the same for every example: one row of it is kept;
+    3. the `shape` of a fill, and its data, which must be the same for every example: one row of it is kept. A constant
+       that a node reads as one of its inputs becomes such a fill;
     4. anything else (an offset, the length of a padding, the data of a constant) is an error: the model treats an
        example by its position in the batch or by the number of its neighbours.
 
@@ -30,6 +31,7 @@ def free_batch(graph: Graph, other: Graph, size: int, other_size: int) -> Graph:
     Raises:
       ConversionError: the model's structure depends on the batch.
     """
+    graph, other = _filled(graph, other), _filled(other, graph)
     if [node.op for node in graph.nodes] != [node.op for node in other.nodes]:
         pairs = zip_longest(graph.nodes, other.nodes)
         here, there = next((a, b) for a, b in pairs if a is None or b is None or a.op != b.op)
@@ -113,6 +115,40 @@ def free_batch(graph: Graph, other: Graph, size: int, other_size: int) -> Graph:
     for node in free.nodes:
         _check_broadcast(free, node)
     return free
+
+
+def _filled(graph: Graph, other: Graph) -> Graph:
+    """The graph with a fill for every constant input of a node whose shape is another one in the other graph."""
+    computed = {*graph.inputs, *(node.output for node in graph.nodes)}
+    fills: dict[str, Node] = {}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        inputs = list(node.inputs)
+        for place, name in enumerate(inputs):
+            second = other.tensors.get(name)
+            if name in computed or second is None or second.shape == graph.tensors[name].shape:
+                continue
+            if name not in fills:
+                label, shape = f"{name}/repeated", list(graph.tensors[name].shape)
+                fills[name] = Node(
+                    label,
+                    "fill",
+                    (graph.inputs[0],),
+                    label,
+                    {"value": name},
+                    {"shape": shape, "times": 1},
+                    node.location,
+                )
+                nodes.append(fills[name])
+            inputs[place] = fills[name].output
+        nodes.append(dataclasses.replace(node, inputs=tuple(inputs)))
+    if not fills:
+        return graph
+    repeated = {
+        fill.output: dataclasses.replace(graph.tensors[name], name=fill.output, value=None)
+        for name, fill in fills.items()
+    }
+    return graph.replace(nodes=tuple(nodes), tensors={**graph.tensors, **repeated})
 
 
 def _constants(graph: Graph) -> list[Any]:

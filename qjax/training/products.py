@@ -98,7 +98,7 @@ class Products:
             traced, annotation = model._read(args, {})
             wanted = {p.equation: p for p in _find(traced, annotation, self._names.names)[0]}
             quantize = model._quantize if quantized else None
-            evaluation = _Tapped(annotation, quantize, None, model.plan.shared, wanted)
+            evaluation = _Tapped(annotation, quantize, shared=model.plan.shared, wanted=wanted)
             evaluation.run(traced.program, traced.args, model.quantizer_values())
             return evaluation.found
 

@@ -82,6 +82,9 @@ MOVES: dict[str, Callable[..., Any]] = {
     "row of each": lambda m, x, i: jax.vmap(lambda row, n: row[n])(m.dense(x), jnp.argmax(i == 5, -1)),
     "roll of each": lambda m, x, i: jax.vmap(functools.partial(jnp.roll, axis=0))(m.dense(x), i[:, 0]),
     "window of each": lambda m, x, i: jax.vmap(lambda row, n: lax.dynamic_slice_in_dim(row, n, 3))(m.dense(x), i[:, 0]),
+    "same places for each": lambda m, x, i: jnp.take_along_axis(
+        m.dense(x), jnp.tile(jnp.arange(LENGTH)[None, ::-1, None], (len(x), 1, 1)), axis=1
+    ),
     # integers that stand for themselves
     "shift right": lambda m, x, i: m.table(jnp.pad(i, ((0, 0), (1, 0)))[:, :-1]),
     "shift with a start": lambda m, x, i: m.table(jnp.zeros_like(i).at[:, 1:].set(i[:, :-1]).at[:, 0].set(2)),

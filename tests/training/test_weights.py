@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 import qjax
-from qjax.qmodel import arguments_of
+from qjax.batches import arguments_of
 from qjax.tracing import Evaluation
 from tests.analysis.models import Deep, Small, coarse, data
 

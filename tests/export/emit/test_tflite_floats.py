@@ -1,5 +1,7 @@
 """Float outputs: DEQUANTIZE of LiteRT's three sets of kernels and of TFLite Micro, to the bit."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -114,7 +116,8 @@ def test_a_file_keeps_the_formula():
 
 
 def test_a_target_names_a_known_formula():
+    unknown: Any = "sum"
     with pytest.raises(ValueError, match="dequantize must be one of product, product_sum"):
-        targets.Target("mine", dequantize="sum")
+        targets.Target("mine", dequantize=unknown)
     with pytest.raises(ValueError, match="expected one of product, product_sum"):
-        dequantize(np.zeros(3, np.int8), qjax.QParams(np.float32(1), np.int32(0), qjax.QSpec()), dequantization="sum")
+        dequantize(np.zeros(3, np.int8), qjax.QParams(np.float32(1), np.int32(0), qjax.QSpec()), dequantization=unknown)
