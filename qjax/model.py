@@ -25,6 +25,7 @@ from qjax.export.ir import Graph
 from qjax.export.lower import ConversionError
 from qjax.export.passes.overflow import may_wrap
 from qjax.export.structure import Call, describe, describe_arguments, join_arguments, sample_like, split_arguments
+from qjax.export.unsupported import unsupported
 from qjax.export.verify import Report
 from qjax.export.verify import verify as compare_nodes
 from qjax.finite import check_finite
@@ -300,8 +301,12 @@ def _convert(qmodel: QuantizedModel, args: tuple[Any, ...], target: Any) -> Grap
 
 def _check_stateless(traced: Traced, annotation: Annotation) -> None:
     """A graph computes what the call returns; what it writes must not depend on its arguments."""
+    made = {value: eqn for eqn in traced.program.equations for value in eqn.outputs}
     for name, value in traced.written():
         if value not in annotation.constants and value.constant is None:
+            if value in made and len(made[value].outputs) > 1:
+                # a layer that moves its own statistics: the error names the layer and its cure
+                raise unsupported(made[value])
             raise ConversionError(
                 f"The call writes the variable {name!r} from its arguments, and a graph keeps nothing between two "
                 "calls. Give the variable's value as an argument and return the new one, or switch the writing off in "
