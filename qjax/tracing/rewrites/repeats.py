@@ -16,7 +16,7 @@ from jax import lax
 from jax.core import Tracer
 
 from qjax.tracing.composite import composite
-from qjax.tracing.program import Equation, Program, Value
+from qjax.tracing.program import Composite, Equation, Program, Value
 from qjax.tracing.rewrites.flow import Flow, moved_axes
 from qjax.tracing.rewrites.inline import inlined
 from qjax.tracing.rewrites.moves import read
@@ -73,7 +73,7 @@ def _dot(eqn: Equation, flow: Flow) -> list[Equation]:
     The axis then is a free one of the other operand, and a transposition puts it where it was.
     """
     fixed = [index for index, value in enumerate(eqn.inputs) if value.fixed or value.constant is not None]
-    if len(fixed) != 1:
+    if len(fixed) != 1 or isinstance(eqn.source, Composite):
         return [eqn]
     (side,) = fixed
     value = eqn.inputs[side]
@@ -99,10 +99,10 @@ def _dot(eqn: Equation, flow: Flow) -> list[Equation]:
     kept = [position for position in range(len(batch[side])) if position not in dropped]
     shared = [[axes[position] for position in kept] for axes in batch]
     numbers: Any = tuple(
-        tuple([place[a] for a in axes] if s == side else list(axes) for s, axes in enumerate(pair))
+        tuple(tuple(place[a] for a in axes) if s == side else tuple(axes) for s, axes in enumerate(pair))
         for pair in (contracting, shared)
     )
-    params = {key: eqn.params[key] for key in ("precision", "preferred_element_type")}
+    params = {**eqn.params, "dimension_numbers": numbers}
     other = 1 - side
     free = [a for a in range(len(eqn.in_shapes[other])) if a not in contracting[other] and a not in batch[other]]
     # the free axes of the other operand, those of the former batch among them, as the product orders them
@@ -118,8 +118,7 @@ def _dot(eqn: Equation, flow: Flow) -> list[Equation]:
     order = (*front, *(mine if side == 0 else others), *(others if side == 0 else mine))
 
     def product(a: jax.Array, b: jax.Array) -> jax.Array:
-        found = lax.dot_general(a, b, numbers, **params)
-        return lax.transpose(found, order)
+        return lax.transpose(eqn.source.primitive.bind(a, b, **params), order)
 
     operands = [constant, eqn.inputs[1]] if side == 0 else [eqn.inputs[0], constant]
     return [*before, *inlined(product, operands, eqn.outputs, eqn)[0]]

@@ -240,7 +240,7 @@ def test_names_cannot_leave_their_comments_and_outputs_may_be_inputs(tmp_path):
     [
         ({"name": "a-b"}, "expected a name of ASCII letters, digits and underscores, got 'a-b'"),
         ({"name": "1x"}, "expected a name"),
-        ({"batch": 0}, "expected a batch of at least 1, got 0"),
+        ({"batch": 0}, "expected a batch of at least 1, a whole number, got 0"),
         ({"vectors": -1}, "expected at least 0 vectors, got -1"),
     ],
 )

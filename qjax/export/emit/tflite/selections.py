@@ -81,6 +81,8 @@ def _reduced(writer: Writer, node: Node, operator: str, elementwise: str) -> Val
 def pad_value(writer: Writer, node: Node) -> Value:
     """PADV2; codes between codes through RESHAPE."""
     x, padding = writer.input(node), node.attributes["padding"]
+    if "number" in node.attributes:
+        raise Unsupported("padding of integers", "Pad them before the call")
     fill = int(np.asarray(writer.graph.constant(node, "value")).reshape(()))
     for axis, (_, _, interior) in enumerate(padding):
         x = writer.dilate(x, axis, interior + 1, fill)

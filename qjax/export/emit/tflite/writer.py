@@ -40,6 +40,8 @@ class Writer(Clamping):
             self.name_after(node.output)
             before = len(self.file.tensors)
             try:
+                if node.op not in LOWERINGS:
+                    raise Unsupported(f"the operation {node.op}", "No operator of TFLite is written for it")
                 value = LOWERINGS[node.op](self, node)
             except Unsupported as error:
                 self.problems.add(node, error.why, error.cure)
