@@ -14,7 +14,7 @@ from experiments.public.row import Row, run
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the package, on its import
 
-MODELS = ("BERT", "ELECTRA")
+MODELS = ("BERT", pytest.param("ELECTRA", marks=pytest.mark.exhaustive))
 
 
 @pytest.fixture(autouse=True)
