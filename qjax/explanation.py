@@ -13,7 +13,7 @@ from flax import nnx
 
 from qjax.batches import arguments_of
 from qjax.export.unsupported import cures_of, problem_of
-from qjax.layers import instrument, module_types, trace
+from qjax.layers import Traced, instrument, module_types, trace
 from qjax.qmodel import Plan, QuantizedModel, evaluation_copy, unquantized
 from qjax.recipe import Recipe
 from qjax.summary import table
@@ -135,9 +135,15 @@ def explain(model: nnx.Module, sample: Any, recipe: Recipe | None = None) -> Exp
         plan = unquantized(recipe, module_types(module))
         plan = plan.with_ranges(traced, recipe.integers)
     traced, annotation = plan.read(traced)
-    needed = _needed(traced.program)
+    needed = _needed(traced.results)
     lost = lost_tables(annotation, model.qparams().get) if known else {}
-    return Explanation(tuple(_rows(traced.program, annotation, plan, needed, lost)))
+    return Explanation(tuple(_rows(traced.results, annotation, plan, needed, lost)))
+
+
+def obstacles(traced: Traced, annotation: Annotation, plan: Plan) -> str:
+    """What `convert` will refuse, all of it, with the cures; empty where nothing stands in the way."""
+    rows = Explanation(tuple(_rows(traced.results, annotation, plan, _needed(traced.results), {}))).unsupported
+    return "\n".join(" ".join([row.problem, *row.cures]) for row in rows)
 
 
 def _rows(

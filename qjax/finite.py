@@ -39,6 +39,20 @@ def check_finite(what: str, qmodel: QuantizedModel, traced: Traced) -> None:
         )
 
 
+def check_bounds(traced: Traced) -> None:
+    """Raise a ValueError that names the line of a clip, maximum or minimum with a bound that is NaN."""
+    for eqn in traced.read.walk():
+        if eqn.primitive not in ("clamp", "max", "min"):
+            continue
+        bounds = [value.constant for value in eqn.inputs if value.is_float and value.constant is not None]
+        if any(not isinstance(bound, Tracer) and np.isnan(np.asarray(bound, np.float32)).any() for bound in bounds):
+            module = f" in module {eqn.scope!r}" if eqn.scope else ""
+            raise ValueError(
+                f"quantize: {eqn.location or 'unknown line'}{module}: {eqn.primitive!r} has the bound NaN, so every "
+                "result is NaN. Expected numbers as bounds; None leaves a side of jnp.clip open."
+            )
+
+
 def _fault(name: str, array: Any, *, infinite: bool) -> Iterable[str]:
     if isinstance(array, Tracer) or not jnp.issubdtype(array.dtype, jnp.floating):
         return

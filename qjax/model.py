@@ -16,6 +16,7 @@ from qjax import targets
 from qjax.batches import Batches, Inputs, arguments_of, brief, refuse_trace
 from qjax.calibrating import calibrate, stacked_qparams
 from qjax.calibration.learned import Quantizer
+from qjax.explanation import obstacles
 from qjax.export.backend import backend_of, target_of
 from qjax.export.convert import convert as convert_program
 from qjax.export.integer_graph import IntegerGraph, dequantize_outputs, inputs_of, quantize_inputs
@@ -28,8 +29,8 @@ from qjax.export.structure import Call, describe, describe_arguments, join_argum
 from qjax.export.unsupported import unsupported
 from qjax.export.verify import Report
 from qjax.export.verify import verify as compare_nodes
-from qjax.finite import check_finite
-from qjax.layers import Traced, instrument, module_types, trace
+from qjax.finite import check_bounds, check_finite
+from qjax.layers import Traced, TraceError, check_any_batch, instrument, module_types, trace
 from qjax.numerics.affine import QParams
 from qjax.numerics.surrogate import with_gradient_of
 from qjax.ops import backend
@@ -68,6 +69,7 @@ def quantize(model: nnx.Module, recipe: Recipe, sample: Any, *, progress: bool |
     refuse_trace("quantize")
     args = arguments_of(sample, "quantize")
     traced = trace(evaluation_copy(instrumented), args, {})
+    check_bounds(traced)
     # after the trace: it meets the submodules of linen modules
     types = module_types(instrumented)
     nothing = unquantized(recipe, types)
@@ -94,6 +96,9 @@ def quantize(model: nnx.Module, recipe: Recipe, sample: Any, *, progress: bool |
     states = {name: QuantizerState(q, _placeholder(q)) for name, q in quantizers.items()}
     qmodel = QuantizedModel(instrumented, plan, states)
     calibrate(qmodel, [sample], progress=progress)
+    refused = obstacles(traced, annotation, plan)
+    if refused:
+        warnings.warn(f"quantize: the model trains, but convert will refuse it.\n{refused}", stacklevel=2)
     for eqn, share in lost_tables(annotation, qmodel.qparams().get).items():
         warnings.warn(said(eqn, share), stacklevel=2)
     return qmodel
@@ -270,6 +275,12 @@ def _convert(qmodel: QuantizedModel, args: tuple[Any, ...], target: Any) -> Grap
     other_size = 2 * size if size > 2 else 64
     larger = [jnp.zeros((other_size, *a.shape[1:]), a.dtype) if a.ndim else a for a in arrays]
     other, other_annotation = read(join_arguments(larger, rest))
+    if not any(isinstance(x, Tracer) for x in traced.args):
+        # once is enough: `exact` converts the same model again in every trace
+        try:
+            check_any_batch(model, args, (traced.read, other.read), (size, other_size))
+        except TraceError as error:
+            raise ConversionError(str(error)) from error
     shapes = [jax.ShapeDtypeStruct(np.shape(a), a.dtype) for a in other.args]
     graph = convert_program(
         traced.results,

@@ -20,7 +20,17 @@ from qjax.numerics.affine import QParams
 from qjax.ops import Quantized
 from qjax.recipe import Dynamic, Recipe, ancestors
 from qjax.summary import quantizer_table
-from qjax.tracing import Annotation, Evaluation, Integers, Place, annotate, observed, with_dynamic, with_integers
+from qjax.tracing import (
+    Annotation,
+    Evaluation,
+    Integers,
+    Place,
+    annotate,
+    flag_roots,
+    observed,
+    with_dynamic,
+    with_integers,
+)
 
 ModuleT = TypeVar("ModuleT", bound=nnx.Module)
 
@@ -113,6 +123,15 @@ class Plan:
                 known.setdefault(name, Integers(name, 0, 1, declared=False))
             elif name not in known or not known[name].declared:
                 known[name] = widened(known.get(name), name, np.asarray(bounds))
+        inputs_of = dict(zip(traced.program.inputs, traced.names, strict=True))
+        for root, eqn in flag_roots(traced.program):
+            if root in inputs_of:
+                name = inputs_of[root]
+                if any(own.name in traced.spellings(name) and (own.low < 0 or own.high > 2) for own in declared):
+                    raise ValueError(
+                        f"Recipe: integers {name!r} are a mask of 0 and 1 ({eqn.location}). Leave out their range."
+                    )
+                known[name] = Integers(name, 0, 2)
         values = zip(traced.names, traced.program.inputs, traced.constant, strict=True)
         whole = [name for name, value, state in values if not state and not value.is_float]
         inputs = {spelling for name in whole for spelling in traced.spellings(name)}

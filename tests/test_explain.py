@@ -103,6 +103,7 @@ EDGES = np.linspace(-1, 1, 5, dtype=np.float32)
         (lambda x: jax.nn.log_softmax(x, where=x > -9), "log_softmax", "the logits"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:quantize. the model trains, but convert will refuse it")
 def test_functions_of_jax_are_named_as_they_are_called(function: Any, name: str, cure: str) -> None:
     found = qjax.explain(Searching(function), X)
     (row,) = [row for row in found.unsupported if name in row.problem][:1]
@@ -142,6 +143,7 @@ def test_the_cures_of_a_search_convert() -> None:
         assert op in [node.op for node in graph.ir.nodes]
 
 
+@pytest.mark.filterwarnings("ignore:quantize. the model trains, but convert will refuse it")
 def test_a_fourier_transform_is_named_where_its_input_becomes_complex() -> None:
     qmodel = qjax.quantize(Model(nnx.Rngs(0), lambda x: jnp.fft.fft(x).real), qjax.Recipe(), X)
     with pytest.raises(

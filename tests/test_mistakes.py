@@ -341,3 +341,48 @@ def test_a_cut_of_the_batch_is_seen_in_a_sample_that_it_leaves_whole(size: int) 
     qmodel.eval()
     with pytest.raises(qjax.ConversionError, match="A graph has one structure for every batch"):
         qjax.convert(qmodel, X[:size])
+
+
+@pytest.mark.parametrize(
+    "cut",
+    {
+        "longer than the sample": lambda h: h[:100],
+        "the last ones": lambda h: h[-100:],
+        "cut and filled up": lambda h: jnp.pad(h[:100], ((0, max(0, h.shape[0] - 100)), (0, 0))),
+    }.values(),
+)
+def test_a_cut_that_is_longer_than_any_sample_is_seen(cut: Callable[[jax.Array], jax.Array]) -> None:
+    """Traced with a few examples, the model has no such operation."""
+
+    class Cut(Net):
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return cut(super().__call__(x))
+
+    qmodel = qjax.quantize(Cut(nnx.Rngs(0)), qjax.Recipe(), X)
+    with pytest.raises(qjax.ConversionError, match=r"test_mistakes.py:\d+.*a batch of 10,007 takes other operations"):
+        qjax.convert(qmodel, X)
+
+
+def test_a_bound_of_a_clip_that_is_nan_is_named() -> None:
+    class Clipped(Net):
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return jnp.clip(super().__call__(x), -1.0, jnp.nan)
+
+    with pytest.raises(
+        ValueError, match=r"quantize: .*test_mistakes.py:\d+.*'min' has the bound NaN.*Expected numbers"
+    ):
+        qjax.quantize(Clipped(nnx.Rngs(0)), qjax.Recipe(), X)
+
+
+def test_quantize_warns_of_all_that_convert_will_refuse() -> None:
+    class Refused(Net):
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return jnp.sort(jnp.cumprod(super().__call__(x), -1), -1)
+
+    with pytest.warns(
+        UserWarning, match=r"convert will refuse it.\n.*'cumprod'.*has no integer form.*\n.*'sort'.*argmax"
+    ):
+        qmodel = qjax.quantize(Refused(nnx.Rngs(0)), qjax.Recipe(), X)
+    assert qmodel(X).shape == (X.shape[0], 4)
+    with pytest.raises(qjax.ConversionError, match="cumprod"):
+        qjax.convert(qmodel, X)

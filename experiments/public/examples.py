@@ -107,12 +107,18 @@ def _vae(folder: Path) -> Public:
     return _linen(net, normal(N, 784), z_rng=jax.random.key(1))
 
 
-def _seq2seq(folder: Path) -> Public:
+def _seq2seq(folder: Path, method: Any = None) -> Public:
     net = _load(folder / "seq2seq", "models").Seq2seq(teacher_force=True, hidden_size=16, vocab_size=12)
     questions, answers = (
         jax.nn.one_hot(integers(N, length, below=12, seed=seed), 12) for seed, length in enumerate((6, 4))
     )
-    return _linen(net, questions, answers)
+    made = net.init({"params": jax.random.key(0), "lstm": jax.random.key(1)}, questions, answers)
+    return Public(net, made, (questions, answers), method=method, rngs={"lstm": jax.random.key(1)})
+
+
+def _logits(net: Any, questions: jax.Array, answers: jax.Array) -> jax.Array:
+    """What seq2seq computes, without the words that it draws at random from it."""
+    return net(questions, answers)[0]
 
 
 def _ppo(folder: Path) -> Public:
@@ -225,6 +231,7 @@ _EXAMPLES: dict[str, Callable[[Path], Public]] = {
     "vae, encoder": _vae_encoder,
     "vae, generate": _vae_generate,
     "seq2seq": _seq2seq,
+    "seq2seq, logits": lambda folder: _seq2seq(folder, _logits),
     "ppo": _ppo,
     "lm1b": _lm1b,
     "lm1b, packed": _lm1b_packed,

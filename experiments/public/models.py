@@ -16,8 +16,8 @@ import qjax
 class Public:
     """A Linen module with its variables (a module of nnx stands alone), and the arguments of one call.
 
-    evaluation: keyword arguments of the call. ranges: the values of each integer argument, by its position; else those
-    of the sample.
+    evaluation: keyword arguments of the call. method: what is called in the place of `__call__`. rngs: a key for each
+    stream that the evaluation asks for.
     """
 
     module: Any
@@ -25,13 +25,16 @@ class Public:
     sample: tuple[Any, ...]
     evaluation: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     method: Any = None
+    rngs: Any = None
 
     def model(self) -> nnx.Module:
         """What `qjax.quantize` takes, in evaluation mode."""
         if isinstance(self.module, nnx.Module):
             model = self.module
         else:
-            model = qjax.from_linen(self.module, self.variables, evaluation=self.evaluation, method=self.method)
+            model = qjax.from_linen(
+                self.module, self.variables, evaluation=self.evaluation, method=self.method, rngs=self.rngs
+            )
         model.eval()
         return model
 
@@ -61,13 +64,13 @@ def padding(n: int, length: int) -> jax.Array:
 
 
 def random_batch(sample: tuple[Any, ...], n: int, seed: int) -> tuple[Any, ...]:
-    """Arguments like the sample's for `n` examples: floats from a normal distribution, integers from its examples."""
+    """Arguments like the sample's for `n` examples: floats drawn from its own, integers the rows of its examples."""
     key = jax.random.key(seed)
     rows = jax.random.choice(key, sample[0].shape[0], (n,))
 
     def like(x: jax.Array) -> jax.Array:
         if jnp.issubdtype(x.dtype, jnp.floating):
-            return jax.random.normal(key, (n, *x.shape[1:]), x.dtype)
+            return jax.random.choice(key, x.ravel(), (n, *x.shape[1:]))
         return x[rows]
 
     return jax.tree.map(like, sample)

@@ -39,12 +39,13 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 class Traced:
     """A module's call as a program, and how to feed it and read it.
 
-    names: per program input, the path of the state or the name of the model's input.
-    constant: per program input, whether it is state. args: the concrete inputs in the program's order. aliases: per
-    input of the model, the name of the argument that holds it.
+    read: the program before any rewriting. names: per program input, the path of the state or the name of the model's
+    input. constant: per program input, whether it is state. args: the concrete inputs in the program's order.
+    aliases: per input of the model, the name of the argument that holds it.
     """
 
     program: Program
+    read: Program
     names: tuple[str, ...]
     constant: tuple[bool, ...]
     args: list[Any]
@@ -100,15 +101,53 @@ def trace(model: nnx.Module, args: Sequence[Any], kwargs: dict[str, Any], expect
       TraceError: the model raises one of Python's common errors; or a shape or a branch depends on data.
     """
     _check_arguments(model, args, kwargs)
+    leaves = jax.tree.leaves((tuple(args), kwargs))
+    dynamic = [i for i, leaf in enumerate(leaves) if isinstance(leaf, (jax.Array, np.ndarray))]
+    arrays = [as_array(leaves[i]) for i in dynamic]
+    labels = _labels(args, kwargs, dynamic)
+    state = nnx.state(model)
+    state_leaves, state_tree = jax.tree.flatten(state)
+    paths = [_keys(path) for path, _ in jax.tree_util.tree_flatten_with_path(state)[0]]
+    read, shapes = _read(model, args, kwargs, dynamic, arrays, expected)
+    out_tree = jax.tree.structure(shapes[0])
+    constant = (*(True,) * len(paths), *(False,) * len(arrays))
+    return Traced(
+        program=rewrite(read, constant),
+        read=read,
+        names=(*("/".join(path) for path in paths), *labels),
+        constant=constant,
+        args=[*state_leaves, *arrays],
+        _out_tree=out_tree,
+        _state_tree=state_tree,
+        _n_state=len(state_leaves),
+        aliases=_aliases(model, args, labels),
+    )
+
+
+def program_of_shapes(model: nnx.Module, args: Sequence[Any], size: int) -> Program:
+    """The program of a call with batches of another size, as JAX records it; no array is made."""
+    leaves = jax.tree.leaves((tuple(args), {}))
+    dynamic = [i for i, leaf in enumerate(leaves) if isinstance(leaf, (jax.Array, np.ndarray))]
+    arrays = [as_array(leaves[i]) for i in dynamic]
+    shapes = [jax.ShapeDtypeStruct((size, *x.shape[1:]) if x.ndim else (), x.dtype) for x in arrays]
+    return _read(model, args, {}, dynamic, shapes, "")[0]
+
+
+def _read(
+    model: nnx.Module,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    dynamic: Sequence[int],
+    arrays: Sequence[Any],
+    expected: str,
+) -> tuple[Program, Any]:
+    """The program of a call, `arrays` being its arguments' leaves `dynamic`, and the shapes of what it returns."""
     graphdef, state = nnx.split(model)
     state_leaves, state_tree = jax.tree.flatten(state)
     paths = [_keys(path) for path, _ in jax.tree_util.tree_flatten_with_path(state)[0]]
     leaves, tree = jax.tree.flatten((tuple(args), kwargs))
-    dynamic = [i for i, leaf in enumerate(leaves) if isinstance(leaf, (jax.Array, np.ndarray))]
-    arrays = [as_array(leaves[i]) for i in dynamic]
-    labels = _labels(args, kwargs, dynamic)
 
-    def call(state_leaves: list[Any], arrays: list[Any]) -> Any:
+    def call(state_leaves: list[Any], arrays: Sequence[Any]) -> Any:
         filled = list(leaves)
         for i, array in zip(dynamic, arrays, strict=True):
             filled[i] = array
@@ -125,18 +164,7 @@ def trace(model: nnx.Module, args: Sequence[Any], kwargs: dict[str, Any], expect
         if _raised_by_qjax(error):
             raise
         raise TraceError(_refused(model, error, args, kwargs, expected)) from error
-    out_tree = jax.tree.structure(shapes[0])
-    constant = (*(True,) * len(paths), *(False,) * len(arrays))
-    return Traced(
-        program=rewrite(from_jaxpr(closed), constant),
-        names=(*("/".join(path) for path in paths), *labels),
-        constant=constant,
-        args=[*state_leaves, *arrays],
-        _out_tree=out_tree,
-        _state_tree=state_tree,
-        _n_state=len(state_leaves),
-        aliases=_aliases(model, args, labels),
-    )
+    return from_jaxpr(closed), shapes
 
 
 def _kept(model: nnx.Module, paths: Sequence[tuple[str, ...]]) -> list[Any]:

@@ -62,6 +62,11 @@ class Equation(Protocol):
         """Per input: the value of a literal, or None."""
         ...
 
+    @property
+    def fixed(self) -> tuple[bool, ...]:
+        """Per input: whether it is made of parameters and literals alone."""
+        ...
+
     def bind(self, *args: Any) -> list[Any]: ...
 
 

@@ -75,7 +75,7 @@ class Dot(Op):
 
         acc = matmul_codes(x, w, numbers[0][::-1], self.product(eqn), eqn.params["precision"], integers)
         scale = _in_result(x, self.channels(eqn, 0), acc.ndim) * _in_result(w, self.channels(eqn, 1), acc.ndim)
-        return [Pending.start(acc, lax.stop_gradient(scale), eqn.out_dtypes[0])]
+        return [Pending.start(acc, lax.stop_gradient(scale), eqn.out_dtypes[0], rounded=any(eqn.fixed))]
 
     def runtime(self, attributes: Attributes, constants: Constants) -> Constants:
         if attributes["weight"] is None:

@@ -8,6 +8,8 @@ from qjax.tracing.meaning import lost_tables, said
 from qjax.tracing.program import ATOMIC, SCOPE, Composite, Equation, Program, Value, from_jaxpr, user_line
 from qjax.tracing.rewrites import rewrite
 from qjax.tracing.rewrites.dynamic import dynamic_products, makes_codes, setting_of_product, with_dynamic
+from qjax.tracing.rewrites.flags import flag_roots
+from qjax.tracing.rewrites.unread import needed
 
 __all__ = [
     "ATOMIC",
@@ -26,10 +28,12 @@ __all__ = [
     "annotate",
     "bind",
     "dynamic_products",
+    "flag_roots",
     "from_jaxpr",
     "integer_roots",
     "lost_tables",
     "makes_codes",
+    "needed",
     "observed",
     "rewrite",
     "said",

@@ -57,9 +57,10 @@ class Integers:
         low, high = int(np.min(np.asarray(x))), int(np.max(np.asarray(x)))
         if low < self.low or high >= self.high:
             raise ValueError(
-                f"Input {name!r}: expected integers from {self.low} to {self.high - 1}, got {low} to {high}. A table "
-                f"holds a function of them. Declare their range: qjax.Recipe(integers=(qjax.integers({self.name!r}, "
-                f"{min(low, self.low)}, {max(high + 1, self.high)}),))."
+                f"Input {name!r}: expected integers from {self.low} to {self.high - 1}, got {low} to {high}. "
+                "A mask of integers holds 0 and 1. A table holds a function of integers; declare their range: "
+                f"qjax.Recipe(integers=(qjax.integers({self.name!r}, {min(low, self.low)}, "
+                f"{max(high + 1, self.high)}),))."
             )
 
 

@@ -110,6 +110,11 @@ class Equation:
     def literals(self) -> tuple[Any, ...]:
         return tuple(value.constant for value in self.inputs)
 
+    @property
+    def fixed(self) -> tuple[bool, ...]:
+        """Per input: whether it is made of parameters and literals alone."""
+        return tuple(value.fixed or value.constant is not None for value in self.inputs)
+
     def bind(self, *args: Any) -> list[Any]:
         """Run the equation on arrays (or other floats of the same shapes) as JAX would."""
         if isinstance(self.source, Composite):
@@ -167,6 +172,14 @@ def bind_equation(eqn: Any, args: Sequence[Any]) -> list[Any]:
     return list(result) if eqn.primitive.multiple_results else [result]
 
 
+_VARYING = ("pvary", "pcast")
+_VARIES = (
+    "A quantized model inside of jax.shard_map: JAX marks there which arrays differ between devices, and qjax reads no "
+    "such marks. Pass check_vma=False to jax.shard_map and take the mean of the gradients (jax.lax.pmean) yourself; or "
+    "shard the arrays with jax.jit, see qjax.training.shardings."
+)
+
+
 def from_jaxpr(closed: Any) -> Program:
     """Read a `ClosedJaxpr`."""
     return _program(closed.jaxpr, closed.consts, "")
@@ -197,6 +210,8 @@ def _lookup(var: Any, env: dict[Any, Value]) -> Value:
 def _read(jaxpr: Any, env: dict[Any, Value], scope: str, location: str | None, out: list[Equation]) -> None:
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
+        if name in _VARYING:
+            raise ValueError(_VARIES)
         here = _scope(eqn, scope)
         line = _location(eqn) or location
         inputs = tuple(_lookup(var, env) for var in eqn.invars)

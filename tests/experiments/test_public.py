@@ -37,7 +37,7 @@ def test_the_collections() -> None:
     found, missing = sources(None)
     assert len(found["transformers"]) == 35
     assert missing == ["Flax's examples: no --examples FOLDER"]
-    assert len(sources(Path("examples"))[0]["Flax's examples"]) == 18
+    assert len(sources(Path("examples"))[0]["Flax's examples"]) == 19
 
 
 def test_a_failing_model_is_a_row() -> None:

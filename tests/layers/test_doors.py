@@ -96,6 +96,7 @@ def test_numbers_drawn_in_evaluation():
     assert not np.array_equal(model(X), model(X))
 
 
+@pytest.mark.filterwarnings("ignore:quantize. the model trains, but convert will refuse it")
 def test_a_key_among_the_arguments():
     class Keyed(nnx.Module):
         def __init__(self):
@@ -111,6 +112,7 @@ def test_a_key_among_the_arguments():
         qjax.convert(qmodel, (X, KEY))
 
 
+@pytest.mark.filterwarnings("ignore:quantize. the model trains, but convert will refuse it")
 def test_a_cache_among_the_variables():
     attention = nn.MultiHeadDotProductAttention(2, qkv_features=4, decode=True)
     x = X[:, None]

@@ -211,6 +211,7 @@ def test_integers_that_come_in():
         (lambda y: jnp.take(y, jnp.array([0, 7]), axis=1, mode="fill"), 'mode="clip"'),
     ],
 )
+@pytest.mark.filterwarnings("ignore:quantize. the model trains, but convert will refuse it")
 def test_what_has_no_integer_form_says_the_cure(function, cure):
     qmodel = qjax.quantize(Between({"y": function}), qjax.Recipe(), data(*SHAPE))
     with pytest.raises(qjax.ConversionError, match=cure):

@@ -67,6 +67,22 @@ def switched_scan(m, x, ids):
     return jnp.swapaxes(ys, 0, 1)
 
 
+def drawing_scan(m, x, ids):
+    """flax's seq2seq: words drawn at random leave the loop, but only the logits are used."""
+
+    def step(carry, row):
+        state, key, _ = carry
+        state = jnp.tanh(m.dense(state) + row)
+        key, own = jax.random.split(key)
+        word = jax.random.categorical(own, state)
+        return (state, key, word), (state, jax.nn.one_hot(word, WIDTH))
+
+    start = (x[:, 0], jax.random.key(0), jnp.zeros(len(x), jnp.int32))
+    _, (states, words) = lax.scan(step, start, jnp.swapaxes(x, 0, 1))
+    states, _ = jnp.swapaxes(states, 0, 1), jnp.swapaxes(words, 0, 1)
+    return states
+
+
 MOVES: dict[str, Callable[..., Any]] = {
     # constants of the batch's size that are the same for every example
     "causal": causal,
@@ -110,6 +126,7 @@ ARITHMETIC: dict[str, Callable[..., Any]] = {
     # sums of segments
     "segments": lambda m, x, i: jax.vmap(lambda r: jax.ops.segment_sum(r, SEGMENTS, 4))(m.dense(x)),
     "switched scan": switched_scan,
+    "drawing scan": drawing_scan,
 }
 """Forms whose reading computes in another order."""
 
@@ -136,7 +153,7 @@ def test_moves_are_read_as_they_are_meant(batch: int) -> None:
 @pytest.mark.parametrize("batch", [1, LENGTH])
 def test_arithmetic_is_read_as_it_is_meant(batch: int) -> None:
     # of another order of float operations: a few units in the last place of numbers up to 100
-    functions = {name: f for name, f in ARITHMETIC.items() if name != "switched scan"}
+    functions = {name: f for name, f in ARITHMETIC.items() if not name.endswith("scan")}
     model, (x, ids) = Net(functions), (jnp.tile(X, (2, 1, 1))[:batch], jnp.tile(IDS, (2, 1))[:batch])
     found, expected = evaluated(model, x, ids), model(x, ids)
     for name in functions:
@@ -178,11 +195,16 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     ),
     "element of the first example": (lambda m, x, i: m.dense(x)[jnp.zeros(len(x), int), i[:, 0] % 6], "gather"),
     "examples in another order": (lambda m, x, i: m.dense(x)[jnp.arange(len(x))[::-1], i[:, 0] % 6], "gather"),
+    "random numbers": (
+        lambda m, x, i: m.dense(x) + jax.random.normal(jax.random.key(0), x.shape),
+        "random numbers for",
+    ),
     "division by data": (lambda m, x, i: m.table(WORDS // jnp.maximum(i, 1)), "div"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.filterwarnings("ignore:quantize. the model trains, but convert will refuse it")
 def test_what_treats_an_example_by_its_place_is_refused(name: str) -> None:
     function, message = REFUSED[name]
     qmodel = qjax.quantize(Net({"y": function}), qjax.Recipe(), (X, IDS))

@@ -28,6 +28,43 @@ def test_eight_devices_compute_what_one_computes() -> None:
     assert done.stdout.strip() == "equal"
 
 
+def test_a_step_inside_of_shard_map_is_the_step_outside() -> None:
+    """Data-parallel training as it is written by hand: no array is an array there, nor is a literal."""
+    x = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+    qmodel = qjax.quantize(Two(), qjax.Recipe(), x)
+    definition = nnx.graphdef(qmodel)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
+
+    def loss(state: Any, x: jax.Array) -> jax.Array:
+        return jax.numpy.mean(nnx.merge(definition, state)(x) ** 2)
+
+    graded = nnx.state(qmodel, nnx.Param)
+    rest = nnx.state(qmodel, nnx.Not(nnx.Param))
+
+    def whole(graded: Any, x: jax.Array) -> Any:
+        return jax.grad(lambda own: loss(nnx.merge_state(own, rest), x))(graded)
+
+    def inside(graded: Any, x: jax.Array) -> Any:
+        return jax.tree.map(lambda g: jax.lax.pmean(g, "data"), whole(graded, x))
+
+    sharded = jax.shard_map(inside, mesh=mesh, in_specs=(P(), P("data")), out_specs=P(), check_vma=False)
+    forward = jax.shard_map(qmodel, mesh=mesh, in_specs=P("data"), out_specs=P("data"), check_vma=False)
+    np.testing.assert_array_equal(np.asarray(jax.jit(forward)(x)), np.asarray(nnx.jit(lambda m, x: m(x))(qmodel, x)))
+    # gradients are sums of floats, in another order: apart by their rounding
+    pairs = zip(*(jax.tree.leaves(f(graded, x)) for f in (jax.jit(sharded), jax.jit(whole))), strict=True)
+    for a, b in pairs:
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=0, atol=2.0**-20 * float(np.abs(b).max()))
+
+
+def test_marks_of_what_differs_between_devices_are_refused() -> None:
+    x = np.ones((2, 4), np.float32)
+    qmodel = qjax.quantize(Two(), qjax.Recipe(), x)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
+    sharded = jax.shard_map(qmodel, mesh=mesh, in_specs=P("data"), out_specs=P("data"))
+    with pytest.raises(ValueError, match=r"Pass check_vma=False to jax.shard_map"):
+        sharded(x)
+
+
 class Two(nnx.Module):
     def __init__(self) -> None:
         self.up, self.down = nnx.Linear(4, 6, rngs=nnx.Rngs(0)), nnx.Linear(6, 3, rngs=nnx.Rngs(1))

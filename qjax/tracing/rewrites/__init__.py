@@ -12,6 +12,7 @@ from qjax.tracing.rewrites.calls import open_calls
 from qjax.tracing.rewrites.centered import center_first
 from qjax.tracing.rewrites.dropout import find_dropout
 from qjax.tracing.rewrites.fixed import mark_fixed
+from qjax.tracing.rewrites.flags import find_flags
 from qjax.tracing.rewrites.integers import find_integer_functions
 from qjax.tracing.rewrites.literals import fold_literals
 from qjax.tracing.rewrites.log_softmax import find_log_softmax
@@ -26,12 +27,14 @@ from qjax.tracing.rewrites.spread import divide_constants, spread_operands
 from qjax.tracing.rewrites.tables import find_tables
 from qjax.tracing.rewrites.truth import keep_truth
 from qjax.tracing.rewrites.uniform import share_rows
+from qjax.tracing.rewrites.unread import drop_unread
 
 Rewriter = Callable[[Program], Program]
 
 REWRITERS: tuple[Rewriter, ...] = (
     open_calls,
     simplify_moves,
+    find_flags,
     keep_truth,
     take_own,
     place_constants,
@@ -53,6 +56,7 @@ REWRITERS: tuple[Rewriter, ...] = (
 
 def rewrite(program: Program, constant: Sequence[bool] = ()) -> Program:
     """The program after every rewriter, its bodies included; constant: per input, whether it is a parameter."""
+    program = drop_unread(program)
     mark_fixed(program, constant)
     return _rewrite(program, REWRITERS)
 

@@ -169,6 +169,18 @@ class _Masks:
         kept = [part.ordinary for part in (a, b) if part.ordinary is not None]
         return _Parts(self.new(jnp.add, kept, eqn) if len(kept) == 2 and mask is not True else (*kept, None)[0], mask)
 
+    def subtracted(self, eqn: Equation) -> _Parts:
+        """x - (1 - m) * 1e9, and x - y where x hides."""
+        x, y = eqn.inputs
+        a = self.of(x)
+        found = self.hiding(eqn, y, -1)
+        if found is not None:
+            ordinary = None if a.ordinary is None else self.spread(a.ordinary, eqn.out_shapes[0], eqn)
+            return _Parts(ordinary, self.both(jnp.logical_and, a.mask, found, eqn))
+        if a.mask is True:
+            return _Parts(eqn.outputs[0], True)
+        return _Parts(self.new(jnp.subtract, [self.whole(a, x, eqn), y], eqn), a.mask)
+
     def least(self, eqn: Equation) -> _Parts:
         a, b = (self.of(v) for v in eqn.inputs)
         mask = self.both(jnp.logical_and, a.mask, b.mask, eqn)
@@ -220,10 +232,15 @@ class _Masks:
 
     def scaled(self, eqn: Equation) -> _Parts:
         """(1 - m) * -1e9, and m * -1e9 where m hides."""
-        found = added_mask(self.flow, eqn.outputs[0], len(eqn.out_shapes[0]))
+        found = self.hiding(eqn, eqn.outputs[0], 1)
+        return _Parts(eqn.outputs[0], True) if found is None else _Parts(None, found)
+
+    def hiding(self, eqn: Equation, value: Value, sign: int) -> Value | None:
+        """The mask that an added tensor of zeros and great numbers is, in that tensor's shape."""
+        found = added_mask(self.flow, value, len(value.shape), sign)
         if found is None:
-            return _Parts(eqn.outputs[0], True)
-        axes, shape = found.axes, eqn.out_shapes[0]
+            return None
+        axes, shape = found.axes, value.shape
 
         def spread(mask: Any) -> Any:
             kept = sorted(axis for axis in axes if axis is not None)
@@ -232,7 +249,7 @@ class _Masks:
             mask = lax.broadcast_in_dim(mask, shape, [place for place, axis in enumerate(axes) if axis is not None])
             return jnp.logical_not(mask) if found.inverted else mask
 
-        return _Parts(None, self.new(spread, [found.value], eqn))
+        return self.new(spread, [found.value], eqn)
 
     def moved(self, eqn: Equation) -> _Parts:
         count = len(eqn.inputs) if eqn.primitive == "concatenate" else 1
@@ -261,6 +278,7 @@ class _Masks:
 _RULES: dict[str, Callable[[_Masks, Equation], _Parts]] = {
     "add": _Masks.added,
     "add_any": _Masks.added,
+    "sub": _Masks.subtracted,
     "min": _Masks.least,
     "max": _Masks.greatest,
     "select_n": _Masks.selected,

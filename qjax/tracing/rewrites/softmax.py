@@ -159,12 +159,12 @@ def unmasked(flow: Flow, value: Value) -> tuple[Value, list[_Mask]]:
             masks += _parts(flow, chosen[0])
             value = flow.plain(chosen[2]).value
             continue
-        if eqn.primitive == "add":
+        if eqn.primitive in ("add", "sub"):
             added = next(
                 (
                     (mask, x)
-                    for x, other in (eqn.inputs, eqn.inputs[::-1])
-                    if x.shape == value.shape and (mask := added_mask(flow, other, len(value.shape))) is not None
+                    for x, other, sign in _terms(eqn)
+                    if x.shape == value.shape and (mask := added_mask(flow, other, len(value.shape), sign)) is not None
                 ),
                 None,
             )
@@ -176,22 +176,31 @@ def unmasked(flow: Flow, value: Value) -> tuple[Value, list[_Mask]]:
     return value, masks
 
 
-def added_mask(flow: Flow, value: Value, rank: int) -> _Mask | None:
-    """A tensor of zeros and great negative numbers: where(m, 0, -1e9) or (1 - m) * -1e9."""
+def _terms(eqn: Equation) -> list[tuple[Value, Value, int]]:
+    """Of a sum or difference: a term, the other one, and the sign of that."""
+    a, b = eqn.inputs
+    return [(a, b, 1), (b, a, 1)] if eqn.primitive == "add" else [(a, b, -1)]
+
+
+def added_mask(flow: Flow, value: Value, rank: int, sign: int = 1) -> _Mask | None:
+    """A tensor of zeros and, times `sign`, great negative numbers: where(m, 0, -1e9) or (1 - m) * -1e9."""
     found = flow.behind(value)
     if len(found.axes) != rank or found.equation is None:
         return None
     eqn = found.equation
     if eqn.primitive == "select_n":
         which, no, yes = eqn.inputs[0], *(flow.number(v) for v in eqn.inputs[1:3])
-        if no is None or yes is None or str(which.dtype) != "bool" or {no, yes} - {min(no, yes), 0.0}:
+        if no is None or yes is None or str(which.dtype) != "bool":
+            return None
+        no, yes = sign * no, sign * yes
+        if {no, yes} - {min(no, yes), 0.0}:
             return None
         behind = flow.behind(which, found.axes)
         return _Mask(behind.value, behind.axes, yes != 0) if min(no, yes) <= HIDDEN else None
     if eqn.primitive == "mul":
         for factor, other in (eqn.inputs, eqn.inputs[::-1]):
             number = flow.number(factor)
-            if number is None or number > HIDDEN:
+            if number is None or sign * number > HIDDEN:
                 continue
             inner = flow.behind(other, found.axes)
             inverted = True

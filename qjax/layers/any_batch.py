@@ -1,0 +1,72 @@
+"""Refuses a model whose shapes follow the batch only up to some size: `x[:100]` traced with fewer examples.
+
+The conversion compares two small batches. A cut that is longer than both leaves both whole, and a graph made from them
+would return what the model cuts off. Shapes alone at a large batch show it.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from flax import nnx
+
+from qjax.layers.trace import TraceError, program_of_shapes
+from qjax.tracing import Equation, Program, needed
+
+LARGE = 10_007
+"""A batch that is longer than the cuts that models make, and a prime: no other axis of a model has it by chance."""
+
+_RANDOM = ("random_bits", "threefry2x32", "random_gamma", "rng_bit_generator")
+
+
+def check_any_batch(model: nnx.Module, args: Sequence[Any], programs: Sequence[Program], sizes: Sequence[int]) -> None:
+    """Raise where an axis follows the batch at two `sizes`, whose programs these are, and not at a large one.
+
+    Raises:
+      TraceError: an operation's result does so, or random numbers are drawn for each example; the message names the
+        line.
+    """
+    for first, second in zip(*(needed(program) for program in programs), strict=False):
+        if first.primitive in _RANDOM and first.out_shapes != second.out_shapes:
+            raise TraceError(
+                f"{_where(first)}: {first.primitive!r} draws random numbers for each example, which a graph cannot. "
+                "Draw them outside of the model and pass them in, or convert the parts of the model around the draw "
+                "(from_linen takes a method; return what the numbers are drawn from)."
+            )
+    try:
+        large = program_of_shapes(model, args, LARGE)
+    except TraceError as error:
+        raise TraceError(f"A graph takes any batch, but the model fails on one of {LARGE:,}. {error}") from error
+    equations = [list(program.walk()) for program in (*programs, large)]
+    if len({len(found) for found in equations}) > 1:
+        # a loop over the examples, or a cut: the first operation that is not the same
+        here = next((c for a, c in zip(equations[0], equations[2], strict=False) if a.primitive != c.primitive), None)
+        if equations[0] and len(equations[0]) == len(equations[1]):
+            few = f"batches of {sizes[0]} and {sizes[1]}"
+            raise _refused(here or equations[2][-1], f"a batch of {LARGE:,} takes other operations than {few}")
+        return
+    for first, second, third in zip(*equations, strict=True):
+        shapes = zip(first.out_shapes, second.out_shapes, third.out_shapes, strict=True)
+        for a, b, c in shapes:
+            if len(a) == len(b) == len(c) and any(map(lambda *axis: _stops(axis, sizes), a, b, c)):
+                few = f"{a} and {b} on batches of {sizes[0]} and {sizes[1]}"
+                raise _refused(third, f"{few} become {c} on one of {LARGE:,}")
+
+
+def _stops(axis: Sequence[int], sizes: Sequence[int]) -> bool:
+    """Whether an axis that is a multiple of the batch, or fixed, at two sizes is not so at the large one."""
+    (a, b, c), (n, m) = axis, sizes
+    if a == b:
+        return c != a
+    return a * m == b * n and a * LARGE != c * n
+
+
+def _where(eqn: Equation) -> str:
+    module = f" in module {eqn.scope!r}" if eqn.scope else ""
+    return f"{eqn.location or 'unknown line'}{module}"
+
+
+def _refused(eqn: Equation, what: str) -> TraceError:
+    return TraceError(
+        f"{_where(eqn)}: {eqn.primitive!r}: {what}. A graph takes any batch: no operation "
+        "may cut it, or treat an example by its position in it. Cut the batch before the model, or cut its outputs."
+    )

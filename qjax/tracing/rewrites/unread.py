@@ -1,0 +1,88 @@
+"""What a scan computes and nobody reads: stacked outputs, and carries that only such outputs need.
+
+A decoder that samples words returns them beside its logits; a model that uses the logits alone must not be held up by
+the random numbers. Equations outside of scans stay: the conversion starts from the outputs by itself.
+"""
+
+import dataclasses
+
+from qjax.tracing.program import Equation, Program, Value
+
+
+def drop_unread(program: Program) -> Program:
+    """The program whose scans hold what is read of them; a carry that nobody reads stays as it is."""
+    if not any(eqn.primitive == "scan" for eqn in program.walk()):
+        return program
+    return _dropped(program, set(program.outputs))
+
+
+def needed(program: Program) -> list[Equation]:
+    """The equations that an output depends on, in order, with those of bodies in the place of a scan or remat."""
+    return _behind(program, set(program.outputs))[0]
+
+
+def _dropped(program: Program, outputs: set[Value]) -> Program:
+    wanted = _behind(program, outputs, bodies=False)[1]
+    equations: list[Equation] = []
+    gone: set[Value] = set()
+    for eqn in program.equations:
+        if gone.intersection(eqn.inputs):
+            # unread itself: it only moves what the scan no longer returns
+            gone.update(eqn.outputs)
+            continue
+        kept = eqn
+        if eqn.body is not None and wanted.intersection(eqn.outputs):
+            inner = _read_inside(eqn, eqn.body, wanted)[0]
+            kept = _without(eqn, eqn.body, inner) if eqn.primitive == "scan" else _inside(eqn, eqn.body, inner)
+            gone.update(set(eqn.outputs).difference(kept.outputs))
+        equations.append(kept)
+    return dataclasses.replace(program, equations=tuple(equations))
+
+
+def _inside(eqn: Equation, body: Program, inner: set[Value]) -> Equation:
+    return dataclasses.replace(eqn, body=_dropped(body, inner))
+
+
+def _without(eqn: Equation, body: Program, inner: set[Value]) -> Equation:
+    """A scan without the stacked outputs, and with the carries as they start, that are not `inner`."""
+    first, carried = eqn.params["num_consts"], eqn.params["num_carry"]
+    if all(value in inner for value in body.outputs):
+        return _inside(eqn, body, inner)
+    starts = body.inputs[first : first + carried]
+    carries = [value if value in inner else start for value, start in zip(body.outputs, starts, strict=False)]
+    pairs = zip(body.outputs[carried:], eqn.outputs[carried:], strict=True)
+    stacked = [(value, outer) for value, outer in pairs if value in inner]
+    equations, _ = _behind(body, inner, bodies=False)
+    body = dataclasses.replace(body, equations=tuple(equations), outputs=(*carries, *(value for value, _ in stacked)))
+    outputs = (*eqn.outputs[:carried], *(outer for _, outer in stacked))
+    return dataclasses.replace(eqn, outputs=outputs, body=_dropped(body, inner))
+
+
+def _read_inside(eqn: Equation, body: Program, wanted: set[Value]) -> tuple[set[Value], list[Equation], set[Value]]:
+    """Of a scan or remat: the outputs of its body that are read, the equations behind them, and what those read."""
+    first = eqn.params.get("num_consts", 0)
+    carries = body.inputs[first : first + eqn.params.get("num_carry", 0)]
+    inner = {value for value, outer in zip(body.outputs, eqn.outputs, strict=True) if outer in wanted}
+    while True:
+        equations, read = _behind(body, inner)
+        # what one iteration reads of its carry, the one before it computes
+        more = inner | {after for after, start in zip(body.outputs, carries, strict=False) if start in read}
+        if more == inner:
+            return inner, equations, read
+        inner = more
+
+
+def _behind(program: Program, wanted: set[Value], *, bodies: bool = True) -> tuple[list[Equation], set[Value]]:
+    """The equations behind some values, and all values that they read; bodies: their equations instead of a scan."""
+    wanted, found = set(wanted), list[Equation]()
+    for eqn in reversed(program.equations):
+        if not wanted.intersection(eqn.outputs):
+            continue
+        if eqn.body is None:
+            found.append(eqn)
+            wanted.update(eqn.inputs)
+            continue
+        _, equations, read = _read_inside(eqn, eqn.body, wanted)
+        found += equations[::-1] if bodies else [eqn]
+        wanted.update(outer for outer, v in zip(eqn.inputs, eqn.body.inputs, strict=True) if v in read)
+    return found[::-1], wanted
