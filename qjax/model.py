@@ -249,18 +249,18 @@ def _convert(qmodel: QuantizedModel, args: tuple[Any, ...], target: Any) -> Grap
     plan, quantizers = qmodel.plan, dict(qmodel.plan.quantizers)
     values = qmodel.quantizer_values()
     model = evaluation_copy(qmodel.model)
+    seen: dict[tuple[str, tuple[int, ...]], QParams] = {}
 
     def params_of(place: Place, step: tuple[int, ...], x: Any) -> QParams:
         q, own = quantizers[place.name], values[place.name]
         if step and place.name not in plan.shared:
             own = {name: value[step] for name, value in own.items()}
-        if q.method == "dynamic" and isinstance(x, jax.ShapeDtypeStruct):
-            return QParams(
-                np.ones(q.spec.param_shape(x.shape), np.float32),
-                np.zeros(q.spec.param_shape(x.shape), np.int32),
-                q.spec,
-            )
-        return q.qparams(own, x)
+        if q.method != "dynamic":
+            return q.qparams(own, x)
+        # the second trace has shapes alone: what a weight's numbers say, the first one has seen
+        if not isinstance(x, jax.ShapeDtypeStruct):
+            seen[place.name, step] = q.qparams(own, x)
+        return seen[place.name, step]
 
     def read(args: tuple[Any, ...]) -> tuple[Traced, Annotation]:
         return plan.read(trace(model, args, {}, plan.expected))

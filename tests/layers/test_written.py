@@ -72,6 +72,16 @@ def test_weights_in_groups(symmetric):
     assert [node.op for node in graph.ir.nodes] == ["grouped_dot", "grouped_dot"]
 
 
+def test_weights_in_groups_whose_scales_follow_them():
+    """The batch of the second trace has other numbers of examples, not other weights."""
+    spec = qjax.QSpec(bits=4, axis=-1, group_size=4)
+    qmodel = qjax.quantize(nnx.Linear(8, 3, rngs=nnx.Rngs(0)), qjax.Recipe(weights=spec, weight_method="dynamic"), data(2, 8))
+    qmodel.eval()
+    graph = qjax.convert(qmodel, data(2, 8))
+    assert [node.op for node in graph.ir.nodes] == ["grouped_dot"]
+    assert qjax.verify(graph, qmodel, [data(5, 8)]).exact
+
+
 def test_transposed_convolutions():
     class Net(nnx.Module):
         def __init__(self):
