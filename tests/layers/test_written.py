@@ -75,7 +75,8 @@ def test_weights_in_groups(symmetric):
 def test_weights_in_groups_whose_scales_follow_them():
     """The batch of the second trace has other numbers of examples, not other weights."""
     spec = qjax.QSpec(bits=4, axis=-1, group_size=4)
-    qmodel = qjax.quantize(nnx.Linear(8, 3, rngs=nnx.Rngs(0)), qjax.Recipe(weights=spec, weight_method="dynamic"), data(2, 8))
+    recipe = qjax.Recipe(weights=spec, weight_method="dynamic")
+    qmodel = qjax.quantize(nnx.Linear(8, 3, rngs=nnx.Rngs(0)), recipe, data(2, 8))
     qmodel.eval()
     graph = qjax.convert(qmodel, data(2, 8))
     assert [node.op for node in graph.ir.nodes] == ["grouped_dot"]
