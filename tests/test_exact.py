@@ -91,3 +91,36 @@ def test_the_exact_forward_of_a_model_with_tables_trains():
     for a, b in zip(jax.tree.leaves(exact), jax.tree.leaves(fake), strict=True):
         assert np.array_equal(a, b)
     assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(exact)) > 0
+
+
+class Pooled(nnx.Module):
+    """An average pooling, which TFLite computes on its input's grid."""
+
+    def __init__(self):
+        self.a = nnx.Conv(2, 3, (3, 3), rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return nnx.avg_pool(nnx.relu(self.a(x)), (2, 2), (2, 2))
+
+
+def test_an_average_on_its_inputs_grid_is_one_inside_of_jit_too():
+    """Where the scales are tracers, one grid is the same two arrays."""
+    x = data(3, 4, 4, 2)
+    with jax.numpy_dtype_promotion("standard"):  # flax divides by an integer count
+        qmodel = qjax.quantize(Pooled(), Recipe(target="tflite_micro"), x)
+        qmodel.eval()
+        graph = qjax.convert(qmodel, x)
+        exact = nnx.jit(qjax.exact(qmodel, x))(qmodel, x)
+    assert "formula" in graph.ir.nodes[-1].attributes
+    assert_same(exact, graph(x))
+
+
+def test_codes_keep_their_range_where_nothing_changes_their_sign():
+    """-128 has no opposite: behind a factor the range must be symmetric, behind a bias and a relu it need not be."""
+    x = data(4, 6)
+    spec = qjax.QSpec(bits=8, axis=-1, narrow_range=False)
+    qmodel = qjax.quantize(Perceptron(), Recipe(weights=spec), x)
+    qmodel.eval()
+    kernel = qjax.convert(qmodel, x).ir.tensors["a/kernel"].quantization
+    assert kernel is not None
+    assert (kernel.qmin, kernel.qmax) == (-128, 127)
