@@ -30,7 +30,7 @@ from qjax.export.unsupported import unsupported
 from qjax.export.verify import Report
 from qjax.export.verify import verify as compare_nodes
 from qjax.finite import check_bounds, check_finite
-from qjax.layers import Traced, TraceError, check_any_batch, instrument, module_types, trace
+from qjax.layers import Traced, TraceError, check_any_batch, check_nothing_drawn, instrument, module_types, trace
 from qjax.numerics.affine import QParams
 from qjax.numerics.surrogate import with_gradient_of
 from qjax.ops import backend
@@ -275,12 +275,10 @@ def _convert(qmodel: QuantizedModel, args: tuple[Any, ...], target: Any) -> Grap
     other_size = 2 * size if size > 2 else 64
     larger = [jnp.zeros((other_size, *a.shape[1:]), a.dtype) if a.ndim else a for a in arrays]
     other, other_annotation = read(join_arguments(larger, rest))
-    if not any(isinstance(x, Tracer) for x in traced.args):
-        # once is enough: `exact` converts the same model again in every trace
-        try:
-            check_any_batch(model, args, (traced.read, other.read), (size, other_size))
-        except TraceError as error:
-            raise ConversionError(str(error)) from error
+    concrete = not any(isinstance(x, Tracer) for x in traced.args)
+    programs = (traced.read, other.read)
+    if concrete:
+        _converts(check_nothing_drawn, programs)
     shapes = [jax.ShapeDtypeStruct(np.shape(a), a.dtype) for a in other.args]
     graph = convert_program(
         traced.results,
@@ -292,6 +290,9 @@ def _convert(qmodel: QuantizedModel, args: tuple[Any, ...], target: Any) -> Grap
         (other.results, other_annotation, shapes),
         (size, other_size),
     )
+    if concrete:
+        # once is enough: `exact` converts the same model again in every trace
+        _converts(check_any_batch, model, args, programs, (size, other_size))
     assert graph.call is not None
     if not graph.outputs:
         raise ConversionError("The model returns nothing that depends on its arguments; a graph would be empty.")
@@ -308,6 +309,14 @@ def _convert(qmodel: QuantizedModel, args: tuple[Any, ...], target: Any) -> Grap
     graph = graph.replace(metadata=metadata, call=call)
     backend = backend_of(target)
     return graph if backend is None else backend.partition(graph)
+
+
+def _converts(check: Callable[..., None], *args: Any) -> None:
+    """A check of the traces, whose error is one of the conversion."""
+    try:
+        check(*args)
+    except TraceError as error:
+        raise ConversionError(str(error)) from error
 
 
 def _check_stateless(traced: Traced, annotation: Annotation) -> None:

@@ -1,7 +1,16 @@
 """Where flax modules meet the tracer."""
 
-from qjax.layers.any_batch import check_any_batch
+from qjax.layers.any_batch import check_any_batch, check_nothing_drawn
 from qjax.layers.scope import instrument, module_types
 from qjax.layers.trace import Traced, TraceError, trace, write_state
 
-__all__ = ["TraceError", "Traced", "check_any_batch", "instrument", "module_types", "trace", "write_state"]
+__all__ = [
+    "TraceError",
+    "Traced",
+    "check_any_batch",
+    "check_nothing_drawn",
+    "instrument",
+    "module_types",
+    "trace",
+    "write_state",
+]

@@ -18,12 +18,11 @@ LARGE = 10_007
 _RANDOM = ("random_bits", "threefry2x32", "random_gamma", "rng_bit_generator")
 
 
-def check_any_batch(model: nnx.Module, args: Sequence[Any], programs: Sequence[Program], sizes: Sequence[int]) -> None:
-    """Raise where an axis follows the batch at two `sizes`, whose programs these are, and not at a large one.
+def check_nothing_drawn(programs: Sequence[Program]) -> None:
+    """Raise where a model draws random numbers for each example; programs: its calls with batches of two sizes.
 
     Raises:
-      TraceError: an operation's result does so, or random numbers are drawn for each example; the message names the
-        line.
+      TraceError: it does; the message names the line.
     """
     for first, second in zip(*(needed(program) for program in programs), strict=False):
         if first.primitive in _RANDOM and first.out_shapes != second.out_shapes:
@@ -32,11 +31,19 @@ def check_any_batch(model: nnx.Module, args: Sequence[Any], programs: Sequence[P
                 "Draw them outside of the model and pass them in, or convert the parts of the model around the draw "
                 "(from_linen takes a method; return what the numbers are drawn from)."
             )
+
+
+def check_any_batch(model: nnx.Module, args: Sequence[Any], programs: Sequence[Program], sizes: Sequence[int]) -> None:
+    """Raise where an axis follows the batch at two `sizes`, whose programs these are, and not at a large one.
+
+    Raises:
+      TraceError: an operation's result does so; the message names its line.
+    """
     try:
         large = program_of_shapes(model, args, LARGE)
     except TraceError as error:
         raise TraceError(f"A graph takes any batch, but the model fails on one of {LARGE:,}. {error}") from error
-    equations = [list(program.walk()) for program in (*programs, large)]
+    equations = [needed(program) for program in (*programs, large)]
     if len({len(found) for found in equations}) > 1:
         # a loop over the examples, or a cut: the first operation that is not the same
         here = next((c for a, c in zip(equations[0], equations[2], strict=False) if a.primitive != c.primitive), None)

@@ -40,21 +40,35 @@ def logarithms() -> np.ndarray:
         return np.array([int(entry.to_integral_value(ROUND_HALF_EVEN)) for entry in entries], np.int32)
 
 
-def log_sums(codes: Any, exponentials: Any, logs: Any, axes: tuple[int, ...]) -> tuple[Any, Any]:
+def log_sums(
+    codes: Any, exponentials: Any, logs: Any, axes: tuple[int, ...], taking_part: Any = None
+) -> tuple[Any, Any]:
     """The greatest code of each row and l = 2^25 L: int32 of the codes' shape with one element along the axes.
+
+    Both are of the codes that take part.
 
     Args:
       codes: integers of at most 16 bits. axes: not empty, none negative; at most 2^31 - 1 elements in a row.
       exponentials: of `integer_softmax.exponentials`, for all differences that occur or until it is 0.
       logs: of `logarithms`.
+      taking_part: booleans of the shape of `codes`; None: all take part, as in a row in which none does.
 
     Returns:
       numpy arrays for host inputs, JAX arrays otherwise.
     """
     xp = like_inputs(codes, exponentials, logs)
     q = xp.asarray(codes).astype(np.int32)
-    greatest = xp.max(q, axis=axes, keepdims=True)
-    powers = looked_up(xp, xp.asarray(exponentials), xp.broadcast_to(greatest, q.shape) - q)
+    if taking_part is not None:
+        taking_part = xp.asarray(taking_part)
+        some = xp.max(taking_part.astype(np.int32), axis=axes, keepdims=True)
+        taking_part = taking_part | xp.broadcast_to(some == np.int32(0), q.shape)
+        visible = xp.where(taking_part, q, np.int32(np.iinfo(codes.dtype).min))
+    else:
+        visible = q
+    greatest = xp.max(visible, axis=axes, keepdims=True)
+    powers = looked_up(xp, xp.asarray(exponentials), xp.broadcast_to(greatest, q.shape) - visible)
+    if taking_part is not None:
+        powers = xp.where(taking_part, powers, np.int32(0))
     with wide(xp):
         total = xp.sum(powers.astype(np.int64), axis=axes, keepdims=True)
         shift, mantissa = leading(xp, total, int(np.prod([q.shape[axis] for axis in axes])))

@@ -1,4 +1,8 @@
-"""Log-softmax and logsumexp of codes: `jax.nn.log_softmax`, `jax.nn.logsumexp` and what is written like them."""
+"""Log-softmax and logsumexp of codes: `jax.nn.log_softmax`, `jax.nn.logsumexp` and what is written like them.
+
+Inputs are codes, then masks (True: takes part in the sum, if not inverted). A row in which nothing takes part counts as
+if everything did.
+"""
 
 from collections.abc import Collection, Sequence
 from typing import Any, ClassVar
@@ -27,6 +31,7 @@ from qjax.ops.base import (
 )
 from qjax.ops.epilogue import finish_sum, fold_sum, greatest_shift
 from qjax.ops.pending import Pending
+from qjax.ops.taking_part import FILL, attributes_of, taking_part, works_along
 
 _LOG_STEP = 2.0**-LOG_BITS
 _CODE_BITS = 30
@@ -52,7 +57,10 @@ class _LogSum(Op):
         return None
 
     def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
-        return [attributes["axes"]]
+        return works_along(attributes)
+
+    def integers(self, eqn: Equation, constant: Sequence[bool]) -> tuple[int, ...]:
+        return tuple(range(1, len(constant)))
 
     sign: ClassVar[int]
 
@@ -91,18 +99,23 @@ class LogSoftmax(_LogSum):
     sign = -1
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
-        return {"axes": [int(axis) for axis in eqn.params["axes"]]}
+        return {"axes": [int(axis) for axis in eqn.params["axes"]], **attributes_of(eqn)}
 
     def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
-        (x,) = inputs
+        x, *masks = inputs
         if not isinstance(x, Quantized):
-            return eqn.bind(real(x))
-        y = jax.nn.log_softmax(x.real32(), axis=tuple(eqn.params["axes"]))
+            return eqn.bind(*map(real, inputs))
+        axes, values = tuple(eqn.params["axes"]), x.real32()
+        if masks:
+            visible = _visible(self.attributes(eqn), masks, values)
+            y = values - jax.nn.logsumexp(visible, axis=axes, keepdims=True)
+        else:
+            y = jax.nn.log_softmax(values, axis=axes)
         return [Pending.of_real(y, eqn.out_dtypes[0])]
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
-        (x,) = inputs
-        greatest, logs = _sums(attributes, constants, x)
+        x = inputs[0]
+        greatest, logs = _sums(attributes, constants, inputs)
         below = jnp.broadcast_to(greatest, x.shape) - x.astype(jnp.int32)
         return finish_sum([below << np.int32(attributes["places"]), logs], constants, attributes)
 
@@ -116,18 +129,20 @@ class LogSumExp(_LogSum):
     sign = 1
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
-        return {"axes": [int(axis) for axis in eqn.params["axes"]], "keep": bool(eqn.params["keep"])}
+        own = {"axes": [int(axis) for axis in eqn.params["axes"]], "keep": bool(eqn.params["keep"])}
+        return {**own, **attributes_of(eqn)}
 
     def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
-        (x,) = inputs
+        x, *masks = inputs
         if not isinstance(x, Quantized):
-            return eqn.bind(real(x))
-        axes = tuple(eqn.params["axes"])
-        y = jax.nn.logsumexp(x.real32(), axis=axes, keepdims=eqn.params["keep"])
+            return eqn.bind(*map(real, inputs))
+        axes, values = tuple(eqn.params["axes"]), x.real32()
+        values = _visible(self.attributes(eqn), masks, values) if masks else values
+        y = jax.nn.logsumexp(values, axis=axes, keepdims=eqn.params["keep"])
         return [Pending.of_real(y, eqn.out_dtypes[0])]
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
-        greatest, logs = _sums(attributes, constants, inputs[0])
+        greatest, logs = _sums(attributes, constants, inputs)
         zero_point = jnp.broadcast_to(jnp.asarray(constants["zero_point0"]), greatest.shape)
         parts = [(greatest - zero_point) << np.int32(attributes["places"]), logs]
         if not attributes["keep"]:
@@ -135,6 +150,15 @@ class LogSumExp(_LogSum):
         return finish_sum(parts, constants, attributes)
 
 
-def _sums(attributes: Attributes, constants: Constants, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _visible(attributes: Attributes, masks: Sequence[Any], values: jax.Array) -> jax.Array:
+    """Reals with what takes no part far below the rest."""
+    mask = taking_part(attributes, masks, values.shape)
+    some = jnp.any(mask, axis=tuple(attributes["axes"]), keepdims=True)
+    return jnp.where(jnp.logical_or(mask, jnp.logical_not(some)), values, jnp.full_like(values, FILL))
+
+
+def _sums(attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    x, *masks = inputs
     tables = jnp.asarray(constants["table"]), jnp.asarray(constants["logarithms"])
-    return log_sums(x, *tables, tuple(attributes["axes"]))
+    mask = taking_part(attributes, masks, x.shape) if masks else None
+    return log_sums(x, *tables, tuple(attributes["axes"]), mask)

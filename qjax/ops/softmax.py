@@ -30,9 +30,9 @@ from qjax.ops.base import (
 )
 from qjax.ops.epilogue import clamp_codes, finish_sum, fold_sum, greatest_shift
 from qjax.ops.pending import Pending
+from qjax.ops.taking_part import FILL, attributes_of, taking_part, works_along
 
 _STEP = np.float32(2.0**-BITS)
-_FILL = np.float32(-3e38)
 _FIELDS = {"gemmlowp": runtimes.Gemmlowp, "float32": runtimes.Table, "uint16": runtimes.Uint16}
 
 
@@ -67,9 +67,7 @@ class Softmax(Op):
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         attributes: dict[str, Any] = {"axes": [int(axis) for axis in eqn.params["axes"]]}
         if len(eqn.in_shapes) > 1:
-            attributes["empty"] = eqn.params["empty"]
-            attributes["mask_axes"] = [list(axes) for axes in eqn.params["mask_axes"]]
-            attributes["mask_inverted"] = list(eqn.params["mask_inverted"])
+            attributes |= {"empty": eqn.params["empty"], **attributes_of(eqn)}
         return attributes
 
     def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
@@ -79,8 +77,8 @@ class Softmax(Op):
         values, axes = x.real32(), tuple(eqn.params["axes"])
         if not masks:
             return [Pending.of_real(jax.nn.softmax(values, axis=axes), eqn.out_dtypes[0])]
-        mask = _taking_part(self.attributes(eqn), masks, values.shape)
-        y = jax.nn.softmax(jnp.where(mask, values, jnp.full_like(values, _FILL)), axis=axes)
+        mask = taking_part(self.attributes(eqn), masks, values.shape)
+        y = jax.nn.softmax(jnp.where(mask, values, jnp.full_like(values, FILL)), axis=axes)
         if eqn.params["empty"] == "zero":
             y = jnp.where(mask, y, jnp.zeros_like(y))
         return [Pending.of_real(y, eqn.out_dtypes[0])]
@@ -130,9 +128,7 @@ class Softmax(Op):
         return None
 
     def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
-        axes = attributes["axes"]
-        masks = [[own[a] for a in axes if own[a] is not None] for own in attributes.get("mask_axes", ())]
-        return [axes, *masks]
+        return works_along(attributes)
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         x, *masks = inputs
@@ -140,25 +136,10 @@ class Softmax(Op):
             fields = _FIELDS[attributes["method"]]
             found = runtimes.softmax(x, fields(*(jnp.asarray(constants[name]) for name in fields._fields)))
             return clamp_codes(found, constants)
-        mask = _taking_part(attributes, masks, x.shape) if masks else None
+        mask = taking_part(attributes, masks, x.shape) if masks else None
         empty = attributes.get("empty", "uniform")
         p = shares(x, jnp.asarray(constants["table"]), tuple(attributes["axes"]), mask, empty)
         return finish_sum([p], constants, attributes)
-
-
-def _taking_part(attributes: Attributes, masks: Sequence[Any], shape: tuple[int, ...]) -> jax.Array:
-    """The masks as one, of the shape of the codes."""
-    found: jax.Array | None = None
-    for mask, axes, inverted in zip(masks, attributes["mask_axes"], attributes["mask_inverted"], strict=True):
-        mask = jnp.asarray(mask)
-        used = sorted(axis for axis in axes if axis is not None)
-        mask = jnp.squeeze(mask, axis=tuple(axis for axis in range(mask.ndim) if axis not in used))
-        mask = jnp.transpose(mask, [used.index(axis) for axis in axes if axis is not None])
-        mask = jnp.expand_dims(mask, [place for place, axis in enumerate(axes) if axis is None])
-        mask = jnp.broadcast_to(jnp.logical_not(mask) if inverted else mask, shape)
-        found = mask if found is None else jnp.logical_and(found, mask)
-    assert found is not None
-    return found
 
 
 def _of_runtime(method: str, scale: Any) -> dict[str, Array]:

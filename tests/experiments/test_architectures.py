@@ -65,6 +65,7 @@ def test_the_row_of_one_architecture() -> None:
     assert "layers/layers/9" in row.report
 
 
+@pytest.mark.filterwarnings("ignore:quantize. the model trains, but convert will refuse it")
 def test_a_failure_is_told_with_its_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     class Fourier(nnx.Module):
         def __call__(self, x: jax.Array) -> jax.Array:

@@ -72,6 +72,7 @@ UNCONVERTIBLE = {
 
 
 @pytest.mark.parametrize("name", UNCONVERTIBLE)
+@pytest.mark.filterwarnings("ignore:quantize. the model trains, but convert will refuse it")
 def test_the_error_names_the_primitive_the_line_and_a_cure(name):
     call, primitive, cure = UNCONVERTIBLE[name]
     with pytest.raises(ConversionError, match=f"(?s){primitive}.*{cure}") as raised:

@@ -115,6 +115,7 @@ def test_the_exact_forward_is_the_graphs_below_zero_and_nan_out_of_range():
 
 
 @pytest.mark.parametrize("fill", [lambda t, i: t.at[i].get(mode="fill", fill_value=0.0)])
+@pytest.mark.filterwarnings("ignore:quantize. the model trains, but convert will refuse it")
 def test_another_number_than_nan_out_of_range_is_refused(fill):
     qmodel = qjax.quantize(Written(fill), qjax.Recipe(), GOOD)
     qmodel.eval()

@@ -16,6 +16,7 @@ from qjax.tracing.rewrites.flags import find_flags
 from qjax.tracing.rewrites.integers import find_integer_functions
 from qjax.tracing.rewrites.literals import fold_literals
 from qjax.tracing.rewrites.log_softmax import find_log_softmax
+from qjax.tracing.rewrites.masked_logs import mask_logs
 from qjax.tracing.rewrites.masks import part_masks
 from qjax.tracing.rewrites.moves import simplify_moves
 from qjax.tracing.rewrites.normalize import find_normalize
@@ -43,8 +44,10 @@ REWRITERS: tuple[Rewriter, ...] = (
     center_first,
     find_normalize,
     part_masks,
+    share_rows,
     find_softmax,
     find_log_softmax,
+    mask_logs,
     find_integer_functions,
     divide_constants,
     find_tables,

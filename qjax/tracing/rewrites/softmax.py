@@ -45,7 +45,7 @@ def find_softmax(program: Program) -> Program:
             groups.append(found)
     if not groups:
         return program
-    done = replaced(dataclasses.replace(program, equations=_inserted(program, cuts)), groups)
+    done = replaced(dataclasses.replace(program, equations=inserted(program, cuts)), groups)
     done = pruned(done, set(flow.between([v for g in groups for v in g.outputs], ())))
     return opened(done, groups, frozenset({"softmax"}))
 
@@ -80,7 +80,7 @@ def _match(flow: Flow, eqn: Equation, cuts: dict[Value, Equation]) -> Equation |
         return None
     if not x.is_float or any(not _known(mask, masks) for mask in hidden):
         return None
-    operands, added = _operands(flow, masks, cuts)
+    operands, added = operands_of(flow, masks, cuts)
     inputs = [x, *(mask.value for mask in masks)]
     equations = flow.between([output], inputs)
     if flow.leaves(equations, inputs):
@@ -241,7 +241,7 @@ def _known(mask: _Mask, masks: Sequence[_Mask]) -> bool:
     return len(masks) == 1 and (mask.value, mask.inverted) == (masks[0].value, masks[0].inverted)
 
 
-def _operands(flow: Flow, masks: Sequence[_Mask], cuts: dict[Value, Equation]) -> tuple[list[Value], list[Equation]]:
+def operands_of(flow: Flow, masks: Sequence[_Mask], cuts: dict[Value, Equation]) -> tuple[list[Value], list[Equation]]:
     """The masks as operands, cut to one element along axes that they only repeat along (the batch, say).
 
     Returns the operands, and equations for the group that give the masks their size back; `cuts` grows by the cuts.
@@ -273,7 +273,7 @@ def _equation(
     return Equation(primitive.name, (source,), (result,), params, scope, location, bound)
 
 
-def _inserted(program: Program, cuts: Mapping[Value, Equation]) -> tuple[Equation, ...]:
+def inserted(program: Program, cuts: Mapping[Value, Equation]) -> tuple[Equation, ...]:
     """The program's equations with each cut behind what it cuts, or in front of all."""
     waiting = dict(cuts)
     equations: list[Equation] = []

@@ -257,7 +257,9 @@ def _rows(add: Any) -> None:
         made(f"softmax_{empty}", "softmax", [(x, INT8), *masks], ((2, 3, 6), INT8), known)
     made("log_softmax", "log_softmax", [(x, INT8)], ((2, 3, 6), INT8), {"axes": [2]})
     made("log_softmax_wide", "log_softmax", [(wide // 99, INT16)], ((2, 3, 6), INT16), {"axes": [0, 1]})
+    made("log_softmax_masked", "log_softmax", [(x, INT8), *masks], ((2, 3, 6), INT8), masked)
     made("logsumexp", "logsumexp", [(x, INT8)], ((2, 6), INT8), {"axes": [1], "keep": False})
+    made("logsumexp_masked", "logsumexp", [(x, INT8), *masks], ((2, 3), INT8), {**masked, "keep": False})
     made("logsumexp_kept", "logsumexp", [(wide // 99, INT16)], ((2, 1, 1), INT16), {"axes": [1, 2], "keep": True})
     layer = {"axes": [2], "center": True, "divisor": 0, "epsilon": 1e-3, "feature_axes": [2], "groups": 1}
     layer["joined"] = "add"

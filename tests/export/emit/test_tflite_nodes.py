@@ -31,8 +31,8 @@ NO_FORM = {
     "matmul": STEP,
     "grouped_dot": "a scale for every group",
     **dict.fromkeys(("softmax", "softmax_wide", "softmax_uniform", "softmax_zero"), EXACT),
-    **dict.fromkeys(("log_softmax", "log_softmax_wide"), "a log_softmax"),
-    **dict.fromkeys(("logsumexp", "logsumexp_kept"), "a logsumexp"),
+    **dict.fromkeys(("log_softmax", "log_softmax_wide", "log_softmax_masked"), "a log_softmax"),
+    **dict.fromkeys(("logsumexp", "logsumexp_kept", "logsumexp_masked"), "a logsumexp"),
     **dict.fromkeys(("layer_norm", "norm", "group_norm"), "a normalization over the data"),
 }
 """What the error says of the others."""

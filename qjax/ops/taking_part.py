@@ -1,0 +1,43 @@
+"""Masks as operands: which elements of a row take part in a softmax or a sum of exponentials."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from qjax.ops.base import Attributes, Equation
+
+FILL = -3e38
+"""What a number that takes no part counts as, in float32: its exponential is 0 beside any other."""
+
+
+def attributes_of(eqn: Equation) -> dict[str, Any]:
+    """mask_axes: per mask and axis of the codes, the mask's axis or None; mask_inverted: whether True hides."""
+    if len(eqn.in_shapes) < 2:
+        return {}
+    return {
+        "mask_axes": [list(axes) for axes in eqn.params["mask_axes"]],
+        "mask_inverted": list(eqn.params["mask_inverted"]),
+    }
+
+
+def works_along(attributes: Attributes) -> list[Collection[int]]:
+    """Per input: the axes of the codes, then of each mask, that the rows run along."""
+    axes = attributes["axes"]
+    return [axes, *([own[a] for a in axes if own[a] is not None] for own in attributes.get("mask_axes", ()))]
+
+
+def taking_part(attributes: Mapping[str, Any], masks: Sequence[Any], shape: tuple[int, ...]) -> jax.Array:
+    """The masks as one, of the shape of the codes."""
+    found: jax.Array | None = None
+    for mask, axes, inverted in zip(masks, attributes["mask_axes"], attributes["mask_inverted"], strict=True):
+        mask = jnp.asarray(mask)
+        used = sorted(axis for axis in axes if axis is not None)
+        mask = jnp.squeeze(mask, axis=tuple(axis for axis in range(mask.ndim) if axis not in used))
+        mask = jnp.transpose(mask, [used.index(axis) for axis in axes if axis is not None])
+        mask = jnp.expand_dims(mask, [place for place, axis in enumerate(axes) if axis is None])
+        mask = jnp.broadcast_to(jnp.logical_not(mask) if inverted else mask, shape)
+        found = mask if found is None else jnp.logical_and(found, mask)
+    assert found is not None
+    return found
