@@ -102,7 +102,7 @@ def test_forms_of_small_cases_compute_the_same():
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_onnx_runtime_computes_what_the_interpreter_does():
     """Else the comparison is a failure, and not a ratio."""
     found = speed.speed(0.0, ["DS-CNN"], batches=(2,))

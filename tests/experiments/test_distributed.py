@@ -39,6 +39,7 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.exhaustive
 def test_two_processes_killed_and_resumed_train_what_one_trains(one_process: Path, tmp_path: Path) -> None:
     two = ("--processes", "2", "--devices", "1")
     killed = launch(tmp_path, *two, "--kill-at", "5")

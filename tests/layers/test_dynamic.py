@@ -231,6 +231,7 @@ def test_one_layer_of_several() -> None:
     assert explained["first"].operation == "w8 a8 per row"
 
 
+@pytest.mark.exhaustive
 def test_a_block_of_a_transformer(tmp_path: Any) -> None:
     x = normal(2, 5, 8, seed=10)
     qmodel, graph = agree(Stack(), Recipe(overrides={"block/mlp": Dynamic(per="row")}), x)

@@ -124,6 +124,7 @@ class Looped(nnx.Module):
         return lax.scan(layer, x, self.kernel[...])[0]
 
 
+@pytest.mark.exhaustive
 def test_within_loops_and_rematerialisation():
     qmodel = qjax.quantize(Looped(), qjax.Recipe(target="tflite_optimized_x86"), X)
     assert np.isfinite(train_step(qmodel, X))

@@ -76,7 +76,7 @@ def test_training_has_the_tensors_of_evaluation(name: str) -> None:
     assert codes.keys() == wanted.keys()
     for label in codes:
         np.testing.assert_array_equal(codes[label], wanted[label])
-    gradient = nnx.grad(lambda m: jnp.sum(jnp.square(m(x))))(qmodel)
+    gradient = nnx.jit(nnx.grad(lambda m: jnp.sum(jnp.square(m(x)))))(qmodel)
     assert all(bool(jnp.isfinite(g).all()) for g in jax.tree.leaves(gradient))
     qmodel.eval()
     graph = qjax.convert(qmodel, x)

@@ -4,6 +4,7 @@ from fractions import Fraction
 
 import jax
 import numpy as np
+import pytest
 from flax import nnx
 
 import qjax
@@ -37,6 +38,7 @@ def test_schedules_end_where_they_say():
     assert abs(Way(threshold=(0.04, 0.015)).at(1.0)[1] - 0.015) < 1e-12
 
 
+@pytest.mark.exhaustive
 def test_a_tracked_training_follows_the_low_bits_only_and_freezes():
     rng = np.random.default_rng(0)
     images = rng.random((32, 8, 8, 1), np.float32)
