@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from qjax.tracing.program import Program
+from qjax.tracing.rewrites.bodies import hoist_functions, sink_masks
 from qjax.tracing.rewrites.calls import open_calls
 from qjax.tracing.rewrites.centered import center_first
 from qjax.tracing.rewrites.dropout import find_dropout
@@ -60,6 +61,8 @@ REWRITERS: tuple[Rewriter, ...] = (
 def rewrite(program: Program, constant: Sequence[bool] = ()) -> Program:
     """The program after every rewriter, its bodies included; constant: per input, whether it is a parameter."""
     program = drop_unread(program)
+    mark_fixed(program, constant)
+    program = sink_masks(find_flags(hoist_functions(program)))
     mark_fixed(program, constant)
     return _rewrite(program, REWRITERS)
 

@@ -1,0 +1,192 @@
+"""What a scan or remat is handed that belongs on its other side: functions of integers, and additive masks.
+
+A layer inside of `nnx.scan` or `nnx.remat` computes the sines of the positions that it is given. They are the same in
+every iteration, and a function of integers is a table where the integers' range is known: outside. So they move out.
+An additive mask, made once and handed to every layer, would widen the grid of all that it is added to: so it moves in,
+where the softmax stands that reads it.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+from qjax.tracing.expressions import IDENTITIES
+from qjax.tracing.program import Equation, Program, Value
+from qjax.tracing.rewrites.flow import Flow, pruned
+from qjax.tracing.rewrites.softmax import HIDDEN
+
+_MOVES = IDENTITIES | frozenset(
+    "broadcast_in_dim reshape squeeze expand_dims transpose slice concatenate convert_element_type rev".split()  # noqa: SIM905
+)
+_ELEMENTWISE = frozenset(
+    """add sub mul div neg pow integer_pow exp exp2 log sqrt rsqrt sin cos tanh floor rem max min clamp abs sign square
+    eq ne lt le gt ge and or not xor select_n""".split()  # noqa: SIM905
+)
+_OUT = _MOVES | _ELEMENTWISE | {"iota"}
+_PROPER = frozenset("pow integer_pow exp exp2 log sqrt rsqrt sin cos tanh floor square".split())  # noqa: SIM905
+"""Functions whose result no affine steps say; the integer itself is the accumulator of those."""
+_IN = _MOVES | {"select_n", "sub", "mul", "and", "or", "not", "neg"}
+
+
+def hoist_functions(program: Program) -> Program:
+    """The program with functions of integers that scans and remats are given computed in front of them."""
+    return _each(program, _hoisted)
+
+
+def sink_masks(program: Program) -> Program:
+    """The program with additive masks made inside of the scans and remats that they are handed to."""
+    flow = Flow(program)
+    return _each(program, lambda eqn, body: ([], _sunk(flow, eqn, body)))
+
+
+def _each(program: Program, change: Callable[[Equation, Program], tuple[list[Equation], Equation]]) -> Program:
+    if not any(eqn.body is not None for eqn in program.equations):
+        return program
+    equations: list[Equation] = []
+    for eqn in program.equations:
+        if eqn.body is None:
+            equations.append(eqn)
+            continue
+        before, changed = change(eqn, eqn.body)
+        equations += [*before, changed]
+    return dataclasses.replace(program, equations=tuple(equations))
+
+
+def _constants(eqn: Equation) -> int:
+    """How many of a body's inputs, from the first on, are the same in every iteration."""
+    return int(eqn.params["num_consts"]) if eqn.primitive == "scan" else len(eqn.inputs)
+
+
+def _with_inputs(eqn: Equation, body: Program, outer: list[Value], inner: list[Value]) -> Equation:
+    """The equation with further constants."""
+    if not outer:
+        return dataclasses.replace(eqn, body=body)
+    first = _constants(eqn)
+    body = dataclasses.replace(body, inputs=(*body.inputs[:first], *inner, *body.inputs[first:]))
+    inputs = (*eqn.inputs[:first], *outer, *eqn.inputs[first:])
+    params = eqn.params
+    if eqn.primitive == "scan":
+        params = {**params, "num_consts": first + len(outer)}
+    return dataclasses.replace(eqn, inputs=inputs, params=params, body=body)
+
+
+def _is_integer(value: Value) -> bool:
+    return bool(jax.dtypes.issubdtype(value.dtype, np.integer))
+
+
+def _copy(value: Value) -> Value:
+    return Value(value.shape, value.dtype, fixed=value.fixed)
+
+
+# ---------------------------------------------------------------------------- out
+
+
+def _hoisted(eqn: Equation, body: Program) -> tuple[list[Equation], Equation]:
+    """The equations that leave a body, and the equation without them."""
+    body = hoist_functions(body)
+    count = _constants(eqn)
+    given = dict(zip(body.inputs[:count], eqn.inputs[:count], strict=True))
+    # of what the constants make: those made of integers that are data, and those of them that are no affine steps
+    known, proper = set(given), set[Value]()
+    data = {v for v, outer in given.items() if _is_integer(v) and not outer.fixed and outer.constant is None}
+    leaving: list[Equation] = []
+    for inside in body.equations:
+        inputs = [v for v in inside.inputs if v.constant is None]
+        if inside.primitive not in _OUT or inside.body is not None or not known.issuperset(inputs):
+            continue
+        leaving.append(inside)
+        known.update(inside.outputs)
+        if data.intersection(inputs):
+            data.update(inside.outputs)
+            if inside.primitive in _PROPER or proper.intersection(inputs):
+                proper.update(inside.outputs)
+    rest = [inside for inside in body.equations if not proper.intersection(inside.outputs)]
+    read = {v for inside in rest for v in inside.inputs} | set(body.outputs)
+    exits = [v for inside in leaving for v in inside.outputs if v in proper and v in read]
+    if not any(value.is_float for value in exits):
+        return [], dataclasses.replace(eqn, body=body)
+    outside = dict(given)
+    moved: list[Equation] = []
+    for inside in Flow(dataclasses.replace(body, equations=tuple(leaving))).between(exits, given):
+        outside.update({v: _copy(v) for v in inside.outputs})
+        moved.append(
+            dataclasses.replace(
+                inside,
+                inputs=tuple(outside.get(v, v) for v in inside.inputs),
+                outputs=tuple(outside[v] for v in inside.outputs),
+            )
+        )
+    body = pruned(dataclasses.replace(body, equations=tuple(rest)), set(leaving))
+    return moved, _with_inputs(eqn, body, [outside[v] for v in exits], exits)
+
+
+# ---------------------------------------------------------------------------- in
+
+
+def _sunk(flow: Flow, eqn: Equation, body: Program) -> Equation:
+    count = _constants(eqn)
+    entered: list[Equation] = []
+    outer: list[Value] = []
+    inner: list[Value] = []
+    for value, inside in zip(eqn.inputs[:count], body.inputs[:count], strict=True):
+        leaves = _mask_of(flow, value)
+        if leaves is None:
+            continue
+        own = {value: inside}
+        for leaf in leaves:
+            if leaf not in outer:
+                outer.append(leaf)
+                inner.append(_copy(leaf))
+            own[leaf] = inner[outer.index(leaf)]
+        # the input stays, unread: what computed it is pruned where nothing else reads it
+        made = Value(inside.shape, inside.dtype)
+        for made_of in flow.between([value], leaves):
+            for v in made_of.outputs:
+                own[v] = made if v is value else _copy(v)
+            entered.append(
+                dataclasses.replace(
+                    made_of,
+                    inputs=tuple(own.get(v, v) for v in made_of.inputs),
+                    outputs=tuple(own[v] for v in made_of.outputs),
+                )
+            )
+        body = _reading(body, inside, made)
+    body = dataclasses.replace(body, equations=(*entered, *body.equations))
+    eqn = _with_inputs(eqn, body, outer, inner)
+    assert eqn.body is not None
+    return dataclasses.replace(eqn, body=sink_masks(eqn.body))
+
+
+def _reading(body: Program, old: Value, new: Value) -> Program:
+    """A body that reads one value in the place of another."""
+    equations = tuple(
+        dataclasses.replace(eqn, inputs=tuple(new if v is old else v for v in eqn.inputs)) if old in eqn.inputs else eqn
+        for eqn in body.equations
+    )
+    return dataclasses.replace(body, equations=equations, outputs=tuple(new if v is old else v for v in body.outputs))
+
+
+def _mask_of(flow: Flow, value: Value) -> list[Value] | None:
+    """The truth values and integers that an additive mask is made of, by steps that make nothing else; or None."""
+    if not value.is_float or value.constant is not None or flow.made.get(value) is None:
+        return None
+    leaves: dict[Value, None] = {}
+    hides, waiting, seen = False, [value], set[Value]()
+    while waiting:
+        current = waiting.pop()
+        if current in seen or current.constant is not None:
+            continue
+        seen.add(current)
+        if not current.is_float:
+            leaves[current] = None
+            continue
+        eqn = flow.made.get(current)
+        if eqn is None or eqn.body is not None or eqn.primitive not in _IN:
+            return None
+        numbers = [flow.number(v) for v in eqn.inputs if v.is_float]
+        hides = hides or any(number is not None and abs(number) >= -HIDDEN for number in numbers)
+        # a float that is one number everywhere is made again inside
+        waiting += eqn.inputs
+    return list(leaves) if hides and leaves else None
