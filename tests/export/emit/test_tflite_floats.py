@@ -41,7 +41,7 @@ def of_runtime(target: str, data: bytes, codes: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("target", tflite_runtimes.TARGETS)
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16"])
 def test_every_kernel_to_the_bit(target, dtype):
-    """More than 10^5 codes for each kernel and type; sizes with every kind of tail."""
+    """More than 75,000 codes for each kernel and type; sizes with every kind of tail."""
     rng, info = np.random.default_rng(0), np.iinfo(dtype)
     spec = qjax.QSpec(bits=info.bits, signed=info.min < 0, symmetric=False, narrow_range=False)
     formula = targets.get(target).dequantize
