@@ -127,6 +127,11 @@ def test_what_stays_inside() -> None:
     assert not outside
     outside, inside = primitives(lambda x, b: jnp.tanh(x + b), jnp.ones(3), jnp.where(ids > 1, 0.0, -5.0))
     assert "select_n" not in inside
+    # what is multiplied with the function, if it is data
+    outside, inside = primitives(lambda x, m: jnp.tanh(x * jnp.sin(m.astype(jnp.float32))), jnp.ones(3), ids)
+    assert "mul" in inside
+    assert "mul" not in outside
+    assert outside == ["integer_function"]
     # a function of reals
     outside, inside = primitives(lambda x, y: x * jnp.sin(y), jnp.ones(3), jnp.ones(3))
     assert not outside

@@ -88,9 +88,10 @@ def _hoisted(eqn: Equation, body: Program) -> tuple[list[Equation], Equation]:
     body = hoist_functions(body)
     count = _constants(eqn)
     given = dict(zip(body.inputs[:count], eqn.inputs[:count], strict=True))
-    # of what the constants make: those made of integers that are data, and those of them that are no affine steps
-    known, proper = set(given), set[Value]()
-    data = {v for v, outer in given.items() if _is_integer(v) and not outer.fixed and outer.constant is None}
+    # of what parameters and integers make: those made of integers that are data, and those that are no affine steps
+    fixed = {v for v, outer in given.items() if outer.fixed or outer.constant is not None}
+    data = {v for v in given if _is_integer(v) and v not in fixed}
+    known, proper = fixed | data, set[Value]()
     leaving: list[Equation] = []
     for inside in body.equations:
         inputs = [v for v in inside.inputs if v.constant is None]
