@@ -61,7 +61,10 @@ def page(groups: Mapping[str, Sequence[Row]], missing: Sequence[str], arguments:
         lines = [f"## {title}", "", summary(rows), ""]
         lines += ["| " + " | ".join(COLUMNS) + " |", "| --- |" + " ---: |" * (len(COLUMNS) - 1)]
         lines += ["| " + " | ".join(cells(row)) + " |" for row in rows]
-        failed = [f"- **{row.name}**, {row.error}" for row in rows if row.error]
+        folder = "" if arguments.examples is None else f"{arguments.examples}/"
+        failed = [
+            f"- **{row.name}**, {row.error.replace(folder, '') if folder else row.error}" for row in rows if row.error
+        ]
         if failed:
             lines += ["", "What fails, at which stage, and the first line of the error:", "", *failed]
         parts.append("\n".join(lines) + "\n")
