@@ -252,6 +252,17 @@ class _OldNumpy(types.ModuleType):
         return jnp.clip(x, a_min, a_max)
 
 
+_LAYERS = frozenset(
+    "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers".split()  # noqa: SIM905
+)
+
+
+def _with_layers(sizes: dict[str, Any], layers: int) -> dict[str, Any]:
+    """The sizes with another depth, those of a model's parts too."""
+    found = {name: _with_layers(own, layers) if isinstance(own, dict) else own for name, own in sizes.items()}
+    return {name: layers if name in _LAYERS else own for name, own in found.items()}
+
+
 def _build(prefix: str, suffix: str, sizes: dict[str, Any], sample: Any) -> Public:
     library = importlib.import_module("transformers")
     config = getattr(library, f"{prefix}Config")(**sizes)
@@ -266,12 +277,19 @@ def _build(prefix: str, suffix: str, sizes: dict[str, Any], sample: Any) -> Publ
     return Public(model.module, variables, sample())
 
 
-def source() -> Source:
-    """All of them; raises ModuleNotFoundError with the command that installs the package."""
+def source(layers: int = 2) -> Source:
+    """All of them.
+
+    layers: how deep those are whose depth is a number.
+
+    Raises:
+      ModuleNotFoundError: with the command that installs the package.
+    """
     try:
         version = importlib.import_module("transformers").__version__
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError('the package is missing: pip install "transformers<5"') from error
     if int(version.split(".")[0]) >= 5:
         raise ModuleNotFoundError(f'transformers {version} has no Flax models: pip install "transformers<5"')
-    return {name: (lambda made=made: _build(*made)) for name, made in _ARCHITECTURES.items()}
+    deep = {name: (*made[:2], _with_layers(made[2], layers), made[3]) for name, made in _ARCHITECTURES.items()}
+    return {name: (lambda made=made: _build(*made)) for name, made in deep.items()}

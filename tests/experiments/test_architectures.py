@@ -54,6 +54,7 @@ def test_becomes_integers_and_the_exact_forward_is_the_graph(name: str) -> None:
     assert architectures.differing(exact, outputs)[0] == 0
 
 
+@pytest.mark.exhaustive
 def test_the_row_of_one_architecture() -> None:
     row = architectures.run("Autoencoder", steps=1, count=1)
     assert row.error == ""

@@ -52,6 +52,7 @@ def test_two_processes_killed_and_resumed_train_what_one_trains(one_process: Pat
     assert_equal(parameters(one_process), parameters(tmp_path))
 
 
+@pytest.mark.exhaustive
 def test_a_checkpoint_comes_back_on_another_mesh_as_it_was(one_process: Path) -> None:
     before = parameters(one_process)
     again = launch(one_process, "--processes", "1", "--devices", "4", "--model-parallel", "2")

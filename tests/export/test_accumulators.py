@@ -58,7 +58,7 @@ REGISTERS = (Accumulator(14, "saturate"), Accumulator(12, "wrap"), Accumulator(p
 
 
 @pytest.mark.parametrize("accumulator", REGISTERS, ids=str)
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 def test_exact_equals_the_graph(accumulator, tmp_path):
     qmodel, graph = converted(Net(), IMAGES, accumulator)
     for node in graph.ir.nodes:

@@ -49,6 +49,7 @@ class Net(nnx.Module):
 
 
 @pytest.mark.parametrize("name", FORMS)
+@pytest.mark.sampled(3)
 def test_hidden_numbers_take_no_part(name: str) -> None:
     function, visible = FORMS[name]
     model = Net(function)
@@ -71,7 +72,7 @@ def test_hidden_numbers_take_no_part(name: str) -> None:
     assert np.array_equal(found[shown] if shown.ndim else found, again[shown] if shown.ndim else again)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_exact_forward_with_masks_is_the_graph() -> None:
     def both(h: jax.Array, m: jax.Array) -> Any:
         return FORMS["two masks"][0](h, m), FORMS["logsumexp"][0](h, m)

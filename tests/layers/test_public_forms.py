@@ -144,7 +144,7 @@ def evaluated(model: Net, x: jax.Array, ids: jax.Array) -> Any:
     return traced.outputs([env.get(v, v.constant) for v in traced.program.outputs])
 
 
-@pytest.mark.parametrize("batch", [1, LENGTH])
+@pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.exhaustive), LENGTH])
 def test_moves_are_read_as_they_are_meant(batch: int) -> None:
     model, (x, ids) = Net(MOVES), (jnp.tile(X, (2, 1, 1))[:batch], jnp.tile(IDS, (2, 1))[:batch])
     assert_same(evaluated(model, x, ids), model(x, ids))
@@ -178,7 +178,7 @@ def test_every_form_converts_for_any_batch_and_says_what_the_model_says(converte
         assert a @ b > 0.999 * np.linalg.norm(a) * np.linalg.norm(b), name
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_exact_forward_of_some_forms_is_the_graph() -> None:
     chosen = ("causal", "last word", "keras norm")
     qmodel = qjax.quantize(Net({name: {**MOVES, **ARITHMETIC}[name] for name in chosen}), qjax.Recipe(), (X, IDS))

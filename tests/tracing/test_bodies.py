@@ -98,7 +98,7 @@ def test_what_every_layer_is_given_stands_where_it_belongs(name: str) -> None:
             graph(X, POSITIONS.at[0, 5].set(190))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_exact_forward_of_a_scan_with_rotary_positions_is_the_graph() -> None:
     with jax.numpy_dtype_promotion("standard"):
         qmodel = qjax.quantize(Scanned(), qjax.Recipe(), (X, POSITIONS))

@@ -30,7 +30,8 @@ def instructions(blocks: int, program: Any) -> int:
     return sum(" = " in line for line in text.splitlines())
 
 
-@pytest.mark.parametrize("name", ["codes", pytest.param("step", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.exhaustive
 def test_the_compiled_program_is_linear_in_the_blocks(name: str) -> None:
     one, two, four = (instructions(blocks, PROGRAMS[name]) for blocks in (3, 6, 12))
     # the first block, which reads the input, is the only one that differs

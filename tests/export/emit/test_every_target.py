@@ -23,9 +23,9 @@ from qjax.export.retarget import retarget
 from tests.export.emit import c_build, nodes
 from tests.export.emit.onnx_runs import by_onnxruntime, differing
 
-GRAPHS = 149
+GRAPHS = 151
 """Those of `nodes.of_operations`, the bare sums, and softmax on a runtime's own grid."""
-DISTINCT = 1074
+DISTINCT = 1080
 """Of GRAPHS x targets, those that differ from each other."""
 ARITHMETICS = 140
 """Of these, one for each operation and rule, formula or method."""
