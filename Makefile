@@ -17,7 +17,7 @@ PY     := .venv/bin/python
 PYTEST := -m pytest -n $(JOBS) --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-compat test-py311 test-oracles bench accuracy architectures public random-networks experiments lint format types imports lock clean \
+.PHONY: help demo test test-all test-compat test-py311 test-oracles bench accuracy architectures public random-networks experiments lint format types types-basic types-strict imports lock clean \
         venv venv-compat venv-bench venv-oracles
 
 help: ## list the targets
@@ -75,7 +75,12 @@ format: venv ## let ruff rewrite what `make lint` would reject
 	$(PY) -m ruff format .
 
 types: venv ## pyright: basic everywhere, strict on numerics, ops and export
+	$(MAKE) --no-print-directory -j 2 --output-sync types-basic types-strict
+
+types-basic:
 	$(PY) -m pyright --pythonpath $(PY)
+
+types-strict:
 	$(PY) -m pyright --pythonpath $(PY) --project tools/pyright-strict.json
 
 imports: venv ## import-linter: imports run one way

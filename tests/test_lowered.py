@@ -15,7 +15,7 @@ import qjax
 from tests.layers.kinds import KINDS, made
 
 PLATFORMS = ("cpu", "cuda", "tpu")
-KEPT = ("attention", "recurrent")
+KEPT = ("attention",)
 
 
 @dataclasses.dataclass(frozen=True)

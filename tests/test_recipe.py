@@ -210,7 +210,7 @@ GRIDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GRIDS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_grids_convert_exactly(name):
     recipe = Recipe(**GRIDS[name])
     qmodel, graph = check(Small(), data(8, 6), recipe)

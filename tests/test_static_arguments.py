@@ -80,6 +80,7 @@ def test_verify_and_compare_refuse_them(graph, qmodel):
         qjax.compare(graph, graph, [(X, False, 1.0, None)])
 
 
+@pytest.mark.exhaustive
 def test_the_exact_forward_computes_the_graph_of_every_value(qmodel):
     forward = qjax.exact(qmodel, (X, True, 1.0, None))
     jitted = nnx.jit(forward, static_argnums=(2, 3, 4))

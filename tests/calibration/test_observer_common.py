@@ -52,7 +52,7 @@ def run(observer: Observer, spec: QSpec, data: list[np.ndarray]) -> State:
 
 @pytest.mark.parametrize("observer", OBSERVERS, ids=by_name)
 @pytest.mark.parametrize("spec", SPECS, ids=str)
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 def test_eager_jit_scan_agree_and_the_state_keeps_its_size(observer: Observer, spec: QSpec) -> None:
     data = batches((6, 10), 3)
     start = observer.init(spec, data[0].shape)
@@ -85,7 +85,7 @@ def test_vmap_is_a_loop(observer: Observer) -> None:
 @pytest.mark.parametrize("observer", CHANNEL_OBSERVERS, ids=by_name)
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("axis", [-1, (0, 2)])
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 def test_per_channel_is_a_loop_per_tensor(observer: Observer, symmetric: bool, axis: int | tuple[int, ...]) -> None:
     spec, data = QSpec(bits=4, symmetric=symmetric, axis=axis), batches((2, 8, 3), 3)
     got = observer.qparams(run(observer, spec, data), spec)

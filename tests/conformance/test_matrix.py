@@ -20,7 +20,7 @@ def ids(row):
 
 
 @pytest.mark.parametrize("row", ROWS, ids=ids)
-@pytest.mark.sampled(60)
+@pytest.mark.sampled(36)
 def test_row(row):
     result = compare(row, ADAPTERS[row.runtime])
     assert result.compared > 0

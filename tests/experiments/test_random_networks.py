@@ -23,7 +23,7 @@ def users_promotion():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100))
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(3)
 def test_everything_agrees(seed):
     """Two steps each: XLA takes seconds for more."""
     row = run(seed, most=2, sparse=True)

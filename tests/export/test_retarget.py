@@ -31,7 +31,7 @@ def graphs():
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 def test_retargeting_is_converting(graphs, name):
     for other in ("nearest_even", "tflite_xnnpack", "onnxruntime", "torch_fbgemm"):
         assert_equal(retarget(graphs[other], name), graphs[name])

@@ -97,7 +97,7 @@ def test_the_exact_forward_is_the_graph(name):
 
 
 @pytest.mark.parametrize("name", targets.names())
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_every_operation_converts_and_is_saved(name):
     _, graph, _ = converted(name)
     target = targets.get(name)
@@ -134,7 +134,7 @@ def trained_for(name: str) -> tuple[qjax.QuantizedModel, qjax.IntegerGraph]:
 
 
 @pytest.mark.parametrize("name", targets.names())
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_training_computes_what_the_graph_does(name):
     """But for the second rounding of rules that have one, and the two float32 roundings of some additions."""
     qmodel, graph = trained_for(name)

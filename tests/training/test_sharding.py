@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 import qjax
 
 
+@pytest.mark.exhaustive
 def test_eight_devices_compute_what_one_computes() -> None:
     environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
     done = subprocess.run(
