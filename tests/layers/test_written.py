@@ -83,6 +83,26 @@ def test_weights_in_groups_whose_scales_follow_them():
     assert qjax.verify(graph, qmodel, [data(5, 8)]).exact
 
 
+def test_a_batch_norm_over_one_of_several_channel_axes():
+    """One scale for the whole kernel becomes one for each channel of the norm, not for each head."""
+
+    class Net(nnx.Module):
+        def __init__(self):
+            self.heads = nnx.LinearGeneral(4, (3, 2), use_bias=False, rngs=nnx.Rngs(0))
+            self.norm = nnx.BatchNorm(2, scale_init=nnx.initializers.normal(), rngs=nnx.Rngs(1))
+
+        def __call__(self, x):
+            return self.norm(self.heads(x))
+
+    qmodel = qjax.quantize(Net(), qjax.Recipe(weights=qjax.QSpec(bits=8)), data(5, 4))
+    qmodel.eval()
+    graph = qjax.convert(qmodel, data(5, 4))
+    (kernel,) = [t.quantization for t in graph.ir.tensors.values() if t.shape == (4, 3, 2)]
+    assert kernel is not None
+    assert (kernel.axes, kernel.scale.shape) == ((2,), (2,))
+    assert qjax.verify(graph, qmodel, [data(5, 4)]).exact
+
+
 def test_transposed_convolutions():
     class Net(nnx.Module):
         def __init__(self):

@@ -126,6 +126,8 @@ def _fused(
         factor = result_to_weight(folded.factor, channels, rank, len(kernel.shape))
         axes = tuple(sorted(w for _, w in channels)) if np.size(folded.weight_scale) > 1 else ()
         scale = result_to_weight(folded.weight_scale, channels, rank, len(kernel.shape))
+        # of several channel axes, a batch norm may run over the last alone
+        axes = tuple(axis for axis in axes if scale.shape[axis] == kernel.shape[axis])
         scale = scale.reshape(tuple(scale.shape[axis] for axis in axes))
         zero_point = np.zeros(scale.shape, np.int32)
         own = _signed_range(node, kernel, chain)
