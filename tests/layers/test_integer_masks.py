@@ -86,6 +86,13 @@ def test_other_integers_than_0_and_1_are_no_mask() -> None:
         qjax.quantize(Attention(FORMS["subtracted"]), recipe, (X, MASK))
 
 
+def test_integers_that_the_model_computes_are_no_mask() -> None:
+    """They may be 2, of which the graph would hear nothing."""
+    model = Attention(lambda m, s, mask: s - 1e30 * (1.0 - wide(mask + mask)))
+    with pytest.raises(ValueError, match="scale must lie in"):
+        qjax.quantize(model, qjax.Recipe(), (X, MASK))
+
+
 def test_a_small_factor_makes_no_mask() -> None:
     """`scores - 3 * (1 - mask)` lowers numbers, and hides none: the integers may be any."""
     model = Attention(lambda m, s, mask: s - 3.0 * (1.0 - wide(mask)))

@@ -36,7 +36,6 @@ Rewriter = Callable[[Program], Program]
 REWRITERS: tuple[Rewriter, ...] = (
     open_calls,
     simplify_moves,
-    find_flags,
     keep_truth,
     take_own,
     place_constants,

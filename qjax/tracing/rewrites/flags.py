@@ -22,14 +22,19 @@ MARK = "flags"
 
 
 def find_flags(program: Program) -> Program:
-    """The program with such masks as truth values."""
+    """The program with such masks, of its inputs, as truth values.
+
+    Not among `REWRITERS`: no one checks the inputs of a body.
+    """
     casts = [eqn for eqn in program.equations if _is_cast(eqn)]
     if not casts:
         return program
     flow = Flow(program)
     equations: list[Equation] = []
     for eqn in program.equations:
-        if eqn not in casts or not _is_mask(flow, eqn.outputs[0]):
+        # of integers that the model computes, nobody checks that they are 0 and 1
+        given = eqn in casts and flow.behind(eqn.inputs[0]).value in program.inputs
+        if not given or not _is_mask(flow, eqn.outputs[0]):
             equations.append(eqn)
             continue
         compared, (truth,) = inlined(lambda x: x > 0, [eqn.inputs[0]], None, eqn)
