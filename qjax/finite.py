@@ -46,9 +46,8 @@ def check_bounds(traced: Traced) -> None:
             continue
         bounds = [value.constant for value in eqn.inputs if value.is_float and value.constant is not None]
         if any(not isinstance(bound, Tracer) and np.isnan(np.asarray(bound, np.float32)).any() for bound in bounds):
-            module = f" in module {eqn.scope!r}" if eqn.scope else ""
             raise ValueError(
-                f"quantize: {eqn.location or 'unknown line'}{module}: {eqn.primitive!r} has the bound NaN, so every "
+                f"quantize: {eqn.where}: {eqn.primitive!r} has the bound NaN, so every "
                 "result is NaN. Expected numbers as bounds; None leaves a side of jnp.clip open."
             )
 

@@ -12,8 +12,7 @@ class ConversionError(ValueError):
 
 def where(eqn: Equation) -> str:
     """The user's line and module."""
-    module = f" in module {eqn.scope!r}" if eqn.scope else ""
-    return f"{eqn.location or 'unknown line'}{module}"
+    return eqn.where
 
 
 _ISLAND = "Or leave it in reals, as a float island between integers: Recipe(overrides={{{scope!r}: qjax.FLOAT}})."

@@ -27,7 +27,7 @@ def check_nothing_drawn(programs: Sequence[Program]) -> None:
     for first, second in zip(*(needed(program) for program in programs), strict=False):
         if first.primitive in _RANDOM and first.out_shapes != second.out_shapes:
             raise TraceError(
-                f"{_where(first)}: {first.primitive!r} draws random numbers for each example, which a graph cannot. "
+                f"{first.where}: {first.primitive!r} draws random numbers for each example, which a graph cannot. "
                 "Draw them outside of the model and pass them in, or convert the parts of the model around the draw "
                 "(from_linen takes a method; return what the numbers are drawn from)."
             )
@@ -67,13 +67,8 @@ def _stops(axis: Sequence[int], sizes: Sequence[int]) -> bool:
     return a * m == b * n and a * LARGE != c * n
 
 
-def _where(eqn: Equation) -> str:
-    module = f" in module {eqn.scope!r}" if eqn.scope else ""
-    return f"{eqn.location or 'unknown line'}{module}"
-
-
 def _refused(eqn: Equation, what: str) -> TraceError:
     return TraceError(
-        f"{_where(eqn)}: {eqn.primitive!r}: {what}. A graph takes any batch: no operation "
+        f"{eqn.where}: {eqn.primitive!r}: {what}. A graph takes any batch: no operation "
         "may cut it, or treat an example by its position in it. Cut the batch before the model, or cut its outputs."
     )

@@ -31,7 +31,7 @@ from qjax.ops.base import (
 )
 from qjax.ops.epilogue import finish_sum, fold_sum, greatest_shift
 from qjax.ops.pending import Pending
-from qjax.ops.taking_part import FILL, attributes_of, taking_part, works_along
+from qjax.ops.taking_part import attributes_of, taking_part, visible, works_along
 
 _LOG_STEP = 2.0**-LOG_BITS
 _CODE_BITS = 30
@@ -107,8 +107,7 @@ class LogSoftmax(_LogSum):
             return eqn.bind(*map(real, inputs))
         axes, values = tuple(eqn.params["axes"]), x.real32()
         if masks:
-            visible = _visible(self.attributes(eqn), masks, values)
-            y = values - jax.nn.logsumexp(visible, axis=axes, keepdims=True)
+            y = values - jax.nn.logsumexp(visible(self.attributes(eqn), masks, values), axis=axes, keepdims=True)
         else:
             y = jax.nn.log_softmax(values, axis=axes)
         return [Pending.of_real(y, eqn.out_dtypes[0])]
@@ -137,7 +136,7 @@ class LogSumExp(_LogSum):
         if not isinstance(x, Quantized):
             return eqn.bind(*map(real, inputs))
         axes, values = tuple(eqn.params["axes"]), x.real32()
-        values = _visible(self.attributes(eqn), masks, values) if masks else values
+        values = visible(self.attributes(eqn), masks, values) if masks else values
         y = jax.nn.logsumexp(values, axis=axes, keepdims=eqn.params["keep"])
         return [Pending.of_real(y, eqn.out_dtypes[0])]
 
@@ -148,13 +147,6 @@ class LogSumExp(_LogSum):
         if not attributes["keep"]:
             parts = [jnp.squeeze(part, axis=tuple(attributes["axes"])) for part in parts]
         return finish_sum(parts, constants, attributes)
-
-
-def _visible(attributes: Attributes, masks: Sequence[Any], values: jax.Array) -> jax.Array:
-    """Reals with what takes no part far below the rest."""
-    mask = taking_part(attributes, masks, values.shape)
-    some = jnp.any(mask, axis=tuple(attributes["axes"]), keepdims=True)
-    return jnp.where(jnp.logical_or(mask, jnp.logical_not(some)), values, jnp.full_like(values, FILL))
 
 
 def _sums(attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:

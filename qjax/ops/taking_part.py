@@ -41,3 +41,10 @@ def taking_part(attributes: Mapping[str, Any], masks: Sequence[Any], shape: tupl
         found = mask if found is None else jnp.logical_and(found, mask)
     assert found is not None
     return found
+
+
+def visible(attributes: Mapping[str, Any], masks: Sequence[Any], values: jax.Array) -> jax.Array:
+    """Reals with what takes no part far below the rest; a row in which nothing does stays as it is."""
+    mask = taking_part(attributes, masks, values.shape)
+    some = jnp.any(mask, axis=tuple(attributes["axes"]), keepdims=True)
+    return jnp.where(jnp.logical_or(mask, jnp.logical_not(some)), values, jnp.full_like(values, FILL))

@@ -111,6 +111,12 @@ class Equation:
         return tuple(value.constant for value in self.inputs)
 
     @property
+    def where(self) -> str:
+        """The user's line and module, for messages."""
+        module = f" in module {self.scope!r}" if self.scope else ""
+        return f"{self.location or 'unknown line'}{module}"
+
+    @property
     def fixed(self) -> tuple[bool, ...]:
         """Per input: whether it is made of parameters and literals alone."""
         return tuple(value.fixed or value.constant is not None for value in self.inputs)

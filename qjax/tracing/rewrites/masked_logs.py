@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from qjax.ops.taking_part import FILL, taking_part
+from qjax.ops.taking_part import taking_part, visible
 from qjax.tracing.composite import composite
 from qjax.tracing.program import Equation, Program, Value
 from qjax.tracing.rewrites.flow import Flow, pruned
@@ -53,11 +53,8 @@ def mask_logs(program: Program) -> Program:
 
 def _function(name: str, params: dict[str, Any]) -> Callable[..., jax.Array]:
     def function(x: jax.Array, *masks: jax.Array) -> jax.Array:
-        axes, mask = params["axes"], taking_part(params, masks, x.shape)
-        some = jnp.any(mask, axis=axes, keepdims=True)
-        visible = jnp.where(jnp.logical_or(mask, jnp.logical_not(some)), x, jnp.full_like(x, FILL))
         keep = name == "log_softmax" or params["keep"]
-        total = jax.nn.logsumexp(visible, axis=axes, keepdims=keep)
+        total = jax.nn.logsumexp(visible(params, masks, x), axis=params["axes"], keepdims=keep)
         return x - total if name == "log_softmax" else total
 
     return function
