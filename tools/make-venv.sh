@@ -78,7 +78,10 @@ if [ -n "$optional" ] && ! "$python" -m pip install -qq --no-deps --require-hash
     echo "$dir: left out what $optional names, which could not be installed (see above)" >&2
 fi
 # The build backend stands in the lock, so no isolated build environment is downloaded.
-"$python" -m pip install -qq --no-deps --no-build-isolation --editable .
+# QJAX_EDITABLE=no leaves qjax out, for tools that only read it.
+if [ "${QJAX_EDITABLE:-yes}" = yes ]; then
+    "$python" -m pip install -qq --no-deps --no-build-isolation --editable .
+fi
 "$python" -m pip check >&2
 echo "$wanted" >"$stamp"
 echo "$dir: ready after $((SECONDS - start)) s" >&2
