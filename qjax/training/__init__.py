@@ -5,27 +5,53 @@ from qjax.training.adaround import RoundedLayer, Rounding, adaround
 from qjax.training.batch_norm import reestimate_batch_norm
 from qjax.training.bias_correction import Correction, correct_bias
 from qjax.training.dampening import dampening
+from qjax.training.distill import Distillation, Distilled, distill, recipe_optimizer
+from qjax.training.gptq import Solution, SolvedLayer, gptq
+from qjax.training.migration import Migration, Moved, equalize, smooth
 from qjax.training.oscillations import Oscillations
+from qjax.training.post_training import post_training
+from qjax.training.precision import Precision, Wider, widen_activations
+from qjax.training.report import PostTrainingReport, Score, StepReport
 from qjax.training.sharding import shardings
+from qjax.training.steps import STEPS
 from qjax.training.stochastic import stochastic_forward
 from qjax.training.weights import Weights, codes_of, set_codes, weights_of
 
 __all__ = [
+    "STEPS",
     "AccumulatorConstraint",
     "Correction",
+    "Distillation",
+    "Distilled",
+    "Migration",
+    "Moved",
     "Oscillations",
+    "PostTrainingReport",
+    "Precision",
     "RoundedLayer",
     "Rounding",
+    "Score",
+    "Solution",
+    "SolvedLayer",
+    "StepReport",
     "Weights",
+    "Wider",
     "accumulator_bound",
     "adaround",
     "codes_of",
     "constrain_accumulators",
     "correct_bias",
     "dampening",
+    "distill",
+    "equalize",
+    "gptq",
+    "post_training",
+    "recipe_optimizer",
     "reestimate_batch_norm",
     "set_codes",
     "shardings",
+    "smooth",
     "stochastic_forward",
     "weights_of",
+    "widen_activations",
 ]

@@ -32,10 +32,12 @@ import numpy as np
 from flax import nnx
 from jax import lax
 
+from qjax import ops
 from qjax.batches import arguments_of
 from qjax.calibration.learned import Quantizer, with_scales
 from qjax.layers import write_state
 from qjax.numerics.qspec import QSpec, split_groups
+from qjax.ops.facts import ProductFacts
 from qjax.qmodel import QuantizedModel, check_quantized
 from qjax.tracing import Annotation
 from qjax.tracing.annotation import LayerUse
@@ -181,7 +183,8 @@ def constrain_accumulators(
     """
     check_quantized(qmodel, "constrain_accumulators", numbers=False)
     args = arguments_of(sample, "constrain_accumulators", traced=True)
-    traced, annotation = qmodel._read(args, {})
+    call = qmodel.trace(*args)
+    traced, annotation = call.traced, call.annotation
     parameters = dict(zip(traced.program.inputs, traced.names, strict=True))
     direct = {p.name for (eqn, index), p in annotation.weights.items() if parameters.get(eqn.inputs[index]) == p.name}
     axes: dict[str, tuple[int, ...]] = {}
@@ -208,14 +211,16 @@ def constrain_accumulators(
 
 
 def _sums(annotation: Annotation) -> list[LayerUse]:
-    return [use for use in annotation.layers if use.weight.op in ("dot", "conv") and use.input is not None]
+    return [
+        use for use in annotation.layers if isinstance(ops.get(use.weight.op), ProductFacts) and use.input is not None
+    ]
 
 
 def _check(qmodel: QuantizedModel, use: LayerUse, direct: bool) -> None:
     place, quantizer = use.weight, qmodel.plan.by_name[use.weight.name]
     terms = math.prod(size for axis, size in enumerate(place.shape) if axis not in place.axes)
     reason = None
-    if quantizer.method == "dynamic":
+    if quantizer.follows_tensor:
         reason = (
             'its scale follows it (method "dynamic"), so smaller weights have the same codes. Learn or fix the scale'
         )

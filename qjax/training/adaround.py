@@ -15,10 +15,10 @@ import numpy as np
 import optax
 
 from qjax.batches import Batches, Inputs
-from qjax.calibration import track
 from qjax.qmodel import QuantizedModel, check_quantized
 from qjax.summary import table
-from qjax.training.products import Product, Products, state_of
+from qjax.training.products import Product
+from qjax.training.walk import Stop, Stream, Walk
 from qjax.training.weights import code_bounds, codes_of, parameters, quantized_weights, set_codes
 
 ZETA, GAMMA = 1.1, -0.1
@@ -58,7 +58,7 @@ class Rounding:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Options:
+class Options:
     """steps, rate, batch: of the optimizer. weight: of the regulariser. betas: its exponent, first and last."""
 
     steps: int
@@ -79,7 +79,7 @@ def adaround(
     batch_size: int = 64,
     regularization: float = 1.0,
     seed: int = 0,
-    progress: bool | None = False,
+    progress: bool | None = None,
 ) -> Rounding:
     """Round the weights of dense layers and convolutions up or down so that their outputs change least.
 
@@ -102,41 +102,70 @@ def adaround(
       inputs: what of a batch the model is called with.
       steps, learning_rate, batch_size: of Adam, for each layer; batch_size counts examples.
       seed: of the order of examples.
-      progress: show a progress bar on stderr; None shows one on a terminal.
+      progress: show a line of progress on stderr; None shows one on a terminal (`qjax.show_progress`).
 
     Raises:
       ValueError: no batch, or no dense layer or convolution whose weight is a parameter as it stands.
     """
     check_quantized(qmodel, "adaround")
     kept = list(Batches(batches, inputs, "adaround").arguments())
-    products = Products(qmodel, kept[0])
-    if not products.items:
-        reasons = "; ".join(f"{name}: {why}" for name, why in products.left.items()) or "it has no quantized weight"
+    walk = Walk(qmodel, kept)
+    if not walk.items:
+        reasons = "; ".join(f"{name}: {why}" for name, why in walk.left.items()) or "it has no quantized weight"
         raise ValueError(f"adaround: expected a dense layer or a convolution to round, got none. {reasons}.")
-    options = _Options(steps, learning_rate, batch_size, regularization)
-    truth, rng = state_of(qmodel), np.random.default_rng(seed)
+    options = Options(steps, learning_rate, batch_size, regularization)
+    return learn(qmodel, qmodel, walk, kept, options, seed=seed, progress=progress)
+
+
+def learn(
+    qmodel: QuantizedModel,
+    reference: QuantizedModel,
+    walk: Walk,
+    batches: Sequence[tuple[Any, ...]],
+    options: Options,
+    *,
+    seed: int = 0,
+    progress: bool | None = False,
+) -> Rounding:
+    """`adaround` along a walk that is compiled already."""
+    own, reals = Stream.of(qmodel), Stream.of(reference, quantized=False)
+    rng = np.random.default_rng(seed)
     layers: list[RoundedLayer] = []
-    for product in track(products.items, "rounding", enabled=progress):
-        now = state_of(qmodel)
-        x = np.concatenate([products.taps(now, args, quantized=True)[product.name][0] for args in kept])
-        y = np.concatenate([products.taps(truth, args, quantized=False)[product.name][1] for args in kept])
-        layers.append(_round(qmodel, product, x, y, options, rng))
-    return Rounding(tuple(layers), products.left)
+
+    def visit(stop: Stop) -> None:
+        product = stop.product
+        w = reals.parameters[product.name]
+        x = np.concatenate([np.asarray(part) for part in stop.data[0]])
+        outputs = [one(part, w) for one, part in zip(stop.products, stop.data[1], strict=True)]
+        y = np.concatenate([np.asarray(part) for part in outputs])
+        layers.append(_round(qmodel, product, np.asarray(w, np.float64), x, y, options, rng))
+        (variable,) = parameters(qmodel, [product.name]).values()
+        own.parameters[product.name] = variable[...]
+
+    walk.run([own, reals], batches, visit, what="rounding", progress=progress)
+    return Rounding(tuple(layers), dict(walk.left))
 
 
 def _round(
-    qmodel: QuantizedModel, product: Product, x: np.ndarray, y: np.ndarray, options: _Options, rng: np.random.Generator
+    qmodel: QuantizedModel,
+    product: Product,
+    w: np.ndarray,
+    x: np.ndarray,
+    y: np.ndarray,
+    options: Options,
+    rng: np.random.Generator,
 ) -> RoundedLayer:
-    """Learn one layer's codes and set them."""
+    """Learn one layer's codes and set them. w: its reals, in float64."""
     name = product.name
-    (weight,) = parameters(qmodel, [name]).values()
     (grid,) = quantized_weights(qmodel, [name]).values()
     (nearest,) = (np.asarray(c) for c in codes_of(qmodel, [name]).values())
     low, high = (np.asarray(end) for end in code_bounds(grid))
     scale = np.broadcast_to(np.asarray(grid.scale), nearest.shape)
-    steps = np.asarray(weight[...], np.float64) / scale.astype(np.float64)
-    # the kernel's code is one of the two, where float32 decides a tie otherwise than float64 too
-    floor = np.clip(np.floor(steps), np.maximum(nearest - 1, low), nearest)
+    steps = w / scale.astype(np.float64)
+    # the nearest code is one of the two, where float32 decides a tie otherwise than float64 too; codes that another
+    # method has chosen may be neither, and stay where the learned ones are not better
+    floor = np.clip(np.floor(steps), low, high)
+    floor = np.where(np.abs(nearest - steps) <= 1, np.clip(floor, np.maximum(nearest - 1, low), nearest), floor)
     start = np.clip(steps - floor, 0.01, 0.99)
     # the inverse of h
     v = -np.log((ZETA - GAMMA) / (start - GAMMA) - 1).astype(np.float32)
@@ -181,7 +210,7 @@ def _learn(
     low: np.ndarray,
     high: np.ndarray,
     base: np.ndarray,
-    options: _Options,
+    options: Options,
     rng: np.random.Generator,
 ) -> np.ndarray:
     """h(V) after the last step, of the weight's shape."""
@@ -207,7 +236,7 @@ def _learn(
 
 
 def _descend(
-    step: Any, state: Any, v: np.ndarray, x: np.ndarray, y: np.ndarray, options: _Options, rng: np.random.Generator
+    step: Any, state: Any, v: np.ndarray, x: np.ndarray, y: np.ndarray, options: Options, rng: np.random.Generator
 ) -> np.ndarray:
     """h(V) after all steps."""
     current: Any = jnp.asarray(v)
@@ -217,7 +246,7 @@ def _descend(
     return np.asarray(rectified_sigmoid(current))
 
 
-def _annealed(step: int, options: _Options) -> tuple[float, float]:
+def _annealed(step: int, options: Options) -> tuple[float, float]:
     """The regulariser's weight and exponent at a step."""
     warm = options.warm_up * options.steps
     if step < warm:
@@ -227,7 +256,7 @@ def _annealed(step: int, options: _Options) -> tuple[float, float]:
     return options.weight, last + 0.5 * (first - last) * (1 + float(np.cos(done * np.pi)))
 
 
-def _batches(examples: int, options: _Options, rng: np.random.Generator) -> Iterable[Sequence[int] | np.ndarray]:
+def _batches(examples: int, options: Options, rng: np.random.Generator) -> Iterable[Sequence[int] | np.ndarray]:
     """Rows of each step: permutations of all examples, cut into batches of one size."""
     size, order = min(options.batch, examples), np.empty(0, np.int64)
     for _ in range(options.steps):

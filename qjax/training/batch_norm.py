@@ -19,7 +19,7 @@ def reestimate_batch_norm(
     batches: Iterable[Any],
     *,
     inputs: Inputs | None = None,
-    progress: bool | None = False,
+    progress: bool | None = None,
 ) -> None:
     """Replace every running mean and variance by its average over these batches.
 
@@ -35,7 +35,7 @@ def reestimate_batch_norm(
         the first array is the batch. Use the batch size of the training: a layer's statistics depend on what the one
         before was normalised with.
       inputs: what of a batch the model is called with.
-      progress: show a progress bar on stderr; None shows one on a terminal.
+      progress: show a line of progress on stderr; None shows one on a terminal (`qjax.show_progress`).
 
     Raises:
       ValueError: no batch, or no `nnx.BatchNorm` in the model.

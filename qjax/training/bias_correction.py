@@ -7,12 +7,11 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from qjax.batches import Batches, Inputs
-from qjax.calibration import track
 from qjax.qmodel import QuantizedModel, check_quantized
-from qjax.training.products import Product, Products, state_of
+from qjax.training.simulated import rounded_to
+from qjax.training.walk import Stop, Stream, Walk
 from qjax.training.weights import parameters
 
 
@@ -38,7 +37,7 @@ def correct_bias(
     *,
     inputs: Inputs | None = None,
     reference: QuantizedModel | None = None,
-    progress: bool | None = False,
+    progress: bool | None = None,
 ) -> Correction:
     """Make the mean of every channel of every dense layer and convolution what it is in the model of reals.
 
@@ -46,7 +45,7 @@ def correct_bias(
     bias included, y_q in the quantized model whose earlier layers are corrected already (empirical bias correction:
     Nagel et al. 2019, arXiv 1906.04721, section 4.2 and appendix D). It goes to the layer's bias; where batch norm
     follows instead, its running mean is moved the other way, which is the same sum. The model runs in evaluation mode,
-    once over all batches for each layer.
+    once over all batches; what flows between two layers is kept for all of them.
 
     Args:
       batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, of anything. They are kept.
@@ -54,61 +53,65 @@ def correct_bias(
       reference: the model whose parameters, without quantizers, are the reals; None is `qmodel` as it is now. Where
         learned rounding or an earlier correction has already moved parameters, give a copy (`nnx.clone`) from before;
         correcting twice against the same reference then changes nothing the second time.
-      progress: show a progress bar on stderr; None shows one on a terminal.
+      progress: show a line of progress on stderr; None shows one on a terminal (`qjax.show_progress`).
 
     Raises:
       ValueError: no batch, or no layer that can be corrected; the message says why for each.
     """
     check_quantized(qmodel, "correct_bias")
     kept = list(Batches(batches, inputs, "correct_bias").arguments())
-    products = Products(qmodel, kept[0])
-    left, items = dict(products.left), []
-    shared = Counter(product.shift for product in products.items)
-    for product in products.items:
+    return correct(qmodel, qmodel if reference is None else reference, Walk(qmodel, kept), kept, progress=progress)
+
+
+def correct(
+    qmodel: QuantizedModel,
+    reference: QuantizedModel,
+    walk: Walk,
+    batches: Sequence[tuple[Any, ...]],
+    *,
+    progress: bool | None = False,
+) -> Correction:
+    """`correct_bias` along a walk that is compiled already."""
+    left, names = dict(walk.left), set[str]()
+    shared = Counter(product.shift for product in walk.items)
+    for product in walk.items:
         if product.shift is None:
             left[product.name] = "neither a bias nor batch norm stands directly behind it; give the layer a bias"
         elif shared[product.shift] > 1:
             left[product.name] = f"{product.shift} belongs to several layers"
         else:
-            items.append(product)
-    if not items:
+            names.add(product.name)
+    if not names:
         reasons = "; ".join(f"{name}: {why}" for name, why in left.items()) or "it has no quantized weight"
         raise ValueError(f"correct_bias: expected a layer whose bias can be corrected, got none. {reasons}.")
-    reals = qmodel if reference is None else nnx.clone(reference)
-    truth = _means(products, items, state_of(reals), kept, quantized=False)
-    wanted = {product.name: truth[product.name] + _shift(reals, product) for product in items}
+    own, reals = Stream.of(qmodel), Stream.of(reference, quantized=False)
     shifts: dict[str, tuple[str, np.ndarray]] = {}
-    for product in track(items, "correcting biases", enabled=progress):
-        found = _means(products, [product], state_of(qmodel), kept, quantized=True)
-        shift = (wanted[product.name] - found[product.name] - _shift(qmodel, product)).astype(np.float32)
-        variable, sign = _variable(qmodel, product), np.float32(1 if product.adds else -1)
-        variable[...] = (variable[...].astype(jnp.float32) + sign * shift).astype(variable[...].dtype)
-        shifts[product.name] = (str(product.shift), shift)
+
+    def visit(stop: Stop) -> None:
+        name, path = stop.product.name, str(stop.product.shift)
+        if name not in names:
+            return
+        means = [
+            mean_of(stop, data, rounded_to(qmodel.plan.by_name[name], stream.grids[name], stream.parameters[name]))
+            for stream, data in zip((own, reals), stop.data, strict=True)
+        ]
+        sign = 1.0 if stop.product.adds else -1.0
+        before = [np.asarray(stream.parameters[path], np.float64) * sign for stream in (own, reals)]
+        shift = ((means[1] + before[1]) - (means[0] + before[0])).astype(np.float32)
+        (variable,) = parameters(qmodel, [path]).values()
+        moved = variable[...].astype(jnp.float32) + np.float32(sign) * shift
+        variable[...] = own.parameters[path] = moved.astype(variable[...].dtype)
+        shifts[name] = (path, shift)
+
+    walk.run([own, reals], batches, visit, what="correcting biases", progress=progress)
     return Correction(shifts, left)
 
 
-def _variable(qmodel: QuantizedModel, product: Product) -> nnx.Variable[Any]:
-    """The bias or the running mean behind a product."""
-    (variable,) = parameters(qmodel, [str(product.shift)]).values()
-    return variable
-
-
-def _shift(qmodel: QuantizedModel, product: Product) -> np.ndarray:
-    """float64 [channels]: what is added to a product's output."""
-    return np.asarray(_variable(qmodel, product)[...], np.float64) * (1 if product.adds else -1)
-
-
-def _means(
-    products: Products, items: Sequence[Product], state: Any, batches: Sequence[Any], *, quantized: bool
-) -> dict[str, np.ndarray]:
-    """Name -> float64 [channels]: the mean over all examples of a product's output."""
-    totals = {product.name: np.zeros(()) for product in items}
-    count = dict.fromkeys(totals, 0)
-    for args in batches:
-        taps = products.taps(state, args, quantized=quantized)
-        for product in items:
-            y = taps[product.name][1]
-            rows = y.size // y.shape[-1]
-            totals[product.name] = totals[product.name] + rows * np.asarray(product.means(y), np.float64)
-            count[product.name] += rows
-    return {name: total / count[name] for name, total in totals.items()}
+def mean_of(stop: Stop, data: Sequence[Any], w: Any) -> np.ndarray:
+    """float64 [channels]: the mean over all examples of a product's output."""
+    total, count = np.zeros(()), 0
+    for product, x in zip(stop.products, data, strict=True):
+        y = product(x, w)
+        rows = y.size // y.shape[-1]
+        total, count = total + rows * np.asarray(product.means(y), np.float64), count + rows
+    return total / count

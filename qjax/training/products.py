@@ -1,22 +1,17 @@
-"""The dense layers and convolutions of a quantized model, one by one: what flows in, what comes out, what shifts it.
+"""The dense layers and convolutions of a quantized model, one by one: the product alone, and what shifts it.
 
-Learned rounding and bias correction look at a layer's product alone, without bias, batch norm and activation. Both
-need it as a function of its own and need its inputs and outputs, of the quantized model and of the model in reals.
+Learned rounding, GPTQ and bias correction look at a layer's product without bias, batch norm and activation, as a
+function of its own.
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
-from qjax.layers import Traced
-from qjax.ops import Role, real
-from qjax.qmodel import QuantizedModel, evaluation_copy
-from qjax.tracing import Annotation, Equation, Evaluation, Value
-from qjax.training.weights import weights_of
+from qjax.call import Call
+from qjax.ops.facts import ProductFacts
+from qjax.tracing import Equation, Value
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -55,63 +50,9 @@ class Product:
         return jnp.mean(y, axis=tuple(axis for axis in range(y.ndim) if axis != channel))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Tapped(Evaluation):
-    """An evaluation that keeps, for each product, the real value of its data and of its output."""
-
-    wanted: dict[Equation, Product] = dataclasses.field(default_factory=dict)
-    found: dict[str, tuple[jax.Array, jax.Array]] = dataclasses.field(default_factory=dict)
-
-    def _equation(self, eqn: Equation, inputs: list[Any]) -> list[Any]:
-        outputs = super()._equation(eqn, inputs)
-        if eqn in self.wanted:
-            product = self.wanted[eqn]
-            self.found[product.name] = (real(inputs[1 - product.weight]), real(outputs[0]))
-        return outputs
-
-
-Taps = dict[str, tuple[jax.Array, jax.Array]]
-"""Name of a product -> its data and its output, reals."""
-
-
-class Products:
-    """The products of a model in evaluation mode, in the order of execution, and what is no product.
-
-    left: name of a quantized weight -> why nothing is done to it.
-    """
-
-    def __init__(self, qmodel: QuantizedModel, args: tuple[Any, ...]) -> None:
-        self._graphdef, _ = nnx.split(evaluation_copy(qmodel))
-        self._names = weights_of(qmodel, args)
-        traced, annotation = evaluation_copy(qmodel)._read(args, {})
-        self.items, reasons = _find(traced, annotation, self._names.names)
-        self.left = {**dict(self._names.left), **reasons}
-        self._run = {quantized: jax.jit(self._taps(quantized)) for quantized in (False, True)}
-
-    def taps(self, state: Any, args: tuple[Any, ...], *, quantized: bool) -> Taps:
-        """What flows through each product for one batch. state: of the model, from `state_of`."""
-        return self._run[quantized](state, args)
-
-    def _taps(self, quantized: bool) -> Callable[[Any, Any], Taps]:
-        def run(state: Any, args: tuple[Any, ...]) -> Taps:
-            model = nnx.merge(self._graphdef, state)
-            traced, annotation = model._read(args, {})
-            wanted = {p.equation: p for p in _find(traced, annotation, self._names.names)[0]}
-            quantize = model._quantize if quantized else None
-            evaluation = _Tapped(annotation, quantize, shared=model.plan.shared, wanted=wanted)
-            evaluation.run(traced.program, traced.args, model.quantizer_values())
-            return evaluation.found
-
-        return run
-
-
-def state_of(qmodel: QuantizedModel) -> Any:
-    """A copy of the numbers of a model, for `Products.taps`."""
-    return nnx.split(evaluation_copy(qmodel))[1]
-
-
-def _find(traced: Traced, annotation: Annotation, names: tuple[str, ...]) -> tuple[list[Product], dict[str, str]]:
+def find_products(call: Call, names: tuple[str, ...]) -> tuple[list[Product], dict[str, str]]:
     """The products, and why other weights are none."""
+    traced, annotation = call.traced, call.annotation
     program = traced.program
     own = zip(program.inputs, traced.names, traced.constant, strict=True)
     path_of = {value: name for value, name, is_state in own if is_state}
@@ -123,7 +64,7 @@ def _find(traced: Traced, annotation: Annotation, names: tuple[str, ...]) -> tup
             place = annotation.weights.get((eqn, index))
             if place is None or place.name not in found:
                 continue
-            if reading is None or reading[0].role is not Role.PRODUCER or reading[0].name not in ("conv", "dot"):
+            if reading is None or not isinstance(reading[0], ProductFacts):
                 reasons[place.name] = f"it is read by {eqn.primitive!r}, neither a dense layer nor a convolution"
             elif eqn not in program.equations:
                 reasons[place.name] = "it is read inside of a rematerialised or repeated part"

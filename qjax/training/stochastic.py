@@ -12,7 +12,7 @@ import jax
 
 from qjax.ops import Quantized
 from qjax.qmodel import QuantizedModel
-from qjax.tracing import Evaluation, Place
+from qjax.tracing import Place
 
 _KEY = "rounding key"
 
@@ -56,29 +56,27 @@ def stochastic_forward(
             "the model itself to round to nearest."
         )
     plan = qmodel.plan
+    call = qmodel.trace(*args, **kwargs)
     params = qmodel.quantizer_values()
     for name, quantizer in plan.quantizers:
         own = jax.random.fold_in(key, _number(name))
-        # a scan hands each of its layers that layer's part of the parameters, and so that layer's key
+        # A scan gives each layer its slice of the parameters. The key is one of them, so each layer gets its own.
         stack = () if name in plan.shared else quantizer.stack
         params[name] = {**params[name], _KEY: jax.random.split(own, stack) if stack else own}
 
     def quantize(place: Place, own: dict[str, Any], x: jax.Array) -> Quantized:
         numbers = {name: value for name, value in own.items() if name != _KEY}
         if not (weights if place.kind == "weight" else activations):
-            return qmodel._quantize(place, numbers, x)
+            return call.quantize(place, numbers, x)
         draws = own[_KEY]
         if place.kind != "weight":
-            # places on one grid share a quantizer; a weight that is read twice is one weight
+            # Tensors that share a quantizer draw apart. A weight that is read twice must have the same codes twice.
             draws = jax.random.fold_in(draws, _number(place.label))
         return plan.by_name[place.name](numbers, x, key=draws)
 
-    traced, annotation = qmodel._read(args, kwargs)
-    values, _ = Evaluation(annotation, quantize, shared=plan.shared, averages=not activations).run(
-        traced.program, traced.args, params
-    )
-    qmodel._write(traced, values)
-    return traced.outputs(values)
+    evaluated = call.evaluate(quantize=quantize, params=params, averages=not activations)
+    call.write(evaluated)
+    return evaluated.output
 
 
 def _number(name: str) -> int:

@@ -17,6 +17,7 @@ from flax import nnx
 from jax.core import Tracer
 
 from qjax.batches import arguments_of
+from qjax.nearest import did_you_mean
 from qjax.numerics.affine import broadcast_to_tensor, centered_bounds
 from qjax.ops import Quantized
 from qjax.qmodel import QuantizedModel, check_quantized, evaluation_copy
@@ -40,8 +41,9 @@ def weights_of(qmodel: QuantizedModel, sample: Any) -> Weights:
       sample: one batch, an array or a tuple of the call's arguments; only its shapes matter.
     """
     check_quantized(qmodel, "weights_of", numbers=False)
-    # a trace in evaluation mode moves nothing, and the weights are the same in both modes
-    traced, annotation = evaluation_copy(qmodel)._read(arguments_of(sample, "weights_of", traced=True), {})
+    # A trace in evaluation mode changes nothing, and the weights are the same in both modes.
+    call = evaluation_copy(qmodel).trace(*arguments_of(sample, "weights_of", traced=True))
+    traced, annotation = call.traced, call.annotation
     path_of = dict(zip(traced.program.inputs, traced.names, strict=True))
     names: dict[str, None] = {}
     left: dict[str, str] = {}
@@ -52,7 +54,7 @@ def weights_of(qmodel: QuantizedModel, sample: Any) -> Weights:
             left[place.name] = "it lives in a scan"
         elif path_of.get(eqn.inputs[index]) != place.name:
             left[place.name] = "the model computes it from a parameter, and no layer reads that parameter itself"
-        elif qmodel.plan.by_name[place.name].method == "dynamic":
+        elif qmodel.plan.by_name[place.name].follows_tensor:
             left[place.name] = 'its scale follows it at every step (method "dynamic")'
         else:
             names[place.name] = None
@@ -70,8 +72,8 @@ def parameters(qmodel: QuantizedModel, names: Iterable[str]) -> dict[str, nnx.Va
     unknown = [name for name in wanted if name not in known]
     if unknown:
         raise ValueError(
-            f"Expected names of parameters, got {', '.join(map(repr, unknown))}. Take them from "
-            f"qjax.training.weights_of(qmodel, sample).names; the model has {', '.join(known)}."
+            f"Expected names of parameters, got {', '.join(map(repr, unknown))}.{did_you_mean(unknown[0], known)} "
+            f"Take them from qjax.training.weights_of(qmodel, sample).names; the model has {', '.join(known)}."
         )
     return {name: known[name] for name in wanted}
 
@@ -117,7 +119,7 @@ def set_codes(qmodel: QuantizedModel, codes: Mapping[str, Any]) -> None:
         quantizer, shape = qmodel.plan.by_name[name], parameter[...].shape
         if jnp.shape(codes[name]) != shape:
             raise ValueError(f"set_codes: {name!r}: expected codes of shape {shape}, got {jnp.shape(codes[name])}.")
-        if quantizer.method == "dynamic":
+        if quantizer.follows_tensor:
             raise ValueError(
                 f"set_codes: {name!r} has a scale that follows the weight, so codes do not hold it in place. Quantize "
                 'with weight_method="lsq" or "static".'

@@ -8,7 +8,6 @@ from flax import nnx
 
 import qjax
 from qjax.batches import arguments_of
-from qjax.tracing import Evaluation
 from tests.analysis.models import Deep, Small, coarse, data
 
 
@@ -26,14 +25,11 @@ class Odd(nnx.Module):
 
 def seen_by_the_forward(qmodel, x):
     """Name -> centred codes that the forward multiplies with."""
-    traced, annotation = qmodel._read(arguments_of(x), {})
-    evaluation = Evaluation(
-        annotation,
-        qmodel._quantize,
-        lambda place, _, quantized: quantized.codes if quantized is not None and place.kind == "weight" else None,
-        qmodel.plan.shared,
-    )
-    return evaluation.run(traced.program, traced.args, qmodel.quantizer_values())[1]
+
+    def codes(place, _, quantized):
+        return quantized.codes if place.kind == "weight" else None
+
+    return qmodel.trace(*arguments_of(x)).evaluate(record=codes).recorded
 
 
 @pytest.fixture(scope="module")

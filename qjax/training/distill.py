@@ -1,0 +1,317 @@
+"""Distillation: quantization-aware training against what the float model computes, without labels.
+
+The float model's outputs are the targets (Hinton, Vinyals and Dean 2015, arXiv 1503.02531; for quantized students
+Mishra and Marr 2017, arXiv 1711.05852), and if asked for some of its intermediate tensors (Romero et al. 2014, arXiv
+1412.6550). Student and teacher are one architecture, so every tensor of the one has its counterpart in the other.
+"""
+
+import dataclasses
+import functools
+import math
+import re
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from qjax.batches import Batches, Inputs
+from qjax.ops import Quantized
+from qjax.progress import track
+from qjax.qmodel import QuantizedModel, check_quantized
+from qjax.summary import table
+from qjax.tracing import Place
+
+Measure = Literal["noise", "classes"]
+"""How outputs are compared, see `Distillation.start`."""
+
+LEARNING_RATE = 4e-3
+"""Of Adam, in parts of the size of each tensor."""
+STEPS = 500
+"""How many steps the default number of epochs has at least."""
+
+_SMALLEST_SIZE = 1e-2
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Distillation:
+    """The float model as a teacher, a pytree that goes through a training step beside the quantized model.
+
+        distillation = qjax.training.Distillation.start(qmodel, sample, tensors=["blocks/.*"])
+        optimizer = distillation.optimizer(qmodel, steps=1000)
+
+        @nnx.jit
+        def step(qmodel, optimizer, distillation, x):
+            loss, gradients = nnx.value_and_grad(distillation.loss)(qmodel, x)
+            optimizer.update(qmodel, gradients)
+            return loss
+
+    state: the teacher's numbers. tensors: labels of the intermediate tensors that are compared. measure: how outputs
+    are. share: weight of the tensors' mean beside the outputs.
+    """
+
+    state: Any
+    graphdef: Any = dataclasses.field(metadata={"static": True})
+    tensors: tuple[str, ...] = dataclasses.field(metadata={"static": True})
+    measure: Measure = dataclasses.field(metadata={"static": True})
+    share: float = dataclasses.field(metadata={"static": True})
+
+    @classmethod
+    def start(
+        cls,
+        qmodel: QuantizedModel,
+        sample: Any,
+        *,
+        inputs: Inputs | None = None,
+        teacher: nnx.Module | None = None,
+        tensors: Collection[str] = (),
+        measure: Measure = "noise",
+        share: float = 1.0,
+    ) -> "Distillation":
+        """Keep the float model as it is now.
+
+        Args:
+          qmodel: the quantized model. sample: one batch, as `quantize` takes it. inputs: what of it the call takes.
+          teacher: a float model of the same class and shapes, such as the one that `quantize` was given. None: the
+            parameters that `qmodel` has now, which calibration leaves as they were (GPTQ and AdaRound do not).
+          tensors: intermediate tensors to compare: regular expressions that match their labels in full. The labels are
+            those of `qmodel.summary()`.
+          measure: "noise": `sum (y - t)^2 / sum t^2`, which fits any output. "classes": the cross entropy of the two
+            distributions that a softmax over the last axis gives, less the teacher's own entropy.
+          share: the weight of the mean noise of the tensors, beside 1 for the outputs.
+
+        Raises:
+          ValueError: an expression that matches no tensor; a teacher of another structure.
+        """
+        check_quantized(qmodel, "distill")
+        if measure not in get_args(Measure):
+            raise ValueError(
+                f"distill: measure: expected one of {', '.join(map(repr, get_args(Measure)))}, got {measure!r}."
+            )
+        if not (math.isfinite(share) and share >= 0):
+            raise ValueError(f"distill: share: expected a number of 0 or more, got {share!r}.")
+        own = nnx.clone(qmodel)
+        if teacher is not None:
+            _take(own, teacher)
+        own.eval()
+        args = next(iter(Batches([sample], inputs, "distill")))[1]
+        graphdef, state = nnx.split(own)
+        return cls(state, graphdef, _matched(own.trace(*args).places, tensors), measure, share)
+
+    def teach(self, *args: Any, **kwargs: Any) -> tuple[Any, Mapping[str, jax.Array]]:
+        """The float model's output for a call, and its intermediate tensors by label. No gradient flows back."""
+        teacher: QuantizedModel = nnx.merge(self.graphdef, self.state)
+        found = teacher.trace(*args, **kwargs).evaluate(quantize=None, record=self._record)
+        return jax.lax.stop_gradient((found.output, found.recorded))
+
+    def loss(self, qmodel: QuantizedModel, *args: Any, **kwargs: Any) -> jax.Array:
+        """How far the quantized model's call is from the teacher's: a float32 number of 0 or more.
+
+        Works in `jit` and `grad`. In training mode the model's own state moves, as in a call of it.
+        """
+        wanted, tensors = self.teach(*args, **kwargs)
+        call = qmodel.trace(*args, **kwargs)
+        found = call.evaluate(record=self._record)
+        call.write(found)
+        compare = _noise if self.measure == "noise" else _classes
+        pairs = list(zip(jax.tree.leaves(found.output), jax.tree.leaves(wanted), strict=True))
+        losses = [compare(y, t) for y, t in pairs if jnp.issubdtype(jnp.result_type(t), jnp.floating)]
+        total = functools.reduce(jnp.add, losses) / np.float32(len(losses))
+        if self.tensors:
+            noises = [_noise(found.recorded[label], tensors[label]) for label in self.tensors]
+            total = total + np.float32(self.share / len(noises)) * functools.reduce(jnp.add, noises)
+        return total
+
+    def optimizer(
+        self, qmodel: QuantizedModel, steps: int, learning_rate: float = LEARNING_RATE
+    ) -> nnx.Optimizer[QuantizedModel]:
+        """The optimizer of the default recipe, for `steps` steps, see `recipe_optimizer`."""
+        return nnx.Optimizer(qmodel, recipe_optimizer(steps, learning_rate), wrt=nnx.Param)
+
+    def _record(self, place: Place, x: jax.Array, quantized: Quantized | None) -> jax.Array | None:
+        if place.label not in self.tensors:
+            return None
+        return x if quantized is None else quantized.real32()
+
+
+def recipe_optimizer(steps: int, learning_rate: float = LEARNING_RATE) -> optax.GradientTransformation:
+    """Adam whose steps are parts of each tensor's own size, decaying to zero as a cosine.
+
+    A rate that fits the weights of one network is too great for another's. Here the step of a tensor is multiplied by
+    its root mean square (as in Adafactor, Shazeer and Stern 2018, arXiv 1804.04235, section 8), so that a rate of 0.004
+    moves a weight by about 0.4 % of the tensor's size. Scales are learned as logarithms to base 2: their rate is the
+    same without the factor, 0.3 % a step.
+    """
+    if steps < 1:
+        raise ValueError(f"distill: expected at least one step, got {steps}.")
+    schedule = optax.cosine_decay_schedule(learning_rate, steps)
+    adam = optax.chain(optax.scale_by_adam(), optax.scale_by_learning_rate(schedule))
+    relative = optax.chain(
+        optax.scale_by_adam(), optax.scale_by_param_block_rms(_SMALLEST_SIZE), optax.scale_by_learning_rate(schedule)
+    )
+
+    def kinds(params: Any) -> Any:
+        return jax.tree.map_with_path(lambda path, _: "logarithm" if "log2" in str(path) else "tensor", params)
+
+    return optax.multi_transform({"logarithm": adam, "tensor": relative}, kinds)
+
+
+@dataclasses.dataclass(frozen=True)
+class Distilled:
+    """What `distill` did; `str()` is a table.
+
+    losses: the mean of each epoch. before, after: on the batches that were held out. kept: whether the result is better
+    there; else the model is as it was. steps: of the optimizer. held_out: how many batches; 0: all of them were trained
+    on and judge as well.
+    """
+
+    losses: tuple[float, ...]
+    before: float
+    after: float
+    kept: bool
+    steps: int
+    held_out: int
+    seconds: float
+
+    def __str__(self) -> str:
+        shown = sorted({0, len(self.losses) // 2, len(self.losses) - 1})
+        rows = [[str(index + 1), f"{self.losses[index]:.4g}"] for index in shown]
+        where = f"{self.held_out} held-out batches" if self.held_out else "the batches it was trained on"
+        verdict = "kept" if self.kept else "taken back: the model is as it was"
+        last = f"loss on {where}: {self.before:.4g} before, {self.after:.4g} after {self.steps} steps; {verdict}"
+        return "\n".join([table(["epoch", "loss"], rows), last])
+
+
+def distill(
+    qmodel: QuantizedModel,
+    batches: Iterable[Any],
+    *,
+    inputs: Inputs | None = None,
+    teacher: nnx.Module | None = None,
+    tensors: Collection[str] = (),
+    measure: Measure = "noise",
+    share: float = 1.0,
+    epochs: int | None = None,
+    learning_rate: float = LEARNING_RATE,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> Distilled:
+    """Train a quantized model to compute what the float model computes; no labels are needed.
+
+    Weights, biases and learned scales move; batch norm uses its running statistics throughout. A quarter of the batches
+    is held out. Where the result is no better on them than what it began with, everything is put back. The model
+    is left in evaluation mode.
+
+    Args:
+      qmodel: calibrated; it is changed in place. batches: a list of arrays or of tuples of the call's arguments, of one
+        size; with `inputs`, of anything. They are kept in memory.
+      teacher, tensors, measure, share: see `Distillation.start`.
+      epochs: passes over the batches; None: as many as make 500 steps, at least 5.
+      learning_rate: see `recipe_optimizer`. seed: of the order of the batches.
+      progress: show a progress bar on stderr; None shows one on a terminal.
+
+    Raises:
+      ValueError: no batch, numbers that are not finite, a loss that is not.
+    """
+    started = time.perf_counter()
+    everything = [args for _, args in Batches(batches, inputs, "distill")]
+    if not everything:
+        raise ValueError("distill: expected at least one batch, got none.")
+    held = everything[len(everything) - len(everything) // 4 :]
+    fit = everything[: len(everything) - len(held)]
+    distillation = Distillation.start(
+        qmodel, everything[0], teacher=teacher, tensors=tensors, measure=measure, share=share
+    )
+    qmodel.eval()
+    epochs = max(5, math.ceil(STEPS / len(fit))) if epochs is None else epochs
+    if epochs < 1:
+        raise ValueError(f"distill: epochs: expected at least 1, got {epochs}.")
+    optimizer = distillation.optimizer(qmodel, epochs * len(fit), learning_rate)
+
+    @nnx.jit
+    def step(qmodel: Any, optimizer: Any, distillation: Distillation, args: Any) -> jax.Array:
+        loss, gradients = nnx.value_and_grad(distillation.loss)(qmodel, *args)
+        optimizer.update(qmodel, gradients)
+        return loss
+
+    judged = _judge(distillation, held or fit)
+    before, first = judged(qmodel), nnx.clone(qmodel)
+    order, losses = np.random.default_rng(seed), list[float]()
+    for _ in track(range(epochs), "distilling", enabled=progress):
+        found = [step(qmodel, optimizer, distillation, fit[index]) for index in order.permutation(len(fit))]
+        losses.append(float(np.mean([float(loss) for loss in found])))
+        if not math.isfinite(losses[-1]):
+            break
+    after = judged(qmodel)
+    kept = math.isfinite(after) and after < before
+    if not kept:
+        nnx.update(qmodel, nnx.state(first))
+    return Distilled(
+        tuple(losses), before, after, kept, len(losses) * len(fit), len(held), time.perf_counter() - started
+    )
+
+
+def _judge(distillation: Distillation, batches: Sequence[Any]) -> Callable[[QuantizedModel], float]:
+    @nnx.jit
+    def one(qmodel: Any, distillation: Distillation, args: Any) -> jax.Array:
+        return distillation.loss(qmodel, *args)
+
+    def judged(qmodel: QuantizedModel) -> float:
+        loss = float(np.mean([float(one(qmodel, distillation, args)) for args in batches]))
+        if math.isnan(loss):
+            raise ValueError("distill: the loss is NaN. Look for NaN or infinity in the batches and the parameters.")
+        return loss
+
+    return judged
+
+
+def _take(own: QuantizedModel, teacher: nnx.Module) -> None:
+    """Give the copy of a quantized model the float model's parameters and statistics."""
+    mine, theirs = (
+        {path: jnp.shape(value[...]) for path, value in nnx.to_flat_state(nnx.state(model, _numbers))}
+        for model in (own.model, teacher)
+    )
+    if mine != theirs:
+        missing = sorted("/".join(map(str, path)) for path in mine.keys() ^ theirs.keys())
+        other = [path for path in mine if path in theirs and mine[path] != theirs[path]]
+        what = f"{', '.join(missing[:3])} in one of them only" if missing else ""
+        what = what or f"{'/'.join(map(str, other[0]))} of shape {theirs[other[0]]} instead of {mine[other[0]]}"
+        raise ValueError(f"distill: expected a teacher with the parameters of the quantized model, got {what}.")
+    nnx.update(own.model, nnx.state(teacher, _numbers))
+
+
+def _numbers(path: Any, value: Any) -> bool:
+    del path
+    return isinstance(value, (nnx.Param, nnx.BatchStat))
+
+
+def _matched(places: Mapping[str, Place], wanted: Collection[str]) -> tuple[str, ...]:
+    """The labels that the expressions match, in the order of execution."""
+    if isinstance(wanted, str):
+        raise TypeError(f"distill: tensors: expected a list of expressions, got {wanted!r}. Write [{wanted!r}].")
+    labels = [label for label, place in places.items() if place.kind == "activation"]
+    for expression in wanted:
+        if not any(re.fullmatch(expression, label) for label in labels):
+            raise ValueError(
+                f"distill: tensors: {expression!r} matches none of the tensors {', '.join(map(repr, labels))}. An "
+                "expression must match in full: '.*' stands for any part."
+            )
+    return tuple(label for label in labels if any(re.fullmatch(one, label) for one in wanted))
+
+
+def _noise(y: jax.Array, t: jax.Array) -> jax.Array:
+    """`sum (y - t)^2 / sum t^2` in float32; of a teacher of zeros, the power of y."""
+    y, t = y.astype(jnp.float32), t.astype(jnp.float32)
+    power = jnp.sum(t * t)
+    return jnp.sum((y - t) ** 2) / jnp.where(power > 0, power, np.float32(1))
+
+
+def _classes(y: jax.Array, t: jax.Array) -> jax.Array:
+    """Kullback-Leibler divergence of the student's distribution from the teacher's, mean over all but the last axis."""
+    y, t = (jax.nn.log_softmax(x.astype(jnp.float32)) for x in (y, t))
+    return jnp.mean(jnp.sum(jnp.exp(t) * (t - y), axis=-1))

@@ -1,0 +1,361 @@
+"""GPTQ and coordinate descent: codes of a layer's weights that keep its output, from second moments of its inputs.
+
+With x_q the layer's input in the quantized model (the layers before it repaired already) and x that in the model of
+reals, each layer minimises over codes and scales
+
+    mean (x W - x_q W_q)^2 = (W_q - W*)^T H (W_q - W*) + constant,   H = mean x_q^T x_q,   H W* = (mean x_q^T x) W
+
+so the target W* already corrects what the quantized inputs do, as in Qronos (Zhang et al. 2025, arXiv 2505.11695) and
+QEP (Arai and Ichikawa 2025, arXiv 2504.09629). Where a bias stands behind the layer, the moments are centred and the
+bias takes the mean.
+
+0. Damping: d times the mean of H's diagonal is added to it, which holds weights near the reals where the data say
+   nothing. Of several d the one is taken whose W*, from one half of the data, serves the other half best.
+1. Scales: per channel the one, of several up to the present one, with the least error after nearest rounding.
+2. GPTQ (Frantar et al. 2023, arXiv 2210.17323): the weights of one input after the other are rounded, the most
+important
+   inputs first, and each error is taken to those that are not rounded yet, by the Cholesky factor of H^-1.
+3. Coordinate descent (QuantEase: Behdin et al. 2023, arXiv 2309.01885): every code is set to the best one given all
+   others, again and again; between two rounds each channel's scale is set to the best one given its codes, by least
+   squares (COMQ: Zhang et al. 2024, arXiv 2403.07134). No step can make the error greater.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from qjax.batches import Batches, Inputs
+from qjax.numerics.affine import QParams, broadcast_to_tensor
+from qjax.qmodel import QuantizedModel, check_quantized
+from qjax.summary import decibels_text, table
+from qjax.training.matrix import Matrix, Moments, halved, joined, moments
+from qjax.training.simulated import bounds_of, grid_of, qparams_of, set_qparams
+from qjax.training.walk import Stop, Stream, Walk
+from qjax.training.weights import parameters
+
+BLOCK = 64
+DAMPING = (0.01, 0.1, 1.0)
+"""Shares of the mean of H's diagonal that are tried; the one that carries best from one half of the data to the
+other."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SolvedLayer:
+    """One layer. Errors are `sum (y - y_q)^2 / sum y^2` on the calibration data, before bias and activation.
+
+    nearest: with the scales and codes of before. solved: with those that were taken. changed, weights: how many codes
+    are others, of how many.
+    """
+
+    name: str
+    nearest: float
+    solved: float
+    changed: int
+    weights: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Solution:
+    """The result of `gptq`; `str()` is a table. left: weights that stay as they were, and why."""
+
+    layers: tuple[SolvedLayer, ...]
+    left: dict[str, str]
+
+    def __str__(self) -> str:
+        rows = [
+            [s.name, decibels_text(s.nearest), decibels_text(s.solved), f"{s.changed} of {s.weights}"]
+            for s in self.layers
+        ]
+        text = table(["weight", "nearest, dB", "solved, dB", "codes changed"], rows)
+        return "\n".join([text, *(f"{name}: nearest, {why}" for name, why in self.left.items())])
+
+
+def gptq(
+    qmodel: QuantizedModel,
+    batches: Iterable[Any],
+    *,
+    inputs: Inputs | None = None,
+    reference: QuantizedModel | None = None,
+    rounds: int = 4,
+    damping: float | None = None,
+    progress: bool | None = False,
+) -> Solution:
+    """Choose the codes and scales of all dense layers and convolutions for the least error of their outputs.
+
+    Layer by layer, in one pass over the model; see the module for the method. The real weights become `code * scale`,
+    biases (or running means of a batch norm) directly behind a layer take the mean error. Scales per channel, per
+    tensor and per group all work; those of groups keep the values that they have.
+
+    Args:
+      batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, of anything. They are kept, and
+        what flows between two layers with them.
+      reference: the model whose parameters, without quantizers, are the reals; None is `qmodel` as it is now.
+      rounds: of coordinate descent; 0 leaves the codes of GPTQ.
+      damping: the share of the mean of H's diagonal that is added to it; None chooses it for each layer, see the
+        module.
+
+    Raises:
+      ValueError: no batch, or no dense layer or convolution whose weight is a parameter as it stands.
+    """
+    check_quantized(qmodel, "gptq")
+    kept = list(Batches(batches, inputs, "gptq").arguments())
+    walk = Walk(qmodel, kept)
+    if not walk.items:
+        reasons = "; ".join(f"{name}: {why}" for name, why in walk.left.items()) or "it has no quantized weight"
+        raise ValueError(f"gptq: expected a dense layer or a convolution, got none. {reasons}.")
+    options = {"rounds": rounds, "damping": damping, "progress": progress}
+    return solve(qmodel, reference or qmodel, walk, kept, **options)
+
+
+def solve(
+    qmodel: QuantizedModel,
+    reference: QuantizedModel,
+    walk: Walk,
+    batches: Sequence[tuple[Any, ...]],
+    *,
+    rounds: int = 4,
+    damping: float | None = None,
+    progress: bool | None = False,
+) -> Solution:
+    """`gptq` along a walk that is compiled already."""
+    own, reals = Stream.of(qmodel), Stream.of(reference, quantized=False)
+    shifts = [item.shift for item in walk.items]
+    paths = {path for item in walk.items for path in (item.name, item.shift) if path is not None}
+    variables = parameters(qmodel, paths)
+    layers: list[SolvedLayer] = []
+
+    def visit(stop: Stop) -> None:
+        product = stop.product
+        name, q = product.name, qmodel.plan.by_name[product.name]
+        matrix = Matrix(product)
+        matrices = [Matrix(one) for one in stop.products]
+        pairs = [(m.rows(a), m.rows(b)) for m, a, b in zip(matrices, *stop.data, strict=True)]
+        movable = product.shift is not None and shifts.count(product.shift) == 1
+        halves = [moments(half) for half in halved(pairs)]
+        seen = joined(halves)
+        if movable:
+            halves, seen = [half.centred() for half in halves], seen.centred()
+        qparams = qparams_of(qmodel, name)
+        w = np.asarray(reals.parameters[name], np.float64)
+        chosen = best_damping(halves, matrix.columns(w)) if damping is None else damping
+        layer = _Layer(matrix, seen, w, qparams, chosen)
+        nearest = layer.codes_of(np.asarray(own.parameters[name], np.float64))
+        codes, scale = layer.solved(nearest, rounds)
+        used = set_qparams(qmodel, name, QParams(scale, qparams.zero_point, q.spec))
+        solved = codes * layer.spread(np.asarray(used.scale))
+        _set(variables[name], own, name, matrix.restored(solved))
+        own.grids[name] = grid_of(q, used)
+        if movable:
+            path, sign = str(product.shift), 1.0 if product.adds else -1.0
+            means = [
+                np.squeeze(np.matmul(m[:, None], w), 1).ravel()
+                for m, w in zip(seen.means, (solved, layer.w), strict=True)
+            ]
+            shift = np.asarray(reals.parameters[path], np.float64) + sign * (means[1] - means[0])
+            _set(variables[path], own, path, shift)
+        signal = max(layer.signal, 1e-300)
+        layers.append(
+            SolvedLayer(
+                name,
+                layer.error(nearest * layer.scale) / signal,
+                layer.error(solved) / signal,
+                int((codes != nearest).sum()),
+                int(codes.size),
+            )
+        )
+
+    walk.run([own, reals], batches, visit, what="solving layers", progress=progress)
+    return Solution(tuple(layers), dict(walk.left))
+
+
+def ridge(seen: Moments, damping: float) -> np.ndarray:
+    """What is added to H: [groups, K, K]."""
+    diagonal = np.einsum("gkk->gk", seen.quantized)
+    extra = damping * diagonal.mean(-1) + 1e-12 * max(1e-30, float(diagonal.max(initial=0.0)))
+    return np.where(extra > 0, extra, 1.0)[:, None, None] * np.eye(diagonal.shape[-1])
+
+
+def target(seen: Moments, w: np.ndarray, extra: np.ndarray) -> np.ndarray:
+    """W*: the weights without codes that serve the quantized inputs best."""
+    return np.linalg.solve(seen.quantized + extra, np.matmul(seen.mixed, w) + np.matmul(extra, w))
+
+
+def best_damping(halves: Sequence[Moments], w: np.ndarray) -> float:
+    """The damping whose W* of each half serves the other half best."""
+    if len(halves) < 2:
+        return DAMPING[-1]
+
+    def error(damping: float) -> float:
+        total = 0.0
+        for own, other in (halves, halves[::-1]):
+            found = target(own, w, ridge(own, damping))
+            total += _quadratic(other.quantized, found) - 2 * float(np.sum(found * np.matmul(other.mixed, w)))
+        return total
+
+    return min(DAMPING, key=error)
+
+
+def _set(variable: nnx.Variable[Any], stream: Stream, path: str, value: np.ndarray) -> None:
+    variable[...] = stream.parameters[path] = jnp.asarray(value, variable[...].dtype)
+
+
+class _Layer:
+    """The least squares of one layer, float64 arrays [groups, K, N]."""
+
+    def __init__(self, matrix: Matrix, seen: Moments, w: np.ndarray, qparams: QParams, damping: float) -> None:
+        self._matrix, self._spec, self._shape = matrix, qparams.spec, w.shape
+        low, high = bounds_of(qparams)
+        self.scale = self.spread(np.asarray(qparams.scale))
+        self._low, self._high = self.spread(low), self.spread(high)
+        self.w = w = matrix.columns(w)
+        extra = ridge(seen, damping)
+        self._h = seen.quantized + extra
+        self._target = target(seen, w, extra)
+        self.signal = _quadratic(seen.reals, w)
+        # the error without codes, by which that of codes is greater
+        self._rest = self.signal + _quadratic(extra, w) - _quadratic(self._h, self._target)
+
+    def spread(self, values: np.ndarray) -> np.ndarray:
+        """Numbers of the scale's shape, for every weight."""
+        full = broadcast_to_tensor(jnp.asarray(values), self._spec, self._shape)
+        if self._spec.per_tensor:
+            full = jnp.reshape(full, (1,) * len(self._shape))
+        return self._matrix.columns(np.broadcast_to(np.asarray(full, np.float64), self._shape))
+
+    def codes_of(self, w: np.ndarray) -> np.ndarray:
+        """The nearest codes of weights of their own shape."""
+        return self._nearest(self._matrix.columns(w), self.scale)
+
+    def _nearest(self, w: np.ndarray, scale: np.ndarray) -> np.ndarray:
+        return _nearest(w, scale, self._low, self._high)
+
+    def costs(self, w: np.ndarray) -> np.ndarray:
+        """[groups, N]: what these weights cost, by which the error grows."""
+        d = w - self._target
+        return np.sum(d * np.matmul(self._h, d), axis=1)
+
+    def error(self, w: np.ndarray) -> float:
+        """The whole error, with what damping adds."""
+        return max(0.0, float(self.costs(w).sum()) + self._rest)
+
+    def solved(self, nearest: np.ndarray, rounds: int) -> tuple[np.ndarray, np.ndarray]:
+        """Codes, and scales of their quantizer's shape."""
+        scale = self._ranged()
+        best = self._least((nearest, self.scale), (self._carried(scale), scale))
+        for _ in range(rounds):
+            codes = self._descended(*best)
+            fitted = self._fitted(codes, best[1])
+            found = self._least(best, (codes, best[1]), (codes, fitted))
+            done = self.costs(found[0] * found[1]).sum() > 0.9999 * self.costs(best[0] * best[1]).sum()
+            best = found
+            if done:
+                break
+        codes, scale = best
+        return codes, self._gathered(scale)
+
+    def _least(self, *choices: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """For every scale the choice that costs least, all weights on that scale together."""
+        costs = np.stack([self._per_scale(self.costs(codes * scale)) for codes, scale in choices])
+        pick = np.argmin(costs, axis=0)[:, None, :]
+        codes, scale = choices[0]
+        for index, (other, own) in enumerate(choices[1:], 1):
+            codes, scale = np.where(pick == index, other, codes), np.where(pick == index, own, scale)
+        return codes, scale
+
+    def _per_scale(self, costs: np.ndarray) -> np.ndarray:
+        """[groups, N]: summed over the channels that share a scale."""
+        # a scale that serves several columns: the whole layer chooses
+        return costs if self._independent else np.full_like(costs, costs.sum())
+
+    @property
+    def _independent(self) -> bool:
+        """Whether every column has scales of its own."""
+        return {axis for _, axis in self._matrix.product.channels} <= set(self._spec.param_axes(len(self._shape)))
+
+    @property
+    def _single(self) -> bool:
+        """Whether all weights of a column have one scale."""
+        return self._spec.group_size is None
+
+    def _ranged(self) -> np.ndarray:
+        """The best scales of several, after nearest rounding."""
+        # with many codes to a channel there is little to clip
+        factors = np.linspace(1.0, 0.85, 4) if self._spec.bits >= 6 else np.linspace(1.0, 0.5, 16)
+        choices = [(self._nearest(self._target, self.scale * f), self.scale * f) for f in factors]
+        return self._least(*choices)[1]
+
+    def _fitted(self, codes: np.ndarray, scale: np.ndarray) -> np.ndarray:
+        """The best scales of given codes, by least squares; unchanged where they would not be positive."""
+        if not self._single:
+            return scale
+        toward = np.matmul(self._h, self._target)
+        above = self._per_scale(np.sum(codes * toward, axis=1))
+        below = self._per_scale(np.sum(codes * np.matmul(self._h, codes), axis=1))
+        with np.errstate(all="ignore"):
+            ratio = above / below
+        good = np.isfinite(ratio) & (ratio > 0.25 * scale[:, 0]) & (ratio < 4 * scale[:, 0])
+        return np.where(good[:, None], ratio[:, None], scale)
+
+    def _gathered(self, scale: np.ndarray) -> np.ndarray:
+        """Scales of every weight as the quantizer keeps them."""
+        full = self._matrix.restored(scale)
+        sizes = self._spec.param_sizes(self._shape)
+        index = tuple(np.arange(n) * (full.shape[a] // n) for a, n in enumerate(sizes))
+        return full[np.ix_(*index)].reshape(self._spec.param_shape(self._shape)).astype(np.float32)
+
+    def _carried(self, scale: np.ndarray) -> np.ndarray:
+        """GPTQ's codes: errors carried on by the Cholesky factor of the inverse, inputs of great diagonal first."""
+        groups, size, _ = self._target.shape
+        order = np.argsort(-np.einsum("gkk->gk", self._h), axis=1, kind="stable")
+        rows = np.arange(groups)[:, None]
+        h = self._h[np.arange(groups)[:, None, None], order[:, :, None], order[:, None, :]]
+        upper = np.swapaxes(np.linalg.cholesky(np.linalg.inv(h)), 1, 2)
+        w, s = self._target[rows, order].copy(), scale[rows, order]
+        low, high = self._low[rows, order], self._high[rows, order]
+        codes = np.empty_like(w)
+        for start in range(0, size, BLOCK):
+            end = min(start + BLOCK, size)
+            errors = np.empty_like(w[:, start:end])
+            for k in range(start, end):
+                codes[:, k] = _nearest(w[:, k], s[:, k], low[:, k], high[:, k])
+                error = (w[:, k] - codes[:, k] * s[:, k]) / upper[:, k, k, None]
+                w[:, k:end] -= upper[:, k, k:end, None] * error[:, None]
+                errors[:, k - start] = error
+            w[:, end:] -= np.matmul(np.swapaxes(upper[:, start:end, end:], 1, 2), errors)
+        result = np.empty_like(codes)
+        result[rows, order] = codes
+        return result
+
+    def _descended(self, codes: np.ndarray, scale: np.ndarray) -> np.ndarray:
+        """One round of coordinate descent over all inputs."""
+        h, size = self._h, codes.shape[1]
+        values = codes * scale
+        codes = codes.copy()
+        gradient = np.matmul(h, self._target - values)
+        for start in range(0, size, BLOCK):
+            end = min(start + BLOCK, size)
+            own = gradient[:, start:end]
+            moved = np.zeros_like(own)
+            for k in range(start, end):
+                best = values[:, k] + own[:, k - start] / h[:, k, k, None]
+                code = _nearest(best, scale[:, k], self._low[:, k], self._high[:, k])
+                step = code * scale[:, k] - values[:, k]
+                codes[:, k], moved[:, k - start] = code, step
+                own -= h[:, start:end, k, None] * step[:, None]
+            gradient[:, :start] -= np.matmul(h[:, :start, start:end], moved)
+            gradient[:, end:] -= np.matmul(h[:, end:, start:end], moved)
+        return codes
+
+
+def _quadratic(h: np.ndarray, w: np.ndarray) -> float:
+    """`trace(w^T h w)`, summed over the groups."""
+    return float(np.sum(w * np.matmul(h, w)))
+
+
+def _nearest(w: np.ndarray, scale: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Codes in float64. The model computes its own from `code * scale`, which its formula takes back to `code`."""
+    return np.clip(np.rint(w / scale), low, high)

@@ -1,0 +1,110 @@
+"""How good a quantized model is on held-out data, and which of two scores is the better one."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from qjax.batches import brief
+from qjax.qmodel import QuantizedModel, evaluation_copy
+from qjax.training.report import Score
+from qjax.training.walk import Stream, Walk, distance, float_leaves, power
+
+Scorer = Callable[[Any, Any], Any]
+"""(output of the model, batch) -> scalar, a mean over the examples of the batch."""
+
+Batch = tuple[Any, tuple[Any, ...]]
+"""What the caller gave, and the arguments of the model's call."""
+
+
+class Judge:
+    """Measures on the held-out batches."""
+
+    def __init__(self, held: list[Batch], loss: Scorer | None, metric: Scorer | None) -> None:
+        self._held, self._loss, self._metric = held, loss, metric
+        self._arguments = [args for _, args in held]
+        self.examples = sum(map(size_of, self._arguments))
+        self.float_score = Score(0.0)
+        self._truth: list[Any] = []
+
+    def prepare(self, walk: Walk, reference: QuantizedModel) -> None:
+        """Run the float model."""
+        self._truth = walk.outputs(Stream.of(reference, quantized=False), self._arguments)
+        if not all(np.isfinite(leaf).any() for y in self._truth for leaf in float_leaves(y)):
+            raise ValueError(
+                "post_training: expected finite outputs of the float model, got NaN or infinity alone. Find what makes "
+                "them in the float model first: jax.config.update('jax_debug_nans', True)."
+            )
+        if not any(float_leaves(y) for y in self._truth) and self._loss is None and self._metric is None:
+            raise ValueError("post_training: the model returns no float array to compare. Give a loss or a metric.")
+        self.float_score = self._score(self._truth)
+
+    def simulated(self, walk: Walk, qmodel: QuantizedModel) -> Score:
+        """The score of a model by a walk: an estimate without another compilation."""
+        return self._score(walk.outputs(Stream.of(qmodel), self._arguments))
+
+    def true(self, qmodel: QuantizedModel) -> Score:
+        """By the fake-quantized forward itself."""
+        graphdef, state = nnx.split(evaluation_copy(qmodel))
+        forward = jax.jit(lambda state, args: nnx.merge(graphdef, state)(*args))
+        return self._score([forward(state, args) for args in self._arguments])
+
+    def better(self, score: Score, than: Score) -> bool:
+        """Whether a score is no worse than another."""
+        if score.loss is not None and than.loss is not None:
+            return score.loss <= than.loss
+        if score.metric is not None and than.metric is not None:
+            gained = (score.metric - than.metric) * self.examples
+            if abs(gained) > 1.0 + 1e-6:
+                return gained > 0
+        return score.noise <= than.noise
+
+    def why(self, score: Score, than: Score) -> str:
+        """Why a step was taken back."""
+        if score.loss is not None and than.loss is not None:
+            return f"loss {score.loss:.4g}, before {than.loss:.4g}"
+        if score.metric is not None and than.metric is not None and score.noise <= than.noise:
+            return f"metric {score.metric:.4g}, before {than.metric:.4g}"
+        return f"{score.decibels:.2f} dB, before {than.decibels:.2f} dB"
+
+    def _score(self, outputs: list[Any]) -> Score:
+        signal = sum(map(power, self._truth))
+        noise = sum(distance(y, q) for y, q in zip(self._truth, outputs, strict=True))
+        return Score(
+            noise / signal if signal else float(noise > 0),
+            self._mean(self._loss, outputs, "loss"),
+            self._mean(self._metric, outputs, "metric"),
+        )
+
+    def _mean(self, score: Scorer | None, outputs: list[Any], name: str) -> float | None:
+        if score is None:
+            return None
+        total = 0.0
+        for (batch, args), output in zip(self._held, outputs, strict=True):
+            value = np.asarray(_called(score, name, output, batch))
+            if value.size != 1 or not np.isfinite(value).all():
+                raise ValueError(
+                    f"post_training: expected {name}(output, batch) to return one finite number, the mean over the "
+                    f"batch, got {value if value.size == 1 else f'shape {value.shape}'}."
+                )
+            total += size_of(args) * float(value.reshape(()))
+        return total / self.examples
+
+
+def _called(score: Scorer, name: str, output: Any, batch: Any) -> Any:
+    try:
+        return score(output, batch)
+    except (IndexError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(
+            f"post_training: {name}(output, batch) failed on a batch of {brief(batch)}: {type(error).__name__}: "
+            f"{error}. "
+            "What it needs besides the output, labels say, must be in the batch: batches=[(images, labels), ...] with "
+            "inputs=lambda batch: batch[0]."
+        ) from error
+
+
+def size_of(args: tuple[Any, ...]) -> int:
+    """How many examples the arguments of a call hold."""
+    return next((int(x.shape[0]) for x in jax.tree.leaves(args) if getattr(x, "ndim", 0)), 1)

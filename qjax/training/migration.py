@@ -1,0 +1,300 @@
+"""Scales moved between a tensor and the weights that read it: what quantizes badly in one is carried by the other.
+
+A tensor has one scale, so its widest channel leaves the narrow ones few codes. Dividing channel c by s_c, and
+multiplying what reads it, changes no result (`qjax.training.pairs`), and nothing runs later: s goes into parameters
+that are there.
+
+| s_c, before it is scaled to a geometric mean of 1 | source |
+| --- | --- |
+| sqrt(r1_c / r2_c), ranges of the weights in front and behind | cross-layer equalisation, Nagel et al. 2019 (arXiv
+1906.04721), eq. 11 | | max abs x_c ^ a / max abs W_c ^ (1 - a) | SmoothQuant, Xiao et al. 2023 (arXiv 2211.10438), eq.
+4 | | (mean abs x_c) ^ a | AWQ, Lin et al. 2024 (arXiv 2306.00978), eq. 5 |
+
+The strength a is searched for each pair: each candidate is judged by the error of the layers behind, with the tensor
+and their weights quantized. Where none is better than 1, the pair stays as it is.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from qjax import calibration
+from qjax.batches import Batches, Inputs
+from qjax.calibrating import calibrate
+from qjax.calibration.learned import Quantizer
+from qjax.numerics.affine import choose_qparams
+from qjax.qmodel import QuantizedModel, check_quantized, evaluation_copy
+from qjax.summary import decibels_text, table
+from qjax.training.pairs import Pair, find_pairs, input_axis
+from qjax.training.products import Product
+from qjax.training.simulated import grid_of, rounded_to
+from qjax.training.walk import Stop, Stream, Walk
+from qjax.training.weights import parameters
+
+STRENGTHS = (0.25, 0.5, 0.75, 1.0)
+GAIN = 0.98
+"""A scale is moved only if the error falls below this part of what it was."""
+MARGIN = 1.1
+"""How far a channel stays below a clip, as a factor of the greatest number that the calibration data gave it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Moved:
+    """One pair. Errors: `sum (y - y_q)^2 / sum y^2` of the layers behind, before and with the scales that were taken.
+
+    made: the parameters in front. read: the weights behind. way: the formula and its strength. spread: max s / min s.
+    """
+
+    made: tuple[str, ...]
+    read: tuple[str, ...]
+    way: str
+    before: float
+    after: float
+    spread: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Migration:
+    """The result of `equalize` and `smooth`; `str()` is a table.
+
+    moved: the pairs whose scales were moved. kept: how many pairs were better as they are. left: name of a weight ->
+    why no scale can move through its layer's input.
+    """
+
+    moved: tuple[Moved, ...]
+    kept: int
+    left: Mapping[str, str]
+
+    def __str__(self) -> str:
+        rows = [
+            [m.read[0], m.made[0], m.way, decibels_text(m.before), decibels_text(m.after), f"{m.spread:.3g}"]
+            for m in self.moved
+        ]
+        text = table(["weight", "scales of", "by", "before, dB", "after, dB", "max / min"], rows)
+        lines = [text, f"{self.kept} pairs are better as they are"]
+        return "\n".join([*lines, *(f"{name}: left, {why}" for name, why in self.left.items())])
+
+
+def equalize(
+    qmodel: QuantizedModel,
+    batches: Iterable[Any],
+    *,
+    inputs: Inputs | None = None,
+    reference: QuantizedModel | None = None,
+    progress: bool | None = False,
+) -> Migration:
+    """Move scales between dense layers, convolutions and depthwise convolutions that follow one another.
+
+    Through relu, leaky relu and batch norm the model of reals stays the same function. Through a clip (relu6) it does
+    for inputs whose channels stay below the clip as those of the calibration data do, with a tenth of room.
+
+    Args:
+      qmodel: its parameters are changed, and it is calibrated anew on these batches.
+      batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, of anything. They are kept.
+      reference: a model of the same parameters, whose parameters are changed alike.
+
+    Raises:
+      ValueError: no batch, or no pair; the message says why for each layer.
+    """
+    return _alone("equalize", qmodel, batches, inputs, reference, progress, norm=False)
+
+
+def smooth(
+    qmodel: QuantizedModel,
+    batches: Iterable[Any],
+    *,
+    inputs: Inputs | None = None,
+    reference: QuantizedModel | None = None,
+    progress: bool | None = False,
+) -> Migration:
+    """Move scales between a norm's scale and bias and the layers that read it: SmoothQuant and AWQ.
+
+    The model of reals stays the same function. Arguments and errors as for `equalize`.
+    """
+    return _alone("smooth", qmodel, batches, inputs, reference, progress, norm=True)
+
+
+def _alone(
+    what: str,
+    qmodel: QuantizedModel,
+    batches: Iterable[Any],
+    inputs: Inputs | None,
+    reference: QuantizedModel | None,
+    progress: bool | None,
+    *,
+    norm: bool,
+) -> Migration:
+    check_quantized(qmodel, what)
+    kept = list(Batches(batches, inputs, what).arguments())
+    models = [qmodel] if reference is None else [qmodel, reference]
+    found = migrate(models, Walk(qmodel, kept), kept, norm=norm, progress=progress)
+    if not found.moved and not found.kept:
+        reasons = "; ".join(f"{name}: {why}" for name, why in found.left.items()) or "it has no quantized weight"
+        raise ValueError(f"{what}: expected layers between which a scale can move, got none. {reasons}.")
+    return found
+
+
+def migrate(
+    models: Sequence[QuantizedModel],
+    walk: Walk,
+    batches: Sequence[tuple[Any, ...]],
+    *,
+    norm: bool,
+    progress: bool | None = False,
+) -> Migration:
+    """Move the scales in all `models` alike; the first is the quantized one, which is calibrated anew."""
+    qmodel = models[0]
+    names = tuple(item.name for item in walk.items)
+    pairs, left = find_pairs(evaluation_copy(qmodel).trace(*batches[0]), names)
+    known = {product.name: pair for pair in pairs for product in pair.read if pair.norm == norm}
+    left = {**walk.left, **left}
+    left |= {product.name: _OTHER[norm] for pair in pairs if pair.norm != norm for product in pair.read}
+    reals = Stream.of(qmodel, quantized=False)
+    chosen: list[tuple[Pair, np.ndarray]] = []
+    moved: list[Moved] = []
+    done, kept = set[Pair](), 0
+
+    def visit(stop: Stop) -> None:
+        nonlocal kept
+        pair = known.get(stop.product.name)
+        if pair is None or pair in done:
+            return
+        done.add(pair)
+        search = _Search(qmodel, pair, stop.data[0], reals.parameters)
+        way, scale, before, after = search.best()
+        if way is None:
+            kept += 1
+            return
+        chosen.append((pair, scale))
+        made, read = tuple(m.path for m in pair.made), tuple(p.name for p in pair.read)
+        moved.append(Moved(made, read, way, before, after, float(scale.max() / scale.min())))
+
+    if known:
+        walk.run([reals], batches, visit, what="moving scales", progress=progress)
+    for model in models:
+        for pair, scale in chosen:
+            move(model, pair, scale)
+    if chosen:
+        calibrate(qmodel, list(batches), progress=False)
+    return Migration(tuple(moved), kept, left)
+
+
+_OTHER = {True: "no norm makes its input (equalize)", False: "a norm makes its input (smooth)"}
+
+
+def move(qmodel: QuantizedModel, pair: Pair, scale: np.ndarray) -> None:
+    """Divide a pair's tensor by `scale` [channels], in the parameters around it."""
+    for made in pair.made:
+        _multiply(qmodel, made.path, made.axis, 1 / scale)
+    for product in pair.read:
+        found = input_axis(product)
+        assert found is not None
+        _multiply(qmodel, product.name, found[1], scale)
+
+
+def _multiply(qmodel: QuantizedModel, path: str, axis: int, factors: np.ndarray) -> None:
+    (variable,) = parameters(qmodel, [path]).values()
+    old = np.asarray(variable[...], np.float64)
+    variable[...] = jnp.asarray(old * _along(factors, axis, old.shape), variable[...].dtype)
+
+
+def _along(factors: np.ndarray, axis: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Factors [channels] to multiply a tensor with; a depthwise kernel has several filters for each channel."""
+    repeated = np.repeat(factors, shape[axis] // len(factors))
+    return repeated.reshape([-1 if i == axis else 1 for i in range(len(shape))])
+
+
+class _Search:
+    """The candidates for one pair, judged on a sample of the rows that its readers multiply."""
+
+    def __init__(self, qmodel: QuantizedModel, pair: Pair, data: Sequence[Any], parameters: Mapping[str, Any]) -> None:
+        self._pair, plan = pair, qmodel.plan
+        found = input_axis(pair.read[0])
+        assert found is not None
+        (self._axis, _) = found
+        self._x = np.concatenate([_sample(np.asarray(x, np.float32), len(data)) for x in data])
+        channels = np.moveaxis(np.concatenate([np.asarray(x, np.float32) for x in data]), self._axis, -1)
+        channels = channels.reshape(-1, channels.shape[-1])
+        self._low, self._high = channels.min(0).astype(np.float64), channels.max(0).astype(np.float64)
+        self._greatest = np.maximum(np.abs(self._low), np.abs(self._high))
+        self._mean = np.abs(channels).mean(0, dtype=np.float64)
+        self._spec = None if pair.quantizer is None else plan.by_name[pair.quantizer].spec
+        self._weights = [(p, np.asarray(parameters[p.name], np.float32), plan.by_name[p.name]) for p in pair.read]
+        reach = [self._reach(product, w) for product, w, _ in self._weights]
+        self._reach_of_weights = np.max(reach, axis=0)
+        self._front = self._front_of(parameters)
+        self._truth = [np.asarray(product(jnp.asarray(self._x), jnp.asarray(w))) for product, w, _ in self._weights]
+
+    def _reach(self, product: Product, w: np.ndarray) -> np.ndarray:
+        """[channels]: the greatest magnitude of the weights that read a channel."""
+        found = input_axis(product)
+        assert found is not None
+        moved = np.moveaxis(np.abs(w), found[1], 0).reshape(self._pair.channels, -1)
+        return moved.max(1).astype(np.float64)
+
+    def _front_of(self, parameters: Mapping[str, Any]) -> np.ndarray:
+        made = self._pair.made[0]
+        w = np.abs(np.asarray(parameters[made.path], np.float64))
+        return np.moveaxis(w, made.axis, 0).reshape(self._pair.channels, -1).max(1)
+
+    def best(self) -> tuple[str | None, np.ndarray, float, float]:
+        """(formula or None, scales, error before, error with them)."""
+        ones = np.ones(self._pair.channels)
+        before = self._error(ones)
+        way, scale, least = None, ones, before * GAIN
+        for name, candidate in self._candidates():
+            error = self._error(candidate)
+            if error < least:
+                way, scale, least = name, candidate, error
+        return way, scale, before, least if way is not None else before
+
+    def _candidates(self) -> list[tuple[str, np.ndarray]]:
+        with np.errstate(all="ignore"):
+            found = [("weights 0.5", np.sqrt(self._front / self._reach_of_weights))]
+            found += [(f"smooth {a:g}", self._greatest**a / self._reach_of_weights ** (1 - a)) for a in STRENGTHS]
+            found += [(f"mean {a:g}", self._mean**a) for a in STRENGTHS[:2]]
+        return [(name, self._allowed(scale)) for name, scale in found]
+
+    def _allowed(self, scale: np.ndarray) -> np.ndarray:
+        good = np.isfinite(scale) & (scale > 0)
+        if not good.any():
+            return np.ones_like(scale)
+        scale = np.where(good, scale, 1.0)
+        middle = np.exp(np.mean(np.log(scale[good])))
+        # a channel without data, or without weights, says nothing
+        scale = np.where(good, np.clip(scale / middle, 1e-4, 1e4), 1.0)
+        cap = self._pair.capped
+        if cap is None:
+            return scale
+        # channels may grow up to the clip, and those that reach it stay
+        scale = scale / scale.max()
+        room = np.minimum(1.0, MARGIN * self._high / cap)
+        return np.where(self._high < cap, np.clip(scale, np.maximum(room, 1e-4), 1.0), 1.0)
+
+    def _error(self, scale: np.ndarray) -> float:
+        """Of all readers together, relative to what they give."""
+        x = self._x / _along(scale, self._axis, self._x.shape).astype(np.float32)
+        if self._spec is not None:
+            low, high = (self._low / scale).min(), (self._high / scale).max()
+            q = Quantizer(self._spec, "static", self._x.shape[1:])
+            qparams = choose_qparams(np.float32(min(low, 0)), np.float32(max(high, 0)), self._spec)
+            x = rounded_to(q, grid_of(q, qparams), jnp.asarray(x, jnp.float32))
+        noise = signal = 0.0
+        for (product, w, q), y in zip(self._weights, self._truth, strict=True):
+            found = input_axis(product)
+            assert found is not None
+            moved = (w * _along(scale, found[1], w.shape)).astype(np.float32)
+            grid = grid_of(q, calibration.weight_qparams(moved, q.spec))
+            y_q = np.asarray(product(jnp.asarray(x, jnp.float32), rounded_to(q, grid, jnp.asarray(moved))))
+            noise += float(np.sum(np.square(y.astype(np.float64) - y_q)))
+            signal += float(np.sum(np.square(y.astype(np.float64))))
+        return noise / signal if signal else 0.0
+
+
+def _sample(x: np.ndarray, batches: int) -> np.ndarray:
+    """The first examples of a batch, so that all batches together have a few; the product fits any number of them."""
+    count = max(1, -(-8 // batches))
+    return x[:count]

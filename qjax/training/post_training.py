@@ -1,0 +1,186 @@
+"""One call from a float model to a quantized one that is accurate, without training: steps, each judged and taken back.
+
+Every step changes parameters, scales or widths of the fake-quantized model, never its arithmetic: what `convert` makes
+of the result is exact as ever.
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from qjax.batches import Batches, Inputs, arguments_of, brief
+from qjax.calibrating import calibrate
+from qjax.export.backend import target_of
+from qjax.model import quantize
+from qjax.qmodel import QuantizedModel
+from qjax.recipe import Recipe
+from qjax.training.judging import Batch, Judge, Scorer, size_of
+from qjax.training.precision import recipe_with
+from qjax.training.report import PostTrainingReport, StepReport
+from qjax.training.steps import EFFORTS, STEPS, TABLE, Effort, Skipped, Work
+from qjax.training.walk import Walk
+
+
+def post_training(
+    model: nnx.Module,
+    recipe: Recipe,
+    batches: Iterable[Any],
+    *,
+    inputs: Inputs | None = None,
+    loss: Scorer | None = None,
+    metric: Scorer | None = None,
+    effort: Effort = "standard",
+    steps: Sequence[str] | None = None,
+    progress: bool | None = True,
+) -> QuantizedModel:
+    """Quantize a float model without training it, as accurately as calibration data allow.
+
+    Quantizes and calibrates as `qjax.quantize` and `qjax.calibrate` do, then takes one step after another (see `STEPS`
+    and docs/accuracy.md). A part of the batches is held out: after each step the model is judged on it, and a step that
+    made it worse is taken back. The report, `qmodel.post_training_report`, says what each step brought, and why one was
+    taken back. Where the result is not better than plain calibration by the model's true forward, plain calibration is
+    returned. The model is in evaluation mode.
+
+    Args:
+      model: the float model; it is not changed.
+      recipe: as for `quantize`. The widths of single activations may grow to 16 bits (step "precision").
+      batches: calibration data, kept in memory: a list of arrays, or of tuples of the call's arguments; with `inputs`,
+        of anything. A few hundred examples are enough. The last quarter is held out; of one batch, its last examples.
+      inputs: what of a batch the model is called with: `lambda batch: batch[0]` for pairs of images and labels.
+      loss, metric: `(output, batch) -> number`, a mean over the batch; the metric is better where it is greater. A step
+        is judged by the loss if there is one, else by the metric where that moves by more than one example, else by the
+        noise of the outputs.
+      effort: "fast" calibrates, widens and corrects biases; "standard" takes every step that runs in a few minutes for
+        ten million parameters on two cores; "thorough" adds the slow ones.
+      steps: names out of `STEPS` instead, taken in the order of `STEPS`.
+      progress: show progress bars on stderr; None shows them on a terminal.
+
+    Raises:
+      ValueError: no batch, NaN among data, parameters or outputs, a step that does not exist or that the target does
+      not
+        allow, a loss or metric that is no number.
+    """
+    names = _chosen(steps, effort)
+    if not isinstance(recipe, Recipe):
+        raise TypeError(
+            f"post_training: expected a qjax.Recipe, got {brief(recipe)}. The order is (model, recipe, batches)."
+        )
+    mixed = target_of(recipe.target).mixed_widths
+    if steps is not None and "precision" in steps and not mixed:
+        raise ValueError(
+            f"post_training: step 'precision' mixes activations of 8 and 16 bits, which the kernels of target "
+            f"{target_of(recipe.target).name!r} do not take. Leave it out, or give all activations 16 bits."
+        )
+    started = time.perf_counter()
+    everything = list(Batches(batches, inputs, "post_training"))
+    _check_finite(everything)
+    fit, held, seen = _split(everything, inputs)
+    judge = Judge(held, loss, metric)
+
+    clock = time.perf_counter()
+    qmodel = quantize(model, recipe, fit[0][1])
+    fitted = [args for _, args in fit]
+    calibrate(qmodel, fitted, progress=progress)
+    qmodel.eval()
+    work = Work(qmodel, nnx.clone(qmodel), Walk(qmodel, fitted), fitted, effort, progress)
+    judge.prepare(work.walk, work.reference)
+    best = judge.simulated(work.walk, work.qmodel)
+    said = f"{len(qmodel.plan.quantizers)} quantizers"
+    rows = [StepReport("calibrated", best, time.perf_counter() - clock, True, said)]
+    plain = nnx.clone(qmodel)
+
+    for name in names:
+        if name == "precision" and not mixed:
+            rows.append(StepReport(name, best, 0.0, None, f"target {target_of(recipe.target).name!r} has one width"))
+            continue
+        clock, before = time.perf_counter(), (nnx.clone(work.qmodel), nnx.clone(work.reference))
+        try:
+            said, details = TABLE[name](work)
+        except Skipped as reason:
+            rows.append(StepReport(name, best, time.perf_counter() - clock, None, str(reason)))
+            continue
+        score = judge.simulated(work.walk, work.qmodel)
+        kept = judge.better(score, best)
+        if not kept:
+            (work.qmodel, work.reference), said = before, f"{said}; {judge.why(score, best)}"
+        rows.append(StepReport(name, score, time.perf_counter() - clock, kept, said, details))
+        best = score if kept else best
+
+    final = judge.true(work.qmodel)
+    # the walk leaves some roundings out, so what is better than its score for plain calibration is better than that
+    if any(row.kept for row in rows[1:]) and not judge.better(final, rows[0].score):
+        first = judge.true(plain)
+        if not judge.better(final, first):
+            work.qmodel, final = plain, first
+            rows.append(StepReport("all", first, 0.0, False, "plain calibration is better by the true forward"))
+    result = work.qmodel
+    wider = [t.name for row in rows if row.kept and row.step == "precision" for t in row.details.tensors]
+    wider = [name for name in wider if result is not plain]
+    result.post_training_report = PostTrainingReport(
+        steps=tuple(rows),
+        final=final,
+        recipe=recipe_with(recipe, result, wider),
+        float_loss=judge.float_score.loss,
+        float_metric=judge.float_score.metric,
+        held_out=judge.examples,
+        seen=seen,
+        examples=sum(size_of(args) for _, args in everything),
+        seconds=time.perf_counter() - started,
+    )
+    return result
+
+
+# ---------------------------------------------------------------------- input
+
+
+def _chosen(steps: Sequence[str] | None, effort: Any) -> list[str]:
+    if effort not in EFFORTS:
+        raise ValueError(f"post_training: effort: expected one of {', '.join(map(repr, EFFORTS))}, got {effort!r}.")
+    wanted = EFFORTS[effort] if steps is None else steps
+    if isinstance(wanted, str):
+        raise TypeError(f"post_training: steps: expected a list of names, got {wanted!r}. Write [{wanted!r}].")
+    unknown = [name for name in wanted if name not in TABLE]
+    if unknown:
+        raise ValueError(
+            f"post_training: steps: expected some of {', '.join(STEPS)}, got {', '.join(map(repr, unknown))}."
+        )
+    return [name for name in STEPS if name in wanted]
+
+
+def _check_finite(batches: Sequence[Batch]) -> None:
+    for index, (_, args) in enumerate(batches):
+        for leaf in jax.tree.leaves(args):
+            if isinstance(leaf, (jax.Array, np.ndarray)) and jnp.issubdtype(leaf.dtype, jnp.floating):
+                bad = int(jnp.sum(~jnp.isfinite(leaf)))
+                if bad:
+                    raise ValueError(
+                        f"post_training: expected finite calibration data, got {bad} NaN or infinite numbers of "
+                        f"{leaf.size} in batch {index}. Take them out, or find what made them."
+                    )
+
+
+def _split(batches: list[Batch], inputs: Inputs | None) -> tuple[list[Batch], list[Batch], bool]:
+    """(what the steps look at, what is held out, whether that is the same)."""
+    if len(batches) > 1:
+        count = max(1, len(batches) // 4)
+        return batches[:-count], batches[-count:], False
+    (batch, args) = batches[0]
+    size = size_of(args)
+    if size < 2:
+        return batches, batches, True
+    first = size - max(1, size // 4)
+    # halves would be two shapes to compile, three quarters and one quarter are too
+    parts: list[Batch] = []
+    for rows in (slice(0, first), slice(first, size)):
+
+        def cut(x: Any, rows: slice = rows) -> Any:
+            return x[rows] if getattr(x, "ndim", 0) and x.shape[0] == size else x
+
+        part = jax.tree.map(cut, batch)
+        parts.append((part, arguments_of(part if inputs is None else inputs(part), "post_training")))
+    return parts[:1], parts[1:], False

@@ -1,0 +1,96 @@
+"""What post-training quantization did, step by step."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from qjax.recipe import Recipe
+from qjax.summary import table
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """What is left of the float model on held-out calibration data.
+
+    noise: `sum (y - y_q)^2 / sum y^2` over all float outputs. loss, metric: of the quantized model; None without one.
+    """
+
+    noise: float
+    loss: float | None = None
+    metric: float | None = None
+
+    @property
+    def decibels(self) -> float:
+        """The output's signal-to-quantization-noise ratio, `-10 log10(noise)`."""
+        return float(-10 * np.log10(self.noise)) if self.noise > 0 else float("inf")
+
+
+@dataclasses.dataclass(frozen=True)
+class StepReport:
+    """One step.
+
+    score: after it, of the fake-quantized model on the held-out data. kept: False where the step was taken back, and
+    None where it found nothing to do. said: what it changed, or why not. details: what the step itself returned.
+    """
+
+    step: str
+    score: Score
+    seconds: float
+    kept: bool | None
+    said: str
+    details: Any = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PostTrainingReport:
+    """The result of `qjax.post_training`; `str()` is a table.
+
+    steps: the first is plain calibration. final: the score of the model that was returned, by its true forward; that of
+    the steps is simulated (see `qjax.training.simulated`). float_loss, float_metric: of the float model. recipe: by
+    which `quantize` gives a model the same widths. held_out: on how many examples was judged; seen: whether the steps
+    saw them too, because there was only one example. examples: of all batches.
+    """
+
+    steps: tuple[StepReport, ...]
+    final: Score
+    recipe: Recipe
+    float_loss: float | None
+    float_metric: float | None
+    held_out: int
+    seen: bool
+    examples: int
+    seconds: float
+
+    def __getitem__(self, step: str) -> StepReport:
+        """The last report of a step."""
+        for one in reversed(self.steps):
+            if one.step == step:
+                return one
+        raise KeyError(f"No step {step!r}. Steps: {', '.join(one.step for one in self.steps)}.")
+
+    def __str__(self) -> str:
+        header = ["step", "dB"]
+        header += ["loss"] if self.final.loss is not None else []
+        header += ["metric"] if self.final.metric is not None else []
+        rows = [
+            [one.step, *_numbers(one.score), f"{one.seconds:.1f}", _verdict(one.kept), one.said] for one in self.steps
+        ]
+        rows.append(["true forward", *_numbers(self.final), "", "", "the model that is returned"])
+        lines = [table([*header, "seconds", "", "what changed"], rows)]
+        judged = f"{self.held_out} held-out examples of {self.examples}"
+        if self.seen:
+            judged = f"the {self.examples} examples that the steps saw too: give at least two"
+        scores = (("loss", self.float_loss), ("metric", self.float_metric))
+        floats = [f"{name} {value:.4g}" for name, value in scores if value is not None]
+        lines.append(f"judged on {judged}{'; float: ' + ', '.join(floats) if floats else ''}; {self.seconds:.0f} s")
+        return "\n".join(lines)
+
+
+def _numbers(score: Score) -> list[str]:
+    found = [f"{score.decibels:.2f}"]
+    return found + [f"{value:.4g}" for value in (score.loss, score.metric) if value is not None]
+
+
+def _verdict(kept: bool | None) -> str:
+    return {True: "kept", False: "taken back", None: "nothing to do"}[kept]

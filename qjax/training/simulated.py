@@ -1,0 +1,145 @@
+"""Fake quantization with every number an argument: scales, zero points, widths, and which quantizers are on.
+
+The quantized model's own forward has the widths in its program, so another width is another compilation. Post-training
+quantization asks for hundreds of them. Here each quantizer rounds a real tensor to reals, by the one formula of a code
+(`numerics.affine.round_to_grid`), and everything about it is data: one program serves all choices, the float model (all
+quantizers off) among them.
+
+It is an estimate. Between quantizers it computes on reals, so the roundings inside of softmax, normalisation and tables
+and that of the bias are left out. What is chosen by it is measured on the true forward before anybody is told.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from qjax.calibration.learned import Quantizer, with_scales
+from qjax.numerics.affine import QParams, broadcast_to_tensor, centered_bounds, round_to_grid
+from qjax.numerics.rounding import Rounding
+from qjax.ops.conv import Conv
+from qjax.qmodel import QuantizedModel
+from qjax.tracing import Equation, Evaluation, Place, Program, Taps, Value
+
+Grid = dict[str, Any]
+"""scale: as the quantizer keeps it. low, high: float32, the least and the greatest code without the zero point. on:
+bool of the shape of the scans around the tensor."""
+
+
+def grid_of(q: Quantizer, qparams: QParams | None) -> Grid:
+    """The numbers of one quantizer; None: it follows its tensor."""
+    on = np.ones(q.stack, bool)
+    if qparams is None:
+        return {"on": on}
+    scale = np.asarray(qparams.scale, np.float32)
+    zero_point = np.asarray(qparams.integer_zero_point(), np.int32)
+    low, high = q.spec.qmin - zero_point, q.spec.qmax - zero_point
+    return {"scale": scale, "low": low.astype(np.float32), "high": high.astype(np.float32), "on": on}
+
+
+def grids_of(qmodel: QuantizedModel) -> dict[str, Grid]:
+    """Of every quantizer of a model as it stands."""
+    known = qmodel.qparams()
+    return {name: grid_of(q, known.get(name)) for name, q in qmodel.plan.quantizers}
+
+
+def switched(grids: Mapping[str, Grid], names: Iterable[str]) -> dict[str, Grid]:
+    """The same numbers with only these quantizers on."""
+    chosen = set(names)
+    return {name: {**grid, "on": np.full_like(grid["on"], name in chosen)} for name, grid in grids.items()}
+
+
+def set_qparams(qmodel: QuantizedModel, name: str, qparams: QParams) -> QParams:
+    """Give a quantizer other numbers; returns them as it will use them (a method may round its scales)."""
+    q, module = qmodel.plan.by_name[name], qmodel.quantizers[name]
+    for key, value in q.init(qparams).items():
+        variable: nnx.Variable[Any] = getattr(module, key)
+        variable[...] = jnp.asarray(value, variable[...].dtype)
+    return qparams_of(qmodel, name)
+
+
+def qparams_of(qmodel: QuantizedModel, name: str) -> QParams:
+    """The numbers of one quantizer; not of one that follows its tensor."""
+    q = qmodel.plan.by_name[name]
+    return q.qparams(with_scales({name: q}, {name: qmodel.quantizers[name].values()})[name])
+
+
+@dataclasses.dataclass(frozen=True)
+class Simulated(Evaluation):
+    """An evaluation on reals whose quantizers are `Grid`s; `quantizers` are those of the plan."""
+
+    quantizers: Mapping[str, Quantizer] = dataclasses.field(default_factory=dict[str, Quantizer])
+
+    def entered(self, value: Value, x: Any, grids: Mapping[str, Grid], taps: Taps) -> Any:
+        """An input of the model, rounded where it has a quantizer."""
+        return self._observed(value, x, grids, taps)
+
+    def advance(
+        self, equations: Sequence[Equation], env: dict[Value, Any], grids: Mapping[str, Grid], taps: Taps
+    ) -> None:
+        """Run some equations of the program; `env` has their inputs, and gets their outputs."""
+        for eqn in equations:
+            inputs = inputs_of(eqn, env)
+            for index, x in enumerate(inputs):
+                place = self.annotation.weights.get((eqn, index))
+                if place is not None:
+                    inputs[index] = self._at(place, x, grids, taps)
+            if eqn.body is None:
+                outputs = self._equation(eqn, inputs)
+            elif eqn.primitive == "scan":
+                outputs = self._scan(eqn, eqn.body, inputs, grids, taps, {})
+            else:
+                outputs = self._remat(eqn, eqn.body, inputs, grids, taps, {})
+            for value, output in zip(eqn.outputs, outputs, strict=True):
+                env[value] = self._observed(value, output, grids, taps)
+
+    def names(self, inputs: Sequence[Value], equations: Sequence[Equation]) -> list[str]:
+        """The quantizers of some equations and inputs."""
+        return self._names(Program(tuple(inputs), (), tuple(equations)))
+
+    def _equation(self, eqn: Equation, inputs: list[Any]) -> list[Any]:
+        op = self.annotation.ops.get(eqn, (None,))[0]
+        if isinstance(op, Conv):
+            # a depthwise convolution in the form that XLA runs 30 times as fast on a CPU
+            x, w = inputs
+            return [op.product(eqn)(x, w, eqn.out_dtypes[0], eqn.params["precision"])]
+        return super()._equation(eqn, inputs)
+
+    def _at(self, place: Place, x: Any, params: Any, taps: Any) -> Any:
+        x = jnp.asarray(x)
+        if self.record is not None:
+            taps[place.label] = self.record(place, x, None)
+        return rounded_to(self.quantizers[place.name], params[place.name], x)
+
+
+def inputs_of(eqn: Equation, env: Mapping[Value, Any]) -> list[Any]:
+    """The arrays that an equation reads."""
+    return [value.constant if value.constant is not None else env[value] for value in eqn.inputs]
+
+
+def rounded_to(q: Quantizer, grid: Grid, x: jax.Array) -> jax.Array:
+    """The tensor rounded to a grid, in its own dtype; the tensor itself where the grid is off."""
+    real = x.astype(jnp.float32)
+    if q.method == "dynamic":
+        rounded = q({}, real).real32()
+    else:
+
+        def spread(value: Any) -> jax.Array:
+            value = jnp.asarray(value)
+            if q.spec.per_tensor:
+                return jnp.reshape(value, (1,) * x.ndim)
+            return broadcast_to_tensor(value, q.spec, x.shape)
+
+        scale, low, high = (spread(grid[key]) for key in ("scale", "low", "high"))
+        rounded = jnp.clip(round_to_grid(real, scale, Rounding.NEAREST_EVEN), low, high) * scale
+    return jnp.where(grid["on"], rounded, real).astype(x.dtype)
+
+
+def bounds_of(qparams: QParams) -> tuple[np.ndarray, np.ndarray]:
+    """The least and the greatest code without the zero point, of the scale's shape."""
+    low, high = centered_bounds(qparams.integer_zero_point(), qparams.spec.qmin, qparams.spec.qmax)
+    return np.asarray(low), np.asarray(high)

@@ -1,0 +1,341 @@
+"""A quantized model and the model of reals beside it, run once over all batches, with a stop in front of every layer.
+
+Methods that repair a layer need its inputs as the repaired layers before it make them. Running the whole model anew for
+each layer costs the square of its depth. A walk keeps what flows between two layers, for all batches, and goes on from
+there: one pass in all. At each stop a visitor sees the layer's inputs, quantized and in reals, and may change the
+layer's weights, scales and bias before the walk goes on.
+
+Memory: what is alive between two layers, for every batch, twice.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from qjax.batches import arguments_of
+from qjax.calibration import track
+from qjax.qmodel import QuantizedModel, evaluation_copy
+from qjax.tracing import Equation, Place, Value
+from qjax.training.products import Product, find_products
+from qjax.training.simulated import Grid, Simulated, grids_of, inputs_of, switched
+from qjax.training.weights import weights_of
+
+Arguments = tuple[Any, ...]
+
+
+@dataclasses.dataclass
+class Stream:
+    """One of the models that walk: its parameters by path, and the numbers of its quantizers."""
+
+    parameters: dict[str, Any]
+    grids: dict[str, Grid]
+
+    @classmethod
+    def of(cls, qmodel: QuantizedModel, *, quantized: bool = True) -> "Stream":
+        """A model as it stands; not `quantized`: all of its quantizers off."""
+        flat = nnx.to_flat_state(nnx.state(qmodel.model))
+        grids = grids_of(qmodel)
+        parameters = {"/".join(map(str, path)): variable[...] for path, variable in flat}
+        return cls(parameters, grids if quantized else switched(grids, ()))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Stop:
+    """What a visitor sees. data: for every stream and batch, the layer's input as it stands there.
+
+    product: of the first batch's shapes; another batch may have a product of its own, in `products`.
+    """
+
+    product: Product
+    products: Sequence[Product]
+    data: Sequence[Sequence[jax.Array]]
+
+
+Visitor = Callable[[Stop], None]
+
+
+class Walk:
+    """The compiled pieces of a model, for any numbers of its parameters and quantizers.
+
+    items: the layers that have a stop, of the first batch's shapes. left: name of a quantized weight -> why it has
+    none.
+    """
+
+    def __init__(self, qmodel: QuantizedModel, batches: Sequence[Arguments]) -> None:
+        self._qmodel = evaluation_copy(qmodel)
+        self._pieces: dict[Any, _Pieces] = {}
+        first = self._of(batches[0])
+        self.items, self.left = first.items, first.left
+
+    def _of(self, args: Arguments) -> "_Pieces":
+        leaves, tree = jax.tree.flatten(args)
+        arrays = [isinstance(leaf, (jax.Array, np.ndarray)) for leaf in leaves]
+        key = (tree, tuple((x.shape, str(x.dtype)) if a else x for x, a in zip(leaves, arrays, strict=True)))
+        if key not in self._pieces:
+            self._pieces[key] = _Pieces(self._qmodel, args)
+        return self._pieces[key]
+
+    def outputs(self, stream: Stream, batches: Sequence[Arguments]) -> list[Any]:
+        """The model's output for every batch."""
+        return self.run([stream], batches)[0]
+
+    def ranges(self, stream: Stream, batches: Sequence[Arguments]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Name of a quantizer of activations -> the least and the greatest number in front of it."""
+        found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        for args in batches:
+            piece = self._of(args)
+            live = piece.start(args)
+            for index in range(len(self.items) + 1):
+                live, seen = piece.observe(index, stream, live)
+                for place, (low, high) in seen:
+                    low, high = (np.moveaxis(np.asarray(a), place.timed, range(len(place.timed))) for a in (low, high))
+                    axes = tuple(range(len(place.timed)))
+                    low, high = low.min(axes), high.max(axes)
+                    known = found.get(place.name, (low, high))
+                    found[place.name] = np.minimum(known[0], low), np.maximum(known[1], high)
+        return found
+
+    def alone(
+        self,
+        stream: Stream,
+        grids: Mapping[str, Grid],
+        names: Iterable[str],
+        batches: Sequence[Arguments],
+        *,
+        what: str = "",
+        progress: bool | None = False,
+    ) -> dict[str, float]:
+        """What each of these quantizers does to the model's output if it alone is on: `sum (y - y_q)^2 / sum y^2`.
+
+        Args:
+          stream: the model of reals. grids: the numbers of the quantizers. names: those to look at.
+        """
+        wanted = list(names)
+        noise, signal = dict.fromkeys(wanted, 0.0), 0.0
+        truth = self.outputs(stream, batches)
+        for args, y in track(list(zip(batches, truth, strict=True)), what, enabled=progress):
+            piece = self._of(args)
+            signal += power(y)
+            live = piece.start(args)
+            for index in range(len(self.items) + 1):
+                for name in piece.begins(index):
+                    if name in noise:
+                        own = dataclasses.replace(stream, grids=switched({**stream.grids, name: grids[name]}, (name,)))
+                        noise[name] += distance(y, piece.rest(index, own, live))
+                live = piece.step(index, stream, live)
+        return {name: value / signal if signal else 0.0 for name, value in noise.items()}
+
+    def run(
+        self,
+        streams: Sequence[Stream],
+        batches: Sequence[Arguments],
+        visit: Visitor | None = None,
+        *,
+        what: str = "",
+        progress: bool | None = False,
+    ) -> list[list[Any]]:
+        """Walk; returns the outputs, for every stream and batch.
+
+        Args:
+          visit: called in front of every layer of `items`; it may change the numbers of the streams.
+        """
+        pieces = [self._of(args) for args in batches]
+        lives = [[piece.start(args) for piece, args in zip(pieces, batches, strict=True)] for _ in streams]
+        stops: Iterable[int] = range(len(self.items) + 1)
+        if visit is not None:
+            stops = track(range(len(self.items) + 1), what, enabled=progress)
+        for index in stops:
+            if index and visit is not None:
+                products = [piece.items[index - 1] for piece in pieces]
+                data = [
+                    [piece.data(index - 1, stream, live) for piece, live in zip(pieces, own, strict=True)]
+                    for stream, own in zip(streams, lives, strict=True)
+                ]
+                visit(Stop(products[0], products, data))
+            for stream, own in zip(streams, lives, strict=True):
+                for position, piece in enumerate(pieces):
+                    own[position] = piece.step(index, stream, own[position])
+        return [
+            [piece.finish(stream, live) for piece, live in zip(pieces, own, strict=True)]
+            for stream, own in zip(streams, lives, strict=True)
+        ]
+
+
+Live = dict[Value, Any]
+
+
+class _Pieces:
+    """The program of batches of one shape, cut in front of every layer."""
+
+    def __init__(self, qmodel: QuantizedModel, args: Arguments) -> None:
+        call = qmodel.trace(*args)
+        traced, annotation = call.traced, call.annotation
+        self._traced, self._annotation = traced, annotation
+        names = weights_of(qmodel, args)
+        items, reasons = find_products(call, names.names)
+        self.left = {**dict(names.left), **reasons}
+        self.program = program = traced.program
+        order = {eqn: index for index, eqn in enumerate(program.equations)}
+        self.items = sorted(items, key=lambda product: order[product.equation])
+        self.path = dict(zip(program.inputs, traced.names, strict=True))
+        self.state = {v for v, c in zip(program.inputs, traced.constant, strict=True) if c}
+        self._made = {value: eqn for eqn in program.equations for value in eqn.outputs}
+        # a scan may return a constant beside what it makes of data: that one is not made of parameters alone
+        self._fixed = set(self.state)
+        for eqn in program.equations:
+            if all(map(self.fixed, eqn.inputs)):
+                self._fixed.update(eqn.outputs)
+        self._order = order
+        self.evaluation = Simulated(annotation, None, shared=qmodel.plan.shared, quantizers=qmodel.plan.by_name)
+        ends = [order[product.equation] for product in self.items]
+        cuts = [0, *ends, len(program.equations)]
+        self._steps = [
+            _Piece(self, program.equations[a:b], self._needed_after(b), first=i == 0)
+            for i, (a, b) in enumerate(itertools.pairwise(cuts))
+        ]
+
+    def fixed(self, value: Value) -> bool:
+        """Whether a value is made of parameters and literals."""
+        return value in self._fixed or value.constant is not None
+
+    def _needed_after(self, position: int) -> set[Value]:
+        later = {value for eqn in self.program.equations[position:] for value in eqn.inputs}
+        read = {value for value in (*later, *self.program.outputs) if not self.fixed(value)}
+        return {value for value in read if value not in self._made or self._order[self._made[value]] < position}
+
+    def makers(self, values: Iterable[Value]) -> tuple[list[Equation], list[Value]]:
+        """The equations that make fixed values out of parameters, in order, and those parameters."""
+        found: dict[Equation, None] = {}
+        roots: dict[Value, None] = {}
+        todo = list(values)
+        while todo:
+            value = todo.pop()
+            if value.constant is not None:
+                continue
+            if value in self._made:
+                if self._made[value] not in found:
+                    found[self._made[value]] = None
+                    todo += self._made[value].inputs
+            else:
+                roots[value] = None
+        return sorted(found, key=self._order.__getitem__), list(roots)
+
+    def start(self, args: Arguments) -> Live:
+        """The inputs of the model."""
+        leaves = [x for x in jax.tree.leaves(arguments_of(args)) if isinstance(x, (jax.Array, np.ndarray))]
+        inputs = [value for value in self.program.inputs if value not in self.state]
+        return dict(zip(inputs, leaves, strict=True))
+
+    def step(self, index: int, stream: Stream, live: Live) -> Live:
+        """What is alive after a piece."""
+        return self._steps[index](stream, live)
+
+    def observe(self, index: int, stream: Stream, live: Live) -> tuple[Live, list[tuple[Place, Any]]]:
+        """The same, and the range in front of every quantizer of activations in it."""
+        left, seen = self._steps[index].observe(stream, live)
+        places = {place.label: place for place in self._annotation.values.values()}
+        return left, [(places[label], ends) for label, ends in seen.items() if label in places]
+
+    def rest(self, index: int, stream: Stream, live: Live) -> Any:
+        """The model's output from a piece on."""
+        for later in range(index, len(self._steps)):
+            live = self.step(later, stream, live)
+        return self.finish(stream, live)
+
+    def begins(self, index: int) -> list[str]:
+        """The quantizers that are met first in a piece."""
+        earlier = {name for step in self._steps[:index] for name in step.names}
+        return [name for name in self._steps[index].names if name not in earlier]
+
+    def data(self, index: int, stream: Stream, live: Live) -> jax.Array:
+        """What flows into a layer."""
+        product = self.items[index]
+        value = product.equation.inputs[1 - product.weight]
+        return live[value] if value in live else jnp.asarray(value.constant)
+
+    def finish(self, stream: Stream, live: Live) -> Any:
+        """The model's output."""
+        program = self.program
+        equations, roots = self.makers(value for value in program.outputs if self.fixed(value))
+        env: dict[Value, Any] = {**live, **{value: stream.parameters[self.path[value]] for value in roots}}
+        for eqn in equations:
+            env.update(zip(eqn.outputs, eqn.bind(*inputs_of(eqn, env)), strict=True))
+        return self._traced.outputs([v.constant if v.constant is not None else env[v] for v in program.outputs])
+
+
+class _Piece:
+    """Equations from one layer to the next, compiled: the live values in front of it to those behind it."""
+
+    def __init__(self, whole: _Pieces, equations: Sequence[Equation], needed: set[Value], *, first: bool) -> None:
+        own = [eqn for eqn in equations if not all(map(whole.fixed, eqn.inputs))]
+        made = {value for eqn in own for value in eqn.outputs}
+        read = {value for eqn in own for value in eqn.inputs}
+        self._constants, roots = whole.makers(value for value in read if whole.fixed(value))
+        self._roots = [(value, whole.path[value]) for value in roots]
+        start = [v for v in whole.program.inputs if v not in whole.state]
+        arguments = dict.fromkeys(start if first else ())
+        entered = {value for value in (*read, *needed) if not whole.fixed(value) and value not in made}
+        self._enter = [*arguments, *(value for value in entered if value not in arguments)]
+        self._leave = [value for value in (*made, *self._enter) if value in needed]
+        self._own, self._first = own, set(start) if first else set[Value]()
+        self._evaluation = whole.evaluation
+        self.names = whole.evaluation.names(start if first else (), own)
+        self._run, self._observe = jax.jit(self._forward), jax.jit(self._observed)
+
+    def __call__(self, stream: Stream, live: Mapping[Value, Any]) -> Live:
+        return dict(zip(self._leave, self._run(*self._arguments(stream, live)), strict=True))
+
+    def observe(self, stream: Stream, live: Mapping[Value, Any]) -> tuple[Live, dict[str, Any]]:
+        """The same, and label of a tensor -> its least and its greatest number."""
+        left, seen = self._observe(*self._arguments(stream, live))
+        return dict(zip(self._leave, left, strict=True)), seen
+
+    def _arguments(self, stream: Stream, live: Mapping[Value, Any]) -> tuple[list[Any], list[Any], dict[str, Grid]]:
+        parameters = [stream.parameters[path] for _, path in self._roots]
+        return parameters, [live[value] for value in self._enter], {name: stream.grids[name] for name in self.names}
+
+    def _forward(self, parameters: list[Any], entered: list[Any], grids: dict[str, Grid]) -> list[Any]:
+        return self._computed(self._evaluation, parameters, entered, grids)[0]
+
+    def _observed(
+        self, parameters: list[Any], entered: list[Any], grids: dict[str, Grid]
+    ) -> tuple[list[Any], dict[str, Any]]:
+        def ends(place: Place, x: jax.Array, _: Any) -> tuple[jax.Array, jax.Array]:
+            return jnp.min(x), jnp.max(x)
+
+        return self._computed(dataclasses.replace(self._evaluation, record=ends), parameters, entered, grids)
+
+    def _computed(
+        self, evaluation: Simulated, parameters: list[Any], entered: list[Any], grids: dict[str, Grid]
+    ) -> tuple[list[Any], dict[str, Any]]:
+        taps: dict[str, Any] = {}
+        env: dict[Value, Any] = dict(zip((value for value, _ in self._roots), parameters, strict=True))
+        for value, x in zip(self._enter, entered, strict=True):
+            env[value] = evaluation.entered(value, x, grids, taps) if value in self._first else x
+        for eqn in self._constants:
+            env.update(zip(eqn.outputs, eqn.bind(*inputs_of(eqn, env)), strict=True))
+        evaluation.advance(self._own, env, grids, taps)
+        return [env[value] for value in self._leave], taps
+
+
+def float_leaves(output: Any) -> list[np.ndarray]:
+    """The float arrays of an output, in float64."""
+    leaves = [leaf for leaf in jax.tree.leaves(output) if jax.dtypes.issubdtype(leaf.dtype, np.floating)]
+    return [np.asarray(leaf).astype(np.float64) for leaf in leaves]
+
+
+def power(output: Any) -> float:
+    """`sum y^2` over all float arrays of an output, what is infinite (a mask) left out."""
+    return sum(float(np.sum(np.square(y[np.isfinite(y)]))) for y in float_leaves(output))
+
+
+def distance(a: Any, b: Any) -> float:
+    """`sum (a - b)^2`; equal infinities differ by nothing."""
+    pairs = zip(float_leaves(a), float_leaves(b), strict=True)
+    return sum(float(np.sum(np.square(x[x != y] - y[x != y]))) for x, y in pairs)

@@ -1,0 +1,130 @@
+"""GPTQ on layers small enough to know the answer, and a layer as a matrix product."""
+
+import itertools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import qjax
+from qjax.training.matrix import Matrix
+from qjax.training.walk import Stream, Walk
+from tests.analysis.models import data
+
+
+class Layers(nnx.Module):
+    """Convolutions with every option, batch norm behind one, a product over several axes, a dense layer."""
+
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.grouped = nnx.Conv(4, 6, (3, 2), strides=(2, 1), kernel_dilation=(1, 2), feature_group_count=2, rngs=rngs)
+        self.depthwise = nnx.Conv(6, 12, (2, 2), feature_group_count=6, use_bias=False, padding="VALID", rngs=rngs)
+        self.norm = nnx.BatchNorm(12, rngs=rngs)
+        self.many = nnx.LinearGeneral((2, 12), (3, 2), axis=(1, 3), rngs=rngs)
+        self.head = nnx.Linear(6, 3, rngs=rngs)
+
+    def __call__(self, x):
+        x = nnx.relu(self.norm(self.depthwise(self.grouped(x))))
+        x = self.many(x)
+        return self.head(x.reshape(x.shape[0], -1, 6))
+
+
+IMAGES = [data(8, 6, 5, 4, seed=s) for s in range(2)]
+FEW = qjax.Recipe(weights=qjax.QSpec(bits=3, axis=-1), activations=qjax.QSpec(bits=16, symmetric=False))
+
+
+@pytest.fixture(scope="module")
+def layers():
+    before = qjax.quantize(Layers(), FEW, IMAGES[0])
+    before.eval()
+    after = nnx.clone(before)
+    return before, after, qjax.training.gptq(after, IMAGES)
+
+
+def test_rows_times_columns_is_the_product(layers):
+    before, _, _ = layers
+    walk = Walk(before, [(IMAGES[0],)])
+    assert [item.name for item in walk.items] == [f"{name}/kernel" for name in ("grouped", "depthwise", "many", "head")]
+    for item in walk.items:
+        matrix, shape = Matrix(item), item.equation.in_shapes
+        x, w = data(*shape[1 - item.weight]), data(*shape[item.weight], seed=1)
+        columns = matrix.columns(np.asarray(w))
+        assert np.array_equal(matrix.restored(columns), w)
+        y = np.einsum("grk,gkn->grn", np.asarray(matrix.rows(x), np.float64), columns)
+        expected = np.asarray(item(x, w), np.float64)
+        if item.equation.primitive == "conv_general_dilated":
+            groups, _, each = y.shape
+            expected = expected.reshape(-1, groups, each).swapaxes(0, 1)
+        np.testing.assert_allclose(y, expected.reshape(y.shape), rtol=1e-4, atol=1e-4)
+
+
+def test_every_layer_gains_and_so_does_the_output(layers):
+    before, after, found = layers
+    assert [layer.name for layer in found.layers] == [
+        "grouped/kernel",
+        "depthwise/kernel",
+        "many/kernel",
+        "head/kernel",
+    ]
+    assert all(layer.solved <= layer.nearest * (1 + 1e-9) for layer in found.layers)
+    walk, batches = Walk(before, [(x,) for x in IMAGES]), [(x,) for x in IMAGES]
+    streams = [Stream.of(before, quantized=False), Stream.of(before), Stream.of(after)]
+    y, plain, solved = (np.concatenate(walk.outputs(stream, batches)) for stream in streams)
+    assert np.sum((y - solved) ** 2) < 0.8 * np.sum((y - plain) ** 2)
+    assert "nearest, dB" in str(found)
+
+
+@pytest.mark.exhaustive
+def test_what_was_solved_is_what_ships(layers):
+    _, after, _ = layers
+    x = IMAGES[0]
+    assert np.array_equal(qjax.exact(after, x)(after, x), qjax.convert(after, x)(x))
+
+
+def test_codes_are_near_the_best_of_all():
+    class One(nnx.Module):
+        def __init__(self):
+            self.layer = nnx.Linear(4, 2, rngs=nnx.Rngs(1))
+
+        def __call__(self, x):
+            return self.layer(x)
+
+    x = jnp.abs(data(64, 4)) + jnp.float32(0.5)
+    qmodel = qjax.quantize(One(), FEW, x)
+    w = np.asarray(qmodel.model.layer.kernel[...], np.float64)  # pyright: ignore[reportAttributeAccessIssue]
+    found = qjax.training.gptq(qmodel, [x], rounds=8, damping=1e-6)
+    scale = np.asarray(qmodel.qparams()["layer/kernel"].scale, np.float64)
+    centred = np.asarray(x, np.float64) - np.asarray(x, np.float64).mean(0)
+    ways = np.asarray(list(itertools.product(range(-3, 4), repeat=4)), np.float64).T
+    best = [np.min(np.sum((centred @ (w[:, [n]] - ways * scale[n])) ** 2, 0)) for n in range(2)]
+    signal = np.sum((centred @ w) ** 2)
+    assert sum(best) / signal * 0.999 <= found.layers[0].solved <= 1.5 * sum(best) / signal
+    # the bias takes the mean
+    np.testing.assert_allclose(np.mean(np.asarray(qmodel(x)), 0), np.mean(np.asarray(One()(x)), 0), atol=5e-3)
+
+
+@pytest.mark.parametrize("spec", [{"axis": None}, {"axis": -1, "group_size": 2, "group_axis": 0}])
+def test_one_scale_for_all_and_scales_of_groups(spec):
+    class Pair(nnx.Module):
+        def __init__(self):
+            self.layer = nnx.Linear(4, 3, use_bias=False, rngs=nnx.Rngs(1))
+
+        def __call__(self, x):
+            return self.layer(x)
+
+    x = data(32, 4) @ data(4, 4, seed=3)
+    qmodel = qjax.quantize(Pair(), qjax.Recipe(weights=qjax.QSpec(bits=3, **spec)), x)
+    shape = qmodel.qparams()["layer/kernel"].scale.shape
+    found = qjax.training.gptq(qmodel, [x], damping=0.01)
+    assert found.layers[0].solved < found.layers[0].nearest
+    assert qmodel.qparams()["layer/kernel"].scale.shape == shape
+
+
+def test_a_model_without_a_layer_says_so():
+    class Nothing(nnx.Module):
+        def __call__(self, x):
+            return nnx.relu(x) + x
+
+    with pytest.raises(ValueError, match="expected a dense layer or a convolution"):
+        qjax.training.gptq(qjax.quantize(Nothing(), qjax.Recipe(), data(4, 3)), [data(4, 3)])

@@ -1,0 +1,167 @@
+"""`qjax.post_training`: judged on held-out data, taken back where worse, exact afterwards; and its clear errors."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import qjax
+from qjax.training import steps
+from qjax.training.walk import Stream, Walk
+from tests.analysis.models import data
+
+
+class Outliers(nnx.Module):
+    """A residual stream of which one channel is 300 times as great as the others, and a layer that ignores it."""
+
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.first = nnx.Linear(6, 8, rngs=rngs)
+        self.second = nnx.Linear(8, 8, rngs=rngs)
+        self.head = nnx.Linear(8, 3, rngs=rngs)
+        self.first.kernel[...] = self.first.kernel[...].at[:, 0].multiply(300)
+        self.second.kernel[...] = self.second.kernel[...].at[0].multiply(0.001)
+
+    def __call__(self, x):
+        x = self.first(x)
+        return self.head(nnx.relu(self.second(x)))
+
+
+BATCHES = [data(16, 6, seed=s) for s in range(4)]
+
+
+@pytest.fixture(scope="module")
+def outliers():
+    model = Outliers()
+    steps = ["precision", "gptq", "bias"]  # equalisation alone would cure this model
+    return model, qjax.post_training(model, qjax.Recipe(), BATCHES, steps=steps, progress=False)
+
+
+def noise(model, qmodel, batches):
+    y, q = (np.concatenate([np.asarray(m(x), np.float64) for x in batches]) for m in (model, qmodel))
+    return -10 * np.log10(np.sum((y - q) ** 2) / np.sum(y**2))
+
+
+def test_the_tensor_with_outliers_gets_16_bits_and_the_report_says_what_it_brought(outliers):
+    model, qmodel = outliers
+    report = qmodel.post_training_report
+    assert qmodel.plan.by_name["first"].spec.bits == 16
+    assert {t.name for t in report["precision"].details.tensors} == {"first"}
+    assert report["precision"].kept
+    plain = qjax.quantize(model, qjax.Recipe(), BATCHES[0])
+    qjax.calibrate(plain, BATCHES[:3])
+    assert report.final.decibels > noise(model, plain, BATCHES[3:]) + 6
+    np.testing.assert_allclose(report.final.decibels, noise(model, qmodel, BATCHES[3:]), rtol=1e-4)
+    assert (report.held_out, report.examples, report.seen) == (16, 64, False)
+    text = str(report)
+    assert all(word in text for word in ("precision", "16 bits for 1 of", "true forward", "16 held-out examples of 64"))
+
+
+def test_what_it_returns_is_exact(outliers):
+    _, qmodel = outliers
+    x = BATCHES[0]
+    graph = qjax.convert(qmodel, x)
+    assert np.array_equal(qjax.exact(qmodel, x)(qmodel, x), graph(x))
+
+
+def test_the_reports_recipe_gives_the_same_widths(outliers):
+    model, qmodel = outliers
+    again = qjax.quantize(model, qmodel.post_training_report.recipe, BATCHES[0])
+    assert {n: q.spec for n, q in again.plan.quantizers} == {n: q.spec for n, q in qmodel.plan.quantizers}
+    again.check_state()
+
+
+def test_the_float_model_is_not_changed(outliers):
+    model, _ = outliers
+    fresh = nnx.to_flat_state(nnx.state(Outliers()))
+    for (path, a), (_, b) in zip(nnx.to_flat_state(nnx.state(model)), fresh, strict=True):
+        assert np.array_equal(a[...], b[...]), path
+
+
+def test_a_step_that_makes_it_worse_is_taken_back(monkeypatch):
+    def spoil(work):
+        scale = work.qmodel.model.head.bias
+        scale[...] = scale[...] + 1
+        return "spoiled", None
+
+    monkeypatch.setitem(steps.TABLE, "bias", spoil)
+    model = Outliers()
+    spoiled = qjax.post_training(model, qjax.Recipe(), BATCHES, steps=["bias"], progress=False)
+    report = spoiled.post_training_report
+    assert report["bias"].kept is False
+    assert "spoiled; " in report["bias"].said
+    assert "taken back" in str(report)
+    states = (nnx.to_pure_dict(nnx.state(m, nnx.Param))["head"] for m in (spoiled.model, model))
+    jax.tree.map(np.testing.assert_array_equal, *states)
+    assert report.final.noise <= report["bias"].score.noise
+
+
+@pytest.mark.exhaustive
+def test_a_loss_judges_where_there_is_one():
+    pairs = [(x, jnp.arange(16) % 3) for x in BATCHES]
+
+    def loss(output, batch):
+        return -jnp.mean(jax.nn.log_softmax(output)[jnp.arange(16), batch[1]])
+
+    def accuracy(output, batch):
+        return jnp.mean((jnp.argmax(output, -1) == batch[1]).astype(jnp.float32))
+
+    first = lambda batch: batch[0]  # noqa: E731
+    found = qjax.post_training(
+        Outliers(), qjax.Recipe(), pairs, inputs=first, loss=loss, metric=accuracy, steps=["bias"], progress=False
+    )
+    report = found.post_training_report
+    before, after = (one.score for one in report.steps)
+    assert report["bias"].kept == (after.loss <= before.loss)
+    y = Outliers()(pairs[3][0])
+    np.testing.assert_allclose(report.float_loss, loss(y, pairs[3]), rtol=1e-5)
+    np.testing.assert_allclose(report.float_metric, accuracy(y, pairs[3]), rtol=1e-6)
+    with pytest.raises(ValueError, match=r"labels say, must be in the batch"):
+        qjax.post_training(Outliers(), qjax.Recipe(), BATCHES, metric=accuracy, steps=["bias"], progress=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batches": []}, "at least one batch"),
+        ({"batches": [BATCHES[0].at[0, 0].set(jnp.nan)]}, "1 NaN or infinite numbers of 96 in batch 0"),
+        ({"steps": ["gtpq"]}, "expected some of .*'gtpq'"),
+        ({"effort": "much"}, "expected one of 'fast', 'standard', 'thorough'"),
+        ({"recipe": qjax.Recipe(target="tflite_micro"), "steps": ["precision"]}, "'tflite_micro' do not take"),
+    ],
+)
+def test_bad_input_is_named(change, message):
+    given = {"recipe": qjax.Recipe(), "batches": BATCHES, **change}
+    recipe, batches = given.pop("recipe"), given.pop("batches")
+    with pytest.raises(ValueError, match=message):
+        qjax.post_training(Outliers(), recipe, batches, progress=False, **given)
+
+
+@pytest.mark.exhaustive
+def test_a_target_with_one_width_keeps_it():
+    found = qjax.post_training(
+        Outliers(), qjax.Recipe(target="tflite_micro"), BATCHES[0], effort="fast", progress=False
+    )
+    assert {q.spec.bits for _, q in found.plan.quantizers} == {8}
+    report = found.post_training_report
+    assert report["precision"].kept is None
+    assert "one width" in report["precision"].said
+    assert (report.held_out, report.examples) == (4, 16)
+
+
+@pytest.mark.exhaustive
+def test_a_walk_computes_what_the_model_computes():
+    model = Outliers()
+    qmodel = qjax.quantize(model, qjax.Recipe(), BATCHES[0])
+    walk = Walk(qmodel, BATCHES_ARGS := [(x,) for x in BATCHES[:2]])
+    assert [item.name for item in walk.items] == ["first/kernel", "second/kernel", "head/kernel"]
+    for x, y in zip(BATCHES, walk.outputs(Stream.of(qmodel, quantized=False), BATCHES_ARGS), strict=False):
+        np.testing.assert_allclose(y, model(x), rtol=1e-5, atol=1e-4)
+    # the roundings of the bias and of products beyond 2^24 are all that a walk leaves out
+    for x, y in zip(BATCHES, walk.outputs(Stream.of(qmodel), BATCHES_ARGS), strict=False):
+        step = np.asarray(qmodel.qparams()["head"].scale)
+        assert np.max(np.abs(np.asarray(y) - np.asarray(qmodel(x)))) <= 1.01 * step
+    assert dataclasses.is_dataclass(Stream)
