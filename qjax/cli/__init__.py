@@ -8,13 +8,17 @@ Exit codes: 0 done, and equal where something was compared; 1 compared, and it d
 """
 
 import importlib
+import sys
 
 import click
 
-from qjax import __version__
-from qjax.cli.errors import Program, debug_option
+import qjax
+from qjax.cli.errors import REFUSED, Program, debug_option
+from qjax.installed import conflict, own_folder
+from qjax.nearest import did_you_mean
+from qjax.version import __version__
 
-COMMANDS = ("inspect", "run", "verify", "compare", "emit", "read", "targets")
+COMMANDS = ("inspect", "run", "verify", "compare", "report", "emit", "read", "targets", "doctor")
 """In the order of the help."""
 
 
@@ -26,6 +30,9 @@ class _Commands(Program):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
+            near = did_you_mean(cmd_name, COMMANDS)
+            if near:
+                ctx.fail(f"No such command {cmd_name!r}.{near.rstrip('?')}")
             return None
         return importlib.import_module(f"qjax.cli.{cmd_name}").command
 
@@ -40,6 +47,7 @@ Examples:
   qjax run model.qjax images.npy -o scores.npy
   qjax verify model.tflite --runtime tflite-micro
   qjax compare model.qjax --targets tflite_micro,tflite_xnnpack images.npy
+  qjax report model.qjax --data images.npz
   qjax emit model.qjax c -o firmware/model
 
 \b
@@ -59,4 +67,9 @@ def program() -> None:
 
 def main() -> None:
     """What the script `qjax` and `python -m qjax` run."""
+    problem = conflict(own_folder())
+    if problem is not None and "IntegerGraph" not in getattr(qjax, "__all__", ()):
+        # the other project's files lie over these
+        click.echo(f"qjax: error: {problem}", err=True)
+        sys.exit(REFUSED)
     program()

@@ -42,6 +42,7 @@ def command(
     from qjax.cli.errors import refusing
     from qjax.cli.models import is_model, open_model
     from qjax.export.compare import compare
+    from qjax.runtimes.batches import batches
 
     other = files[0] if files and is_model(files[0]) else None
     given = files if other is None else files[1:]
@@ -59,6 +60,6 @@ def command(
     else:
         values = inputs.random_codes(a.ir, examples, seed)
     with refusing():
-        result = compare(a, b, (tuple(one.arrays) for one in inputs.batches(a.ir, values, batch_size)))
+        result = compare(a, b, (tuple(one.arrays) for one in batches(a.ir, values, batch_size)))
     click.echo(str(result))
     return 0 if result.equal else DIFFERENT

@@ -9,6 +9,7 @@ from qjax.cli import inputs
 from qjax.cli.errors import Refused
 from qjax.export.integer_graph import IntegerGraph, dequantize_outputs, quantize_inputs
 from qjax.export.ir import Graph
+from qjax.runtimes.batches import batches
 
 _SHOWN = 8
 
@@ -32,7 +33,7 @@ def run(
     ir = graph.ir
     size = batch_size or max((len(value) if value.ndim else 1 for value in values), default=1)
     parts: list[list[np.ndarray]] = []
-    for batch in inputs.batches(ir, values, size):
+    for batch in batches(ir, values, size):
         given = batch.arrays if codes else quantize_inputs(ir, batch.arrays)
         parts.append(outputs(graph, given, codes=codes))
     columns = zip(ir.outputs, zip(*parts, strict=True), strict=True)

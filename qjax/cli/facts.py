@@ -1,120 +1,12 @@
-"""Everything that `qjax inspect` says of a graph, as JSON values; the tables are made of the same."""
+"""The tables of `qjax inspect` and `qjax read`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from qjax.cli import counts
-from qjax.export.integer_graph import IntegerGraph
-from qjax.export.ir import Graph, Node, Tensor
-from qjax.export.methods import method_of
-from qjax.export.passes.overflow import bounds, product_bounds
-from qjax.export.view import NodeView, accumulator_text
-from qjax.numerics.accumulator import bits_for
+from qjax.reporting.facts import facts as facts
 from qjax.summary import table
-
-_REGISTER = 32
-
-
-def facts(graph: IntegerGraph, batch: int = 1) -> dict[str, Any]:
-    """The graph as JSON values: target, inputs, outputs, nodes, tensors, totals.
-
-    Args:
-      batch: the size of the batch that multiplications and activations are counted for.
-    """
-    ir = graph.ir
-    nodes = [_node(ir, node, batch) for node in ir.nodes]
-    stored = {name: counts.stored_bytes(tensor) for name, tensor in ir.tensors.items()}
-    kernels = {node.constants["kernel"] for node in ir.nodes if "kernel" in node.constants}
-    return {
-        "target": ir.target,
-        "quantization": ir.quantization,
-        "inputs": [_tensor(ir.tensors[name], batch) for name in ir.inputs],
-        "outputs": [_tensor(ir.tensors[name], batch) for name in ir.outputs],
-        "nodes": nodes,
-        "tensors": [_tensor(tensor, batch) for tensor in ir.tensors.values()],
-        "totals": {
-            "batch": batch,
-            "nodes": len(nodes),
-            "macs": sum(node["macs"] for node in nodes),
-            "constant_bytes": sum(counts.tensor_bytes(tensor, 1) for tensor in ir.constants()),
-            "packed_bytes": sum(stored.values()),
-            "weight_bytes": sum(stored[name] for name in kernels),
-            "peak_activation_bytes": counts.peak_bytes(ir, batch),
-        },
-        "metadata": dict(ir.metadata),
-    }
-
-
-def _node(ir: Graph, node: Node, batch: int) -> dict[str, Any]:
-    view = NodeView(ir, node)
-    reached = _reached(view)
-    width = min(_REGISTER, _REGISTER if view.accumulator is None else view.accumulator.bits)
-    return {
-        "name": node.name,
-        "op": node.op,
-        "inputs": list(node.inputs),
-        "output": node.output,
-        "shape": list(view.output.shape),
-        "dtype": view.output.dtype,
-        **_grid(view.output),
-        "method": method_of(node),
-        "constants": dict(node.constants),
-        "constant_bytes": counts.constant_bytes(ir, node)[0],
-        "macs": counts.macs(ir, node, batch),
-        "accumulator": None if view.accumulator is None else accumulator_text(view),
-        "accumulator_range": None if reached is None else list(reached),
-        "accumulator_bits": None if reached is None else bits_for(*reached),
-        "headroom": None if reached is None else width - bits_for(*reached),
-        "location": node.location,
-    }
-
-
-def _reached(view: NodeView) -> tuple[int, int] | None:
-    """The least and the greatest value of a node's register in the worst case, or None where it has none."""
-    register = view.accumulator
-    if register is None:
-        return None
-    if register.bits >= _REGISTER:
-        return bounds(view.graph, view.node)
-    # a narrow register holds the products alone; the bias comes behind it
-    products = product_bounds(view.graph, view.node, stored=register.operands == "codes")
-    assert products is not None
-    return int(products[0].min(initial=0)), int(products[1].max(initial=0))
-
-
-def _tensor(tensor: Tensor, batch: int) -> dict[str, Any]:
-    return {
-        "name": tensor.name,
-        "shape": list(tensor.shape),
-        "dtype": tensor.dtype,
-        **_grid(tensor),
-        "constant": tensor.value is not None,
-        "bytes": counts.tensor_bytes(tensor, batch),
-    }
-
-
-def _grid(tensor: Tensor) -> dict[str, Any]:
-    """Scale, zero point, range of codes and of reals; a list of them along `axes`."""
-    q = tensor.quantization
-    if q is None:
-        return {"scale": None, "zero_point": None, "codes": None, "axes": None, "reals": None}
-    scale, zero = np.asarray(q.scale), np.asarray(q.zero_point)
-    # float32 is a double exactly, and JSON writes the shortest text that gives the double back
-    reals = None
-    if scale.ndim == 0 and zero.ndim == 0:
-        reals = [(code - int(zero)) * float(scale) for code in (q.qmin, q.qmax)]
-    return {
-        "scale": scale.astype(np.float64).tolist(),
-        "zero_point": zero.tolist(),
-        "codes": [q.qmin, q.qmax],
-        "axes": list(q.axes),
-        "reals": reals,
-    }
-
-
-# ---------------------------------------------------------------------------- text
 
 
 def heading(found: Mapping[str, Any], title: str) -> str:

@@ -1,14 +1,15 @@
 """What a graph is fed with: arrays from files, checked and never cast, or random codes that begin with the edges."""
 
-import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
+from qjax import ops
 from qjax.cli import arrays
 from qjax.cli.errors import Refused, refusing
 from qjax.export.interpreter import check_shapes
 from qjax.export.ir import Graph, Tensor
+from qjax.runtimes.batches import batch_axis
 
 
 def read(graph: Graph, paths: Sequence[str], *, codes: bool) -> list[np.ndarray]:
@@ -83,49 +84,9 @@ def _range(graph: Graph, tensor: Tensor) -> tuple[int, int, int]:
     q = tensor.quantization
     if q is not None:
         return q.qmin, q.qmax, int(np.asarray(q.zero_point))
-    tables = [node for node in graph.consumers(tensor.name) if node.op == "embed"]
-    rows = [graph.tensors[node.constants["kernel"]].shape[0] or 1 for node in tables]
+    chosen = [(node, ops.get(node.op).indexed) for node in graph.consumers(tensor.name)]
+    rows = [graph.tensors[node.constants[role]].shape[0] or 1 for node, role in chosen if role is not None]
     return 0, min(rows, default=128) - 1, 0
-
-
-def batch_axis(tensor: Tensor) -> int | None:
-    """The axis of the batch, or None where the shape is fixed."""
-    return tensor.shape.index(None) if None in tensor.shape else None
-
-
-@dataclasses.dataclass(frozen=True)
-class Batch:
-    """One batch: as many examples as asked for, of which the first `count` are asked about."""
-
-    arrays: list[np.ndarray]
-    count: int | None
-
-
-def batches(graph: Graph, values: Sequence[np.ndarray], size: int, *, whole: bool = False) -> Iterator[Batch]:
-    """Slices of the inputs along the batch.
-
-    Args:
-      size: how many examples in each.
-      whole: the last one has that many too, its last example being repeated; else it is shorter.
-    """
-    axes = [batch_axis(graph.tensors[name]) for name in graph.inputs]
-    if all(axis is None for axis in axes):
-        yield Batch(list(values), None)
-        return
-    total = next(value.shape[axis] for value, axis in zip(values, axes, strict=True) if axis is not None)
-    for start in range(0, total, size):
-        count = min(size, total - start)
-        index = np.minimum(np.arange(start, start + (size if whole else count)), total - 1)
-        taken = [
-            value if axis is None else np.take(value, index, axis) for value, axis in zip(values, axes, strict=True)
-        ]
-        yield Batch(taken, count)
-
-
-def examples_of(tensor: Tensor, value: np.ndarray, count: int | None) -> np.ndarray:
-    """The first `count` examples of an output; all of it where there is no batch."""
-    axis = batch_axis(tensor)
-    return value if axis is None or count is None else np.take(value, np.arange(count), axis)
 
 
 def joined(tensor: Tensor, parts: Sequence[np.ndarray]) -> np.ndarray:

@@ -12,7 +12,7 @@ from qjax.cli.parameters import (
     subcommand,
     target_option,
 )
-from qjax.cli.runtimes import RUNTIMES
+from qjax.runtimes import RUNTIMES
 
 _RUNTIMES = "\n".join(f"  {name:18}{runtime.what}" for name, runtime in RUNTIMES.items())
 

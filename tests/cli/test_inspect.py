@@ -7,11 +7,11 @@ import json
 import numpy as np
 import pytest
 
-from qjax.cli import counts
 from qjax.export import Backend, Fusion, compose, op, tensor
 from qjax.export.integer_graph import IntegerGraph
 from qjax.export.ir import Graph, Node, Tensor
 from qjax.numerics.accumulator import Accumulator
+from qjax.reporting import counts
 
 
 def test_the_document_is_the_graph(qjax, graphs):

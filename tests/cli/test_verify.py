@@ -5,9 +5,11 @@ import re
 import numpy as np
 import pytest
 
-from qjax import compare, targets
-from qjax.cli import inputs, runtimes, verifying
-from qjax.cli.differences import Differing
+from qjax import compare, runtimes, targets
+from qjax.cli import inputs
+from qjax.runtimes import comparing
+from qjax.runtimes.batches import batches
+from qjax.runtimes.differences import Differing
 
 
 @pytest.mark.parametrize("runtime", ["c", "onnxruntime"])
@@ -158,7 +160,7 @@ def test_batches_cover_every_example_once(graphs):
     graph = graphs["pair"].ir
     values = [np.arange(7, dtype=np.int32), np.arange(21, dtype=np.int8).reshape(7, 3)]
     for whole in (False, True):
-        found = list(inputs.batches(graph, values, 3, whole=whole))
+        found = list(batches(graph, values, 3, whole=whole))
         assert [one.count for one in found] == [3, 3, 1]
         assert [len(one.arrays[0]) for one in found] == ([3, 3, 3] if whole else [3, 3, 1])
         for index, value in enumerate(values):
@@ -193,7 +195,7 @@ def test_a_wrong_runtime_is_found(qjax, monkeypatch):
 
         return run
 
-    monkeypatch.setattr(verifying, "prepare", prepare)
+    monkeypatch.setattr(comparing, "prepare", prepare)
     x = np.zeros((10, 5), np.int8)
     np.save("zeros.npy", x)
     line = ["verify", "dense.qjax", "zeros.npy", "--codes", "--runtime", "c", "--batch", 4]

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax import export
 
-from qjax.cli.runtimes import Run
+from qjax.runtimes import Run
 
 
 def prepare(graph: Any, folder: str, batch: int, mode: str, options: dict[str, Any]) -> Run:

@@ -1,20 +1,15 @@
 """What a graph costs: multiplications, bytes of constants, bytes of activations."""
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
+from qjax import ops
 from qjax.export.document import stored_bytes
-from qjax.export.ir import Graph, Node, Tensor
+from qjax.export.ir import Graph, Node
 from qjax.ops import backend
-
-
-def shape_of(tensor: Tensor, batch: int) -> tuple[int, ...]:
-    """The tensor's shape for a batch of that size."""
-    return tuple(batch if size is None else size for size in tensor.shape)
+from qjax.ops.facts import ProductFacts
+from qjax.runtimes.batches import shape_of, tensor_bytes
 
 
 def macs(graph: Graph, node: Node, batch: int = 1) -> int:
@@ -43,48 +38,14 @@ def _member_macs(graph: Graph, node: Node, member: backend.Member, batch: int) -
 
 
 def _macs(op: str, attributes: Mapping[str, Any], inputs: Sequence[tuple[int, ...]], kernel: Sequence[int]) -> int:
-    if op == "conv":
-        return _conv(attributes, inputs[0], kernel)
-    if op != "dot":
-        return 0
-    weight = attributes["weight"]
-    lhs, rhs = inputs if weight is None else (inputs[0], kernel) if weight == 1 else (kernel, inputs[0])
-    # every axis of both once: those that are summed and those of the batch stand in both
-    shared = {*attributes["rhs_contracting"], *attributes["rhs_batch"]}
-    return math.prod(lhs) * math.prod(size for axis, size in enumerate(rhs) if axis not in shared)
-
-
-def _conv(attributes: Mapping[str, Any], x: tuple[int, ...], kernel: Sequence[int]) -> int:
-    features, per_group = (kernel[axis] for axis in attributes["rhs_layout"][:2])
-    count = x[attributes["lhs_layout"][0]] * features * per_group
-    fields = ("strides", "padding", "lhs_dilation", "rhs_dilation")
-    axes = zip(
-        attributes["lhs_layout"][2:],
-        attributes["rhs_layout"][2:],
-        *(attributes[field] for field in fields),
-        strict=True,
-    )
-    for x_axis, w_axis, stride, (low, high), spread, dilation in axes:
-        length = (x[x_axis] - 1) * spread + 1
-        outputs = (low + length + high - (kernel[w_axis] - 1) * dilation - 1) // stride + 1
-        if spread == 1:
-            count *= outputs * kernel[w_axis]
-            continue
-        places = np.arange(outputs)[:, None] * stride + np.arange(kernel[w_axis])[None, :] * dilation - low
-        between = (places >= 0) & (places < length) & (places % spread != 0)
-        count *= int(np.sum(~between))
-    return count
+    found = ops.get(op)
+    return found.products(attributes, inputs, kernel) if isinstance(found, ProductFacts) else 0
 
 
 def constant_bytes(graph: Graph, node: Node) -> tuple[int, int]:
     """The bytes of a node's constants in memory, and in a .qjax file, where codes of 4 bits and less are packed."""
     tensors = [graph.tensors[name] for name in dict.fromkeys(node.constants.values())]
     return sum(tensor_bytes(tensor, 1) for tensor in tensors), sum(stored_bytes(tensor) for tensor in tensors)
-
-
-def tensor_bytes(tensor: Tensor, batch: int) -> int:
-    """The bytes of a tensor's codes in memory."""
-    return math.prod(shape_of(tensor, batch)) * np.dtype(tensor.dtype).itemsize
 
 
 def peak_bytes(graph: Graph, batch: int) -> int:

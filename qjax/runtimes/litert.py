@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from qjax.cli.runtimes import Run, load
+from qjax.runtimes import Run, load
 
 
 def prepare(graph: Any, folder: str, batch: int, mode: str, options: dict[str, Any]) -> Run:

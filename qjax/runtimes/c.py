@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from qjax.cli import counts
-from qjax.cli.errors import Refused
-from qjax.cli.runtimes import Run
+from qjax.runtimes import Run
+from qjax.runtimes.batches import shape_of, tensor_bytes
 
 _MAIN = """#include <stdint.h>
 #include <stdio.h>
@@ -53,14 +52,14 @@ def prepare(graph: Any, folder: str, batch: int, mode: str, options: dict[str, A
     if built.returncode:
         raise RuntimeError(f"{shlex.join(compiler)} does not compile the emitted C:\n{built.stderr}")
     tensors = [graph.ir.tensors[name] for name in graph.ir.outputs]
-    shapes = [counts.shape_of(tensor, batch) for tensor in tensors]
+    shapes = [shape_of(tensor, batch) for tensor in tensors]
 
     def run(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         given = b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)
         data = subprocess.run([program], input=given, stdout=subprocess.PIPE, check=True).stdout
         found: list[np.ndarray] = []
         for tensor, shape in zip(tensors, shapes, strict=True):
-            size = counts.tensor_bytes(tensor, batch)
+            size = tensor_bytes(tensor, batch)
             found.append(np.frombuffer(data[:size], tensor.dtype).reshape(shape))
             data = data[size:]
         return found
@@ -74,13 +73,13 @@ def _compiler() -> list[str]:
     for name in ("cc", "gcc", "clang"):
         if shutil.which(name):
             return [name]
-    raise Refused("no C compiler (cc, gcc, clang) was found: install one, or name it in the variable CC.")
+    raise FileNotFoundError("no C compiler (cc, gcc, clang) was found: install one, or name it in the variable CC.")
 
 
 def _main(ir: Any, batch: int) -> str:
     inputs = [(f"x{i}", ir.tensors[name]) for i, name in enumerate(ir.inputs)]
     outputs = [(f"y{i}", ir.tensors[name]) for i, name in enumerate(ir.outputs)]
-    sizes = {name: counts.tensor_bytes(tensor, batch) for name, tensor in inputs + outputs}
+    sizes = {name: tensor_bytes(tensor, batch) for name, tensor in inputs + outputs}
 
     def array(name: str, tensor: Any) -> str:
         return f"static {tensor.dtype}_t {name}[{max(sizes[name] // np.dtype(tensor.dtype).itemsize, 1)}];"

@@ -60,7 +60,7 @@ def prepare(name: str, graph: Any, folder: str, batch: int, options: dict[str, A
       ValueError: the format cannot hold the graph. ImportError: the runtime is not installed; the message says how to.
     """
     runtime = RUNTIMES[name]
-    module = importlib.import_module(f"qjax.cli.runtimes.{runtime.module}")
+    module = importlib.import_module(f"qjax.runtimes.{runtime.module}")
     return module.prepare(graph, folder, batch, runtime.mode, options)
 
 

@@ -1,0 +1,99 @@
+"""`qjax.report`: one HTML file about a quantized model, a graph, or two graphs."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, cast
+
+from qjax.batches import Batches, Inputs, brief
+from qjax.export import files
+from qjax.export.integer_graph import IntegerGraph
+from qjax.qmodel import QuantizedModel, check_quantized
+from qjax.reporting.document import Document
+from qjax.reporting.of_graph import of_graph
+from qjax.reporting.of_model import Metric, of_model
+from qjax.reporting.of_pair import of_pair
+from qjax.reporting.page import page
+
+
+def report(
+    thing: Any,
+    batches: Iterable[Any] | None = None,
+    path: str | os.PathLike[str] = "report.html",
+    *,
+    inputs: Inputs | None = None,
+    metric: Metric | None = None,
+    title: str | None = None,
+    source: bool = True,
+) -> Path:
+    """Write a report, one HTML file that needs neither a network nor a server.
+
+    | thing | what the report shows |
+    | --- | --- |
+    | a quantized model | errors against the float model, the integer graph, whether both agree, what to do next |
+    | a graph (`convert`, `load`, `read`) | nodes, scales, accumulators, bytes, MACs; with batches how codes are used |
+    | a tuple of two graphs | where they differ first, by how much, and why |
+
+    Every batch is run several times, and stays in memory. A few hundred examples tell enough.
+
+    Args:
+      thing: see above.
+      batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, of anything. None is allowed for
+        one graph only.
+      path: where to write; an existing file is replaced.
+      inputs: what of a batch the model is called with.
+      metric: (output of the model, batch) -> scalar, the mean over the batch, such as the accuracy. For models only.
+      title: the page's title; None makes one.
+      source: show the line of your code that each node comes from. The page then holds these lines.
+
+    Returns:
+      The path.
+
+    Raises:
+      TypeError: something else than a quantized model or graphs.
+      ValueError: no batches, where they are needed.
+    """
+    document = collect(thing, batches, inputs=inputs, metric=metric, title=title, source=source)
+    files.write(page(document).encode(), path)
+    return Path(path)
+
+
+def collect(
+    thing: Any,
+    batches: Iterable[Any] | None = None,
+    *,
+    inputs: Inputs | None = None,
+    metric: Metric | None = None,
+    title: str | None = None,
+    source: bool = True,
+) -> Document:
+    """What `report` shows, as values."""
+    graphs = _graphs(thing)
+    if metric is not None and graphs:
+        raise ValueError("report: metric= is for quantized models; a graph alone has no float model beside it.")
+    # only a single graph can be shown without data
+    given = None if batches is None and len(graphs) == 1 else list(Batches(batches, inputs, "report"))
+    calls = None if given is None else [args for _, args in given]
+    if len(graphs) == 1:
+        return of_graph(graphs[0], calls, title=title or f"Graph for {graphs[0].target}", source=source)
+    if graphs:
+        assert calls is not None
+        made = " and ".join(graph.target for graph in graphs)
+        return of_pair(graphs[0], graphs[1], calls, title=title or f"Comparison of {made}", source=source)
+    assert given is not None
+    name = title or f"{type(thing.model).__name__}, quantized"
+    return of_model(thing, given, title=name, metric=metric, source=source)
+
+
+def _graphs(thing: Any) -> tuple[IntegerGraph, ...]:
+    """The graphs to show; none where `thing` is a quantized model."""
+    if isinstance(thing, IntegerGraph):
+        return (thing,)
+    if isinstance(thing, (tuple, list)):
+        pair = cast("tuple[Any, ...]", tuple(cast("Any", thing)))
+        if len(pair) == 2 and all(isinstance(graph, IntegerGraph) for graph in pair):
+            return pair
+        raise TypeError(f"report: expected two graphs from qjax.convert in a tuple, got {brief(pair)}.")
+    if not isinstance(thing, QuantizedModel):
+        check_quantized(thing, "report")
+    return ()
