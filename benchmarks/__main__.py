@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks import artifacts, growth, kernels, page, primitive, scaling, speed, steps
+from benchmarks import artifacts, first_calls, growth, kernels, page, primitive, scaling, speed, steps
 from benchmarks.networks import NETWORKS
 from benchmarks.report import ratios
 from benchmarks.timing import Failed, Result, apart
@@ -79,12 +79,24 @@ def _growth(args: argparse.Namespace) -> Found:
     return Found([result.document() for result in results], table.markdown())
 
 
+def _first_calls(args: argparse.Namespace) -> Found:
+    console = Console()
+    results: list[first_calls.First] = []
+    for result in first_calls.first_calls([name for name in first_calls.MODELS if name in args.only]):
+        results.append(result)
+        console.print(f"{result.model}: {result.call}: {result.seconds:.1f} s", soft_wrap=True)
+    table = first_calls.table(results)
+    table.show("first calls: seconds of the processor")
+    return Found([dataclasses.asdict(result) for result in results], table.markdown())
+
+
 NAMES = {
     "primitive": primitive.NAMES,
     "steps": tuple(steps.MODELS),
     "speed": tuple(speed.NETWORKS),
     "kernels": kernels.NAMES,
     "artifacts": tuple(NETWORKS),
+    "first_calls": tuple(first_calls.MODELS),
 }
 """What `--only` chooses from."""
 
@@ -94,6 +106,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Found]] = {
     "speed": _timed("speed", speed.speed, NAMES["speed"], alone=True),
     "kernels": _timed("kernels", kernels.kernels, NAMES["kernels"]),
     "artifacts": _artifacts,
+    "first_calls": _first_calls,
     "scaling": _scaling,
     "growth": _growth,
 }

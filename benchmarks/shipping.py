@@ -12,8 +12,8 @@ import numpy as np
 import qjax
 from benchmarks.machines import MACHINES, Built, Machine
 from benchmarks.networks import TARGET
-from qjax.cli.runtimes import RUNTIMES, prepare
 from qjax.export.emit.onnx import STYLES
+from qjax.runtimes import RUNTIMES, prepare
 
 Call = Callable[[np.ndarray], np.ndarray]
 

@@ -27,7 +27,7 @@ from benchmarks.steps import Perceptron
 from benchmarks.timing import Failed, Paired, Result, paired
 from experiments.architectures import build
 from experiments.models.bert import Bert
-from qjax.cli.runtimes.onnx import session_of
+from qjax.runtimes.onnx import session_of
 
 BATCHES = (1, 32)
 

@@ -231,4 +231,5 @@ def main(argv: list[str] | None = None) -> list[Row]:
 
 
 if __name__ == "__main__":
+    qjax.cache_compilations("out/compiled")  # the second demo compiles less
     main()

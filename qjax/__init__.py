@@ -5,7 +5,11 @@ command line prints its help without JAX.
 """
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
+
+from qjax.installed import conflict, own_folder
+from qjax.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from qjax import calibration, numerics, ops, targets, training
@@ -13,6 +17,7 @@ if TYPE_CHECKING:
     from qjax.analysis.sensitivity import sensitivity
     from qjax.analysis.statistics import statistics
     from qjax.calibrating import calibrate
+    from qjax.compilation_cache import cache_compilations
     from qjax.explanation import explain
     from qjax.export.accumulator_report import accumulators
     from qjax.export.compare import compare
@@ -20,14 +25,17 @@ if TYPE_CHECKING:
     from qjax.export.lower import ConversionError
     from qjax.fingerprint import QuantPlan
     from qjax.layers.linen import from_linen
+    from qjax.layers.stateful import stateful
     from qjax.layers.trace import TraceError
     from qjax.model import convert, exact, quantize, verify
     from qjax.numerics.affine import QParams, QSpec
     from qjax.numerics.fake_quant import fake_quant
+    from qjax.progress import show_progress
     from qjax.qmodel import QuantizedModel, QuantParam, QuantStat
     from qjax.recipe import FLOAT, Dynamic, Override, Recipe, integers
+    from qjax.reporting.report import report
+    from qjax.training.post_training import post_training
 
-__version__ = "0.1.0"
 
 __all__ = [
     "FLOAT",
@@ -45,6 +53,7 @@ __all__ = [
     "Recipe",
     "TraceError",
     "accumulators",
+    "cache_compilations",
     "calibrate",
     "calibration",
     "compare",
@@ -57,10 +66,14 @@ __all__ = [
     "load",
     "numerics",
     "ops",
+    "post_training",
     "quantize",
     "read",
+    "report",
     "search",
     "sensitivity",
+    "show_progress",
+    "stateful",
     "statistics",
     "targets",
     "training",
@@ -72,6 +85,7 @@ _HOMES = {
     "analysis.sensitivity": ("sensitivity",),
     "analysis.statistics": ("statistics",),
     "calibrating": ("calibrate",),
+    "compilation_cache": ("cache_compilations",),
     "export.accumulator_report": ("accumulators",),
     "export.compare": ("compare",),
     "export.integer_graph": ("IntegerGraph", "load", "read"),
@@ -80,11 +94,15 @@ _HOMES = {
     "fingerprint": ("QuantPlan",),
     "layers.trace": ("TraceError",),
     "layers.linen": ("from_linen",),
+    "layers.stateful": ("stateful",),
     "model": ("convert", "exact", "quantize", "verify"),
     "numerics.affine": ("QParams", "QSpec"),
     "numerics.fake_quant": ("fake_quant",),
+    "progress": ("show_progress",),
     "qmodel": ("QuantParam", "QuantStat", "QuantizedModel"),
     "recipe": ("FLOAT", "Dynamic", "Override", "Recipe", "integers"),
+    "reporting.report": ("report",),
+    "training.post_training": ("post_training",),
 }
 """Module -> the public names that live there; the other names of `__all__` are modules themselves."""
 
@@ -97,10 +115,15 @@ _MODULES = (
     "layers",
     "numerics",
     "ops",
+    "reporting",
     "targets",
     "tracing",
     "training",
 )
+
+_problem = conflict(own_folder())
+if _problem is not None:
+    warnings.warn(_problem, stacklevel=2)
 
 
 def __getattr__(name: str) -> Any:

@@ -40,7 +40,7 @@ def calibrate(
       batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, of anything.
       inputs: what of a batch the model is called with: `lambda batch: batch[0]` for pairs of images and labels.
       observer: instead of the recipe's, for all activations: a name of `calibration.names()` or an `Observer`.
-      progress: show a progress bar on stderr; None shows one on a terminal.
+      progress: show a line of progress on stderr; None shows one on a terminal (`qjax.show_progress`).
     """
     check_quantized(qmodel, "calibrate")
     plan = qmodel.plan
@@ -50,45 +50,9 @@ def calibrate(
     if observer is not None:
         observers.update(dict.fromkeys(activations, calibration.get(observer)))
     graphdef, state = nnx.split(evaluation_copy(qmodel.model))
-
+    watched = _Watched(graphdef, plan, tuple(observers.items()))
+    step, weights_of = _compiled(watched)
     places: dict[str, Place] = {}
-
-    def taps_of(state: Any, args: Any, kind: str, plan: Plan) -> tuple[dict[str, dict[str, jax.Array]], Any]:
-        """Name of the quantizer -> label of the tensor -> its real values; and the integers that tables are of."""
-        traced = trace(nnx.merge(graphdef, state), args, {}, plan.expected)
-        integers = observed(traced.program, traced.args, traced.names)
-        traced, annotation = plan.read(traced)
-        places.update(annotation.places())
-
-        def record(place: Place, x: jax.Array, _: Quantized | None) -> jax.Array | None:
-            return x if (kinds.get(place.name) == "weight") == (kind == "weight") else None
-
-        evaluation = Evaluation(annotation, None, record, plan.shared)
-        taps = evaluation.run(traced.program, traced.args, _nothing(plan))[1]
-        found: dict[str, dict[str, jax.Array]] = {}
-        for place in (*annotation.values.values(), *annotation.weights.values()):
-            if place.label in taps:
-                # iterations that share a quantizer are more data: their axes behind those of the others
-                x, others = taps[place.label], len(place.stack) - len(place.timed)
-                x = jnp.moveaxis(x, place.timed, range(others, len(place.stack)))
-                found.setdefault(place.name, {})[place.label] = x
-        return found, integers
-
-    def taps(kind: str, rest: Any, plan: Plan) -> Callable[[Any, Any], Any]:
-        return lambda state, arrays: taps_of(state, join_arguments(arrays, rest), kind, plan)[0]
-
-    @functools.partial(jax.jit, static_argnums=3)
-    def step(state: Any, seen: Any, arrays: Any, rest: Any) -> tuple[Any, dict[str, list[jax.Array]], Any]:
-        """The observers after a batch, a sample of each tensor, and the integers that tables are of."""
-        samples: dict[str, list[jax.Array]] = {}
-        found, integers = taps_of(state, join_arguments(arrays, rest), "activation", plan)
-        for name, records in found.items():
-            q = quantizers[name]
-            for x in records.values():
-                seen[name] = _update(observers[name], seen[name], x, q)
-            samples[name] = [noise.thinned(x, len(q.stack)) for x in records.values()]
-        return seen, samples, integers
-
     ranges = {known.name: known for known in plan.integers}
     seen: dict[str, Any] = {}
     samples: dict[str, list[jax.Array]] = {}
@@ -97,8 +61,8 @@ def calibrate(
         first = arrays is None
         arrays, rest = split_arguments(args)
         if first:
-            shapes = jax.eval_shape(taps("activation", rest, plan), state, arrays)
-            for name, records in shapes.items():
+            taps = functools.partial(watched.taps, rest=rest, kind="activation", places=places)
+            for name, records in jax.eval_shape(taps, state, arrays)[0].items():
                 seen[name] = _initial(observers[name], quantizers[name], next(iter(records.values())).shape)
         seen, samples, integers = step(state, seen, arrays, rest)
         for name, bounds in integers.items():
@@ -107,8 +71,9 @@ def calibrate(
                 ranges[name] = widened(known, name, np.asarray(bounds))
     if ranges != {known.name: known for known in plan.integers}:
         qmodel.plan = dataclasses.replace(plan, integers=tuple(ranges.values()))
-    # a table of integers is a weight, and has all rows now
-    weights = jax.jit(taps("weight", rest, qmodel.plan))(state, arrays)
+        # a table of integers is a weight, and has all rows now
+        weights_of = _compiled(dataclasses.replace(watched, plan=qmodel.plan))[1]
+    weights = weights_of(state, arrays, rest)
     for name, q in plan.quantizers:
         try:
             if kinds[name] == "weight":
@@ -128,9 +93,81 @@ def calibrate(
             variable[...] = jnp.asarray(value, variable[...].dtype)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Watched:
+    """A model without its arrays, and who observes its tensors. Equal ones share what is compiled for them."""
+
+    graphdef: Any
+    plan: Plan
+    observers: tuple[tuple[str, Any], ...]
+
+    def taps(
+        self, state: Any, arrays: Any, *, rest: Any, kind: str, places: dict[str, Place] | None = None
+    ) -> tuple[dict[str, dict[str, jax.Array]], Any]:
+        """Name of the quantizer -> label of the tensor -> its real values; and the integers that tables are of.
+
+        places: gets the places of the quantizers by name.
+        """
+        plan, kinds = self.plan, {name: detail[0] for name, detail in self.plan.details}
+        traced = trace(nnx.merge(self.graphdef, state), join_arguments(arrays, rest), {}, plan.expected)
+        integers = observed(traced.program, traced.args, traced.names)
+        traced, annotation = plan.read(traced)
+        if places is not None:
+            places.update(annotation.places())
+
+        def record(place: Place, x: jax.Array, _: Quantized | None) -> jax.Array | None:
+            return x if (kinds.get(place.name) == "weight") == (kind == "weight") else None
+
+        evaluation = Evaluation(annotation, None, record, plan.shared)
+        taps = evaluation.run(traced.program, traced.args, _nothing(plan))[1]
+        found: dict[str, dict[str, jax.Array]] = {}
+        for place in (*annotation.values.values(), *annotation.weights.values()):
+            if place.label in taps:
+                # iterations that share a quantizer are more data: their axes behind those of the others
+                x, others = taps[place.label], len(place.stack) - len(place.timed)
+                x = jnp.moveaxis(x, place.timed, range(others, len(place.stack)))
+                found.setdefault(place.name, {})[place.label] = x
+        return found, integers
+
+
+def _step(
+    watched: _Watched, state: Any, seen: Any, arrays: Any, rest: Any
+) -> tuple[Any, dict[str, list[jax.Array]], Any]:
+    """The observers after a batch, a sample of each tensor, and the integers that tables are of."""
+    samples: dict[str, list[jax.Array]] = {}
+    quantizers, observers = watched.plan.by_name, dict(watched.observers)
+    found, integers = watched.taps(state, arrays, rest=rest, kind="activation")
+    for name, records in found.items():
+        q = quantizers[name]
+        for x in records.values():
+            seen[name] = _update(observers[name], seen[name], x, q)
+        samples[name] = [noise.thinned(x, len(q.stack)) for x in records.values()]
+    return seen, samples, integers
+
+
+def _weights(watched: _Watched, state: Any, arrays: Any, rest: Any) -> dict[str, dict[str, jax.Array]]:
+    return watched.taps(state, arrays, rest=rest, kind="weight")[0]
+
+
+_compiled_step = jax.jit(_step, static_argnums=(0, 4))
+_compiled_weights = jax.jit(_weights, static_argnums=(0, 3))
+"""Compiled once for a model and the shape of its batches: `quantize` has calibrated already, with its sample."""
+
+
+def _compiled(watched: _Watched) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """`_step` and `_weights`, compiled."""
+    try:
+        hash(watched)
+    except TypeError:
+        # a module with a dict or a list among its attributes, or an observer, which no cache can be keyed by
+        own = functools.partial(_step, watched), functools.partial(_weights, watched)
+        return jax.jit(own[0], static_argnums=3), jax.jit(own[1], static_argnums=2)
+    return functools.partial(_compiled_step, watched), functools.partial(_compiled_weights, watched)
+
+
 def _warn_of_noise(place: Place, q: Quantizer, powers: list[tuple[float, float]]) -> None:
     """Warn of a quantizer that leaves too little of what reaches it; powers: signal and noise of its tensors."""
-    if q.fixed is not None or q.method == "dynamic":
+    if q.fixed is not None or q.follows_tensor:
         return
     kept = noise.decibels(sum(signal for signal, _ in powers), sum(lost for _, lost in powers))
     if kept < noise.least(q.spec):

@@ -165,7 +165,7 @@ def _row(eqn: Equation, annotation: Annotation, plan: Plan) -> Explained:
     reading = annotation.ops.get(eqn)
     if reading is not None:
         op, mode = reading
-        form = "table" if op.name == "table" else _MODES[mode]
+        form = "table" if op.tabulates else _MODES[mode]
         return Explained(eqn.scope, name, op.name, form, shape, count, eqn.location)
     setting = setting_of_product(eqn)
     if setting is not None:

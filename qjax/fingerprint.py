@@ -7,7 +7,7 @@ compared inside `jit`.
 
 import zlib
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +15,10 @@ import numpy as np
 from flax import nnx
 from jax.core import Tracer
 
-from qjax.calibration.learned import Method, Quantizer
+from qjax.calibration import estimators
+from qjax.calibration.learned import Quantizer
 
-_METHODS = get_args(Method)
+_METHODS = estimators()
 _FIELDS = ("bits", "signed", "symmetric", "narrow_range", "method", "axis and groups")
 _SHOWN = 3
 """How many differences a message names."""
@@ -48,8 +49,15 @@ def rows(quantizers: Mapping[str, Quantizer]) -> np.ndarray:
 def _row(name: str, quantizer: Quantizer) -> list[int]:
     spec = quantizer.spec
     grain = repr((spec.axis, spec.group_size, spec.group_axis))
-    kept = [spec.bits, spec.signed, spec.symmetric, bool(spec.narrow_range), _METHODS.index(quantizer.method)]
+    kept = [spec.bits, spec.signed, spec.symmetric, bool(spec.narrow_range), _method(quantizer)]
     return [_number(name), *map(int, kept), 0 if spec.per_tensor else _number(grain)]
+
+
+def _method(quantizer: Quantizer) -> int:
+    """The place of a known method; of another estimator, a number of its name beyond those."""
+    if quantizer.method in _METHODS:
+        return _METHODS.index(quantizer.method)
+    return _number(quantizer.estimator.name) | 2**31
 
 
 def compare(names: tuple[str, ...], own: Any, given: Any) -> None:
@@ -97,7 +105,7 @@ def _in_words(field: str, value: Any) -> str:
         return f"{value} bits"
     if field == "method":
         known = int(value) < len(_METHODS)
-        return f"method {_METHODS[int(value)]!r}" if known else "an unknown method"
+        return f"method {_METHODS[int(value)]!r}" if known else f"an estimator of its own (#{int(value):08x})"
     if field == "axis and groups":
         return "one scale per tensor" if value == 0 else f"scales along other axes (#{int(value):08x})"
     return field if value else f"not {field}"

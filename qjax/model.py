@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -34,12 +34,14 @@ from qjax.layers import Traced, TraceError, check_any_batch, check_nothing_drawn
 from qjax.numerics.affine import QParams
 from qjax.numerics.surrogate import with_gradient_of
 from qjax.ops import backend
+from qjax.progress import stage, track
 from qjax.qmodel import QuantizedModel, QuantizerState, check_quantized, evaluation_copy, unquantized
 from qjax.recipe import Recipe
+from qjax.runtimes.comparing import against_runtimes, check_runtimes
 from qjax.tracing import Annotation, Place, dynamic_products, lost_tables, said
 
 
-def quantize(model: nnx.Module, recipe: Recipe, sample: Any, *, progress: bool | None = False) -> QuantizedModel:
+def quantize(model: nnx.Module, recipe: Recipe, sample: Any, *, progress: bool | None = None) -> QuantizedModel:
     """A copy of `model` that trains with fake quantization; the model itself is not changed.
 
     Args:
@@ -47,6 +49,7 @@ def quantize(model: nnx.Module, recipe: Recipe, sample: Any, *, progress: bool |
       recipe: bits, methods, overrides.
       sample: one batch: an array, or a tuple of the call's arguments. It finds the tensors and gives every scale a
         first value; `calibrate` with more data makes a better one.
+      progress: show a line of progress on stderr; None shows one on a terminal (`qjax.show_progress`).
 
     Raises:
       ValueError: an override that matches nothing, or a spec that a tensor cannot take.
@@ -68,14 +71,22 @@ def quantize(model: nnx.Module, recipe: Recipe, sample: Any, *, progress: bool |
         )
     refuse_trace("quantize")
     args = arguments_of(sample, "quantize")
-    traced = trace(evaluation_copy(instrumented), args, {})
+    with stage(f"quantize: tracing {type(model).__name__}", progress):
+        traced = trace(evaluation_copy(instrumented), args, {})
     check_bounds(traced)
     # after the trace: it meets the submodules of linen modules
     types = module_types(instrumented)
     nothing = unquantized(recipe, types)
     nothing = nothing.with_ranges(traced, recipe.integers)
-    traced, annotation = nothing.read(traced)
+    read, annotation = nothing.read(traced)
     places = annotation.places()
+    by_row = recipe.by_row(places, types)
+    if by_row:
+        # what such a table gives has a quantizer of its own
+        nothing = dataclasses.replace(nothing, by_row=by_row)
+        read, annotation = nothing.read(traced)
+        places = annotation.places()
+    traced = read
     recipe.check_matched(places, types)
     recipe.check_dynamic({eqn.scope for eqn, _ in dynamic_products(traced.program)}, types)
     edges, outputs = _edges(annotation), annotation.output_names
@@ -119,20 +130,34 @@ def convert(qmodel: QuantizedModel, sample: Any, *, target: Any = None) -> Integ
       ConversionError: something has no integer form; the message names the primitive, your line, and a cure.
     """
     check_quantized(qmodel, "convert")
-    return IntegerGraph(_convert(qmodel, arguments_of(sample, "convert", traced=True), target or qmodel.plan.target))
+    args = arguments_of(sample, "convert", traced=True)
+    with stage("convert"):
+        return IntegerGraph(_convert(qmodel, args, target or qmodel.plan.target))
 
 
 def verify(
-    graph: IntegerGraph, qmodel: QuantizedModel, batches: Iterable[Any], *, inputs: Inputs | None = None
+    graph: IntegerGraph,
+    qmodel: QuantizedModel,
+    batches: Iterable[Any],
+    *,
+    inputs: Inputs | None = None,
+    runtimes: Sequence[str] | Mapping[str, Mapping[str, Any]] = (),
 ) -> Report:
     """Compare the graph with the fake-quantized forward (evaluation mode) on every batch, node by node.
 
     Args:
       batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, of anything.
       inputs: what of a batch the model is called with.
+      runtimes: names of `qjax.runtimes.RUNTIMES`, such as "onnxruntime", "litert", "c". The graph is emitted for each
+        of them into a temporary folder, the file is run there on every batch, and its outputs are compared with the
+        graph's. A mapping gives options of `graph.emit` with each name: {"onnxruntime": {"style": "qdq"}}.
 
     Returns:
       A report; `str()` of it is a verdict and a table.
+
+    Raises:
+      ValueError: an unknown runtime, or a format that cannot hold the graph.
+      ImportError: a runtime that is not installed.
     """
     if not isinstance(graph, IntegerGraph):
         raise TypeError(
@@ -140,17 +165,23 @@ def verify(
             "batches)."
         )
     check_quantized(qmodel, "verify")
+    asked = check_runtimes("verify", runtimes)
     graphdef, state = nnx.split(evaluation_copy(qmodel))
     codes = _codes_of(graphdef)
+    given: list[list[np.ndarray]] = []
 
     def reference(*inputs: Any) -> tuple[Any, dict[str, Any]]:
         return codes(state, *split_arguments(inputs))
 
     def checked() -> Iterable[tuple[Any, ...]]:
-        for index, args in enumerate(Batches(batches, inputs, "verify").arguments()):
+        seen = track(Batches(batches, inputs, "verify"), f"verify: {len(graph.ir.nodes)} nodes, batch")
+        for index, (_, args) in enumerate(seen):
             if index == 0:
                 model = nnx.merge(graphdef, state)
-                check_finite("verify", model, model._read(args, {})[0])
+                check_finite("verify", model, model.trace(*args).traced)
+            if asked:
+                quantized = graph.quantize(*args)
+                given.append([np.asarray(q) for q in (quantized if isinstance(quantized, tuple) else (quantized,))])
             yield args
 
     def converted(args: tuple[Any, ...]) -> Graph | None:
@@ -158,7 +189,8 @@ def verify(
         return None if target is None else _convert(qmodel, args, target)
 
     name = target_of(qmodel.plan.target).name
-    return compare_nodes(graph, reference, checked(), name, converted)
+    report = compare_nodes(graph, reference, checked(), name, converted)
+    return report.with_files(against_runtimes(graph, given, asked)) if asked else report
 
 
 def _target_of_graph(ir: Graph, own: Any) -> Any:
@@ -255,7 +287,7 @@ def _convert(qmodel: QuantizedModel, args: tuple[Any, ...], target: Any) -> Grap
         q, own = quantizers[place.name], values[place.name]
         if step and place.name not in plan.shared:
             own = {name: value[step] for name, value in own.items()}
-        if q.method != "dynamic":
+        if not q.follows_tensor:
             return q.qparams(own, x)
         # the second trace has shapes alone: what a weight's numbers say, the first one has seen
         if not isinstance(x, jax.ShapeDtypeStruct):
@@ -329,8 +361,8 @@ def _check_stateless(traced: Traced, annotation: Annotation) -> None:
                 raise unsupported(made[value])
             raise ConversionError(
                 f"The call writes the variable {name!r} from its arguments, and a graph keeps nothing between two "
-                "calls. Give the variable's value as an argument and return the new one, or switch the writing off in "
-                "evaluation mode."
+                "calls. qjax.stateful(model, nnx.Cache) makes variables of a type an argument and a result of the "
+                "call. Or switch the writing off in evaluation mode."
             )
 
 
@@ -357,7 +389,7 @@ def _edges(annotation: Annotation) -> set[str]:
 
 
 def _placeholder(q: Quantizer) -> dict[str, Any]:
-    if q.method == "dynamic":
+    if q.follows_tensor:
         return {}
     shape = (*q.stack, *_param_shape(q))
     zero_point = np.zeros(shape, np.int32)

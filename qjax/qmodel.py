@@ -13,16 +13,16 @@ from jax.core import Tracer
 
 from qjax.batches import brief, refuse_trace, traced_message
 from qjax.calibration.learned import Quantizer, with_scales
+from qjax.call import Call
 from qjax.export.backend import target_of
 from qjax.fingerprint import compare, fingerprint, rows
-from qjax.layers import Traced, trace, write_state
+from qjax.layers import Traced, trace
 from qjax.numerics.affine import QParams
 from qjax.ops import Quantized
 from qjax.recipe import Dynamic, Recipe, ancestors
-from qjax.summary import quantizer_table
+from qjax.summary import Summary, quantizer_table
 from qjax.tracing import (
     Annotation,
-    Evaluation,
     Integers,
     Place,
     annotate,
@@ -63,6 +63,7 @@ class Plan:
     quantizers: name -> quantizer. float_paths: modules left in reals. details: name -> (kind, module, op, shape).
     dynamic: modules whose products get their scales at run time, and those within that do not (None).
     integers: the ranges of integers of which the model computes functions.
+    by_row: the quantizers of tables that have scales of their rows.
     """
 
     quantizers: tuple[tuple[str, Quantizer], ...]
@@ -73,6 +74,7 @@ class Plan:
     shared: frozenset[str] = frozenset()
     dynamic: tuple[tuple[str, Dynamic | None], ...] = ()
     integers: tuple[Integers, ...] = ()
+    by_row: frozenset[str] = frozenset()
 
     @functools.cached_property
     def by_name(self) -> Mapping[str, Quantizer]:
@@ -119,7 +121,7 @@ class Plan:
             if chosen is not None:
                 known[name] = dataclasses.replace(chosen, name=name)
             elif isinstance(bounds, Tracer):
-                # no numbers yet: any range tells the structure
+                # Inside a trace the numbers are unknown. Any range will do to find the structure.
                 known.setdefault(name, Integers(name, 0, 1, declared=False))
             elif name not in known or not known[name].declared:
                 known[name] = widened(known.get(name), name, np.asarray(bounds))
@@ -151,7 +153,9 @@ class Plan:
 
     def annotate(self, traced: Traced) -> Annotation:
         """Where quantizers stand in a trace of the model."""
-        return annotate(traced.program, traced.names, traced.constant, self.is_float, target_of(self.target))
+        return annotate(
+            traced.program, traced.names, traced.constant, self.is_float, target_of(self.target), self.by_row
+        )
 
     def check_known(self, annotation: Annotation) -> None:
         """Raise where a call has tensors that have no quantizer, because the model was quantized on another path."""
@@ -178,6 +182,9 @@ class QuantizedModel(nnx.Module):
     user's `__call__`; the user's own parameters are under `model`, the quantizers' under `quantizers`.
     """
 
+    post_training_report: Any = None
+    """What `qjax.post_training` did, step by step; None for a model that it did not make."""
+
     def __init__(self, model: nnx.Module, plan: Plan, quantizers: Mapping[str, QuantizerState]) -> None:
         self.model = model
         self.plan = plan
@@ -185,11 +192,10 @@ class QuantizedModel(nnx.Module):
         self.fingerprint = fingerprint(plan.by_name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        traced, annotation = self._read(args, kwargs)
-        evaluation = Evaluation(annotation, self._quantize, shared=self.plan.shared)
-        values, _ = evaluation.run(traced.program, traced.args, self.quantizer_values())
-        self._write(traced, values)
-        return traced.outputs(values)
+        call = self.trace(*args, **kwargs)
+        evaluated = call.evaluate()
+        call.write(evaluated)
+        return evaluated.output
 
     def __getattr__(self, name: str) -> Any:
         model = vars(self).get("model")
@@ -204,7 +210,8 @@ class QuantizedModel(nnx.Module):
 
         Moves no statistics.
         """
-        traced, annotation = self._read(args, kwargs)
+        call = self.trace(*args, **kwargs)
+        annotation = call.annotation
 
         def record(place: Place, x: jax.Array, quantized: Quantized | None) -> jax.Array | None:
             if place.kind == "weight" or quantized is None:
@@ -212,15 +219,27 @@ class QuantizedModel(nnx.Module):
             zero_point = quantized.qparams.integer_zero_point()
             return jnp.nan_to_num(quantized.codes).astype(jnp.int32) + zero_point
 
-        evaluation = Evaluation(annotation, self._quantize, record, self.plan.shared)
-        values, taps = evaluation.run(traced.program, traced.args, self.quantizer_values())
+        evaluated = call.evaluate(record=record)
+        taps = evaluated.recorded
         codes: dict[str, jax.Array] = {}
         started = [place for place in annotation.weights.values() if place.label in taps]
         for place in (*annotation.values.values(), *started):
             for index in np.ndindex(*place.stack):
                 label = place.label + "".join(f"[{i}]" for i in index)
                 codes[label] = taps[place.label][index] if index else taps[place.label]
-        return traced.outputs(values), codes
+        return evaluated.output, codes
+
+    def trace(self, *args: Any, **kwargs: Any) -> Call:
+        """Trace a call without running it: for forward passes that differ from the model's own, see `qjax.call.Call`.
+
+        Raises:
+          TraceError: the model cannot be traced with these arguments.
+          ValueError: the call has tensors without a quantizer, or integers outside of their range.
+        """
+        traced, annotation = self.plan.read(trace(self.model, args, kwargs, self.plan.expected))
+        self.plan.check_known(annotation)
+        self.plan.check_integers(traced)
+        return Call(traced, annotation, self.model, self.plan.shared, self._quantize, self.quantizer_values)
 
     def quantizer_values(self) -> dict[str, dict[str, Any]]:
         """name -> the arrays that a quantizer works with, learned scales as scales."""
@@ -235,27 +254,16 @@ class QuantizedModel(nnx.Module):
     def qparams(self) -> dict[str, QParams]:
         """name -> scale, zero point and spec as they stand; quantizers that follow their tensor are left out."""
         values = self.quantizer_values()
-        return {name: q.qparams(values[name]) for name, q in self.plan.quantizers if q.method != "dynamic"}
+        return {name: q.qparams(values[name]) for name, q in self.plan.quantizers if not q.follows_tensor}
 
-    def summary(self) -> str:
+    def summary(self) -> Summary:
         """A table of every quantizer: name, place, codes and parameters."""
         return quantizer_table(self.plan, self.qparams())
 
-    def _read(self, args: Any, kwargs: Any) -> tuple[Traced, Annotation]:
-        traced, annotation = self.plan.read(trace(self.model, args, kwargs, self.plan.expected))
-        self.plan.check_known(annotation)
-        self.plan.check_integers(traced)
-        return traced, annotation
-
     def _quantize(self, place: Place, params: Any, x: jax.Array) -> Quantized:
-        # the runtime quantizes its inputs by a formula of its own; behind that there are codes only
+        # A runtime quantizes the model's inputs by a formula of its own. All later tensors arrive as codes.
         formula = target_of(self.plan.target).quantize if place.kind == "input" else "reciprocal"
         return self.plan.by_name[place.name](params, x, formula)
-
-    def _write(self, traced: Traced, values: list[Any]) -> None:
-        changed = traced.new_state(values)
-        if changed is not None:
-            write_state(self.model, changed)
 
 
 def widened(known: Integers | None, name: str, bounds: np.ndarray) -> Integers:

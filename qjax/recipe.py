@@ -5,13 +5,15 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
-from qjax import calibration, targets
+from qjax import calibration, ops, targets
 from qjax.calibration.learned import Method, Quantizer
 from qjax.export.backend import Backend, target_of
+from qjax.nearest import did_you_mean
 from qjax.numerics.affine import QSpec
 from qjax.numerics.qspec import known_fields
 from qjax.ops import formulas
 from qjax.ops.dynamic import Dynamic as Dynamic
+from qjax.ops.embed_rows import check_rows, has_scales_of_rows
 from qjax.tracing import Integers, Place
 
 WeightObserver = Literal["auto", "minmax", "mse", "lsq"]
@@ -67,7 +69,7 @@ class Override:
             if getattr(self, name) is not None:
                 _check_spec(f"Override: {name}", getattr(self, name))
         if self.method is not None:
-            _one_of("Override: method", self.method, get_args(Method))
+            _check_method("Override: method", self.method)
         if self.method == "pact" and self.activations is not None:
             _check_pact("Override: activations", self.activations)
 
@@ -79,7 +81,8 @@ class Recipe:
 
     target: whose rounding the converted graph obeys; a `qjax.export.Backend` for a device with kernels of its own.
     weights: codes of weights. `axis=-1` keeps a scale per output channel, whatever axis of the kernel that is;
-      None one scale per tensor. Embedding tables are always per tensor: their rows become activations.
+      None one scale per tensor. Embedding tables are per tensor, and their rows are activations; an override of a
+      table with axis=0 gives every row a scale, and what is looked up a quantizer of its own.
     activations: codes of activations, per tensor.
     overrides: by path (a regular expression that must match a module's path, one of its parents', or a quantizer's
       name, in full) or by layer type, to a `QSpec` for the weights, an `Override`, `FLOAT`, or `Dynamic` for scales of
@@ -122,14 +125,14 @@ class Recipe:
                 f"Recipe: expected per-tensor activations, got {self.activations}. Integer accumulators sum over an "
                 "activation's channels, which one scale must serve. Drop axis and group_size."
             )
-        if self.method == "dynamic":
+        _check_method("Recipe: method", self.method)
+        _check_method("Recipe: weight_method", self.weight_method)
+        if calibration.estimator(self.method).follows_tensor:
             raise ValueError(
                 'Recipe: "dynamic" is for weights. Use method="static" for activations that do not learn, or '
                 'overrides={".*": qjax.Dynamic()} for scales of activations that are found at run time.'
             )
         for name, known in (
-            ("method", get_args(Method)),
-            ("weight_method", get_args(Method)),
             ("weight_observer", get_args(WeightObserver)),
             ("scan", get_args(ScanMode)),
         ):
@@ -192,18 +195,7 @@ class Recipe:
     def quantizer(self, place: Place, types: Mapping[str, type], *, edge: bool, output: bool) -> Quantizer:
         """The quantizer of one place. edge: of the first or last layer. output: leaves the model."""
         weight = place.kind == "weight"
-        spec, method = (self.weights, self.weight_method) if weight else (self.activations, self.method)
-        if place.integers:
-            # what it holds are activations, of 8 bits at least: nothing learns to do with less
-            spec = spec.replace(bits=max(8, spec.bits, self.activations.bits))
-        if edge and self.first_last_bits is not None:
-            spec = spec.replace(bits=self.first_last_bits)
-        if output:
-            spec = spec.replace(bits=max(spec.bits, self.output_bits))
-        for _, value in self._overrides_of(place, types):
-            override = Override(weights=value) if isinstance(value, QSpec) else value
-            chosen = override.weights if weight else override.activations
-            spec, method = chosen or spec, override.method or method
+        spec, method = self._spec_of(place, types, edge=edge, output=output)
         if self.reduce_range and not weight and spec.bits == 8:
             spec = spec.replace(bits=7)
         if weight:
@@ -213,7 +205,7 @@ class Recipe:
                 raise ValueError(
                     f"Quantizer {place.name!r}: power-of-two thresholds need symmetric weights, got {spec}."
                 )
-        elif method == "dynamic":
+        elif calibration.estimator(method).follows_tensor:
             raise ValueError(
                 f'Quantizer {place.name!r}: "dynamic" is for weights. Give the override the name of the weight, such '
                 "as 'head/kernel', or another method; or put qjax.Dynamic() in its place, for scales of activations "
@@ -232,9 +224,18 @@ class Recipe:
             return Quantizer(spec.replace(symmetric=False, narrow_range=False), "static", shape, stack, fixed)
         return Quantizer(spec, method, shape, stack)
 
+    def by_row(self, places: Mapping[str, Place], types: Mapping[str, type]) -> frozenset[str]:
+        """The tables that have scales of their rows, by the names of their quantizers."""
+        tables = {name: place for name, place in places.items() if _can_scale_rows(place)}
+        return frozenset(
+            name
+            for name, place in tables.items()
+            if has_scales_of_rows(self._spec_of(place, types, edge=False, output=False)[0])
+        )
+
     def check_matched(self, places: Mapping[str, Place], types: Mapping[str, type]) -> None:
         """Every override must match something; the error lists what there is to match."""
-        used = {id(key) for place in places.values() for key, _ in self._overrides_of(place, types)}
+        used = {id(key) for place in places.values() for key, _ in self.overrides_of(place, types)}
         for key, value in self.overrides.items():
             if _in_reals(value):
                 found = bool(_paths_of(key, types))
@@ -242,14 +243,32 @@ class Recipe:
                 found = id(key) in used
             if found:
                 continue
+            near = did_you_mean(key, [*places, *filter(None, types)])
             kinds = ", ".join(sorted({cls.__name__ for cls in types.values()}))
             raise ValueError(
-                f"Recipe: override {_name(key)} matches nothing in this model.\n"
+                f"Recipe: override {_name(key)} matches nothing in this model.{near}\n"
                 f"Module paths: {', '.join(repr(p) for p in sorted(types) if p)}\n"
                 f"Quantizers: {', '.join(repr(name) for name in places)}\n"
                 f"Layer types: {kinds}\n"
                 "A path must match in full; a part may be matched with '.*'."
             )
+
+    def _spec_of(self, place: Place, types: Mapping[str, type], *, edge: bool, output: bool) -> tuple[QSpec, Method]:
+        """What the recipe and its overrides say of a place."""
+        weight = place.kind == "weight"
+        spec, method = (self.weights, self.weight_method) if weight else (self.activations, self.method)
+        if place.integers:
+            # what it holds are activations, of 8 bits at least: nothing learns to do with less
+            spec = spec.replace(bits=max(8, spec.bits, self.activations.bits))
+        if edge and self.first_last_bits is not None:
+            spec = spec.replace(bits=self.first_last_bits)
+        if output:
+            spec = spec.replace(bits=max(spec.bits, self.output_bits))
+        for _, value in self.overrides_of(place, types):
+            override = Override(weights=value) if isinstance(value, QSpec) else value
+            chosen = override.weights if weight else override.activations
+            spec, method = chosen or spec, override.method or method
+        return spec, method
 
     def observer_of(self, spec: QSpec) -> Any:
         """The observer for an activation of that spec."""
@@ -265,7 +284,8 @@ class Recipe:
             return self.weight_observer
         return "minmax" if spec.bits >= 8 else "mse"
 
-    def _overrides_of(self, place: Place, types: Mapping[str, type]) -> Iterator[tuple[Any, Any]]:
+    def overrides_of(self, place: Place, types: Mapping[str, type]) -> Iterator[tuple[Any, Any]]:
+        """(key, value) of every override that applies to a tensor, in the recipe's order; the last one decides."""
         paths = tuple(ancestors(place.module))
         classes = tuple(types[path] for path in paths if path in types and path)
         for key, value in self.overrides.items():
@@ -282,7 +302,9 @@ def ancestors(path: str) -> Iterator[str]:
 
 def _one_of(what: str, value: Any, known: tuple[str, ...]) -> None:
     if value not in known:
-        raise ValueError(f"{what}: expected one of {', '.join(map(repr, known))}, got {value!r}.")
+        raise ValueError(
+            f"{what}: expected one of {', '.join(map(repr, known))}, got {value!r}.{did_you_mean(value, known)}"
+        )
 
 
 def _matches(key: str | type, paths: tuple[str, ...], classes: tuple[type, ...]) -> bool:
@@ -299,6 +321,11 @@ def _in_reals(value: Any) -> bool:
 def _paths_of(key: str | type, types: Mapping[str, type]) -> frozenset[str]:
     """The modules that a key matches themselves, not through what is around them."""
     return frozenset(path for path, cls in types.items() if _matches(key, (path,), (cls,)))
+
+
+def _check_method(what: str, value: Any) -> None:
+    if not isinstance(value, calibration.Estimator):
+        _one_of(what, value, calibration.estimators())
 
 
 def _check_spec(what: str, value: Any) -> None:
@@ -323,7 +350,21 @@ def _name(key: str | type) -> str:
     return repr(key) if isinstance(key, str) else key.__name__
 
 
+def _can_scale_rows(place: Place) -> bool:
+    op = _op_of(place)
+    return op is not None and op.by_row is not None and not place.integers
+
+
+def _op_of(place: Place) -> ops.Op | None:
+    """The operation that reads a weight or makes an activation; what the program is fed has none."""
+    return ops.get(place.op) if place.op in ops.names() else None
+
+
 def _weight_spec(spec: QSpec, place: Place) -> QSpec:
+    op = _op_of(place)
+    if op is not None and op.scales_rows:
+        check_rows(spec, place.shape, place.name)
+        return spec
     if spec.axis is None:
         return spec
     axes = place.axes

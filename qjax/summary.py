@@ -1,11 +1,57 @@
-"""Tables for people."""
+"""Tables for people: text in a terminal, HTML in a notebook."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from qjax import markup
 from qjax.numerics.affine import QParams
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """A table that can be text or HTML."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+
+    def __str__(self) -> str:
+        return table(self.header, self.rows)
+
+
+class Printed:
+    """What prints as tables and lines, and shows itself as HTML in a notebook."""
+
+    def parts(self) -> list[Grid | str]:
+        """Tables and lines, in order."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return "\n".join(str(part) for part in self.parts())
+
+    def _repr_html_(self) -> str:
+        found = self.parts()
+        return "".join(
+            markup.table(part.header, part.rows) if isinstance(part, Grid) else markup.paragraph(part) for part in found
+        )
+
+
+class Summary(str):
+    """A table as a string that a notebook shows as HTML."""
+
+    grid: Grid
+
+    @classmethod
+    def of(cls, grid: Grid) -> "Summary":
+        """The text of a table, which keeps the table."""
+        made = cls(str(grid))
+        made.grid = grid
+        return made
+
+    def _repr_html_(self) -> str:
+        return markup.table(self.grid.header, self.grid.rows)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -20,7 +66,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return "\n".join([lines[0], "  ".join("-" * w for w in widths), *lines[1:]])
 
 
-def quantizer_table(plan: Any, qparams: dict[str, QParams]) -> str:
+def quantizer_table(plan: Any, qparams: dict[str, QParams]) -> Summary:
     """Every quantizer of a model: where it stands, its codes, its parameters."""
     details = dict(plan.details)
     rows: list[list[str]] = []
@@ -35,7 +81,7 @@ def quantizer_table(plan: Any, qparams: dict[str, QParams]) -> str:
         )
         dims = "x".join(str(n) for n in (shape if kind == "weight" else ("batch", *shape[1:])))
         scale, zero_point = ("follows the tensor", "") if p is None else (_span(p.scale), _span(p.zero_point))
-        rows.append([name, kind, module or "-", op, dims, codes, grain, q.method, scale, zero_point])
+        rows.append([name, kind, module or "-", op, dims, codes, grain, q.estimator.name, scale, zero_point])
     header = (
         "quantizer",
         "kind",
@@ -48,7 +94,7 @@ def quantizer_table(plan: Any, qparams: dict[str, QParams]) -> str:
         "scale",
         "zero point",
     )
-    return table(header, rows)
+    return Summary.of(Grid(header, rows))
 
 
 def _span(values: Any) -> str:
@@ -60,3 +106,8 @@ def _span(values: Any) -> str:
 
 def _numeric(text: str) -> bool:
     return text.replace(",", "").replace(".", "").replace("%", "").replace("-", "").replace("e", "").isdigit()
+
+
+def decibels_text(noise: float) -> str:
+    """`-10 log10(noise)` for a table; noise: a share of the signal, "inf" where there is none."""
+    return f"{-10 * np.log10(noise):.1f}" if noise > 0 else "inf"

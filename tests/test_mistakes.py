@@ -56,6 +56,13 @@ TAKE: dict[str, Take] = {
     "adaround": lambda *given, **inputs: qjax.training.adaround(made()[1], *given, **inputs),
     "correct_bias": lambda *given, **inputs: qjax.training.correct_bias(made()[1], *given, **inputs),
     "reestimate_batch_norm": lambda *given, **inputs: qjax.training.reestimate_batch_norm(made()[1], *given, **inputs),
+    "post_training": lambda *given, **inputs: qjax.post_training(made()[0], qjax.Recipe(), *given, **inputs),
+    "report": lambda *given, **inputs: qjax.report(made()[1], *given, **inputs),
+    "distill": lambda *given, **inputs: qjax.training.distill(made()[1], *given, **inputs),
+    "equalize": lambda *given, **inputs: qjax.training.equalize(made()[1], *given, **inputs),
+    "gptq": lambda *given, **inputs: qjax.training.gptq(made()[1], *given, **inputs),
+    "smooth": lambda *given, **inputs: qjax.training.smooth(made()[1], *given, **inputs),
+    "widen_activations": lambda *given, **inputs: qjax.training.widen_activations(made()[1], *given, **inputs),
 }
 """Every function that takes batches."""
 

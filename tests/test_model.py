@@ -44,7 +44,7 @@ def qmodel():
 
 def places(qmodel, batch):
     """What the annotator finds: labels, names and shapes without the batch."""
-    _, annotation = qmodel._read((batch,), {})
+    annotation = qmodel.trace(batch).annotation
     found = [(p.label, p.name, p.kind, p.op, p.shape[1:]) for p in annotation.values.values()]
     return found + [(p.label, p.name, p.kind, p.op, p.shape) for p in annotation.weights.values()]
 

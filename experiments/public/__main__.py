@@ -5,7 +5,8 @@ two batch sizes and is compared with `qjax.exact` and, node by node, with the fa
 are random, sizes are small: this is about which programs convert, and with which bits.
 
 The Flax models of transformers need the package: `pip install "transformers<5"`. Flax's examples need a checkout of
-github.com/google/flax: `--examples FOLDER/examples`. What is missing is left out, and the page says so.
+github.com/google/flax: `--examples FOLDER/examples`. The language models of google-tunix need
+`pip install --no-deps google-tunix jaxtyping wadler-lindig einops`. What is missing is left out, and the page says so.
 """
 
 import argparse
@@ -15,29 +16,39 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
-from experiments.public import examples, hub, page
+from experiments.public import examples, hub, page, tunix
 from experiments.public.models import Source
 from experiments.public.row import Row, run
 
 TIMEOUT = 3600
 
 
-def sources(folder: Path | None) -> tuple[dict[str, Source], list[str]]:
+COLLECTIONS = {"transformers": "transformers", "examples": "Flax's examples", "tunix": "google-tunix"}
+"""Title of each collection by its name on the command line."""
+
+
+def sources(folder: Path | None, asked: Sequence[str] = tuple(COLLECTIONS)) -> tuple[dict[str, Source], list[str]]:
     """The collections that are there by title, and a line for each that is not."""
     found: dict[str, Source] = {}
     missing: list[str] = []
-    try:
-        found["transformers"] = hub.source()
-    except ModuleNotFoundError as error:
-        missing.append(f"transformers: {error}")
-    if folder is None:
-        missing.append("Flax's examples: no --examples FOLDER")
-    else:
-        found["Flax's examples"] = examples.source(folder)
+    for name in asked:
+        title = COLLECTIONS[name]
+        if name == "examples" and folder is None:
+            missing.append(f"{title}: no --examples FOLDER")
+            continue
+        try:
+            if name == "examples":
+                assert folder is not None
+                found[title] = examples.source(folder)
+            else:
+                found[title] = {"transformers": hub.source, "tunix": tunix.source}[name]()
+        except ModuleNotFoundError as error:
+            missing.append(f"{title}: {error}")
     return found, missing
 
 
@@ -76,6 +87,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--only", nargs="+", metavar="NAME", help="these models; `--list` shows the names")
     made.add_argument("--list", action="store_true", help="list the models' names")
+    made.add_argument("--collections", nargs="+", choices=COLLECTIONS, help="only these; else all")
     made.add_argument("--examples", type=Path, metavar="FOLDER", help="flax's examples, from a checkout of it")
     made.add_argument("--no-exact", action="store_true", help="do not compile `qjax.exact`, which takes longest")
     made.add_argument("--target", default="nearest_even", help="whose rounding the integers obey")
@@ -89,7 +101,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> list[Row]:
     command = parser()
     args = command.parse_args(argv)
-    found, missing = sources(args.examples)
+    found, missing = sources(args.examples, args.collections or tuple(COLLECTIONS))
     every = {name: build for source in found.values() for name, build in source.items()}
     if args.list:
         print("\n".join(every))

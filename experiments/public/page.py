@@ -21,7 +21,7 @@ COLUMNS = (
 
 PAGE = """# Models that others wrote, converted as they stand
 
-`python -m experiments.public --page docs/public-models.md{options}` wrote this page. Nothing in the models knows about
+`python -m experiments.public --page {path}{options}` wrote this page. Nothing in the models knows about
 qjax, and nothing in them was changed. They are small and their weights are random. Each is quantized with
 `qjax.Recipe()`, calibrated on two batches, and converted, with the inputs and the outputs that it has.
 
@@ -54,6 +54,17 @@ def summary(rows: Sequence[Row]) -> str:
     return f"{good} of {len(rows)} convert; {sum(row.exact_mismatches for row in rows)} outputs differ."
 
 
+def path_of(arguments: argparse.Namespace) -> str:
+    """Where the page is written, within the project."""
+    return "docs/public-models.md" if arguments.page is None else f"docs/{arguments.page.name}"
+
+
+def options_of(arguments: argparse.Namespace) -> str:
+    """The options that chose the models."""
+    chosen = f" --collections {' '.join(arguments.collections)}" if arguments.collections else ""
+    return chosen + (" --examples FOLDER" if arguments.examples is not None else "")
+
+
 def page(groups: Mapping[str, Sequence[Row]], missing: Sequence[str], arguments: argparse.Namespace) -> str:
     """The page; groups: title -> rows; missing: a line for each collection that was not there."""
     parts: list[str] = []
@@ -72,7 +83,8 @@ def page(groups: Mapping[str, Sequence[Row]], missing: Sequence[str], arguments:
         parts.append("Not run here:\n\n" + "\n".join(f"- {line}" for line in missing) + "\n")
     made = machine()
     return PAGE.format(
-        options=" --examples FOLDER" if arguments.examples is not None else "",
+        path=path_of(arguments),
+        options=options_of(arguments),
         size=OTHER_SIZE,
         without=" `-`: `exact` was not run." if arguments.no_exact else "",
         tables="\n".join(parts),

@@ -18,7 +18,7 @@ from flax import nnx
 import qjax
 from experiments.random_networks.grammar import Network, Program, batch_of, network_of, program_of
 from experiments.random_networks.recipes import recipe_of
-from qjax.cli import runtimes
+from qjax import runtimes
 from qjax.export import artifact
 from qjax.export.check import GraphError
 

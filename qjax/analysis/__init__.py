@@ -4,6 +4,7 @@ from qjax.analysis.effect import Effect
 from qjax.analysis.search import Budget, Candidate, LayerChoice, Point, SearchResult, search
 from qjax.analysis.sensitivity import Sensitivity, SensitivityRow, sensitivity
 from qjax.analysis.statistics import Statistics, TensorStatistics, statistics
+from qjax.analysis.switched import SwitchedModel
 
 __all__ = [
     "Budget",
@@ -15,6 +16,7 @@ __all__ = [
     "Sensitivity",
     "SensitivityRow",
     "Statistics",
+    "SwitchedModel",
     "TensorStatistics",
     "search",
     "sensitivity",

@@ -43,8 +43,8 @@ class Layer:
 
 def layers_of(qmodel: QuantizedModel, args: tuple[Any, ...]) -> tuple[Layer, ...]:
     """The layers in the order of execution; `args`: of one call, whose first array's first axis is the batch."""
-    traced, annotation = qmodel._read(args, {})
-    return read_layers(traced.program, annotation, batch_size(args))
+    call = qmodel.trace(*args)
+    return read_layers(call.traced.program, call.annotation, batch_size(args))
 
 
 def read_layers(program: Program, annotation: Annotation, batch: int) -> tuple[Layer, ...]:

@@ -38,7 +38,7 @@ def search(
     metric: Score | None = None,
     by: By | None = None,
     activations: bool | None = None,
-    progress: bool | None = False,
+    progress: bool | None = None,
 ) -> SearchResult:
     """Choose bits for every layer within a budget, after training and before any quantized training.
 

@@ -13,7 +13,7 @@ from qjax.analysis.picture import BLUE, GREY, ORANGE, draw
 from qjax.analysis.space import Candidate
 from qjax.export.files import StrPath
 from qjax.recipe import Recipe
-from qjax.summary import table
+from qjax.summary import Grid, Printed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Point:
 
 
 @dataclasses.dataclass(frozen=True)
-class SearchResult:
+class SearchResult(Printed):
     """The result of `search`. `str()` is a table.
 
     recipe: quantizes the model as chosen. predicted: the sum of the layers' effects alone, and of what is not varied.
@@ -99,7 +99,8 @@ class SearchResult:
     metric: float | None
     examples: int
 
-    def __str__(self) -> str:
+    def parts(self) -> list[Grid | str]:
+        """The layers' table, the points' table, and lines."""
         names = [str(point.name) for point in self.uniform]
         header = ["layer", "op", "bits", "input bits", "parameters", "MACs", *(f"{name} bits, dB" for name in names)]
         rows = [
@@ -129,8 +130,10 @@ class SearchResult:
             ]
             for point in (chosen, *self.uniform)
         ]
-        text = f"{table(header, rows)}\n\n{table(columns, points)}\nbudget: {self.budget}; {self.examples} examples"
-        return text if self.optimal else f"{text}\nthe frontier was thinned: the sum is not proven to be the least"
+        text = f"budget: {self.budget}; {self.examples} examples"
+        if not self.optimal:
+            text += "\nthe frontier was thinned: the sum is not proven to be the least"
+        return [Grid(header, rows), "", Grid(columns, points), text]
 
     def to_json(self) -> str:
         """JSON; an infinite ratio is null. The recipe's part of it is the layers' bits."""

@@ -17,7 +17,7 @@ from qjax.batches import Batches, Inputs
 from qjax.calibration import track
 from qjax.export.files import StrPath
 from qjax.qmodel import QuantizedModel, check_quantized
-from qjax.summary import table
+from qjax.summary import Grid, Printed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +42,7 @@ class SensitivityRow:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sensitivity:
+class Sensitivity(Printed):
     """The result of `sensitivity`. `str()` is a table, the costliest row first.
 
     rows: in that order. all: with every quantizer on. loss, metric: the float model's own, None where not asked for.
@@ -61,7 +61,8 @@ class Sensitivity:
                 return row
         raise KeyError(f"No row {name!r}. Rows: {', '.join(row.name for row in self.rows)}.")
 
-    def __str__(self) -> str:
+    def parts(self) -> list[Grid | str]:
+        """A table and a line."""
         asked = [name for name in ("loss", "metric") if getattr(self, name) is not None]
         header = ["layer", "op", "bits", "activations", "alone, dB", *(f"{name} change" for name in asked)]
         header += ["all but it, dB", *(f"{name} change" for name in asked)]
@@ -76,11 +77,10 @@ class Sensitivity:
             ]
             for row in self.rows
         ]
-        text = table(header, rows)
         whole = f"everything quantized: {_decibels(self.all.sqnr)} dB"
         for name in asked:
             whole += f", {name} {getattr(self, name):.6g} {getattr(self.all, name):+.6g}"
-        return f"{text}\n{whole}; {self.examples} examples"
+        return [Grid(header, rows), f"{whole}; {self.examples} examples"]
 
     def to_json(self) -> str:
         """JSON; an infinite ratio (nothing differed) is null."""
@@ -129,7 +129,7 @@ def sensitivity(
     inputs: Inputs | None = None,
     loss: Score | None = None,
     metric: Score | None = None,
-    progress: bool | None = False,
+    progress: bool | None = None,
 ) -> Sensitivity:
     """What quantizing each layer alone costs against the float model, and what all the others cost without it.
 
@@ -144,7 +144,7 @@ def sensitivity(
       inputs: what of a batch the model is called with: `lambda batch: batch[0]` for pairs of images and labels.
       loss, metric: `(output, batch) -> number`, a mean over the batch's examples; larger metrics are better. Their
         changes become columns.
-      progress: show a progress bar on stderr; None shows one on a terminal.
+      progress: show a line of progress on stderr; None shows one on a terminal (`qjax.show_progress`).
 
     Raises:
       ValueError: no batch, or nothing to compare: a model without float outputs needs a loss or a metric.

@@ -44,10 +44,11 @@ class Space:
     ) -> None:
         self.recipe, self.activations = recipe, activations
         self._plan, self._types, self._batch = qmodel.plan, module_types(qmodel.model), batch_size(args)
-        self._traced, annotation = qmodel._read(args, {})
+        call = qmodel.trace(*args)
+        self._traced, annotation = call.traced, call.annotation
         self._quantizers = dict(qmodel.plan.quantizers)
         layers, places = read_layers(self._traced.program, annotation, self._batch), annotation.places()
-        chosen = {layer.weight for layer in layers if any(recipe._overrides_of(places[layer.weight], self._types))}
+        chosen = {layer.weight for layer in layers if any(recipe.overrides_of(places[layer.weight], self._types))}
         self.fixed = tuple(layer for layer in layers if layer.weight in chosen)
         groups = _groups([layer for layer in layers if layer.weight not in chosen], shared=activations)
         self._held = {name for layer in self.fixed for name in layer.inputs}
@@ -109,7 +110,9 @@ class Space:
             if candidate == "float":
                 continue
             for layer in unit.layers:
-                spec = self.recipe.weights.replace(bits=candidate)
+                # a table that has scales of its rows keeps them
+                table = layer.weight in self._plan.by_row
+                spec = (self._quantizers[layer.weight].spec if table else self.recipe.weights).replace(bits=candidate)
                 own[re.escape(layer.weight)] = Override(weights=spec)
                 for name in found[layer.weight].inputs if self.activations else ():
                     least = self.recipe.output_bits if name in annotation.output_names else 0

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -12,7 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from qjax.analysis import histogram
 from qjax.analysis.effect import decibels, finite
+from qjax.analysis.histogram import Histogram
 from qjax.analysis.layers import batch_size
 from qjax.batches import Batches, Inputs
 from qjax.calibration import track
@@ -22,8 +24,8 @@ from qjax.model import convert
 from qjax.numerics.affine import broadcast_to_tensor, centered_bounds, round_to_grid
 from qjax.ops import Quantized
 from qjax.qmodel import QuantizedModel, check_quantized, evaluation_copy
-from qjax.summary import table
-from qjax.tracing import Annotation, Evaluation, Place, lost_tables
+from qjax.summary import Grid, Printed
+from qjax.tracing import Place, lost_tables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +42,9 @@ class TensorStatistics:
     headroom: the bits of int32 that the accumulator in front of this tensor leaves in the worst case; None where there
     is none with weights, or where the model has no integer form. steep: where a table reads this tensor and says little
     of its function: the share of neighbouring codes whose results lie more than 16 of 256 codes apart; else None.
+    arriving_sqnr: what reaches the quantizer against this tensor in the float model, dB: the errors from before it
+    alone. histogram: of the values and of their codes. worst: at most five (example, dB): those whose tensor is
+    farthest from the float model's, the worst first; empty for weights, in scans, and where no axis is the batch.
     """
 
     name: str
@@ -58,10 +63,13 @@ class TensorStatistics:
     channels: int | None
     headroom: int | None
     steep: float | None = None
+    arriving_sqnr: float = math.inf
+    histogram: Histogram | None = None
+    worst: tuple[tuple[int, float], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
-class Statistics:
+class Statistics(Printed):
     """The result of `statistics`. `str()` is a table.
 
     no_integers: why the model has no integer form, and so no headroom; None where it has one.
@@ -78,7 +86,8 @@ class Statistics:
                 return tensor
         raise KeyError(f"No tensor {name!r}. Tensors: {', '.join(tensor.name for tensor in self.tensors)}.")
 
-    def __str__(self) -> str:
+    def parts(self) -> list[Grid | str]:
+        """A table and a line."""
         header = ["tensor", "kind", "bits", "range", "clipped", "SQNR, dB", "against float, dB"]
         header += ["entropy, bits", "codes used", "dead channels", "headroom, bits"]
         lost = any(t.steep is not None for t in self.tensors)
@@ -100,16 +109,20 @@ class Statistics:
             ]
             for t in self.tensors
         ]
-        text = f"{table(header, rows)}\n{self.examples} examples"
-        return text if self.no_integers is None else f"{text}; no headroom, since: {self.no_integers.splitlines()[0]}"
+        text = f"{self.examples} examples"
+        if self.no_integers is not None:
+            text += f"; no headroom, since: {self.no_integers.splitlines()[0]}"
+        return [Grid(header, rows), text]
 
     def to_json(self) -> str:
-        """JSON; an infinite ratio is null."""
+        """JSON; an infinite ratio is null. Histograms are left out."""
         rows = [
             {
                 f.name: finite(v) if isinstance(v := getattr(tensor, f.name), float) else v
                 for f in dataclasses.fields(tensor)
+                if f.name not in ("histogram", "worst")
             }
+            | {"worst": [[index, finite(ratio)] for index, ratio in tensor.worst]}
             for tensor in self.tensors
         ]
         document = {"examples": self.examples, "no_integers": self.no_integers, "tensors": rows}
@@ -122,7 +135,7 @@ def statistics(
     nodes: Iterable[str] | None = None,
     *,
     inputs: Inputs | None = None,
-    progress: bool | None = False,
+    progress: bool | None = None,
 ) -> Statistics:
     """Look at every quantized tensor while the model runs, quantized and in reals side by side.
 
@@ -132,7 +145,7 @@ def statistics(
       batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, of anything.
       nodes: regular expressions that match a tensor's, a quantizer's or a module's name in full; None is every tensor.
       inputs: what of a batch the model is called with.
-      progress: show a progress bar on stderr; None shows one on a terminal.
+      progress: show a line of progress on stderr; None shows one on a terminal (`qjax.show_progress`).
 
     Raises:
       ValueError: no batch, or a name that matches nothing.
@@ -149,8 +162,7 @@ def statistics(
     @jax.jit
     def step(state: Any, args: tuple[Any, ...]) -> dict[str, dict[str, jax.Array]]:
         model = nnx.merge(graphdef, state)
-        traced, annotation = model._read(args, {})
-        params = model.quantizer_values()
+        call = model.trace(*args)
 
         def plain(place: Place, x: jax.Array, _: Quantized | None) -> jax.Array | None:
             return x.astype(jnp.float32) if wanted(place) else None
@@ -158,25 +170,28 @@ def statistics(
         def record(place: Place, x: jax.Array, quantized: Quantized | None) -> dict[str, jax.Array] | None:
             return _look(place, x, quantized) if quantized is not None and wanted(place) else None
 
-        _, reals = Evaluation(annotation, None, plain, plan.shared).run(traced.program, traced.args, params)
-        _, found = Evaluation(annotation, model._quantize, record, plan.shared).run(traced.program, traced.args, params)
-        for label in _places(annotation):
+        reals = call.evaluate(quantize=None, record=plain).recorded
+        found = call.evaluate(record=record).recorded
+        for label in call.places:
             if label in found:
                 axes = tuple(range(found[label]["low"].ndim, reals[label].ndim))
                 value = found[label].pop("value")
                 found[label]["float_signal"] = _squares(reals[label], axes)
                 found[label]["float_noise"] = _squares(reals[label], axes, value)
+                found[label]["arriving_noise"] = _squares(reals[label], axes, found[label].pop("given"))
+                if _has_examples(found[label], reals[label], args):
+                    found[label]["examples"] = _ratio_of_each(reals[label], value)
         return found
 
-    places: dict[str, Place] = {}
+    places: Mapping[str, Place] = {}
     totals: dict[str, dict[str, np.ndarray]] = {}
     examples, sample = 0, None
     steep: dict[str, float] = {}
     for _, args in track(Batches(batches, inputs, "statistics"), "statistics", enabled=progress):
         if sample is None:
             sample = args
-            annotation = qmodel._read(args, {})[1]
-            places = _places(annotation)
+            call = qmodel.trace(*args)
+            annotation, places = call.annotation, call.places
             steep = {annotation.tables[e].label: s for e, s in lost_tables(annotation, qmodel.qparams().get).items()}
             _check_matched(patterns, places)
         examples += batch_size(args)
@@ -217,12 +232,26 @@ def _look(place: Place, x: jax.Array, quantized: Quantized) -> dict[str, jax.Arr
         "signal": _squares(x32, axes),
         "noise": _squares(x32, axes, value),
         "counts": jnp.bincount(index.reshape(-1), length=spec.levels),
+        "before": histogram.fine_counts(x32, quantized.scale, zero_point, spec),
+        "given": x32,
         "value": value,
     }
     channel = _channel(place, x.ndim)
     if channel is not None:
         found["alive"] = jnp.any(codes != 0, axis=tuple(axis for axis in axes if axis != channel))
     return found
+
+
+def _has_examples(found: dict[str, jax.Array], real: jax.Array, args: tuple[Any, ...]) -> bool:
+    """Whether the first axis of an activation is the batch."""
+    return found["low"].ndim == 0 and real.ndim > 0 and "alive" in found and real.shape[0] == batch_size(args)
+
+
+def _ratio_of_each(x: jax.Array, other: jax.Array) -> jax.Array:
+    """float32 [examples]: the noise of each example as a share of its signal."""
+    axes = tuple(range(1, x.ndim))
+    noise, signal = jnp.sum(jnp.square(x - other), axis=axes), jnp.sum(jnp.square(x), axis=axes)
+    return noise / jnp.where(signal == 0, jnp.ones_like(signal), signal)
 
 
 def _squares(x: jax.Array, axes: tuple[int, ...], other: jax.Array | None = None) -> jax.Array:
@@ -245,25 +274,25 @@ def _channel(place: Place, rank: int) -> int | None:
     return rank - 1 if rank > 1 else None
 
 
-def _places(annotation: Annotation) -> dict[str, Place]:
-    """Label -> place, in the order of execution; a weight's label is its quantizer's."""
-    return {place.label: place for place in (*annotation.values.values(), *annotation.weights.values())}
-
-
 # ---------------------------------------------------------------------------- on the host
 
 
-_MERGE = {"low": np.minimum, "high": np.maximum, "alive": np.logical_or}
+_MERGE: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    "low": np.minimum,
+    "high": np.maximum,
+    "alive": np.logical_or,
+    "examples": lambda a, b: np.concatenate([a, b]),
+}
 
 
-def _merge(totals: dict[str, dict[str, np.ndarray]], found: Any, places: dict[str, Place]) -> None:
+def _merge(totals: dict[str, dict[str, np.ndarray]], found: Any, places: Mapping[str, Place]) -> None:
     for label, parts in found.items():
         values: dict[str, np.ndarray] = {}
         for key, part in parts.items():
             array = np.asarray(part)
-            if key in ("signal", "noise", "float_signal", "float_noise"):
+            if key.endswith(("signal", "noise")):
                 array = array.astype(np.float64).sum(-1)
-            elif key in ("clipped", "counts"):
+            elif key in ("clipped", "counts", "before"):
                 array = array.astype(np.int64)
             values[key] = array
         if label not in totals:
@@ -293,7 +322,17 @@ def _finished(place: Place, label: str, total: dict[str, np.ndarray], headroom: 
         dead=None if alive is None else int((~alive).sum()),
         channels=None if alive is None else int(alive.size),
         headroom=headroom.get(label),
+        arriving_sqnr=_sqnr(total["float_signal"], total["arriving_noise"]),
+        histogram=histogram.merged(counts, total["before"]),
+        worst=_worst(total.get("examples")),
     )
+
+
+def _worst(noise: np.ndarray | None) -> tuple[tuple[int, float], ...]:
+    if noise is None:
+        return ()
+    order = np.argsort(-noise, kind="stable")[:5]
+    return tuple((int(index), decibels(float(noise[index]))) for index in order if noise[index] > 0)
 
 
 def _sqnr(signal: Any, noise: Any) -> float:
@@ -323,7 +362,7 @@ def _patterns(nodes: Iterable[str]) -> list[re.Pattern[str]]:
         raise ValueError(f"statistics: nodes must be regular expressions. Got {names!r}: {error}.") from None
 
 
-def _check_matched(patterns: list[re.Pattern[str]] | None, places: dict[str, Place]) -> None:
+def _check_matched(patterns: list[re.Pattern[str]] | None, places: Mapping[str, Place]) -> None:
     for pattern in patterns or ():
         if not any(pattern.fullmatch(name) for p in places.values() for name in (p.label, p.name, p.module)):
             raise ValueError(

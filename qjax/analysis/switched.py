@@ -14,6 +14,7 @@ model keeps the codes.)
 """
 
 import dataclasses
+import functools
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -92,22 +93,26 @@ class SwitchedEvaluation(Evaluation):
 class SwitchedModel:
     """A quantized model in evaluation mode, compiled once for all sets of quantizers; the model itself stays as it is.
 
+        switched = qjax.analysis.SwitchedModel(qmodel)
+        for name in switched.names:
+            print(name, loss(switched({name}, (x,)), labels))  # this quantizer alone
+
+    `qmodel.trace(x).evaluate(only=...)` computes the same for one set; it compiles anew for every other set.
+
     names: the quantizers, in the order of the switches.
     """
 
     def __init__(self, qmodel: QuantizedModel) -> None:
         self.names = tuple(name for name, _ in qmodel.plan.quantizers)
         graphdef, self._state = nnx.split(evaluation_copy(qmodel))
-        names, plan = self.names, qmodel.plan
+        names = self.names
 
         @jax.jit
         def run(state: Any, switches: jax.Array, args: tuple[Any, ...]) -> Any:
             model = nnx.merge(graphdef, state)
-            traced, annotation = model._read(args, {})
             own = {name: switches[index] for index, name in enumerate(names)}
-            evaluation = SwitchedEvaluation(annotation, model._quantize, shared=plan.shared, switches=own)
-            values, _ = evaluation.run(traced.program, traced.args, model.quantizer_values())
-            return traced.outputs(values)
+            switched = functools.partial(SwitchedEvaluation, switches=own)
+            return model.trace(*args).evaluate(evaluation=switched).output
 
         self._run = run
 

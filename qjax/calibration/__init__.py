@@ -2,6 +2,7 @@
 
 from qjax.calibration.callback import Callback
 from qjax.calibration.entropy import Entropy
+from qjax.calibration.estimators import LSQ, PACT, TQT, Estimator, LSQPlus, estimator, estimators
 from qjax.calibration.minmax import MinMax
 from qjax.calibration.moving_average import MovingAverage
 from qjax.calibration.mse import MSE
@@ -12,13 +13,20 @@ from qjax.calibration.registry import get, names
 from qjax.calibration.weights import weight_qparams
 
 __all__ = [
+    "LSQ",
     "MSE",
+    "PACT",
+    "TQT",
     "Callback",
     "Entropy",
+    "Estimator",
+    "LSQPlus",
     "MinMax",
     "MovingAverage",
     "Observer",
     "Percentile",
+    "estimator",
+    "estimators",
     "get",
     "names",
     "track",

@@ -8,6 +8,7 @@ from qjax.calibration.moving_average import MovingAverage
 from qjax.calibration.mse import MSE
 from qjax.calibration.observer import Observer
 from qjax.calibration.percentile import Percentile
+from qjax.nearest import did_you_mean
 
 _OBSERVERS: dict[str, Callable[[], Observer]] = {
     cls.name: cls for cls in (MinMax, MovingAverage, Percentile, MSE, Entropy)
@@ -29,7 +30,8 @@ def get(observer: str | Observer) -> Observer:
     if isinstance(observer, str):
         if observer not in _OBSERVERS:
             raise ValueError(
-                f"unknown observer {observer!r}. Expected one of {', '.join(map(repr, _OBSERVERS))}, "
+                f"unknown observer {observer!r}.{did_you_mean(observer, _OBSERVERS)} "
+                f"Expected one of {', '.join(map(repr, _OBSERVERS))}, "
                 "or an observer such as qjax.calibration.Percentile(99.9)."
             )
         return _OBSERVERS[observer]()

@@ -14,6 +14,7 @@ from qjax import targets
 from qjax.conformance import golden
 from qjax.conformance.matrix import Result, compare
 from qjax.conformance.rows import ADAPTERS, ROWS
+from qjax.progress import track
 from qjax.summary import table
 
 
@@ -35,11 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"No row contains any of {options.patterns}. Runtimes: {', '.join(ADAPTERS)}.", file=sys.stderr)
         return 2
     results: list[Result] = []
-    for row in chosen:
-        result = compare(row, ADAPTERS[row.runtime], live=not options.recorded)
-        results.append(result)
-        if sys.stderr.isatty():
-            print(f"\r{len(results)} of {len(chosen)} rows", end="", file=sys.stderr)
+    for row in track(chosen, "rows of the matrix"):
+        results.append(compare(row, ADAPTERS[row.runtime], live=not options.recorded))
     print(report(results))
     return 0 if all(result.passed for result in results) else 1
 

@@ -25,8 +25,10 @@ from qjax.numerics.accumulator import EXACT, PAIR_MAX, PAIR_MIN, Accumulator, bi
 from qjax.numerics.narrow_sums import pair_sum_events, running_sums, saturating_sum_events
 from qjax.ops.conv import Conv
 from qjax.ops.dot import Dot
+from qjax.ops.facts import ProductFacts
 from qjax.ops.narrow import Rows
-from qjax.summary import table
+from qjax.progress import track
+from qjax.summary import Grid, Printed
 
 _PAIRS = Accumulator(pairs=True)
 
@@ -109,7 +111,7 @@ class NodeAccumulator:
 
 
 @dataclasses.dataclass(frozen=True)
-class AccumulatorReport:
+class AccumulatorReport(Printed):
     """The result of `accumulators`. `str(report)` is a table."""
 
     nodes: tuple[NodeAccumulator, ...]
@@ -126,16 +128,16 @@ class AccumulatorReport:
         found = [node.observed.partial_bits for node in self.nodes if node.observed is not None]
         return max(found, default=None)
 
-    def __str__(self) -> str:
+    def parts(self) -> list[Grid | str]:
+        """A table and a line."""
         header = ["node", "op", "products", "register", "bits, worst", "headroom", "pairs at risk"]
         if self.examples:
             header += ["observed", "bits", "bits, partial", "overflow", "additions cut", "sums changed"]
             header += ["codes changed", "pairs cut"]
-        text = table(header, [self._row(node) for node in self.nodes])
-        text += f"\nno input needs more than {self.bits} bits"
+        text = f"no input needs more than {self.bits} bits"
         if self.examples:
             text += f"; {self.examples} examples needed {self.observed_bits}"
-        return text
+        return [Grid(header, [self._row(node) for node in self.nodes]), text]
 
     def _row(self, node: NodeAccumulator) -> list[Any]:
         risk = "-" if node.weight_pairs is None else f"{node.pairs_at_risk} of {node.weight_pairs}"
@@ -171,9 +173,7 @@ def accumulators(
         )
     ir = graph.ir
     tried = ir if accumulator is None else _with_accumulator(ir, accumulator)
-    weighted = [
-        index for index, node in enumerate(ir.nodes) if node.op in ("dot", "conv") and "kernel" in node.constants
-    ]
+    weighted = [index for index, node in enumerate(ir.nodes) if _has_weight(node)]
     examples, seen = (
         (0, {}) if batches is None else _observe(graph, tried, weighted, Batches(batches, inputs, "accumulators"))
     )
@@ -181,11 +181,15 @@ def accumulators(
     return AccumulatorReport(nodes, examples)
 
 
+def _has_weight(node: Node) -> bool:
+    return isinstance(ops.get(node.op), ProductFacts) and "kernel" in node.constants
+
+
 def _with_accumulator(graph: Graph, accumulator: Accumulator) -> Graph:
     """The graph with another register in every node with weights."""
     nodes: list[Node] = []
     for node in graph.nodes:
-        if node.op in ("dot", "conv") and "kernel" in node.constants:
+        if _has_weight(node):
             attributes = {key: value for key, value in node.attributes.items() if key != "accumulator"}
             if accumulator != EXACT:
                 attributes["accumulator"] = accumulator.to_json()
@@ -284,7 +288,7 @@ def _observe(
     constants = (interpreter.prepare(ir), interpreter.prepare(tried), interpreter.prepare(exact))
     totals: dict[int, dict[str, int]] = {}
     examples = 0
-    for args in batches.arguments():
+    for _, args in track(batches, "accumulators: batch"):
         codes = graph.quantize(*args)
         codes = codes if isinstance(codes, tuple) else (codes,)
         size = int(np.shape(codes[0])[0])

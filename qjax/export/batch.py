@@ -7,10 +7,13 @@ from typing import Any
 import numpy as np
 from jax.core import Tracer
 
+from qjax import ops
 from qjax.export import islands
 from qjax.export.ir import Graph, Node, Tensor
-from qjax.export.lower import ConversionError
+from qjax.export.lower import QUANTIZE, ConversionError
 from qjax.ops import island
+from qjax.ops.facts import Facts
+from qjax.ops.fill import Fill
 
 
 def free_batch(graph: Graph, other: Graph, size: int, other_size: int) -> Graph:
@@ -61,9 +64,10 @@ def free_batch(graph: Graph, other: Graph, size: int, other_size: int) -> Graph:
         if a == b:
             return a
         where = f"{node.location}: {key} of {node.name!r} ({node.op})"
-        if node.op in ("reshape", "broadcast", "fill") and key == "shape":
+        follows = _facts(node).free.get(key)
+        if follows == "sizes":
             return list(freed(a, b, where))
-        if node.op == "slice" and key == "limit":
+        if follows == "ends":
             ends = (graph.tensors[node.inputs[0]].shape, other.tensors[node.inputs[0]].shape)
             if all(x == y or (x, y) == axis for x, y, axis in zip(a, b, zip(*ends, strict=True), strict=True)):
                 return [x if x == y else None for x, y in zip(a, b, strict=True)]
@@ -71,7 +75,8 @@ def free_batch(graph: Graph, other: Graph, size: int, other_size: int) -> Graph:
 
     places = {name: node.location for node in graph.nodes for name in (*node.constants.values(), node.output)}
 
-    fills = {node.constants["value"] for node in graph.nodes if node.op == "fill"}
+    roles = [(node, _facts(node).per_example) for node in graph.nodes]
+    fills = {node.constants[role] for node, role in roles if role is not None}
 
     def tensor(first: Tensor) -> Tensor:
         second = other.tensors.get(first.name)
@@ -107,13 +112,13 @@ def free_batch(graph: Graph, other: Graph, size: int, other_size: int) -> Graph:
         )
         for node, second in zip(graph.nodes, other.nodes, strict=True)
     )
-    nodes = tuple(_times(node, graph.tensors[node.output].shape, size) if node.op == "fill" else node for node in nodes)
+    nodes = tuple(_at_batch(node, graph.tensors[node.output].shape, size) for node in nodes)
     for a, b in zip(_constants(graph), _constants(other), strict=True):
         if np.shape(a) != np.shape(b):
             raise refuse("output: a constant that the model returns", np.shape(a), np.shape(b))
     free = graph.replace(nodes=nodes, tensors={name: tensor(t) for name, t in graph.tensors.items()})
     for node in free.nodes:
-        _check_broadcast(free, node)
+        _check_batch(free, node)
     return free
 
 
@@ -132,7 +137,7 @@ def _filled(graph: Graph, other: Graph) -> Graph:
                 label, shape = f"{name}/repeated", list(graph.tensors[name].shape)
                 fills[name] = Node(
                     label,
-                    "fill",
+                    Fill.name,
                     (graph.inputs[0],),
                     label,
                     {"value": name},
@@ -170,22 +175,24 @@ def _one_row(tensor: Tensor, shape: tuple[int | None, ...], where: str) -> Tenso
     return dataclasses.replace(tensor, shape=kept, value=row)
 
 
-def _times(node: Node, shape: tuple[int | None, ...], size: int) -> Node:
-    """A fill that knows how many rows it has for every example."""
-    rows = [n for n, kept in zip(shape, node.attributes["shape"], strict=True) if kept is None and n is not None]
-    if len(rows) > 1:
-        raise ConversionError(f"{node.location}: {node.name!r} has two axes that follow the size of the batch.")
-    return dataclasses.replace(node, attributes={**node.attributes, "times": rows[0] // size}) if rows else node
+def _facts(node: Node) -> Facts:
+    """What the node's operation states; the defaults for a `quantize`, which `fuse` has not folded yet."""
+    return Facts() if node.op == QUANTIZE else ops.get(node.op)
 
 
-def _check_broadcast(graph: Graph, node: Node) -> None:
-    """A free size of a broadcast must come from its operand."""
-    if node.op != "broadcast":
-        return
-    operand, dimensions = graph.tensors[node.inputs[0]].shape, node.attributes["dimensions"]
-    for axis, size in enumerate(node.attributes["shape"]):
-        if size is None and (axis not in dimensions or operand[dimensions.index(axis)] is not None):
-            raise ConversionError(
-                f"{node.location}: {node.name!r} repeats a tensor of shape {operand} for every example of the batch, "
-                "whose size is free. Let the operations behind it broadcast instead."
-            )
+def _at_batch(node: Node, shape: tuple[int | None, ...], size: int) -> Node:
+    """The node with what its operation has to know of the batch of the trace."""
+    try:
+        return dataclasses.replace(node, attributes=_facts(node).at_batch(node.attributes, shape, size))
+    except ValueError as error:
+        raise ConversionError(f"{node.location}: {node.name!r} {error}.") from None
+
+
+def _check_batch(graph: Graph, node: Node) -> None:
+    """A free size of the result must be that of an input."""
+    shapes = [graph.tensors[name].shape for name in node.inputs]
+    if not _facts(node).keeps_batch(node.attributes, shapes):
+        raise ConversionError(
+            f"{node.location}: {node.name!r} repeats a tensor of shape {shapes[0]} for every example of the batch, "
+            "whose size is free. Let the operations behind it broadcast instead."
+        )

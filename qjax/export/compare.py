@@ -27,6 +27,7 @@ from qjax.export.passes.partition import device_of, group_like
 from qjax.export.stepwise import Env, Runner
 from qjax.export.tally import Tally, described
 from qjax.export.view import NodeView
+from qjax.progress import track
 
 AnyGraph = IntegerGraph | Graph
 _NOTHING = Difference()
@@ -62,7 +63,7 @@ def compare(a: AnyGraph, b: AnyGraph, batches: Iterable[Any], *, inputs: Inputs 
         _constants(g if same is whole else same) for g, whole, same in zip((a, b), (left, right), joined, strict=True)
     ]
     run = _Run(*(Runner(*side) for side in zip(joined, labels, constants, strict=True)))
-    for args in given.arguments():
+    for _, args in track(given, f"compare: {len(left.nodes)} nodes, batch"):
         run.batch(args)
     if run.examples == 0:
         raise ValueError("compare: expected at least one batch with an example, got none.")

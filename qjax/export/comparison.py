@@ -6,7 +6,7 @@ from textwrap import fill
 import numpy as np
 
 from qjax.export.causes import Finding
-from qjax.summary import table
+from qjax.summary import Grid, Printed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +102,7 @@ class NodeComparison:
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
+class Comparison(Printed):
     """The result of `compare`; `str()` is a table, a sentence per node that diverges, and a conclusion.
 
     labels: what a and b are called. nodes: inputs that were given as reals, then nodes in execution order.
@@ -140,7 +140,8 @@ class Comparison:
                 return node
         raise KeyError(f"No node {name!r} in both graphs. Nodes: {', '.join(node.name for node in self.nodes)}.")
 
-    def __str__(self) -> str:
+    def parts(self) -> list[Grid | str]:
+        """The labels, a table, a sentence for each node that diverges, and a conclusion."""
         header = ("node", "op", "compared", "arise here", "by at most", "mean", "arrive", "end to end", "by at most")
         rows = [
             (
@@ -157,14 +158,13 @@ class Comparison:
             for n in self.nodes
         ]
         a, b = self.labels
-        lines = [f"a: {a}, b: {b}; differences are b - a, in steps", table(header, rows), ""]
-        lines += [node.text for node in self.diverging]
+        head: list[Grid | str] = [f"a: {a}, b: {b}; differences are b - a, in steps", Grid(header, rows), ""]
+        lines = [node.text for node in self.diverging]
         for label, names in ((a, self.only_a), (b, self.only_b)):
             if names:
                 lines.append(f"Only {label} has {', '.join(names)}: not compared.")
         lines.append(self.conclusion)
-        head, tail = lines[:3], (fill(line, 118, subsequent_indent="  ", break_on_hyphens=False) for line in lines[3:])
-        return "\n".join([*head, *tail])
+        return [*head, *(fill(line, 118, subsequent_indent="  ", break_on_hyphens=False) for line in lines)]
 
     @property
     def conclusion(self) -> str:

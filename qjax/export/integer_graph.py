@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ from qjax.export.view import NodeView
 from qjax.numerics.affine import QParams, QSpec, dequantize, quantize
 from qjax.numerics.output_dequantization import OutputDequantization
 from qjax.numerics.unfused import unfused
+from qjax.progress import stage
 from qjax.summary import table
 from qjax.tracing import Integers
 
@@ -36,6 +38,7 @@ class IntegerGraph:
         self.ir = graph
         self.interpreter = Interpreter(graph)
         self._jitted = jax.jit(self._real)
+        self._called: set[Any] = set()
 
     def __reduce__(self) -> Any:
         # compiled functions cannot be pickled
@@ -60,7 +63,12 @@ class IntegerGraph:
         arrays = integers_checked(self.ir, inputs_of(self.ir, inputs))
         check_shapes(self.ir, [tuple(np.shape(x)) for x in arrays])
         check_integers(self.ir, arrays)
-        outputs, *counts = self._jitted(self.interpreter.constants, [jnp.asarray(x) for x in arrays])
+        arrays = [jnp.asarray(x) for x in arrays]
+        known = tuple((x.shape, x.dtype) for x in arrays)
+        # only the first call of a shape compiles
+        with nullcontext() if known in self._called else stage(f"compiling a graph of {len(self.ir.nodes)} nodes"):
+            outputs, *counts = self._jitted(self.interpreter.constants, arrays)
+        self._called.add(known)
         faults.refuse(self.ir, *counts)
         return outputs
 

@@ -19,7 +19,7 @@ from qjax import ops, targets
 from qjax.export.check import check, check_integer
 from qjax.export.ir import Graph, Node, Quantization, Tensor
 from qjax.export.passes import check_accumulators, remove_dead
-from qjax.export.passes.formulas import elements, formula_for
+from qjax.export.passes.formulas import formula_for
 from qjax.export.passes.fuse import operand
 from qjax.export.passes.partition import expand
 from qjax.export.passes.weighted import arithmetic_of, kind_of, scale_in_rank
@@ -28,12 +28,11 @@ from qjax.numerics.softfloat import Real
 from qjax.ops import Preparation, Role
 from qjax.ops.channels import weight_to_result
 from qjax.ops.epilogue import Affine, fold_sum, requantization
-from qjax.ops.formulas import OPS, check_target
+from qjax.ops.facts import AverageFacts
+from qjax.ops.formulas import check_target
 
 _KEPT = ("kernel", "bias", "count", "clamp_min", "clamp_max")
 """Constants that belong to the model; all others belong to the target."""
-
-_FORMULAS = {"multiply": "multiply", "rescale": "rescale", "dot": "matmul", "sum": "mean", "window_sum": "average_pool"}
 
 
 def retarget(graph: Graph, target: str | targets.Target) -> Graph:
@@ -56,7 +55,7 @@ def retarget(graph: Graph, target: str | targets.Target) -> Graph:
         return graph
     made = _Made(graph)
     nodes = tuple(_retargeted(graph, made, node, target) for node in check(graph).nodes)
-    # the constants of the former target go with the tensors that nothing reads
+    # No node reads the former target's constants any more, so they go with the dead tensors.
     changed = graph.replace(
         nodes=nodes,
         tensors=made.tensors,
@@ -65,6 +64,23 @@ def retarget(graph: Graph, target: str | targets.Target) -> Graph:
         dequantization=target.dequantize,
     )
     return check_accumulators(check_integer(remove_dead(changed)))
+
+
+def made_by_target(graph: Graph) -> set[str]:
+    """The names of the nodes whose rule, formula and constants are what the graph's target makes of the scales.
+
+    An emitter whose files carry scales but no constants asks this: their runtime will derive the constants alike.
+    """
+    # Under another name, so that `retarget` takes no node for finished.
+    again = retarget(graph.replace(target=""), graph.target)
+    fresh = {node.name: node for node in again.nodes}
+
+    def same(node: Node, other: Node) -> bool:
+        if dict(node.attributes) != dict(other.attributes) or node.constants.keys() != other.constants.keys():
+            return False
+        return all(np.array_equal(graph.constant(node, role), again.constant(other, role)) for role in node.constants)
+
+    return {node.name for node in graph.nodes if node.name in fresh and same(node, fresh[node.name])}
 
 
 class _Made:
@@ -128,10 +144,13 @@ def _prepared(graph: Graph, made: _Made, node: Node, target: targets.Target) -> 
     prepared = ops.get(node.op).retarget(given)
     if prepared is None:
         return node
+    kept = ops.get(node.op).keeps
     roles = {
-        role: made.constant(node, role, f"{node.output}/{role}", value) for role, value in prepared.constants.items()
+        role: made.constant(node, role, f"{node.output}/{role}", value)
+        for role, value in prepared.constants.items()
+        if role not in kept
     }
-    roles |= {role: name for role, name in node.constants.items() if role.startswith("clamp_")}
+    roles |= {role: name for role, name in node.constants.items() if role in kept or role.startswith("clamp_")}
     return dataclasses.replace(node, constants=roles, attributes={**node.attributes, **prepared.attributes})
 
 
@@ -147,7 +166,7 @@ def _weighted(graph: Graph, node: Node, target: targets.Target) -> tuple[dict[st
     wide = graph.tensors[node.inputs[0]].dtype == "int16"
     weighted = target.weighted(kind_of(node, kernel), per_channel=per_channel, wide=wide)
     if graph.tensors[node.output].dtype == "int32":
-        # the accumulator itself is the output: no runtime rounds it
+        # The output is the accumulator itself: nothing is rounded.
         weighted = targets.Weighted("nearest_even")
     step = Real.of(s_x) * Real.of(s_w)
     bias, real = _bias(graph, node, step)
@@ -179,24 +198,27 @@ def _summed(graph: Graph, node: Node, output: Tensor, target: targets.Target) ->
     count = _count(graph, node)
     bare = _exact(graph, node, output, count)
     if "rounding" in node.attributes and not _equal(factors, bare):
-        # an affine step stands behind the operation, and only the factors know which
+        # Another affine step was folded into these factors. They are all that is left of it, so they stay.
         return factors, rounding
-    op = "subtract" if node.attributes.get("subtract") else _FORMULAS.get(node.op, node.op)
-    # a sum that is no average is no operation of any runtime
-    average = op in OPS and (node.op not in ("sum", "window_sum") or count is not None)
-    found = formula_for(graph.tensors, node, op, 1 if count is None else count, output, target) if average else None
+    op = ops.get(node.op)
+    # A sum that is not divided is no operation of any runtime.
+    averaged = op.average if isinstance(op, AverageFacts) and count is not None else None
+    operation = averaged or op.operation(node.attributes)
+    found = None
+    if operation is not None:
+        found = formula_for(graph.tensors, node, operation, 1 if count is None else count, output, target)
     if found is None:
         return bare, rounding
     formula, setting = found
     constants: dict[str, Any] = dict(formula.prepare(setting))
-    if setting.op in ("mean", "average_pool"):
+    if averaged is not None:
         constants["count"] = np.asarray(setting.count, np.int32)
     return constants, {"formula": formula.name}
 
 
 def _exact(graph: Graph, node: Node, output: Tensor, count: Any) -> dict[str, Any]:
     assert output.quantization is not None
-    # integers that stand for themselves have no scale
+    # Integers that are no codes (masks, indices) have no scale.
     known = [graph.tensors[name].quantization for name in node.inputs]
     scales = [Real.of(quantization.scale) for quantization in known if quantization is not None]
     accumulators = ops.get(node.op).scales(node.attributes, scales)
@@ -210,13 +232,14 @@ def _average(count: Any) -> Affine:
 
 def _count(graph: Graph, node: Node) -> Any:
     """How many elements an average has, or None for a node that is none."""
-    if node.op not in ("sum", "window_sum"):
+    op = ops.get(node.op)
+    if not isinstance(op, AverageFacts):
         return None
     if "count" in node.constants:
         return np.asarray(graph.constant(node, "count"))
     if "rounding" not in node.attributes:
         return None
-    # an average under a target that computes it exactly: the number whose factors are the node's
+    # A target that computes averages exactly stores no count: find the number that gives the factors of this node.
     output = graph.tensors[node.output]
     held = {role: graph.constant(node, role) for role in node.constants if role not in _KEPT}
     factor = np.asarray(held["factor0"], np.float64) * 2.0 ** -np.asarray(held["shift"], np.float64)
@@ -228,8 +251,7 @@ def _count(graph: Graph, node: Node) -> Any:
     if not np.all((guess >= 1) & (guess < 2**31)):
         return None
     count = guess.astype(np.int32)
-    whole = elements(graph, node)
-    if node.op == "sum" and not np.array_equal(count, np.asarray(whole)):
+    if not op.is_average(node.attributes, graph.tensors[node.inputs[0]].shape, count):
         return None
     return count if _equal(held, _exact(graph, node, output, count)) else None
 

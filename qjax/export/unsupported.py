@@ -20,13 +20,19 @@ _CUT = (
     "Or cut the model there: return what flows into it, and compute the rest from the graph's outputs, in reals as now."
 )
 _STATISTICS = "Write it as a function that qjax knows: qjax.ops.names() lists what has integer kernels."
-_WRITES = "Write at constant positions, choose with jnp.where and a mask, or put parts together with jnp.concatenate."
+_WRITES = (
+    "Write at constant places or at one per example, choose with jnp.where and a mask, or put parts together with "
+    "jnp.concatenate."
+)
 _READS = (
     "Take along one axis: jnp.take, or jnp.take_along_axis where every example chooses for itself. Write a fill_value, "
     "which stands for indices out of range, with jnp.where."
 )
 _ORDER = "argmax, argmin, max and top_k have integer forms: use one of them."
-_PRODUCT = "Multiply the parts one by one: x[:, 0] * x[:, 1] * ..."
+_PRODUCT = (
+    "Multiply the parts one by one: x[:, 0] * x[:, 1] * ... Up to three elements, jnp.prod(x[:, :3], 1), are one "
+    "operation."
+)
 _MEMBERS = "A graph runs on one machine: take sums over devices out of what is converted."
 _LOGITS = "Return the numbers that go into it (the logits), and take it, or the loss, of the dequantized outputs."
 _EDGES = "Count the edges that a number has passed: jnp.sum(x[..., None] >= edges, axis=-1)."

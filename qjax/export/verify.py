@@ -6,7 +6,7 @@ second is what a user of the graph sees.
 """
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,9 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from qjax.export.integer_graph import IntegerGraph, dequantize_output, outputs_of
-from qjax.export.interpreter import run, run_node
+from qjax.export.interpreter import run
 from qjax.export.ir import REAL_DTYPE, Graph
-from qjax.export.structure import join_arguments, split_arguments
+from qjax.export.stepwise import Runner
+from qjax.export.structure import split_arguments
 from qjax.export.verify_report import NodeReport as NodeReport
 from qjax.export.verify_report import OutputReport as OutputReport
 from qjax.export.verify_report import RealReport as RealReport
@@ -52,43 +53,15 @@ def verify(
     ]
     measured = [(i, name) for i, name in enumerate(ir.outputs) if ir.tensors[name].quantization or (i, name) in plain]
 
-    @functools.partial(jax.jit, static_argnums=2)
-    def compare(
-        constants: Any, arrays: list[Any], rest: Any, output: Any, codes: dict[str, Any]
-    ) -> tuple[dict[str, Any], Any, dict[str, Any], list[Any]]:
-        inputs = join_arguments(arrays, rest)
-        quantized = graph.quantize(*inputs)
-        quantized = quantized if isinstance(quantized, tuple) else (quantized,)
-        free = run(ir, constants, quantized)
-        forced: dict[str, Any] = dict(zip(ir.inputs, quantized, strict=True))
-        for tensor in ir.constants():
-            forced[tensor.name] = tensor.value
-        counts: dict[str, Any] = {}
-        for node in ir.nodes:
-            arguments = [jnp.asarray(forced[name]) for name in node.inputs]
-            got = run_node(ir, node, constants[node.name], arguments)
-            wanted = codes.get(node.output)
-            if wanted is None:
-                # a node that moves codes has no quantizer of its own: its value follows from its inputs
-                forced[node.output] = got
-                wanted = got.astype(jnp.int32)
-            else:
-                forced[node.output] = wanted.astype(got.dtype)
-            local = jnp.abs(got.astype(jnp.int32) - wanted)
-            whole = jnp.abs(free[node.output].astype(jnp.int32) - wanted)
-            counts[node.name] = [
-                jnp.sum(local != 0, dtype=jnp.int32),
-                jnp.max(local, initial=0),
-                jnp.sum(whole != 0, dtype=jnp.int32),
-                jnp.max(whole, initial=0),
-            ]
-        leaves = outputs_of(ir, output)
+    @jax.jit
+    def summed(leaves: list[Any], free: dict[str, Any]) -> tuple[Any, dict[str, Any], list[Any]]:
         values: list[Any] = [dequantize_output(ir, name, free[name]) for _, name in measured]
         distances = [_distance(leaves[i].astype(jnp.float32), v) for (i, _), v in zip(measured, values, strict=True)]
         same = jnp.argmax(leaves[0], -1) == jnp.argmax(free[ir.outputs[0]], -1)
         reals = {name: _apart(leaves[position].astype(jnp.float32), free[name]) for position, name in plain}
-        return counts, jnp.sum(jnp.logical_not(same), dtype=jnp.int32), reals, distances
+        return jnp.sum(jnp.logical_not(same), dtype=jnp.int32), reals, distances
 
+    runs = _Runs(graph)
     totals: dict[str, np.ndarray] = {node.name: np.zeros(5, np.int64) for node in named}
     numbers: dict[str, tuple[int, int, float]] = {name: (0, 0, 0.0) for _, name in plain}
     apart = np.zeros((len(measured), 3))
@@ -96,8 +69,11 @@ def verify(
     first: tuple[Any, ...] = ()
     for batch in batches:
         first = first or batch
-        arrays, rest = split_arguments(batch)
-        counts, wrong, reals, distances = compare(graph.interpreter.constants, arrays, rest, *reference(*batch))
+        arrays, _ = split_arguments(batch)
+        output, codes = reference(*batch)
+        quantized = graph.quantize(*batch)
+        free, counts = runs(quantized if isinstance(quantized, tuple) else (quantized,), codes)
+        wrong, reals, distances = summed(outputs_of(ir, output), free)
         size = next(int(np.shape(array)[0]) for array in arrays if np.ndim(array))
         examples += size
         predictions += int(wrong)
@@ -108,7 +84,7 @@ def verify(
             size_of, differs, by = reals[name]
             numbers[name] = count + int(size_of), differ + int(differs), max(most, float(by))
         for node in named:
-            local, local_max, whole, whole_max = (int(c) for c in counts[node.name])
+            local, local_max, whole, whole_max = counts[node.name]
             t = totals[node.name]
             t[0] += int(np.prod([size if n is None else n for n in ir.tensors[node.output].shape]))
             t[1] += local
@@ -134,6 +110,66 @@ def verify(
     report = Report(reports, examples, predictions, found, predicted, outputs, graph.target, trained_for)
     now = None if report.exact else converted(first)
     return report if now is None else report.against(first_difference(ir, now))
+
+
+class _Runs:
+    """Both runs of a graph, node by node: equal nodes are compiled once, and are those of `compare`."""
+
+    def __init__(self, graph: IntegerGraph) -> None:
+        self.ir = graph.ir
+        self.runner = Runner(graph.ir, "", graph.interpreter.constants)
+        # where reals flow, a node compiled by itself may round as the whole graph does not
+        floats = any(tensor.dtype == REAL_DTYPE and tensor.value is None for tensor in graph.ir.tensors.values())
+        self.whole = jax.jit(functools.partial(run, graph.ir)) if floats else None
+        self.constants = graph.interpreter.constants
+
+    def __call__(
+        self, inputs: Sequence[Any], codes: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
+        """The graph's outputs; and per node the codes that differ, and by how much at most.
+
+        Two counts and two distances: given the training forward's own inputs, then of the run from the graph's inputs.
+        """
+        ir, left = self.ir, self.runner.readers()
+        free: dict[str, Any] = {**dict(zip(ir.inputs, inputs, strict=True)), **self.runner.data}
+        forced = dict(free)
+        whole = None if self.whole is None else self.whole(self.constants, list(inputs))
+        counts: dict[str, tuple[int, ...]] = {}
+        for node in ir.nodes:
+            got = self.runner.output(node, [jnp.asarray(forced[name]) for name in node.inputs])
+            if whole is not None:
+                own = whole[node.output]
+            elif all(forced[name] is free[name] for name in node.inputs):
+                own = got
+            else:
+                own = self.runner.output(node, [jnp.asarray(free[name]) for name in node.inputs])
+            wanted = codes.get(node.output)
+            # a node that moves codes has no quantizer of its own: its value follows from its inputs
+            found = _counts(got, own, got if wanted is None else wanted)
+            counts[node.name] = tuple(int(count) for count in found)
+            free[node.output] = own
+            if wanted is None:
+                forced[node.output] = got
+            else:
+                # the very same array as long as nothing differs, so that the next node runs once
+                forced[node.output] = own if counts[node.name][2] == 0 else wanted.astype(got.dtype)
+            for name in node.inputs:
+                left[name] -= 1
+                if left[name] == 0 and name not in self.runner.data:
+                    del free[name], forced[name]
+        return {name: free[name] for name in ir.outputs}, counts
+
+
+@jax.jit
+def _counts(got: jax.Array, free: jax.Array, wanted: jax.Array) -> tuple[jax.Array, ...]:
+    wanted = wanted.astype(jnp.int32)
+    local, whole = (jnp.abs(x.astype(jnp.int32) - wanted) for x in (got, free))
+    return (
+        jnp.sum(local != 0, dtype=jnp.int32),
+        jnp.max(local, initial=0),
+        jnp.sum(whole != 0, dtype=jnp.int32),
+        jnp.max(whole, initial=0),
+    )
 
 
 def _apart(a: jax.Array, b: jax.Array) -> tuple[Any, Any, Any]:

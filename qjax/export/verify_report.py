@@ -2,8 +2,8 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from qjax.export.ir import Graph, Node
 from qjax.export.methods import method_of, phrase
 from qjax.numerics.accumulator import EXACT, Accumulator
 from qjax.ops import backend
-from qjax.summary import table
+from qjax.summary import Grid, Printed
 
 _ROWS = 30
 """A longer table shows only the nodes that differ."""
@@ -69,15 +69,30 @@ class OutputReport:
         return 10 * math.log10(self.signal / self.noise) if self.signal > 0 else -math.inf
 
 
+class FileReport(Protocol):
+    """How the outputs of an emitted file, run on a living runtime, compare with the graph's."""
+
+    @property
+    def equal(self) -> bool:
+        """Whether no value differs."""
+        ...
+
+    @property
+    def sentence(self) -> str:
+        """The comparison in one line."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True)
-class Report:
+class Report(Printed):
     """The result of `verify`. `str(report)` is a verdict and a table; `report.exact` is whether nothing differs at all.
 
     predictions: how many of the `predicted` final predictions (argmax over the last axis of the first output) differ.
     reals: the outputs without quantization parameters. outputs: how far each output is from the training forward's.
     target, trained_for: the targets of the graph and of the model. as_converted: whether `convert` makes this very
     graph of the model as it is now, so that the graph computes what `qjax.exact` computes; None: nothing differs, or
-    the target is unknown here, and it was not asked. changed: otherwise, what differs first.
+    the target is unknown here, and it was not asked. changed: otherwise, what differs first. files: what each runtime
+    that was asked computes with the file emitted for it.
     """
 
     nodes: tuple[NodeReport, ...]
@@ -90,6 +105,11 @@ class Report:
     trained_for: str = ""
     as_converted: bool | None = None
     changed: str = ""
+    files: tuple[FileReport, ...] = ()
+
+    def with_files(self, files: Sequence[FileReport]) -> "Report":
+        """This report, and what runtimes compute with the emitted files."""
+        return dataclasses.replace(self, files=tuple(files))
 
     def against(self, changed: str) -> "Report":
         """This report, and what differs first between the graph and a new conversion ("": nothing)."""
@@ -97,7 +117,11 @@ class Report:
 
     @property
     def exact(self) -> bool:
-        """No code of any node differs, and no real output."""
+        """No code of any node differs, no real output, and no output of an emitted file."""
+        return self._same_as_training and all(file.equal for file in self.files)
+
+    @property
+    def _same_as_training(self) -> bool:
         codes = all(node.local == 0 and node.end_to_end == 0 for node in self.nodes)
         return codes and all(real.differ == 0 for real in self.reals)
 
@@ -125,9 +149,11 @@ class Report:
     def verdict(self) -> str:
         """What the counts mean: whether the graph is right, how far predictions are, why, and what to do."""
         seen = f"{self.examples:,} examples, {self.compared:,} codes"
-        if self.exact:
-            return f"No code differs: the graph computes what the training forward computes ({seen})."
-        return "\n".join([*self._same(), *self._distances(), *self._reasons(seen)])
+        files = [file.sentence for file in self.files]
+        if self._same_as_training:
+            said = f"No code differs: the graph computes what the training forward computes ({seen})."
+            return "\n".join([said, *files])
+        return "\n".join([*self._same(), *files, *self._distances(), *self._reasons(seen)])
 
     def _same(self) -> list[str]:
         if self.as_converted is None:
@@ -168,7 +194,8 @@ class Report:
             )
         return lines
 
-    def __str__(self) -> str:
+    def parts(self) -> list[Grid | str]:
+        """The verdict, a table, and lines."""
         header = (
             "node",
             "op",
@@ -180,16 +207,16 @@ class Report:
         )
         shown = [n for n in self.nodes if len(self.nodes) <= _ROWS or n.local or n.end_to_end]
         rows = [(n.name, n.op, n.compared, n.local, n.local_max, n.end_to_end, n.end_to_end_max) for n in shown]
-        lines = [self.verdict]
+        lines: list[Grid | str] = [self.verdict]
         if rows:
-            lines += ["", table(header, rows)]
+            lines += ["", Grid(header, rows)]
         if len(shown) < len(self.nodes):
             lines.append(f"{len(self.nodes) - len(shown)} more nodes: no code differs.")
         lines += [
             f"real output {r.name}: {r.differ} of {r.compared} numbers differ, by at most {r.by_at_most:.3g}"
             for r in self.reals
         ]
-        return "\n".join(lines)
+        return lines
 
 
 def cause_of(node: Node) -> str:

@@ -19,11 +19,6 @@ from qjax.ops import backend
 from qjax.ops import get as get_op
 from qjax.ops.channels import weight_to_result
 
-_IMPLIED = {
-    "embed": "an index below zero counts from the end where `wraps` says so; what is out of range is clipped",
-    "max_pool": "padding is below every code; a window of padding alone gives the least code",
-}
-
 
 class NodeView:
     """One node and the tensors around it. Arrays may be tracers where the graph is converted inside jit."""
@@ -169,10 +164,9 @@ def describe_node(view: NodeView) -> list[str]:
         lines.append(f"  accumulator {accumulator_text(view)}")
     if view.method is not None:
         lines.append(f"  {'computed by' if view.op == backend.NAME else 'requantization'} {view.method}")
-    if view.op == "conv":
-        lines.append(f"  padding with the zero point of {view.node.inputs[0]}")
-    if view.op in _IMPLIED:
-        lines.append(f"  {_IMPLIED[view.op]}")
+    implied = get_op(view.op).implied(view.node.inputs)
+    if implied is not None:
+        lines.append(f"  {implied}")
     for role, tensor in view.constant_tensors.items():
         lines.append(f"  constant {role}: {tensor_text(tensor)}")
     if view.op == backend.NAME:

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 from qjax.export.ir import Quantization, Tensor
 from qjax.export.unsupported import ConversionError, where
 from qjax.numerics.affine import QParams, broadcast_to_tensor, quantize
+from qjax.ops import get
+from qjax.ops.facts import ProductFacts
 from qjax.tracing import Equation, Place
 
 
@@ -22,10 +24,11 @@ def weight_tensor(name: str, place: Place, value: Any, params: QParams, eqn: Equ
       ConversionError: scales of groups for what is no product of matrices; asymmetric codes of 16 bits.
     """
     spec = params.spec
-    if spec.group_size is not None and (place.kind != "weight" or place.op != "dot"):
+    if spec.group_size is not None and not _takes_groups(place):
         raise ConversionError(
             f"{where(eqn)}: weight {place.name!r} of {place.op!r} has groups of {spec.group_size} with scales of their "
-            "own, which only products of matrices can sum. Use axis=-1 without group_size for what is converted."
+            "own, which only products of matrices can sum. Use axis=-1 without group_size for what is converted; a "
+            "table of embeddings takes axis=0 with group_axis=1."
         )
     if place.kind == "weight" and not spec.symmetric and spec.bits == 16:
         raise ConversionError(
@@ -50,6 +53,13 @@ def weight_tensor(name: str, place: Place, value: Any, params: QParams, eqn: Equ
         axes = tuple(axis + (axis > at) for axis in quantization.axes)
         quantization = dataclasses.replace(quantization, axes=axes)
     return Tensor(name, shape, dtype, quantization, codes)
+
+
+def _takes_groups(place: Place) -> bool:
+    if place.kind != "weight":
+        return False
+    op = get(place.op)
+    return op.scales_rows or (isinstance(op, ProductFacts) and op.groups_scales)
 
 
 def _centred(codes: Any, params: QParams) -> Any:

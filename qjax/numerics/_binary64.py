@@ -31,13 +31,13 @@ Pattern = jax.Array
 Integers = Callable[..., Pattern]
 
 
-def pack(sign: Any, mantissa: Any, exponent: Any) -> Pattern:
+def pack(xp: Any, sign: Any, mantissa: Any, exponent: Any) -> Any:
     """The pattern of sign * mantissa * 2^exponent in canonical form; out of range it is 0 or the greatest."""
-    field = exponent.astype(jnp.int32) + np.int32(_BIAS)
-    bits = (mantissa & _FRACTION) | (jnp.clip(field, np.int32(1), np.int32(2046)).astype(_U) << _U(52))
-    bits = jnp.where(field > np.int32(2046), _U((2047 << 52) - 1), bits)
-    bits = jnp.where(sign < np.int32(0), bits | _NEGATIVE, bits)
-    return jnp.where((sign == np.int32(0)) | (field < np.int32(1)), _U(0), bits)
+    field = exponent.astype(np.int32) + np.int32(_BIAS)
+    bits = (mantissa & _FRACTION) | (xp.clip(field, np.int32(1), np.int32(2046)).astype(_U) << _U(52))
+    bits = xp.where(field > np.int32(2046), _U((2047 << 52) - 1), bits)
+    bits = xp.where(sign < np.int32(0), bits | _NEGATIVE, bits)
+    return xp.where((sign == np.int32(0)) | (field < np.int32(1)), _U(0), bits)
 
 
 def unpack(bits: Pattern) -> tuple[jax.Array, jax.Array, jax.Array]:

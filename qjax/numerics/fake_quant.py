@@ -1,19 +1,7 @@
 """Fake quantization: the values of the codes, with a gradient.
 
 Forward, `v = c * s` with `c = clip(round(x * (1/s)), qmin - zp, qmax - zp)`: the codes of `affine.quantize`,
-to the bit. Backward, one rule, `_surrogate`, chosen by name:
-
-| gradient | dv/dx | dv/ds inside | dv/ds clipped | dv/dzp inside; clipped | source |
-| --- | --- | --- | --- | --- | --- |
-| `ste` | 1 inside, 0 clipped | 0 | 0 | 0; 0 | Jacob et al. 2018, arXiv 1712.05877 |
-| `lsq` | 1 inside, 0 clipped | c - x/s | c, the bound | 0; -s | Esser et al. 2020, arXiv 1902.08153 |
-| `pact` | 1 inside, 0 clipped | 0 | c above, 0 below | 0; 0 | Choi et al. 2018, arXiv 1805.06085 |
-
-*Inside* is judged on the rounded code, as torch's fake_quantize does: x in [qmax s, (qmax + 1/2) s) still
-passes its gradient. The column of zp is LSQ+ (Bhalgat et al. 2020, arXiv 2004.09576), which learns
-an offset beta in v = c s + beta. Here the offset is `-s * zp`, on the grid, so dv/dzp = dv/dbeta * dbeta/dzp:
-1 where clipped becomes -s; and dv/ds takes the bounds qmin - zp and qmax - zp, which carry the chain rule
-through s.
+to the bit. Backward, a rule of `numerics.gradients`: "ste", "lsq", "pact", or a function of your own.
 
 Gradients of scale and zero point are multiplied by `gradient_scale` and summed in float32 over what they were
 broadcast to. Both directions of differentiation work.
@@ -22,7 +10,7 @@ NaN gives NaN, so that training sees it; its x-gradient is 0 and its scale gradi
 """
 
 import math
-from typing import Any, Literal, get_args
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +27,7 @@ from qjax.numerics.affine import (
     reciprocal,
     round_to_grid,
 )
+from qjax.numerics.gradients import Gradient, Rule, rule_of
 from qjax.numerics.input_quantization import InputQuantization
 from qjax.numerics.learned_scale import learned_scale, log2_scale_of, pact_scale, power_of_two_scale
 from qjax.numerics.rounding import Rounding
@@ -54,8 +43,6 @@ __all__ = [
     "pact_scale",
     "power_of_two_scale",
 ]
-
-Gradient = Literal["ste", "lsq", "pact"]
 
 
 def fake_quant(
@@ -75,7 +62,7 @@ def fake_quant(
     Args:
       x: a float tensor.
       qparams: scale and zero point for a tensor of x's shape; a float zero point is a learned latent.
-      gradient: "ste", "lsq" or "pact"; see the module.
+      gradient: "ste", "lsq", "pact", or a function; see `numerics.gradients`.
       gradient_scale: multiplies the gradients of scale and zero point; LSQ's is `lsq_gradient_scale`.
       rounding: "nearest_even" or another `Rounding`; "stochastic" needs `key`.
       quantization: the formula of another runtime, see `numerics.input_quantization`; the gradient is the same.
@@ -86,7 +73,7 @@ def fake_quant(
     rule = (
         spec.qmin,
         spec.qmax,
-        _checked(gradient),
+        rule_of(gradient),
         _number(gradient_scale),
         Rounding.of(rounding),
         quantization,
@@ -134,7 +121,7 @@ def fake_quant_codes(
                 f"fake_quant_codes: {name} must broadcast to x of shape {x.shape}, "
                 f"with as many dimensions or none. Got shape {param.shape}"
             )
-    rule = (qmin, qmax, _checked(gradient), _number(gradient_scale), Rounding.of(rounding), quantization, False)
+    rule = (qmin, qmax, rule_of(gradient), _number(gradient_scale), Rounding.of(rounding), quantization, False)
     return _fake_quant(rule, x, scale.astype(jnp.float32), zero_point, key)
 
 
@@ -150,7 +137,7 @@ def lsq_gradient_scale(n_elements: int, qmax: int) -> float:
 
 
 # (qmin, qmax, gradient, gradient_scale, rounding, quantization, whether to return reals rather than codes)
-_Rule = tuple[int, int, Gradient, float, Rounding, InputQuantization, bool]
+_Rule = tuple[int, int, Rule, float, Rounding, InputQuantization, bool]
 
 
 def _fake_quant_value(
@@ -192,7 +179,7 @@ def _surrogate(
 ) -> jax.Array:
     """The tangent of the value, linear in those of (x, scale, zero_point), `moving`; None is a zero one.
 
-    This is the table of the module. For codes every term is divided by the scale, see `fake_quant_codes`.
+    For codes every term is divided by the scale, see `fake_quant_codes`.
     """
     qmin, qmax, gradient, gradient_scale, rounding, quantization, reals = rule
     x_dot, scale_dot, zero_point_dot = moving
@@ -200,24 +187,25 @@ def _surrogate(
     zero = integer_zero_point(zero_point, qmin, qmax)
     low, high = centered_bounds(zero, qmin, qmax)
     rounded = round_to_grid(x, scale, rounding, key, zero_point=zero, quantization=quantization)
-    codes = jnp.clip(rounded, low, high)
-    inside = rounded == codes  # False for NaN
-    nothing = jnp.zeros_like(codes)
-    total = nothing
-    if x_dot is not None:
+    slopes = gradient(x.astype(jnp.float32) * inv, rounded, low, high)
+    total = jnp.zeros_like(rounded)
+    if x_dot is not None and slopes.x is not None:
         x_dot = x_dot.astype(jnp.float32)
-        total = total + jnp.where(inside, x_dot if reals else x_dot * inv, nothing)
-    if scale_dot is not None and gradient != "ste":
-        if gradient == "lsq":
-            slope = codes - jnp.where(inside, x.astype(jnp.float32) * inv, nothing)
-        else:
-            slope = jnp.where(rounded > high, codes, nothing)
+        total = total + _times(slopes.x, x_dot if reals else x_dot * inv)
+    if scale_dot is not None and slopes.scale is not None:
         scale_dot = scale_dot * np.float32(gradient_scale)
-        total = total + _times_spread(slope, scale_dot if reals else scale_dot * inv)
-    if zero_point_dot is not None and gradient == "lsq":
+        total = total + _times_spread(slopes.scale.astype(jnp.float32), scale_dot if reals else scale_dot * inv)
+    if zero_point_dot is not None and slopes.zero_point is not None:
         step = zero_point_dot.astype(jnp.float32) * np.float32(-gradient_scale)
-        total = total + jnp.where(inside, nothing, step * scale if reals else step)
+        total = total + _times(slopes.zero_point, step * scale if reals else step)
     return total
+
+
+def _times(slope: jax.Array, tangent: jax.Array) -> jax.Array:
+    """A product in which a boolean slope selects: what it leaves out is 0, also where the tangent is not a number."""
+    if slope.dtype != jnp.bool_:
+        return slope.astype(jnp.float32) * jnp.broadcast_to(tangent, slope.shape)
+    return jnp.where(slope, tangent, jnp.zeros(slope.shape, jnp.float32))
 
 
 PARTS = 4
@@ -247,13 +235,6 @@ def _times_spread(slope: jax.Array, scale_dot: jax.Array) -> jax.Array:
         return spread(slope, scale_dot)
     # elsewhere the first axis may be shared out among devices, and the sum is fast
     return jax.lax.platform_dependent(slope, scale_dot, cpu=in_parts, default=spread)
-
-
-def _checked(gradient: Any) -> Gradient:
-    names = get_args(Gradient)
-    if gradient not in names:
-        raise ValueError(f"gradient must be one of {', '.join(names)}. Got {gradient!r}")
-    return gradient
 
 
 def _number(gradient_scale: Any) -> float:

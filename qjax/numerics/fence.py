@@ -1,10 +1,24 @@
 """Keeping a computation out of XLA's fusions."""
 
-from collections.abc import Callable
+import contextlib
+import contextvars
+from collections.abc import Callable, Generator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+_shared: contextvars.ContextVar[jax.Array | None] = contextvars.ContextVar("_shared", default=None)
+
+
+@contextlib.contextmanager
+def sharing(alive: jax.Array) -> Generator[None]:
+    """All fences inside use this boolean. A `vmap` over computations with booleans of their own makes no branches."""
+    token = _shared.set(alive)
+    try:
+        yield
+    finally:
+        _shared.reset(token)
 
 
 def apart(alive: jax.Array, compute: Callable[..., Any], *operands: Any) -> Any:
@@ -18,6 +32,8 @@ def apart(alive: jax.Array, compute: Callable[..., Any], *operands: Any) -> Any:
     Args:
       alive: a boolean scalar that is always true, computed from traced values so that the compiler cannot know it.
     """
+    shared = _shared.get()
+    alive = alive if shared is None else shared
     shapes = jax.eval_shape(compute, *operands)
 
     def never(*_: Any) -> Any:

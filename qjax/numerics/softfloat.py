@@ -14,7 +14,7 @@ inside a trace the range is that of normal doubles, below which a result is 0.
 
 import dataclasses
 import operator
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -127,13 +127,19 @@ class Real:
         return self._moved(binary64.magnitude) or Real(abs(self.sign), self.mantissa, self.exponent)
 
     def __add__(self, other: Any) -> "Real":
-        return _arithmetic("add", *_operands(self, other))
+        xp, a, b = _operands(self, other)
+        if xp is jnp and (_is(a, 0) or _is(b, 0)):
+            return b if _is(a, 0) else a
+        return _arithmetic("add", xp, a, b)
 
     def __sub__(self, other: Any) -> "Real":
         return self + (-Real.of(other))
 
     def __mul__(self, other: Any) -> "Real":
-        return _arithmetic("multiply", *_operands(self, other))
+        xp, a, b = _operands(self, other)
+        if xp is jnp and any(_is(x, n) for x in (a, b) for n in (0, 1)):
+            return a if _is(a, 0) or _is(b, 1) else b
+        return _arithmetic("multiply", xp, a, b)
 
     def __truediv__(self, other: Any) -> "Real":
         """The quotient, rounded to nearest even.
@@ -145,6 +151,8 @@ class Real:
         xp, a, b = _operands(self, other)
         if xp is np and np.any(b.is_zero):
             raise ZeroDivisionError("division of a Real by zero; a scale must be greater than 0.")
+        if xp is jnp and (_is(a, 0) or _is(b, 1)):
+            return a
         return _arithmetic("divide", xp, a, b)
 
     def __radd__(self, other: Any) -> "Real":
@@ -207,6 +215,8 @@ class Real:
             k = xp.asarray(k).astype(np.int32)
             shape = np.broadcast_shapes(a.shape, k.shape)
             a, k = a.broadcast_to(shape), xp.broadcast_to(k, shape)
+            if xp is jnp and _is(a, 0):
+                return a
             if xp is jnp:
                 return _of_pattern(binary64.scaled(_pattern(a), k))
             return Real(a.sign, a.mantissa, xp.where(a.is_zero, np.int32(0), a.exponent + k))
@@ -294,8 +304,22 @@ def _operands(a: Any, b: Any, *more: Any) -> tuple[Any, Real, Real]:
         return xp, _broadcast(xp, a, shape), _broadcast(xp, b, shape)
 
 
+def _is(x: Real, number: Literal[0, 1]) -> bool:
+    """Whether x is known to be `number` everywhere.
+
+    A sum with 0, a product with 0 or 1, a quotient of 0 or by 1 is then one of the operands, and no operation of the
+    program: most accumulators have no factor and no bias behind them.
+    """
+    if traced(*x.parts()):
+        return False
+    mantissa = (0, 1 << (BITS - 1))[number]
+    return bool(np.all((x.sign == np.int32(number)) & (x.mantissa == _U(mantissa)))) and bool(
+        number == 0 or np.all(x.exponent == np.int32(1 - BITS))
+    )
+
+
 def _broadcast(xp: Any, x: Real, shape: tuple[int, ...]) -> Real:
-    if xp is np:
+    if xp is np or not traced(*x.parts()):
         return Real(*(np.broadcast_to(np.asarray(p), shape) for p in x.parts()))
     if "_bits" in x.__dict__ and x.shape == shape:
         return x
@@ -307,7 +331,7 @@ def _on_patterns(name: str) -> Any:
 
     @jax.jit
     def run(*patterns: Any) -> Any:
-        return binary64.pack(*integers.FORMULAS[name](jnp, *(Parts(*binary64.unpack(p)) for p in patterns)))
+        return binary64.pack(jnp, *integers.FORMULAS[name](jnp, *(Parts(*binary64.unpack(p)) for p in patterns)))
 
     return run
 
@@ -332,7 +356,9 @@ def _of_pattern(pattern: Any) -> Real:
 
 def _pattern(x: Real) -> Any:
     if "_bits" not in x.__dict__:
-        object.__setattr__(x, "_bits", binary64.pack(*(jnp.asarray(p) for p in x.parts())))
+        # of known numbers the pattern is a constant of the program, not a computation in it
+        xp = host_or_trace(*x.parts())
+        object.__setattr__(x, "_bits", xp.asarray(binary64.pack(xp, *(xp.asarray(p) for p in x.parts()))))
     return x.__dict__["_bits"]
 
 

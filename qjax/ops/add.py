@@ -35,6 +35,9 @@ class Add(Elementwise):
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         return {"subtract": eqn.primitive == "sub"}
 
+    def operation(self, attributes: Attributes) -> str | None:
+        return "subtract" if attributes["subtract"] else "add"
+
     def scales(self, attributes: Attributes, inputs: Sequence[Any]) -> list[Any]:
         first, second = inputs
         return [first, -second if attributes["subtract"] else second]

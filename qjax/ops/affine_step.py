@@ -19,6 +19,7 @@ class AffineStep(Elementwise):
     name = "affine_step"
     role = Role.CHAIN
     primitives = ("mul", "div", "neg", "add", "sub", "add_any")
+    label = "rescale"
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
         if eqn.primitive == "div":
@@ -49,6 +50,10 @@ class AffineStep(Elementwise):
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         return {"step": eqn.primitive}
+
+    def may_negate(self, attributes: Attributes) -> bool:
+        # c - x negates x.
+        return attributes["step"] in ("mul", "div", "neg") or attributes.get("reversed", False)
 
     def compose(self, attributes: Attributes, constants: Constants, affine: Affine) -> Affine:
         step = attributes["step"]

@@ -7,6 +7,7 @@ Every quantized operation of qjax is one file in this folder with one subclass o
 import abc
 import dataclasses
 import enum
+import inspect
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
@@ -14,15 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from qjax.nearest import did_you_mean
 from qjax.numerics.qparams import QParams
 from qjax.numerics.unfused import unfused
+from qjax.ops.facts import Attributes, Facts, Shape
 
 Array = jax.Array | np.ndarray
 Constants = Mapping[str, Any]
-Attributes = Mapping[str, Any]
 Unit = Literal["unsigned", "signed"]
-Shape = Sequence[int | None]
-"""None is the batch, whose size is free."""
 Bounds = tuple[int, int]
 """The least and the greatest of some integers."""
 
@@ -170,11 +170,12 @@ class Site:
     output: Operand
 
 
-class Op(abc.ABC):
-    """One operation. Subclasses override what differs from these defaults.
+class Op(Facts, abc.ABC):
+    """One operation. Subclasses override what differs from these defaults and from those of `Facts`.
 
     Two facts have no default. An operation that does not state them cannot be registered: `accumulator`, by which the
     conversion proves that int32 does not overflow, and `works_along`, by which a graph is known to take any batch.
+    Sums of products and averages state more (`ProductFacts`, `AverageFacts`).
     """
 
     name: ClassVar[str]
@@ -193,6 +194,9 @@ class Op(abc.ABC):
 
     takes_steps: ClassVar[bool] = True
     """PRODUCER only: whether affine steps behind it may be folded into its constants; clamps always are."""
+
+    keeps: ClassVar[tuple[str, ...]] = ()
+    """PRODUCER with `prepare` only: roles of constants that stay the model's own tensors, with their scales."""
 
     @abc.abstractmethod
     def accumulator(self, site: Site) -> Bounds | None:
@@ -336,13 +340,14 @@ def register(cls: type[OpT]) -> type[OpT]:
     """Class decorator: one instance of the op becomes known to the tracer, lowering and interpreter.
 
     Raises:
-      TypeError: an op that does not state how great its accumulators become, or along which axes it works.
+      TypeError: an op that does not state all facts: an abstract method, or a declared attribute without a value.
     """
-    missing = sorted(getattr(cls, "__abstractmethods__", ()))
+    declared = {name for base in cls.__mro__ for name in inspect.get_annotations(base) if not hasattr(cls, name)}
+    missing = sorted({*getattr(cls, "__abstractmethods__", ()), *declared})
     if missing:
         raise TypeError(
             f"The operation {cls.__name__!r} does not state {', '.join(missing)}. Define what is missing, see "
-            "`qjax.ops.base.Op`: without these facts overflow and mixed examples would pass unseen."
+            "`qjax.ops.base.Op` and `qjax.ops.facts`: without these facts wrong codes would pass unseen."
         )
     op = cls()
     if op.name in _ops:
@@ -356,7 +361,9 @@ def register(cls: type[OpT]) -> type[OpT]:
 def get(name: str) -> Op:
     """The operation of that name."""
     if name not in _ops:
-        raise ValueError(f"Unknown operation {name!r}. Known operations: {', '.join(sorted(_ops))}.")
+        raise ValueError(
+            f"Unknown operation {name!r}.{did_you_mean(name, _ops)} Known operations: {', '.join(sorted(_ops))}."
+        )
     return _ops[name]
 
 

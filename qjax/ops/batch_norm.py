@@ -48,6 +48,10 @@ class BatchNorm(Elementwise):
     def chain_axes(self, eqn: Equation, constant: Sequence[bool]) -> set[int]:
         return {len(eqn.out_shapes[0]) - 1 - dict(eqn.params["layer"].attributes)["trailing"]}
 
+    def has_integer_form(self, eqn: Equation) -> bool:
+        # With the statistics of the batch the layer also returns them.
+        return len(eqn.out_shapes) == 1
+
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         return dict(eqn.params["layer"].attributes)
 

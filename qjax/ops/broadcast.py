@@ -1,12 +1,13 @@
 """Broadcasting to a larger shape."""
 
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, ClassVar
 
 import jax
 from jax import lax
 
 from qjax.ops.base import Attributes, Constants, Equation, Shape, register
+from qjax.ops.facts import Follows
 from qjax.ops.grid import GridOp
 
 
@@ -17,6 +18,7 @@ class Broadcast(GridOp):
     name = "broadcast"
     primitives = ("broadcast_in_dim",)
     moves = True
+    free: ClassVar[Mapping[str, Follows]] = {"shape": "sizes"}
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         return {"shape": list(eqn.out_shapes[0]), "dimensions": list(eqn.params["broadcast_dimensions"])}
@@ -24,6 +26,14 @@ class Broadcast(GridOp):
     def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
         # a size that is new, or repeated, is no element's place in the operand
         return [()]
+
+    def is_identity(self, attributes: Attributes, before: Shape, after: Shape) -> bool:
+        return before == after
+
+    def keeps_batch(self, attributes: Attributes, inputs: Sequence[Shape]) -> bool:
+        (operand,), dimensions = inputs, attributes["dimensions"]
+        free = [axis for axis, size in enumerate(attributes["shape"]) if size is None]
+        return all(axis in dimensions and operand[dimensions.index(axis)] is None for axis in free)
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         (x,) = inputs

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from qjax.ops.base import Attributes, Constants, Elementwise, Equation, Quantized, Role, real, register
+from qjax.ops.base import Attributes, Constants, Elementwise, Equation, Quantized, Role, Shape, real, register
 from qjax.ops.pending import Pending
 
 _BESIDE = ("device_put", "sharding_constraint", "name")
@@ -26,6 +26,7 @@ class Cast(Elementwise):
         "identity",
     )
     on_grid = True
+    vanishes = True
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
         kinds = (*eqn.in_dtypes, *eqn.out_dtypes)
@@ -42,6 +43,12 @@ class Cast(Elementwise):
                 return [_same(eqn, x)]
             return [dataclasses.replace(x, dtype=eqn.out_dtypes[0])]
         return eqn.bind(real(x))
+
+    def may_negate(self, attributes: Attributes) -> bool:
+        return False
+
+    def is_identity(self, attributes: Attributes, before: Shape, after: Shape) -> bool:
+        return True
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         return inputs[0]

@@ -22,6 +22,7 @@ class Clamp(Elementwise):
     role = Role.CHAIN
     primitives = ("relu", "relu6", "max", "min", "clamp")
     on_grid = True
+    clamps = True
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
         if eqn.primitive in ("relu", "relu6"):
@@ -44,6 +45,9 @@ class Clamp(Elementwise):
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         return {eqn.primitive: True} if eqn.primitive in ("relu", "relu6") else {}
+
+    def may_negate(self, attributes: Attributes) -> bool:
+        return False
 
     def bounds(self, attributes: Attributes, constants: Constants) -> tuple[Any, Any]:
         if attributes.get("relu") or attributes.get("relu6"):

@@ -1,28 +1,57 @@
 """Convolutions in any number of dimensions: strides, dilation, padding, groups, depthwise, transposed."""
 
+import math
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from qjax.numerics.accumulator import EXACT, Accumulator
+from qjax.numerics.rules import Product as RuleProduct
 from qjax.ops import accumulate, convolution, narrow, products, reach
 from qjax.ops.base import Attributes, Bounds, Constants, Equation, Op, Quantized, Role, Shape, Site, real, register
 from qjax.ops.channels import weight_to_result
 from qjax.ops.epilogue import finish_weighted
 from qjax.ops.exact_float import Product, matmul_codes
+from qjax.ops.facts import ProductFacts
 from qjax.ops.pending import Pending
 
 
 @register
-class Conv(Op):
+class Conv(ProductFacts, Op):
     """`lax.conv_general_dilated` with a constant kernel; padding adds the input's zero point."""
 
     name = "conv"
     role = Role.PRODUCER
     primitives = ("conv_general_dilated",)
+    permutable = False
+    groups_scales = False
+
+    def kind(self, attributes: Attributes, kernel: Shape) -> Literal["dot", "conv", "depthwise"]:
+        groups, per_group = attributes["groups"], kernel[attributes["rhs_layout"][1]]
+        return "depthwise" if groups > 1 and per_group == 1 else "conv"
+
+    def described(self, attributes: Attributes, kernel: Shape, x: Shape) -> RuleProduct:
+        sizes = [n or 1 for n in kernel]
+        features, _, *window = (sizes[axis] for axis in attributes["rhs_layout"])
+        return RuleProduct(
+            math.prod(sizes) // features,
+            features,
+            attributes["groups"],
+            tuple(window),
+            tuple(attributes["strides"]),
+            tuple(attributes["rhs_dilation"]),
+            tuple((low, high) for low, high in attributes["padding"]),
+            tuple(x[axis] or 1 for axis in attributes["lhs_layout"][2:]),
+        )
+
+    def products(self, attributes: Attributes, inputs: Sequence[Sequence[int]], kernel: Sequence[int]) -> int:
+        return convolution.count_products(attributes, inputs[0], kernel)
+
+    def implied(self, inputs: Sequence[str]) -> str | None:
+        return f"padding with the zero point of {inputs[0]}"
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
         return not constant[0] and constant[1] and eqn.params["batch_group_count"] == 1

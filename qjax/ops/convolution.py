@@ -19,7 +19,7 @@ same integers.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -222,3 +222,26 @@ def grouped(x: jax.Array, w: jax.Array, strides: Sequence[int], dilation: Sequen
         for g in range(groups)
     ]
     return jnp.concatenate(parts, axis=-1)
+
+
+def count_products(attributes: Mapping[str, Any], x: Sequence[int], kernel: Sequence[int]) -> int:
+    """How many products a convolution adds up, see `ProductFacts.products`."""
+    features, per_group = (kernel[axis] for axis in attributes["rhs_layout"][:2])
+    count = x[attributes["lhs_layout"][0]] * features * per_group
+    fields = ("strides", "padding", "lhs_dilation", "rhs_dilation")
+    axes = zip(
+        attributes["lhs_layout"][2:],
+        attributes["rhs_layout"][2:],
+        *(attributes[field] for field in fields),
+        strict=True,
+    )
+    for x_axis, w_axis, stride, (low, high), spread, dilation in axes:
+        length = (x[x_axis] - 1) * spread + 1
+        outputs = (low + length + high - (kernel[w_axis] - 1) * dilation - 1) // stride + 1
+        if spread == 1:
+            count *= outputs * kernel[w_axis]
+            continue
+        places = np.arange(outputs)[:, None] * stride + np.arange(kernel[w_axis])[None, :] * dilation - low
+        between = (places >= 0) & (places < length) & (places % spread != 0)
+        count *= int(np.sum(~between))
+    return count

@@ -26,7 +26,7 @@ def _scanned(attributes: Attributes, x: jax.Array, combine: Callable[..., jax.Ar
     while distance < x.shape[axis]:
         pair = (-distance, distance, 0) if attributes["reverse"] else (distance, -distance, 0)
         config = [pair if a == axis else (0, 0, 0) for a in range(x.ndim)]
-        # a number and no tracer: only then is it the primitive that the emitters know
+        # Must be a Python number: with a tracer, JAX would trace another primitive, which the emitters do not know.
         x = combine(x, lax.pad(x, np.asarray(neutral, x.dtype), config))
         distance *= 2
     return x

@@ -2,28 +2,51 @@
 
 import math
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from qjax.numerics.accumulator import EXACT, Accumulator
+from qjax.numerics.rules import Product as RuleProduct
 from qjax.ops import accumulate, grouped_dot, narrow, products, reach
 from qjax.ops.base import Attributes, Bounds, Constants, Equation, Op, Quantized, Role, Shape, Site, real, register
 from qjax.ops.channels import weight_to_result
 from qjax.ops.epilogue import finish, finish_weighted
 from qjax.ops.exact_float import Product, matmul_codes
+from qjax.ops.facts import ProductFacts
 from qjax.ops.pending import Pending
 
 
 @register
-class Dot(Op):
+class Dot(ProductFacts, Op):
     """`lax.dot_general`: y[b, m, n] = sum_k x[b, m, k] w[b, k, n], for any number of axes of each kind."""
 
     name = "dot"
     role = Role.PRODUCER
     primitives = ("dot_general",)
+    permutable = True
+    groups_scales = True
+
+    def kind(self, attributes: Attributes, kernel: Shape) -> Literal["dot", "conv", "depthwise"]:
+        return "dot"
+
+    def described(self, attributes: Attributes, kernel: Shape, x: Shape) -> RuleProduct:
+        shape = [n or 1 for n in kernel]
+        summed = attributes["rhs_contracting" if attributes["weight"] == 1 else "lhs_contracting"]
+        depth = math.prod(shape[axis] for axis in summed)
+        return RuleProduct(depth, math.prod(shape) // depth)
+
+    def products(self, attributes: Attributes, inputs: Sequence[Sequence[int]], kernel: Sequence[int]) -> int:
+        weight = attributes["weight"]
+        lhs, rhs = inputs if weight is None else (inputs[0], kernel) if weight == 1 else (kernel, inputs[0])
+        # Summed axes and batch axes are axes of both operands, and count once.
+        shared = {*attributes["rhs_contracting"], *attributes["rhs_batch"]}
+        return math.prod(lhs) * math.prod(size for axis, size in enumerate(rhs) if axis not in shared)
+
+    def operation(self, attributes: Attributes) -> str | None:
+        return "matmul"
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
         return not all(constant)

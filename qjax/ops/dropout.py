@@ -21,6 +21,12 @@ class Dropout(Elementwise):
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
         return not constant[0]
 
+    def has_integer_form(self, eqn: Equation) -> bool:
+        return False
+
+    def may_negate(self, attributes: Any) -> bool:
+        return False
+
     def compose(self, attributes: Any, constants: Any, affine: Any) -> Any:
         raise ValueError("Dropout has no integer form. Convert in evaluation mode: call model.eval() first.")
 

@@ -20,6 +20,8 @@ class Embed(Elementwise):
     name = "embed"
     role = Role.GRID
     primitives = ("embed",)
+    indexed = "kernel"
+    by_row = "embed_rows"
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
         return not constant[0] and constant[1]
@@ -48,6 +50,9 @@ class Embed(Elementwise):
             # the equation itself computes the function
             return [table.with_codes(jnp.take(table.codes, indices, axis=0, mode="clip"))]
         return [table.with_codes(eqn.bind(indices, table.codes)[0])]
+
+    def implied(self, inputs: Sequence[str]) -> str | None:
+        return "an index below zero counts from the end where `wraps` says so; what is out of range is clipped"
 
     def misplaced(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array | None:
         return outside(attributes, inputs[0], constants["kernel"].shape[0])

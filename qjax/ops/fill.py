@@ -1,12 +1,13 @@
 """A constant for every example of the batch: what the state of a loop starts from."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from qjax.ops.base import Attributes, Constants, Elementwise, Equation, Role, register
+from qjax.ops.base import Attributes, Constants, Elementwise, Equation, Role, Shape, register
+from qjax.ops.facts import Follows
 
 
 @register
@@ -20,9 +21,18 @@ class Fill(Elementwise):
     name = "fill"
     role = Role.GRID
     primitives: ClassVar[tuple[str, ...]] = ()
+    free: ClassVar[Mapping[str, Follows]] = {"shape": "sizes"}
+    per_example = "value"
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
         return False
+
+    def at_batch(self, attributes: Attributes, output: Shape, size: int) -> Attributes:
+        pairs = zip(output, attributes["shape"], strict=True)
+        rows = [n for n, kept in pairs if kept is None and n is not None]
+        if len(rows) > 1:
+            raise ValueError("has two axes that follow the size of the batch")
+        return {**attributes, "times": rows[0] // size} if rows else attributes
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         (x,) = inputs

@@ -6,7 +6,7 @@ of a node say what JAX does:
 | attribute | true | false, or absent |
 | --- | --- | --- |
 | wraps | an index below zero counts from the end | the program before the node has dealt with it, or it is clipped |
-| fills | JAX gives NaN out of range: `graph(x)` refuses such an index | JAX clips, as the kernel does |
+| fills | JAX gives NaN, or its integer for it: `graph(x)` refuses such an index | JAX clips, as the kernel does |
 """
 
 import math
@@ -24,10 +24,20 @@ def fills(params: Any) -> bool:
     return "FILL" in str(params.get("mode", "fill")).upper()
 
 
-def has_number(params: Any) -> bool:
-    """Whether a gather gives another number than NaN out of range, for which a kernel would need a code."""
+def has_number(params: Any, dtype: Any) -> bool:
+    """Whether a gather gives a number of the user's out of range, for which a kernel would need a code.
+
+    What JAX gives by default is none: NaN; of signed integers the least, of unsigned ones and of booleans the greatest.
+    """
     value = params.get("fill_value")
-    return fills(params) and value is not None and not math.isnan(value)
+    if not fills(params) or value is None or (isinstance(value, float) and math.isnan(value)):
+        return False
+    if dtype == np.bool_:
+        return not value
+    if jnp.issubdtype(dtype, jnp.integer):
+        known = jnp.iinfo(dtype)
+        return int(value) != (known.min if jnp.issubdtype(dtype, jnp.signedinteger) else known.max)
+    return not math.isnan(value)
 
 
 def wrapped(attributes: Attributes, indices: jax.Array, size: int) -> jax.Array:

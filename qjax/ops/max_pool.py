@@ -20,6 +20,9 @@ class MaxPool(GridOp):
     name = "max_pool"
     primitives = ("reduce_window_max",)
 
+    def implied(self, inputs: Sequence[str]) -> str | None:
+        return "padding is below every code; a window of padding alone gives the least code"
+
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         return window_attributes(eqn)
 
@@ -28,7 +31,7 @@ class MaxPool(GridOp):
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         (x,) = inputs
-        # a number and no tracer: only then is it the primitive that the emitters know
+        # Must be a Python number: with a tracer, JAX would trace another primitive, which the emitters do not know.
         lowest = np.asarray(np.iinfo(x.dtype).min, x.dtype)
         pooled = reduce_window(attributes, x, lowest, lax.max)
         # a window made of padding alone has no code of its own; it takes the lowest

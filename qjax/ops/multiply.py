@@ -35,6 +35,9 @@ class Multiply(Elementwise):
         scale = lax.stop_gradient(x.scale.reshape(()) * w.scale.reshape(()))
         return [Pending.start(acc, scale, eqn.out_dtypes[0], rounded=False)]
 
+    def operation(self, attributes: Attributes) -> str | None:
+        return "multiply"
+
     def scales(self, attributes: Attributes, inputs: Sequence[Any]) -> list[Any]:
         return [inputs[0] * inputs[1]]
 

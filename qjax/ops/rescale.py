@@ -16,5 +16,8 @@ class Rescale(Elementwise):
     name = "rescale"
     role = Role.PRODUCER
 
+    def operation(self, attributes: Attributes) -> str | None:
+        return "rescale"
+
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         return finish([centered(inputs[0], constants, 0)], constants, attributes)

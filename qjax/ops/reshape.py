@@ -1,11 +1,12 @@
 """reshape, squeeze and expand_dims."""
 
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, ClassVar
 
 import jax
 
 from qjax.ops.base import Attributes, Constants, Equation, Shape, register
+from qjax.ops.facts import Follows
 from qjax.ops.grid import GridOp
 
 
@@ -16,6 +17,7 @@ class Reshape(GridOp):
     name = "reshape"
     primitives = ("reshape", "squeeze", "expand_dims")
     moves = True
+    free: ClassVar[Mapping[str, Follows]] = {"shape": "sizes"}
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         return {"shape": list(eqn.out_shapes[0])}
@@ -24,6 +26,9 @@ class Reshape(GridOp):
         # the leading axis stays an axis of its own where its size does
         kept = len(inputs[0]) > 0 and len(output) > 0 and inputs[0][0] == output[0]
         return [range(1 if kept else 0, len(inputs[0]))]
+
+    def is_identity(self, attributes: Attributes, before: Shape, after: Shape) -> bool:
+        return before == after
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         return inputs[0].reshape([-1 if size is None else size for size in attributes["shape"]])

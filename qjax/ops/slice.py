@@ -1,12 +1,13 @@
 """Strided slices with constant bounds, and splits."""
 
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, ClassVar
 
 import jax
 from jax import lax
 
 from qjax.ops.base import Attributes, Constants, Equation, Shape, register
+from qjax.ops.facts import Follows
 from qjax.ops.grid import GridOp
 
 
@@ -17,6 +18,7 @@ class Slice(GridOp):
     name = "slice"
     primitives = ("slice", "dynamic_slice")
     moves = True
+    free: ClassVar[Mapping[str, Follows]] = {"limit": "ends"}
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
         return not constant[0] and (eqn.primitive == "slice" or all(v is not None for v in eqn.literals[1:]))
@@ -42,6 +44,10 @@ class Slice(GridOp):
     def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
         bounds = zip(inputs[0], *(attributes[key] for key in ("start", "limit", "strides")), strict=True)
         return [[a for a, (n, *cut) in enumerate(bounds) if cut not in ([0, None, 1], [0, n, 1])]]
+
+    def is_identity(self, attributes: Attributes, before: Shape, after: Shape) -> bool:
+        # A slice of every second example has the same shape as its input, whose free size is None.
+        return before == after and all(stride == 1 for stride in attributes["strides"])
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         (x,) = inputs

@@ -16,6 +16,7 @@ from qjax.ops.averages import Average
 from qjax.ops.base import Attributes, Bounds, Constants, Equation, Op, Quantized, Role, Shape, Site, real, register
 from qjax.ops.centered import centered
 from qjax.ops.epilogue import finish
+from qjax.ops.facts import AverageFacts
 from qjax.ops.formulas import get as get_formula
 from qjax.ops.pending import Pending
 
@@ -42,12 +43,22 @@ def _training(eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
 
 
 @register
-class Sum(Op):
+class Sum(AverageFacts, Op):
     """`lax.reduce_sum` over any axes."""
 
     name = "sum"
     role = Role.PRODUCER
     primitives = ("reduce_sum",)
+    average = "mean"
+
+    def is_average(self, attributes: Attributes, x: Shape, count: Any) -> bool:
+        sizes = [x[axis] for axis in attributes["axes"]]
+        # Over the batch the number of elements is not known.
+        elements = None if None in sizes else math.prod(size for size in sizes if size is not None)
+        return np.array_equal(count, np.asarray(elements))
+
+    def is_spatial(self, attributes: Attributes, x: Shape) -> bool:
+        return len(x) == 4 and sorted(attributes["axes"]) == [1, 2]
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         return {"axes": list(eqn.params["axes"])}
@@ -91,12 +102,20 @@ def sum_over(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
 
 
 @register
-class WindowSum(Op):
+class WindowSum(AverageFacts, Op):
     """`lax.reduce_window` with addition: average pooling before its division. Padding adds real zeros."""
 
     name = "window_sum"
     role = Role.PRODUCER
     primitives = ("reduce_window_sum",)
+    average = "average_pool"
+
+    def is_average(self, attributes: Attributes, x: Shape, count: Any) -> bool:
+        # Each window may leave out its own padding.
+        return True
+
+    def is_spatial(self, attributes: Attributes, x: Shape) -> bool:
+        return False
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         return window_attributes(eqn)

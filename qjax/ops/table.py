@@ -44,6 +44,7 @@ class Table(Elementwise):
     primitives = ("table",)
     prepares = True
     takes_steps = False
+    tabulates = True
 
     def unit(self, eqn: Equation) -> Unit | None:
         return _UNITS.get(_expression(eqn).bare)

@@ -71,7 +71,7 @@ class Take(_Gather):
     name = "take"
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
-        return not constant[0] and axis_of(eqn) is not None and not has_number(eqn.params)
+        return not constant[0] and axis_of(eqn) is not None and not has_number(eqn.params, eqn.in_dtypes[0])
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         offset = _numbers(eqn)[0]
@@ -107,7 +107,7 @@ class TakeAlong(_Gather):
     name = "take_along"
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
-        return not constant[0] and self._layout(eqn) is not None and not has_number(eqn.params)
+        return not constant[0] and self._layout(eqn) is not None and not has_number(eqn.params, eqn.in_dtypes[0])
 
     def _layout(self, eqn: Equation) -> dict[str, Any] | None:
         """The axes, or None for a gather that is no such choice."""

@@ -24,5 +24,11 @@ class Transpose(GridOp):
     def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
         return [()]
 
+    def permutation(self, attributes: Attributes) -> list[int] | None:
+        return attributes["permutation"]
+
+    def is_identity(self, attributes: Attributes, before: Shape, after: Shape) -> bool:
+        return attributes["permutation"] == sorted(attributes["permutation"])
+
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         return jnp.transpose(inputs[0], attributes["permutation"])

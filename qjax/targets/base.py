@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Literal, get_args
 
+from qjax.nearest import did_you_mean
 from qjax.numerics.accumulator import EXACT, Accumulator
 from qjax.numerics.input_quantization import INPUT_QUANTIZATIONS, InputQuantization
 from qjax.numerics.output_dequantization import OUTPUT_DEQUANTIZATIONS, OutputDequantization
@@ -58,6 +59,8 @@ class Target:
     softmax: how codes become codes of their softmax, see `numerics.softmax`; None: not known.
     unit_grids: whether functions whose values lie in [0, 1] or [-1, 1] (logistic, softmax, tanh) give codes of 8 bits
       on a fixed grid: scale 1/256 and zero point -128, or 1/128 and 0.
+    mixed_widths: whether its kernels take activations of 8 bits in one layer and of 16 in another. A TFLite model is
+      int8 or int16x8 as a whole; PyTorch's engines have 8 bits only.
     description: what was modelled: runtime, version, kernels.
     """
 
@@ -86,6 +89,7 @@ class Target:
     tables: TableMethod = "exact"
     softmax: SoftmaxMethod | None = None
     unit_grids: bool = False
+    mixed_widths: bool = True
     description: str = ""
 
     def __post_init__(self) -> None:
@@ -157,7 +161,7 @@ def get(name: "str | Target") -> Target:
     if isinstance(name, Target):
         return name
     if name not in _targets:
-        raise ValueError(f"Unknown target {name!r}. Known targets: {', '.join(names())}.")
+        raise ValueError(f"Unknown target {name!r}.{did_you_mean(name, names())} Known targets: {', '.join(names())}.")
     return _targets[name]
 
 

@@ -26,6 +26,7 @@ TFLITE_MICRO = register(
         tables="gemmlowp",
         softmax="gemmlowp",
         unit_grids=True,
+        mixed_widths=False,
         description="TFLite Micro, portable kernels: gemmlowp's two roundings",
     )
 )
@@ -65,6 +66,7 @@ TFLITE_OPTIMIZED_X86 = register(
         tables="tflite",
         softmax="float32",
         unit_grids=True,
+        mixed_widths=False,
         description="LiteRT's optimised kernels on x86, without delegates: two roundings, ties up",
     )
 )
@@ -102,6 +104,7 @@ TFLITE_XNNPACK = register(
         tables="xnnpack",
         softmax="float32",
         unit_grids=True,
+        mixed_widths=False,
         description="LiteRT's default, XNNPACK, on x86: one rounding of a float32 product, ties to even",
     )
 )

@@ -19,6 +19,7 @@ TORCH_FBGEMM = register(
         average_pool="torch_average_pool",
         same_grid=frozenset({"mean", "average_pool"}),
         quantize="reciprocal_fma",
+        mixed_widths=False,
         description="PyTorch's engines fbgemm and x86: a float32 bias, one rounding of a float32 product",
     )
 )

@@ -1,7 +1,7 @@
 """Reads a model once for everybody: the traced program, its quantizers' places, and its evaluation."""
 
 from qjax.tracing.annotate import Annotation, Place, annotate
-from qjax.tracing.evaluate import Evaluation, Params, Taps
+from qjax.tracing.evaluate import Evaluation, Params, Quantizer, Recorder, Taps
 from qjax.tracing.integers import Integers, integer_roots, observed, with_integers
 from qjax.tracing.marker import Layer, bind
 from qjax.tracing.meaning import lost_tables, said
@@ -23,6 +23,8 @@ __all__ = [
     "Params",
     "Place",
     "Program",
+    "Quantizer",
+    "Recorder",
     "Taps",
     "Value",
     "annotate",

@@ -8,10 +8,12 @@ same tensors are found in both.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from qjax import ops
 from qjax.ops import Op, Role
+from qjax.ops.facts import AverageFacts, ProductFacts
+from qjax.ops.rescale import Rescale
 from qjax.targets import Target
 from qjax.tracing.annotation import Annotation as Annotation
 from qjax.tracing.annotation import LayerUse as LayerUse
@@ -20,8 +22,6 @@ from qjax.tracing.program import Composite, Equation, Program
 from qjax.tracing.scans import Scans
 from qjax.tracing.states import Accumulator, Grid, join, parent
 
-_SUMS = {"mean": "sum", "average_pool": "window_sum"}
-
 
 def annotate(
     program: Program,
@@ -29,6 +29,7 @@ def annotate(
     constant: Sequence[bool],
     is_float: Callable[[str], bool] = lambda path: False,
     target: Target | None = None,
+    by_row: Collection[str] = (),
 ) -> Annotation:
     """Annotate a program.
 
@@ -37,15 +38,16 @@ def annotate(
       constant: per input, whether it is a parameter (or other state) rather than data.
       is_float: which module paths the recipe leaves alone.
       target: the runtime, which decides what averages share the quantizer of their input, and how they round.
+      by_row: the tables that have scales of their rows, by the names of their quantizers.
     """
-    return _Annotator(is_float, target).run(program, names, constant)
+    return _Annotator(is_float, target, by_row).run(program, names, constant)
 
 
 class _Annotator(Scans):
-    def __init__(self, is_float: Callable[[str], bool], target: Target | None) -> None:
+    def __init__(self, is_float: Callable[[str], bool], target: Target | None, by_row: Collection[str]) -> None:
         super().__init__()
-        self.is_float = is_float
-        self.same_grid = set() if target is None else {_SUMS[name] for name in target.same_grid}
+        self.is_float, self.by_row = is_float, by_row
+        self.same_grid = frozenset[str]() if target is None else target.same_grid
         self.result.target = target
 
     def run(self, program: Program, names: Sequence[str], constant: Sequence[bool]) -> Annotation:
@@ -113,6 +115,8 @@ class _Annotator(Scans):
         if op.moves and not eqn.outputs[0].is_float:
             self._integer(op, eqn, constant, stack)
             return
+        if op.by_row is not None and self.name_of_weight(op, eqn, op.data(eqn, constant)[0])[0] in self.by_row:
+            op = ops.get(op.by_row)
         handler = {
             Role.PRODUCER: self._producer,
             Role.CHAIN: self._chain,
@@ -154,8 +158,9 @@ class _Annotator(Scans):
             place = self.weight_place(op, eqn, weight, stack)
             module, label = place.module, place.module or op.name
             others = [i for i in op.data(eqn, constant) if i != weight]
-            use = LayerUse(place, self.place_of(eqn.inputs[others[0]]))
+            use = LayerUse(place, self.place_of(eqn.inputs[others[0]]) if others else None)
             self.result.layers.append(use)
+        averages = isinstance(op, AverageFacts)
         channels = None if weight is None else {pair[0] for pair in op.channels(eqn, weight)}
         acc = Accumulator(
             self.unique(label),
@@ -163,14 +168,14 @@ class _Annotator(Scans):
             op.name,
             channels,
             eqn.location,
-            permutable=op.name == "dot",
+            permutable=isinstance(op, ProductFacts) and op.permutable,
             use=use,
             open=op.takes_steps,
             unit=op.unit(eqn),
-            source=self.place_of(eqn.inputs[0]) if op.name in self.same_grid else None,
+            source=self.place_of(eqn.inputs[0]) if averages and op.average in self.same_grid else None,
         )
         self.result.ops[eqn] = (op, "producer")
-        source = self.place_of(eqn.inputs[0]) if op.name == "table" else None
+        source = self.place_of(eqn.inputs[0]) if op.tabulates else None
         if source is not None:
             self.result.tables[eqn] = source
         self.set_outputs(eqn, acc)
@@ -183,7 +188,7 @@ class _Annotator(Scans):
         if len(places) > 1:
             places = [self.grid_to_share(eqn.inputs[i], stack) for i in op.data(eqn, constant) if not constant[i]]
         for place in places[1:]:
-            # only on one grid does the order of codes say which number is greater
+            # The order of codes is the order of the numbers only if both have the same quantization parameters.
             if place is not None and places[0] is not None:
                 self.merge(places[0], place)
         self.result.ops[eqn] = (op, "integer")
@@ -192,7 +197,6 @@ class _Annotator(Scans):
     def _chain(self, op: Op, eqn: Equation, constant: Sequence[bool], stack: tuple[int, ...]) -> None:
         value = eqn.inputs[op.data(eqn, constant)[0]]
         state = self.state.get(value)
-        clamps = op.name == "clamp"
         if isinstance(state, Accumulator) and self.uses[value] == 1:
             axes = op.chain_axes(eqn, constant)
             fits = state.channels is None or axes <= state.channels
@@ -203,17 +207,17 @@ class _Annotator(Scans):
                     eqn,
                     dataclasses.replace(
                         state,
-                        clamped=state.clamped or clamps,
+                        clamped=state.clamped or op.clamps,
                         permutable=state.permutable and not steps,
                         averaged=self._averages(state, op, eqn, constant) if steps else state.averaged,
                     ),
                 )
                 return
-        if op.on_grid and state is None and not clamps:
-            # a cast or dropout of something that is not quantized yet: the next reader decides
+        if op.on_grid and state is None and not op.clamps:
+            # A cast or dropout of a tensor without a quantizer: the next reader decides whether it gets one.
             self.set_outputs(eqn, None)
             self.labels[eqn.outputs[0]] = self.label_of(value, eqn)
-            if op.name == "cast":
+            if op.vanishes:
                 self.casts[eqn.outputs[0]] = op, eqn
             return
         self.put_on_grid(value, stack)
@@ -222,8 +226,8 @@ class _Annotator(Scans):
             self.set_outputs(eqn, self.state[value])
             return
         self.result.ops[eqn] = (op, "start")
-        name = self.unique(join(eqn.scope, op.name if op.name != "affine_step" else "rescale"))
-        self.set_outputs(eqn, Accumulator(name, eqn.scope, "rescale", None, eqn.location))
+        name = self.unique(join(eqn.scope, op.label or op.name))
+        self.set_outputs(eqn, Accumulator(name, eqn.scope, Rescale.name, None, eqn.location))
 
     def _averages(self, state: Accumulator, op: Op, eqn: Equation, constant: Sequence[bool]) -> bool:
         """Whether a step, the first one, divides by a number that is no parameter."""
@@ -243,8 +247,10 @@ class _Annotator(Scans):
             if not place.integers:
                 self.result.layers.append(LayerUse(place, None))
             return
-        if op.name == "transpose" and isinstance(state, Accumulator) and state.permutable and self.uses[value] == 1:
-            permutation = list(eqn.params["permutation"])
+        joins = isinstance(state, Accumulator) and state.permutable and self.uses[value] == 1
+        permutation = op.permutation(op.attributes(eqn)) if joins else None
+        if permutation is not None:
+            assert isinstance(state, Accumulator)
             channels = state.channels and {permutation.index(axis) for axis in state.channels}
             self.result.ops[eqn] = (op, "permute")
             self.set_outputs(eqn, dataclasses.replace(state, channels=channels))
@@ -260,7 +266,7 @@ class _Annotator(Scans):
         assert first is not None
         for index in data:
             if constant[index]:
-                # a parameter put beside codes takes their quantizer
+                # A parameter that is joined to codes (concatenated, selected) gets their quantization parameters.
                 name = join(first.label, self.origin_of(eqn.inputs[index])[0])
                 self.result.weights[eqn, index] = self.beside(first, name, eqn.inputs[index], stack)
             else:

@@ -31,8 +31,8 @@ Known = Mapping[tuple[Equation, int], Any]
 Taps = dict[str, Any]
 """What was recorded, per label of a place; inside scans with an axis in front for each."""
 
-Quantizer = Callable[[Place, Any, jax.Array], Quantized]
-"""(place, its parameters, real tensor) -> codes."""
+Quantizer = Callable[[Place, Any, jax.Array], Quantized | None]
+"""(place, its parameters, real tensor) -> codes, or None to leave the tensor in floats."""
 
 Recorder = Callable[[Place, jax.Array, Quantized | None], Any]
 """(place, real tensor, its codes if it was quantized) -> what to keep."""
@@ -99,7 +99,7 @@ class Evaluation:
         if mode == "permute":
             return eqn.bind(*(real(x) for x in inputs))
         if mode == "start":
-            # codes where the step expects an accumulator
+            # The step expects an accumulator, and its input has codes.
             inputs = [Pending.of_real(x.real32(), x.dtype) if isinstance(x, Quantized) else x for x in inputs]
         return op.training(eqn, inputs)
 
@@ -107,9 +107,9 @@ class Evaluation:
         place = self.annotation.values.get(value)
         if place is None:
             return x
-        # the model's own low precision between the accumulator and its quantizer is not the runtime's
+        # A model in bfloat16 rounds here, between the accumulator and its quantizer; the runtime does not.
         result = self._at(place, x, params, taps)
-        # what reads the codes as reals gets the model's dtype all the same
+        # Operations without codes read this tensor as floats, in the model's own dtype.
         return dataclasses.replace(result, dtype=value.dtype) if isinstance(result, Quantized) else result
 
     def _at(self, place: Place, x: Any, params: Params, taps: Taps) -> Any:
@@ -123,7 +123,7 @@ class Evaluation:
             if kept is not None:
                 taps[place.label] = kept
         if isinstance(quantized, Quantized):
-            # else each of its consumers computes the codes again, as a part of its own loop
+            # Otherwise XLA fuses the quantization into every consumer and computes the codes once for each.
             return dataclasses.replace(quantized, codes=finished_on_cpu(quantized.codes))
         return x if quantized is None else quantized
 
@@ -163,7 +163,7 @@ class Evaluation:
         else:
             names = self._names(body)
             stacked = {name: params[name] for name in names if name in params and name not in self.shared}
-        # what stands on one grid in every iteration goes through the scan as codes
+        # Tensors with the same quantization parameters in every iteration pass through the scan as codes.
         grids = [
             x if isinstance(x, Quantized) and (index >= fixed + carried or value in self.annotation.grids) else None
             for index, (value, x) in enumerate(zip(body.inputs, inputs, strict=True))
@@ -187,8 +187,8 @@ class Evaluation:
                     outputs[index] = real(x)
             return outputs[:carried], (outputs[carried:], recorded)
 
-        # the backward of a loop over time would keep every array of every step: it computes them again, from the sums
-        # where those cost more than their memory (int8 products of a step do not)
+        # Without this, the backward pass of a loop over time keeps every array of every step; so it recomputes them.
+        # Accelerators keep the sums, which cost more to compute than to store; the CPU recomputes these too.
         policy = None if jax.default_backend() == "cpu" else jax.checkpoint_policies.save_only_these_names(ACCUMULATOR)
         body_step = jax.checkpoint(step, prevent_cse=False, policy=policy) if timed else step
         final, (stacks, recorded) = lax.scan(
@@ -266,6 +266,6 @@ def _once(x: Quantized) -> Quantized:
     """The same tensor, which the compiler does not compute anew for each reader (see `computed_once`)."""
     if not isinstance(x.codes, Tracer):
         return x
-    # true, of a scale that is not a number too, and nothing that a compiler knows
+    # Always true (NaN included), but the compiler cannot prove it, so it keeps the branch.
     alive = x.scale.ravel()[0] != -1
     return dataclasses.replace(x, codes=computed_once_on_cpu(lax.stop_gradient(alive), x.codes))

@@ -128,19 +128,24 @@ class States:
         state = self.state.get(value)
         return state.place if isinstance(state, Grid) else None
 
-    def weight_place(self, op: Op, eqn: Equation, index: int, stack: tuple[int, ...]) -> Place:
-        """The place of an operand that is a weight; one parameter in other forms has other quantizers."""
+    def name_of_weight(self, op: Op, eqn: Equation, index: int) -> tuple[str, str]:
+        """(name, path of the parameter) of a weight; one parameter in other forms has other names."""
         value = eqn.inputs[index]
         path, signature = self.origin_of(value)
         if value not in self.origin:
             # numbers of the program itself: every tensor of them is a weight of its own
-            path = join(eqn.scope, f"{op.name}/{path}")
+            path = join(eqn.scope, f"{op.read_as or op.name}/{path}")
             signature = (str(self.unnamed.setdefault(value, len(self.unnamed))),)
         seen = self.weight_names.setdefault(path, [])
         if signature not in seen:
             seen.append(signature)
         position = seen.index(signature)
-        name = path if position == 0 else f"{path}#{position + 1}"
+        return path if position == 0 else f"{path}#{position + 1}", path
+
+    def weight_place(self, op: Op, eqn: Equation, index: int, stack: tuple[int, ...]) -> Place:
+        """The place of an operand that is a weight."""
+        value = eqn.inputs[index]
+        name, path = self.name_of_weight(op, eqn, index)
         while len(stack) > self.depth.get(value, 0) and len(stack) - 1 in self.timed:
             # no iteration changes it: one weight, quantized before the loop
             stack = stack[:-1]

@@ -12,7 +12,6 @@ import qjax
 from qjax.analysis.layers import layers_of
 from qjax.analysis.switched import SwitchedModel
 from qjax.qmodel import evaluation_copy
-from qjax.tracing import Evaluation
 from tests.analysis.models import Deep, Mixed, coarse, halves, in_halves
 
 MODELS = {
@@ -34,14 +33,7 @@ def naive(qmodel, names, x):
 
     @jax.jit
     def run(x):
-        traced, annotation = view._read((x,), {})
-
-        def quantize(place, params, x):
-            return view._quantize(place, params, x) if place.name in names else None
-
-        evaluation = Evaluation(annotation, quantize, shared=view.plan.shared)  # pyright: ignore[reportArgumentType]
-        values, _ = evaluation.run(traced.program, traced.args, view.quantizer_values())
-        return traced.outputs(values)
+        return view.trace(x).evaluate(only=names).output
 
     return run(x)
 

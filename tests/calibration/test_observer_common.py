@@ -186,7 +186,7 @@ def test_get_by_name_and_by_value() -> None:
 
 
 def test_get_of_something_else_says_what_there_is() -> None:
-    with pytest.raises(ValueError, match=r"unknown observer 'max'. Expected one of 'minmax', 'moving_average'"):
+    with pytest.raises(ValueError, match=r"unknown observer 'max'. Did you mean 'minmax'\? Expected one of 'minmax'"):
         get("max")
     with pytest.raises(TypeError, match=r"make an instance of it"):
         get(MinMax)  # pyright: ignore[reportArgumentType]

@@ -1,7 +1,10 @@
 """The progress bar stays off standard output, and out of logs."""
 
+import time
+
 import pytest
 
+from qjax import progress
 from qjax.calibration import track
 
 
@@ -18,9 +21,17 @@ def test_on_standard_error_when_asked(capsys: pytest.CaptureFixture[str]) -> Non
     assert "calibrating" in err
 
 
-def test_drawn_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drawn_on_a_terminal_once_it_takes_long(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     assert list(track([1], "calibrating")) == [1]
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(progress, "DELAY", 0.0)
+    monkeypatch.setattr(progress, "_TICK", 0.01)
+    for _ in track([1], "calibrating"):
+        # the thread of the first call may still sleep for a whole tick of its own
+        time.sleep(1.0)
     assert "calibrating" in capsys.readouterr().err
 
 

@@ -16,6 +16,7 @@ from qjax.analysis import picture
 from qjax.cli import arrays
 from qjax.conformance import golden
 from qjax.export import artifact, emit, files
+from qjax.export.integer_graph import IntegerGraph
 from qjax.export.retarget import retarget
 from tests.export.emit import nodes
 from tests.export.lowered import dense_chain
@@ -130,6 +131,7 @@ WRITERS = {
     "arrays": lambda folder: arrays.write(str(folder / "m.npz"), {"x": np.zeros(1)}),
     "picture": lambda folder: picture.draw(folder / "m.svg", (1, 1), lambda figure: None),
     "recording": recorded,
+    "report": lambda folder: qjax.report(IntegerGraph(GRAPH), path=folder / "m.html"),
 }
 
 

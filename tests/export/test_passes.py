@@ -111,13 +111,25 @@ def test_fuse_needs_one_reader_per_accumulator():
         passes.fuse(check(graph), NEAREST)
 
 
-def test_fuse_refuses_codes_that_cannot_change_their_sign():
+def whole_range(step: dict[str, Any]) -> Graph:
+    """A dense layer whose weight may hold -128, and one step behind it."""
     graph = dense_chain()
     w = graph.tensors["w"]
     assert w.quantization is not None
     full = dataclasses.replace(w, quantization=dataclasses.replace(w.quantization, qmin=-128))
+    nodes = [dataclasses.replace(n, attributes=step) if n.name == "scaled" else n for n in graph.nodes]
+    return graph.replace(tensors={**graph.tensors, "w": full}, nodes=tuple(nodes))
+
+
+@pytest.mark.parametrize("step", [{"step": "mul"}, {"step": "neg"}, {"step": "sub", "reversed": True}])
+def test_fuse_refuses_codes_that_cannot_change_their_sign(step: dict[str, Any]):
     with pytest.raises(ConversionError, match=r"user\.py:1: the weight 'w' may hold the code -128, whose sign cannot"):
-        passes.fuse(graph.replace(tensors={**graph.tensors, "w": full}), NEAREST)
+        passes.fuse(whole_range(step), NEAREST)
+
+
+def test_fuse_takes_all_codes_where_no_step_changes_their_sign():
+    node = passes.fuse(whole_range({"step": "sub"}), NEAREST).nodes[0]
+    assert node.op == "dot"
 
 
 @pytest.mark.parametrize(

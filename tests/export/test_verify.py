@@ -3,6 +3,7 @@
 # flax annotates what its constructors make as optional or as a bare Module
 # pyright: reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
 
+import dataclasses
 import functools
 import math
 
@@ -13,6 +14,7 @@ from flax import nnx
 from jax import lax
 
 import qjax
+from qjax.runtimes.comparing import Result
 from tests.layers.round_trip import data
 
 X = data(4, 4, 4, 2)
@@ -111,3 +113,42 @@ def test_sums_that_saturate_are_named():
     assert report.as_converted
     causes = {node.cause for node in report.nodes if node.local}
     assert causes == {"sums in int16 pairs, which saturate (Recipe(reduce_range=True) keeps such sums exact)"}
+
+
+def test_emitted_files_are_run_on_their_runtimes():
+    """Where the runtime rounds otherwise, the report gives the place and the cure."""
+    qmodel, graph = made("tflite_micro")
+    batches = [data(50, 4, 4, 2, seed=seed) * 3 for seed in (1, 2)]
+    runtimes = ("c", "litert", "onnxruntime")
+    report = qjax.verify(graph, qmodel, batches, runtimes=runtimes)
+    found = dict(zip(runtimes, report.files, strict=True))
+    assert [found[name].equal for name in runtimes] == [True, False, True]
+    assert [isinstance(file, Result) and file.compared for file in report.files] == [300] * 3
+    assert not report.exact
+    lines = report.verdict.split("\n")
+    assert lines[1] == "c against qjax's interpreter, target tflite_micro: no code of 300 differs."
+    assert "codes differ, by at most 1 (head at [" in lines[2]
+    assert lines[2].endswith("and this graph as tflite_micro: try --target tflite_xnnpack.")
+
+
+def test_a_file_that_differs_is_not_exact():
+    """Also where training and graph agree in everything."""
+    qmodel, graph = made("nearest_even")
+    asked = {"onnxruntime": {"style": "integer"}}
+    report = qjax.verify(graph, qmodel, [data(100, 4, 4, 2, seed=1) * 3], runtimes=asked)
+    assert report.exact == report.files[0].equal
+    (found,) = report.files
+    assert isinstance(found, Result)
+    assert found.compared == 300
+    planted = dataclasses.replace(found.outputs[0], count=1)
+    broken = report.with_files([dataclasses.replace(found, outputs=(planted,))])
+    assert not broken.exact
+    assert "1 of 300 codes differ" in broken.verdict
+
+
+def test_runtimes_that_are_unknown():
+    qmodel, graph = made("nearest_even")
+    with pytest.raises(ValueError, match=r"expected runtimes= of c, litert, .* got 'onnx-runtime'. Did you mean 'onnx"):
+        qjax.verify(graph, qmodel, [X], runtimes=["onnx-runtime"])
+    with pytest.raises(TypeError, match=r"a list of names, got a string: write \['c'\]"):
+        qjax.verify(graph, qmodel, [X], runtimes="c")

@@ -202,12 +202,19 @@ def test_integers_that_come_in():
     converted(INTEGERS, TOKENS, PLACES)
 
 
+def test_products_along_axes():
+    """Of two and of three elements; of more there is an error."""
+    shapes = {"area": lambda y: jnp.prod(y[..., :2], axis=-1), "three": lambda y: jnp.prod(y[..., :3], -1) * 0.5}
+    converted(shapes)
+
+
 @pytest.mark.parametrize(
     ("function", "cure"),
     [
         (lambda y: jnp.sort(y, axis=-1), "sort"),
-        (lambda y: y.at[:, jnp.argmax(y[0, 0])].set(0.0), "constant positions"),
+        (lambda y: y.at[:, jnp.argmax(y[0], axis=-1)[:2]].set(0.0), "one per example"),
         (lambda y: jnp.cumprod(y, axis=1), "one by one"),
+        (lambda y: jnp.prod(y[..., :4], axis=-1), "Up to three elements"),
         (lambda y: jnp.take(y, jnp.array([0, 7]), axis=1, mode="fill"), 'mode="clip"'),
     ],
 )

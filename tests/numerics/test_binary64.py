@@ -127,7 +127,7 @@ def test_the_integers_of_processors_without_doubles(name: str) -> None:
     a, b = floats(0), floats(1)
     a, b = (Real.of(a) * Real.of(b)), Real.of(b)
     with jax.enable_x64(True):
-        packed = [jax.jit(lambda *p: binary64.pack(*p))(*x.parts()) for x in (abs(a), b)]
+        packed = [jax.jit(lambda *p: binary64.pack(jnp, *p))(*x.parts()) for x in (abs(a), b)]
         packed = packed[: 1 if name == "sqrt" else 2]
         integers = _PATTERNS[name](*packed)
         native = jax.jit(lambda *p: getattr(binary64, name)(*p, _PATTERNS[name]))(*packed)

@@ -1,6 +1,7 @@
 """Choices, comparisons, indices and grouped weights: kernels against numpy and Python's unbounded numbers."""
 
 from fractions import Fraction
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -85,6 +86,13 @@ def test_sums(name):
     assert np.array_equal(y.ravel().astype(int), np.clip(np.array(steps) - 7, -128, 127))
 
 
+def test_prod():
+    y, (x,) = ran("prod")
+    acc = np.prod(x.astype(object) + 7, axis=1)
+    steps = [(int(a) * (2**20 // 3) + 12345) // 2**20 for a in acc.ravel()]
+    assert np.array_equal(y.ravel().astype(int), np.clip(np.array(steps) - 7, -128, 127))
+
+
 def test_grouped_dot():
     y, (x,) = ran("grouped_dot")
     graph = NODES["grouped_dot"][0]
@@ -96,6 +104,26 @@ def test_grouped_dot():
                 row = x[m, 4 * group : 4 * group + 4].astype(object) + 7
                 total += int(row @ constant["weights"][group, :, n]) * constant[f"factor{group}"][n, 0]
             assert y[n, m] == min(max(round(Fraction(total, 2**20)) - 7, -128), 127)
+
+
+@pytest.mark.parametrize(
+    ("name", "wraps"), [("embed_rows", True), ("embed_rows_columns", False), ("embed_rows_groups", False)]
+)
+def test_embed_rows(name, wraps):
+    y, (indices,) = ran(name)
+    graph = NODES[name][0]
+    output: Any = graph.tensors[graph.outputs[0]].quantization
+    held = {role: np.asarray(graph.tensors[role].value).astype(object) for role in graph.nodes[0].constants}
+    table = held["weights"].reshape(10, 4)
+    high, wide = held["factor0"].shape
+    for place in np.ndindex(indices.shape):
+        index = int(indices[place])
+        row = min(max(index + 10 if wraps and index < 0 else index, 0), 9)
+        for column in range(4):
+            own = row * high // 10, column * wide // 4
+            exact = Fraction(table[row, column] * held["factor0"][own], 2 ** int(held["shift"][own]))
+            code = min(max(round(exact) + int(output.zero_point), output.qmin), output.qmax)
+            assert y[(*place, column)] == code
 
 
 @pytest.mark.parametrize("function", ["gt", "ge", "lt", "le", "eq", "ne"])

@@ -21,6 +21,7 @@ from qjax.export.read.tflite.independent import independent
 from qjax.ops import Operand, Preparation, Role
 from qjax.ops.base import Elementwise, Op, register
 from qjax.ops.epilogue import Affine
+from qjax.ops.facts import AverageFacts, ProductFacts
 from tests.export.emit import nodes
 from tests.layers.round_trip import data
 from tests.ops.nodes import (
@@ -65,6 +66,49 @@ def test_an_operation_without_the_facts_is_not_registered(cls: Any, missing: str
     with pytest.raises(TypeError, match=f"'{cls.__name__}' does not state {missing}. Define"):
         register(cls)
     assert cls.name not in ops.names()
+
+
+class Averaging(AverageFacts, Elementwise):
+    """States neither whether it is an average nor under which name targets know it."""
+
+    name = "averaging"
+    role = Role.PRODUCER
+
+
+def test_sums_and_products_state_more() -> None:
+    with pytest.raises(TypeError, match=r"'Averaging' does not state average, is_average, is_spatial. Define"):
+        register(Averaging)
+    with pytest.raises(TypeError, match=r"does not state .*, groups_scales, kind, permutable, products, .*"):
+        register(type("Summing", (ProductFacts, Silent), {"name": "summing"}))
+
+
+IDENTITIES = {
+    "reshape": ({"shape": [2, 3]}, {"shape": [3, 2]}),
+    "transpose": ({"permutation": [0, 1]}, {"permutation": [1, 0]}),
+    "broadcast": ({"shape": [2, 3], "dimensions": [0, 1]}, {"shape": [2, 2, 3], "dimensions": [1, 2]}),
+    "slice": (
+        {"start": [0, 0], "limit": [2, None], "strides": [1, 1]},
+        {"start": [0, 1], "limit": [2, None], "strides": [1, 1]},
+    ),
+    "cast": ({}, None),
+}
+
+
+@pytest.mark.parametrize("name", IDENTITIES)
+def test_an_identity_returns_its_input(name: str) -> None:
+    same, other = IDENTITIES[name]
+    codes, op = np.arange(6, dtype=np.int8).reshape(2, 3), ops.get(name)
+    assert np.array_equal(op.kernel(same, {}, [jnp.asarray(codes)]), codes)
+    assert op.is_identity(same, (2, 3), (2, 3))
+    # None is any size: every second example has the shape of all examples
+    assert name != "slice" or not op.is_identity({**same, "strides": [2, 1]}, (None, 3), (None, 3))
+    if other is not None:
+        result = op.kernel(other, {}, [jnp.asarray(codes)])
+        assert not op.is_identity(other, (2, 3), result.shape)
+
+
+def test_what_no_op_says_to_be_an_identity_stays() -> None:
+    assert {name for name in ops.names() if type(ops.get(name)).is_identity is not Op.is_identity} == set(IDENTITIES)
 
 
 # ---------------------------------------------------------------------------- the greatest codes at the greatest length
@@ -188,6 +232,27 @@ def test_the_greatest_codes_at_the_greatest_length(name: str) -> None:
         passes.check_accumulators(beyond)
 
 
+def test_products_along_an_axis() -> None:
+    """The farthest codes, as many as int32 holds; one more is refused."""
+    (x, y), most = (INT8_LOW, INT16), 255**3
+    for factors, codes in ((2, INT8_HIGH), (3, INT8_LOW)):
+        acc = np.full((1,), (ends(codes) - codes.zero_point) ** factors, object)
+        constants = sum_constants(np.random.default_rng(0), [acc], (), y)
+        known = {"axes": [1], "factors": factors, **SUM}
+        graph = graph_of("prod", [((1, factors), codes)], ((1,), y), constants, known)
+        assert passes.check_accumulators(graph) is graph
+        check(
+            graph,
+            [np.full((1, factors), ends(codes), codes.dtype)],
+            finish_sum([acc], constants, y, "floor"),
+            distinct=1,
+        )
+    assert bounds(graph, graph.nodes[0]) == (-most, most)
+    beyond = graph_of("prod", [((1, 4), x)], ((1,), y), None, {"axes": [1], "factors": 4})
+    with pytest.raises(ConversionError, match=r"\(prod\) may reach 4228250625, beyond int32"):
+        passes.check_accumulators(beyond)
+
+
 def test_products_of_two_tensors() -> None:
     passes.check_accumulators(graph_of("multiply", [((2,), INT16), ((2,), INT16)], ((2,), INT8)))
     with pytest.raises(ConversionError, match="may reach 4294836225, beyond int32"):
@@ -242,7 +307,7 @@ def test_every_producer_is_met_here() -> None:
     """A new operation with accumulators needs a case above."""
     producers = {name for name in ops.names() if ops.get(name).role is Role.PRODUCER}
     sums = {name for name in producers if not isinstance(ops.get(name), Elementwise)}
-    assert sums - {"backend"} == {name.partition(" ")[0].rstrip(",") for name in EXTREMES} | set(LONG)
+    assert sums - {"backend", "prod"} == {name.partition(" ")[0].rstrip(",") for name in EXTREMES} | set(LONG)
 
 
 # ---------------------------------------------------------------------------- models

@@ -122,6 +122,10 @@ TWICE = (
 )
 """Rules and formulas that round twice: the first rounding makes ties, of about one code in 2^8."""
 
+REAL_BIAS = ("torch_fbgemm", "torch_onednn", "torch_onednn_conv")
+"""Rules that add the bias as a real number. Training adds it as a count of the accumulator's steps, at most half a step
+off. About one value in 10^3 lies so near to a tie that it is then rounded to the other side."""
+
 
 @functools.cache
 def trained_for(name: str) -> tuple[qjax.QuantizedModel, qjax.IntegerGraph]:
@@ -136,13 +140,13 @@ def trained_for(name: str) -> tuple[qjax.QuantizedModel, qjax.IntegerGraph]:
 @pytest.mark.parametrize("name", targets.names())
 @pytest.mark.sampled(1)
 def test_training_computes_what_the_graph_does(name):
-    """But for the second rounding of rules that have one, and the two float32 roundings of some additions."""
+    """But for the second rounding of some rules, the two float32 roundings of some additions, and real biases."""
     qmodel, graph = trained_for(name)
     report = qjax.verify(graph, qmodel, [MORE])
     methods = {node.name: method_of(node) for node in graph.ir.nodes}
-    twice = [node for node in report.nodes if methods[node.name] in TWICE]
-    assert [node for node in report.nodes if node.local and node not in twice] == []
-    for node in twice:
+    near = [node for node in report.nodes if methods[node.name] in TWICE + REAL_BIAS]
+    assert [node for node in report.nodes if node.local and node not in near] == []
+    for node in near:
         assert node.local <= max(node.compared // 100, 4), node
         assert node.local_max <= 1, node
 

@@ -71,7 +71,8 @@ def test_errors_say_what_was_expected():
         Target("chip", quantize="floor")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="same_grid may hold 'mean' and 'average_pool', got"):
         Target("chip", same_grid=frozenset({"add"}))
-    with pytest.raises(ValueError, match=r"Unknown target 'tflite'\. Known targets: .*tflite_micro"):
+    near = r"Unknown target 'tflite'\. Did you mean 'tflite_micro'\? Known targets: .*tflite_micro"
+    with pytest.raises(ValueError, match=near):
         targets.get("tflite")
     with pytest.raises(ValueError, match="Another target is registered under the name 'tflite_micro'"):
         targets.register(Target("tflite_micro"))

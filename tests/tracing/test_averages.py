@@ -12,7 +12,6 @@ from jax import lax
 import qjax
 from qjax import targets
 from qjax.analysis.switched import SwitchedModel
-from qjax.tracing import Evaluation
 from tests.layers.round_trip import data, train_step
 
 X = data(8, 4, 4, 8)
@@ -66,10 +65,7 @@ def test_the_gradient_is_that_of_fake_quantization():
     weights = data(8, 8, seed=3)
 
     def outputs(params, x, averages):
-        traced, annotation = qmodel._read((x,), {})
-        evaluation = Evaluation(annotation, qmodel._quantize, averages=averages)
-        (y,), _ = evaluation.run(traced.program, traced.args, params)
-        return y
+        return qmodel.trace(x).evaluate(params=params, averages=averages).output
 
     def gradient(averages):
         return jax.grad(lambda p, x: jnp.sum(weights * outputs(p, x, averages)), (0, 1), allow_int=True)

@@ -45,6 +45,13 @@ def outer(model, x, positions):
     return x * jnp.sin(jnp.einsum("bl,c->blc", positions.astype(jnp.float32), 1 / model.timescale[...]))
 
 
+def outer_of_integers(model, x, positions):
+    """The product itself makes floats of the integers."""
+    with jax.numpy_dtype_promotion("standard"):
+        angles_of = jnp.einsum("bl,c->blc", positions, 1 / model.timescale[...])
+    return x * jnp.sin(angles_of)
+
+
 def batch(low=0, high=2048):
     x = jax.random.normal(jax.random.key(1), (2, 6, 8))
     return x, jnp.asarray(np.linspace(low, high - 1, 12, dtype=np.int32).reshape(2, 6))
@@ -80,6 +87,7 @@ def test_the_sine_of_many_positions_is_one_table(count):
         (rotary, {}),
         (outer, {"timescale": nnx.Variable(jnp.asarray(TIMESCALE))}),
         (outer, {"timescale": nnx.Param(jnp.asarray(TIMESCALE))}),
+        (outer_of_integers, {"timescale": nnx.Variable(jnp.asarray(TIMESCALE))}),
     ],
 )
 def test_the_range_of_the_calibrated_integers_is_that_of_the_table(function, state):

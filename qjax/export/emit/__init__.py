@@ -9,7 +9,9 @@ import os
 from typing import Any
 
 from qjax.export.ir import Graph
+from qjax.nearest import did_you_mean
 from qjax.ops import island
+from qjax.progress import stage
 
 FORMATS = ("c", "onnx", "stablehlo", "tflite")
 HOLDS_REALS = ("stablehlo",)
@@ -24,11 +26,14 @@ def emit(graph: Graph, format: str, path: str | os.PathLike[str], **options: Any
       ModuleNotFoundError: the library that writes the format is missing; the message says what to install.
     """
     if format not in FORMATS:
-        raise ValueError(f"emit: expected one of the formats {', '.join(FORMATS)}, got {format!r}.")
+        raise ValueError(
+            f"emit: expected one of the formats {', '.join(FORMATS)}, got {format!r}.{did_you_mean(format, FORMATS)}"
+        )
     islands = [node.name for node in graph.nodes if node.op == island.NAME]
     if islands and format not in HOLDS_REALS:
         raise ValueError(
             f"emit: {format} files hold integers only, and these nodes are float islands: {', '.join(islands)}. Drop "
             f"their qjax.FLOAT or qjax.Dynamic, or emit {' or '.join(HOLDS_REALS)}."
         )
-    importlib.import_module(f"qjax.export.emit.{format}").emit(graph, path, **options)
+    with stage(f"emit: {format}"):
+        importlib.import_module(f"qjax.export.emit.{format}").emit(graph, path, **options)

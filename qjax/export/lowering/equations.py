@@ -14,7 +14,9 @@ from qjax.export.lowering.values import Accumulator, Codes, Constant, Real, Step
 from qjax.export.unsupported import ConversionError, unsupported, where
 from qjax.numerics._namespace import traced
 from qjax.ops import Op
-from qjax.ops.grouped_dot import layout
+from qjax.ops.facts import ProductFacts
+from qjax.ops.grouped_dot import GroupedDot, layout
+from qjax.ops.rescale import Rescale
 from qjax.tracing import Equation, Value
 
 
@@ -48,21 +50,21 @@ def equation(builder: Builder, eqn: Equation, found: list[Any], step: Step) -> l
     if eqn in builder.annotation.floats or any(isinstance(f, islands.Float) for f in found):
         return list(islands.calls(eqn, found))
     if annotated is None or any(isinstance(f, Real) for f in found):
-        # between integers, or between floats that nothing has quantized yet: what reads the result decides
+        # A cast between integers, or of floats that are not quantized yet, computes nothing here: its reader decides.
         if eqn.primitive == "convert_element_type" and eqn.inputs[0].is_float == eqn.outputs[0].is_float:
             return found
         raise unsupported(eqn)
     op, mode = annotated
     reading = _Reading(op, eqn, builder.annotation.is_constant(eqn), found, step)
-    if op.name == "cast":
+    if op.vanishes:
         return [found[0]]
-    if op.name == "dropout" or (op.name == "batch_norm" and len(eqn.outputs) > 1):
+    if not op.has_integer_form(eqn):
         raise unsupported(eqn)
     if mode == "permute":
         return [_permuted(builder, eqn, found[0])]
     if mode == "start":
         data = reading.data
-        acc = builder.accumulator("rescale", eqn, [found[data].tensor], {}, {}, step)
+        acc = builder.accumulator(Rescale.name, eqn, [found[data].tensor], {}, {}, step)
         return [_chain(builder, dataclasses.replace(reading, found=[*found[:data], acc, *found[data + 1 :]]))]
     if mode == "chain":
         return [_chain(builder, reading)]
@@ -79,7 +81,7 @@ def _producer(builder: Builder, reading: _Reading) -> Accumulator:
     weight = reading.weight
     constants: dict[str, str] = {}
     channels: list[list[int]] = []
-    if op.name in ("dot", "conv"):
+    if isinstance(op, ProductFacts):
         channels = op.channels(eqn, weight) if weight is not None else []
         attributes |= {
             "weight": weight,
@@ -90,11 +92,24 @@ def _producer(builder: Builder, reading: _Reading) -> Accumulator:
     inputs = _operands(builder, reading)
     if weight is not None:
         constants["kernel"] = builder.kernel(eqn, weight, found[weight].value, step)
+        if op.scales_rows:
+            return _by_row(builder, reading, inputs, constants["kernel"])
         if len(builder.tensors[constants["kernel"]].shape) > len(eqn.in_shapes[weight]):
             return _grouped(builder, eqn, weight, inputs, constants["kernel"], channels, step)
     constants |= _chain_constants(builder, reading)
     acc = builder.accumulator(op.name, eqn, inputs, constants, attributes, step)
     return Accumulator(acc.tensor, tuple((r, w) for r, w in channels))
+
+
+def _by_row(builder: Builder, reading: _Reading, inputs: list[str], kernel: str) -> Accumulator:
+    """A lookup in a table that has scales of its rows."""
+    weights = builder.tensors[kernel]
+    assert weights.quantization is not None
+    scale = weights.quantization.scale
+    scale = builder.constant(f"{kernel}/scale", scale.reshape(scale.shape[0], -1))
+    attributes = {**reading.op.attributes(reading.eqn), "table": [int(n) for n in reading.eqn.in_shapes[1]]}
+    constants = {"weights": kernel, "weight_scale": scale}
+    return builder.accumulator(reading.op.name, reading.eqn, inputs, constants, attributes, reading.step)
 
 
 def _grouped(
@@ -119,7 +134,7 @@ def _grouped(
     sizes = [n if axis in axes else 1 for axis, n in enumerate(weights.shape)]
     scale = builder.constant(f"{kernel}/scale", weights.quantization.scale.reshape(tuple(n or 1 for n in sizes)))
     constants = {"weights": kernel, "weight_scale": scale}
-    acc = builder.accumulator("grouped_dot", eqn, inputs, constants, attributes, step)
+    acc = builder.accumulator(GroupedDot.name, eqn, inputs, constants, attributes, step)
     return Accumulator(acc.tensor, tuple((r, w) for r, w in channels))
 
 

@@ -10,6 +10,8 @@ from qjax.export.lowering.stacks import joined
 from qjax.export.lowering.values import Accumulator, Codes, Constant, Stack, Step
 from qjax.export.unsupported import unsupported
 from qjax.export.weights import weight_tensor
+from qjax.ops.fill import Fill
+from qjax.ops.rescale import Rescale
 from qjax.tracing import Equation, Place, Value
 
 
@@ -23,7 +25,7 @@ def quantized(builder: Builder, place: Place, value: Value, found: Any, eqn: Equ
         label = builder.fresh(builder.label(place, step))
         return island_node(builder, found, builder.on_grid(label, value.shape, place, step))
     if isinstance(found, Codes):
-        found = builder.accumulator("rescale", eqn, [found.tensor], {}, {}, step)
+        found = builder.accumulator(Rescale.name, eqn, [found.tensor], {}, {}, step)
     if not isinstance(found, Accumulator):
         raise unsupported(eqn)
     label = builder.fresh(builder.label(place, step))
@@ -41,6 +43,6 @@ def _filled(builder: Builder, place: Place, value: Value, number: Any, eqn: Equa
     builder.add(codes)
     attributes = {"shape": list(value.shape), "times": 1}
     builder.nodes.append(
-        Node(label, "fill", (builder.inputs[0],), output, {"value": codes.name}, attributes, eqn.location)
+        Node(label, Fill.name, (builder.inputs[0],), output, {"value": codes.name}, attributes, eqn.location)
     )
     return Codes(output)

@@ -9,6 +9,10 @@ from qjax.export.ir import Node, Tensor
 from qjax.export.lowering.builder import Builder, stepped
 from qjax.export.lowering.values import Accumulator, Codes, Constant, Stack, Step
 from qjax.export.unsupported import stacked
+from qjax.ops.concatenate import Concatenate
+from qjax.ops.rescale import Rescale
+from qjax.ops.reshape import Reshape
+from qjax.ops.slice import Slice
 from qjax.tracing import Equation, Place, Value
 
 
@@ -27,8 +31,8 @@ def part_of(builder: Builder, found: Any, iteration: int, eqn: Equation, step: S
         "limit": [iteration + 1, *shape],
         "strides": [1] * rank,
     }
-    part = _moved(builder, "slice", whole, (1, *shape), [whole.name], bounds, eqn, step)
-    return Codes(_moved(builder, "reshape", whole, shape, [part], {"shape": list(shape)}, eqn, step))
+    part = _moved(builder, Slice.name, whole, (1, *shape), [whole.name], bounds, eqn, step)
+    return Codes(_moved(builder, Reshape.name, whole, shape, [part], {"shape": list(shape)}, eqn, step))
 
 
 def stack_of(builder: Builder, parts: list[Any], eqn: Equation, step: Step) -> Any:
@@ -51,7 +55,7 @@ def joined(builder: Builder, place: Place, value: Value, found: Stack, eqn: Equa
     parts: list[Tensor] = []
     for iteration, part in enumerate(found.parts):
         if isinstance(part, Codes):
-            part = builder.accumulator("rescale", eqn, [part.tensor], {}, {}, (*step, iteration), shape)
+            part = builder.accumulator(Rescale.name, eqn, [part.tensor], {}, {}, (*step, iteration), shape)
         if not isinstance(part, Accumulator):
             raise stacked(found.eqn)
         label = builder.fresh(stepped(builder.label(place, step), (iteration,)))
@@ -65,9 +69,9 @@ def _concatenated(builder: Builder, parts: Sequence[Tensor], eqn: Equation, step
         shape = (1, *part.shape)
         attributes = {"shape": list(shape)}
         label = builder.fresh(stepped(f"{eqn.scope}/row" if eqn.scope else "row", (*step, iteration)))
-        rows.append(_moved(builder, "reshape", part, shape, [part.name], attributes, eqn, step, label))
+        rows.append(_moved(builder, Reshape.name, part, shape, [part.name], attributes, eqn, step, label))
     shape = (len(parts), *parts[0].shape)
-    return _moved(builder, "concatenate", parts[0], shape, rows, {"axis": 0}, eqn, step, name)
+    return _moved(builder, Concatenate.name, parts[0], shape, rows, {"axis": 0}, eqn, step, name)
 
 
 def _moved(

@@ -23,16 +23,17 @@ def codes_of_bounds(graph: Graph) -> Graph:
     for node in graph.nodes:
         reals = {role for role, name in node.constants.items() if tensors[name].dtype.startswith(("float", "bfloat"))}
         found: Mapping[str, Any] | None = None
-        if node.op == "clamp" and not {"clamp_min", "clamp_max"} & set(node.constants):
+        op = get(node.op)
+        if op.clamps and not {"clamp_min", "clamp_max"} & set(node.constants):
             quantization = tensors[node.inputs[0]].quantization
             assert quantization is not None
             constants = {role: graph.constant(node, role) for role in node.constants}
-            found = bound_constants(*get("clamp").bounds(node.attributes, constants), quantization)
+            found = bound_constants(*op.bounds(node.attributes, constants), quantization)
             node = dataclasses.replace(node, constants={}, attributes={})
         elif reals and node.op != island.NAME:
             grid = next(tensors[name] for name in node.inputs if tensors[name].quantization is not None)
             constants = {role: graph.constant(node, role) for role in reals}
-            found = get(node.op).in_codes(node.attributes, constants, operand(grid))
+            found = op.in_codes(node.attributes, constants, operand(grid))
         if found is not None:
             roles = dict(node.constants)
             for role, value in found.items():

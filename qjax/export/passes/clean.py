@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from qjax import ops
 from qjax.export.ir import Graph, Node
 
 
@@ -19,16 +20,10 @@ def remove_identities(graph: Graph) -> Graph:
 
 
 def _identity(graph: Graph, node: Node) -> bool:
-    if node.op == "cast":
-        return True
-    if node.op == "transpose":
-        return node.attributes["permutation"] == sorted(node.attributes["permutation"])
-    if node.op not in ("reshape", "broadcast", "slice"):
+    op = ops.get(node.op)
+    if not node.inputs:
         return False
-    before, after = graph.tensors[node.inputs[0]].shape, graph.tensors[node.output].shape
-    # None is any size: a slice that takes every second example has the shape of one that takes all
-    whole = all(stride == 1 for stride in node.attributes.get("strides", ()))
-    return before == after and whole
+    return op.is_identity(node.attributes, graph.tensors[node.inputs[0]].shape, graph.tensors[node.output].shape)
 
 
 def remove_dead(graph: Graph) -> Graph:

@@ -4,14 +4,15 @@ The runtime's formula stands for its bare operation. A chain of other affine ste
 addition, say) is no operation of any runtime; the exact sum serves there, as it does where the target names no formula.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from jax.core import Tracer
 
+from qjax import ops
 from qjax.export.ir import Graph, Node, Quantization, Tensor
+from qjax.ops.facts import AverageFacts
 from qjax.ops.formulas import Formula, Setting, average, count_of, get
 from qjax.targets import Target
 
@@ -40,12 +41,13 @@ def formula_for(
     """
     inputs = [_quantization(tensors[tensor]) for tensor in node.inputs]
     y = _quantization(output)
-    if op in ("mean", "average_pool"):
+    averages = ops.get(node.op)
+    if isinstance(averages, AverageFacts):
         x = tensors[node.inputs[0]]
         formula = average(
             target,
             op,
-            spatial=op == "mean" and len(x.shape) == 4 and sorted(node.attributes["axes"]) == [1, 2],
+            spatial=averages.is_spatial(node.attributes, x.shape),
             wide=x.dtype == "int16",
             same_grid=_same_grid(inputs[0], y),
             varying=bool(np.ndim(count)),
@@ -68,18 +70,14 @@ def formula_for(
 
 
 def _operation(graph: Graph, node: Node, affine: list[Node]) -> tuple[str, Any] | None:
-    """What a runtime calls the node with these steps behind it, and the count of an average."""
-    if node.op in ("sum", "window_sum"):
+    """The operation of a runtime that the node is with these steps behind it, and the count of an average."""
+    op = ops.get(node.op)
+    if isinstance(op, AverageFacts):
         count = _count(graph, affine)
-        full = elements(graph, node)
-        if count is None or (node.op == "sum" and not np.array_equal(count, full)):
-            return None
-        return "mean" if node.op == "sum" else "average_pool", count
-    if affine:
-        return None
-    if node.op == "add":
-        return "subtract" if node.attributes["subtract"] else "add", 1
-    return ({"dot": "matmul"}.get(node.op, node.op), 1) if node.op in ("multiply", "rescale", "dot") else None
+        shape = graph.tensors[node.inputs[0]].shape
+        return (op.average, count) if count is not None and op.is_average(node.attributes, shape, count) else None
+    operation = None if affine else op.operation(node.attributes)
+    return None if operation is None else (operation, 1)
 
 
 def _count(graph: Graph, affine: list[Node]) -> Any:
@@ -87,14 +85,6 @@ def _count(graph: Graph, affine: list[Node]) -> Any:
     if len(affine) != 1 or affine[0].attributes.get("step") not in ("div", "mul"):
         return None
     return count_of(affine[0].attributes["step"], graph.constant(affine[0], "value"))
-
-
-def elements(graph: Graph, node: Node) -> int | None:
-    """How many elements of its input one output of a sum reads; None where the batch is among them."""
-    if node.op != "sum":
-        return math.prod(node.attributes["window"])
-    sizes = [graph.tensors[node.inputs[0]].shape[axis] for axis in node.attributes["axes"]]
-    return None if None in sizes else math.prod(size for size in sizes if size is not None)
 
 
 def _quantization(tensor: Tensor) -> Quantization:

@@ -12,9 +12,14 @@ constant and no `quantize` is left, except the bounds of clamps on codes (`codes
 """
 
 import dataclasses
-from typing import Any
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from qjax import ops, targets
 from qjax.export.ir import Graph, Node, Quantization, Tensor
@@ -22,31 +27,35 @@ from qjax.export.lower import QUANTIZE, ConversionError
 from qjax.export.passes.bounds import bound_constants, operand
 from qjax.export.passes.formulas import formula_of
 from qjax.export.passes.weighted import arithmetic_of, kind_of, scale_in_rank
+from qjax.numerics.rules import get_rule
 from qjax.numerics.softfloat import Real
-from qjax.ops import Preparation, Role
+from qjax.numerics.together import derived
+from qjax.ops import Op, Operand, Preparation, Role
 from qjax.ops.channels import result_to_weight, weight_to_result
 from qjax.ops.epilogue import Affine, fold_sum, fold_weighted, scale_codes
+from qjax.ops.facts import AverageFacts
+from qjax.ops.formulas import Setting
+from qjax.ops.formulas import get as get_formula
 
 
 def fuse(graph: Graph, target: targets.Target) -> Graph:
     """See the module's docstring."""
-    nodes: list[Node] = []
-    tensors = dict(graph.tensors)
-    known: dict[Any, Node] = {}
+    nodes: list[Node | _Fused] = []
+    known: dict[Any, _Fused] = {}
     readers: dict[str, list[Node]] = {node.output: [] for node in graph.nodes}
     for node in graph.nodes:
         for name in set(node.inputs) & readers.keys():
             readers[name].append(node)
     for node in graph.nodes:
-        if node.output not in readers or tensors[node.output].quantization is not None:
+        if node.output not in readers or graph.tensors[node.output].quantization is not None:
             nodes.append(node)
             continue
         role = ops.get(node.op).role
         if role in (Role.GRID, Role.INTEGER):
-            nodes.append(node)  # integers that stand for themselves
+            nodes.append(node)  # Integers without a scale have nothing to fold.
             continue
         if role is not Role.PRODUCER:
-            continue  # a step of a chain: folded where the chain begins
+            continue  # A step of a chain: it was folded into the producer at the chain's start.
         chain: list[Node] = []
         output = node.output
         while True:
@@ -59,15 +68,81 @@ def fuse(graph: Graph, target: targets.Target) -> Graph:
                 break
             chain.append(following[0])
             output = following[0].output
-        key = _key(graph, tensors, node, chain, following[0])
-        done = _fused(graph, tensors, node, chain, following[0], target, known.get(key))
-        known.setdefault(key, done)
-        nodes.append(done)
-    return graph.replace(nodes=tuple(n for n in nodes if n.op != QUANTIZE), tensors=tensors)
+        key = _key(graph, node, chain, following[0])
+        if key not in known:
+            known[key] = _Fused(node, tuple(chain), following[0], _case(graph, node, chain, following[0], target))
+        nodes.append(dataclasses.replace(known[key], node=node, quantize=following[0]))
+    fused = list(known.values())
+    constants = derived(
+        functools.partial(_derive, target), [one.case for one in fused], _alive, functools.partial(_by_channel, target)
+    )
+    tensors = dict(graph.tensors)
+    first = [_finished(graph, tensors, one, made, target) for one, made in zip(fused, constants, strict=True)]
+    done = {id(one.case): node for one, node in zip(fused, first, strict=True)}
+
+    def node_of(one: Node | _Fused) -> Node:
+        if isinstance(one, Node):
+            return one
+        at = one.quantize
+        return dataclasses.replace(
+            done[id(one.case)], name=at.name, inputs=one.node.inputs, output=at.output, location=one.node.location
+        )
+
+    finished = tuple(node_of(one) for one in nodes if isinstance(one, _Fused) or one.op != QUANTIZE)
+    return graph.replace(nodes=finished, tensors=tensors)
 
 
-def _key(graph: Graph, tensors: dict[str, Tensor], node: Node, chain: list[Node], quantize: Node) -> Any:
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Step:
+    """A node without its names."""
+
+    op: str
+    attributes: Mapping[str, Any]
+    constants: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Case:
+    """Everything that the constants of a fused node follow from, except the target; nothing else, see `derived`.
+
+    producer: with its real constants, its kernel left out. chain: the affine steps. kernel: its scale as a vector of
+    the result, else None. kind, wide: what a target asks of a product with weights. formula: the name of a runtime's
+    own, and what it may know.
+    """
+
+    producer: _Step
+    chain: tuple[_Step, ...]
+    inputs: tuple[Operand, ...]
+    output: Operand
+    kernel: Any = None
+    kind: Literal["dot", "conv", "depthwise"] = "dot"
+    wide: bool = False
+    formula: tuple[str, Setting] | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Constants:
+    """By role; attributes: those that join the node's. factor and scale: of a kernel's codes."""
+
+    constants: Mapping[str, Any]
+    attributes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    factor: Any = None
+    scale: Any = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Fused:
+    """A producer, the chain behind it, the quantizer at its end."""
+
+    node: Node
+    chain: tuple[Node, ...]
+    quantize: Node
+    case: _Case
+
+
+def _key(graph: Graph, node: Node, chain: list[Node], quantize: Node) -> Any:
     """What a node's constants follow from. The iterations of a loop have it in common, and so share the constants."""
+    tensors = graph.tensors
 
     def step(node: Node) -> Any:
         constants = ((role, id(graph.constant(node, role))) for role in sorted(node.constants))
@@ -79,28 +154,83 @@ def _key(graph: Graph, tensors: dict[str, Tensor], node: Node, chain: list[Node]
     return (*map(step, (node, *chain)), *inputs, output.shape, output.dtype, id(output.quantization))
 
 
-def _fused(
-    graph: Graph,
-    tensors: dict[str, Tensor],
-    node: Node,
-    chain: list[Node],
-    quantize: Node,
-    target: targets.Target,
-    known: Node | None,
+def _case(graph: Graph, node: Node, chain: list[Node], quantize: Node, target: targets.Target) -> _Case:
+    tensors, output = graph.tensors, graph.tensors[quantize.output]
+
+    def step(node: Node, constants: Mapping[str, str]) -> _Step:
+        return _Step(node.op, node.attributes, {role: graph.constant(node, role) for role in constants})
+
+    kept = ("kernel", *ops.get(node.op).keeps)
+    own = {role: name for role, name in node.constants.items() if role not in kept}
+    affine = tuple(step(one, one.constants) for one in chain if type(ops.get(one.op)).compose is not Op.compose)
+    inputs = tuple(operand(tensors[name]) for name in node.inputs)
+    if "kernel" not in node.constants and ops.get(node.op).prepares:
+        return _Case(step(node, own), affine, inputs, operand(output))
+    case = _Case(step(node, own), affine, tuple(map(_scale_alone, inputs)), _scale_alone(operand(output)))
+    bare = _Step("", {}, {})
+    if "kernel" in node.constants:
+        kernel = tensors[node.constants["kernel"]]
+        s_w = weight_to_result(scale_in_rank(kernel), node.attributes["channels"], node.attributes["rank"])
+        kind, wide = kind_of(node, kernel), tensors[node.inputs[0]].dtype == "int16"
+        return dataclasses.replace(case, producer=bare, kernel=s_w, kind=kind, wide=wide)
+    found = formula_of(graph, tensors, node, chain, output, target)
+    if found is None:
+        return case
+    return dataclasses.replace(case, producer=bare, formula=(found[0].name, found[1]))
+
+
+def _scale_alone(x: Operand) -> Operand:
+    return Operand((), "", x.scale)
+
+
+def _alive(case: _Case) -> jax.Array:
+    # Always true (NaN included), but the compiler cannot prove it.
+    return jnp.asarray(case.output.scale).reshape(-1)[0] != np.float32(-1)
+
+
+def _by_channel(target: targets.Target, case: _Case) -> bool:
+    """Whether the constants of a case are vectors over channels, each element by itself."""
+    if case.kernel is None or np.ndim(case.kernel) != 1:
+        return False
+    numbers = [x for step in case.chain for x in step.constants.values()]
+    if any(np.size(x) > 1 and not isinstance(x, Tracer) for x in numbers):
+        return False  # a known vector is no operand, see `derived`
+    rule = get_rule(target.weighted(case.kind, per_channel=True, wide=case.wide).rule)
+    return np.size(case.kernel) > 1 and rule.of_scales is None
+
+
+def _derive(target: targets.Target, case: _Case) -> _Constants:
+    """The constants of a case, but for the kernel's codes and the bounds on the output's."""
+    affine = Affine.identity()
+    for step in case.chain:
+        affine = ops.get(step.op).compose(step.attributes, step.constants, affine)
+    producer, s_y = case.producer, case.output.scale
+    scales = [x.scale for x in case.inputs if x.scale is not None]
+    if case.kernel is not None:
+
+        def weighted(per_channel: bool) -> targets.Weighted:
+            return target.weighted(case.kind, per_channel=per_channel, wide=case.wide)
+
+        folded = fold_weighted(scales[0], case.kernel, s_y, affine, weighted)
+        return _Constants({"bias": folded.bias, **folded.requantize}, {}, folded.factor, folded.weight_scale)
+    if case.formula is not None:
+        name, setting = case.formula
+        return _Constants(get_formula(name).prepare(setting), {"formula": name})
+    op = ops.get(producer.op)
+    if op.prepares:
+        given = Preparation(producer.attributes, producer.constants, case.inputs, case.output, affine, target)
+        own = op.prepare(given)
+        return _Constants(own.constants, own.attributes)
+    accumulators = op.scales(producer.attributes, [Real.of(s) for s in scales])
+    return _Constants(fold_sum(accumulators, s_y, affine), {"rounding": target.rounding.value})
+
+
+def _finished(
+    graph: Graph, tensors: dict[str, Tensor], fused: _Fused, made: _Constants, target: targets.Target
 ) -> Node:
-    output = tensors[quantize.output]
+    """The node, its constants added to `tensors`."""
+    node, output = fused.node, tensors[fused.quantize.output]
     assert output.quantization is not None
-    if known is not None:
-        return dataclasses.replace(
-            known, name=quantize.name, inputs=node.inputs, output=output.name, location=node.location
-        )
-    affine, low, high = Affine.identity(), None, None
-    for step in chain:
-        op = ops.get(step.op)
-        constants = {role: graph.constant(step, role) for role in step.constants}
-        affine = op.compose(step.attributes, constants, affine)
-        step_low, step_high = op.bounds(step.attributes, constants)
-        low, high = _tighter(low, step_low, high, step_high)
     roles: dict[str, str] = {}
 
     def constant(role: str, value: Any, quantization: Quantization | None = None) -> None:
@@ -109,63 +239,37 @@ def _fused(
         roles[role] = name
 
     attributes = dict(node.attributes)
-    scales = [_scale(tensors[name]) for name in node.inputs if tensors[name].quantization is not None]
-    s_y = output.quantization.scale
     if "kernel" in node.constants:
         kernel = tensors[node.constants["kernel"]]
-        assert kernel.quantization is not None
         assert kernel.value is not None
         channels, rank = attributes["channels"], attributes["rank"]
-        s_w = weight_to_result(scale_in_rank(kernel), channels, rank)
-        kind, wide = kind_of(node, kernel), tensors[node.inputs[0]].dtype == "int16"
-
-        def weighted(per_channel: bool) -> targets.Weighted:
-            return target.weighted(kind, per_channel=per_channel, wide=wide)
-
-        folded = fold_weighted(scales[0], s_w, s_y, affine, weighted)
-        factor = result_to_weight(folded.factor, channels, rank, len(kernel.shape))
-        axes = tuple(sorted(w for _, w in channels)) if np.size(folded.weight_scale) > 1 else ()
-        scale = result_to_weight(folded.weight_scale, channels, rank, len(kernel.shape))
-        # of several channel axes, a batch norm may run over the last alone
+        factor = result_to_weight(made.factor, channels, rank, len(kernel.shape))
+        axes = tuple(sorted(w for _, w in channels)) if np.size(made.scale) > 1 else ()
+        scale = result_to_weight(made.scale, channels, rank, len(kernel.shape))
+        # With several channel axes, a batch norm may run over the last one alone.
         axes = tuple(axis for axis in axes if scale.shape[axis] == kernel.shape[axis])
         scale = scale.reshape(tuple(scale.shape[axis] for axis in axes))
         zero_point = np.zeros(scale.shape, np.int32)
-        own = _signed_range(node, kernel, chain)
+        own = _signed_range(node, kernel, fused.chain)
         quantization = dataclasses.replace(own, scale=scale, zero_point=zero_point, axes=axes)
         constant("kernel", scale_codes(kernel.value, factor), quantization)
-        constant("bias", folded.bias)
-        for role, value in folded.requantize.items():
-            constant(role, value)
-        rule = weighted(np.size(folded.weight_scale) > 1).rule
+        rule = target.weighted(fused.case.kind, per_channel=np.size(made.scale) > 1, wide=fused.case.wide).rule
         attributes |= arithmetic_of(node, kernel, tensors[node.inputs[0]].shape, rule, target)
-    elif ops.get(node.op).prepares:
-        own = ops.get(node.op).prepare(_preparation(graph, tensors, node, affine, output, target))
-        for role, value in own.constants.items():
-            constant(role, value)
-        attributes |= own.attributes
-    elif (found := formula_of(graph, tensors, node, chain, output, target)) is not None:
-        formula, setting = found
-        for role, value in formula.prepare(setting).items():
-            constant(role, value)
-        if setting.op in ("mean", "average_pool"):
-            constant("count", np.asarray(setting.count, np.int32))
-        attributes["formula"] = formula.name
-    else:
-        accumulators = ops.get(node.op).scales(attributes, [Real.of(s) for s in scales])
-        for role, value in fold_sum(accumulators, s_y, affine).items():
-            constant(role, value)
-        attributes["rounding"] = target.rounding.value
+    roles |= {role: node.constants[role] for role in ops.get(node.op).keeps}
+    for role, value in made.constants.items():
+        constant(role, value)
+    attributes |= made.attributes
+    formula = fused.case.formula
+    if formula is not None and isinstance(ops.get(node.op), AverageFacts):
+        constant("count", np.asarray(formula[1].count, np.int32))
+    low, high = None, None
+    for step in fused.chain:
+        constants = {role: graph.constant(step, role) for role in step.constants}
+        step_low, step_high = ops.get(step.op).bounds(step.attributes, constants)
+        low, high = _tighter(low, step_low, high, step_high)
     for role, value in bound_constants(low, high, output.quantization).items():
         constant(role, value)
-    return Node(quantize.name, node.op, node.inputs, output.name, roles, attributes, node.location)
-
-
-def _preparation(
-    graph: Graph, tensors: dict[str, Tensor], node: Node, affine: Affine, output: Tensor, target: targets.Target
-) -> Preparation:
-    constants = {role: graph.constant(node, role) for role in node.constants}
-    inputs = tuple(operand(tensors[name]) for name in node.inputs)
-    return Preparation(node.attributes, constants, inputs, operand(output), affine, target)
+    return Node(fused.quantize.name, node.op, node.inputs, output.name, roles, attributes, node.location)
 
 
 def _tighter(low: Any, step_low: Any, high: Any, step_high: Any) -> tuple[Any, Any]:
@@ -182,17 +286,12 @@ def _tighter(low: Any, step_low: Any, high: Any, step_high: Any) -> tuple[Any, A
     return low, high
 
 
-def _scale(tensor: Tensor) -> Any:
-    assert tensor.quantization is not None
-    return tensor.quantization.scale
-
-
-def _signed_range(node: Node, kernel: Tensor, chain: list[Node]) -> Quantization:
+def _signed_range(node: Node, kernel: Tensor, chain: Sequence[Node]) -> Quantization:
     """The kernel's quantization, its range made symmetric where a folded factor may change the sign of codes."""
     quantization = kernel.quantization
     assert quantization is not None
-    scales = any(step.op == "batch_norm" or step.attributes.get("step") in ("mul", "div", "neg") for step in chain)
-    if not scales or quantization.qmin >= -quantization.qmax:
+    negates = any(ops.get(step.op).may_negate(step.attributes) for step in chain)
+    if not negates or quantization.qmin >= -quantization.qmax:
         return quantization
     if -quantization.qmin > np.iinfo(kernel.dtype).max:
         raise ConversionError(

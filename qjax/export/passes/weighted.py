@@ -1,23 +1,22 @@
 """What a target says of one product with weights: its kind, its rule's variant, its accumulator."""
 
-import math
 from typing import Any, Literal
 
 from qjax import targets
 from qjax.export.ir import Node, Tensor
 from qjax.numerics.accumulator import EXACT, Accumulator
 from qjax.numerics.rules import Product, get_rule
+from qjax.ops import get
+from qjax.ops.facts import ProductFacts
 
 
 def arithmetic_of(
     node: Node, kernel: Tensor, x: tuple[int | None, ...], rule: str, target: targets.Target
 ) -> dict[str, Any]:
     """The attributes "rule" and, unless it is exact, "accumulator"; x: the shape of the activations."""
-    found = get_rule(rule)
-    attributes: dict[str, Any] = {
-        "rule": found.name if found.variant is None else found.variant(_product(node, kernel, x))
-    }
-    accumulator = _accumulator(node, kernel, target)
+    found, product = get_rule(rule), facts_of(node).described(node.attributes, kernel.shape, x)
+    attributes: dict[str, Any] = {"rule": found.name if found.variant is None else found.variant(product)}
+    accumulator = _accumulator(node, kernel, product, target)
     if accumulator != EXACT:
         attributes["accumulator"] = accumulator.to_json()
     return attributes
@@ -34,35 +33,18 @@ def scale_in_rank(kernel: Tensor) -> Any:
 
 def kind_of(node: Node, kernel: Tensor) -> Literal["dot", "conv", "depthwise"]:
     """Which of a target's choices a product with weights follows."""
-    if node.op == "dot":
-        return "dot"
-    groups, per_group = node.attributes["groups"], kernel.shape[node.attributes["rhs_layout"][1]]
-    return "depthwise" if groups > 1 and per_group == 1 else "conv"
+    return facts_of(node).kind(node.attributes, kernel.shape)
 
 
-def _product(node: Node, kernel: Tensor, x: tuple[int | None, ...]) -> Product:
-    shape, attributes = [n or 1 for n in kernel.shape], node.attributes
-    size = math.prod(shape)
-    if node.op == "dot":
-        summed = attributes["rhs_contracting" if attributes["weight"] == 1 else "lhs_contracting"]
-        depth = math.prod(shape[axis] for axis in summed)
-        return Product(depth, size // depth)
-    features, _, *window = (shape[axis] for axis in attributes["rhs_layout"])
-    return Product(
-        size // features,
-        features,
-        attributes["groups"],
-        tuple(window),
-        tuple(attributes["strides"]),
-        tuple(attributes["rhs_dilation"]),
-        tuple((low, high) for low, high in attributes["padding"]),
-        tuple(x[axis] or 1 for axis in attributes["lhs_layout"][2:]),
-    )
+def facts_of(node: Node) -> ProductFacts:
+    """What the operation of a node with a kernel states about products."""
+    op = get(node.op)
+    assert isinstance(op, ProductFacts), node.op
+    return op
 
 
-def _accumulator(node: Node, kernel: Tensor, target: targets.Target) -> Accumulator:
+def _accumulator(node: Node, kernel: Tensor, product: Product, target: targets.Target) -> Accumulator:
     own = target.depthwise_accumulator
     if own is None or kind_of(node, kernel) != "depthwise":
         return target.accumulator
-    single = kernel.shape[node.attributes["rhs_layout"][0]] == node.attributes["groups"]
-    return own if single else target.accumulator
+    return own if product.channels == product.groups else target.accumulator

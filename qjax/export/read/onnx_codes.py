@@ -2,7 +2,8 @@
 
 The model's metadata under the key "qjax" holds the structure of the graph, its initializers hold the weights. Nothing
 of this is believed: the graph is emitted again, and must be the file, bit for bit. If it is not, because another tool
-changed the file or another version wrote it, the file is read as any other ONNX model, by what its operators compute.
+changed the file or another version wrote it, the file is refused. `metadata=False` reads it as any other ONNX model, by
+what its operators compute.
 """
 
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from qjax.export.check import check_integer
 from qjax.export.emit.onnx import tensors, to_model
 from qjax.export.emit.onnx.codes import VERSION
 from qjax.export.ir import Graph, Node, Tensor
+from qjax.export.read.errors import ReadError
 from qjax.export.retarget import retarget
 from qjax.numerics.input_quantization import INPUT_QUANTIZATIONS
 from qjax.targets import Target
@@ -32,21 +34,34 @@ def matches(model: onnx.ModelProto) -> bool:
     return isinstance(facts, dict) and facts.get("style") in _STYLES  # pyright: ignore[reportUnknownMemberType]
 
 
-def read(model: onnx.ModelProto, target: "str | Target | None" = None) -> Graph | None:
-    """The graph that was written, under another target if one is given; None if the file is not what qjax writes."""
+_CURE = "Read it with metadata=False, which reads its operators alone."
+
+
+def read(model: onnx.ModelProto, target: "str | Target | None" = None) -> Graph:
+    """The graph that was written, under another target if one is given.
+
+    Raises:
+      ReadError: the file is not what qjax writes for the graph in its metadata.
+    """
     try:
         facts = tensors.taken(model)
         if facts["version"] != VERSION:
-            return None
+            raise ReadError(f"the file's metadata is of version {facts['version']!r}, expected {VERSION}. {_CURE}")
         graph = _graph(model, facts)
         again = to_model(graph, style=facts["style"], batch=facts["batch"], codes=facts["codes"])
-    except Exception:
-        # a changed file may fail anywhere
-        return None
-    # another version may well write the same
+    except ReadError:
+        raise
+    except Exception as error:
+        # A changed file may fail anywhere.
+        reason = f"{type(error).__name__}: {str(error)[:200]}"
+        raise ReadError(f"the graph in the file's metadata is damaged ({reason}). {_CURE}") from error
+    # Another version of qjax may write the same file.
     again.producer_version = model.producer_version
     if again.SerializeToString(deterministic=True) != model.SerializeToString(deterministic=True):
-        return None
+        raise ReadError(
+            "the graph in the file's metadata is not what its operators compute: something changed the file since qjax "
+            f"wrote it, or another version wrote it. {_CURE}"
+        )
     return graph if target is None else retarget(graph, target)
 
 

@@ -24,6 +24,7 @@ from qjax.tracing.rewrites.normalize import find_normalize
 from qjax.tracing.rewrites.own import take_own
 from qjax.tracing.rewrites.places import place_constants
 from qjax.tracing.rewrites.repeats import read_unrepeated
+from qjax.tracing.rewrites.slices import place_slices
 from qjax.tracing.rewrites.softmax import find_softmax
 from qjax.tracing.rewrites.spread import divide_constants, spread_operands
 from qjax.tracing.rewrites.tables import find_tables
@@ -39,6 +40,7 @@ REWRITERS: tuple[Rewriter, ...] = (
     keep_truth,
     take_own,
     place_constants,
+    place_slices,
     share_rows,
     find_dropout,
     center_first,

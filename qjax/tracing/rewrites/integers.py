@@ -91,10 +91,11 @@ def find_integer_functions(program: Program) -> Program:
 
 
 def _begins(eqn: Equation) -> bool:
-    """Whether an equation makes floats of integers that the data holds."""
-    if eqn.primitive != "convert_element_type" or _fixed(eqn.inputs[0]) or not eqn.outputs[0].is_float:
+    """Whether an equation makes floats of integers that the data holds: a cast, or an outer product with floats."""
+    if eqn.primitive not in ("convert_element_type", OUTER) or not eqn.outputs[0].is_float or not knows(eqn):
         return False
-    return bool(jax.dtypes.issubdtype(eqn.inputs[0].dtype, np.integer))
+    data = [value for value in eqn.inputs if not _fixed(value)]
+    return len(data) == 1 and bool(jax.dtypes.issubdtype(data[0].dtype, np.integer))
 
 
 def _end(flow: Flow, value: Value, chains: dict[Value, _Chain]) -> Value:
@@ -119,7 +120,11 @@ def _chain(flow: Flow, eqn: Equation, chains: dict[Value, _Chain], number: Numbe
     data = [value for value in eqn.inputs if not _fixed(value)]
     if _begins(eqn):
         source = flow.behind(data[0])
-        return None if _fixed(source.value) else _Chain(source.value, source.axes, False)
+        fixed = [value for value in eqn.inputs if value is not data[0]]
+        if _fixed(source.value) or any(not _readable(flow, value, number) for value in fixed):
+            return None
+        parts = [source.axes if value is data[0] else (None,) * len(value.shape) for value in eqn.inputs]
+        return _Chain(source.value, tuple(axis for part in parts for axis in part), False)
     if not data or any(value not in chains for value in data):
         return None
     known = [chains[value] for value in data]

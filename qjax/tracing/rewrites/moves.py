@@ -65,7 +65,7 @@ def _is_lookup(eqn: Equation) -> bool:
     table, indices = eqn.inputs
     rank = len(indices.shape) - 1
     rows = tuple(range(rank, rank + len(table.shape) - 1))
-    if has_number(eqn.params):
+    if has_number(eqn.params, eqn.in_dtypes[0]):
         return False
     fixed = (table.fixed or table.constant is not None) and not indices.fixed and indices.constant is None
     return fixed and table.is_float and axis_of(eqn) == 0 and tuple(eqn.params["dimension_numbers"].offset_dims) == rows

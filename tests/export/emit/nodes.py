@@ -118,6 +118,13 @@ def of_operations() -> Named:
     add("embed_wraps", "embed", [(negative, "int32")], ((3, 3, 4), NARROW), {"wraps": True}, kernel=table)
     small = np.array([250, 0, 9], np.uint8)
     add("embed_bytes", "embed", [(small, "uint8")], ((3, 4), INT4), {}, kernel=INT4.codes(rng, (10, 4)))
+    each = {"weights": NARROW.codes(rng, (10, 4)), **_row_factors(rng, 10, 1)}
+    known = {"table": [10, 4], "rounding": "nearest_even"}
+    add("embed_rows", "embed_rows", [(indices, "int32")], ((2, 3, 4), INT8), {**known, "wraps": True}, **each)
+    runs = {"weights": INT4.codes(rng, (10, 2, 2)), **_row_factors(rng, 10, 2)}
+    add("embed_rows_columns", "embed_rows", [(indices, "int32")], ((2, 3, 4), INT16), known, **runs)
+    some = {"weights": INT4.codes(rng, (5, 2, 4)), **_row_factors(rng, 5, 1)}
+    add("embed_rows_groups", "embed_rows", [(negative, "int32")], ((3, 3, 4), UINT8_MIDDLE), known, **some)
     for name, grid, out in (("table", INT8, INT8), ("table_wide", INT16, INT8), ("table_bits", INT4, UINT8_MIDDLE)):
         attributes = {"expression": [0, [["exp", [0]]]], "range": [grid.qmin, grid.qmax]}
         own = np.random.default_rng(1)
@@ -195,6 +202,14 @@ def _choices(add: Any) -> None:
     total = {"shift": 20, "factor0": 2**20 // 3, "offset_high": 0, "offset_low": 12345}
     total = {role: np.asarray(value, np.int32) for role, value in total.items()}
     add("number", "number", [ids], ((3, 4), INT8), {"rounding": "nearest_even"}, **total)
+    add(
+        "prod",
+        "prod",
+        [(INT8.codes(np.random.default_rng(3), (3, 3, 5)), INT8)],
+        ((3, 5), INT8),
+        {"axes": [1], "factors": 3, "rounding": "floor"},
+        **total,
+    )
     add("cumulative_sum", "cumulative_sum", [x], same, {"axis": 1, "reverse": False, "rounding": "floor"}, **total)
     add("cummax", "cumulative_extremum", [wide], ((3, 4, 5), INT16), {"function": "max", "axis": 2, "reverse": True})
     add(
@@ -227,6 +242,12 @@ def _choices(add: Any) -> None:
     add("grouped_dot", "grouped_dot", [(INT8.codes(rng, (6, 12)), INT8)], ((5, 6), INT8), grouped, **weights)
     value = {"value": INT8.codes(rng, (1, 2, 5))}
     add("fill", "fill", [x], ((6, 2, 5), INT8), {"shape": [None, 2, 5], "times": 2}, **value)
+
+
+def _row_factors(rng: np.random.Generator, rows: int, columns: int) -> dict[str, np.ndarray]:
+    shift = rng.integers(26, 30, (rows, columns))
+    factor = rng.integers(2**29, 2**30, (rows, columns)) - 1
+    return {"shift": shift.astype(np.int32), "factor0": factor.astype(np.int32)}
 
 
 def _rows(add: Any) -> None:

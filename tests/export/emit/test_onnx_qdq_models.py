@@ -9,6 +9,7 @@ import pytest
 import qjax
 from qjax.export.emit.onnx import to_model
 from qjax.export.read import read
+from qjax.export.read.errors import ReadError
 from tests.export.emit.onnx_networks import IMAGES, SEQUENCES, UNSIGNED, Images, Sequences, Shortcut, Small, converted
 from tests.export.emit.onnx_runs import checked, differing
 from tests.export.emit.test_onnx_qdq import FLOATS, STYLES, facts_of, read_back, run
@@ -136,3 +137,8 @@ def test_a_file_that_was_changed_is_what_its_operators_compute(small, tmp_path):
     again = read_back(changed, tmp_path)
     assert differing([np.asarray(qjax.IntegerGraph(again).run(codes))], got) == 0
     assert differing(got, [want]) > 0
+    changed.graph.node[0].doc_string = "another tool was here"
+    with pytest.raises(ReadError, match=r"something changed the file .* metadata=False"):
+        read_back(changed, tmp_path)
+    alone = read(tmp_path / "model.onnx", metadata=False)
+    assert differing([np.asarray(qjax.IntegerGraph(alone).run(codes))], got) == 0

@@ -30,6 +30,8 @@ NO_FORM = {
     "multiply": STEP,
     "matmul": STEP,
     "grouped_dot": "a scale for every group",
+    "prod": "the operation prod",
+    **dict.fromkeys(("embed_rows", "embed_rows_columns", "embed_rows_groups"), "whose rows have scales of their own"),
     **dict.fromkeys(("softmax", "softmax_wide", "softmax_uniform", "softmax_zero"), EXACT),
     **dict.fromkeys(("log_softmax", "log_softmax_wide", "log_softmax_masked"), "a log_softmax"),
     **dict.fromkeys(("logsumexp", "logsumexp_kept", "logsumexp_masked"), "a logsumexp"),

@@ -126,7 +126,7 @@ class Layer(Body):
             elif isinstance(value, Computed):
                 operands = [scalar(o, at if o.shape else ()) for o in value.operands]
                 if value.op in COMPARISONS:
-                    # with the number itself a comparison that no code decides is no comparison
+                    # With the known numbers in place, a comparison that is always true becomes a constant.
                     operands = [known(operand) for operand in operands]
                 found = made.apply(value.op, operands, value.dtype)
             elif isinstance(value, View):

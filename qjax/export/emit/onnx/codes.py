@@ -68,22 +68,6 @@ def is_narrower(dtype: str, low: int, high: int) -> bool:
     return (low, high) != (info.min, info.max)
 
 
-def unchanged(graph: Graph, again: Graph) -> set[str]:
-    """The nodes that are what their target makes of the graph's scales."""
-    others = {node.name: node for node in again.nodes}
-    found: set[str] = set()
-    for node in graph.nodes:
-        other = others.get(node.name)
-        if other is None or dict(node.attributes) != dict(other.attributes):
-            continue
-        if node.constants.keys() != other.constants.keys():
-            continue
-        roles = node.constants
-        if all(np.array_equal(graph.constant(node, role), again.constant(other, role)) for role in roles):
-            found.add(node.name)
-    return found
-
-
 def plain(value: Any) -> Any:
     """A mapping as a dict, all else as it is."""
     return dict(value) if isinstance(value, Mapping) else value  # pyright: ignore[reportUnknownArgumentType,reportUnknownVariableType]

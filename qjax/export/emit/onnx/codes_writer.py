@@ -27,12 +27,11 @@ from qjax.export.emit.onnx.codes import (
     is_narrower,
     limits,
     plain,
-    unchanged,
 )
 from qjax.export.emit.onnx.views import View
 from qjax.export.ir import Graph, Node
 from qjax.export.onnx_ops import MICROSOFT
-from qjax.export.retarget import retarget
+from qjax.export.retarget import made_by_target
 from qjax.ops import Role
 
 Spelling = Callable[["CodesWriter", Operation, str], None]
@@ -64,8 +63,7 @@ class CodesWriter(integer.Writer):
         self.results: dict[str, str] = {}
         self.casts: dict[str, str] = {}
         self.pairs = targets.get(graph.target).accumulator.pairs
-        again = retarget(graph.replace(target=""), graph.target)
-        self.own = unchanged(graph, again)
+        self.own = made_by_target(graph)
 
     # ------------------------------------------------------------------ the model
 

@@ -10,7 +10,6 @@ order of axes), so channels-last networks have one transpose at the input and on
 """
 
 import dataclasses
-import importlib.metadata
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,6 +27,7 @@ from qjax.export.emit.onnx.views import NeedsBatch, View
 from qjax.export.interpreter import attributes as attributes_of
 from qjax.export.ir import Graph, Node
 from qjax.numerics.output_dequantization import OUTPUT_DEQUANTIZATIONS
+from qjax.version import __version__
 
 STYLE = "integer"
 VERSION = 1
@@ -253,11 +253,7 @@ class Writer:
 
 def _versions() -> str:
     """Whose bodies these are: another version of JAX may trace the same kernel to other primitives."""
-    try:
-        own = importlib.metadata.version("qjax")
-    except importlib.metadata.PackageNotFoundError:
-        own = "from source"
-    return f"{own} with jax {jax.__version__}"
+    return f"{__version__} with jax {jax.__version__}"
 
 
 def _transpose(view: View, output: str) -> onnx.NodeProto:

@@ -63,6 +63,15 @@ def grouped_dot(writer: Writer, node: Node) -> Value:
     )
 
 
+@lowers("embed_rows")
+def embed_rows(writer: Writer, node: Node) -> Value:
+    """Refused: what is looked up would need a requantization for each of its rows."""
+    raise Unsupported(
+        "a lookup in a table whose rows have scales of their own",
+        f"TFLite has one scale for what a GATHER returns: leave out the table's override with axis=0; {_ELSEWHERE}",
+    )
+
+
 @lowers("island")
 def island(writer: Writer, node: Node) -> Value:
     """Refused: real numbers."""

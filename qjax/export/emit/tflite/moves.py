@@ -39,7 +39,7 @@ def concatenate(writer: Writer, node: Node) -> Value:
     if axis in free:
         writer.resizable = False
     shape = writer.shapes[node.output]
-    # a part may be stated once for all that it stands beside
+    # Parts broadcast against each other: repeat each one to the full shape along all other axes.
     parts = [
         repeated(writer, part, [part.shape[a] if a == axis else n for a, n in enumerate(shape)], free) for part in parts
     ]

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from qjax import targets
 from qjax.export.emit.tflite.problems import Problems
-from qjax.export.ir import Graph, Node
-from qjax.export.retarget import retarget
+from qjax.export.ir import Graph
+from qjax.export.passes import remove_dead
+from qjax.export.retarget import made_by_target
 from qjax.numerics.accumulator import EXACT, Accumulator
 
 RUNTIMES = (
@@ -61,37 +61,18 @@ def problems_of(graph: Graph) -> Problems:
                 f"codes of 16 bits with the zero point {int(np.asarray(tensor.quantization.zero_point))}",
                 "TFLite's kernels for int16 need the zero point 0: use QSpec(bits=16), which is symmetric",
             )
-    made = _made_by_target(graph)
+    made = made_by_target(graph)
+    needed = {node.name for node in remove_dead(graph).nodes}
     for node in graph.nodes:
         if Accumulator.of_json(node.attributes.get("accumulator")) != EXACT:
             found.add(node, "its accumulator is not the exact one of 32 bits", "Use a target with exact sums")
-        elif node.name not in made:
+        elif node.name in needed and "rounding" not in node.attributes and node.name not in made:
             found.add(
                 node,
                 f"its rule or its constants are not those that {graph.target!r} makes of the scales",
                 f"graph.retarget({graph.target!r}) makes them anew",
             )
     return found
-
-
-def _made_by_target(graph: Graph) -> set[str]:
-    """The nodes whose rule, formula and constants the runtime will derive alike from the file's scales."""
-    target = targets.get(graph.target)
-    # under another name, so that nothing is taken for finished
-    again = retarget(graph.replace(target=""), target)
-    made = {node.name: node for node in again.nodes}
-    # retargeting drops nodes that no output needs; they are written as they are
-    return {
-        node.name
-        for node in graph.nodes
-        if node.name not in made or "rounding" in node.attributes or _same(graph, node, again, made[node.name])
-    }
-
-
-def _same(graph: Graph, node: Node, again: Graph, fresh: Node) -> bool:
-    if dict(node.attributes) != dict(fresh.attributes) or node.constants.keys() != fresh.constants.keys():
-        return False
-    return all(np.array_equal(graph.constant(node, role), again.constant(fresh, role)) for role in node.constants)
 
 
 def takes_int4(target: str, operator: str, depth: int) -> bool:

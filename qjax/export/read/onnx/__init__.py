@@ -22,7 +22,7 @@ from qjax.export.ir import Graph, Tensor
 from qjax.export.lower import ConversionError
 from qjax.export.passes import remove_dead
 from qjax.export.read.errors import ReadError, reading
-from qjax.export.read.onnx.finish import FLOAT_FORMULAS
+from qjax.export.read.onnx import finish
 from qjax.export.read.onnx.hints import Hints, annotated, hints_of
 from qjax.export.read.onnx.model import Model, model_of, parse
 from qjax.export.read.onnx.walk import Walk
@@ -40,14 +40,20 @@ _HANDLERS = (
     "folding",
 )
 _OWN = ("qjax.export.read.onnx_integer", "qjax.export.read.onnx_codes")
-"""Readers of what qjax wrote itself; None from one: the file was changed since, and is read as any other."""
+"""Readers of what qjax wrote itself. Each emits the graph again, and refuses a file that was changed since."""
 _SIZES = (251, 257)
 """The two sizes that stand for a free batch: what differs between two readings follows it."""
 
 DEFAULT = "onnxruntime"
 
 
-def read(data: bytes, *, target: str | targets.Target | None = None, floats: bool | None = None) -> Graph:
+def read(
+    data: bytes,
+    *,
+    target: str | targets.Target | None = None,
+    floats: bool | None = None,
+    metadata: bool = True,
+) -> Graph:
     """The graph of a model.
 
     Args:
@@ -55,6 +61,8 @@ def read(data: bytes, *, target: str | targets.Target | None = None, floats: boo
       target: whose rounding the graph obeys; None: that of a file which qjax wrote, else "onnxruntime".
       floats: whether to read as integers what ONNX Runtime adds up in floats; the graph's metadata lists it. None: only
         for other targets than ONNX Runtime, whose bits are not at stake then.
+      metadata: whether to read a file that qjax wrote as the graph in its metadata, which must prove true; False reads
+        its operators alone, as those of any other file.
 
     Raises:
       ReadError: a damaged file, data in another file, or operators without a form in integers: one error for all.
@@ -64,7 +72,7 @@ def read(data: bytes, *, target: str | targets.Target | None = None, floats: boo
         raise ModuleNotFoundError("Reading .onnx files needs the package onnx: pip install onnx onnxruntime")
     with reading("the file's tables"):
         proto = parse(data)
-        graph = _own_graph(proto)
+        graph = _own_graph(proto) if metadata else None
     if graph is not None:
         return graph if target is None else retarget(graph, target)
     for name in _HANDLERS:
@@ -86,9 +94,7 @@ def _own_graph(proto: Any) -> Graph | None:
     for name in _OWN:
         own: Any = importlib.import_module(name)
         if own.matches(proto):
-            graph = own.read(proto)
-            if graph is not None:
-                return graph
+            return own.read(proto)
     return None
 
 
@@ -98,7 +104,7 @@ def _targeted(graph: Graph, target: targets.Target, in_floats: set[str]) -> Grap
     if not in_floats or not target.name.startswith(DEFAULT):
         return made
     names = {"window_sum": "average_pool"}
-    formulas = {names.get(op, op): formula for op, formula in FLOAT_FORMULAS.items()}
+    formulas = {names.get(op, op): formula for op, formula in finish.FLOAT_FORMULAS.items()}
     other = retarget(graph, target.replace(**formulas))
     nodes = tuple(b if a.name in in_floats else a for a, b in zip(made.nodes, other.nodes, strict=True))
     return remove_dead(made.replace(nodes=nodes, tensors={**made.tensors, **_own(other, in_floats)}))
@@ -122,7 +128,7 @@ def _read(model: Model, hints: Hints, floats: bool, pairs: bool) -> tuple[Graph,
     found: set[str] = set()
 
     def reading(size: int) -> Graph:
-        walk = Walk(model, size, hints, floats=floats, pairs=pairs)
+        walk = Walk(model, size, hints, finish, floats=floats, pairs=pairs)
         graph = walk.run()
         found.update(walk.in_formula)
         return graph

@@ -4,9 +4,8 @@ A handler takes what is known of a node's inputs (`values`) and returns what is 
 express it says by raising `Unsupported`; the walk goes on, so that one error lists every such node.
 """
 
-import importlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -73,11 +72,27 @@ def handler(op: str) -> Handler:
     return _HANDLERS["", op]
 
 
+class Finisher(Protocol):
+    """What the walk needs of `finish`: an operation in reals becomes nodes once the grid of its result is known."""
+
+    def finish(self, walk: "Walk", value: Pending, name: str, grid: Grid) -> str: ...
+    def accumulator(self, walk: "Walk", value: Pending, name: str) -> str: ...
+    def in_between(self, walk: "Walk", value: Pending) -> list[str]: ...
+
+
 class Walk:
     """One reading of a model, with every free size set to a number."""
 
-    def __init__(self, model: Model, batch: int, hints: Hints, *, floats: bool, pairs: bool) -> None:
-        """Args: floats: whether to read what the runtime computes in floats. pairs: the target sums int16 pairs."""
+    def __init__(
+        self, model: Model, batch: int, hints: Hints, finisher: "Finisher", *, floats: bool, pairs: bool
+    ) -> None:
+        """Start a reading.
+
+        Args:
+          finisher: makes nodes of operations in reals (the module `finish`, which needs this one).
+          floats: whether to read what the runtime computes in floats.
+          pairs: the target sums int16 pairs.
+        """
         self.model = model
         self.batch = batch
         self.hints = hints
@@ -101,8 +116,7 @@ class Walk:
         self.on_codes = False
         self.options: dict[str, str] = {}
         self.settlements: dict[int, tuple[Pending, Value]] = {}
-        # it needs this module; handlers do as well, and are registered when they are imported
-        self.finisher: Any = importlib.import_module("qjax.export.read.onnx.finish")
+        self.finisher = finisher
 
     def run(self) -> Graph:
         """The graph of the whole model."""

@@ -1,0 +1,191 @@
+"""Gradient estimators: which numbers of a quantizer learn, and how they become a scale, a zero point and a gradient.
+
+| method | learned | source |
+| --- | --- | --- |
+| `lsq` | log2 of the scale | Esser et al. 2020 (arXiv 1902.08153) |
+| `lsq_plus` | log2 of the scale, the zero point | Bhalgat et al. 2020 (arXiv 2004.09576) |
+| `pact` | the clipping value alpha | Choi et al. 2018 (arXiv 1805.06085) |
+| `tqt` | log2 of the threshold; scales are powers of two | Jain et al. 2020 (arXiv 1903.08066) |
+| `static` | nothing: calibrated once | |
+| `dynamic` | nothing: the range of the tensor at every step (weights only) | |
+
+Scales are learned as logarithms, so no step of an optimizer can make one zero or negative; the gradient of the
+scale itself is the paper's.
+"""
+
+import abc
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from qjax.nearest import did_you_mean
+from qjax.numerics import gradients
+from qjax.numerics.affine import QParams, QSpec, choose_qparams, split_groups
+from qjax.numerics.gradients import Slopes
+from qjax.numerics.learned_scale import learned_scale, log2_scale_of, pact_scale, power_of_two_scale
+
+
+class Estimator(abc.ABC):
+    """How a quantizer learns. Immutable and hashable: numbers are arguments, never attributes.
+
+    An instance stands wherever a name does: `Recipe(method=Own())`, `Override(method=Own())`.
+    """
+
+    name: ClassVar[str]
+    """What tables and messages call it."""
+
+    learned: ClassVar[tuple[str, ...]] = ()
+    """The parameters of `init` that an optimizer moves; calibration alone moves the others."""
+
+    follows_tensor: ClassVar[bool] = False
+    """Whether the scale is computed from the tensor at every step; then `init` returns nothing."""
+
+    @abc.abstractmethod
+    def init(self, spec: QSpec, scale: np.ndarray, zero_point: np.ndarray) -> dict[str, np.ndarray]:
+        """The parameters that calibration starts from.
+
+        Args:
+          scale, zero_point: float32 and int32, as calibrated; of a layer in a scan with an axis in front. Every
+            parameter must have their shape.
+        """
+
+    @abc.abstractmethod
+    def qparams(self, spec: QSpec, params: Mapping[str, Any], x: jax.Array | None = None) -> QParams:
+        """Scale (float32, finite, positive) and zero point (int32; float32 where it learns).
+
+        They decide the shipped codes, so the same bits must come out in eager mode and under `jit`: use
+        `qjax.numerics.learned_scale`, not `jnp.exp2`, whose last bit differs.
+
+        Args:
+          params: what `init` made and training moved. x: the tensor, where `follows_tensor`.
+        """
+
+    @abc.abstractmethod
+    def gradient(self, steps: jax.Array, rounded: jax.Array, low: jax.Array, high: jax.Array) -> Slopes:
+        """The derivatives of the quantized tensor, see `qjax.numerics.gradients`."""
+
+
+class LSQ(Estimator):
+    """Learned step size; the zero point stays as calibrated."""
+
+    name = "lsq"
+    learned = ("log2_scale",)
+
+    def init(self, spec: QSpec, scale: np.ndarray, zero_point: np.ndarray) -> dict[str, np.ndarray]:
+        return {"log2_scale": log2_scale_of(scale), "zero_point": zero_point}
+
+    def qparams(self, spec: QSpec, params: Mapping[str, Any], x: jax.Array | None = None) -> QParams:
+        # All scales of a model are computed from one vector before the forward pass, see `learned.with_scales`.
+        scale = params["scale"] if "scale" in params else learned_scale(params["log2_scale"])
+        return QParams(scale, params["zero_point"], spec)
+
+    def gradient(self, steps: jax.Array, rounded: jax.Array, low: jax.Array, high: jax.Array) -> Slopes:
+        return gradients.lsq(steps, rounded, low, high)
+
+
+class LSQPlus(LSQ):
+    """Learned step size and zero point."""
+
+    name = "lsq_plus"
+    learned = ("log2_scale", "zero_point")
+
+    def init(self, spec: QSpec, scale: np.ndarray, zero_point: np.ndarray) -> dict[str, np.ndarray]:
+        return {"log2_scale": log2_scale_of(scale), "zero_point": zero_point.astype(np.float32)}
+
+
+class PACT(Estimator):
+    """A learned clipping value: codes cover [0, alpha]."""
+
+    name = "pact"
+    learned = ("alpha",)
+
+    def init(self, spec: QSpec, scale: np.ndarray, zero_point: np.ndarray) -> dict[str, np.ndarray]:
+        return {"alpha": scale * np.float32(spec.qmax - spec.qmin)}
+
+    def qparams(self, spec: QSpec, params: Mapping[str, Any], x: jax.Array | None = None) -> QParams:
+        scale = pact_scale(params["alpha"], spec.qmax - spec.qmin)
+        return QParams(scale, jnp.full(scale.shape, spec.qmin, jnp.int32), spec)
+
+    def gradient(self, steps: jax.Array, rounded: jax.Array, low: jax.Array, high: jax.Array) -> Slopes:
+        return gradients.pact(steps, rounded, low, high)
+
+
+class TQT(Estimator):
+    """Trained quantization thresholds: scales are powers of two."""
+
+    name = "tqt"
+    learned = ("log2_threshold",)
+
+    def init(self, spec: QSpec, scale: np.ndarray, zero_point: np.ndarray) -> dict[str, np.ndarray]:
+        levels = 2 ** (spec.bits - 1) if spec.signed else 2**spec.bits
+        threshold = log2_scale_of(scale) + np.float32(math.log2(levels))
+        return {"log2_threshold": threshold.astype(np.float32), "zero_point": zero_point}
+
+    def qparams(self, spec: QSpec, params: Mapping[str, Any], x: jax.Array | None = None) -> QParams:
+        return QParams(power_of_two_scale(params["log2_threshold"], spec.qmax), params["zero_point"], spec)
+
+    def gradient(self, steps: jax.Array, rounded: jax.Array, low: jax.Array, high: jax.Array) -> Slopes:
+        return gradients.lsq(steps, rounded, low, high)
+
+
+class Static(Estimator):
+    """Scale and zero point stay as calibrated."""
+
+    name = "static"
+
+    def init(self, spec: QSpec, scale: np.ndarray, zero_point: np.ndarray) -> dict[str, np.ndarray]:
+        return {"scale": scale, "zero_point": zero_point}
+
+    def qparams(self, spec: QSpec, params: Mapping[str, Any], x: jax.Array | None = None) -> QParams:
+        return QParams(params["scale"], params["zero_point"], spec)
+
+    def gradient(self, steps: jax.Array, rounded: jax.Array, low: jax.Array, high: jax.Array) -> Slopes:
+        return gradients.ste(steps, rounded, low, high)
+
+
+class Dynamic(Static):
+    """The range of the weight itself, at every step."""
+
+    name = "dynamic"
+    follows_tensor = True
+
+    def init(self, spec: QSpec, scale: np.ndarray, zero_point: np.ndarray) -> dict[str, np.ndarray]:
+        return {}
+
+    def qparams(self, spec: QSpec, params: Mapping[str, Any], x: jax.Array | None = None) -> QParams:
+        assert x is not None
+        view, axes = split_groups(lax.stop_gradient(x).astype(jnp.float32), spec)
+        return choose_qparams(jnp.min(view, axes), jnp.max(view, axes), spec)
+
+
+_ESTIMATORS: dict[str, Estimator] = {cls.name: cls() for cls in (LSQ, LSQPlus, PACT, TQT, Static, Dynamic)}
+
+
+def estimators() -> tuple[str, ...]:
+    """The names that `estimator` knows."""
+    return tuple(_ESTIMATORS)
+
+
+def estimator(method: str | Estimator) -> Estimator:
+    """The estimator of that name; an estimator is returned as it is.
+
+    Raises:
+      ValueError: an unknown name; the message lists the known ones.
+      TypeError: neither a name nor an estimator.
+    """
+    if isinstance(method, Estimator):
+        return method
+    if not isinstance(method, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        made = ": make an instance of it." if isinstance(method, type) else "."
+        raise TypeError(f"expected the name of a method or a qjax.calibration.Estimator, got {method!r}{made}")
+    if method not in _ESTIMATORS:
+        raise ValueError(
+            f"Unknown method {method!r}.{did_you_mean(method, _ESTIMATORS)} Expected one of {', '.join(_ESTIMATORS)}, "
+            "or a qjax.calibration.Estimator."
+        )
+    return _ESTIMATORS[method]

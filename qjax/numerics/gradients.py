@@ -1,0 +1,87 @@
+"""How a quantizer passes gradients on: the slopes of `v = c * s` with respect to x, the scale and the zero point.
+
+A gradient is a function of the rounded tensor that returns `Slopes`. Three have names:
+
+| gradient | dv/dx | dv/ds inside | dv/ds clipped | dv/dzp inside; clipped | source |
+| --- | --- | --- | --- | --- | --- |
+| `ste` | 1 inside, 0 clipped | 0 | 0 | 0; 0 | Jacob et al. 2018, arXiv 1712.05877 |
+| `lsq` | 1 inside, 0 clipped | c - x/s | c, the bound | 0; -s | Esser et al. 2020, arXiv 1902.08153 |
+| `pact` | 1 inside, 0 clipped | 0 | c above, 0 below | 0; 0 | Choi et al. 2018, arXiv 1805.06085 |
+
+*Inside* is judged on the rounded code, as torch's fake_quantize does: x in [qmax s, (qmax + 1/2) s) still
+passes its gradient. The column of zp is LSQ+ (Bhalgat et al. 2020, arXiv 2004.09576), which learns
+an offset beta in v = c s + beta. Here the offset is `-s * zp`, on the grid, so dv/dzp = dv/dbeta * dbeta/dzp:
+1 where clipped becomes -s; and dv/ds takes the bounds qmin - zp and qmax - zp, which carry the chain rule
+through s.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+
+@dataclasses.dataclass(frozen=True)
+class Slopes:
+    """Derivatives of the quantized real `v = c * s`, arrays of x's shape; None is 0 everywhere.
+
+    A boolean array is 1 where it is True and 0 elsewhere; there the incoming gradient is not even multiplied, so a NaN
+    in it stays out.
+
+    x: dv/dx. scale: dv/ds. zero_point: dv/dzp divided by -s.
+    """
+
+    x: jax.Array | None
+    scale: jax.Array | None = None
+    zero_point: jax.Array | None = None
+
+
+Name: TypeAlias = Literal["ste", "lsq", "pact"]
+Rule: TypeAlias = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], Slopes]
+"""(steps, rounded, low, high) -> slopes.
+
+steps: x / s, float32. rounded: the integers that it was rounded to, not clipped yet. low, high: the range of the codes
+without their zero point, broadcastable to x; `c = clip(rounded, low, high)`. A rule is pure JAX.
+"""
+Gradient: TypeAlias = Name | Rule
+
+
+def ste(steps: jax.Array, rounded: jax.Array, low: jax.Array, high: jax.Array) -> Slopes:
+    """The straight-through estimator: 1 inside of the range, and nothing learns a scale."""
+    return Slopes(x=rounded == jnp.clip(rounded, low, high))
+
+
+def lsq(steps: jax.Array, rounded: jax.Array, low: jax.Array, high: jax.Array) -> Slopes:
+    """LSQ, and LSQ+ where the zero point learns."""
+    codes = jnp.clip(rounded, low, high)
+    inside = rounded == codes  # False for NaN
+    slope = codes - jnp.where(inside, steps, jnp.zeros_like(steps))
+    return Slopes(x=inside, scale=slope, zero_point=jnp.logical_not(inside))
+
+
+def pact(steps: jax.Array, rounded: jax.Array, low: jax.Array, high: jax.Array) -> Slopes:
+    """PACT: the range learns from what lies above it."""
+    codes = jnp.clip(rounded, low, high)
+    return Slopes(x=rounded == codes, scale=jnp.where(rounded > high, codes, jnp.zeros_like(codes)))
+
+
+GRADIENTS: dict[str, Rule] = {"ste": ste, "lsq": lsq, "pact": pact}
+
+
+def rule_of(gradient: Any) -> Rule:
+    """The function behind a gradient.
+
+    Raises:
+      ValueError: neither a known name nor a function.
+    """
+    if callable(gradient):
+        rule: Rule = gradient  # pyright: ignore[reportAssignmentType]
+        return rule
+    if gradient not in GRADIENTS:
+        raise ValueError(
+            f"gradient must be one of {', '.join(GRADIENTS)}. Got {gradient!r}. It may be a function too, see "
+            "qjax.numerics.gradients."
+        )
+    return GRADIENTS[gradient]

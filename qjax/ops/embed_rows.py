@@ -1,0 +1,113 @@
+"""Embedding lookups from a table whose rows, or groups of rows or of columns, have scales of their own.
+
+The rows that are read stand on different grids, so what is read has a quantizer of its own: each code is multiplied by
+the factor of its row and rounded once (`epilogue.finish_sum`), in integers. A table with one scale is an `embed`, whose
+codes need no arithmetic.
+"""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from qjax.numerics.qspec import QSpec
+from qjax.numerics.softfloat import Real
+from qjax.ops.base import Attributes, Constants, Equation, Preparation, Prepared, Quantized, Role, register
+from qjax.ops.embed import Embed
+from qjax.ops.epilogue import Affine, finish_sum, fold_sum, greatest_shift
+from qjax.ops.indices import outside, wrapped
+from qjax.ops.pending import Pending
+
+
+def has_scales_of_rows(spec: QSpec) -> bool:
+    """Whether a spec asks for scales along the rows of a table, by their number: axis 0, or groups along it.
+
+    axis=-1 does not: it stands for the output channels of any layer, and a lookup has none.
+    """
+    axes = () if spec.axis is None else (spec.axis,) if isinstance(spec.axis, int) else spec.axis
+    return 0 in axes or (spec.group_size is not None and not axes and spec.group_axis == 0)
+
+
+def check_rows(spec: QSpec, shape: tuple[int, ...], name: str) -> None:
+    """Raise where a table cannot have the scales that `has_scales_of_rows` finds in a spec."""
+    if len(shape) != 2:
+        raise ValueError(
+            f"Quantizer {name!r}: expected a table of two axes for scales of rows, got shape {shape}. Leave axis out."
+        )
+    axes = () if spec.axis is None else (spec.axis,) if isinstance(spec.axis, int) else spec.axis
+    if any(axis != 0 for axis in axes):
+        raise ValueError(
+            f"Quantizer {name!r}: a table has scales along its rows, axis=0, got axis={spec.axis}. For groups within a "
+            "row add group_size=32, group_axis=1."
+        )
+    try:
+        spec.param_shape(shape)
+    except ValueError as error:
+        raise ValueError(f"Quantizer {name!r}: {error}.") from None
+
+
+@register
+class EmbedRows(Embed):
+    """y = round(table[indices] * factor[rows of the indices]); what an `embed` with several scales becomes.
+
+    attributes: those of `embed`; rounding. constants: weights, codes [rows, columns], stored with the axis of the
+    groups split in two; shift, factor0: int32 [scales along the rows, scales along the columns].
+    """
+
+    name = "embed_rows"
+    role = Role.PRODUCER
+    primitives: ClassVar[tuple[str, ...]] = ()
+    indexed = "weights"
+    by_row = None
+    read_as = "embed"
+    scales_rows = True
+    prepares = True
+    takes_steps = False
+    keeps: ClassVar[tuple[str, ...]] = ("weights",)
+
+    def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
+        indices, table, *_ = inputs
+        if not isinstance(table, Quantized):
+            return eqn.bind(*inputs)
+        scale = jnp.broadcast_to(lax.stop_gradient(table.scale), table.codes.shape)
+        rows, scales = (eqn.bind(indices, x)[0] for x in (table.codes, scale))
+        return [Pending.start(rows, scales, eqn.out_dtypes[0], rounded=False)]
+
+    def prepare(self, given: Preparation) -> Prepared:
+        shift = greatest_shift(given.output.qmin, given.output.qmax)
+        scale = Real.of(given.constants["weight_scale"])
+        folded = fold_sum([scale], given.output.scale, Affine.identity(), shift)
+        # without a step behind the lookup there is no offset
+        return Prepared({role: folded[role] for role in ("shift", "factor0")}, _rounding(given))
+
+    def retarget(self, given: Preparation) -> Prepared:
+        return Prepared({role: given.constants[role] for role in ("shift", "factor0")}, _rounding(given))
+
+    def misplaced(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array | None:
+        return outside(attributes, inputs[0], attributes["table"][0])
+
+    def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
+        rows, columns = attributes["table"]
+        table = jnp.asarray(constants["weights"]).reshape(rows, columns)
+        indices = wrapped(attributes, inputs[0], rows).astype(jnp.int32)
+        indices = jnp.clip(indices, np.int32(0), np.int32(rows - 1))
+        own = np.shape(constants["factor0"])
+        scaled = lax.div(indices, jnp.full_like(indices, rows // own[0]))
+
+        def along_columns(role: str) -> jax.Array:
+            found = jnp.take(jnp.asarray(constants[role]), scaled, axis=0, mode="clip")
+            spread = jnp.broadcast_to(found[..., None], (*found.shape, columns // own[1]))
+            return spread.reshape(*indices.shape, columns)
+
+        nothing = jnp.zeros((), jnp.int32)
+        known = {**constants, "offset_high": nothing, "offset_low": nothing}
+        known |= {role: along_columns(role) for role in ("shift", "factor0")}
+        codes = jnp.take(table, indices, axis=0, mode="clip").astype(jnp.int32)
+        return finish_sum([codes], known, attributes)
+
+
+def _rounding(given: Preparation) -> dict[str, str]:
+    return {"rounding": given.target.rounding.value}

@@ -1,0 +1,128 @@
+"""What an operation states about itself, for the annotator, the lowering and the passes.
+
+None of those names an operation: each asks for a fact. A fact is abstract where a forgotten one would let wrong codes
+pass. It has a default only where the default is the safe answer: the conversion then refuses, or computes something
+that it need not have computed.
+"""
+
+import abc
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+from qjax.numerics.rules import Product
+
+Attributes = Mapping[str, Any]
+Shape = Sequence[int | None]
+"""None is the batch, whose size is free."""
+Follows = Literal["sizes", "ends"]
+"""How an attribute follows the batch: it holds sizes of axes, or the ends of axes."""
+
+
+class Facts:
+    """The facts with a safe default; a subclass states those that differ."""
+
+    label: ClassVar[str | None] = None
+    """CHAIN: what a tensor is named after if the op starts a rescale of its own. None: the op's own name."""
+
+    clamps: ClassVar[bool] = False
+    """CHAIN: bounds numbers (`Op.bounds`), so no affine step behind it can join the same chain."""
+
+    vanishes: ClassVar[bool] = False
+    """CHAIN: the codes are the input's, so the graph has no node for it."""
+
+    tabulates: ClassVar[bool] = False
+    """PRODUCER: looks every code up in a table, so a range that is too wide costs it codes."""
+
+    free: ClassVar[Mapping[str, Follows]] = {}
+    """Attributes that may follow the size of the batch. Any other that does is an error of the conversion."""
+
+    per_example: ClassVar[str | None] = None
+    """The role of a constant with one row per example, of which the graph keeps one: all must be equal."""
+
+    indexed: ClassVar[str | None] = None
+    """The role of the constant whose rows the integer input chooses."""
+
+    by_row: ClassVar[str | None] = None
+    """GRID with a weight: the op that it becomes where the recipe gives the weight's rows scales of their own."""
+
+    read_as: ClassVar[str | None] = None
+    """What the names of weights say in place of the op's own name: they do not depend on the recipe."""
+
+    scales_rows: ClassVar[bool] = False
+    """PRODUCER: its weight has scales of its rows, of groups of them, or of groups of columns as well."""
+
+    def has_integer_form(self, eqn: Any) -> bool:
+        """Whether the equation has codes as its result; False for what only training computes."""
+        return True
+
+    def may_negate(self, attributes: Attributes) -> bool:
+        """CHAIN: whether the step may multiply by a number below zero, which changes the sign of a folded weight."""
+        return True
+
+    def permutation(self, attributes: Attributes) -> list[int] | None:
+        """GRID: the order of the input's axes, if the op does nothing but permute axes."""
+        return None
+
+    def is_identity(self, attributes: Attributes, before: Shape, after: Shape) -> bool:
+        """Whether the result is the first input, whose shape is `before`."""
+        return False
+
+    def operation(self, attributes: Attributes) -> str | None:
+        """PRODUCER: the operation of `ops.formulas.OPS` that a node is without steps behind it; None: the exact sum."""
+        return None
+
+    def keeps_batch(self, attributes: Attributes, inputs: Sequence[Shape]) -> bool:
+        """Whether every free size of the result is that of an input."""
+        return True
+
+    def at_batch(self, attributes: Attributes, output: Shape, size: int) -> Attributes:
+        """The attributes of a node whose sizes are free, traced with a batch of `size`; output: the traced shape.
+
+        Raises:
+          ValueError: the result has several axes that follow the batch.
+        """
+        return attributes
+
+    def implied(self, inputs: Sequence[str]) -> str | None:
+        """What `describe` says that no attribute holds; inputs: the names of the node's inputs."""
+        return None
+
+
+class ProductFacts(abc.ABC):
+    """What an op states whose accumulator is a sum of products with a weight (or with another activation)."""
+
+    permutable: ClassVar[bool]
+    """Whether a transpose behind the product may become its `permutation`."""
+
+    groups_scales: ClassVar[bool]
+    """Whether a weight may have scales for groups of the summed axis."""
+
+    @abc.abstractmethod
+    def kind(self, attributes: Attributes, kernel: Shape) -> Literal["dot", "conv", "depthwise"]:
+        """Which of a target's choices (`Target.weighted`) the product follows."""
+
+    @abc.abstractmethod
+    def described(self, attributes: Attributes, kernel: Shape, x: Shape) -> Product:
+        """The product's sizes, by which runtimes choose kernels; x: the shape of the activations."""
+
+    @abc.abstractmethod
+    def products(self, attributes: Attributes, inputs: Sequence[Sequence[int]], kernel: Sequence[int]) -> int:
+        """How many products it adds up, elements of the padding included; kernel: () without a weight.
+
+        Zeros that a transposed convolution puts between elements of its input are left out.
+        """
+
+
+class AverageFacts(abc.ABC):
+    """What an op states whose result becomes an average if one division stands behind it."""
+
+    average: ClassVar[str]
+    """The average as `targets.Target` names it."""
+
+    @abc.abstractmethod
+    def is_average(self, attributes: Attributes, x: Shape, count: Any) -> bool:
+        """Whether the sum divided by `count` (int, int32 array) is that average; x: the shape of what is summed."""
+
+    @abc.abstractmethod
+    def is_spatial(self, attributes: Attributes, x: Shape) -> bool:
+        """Whether it runs over height and width of an NHWC tensor, for which runtimes have kernels of their own."""

@@ -1,0 +1,144 @@
+"""Progress of calls that take longer than two seconds: one line on standard error, gone when the call ends.
+
+On a terminal the line is shown, elsewhere (logs, pipes) it is not. `progress=True` or `False` of a call decides for
+that call; `qjax.show_progress(True)`, `(False)` or QJAX_PROGRESS=1, 0 for all that do not say.
+"""
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+T = TypeVar("T")
+
+DELAY = 2.0
+"""Seconds before a line is shown: what is faster needs none."""
+_TICK = 0.5
+
+_chosen: bool | None = {"1": True, "0": False}.get(os.environ.get("QJAX_PROGRESS", ""))
+
+
+def show_progress(enabled: bool | None) -> None:
+    """Show progress lines always, never, or (None) only on a terminal. Calls with `progress=` decide for themselves."""
+    global _chosen
+    if enabled is not None and not isinstance(enabled, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"show_progress: expected True, False or None, got {enabled!r}.")
+    _chosen = enabled
+
+
+def shown(enabled: bool | None) -> bool:
+    """Whether a call whose `progress=` is `enabled` shows a line."""
+    wanted = _chosen if enabled is None else enabled
+    return sys.stderr.isatty() if wanted is None else wanted
+
+
+class _Line:
+    """The one line: what runs now, innermost last. A thread redraws it while something runs."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.running: list[_Step] = []
+        self.drawn = False
+        self.alive = False
+
+    def enter(self, step: "_Step") -> None:
+        with self.lock:
+            self.running.append(step)
+            if not self.alive:
+                self.alive = True
+                threading.Thread(target=self._draw_on, name="qjax progress", daemon=True).start()
+
+    def leave(self, step: "_Step") -> None:
+        with self.lock:
+            self.running.remove(step)
+            if not self.running:
+                self._clear()
+
+    def _draw_on(self) -> None:
+        while True:
+            time.sleep(_TICK)
+            with self.lock:
+                if not self.running:
+                    self.alive = False
+                    return
+                if time.monotonic() - self.running[0].start >= DELAY:
+                    self.draw()
+
+    def draw(self) -> None:
+        """Write the line anew; the lock is held."""
+        text = " > ".join(str(step) for step in self.running)
+        seconds = time.monotonic() - self.running[0].start
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(f"\r\x1b[2Kqjax: {text[:150]}, {seconds:.0f} s")
+            sys.stderr.flush()
+            self.drawn = True
+
+    def _clear(self) -> None:
+        if self.drawn:
+            with contextlib.suppress(OSError, ValueError):
+                sys.stderr.write("\r\x1b[2K")
+                sys.stderr.flush()
+            self.drawn = False
+
+
+class _Step:
+    """One thing that runs. done, total: where it is known."""
+
+    def __init__(self, text: str, total: int | None = None) -> None:
+        self.text, self.total = text, total
+        self.done = 0
+        self.start = time.monotonic()
+
+    def __str__(self) -> str:
+        if self.total:
+            return f"{self.text} {self.done} of {self.total} ({100 * self.done // self.total}%)"
+        return f"{self.text} {self.done}" if self.done else self.text
+
+
+_line = _Line()
+
+
+@contextlib.contextmanager
+def stage(text: str, enabled: bool | None = None) -> Iterator[None]:
+    """Inside, a line says `text` and the seconds, once two have passed."""
+    if not shown(enabled):
+        yield
+        return
+    step = _Step(text)
+    _line.enter(step)
+    try:
+        yield
+    finally:
+        _line.leave(step)
+
+
+def track(iterable: Iterable[T], description: str, enabled: bool | None = None) -> Iterator[T]:
+    """Yields from `iterable` under a line that counts the items; one is taken at a time.
+
+    Args:
+      enabled: True shows the line at once, False never, None after two seconds where `shown` says so. The total is
+        shown where the iterable has a length.
+    """
+    if not shown(enabled):
+        yield from iterable
+        return
+    try:
+        total = len(iterable)  # pyright: ignore[reportArgumentType]
+    except TypeError:
+        hint = getattr(iterable, "__length_hint__", None)
+        found = hint() if callable(hint) else 0
+        total = found if isinstance(found, int) and found > 0 else None
+    step = _Step(description, total)
+    _line.enter(step)
+    try:
+        for item in iterable:
+            yield item
+            step.done += 1
+            if enabled:
+                with _line.lock:
+                    _line.draw()
+    finally:
+        _line.leave(step)

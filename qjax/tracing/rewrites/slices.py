@@ -1,0 +1,187 @@
+"""Reads and writes at a place that the data chooses: a cache of keys and values, a ring buffer, `x.at[i].set(y)`.
+
+    dynamic_slice(x, (0, s, 0), sizes)         ->    take(x, s + arange(n), axis=1)
+    dynamic_update_slice(x, y, (0, s, 0))      ->    where(s <= place < s + n, y[place - s], x)
+    x.at[:, s].set(y)                          ->    where(place == s, y, x)
+    x.at[:, s].add(y)                          ->    x + where(place == s, y, 0)
+
+Slices are clamped so that they fit, as in JAX; `.at` drops what does not fit. A scatter may have one place per example
+(`jax.vmap`, `x.at[jnp.arange(n), s]`). Codes are chosen, never computed: a cache, what is written into it and the
+result share one quantizer, so that a code that is written is the code that is read many steps later.
+
+Places that are constants have forms of their own, see `places`.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from qjax.tracing.program import Equation, Program, Value
+from qjax.tracing.rewrites.flow import Flow
+from qjax.tracing.rewrites.inline import inlined
+from qjax.tracing.rewrites.literals import numbers
+
+Array = Any
+Number = Callable[[Value], np.ndarray | None]
+
+_SCATTERS = ("scatter", "scatter-add")
+KINDS = frozenset({"dynamic_slice", "dynamic_update_slice", *_SCATTERS})
+"""The primitives that are looked at."""
+
+
+def place_slices(program: Program) -> Program:
+    """The program with those reads and writes as comparisons and choices."""
+    if not any(eqn.primitive in KINDS for eqn in program.equations):
+        return program
+    number, flow = numbers(program), Flow(program)
+    equations: list[Equation] = []
+    for eqn in program.equations:
+        function, inputs = None, eqn.inputs
+        if eqn.primitive in _SCATTERS:
+            function, inputs = _scatter(eqn, flow, number)
+        elif eqn.primitive in KINDS and any(number(v) is None for v in eqn.inputs if not v.shape):
+            function = _taken(eqn) if eqn.primitive == "dynamic_slice" else _updated(eqn)
+        equations += [eqn] if function is None else inlined(function, inputs, eqn.outputs, eqn)[0]
+    return dataclasses.replace(program, equations=tuple(equations))
+
+
+def _starts(eqn: Equation) -> dict[int, Value]:
+    """Axis -> where the slice begins, for the axes of which it is only a part."""
+    first = 1 if eqn.primitive == "dynamic_slice" else 2
+    part = eqn.out_shapes[0] if eqn.primitive == "dynamic_slice" else eqn.in_shapes[1]
+    sizes = enumerate(zip(part, eqn.in_shapes[0], strict=True))
+    return {axis: eqn.inputs[first + axis] for axis, (length, size) in sizes if length != size}
+
+
+def _taken(eqn: Equation) -> Callable[..., Array]:
+    axes = list(_starts(eqn))
+
+    def taken(x: Array, *starts: Array) -> Array:
+        for axis in axes:
+            length = eqn.out_shapes[0][axis]
+            indices = _clamped(starts[axis], x.shape[axis] - length) + jnp.arange(length, dtype=jnp.int32)
+            x = jnp.take(x, indices, axis=axis, mode="clip")
+        return x if axes else lax.squeeze(lax.expand_dims(x, [0]), [0])
+
+    return taken
+
+
+def _updated(eqn: Equation) -> Callable[..., Array]:
+    axes = list(_starts(eqn))
+
+    def updated(x: Array, update: Array, *starts: Array) -> Array:
+        inside: list[Array] = []
+        for axis in axes:
+            size, length = x.shape[axis], update.shape[axis]
+            places = _places(x, axis) - _clamped(starts[axis], size - length)
+            inside.append((places >= 0) & (places < length) if length > 1 else places == 0)
+            if length > 1:
+                update = jnp.take(update, jnp.clip(places.reshape(-1), 0, length - 1), axis=axis, mode="clip")
+        if not inside:
+            # all of it is written; an equation must compute something, though
+            return lax.squeeze(lax.expand_dims(update, [0]), [0])
+        return jnp.where(_all(inside), jnp.broadcast_to(update, x.shape), x)
+
+    return updated
+
+
+def _int32(place: Array) -> Array:
+    """A place as int32; unsigned ones beyond int32 become its greatest, not negative."""
+    if jnp.issubdtype(place.dtype, jnp.unsignedinteger) and place.dtype.itemsize >= 4:
+        place = jnp.minimum(place, np.array(2**31 - 1, place.dtype))
+    return place.astype(jnp.int32)
+
+
+def _clamped(start: Array, last: int) -> Array:
+    return jnp.clip(_int32(start), 0, last)
+
+
+def _places(x: Array, axis: int) -> Array:
+    """The places along an axis, in the rank of x."""
+    return lax.broadcasted_iota(jnp.int32, [size if a == axis else 1 for a, size in enumerate(x.shape)], axis)
+
+
+def _all(masks: list[Array]) -> Array:
+    whole = masks[0]
+    for mask in masks[1:]:
+        whole = whole & mask
+    return whole
+
+
+# ---------------------------------------------------------------------------- scatters
+
+
+def _scatter(eqn: Equation, flow: Flow, number: Number) -> tuple[Callable[..., Array] | None, tuple[Value, ...]]:
+    """A scatter with one place per example as a function of its operand, of what it writes, and of the places.
+
+    None for another scatter: several places, or a part of an axis that is longer than one element.
+    """
+    n = eqn.params["dimension_numbers"]
+    window, inserted = tuple(n.update_window_dims), tuple(int(axis) for axis in n.inserted_window_dims)
+    # axis of the operand -> axis of the indices, for axes along which every example has a place of its own
+    paired = dict(zip(map(int, n.operand_batching_dims), map(int, n.scatter_indices_batching_dims), strict=True))
+    x, update = eqn.in_shapes[0], eqn.in_shapes[2]
+    starts: dict[int, Value] = {}
+    parts = _components(eqn.inputs[1], flow)
+    if parts is None:
+        return None, ()
+    for axis, part in zip(map(int, n.scatter_dims_to_operand_dims), parts, strict=True):
+        known = number(part)
+        along = None if known is None else _counts(known[..., 0], x[axis])
+        if along is not None and along not in paired.values() and axis in inserted:
+            paired[axis] = along
+        elif known is None or known.any() or axis in inserted:
+            starts[axis] = part
+    if sorted(paired.values()) != list(range(len(eqn.in_shapes[1]) - 1)) or not starts:
+        return None, ()
+    if all(number(part) is not None for part in starts.values()):
+        return None, ()
+    scattered = [axis for axis in range(len(update)) if axis not in window]
+    kept = [axis for axis in range(len(x)) if axis not in paired and axis not in inserted]
+    source = {axis: scattered[along] for axis, along in paired.items()} | dict(zip(kept, window, strict=True))
+    lengths = [update[source[axis]] if axis in source else 1 for axis in range(len(x))]
+    if any(lengths[axis] != (1 if axis in starts else size) for axis, size in enumerate(x)):
+        return None, ()
+    axes = list(starts)
+    clips = "CLIP" in str(eqn.params["mode"])
+
+    def written(old: Array, new: Array, *places: Array) -> Array:
+        order = [source[axis] for axis in range(len(x)) if axis in source]
+        new = jnp.transpose(new, order).reshape(lengths)
+        found: list[Array] = []
+        for axis, place in zip(axes, places, strict=True):
+            place = _int32(place[..., 0])
+            place = jnp.transpose(place, [paired[a] for a in sorted(paired)])
+            place = place.reshape([x[a] if a in paired else 1 for a in range(len(x))])
+            found.append(_places(old, axis) == (jnp.clip(place, 0, x[axis] - 1) if clips else place))
+        here = _all(found)
+        if eqn.primitive == "scatter":
+            return jnp.where(here, jnp.broadcast_to(new, old.shape), old)
+        return old + jnp.where(here, jnp.broadcast_to(new, old.shape), jnp.zeros((), old.dtype))
+
+    return written, (eqn.inputs[0], eqn.inputs[2], *starts.values())
+
+
+def _components(indices: Value, flow: Flow) -> list[Value] | None:
+    """The index along each axis, every one with a last axis of size 1."""
+    count = indices.shape[-1]
+    if count == 1:
+        return [indices]
+    made = flow.made.get(indices)
+    if made is None or made.primitive != "concatenate" or made.params["dimension"] != len(indices.shape) - 1:
+        return None
+    return list(made.inputs) if len(made.inputs) == count else None
+
+
+def _counts(known: np.ndarray, size: int) -> int | None:
+    """The axis along which constant indices count the elements of an axis, 0 to size - 1; None if none."""
+    for axis in range(known.ndim):
+        if known.shape[axis] == size:
+            places = np.arange(size).reshape([-1 if a == axis else 1 for a in range(known.ndim)])
+            if np.array_equal(known, np.broadcast_to(places, known.shape)):
+                return axis
+    return None

@@ -1,0 +1,127 @@
+"""The house keeps its rules: no foreign private attributes, and no names of operations outside of `qjax/ops`."""
+
+import ast
+import functools
+from pathlib import Path
+
+from qjax import ops
+
+ROOT = Path(__file__).resolve().parent.parent
+FILES = sorted((ROOT / "qjax").rglob("*.py"))
+LANGUAGE = {"_asdict", "_fields", "_replace", "_getframe"}
+"""Names with an underscore that Python itself documents."""
+FOREIGN = {"torch_worker.py": {"_make_per_tensor_quantized_tensor", "_make_per_channel_quantized_tensor"}}
+"""File -> names that another library has no public form of."""
+
+
+@functools.cache
+def tree(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+def private_reads(module: ast.Module) -> list[tuple[int, str]]:
+    """(line, expression) of every `x._name` that this file does not define and that is no attribute of self."""
+    own: set[str] = set()
+    for node in ast.walk(module):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            own.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            own.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            own.add(node.attr)
+    found: list[tuple[int, str]] = []
+    for node in ast.walk(module):
+        if not isinstance(node, ast.Attribute) or not node.attr.startswith("_") or node.attr.startswith("__"):
+            continue
+        base = node.value.func if isinstance(node.value, ast.Call) else node.value
+        if node.attr in own | LANGUAGE or (isinstance(base, ast.Name) and base.id in ("self", "cls", "super")):
+            continue
+        found.append((node.lineno, ast.unparse(node)))
+    return found
+
+
+def test_a_private_attribute_is_read_in_its_own_file_only():
+    """`training` and `analysis` use what users can: `qmodel.trace`, `SwitchedModel`, `codes_of`, `set_codes`."""
+    found: list[str] = []
+    for file in FILES:
+        allowed = FOREIGN.get(file.name, set())
+        reads = [(line, text) for line, text in private_reads(tree(file)) if text.rpartition(".")[2] not in allowed]
+        found += [f"{file.relative_to(ROOT)}:{line}: {text}" for line, text in reads]
+    assert found == []
+
+
+def test_the_search_for_private_attributes_finds_them():
+    module = ast.parse("qmodel._read(x)\nself._own(x)\nrow._asdict()\n_other = 1\nthing._other")
+    assert private_reads(module) == [(1, "qmodel._read")]
+
+
+# ---------------------------------------------------------------------------- names of operations
+
+WRITTEN = {"emit": 24, "read": 22}
+"""Folders of `qjax/export` that write and read files of runtimes: how often they may ask for an operation's name. What
+one operator of a file means is their own knowledge. The numbers may only go down."""
+OTHERS = ("ops", "numerics", "targets", "conformance")
+"""Folders whose `op` is something else: the operations of a target, a case of the matrix."""
+
+
+def named_operations(module: ast.Module) -> list[tuple[int, str]]:
+    """(line, expression) of every comparison of an operation with its name, and of every node made under a literal."""
+    names, found = set(ops.names()), list[tuple[int, str]]()
+
+    def literals(node: ast.AST) -> bool:
+        return any(isinstance(part, ast.Constant) and part.value in names for part in ast.walk(node))
+
+    def asks(node: ast.AST) -> bool:
+        return ast.unparse(node).endswith((".op", "op.name")) or ast.unparse(node) == "op"
+
+    for node in ast.walk(module):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            named = any(map(asks, sides)) and any(map(literals, sides))
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in ("Node", "accumulator"):
+            named = any(isinstance(argument, ast.Constant) and argument.value in names for argument in node.args)
+        else:
+            continue
+        if named:
+            found.append((node.lineno, ast.unparse(node)))
+    return found
+
+
+def test_operations_are_asked_for_facts_and_not_for_their_names():
+    """The annotator, the lowering, the passes and all that read a graph; see `qjax/ops/facts.py`."""
+    counts, found = dict.fromkeys(WRITTEN, 0), list[str]()
+    for file in FILES:
+        parts = file.relative_to(ROOT / "qjax").parts
+        if parts[0] in OTHERS:
+            continue
+        names = named_operations(tree(file))
+        if parts[0] == "export" and parts[1] in WRITTEN:
+            counts[parts[1]] += len(names)
+        else:
+            found += [f"{file.relative_to(ROOT)}:{line}: {text}" for line, text in names]
+    assert found == []
+    assert counts == WRITTEN, "fewer than before: lower the number; more: state a fact in qjax/ops/facts.py instead"
+
+
+def test_the_search_for_names_finds_them():
+    text = "node.op == 'cast'\nop.name in ('dot', 'conv')\neqn.primitive == 'cast'\nNode(n, 'fill', ())\nnode.op == 'x'"
+    assert [line for line, _ in named_operations(ast.parse(text))] == [1, 2, 4]
+
+
+# ---------------------------------------------------------------------------- imports
+
+
+def test_no_module_imports_a_sibling_by_its_name_to_hide_a_circle():
+    """By name are imported: what is loaded when it is asked for (names of the package, formats, handlers), and what
+    may not be installed."""
+    lazy = {"qjax/__init__.py", "qjax/cli/__init__.py", "qjax/runtimes/__init__.py", "qjax/export/emit/__init__.py"}
+    lazy |= {"qjax/export/read/__init__.py", "qjax/export/emit/onnx/__init__.py"}
+    found: list[str] = []
+    for file in FILES:
+        where = file.relative_to(ROOT).as_posix()
+        for node in ast.walk(tree(file)):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "importlib.import_module":
+                text = ast.unparse(node.args[0])
+                if text.startswith("'qjax.") and where not in lazy | {"qjax/runtimes/c.py"}:
+                    found.append(f"{where}:{node.lineno}: {text}")
+    assert found == []

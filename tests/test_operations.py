@@ -1,0 +1,51 @@
+"""How many operations the compiled programs have: what a first call costs grows with them. No times are taken."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import qjax
+from benchmarks.first_calls import operations
+from benchmarks.growth import Chain
+from tests.layers.round_trip import data
+
+DEPTHS = (1, 2, 4)
+
+
+@pytest.fixture(scope="module")
+def counts():
+    """depth -> operations of the exact forward; of a quantized training step."""
+    found = {}
+    for depth in DEPTHS:
+        x = data(4, 8)
+        qmodel = qjax.quantize(Chain(depth, nnx.Rngs(0)), qjax.Recipe(), x)
+        qmodel.eval()
+        graphdef, state = nnx.split(qmodel)
+        forward = qjax.exact(qmodel, x)
+
+        def exact(state, x, graphdef=graphdef, forward=forward):
+            return forward(nnx.merge(graphdef, state), x)
+
+        def step(state, x, graphdef=graphdef):
+            return jax.grad(lambda state: jnp.mean(nnx.merge(graphdef, state)(x)), allow_int=True)(state)
+
+        found[depth] = [operations(jax.jit(program).lower(state, x).as_text()) for program in (exact, step)]
+    return found
+
+
+@pytest.mark.parametrize("program", [0, 1], ids=("exact forward", "quantized step"))
+def test_operations_grow_linearly_with_depth(counts, program):
+    per_block = [(counts[b][program] - counts[a][program]) / (b - a) for a, b in itertools.pairwise(DEPTHS)]
+    assert per_block[1] <= 1.05 * per_block[0]
+
+
+def test_a_further_block_adds_no_derivation_of_constants(counts):
+    """A block is two products and a sum; the constants of each took some 700 operations when derived by themselves."""
+    blocks = DEPTHS[-1] - DEPTHS[-2]
+    exact, step = (np.array(counts[DEPTHS[-1]]) - np.array(counts[DEPTHS[-2]])) / blocks
+    assert exact < 700
+    assert step < 900

@@ -1,0 +1,54 @@
+"""One line on standard error, only where somebody can see it, and gone at the end."""
+
+import time
+
+import pytest
+
+import qjax
+from qjax import progress
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(progress, "DELAY", 0.05)
+    monkeypatch.setattr(progress, "_TICK", 0.02)
+    yield
+    qjax.show_progress(None)
+
+
+def test_a_slow_stage_says_what_runs_and_clears_its_line(quick, capsys):
+    with progress.stage("convert", enabled=True), progress.stage("inner", enabled=True):
+        time.sleep(0.3)
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "qjax: convert > inner, 0 s" in said.err
+    assert said.err.endswith("\r\x1b[2K")
+
+
+def test_a_fast_stage_says_nothing(capsys):
+    with progress.stage("convert", enabled=True):
+        pass
+    assert capsys.readouterr() == ("", "")
+
+
+def test_one_option_for_all(quick, capsys):
+    with progress.stage("pipes are silent"):
+        time.sleep(0.15)
+    assert capsys.readouterr().err == ""
+    qjax.show_progress(True)
+    assert list(progress.track(range(3), "counting", enabled=None)) == [0, 1, 2]
+    with progress.stage("asked for"):
+        time.sleep(0.3)
+    assert "asked for" in capsys.readouterr().err
+    qjax.show_progress(False)
+    with progress.stage("turned off"):
+        time.sleep(0.15)
+    assert capsys.readouterr().err == ""
+    with pytest.raises(TypeError, match="expected True, False or None"):
+        qjax.show_progress("yes")  # pyright: ignore[reportArgumentType]
+
+
+def test_an_error_ends_the_line(quick):
+    with pytest.raises(ValueError, match="stop"), progress.stage("convert", enabled=True):
+        raise ValueError("stop")
+    assert progress._line.running == []

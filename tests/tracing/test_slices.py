@@ -1,0 +1,131 @@
+"""Reads and writes at places that the data chooses: trained, converted, saved, emitted; what does not fit."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax import lax
+
+import qjax
+
+N, SIZE, WIDTH = 3, 8, 4
+
+
+class Of(nnx.Module):
+    def __init__(self, function):
+        self.function = function
+
+    def __call__(self, *args):
+        return self.function(*args)
+
+
+def batch(n=N, *shapes, low=-2, high=SIZE + 2, seed=0):
+    keys = jax.random.split(jax.random.key(seed), 8)
+    given = [jax.random.normal(k, (n, *shape)) for k, shape in zip(keys, shapes, strict=False)]
+    return (*given, jax.random.randint(keys[-1], (n,), low, high, jnp.int32))
+
+
+ROW, ROWS, CACHE = (WIDTH,), (3, WIDTH), (SIZE, WIDTH)
+
+FORMS = {
+    "read": (lambda x, i: lax.dynamic_slice_in_dim(x, i[0], 3, axis=1), [CACHE]),
+    "read one": (lambda x, i: lax.dynamic_index_in_dim(x, i[0], axis=1, keepdims=False), [CACHE]),
+    "write one": (lambda x, y, i: lax.dynamic_update_index_in_dim(x, y[:, None], i[0], axis=1), [CACHE, ROW]),
+    "write three": (lambda x, y, i: lax.dynamic_update_slice(x, y, (0, i[0], 0)), [CACHE, ROWS]),
+    "write a corner": (lambda x, y, i: lax.dynamic_update_slice(x, y[:, :, :2], (0, i[0], i[0] % 3)), [CACHE, ROWS]),
+    "write all": (lambda x, y, i: lax.dynamic_update_slice(x, y, (0, i[0], 0)) + x, [CACHE, CACHE]),
+    "ring": (lambda x, y, i: lax.dynamic_update_slice(x, y[:, None], (0, i[0] % SIZE, 0)), [CACHE, ROW]),
+    "at": (lambda x, y, i: x.at[:, i[0]].set(y), [CACHE, ROW]),
+    "at, added": (lambda x, y, i: x.at[:, i[0]].add(y), [CACHE, ROW]),
+    "vmap": (jax.vmap(lambda x, y, i: x.at[i].set(y)), [CACHE, ROW]),
+    "vmap, slices": (jax.vmap(lambda x, y, i: lax.dynamic_update_slice(x, y[None], (i, 0))), [CACHE, ROW]),
+    "vmap, an element": (jax.vmap(lambda x, y, i: x.at[i, i % WIDTH].set(y[0])), [CACHE, ROW]),
+    "arange": (lambda x, y, i: x.at[jnp.arange(x.shape[0]), i].set(y), [CACHE, ROW]),
+}
+
+
+def everywhere(shapes):
+    """One batch for every place of the first example, those before and behind the tensor included."""
+    for place in range(-SIZE - 1, SIZE + 2):
+        given = batch(5, *shapes, seed=2)
+        yield (*given[:-1], jnp.asarray([place, *given[-1][1:]], jnp.int32))
+
+
+def converted(name):
+    function, shapes = FORMS[name]
+    sample = batch(N, *shapes)
+    qmodel = qjax.quantize(Of(function), qjax.Recipe(), sample)
+    qjax.calibrate(qmodel, everywhere(shapes))
+    qmodel.eval()
+    return qmodel, qjax.convert(qmodel, sample), sample, shapes
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.sampled(4)
+def test_the_graph_is_the_model(name):
+    qmodel, graph, _, shapes = converted(name)
+    for given in everywhere(shapes):
+        found = np.asarray(graph(*given))
+        np.testing.assert_array_equal(found, np.asarray(qmodel(*given)))
+        # a wrong place would be far away
+        wanted = np.asarray(qmodel.model(*given))
+        assert np.abs(found - wanted).max() < 0.1
+
+
+@pytest.mark.parametrize("name", ["read", "write three", "vmap", "at, added"])
+@pytest.mark.sampled(1)
+def test_exact_and_gradients(name):
+    qmodel, graph, sample, _ = converted(name)
+    forward = nnx.jit(qjax.exact(qmodel, sample))
+    np.testing.assert_array_equal(forward(qmodel, *sample), graph(*sample))
+    gradient = jax.grad(lambda x: jnp.sum(qmodel(x, *sample[1:]) ** 2))(sample[0])
+    assert np.isfinite(gradient).all()
+    assert np.asarray(gradient).any()
+
+
+@pytest.mark.parametrize("name", ["read", "write three", "vmap"])
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("runtime", ["c", "onnxruntime", "stablehlo"])
+def test_emitted(name, runtime):
+    qmodel, graph, sample, _ = converted(name)
+    report = qjax.verify(graph, qmodel, [sample], runtimes=[runtime])
+    assert report.exact, report
+
+
+def test_what_is_written_is_read_unchanged():
+    """A cache that goes through floats between two steps keeps its codes."""
+    _, graph, _, shapes = converted("ring")
+    cache = np.asarray(batch(4, *shapes)[0])
+    codes = graph.quantize(cache, *batch(4, *shapes)[1:])[0]
+    for step in range(2 * SIZE + 3):
+        row = batch(4, ROW, seed=step)[0]
+        place = jnp.full((4,), step, jnp.int32)
+        cache = graph(cache, row, place)
+        codes = graph.run(codes, *graph.quantize(cache, row, place)[1:])
+        np.testing.assert_array_equal(graph.quantize(cache, row, place)[0], codes)
+    assert len(np.unique(codes)) > 20
+
+
+def test_a_scatter_with_several_places_is_refused():
+    sample = batch(N, CACHE, ROWS)
+    with pytest.warns(UserWarning, match="'scatter' on .* has no integer form"):
+        qmodel = qjax.quantize(Of(lambda x, y, i: x.at[:, i[:2]].set(y[:, :2])), qjax.Recipe(), sample)
+    with pytest.raises(ValueError, match=r"'scatter' on .* has no integer form"):
+        qjax.convert(qmodel, sample)
+
+
+def test_a_mask_is_read_at_places_that_the_data_chooses():
+    """Of booleans and integers JAX fills with no NaN: a place that is not there is refused all the same."""
+
+    def function(x, i):
+        places = i[:, None] + jnp.arange(3)[None]
+        return jnp.where(jnp.take_along_axis(x[:, :, 0] > 0, places, axis=1), 1.0, x[:, :3, 0])
+
+    sample = batch(N, CACHE, low=0, high=4)
+    qmodel = qjax.quantize(Of(function), qjax.Recipe(), sample)
+    graph = qjax.convert(qmodel, sample)
+    given = batch(5, CACHE, low=0, high=4, seed=3)
+    np.testing.assert_array_equal(graph(*given), qmodel(*given))
+    with pytest.raises(ValueError, match="indices"):
+        graph(given[0], given[1] + SIZE)
