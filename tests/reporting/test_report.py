@@ -179,7 +179,7 @@ def test_notebooks_show_escaped_tables(qmodel, graph, of_pair):
 
 
 def test_mistakes_are_named(qmodel, graph):
-    with pytest.raises(ValueError, match="expected batches"):
+    with pytest.raises(TypeError, match="expected batches"):
         collect(qmodel)
     with pytest.raises(ValueError, match="no float model"):
         collect(graph, [data()], metric=agreement)
