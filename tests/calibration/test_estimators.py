@@ -15,12 +15,12 @@ from qjax.calibration import LSQ, Estimator, estimator, estimators
 from qjax.numerics import gradients
 from qjax.numerics.fake_quant import fake_quant
 
-PAGE = pathlib.Path(__file__).parents[2] / "docs" / "training.md"
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "own-training.md"
 X = np.random.default_rng(0).uniform(-1, 1, (16, 4)).astype(np.float32)
 
 
 def of_the_page() -> Any:
-    """The class that docs/training.md shows."""
+    """The class that docs/own-training.md shows."""
     section = PAGE.read_text().partition("## A gradient estimator of your own")[2]
     block = re.search(r"```python\n(.*?)```", section, flags=re.S)
     assert block is not None
