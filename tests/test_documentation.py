@@ -14,7 +14,10 @@ PAGES = sorted((ROOT / "docs").rglob("*.md"))
 NEW = ["README.md", *(f"docs/{name}.md" for name in ("index", "report", "comparison", "coming-from", "faq", "figures"))]
 NEW += [f"docs/how-to/{name}.md" for name in ("target", "lost-accuracy", "convert", "train")]
 NEW += [f"docs/{name}.md" for name in ("training", "own-training", "precision", "integers", "dynamic")]
-NEW += [f"docs/{name}.md" for name in ("compare", "compare-example")]
+NEW += [
+    f"docs/{name}.md"
+    for name in ("compare", "compare-example", "targets", "inputs-outputs", "onnx", "tflite", "c", "stablehlo")
+]
 
 
 def prose(text: str) -> list[str]:

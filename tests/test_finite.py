@@ -188,7 +188,7 @@ def quantized_by(runtime):
 
 @pytest.mark.parametrize("runtime", BY_RUNTIME)
 def test_what_every_runtime_makes_of_them(runtime):
-    """The table of docs/targets.md."""
+    """The table of docs/inputs-outputs.md."""
     assert np.asarray(quantized_by(runtime)).tolist() == [*BY_RUNTIME[runtime], 8]
 
 
