@@ -12,7 +12,7 @@ import qjax
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 PLAIN = """
-    README.md index report comparison coming-from faq figures experiments/README
+    README.md CONTRIBUTING.md index report comparison coming-from faq figures experiments/README
     how-to/target how-to/lost-accuracy how-to/convert how-to/train
     training own-training precision integers dynamic accuracy compare compare-example targets inputs-outputs backends
     onnx tflite c stablehlo reading distributed linen command-line first-calls language-models
