@@ -82,19 +82,27 @@ def table_of(rows: list[Row]) -> Table:
 
 PAGE = """# Published architectures, converted
 
-`python -m experiments.architectures --page docs/architectures.md` wrote this page. The models stand in
-[experiments/models](../experiments/models): plain Flax, as their authors or users write them; nothing in them knows
-about qjax. Each is built {size}, quantized with `qjax.Recipe({recipe})`, calibrated on {count} random batches,
-trained for {steps} steps of Adam towards random outputs (every loss is finite), converted to integers, and compared.
+`python -m experiments.architectures --page docs/architectures.md` wrote this page. The models are in
+`experiments/models`: plain Flax, as their authors or users write them, without any knowledge of qjax.
 
-- **equations**: of the model's own jaxpr in evaluation mode. **nodes**: of the integer graph. **float nodes**: those
-  that are not integer.
-- **fake-quant: differ**: of the **codes** of all nodes, how many the training forward computes otherwise than the
-  integers, given the same input codes, and by how many steps at most. It computes in float32.
-- **exact: differ**: of the **outputs**, how many differ between `qjax.exact` and the graph.
-- **convert**, **compile exact**: seconds of the processor, all threads together, for the conversion and for the first
-  call of the exact forward inside `jit`.
-- **peak MB**: of the process that did all of it, JAX and XLA's compiler included.
+- Each model is built {size} and quantized with `qjax.Recipe({recipe})`.
+- It is calibrated on {count} random batches and trained for {steps} steps of Adam towards random outputs.
+  Every loss is finite.
+- It is converted to integers and compared.
+
+| column | meaning |
+| --- | --- |
+| equations | of the model's own jaxpr in evaluation mode |
+| nodes | of the integer graph |
+| float nodes | nodes that are not integer |
+| codes | codes of all nodes that were compared |
+| fake-quant: differ | those that the float32 training forward computes differently from the same input codes |
+| by at most | the largest of these differences, in steps |
+| outputs | output values that were compared |
+| exact: differ | outputs that differ between `qjax.exact` and the graph |
+| convert, s | processor time of the conversion, all threads together |
+| compile exact, s | processor time of the first call of the exact forward inside `jit` |
+| peak MB | of the whole process, including JAX and XLA's compiler |
 
 {table}
 {errors}
@@ -111,7 +119,7 @@ def page(rows: list[Row], arguments: argparse.Namespace, missing: Sequence[str] 
     left_out = f"\nNot run here: {', '.join(missing)}.\n" if missing else ""
     made = machine()
     return PAGE.format(
-        size="at its published size" if arguments.full else "in little (a block of each kind, a few channels)",
+        size="at its published size" if arguments.full else "small (a block of each kind, a few channels)",
         recipe="" if arguments.target == "nearest_even" else f'target="{arguments.target}"',
         count=arguments.batches,
         steps=arguments.steps,

@@ -12,10 +12,11 @@ import qjax
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 PLAIN = """
-    README.md CONTRIBUTING.md index report comparison coming-from faq figures experiments/README
+    README.md CONTRIBUTING.md index comparison coming-from faq figures experiments/README
     how-to/target how-to/lost-accuracy how-to/convert how-to/train
     training own-training precision integers dynamic accuracy compare compare-example targets inputs-outputs backends
     onnx tflite c stablehlo reading distributed linen command-line first-calls language-models
+    api glossary report benchmarks primitives architectures accuracy-real
 """
 """The pages whose sentences are short; names without an ending are of docs/."""
 NEW = [name if name.endswith(".md") else f"docs/{name}.md" for name in PLAIN.split()]

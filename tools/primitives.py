@@ -29,17 +29,18 @@ BODIES = {
 }
 _SPELLED = {"select_n": "select", "add_any": "add", "round": "round_even"}
 
-INTRODUCTION = """# What becomes of each primitive of `jax.lax`
+INTRODUCTION = """# What each primitive of `jax.lax` becomes
 
-Made by `python tools/primitives.py` with jax {version}. A model is read as its jaxpr; this is all of it. For your own
-model: `print(qjax.explain(model, sample))`.
+`python tools/primitives.py` wrote this page with jax {version}.
+qjax reads a model as its jaxpr, so this list is complete. For your own model, use `print(qjax.explain(model, sample))`.
 
-- **integer**: the operations of `qjax.ops` that read it, depending on which operands are data, parameters or integers.
-  "written in others": as slices, concatenations, choices, where positions are constants.
-- **table**: an elementwise function of one tensor; a chain of such steps becomes one correctly rounded table of codes.
-- **island**: may stand in a float island, a module that the recipe leaves in reals (`qjax.FLOAT`).
+- **integer**: the operations of `qjax.ops` that read it.
+  Which one depends on which operands are data, parameters or integers.
+  "written in others" means slices, concatenations and choices, if positions are constants.
+- **table**: an elementwise function of one tensor. A chain of such steps becomes one correctly rounded table of codes.
+- **island**: allowed in a module that the recipe keeps in float (`qjax.FLOAT`).
 
-What stands in no column ends the conversion with an error that names your line and two cures.
+A primitive without an entry ends the conversion with an error that names your line and two cures.
 
 | primitive | integer | table | island |
 | --- | --- | --- | --- |

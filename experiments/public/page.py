@@ -19,19 +19,22 @@ COLUMNS = (
     "seconds",
 )
 
-PAGE = """# Models that others wrote, converted as they stand
+PAGE = """# Public models, converted unchanged
 
-`python -m experiments.public --page {path}{options}` wrote this page. Nothing in the models knows about
-qjax, and nothing in them was changed. They are small and their weights are random. Each is quantized with
-`qjax.Recipe()`, calibrated on two batches, and converted, with the inputs and the outputs that it has.
+`python -m experiments.public --page {path}{options}` wrote this page. The models were written by others, without any
+knowledge of qjax, and were not changed. They are small and have random weights. Each is quantized with
+`qjax.Recipe()`, calibrated on two batches and converted, with its own inputs and outputs.
 
-- **nodes**: of the integer graph. **float nodes**: those that are not integer.
-- **fake-quant: differ**: of the **codes** of all nodes, how many the fake-quantized forward computes otherwise than
-  the integers, given the same input codes. It computes in float32.
-- **exact: differ**: of the **outputs** for a batch of {size} examples, how many differ between `qjax.exact` and the
-  graph, or between the graph for this batch and the graph for its first examples alone.{without}
-- **cosine**: of the graph's output and the float model's; the smallest where there are several.
-- **seconds**: to quantize, calibrate and convert.
+| column | meaning |
+| --- | --- |
+| nodes | of the integer graph |
+| float nodes | nodes that are not integer |
+| codes | codes of all nodes that were compared |
+| fake-quant: differ | those that the float32 training forward computes differently from the same input codes |
+| outputs | output values that were compared, for a batch of {size} examples |
+| exact: differ | outputs of `qjax.exact`, or of the first examples alone, that differ from the graph's{without} |
+| cosine | between the outputs of the graph and of the float model, the smallest of several |
+| seconds | to quantize, calibrate and convert |
 
 {tables}
 {machine}
@@ -86,7 +89,7 @@ def page(groups: Mapping[str, Sequence[Row]], missing: Sequence[str], arguments:
         path=path_of(arguments),
         options=options_of(arguments),
         size=OTHER_SIZE,
-        without=" `-`: `exact` was not run." if arguments.no_exact else "",
+        without="; `-`: not run" if arguments.no_exact else "",
         tables="\n".join(parts),
         machine=f"Made on {made['cpu']}, {made['cores']} cores, jax {made['jax']}, flax {made['flax']}.",
     )
