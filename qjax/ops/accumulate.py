@@ -52,8 +52,9 @@ def dot(x: jax.Array, w: jax.Array, numbers: Any) -> jax.Array:
     one_row = _one_row(x.shape, w.shape, numbers)
 
     def on_cpu(a: jax.Array, b: jax.Array) -> jax.Array:
-        # XLA brings operands into the shape of a matrix; fused with what computes them that is a loop without vectors.
-        # A second operand without a batch is a weight, and what is done to that may be shared.
+        # XLA reshapes the operands to matrices. If it fuses this with the operation that computes them, the loop is not
+        # vectorized; the barrier prevents the fusion. A second operand without a batch is a weight: no barrier, because
+        # several products may share its preparation.
         a = lax.optimization_barrier(a)
         if numbers[1][1]:
             b = lax.optimization_barrier(b)
@@ -76,7 +77,7 @@ def sums(x: jax.Array, summed: Sequence[int], batch: Sequence[int] = ()) -> jax.
         return jnp.sum(ordered, axis=range(len(batch) + len(free), x.ndim), dtype=jnp.int32)
 
     def multiplied(x: jax.Array) -> jax.Array:
-        # two rows: XLA has no fast product of one
+        # two rows, because XLA has no fast product with one row
         ones = jnp.ones([*(x.shape[axis] for axis in batch), 2, *(x.shape[axis] for axis in summed)], x.dtype)
         first = len(batch) + 1
         numbers = ((tuple(range(first, first + len(summed))), summed), (tuple(range(len(batch))), batch))
@@ -102,7 +103,7 @@ def _in_bytes(x: jax.Array, w: jax.Array, numbers: Any) -> jax.Array:
 def _one_row(x: Sequence[Any], w: Sequence[Any], numbers: Any) -> bool:
     (summed, _), (batch, _) = numbers
     free = [size for axis, size in enumerate(x) if axis not in summed]
-    known = all(isinstance(size, int) for size in (*x, *w))  # not the symbol of an exported batch
+    known = all(isinstance(size, int) for size in (*x, *w))  # an exported batch size is symbolic, not an int
     return known and not batch and len(free) > 0 and math.prod(free) == 1 and math.prod(w) >= ONE_ROW
 
 
@@ -115,7 +116,7 @@ def _as_two_rows(x: jax.Array, w: jax.Array, numbers: Any) -> jax.Array:
 def taps(x: jax.Array, window: Sequence[int], strides: Sequence[int], dilation: Sequence[int]) -> list[jax.Array]:
     """For each position of a window over all axes of x, in row-major order, the strided slice of x that it meets."""
     steps = list(zip(x.shape, window, strides, dilation, strict=True))
-    # from the first place of a position to behind its last
+    # from the first element that this position meets to just after its last one
     spans = [(size - (n - 1) * d - 1) // stride * stride + 1 for size, n, stride, d in steps]
     slices: list[jax.Array] = []
     for position in np.ndindex(*window):

@@ -52,7 +52,7 @@ class AffineStep(Elementwise):
         return {"step": eqn.primitive}
 
     def may_negate(self, attributes: Attributes) -> bool:
-        # c - x negates x.
+        # `reversed` is c - x, which negates x
         return attributes["step"] in ("mul", "div", "neg") or attributes.get("reversed", False)
 
     def compose(self, attributes: Attributes, constants: Constants, affine: Affine) -> Affine:

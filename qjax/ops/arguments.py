@@ -1,4 +1,4 @@
-"""Where the greatest or least element stands: argmax, argmin, top_k. The order of codes is the order of reals."""
+"""The index of the largest or smallest element: argmax, argmin, top_k. Codes have the order of their float values."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -54,7 +54,7 @@ class Argument(Op):
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         x, axis = inputs[0].astype(jnp.int32), attributes["axis"]
         if attributes["function"] == "argmin":
-            # codes have 16 bits at most, so their negatives exist; int32 has one number that has none
+            # reverses the order; unlike -x it works for every int32 (-2^31 has no negative)
             x = ~x
         return jnp.squeeze(first_greatest(x, axis)[1], axis)
 
@@ -80,7 +80,7 @@ class TopK(GridOp):
         (x,) = inputs
         if not isinstance(x, Quantized):
             return eqn.bind(real(x))
-        # of integers: JAX puts 0.0 before -0.0, and both are one code
+        # compare codes, not floats: JAX orders 0.0 before -0.0, and both are the same code
         _, places = eqn.bind(lax.stop_gradient(x.codes).astype(jnp.int32))
         values = jnp.take_along_axis(x.codes, places, axis=self.attributes(eqn)["axis"], mode="clip")
         return [x.with_codes(values), places]
@@ -96,6 +96,6 @@ class TopK(GridOp):
             pair = first_greatest(x, axis)
             found.append(pair[attributes["index"]])
             taken = places == jnp.broadcast_to(pair[1], x.shape)
-            # below every code, so that it is found no more
+            # lower than every code, so it is not found again
             x = lax.select(taken, jnp.full(x.shape, np.int32(-(2**31)), jnp.int32), x)
         return jnp.concatenate(found, axis=axis).astype(attributes["dtype"])

@@ -1,7 +1,7 @@
 """The codes of an average in the training forward, by the formula of the target's runtime.
 
-An average of codes on their own grid is a tie in a quarter of its outputs and more, and runtimes round ties, counts and
-zero points each in their own way. The formula's own kernel computes the codes here, so training sees them; the gradient
+If input and output share their quantization parameters, at least a quarter of all averages are ties. Each runtime
+rounds ties, counts and zero points differently. So training calls the formula's own kernel for the codes. The gradient
 is that of the fake-quantized average.
 """
 
@@ -57,7 +57,7 @@ class Average:
         formula = formulas.average(
             target, self.op, spatial=self.spatial, wide=wide, same_grid=same_grid, varying=varying
         )
-        # a formula that reads every code of a window is no function of their sum
+        # such a formula reads every code of a window, and only the sum is known here
         if formula is None or formula.windows:
             return nearest
         y_scale, y_zero_point = lax.stop_gradient(y.scale).reshape(()), y.integer_zero_point().reshape(())
@@ -72,6 +72,6 @@ class Average:
         attributes = {"dtype": dtype, "qmin": int(low), "qmax": int(high)}
         sums = lax.stop_gradient(acc).astype(jnp.int32)
         codes = jnp.clip(formula.kernel([sums], constants, attributes), low, high) - y_zero_point
-        # training sees what is not a number
+        # keep NaN visible in training: int32 sums have none
         value = jnp.where(jnp.isnan(nearest), nearest, codes.astype(nearest.dtype))
         return with_gradient_of(nearest, lax.stop_gradient(value))

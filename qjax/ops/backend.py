@@ -1,9 +1,9 @@
-"""Nodes that a vendor's own kernel computes: several matched operations as one, from codes to codes.
+"""A node that a vendor's kernel computes. It replaces several matched operations, its members.
 
-The node's attributes hold everything that its members (the operations it stands for) had, as JSON; its constants hold
-theirs under `label/role`. What computes it is a function that the vendor registered under two names, the backend's and
-the pattern's. Nothing executable is ever stored: a graph from a file names the kernel, and a process that has not
-registered it cannot run the graph. Where the backend is None the members' own kernels run one after the other.
+The node's attributes hold all attributes of its members as JSON. Its constants hold those of the members, under
+`label/role`. The vendor registers the kernel under two names, the backend's and the pattern's. A file stores only these
+names and no code, so a process that has not registered the kernel cannot run the graph. If the backend is None, the
+members' own kernels run one after the other.
 
 A member is a list of [field, value], the fields being those of `FIELDS`:
 
@@ -11,7 +11,7 @@ A member is a list of [field, value], the fields being those of `FIELDS`:
 | --- | --- |
 | label | its name within the node: the pattern's, or the operation's |
 | op, name, location | those of the matched node |
-| inputs | per input: the index of one of the fused node's inputs, or the label of the member that computes it |
+| inputs | for each input: an index into the node's inputs, or the label of the member that computes it |
 | output | the name of its tensor, then shape (null is the batch), dtype, qmin, qmax (null without a scale) |
 | attributes | [name, value] for each attribute |
 """
@@ -219,11 +219,11 @@ class Backend(Op):
     role = Role.PRODUCER
 
     def accumulator(self, site: Site) -> Bounds | None:
-        # the accumulators of the members were bounded before they were joined
+        # the members' accumulators were bounded before the fusion
         return None
 
     def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
-        # a vendor's kernel may do anything
+        # a vendor's kernel can mix elements along any axis
         return [range(len(shape)) for shape in inputs]
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:

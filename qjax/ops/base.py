@@ -1,7 +1,7 @@
-"""What an operation is: how it is read, trained, prepared and run on integers.
+"""The base class of operations: how each is read, trained, prepared and run on integers.
 
-Every quantized operation of qjax is one file in this folder with one subclass of `Op`, registered by
-`@register`. The tracer, the lowering and the interpreter ask the registry; none of them lists operations.
+Every quantized operation is one file in this folder with one subclass of `Op`, registered by `@register`. The tracer,
+the lowering and the interpreter ask the registry. None of them has a list of operations.
 """
 
 import abc
@@ -376,7 +376,7 @@ def read(eqn: Equation, constant: Sequence[bool]) -> Op | None:
     """The operation that an equation is, or None when qjax has no integer form for it."""
     reals = any(jnp.issubdtype(dtype, jnp.floating) for dtype in (*eqn.in_dtypes, *eqn.out_dtypes))
     for op in _by_primitive.get(eqn.primitive, ()):
-        # what computes with codes never reads integers that stand for themselves
+        # an operation on codes must not read plain integers (masks, positions, counts)
         if (reals or op.moves or op.role is Role.INTEGER) and op.reads(eqn, constant):
             return op
     return None

@@ -49,7 +49,7 @@ class BatchNorm(Elementwise):
         return {len(eqn.out_shapes[0]) - 1 - dict(eqn.params["layer"].attributes)["trailing"]}
 
     def has_integer_form(self, eqn: Equation) -> bool:
-        # With the statistics of the batch the layer also returns them.
+        # in training mode the layer also returns the statistics of the batch
         return len(eqn.out_shapes) == 1
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:

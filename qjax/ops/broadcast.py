@@ -24,7 +24,7 @@ class Broadcast(GridOp):
         return {"shape": list(eqn.out_shapes[0]), "dimensions": list(eqn.params["broadcast_dimensions"])}
 
     def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
-        # a size that is new, or repeated, is no element's place in the operand
+        # new and repeated axes are not axes of the operand
         return [()]
 
     def is_identity(self, attributes: Attributes, before: Shape, after: Shape) -> bool:

@@ -1,4 +1,4 @@
-"""Casts between float types, and other operations that leave the number alone: the codes do not change."""
+"""Casts between float types and other operations that keep the value. The codes do not change."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -57,7 +57,7 @@ class Cast(Elementwise):
 def _same(eqn: Equation, x: Any) -> Any:
     """The same codes, or the same accumulator, with the gradient that the function gives the reals."""
     result = eqn.bind(x.real())[0].astype(jnp.float32)
-    # nothing is added but the derivative: no bit changes
+    # zero in value, so no bit changes; it only adds the derivative
     gradient = result - jax.lax.stop_gradient(result)
 
     def carrying(steps: jax.Array, scale: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Codes with their zero point taken off."""
+"""Codes minus their zero point."""
 
 import jax
 import jax.numpy as jnp

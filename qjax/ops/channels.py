@@ -1,7 +1,7 @@
 """Moving per-channel vectors between the axes of a weight and the axes of the result.
 
-`channels` is a list of [axis of the result, axis of the weight]; a vector of the result is kept in the shape
-that broadcasts against the result's trailing axes.
+`channels` is a list of [axis of the result, axis of the weight]. A vector of the result has a shape that broadcasts
+against the result's trailing axes.
 """
 
 import math

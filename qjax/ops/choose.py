@@ -1,4 +1,4 @@
-"""From integers to codes: masks as numbers, choices between two constants, integers as reals."""
+"""From integers to codes: a mask as 0 and 1, a choice between two constants, an integer as a float."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,6 +1,6 @@
-"""Real constants as codes: what a bound, a threshold or a constant case of a choice is on a grid.
+"""The codes of float constants: a bound, a threshold, a constant case of a choice.
 
-The training forward, the conversion and the exact forward call these functions; scales may be tracers.
+The training forward, the conversion and the exact forward call these functions. Scales can be tracers.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Comparisons: of codes with codes, of codes with a constant, of integers; they give booleans."""
+"""Comparisons of codes with codes, of codes with a constant, and of integers. The result is boolean."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

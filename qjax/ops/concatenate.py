@@ -1,4 +1,4 @@
-"""Concatenation: all inputs share one quantizer, so codes are only put side by side."""
+"""Concatenation. All inputs share one quantizer, so codes are copied and not requantized."""
 
 from collections.abc import Collection, Sequence
 from typing import Any

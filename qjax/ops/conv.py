@@ -156,7 +156,7 @@ class Conv(ProductFacts, Op):
         window, per_group, features = w.shape[:-2], w.shape[-2], w.shape[-1]
         taps = convolution.spatial_taps(last, window, strides, dilation)
         shape, count = taps[0].shape[:-1], len(taps)
-        # (tap, position, group, channel) and (tap, group, channel, feature)
+        # columns: (tap, position, group, channel); weights: (tap, group, channel, feature)
         columns = jnp.stack(taps).reshape(count, -1, groups, per_group)
         weights = w.reshape(count, per_group, groups, -1).transpose(0, 2, 1, 3)
         if accumulator.unit == "tap" and per_group % 2:

@@ -1,8 +1,8 @@
 """Exact integer convolutions: int8 or wider codes in, int32 accumulators out, in the fastest form for each shape.
 
-On the CPU XLA's own int8 convolution is fast over two spatial axes with enough channels; it is 25 to 60 times slower
-than a matrix product over one or three axes, and up to 15 times where channels and features are few. The choice of
-`conv` was measured with `python -m benchmarks kernels`:
+On the CPU, XLA's int8 convolution is fast with two spatial axes and enough channels. With one or three axes it is 25 to
+60 times slower than a matrix product, and with few channels and features up to 15 times. `conv` chooses by this table,
+measured with `python -m benchmarks kernels`:
 
 | shape | form |
 | --- | --- |
@@ -14,8 +14,8 @@ than a matrix product over one or three axes, and up to 15 times where channels 
 | one axis | the same with a spatial axis of size 1 in front |
 | three axes and more, int16 | patches |
 
-Other platforms run patches and one matrix product: an integer convolution may not exist there. Every form gives the
-same integers.
+Other platforms run patches and one matrix product, because they may have no integer convolution. Every form computes
+the same integers.
 """
 
 import math
@@ -91,7 +91,7 @@ def _on_cpu(x: jax.Array, w: jax.Array, strides: Sequence[int], dilation: Sequen
 def _few_places(x: jax.Array, w: jax.Array, strides: Sequence[int], dilation: Sequence[int]) -> bool:
     sizes = zip(x.shape[1:-1], w.shape[:-2], strides, dilation, strict=True)
     places = math.prod((size - (n - 1) * d - 1) // stride + 1 for size, n, stride, d in sizes)
-    # the batch of an exported function is a symbol
+    # the batch size of an exported function is symbolic
     batch: Any = x.shape[0]
     return isinstance(batch, int) and batch * places <= FEW_PLACES
 
@@ -119,7 +119,7 @@ def packed(x: jax.Array, w: jax.Array, strides: Sequence[int], dilation: Sequenc
     none = [(0, 0, 0)]
     if size > width:
         x = lax.pad(x, np.int8(0), none * (x.ndim - 2) + [(0, size - width, 0), (0, 0, 0)])
-    # the barrier keeps what computes x out of the loop over blocks, which is not one of vectors
+    # the loop over blocks is not vectorized; the barrier keeps the computation of x out of it
     x = lax.optimization_barrier(lax.slice_in_dim(x, 0, size, axis=x.ndim - 2))
     x = x.reshape(*x.shape[:-2], size // block, block * x.shape[-1])
     shifted = [

@@ -1,4 +1,4 @@
-"""Sums, maxima and minima of everything up to an element: log2(n) steps of shift and combine."""
+"""Cumulative sums, maxima and minima, in log2(n) steps of shift and combine."""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -106,7 +106,7 @@ class CumulativeInteger(Op):
         return {"function": eqn.primitive.removeprefix("cum"), **_attributes(eqn)}
 
     def accumulator(self, site: Site) -> Bounds | None:
-        # numbers that stand for themselves wrap in the model too
+        # plain integers, which wrap in the model too
         return None
 
     def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:

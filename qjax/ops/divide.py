@@ -48,7 +48,7 @@ class Divide(Elementwise):
         x, w = inputs
         if not (isinstance(x, Quantized) and isinstance(w, Quantized)):
             return eqn.bind(real(x), real(w))
-        # the codes tell where the divisor is 0, and the real quotient is none
+        # the codes show where the divisor is 0; there the quotient is infinite or NaN
         x, w = jnp.broadcast_arrays(x.real32(), w.real32())
         zero = w == 0
         y = x / jnp.where(zero, jnp.ones_like(w), w)

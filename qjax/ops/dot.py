@@ -41,7 +41,7 @@ class Dot(ProductFacts, Op):
     def products(self, attributes: Attributes, inputs: Sequence[Sequence[int]], kernel: Sequence[int]) -> int:
         weight = attributes["weight"]
         lhs, rhs = inputs if weight is None else (inputs[0], kernel) if weight == 1 else (kernel, inputs[0])
-        # Summed axes and batch axes are axes of both operands, and count once.
+        # both operands have the summed axes and the batch axes; they count once
         shared = {*attributes["rhs_contracting"], *attributes["rhs_batch"]}
         return math.prod(lhs) * math.prod(size for axis, size in enumerate(rhs) if axis not in shared)
 

@@ -1,4 +1,4 @@
-"""Dropout: acts in training only, and leaves the grid alone."""
+"""Dropout: acts only in training. Dropped codes become 0, and the scale grows by the dropout factor."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ class Dropout(Elementwise):
         ones = jnp.ones(x.shape, eqn.out_dtypes[0])
         dropped, *state = eqn.bind(ones, *rest)
         codes = jnp.where(dropped != 0, x.codes, jnp.zeros_like(x.codes))
-        # codes stay integers; by the cotangent convention of `Quantized` the changed scale also scales the gradient
+        # the codes stay integers; `Quantized` multiplies cotangents by the scale, so the gradient is scaled too
         return [dataclasses.replace(x, codes=codes, scale=x.scale * _factor(eqn)), *state]
 
 

@@ -1,9 +1,10 @@
-"""Products of an activation with a weight on codes whose scales are found at run time, between tensors of reals.
+"""Products of an activation with a weight, quantized at run time. Inputs and outputs are floats.
 
     y = float32(sum_k (x_k - z_x) w_k) * (s_x * s_w)
 
-with s_x and z_x from the range of x as it flows (`numerics.dynamic`), w in symmetric codes with a scale for each output
-channel, the sum in int32. The scheme is ONNX's DynamicQuantizeLinear + MatMulInteger (or ConvInteger) + Cast + Mul.
+s_x and z_x follow from the range of x at run time (`numerics.dynamic`). w has symmetric codes with a scale for each
+output channel. The sum is int32. The scheme is ONNX's DynamicQuantizeLinear + MatMulInteger (or ConvInteger) + Cast +
+Mul.
 """
 
 import dataclasses
@@ -83,7 +84,7 @@ class DynamicCodes:
 
         Scales and zero points are scalars, or have the shape of the axes that a dot does not sum over.
         """
-        # the derivative is that of the product, not of what this computes
+        # the product defines its own derivative; nothing flows through the quantizer
         x = lax.stop_gradient(x).astype(jnp.float32)
         codes, scale, zero_point = dynamic_codes(x, self.spec, self.reduced)
         offset = np.int32(accumulate.signed_offset(self.spec.dtype.name))
@@ -142,7 +143,7 @@ class DynamicProduct:
         """
         kept = self._op.weight_axes(self.eqn, self.weight)
         spec = self.setting.weights.replace(axis=None if self.setting.weights.axis is None else kept or None)
-        # the derivative is that of the product, not of what this computes
+        # the product defines its own derivative; nothing flows through the quantizer
         w = lax.stop_gradient(w).astype(jnp.float32)
         view, axes = split_groups(w, spec)
         largest = jnp.max(jnp.abs(view), axes)
@@ -183,11 +184,11 @@ class DynamicProduct:
         x_codes, scale, zero, w_codes, w_scale, sums = coded
         acc = self.accumulator(x_codes, zero, w_codes, sums)
         if self.setting.per == "tensor":
-            # a small array that is finished: each element of the result would multiply the two scales again
+            # compute this small array once; fused, each element of the result would multiply the two scales again
             scales = self._of_weight(finished_on_cpu(unfused(scale * w_scale)))
         else:
             scales = unfused(self._of_x(scale, x_codes.ndim) * self._of_weight(w_scale))
-        # rounded before the model's bias is added, under jit too
+        # round the product before the model's bias is added: without this, jit could fuse both into one rounding
         return unfused(acc.astype(jnp.float32) * scales).astype(self.eqn.out_dtypes[0])
 
     def along_x(self, dx: jax.Array, w_codes: jax.Array, w_scale: jax.Array) -> jax.Array:
@@ -252,6 +253,6 @@ def _(product: DynamicProduct, again: bool, primals: Any, tangents: Any) -> Any:
     _, _, *coded = primals
     dx, dw, *_ = tangents
     along_x, along_w = product.along_x, product.along_w
-    if not again:  # the backward keeps int8 codes, not the floats that they stand for
+    if not again:  # keep int8 codes for the backward, not their dequantized values
         along_x, along_w = jax.checkpoint(along_x), jax.checkpoint(along_w)
     return product.value(*coded), along_x(dx, *coded[3:5]) + along_w(dw, *coded[:3])

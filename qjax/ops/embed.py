@@ -36,18 +36,18 @@ class Embed(Elementwise):
         return (0,)
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
-        # a layer computes `jnp.take`; a lookup that is written out has the equations of negative indices before it
+        # a layer is `jnp.take`, which wraps and fills; in other lookups equations before this one wrap negative indices
         if "integers" in eqn.params:
             return {"fills": False}
         return {"wraps": True, "fills": True} if "layer" in eqn.params else {"fills": fills(eqn.params)}
 
     def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
-        # behind them: the parameters that a table of integers is made of, for its own function
+        # further inputs are the parameters of a table of integers; its own function uses them
         indices, table, *_ = inputs
         if not isinstance(table, Quantized):
             return eqn.bind(*inputs)
         if "integers" in eqn.params:
-            # the equation itself computes the function
+            # without codes the equation computes the function itself
             return [table.with_codes(jnp.take(table.codes, indices, axis=0, mode="clip"))]
         return [table.with_codes(eqn.bind(indices, table.codes)[0])]
 

@@ -1,8 +1,7 @@
-"""Embedding lookups from a table whose rows, or groups of rows or of columns, have scales of their own.
+"""Embedding lookups from a table with one scale per row, or per group of rows or columns.
 
-The rows that are read stand on different grids, so what is read has a quantizer of its own: each code is multiplied by
-the factor of its row and rounded once (`epilogue.finish_sum`), in integers. A table with one scale is an `embed`, whose
-codes need no arithmetic.
+The rows have different scales, so the result has its own quantizer. Each code is multiplied by the factor of its row
+and rounded once (`epilogue.finish_sum`), in integers. A table with one scale is an `embed`, which needs no arithmetic.
 """
 
 from collections.abc import Sequence
@@ -80,7 +79,7 @@ class EmbedRows(Embed):
         shift = greatest_shift(given.output.qmin, given.output.qmax)
         scale = Real.of(given.constants["weight_scale"])
         folded = fold_sum([scale], given.output.scale, Affine.identity(), shift)
-        # without a step behind the lookup there is no offset
+        # no affine step follows the lookup, so there is no offset
         return Prepared({role: folded[role] for role in ("shift", "factor0")}, _rounding(given))
 
     def retarget(self, given: Preparation) -> Prepared:

@@ -1,8 +1,8 @@
 """What follows an accumulator: affine steps folded into integer constants, one rounding, one clamp.
 
-A producer's accumulator stands for a real number `acc * scale`. The steps behind it (a bias, batch norm, a
-multiplication by a scalar) make that `g * acc * scale + b` per channel; the output's grid divides by its scale.
-All of it is computed in `Real`, so host and jit agree bit for bit.
+An accumulator has the value `acc * scale`. The affine steps after it (a bias, batch norm, a multiplication by a scalar)
+turn this into `g * acc * scale + b` per channel. Requantization divides by the output's scale. All constants are
+computed in `Real`, so host and jit agree bit for bit.
 """
 
 import dataclasses
@@ -84,13 +84,13 @@ def fold_weighted(
     needed = abs(affine.b) / (s_x * Real.of(np.float32(2.0**BIAS_BITS)))
     per_channel = math.prod(wanted.shape) > 1
     if not per_channel and needed.shape:
-        # one scale serves all channels: the largest bias decides
+        # one scale for all channels: the largest bias decides
         largest = needed.to_float32()
         needed = Real.of(host_or_trace(largest).max(largest))
     floor = Real.of(np.float32(_SMALLEST_SCALE))
     lowest = needed.maximum(floor)
     degenerate = wanted < lowest
-    # one step up, so that rounding to float32 cannot push the bias over its limit
+    # slightly larger, so that rounding to float32 cannot push the bias over its limit
     lowest = lowest * Real.of(np.float32(1 + 2.0**-20))
     scale = Real.where(degenerate, lowest, wanted).to_float32()
     shape = tuple(scale.shape)

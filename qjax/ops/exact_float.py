@@ -1,13 +1,12 @@
 """Products of integer-valued floats that are exact, and differentiable, on any backend.
 
-The training forward multiplies codes, not scaled reals: as long as every partial sum stays below 2^24, float32
-holds the integer accumulator itself, also under TF32 and bfloat16 passes (codes of 8 bits fit their mantissas).
-Beyond that bound the weight's codes are split into digits, and beyond digits the product runs in int32. On the CPU
-codes of 8 bits are multiplied in int8. The backward multiplies float32 everywhere, and keeps codes of 8 bits as int8
-until it does.
+The training forward multiplies codes, not dequantized floats. As long as every partial sum is below 2^24, float32 holds
+the integer accumulator exactly, also with TF32 and bfloat16 passes, because 8-bit codes fit their mantissas. Beyond
+that bound the weight's codes are split into digits. If digits do not suffice, the product runs in int32. On the CPU,
+codes of 8 bits are multiplied in int8. The backward multiplies float32 everywhere, and stores codes of 8 bits as int8
+until then.
 
-Where the bits of the codes let a sum leave int32, and the numbers may, the float32 product takes its place: what the
-sum stands for instead of a wrapped one. `convert` refuses such weights.
+A sum of wide codes can leave int32. Then the float32 product replaces the wrapped sum. `convert` refuses such weights.
 """
 
 import math
@@ -136,7 +135,7 @@ def _of_floats(product: _Multiply) -> _Multiply:
 def _of_bytes(product: _Multiply) -> _Multiply:
     """The same; what it keeps of a and b is int8."""
 
-    # with the barriers of `jax.checkpoint`, without which XLA would keep the float32 codes of the forward instead
+    # `jax.checkpoint` for its barriers: without them XLA would keep the forward's float32 codes instead of int8
     @jax.checkpoint
     def left(da: jax.Array, b: jax.Array, zero: Any) -> jax.Array:
         return product(da, finished_on_cpu(_restored(b, zero)))
@@ -170,7 +169,7 @@ def _in_int8(exact: _Multiply, integers: Integers) -> _Multiply:
     def on_cpu(a: jax.Array, b: jax.Array, zero_a: Any, zero_b: Any) -> jax.Array:
         a8, b8 = (lax.optimization_barrier(_stored(x, zero)) for x, zero in ((a, zero_a), (b, zero_b)))
         acc = integers(a8, b8, zero_a, zero_b).astype(jnp.float32)
-        # int8 has no NaN, and a training run must see the ones that it makes; a sum is the fastest way to one
+        # int8 has no NaN, but a training run must see its NaNs; a sum is the fastest test for one
         lost = jnp.isnan(jnp.sum(a) + jnp.sum(b))
         return acc + jnp.where(lost, np.float32(np.nan), np.float32(0))
 
@@ -190,7 +189,7 @@ def _code_of_zero(value: Quantized) -> jax.Array | None:
 def _stored(codes: jax.Array, zero: jax.Array | None) -> jax.Array:
     if zero is not None:
         codes = codes + zero.astype(jnp.float32)
-    # they are in range; XLA may drop the saturation of a cast that no clip stands before
+    # they are in range, but without the clip XLA may drop the saturation of the cast
     return jnp.clip(codes, np.float32(-128), np.float32(127)).astype(jnp.int8)
 
 

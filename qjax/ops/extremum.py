@@ -1,4 +1,4 @@
-"""The greater or the lesser of two tensors on one grid, or of a tensor and constants that differ by place."""
+"""Elementwise maximum or minimum of two tensors with the same scale, or of a tensor and an array of constants."""
 
 from collections.abc import Sequence
 from typing import Any

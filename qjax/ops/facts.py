@@ -1,8 +1,7 @@
-"""What an operation states about itself, for the annotator, the lowering and the passes.
+"""Facts: what an operation declares about itself, for the annotator, the lowering and the passes.
 
-None of those names an operation: each asks for a fact. A fact is abstract where a forgotten one would let wrong codes
-pass. It has a default only where the default is the safe answer: the conversion then refuses, or computes something
-that it need not have computed.
+These never test an operation's name; they ask for a fact. A fact is abstract if forgetting it could produce wrong
+codes. It has a default only if the default is safe: the conversion then refuses, or computes something unnecessary.
 """
 
 import abc

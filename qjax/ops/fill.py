@@ -1,4 +1,4 @@
-"""A constant for every example of the batch: what the state of a loop starts from."""
+"""A constant for every example of the batch, such as the initial state of a loop."""
 
 from collections.abc import Mapping, Sequence
 from typing import ClassVar

@@ -12,7 +12,7 @@ class GridOp(Op):
     role = Role.GRID
 
     def accumulator(self, site: Site) -> Bounds | None:
-        # a sum of codes would be on another grid
+        # these operations do not add codes: a sum would need another scale
         return None
 
     def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:

@@ -1,7 +1,7 @@
-"""Products with weights that have a scale for every group of the summed axis: int4 as language models are shipped.
+"""Products with weights that have one scale per group of the summed axis, as in the int4 weights of language models.
 
-One accumulator cannot hold steps of several sizes. Every group has an int32 accumulator of its own, and the sum of
-those, each times its factor, is rounded once (`epilogue.finish_sum`): no group is rounded by itself.
+One accumulator cannot hold sums with different scales, so every group has an int32 accumulator. Each is multiplied by
+its factor, and the sum is rounded once (`epilogue.finish_sum`). No group is rounded on its own.
 """
 
 import math

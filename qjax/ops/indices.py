@@ -1,12 +1,12 @@
-"""What integers that choose elements mean: those below zero, and those that no element has.
+"""The meaning of indices that are negative or out of range.
 
-An integer kernel clips indices that are out of range: there is no code for the NaN that JAX puts there. Two attributes
-of a node say what JAX does:
+An integer kernel clips an index that is out of range, because no code means the NaN of JAX. Two attributes of a node
+say what JAX does:
 
 | attribute | true | false, or absent |
 | --- | --- | --- |
-| wraps | an index below zero counts from the end | the program before the node has dealt with it, or it is clipped |
-| fills | JAX gives NaN, or its integer for it: `graph(x)` refuses such an index | JAX clips, as the kernel does |
+| wraps | a negative index counts from the end | equations before the node wrap it, or it is clipped |
+| fills | JAX returns NaN, or an integer in its place; `graph(x)` refuses such an index | JAX clips, like the kernel |
 """
 
 import math

@@ -1,8 +1,8 @@
-"""Float islands: a part of the model that the recipe leaves in reals, between a dequantizer and a quantizer.
+"""Float islands: parts of the model that the recipe keeps in float, between a dequantizer and a quantizer.
 
-The node reads codes (and whatever integers or reals flow in), makes real numbers of them, runs a program of `reals`,
-and puts its result back on the output's grid; a result that leaves the model, or that is an integer, stays as it is.
-Its floats are those of the machine that runs it: where two machines differ in a last bit, a code may differ by one.
+The node dequantizes its codes (other integers and floats pass unchanged), runs a program of `reals`, and quantizes the
+result. An output of the model, or an integer, is not quantized. The floats are those of the machine that runs the
+program. If two machines differ in a last bit, a code can differ by one.
 """
 
 from collections.abc import Collection, Sequence
@@ -36,7 +36,7 @@ class Island(Op):
         return None
 
     def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
-        # a program may do anything
+        # a program can mix elements along any axis
         return [range(len(shape)) for shape in inputs]
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
@@ -45,7 +45,7 @@ class Island(Op):
             if f"x_scale{index}" in constants:
                 steps = x.astype(jnp.int32) - jnp.asarray(constants[f"zero_point{index}"])
                 scale = jnp.broadcast_to(jnp.asarray(constants[f"x_scale{index}"]), x.shape)
-                # rounded before the program adds to it, as `Quantized.real32` is
+                # round the product before the program adds to it, like `Quantized.real32`
                 values.append(unfused(steps.astype(jnp.float32) * scale).astype(dtype))
             else:
                 values.append(x.astype(dtype))
@@ -58,7 +58,7 @@ class Island(Op):
             return result.astype(attributes["dtype"])
         zero_point = jnp.asarray(constants["y_zero_point"])
         steps = round_to_grid(result.astype(jnp.float32), jnp.asarray(constants["y_scale"]), "nearest_even")
-        # NaN is the code of 0, as in the training forward
+        # NaN becomes the code of 0, as in the training forward
         steps = jnp.where(jnp.isnan(steps), jnp.zeros_like(steps), steps)
         bounds = centered_bounds(zero_point, attributes["qmin"], attributes["qmax"])
         codes = jnp.clip(steps, *bounds).astype(jnp.int32) + zero_point

@@ -1,7 +1,7 @@
-"""Log-softmax and logsumexp of codes: `jax.nn.log_softmax`, `jax.nn.logsumexp` and what is written like them.
+"""Log-softmax and logsumexp of codes: `jax.nn.log_softmax`, `jax.nn.logsumexp` and equivalent programs.
 
-Inputs are codes, then masks (True: takes part in the sum, if not inverted). A row in which nothing takes part counts as
-if everything did.
+Inputs are codes, then masks. True means that the element is part of the sum, unless the mask is inverted. A row without
+any such element counts as a row without a mask.
 """
 
 from collections.abc import Collection, Sequence
@@ -53,7 +53,7 @@ class _LogSum(Op):
     prepares = True
 
     def accumulator(self, site: Site) -> Bounds | None:
-        # int64 sums
+        # the sums are int64
         return None
 
     def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
@@ -83,7 +83,7 @@ class _LogSum(Op):
     def retarget(self, given: Preparation) -> Prepared | None:
         if "factor0" not in given.constants:
             return self.prepare(given)
-        # only the rounding is a target's
+        # the target decides only the rounding
         return Prepared(given.constants, {"rounding": given.target.rounding.value})
 
     def arithmetic(self, attributes: Attributes) -> str:

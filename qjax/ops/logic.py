@@ -1,4 +1,4 @@
-"""Arithmetic of integers and booleans that stand for themselves: masks, positions, counts."""
+"""Arithmetic of plain integers and booleans, which are not codes: masks, positions, counts."""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -52,8 +52,8 @@ class Logic(Op):
         if eqn.primitive in _DIVISIONS and (eqn.literals[1] is None or np.isin(eqn.literals[1], (0, -1)).any()):
             return False
         if eqn.primitive == _CONVERT and np.bool_ not in kinds:
-            return False  # between integers: the numbers stay
-        # what has fewer bits than int32 wraps elsewhere
+            return False  # a cast between integers keeps the numbers
+        # integers of fewer bits wrap at another bound than int32
         return all(kind.name in ("bool", "int32") for kind in kinds) or eqn.primitive == _CONVERT
 
     def data(self, eqn: Equation, constant: Sequence[bool]) -> tuple[int, ...]:
@@ -67,7 +67,7 @@ class Logic(Op):
         return {"function": eqn.primitive, **axes}
 
     def accumulator(self, site: Site) -> Bounds | None:
-        # numbers that stand for themselves wrap in the model too
+        # plain integers, which wrap in the model too
         return None
 
     def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
@@ -93,7 +93,7 @@ def _reduced(function: str, x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
     if function == "reduce_sum":
         return jnp.sum(x, axis=axes, dtype=jnp.int32)
     if x.dtype == jnp.bool_:
-        # as numbers: minimum and maximum are what every runtime has
+        # as integers, because every runtime has a minimum and a maximum
         whole = jnp.min if function in ("reduce_and", "reduce_min") else jnp.max
         return whole(x.astype(jnp.int32), axis=axes) != np.int32(0)
     if function in ("reduce_max", "reduce_min"):

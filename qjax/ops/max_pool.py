@@ -1,4 +1,4 @@
-"""Maxima over windows and axes: the order of codes is the order of reals."""
+"""Maxima over windows and axes. Codes have the order of their float values."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -34,7 +34,7 @@ class MaxPool(GridOp):
         # Must be a Python number: with a tracer, JAX would trace another primitive, which the emitters do not know.
         lowest = np.asarray(np.iinfo(x.dtype).min, x.dtype)
         pooled = reduce_window(attributes, x, lowest, lax.max)
-        # a window made of padding alone has no code of its own; it takes the lowest
+        # a window of padding alone has no code; it becomes the lowest
         return jnp.maximum(pooled, jnp.asarray(attributes["qmin"], x.dtype))
 
 

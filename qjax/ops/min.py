@@ -1,4 +1,4 @@
-"""Minima over axes and windows: the order of codes is the order of reals."""
+"""Minima over axes and windows. Codes have the order of their float values."""
 
 from collections.abc import Collection, Sequence
 from typing import Any

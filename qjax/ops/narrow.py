@@ -1,8 +1,8 @@
-"""Products with weights whose accumulator is not the exact int32: the node's attribute "accumulator".
+"""Products with weights whose accumulator is not an exact int32; see the node's attribute "accumulator".
 
-A wrapping register is the exact sum cut to its low bits, so it keeps the fast integer products of `ops.accumulate`.
-Registers that saturate and int16 pairs depend on the order of the products: the operation lays its operands out as
-rows over K (`Rows`) and `numerics.narrow_sums` walks through them.
+A wrapping register holds the low bits of the exact sum, so it uses the fast integer products of `ops.accumulate`. For
+saturating registers and int16 pairs the order of the products matters. The operation arranges its operands as rows over
+K (`Rows`), and `numerics.narrow_sums` adds them in order.
 """
 
 import dataclasses
@@ -61,7 +61,7 @@ def fold(attributes: Attributes, constants: Constants, summed: Sequence[int]) ->
     if accumulator.pairs or accumulator.operands == "codes":
         folded["bias"] = _minus(xp, constants["bias"], share)
     if accumulator.overflow == "wrap":
-        # the fast products are of codes shifted by this much
+        # the fast products use codes shifted by this offset
         shift = np.int32(accumulate.signed_offset(attributes["input_dtypes"][0]))
         offset = _times_sums(xp, attributes, constants["kernel"], summed, xp.asarray(shift))
         folded[REGISTER_OFFSET] = offset if accumulator.operands == "codes" else _minus(xp, offset, share)
@@ -76,7 +76,7 @@ def sum_rows(accumulator: Accumulator, rows: Rows, zero_point: Any) -> jax.Array
     total = rows.restore(pair_sum(rows.x, rows.w))
     if rows.outside is None:
         return total
-    # the bias takes the zero point off every weight, these included
+    # the bias subtracts the zero point times every weight, also of weights outside of the window
     return total + jnp.broadcast_to(rows.outside * jnp.asarray(zero_point), total.shape)
 
 

@@ -1,4 +1,4 @@
-"""Normalisation over axes by the statistics of the tensor itself: LayerNorm, RMSNorm, GroupNorm, InstanceNorm, L2."""
+"""Normalisation over axes by the tensor's own statistics: LayerNorm, RMSNorm, GroupNorm, InstanceNorm, L2."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -90,7 +90,7 @@ class Normalize(Op):
             affine = affine.times(_real(given.constants["scale"], attributes, len(x.shape)))
         if "bias" in given.constants:
             affine = affine.plus(_real(given.constants["bias"], attributes, len(x.shape)))
-        # the steps behind the layer act on its result
+        # the affine steps after the layer apply to its result
         affine = Affine(affine.g * given.affine.g, affine.b * given.affine.g + given.affine.b)
         step = factor(setup, divisor).scale_by_power_of_two(np.int32(-setup.places))
         y = given.output
@@ -102,14 +102,14 @@ class Normalize(Op):
     def retarget(self, given: Preparation) -> Prepared | None:
         if "factor0" not in given.constants:
             return self.prepare(given)
-        # only the rounding is a target's
+        # the target decides only the rounding
         return Prepared(given.constants, {"rounding": given.target.rounding.value})
 
     def arithmetic(self, attributes: Attributes) -> str:
         return f"int64 sums and root, one rounding ({attributes['rounding']})"
 
     def accumulator(self, site: Site) -> Bounds | None:
-        # int64 sums, which `Setup.of` bounds
+        # the sums are int64, and `Setup.of` bounds them
         return None
 
     def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:

@@ -1,4 +1,4 @@
-"""Padding with zeros, or with the lowest value in front of a max pool."""
+"""Padding with zeros, or with the lowest value before a max pool."""
 
 from collections.abc import Collection, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Padding with a real number other than zero."""
+"""Padding with a constant other than zero."""
 
 from collections.abc import Collection, Sequence
 from typing import Any

@@ -1,7 +1,8 @@
-"""An accumulator of the training forward on its way to a quantizer.
+"""An accumulator of the training forward before its quantizer.
 
-A runtime adds the bias as an integer, on the accumulator's own grid. So must the training forward: constant affine
-steps behind a product of codes are collected here, and the offset is rounded once, when the value is read.
+A runtime adds the bias as an integer, with the accumulator's scale. The training forward must do the same. So the
+constant affine steps after a product of codes are collected here, and the offset is rounded once, when the value is
+read.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """`lax.dot_general` and `lax.conv_general_dilated`, with the precision of every product stated.
 
-A product that states none takes `jax_default_matmul_precision`. Some of its settings round the operands to bfloat16,
-codes of 12 bits and integers among them. So nothing else in qjax calls the two, which a test checks.
+Without a stated precision, `jax_default_matmul_precision` applies. Some of its settings round the operands to bfloat16,
+which does not hold codes of 12 bits or large integers. So all of qjax calls these functions, and a test checks it.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""How great the sums of codes become: what `Op.accumulator` is written with."""
+"""How large sums of codes can become: the parts of `Op.accumulator`."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -77,7 +77,7 @@ def product_bounds(site: Site, *, stored: bool = False) -> tuple[NDArray[Any], N
 
 def reached(site: Site, low: Any, high: Any) -> tuple[Any, Any]:
     """The least and the greatest sum of products with factors in [low, high], per channel; the kernel may be traced."""
-    # low <= 0 <= high: a positive weight is least with the least code
+    # low <= 0 <= high, so a positive weight times the lowest code is its smallest product
     positive = _per_channel(site, lambda kernel: kernel.clip(min=0))
     negative = _per_channel(site, lambda kernel: kernel.clip(max=0))
     return positive * low + negative * high, positive * high + negative * low

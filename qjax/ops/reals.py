@@ -1,8 +1,8 @@
-"""Programs over real numbers as data: what a float island computes, as a list of steps out of a fixed set.
+"""Programs over floats, stored as data: a float island's computation as a list of steps from a fixed set.
 
-A step is [primitive, operands, [[name, value] of each parameter]], the primitive one of JAX's own by name. An
+A step is [primitive, operands, [[name, value] of each parameter]]. The primitive is the name of one of JAX's. An
 operand is ["value", i] (an input, or the result of an earlier step), ["constant", role] or ["literal", number, dtype].
-The set is closed: nothing that a file says is looked up anywhere but in `STEPS`, so reading a program runs no code.
+Names in a file are looked up only in `STEPS`, so reading a program executes no code.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -78,7 +78,7 @@ def _window(initial: Any, reducer: Any) -> Step:
 
 
 def _dot(p: Mapping[str, Any], x: Any, w: Any) -> Any:
-    # sums of codes need more bits than the codes have
+    # a sum of codes needs more bits than a code
     kind = jnp.int32 if jnp.issubdtype(x.dtype, jnp.integer) else None
     return products.dot_general(x, w, p["dimension_numbers"], kind)
 

@@ -1,4 +1,4 @@
-"""Whether a backward computes its forward again, so that what a product keeps for its own does not matter."""
+"""Whether the backward recomputes the forward. If so, a product need not save memory on its residuals."""
 
 import contextlib
 import contextvars

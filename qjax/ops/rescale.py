@@ -1,4 +1,4 @@
-"""From one grid to another: requantization by itself, or an affine step that has no producer to join."""
+"""Requantization as an operation, or an affine step without a producer that it could be folded into."""
 
 from collections.abc import Sequence
 

@@ -23,7 +23,7 @@ class Reshape(GridOp):
         return {"shape": list(eqn.out_shapes[0])}
 
     def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
-        # the leading axis stays an axis of its own where its size does
+        # if the leading size is kept, so is the leading axis
         kept = len(inputs[0]) > 0 and len(output) > 0 and inputs[0][0] == output[0]
         return [range(1 if kept else 0, len(inputs[0]))]
 

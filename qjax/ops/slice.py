@@ -27,7 +27,7 @@ class Slice(GridOp):
         rank = len(eqn.in_shapes[0])
         if eqn.primitive == "dynamic_slice":
             sizes = eqn.params["slice_sizes"]
-            # JAX moves a slice that would leave the tensor back inside
+            # JAX moves a slice that would leave the tensor so that it fits
             room = [whole - size for whole, size in zip(eqn.in_shapes[0], sizes, strict=True)]
             start = [min(max(int(v), 0), most) for v, most in zip(eqn.literals[1:], room, strict=True)]
             return {
@@ -46,7 +46,7 @@ class Slice(GridOp):
         return [[a for a, (n, *cut) in enumerate(bounds) if cut not in ([0, None, 1], [0, n, 1])]]
 
     def is_identity(self, attributes: Attributes, before: Shape, after: Shape) -> bool:
-        # A slice of every second example has the same shape as its input, whose free size is None.
+        # with a free batch (None), a slice of every second example has the shape of its input
         return before == after and all(stride == 1 for stride in attributes["strides"])
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Softmax of codes, with or without a mask: `jax.nn.softmax` and what is written like it."""
+"""Softmax of codes, with or without a mask: `jax.nn.softmax` and equivalent programs."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -113,7 +113,7 @@ class Softmax(Op):
             and (y.qmin, y.qmax) == (-128, 127)
         )
         if native and not traced(y.scale):
-            # a file may have another grid
+            # a graph that was read from a file can have another output scale
             native = float(np.asarray(y.scale)) == 2.0**-8
         return str(method) if native else "exact"
 
@@ -124,7 +124,7 @@ class Softmax(Op):
         return f"softmax of {method}"
 
     def accumulator(self, site: Site) -> Bounds | None:
-        # int64 sums; a runtime's own method is used for rows that its int32 holds
+        # the sums are int64; a runtime's own method is used only for rows whose sum fits its int32
         return None
 
     def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:

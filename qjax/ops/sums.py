@@ -1,4 +1,4 @@
-"""Sums over codes, for mean, global pooling and average pooling: the division is an affine step behind them."""
+"""Sums over codes, for mean, global pooling and average pooling. The division is an affine step after the sum."""
 
 import dataclasses
 import functools
@@ -53,7 +53,7 @@ class Sum(AverageFacts, Op):
 
     def is_average(self, attributes: Attributes, x: Shape, count: Any) -> bool:
         sizes = [x[axis] for axis in attributes["axes"]]
-        # Over the batch the number of elements is not known.
+        # the batch size is not known
         elements = None if None in sizes else math.prod(size for size in sizes if size is not None)
         return np.array_equal(count, np.asarray(elements))
 
@@ -95,7 +95,7 @@ def sum_over(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
         return jnp.squeeze(functools.reduce(lax.add, accumulate.taps(x, window, once, once)), axes)
 
     sizes: list[Any] = [x.shape[axis] for axis in axes]
-    known = all(isinstance(size, int) for size in sizes)  # not the symbol of an exported batch
+    known = all(isinstance(size, int) for size in sizes)  # an exported batch size is symbolic, not an int
     if x.ndim - 1 in axes or not known or not 1 < math.prod(sizes) <= MOST_SLICES:
         return whole(x)
     return lax.platform_dependent(x, cpu=in_slices, default=whole)
@@ -111,7 +111,7 @@ class WindowSum(AverageFacts, Op):
     average = "average_pool"
 
     def is_average(self, attributes: Attributes, x: Shape, count: Any) -> bool:
-        # Each window may leave out its own padding.
+        # the count can differ by window: padding may not count
         return True
 
     def is_spatial(self, attributes: Attributes, x: Shape) -> bool:

@@ -1,8 +1,8 @@
 """Elementwise functions of one tensor as tables of codes: activations, roots, powers, and any chain of them.
 
-The rewriter `tracing.rewrites.tables` makes one equation "table" of such a chain, with an `elementary.Expression` that
-says what the chain computes. The table has an entry for every code that the input may have: 256, or 65,536 for codes of
-16 bits (64 KiB of int8, 128 KiB of int16), each of them correctly rounded; there is no interpolation.
+The rewriter `tracing.rewrites.tables` turns such a chain into one equation "table" with an `elementary.Expression`. The
+table has an entry for every possible code of the input: 256, or 65,536 for codes of 16 bits (64 KiB of int8, 128 KiB of
+int16). Each entry is correctly rounded. There is no interpolation.
 """
 
 from collections.abc import Sequence
@@ -60,7 +60,7 @@ class Table(Elementwise):
         dtype = eqn.out_dtypes[0]
         wide = x.real32() if hasattr(x, "real32") else jnp.asarray(x).astype(jnp.float32)
         if eqn.params["float32"]:
-            # the user's own function, with its own derivative
+            # a function of the user with its own derivative
             (y,) = eqn.bind(wide, *(real(p) for p in parameters))
         else:
             y = float32(_expression(eqn), wide, [real(p) for p in parameters])
@@ -81,14 +81,14 @@ class Table(Elementwise):
         if host_or_trace(*operands) is np:
             return Prepared({"table": made(*operands)}, attributes)
         result = jax.ShapeDtypeStruct((x.qmax - x.qmin + 1,), np.dtype(y.dtype))
-        # codes are constants of the graph: nothing is differentiated through them
+        # the table is a constant of the graph: no gradient flows through it
         stopped = [lax.stop_gradient(jnp.asarray(v)) for v in operands]
         return Prepared({"table": jax.pure_callback(made, result, *stopped, vmap_method="sequential")}, attributes)
 
     def retarget(self, given: Preparation) -> Prepared | None:
         expression = Expression.from_json(given.attributes["expression"])
         if "table" in given.constants and expression.bare not in FUNCTIONS:
-            # its codes are those of the real function, whoever looks them up
+            # the codes are those of the exact function, so they do not depend on the target
             return None
         return self.prepare(given)
 

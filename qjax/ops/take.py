@@ -143,7 +143,7 @@ class TakeAlong(_Gather):
         rest = [a for a in range(x.ndim) if a not in operand and a != axis]
         chosen = [a for a in range(indices.ndim) if a not in own]
         count = math.prod(indices.shape[a] for a in chosen)
-        # (batch, chosen, size, rest): every place against every index, which takes no more than comparisons
+        # (batch, chosen, size, rest): compare every position with every index; no gather is needed
         flat = math.prod(x.shape[a] for a in rest)
         values = jnp.transpose(x, (*operand, axis, *rest)).reshape(*batch, 1, size, flat)
         wanted = jnp.transpose(indices, (*own, *chosen)).reshape(*batch, count, 1, 1)
@@ -154,7 +154,7 @@ class TakeAlong(_Gather):
         lowest = jnp.full(shape, -(2.0**30) if wide.dtype == jnp.float32 else -(2**31), wide.dtype)
         taken = jnp.max(lax.select(here, wide, lowest), axis=-2).astype(x.dtype)
         taken = taken.reshape(*batch, *(indices.shape[a] for a in chosen), *(x.shape[a] for a in rest))
-        # the axes of the indices in their order, then the rest; then where the result has them
+        # the axes are those of the indices, then the rest; transpose them to the result's order
         front = [*own, *chosen]
         targets = [places[a] for a in front] + [a for a in range(taken.ndim) if a not in places]
         order = [0] * taken.ndim

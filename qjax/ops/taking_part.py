@@ -1,4 +1,4 @@
-"""Masks as operands: which elements of a row take part in a softmax or a sum of exponentials."""
+"""Masks as operands: which elements of a row a softmax or a sum of exponentials includes."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any

@@ -69,7 +69,7 @@ def average(
     if formula.same_grid and not same_grid:
         if op == "mean" or varying:
             return None
-        # an average onto another grid is a depthwise convolution with codes of 1
+        # an average with other output quantization parameters is a depthwise convolution with weights of 1
         weighted = target.weighted("depthwise", wide=wide)
         return get(f"{weighted.rule}/{weighted.scale}")
     return formula

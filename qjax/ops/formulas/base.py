@@ -1,8 +1,8 @@
-"""How a runtime computes an operation without weights, under a name.
+"""Named formulas: how a runtime computes an operation without weights.
 
-Additions, products, averages and changes of the grid have no accumulator that one rule of requantization could finish:
-each runtime has a formula of its own, with roundings in between. A formula turns scales and zero points into int32
-constants (`prepare`) and codes into codes (`kernel`). A `Target` chooses one per operation.
+Additions, products, averages and requantizations have no accumulator that a requantization rule could finish. Each
+runtime has its own formula with several roundings. A formula turns scales and zero points into int32 constants
+(`prepare`), and codes into codes (`kernel`). A `Target` chooses one per operation.
 """
 
 import dataclasses

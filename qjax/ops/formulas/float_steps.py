@@ -1,4 +1,4 @@
-"""Steps of formulas that compute in float32: constants as int32 roles, and from a float32 to codes."""
+"""Steps of formulas that compute in float32: float32 constants as int32 arrays, and rounding a float32 to a code."""
 
 from collections.abc import Mapping
 from typing import Any

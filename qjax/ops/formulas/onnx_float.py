@@ -1,9 +1,9 @@
-"""What ONNX Runtime computes between DequantizeLinear and QuantizeLinear where nothing fuses the three.
+"""What ONNX Runtime computes between DequantizeLinear and QuantizeLinear if nothing fuses the three.
 
-Every tensor becomes float32(q * s), the operation is one of float32, and y = rint(float32(x / s_y)) + z_y. Two
-neighbours without an operation between them, a change of the grid, are `onnx_rescale`: the runtime has no fused form of
-it. The others are what it does with its optimizer off (subtraction: always, it has no QLinearSub). The interpreter of
-the specification, onnx.reference, rescales, adds and multiplies in the same steps as long as x / s_y fits in int32; its
+Every tensor becomes float32(q * s), the operation runs in float32, and y = rint(float32(x / s_y)) + z_y. Without an
+operation in between this is a requantization, `onnx_rescale`, which the runtime does not fuse. It computes the others
+in this way with its optimizer off, and subtraction always, because there is no QLinearSub. The interpreter of the
+specification, onnx.reference, rescales, adds and multiplies in the same steps as long as x / s_y fits in int32; its
 averages sum in another order. Source: onnxruntime 1.31.1, 0 of 240,000 each, 802,000 of the averages.
 """
 

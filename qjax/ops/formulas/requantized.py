@@ -1,4 +1,4 @@
-"""One accumulator, finished by a rule of `numerics.requantize`, for operations that have one.
+"""Formulas with one accumulator, requantized by a rule of `numerics.requantize`.
 
 The accumulator is the product of centred codes (multiply), the sum of them (mean, average_pool), the code itself
 (rescale) or a product of activations (matmul).

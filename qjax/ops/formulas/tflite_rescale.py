@@ -1,4 +1,4 @@
-"""LiteRT's optimised change of the grid: `neon` in whole blocks of 16 elements, `double_round` in what is left.
+"""LiteRT's optimised requantization: `neon` in whole blocks of 16 elements, `double_round` in the rest.
 
 The effective scale is double(s_x) / double(s_y), as in the reference kernel, whose formula is `double_round`. Only
 codes of 8 bits on both sides have the vectorised loop. Source: optimized_ops::Requantize of ai-edge-litert 2.3.0; 0 of

@@ -1,8 +1,8 @@
 """Steps that the formulas of the TFLite family share.
 
-The optimised kernels work through a tensor in blocks of vectors and finish what is left one by one. The two halves
-round differently: NEON's rounding shift moves ties up, gemmlowp's portable one away from zero. On x86 the NEON code
-runs translated to SSE, with the same bits. So the bits of an element may depend on its place in the tensor.
+The optimised kernels process a tensor in blocks of vectors and the last elements one by one. The two halves round
+differently: NEON's rounding shift moves ties up, gemmlowp's portable one away from zero. On x86 the NEON code is
+translated to SSE, with the same bits. So the bits of an element can depend on its position in the tensor.
 """
 
 import math
@@ -53,7 +53,7 @@ def _under(rule: Apply, x: jax.Array, constants: Mapping[str, Any], suffix: str)
 
 def in_vectors(shape: tuple[int, ...], block: int = 16) -> jax.Array:
     """Boolean of that shape: which elements, in row-major order, belong to whole blocks."""
-    size = math.prod(shape)  # may be symbolic
+    size = math.prod(shape)  # symbolic for an exported batch
     return (jax.lax.iota(jnp.int32, size) < jnp.asarray(size - size % block, jnp.int32)).reshape(shape)
 
 

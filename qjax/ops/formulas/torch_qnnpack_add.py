@@ -23,7 +23,7 @@ _FACTOR_BITS = 21
 
 def _prepare(setting: Setting) -> dict[str, Array]:
     y_scale = float32.of(setting.y_scale)
-    # canonical: the mantissa has 24 bits
+    # normalized, so the mantissa has 24 bits
     ratios = [float32.of(float32.divide(float32.of(scale), y_scale)) for scale in setting.scales]
     exponents = [ratio.exponent + np.int32(23) for ratio in ratios]
     xp = host_or_trace(*exponents)

@@ -1,10 +1,10 @@
 """Steps that PyTorch's formulas share: a reciprocal, whole vectors and what is left over.
 
-PyTorch's vectorised kernels (AVX2) go through a tensor in blocks and finish what is left one by one, in code that
-rounds elsewhere: a block multiplies and adds in one step and adds the zero point to the integer, the scalar code
-rounds every operation and adds the zero point before it rounds. So the bits of an element may depend on its place,
-counted in the order of memory; here that is the row-major order of the array. These are the places of one thread;
-several threads cut a tensor of more than 32,768 elements into pieces of their own.
+PyTorch's vectorised kernels (AVX2) process a tensor in blocks and the last elements one by one. The two halves round
+differently. A block multiplies and adds in one step, and adds the zero point to the integer. The scalar code rounds
+every operation, and adds the zero point before it rounds. So the bits of an element can depend on its position in
+memory, which here is the row-major order of the array. This models one thread: several threads split a tensor of more
+than 32,768 elements into pieces.
 """
 
 import math

@@ -5,7 +5,7 @@ are no padding, k = 32 - clz(n - 1):
 
     y = apply_scale_32(sum, floor(((1 << 30) + 1) << k) / n), 30 + k) + z.
 
-TOSA has no quantized ADD; a converter rescales both operands to int32 on the grid 2 max(s_0, s_1) / 2^20, adds, and
+TOSA has no quantized ADD; a converter rescales both operands to int32 with the scale 2 max(s_0, s_1) / 2^20, adds, and
 rescales the sum. The constants are those of TensorFlow Lite's lowering (convertAddOp, tosa/transforms/legalize_common).
 """
 

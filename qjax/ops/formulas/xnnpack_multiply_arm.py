@@ -1,7 +1,7 @@
 """XNNPACK's multiplication on ARM: the rule `xnnpack_rndnu` of float32(float32(s_0 s_1) / s_y), ties up.
 
 On x86 it is `xnnpack_multiply`, with ties to even: the same .tflite gives other codes there wherever the product is a
-tie. What LiteRT keeps for its own kernel is the same on both. Source: xnn_init_qs8_mul_minmax_rndnu_params and the
+tie. Operations that LiteRT does not delegate are the same on both. Source: xnn_init_qs8_mul_minmax_rndnu_params and the
 kernels qs8-vmul/rndnu-neon; ai-edge-litert 2.3.0 for AArch64 under emulation, 0 of 262,144 int8 products with every
 pair of codes, where `xnnpack_multiply` differs in 866.
 """
@@ -22,7 +22,7 @@ from qjax.ops.formulas.xnnpack_steps import either, within
 
 def _prepare(setting: Setting) -> dict[str, Array]:
     scale = float32_scale(setting)
-    # both kernels read one multiplier, that of the float32 scale
+    # both kernels use the same multiplier, that of the float32 scale
     return {**multiply_roles(setting), "delegated": within(scale, 2.0**-16, 2.0**8)}
 
 

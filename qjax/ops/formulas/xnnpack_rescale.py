@@ -1,4 +1,4 @@
-"""XNNPACK's change of the grid: a multiplier with 8 bits behind the point.
+"""XNNPACK's requantization: a multiplier with 8 fractional bits.
 
     m = rint(256 float32(s_x / s_y));  y = ((x m + 128) >> 8) + z_y
 

@@ -1,4 +1,4 @@
-"""When LiteRT gives an operation to XNNPACK, and when its own optimised kernel keeps it."""
+"""When LiteRT delegates an operation to XNNPACK, and when its own optimised kernel runs it."""
 
 from collections.abc import Callable
 from typing import Any
