@@ -1,4 +1,4 @@
-"""Reads a model once for everybody: the traced program, its quantizers' places, and its evaluation."""
+"""Reads a model once for all users: the traced program, the places of its quantizers, and its evaluation."""
 
 from qjax.tracing.annotate import Annotation, Place, annotate
 from qjax.tracing.evaluate import Evaluation, Params, Quantizer, Recorder, Taps

@@ -1,10 +1,10 @@
-"""Decides which tensors carry a quantizer, and under which name.
+"""Decides which tensors have a quantizer, and its name.
 
-One pass over the program in execution order. A producer (a convolution, a sum, an addition) starts an
-accumulator; affine steps and clamps that are its only reader join its chain; whoever needs codes next puts one
-quantizer on the tensor at the chain's end. Operations that only move codes share their input's quantizer, and a
-concatenation makes its inputs share one. Nothing depends on sizes of the batch or on training mode, so the
-same tensors are found in both.
+This is one pass over the program in execution order. A producer (a convolution, a sum, an addition) starts an
+accumulator. An affine step or a clamp that is the only reader of its tensor joins the accumulator's chain. The next
+operation that needs codes puts a quantizer at the end of the chain. Operations that only move codes share their input's
+quantizer. A concatenation makes its inputs share one. Nothing depends on the batch size or on training mode, so the
+same tensors are found in both modes.
 """
 
 import dataclasses
@@ -128,7 +128,7 @@ class _Annotator(Scans):
     def _left_in_reals(self, eqn: Equation) -> bool:
         """Whether the recipe leaves the equation's module in reals, or that of a parameter that it reads."""
         owners = [parent(self.origin_of(value)[0]) for value in eqn.inputs if value in self.origin]
-        # all of a group where any part of it is
+        # a group is in float if any of its parts is
         parts = eqn.source.equations if isinstance(eqn.source, Composite) else (eqn,)
         return any(self.is_float(path) for path in (eqn.scope, *(part.scope for part in parts), *owners))
 

@@ -1,4 +1,4 @@
-"""What the annotator finds: how each equation is read, and which tensors carry a quantizer under which name."""
+"""The annotator's result: how each equation is read, which tensors have a quantizer, and its name."""
 
 import dataclasses
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Equations on numpy's float64 arrays: tables of functions of integers, with the same bits wherever they are made."""
+"""Runs equations on numpy's float64 arrays: tables of functions of integers, with the same bits on every machine."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -131,7 +131,7 @@ def rows(
 
     needed, waiting = set[Equation](), {output}
     for eqn in reversed(equations):
-        # nothing behind what is known
+        # skip equations whose results are known
         if waiting.intersection(eqn.outputs) and eqn.outputs[0] not in env:
             needed.add(eqn)
             waiting.update(eqn.inputs)
@@ -148,7 +148,7 @@ def rows(
                 continue
             given = [get(value) for value in eqn.inputs]
             if eqn.primitive in _FUNCTIONS:
-                # a scalar beside arrays
+                # a scalar has only the chunk axis: give it the rank of the others
                 most = max(x.ndim for x in given)
                 given = [x.reshape(*x.shape, *(1,) * (most - x.ndim)) if x.ndim == 1 else x for x in given]
                 env[eqn.outputs[0]] = _FUNCTIONS[eqn.primitive](*given)

@@ -1,6 +1,6 @@
-"""Several equations as one: what a rewriter found to be one function of reals, with one integer form.
+"""Several equations as one group: a rewriter found that they are one function, which has one integer form.
 
-The group keeps its equations, so that it computes, differentiates and batches as before wherever it stays in reals.
+The group keeps its equations. In float parts of the model it computes, differentiates and batches as before.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ def composite(
     last = equations[-1]
     located = next((eqn.location for eqn in reversed(equations) if eqn.location), None)
     group = Composite(tuple(equations), tuple(inputs), tuple(outputs))
-    # a mask may have been made elsewhere; the function is that of the module that finishes it
+    # the scope is that of the last equation; earlier ones, such as a mask, may belong to other modules
     return Equation(
         primitive, tuple(inputs), tuple(outputs), dict(params or {}), last.scope, located or last.location, group
     )
@@ -45,7 +45,7 @@ def replaced(program: Program, groups: Sequence[Equation]) -> Program:
     read = _readers(program)
     kept: set[Equation] = set()
     for eqn, group in reversed(members.items()):
-        # in reverse order: what a kept equation reads is kept as well
+        # in reverse order, because a kept equation also keeps the equations that it reads
         outside = [r for value in eqn.outputs for r in read.get(value, ()) if members.get(r) is not group or r in kept]
         exits = set(group.outputs)
         if any(value not in exits and _is_read(value, outside, program) for value in eqn.outputs):

@@ -1,7 +1,7 @@
-"""Runs an annotated program: on reals, or with fake quantization on the tensors that carry a quantizer.
+"""Runs an annotated program in float, or with fake quantization of the tensors that have a quantizer.
 
-A function transformation, as JAX's own are: the equations are bound one by one, so jit, grad, vmap, scan, remat
-and sharding of the caller apply to them. Parameters of quantizers are passed in, never read from a global.
+This is a function transformation like JAX's own. It binds the equations one by one, so the caller's jit, grad, vmap,
+scan, remat and sharding apply to them. The parameters of quantizers are arguments, never global state.
 """
 
 import contextlib

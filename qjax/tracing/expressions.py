@@ -1,7 +1,7 @@
-"""Equations as steps of an `elementary.Expression`, if they are elementwise functions of one value.
+"""Translates elementwise equations on one value to steps of an `elementary.Expression`.
 
-Calls that the tracer kept as one equation (`jax.nn.silu`, custom derivatives) are opened here: an expression says what
-a function computes, its derivative stays with the equation.
+Calls that the tracer kept as one equation (`jax.nn.silu`, custom derivatives) are opened here. The expression holds
+only the value of a function; the equation keeps its derivative.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -105,7 +105,7 @@ class Builder:
         if primitive in IDENTITIES and len(given) == 1:
             return first
         if primitive in _MOVES:
-            # of a scalar, or to the shape that it has
+            # moves of a scalar, and moves that keep the shape, change nothing
             return first
         if primitive == "convert_element_type":
             return self._converted(first, dtypes[0], dtype)

@@ -1,8 +1,9 @@
-"""Tables of functions of integers: one row for each integer that the data may hold.
+"""Tables of functions of integers: one row for each possible integer.
 
-`rewrites.integers` finds the functions. Their tables need a range, which the recipe declares (`qjax.integers`) or
-calibration finds: so this is not among `REWRITERS`. A table is a constant of the model, quantized as a weight is; its
-rows are read as those of an embedding, so an integer out of range reads the nearest row.
+`rewrites.integers` finds the functions. A table needs the range of the integers, which the recipe declares
+(`qjax.integers`) or calibration finds. It is not known when a model is read, so this is not among `REWRITERS`. A table
+is a constant of the model and is quantized like a weight. Its rows are read like those of an embedding, so an integer
+out of range reads the nearest row.
 """
 
 import dataclasses

@@ -1,8 +1,8 @@
 """A primitive that keeps a whole layer as one equation of the jaxpr.
 
-Batch normalisation, dropout and embedding lookups dissolve into many primitives, and into other ones in
-training than in evaluation. A layer bound here stays one equation with its name and static attributes; it
-computes, differentiates and batches as the function it wraps, so it may be met under any transformation.
+Batch normalisation, dropout and embedding lookups consist of many primitives, and of different ones in training and in
+evaluation. A layer bound here remains one equation with its name and static attributes. It computes, differentiates and
+batches like the function that it wraps, so it works under every transformation.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Tables that codes are too few for: a sine over many periods reads from one code to the next another angle."""
+"""Finds tables with too few codes for their function, such as a sine over many periods."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ _CODES = 128
 _STEP = 1 / 16
 """Of the function's range: 16 codes of 8 bits."""
 _SHARE = 1 / 8
-"""Of the codes; a jump or two (a sign, a reciprocal) say nothing."""
+"""Of the codes; one or two jumps (a sign, a reciprocal) are harmless."""
 
 
 def steep(eqn: Equation, qparams: QParams) -> float:

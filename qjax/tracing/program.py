@@ -1,8 +1,8 @@
 """The traced model as a flat list of equations, with calls inlined, scopes and source lines attached.
 
-A jaxpr nests `jit`, custom derivatives, `remat` and `scan`. Annotator, evaluation and lowering would each have
-to open them again; here it happens once. `jit` and friends vanish; `remat` and `scan` keep a body of their own,
-because evaluation must keep their memory behaviour.
+A jaxpr nests `jit`, custom derivatives, `remat` and `scan`. They are opened here once, for the annotator, the
+evaluation and the lowering. Calls like `jit` are inlined. `remat` and `scan` keep their body, because evaluation must
+keep their memory behaviour.
 """
 
 import dataclasses
@@ -163,7 +163,7 @@ class Composite:
         """Run the group, one equation after the other."""
         env: dict[Value, Any] = dict(zip(self.inputs, args, strict=True))
         for eqn in self.equations:
-            # a literal among the group's inputs may come in as its codes
+            # a literal input of the group may be replaced by its codes
             given = [env.get(v, v.constant) for v in eqn.inputs]
             env.update(zip(eqn.outputs, eqn.bind(*given), strict=True))
         return [env[value] for value in self.outputs]
@@ -172,7 +172,7 @@ class Composite:
 def bind_equation(eqn: Any, args: Sequence[Any]) -> list[Any]:
     """Run an equation of a jaxpr, a call as a call."""
     bound = eqn.primitive.get_bind_params(eqn.params)
-    # a pair (functions, parameters) up to jax 0.9, one dict since
+    # up to jax 0.9 a pair (functions, parameters), later one dict
     functions, params = bound if isinstance(bound, tuple) else ((), bound)
     result = eqn.primitive.bind(*functions, *args, **params)
     return list(result) if eqn.primitive.multiple_results else [result]

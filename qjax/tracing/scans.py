@@ -1,9 +1,9 @@
-"""Which tensors of a scan carry a quantizer, and which of its values are constants.
+"""Which tensors of a scan have a quantizer, and which of its values are constants.
 
-A scan over parameters is a stack of layers: every iteration may have grids of its own, and what passes from one to the
-next is real in between. A scan over data is a loop over time: its iterations are one layer met again and again, so they
-share their quantizers. Slices of the data stand on the data's grid, the carry that comes in on the grid of the one that
-goes out, and what is stacked on the grid of its parts: no code is made twice.
+A scan over parameters is a stack of layers. Each iteration can have its own quantization parameters, and the carry is
+float in between. A scan over data is a loop over time. It repeats one layer, so all iterations share their quantizers.
+Slices of the data keep the data's quantization parameters, the incoming carry has those of the outgoing one, and
+stacked outputs keep those of their parts. So no tensor is quantized twice.
 """
 
 from collections.abc import Sequence
@@ -68,7 +68,7 @@ class Scans(States):
             if index in fresh and (not carry or data):
                 self.put_on_grid(outer, stack)
             if carry:
-                # in a stack of layers every iteration may bring another grid: real
+                # in a stack of layers each iteration can have other quantization parameters, so the carry is float
                 self.state[inner] = None
                 name = "carry" if data else "scan_input"
                 self.labels[inner] = (join(eqn.scope, name), eqn.scope, eqn.location)
@@ -81,7 +81,7 @@ class Scans(States):
         self.walk(body, inside)
         for index, (outer, inner) in enumerate(zip(eqn.inputs, body.inputs, strict=True)):
             if not flags[index] and not fixed <= index < fixed + carried:
-                # the same tensor in every iteration, or slices of one: one grid
+                # the same tensor in every iteration, or slices of one tensor: one quantizer
                 self.hoist(inner, outer, stack)
         carries = range(fixed, fixed + carried)
         for index, value, outer in zip(carries, body.outputs, eqn.outputs, strict=False):
@@ -94,7 +94,7 @@ class Scans(States):
                 self.state[outer] = None
                 source = eqn.inputs[index]
                 if body.inputs[index] in self.result.values and self.state.get(source) is None and not constant[index]:
-                    # reals have to stand on a grid before the first iteration can put them on its own
+                    # quantize float inputs before the loop; the first iteration requantizes them
                     self.put_on_grid(source, stack)
         for value, outer in zip(body.outputs[carried:], eqn.outputs[carried:], strict=True):
             self.labels[outer] = (join(eqn.scope, "scan_output"), eqn.scope, eqn.location)
@@ -128,7 +128,7 @@ class Scans(States):
         if start is not None and fresh:
             self.merge(place, start)
         elif start is None or self.root(start) is not self.root(place):
-            # a constant, or a tensor with readers of its own
+            # a constant, or a tensor that other operations read too
             free = start is None and source not in self.origin
             entry = self.beside(place, join(eqn.scope, "start"), source, stack)
             entry.unit = place.unit if free else None

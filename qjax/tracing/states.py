@@ -1,4 +1,4 @@
-"""The states of values while the annotator walks through a program: in a chain, on a grid, real, or constant."""
+"""The state of each value during annotation: accumulator in a chain, quantized (on a grid), float, or constant."""
 
 import dataclasses
 
@@ -77,7 +77,7 @@ class States:
         if isinstance(state, Grid) or value in self.result.constants or value.constant is not None:
             return
         if value in self.casts:
-            # codes are made from the number before its cast, as the graph's input is
+            # quantize the value before its cast, like an input of the graph
             op, eqn = self.casts[value]
             (source,) = eqn.inputs
             self.put_on_grid(source, stack)
@@ -133,7 +133,7 @@ class States:
         value = eqn.inputs[index]
         path, signature = self.origin_of(value)
         if value not in self.origin:
-            # numbers of the program itself: every tensor of them is a weight of its own
+            # a constant of the program and not a parameter: each is a separate weight
             path = join(eqn.scope, f"{op.read_as or op.name}/{path}")
             signature = (str(self.unnamed.setdefault(value, len(self.unnamed))),)
         seen = self.weight_names.setdefault(path, [])
@@ -147,7 +147,7 @@ class States:
         value = eqn.inputs[index]
         name, path = self.name_of_weight(op, eqn, index)
         while len(stack) > self.depth.get(value, 0) and len(stack) - 1 in self.timed:
-            # no iteration changes it: one weight, quantized before the loop
+            # it is the same in every iteration, so it is quantized once, before the loop
             stack = stack[:-1]
             self.result.invariant.add((eqn, index))
         place = Place(

@@ -1,7 +1,7 @@
-"""Rewriters: pure functions from program to program that find functions of reals spread over several equations.
+"""Rewriters: pure functions from program to program that find functions which span several equations.
 
-Each runs on every program and on every body of a scan or remat, in the order of `REWRITERS`: whole functions over axes
-first (a normalisation, a softmax), then what is left of elementwise functions. To add one: write its file, list it.
+Each runs on every program, and on every body of a scan or remat, in the order of `REWRITERS`. Functions over axes come
+first (a normalisation, a softmax), then the remaining elementwise functions. To add one, write its file and list it.
 """
 
 import dataclasses

@@ -1,9 +1,9 @@
-"""What a scan or remat is handed that belongs on its other side: functions of integers, and additive masks.
+"""Moves functions of integers out of the body of a scan or remat, and additive masks into it.
 
-A layer inside of `nnx.scan` or `nnx.remat` computes the sines of the positions that it is given. They are the same in
-every iteration, and a function of integers is a table where the integers' range is known: outside. So they move out.
-An additive mask, made once and handed to every layer, would widen the grid of all that it is added to: so it moves in,
-where the softmax stands that reads it.
+A layer inside `nnx.scan` or `nnx.remat` may compute the sines of positions. They are the same in every iteration. A
+function of integers becomes a table, and the range of the integers is known only outside. So these equations move out.
+An additive mask may be made once and passed to every layer. Added to scores there, it would widen their range. So it
+moves in, next to the softmax that reads it.
 """
 
 import dataclasses
@@ -88,7 +88,8 @@ def _hoisted(eqn: Equation, body: Program) -> tuple[list[Equation], Equation]:
     body = hoist_functions(body)
     count = _constants(eqn)
     given = dict(zip(body.inputs[:count], eqn.inputs[:count], strict=True))
-    # of what parameters and integers make: those made of integers that are data, and those that are no affine steps
+    # `known`: values computed from parameters and integers; `data`: those that depend on integers of the data;
+    # `proper`: those that are more than affine steps
     fixed = {v for v, outer in given.items() if outer.fixed or outer.constant is not None}
     data = {v for v in given if _is_integer(v) and v not in fixed}
     known, proper = fixed | data, set[Value]()
@@ -141,7 +142,7 @@ def _sunk(flow: Flow, eqn: Equation, body: Program) -> Equation:
                 outer.append(leaf)
                 inner.append(_copy(leaf))
             own[leaf] = inner[outer.index(leaf)]
-        # the input stays, unread: what computed it is pruned where nothing else reads it
+        # the body's old input remains but is unread; pruning removes its equations if nothing else reads them
         made = Value(inside.shape, inside.dtype)
         for made_of in flow.between([value], leaves):
             for v in made_of.outputs:
@@ -188,6 +189,6 @@ def _mask_of(flow: Flow, value: Value) -> list[Value] | None:
             return None
         numbers = [flow.number(v) for v in eqn.inputs if v.is_float]
         hides = hides or any(number is not None and abs(number) >= -HIDDEN for number in numbers)
-        # a float that is one number everywhere is made again inside
+        # a float that is the same number everywhere is computed again inside
         waiting += eqn.inputs
     return list(leaves) if hides and leaves else None

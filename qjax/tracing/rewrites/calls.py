@@ -1,12 +1,12 @@
-"""Calls that are left after reading: functions with derivatives of their own, and branches.
+"""Calls that remain after tracing: functions with custom derivatives, and branches.
 
-A branch that a literal chooses is read alone. Where data chooses, all branches are computed and one result is selected:
-an integer graph has no jumps, and branches have no effects.
+If a literal chooses a branch, only that branch is read. If data choose, all branches are computed and one result is
+selected: an integer graph has no jumps, and branches have no side effects.
 
-A function of one tensor, element by element, stays one equation and becomes a table, its derivative with it. Any other
-(`jnp.hypot`, a normalisation with a backward pass by hand) is read as the equations that it is made of; training then
-differentiates those. Functions of rows that `jax.nn` compiles by themselves are opened as well, and their equations
-keep the name: what no later rewriter finds in them is an error that says it.
+An elementwise function of one tensor remains one equation and becomes a table; it keeps its derivative. Any other
+function (`jnp.hypot`, a normalisation with a custom backward) is replaced by its equations, and training differentiates
+those. Functions of rows that `jax.nn` compiles as calls are opened too. Their equations keep the function's name, so an
+error about an equation that no later rewriter recognises can name the function.
 """
 
 import dataclasses
@@ -69,7 +69,7 @@ def _chosen(eqn: Equation) -> list[Equation]:
         results = [branch(*operands) for branch in branches]
         chosen = results[0]
         for number in range(1, len(branches)):
-            # "from this branch on", so that an index beyond the last one takes the last, as `lax.switch` does
+            # `>=`, so that an index beyond the last branch selects the last, as in `lax.switch`
             here = index >= np.asarray(number, index.dtype)
             chosen = [lax.select_n(here, a, b) for a, b in zip(chosen, results[number], strict=True)]
         return list(chosen)

@@ -1,6 +1,6 @@
-"""A normalisation with its mean taken off last: `x * s + (beta - mean * s)`, as Keras and TensorFlow write it.
+"""Normalisations that subtract the mean last, as Keras and TensorFlow do: `x * s + (beta - mean * s)`.
 
-It becomes `(x - mean) * s + beta`, the form that `normalize` looks for.
+This becomes `(x - mean) * s + beta`, the form that `normalize` recognises.
 """
 
 import dataclasses

@@ -1,8 +1,8 @@
-"""Dropout written out: numbers times a random mask, divided by the probability of keeping one, as one operation.
+"""Dropout without a layer: a tensor times a random mask, divided by the probability of keeping an element.
 
-Attention drops its weights inline, and models written by hand `jnp.where(bernoulli(key, keep, x.shape), x / keep, 0)`.
-Read as arithmetic, that is a rescale with a quantizer of its own, in training alone; as dropout it leaves the grid as
-it is, so that training and evaluation have the same tensors.
+Attention drops its weights in this way, and so do models that write `jnp.where(bernoulli(key, keep, x.shape), x / keep,
+0)`. As plain arithmetic this would be a rescale with its own quantizer, which exists only in training. As one dropout
+operation it needs no quantizer, so training and evaluation have the same quantized tensors.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,11 @@
 """Products whose activations get their scales at run time, in modules that the recipe names (`qjax.Dynamic`).
 
-Each product of data with a weight becomes three equations: one makes codes of the weight and reads nothing else, so
-that the conversion computes it once and the graph holds its int8 results; one makes codes of the data, for all products
-that read it (the gates of a cell, queries and keys and values); the last multiplies.
+Each product of data with a weight becomes three equations:
+
+1. One quantizes the weight and reads nothing else. So the conversion computes it once, and the graph holds int8 codes.
+2. One quantizes the data, for all products that read it (the gates of a cell; queries, keys and values).
+3. The last one multiplies.
+
 The recipe is not known when a model is read, so this is not among `REWRITERS`.
 """
 
@@ -110,6 +113,6 @@ def _split(eqn: Equation, weight: int, setting: Dynamic, coded: _Coded) -> list[
     if key not in coded:
         coded[key] = made(_CODES, x, product.coding)
     parts = made(_WEIGHT, w, product.weight_parts)
-    # the reals are for their gradients alone: no result depends on them
+    # the float operands are there only for their gradients; the result does not depend on them
     computed(_PRODUCTS[eqn.primitive], (x, w, *coded[key], *parts), eqn.outputs, product)
     return equations

@@ -1,4 +1,4 @@
-"""Which values of a program are made of parameters and literals alone: what rewriters may take for a constant."""
+"""Finds the values that depend only on parameters and literals. Rewriters treat them as constants."""
 
 from collections.abc import Sequence
 

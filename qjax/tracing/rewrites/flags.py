@@ -1,9 +1,9 @@
-"""Masks that come as integers: 1 where an element counts, 0 where it is hidden.
+"""Masks that are integers: 1 for an element that counts, 0 for a hidden one.
 
     scores - 1e30 * (1 - mask.astype(float32))    ->    scores - 1e30 * (1 - (mask > 0).astype(float32))
 
-The second form is a mask of truth values, which `softmax` and `masks` read. It is the same function for 0 and 1 alone,
-so the equation of the comparison is marked, and the plan of a quantized model refuses other integers.
+`softmax` and `masks` read the second form, a boolean mask. The two are equal only for the integers 0 and 1. So the
+comparison is marked, and a quantized model refuses other integers.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ def find_flags(program: Program) -> Program:
     flow = Flow(program)
     equations: list[Equation] = []
     for eqn in program.equations:
-        # of integers that the model computes, nobody checks that they are 0 and 1
+        # only for inputs of the model: the plan can check that those are 0 or 1
         given = eqn in casts and flow.behind(eqn.inputs[0]).value in program.inputs
         if not given or not _is_mask(flow, eqn.outputs[0]):
             equations.append(eqn)

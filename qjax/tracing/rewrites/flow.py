@@ -1,7 +1,7 @@
-"""Who computes what from what: the questions that rewriters ask about values, whatever the order of equations.
+"""Data flow for rewriters: which equation computes a value from which others, independent of their order.
 
-Casts between floats, `stop_gradient` and moves that only add, repeat or drop axes are looked through, with the axes
-followed on the way.
+Casts between floats, `stop_gradient`, and moves that only add, repeat or drop axes are skipped. The axes are tracked
+through them.
 """
 
 import dataclasses
@@ -194,7 +194,7 @@ def _aligned(outer: Sequence[int], inner: Sequence[int]) -> Axes | None:
         while size != 1 and position < len(inner) and inner[position] == 1:
             position += 1
         if position < len(inner) and inner[position] == size:
-            # from the left, so that a batch of one example is read as any other
+            # match from the left, so that a batch of one example is treated like any other
             axes.append(position)
             position += 1
         elif size == 1:

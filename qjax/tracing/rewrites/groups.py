@@ -1,4 +1,4 @@
-"""Groups of channels within a normalisation: statistics of a split last axis, spread over the channels again."""
+"""Groups of channels in a normalisation: statistics over a split last axis, broadcast to the channels again."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""Equations written as a JAX function: what a rewriter puts in the place of others."""
+"""Traces a JAX function to equations, with which a rewriter replaces others."""
 
 import dataclasses
 from collections.abc import Callable, Sequence

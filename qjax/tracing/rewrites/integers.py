@@ -1,10 +1,10 @@
-"""Functions of an integer that the data holds: sines of positions, decays of distances, times of day.
+"""Functions of an integer in the data: sines of positions, decays of distances, times of day.
 
-`sin(positions[..., None] / timescale)` is a function of one integer and of where it stands along the axes of the
-constants: a table with one row per integer. Quantizing the angle first would leave 256 angles for all positions. Such a
-chain becomes one equation "integer_function"; `tracing.integers` makes its table once the integers' range is known.
+`sin(positions[..., None] / timescale)` is a function of one integer, and its constants vary along other axes. So it is
+a table with one row per integer. With a quantized angle, all positions would share 256 angles. Such a chain becomes one
+equation "integer_function", and `tracing.integers` makes its table once the range of the integers is known.
 
-Affine steps and clamps alone need no table: the integer is its own accumulator there.
+Affine steps and clamps alone need no table: there the integer itself is the accumulator.
 """
 
 import dataclasses
@@ -84,7 +84,7 @@ def find_integer_functions(program: Program) -> Program:
     if not groups:
         return program
     done = replaced(program, groups)
-    # what turns the result back takes the name of the chain's end from the equation that the group holds
+    # the transposition back defines the chain's last value, which the group's own equation defined before
     equations = tuple(new for eqn in done.equations for new in (eqn, *behind.get(eqn, ())))
     done = dataclasses.replace(done, equations=equations)
     return pruned(done, set(flow.between(list(ends), ())))

@@ -1,7 +1,7 @@
-"""Integers and booleans that the program computes from nothing but literals become literals.
+"""Integers and booleans that the program computes only from literals become literals.
 
-Indices, masks and bounds are written as arithmetic (`x[:, -1]`, `jnp.tril`, a resize to other sizes); an operation
-that needs them as numbers finds them so. Floats are left alone, except where such integers are made from them.
+Programs compute indices, masks and bounds (`x[:, -1]`, `jnp.tril`, a resize), and some operations need them as numbers.
+Floats are not folded, unless such an integer is computed from them.
 """
 
 import dataclasses

@@ -1,8 +1,8 @@
-"""Log-softmax and logsumexp, as `jax.nn`, `jax.scipy.special` and people write them.
+"""Log-softmax and logsumexp, as `jax.nn` and `jax.scipy.special` compute them or models spell them out.
 
     logsumexp = log(sum(exp(x - m))) + m,  log-softmax = (x - m) - log(sum(exp(x - m))) = x - logsumexp(x)
 
-`m` may be any number that is constant along the summed axes, or be left out: neither depends on it.
+`m` can be anything that is constant along the summed axes, or absent. The results do not depend on it.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ def find_log_softmax(program: Program) -> Program:
     flow = Flow(program)
     groups: list[Equation] = []
     inside: set[Equation] = set()
-    # the whole before its parts: the logarithm within is one by itself as well
+    # last equations first: a log-softmax contains a logsumexp, which would match on its own
     for eqn in reversed(program.equations):
         if eqn in inside:
             continue
@@ -77,7 +77,7 @@ def _match(flow: Flow, eqn: Equation) -> Equation | None:
         params["keep"] = found.log.keep
     equations = flow.between([output], [found.x])
     if flow.leaves(equations, [found.x]):
-        # m was computed of something before x: the greatest of x takes its place
+        # m depends on a value before x; use the maximum of x instead
         own = [
             written("reduce_max", _greatest(found.log.axes, m), found.x, m, eqn) for m in dict.fromkeys(found.shifts)
         ]

@@ -1,9 +1,9 @@
-"""Masks in front of a log-softmax or logsumexp: what they hide takes no part in the sum.
+"""Masks before a log-softmax or logsumexp: hidden elements are not summed.
 
     log_softmax(where(m, x, -1e9))  ->  where(m, x - log(sum of exp(x) where m), -1e9)
 
-The left side's masked numbers would widen the grids of its operand and of its result; the right side's choice puts -1e9
-at the end of the grid that the ordinary numbers have. A row in which nothing takes part counts as if everything did.
+On the left side, the masked numbers would widen the range of the operand and of the result. On the right side, -1e9
+becomes the lowest code of the ordinary numbers' range. A row with all elements hidden counts as a row without a mask.
 """
 
 import dataclasses

@@ -1,11 +1,11 @@
-"""Additive masks that meet a bias first: T5's relative positions, ALiBi, a causal mask in a table of numbers.
+"""Additive masks that are combined with a bias: T5's relative positions, ALiBi, a causal mask in a table of numbers.
 
-A softmax hides a number that is -1e4 or less. A tensor of such numbers and ordinary ones is taken apart here, wherever
-it was put together: its ordinary numbers, and a mask that says where they are.
+A softmax hides numbers of -1e4 or less. If a tensor mixes such numbers with ordinary ones, it is split here into its
+ordinary numbers and a boolean mask of their places.
 
     scores + (bias + where(m, 0, -1e9))   ->   where(m, scores + bias, finfo.min)
 
-`find_softmax` reads the second form. Quantizers and their observers meet the ordinary numbers only.
+`find_softmax` reads the second form. So quantizers and observers see only the ordinary numbers.
 """
 
 import dataclasses
@@ -72,7 +72,7 @@ class _Masks:
         exponent = self.flow.plain(eqn.inputs[0])
         if exponent.equation is not None and exponent.equation.primitive == "sub":
             exponent = self.flow.plain(exponent.equation.inputs[0])
-        # what is masked last is read as it stands
+        # the last mask needs no splitting: `softmax` reads it directly
         value, _ = unmasked(self.flow, exponent.value)
         source = self.flow.made.get(value)
         if source is None or value in self.chosen or not value.is_float or len(source.outputs) != 1:
@@ -194,7 +194,7 @@ class _Masks:
         if a.mask is True and b.mask is True:
             return _Parts(eqn.outputs[0], True)
         if a.mask is False or b.mask is False:
-            # of an ordinary number and one that is hidden everywhere: the first
+            # one operand is hidden everywhere: the result is the other one
             return b if a.mask is False else a
         ordinary = [self.whole(part, value, eqn) for part, value in zip((a, b), eqn.inputs, strict=True)]
         masks = [self.mask(part, value, eqn) for part, value in zip((a, b), eqn.inputs, strict=True)]
@@ -263,7 +263,7 @@ class _Masks:
             ordinary = self._again(eqn, (*operands, *rest), eqn.outputs[0].dtype)
         if any(part.mask is not False for part in parts):
             masks = [self.spread(self.mask(p, v, eqn), v.shape, eqn) for p, v in zip(parts, data, strict=True)]
-            # a cast between floats leaves the mask as it is
+            # a cast between floats keeps the mask
             cast = eqn.primitive == "convert_element_type" or eqn.primitive in IDENTITIES
             mask = masks[0] if cast else self._again(eqn, (*masks, *rest), np.dtype(bool))
         return _Parts(ordinary, mask)

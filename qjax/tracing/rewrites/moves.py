@@ -1,4 +1,4 @@
-"""Moves in the few primitives that the operations know: no stack, no tile, nothing of size zero, nothing unread."""
+"""Rewrites moves (stack, tile, ...) with the few primitives that operations know; drops empty and unread values."""
 
 import dataclasses
 import functools

@@ -1,8 +1,8 @@
-"""Normalisations as people and layers write them: (x - mean) / sqrt(variance + epsilon), and without the mean.
+"""Finds normalisations: (x - mean) / sqrt(variance + epsilon), with or without the mean.
 
-LayerNorm with either formula of the variance, Linen's GroupNorm, RMSNorm, division by a norm; `a / sqrt(v)`,
-`a * rsqrt(v)` or `a * (rsqrt(v) * gamma)`. A factor among them is multiplied to the normalised tensor instead, where it
-is an affine step as what follows is.
+It recognises LayerNorm with both formulas of the variance, Linen's GroupNorm, RMSNorm and division by a norm, written
+as `a / sqrt(v)`, `a * rsqrt(v)` or `a * (rsqrt(v) * gamma)`. A factor inside is moved after the normalisation, where it
+is an affine step.
 """
 
 import dataclasses
@@ -108,7 +108,7 @@ def _normalized(flow: Flow, eqn: Equation, numerator: Value, root: _Root) -> tup
     compared = x if statistic.centered or not center else part.value
     same = flow.same(statistic.part, compared)
     if not center and not same and flow.same(statistic.part, part.value):
-        # the mean of something else was taken off before: part is what is normalised
+        # another mean was subtracted before; `part` is the tensor that is normalised
         x, same = part.value, True
     if not same or (statistic.centered and not center) or not x.is_float:
         return None

@@ -1,4 +1,4 @@
-"""What a function of `jax.nn` does to its operand before it begins: a transposition under vmap is no part of it."""
+"""Skips moves at the start of a `jax.nn` function, such as the transposition that vmap adds."""
 
 import dataclasses
 from collections.abc import Collection, Sequence

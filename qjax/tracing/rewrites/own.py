@@ -1,8 +1,8 @@
-"""Each example takes its own element: `x[jnp.arange(n), lengths]`, `jax.vmap(lambda row, i: row[i])`.
+"""Gathers in which each example takes its own element: `x[jnp.arange(n), lengths]`, `jax.vmap(lambda row, i: row[i])`.
 
-One component of the indices of such a gather is the number of the example. That component is dropped, and the axis of
-the examples becomes a batch axis of the gather: the form that `jnp.take_along_axis` makes and `ops.take` reads. A
-component that is 0 along an axis that is taken whole is dropped as well.
+One component of the indices of such a gather is the number of the example. This rewriter removes it and makes the
+example axis a batch axis of the gather, as in `jnp.take_along_axis`. `ops.take` reads that form. A component that is 0
+along an axis that is taken whole is removed too.
 """
 
 import dataclasses
@@ -84,7 +84,7 @@ class _Gather:
         if axis not in collapsed:
             if self.sizes[axis] != 1:
                 return None
-            # the result keeps an axis of one element, which a reshape puts back
+            # the result has an axis of size 1 there; a reshape adds it again
             windows = [a for a in range(len(self.sizes)) if a not in self.collapsed and a not in self.batching]
             gone = offset.pop(windows.index(axis))
             offset = [place - (place > gone) for place in offset]
@@ -121,7 +121,7 @@ class _Gather:
             order.append(rows if window == axis else rows + 1 + rest.index(window))
 
         def gathered(x: Any, starts: Any) -> Any:
-            # as `lax.dynamic_slice` does: a start is moved so that the window fits
+            # like `lax.dynamic_slice`, move a start so that the window fits
             starts = lax.clamp(np.asarray(0, starts.dtype), starts, np.asarray(length - size, starts.dtype))
             steps = lax.broadcasted_iota(starts.dtype, (*(1,) * rows, size, 1), rows)
             indices = lax.add(lax.reshape(starts, (*starts.shape[:-1], 1, 1)), steps)

@@ -1,8 +1,13 @@
-"""Reads and writes at constant positions, in slices, concatenations, choices and one gather along one axis.
+"""Reads and writes at constant positions, as slices, concatenations, choices and a gather along one axis.
 
-`x.at[:, 0].set(y)` and `lax.dynamic_update_slice` put the parts of x around y; several rows at once are taken from x
-and y in a row; `x.at[:, rows].set(0.0)` is a choice by a mask; `jnp.diagonal` and `x[:, i, j]` take along the axes in a
-row. Positions that are data stay as they are.
+| program | becomes |
+| --- | --- |
+| `x.at[:, 0].set(y)`, `lax.dynamic_update_slice` | a concatenation of the parts of x around y |
+| `x.at[:, rows].set(y)` | a gather from the concatenation of x and y |
+| `x.at[:, rows].set(0.0)` | a choice by a mask |
+| `jnp.diagonal`, `x[:, i, j]` | a gather along the flattened axes |
+
+Positions that are data are not changed; see `slices`.
 """
 
 import dataclasses
@@ -77,7 +82,7 @@ def _put(x: Array, part: Array, starts: Sequence[int]) -> Array:
 def _update(starts: Sequence[int]) -> Callable[..., Array]:
     def update(x: Array, part: Array) -> Array:
         sizes = zip(starts, x.shape, part.shape, strict=True)
-        # negative starts count from the end before they get here; the rest is clamped, as JAX does
+        # earlier equations have wrapped negative starts; the rest is clamped, as in JAX
         return _put(x, part, [min(max(start, 0), size - own) for start, size, own in sizes])
 
     return update

@@ -1,8 +1,8 @@
-"""Operands that only repeat something, read before they are repeated.
+"""Replaces operands that are broadcast explicitly by the tensors before the broadcast.
 
-`jnp.where` repeats its mask and its cases to the full shape, a class token is repeated for every example, a positional
-embedding as well. A constant that has the size of the batch has no place in a graph for any batch, and a mask of one
-head serves all of them: the operations broadcast by themselves.
+`jnp.where` broadcasts its mask and its cases to the full shape; models broadcast a class token or a positional
+embedding to every example. But a graph takes any batch size, so its constants must not have the batch's size, and a
+mask of one head is enough for all heads. The operations broadcast on their own.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ def _unrepeated(eqn: Equation, flow: Flow) -> list[Equation]:
     fixed = eqn.params["dimension"] if eqn.primitive == "concatenate" else None
     shapes = [_own_shape(value, flow, fixed) for value in eqn.inputs]
     if eqn.primitive in _BROADCAST:
-        # data that is repeated stays: rewriters and operations look for it in that form
+        # broadcast data stays, because rewriters and operations expect that form
         fixed_values = [v.fixed or v.constant is not None for v in eqn.inputs]
         triples = zip(shapes, eqn.inputs, fixed_values, strict=True)
         shapes = [own if known and len(v.shape) > 1 else v.shape for own, v, known in triples]
@@ -90,7 +90,7 @@ def _dot(eqn: Equation, flow: Flow) -> list[Equation]:
         start = value
     else:
         start = _reshaped(value, own, flow, before, eqn)
-    # where the constant's other axes repeat as well, it has its full size along them
+    # if the constant repeats along other axes too, it gets its full size along them
     equations, (constant,) = inlined(
         lambda x: lax.reshape(jnp.broadcast_to(x, row) if x.shape != row else x, kept_shape), [start], None, eqn
     )
@@ -105,7 +105,7 @@ def _dot(eqn: Equation, flow: Flow) -> list[Equation]:
     params = {**eqn.params, "dimension_numbers": numbers}
     other = 1 - side
     free = [a for a in range(len(eqn.in_shapes[other])) if a not in contracting[other] and a not in batch[other]]
-    # the free axes of the other operand, those of the former batch among them, as the product orders them
+    # the free axes of the other operand, including former batch axes, in the order of the product
     ordered = sorted([*free, *(batch[other][position] for position in dropped)])
     count = len(value.shape) - len(gone) - len(contracting[side]) - len(kept)
     first = len(kept) + (count if side == 0 else 0)

@@ -1,15 +1,15 @@
-"""Reads and writes at a place that the data chooses: a cache of keys and values, a ring buffer, `x.at[i].set(y)`.
+"""Reads and writes at positions that are data: a cache of keys and values, a ring buffer, `x.at[i].set(y)`.
 
     dynamic_slice(x, (0, s, 0), sizes)         ->    take(x, s + arange(n), axis=1)
     dynamic_update_slice(x, y, (0, s, 0))      ->    where(s <= place < s + n, y[place - s], x)
     x.at[:, s].set(y)                          ->    where(place == s, y, x)
     x.at[:, s].add(y)                          ->    x + where(place == s, y, 0)
 
-Slices are clamped so that they fit, as in JAX; `.at` drops what does not fit. A scatter may have one place per example
-(`jax.vmap`, `x.at[jnp.arange(n), s]`). Codes are chosen, never computed: a cache, what is written into it and the
-result share one quantizer, so that a code that is written is the code that is read many steps later.
+As in JAX, slices are moved so that they fit, and `.at` drops what does not fit. A scatter can have one position per
+example (`jax.vmap`, `x.at[jnp.arange(n), s]`). Codes are chosen, not computed. A cache, the values written into it and
+the result share one quantizer, so the code that is read many steps later is the one that was written.
 
-Places that are constants have forms of their own, see `places`.
+For constant positions see `places`.
 """
 
 import dataclasses
@@ -82,7 +82,7 @@ def _updated(eqn: Equation) -> Callable[..., Array]:
             if length > 1:
                 update = jnp.take(update, jnp.clip(places.reshape(-1), 0, length - 1), axis=axis, mode="clip")
         if not inside:
-            # all of it is written; an equation must compute something, though
+            # everything is overwritten; two moves that cancel, because a rewrite must contain an equation
             return lax.squeeze(lax.expand_dims(update, [0]), [0])
         return jnp.where(_all(inside), jnp.broadcast_to(update, x.shape), x)
 
@@ -122,7 +122,7 @@ def _scatter(eqn: Equation, flow: Flow, number: Number) -> tuple[Callable[..., A
     """
     n = eqn.params["dimension_numbers"]
     window, inserted = tuple(n.update_window_dims), tuple(int(axis) for axis in n.inserted_window_dims)
-    # axis of the operand -> axis of the indices, for axes along which every example has a place of its own
+    # axis of the operand -> axis of the indices, for axes along which each example has its own position
     paired = dict(zip(map(int, n.operand_batching_dims), map(int, n.scatter_indices_batching_dims), strict=True))
     x, update = eqn.in_shapes[0], eqn.in_shapes[2]
     starts: dict[int, Value] = {}

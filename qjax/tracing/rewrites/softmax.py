@@ -1,8 +1,7 @@
-"""Softmax, as `jax.nn`, attention layers and people write it: exp(x - m) / sum(exp(x - m)), masked or not.
+"""Finds softmaxes: exp(x - m) / sum(exp(x - m)), masked or not, from `jax.nn`, attention layers or spelled out.
 
-`m` may be any number that is constant along the summed axes: the softmax does not depend on it. A mask is what
-replaces numbers by one great negative number (or -inf) before the exponential, or adds one to them; several count
-together.
+`m` can be anything that is constant along the summed axes: the softmax does not depend on it. A mask replaces numbers
+by a large negative number (or -inf) before the exponential, or adds one to them. Several masks are combined.
 """
 
 import dataclasses
@@ -60,7 +59,7 @@ def _match(flow: Flow, eqn: Equation, cuts: dict[Value, Equation]) -> Equation |
     own: list[Equation] = []
     if exponent.equation is not None and exponent.equation.primitive == "sub":
         x, shift = exponent.equation.inputs
-        # constant along the axes: the softmax does not see it
+        # constant along the axes: the softmax does not depend on it
         behind = flow.behind(shift)
         if x.shape == shape and all(shift.shape[a : a + 1] in ((), (1,)) or behind.axes[a] is None for a in axes):
             exponent = flow.plain(x)
@@ -84,7 +83,7 @@ def _match(flow: Flow, eqn: Equation, cuts: dict[Value, Equation]) -> Equation |
     inputs = [x, *(mask.value for mask in masks)]
     equations = flow.between([output], inputs)
     if flow.leaves(equations, inputs):
-        # the shift was computed of something before x: the greatest of x takes its place
+        # the shift depends on a value before x; use the maximum of x instead
         shifts = [value for eqn in own for value in eqn.outputs]
         rest = flow.between([output], [*inputs, *shifts])
         masked = flow.between([value for eqn in own for value in eqn.inputs], inputs)

@@ -1,8 +1,8 @@
-"""Data of size 1 along an axis beside a wider constant: `x[..., :1] * jnp.arange(8.0)`, `x[..., None] / timescale`.
+"""Data of size 1 along an axis with a wider constant: `x[..., :1] * jnp.arange(8.0)`, `x[..., None] / timescale`.
 
-An affine step or a clamp with a constant is folded into what computes its tensor, so it cannot make the tensor larger.
-The tensor is broadcast first here, and the step then acts on each element. A constant divided by data is the reciprocal
-of the data, which is one table, times the constant.
+An affine step or a clamp is folded into the producer of its tensor, so it cannot enlarge the tensor. So the tensor is
+broadcast first, and the step applies to each element. A constant divided by data becomes the constant times the
+reciprocal of the data, which is one table.
 """
 
 import dataclasses

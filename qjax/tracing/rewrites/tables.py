@@ -1,9 +1,9 @@
-"""Elementwise functions: chains of equations on one value, each chain one equation "table".
+"""Elementwise functions: each chain of equations on one value becomes one equation "table".
 
-Every value has a root: the value that it is an elementwise function of, found by going back through elementwise
-equations whose other operands are single numbers (literals, or parameters of one element). What affine steps and clamps
-can say stays as it is, because it costs nothing behind an accumulator; everything else that something reads becomes one
-function of its root, however many equations it took: `x * sigmoid(x)`, `where(x >= 0, x, a * x)`, `tanh(2 * x)`.
+Every value has a root, of which it is an elementwise function. The root is found by going back through elementwise
+equations whose other operands are single numbers (literals, or parameters of one element). Affine steps and clamps are
+not changed, because after an accumulator they are free. Any other chain becomes one function of its root, however many
+equations it has: `x * sigmoid(x)`, `where(x >= 0, x, a * x)`, `tanh(2 * x)`.
 """
 
 import dataclasses
@@ -68,7 +68,7 @@ class _Tables:
         numbers = [self._scalar(v) is not None for v in eqn.inputs]
         if eqn.primitive in _STEPS:
             if not any(numbers):
-                # x + f(x) of affine parts: the existing operations add them
+                # a sum of two affine parts of x: the addition of tensors computes it
                 return eqn.primitive in ("add", "sub", "add_any")
             return eqn.primitive != "div" or not numbers[0]
         if eqn.primitive in _CLAMPS:

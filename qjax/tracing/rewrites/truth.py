@@ -1,8 +1,8 @@
-"""Masks that pass through numbers, kept as truth values.
+"""Masks that become floats and booleans again: rewritten as boolean logic.
 
 Flax makes attention masks as `(a & b).astype(float32)`, combines them, and compares them with zero before use. Each
-step is logic on truth values: a product or a minimum of masks is "and", a maximum is "or", `1 - mask` is "not", and a
-comparison with zero is the mask itself. The numbers 0.0 and 1.0 are not quantized on the way.
+step is boolean logic: a product or a minimum of masks is "and", a maximum is "or", `1 - mask` is "not", and a
+comparison with zero is the mask itself. So 0.0 and 1.0 are not quantized in between.
 """
 
 import dataclasses

@@ -1,13 +1,13 @@
-"""Constants that hold the same numbers for every example, computed for one example and repeated where they are read.
+"""Constants with the same numbers for every example: computed for one example and broadcast where they are read.
 
-Public code gives constants the shape of the batch: `jnp.zeros((batch, d))` as the state of a loop, a causal mask
-combined by `&`, positions repeated by `jnp.broadcast_to`, a probe repeated by `jnp.tile` and put through a layer. A
-graph takes any batch, so no constant of it may have the size of the batch. This rewriter finds the axes along which a
-constant repeats itself. It runs the equations that compute the constant with size 1 along those axes, and repeats the
-result. `repeats` then lets the readers broadcast by themselves.
+Many models have constants with the batch's size: `jnp.zeros((batch, d))` as the state of a loop, a causal mask combined
+by `&`, positions from `jnp.broadcast_to`, a probe repeated by `jnp.tile` and passed through a layer. But a graph takes
+any batch size, so its constants must not have the batch's size. This rewriter finds the axes along which a constant
+repeats. It runs the equations of the constant with size 1 along those axes, and broadcasts the result. `repeats` then
+removes these broadcasts from the readers.
 
-The rules below say for each primitive how a repeated axis of an operand shows in the result. A primitive without a rule
-gets operands of full size, and its result counts as different everywhere.
+The rules below say for each primitive how a repeated axis of an operand appears in the result. A primitive without a
+rule gets operands of full size, and its result counts as not repeated.
 """
 
 import dataclasses
@@ -161,7 +161,7 @@ def _move(eqn: Equation, shapes: Sequence[Shape]) -> _Rule | None:
     (out,), whole, small = eqn.out_shapes, eqn.in_shapes[0], shapes[0]
     axes = moved_axes(eqn)
     if axes is None:
-        # a reshape that leaves the first axis alone
+        # a reshape that keeps the first axis
         same = bool(whole) and bool(out) and whole[0] == out[0] and small == (1, *whole[1:])
         return _Rule((1, *out[1:]), (small,), lambda x: x.reshape((1, *out[1:]))) if same else None
     result = tuple(1 if axis is None else small[axis] for axis in axes)

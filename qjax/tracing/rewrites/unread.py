@@ -1,7 +1,7 @@
-"""What a scan computes and nobody reads: stacked outputs, and carries that only such outputs need.
+"""Removes the unread results of a scan: stacked outputs, and carries that only such outputs need.
 
-A decoder that samples words returns them beside its logits; a model that uses the logits alone must not be held up by
-the random numbers. Equations outside of scans stay: the conversion starts from the outputs by itself.
+A decoder that samples words returns them together with its logits. A model that uses only the logits must not fail
+because of the random numbers. Unread equations outside scans can stay, because the conversion starts from the outputs.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ def _dropped(program: Program, outputs: set[Value]) -> Program:
     gone: set[Value] = set()
     for eqn in program.equations:
         if gone.intersection(eqn.inputs):
-            # unread itself: it only moves what the scan no longer returns
+            # also unread: it only moves an output that the scan no longer returns
             gone.update(eqn.outputs)
             continue
         kept = eqn
@@ -65,7 +65,7 @@ def _read_inside(eqn: Equation, body: Program, wanted: set[Value]) -> tuple[set[
     inner = {value for value, outer in zip(body.outputs, eqn.outputs, strict=True) if outer in wanted}
     while True:
         equations, read = _behind(body, inner)
-        # what one iteration reads of its carry, the one before it computes
+        # an iteration reads parts of its carry, so the iteration before must compute them
         more = inner | {after for after, start in zip(body.outputs, carries, strict=False) if start in read}
         if more == inner:
             return inner, equations, read

@@ -1,4 +1,4 @@
-"""Variances, means of squares and sums of squares: what stands under the root of a normalisation."""
+"""Finds the statistic under the root of a normalisation: a variance, a mean of squares or a sum of squares."""
 
 import dataclasses
 import math
