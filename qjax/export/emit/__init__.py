@@ -1,7 +1,7 @@
-"""Emitters: a finished graph as a file that something else runs.
+"""Emitters: they write a finished graph as a file for another program.
 
-Each format is one module or package here with `emit(graph, path, **options)`. It is imported when it is first asked
-for, so that qjax needs none of the libraries that write the formats.
+Each format is one module or package here with `emit(graph, path, **options)`. It is imported on first use, so qjax does
+not require the libraries that write the formats.
 """
 
 import importlib

@@ -1,12 +1,12 @@
 """The graph as StableHLO: the interpreter's own integer function, serialised by `jax.export`.
 
-The file needs nothing of qjax: any process with JAX (0.10 or later) reloads it, for every platform it was lowered for,
+The file does not need qjax. Any process with JAX (0.10 or later) loads it, for every platform it was lowered for:
 
     exported = jax.export.deserialize(open("model.stablehlo", "rb").read())
     codes = exported.call(codes)
 
-and `exported.mlir_module()` is its text, which other consumers of StableHLO read. JAX promises that it reads a file for
-six months at least after the release that wrote it (https://docs.jax.dev/en/latest/export/export.html).
+`exported.mlir_module()` is its text, for other programs that read StableHLO. JAX promises to read a file for at least
+six months after the release that wrote it (https://docs.jax.dev/en/latest/export/export.html).
 """
 
 from collections.abc import Sequence

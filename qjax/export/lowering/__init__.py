@@ -1,1 +1,1 @@
-"""The parts of `qjax.export.lower`: what values are on their way, and the nodes of equations, loops and quantizers."""
+"""The parts of `qjax.export.lower`: states of values, and the nodes of equations, loops and quantizers."""

@@ -1,4 +1,4 @@
-"""The graph while it grows: its tensors and nodes, under names that nothing else has."""
+"""The graph under construction: its tensors and nodes, with unique names."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -74,7 +74,7 @@ class Builder:
 
     def on_grid(self, name: str, shape: tuple[int, ...], place: Place, step: Step) -> str:
         """A tensor of codes on the grid of a place."""
-        # one object per quantizer: later passes see that two tensors stand on one grid, also inside a trace
+        # one object per quantizer: passes compare identities, because inside a trace they cannot compare values
         own = self.own(place, step)
         if (place.name, own) not in self._grids:
             params = self.params_of(place, own, None)
@@ -89,7 +89,7 @@ class Builder:
         """The codes of a constant that an equation reads as codes: a weight, or what stands beside codes."""
         place = self.annotation.weights[eqn, index]
         step = step[: len(place.stack)]
-        # no iteration of a scan changes a weight that lies outside of it
+        # a weight from outside of a scan is the same in every iteration
         if (eqn, index, step) not in self._kernels:
             name = self.fresh(stepped(place.label, step))
             self.add(weight_tensor(name, place, value, self.params_of(place, place.own(step), value), eqn))
@@ -107,7 +107,7 @@ class Builder:
         """Integers as int32, booleans as they are."""
         wanted = np.dtype(bool if value.dtype == np.bool_ else np.int32)
         if traced(value):
-            # in the exact forward: the conversion with concrete numbers has looked at them
+            # in the exact forward; a conversion with concrete numbers has checked the range
             value = value.astype(wanted)
         elif not isinstance(value, jax.ShapeDtypeStruct):
             value = np.asarray(value)

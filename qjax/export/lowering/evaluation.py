@@ -1,4 +1,4 @@
-"""Equations on constants alone, which need no node."""
+"""Equations that read only constants. They are computed here and need no node."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ class Evaluation:
         values = [f.value for f in found]
         key = (eqn, *map(id, values))
         if key not in self._results:
-            # the inputs stay alive, so that nothing else gets their identities
+            # keep the inputs alive, so that no other object gets their id
             self._results[key] = values, _computed(eqn, values)
         return [Constant(result) for result in self._results[key][1]]
 

@@ -1,4 +1,4 @@
-"""Equations with a program of their own: remat runs it once, a scan once per iteration."""
+"""Equations with a body: remat lowers it once, a scan once per iteration."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""What becomes of a value where a quantizer stands: codes on the quantizer's grid."""
+"""Applies a quantizer to a value: the result are codes with the quantizer's scale and zero point."""
 
 from typing import Any
 

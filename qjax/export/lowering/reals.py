@@ -1,4 +1,4 @@
-"""A float island as one node, where a result in reals meets a quantizer or leaves the model."""
+"""A float island as one node. It ends where a float result reaches a quantizer or an output of the model."""
 
 import numpy as np
 

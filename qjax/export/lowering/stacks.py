@@ -1,4 +1,4 @@
-"""What a scan runs along and what it stacks: one tensor outside, one per iteration inside."""
+"""The inputs that a scan slices and the outputs that it stacks: one tensor outside, one per iteration inside."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,6 +1,6 @@
-"""What a value of the program is on its way into the graph.
+"""The states of a program's value during lowering.
 
-Beside these it may be an `islands.Float`: a result in reals that no quantizer has met yet.
+A further state is `islands.Float`: a float result that has not reached a quantizer yet.
 """
 
 import dataclasses

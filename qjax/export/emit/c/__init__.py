@@ -1,9 +1,9 @@
 """C99: a model as two files that need a compiler and nothing else.
 
-`NAME.c` and `NAME.h` hold integers only: no float, no allocation, no library beyond <stdint.h>. Constants are `static
-const` (flash); intermediate tensors live in one arena, planned here, whose size is a macro of the header. What is
-emitted equals the interpreter bit for bit under every target: the arithmetic is not written anew but translated from
-the kernels of `qjax.ops`, traced by JAX. `NAME_test.c` proves it on the machine that it runs on.
+`NAME.c` and `NAME.h` use only integers: no float, no allocation, no library beyond <stdint.h>. Constants are `static
+const` (flash). Intermediate tensors are in one arena, whose size is a macro of the header. The code equals the
+interpreter bit for bit under every target, because it is translated from the kernels of `qjax.ops`, traced by JAX.
+`NAME_test.c` checks this on the machine that it runs on.
 """
 
 import os
@@ -73,7 +73,7 @@ def _emitted(graph: Graph, name: str, batch: int, vectors: int) -> tuple[Program
 
 
 def golden(program: Program, count: int, seed: int = 0) -> list[tuple[list[np.ndarray], list[np.ndarray]]]:
-    """Inputs and what the interpreter makes of them: the least codes, the greatest, then random ones with edges."""
+    """Inputs and the interpreter's outputs for them: the least codes, the greatest, then random ones with edges."""
     graph = program.graph
     rng = np.random.RandomState(seed)
     interpreter = Interpreter(graph)

@@ -1,9 +1,9 @@
-"""A static plan of memory: every intermediate tensor at a fixed place of one arena, reused once it is dead.
+"""A static memory plan: every intermediate tensor has a fixed place in one arena, which is reused when it is dead.
 
-Step t runs node t. A block is alive from the step that writes it to the last one that reads it; scratch memory lives
-for one step. Two blocks that are alive at one step never overlap, nor do blocks of different types wider than a
-character, so that the rules of aliasing hold. The least possible size is the greatest sum of live
-blocks over all steps; the plan tries several orders and keeps the best, which reaches that bound for the usual models.
+Step t runs node t. A block is alive from the step that writes it to the last step that reads it. Scratch memory is
+alive for one step. Two blocks that are alive in the same step never overlap. Nor do blocks of different types wider
+than a character, because of C's aliasing rules. The lower bound of the size is the largest sum of live blocks over all
+steps. The plan tries several orders and keeps the best, which reaches the bound for the usual models.
 """
 
 import dataclasses

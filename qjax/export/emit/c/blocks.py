@@ -1,7 +1,7 @@
-"""Stretches of C while they are written: what a file's functions share, names and lines within braces, a layer's body.
+"""C code under construction: parts shared by a file's functions, lines and names of a block, the body of a layer.
 
-`Body` is what the writers of expressions (`loops.py`), of single readings (`leaves.py`) and of inner loops (`inner.py`)
-all write to and ask back.
+`Body` is the common interface of the writers of expressions (`loops.py`), of single reads (`leaves.py`) and of inner
+loops (`inner.py`).
 """
 
 import abc

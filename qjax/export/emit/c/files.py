@@ -146,7 +146,7 @@ def _arguments(program: Program, step: Step) -> list[tuple[str, str, str]]:
 def _function(program: Program, step: Step) -> str:
     arguments = _arguments(program, step)
     places = [program.places[tensor] for _, _, tensor in arguments]
-    # memory that two arguments share must not be declared to be apart
+    # arguments that share memory must not be declared `restrict`
     apart = {p for p in places if places.count(p) == 1}
     head = ", ".join(
         f"{kind}{'restrict ' if place in apart else ''}{name}"

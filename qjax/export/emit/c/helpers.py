@@ -1,7 +1,7 @@
-"""The helpers that emitted files carry: integer arithmetic that C99 leaves undefined or to the compiler, defined.
+"""Helper functions of emitted files: defined versions of integer arithmetic that C99 leaves undefined or open.
 
-A file holds those that it calls. gcc and clang compile `to_*` to nothing, and `sar_*`, `add_*` and the like to one
-instruction.
+A file contains the helpers that it calls. gcc and clang compile `to_*` to nothing, and `sar_*`, `add_*` and others to
+one instruction.
 """
 
 from collections.abc import Iterable

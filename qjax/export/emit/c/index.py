@@ -1,7 +1,7 @@
-"""Index arithmetic of loops: affine sums of loop variables, divisions and remainders folded where the ranges allow it.
+"""Index arithmetic of loops: affine sums of loop variables, with divisions and remainders folded if ranges allow it.
 
-Everything is known at emission: shapes, strides, the batch. So a reshape, a transposition or a slice costs no C code;
-it only changes with which index an array is read.
+Shapes, strides and the batch size are known at emission. So a reshape, a transposition or a slice needs no C code: it
+only changes the index with which an array is read.
 """
 
 import dataclasses

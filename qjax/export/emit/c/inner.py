@@ -1,4 +1,4 @@
-"""Loops within the body of a nest: sums, maxima, scans."""
+"""Loops inside the body of a loop nest: sums, maxima, scans."""
 
 import math
 

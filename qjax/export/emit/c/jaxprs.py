@@ -1,4 +1,4 @@
-"""From jaxprs to values (`values.py`): every primitive that the kernels of integers hold, each in a few lines."""
+"""Translates jaxprs to values (`values.py`): each primitive of the integer kernels in a few lines."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -1,8 +1,8 @@
 """One node of a graph as one C function.
 
-Products with weights are read from the node's attributes: stored codes times weights, the zero point in the bias, and
-behind the sum whatever `ops.epilogue` computes, traced. Every other node is its own kernel, traced whole. So no formula
-stands here, and an operation that is new to qjax needs no line.
+Products with weights are written from the node's attributes: stored codes times weights, with the zero point in the
+bias. After the sum comes the traced code of `ops.epilogue`. For every other node the whole kernel is traced. So this
+file contains no formula, and a new operation needs no line here.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Single readings: constants, elements under a condition, one of several parts, chosen rows."""
+"""Single reads: constants, elements under a condition, one of several parts, chosen rows."""
 
 from qjax.export.emit.c import weights
 from qjax.export.emit.c.blocks import Block, Body

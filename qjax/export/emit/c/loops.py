@@ -1,9 +1,9 @@
-"""From values (`values.py`) to loops of C.
+"""Translates values (`values.py`) to loops of C.
 
-One nest of loops runs over the elements of a result. Its body reads memory, runs the inner loops of sums, and calls
-one function of integers that holds the arithmetic (the requantization, say). Such a function depends on its arguments
-alone, so layers under the same rule share it. What a body cannot compute in passing (a sum that is needed at several
-places) is written to scratch memory by a nest before it.
+One loop nest runs over the elements of a result. Its body reads memory, runs the inner loops of sums, and calls a
+function of integers with the arithmetic, such as the requantization. Such a function depends only on its arguments, so
+layers with the same rule share it. A sum that is needed at several places is first written to scratch memory, by
+another nest.
 """
 
 import dataclasses
@@ -65,7 +65,7 @@ class Layer(Body):
 
             def place(at: Indices, shift: int = shift) -> Index:
                 moved = tuple(i + shift if axis == value.axis else i for axis, i in enumerate(at))
-                # an axis of size 1 in the part may be longer in the whole
+                # an axis of size 1 in the part can be larger in the whole
                 return flat(moved, target.shape)
 
             self._nest(target, part, place, final and len(value.parts) == 1)
@@ -99,7 +99,7 @@ class Layer(Body):
         if found is None:
             found = Buffer(value.shape, value.dtype, self.root.fresh("scratch"))
             self._stored[id(value)] = found
-            # ids are compared: the value has to stay alive
+            # `_stored` compares ids, so keep the value alive
             self.kept.append(value)
             self.scratch.append(found)
             self.store(found, value, final=False)
@@ -126,7 +126,7 @@ class Layer(Body):
             elif isinstance(value, Computed):
                 operands = [scalar(o, at if o.shape else ()) for o in value.operands]
                 if value.op in COMPARISONS:
-                    # With the known numbers in place, a comparison that is always true becomes a constant.
+                    # insert known numbers, so that a comparison which is always true becomes a constant
                     operands = [known(operand) for operand in operands]
                 found = made.apply(value.op, operands, value.dtype)
             elif isinstance(value, View):

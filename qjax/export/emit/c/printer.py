@@ -156,6 +156,6 @@ class Printer:
         if op == "neg_wrap":
             return self._help(f"sub_{suffix}", "0", args[0])
         if op in ("shl_wrap", "sar", "shr_wrap"):
-            # a shift's amount is below 64 by now
+            # the shift amount is below 64 here, so int32 holds it
             args[1] = args[1] if bits(node.args[1].dtype) <= 32 else f"(int32_t){args[1]}"
         return self._help(f"{op.removesuffix('_wrap')}_{suffix}", *args)

@@ -1,4 +1,4 @@
-"""Sums of products as values: `lax.dot_general` and convolutions, the weights stored in the order they are read in."""
+"""Sums of products as values: `lax.dot_general` and convolutions. Weights are stored in the order of reading."""
 
 from collections.abc import Sequence
 from typing import Any

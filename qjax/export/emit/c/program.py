@@ -1,7 +1,7 @@
-"""A graph as a C program: its functions in order, and where every tensor lives.
+"""A graph as a C program: its functions in order, and the memory of every tensor.
 
-Tensors that share memory form a group: a reshape is its input; an elementwise operation takes the place of an input
-that nobody reads afterwards. A group is a buffer of the caller (an input, an output) or a block of the arena.
+Tensors that share memory form a group. A reshape shares the memory of its input. An elementwise operation overwrites an
+input that is not read later. A group is a buffer of the caller (an input, an output) or a block of the arena.
 """
 
 import dataclasses
@@ -140,7 +140,7 @@ def _share(
         for position in in_place.get(step.output, ()):
             root = groups.root(step.inputs[position])
             later = any(groups.root(name) == root for other in steps[index + 1 :] for name in other.inputs)
-            # an operand that is read twice is the same memory twice: both readings precede the writing
+            # an operand that is read twice is safe too: both reads come before the write
             if root not in fixed and not later:
                 groups.join(step.inputs[position], step.output)
                 break

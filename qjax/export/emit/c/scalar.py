@@ -1,9 +1,9 @@
-"""Integer expressions: what one element of a kernel computes, as C99 without undefined behaviour.
+"""Integer expressions: the computation of one element, as C99 without undefined behaviour.
 
-An expression knows the interval of its values. Where that proves that an operation cannot overflow, it is C's own
-operator; where it does not, a helper computes modulo 2^n by unsigned arithmetic, as XLA does. Right shifts of numbers
-that may be negative, which C leaves to the compiler, and conversions to narrower signed types have helpers as well;
-gcc and clang turn each into one instruction.
+An expression knows the interval of its values. If the interval proves that an operation cannot overflow, C's operator
+is used. Otherwise a helper computes modulo 2^n with unsigned arithmetic, as XLA does. Right shifts of possibly negative
+numbers and conversions to narrower signed types, which C leaves to the compiler, have helpers too. gcc and clang
+compile each to one instruction.
 """
 
 import dataclasses
@@ -167,7 +167,7 @@ class Expressions:
         if op == "and":
             for this, other in ((a, b), (b, a)):
                 if this.low >= -1 and this.high <= 0:
-                    # 0 or all ones: nothing or the other
+                    # `this` is 0 or all ones, so the result is 0 or `other`
                     low, high = max(low, min(other.low, 0)), min(high, max(other.high, 0))
                 if this.low >= 0:
                     low, high = max(low, 0), min(high, this.high)
@@ -251,7 +251,7 @@ class Expressions:
             return self.compare("ne", [a, self.constant(0, a.dtype)])
         least, most = limits(dtype)
         if least <= a.low and a.high <= most:
-            # through a wider type and back
+            # a cast to a wider type and back
             if a.op == "cast" and a.args[0].dtype == dtype:
                 return a.args[0]
             return self._intern("cast", args, dtype, a.low, a.high)

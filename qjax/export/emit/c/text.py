@@ -1,7 +1,7 @@
-"""Pieces of C99 text: identifiers, literals, comments, arrays. Everything that comes from a graph passes through here.
+"""Pieces of C99 text: identifiers, literals, comments, arrays. All text from a graph passes through here.
 
-Names of tensors, file names and docstrings are other people's text: an identifier keeps letters and digits only, and a
-comment can neither end early nor continue a line.
+Names of tensors, file names and docstrings are not trusted. An identifier keeps only letters and digits, and a comment
+can neither end early nor continue on the next line.
 """
 
 import re

@@ -1,8 +1,8 @@
-"""What a kernel computes, as arrays that are read element by element: the middle between JAX and loops of C.
+"""A kernel's computation as arrays that are read element by element: the intermediate form between JAX and C loops.
 
-Making a value builds no loop. An elementwise operation, a reshape, a slice, an iota says how one element at an index
-comes about (`Computed`, `View`, `Counter`, ...); sums, products of matrices and scans say over what they run
-(`Reduced`, `Looped`). `jaxprs.py` reads them from JAX; `loops.py` decides what becomes a loop and what memory.
+Creating a value creates no loop. Elementwise operations, reshapes, slices and iotas describe one element at an index
+(`Computed`, `View`, `Counter`, ...). Sums, matrix products and scans describe their range (`Reduced`, `Looped`).
+`jaxprs.py` reads values from JAX. `loops.py` decides which become loops and which memory.
 """
 
 import dataclasses

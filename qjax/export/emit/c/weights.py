@@ -1,8 +1,8 @@
-"""Weights in flash, in as few bits as hold them: codes of four bits two to a byte, of two bits four to a byte.
+"""Packed weights in flash: two codes of 4 bits per byte, four codes of 2 bits.
 
-The bytes are those of `export.packing`, neighbours in one byte, and a loop reads a code with the helper `int4_at`.
-Rows that a loop reads from end to end are folded first: byte k holds the codes k and k + half of the row, so that the
-loop reads every array in order, which compilers vectorize.
+The bytes are those of `export.packing`, with neighbours in one byte. A loop reads a code with the helper `int4_at`.
+Rows that a loop reads from start to end are folded first: byte k holds the codes k and k + half of the row. So the loop
+reads every array in order, which compilers vectorize.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ class Weights:
         if self.bits in PACKED:
             self.source.helpers.add(f"int{self.bits}_at")
             text = f"int{self.bits}_at({self.name}, {place})"
-        # signed codes of fewer bits widen by themselves
+        # C widens signed codes of fewer bits
         return f"({TYPES[self.dtype]}){text}" if self.dtype.startswith("u") and self.bits < 16 else text
 
     def within(self, byte: str, position: int) -> str:

@@ -1,11 +1,12 @@
 """Products of channels-last codes with weights as loops that compilers vectorize: dense layers and convolutions.
 
-A position of the window that lies outside of the image reads a constant row of zero points instead: the same inner
-loop, no condition in it, and the bias with the zero point folded in stays right. Where an output sums over many
-products, what its window covers is first copied to a local array of 16-bit codes, on which all features then work: one
-long dot product for each, which is one instruction per eight products and more where the processor has vectors.
-Where it sums over few (a first layer, a depthwise convolution), the innermost loop runs over the features, with one
-accumulator for each.
+A window position outside the image reads a constant row of zero points. So the inner loop needs no condition, and the
+bias, which includes the zero point, remains correct.
+
+If an output sums many products, its window is first copied to a local array of 16-bit codes, which all features share.
+Each feature is then one long dot product. With vector instructions this takes one instruction per eight products or
+more. If an output sums few products (a first layer, a depthwise convolution), the innermost loop runs over the
+features, with one accumulator for each.
 """
 
 import dataclasses
@@ -56,7 +57,7 @@ class _Nest:
     def __init__(self, layer: Layer, target: Buffer, window: Window, epilogue: Callable[[Register], Value]) -> None:
         self.layer, self.target, self.window, self.epilogue = layer, target, window, epilogue
         self.features, *self.taps, self.per_group = window.kernel.shape
-        # a part of the features, or all of them, shares what it reads
+        # features in the same part share what they read
         self.block = Block(layer.root)
         self.heads: list[str] = []
         space = {1: ("x",), 2: ("y", "x"), 3: ("z", "y", "x")}.get(len(self.taps))
@@ -111,7 +112,7 @@ class _Nest:
             self.layer.local(2 * bytes_ * per_byte)
             lines.append(f"{wide} {patch}[{bytes_ * per_byte}];")
             lines += nested(tap_heads, [*inner.lines, *nested(ic_heads, [f"{patch}[{place}] = {read};"])])
-            # weights of 0 meet what fills up the last byte
+            # fill the array up to whole bytes of weights, whose last codes are 0
             lines += [f"{patch}[{rest}] = 0;" for rest in range(count, bytes_ * per_byte)]
             k_heads: list[str] = []
             k = _variable(block, k_heads, "k", bytes_)
@@ -121,7 +122,7 @@ class _Nest:
             else:
                 byte = block.fresh("byte")
                 step = [f"const int32_t {byte} = {kernel.name}[{where}];"]
-                # one sum, added at once: compilers vectorize it
+                # add all products of a byte in one statement, which compilers vectorize
                 codes = [(f"{patch}[{k + i * bytes_}]", kernel.within(byte, i)) for i in range(per_byte)]
                 step.append(self._add(acc, *(self._product(code, weight) for code, weight in codes)))
             summed = nested(k_heads, step)

@@ -1,7 +1,7 @@
 """ONNX: a graph as one .onnx file.
 
-style "integer": standard operators on integers only, for any target, see `integer`. For the targets of ONNX Runtime
-there are two more, which run on its kernels of 8 bits: "qdq" (float operators between DequantizeLinear and
+Style "integer" uses only standard operators on integers, for any target; see `integer`. The targets of ONNX Runtime
+have two more styles, which run on its 8-bit kernels: "qdq" (float operators between DequantizeLinear and
 QuantizeLinear, see `qdq`) and "qoperator" (QLinearConv, QGemm, ..., see `qoperator`).
 """
 

@@ -1,6 +1,6 @@
 """Integer operations that ONNX has no operator for, each a small function of the domain "qjax".
 
-ONNX shifts unsigned integers only, and has no count of leading zeros.
+ONNX shifts only unsigned integers, and cannot count leading zeros.
 """
 
 import numpy as np
@@ -68,7 +68,7 @@ def _clz_function(library: Library, dtype: str) -> str:
     bits = b.constant(np.asarray(0, kind))
     step = width // 2
     while step:
-        # a bit above the lower half: look there
+        # if a bit above the lower half is set, continue with the upper half
         holds = b.op("Greater", rest, b.constant(np.asarray((1 << step) - 1, kind)))
         amount = b.op("Mul", b.cast(holds, kind), b.constant(np.asarray(step, kind)))
         rest = b.op("BitShift", rest, amount, direction="RIGHT")

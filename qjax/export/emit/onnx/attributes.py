@@ -1,4 +1,4 @@
-"""A node's attributes as ONNX attributes: integers, lists of integers and text as such, all else as JSON text."""
+"""A node's attributes as ONNX attributes: integers, lists of integers and text directly, others as JSON text."""
 
 import json
 from typing import Any

@@ -1,7 +1,7 @@
-"""Writes the bodies of functions: nodes with names of their own, constants and common expressions once.
+"""Writes the bodies of functions: nodes with unique names; equal constants and expressions only once.
 
-A `Library` holds the model-local functions (domain "qjax") of one model. Two bodies that are the same are one function,
-so nodes of a graph that compute alike call the same function.
+A `Library` holds the model-local functions (domain "qjax") of one model. Equal bodies become one function, so nodes
+with the same computation call the same function.
 """
 
 from collections.abc import Mapping, Sequence
@@ -65,7 +65,7 @@ class Builder:
     def __init__(self, library: Library, reserved: Sequence[str] = (), parent: "Builder | None" = None) -> None:
         self.library = library
         self.nodes: list[onnx.NodeProto] = []
-        # a subgraph sees the names around it and may not take one of them again
+        # a subgraph sees the outer names and must not reuse one of them
         self._names: set[str] = parent._names if parent is not None else set()
         self._names |= set(reserved)
         self._known: dict[Any, str] = {}

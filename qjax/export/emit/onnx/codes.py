@@ -1,4 +1,4 @@
-"""What the styles "qdq" and "qoperator" share: operations on codes, the graphs they hold, what a session needs."""
+"""Shared by the styles "qdq" and "qoperator": operations on codes, supported graphs, session options."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

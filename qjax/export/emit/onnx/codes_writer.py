@@ -1,9 +1,12 @@
-"""Styles "qdq" and "qoperator": a graph as the operators that ONNX Runtime computes on codes, with its bits.
+"""Styles "qdq" and "qoperator": a graph as operators that ONNX Runtime computes on codes, with its bits.
 
-Where a node of the graph is one of the runtime's own operations under its target (its constants are exactly those that
-the target makes of the tensors' scales), a style writes that operation; what only moves codes is standard operators on
-integers; all else, sums that no runtime has, is the function of style "integer". Layouts are those of `integer`: a
-tensor is stored as its producer computes it.
+| node | becomes |
+| --- | --- |
+| an operation of the runtime, with exactly the constants that the target derives from the scales | that operation |
+| a move of codes | standard operators on integers |
+| any other | the function of style "integer" |
+
+Layouts are those of `integer`: a tensor is stored in the order in which its producer computes it.
 """
 
 import dataclasses
@@ -86,7 +89,7 @@ class CodesWriter(integer.Writer):
     def _drop_functions(self, model: onnx.ModelProto) -> None:
         """Without those whose only calls were inlined."""
         called = {node.op_type for node in model.graph.node if node.domain == DOMAIN}
-        # a function stands behind those that it calls
+        # functions come after those that they call
         for function in reversed(model.functions):
             if function.name in called:
                 called |= {node.op_type for node in function.node if node.domain == DOMAIN}
@@ -155,7 +158,7 @@ class CodesWriter(integer.Writer):
         for node in graph.node:
             for names in (node.input, node.output):
                 names[:] = [ports.get(name, name) for name in names]
-        # a result that is a copy: DequantizeLinear makes another one anyway
+        # an output that is a copy needs no Identity, because DequantizeLinear makes a new tensor anyway
         copies = {n.output[0]: n.input[0] for n in graph.node if n.op_type == "Identity" and n.output[0] in written}
         first: list[onnx.NodeProto] = []
         last: list[onnx.NodeProto] = []

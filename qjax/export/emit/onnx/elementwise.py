@@ -1,4 +1,4 @@
-"""The table of elementwise primitives: what ONNX calls each, or which nodes say it.
+"""The table of elementwise primitives: the ONNX operator of each, or the nodes that compute it.
 
 An entry takes a builder, a dtype, the primitive's parameters and the names of operands that broadcast, and returns a
 name.

@@ -1,4 +1,4 @@
-"""Whether the tensors of a node are what ONNX Runtime's kernels of 8 bits take."""
+"""Whether ONNX Runtime's 8-bit kernels accept the tensors of a node."""
 
 import numpy as np
 

@@ -1,9 +1,9 @@
-"""Tables that are functions of ONNX Runtime on codes of 8 bits: QLinearSigmoid, QLinearLeakyRelu.
+"""Tables that ONNX Runtime computes as functions of 8-bit codes: QLinearSigmoid, QLinearLeakyRelu.
 
-The runtime fills a table of its own when it loads the model: DequantizeLinear, the function and QuantizeLinear of
-every code, in float32. LeakyRelu's steps are IEEE's, so its table is computed here and compared. The last bits of a
-sigmoid are those of the machine; where no result comes closer to a tie than their error, they decide nothing, and the
-table is known all the same. Any other table stays a function of integers.
+The runtime fills its own table when it loads the model: DequantizeLinear, the function and QuantizeLinear of every
+code, in float32. The steps of LeakyRelu are exact IEEE operations, so its table is computed here and compared. The last
+bits of a sigmoid depend on the machine. If no result is closer to a tie than their error, they do not matter, and the
+table is known. Any other table remains a function of integers.
 """
 
 import math

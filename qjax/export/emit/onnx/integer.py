@@ -1,12 +1,12 @@
 """Style "integer": a graph as standard ONNX operators on integers, for any target, bit for bit.
 
-No tensor of the model is a float: its inputs and outputs are codes. Each node of the graph is one node of the model, a
-call of a function of the domain "qjax" whose body is standard operators (see `nodes`), so a viewer shows the graph
-itself, and a runtime inlines the functions. The model's values have the names of the graph's tensors. Scales, ranges
-and axes stand in the metadata of each tensor under the key "qjax", as JSON.
+The model has no float tensor: its inputs and outputs are codes. Each node of the graph is one node of the model. It
+calls a function of the domain "qjax", whose body is standard operators (see `nodes`). So a viewer shows the graph, and
+a runtime inlines the functions. The model's values have the names of the graph's tensors. Scales, ranges and axes are
+in the metadata of each tensor, as JSON under the key "qjax".
 
-Convolutions are channels-first in ONNX. A tensor is stored as its producer computes it (its metadata says in which
-order of axes), so channels-last networks have one transpose at the input and one where they need their own order.
+Convolutions are channels-first in ONNX. A tensor is stored in the axis order in which its producer computes it, and its
+metadata has the order. So channels-last networks have one transpose at the input, and one where they need their order.
 """
 
 import dataclasses
@@ -58,7 +58,7 @@ class Writer:
         self.initializers: dict[str, onnx.TensorProto] = {}
         self.values: list[onnx.ValueInfoProto] = []
         self.views: dict[str, View] = {}
-        # constants that stand in the place of codes keep their dtype
+        # constants that are read as codes keep their dtype
         self.data = {name for node in graph.nodes for name in node.inputs} | set(graph.outputs)
         self.ordered: dict[tuple[str, tuple[int, ...]], View] = {}
 

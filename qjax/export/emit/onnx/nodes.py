@@ -1,7 +1,7 @@
 """One node of a graph as one function of the domain "qjax": the kernel's own arithmetic in standard operators.
 
-Exact products of 8-bit codes with a kernel are MatMulInteger or ConvInteger, and what finishes their accumulator is
-traced; every other kernel is traced as a whole.
+Exact products of 8-bit codes with weights are MatMulInteger or ConvInteger, and the requantization of their accumulator
+is traced. Every other kernel is traced as a whole.
 """
 
 import dataclasses
@@ -103,7 +103,7 @@ def write(library: Library, call: Call, free: int | None, stored: Mapping[str, s
         _native(t, call, x, constants, zero_points) if is_native(call) else _traced(t, call, x, constants, zero_points)
     )
     result = t.expanded(result)
-    # a name of its own also where the kernel hands its input on
+    # a new name, also if the kernel returns its input unchanged
     output = builder.op("Identity", result.name) if result.name in (*inputs, *call.constants) else result.name
     nodes = builder.live([output])
     read = {name for node in nodes for name in node.input}

@@ -1,7 +1,7 @@
 """The nodes of a graph that are operations of ONNX Runtime on codes; each function says whether it wrote its node.
 
-A function refuses what the runtime has no kernel of codes for (another dtype of the result, axes that no operator
-has), and the node then stays a function of integers.
+A function returns False if the runtime has no kernel on codes for the node (another dtype of the result, unsupported
+axes). The node is then written as a function of integers.
 """
 
 import math
@@ -192,7 +192,7 @@ def _mean(w: CodesWriter, node: Node) -> bool:
     sizes, view = w.sizes(name), w.value(name)
     summed = sorted(node.attributes["axes"])
     kept = [axis for axis in range(len(sizes)) if axis not in summed]
-    # channels-first images lie as they are wanted
+    # channels-first images already have the right order
     order = (*kept, *summed)
     place = tuple(kept.index(axis) for axis in kept)
     if len(kept) > 1 and sorted(view.axes[: len(kept)]) == kept:

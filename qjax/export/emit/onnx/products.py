@@ -1,7 +1,8 @@
 """Matrix products and convolutions of integers: MatMulInteger, ConvInteger, and MatMul of int32 for wider operands.
 
-Both operands of the 8-bit operators have the same signedness: on x86 without VNNI, ONNX Runtime multiplies unsigned
-by signed bytes with vpmaddubsw, whose pairs of products saturate to int16. Equal signs are exact everywhere.
+Both operands of the 8-bit operators are signed, or both are unsigned. On x86 without VNNI, ONNX Runtime multiplies
+unsigned by signed bytes with vpmaddubsw, whose pairs of products saturate to int16. With equal signedness products are
+exact everywhere.
 """
 
 import math
@@ -31,7 +32,7 @@ def dot(t: Views, lhs: View, rhs: View, numbers: Any, zero_points: Sequence[str]
         raise NeedsBatch
     a = t.materialized(lhs, (*lb, *left, *lc))
     b = t.materialized(rhs, (*rb, *rc, *right))
-    # one matrix behind any number of axes of the other operand is what ONNX multiplies as it stands
+    # ONNX's MatMul takes one matrix on the right and any number of leading axes on the left
     plain = len(k) == 1 and len(n) == 1 and ((not batch and len(m) > 0) or len(m) == 1)
     if not plain:
         if len(m) != 1 or len(k) != 1:

@@ -1,11 +1,11 @@
 """Style "qdq": standard float operators between DequantizeLinear and QuantizeLinear, which ONNX Runtime fuses.
 
-The session's optimizer makes of every such group one operator on codes; its result is the graph's, bit for bit. With
-the optimizer off the same file is computed in float32, sums in an order of the runtime's own, and may differ.
+The session's optimizer turns each such group into one operator on codes, with the graph's bits. Without the optimizer
+the file is computed in float32, with sums in an order that the runtime chooses, and codes can differ.
 
-Weights of uint8 codes are uint8 (with the zero point 128), of int8 codes int8: products of equal signs are exact on
-every CPU. Weights of at most 4 bits are stored as INT4 or UINT4 behind a Cast that the optimizer folds, since ONNX
-Runtime has no kernel of 4 bits that adds up integers.
+Activations of uint8 have uint8 weights (with the zero point 128), those of int8 have int8 weights. Such products are
+exact on every CPU. Weights of at most 4 bits are stored as INT4 or UINT4, followed by a Cast that the optimizer folds,
+because ONNX Runtime has no 4-bit kernel with integer sums.
 """
 
 from typing import Any

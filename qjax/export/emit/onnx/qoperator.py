@@ -1,7 +1,7 @@
 """Style "qoperator": ONNX Runtime's operators on codes (QLinearConv, QGemm, QLinearAdd, ...), without its optimizer.
 
-The operators and the roles of their inputs are those of `qjax.export.onnx_ops`. A subtraction and a change of the grid
-have no such operator: DequantizeLinear, the operation in float32, QuantizeLinear are what the runtime computes there.
+`qjax.export.onnx_ops` has the operators and the roles of their inputs. Subtraction and requantization have no such
+operator. They are written as the runtime computes them: DequantizeLinear, the operation in float32, QuantizeLinear.
 """
 
 import onnx

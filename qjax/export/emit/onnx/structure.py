@@ -1,4 +1,4 @@
-"""Primitives that move, gather and add up: what each is in ONNX, on views (see `views`)."""
+"""The ONNX operators of primitives that move, gather and sum, on views (see `views`)."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence

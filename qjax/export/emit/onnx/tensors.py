@@ -1,6 +1,6 @@
-"""Tensors of a graph as ONNX says them, and what it has no place for as JSON under the key "qjax".
+"""Tensors of a graph in ONNX, and as JSON under the key "qjax" what ONNX has no field for.
 
-Integers only: a scale is a float, so it stands in the metadata of its tensor, not in an initialiser.
+Initialisers are integers only. A scale is a float, so it is in the metadata of its tensor.
 """
 
 import json
@@ -39,7 +39,7 @@ def described(tensor: Tensor, order: Sequence[int]) -> dict[str, Any]:
     q = tensor.quantization
     if q is not None:
         facts["quantization"] = {
-            # a float32 is exact in a double's decimal digits
+            # the decimal digits of a double hold a float32 exactly
             "scale": np.asarray(q.scale).astype(np.float64).tolist(),
             "zero_point": np.asarray(q.zero_point).tolist(),
             "qmin": q.qmin,

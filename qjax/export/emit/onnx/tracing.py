@@ -1,9 +1,9 @@
-"""Traces of kernels, and whether they treat an example alike whatever the size of the batch.
+"""Traces kernels, and checks that they treat each example in the same way for every batch size.
 
-A kernel is traced on shapes, and JAX has no free ones. So the batch is traced as a prime that nothing else is a
-multiple of, and every size that is a multiple of it follows the batch. That holds if the trace with another prime
-differs in these sizes only, and the traces with 1 and 2 hold the same arithmetic: kernels that look at an element's
-place in the tensor, or take other ways for a single row, do not pass.
+JAX traces a kernel with fixed shapes. So the batch size is a prime number of which no other size is a multiple, and
+every multiple of it follows the batch. Two checks prove this. A trace with another prime must differ only in these
+sizes. Traces with batches of 1 and 2 must have the same arithmetic. Kernels that depend on an element's position in the
+tensor, or that treat a single row differently, fail.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -51,7 +51,7 @@ def _trace(function: Callable[..., Any], arguments: Sequence[Argument], batch: i
     try:
         return jax.make_jaxpr(function)(*given)
     except OverflowError:
-        # a place in the tensor that int32 does not hold for so large a batch
+        # the kernel computes positions in the tensor, which exceed int32 for so large a batch
         raise NeedsBatch from None
 
 

@@ -1,7 +1,7 @@
-"""From a jaxpr to ONNX: the arithmetic of a file is that of the one kernel, primitive by primitive.
+"""Translates a jaxpr to ONNX, primitive by primitive.
 
-No formula is written here. What a kernel computes is traced, and each primitive of the trace has one entry in
-`elementwise`, `structure`, `windows` or `products`; loops become Scan.
+This file contains no formula. The kernel is traced, and each primitive of the trace has one entry in `elementwise`,
+`structure`, `windows` or `products`. Loops become Scan.
 """
 
 import dataclasses
@@ -63,7 +63,7 @@ class Translator(Views):
         if name in _ONE:
             return [_ONE[name](self, params, x)]
         if name in ("convert_element_type", "bitcast_convert_type"):
-            # between integers of one width the bits stay; narrower ones keep the low bits
+            # integers of the same width keep their bits; narrower ones keep the low bits
             return [self.cast(x[0], np.dtype(params["new_dtype"]).name)]
         if name == "clamp":
             shape, dtype = x[1].shape, x[1].dtype

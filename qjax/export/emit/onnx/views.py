@@ -1,10 +1,13 @@
 """Values of the traced program as ONNX tensors that are read through a permutation and a broadcast.
 
-JAX says every transpose and every broadcast; ONNX broadcasts by itself, and a transpose in front of another one is
-often none. So a traced value is a `View`: a stored tensor and which axis of the value each of its axes is. Transposes
-change that map and write no node, elementwise operations work in the order in which their largest operand is stored,
-and only what needs an axis in its place (a matrix product, a reshape) moves data. Channels-first convolutions thereby
-follow one another without a transpose in between, and a vector of per-channel constants is never blown up.
+A jaxpr has every transpose and broadcast as an equation. ONNX broadcasts on its own, and two transposes in a row often
+cancel. So a traced value is a `View`: a stored tensor with a map from its axes to the axes of the value.
+
+- A transpose changes the map and writes no node.
+- An elementwise operation uses the order of its largest stored operand.
+- Only an operation that needs a certain order (a matrix product, a reshape) moves data.
+
+So channels-first convolutions need no transpose in between, and vectors of per-channel constants remain vectors.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
-"""Weights and biases as ONNX Runtime's kernels want them.
+"""Weights and biases in the form that ONNX Runtime's kernels need.
 
-The dtype of a weight's codes is chosen by the codes that meet it. Unsigned ones meet unsigned ones, signed ones signed
-ones: on x86 without VNNI, products of uint8 and int8 saturate in pairs. (The target that models this gets them.)
+Weights are signed if the activations are, and unsigned if they are not. On x86 without VNNI, products of uint8 and int8
+saturate in pairs. (Only the target that models this uses such products.)
 """
 
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ def weight_of(
     full = [codes.shape[a] for a in channels]
     scale, along = np.asarray(grid.scale, np.float32).reshape(()) if not grid.axes else None, None
     if scale is None:
-        # the scale's axes come in the order of the tensor's, and are to come in that of `channels`
+        # the scale has the order of the tensor's axes; bring it to the order of `channels`
         spread = np.asarray(grid.scale, np.float32).reshape(
             [n if a in grid.axes else 1 for a, n in enumerate(codes.shape)]
         )

@@ -1,7 +1,7 @@
 """Sums and maxima over windows.
 
-MaxPool serves codes of 8 bits. ONNX has no sum over windows of integers: rows and then columns are added as slices,
-which is exact, and n + m additions instead of n m.
+MaxPool works on codes of 8 bits. ONNX has no sum over windows of integers. So rows and then columns are added as
+slices. This is exact, and takes n + m additions instead of n m.
 """
 
 import dataclasses
@@ -71,8 +71,8 @@ def _max_pool(t: Views, view: View, params: Any) -> View | None:
     fits = fits and all(0 <= n < window[a] for a in slid for n in padding[a])
     outer = [a for a in t.common_order([view]) if a not in slid]
     if not fits or not 1 <= len(slid) <= 3 or len(outer) > 2:
-        # with too few axes that the window leaves alone, some that it does not move along may join them
         return None
+    # ONNX needs two outer axes: add axes with window 1 and stride 1
     while len(outer) < 2 and len(slid) > 1:
         still = next((a for a in slid if window[a] == 1 and strides[a] == 1), None)
         if still is None:

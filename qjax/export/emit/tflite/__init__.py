@@ -1,11 +1,11 @@
 """A graph as a .tflite file of quantized operators, whose codes in the matching runtime are those of the graph.
 
-A .tflite file holds scales and no rounding: the runtime that loads it has its own, so the same file gives other codes
-under LiteRT's reference kernels, its optimised ones, XNNPACK and TFLite Micro. Hence only graphs of a target of that
-family are written; `qjax.retarget` makes one from any other, and shows by how much the model changes.
+A .tflite file holds scales but no rounding. Each runtime rounds differently, so the same file has different codes in
+LiteRT's reference kernels, its optimised ones, XNNPACK and TFLite Micro. So only graphs of a target of that family are
+written. `graph.retarget` converts any other graph, and `qjax.compare` shows how much this changes.
 
-What the format has no place for (the target, how inputs become codes, the structure of the output, the nodes with
-their attributes and places in the user's code) stands as JSON in the file's metadata "qjax".
+The file's metadata "qjax" holds as JSON what the format has no field for: the target, how inputs become codes, the
+structure of the output, and the nodes with their attributes and places in the user's code.
 """
 
 # importing a file registers its lowerings
@@ -62,7 +62,7 @@ def to_bytes(graph: Graph, *, batch: int = 1, int4: bool | None = None) -> bytes
     writer = _writer(graph, batch, int4)
     writer.problems.refuse()
     if not writer.resizable:
-        # some operator holds the batch as a number: shapes without a free size then
+        # some operator contains the batch size as a number, so the shapes are fixed
         for tensor in writer.file.tensors:
             tensor.shapeSignature = None
     return bytes(

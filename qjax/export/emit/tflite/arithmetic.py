@@ -1,4 +1,4 @@
-"""Additions, products, averages and pools, native where the node has a formula of the runtime, else as tables."""
+"""Additions, products, averages and pools: operators if the node has a formula of the runtime, otherwise tables."""
 
 import math
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from qjax.export.tflite_schema import layouts
 def add(writer: Writer, node: Node) -> Value:
     """ADD, SUB."""
     operator = "SUB" if node.attributes["subtract"] else "ADD"
-    # scales of int16 tensors need not be powers of two
+    # False: scales of int16 tensors are not limited to powers of two
     return _binary(writer, node, operator, potScaleInt16=False)
 
 
@@ -40,7 +40,7 @@ def _binary(writer: Writer, node: Node, operator: str, **options: Any) -> Value:
             raise Unsupported(
                 f"{node.op} of {x.dtype} to {dtype}", "TFLite's kernels have one width: use the same bits on all sides"
             )
-        # the runtimes' loops over operands of two shapes round otherwise
+        # the runtimes' broadcasting loops round differently, so broadcast explicitly
         ranked = writer.reshape(x, (1,) * (len(shape) - len(x.shape)) + x.shape, _shifted(x, len(shape)))
         operands[index] = repeated(writer, ranked, shape, free)
     activation = writer.activation(node)
@@ -99,7 +99,7 @@ def average_pool(writer: Writer, node: Node) -> Value:
     count = np.asarray(writer.graph.constant(node, "count"))
     padding = pool.padding
     if count.ndim == 0 and int(count) == math.prod(pool.window):
-        # padding counts as zeros
+        # padding counts, as zeros
         x = padded(writer, pool.x, [(0, 0), *padding, (0, 0)], pool.x.zero_point)
         name = "VALID"
     else:
@@ -163,7 +163,7 @@ class _Pool:
         moved = moved or [0]
         first, second = (moved[0], moved[-1]) if len(moved) == 2 else (None, moved[0])
         self.writer, self.node = writer, node
-        # one axis each for what stands before, between and behind
+        # merge the axes before, between and after the moved ones to one axis each
         self.order = [axis for axis in range(rank) if axis not in moved]
         before = [axis for axis in self.order if axis < (second if first is None else first)]
         behind = [axis for axis in self.order if axis not in before]

@@ -1,4 +1,4 @@
-"""The bounds of a node's codes: as a fused activation where one expresses them, as MAXIMUM and MINIMUM otherwise."""
+"""The bounds of a node's codes: a fused activation if one has these bounds, otherwise MAXIMUM and MINIMUM."""
 
 import numpy as np
 
@@ -53,7 +53,7 @@ class Clamping(Moving):
         for activation in ("RELU6", "RELU_N1_TO_1", "RELU"):
             codes = activation_codes(activation, quantization.scale, quantization.zero_point, info.min, info.max)
             if codes is None or codes[0] > low or codes[1] < high:
-                # it would cut off codes that the node has
+                # this activation would clip codes inside the node's bounds
                 continue
             if codes == (low, high) or (activation == "RELU" and codes[0] == low):
                 return activation, codes

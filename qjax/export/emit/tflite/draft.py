@@ -1,4 +1,4 @@
-"""What a file holds so far: the tensors of a graph, constants, and operators one behind the other."""
+"""A file under construction: the tensors of a graph, constants, and operators in order."""
 
 import dataclasses
 from collections.abc import Sequence

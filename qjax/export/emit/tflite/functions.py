@@ -1,4 +1,4 @@
-"""Functions of whole rows: SOFTMAX where the node is the runtime's own kernel; more than 32 bits are refused."""
+"""Functions of whole rows: SOFTMAX if the node is the runtime's kernel. Sums of more than 32 bits are refused."""
 
 import math
 

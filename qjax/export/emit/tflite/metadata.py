@@ -1,13 +1,13 @@
-"""What a .tflite file has no place for, as JSON: enough to read back the very graph that was written.
+"""JSON metadata for what a .tflite file has no field for, so that reading it restores the same graph.
 
     {"version": 1, "target": ..., "quantization": ..., "metadata": ..., "inputs": [...], "outputs": [...],
      "tensors": [[name, shape, dtype, range or null], ...], "nodes": [{...}, ...]}
 
-The tensors stand in the graph's order; scales, zero points and data are those of the file's tensors of the same name.
-A range is [qmin, qmax, axes, whether there is a zero point per scale]. A node has the fields of `ir.Node`, and
-"operators", the span [first, end) of the operators that compute it. Constants that neither the file's tensors hold
-(kernel, bias) nor the rule or formula of the target gives (`retarget`) are listed under "values": clamps, counts of
-averages, the factors of an exact sum, the entries of a table, the codes of constant operands.
+Tensors are in the graph's order. Scales, zero points and data are those of the file's tensors of the same name. A range
+is [qmin, qmax, axes, whether there is a zero point per scale]. A node has the fields of `ir.Node`, and "operators", the
+span [first, end) of the operators that compute it. "values" lists the constants that are neither tensors of the file
+(kernel, bias) nor derived by the target's rule or formula (`retarget`). These are clamps, counts of averages, the
+factors of an exact sum, the entries of a table, and the codes of constant operands.
 """
 
 import json

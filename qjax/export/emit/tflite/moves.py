@@ -1,4 +1,4 @@
-"""Operations that move or select codes, and clamps: the same codes, the same grid."""
+"""Operations that move or select codes, and clamps. They keep scale and zero point."""
 
 import math
 from collections.abc import Sequence

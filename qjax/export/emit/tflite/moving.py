@@ -1,4 +1,4 @@
-"""The operators that only move codes: RESHAPE, TRANSPOSE, PAD, SLICE, and what they make together."""
+"""Operators that only move codes: RESHAPE, TRANSPOSE, PAD, SLICE, and combinations of them."""
 
 import math
 from collections.abc import Sequence
@@ -107,7 +107,7 @@ class Moving(Draft):
         pads = self.constant(np.asarray(added, np.int32), "int32")
         if fill == (0 if x.quantization is None else x.zero_point):
             return self.moved("PAD", [x, pads], shape, x.free, x)
-        # its quantization must be that of the input
+        # the pad value must have the input's scale and zero point
         value = self.constant(np.asarray([fill], x.dtype), x.dtype, x.quantization)
         return self.moved("PADV2", [x, pads, value], shape, x.free, x)
 

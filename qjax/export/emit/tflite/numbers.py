@@ -1,7 +1,7 @@
-"""Integers and booleans that stand for themselves: masks, positions, comparisons.
+"""Plain integers and booleans, which are not codes: masks, positions, comparisons.
 
-CAST, ADD, SUB, MUL, MAXIMUM, MINIMUM, comparisons of int32 and LOGICAL_* are exact in every runtime. Those of codes are
-not: the kernels of GREATER and its like put both sides through a requantization first, so codes are compared as int32.
+CAST, ADD, SUB, MUL, MAXIMUM, MINIMUM, comparisons of int32 and LOGICAL_* are exact in every runtime. Comparisons of
+codes are not: kernels such as GREATER requantize both sides first. So codes are compared as int32.
 """
 
 import math
@@ -245,7 +245,7 @@ def _top_k_by_one(writer: Writer, node: Node, x: Value) -> Value:
         found.append(pair[index])
         own = places(writer, x.shape[axis], axis, len(x.shape))
         taken = as_dtype(writer, combined(writer, "EQUAL", [own, pair[1]], "bool"), "int32")
-        # below every code, so that it is found no more
+        # lower than every code, so it is not found again
         x = combined(writer, "ADD", [x, combined(writer, "MUL", [taken, writer.integers([-(2**20)])])])
     first = found[0]
     if len(found) > 1:
@@ -259,7 +259,7 @@ def scanned(writer: Writer, node: Node, x: Value, operator: str, neutral: int) -
     axis, distance = node.attributes["axis"], 1
     if axis in x.free:
         raise Unsupported("a cumulative operation along the batch", "Use it along an axis of one example")
-    # at most three dimensions: padding has four
+    # merge to three axes, because the pad operators take at most four
     shape, free = x.shape, x.free
     before = frozenset({0} if any(a < axis for a in free) else ())
     behind = frozenset({2} if any(a > axis for a in free) else ())

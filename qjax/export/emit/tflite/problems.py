@@ -1,4 +1,4 @@
-"""What keeps a graph from being written, collected, so that one error names all of it."""
+"""Collects everything that a .tflite file cannot hold, so that one error names all of it."""
 
 import dataclasses
 

@@ -47,7 +47,7 @@ def _fully_connected(writer: Writer, node: Node) -> Value:
     x = writer.transpose(x, [*free, *(summed[i] for i in order)])
     lead, sizes = x.shape[: len(free)], [kernel.value.shape[axis] for axis in kept]
     if len(summed) != 1 or len(lead) != 1:
-        # one row per product; the runtimes' own flattening is the same
+        # flatten to one row per product, as the runtimes do
         rows = frozenset({0} if x.free else ())
         flat = writer.reshape(x, (math.prod(lead), math.prod(x.shape[len(free) :])), rows)
     else:

@@ -1,4 +1,4 @@
-"""Which graphs a .tflite file can hold: the target's family, the types, and what its runtimes take."""
+"""Which graphs a .tflite file can hold: the targets, the types, and the limits of the runtimes."""
 
 from collections.abc import Mapping
 

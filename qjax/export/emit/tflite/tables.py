@@ -1,8 +1,8 @@
-"""Operations that no operator of TFLite computes, as tables: every possible code is computed here, and looked up there.
+"""Operations without an operator in TFLite, as tables: qjax computes the result of every code, the file looks it up.
 
-The table's entries come from the operation's own kernel, so they round as the graph does. One operand of 8 or 16 bits
-is an index by itself, two of 8 bits are one of 16, a sum over few codes is one of its range. The index is computed with
-CAST, MUL and ADD of int32 and looked up by GATHER, all exact everywhere.
+The entries come from the operation's own kernel, so they round like the graph. The index is one operand of 8 or 16
+bits, two operands of 8 bits combined to 16, or a sum over few codes. It is computed with CAST, MUL and ADD of int32 and
+looked up by GATHER, which are exact everywhere.
 """
 
 import math
@@ -44,7 +44,7 @@ def unary(writer: Writer, node: Node) -> Value:
     codes = np.arange(info.min, info.max + 1, dtype=x.dtype).reshape(size, *(1,) * len(tail))
     given = np.broadcast_to(codes, (size, *tail))
     found = interpreter.run_node(writer.graph, node, writer.prepared[node.name], [jnp.asarray(given)])
-    # channel after channel
+    # the entries of one channel after those of the other
     table = np.moveaxis(np.asarray(found), 0, -1).reshape(-1)
     offsets = (np.arange(channels, dtype=np.int32) * size - info.min).reshape(tail or (1,))
     return _looked_up(writer, node, _plus(writer, as_dtype(writer, x, "int32"), offsets), table)
@@ -175,7 +175,7 @@ def _distinct(codes: Callable[[int, int], np.ndarray], low: int, high: int) -> t
     found: list[int] = []
     for end, other in ((low, high), (high, low)):
         bound = codes(end, end)
-        # the farthest sum from the end that still has its code
+        # bisect for the last sum, counted from this end, that still has the end's code
         same, different = end, other
         if np.array_equal(codes(other, other), bound):
             found.append(end)

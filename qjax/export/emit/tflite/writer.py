@@ -1,8 +1,8 @@
-"""From nodes to operators: every node through the lowering of its operation.
+"""Translates nodes to operators, with one lowering per operation.
 
-A lowering (`lowers`) is a function of the writer and the node that returns the value it computed; the last tensor that
-it makes takes the name of the node's output. Tensors and operators (`draft`), moves (`moving`) and clamps (`clamping`)
-are methods of the writer.
+A lowering (`lowers`) is a function of the writer and the node. It returns the value that it computed. The last tensor
+that it makes gets the name of the node's output. Tensors and operators (`draft`), moves (`moving`) and clamps
+(`clamping`) are methods of the writer.
 """
 
 from collections.abc import Callable
@@ -45,7 +45,7 @@ class Writer(Clamping):
                 value = LOWERINGS[node.op](self, node)
             except Unsupported as error:
                 self.problems.add(node, error.why, error.cure)
-                # the nodes behind it are still looked at
+                # continue with the following nodes, to report their problems too
                 value = self.tensor_of(node.output, self.graph.tensors[node.output])
             if value.index < before:
                 value = self.copy(value)
