@@ -44,21 +44,23 @@ def conclusion(values: Mapping[str, float], drawn: Mapping[str, Any], eight: Wid
             f"saturating is up to {ahead:.0f} points ahead. At {min(eight.widths)} bits wrapping is at "
             f"{least['wrap']:.0%} and saturating at {least['saturate']:.0%}. Harmless is a finding about these images; "
             "only the worst case is a promise.",
-            f"**Bounds.** Trained under the bound, no register of the width asked for overflowed, in the worst case "
-            f"and on data ({changed:.0f} codes changed; the bias is added behind the register, in 32 bits). Within a "
-            f"point of training freely ({drawn['free']:.1%}): A2Q down to {narrow['A2Q']} bits, with "
-            f"{zeros['A2Q']:.0%} of the weights zero, A2Q+ down to {narrow['A2Q+']}, with {zeros['A2Q+']:.0%}. A2Q+ "
-            f"less A2Q, in points: {gaps}; the gap grows as registers get narrower until A2Q is at chance. {reverse} "
-            f"A2Q+ with one bit less is as good as A2Q ({one_bit:+.1f} points on average): its norm is twice as "
+            f"**Bounds.** Trained under the bound, no register of the requested width overflowed, neither in the worst "
+            f"case nor on data ({changed:.0f} codes changed). The bias is added after the register, in 32 bits. "
+            "Training "
+            f"freely reaches {drawn['free']:.1%}. Within a point of it are A2Q down to {narrow['A2Q']} bits, with "
+            f"{zeros['A2Q']:.0%} of the weights zero, and A2Q+ down to {narrow['A2Q+']}, with {zeros['A2Q+']:.0%}. "
+            "A2Q+ "
+            f"less A2Q, in points: {gaps}. The gap grows as registers get narrower until A2Q is at chance. {reverse} "
+            f"A2Q+ with one bit less is as good as A2Q ({one_bit:+.1f} points on average). Its norm is twice as "
             "large, because codes that are never negative cannot make both signs push the same way.",
             f"**What it does not buy.** The W4A4 network without any bound and without training, in a register that "
             f"saturates, reached {saturating[10]:.1%} at 10 bits, {saturating[9]:.1%} at 9 and {saturating[8]:.1%} "
-            f"at 8{cheap}. It comes without the promise.",
-            f"**Scales matter as much as the method.** With calibrated ones A2Q at {CALIBRATED_BITS} bits reaches "
-            f"{drawn['calibrated']:.1%} instead of {mean['A2Q'][CALIBRATED_BITS]:.1%}: a small norm is then spent on "
-            "a few great codes, and the scale of a projected weight has no gradient that tells it so.",
-            "**What differs from the papers.** Weights are projected, not reparameterised, codes are rounded to "
-            "nearest, every layer is bound, the first and the last too, and the network is small: the fall begins "
-            "where log2 of the fan-in says, but is steeper, since the norm at the narrowest is a handful of codes.",
+            f"at 8{cheap}. But nothing guarantees this.",
+            f"**Scales matter as much as the method.** With calibrated scales A2Q at {CALIBRATED_BITS} bits reaches "
+            f"{drawn['calibrated']:.1%} instead of {mean['A2Q'][CALIBRATED_BITS]:.1%}. A small norm is then used up by "
+            "a few large codes, and the scale of a projected weight has no gradient that tells it so.",
+            "**What differs from the papers.** Weights are projected, not reparameterised. Codes are rounded to "
+            "nearest. Every layer is bound, the first and the last too. The network is small: the fall begins "
+            "where log2 of the fan-in says, but is steeper, because the norm at the narrowest is a handful of codes.",
         ]
     )

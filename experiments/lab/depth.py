@@ -80,22 +80,23 @@ def _conclusion(found: Found) -> str:
     floor = found.floor
     return (
         f"A target that differs in {arise(double):.2%} of the codes of one layer differs in {double.share[7]:.0%} "
-        f"behind 8 layers and in {double.share[23]:.0%} behind 24. Nothing adds up to that: one code that differs is "
-        "enough to move all outputs of the next layer by a fraction of a step, and rounding turns fractions into whole "
-        "steps. So the share grows with the samples that were touched once, and a target that rounds otherwise more "
-        f"rarely only starts later: float32 products (onnxruntime) differ in {floats.share[-1]:.2%} behind "
-        f"{len(floats.share)} layers, after {floats.arise.count} of {floats.arise.compared:,} products. "
+        f"after 8 layers and in {double.share[23]:.0%} after 24. The differences need not add up: one code that "
+        "differs "
+        "moves all outputs of the next layer by a fraction of a step, and rounding turns fractions into whole "
+        "steps. So the share grows with the samples that were touched once. A target that differs more rarely only "
+        f"starts later: float32 products (onnxruntime) differ in {floats.share[-1]:.2%} after "
+        f"{len(floats.share)} layers, from {floats.arise.count} of {floats.arise.compared:,} products. "
         f"Targets that never differ in the linear chain: {', '.join(none)}.\n\n"
-        f"Behind 24 layers double_round differs in {half['relu']:.0%} with relu, {half['residual']:.0%} with residual "
-        f"sums and {half['relu, residual']:.0%} with both. The differences have almost no sign: "
-        f"{double.bias[-1]:+.3f} steps in the mean behind {len(double.bias)} layers, and "
+        f"After 24 layers double_round differs in {half['relu']:.0%} with relu, {half['residual']:.0%} with residual "
+        f"sums and {half['relu, residual']:.0%} with both. The differences have almost no sign: their mean is "
+        f"{double.bias[-1]:+.3f} steps after {len(double.bias)} layers, and "
         f"{found.real['relu']['double_round'].bias[-1]:+.3f} with relu.\n\n"
-        f"Truncation is another matter. It drifts by {floor['relu'].bias[-1]:.2f} steps behind 24 layers with relu "
-        f"(published: {PUBLISHED_BIAS:.0f}), by {floor['residual'].bias[-1]:.2f} with residual sums and by "
-        f"{floor['relu, residual'].bias[-1]:.2f} with both, although weights have mean 0. Behind a relu both the "
-        "activations and the loss have one sign, so a part of the loss lies along the activations, and the next layer "
-        "carries that part on as it carries them: they shrink. Counting only the last loss and "
-        "what a residual sum keeps would predict a quarter of a step for the plain relu chain: it is "
+        f"Truncation does drift, although weights have mean 0: by {floor['relu'].bias[-1]:.2f} steps after 24 layers "
+        f"with relu (published: {PUBLISHED_BIAS:.0f}), by {floor['residual'].bias[-1]:.2f} with residual sums and by "
+        f"{floor['relu, residual'].bias[-1]:.2f} with both. After a relu both the "
+        "activations and the loss have one sign, so a part of the loss has the direction of the activations. The next "
+        "layer carries that part on as it carries them: they shrink. A theory of only the last loss and "
+        "what a residual sum keeps would predict a quarter of a step for the plain relu chain. The drift is "
         f"{floor['relu'].bias[-1] / -0.25:.0f} times that."
     )
 
@@ -128,17 +129,20 @@ STUDY = Study(
     name="depth",
     title="Drift with depth",
     question=(
-        "Two runtimes that differ in one code in a thousand behind one layer: how far apart are they behind 48? And "
-        "which of them become biased?"
+        "Two runtimes differ in one code in a thousand after one layer. How far apart are they after 48? And which of "
+        "them become biased?"
     ),
     method=(
-        "Chains of 48 int8 layers (24 with residual sums, 48 with `--full`) of width 128: random weights with a scale "
-        "per channel, scales of activations from the chain's own ranges. Each chain is converted once and retargeted; "
-        "every target starts from the same input codes, and the codes behind each layer are compared with those of "
-        "`nearest_even`. *Arise* counts the products that differ although their inputs are the reference's. Truncation "
-        "needs scales that are powers of two here; its reference is then `fpga`, one shift with ties to even. Without "
-        "`--full` the chains *relu* and *residual* run under four targets only. `onnxruntime_avx2` and `torch_*_avx2` "
-        "get signed codes here; what saturates in them is the question of another study."
+        "Chains of 48 int8 layers (24 with residual sums, 48 with `--full`) of width 128. They have random weights "
+        "with "
+        "a scale per channel, and scales of activations from the chain's own ranges. Each chain is converted once and "
+        "retargeted. Every target starts from the same input codes, and the codes after each layer are compared with "
+        "those of `nearest_even`. *Arise* counts the products that differ although their inputs are the "
+        "reference's.\n\n"
+        "Truncation needs scales that are powers of two here. Its reference is then `fpga`, one shift with ties to "
+        "even. "
+        "Without `--full` the chains *relu* and *residual* run under four targets only. `onnxruntime_avx2` and "
+        "`torch_*_avx2` get signed codes here; another study covers their saturation."
     ),
     predict=predict,
     measure=measure,

@@ -145,17 +145,15 @@ def _conclusion(values: Mapping[str, float], rows: Sequence[Sequence[Any]], func
     predicted, double, accs = (sum(row[i] for row in rows) for i in (3, 4, 2))
     return (
         f"Two roundings differ from one by {values['greatest difference, steps']:g} step, in "
-        f"{values[_share(1)]:.2%} of "
-        f"the codes at r = 1 and in {values[_share(10)]:.3%} at r = 10. The layers of the digits network shift by "
-        f"{', '.join(row[1] for row in rows)} bits. They have {accs:,} distinct accumulators; {double:,} of these gave "
-        f"another code under gemmlowp's two roundings, {predicted:.0f} were predicted. So it is rare in a network of "
-        "8 bits, and it is not noise: each of these codes is off to the same side, away from zero or upward.\n\n"
-        f"The {len(RULES)} rules were {functions} functions on these products. All that round once agreed, whatever "
-        "they "
-        "do with ties: real-valued scales have none. gemmlowp's two roundings and TOSA's DOUBLE_ROUND, which only sets "
-        "out to approximate them, gave the same codes. NEON's two differ from both wherever the first rounding "
-        "leaves a "
-        "negative tie. The 15-bit multiplier of `int16x8` is another matter: it differs because its scale does, in "
+        f"{values[_share(1)]:.2%} of the codes at r = 1 and in {values[_share(10)]:.3%} at r = 10. The layers of the "
+        f"digits network shift by {', '.join(row[1] for row in rows)} bits. They have {accs:,} distinct accumulators. "
+        f"gemmlowp's two roundings gave another code for {double:,} of them; {predicted:.0f} were predicted. So it is "
+        "rare in a network of 8 bits. But it is not noise: each of these codes is off to the same side, away from zero "
+        "or upward.\n\n"
+        f"The {len(RULES)} rules were {functions} functions on these products. All that round once agreed, because "
+        "real-valued scales have no ties. gemmlowp's two roundings gave the same codes as TOSA's DOUBLE_ROUND, which "
+        "approximates them. NEON's two differ from both where the first rounding leaves a negative tie. The 15-bit "
+        "multiplier of `int16x8` differs because its scale does, in "
         f"{values['int16x8 against one rounding: share that differs']:.3%} of 8-bit codes."
     )
 
@@ -280,17 +278,17 @@ def draw(figure: Figure, data: Mapping[str, Any]) -> None:
 STUDY = Study(
     "double_rounding",
     "One rounding or two",
-    "gemmlowp, NEON and the runtimes built on them round the high half of a product, and round again when they "
-    "shift it "
-    "right by r bits. How often does that give another code than one rounding of the exact product, and by how much?",
-    "Accumulators of 21 bits and float32 scales in [2^-(r+1), 2^-r) are drawn uniformly, a scale for every "
-    "accumulator, "
-    "and requantized under each of the library's fixed-point rules from one multiplier. The map shows all pairs of "
-    "rules, "
-    f"for r = {MAP_SHIFT} and outputs of 8 bits. The third panel is the same on what a network really rounds: every "
-    "distinct pair of accumulator and channel of a convolutional network on the 1,797 digits, quantized to 8 bits "
-    "after "
-    "training. Clamps (and relus) are left out, as they hide differences and make none.",
+    "gemmlowp, NEON and the runtimes built on them round the high half of a product. They round again when they shift "
+    "it right by r bits. How often does that give another code than one rounding of the exact product, and by how "
+    "much?",
+    "Accumulators of 21 bits and float32 scales from 2^-(r+1) to 2^-r are drawn uniformly, with a scale for every "
+    "accumulator. They are requantized under each of the library's fixed-point rules from one multiplier. The map "
+    "shows "
+    f"all pairs of rules, for r = {MAP_SHIFT} and outputs of 8 bits.\n\n"
+    "The third panel shows what a network really rounds. It has every distinct pair of accumulator and channel of a "
+    "convolutional network on the 1,797 digits, quantized to 8 bits after training. Clamps (and relus) are left out, "
+    "as "
+    "they hide differences and make none.",
     predict,
     measure,
     draw,

@@ -217,14 +217,14 @@ def _conclusion(values: Mapping[str, float], run: Mapping[str, Any], alone: Mapp
     beat = float(np.mean(np.asarray(alone["draws"]) < 0))
     points = f"{100 * values[ACCURACY]:+.1f} points"
     return (
-        f"Choosing up or down by the layer's output instead of by each weight is worth {values[OUTPUT]:.1f} dB in the "
-        f"class scores, {values[LAYERS]:.1f} dB in the mean layer, at the same scales and the same cost at run time; "
-        f"in the first run {100 * moved:.0f}% of the codes are not the nearest. Bias correction alone gives "
-        f"{values[BIAS]:.1f} dB, after AdaRound {values[BOTH]:+.1f} dB. Accuracy moves by {points}, one image of 500 "
-        "being 0.2: on this easy task accuracy hardly shows what the SQNR does. Rounding at random costs "
-        f"{values[RANDOM]:.2f} dB in the weights, and still {100 * beat:.1f}% of the random roundings of the whole "
-        f"first layer beat nearest, and {100 * values[LUCKY]:.0f}% in the mean channel. Of the first layer all "
-        f"roundings can be tried: AdaRound is {values[OPTIMUM]:.2f} dB from the best of them."
+        "AdaRound chooses up or down by the layer's output instead of by each weight. It gains "
+        f"{values[OUTPUT]:.1f} dB in the class scores and {values[LAYERS]:.1f} dB in the mean layer, with the same "
+        f"scales and the same cost at run time. In the first run {100 * moved:.0f}% of the codes are not the nearest. "
+        f"Bias correction alone gains {values[BIAS]:.1f} dB, after AdaRound {values[BOTH]:+.1f} dB. Accuracy moves by "
+        f"{points}, one image of 500 being 0.2. On this easy task accuracy hardly shows what the SQNR does.\n\n"
+        f"Rounding at random costs {values[RANDOM]:.2f} dB in the weights. Still {100 * beat:.1f}% of the random "
+        f"roundings of the whole first layer beat nearest, and {100 * values[LUCKY]:.0f}% in the mean channel. For the "
+        f"first layer all roundings can be tried: AdaRound is {values[OPTIMUM]:.2f} dB from the best of them."
     )
 
 
@@ -264,15 +264,17 @@ STUDY = Study(
     question=(
         "Rounding each weight to the nearest code has the least error in the weights. Has it the least error in what "
         "the layer computes? And what do learned rounding (AdaRound, Nagel et al. 2020, arXiv 2004.10568) and bias "
-        "correction (Nagel et al. 2019, arXiv 1906.04721) make of the same scales?"
+        "correction (Nagel et al. 2019, arXiv 1906.04721) achieve with the same scales?"
     ),
     method=(
-        "A convolutional network on 8x8 digits, trained in float, quantized after training: few bits for weights with "
-        "a scale per output channel, 8 bits for activations, 1,024 training images for calibration. The same scales "
+        "A convolutional network on 8x8 digits is trained in float and quantized after training. Weights have few bits "
+        "with a scale per output channel, activations have 8 bits, and 1,024 training images calibrate. The same "
+        "scales "
         "are then used with nearest rounding, with `qjax.training.correct_bias`, with `qjax.training.adaround`, and "
-        "with both. SQNR is that of the class scores on the 500 test images against the float network. For the first "
-        f"convolution (9 weights a channel) {DRAWS} random roundings, up with the probability of the fractional part, "
-        "and all 512 roundings of each channel are computed in float64 from the second moments of its inputs."
+        "with both. SQNR is that of the class scores on the 500 test images against the float network.\n\n"
+        f"The first convolution (9 weights a channel) also gets {DRAWS} random roundings, up with the probability of "
+        "the fractional part, and all 512 roundings of each channel. They are computed in float64 from the second "
+        "moments of its inputs."
     ),
     predict=predict,
     measure=measure,

@@ -216,11 +216,13 @@ def _conclusion(values: Mapping[str, float], run: Mapping[str, Mapping[str, Any]
     gains = ", ".join(f"{way} {100 * values[name]:+.1f}" for way, name in BETTER.items())
     peak = 100 * max(run["plain"]["shares"])
     return (
-        "A single weight turns back exactly as often as the distance of its optimum from the nearest code says, "
-        "whatever the learning rate: a smaller rate makes the swing smaller, not rarer. So a decaying rate does not by "
-        f"itself end oscillations. In the network {100 * values[PLAIN]:.1f}% of the low-bit weights still oscillated "
-        f"at the end of plain training (the least over the runs; in the last run the peak was {peak:.0f}%). Damping "
-        f"left {100 * values[DAMPED]:.0f}% of that and freezing {100 * values[FROZEN]:.0f}%, which then held "
+        "A single weight turns back exactly as often as the distance of its optimum from the nearest code predicts. "
+        "The "
+        "learning rate does not matter: a smaller rate makes the swing smaller, not rarer. So a decaying rate alone "
+        "does "
+        f"not end oscillations. In the network {100 * values[PLAIN]:.1f}% of the low-bit weights still oscillated "
+        f"at the end of plain training. This is the least over the runs; in the last run the peak was {peak:.0f}%. "
+        f"Damping left {100 * values[DAMPED]:.0f}% of that and freezing {100 * values[FROZEN]:.0f}%, which then held "
         f"{100 * run['freezing']['frozen']:.0f}% of the weights (last run). Re-estimating batch norm {change} the test "
         f"loss of plain training by {abs(loss):.4f} nats. Accuracy against plain training, both re-estimated, in "
         f"points: {gains}; one image of 500 is 0.2. {_verdict(values)}"
@@ -234,7 +236,7 @@ def _verdict(values: Mapping[str, float]) -> str:
         return "Neither cure cost accuracy, as the paper says; sampling would hide a gain of less than a point."
     return (
         f"So {' and '.join(lost)} cost accuracy here, where the paper reports gains on ImageNet. The loss stays within "
-        "the 5 standard errors of the band, so it proves no harm, and it is no support for the paper's claim either. "
+        "the 5 standard errors of the interval. So it proves no harm, but does not support the paper's claim either. "
         "Whether these trainings are too short for a cure to pay was not tested. That oscillations cease and that "
         "accuracy rises are two claims; this run confirms the first only."
     )
@@ -279,13 +281,15 @@ STUDY = Study(
         "2022 (arXiv 2203.11086) help?"
     ),
     method=(
-        "One weight with codes one step s apart, a quadratic loss with its optimum at distance d from the nearest "
-        "code, gradient descent through `qjax.fake_quant`; turns of the code are counted and compared with 2 d / s per "
-        "step. Then a depthwise-separable network on 8x8 digits with one scale per weight tensor, first and last layer "
-        "at 8 bits, trained with LSQ, Adam and a cosine: plain, with `qjax.training.dampening` (weight growing to "
-        f"{WAYS['damping'].damping}), and with `Oscillations.freeze` (threshold falling from 0.04 to {LAST}). A weight "
-        f"of at most 4 bits oscillates if the moving average of its turns, momentum {MOMENTUM}, exceeds {OFTEN} per "
-        "step. Every model is judged before and after `qjax.training.reestimate_batch_norm`."
+        "The first experiment has one weight with codes one step s apart, and a quadratic loss with its optimum at "
+        "distance d from the nearest code. It uses gradient descent through `qjax.fake_quant`. Turns of the code are "
+        "counted and compared with 2 d / s per step.\n\n"
+        "The second one is a depthwise-separable network on 8x8 digits. It has one scale per weight tensor, and first "
+        "and last layer at 8 bits. It is trained with LSQ, Adam and a cosine in three ways: plain, with "
+        f"`qjax.training.dampening` (weight growing to {WAYS['damping'].damping}), and with `Oscillations.freeze` "
+        f"(threshold falling from 0.04 to {LAST}). A weight of at most 4 bits oscillates if the moving average of its "
+        f"turns, momentum {MOMENTUM}, exceeds {OFTEN} per step. Every model is judged before and after "
+        "`qjax.training.reestimate_batch_norm`."
     ),
     predict=predict,
     measure=measure,

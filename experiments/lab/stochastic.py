@@ -93,14 +93,15 @@ def _conclusion(values: Mapping[str, float], mean: Mapping[str, float], together
         f"Stochastic rounding is unbiased ({values['requantize: bias, LSB']:+.5f} LSB) and twice as noisy as rounding "
         f"to nearest ({values['requantize: error variance, LSB^2']:.4f} LSB^2). "
         f"{values['requantize: share that is not the nearest']:.1%} of the codes are not the nearest ones.\n\n"
-        "In a single run at inference that noise is all that it brings. A network quantized after training to 4 bits "
-        f"falls from {at(4, 'inference, nearest')} to {at(4, 'inference, stochastic')} percent, at 3 bits from "
-        f"{at(3, 'inference, nearest')} to {at(3, 'inference, stochastic')}, at 2 bits from "
+        "In a single run at inference it only adds this noise. The accuracy of a network quantized after training "
+        "falls "
+        f"from {at(4, 'inference, nearest')} to {at(4, 'inference, stochastic')} percent at 4 bits. At 3 bits it falls "
+        f"from {at(3, 'inference, nearest')} to {at(3, 'inference, stochastic')}, at 2 bits from "
         f"{at(2, 'inference, nearest')} to {at(2, 'inference, stochastic')}. At 4 and 3 bits that is "
         f"{values[_lost(4)]:.2f} and {values[_lost(3)]:.2f} of what a bit less costs. The noise of separate draws "
-        f"averages out, where the error of nearest stays: the {together} has "
+        f"averages out, but the error of nearest stays. The {together} has "
         f"{at(2, f'inference, {together}')} percent at 2 bits, for as many times the work.\n\n"
-        "Trained with stochastic rounding in the forward pass and deployed with rounding to nearest, the network has "
+        "The last comparison trains with stochastic rounding and deploys with rounding to nearest. The network has "
         f"{at(4, 'trained, stochastic')} percent at 4 bits ({at(4, 'trained, nearest')} when trained with nearest) and "
         f"{at(2, 'trained, stochastic')} at 2 bits ({at(2, 'trained, nearest')}). These are means of few seeds; "
         "0.2 points are one image."
@@ -183,13 +184,17 @@ STUDY = Study(
     "Stochastic rounding at inference and in training",
     "Stochastic rounding goes up with a probability equal to the fraction (Gupta et al. 2015, arXiv 1502.02551). Is "
     "that what the kernels do, what does it cost at inference, and does a network that trains with it deploy better?",
-    "First numbers: the 16 fractions of a shift by 4, products with real-valued scales under the rule `stochastic`, "
-    "and `fake_quant`. Then the 64-48-48-10 perceptron on scikit-learn's digits, every layer at 4, 3 or 2 bits: "
-    "quantized after training and run with either rounding of weights and activations (several keys, and the mean of "
-    "the scores of 16), and trained further with either rounding in the forward pass, "
-    "`qjax.training.stochastic_forward` with a key per step, judged as it is deployed, rounding to nearest "
-    "(of the first seed, the integer graph is compared with the exact forward). 500 test images; the last epoch "
-    "counts.",
+    "First come numbers: the 16 fractions of a shift by 4, products with real-valued scales under the rule "
+    "`stochastic`, "
+    "and `fake_quant`.\n\n"
+    "Then comes the 64-48-48-10 perceptron on scikit-learn's digits, every layer at 4, 3 or 2 bits. It is quantized "
+    "after "
+    "training and run with either rounding of weights and activations. Stochastic rounding uses several keys, and the "
+    "mean of the scores of 16. It is also trained further with either rounding in the forward pass "
+    "(`qjax.training.stochastic_forward` with a key per step). It is judged as it is deployed, with rounding to "
+    "nearest. "
+    "For the first seed, the integer graph is compared with the exact forward. There are 500 test images, and the last "
+    "epoch counts.",
     predict,
     measure,
     draw,

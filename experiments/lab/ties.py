@@ -152,25 +152,21 @@ def measure(settings: Settings) -> Measurement:
 
 def _conclusion(values: Mapping[str, float], count: int) -> str:
     return (
-        "The way in which ties are broken is a matter of how many bits the scale has behind the point. A shift by "
-        "one bit "
-        f"meets a tie every second time, and half-up is then {values['nearest_up, s = 1: bias, LSB']:g} LSB too "
-        "high on "
-        "average; every further bit, of the shift or of the scale, halves that. With real-valued scales of 31 bits "
-        f"{values['real-valued scales: exact ties']:g} of {count:,} products were ties, and half-up and half-even gave "
-        f"{values['real-valued scales: codes that half-up and half-even give differently']:g} different codes: "
-        "there the "
-        "choice is free, and it matters for shifts, for scales that are powers of two, for averages over 2 or 4 "
-        "elements "
-        "and for sums on one grid.\n\n"
-        "One exception: rules that round twice make ties of their own. Behind the first rounding stands an integer, "
-        "and its "
-        f"shift by r = {RIGHT_SHIFT} bits is a power of two like any other. NEON's two instructions came out "
-        f"{values[_real('neon', 'signed')]:+.4f} LSB, gemmlowp's {values[_real('double_round', 'signed')]:+.4f} on "
-        "signed "
-        f"accumulators but {values[_real('double_round', 'after relu')]:+.4f} behind a relu, although every scale was "
-        "real-valued.\n\n"
-        "Stochastic rounding has no bias and pays with "
+        "How much the rounding of ties matters depends on the fractional bits of the scale. A shift by one bit meets a "
+        "tie every second time. "
+        f"Half-up is then {values['nearest_up, s = 1: bias, LSB']:g} LSB too high on average. Every further bit, of "
+        "the shift or of the scale, halves that.\n\n"
+        "With real-valued scales of 31 bits "
+        f"{values['real-valued scales: exact ties']:g} of {count:,} products were ties. Half-up and half-even gave "
+        f"{values['real-valued scales: codes that half-up and half-even give differently']:g} different codes, so "
+        "there the choice is free. It matters for shifts, for scales that are powers of two, for averages over 2 or 4 "
+        "elements, and for sums of tensors with equal scales.\n\n"
+        "One exception: rules that round twice make ties of their own. After the first rounding the number is an "
+        f"integer, and its shift by r = {RIGHT_SHIFT} bits is a power of two like any other. NEON's two instructions "
+        f"have a bias of {values[_real('neon', 'signed')]:+.4f} LSB. gemmlowp's have "
+        f"{values[_real('double_round', 'signed')]:+.4f} on signed accumulators but "
+        f"{values[_real('double_round', 'after relu')]:+.4f} after a relu, although every scale was real-valued.\n\n"
+        "Stochastic rounding has no bias, but "
         f"{values['stochastic, s = 8: error variance, LSB^2']:.4f} LSB^2 of variance, twice the "
         f"{values['nearest_up, s = 8: mean squared error, LSB^2']:.4f} of the nearest integer."
     )
@@ -275,14 +271,17 @@ STUDY = Study(
     "ties",
     "Ties: where the way of breaking them shows",
     "A quantized network rounds after every sum. The rules differ in what they do with exactly one half. How often "
-    "does "
-    "that happen, what bias does each rule have, and where is the choice free?",
-    "Right shifts run over every accumulator of 16 bits (signed), or over the nonnegative ones (behind a relu): whole "
-    "periods, so the counts are exact and the predictions have no width. Scales of few significant bits likewise. "
-    "Real-valued scales are drawn uniformly from [1/16, 1/8), one per channel, and multiply uniform accumulators of 21 "
-    "bits; ties are counted in the exact 64-bit products. Errors are taken against the exact product. The kernels are "
-    "`rounding_right_shift` and `requantize`, under the rules `nearest_even` and `single_round` (half-up), which round "
-    "once, and `neon` and `double_round` (gemmlowp), which round twice.",
+    "does that happen, what bias does each rule have, and where is the choice free?",
+    "Right shifts run over every accumulator of 16 bits (signed), or over the nonnegative ones (after a relu). These "
+    "are "
+    "whole periods, so the counts are exact and the predictions have no width. The same holds for scales of few "
+    "significant bits.\n\n"
+    "Real-valued scales are drawn uniformly between 1/16 and 1/8, one per channel, and multiply uniform accumulators "
+    "of "
+    "21 bits. Ties are counted in the exact 64-bit products, and errors are taken against the exact product.\n\n"
+    "The kernels are `rounding_right_shift` and `requantize`. The rules `nearest_even` and `single_round` (half-up) "
+    "round "
+    "once, `neon` and `double_round` (gemmlowp) round twice.",
     predict,
     measure,
     draw,

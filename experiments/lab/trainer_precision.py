@@ -189,22 +189,23 @@ def _conclusion(shares: Shares) -> str:
 
     total = len(TERMS) * shares.codes["float32"]
     return (
-        f"On float32 it hardly matters which way a trainer multiplies: of {total:,} codes {wrong(classic, FLOAT32)} "
-        f"are wrong with scaled reals and {wrong(integer, FLOAT32)} with integer-valued operands. On the machines that "
-        f"people train on it does. Scaled reals get {shares.share(classic, TF32):.2%} of the codes wrong under TF32 "
+        f"On float32 it hardly matters which way a trainer multiplies. Of {total:,} codes {wrong(classic, FLOAT32)} "
+        f"are wrong with scaled floats and {wrong(integer, FLOAT32)} with integer-valued operands. On the machines "
+        "that "
+        f"people train on it does. Scaled floats get {shares.share(classic, TF32):.2%} of the codes wrong under TF32 "
         f"and {shares.share(classic, BFLOAT16):.1%} under bfloat16, as their operands are no longer codes times a "
         f"scale. Integer-valued operands get {wrong(integer, TF32)} and {wrong(integer, BFLOAT16)} wrong, and give the "
-        "same codes on all three: an 8-bit code, also less an 8-bit zero point, is a bfloat16 number, and sums of such "
-        "products are exact. What can still go wrong is the scaling of the finished sum in float32, for sums within "
-        "some 1e-6 steps of a tie; with scales in a simple ratio there are many of those, and both ways then get them "
+        "same codes on all three. An 8-bit code, also less an 8-bit zero point, is a bfloat16 number, and sums of such "
+        "products are exact. Only the scaling of the finished sum in float32 can still go wrong, for sums within "
+        "some 1e-6 steps of a tie. With scales in a simple ratio there are many of those, and both ways then get them "
         "wrong on every machine.\n\n"
         "The limits: symmetric operands of 10 bits and asymmetric ones of 9 are no longer exact in bfloat16, of 13 and "
-        "12 in TF32 (qjax asks for float32's full precision where a code can exceed 256); and a float32 sum can be "
-        "inexact once K * 127^2 exceeds 2^24, at K = 1,041 (qjax then splits a weight into digits).\n\n"
-        "Sums that are rounded to float16 on the way are another matter, and for long sums integer-valued operands are "
-        f"the worse choice there: at K = 4096 {shares.share(integer, sums, 4096):.0%} of their codes are wrong, most "
-        f"of them as the sum overflowed at 65,504, against {shares.share(classic, sums, 4096):.0%} with scaled reals, "
-        "which do not overflow but are rounded as often. No way of multiplying helps: 11 significant bits hold "
+        "12 in TF32. qjax asks for float32's full precision where a code can exceed 256. A float32 sum can be "
+        "inexact once K * 127^2 exceeds 2^24, at K = 1,041. qjax then splits a weight into digits.\n\n"
+        "Running sums that are rounded to float16 are worse, and for long sums integer-valued operands are "
+        f"the worse choice there. At K = 4096 {shares.share(integer, sums, 4096):.0%} of their codes are wrong, most "
+        f"of them because the sum overflowed at 65,504. With scaled floats {shares.share(classic, sums, 4096):.0%} are "
+        "wrong; these do not overflow but are rounded as often. No way of multiplying helps: 11 significant bits hold "
         "integers up to 2,048, and one product of two 8-bit codes reaches 16,129. With 4 bits (products up to 49) a "
         f"sum is safe for K up to {2048 // 49}, with 2 bits (up to 1) for K up to 2,048."
     )
@@ -237,14 +238,16 @@ STUDY = Study(
     title="Precision of the trainer",
     question=(
         "A trainer's forward computes in floats what will ship as integers. How many output codes are wrong when it "
-        "multiplies fake-quantized reals, and how many when it multiplies the codes themselves, on machines that keep "
-        "fewer bits than float32?"
+        "multiplies fake-quantized floats, and how many when it multiplies the codes themselves? And on machines that "
+        "keep fewer bits than float32?"
     ),
     method=(
-        "One 8-bit layer, K from 16 to 4,096, normal inputs and weights, scales that keep 4 standard deviations. "
+        "One 8-bit layer has K from 16 to 4,096, normal inputs and weights, and scales that keep 4 standard "
+        "deviations. "
         "*Classic*: `fake_quant` of both operands, their product, `quantize`. *Integer-valued*: the product of "
-        "`fake_quant_codes`, times s_x s_w, `quantize`. Both against int32 sums through `requantize`. The machine is "
-        "emulated and nothing else: TF32 and bfloat16 round operands to 11 and 8 significant bits and add in float32; "
+        "`fake_quant_codes`, times s_x s_w, `quantize`. Both are compared with int32 sums through `requantize`.\n\n"
+        "Only the machine is emulated. TF32 and bfloat16 round operands to 11 and 8 significant bits and add in "
+        "float32. "
         "float16 sums round operands and, in order, every running sum to 11 bits, with float16's range."
     ),
     predict=predict,

@@ -79,10 +79,9 @@ def _conclusion(found: Found) -> str:
         changed = float(np.mean(double.outputs != groups[0].outputs))
         lines.append(
             f"- {bits} bits: {len(groups)} different sets of output codes, accuracies {min(accuracies):.3f} to "
-            f"{max(accuracies):.3f}; two targets judge up to {found.most_flips(bits):.1%} of the images differently, "
-            "those aside that saturate. "
-            f"{DOUBLE} differs in {double.hidden.count / double.hidden.compared:.2%} of the hidden codes and in "
-            f"{changed:.1%} of the output codes."
+            f"{max(accuracies):.3f}. Two targets that do not saturate judge up to {found.most_flips(bits):.1%} of the "
+            f"images differently. {DOUBLE} differs in {double.hidden.count / double.hidden.compared:.2%} of the hidden "
+            f"codes and in {changed:.1%} of the output codes."
         )
     gains = "; ".join(
         f"{100 * gain(one):+.2f} points at {bits} bits under {name} (standard error over seeds {_error(one):.2f})"
@@ -96,9 +95,9 @@ def _conclusion(found: Found) -> str:
         verdict = f"Training through the deployed integers makes a difference here ({', '.join(named)})"
     saturating = found.group(8, SATURATING[0])
     saturated = (
-        f"At 8 bits sums of pairs that saturate do more than any rounding: {SATURATING[0]} judges "
+        f"At 8 bits, sums of pairs that saturate do more than any rounding. {SATURATING[0]} judges "
         f"{flips(found.group(8, 'nearest_even'), saturating):.1%} of the images otherwise than nearest_even (accuracy "
-        f"{saturating.accuracy:.3f}), at 4 and 2 bits its sums are too small to saturate."
+        f"{saturating.accuracy:.3f}). At 4 and 2 bits its sums are too small to saturate."
     )
     refused = {name: why for one in found.refused.values() for name, why in one.items()}
     without = "; ".join(f"`{name}`: {why}" for name, why in refused.items())
@@ -107,13 +106,13 @@ def _conclusion(found: Found) -> str:
     return (
         "\n".join(lines)
         + "\n\nFewer bits make the rounding matter more and not less. An accumulator of few-bit products is a small "
-        "number, its multiplier shifts right by few bits, and two roundings differ from one in 2^-(r+1) of the codes; "
-        "at the same time one step of a hidden code is a greater part of its range. What changes is which images are "
-        "judged wrongly, and hardly how many.\n\n"
+        "number, so its multiplier shifts right by few bits r. Two roundings differ from one in 2^-(r+1) of the codes. "
+        "And one step of a hidden code is a larger part of its range. What changes is mainly which images are judged "
+        "wrongly, and hardly how many.\n\n"
         f"{saturated}\n\n"
-        f"{verdict}: {gains}, against the same further epochs with the fake-quantized forward; a difference counts "
-        "from 3 standard errors. These are seeds of the fine-tuning from one start, judged by the same 500 images. "
-        "What the exact forward gives in any case is certainty: its outputs are those of the deployed graph.\n\n"
+        f"{verdict}: {gains}. The reference has the same further epochs with the fake-quantized forward. A difference "
+        "counts from 3 standard errors. These are seeds of the fine-tuning from one start, judged by the same 500 "
+        "images. In any case the outputs of the exact forward are those of the deployed graph.\n\n"
         f"Targets that cannot take this network: {without}. {lower} Whether a runtime has kernels for 4 or 2 bits is "
         "another question; what is computed here is its rounding."
     )
@@ -162,17 +161,19 @@ STUDY = Study(
     name="transfer",
     title="Train under one rounding, deploy under another",
     question=(
-        "A network that was trained with one rounding runs under another: how many of its answers change, and does it "
-        "pay to train through the integers of the target that it will run on?"
+        "A network is trained with one rounding and runs under another. How many of its answers change? Does it pay to "
+        "train through the integers of the target that it will run on?"
     ),
     method=(
-        "A perceptron 64-32-10 on scikit-learn's digits, 500 test images, all layers and the images at 8, 4 or 2 bits, "
-        "outputs at 8; trained in float, then with fake quantization and the float network's probabilities as targets. "
-        "It is converted for every target. Targets that give the same output codes for all test images are one row. "
-        "For some targets clones are trained on for a few epochs, through the target's integers (`qjax.exact`) or, as "
-        "the control, with the fake-quantized forward: the same start, batches, rate and number of epochs, several "
+        "A perceptron 64-32-10 runs on scikit-learn's digits, with 500 test images. All layers and the images have 8, "
+        "4 "
+        "or 2 bits, outputs have 8. It is trained in float, then with fake quantization and the float network's "
+        "probabilities as targets. It is converted for every target. Targets that give the same output codes for all "
+        "test images are one row.\n\n"
+        "For some targets, clones are trained for a few more epochs through the target's integers (`qjax.exact`). The "
+        "control uses the fake-quantized forward, with the same start, batches, rate and number of epochs, for several "
         "seeds. Both are judged as deployed under that target. `*_avx2` targets saturate sums of pairs, which is no "
-        "rounding; they are in the tables and left out of the bands."
+        "rounding; they are in the tables and left out of the intervals."
     ),
     predict=predict,
     measure=measure,
