@@ -53,14 +53,15 @@ def conclusion(values: Mapping[str, float], drawn: Mapping[str, Any], eight: Wid
             f"less A2Q, in points: {gaps}. The gap grows as registers get narrower until A2Q is at chance. {reverse} "
             f"A2Q+ with one bit less is as good as A2Q ({one_bit:+.1f} points on average). Its norm is twice as "
             "large, because codes that are never negative cannot make both signs push the same way.",
-            f"**What it does not buy.** The W4A4 network without any bound and without training, in a register that "
-            f"saturates, reached {saturating[10]:.1%} at 10 bits, {saturating[9]:.1%} at 9 and {saturating[8]:.1%} "
+            f"**What it does not buy.** The W4A4 network was also run without any bound or training. In a "
+            f"saturating register it reached {saturating[10]:.1%} at 10 bits, {saturating[9]:.1%} at 9 and "
+            f"{saturating[8]:.1%} "
             f"at 8{cheap}. But nothing guarantees this.",
             f"**Scales matter as much as the method.** With calibrated scales A2Q at {CALIBRATED_BITS} bits reaches "
             f"{drawn['calibrated']:.1%} instead of {mean['A2Q'][CALIBRATED_BITS]:.1%}. A small norm is then used up by "
-            "a few large codes, and the scale of a projected weight has no gradient that tells it so.",
+            "a few large codes. The scale of a projected weight has no gradient that would tell it so.",
             "**What differs from the papers.** Weights are projected, not reparameterised. Codes are rounded to "
-            "nearest. Every layer is bound, the first and the last too. The network is small: the fall begins "
-            "where log2 of the fan-in says, but is steeper, because the norm at the narrowest is a handful of codes.",
+            "nearest. Every layer is bound, the first and the last too. The network is small. The fall begins "
+            "where log2 of the fan-in says. It is steeper, because the norm at the narrowest is a handful of codes.",
         ]
     )

@@ -218,8 +218,8 @@ def _conclusion(values: Mapping[str, float], run: Mapping[str, Any], alone: Mapp
     points = f"{100 * values[ACCURACY]:+.1f} points"
     return (
         "AdaRound chooses up or down by the layer's output instead of by each weight. It gains "
-        f"{values[OUTPUT]:.1f} dB in the class scores and {values[LAYERS]:.1f} dB in the mean layer, with the same "
-        f"scales and the same cost at run time. In the first run {100 * moved:.0f}% of the codes are not the nearest. "
+        f"{values[OUTPUT]:.1f} dB in the class scores and {values[LAYERS]:.1f} dB in the mean layer. Scales and "
+        f"the cost at run time stay the same. In the first run {100 * moved:.0f}% of the codes are not the nearest. "
         f"Bias correction alone gains {values[BIAS]:.1f} dB, after AdaRound {values[BOTH]:+.1f} dB. Accuracy moves by "
         f"{points}, one image of 500 being 0.2. On this easy task accuracy hardly shows what the SQNR does.\n\n"
         f"Rounding at random costs {values[RANDOM]:.2f} dB in the weights. Still {100 * beat:.1f}% of the random "
@@ -273,7 +273,8 @@ STUDY = Study(
         "are then used with nearest rounding, with `qjax.training.correct_bias`, with `qjax.training.adaround`, and "
         "with both. SQNR is that of the class scores on the 500 test images against the float network.\n\n"
         f"The first convolution (9 weights a channel) also gets {DRAWS} random roundings, up with the probability of "
-        "the fractional part, and all 512 roundings of each channel. They are computed in float64 from the second "
+        "the fractional part. It also gets all 512 roundings of each channel. They are computed in float64 from the "
+        "second "
         "moments of its inputs."
     ),
     predict=predict,

@@ -281,13 +281,14 @@ STUDY = Study(
         "2022 (arXiv 2203.11086) help?"
     ),
     method=(
-        "The first experiment has one weight with codes one step s apart, and a quadratic loss with its optimum at "
+        "The first experiment has one weight with codes one step s apart. Its quadratic loss has the optimum at "
         "distance d from the nearest code. It uses gradient descent through `qjax.fake_quant`. Turns of the code are "
         "counted and compared with 2 d / s per step.\n\n"
         "The second one is a depthwise-separable network on 8x8 digits. It has one scale per weight tensor, and first "
-        "and last layer at 8 bits. It is trained with LSQ, Adam and a cosine in three ways: plain, with "
-        f"`qjax.training.dampening` (weight growing to {WAYS['damping'].damping}), and with `Oscillations.freeze` "
-        f"(threshold falling from 0.04 to {LAST}). A weight of at most 4 bits oscillates if the moving average of its "
+        "and last layer at 8 bits. It is trained with LSQ, Adam and a cosine in three ways. One is "
+        f"plain, one uses `qjax.training.dampening` (weight growing to {WAYS['damping'].damping}), one "
+        f"`Oscillations.freeze` (threshold falling from 0.04 to {LAST}). A weight of at most 4 bits oscillates if the "
+        "moving average of its "
         f"turns, momentum {MOMENTUM}, exceeds {OFTEN} per step. Every model is judged before and after "
         "`qjax.training.reestimate_batch_norm`."
     ),

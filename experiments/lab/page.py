@@ -43,7 +43,7 @@ def _lines(result: "Result") -> Iterator[str]:
         yield f"## {table.title}\n"
         yield from _table(table.columns, [[shown(cell) for cell in row] for row in table.rows])
         yield ""
-    yield f"## What it comes to\n\n{measurement.conclusion}\n"
+    yield f"## Conclusion\n\n{measurement.conclusion}\n"
     made = machine()
     yield (
         f"Made in {result.seconds:.0f} s on {made['cpu']}, {made['cores']} cores, jax {made['jax']}, seed "

@@ -199,15 +199,16 @@ def _conclusion(shares: Shares) -> str:
         "products are exact. Only the scaling of the finished sum in float32 can still go wrong, for sums within "
         "some 1e-6 steps of a tie. With scales in a simple ratio there are many of those, and both ways then get them "
         "wrong on every machine.\n\n"
-        "The limits: symmetric operands of 10 bits and asymmetric ones of 9 are no longer exact in bfloat16, of 13 and "
-        "12 in TF32. qjax asks for float32's full precision where a code can exceed 256. A float32 sum can be "
+        "There are limits. Symmetric operands of 10 bits and asymmetric ones of 9 are no longer exact in bfloat16, of "
+        "13 and 12 in TF32. For this reason qjax asks for float32's full precision where a code can exceed 256. A "
+        "float32 sum can be "
         "inexact once K * 127^2 exceeds 2^24, at K = 1,041. qjax then splits a weight into digits.\n\n"
         "Running sums that are rounded to float16 are worse, and for long sums integer-valued operands are "
         f"the worse choice there. At K = 4096 {shares.share(integer, sums, 4096):.0%} of their codes are wrong, most "
         f"of them because the sum overflowed at 65,504. With scaled floats {shares.share(classic, sums, 4096):.0%} are "
         "wrong; these do not overflow but are rounded as often. No way of multiplying helps: 11 significant bits hold "
         "integers up to 2,048, and one product of two 8-bit codes reaches 16,129. With 4 bits (products up to 49) a "
-        f"sum is safe for K up to {2048 // 49}, with 2 bits (up to 1) for K up to 2,048."
+        f"sum is safe for K up to {2048 // 49}. With 2 bits (products up to 1) it is safe for K up to 2,048."
     )
 
 
@@ -247,8 +248,8 @@ STUDY = Study(
         "*Classic*: `fake_quant` of both operands, their product, `quantize`. *Integer-valued*: the product of "
         "`fake_quant_codes`, times s_x s_w, `quantize`. Both are compared with int32 sums through `requantize`.\n\n"
         "Only the machine is emulated. TF32 and bfloat16 round operands to 11 and 8 significant bits and add in "
-        "float32. "
-        "float16 sums round operands and, in order, every running sum to 11 bits, with float16's range."
+        "float32. With float16 sums, the machine rounds operands and, in order, every running sum to 11 bits, with "
+        "float16's range."
     ),
     predict=predict,
     measure=measure,

@@ -80,7 +80,8 @@ def _conclusion(found: Found) -> str:
         lines.append(
             f"- {bits} bits: {len(groups)} different sets of output codes, accuracies {min(accuracies):.3f} to "
             f"{max(accuracies):.3f}. Two targets that do not saturate judge up to {found.most_flips(bits):.1%} of the "
-            f"images differently. {DOUBLE} differs in {double.hidden.count / double.hidden.compared:.2%} of the hidden "
+            f"images differently. The target {DOUBLE} differs in {double.hidden.count / double.hidden.compared:.2%} of "
+            "the hidden "
             f"codes and in {changed:.1%} of the output codes."
         )
     gains = "; ".join(
@@ -110,7 +111,8 @@ def _conclusion(found: Found) -> str:
         "And one step of a hidden code is a larger part of its range. What changes is mainly which images are judged "
         "wrongly, and hardly how many.\n\n"
         f"{saturated}\n\n"
-        f"{verdict}: {gains}. The reference has the same further epochs with the fake-quantized forward. A difference "
+        f"{verdict}. It changes accuracy by {gains}. The reference has the same further epochs with the fake-quantized "
+        "forward. A difference "
         "counts from 3 standard errors. These are seeds of the fine-tuning from one start, judged by the same 500 "
         "images. In any case the outputs of the exact forward are those of the deployed graph.\n\n"
         f"Targets that cannot take this network: {without}. {lower} Whether a runtime has kernels for 4 or 2 bits is "
