@@ -17,8 +17,9 @@ PLAIN = """
     training own-training precision integers dynamic accuracy compare compare-example targets inputs-outputs backends
     onnx tflite c stablehlo reading distributed linen command-line first-calls language-models
     api glossary report benchmarks primitives architectures accuracy-real
-    experiments/ties experiments/double_rounding experiments/depth experiments/trainer_precision experiments/accumulators
-    experiments/stochastic experiments/oscillations experiments/learned_rounding experiments/pooling
+    experiments/ties experiments/double_rounding experiments/depth experiments/trainer_precision
+    experiments/accumulators experiments/stochastic experiments/oscillations
+    experiments/learned_rounding experiments/pooling
 """
 """The pages whose sentences are short; names without an ending are of docs/."""
 NEW = [name if name.endswith(".md") else f"docs/{name}.md" for name in PLAIN.split()]
