@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from qjax.export.integer_graph import IntegerGraph, load, read
     from qjax.export.lower import ConversionError
     from qjax.fingerprint import QuantPlan
+    from qjax.layers.function import from_function
+    from qjax.layers.keras import from_keras
     from qjax.layers.linen import from_linen
     from qjax.layers.stateful import stateful
     from qjax.layers.trace import TraceError
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from qjax.qmodel import QuantizedModel, QuantParam, QuantStat
     from qjax.recipe import FLOAT, Dynamic, Override, Recipe, integers
     from qjax.reporting.report import report
+    from qjax.training.keras import to_keras
     from qjax.training.post_training import post_training
 
 
@@ -61,6 +64,8 @@ __all__ = [
     "exact",
     "explain",
     "fake_quant",
+    "from_function",
+    "from_keras",
     "from_linen",
     "integers",
     "load",
@@ -76,6 +81,7 @@ __all__ = [
     "stateful",
     "statistics",
     "targets",
+    "to_keras",
     "training",
     "verify",
 ]
@@ -93,6 +99,8 @@ _HOMES = {
     "export.lower": ("ConversionError",),
     "fingerprint": ("QuantPlan",),
     "layers.trace": ("TraceError",),
+    "layers.function": ("from_function",),
+    "layers.keras": ("from_keras",),
     "layers.linen": ("from_linen",),
     "layers.stateful": ("stateful",),
     "model": ("convert", "exact", "quantize", "verify"),
@@ -102,6 +110,7 @@ _HOMES = {
     "qmodel": ("QuantParam", "QuantStat", "QuantizedModel"),
     "recipe": ("FLOAT", "Dynamic", "Override", "Recipe", "integers"),
     "reporting.report": ("report",),
+    "training.keras": ("to_keras",),
     "training.post_training": ("post_training",),
 }
 """Module -> the public names that live there; the other names of `__all__` are modules themselves."""

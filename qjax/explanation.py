@@ -131,8 +131,7 @@ def explain(model: nnx.Module, sample: Any, recipe: Recipe | None = None) -> Exp
         plan = model.plan
     else:
         recipe = recipe or Recipe()
-        # after the trace: it meets the submodules of linen modules
-        plan = unquantized(recipe, module_types(module))
+        plan = unquantized(recipe, module_types(module, traced.read))
         plan = plan.with_ranges(traced, recipe.integers)
     traced, annotation = plan.read(traced)
     needed = _needed(traced.results)

@@ -57,7 +57,8 @@ def quantize(model: nnx.Module, recipe: Recipe, sample: Any, *, progress: bool |
     if not isinstance(model, nnx.Module):
         raise TypeError(
             f"quantize: expected a flax nnx.Module, got {type(model).__name__}. Wrap a linen module and its variables: "
-            "qjax.from_linen(module, variables)."
+            "qjax.from_linen(module, variables); a Keras model: qjax.from_keras(model); a function of "
+            "parameters: qjax.from_function(apply, params)."
         )
     instrumented = instrument(model)
     if not isinstance(recipe, Recipe):
@@ -74,8 +75,7 @@ def quantize(model: nnx.Module, recipe: Recipe, sample: Any, *, progress: bool |
     with stage(f"quantize: tracing {type(model).__name__}", progress):
         traced = trace(evaluation_copy(instrumented), args, {})
     check_bounds(traced)
-    # after the trace: it meets the submodules of linen modules
-    types = module_types(instrumented)
+    types = module_types(instrumented, traced.read)
     nothing = unquantized(recipe, types)
     nothing = nothing.with_ranges(traced, recipe.integers)
     read, annotation = nothing.read(traced)

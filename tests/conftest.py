@@ -4,6 +4,8 @@ import os
 
 # Before jax is imported: the bits under test are the CPU's unless the caller names another platform.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Before keras is imported: qjax reads programs of JAX.
+os.environ.setdefault("KERAS_BACKEND", "jax")
 
 import hypothesis
 import jax

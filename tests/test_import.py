@@ -11,7 +11,10 @@ ROOT = Path(__file__).resolve().parent.parent
 OPTIONAL = {
     "ai_edge_litert",
     "click",
+    "equinox",
     "flatbuffers",
+    "haiku",
+    "keras",
     "matplotlib",
     "onnx",
     "onnxruntime",

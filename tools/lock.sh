@@ -26,14 +26,14 @@ compile() { # compile OUTPUT ARGUMENT ...
     # uv's own header would hold this machine's paths.
     { echo "# Written by \`make lock\`. Do not edit."; grep -v '^# Written by' "$output"; } >"$output.new"
     mv "$output.new" "$output"
-    if grep -nE '^(torch|nvidia-|triton)|^--|(https?|file)://' "$output"; then
+    if grep -nE '^(torch[ =@]|nvidia-|triton)|^--|(https?|file)://' "$output"; then
         echo "lock.sh: $output names torch or an index; neither may enter a lock" >&2
         exit 1
     fi
     echo "$output: $(grep -cE '^[a-z]' "$output") pins"
 }
 
-compile requirements/dev.lock pyproject.toml --extra demo --extra onnx --extra tflite --extra dev "$@"
+compile requirements/dev.lock pyproject.toml --extra demo --extra keras --extra onnx --extra tflite --extra dev "$@"
 # With dev.lock as a constraint, so that both install into one environment.
 compile requirements/oracles.lock requirements/oracles.in --constraint requirements/dev.lock "$@"
 compile requirements/docs.lock requirements/docs.in "$@"

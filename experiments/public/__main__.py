@@ -21,18 +21,26 @@ from pathlib import Path
 
 from rich.console import Console
 
-from experiments.public import examples, hub, page, tunix
+from experiments.public import examples, hub, keras_models, page, tunix
 from experiments.public.models import Source
 from experiments.public.row import Row, run
 
 TIMEOUT = 3600
 
 
-COLLECTIONS = {"transformers": "transformers", "examples": "Flax's examples", "tunix": "google-tunix"}
+COLLECTIONS = {
+    "transformers": "transformers",
+    "examples": "Flax's examples",
+    "tunix": "google-tunix",
+    "keras": "Keras 3",
+}
 """Title of each collection by its name on the command line."""
 
+DEFAULT = ("transformers", "examples", "tunix")
+"""What docs/public-models.md shows; Keras has a page of its own."""
 
-def sources(folder: Path | None, asked: Sequence[str] = tuple(COLLECTIONS)) -> tuple[dict[str, Source], list[str]]:
+
+def sources(folder: Path | None, asked: Sequence[str] = DEFAULT) -> tuple[dict[str, Source], list[str]]:
     """The collections that are there by title, and a line for each that is not."""
     found: dict[str, Source] = {}
     missing: list[str] = []
@@ -46,7 +54,7 @@ def sources(folder: Path | None, asked: Sequence[str] = tuple(COLLECTIONS)) -> t
                 assert folder is not None
                 found[title] = examples.source(folder)
             else:
-                found[title] = {"transformers": hub.source, "tunix": tunix.source}[name]()
+                found[title] = {"transformers": hub.source, "tunix": tunix.source, "keras": keras_models.source}[name]()
         except ModuleNotFoundError as error:
             missing.append(f"{title}: {error}")
     return found, missing
@@ -87,7 +95,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--only", nargs="+", metavar="NAME", help="these models; `--list` shows the names")
     made.add_argument("--list", action="store_true", help="list the models' names")
-    made.add_argument("--collections", nargs="+", choices=COLLECTIONS, help="only these; else all")
+    made.add_argument("--collections", nargs="+", choices=COLLECTIONS, help="only these; else all but keras")
     made.add_argument("--examples", type=Path, metavar="FOLDER", help="flax's examples, from a checkout of it")
     made.add_argument("--no-exact", action="store_true", help="do not compile `qjax.exact`, which takes longest")
     made.add_argument("--target", default="nearest_even", help="whose rounding the integers obey")
@@ -101,7 +109,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> list[Row]:
     command = parser()
     args = command.parse_args(argv)
-    found, missing = sources(args.examples, args.collections or tuple(COLLECTIONS))
+    found, missing = sources(args.examples, args.collections or DEFAULT)
     every = {name: build for source in found.values() for name, build in source.items()}
     if args.list:
         print("\n".join(every))

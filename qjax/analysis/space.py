@@ -43,9 +43,10 @@ class Space:
         activations: bool,
     ) -> None:
         self.recipe, self.activations = recipe, activations
-        self._plan, self._types, self._batch = qmodel.plan, module_types(qmodel.model), batch_size(args)
+        self._plan, self._batch = qmodel.plan, batch_size(args)
         call = qmodel.trace(*args)
         self._traced, annotation = call.traced, call.annotation
+        self._types = module_types(qmodel.model, self._traced.read)
         self._quantizers = dict(qmodel.plan.quantizers)
         layers, places = read_layers(self._traced.program, annotation, self._batch), annotation.places()
         chosen = {layer.weight for layer in layers if any(recipe.overrides_of(places[layer.weight], self._types))}

@@ -12,8 +12,10 @@ import jax
 from flax import nnx
 
 from qjax.layers import batch_norm, dropout, embed, normalization
+from qjax.layers.function import function_types
+from qjax.layers.keras import keras_types
 from qjax.layers.linen import linen_types
-from qjax.tracing import SCOPE
+from qjax.tracing import SCOPE, Program
 
 MARKED: dict[type, Callable[..., Any]] = {
     nnx.BatchNorm: batch_norm.call,
@@ -62,13 +64,27 @@ def _unpickled(base: type) -> Any:
     return object.__new__(_scoped(base))
 
 
-def module_types(model: nnx.Module) -> dict[str, type]:
+class NamedScope:
+    """The type of the names of `jax.named_scope`, in a function of parameters."""
+
+
+def module_types(model: nnx.Module, program: Program) -> dict[str, type]:
     """Path ("blocks/0/conv1") -> the user's class, for every module of an instrumented model.
 
-    The submodules of a linen module are known after a trace only.
+    Args:
+      program: a trace of it, before which the submodules of a linen module and the scopes of a function are unknown.
     """
-    types = linen_types(model)
+    types = {**linen_types(model), **function_types(model), **keras_types(model)}
     for path, node in nnx.iter_graph(model):
         if isinstance(node, nnx.Module):
             types.setdefault("/".join(str(part) for part in path), getattr(type(node), "qjax_base", type(node)))
+    for scope in _scopes(program):
+        while scope not in types:
+            types[scope] = NamedScope
+            scope = scope.rpartition("/")[0]
     return types
+
+
+def _scopes(program: Program) -> set[str]:
+    bodies = [eqn.body for eqn in program.equations if eqn.body is not None]
+    return {eqn.scope for eqn in program.equations}.union(*map(_scopes, bodies))

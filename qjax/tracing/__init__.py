@@ -5,7 +5,7 @@ from qjax.tracing.evaluate import Evaluation, Params, Quantizer, Recorder, Taps
 from qjax.tracing.integers import Integers, integer_roots, observed, with_integers
 from qjax.tracing.marker import Layer, bind
 from qjax.tracing.meaning import lost_tables, said
-from qjax.tracing.program import ATOMIC, SCOPE, Composite, Equation, Program, Value, from_jaxpr, user_line
+from qjax.tracing.program import ATOMIC, NAMED, SCOPE, Composite, Equation, Program, Value, from_jaxpr, user_line
 from qjax.tracing.rewrites import rewrite
 from qjax.tracing.rewrites.dynamic import dynamic_products, makes_codes, setting_of_product, with_dynamic
 from qjax.tracing.rewrites.flags import flag_roots
@@ -13,6 +13,7 @@ from qjax.tracing.rewrites.unread import needed
 
 __all__ = [
     "ATOMIC",
+    "NAMED",
     "SCOPE",
     "Annotation",
     "Composite",

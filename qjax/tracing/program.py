@@ -27,6 +27,12 @@ _JAX = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
 SCOPE = "@"
 """Marks a module's path among the names of `jax.named_scope`: "@blocks.0.conv1"."""
 
+NAMED = "+"
+"""Follows a marked path to which the names of `jax.named_scope` within it belong as well: "@net+"."""
+
+_NAME = re.compile(r"[\w.~#-]+")
+"""Names that a user gives; JAX's own, such as the subscripts of einsum, have other characters."""
+
 ATOMIC = frozenset(
     """celu elu erf gelu hard_sigmoid hard_silu hard_swish hard_tanh leaky_relu log_sigmoid log_softmax logsumexp
     mish selu sigmoid silu soft_sign softmax softplus sparse_plus squareplus standardize swish tanh""".split()  # noqa: SIM905
@@ -249,7 +255,7 @@ def _read(jaxpr: Any, env: dict[Any, Value], scope: str, location: str | None, o
         elif name == "qjax_layer":
             name = eqn.params["layer"].op
         outputs = tuple(_new(var, env) for var in eqn.outvars)
-        out.append(Equation(name, inputs, outputs, params, here, line, eqn, body, _function(eqn)))
+        out.append(Equation(name, inputs, outputs, params, here.lstrip(NAMED), line, eqn, body, _function(eqn)))
 
 
 def with_counts(params: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -310,8 +316,17 @@ def _contains_matmul(jaxpr: Any) -> bool:
 
 
 def _scope(eqn: Any, outer: str) -> str:
-    found = re.findall(re.escape(SCOPE) + r"([^/()]*)", str(eqn.source_info.name_stack))
-    return found[-1].replace(".", "/") if found else outer
+    """The path of the module around an equation; `NAMED` in front of it where names within belong to it."""
+    names = str(eqn.source_info.name_stack)
+    marks = list(re.finditer(re.escape(SCOPE) + r"([^/()]*)", names))
+    if marks:
+        path = marks[-1][1].replace(".", "/")
+        outer, names = (NAMED + path[: -len(NAMED)] if path.endswith(NAMED) else path), names[marks[-1].end() :]
+    if not outer.startswith(NAMED) or not names:
+        return outer
+    # transformations stand around names: "vmap(mlp)/linear"
+    parts = [part for part in re.sub(r"\w+\(|\)", "", names).split("/") if _NAME.fullmatch(part)]
+    return NAMED + "/".join(part for part in (outer.removeprefix(NAMED), *parts) if part)
 
 
 def _function(eqn: Any) -> str | None:

@@ -154,7 +154,8 @@ class States:
             name,
             name,
             "weight",
-            parent(path),
+            # a parameter of the model itself belongs to the module that reads it
+            parent(path) or eqn.scope,
             op.name,
             value.shape,
             op.weight_axes(eqn, index),

@@ -1,0 +1,155 @@
+"""Keras layers in scopes with their paths, and some of them as one marked operation each.
+
+Without a marker a normalisation would be many operations, and batch normalisation others in training than in
+evaluation. Each marker computes what the layer's own `call` computes.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from qjax.layers.embed import looked_up
+from qjax.layers.keras_calls import Handler, bare
+from qjax.tracing import SCOPE, Layer, bind
+
+
+def marked(prefix: str, paths: Mapping[int, str], types: dict[str, type]) -> Mapping[tuple[type, str], Handler]:
+    """What to do at the calls of layers.
+
+    Args:
+      prefix: path of the model among nnx modules, with dots. paths: id of a layer -> its path.
+      types: path -> class, to which layers are added that the call makes by itself.
+    """
+    import keras
+
+    around: list[str] = []
+
+    def scoped(layer: Any, call: Any, *args: Any, **kwargs: Any) -> Any:
+        path = paths.get(id(layer))
+        if path is None:
+            path = "/".join(part for part in (around[-1] if around else "", layer.name) if part)
+            types.setdefault(path, type(layer))
+        around.append(path)
+        try:
+            with jax.named_scope(SCOPE + ".".join(part for part in (prefix, path.replace("/", ".")) if part)):
+                return call(*args, **kwargs)
+        finally:
+            around.pop()
+
+    layers = keras.layers
+    return {
+        (keras.Layer, "__call__"): scoped,
+        (layers.BatchNormalization, "call"): _batch_norm,
+        (layers.Embedding, "call"): _embedding,
+        (layers.GroupNormalization, "call"): _group_norm,
+        (layers.LayerNormalization, "call"): _layer_norm,
+        (layers.RMSNormalization, "call"): _rms_norm,
+    }
+
+
+def _batch_norm(layer: Any, call: Any, inputs: jax.Array, training: Any = None, mask: Any = None) -> Any:
+    running = not (training and layer.trainable)
+    if (not running and (mask is not None or layer.renorm or layer.synchronized)) or not isinstance(layer.axis, int):
+        return call(inputs, training=training, mask=mask)
+    names = {"moving_mean": "mean", "moving_variance": "var"}
+    names |= ({"gamma": "scale"} if layer.scale else {}) | ({"beta": "bias"} if layer.center else {})
+    variables = [getattr(layer, name) for name in names]
+    moving = [] if running else [layer.moving_mean, layer.moving_variance]
+    attributes = {
+        "epsilon": float(layer.epsilon),
+        "trailing": inputs.ndim - 1 - layer.axis % inputs.ndim,
+        "use_running_average": running,
+    }
+    function = _pure(functools.partial(call, training=not running), variables, moving)
+    operands = ("x", *names.values())
+    bound = Layer("batch_norm", operands, tuple(sorted(attributes.items())), function)
+    y, *statistics = bind(bound, inputs, *(variable.value for variable in variables))
+    for variable, value in zip(moving, statistics, strict=True):
+        variable.assign(value)
+    return y
+
+
+def _embedding(layer: Any, call: Any, inputs: jax.Array) -> Any:
+    import keras
+
+    if layer.input_dim == 1 or not jax.numpy.issubdtype(inputs.dtype, jax.numpy.integer):
+        return call(inputs)
+    rows = looked_up(inputs, keras.ops.convert_to_tensor(layer.embeddings))
+    return keras.ops.cast(rows, layer.compute_dtype)
+
+
+def _layer_norm(layer: Any, call: Any, inputs: jax.Array) -> Any:
+    if layer.rms_scaling:
+        return call(inputs)
+    axes = _axes(layer.axis, inputs)
+    return _normalized("layer_norm", layer, call, inputs, {"gamma": "scale", "beta": "bias"}, axes, axes)
+
+
+def _rms_norm(layer: Any, call: Any, inputs: jax.Array) -> Any:
+    axes = _axes(layer.axis, inputs)
+    return _normalized("rms_norm", layer, call, inputs, {"scale": "scale"}, axes, axes, center=False)
+
+
+def _group_norm(layer: Any, call: Any, inputs: jax.Array) -> Any:
+    last = inputs.ndim - 1
+    if _axes(layer.axis, inputs) != (last,):
+        return call(inputs)
+    names = {"gamma": "scale", "beta": "bias"}
+    axes = tuple(range(1, inputs.ndim))
+    return _normalized("group_norm", layer, call, inputs, names, axes, (last,), groups=layer.groups)
+
+
+def _normalized(
+    op: str,
+    layer: Any,
+    call: Any,
+    inputs: jax.Array,
+    names: Mapping[str, str],
+    axes: Sequence[int],
+    features: Sequence[int],
+    *,
+    center: bool = True,
+    groups: int = 1,
+) -> jax.Array:
+    held = {name: getattr(layer, name, None) for name in names}
+    variables = {names[name]: variable for name, variable in held.items() if hasattr(variable, "assign")}
+    attributes = {
+        "axes": tuple(axes),
+        "center": center,
+        "divisor": 0,
+        "epsilon": float(layer.epsilon),
+        "feature_axes": tuple(features),
+        "groups": int(groups),
+        "joined": "add",
+    }
+    function = _pure(call, list(variables.values()), [])
+    bound = Layer(op, ("x", *variables), tuple(sorted(attributes.items())), function)
+    (y,) = bind(bound, inputs, *(variable.value for variable in variables.values()))
+    return y
+
+
+def _pure(call: Callable[..., Any], variables: Sequence[Any], moving: Sequence[Any]) -> Callable[..., list[Any]]:
+    """A layer's call as a function of its input and its variables: its output, and what becomes of `moving`."""
+
+    def function(x: jax.Array, *values: jax.Array) -> list[Any]:
+        with bare(), _state(list(zip(variables, values, strict=True))) as scope:
+            y = call(x)
+        return [y, *(scope.get_current_value(variable) for variable in moving)]
+
+    return function
+
+
+@contextlib.contextmanager
+def _state(mapping: list[tuple[Any, Any]]) -> Iterator[Any]:
+    import keras
+
+    with keras.StatelessScope(state_mapping=mapping) as scope:
+        yield scope
+
+
+def _axes(axes: Any, x: jax.Array) -> tuple[int, ...]:
+    """Axes counted from the front, in ascending order."""
+    return tuple(sorted(axis % x.ndim for axis in ((axes,) if isinstance(axes, int) else axes)))

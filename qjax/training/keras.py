@@ -1,0 +1,45 @@
+"""Training the Keras way: `compile`, `fit`, `evaluate`, `predict`, callbacks, `save` on a quantized model."""
+
+from typing import TYPE_CHECKING, Any
+
+from qjax.layers.keras import KerasModule
+from qjax.qmodel import QuantizedModel, check_quantized
+
+if TYPE_CHECKING:
+    from qjax.training.keras_trainer import KerasTrainer
+
+
+def to_keras(qmodel: QuantizedModel, *, exact: Any = None) -> "KerasTrainer":
+    """A `keras.Model` that trains a quantized model: its weights and the scales of its quantizers.
+
+    Everything of `keras.Model` applies: `compile`, `fit` with callbacks and metrics, `evaluate`, `predict`,
+    `save_weights`, `load_weights`. Regularizers and constraints of the Keras layers stay in force. Training runs the
+    fake-quantized forward in training mode, `evaluate` and `predict` the one in evaluation mode.
+
+    Args:
+      qmodel: what `qjax.quantize(qjax.from_keras(model), ...)` returned. Reading `trainer.qmodel` writes the trained
+        values into it.
+      exact: a sample, as `qjax.exact` takes it. `evaluate` and `predict` then compute the integers of the graph, bit
+        for bit.
+
+    Returns:
+      A `keras.Model`. `trainer.qmodel` is the quantized model with the trained values, in evaluation mode: what
+      `qjax.convert` and `qjax.verify` take. `trainer.qmodel.model.update_keras()` writes them into the float model.
+
+    Raises:
+      TypeError: not a quantized model, or not one that `from_keras` made.
+
+        trainer = qjax.to_keras(qmodel)
+        trainer.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+        trainer.fit(x, y, epochs=3)
+        graph = qjax.convert(trainer.qmodel, x)
+    """
+    check_quantized(qmodel, "to_keras")
+    if not isinstance(qmodel.model, KerasModule):
+        raise TypeError(
+            "to_keras: expected a quantized model that qjax.from_keras made, got one of "
+            f"{type(qmodel.model).__name__}. Train another module with nnx.Optimizer, see docs/how-to/train.md."
+        )
+    from qjax.training.keras_trainer import KerasTrainer
+
+    return KerasTrainer(qmodel, exact=exact)

@@ -1,0 +1,76 @@
+"""The `keras.Model` of `qjax.to_keras`. It imports Keras, so nothing of qjax imports it before it is asked for."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+from flax import nnx
+
+from qjax.model import exact as exact_forward
+from qjax.qmodel import QuantizedModel
+
+
+class KerasTrainer(keras.Model):
+    """A quantized model as Keras sees it: each nnx variable is a Keras variable; what trains is `nnx.Param`."""
+
+    def __init__(self, qmodel: QuantizedModel, *, exact: Any = None) -> None:
+        wrapped: Any = qmodel.model
+        held = wrapped.qjax_keras
+        super().__init__(name=f"quantized_{held.model.name}")
+        copy = nnx.clone(qmodel)
+        copy.train()
+        train, state = nnx.split(copy)
+        copy.eval()
+        evaluate, _ = nnx.split(copy)
+        tree = jax.tree.structure(state)
+        # Keras would track a dict or a list; functions it leaves alone
+        self._merged = lambda values, training: nnx.merge(train if training else evaluate, tree.unflatten(values))
+        self._given = lambda: qmodel
+        self._exact = None if exact is None else exact_forward(copy, exact)
+        origins = {"/".join(("model", *place)): variable for variable, place in held.variables}
+        found = jax.tree_util.tree_flatten_with_path(state, is_leaf=lambda x: isinstance(x, nnx.Variable))[0]
+        self._values = [
+            self._added(path, variable, origins.get(path))
+            for keys, variable in found
+            for path in [jax.tree_util.keystr(keys, simple=True, separator="/")]
+        ]
+        self.built = True
+
+    def _added(self, path: str, variable: Any, origin: Any) -> Any:
+        """The Keras variable for an nnx variable; `origin` is the one of the user's model that it came from."""
+        value = variable[...]
+        added = self.add_weight(
+            shape=value.shape,
+            dtype=str(value.dtype),
+            initializer="zeros",
+            trainable=isinstance(variable, nnx.Param),
+            autocast=False,
+            name=path.replace("/", "."),
+            regularizer=None if origin is None else origin.regularizer,
+            constraint=None if origin is None else origin.constraint,
+        )
+        # a copy: training hands its arrays over to XLA, which deletes them
+        added.assign(jnp.copy(value))
+        return added
+
+    def call(self, *inputs: Any, training: bool = False) -> Any:
+        """The fake-quantized forward; in evaluation the exact one, where the trainer was made with a sample."""
+        model = self._merged([variable.value for variable in self._values], training)
+        if self._exact is not None and not training:
+            return self._exact(model, *inputs)
+        output = model(*inputs)
+        if training:
+            for variable, value in zip(self._values, jax.tree.leaves(nnx.state(model)), strict=True):
+                if not variable.trainable:
+                    variable.assign(value)
+        return output
+
+    @property
+    def qmodel(self) -> QuantizedModel:
+        """The quantized model with the values as they stand, in evaluation mode."""
+        qmodel = self._given()
+        values = [jnp.copy(variable.value) for variable in self._values]
+        nnx.update(qmodel, nnx.state(self._merged(values, False)))
+        qmodel.eval()
+        return qmodel

@@ -1,0 +1,182 @@
+"""Keras 3 models: the same numbers, paths of layers, and the whole way to integers and back."""
+
+# Keras annotates little
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
+# pyright: reportOptionalMemberAccess=false
+
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+from flax import nnx
+from keras import layers
+
+import qjax
+from tests.layers.round_trip import assert_same, assert_verified, check, data
+
+IMAGES = data(4, 6, 6, 2)
+
+
+@pytest.fixture(autouse=True)
+def default_promotion():
+    """Keras relies on JAX's default rules."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def network():
+    keras.utils.set_random_seed(1)
+    return keras.Sequential(
+        [
+            keras.Input((6, 6, 2)),
+            layers.Conv2D(3, 3, name="conv"),
+            layers.BatchNormalization(name="norm"),
+            layers.ReLU(),
+            layers.Dropout(0.3),
+            layers.Flatten(),
+            layers.Dense(2, name="head"),
+        ]
+    )
+
+
+def host(model):
+    return [np.array(variable.value) for variable in model.variables]
+
+
+def verified(model, sample, recipe=None):
+    """Quantized and converted in evaluation mode, compared with Keras and node by node."""
+    wrapped = qjax.from_keras(model)
+    wrapped.eval()
+    args = sample if isinstance(sample, tuple) else (sample,)
+    assert_same(wrapped(*args), model(list(args) if len(args) > 1 else args[0], training=False))
+    qmodel = qjax.quantize(wrapped, recipe or qjax.Recipe(), sample)
+    qmodel.eval()
+    graph = qjax.convert(qmodel, sample)
+    assert_verified(qjax.verify(graph, qmodel, [sample]))
+    return qmodel, graph
+
+
+def test_a_convolutional_network_trains_converts_and_comes_back():
+    model = network()
+    before = host(model)
+    wrapped = qjax.from_keras(model)
+    assert isinstance(wrapped.conv.kernel, nnx.Param)
+    assert isinstance(wrapped.norm.moving_mean, nnx.BatchStat)
+    four, six = (qjax.QSpec(bits=bits, axis=-1) for bits in (4, 6))
+    qmodel, graph = check(wrapped, IMAGES, qjax.Recipe(overrides={layers.Dense: four, "conv": six}))
+    assert [node.op for node in graph.ir.nodes] == ["conv", "reshape", "dot"]
+    assert (graph.ir.nodes[0].name, graph.ir.nodes[-1].name) == ("conv", "head")
+    found = {name: q.spec.bits for name, q in qmodel.qparams().items() if name.endswith("kernel")}
+    assert found == {"conv/kernel": 6, "head/kernel": 4}
+    assert not np.array_equal(qmodel.model.norm.moving_mean[...], wrapped.norm.moving_mean[...])
+    assert_same(host(model), before)
+    assert qmodel.model.update_keras() is model
+    qmodel.model.eval()
+    assert_same(qmodel.model(IMAGES), model(IMAGES, training=False))
+    assert not np.array_equal(host(model)[0], before[0])
+
+
+def test_training_mode_computes_what_keras_computes():
+    model, twin = network(), network()
+    wrapped = qjax.from_keras(model)
+    assert_same(wrapped(IMAGES), twin(IMAGES, training=True))
+    assert_same(wrapped.norm.moving_variance[...], twin.get_layer("norm").moving_variance.value)
+    wrapped.update_keras()
+    assert_same(host(model), host(twin))
+
+
+def test_nested_models_with_named_inputs_and_outputs():
+    inner_input = keras.Input((5,))
+    inner = keras.Model(inner_input, layers.LayerNormalization()(layers.Dense(4, name="a")(inner_input)), name="inner")
+    left, right = keras.Input((5,), name="left"), keras.Input((5,), name="right")
+    joined = layers.Add(name="sum")([inner(left), layers.Dense(4, name="b")(right)])
+    model = keras.Model([left, right], {"scores": layers.Dense(2, name="head")(joined)})
+    a, b = data(3, 5), data(3, 5, seed=1)
+    qmodel, graph = verified(model, (a, b))
+    assert graph(a, b).keys() == {"scores"}
+    assert {"inner/a/kernel", "b/kernel", "head/kernel", "sum/add"} <= qmodel.qparams().keys()
+    assert [node.op for node in graph.ir.nodes].count("normalize") == 1
+    wrapped = qjax.from_keras(model)
+    assert_same(wrapped({"right": b, "left": a}), wrapped(a, b))
+    with pytest.raises(ValueError, match=r"'inner/b' matches nothing.*Did you mean 'inner/a'"):
+        qjax.quantize(wrapped, qjax.Recipe(overrides={"inner/b": qjax.FLOAT}), (a, b))
+
+
+class Subclassed(keras.Model):
+    """Layers in a list, one of them shared, and a frozen one."""
+
+    def __init__(self):
+        super().__init__(name="subclassed")
+        self.blocks = [layers.Dense(4, activation="relu", name=f"block_{i}") for i in range(2)]
+        self.scaling = layers.Rescaling(0.5)
+        self.train_ = layers.Dense(4, name="train", trainable=False)
+
+    def call(self, x):
+        x = self.scaling(x)
+        for block in (*self.blocks, self.blocks[1]):
+            x = block(x)
+        return self.train_(x)
+
+
+def test_a_subclassed_model():
+    x = data(3, 4)
+    model = Subclassed()
+    model(x)
+    qmodel, graph = verified(model, x)
+    names = [node.name for node in graph.ir.nodes]
+    assert names[-4:] == ["block_0", "block_1", "block_1#2", "train_"]
+    assert isinstance(qmodel.model.block_1.kernel, nnx.Param)
+    assert not isinstance(qmodel.model.train_.kernel, nnx.Param)
+
+
+@pytest.mark.exhaustive
+def test_attention_and_groups():
+    inputs = keras.Input((5, 8))
+    x = layers.MultiHeadAttention(2, 4, name="attention", dropout=0.1)(inputs, inputs)
+    model = keras.Model(inputs, layers.RMSNormalization()(layers.GroupNormalization(2)(x + inputs)))
+    _, graph = check(qjax.from_keras(model), data(4, 5, 8))
+    assert [node.op for node in graph.ir.nodes].count("normalize") == 2
+
+
+@pytest.mark.exhaustive
+def test_recurrent_layers_with_a_mask():
+    inputs = keras.Input((4,), dtype="int32")
+    x = layers.Embedding(9, 4, mask_zero=True, name="tokens")(inputs)
+    x = layers.Bidirectional(layers.LSTM(3, return_sequences=True), name="both")(x)
+    model = keras.Model(inputs, layers.Dense(2)(layers.GRU(3, unroll=True)(x)))
+    tokens = jnp.asarray([[1, 2, 0, 0], [3, 4, 5, 6], [7, 0, 0, 0]], jnp.int32)
+    qmodel, _ = verified(model, tokens)
+    assert "both/forward_lstm/lstm_cell/kernel" in qmodel.qparams()
+
+
+@pytest.mark.filterwarnings("ignore:Layer InputLayer does not have a .quantize. method")
+def test_mistakes_say_what_was_expected():
+    with pytest.raises(TypeError, match=r"expected a keras.Model or keras.Layer of Keras 3, got Linear"):
+        qjax.from_keras(nnx.Linear(2, 2, rngs=nnx.Rngs(0)))
+    with pytest.raises(TypeError, match=r"of Keras 3, got .*use qjax\.from_function"):
+        qjax.from_keras(jnp.sin)
+    with pytest.raises(ValueError, match=r"the model 'late' is not built.*Call it once on a batch"):
+        qjax.from_keras(keras.Sequential([layers.Dense(2)], name="late"))
+    with pytest.raises(TypeError, match=r"quantize: expected a flax nnx\.Module, got Sequential.*qjax\.from_keras"):
+        qjax.quantize(network(), qjax.Recipe(), IMAGES)
+    small = keras.Sequential([keras.Input((4,)), layers.Dense(2, name="dense")])
+    small.quantize("int8")
+    with pytest.raises(ValueError, match=r"Keras has quantized the layer 'dense' \(int8\)"):
+        qjax.from_keras(small)
+
+
+def test_another_backend_is_refused():
+    code = (
+        "import keras, qjax\n"
+        "model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])\n"
+        "try: qjax.from_keras(model)\n"
+        "except ValueError as error: print(error)\n"
+    )
+    environment = {"KERAS_BACKEND": "numpy", "PATH": "", "PYTHONPATH": ":".join(filter(None, sys.path))}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert "Keras runs on the backend 'numpy'" in done.stdout, done.stderr
+    assert "KERAS_BACKEND" in done.stdout
