@@ -77,8 +77,8 @@ def _embedding(layer: Any, call: Any, inputs: jax.Array) -> Any:
 
     if layer.input_dim == 1 or not jax.numpy.issubdtype(inputs.dtype, jax.numpy.integer):
         return call(inputs)
-    rows = looked_up(inputs, keras.ops.convert_to_tensor(layer.embeddings))
-    return keras.ops.cast(rows, layer.compute_dtype)
+    table: Any = keras.ops.convert_to_tensor(layer.embeddings)
+    return keras.ops.cast(looked_up(inputs, table), layer.compute_dtype)
 
 
 def _layer_norm(layer: Any, call: Any, inputs: jax.Array) -> Any:
@@ -114,7 +114,7 @@ def _normalized(
     center: bool = True,
     groups: int = 1,
 ) -> jax.Array:
-    held = {name: getattr(layer, name, None) for name in names}
+    held: dict[str, Any] = {name: getattr(layer, name, None) for name in names}
     variables = {names[name]: variable for name, variable in held.items() if hasattr(variable, "assign")}
     attributes = {
         "axes": tuple(axes),

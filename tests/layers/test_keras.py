@@ -18,6 +18,8 @@ from keras import layers
 import qjax
 from tests.layers.round_trip import assert_same, assert_verified, check, data
 
+# of Keras itself, under numpy 2.5
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 IMAGES = data(4, 6, 6, 2)
 
 
@@ -51,8 +53,10 @@ def verified(model, sample, recipe=None):
     """Quantized and converted in evaluation mode, compared with Keras and node by node."""
     wrapped = qjax.from_keras(model)
     wrapped.eval()
-    args = sample if isinstance(sample, tuple) else (sample,)
-    assert_same(wrapped(*args), model(list(args) if len(args) > 1 else args[0], training=False))
+    if isinstance(sample, tuple):
+        assert_same(wrapped(*sample), model(list(sample), training=False))
+    else:
+        assert_same(wrapped(sample), model(sample, training=False))
     qmodel = qjax.quantize(wrapped, recipe or qjax.Recipe(), sample)
     qmodel.eval()
     graph = qjax.convert(qmodel, sample)
