@@ -62,8 +62,7 @@ def post_training(
 
     Raises:
       ValueError: no batch, NaN among data, parameters or outputs, a step that does not exist or that the target does
-      not
-        allow, a loss or metric that is no number.
+        not allow, a loss or metric that is no number.
     """
     names = _chosen(steps, effort)
     if not isinstance(recipe, Recipe):
