@@ -61,7 +61,7 @@ class Argument(Op):
 
 @register
 class TopK(GridOp):
-    """`lax.top_k`: node 0 gives the k greatest elements in order, node 1 their places (int32); ties: first place first.
+    """`lax.top_k`: node 0 has the k largest elements in order, node 1 their indices (int32). Ties keep their order.
 
     attributes: k, axis.
     """

@@ -48,7 +48,7 @@ class Average:
         """Centred codes as floats: the target's, with the derivative of `nearest`, or `nearest` itself.
 
         Args:
-          acc: the sums of centred codes. nearest: the centred codes that rounding the real average gives.
+          acc: the sums of centred codes. nearest: the centred codes of the float average, rounded to nearest.
           y: the output's quantization. same_grid: whether the output shares the input's quantizer.
         """
         if self.count is None:

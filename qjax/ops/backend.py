@@ -39,7 +39,7 @@ class Member:
 
     label: its name within the node. op, name, location: of the matched node. inputs: per input the index of one of the
     fused node's inputs, or the label of a member. tensor, shape, dtype, qmin, qmax: of its output; a shape's None is
-    the batch. attributes: as `interpreter.attributes` gives them, the output's dtype and range included.
+    the batch. attributes: as `interpreter.attributes` returns them, with the output's dtype and range.
     constants: arrays by role, among them `zero_point0`, ... of its inputs and `y_zero_point` of its output.
     """
 

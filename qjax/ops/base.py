@@ -28,12 +28,12 @@ Bounds = tuple[int, int]
 
 
 class Role(enum.Enum):
-    """What an operation does to the grid of its input.
+    """What an operation does with the quantization parameters (the grid) of its input.
 
-    PRODUCER: computes an integer accumulator on a grid of its own; a quantizer stands after its chain.
+    PRODUCER: computes an integer accumulator with its own scale; a quantizer follows its chain.
     CHAIN: an affine step or a clamp that is folded into the requantization of the producer before it.
     GRID: moves or selects codes; the output shares the input's scale and zero point.
-    INTEGER: reads codes or integers and gives integers or booleans that stand for themselves (an index, a comparison).
+    INTEGER: reads codes or integers and returns plain integers or booleans (an index, a comparison).
     """
 
     PRODUCER = "producer"
@@ -87,7 +87,7 @@ class Deferred:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Quantized(Deferred):
-    """A tensor of the training forward that stands on a grid: real value = `codes * scale`.
+    """A quantized tensor of the training forward: its float value is `codes * scale`.
 
     codes: float array of integers, the zero point already subtracted (so 0.0 is the code 0).
     scale: float32, broadcastable to `codes`. By convention its gradient is carried by `codes`
@@ -116,7 +116,7 @@ class Quantized(Deferred):
 
 
 def real(value: Any) -> Any:
-    """The real tensor behind a value of the training forward."""
+    """The float tensor of a value of the training forward."""
     return value.real() if isinstance(value, Deferred) else value
 
 
@@ -124,7 +124,7 @@ def real(value: Any) -> Any:
 class Operand:
     """A tensor of a node as `Op.prepare` sees it.
 
-    scale, zero_point: of a tensor on a grid, arrays or tracers; None for integers that stand for themselves.
+    scale, zero_point: of a quantized tensor, arrays or tracers; None for plain integers.
     qmin, qmax: the range of its codes. shape: None is the batch.
     """
 
@@ -141,7 +141,7 @@ class Preparation:
     """What `Op.prepare` may know.
 
     attributes: the node's. constants: its own real constants by role (see `Op.chain_constants`), arrays or tracers.
-    affine: the `epilogue.Affine` of the steps behind it. target: the `Target` that the graph is made for.
+    affine: the `epilogue.Affine` of the steps after it. target: the `Target` that the graph is made for.
     """
 
     attributes: Attributes
@@ -320,7 +320,7 @@ class Op(Facts, abc.ABC):
 
 
 class Elementwise(Op):
-    """An op whose every result follows from the elements of its own place; it sums nothing in int32."""
+    """An op whose every result depends only on the elements at its own position; it has no int32 sum."""
 
     def accumulator(self, site: Site) -> Bounds | None:
         return None

@@ -16,7 +16,7 @@ from qjax.ops.pending import Pending
 class BatchNorm(Elementwise):
     """y = (x - mean) / sqrt(var + epsilon) * scale + bias.
 
-    With batch statistics it stands in the same place of the chain (the fake-quantized forward evaluates it as
+    With batch statistics it has the same place in the chain (the fake-quantized forward evaluates it as
     floats), but it has no integer form: convert in evaluation mode.
     """
 

@@ -55,7 +55,7 @@ class Cast(Elementwise):
 
 
 def _same(eqn: Equation, x: Any) -> Any:
-    """The same codes, or the same accumulator, with the gradient that the function gives the reals."""
+    """The same codes, or the same accumulator, with the gradient of the function on floats."""
     result = eqn.bind(x.real())[0].astype(jnp.float32)
     # zero in value, so no bit changes; it only adds the derivative
     gradient = result - jax.lax.stop_gradient(result)

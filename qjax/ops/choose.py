@@ -23,7 +23,7 @@ def _is_float(dtype: Any) -> bool:
 class Choose(Elementwise):
     """y = on where the mask holds, else off: `jnp.where(mask, a, b)` of two constants, `mask.astype(float)`.
 
-    input: the mask. constants: on, off, int32 codes, the affine steps behind the choice included.
+    input: the mask. constants: on, off, int32 codes, which include the affine steps after the choice.
     """
 
     name = "choose"

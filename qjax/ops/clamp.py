@@ -16,7 +16,7 @@ from qjax.ops.pending import Pending
 
 @register
 class Clamp(Elementwise):
-    """y = min(max(x, low), high). Rounding is monotone, so clamping reals or codes gives the same codes."""
+    """y = min(max(x, low), high). Rounding is monotone, so clamping floats or codes results in the same codes."""
 
     name = "clamp"
     role = Role.CHAIN

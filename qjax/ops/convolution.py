@@ -133,7 +133,7 @@ def packed(x: jax.Array, w: jax.Array, strides: Sequence[int], dilation: Sequenc
 
 
 def is_depthwise(x: Sequence[int], w: Sequence[int], groups: int, layout: Layout) -> bool:
-    """Whether every input channel meets filters of its own; x and w are shapes."""
+    """Whether every input channel has its own filters; x and w are shapes."""
     return groups > 1 and groups == x[layout[0][1]] and w[layout[1][1]] == 1
 
 

@@ -63,7 +63,7 @@ class CumulativeSum(Op):
 
 @register
 class CumulativeExtremum(GridOp):
-    """`lax.cummax` and `lax.cummin`: the order of codes is the order of reals. attributes: function, axis, reverse."""
+    """`lax.cummax` and `lax.cummin`: codes are ordered like their values. attributes: function, axis, reverse."""
 
     name = "cumulative_extremum"
     primitives = ("cummax", "cummin")
@@ -84,7 +84,7 @@ class CumulativeExtremum(GridOp):
 
 @register
 class CumulativeInteger(Op):
-    """`lax.cumsum`, `cummax` and `cummin` of int32 that stand for themselves (positions, counts); sums modulo 2^32.
+    """`lax.cumsum`, `cummax` and `cummin` of plain int32 (positions, counts); sums modulo 2^32.
 
     attributes: function, axis, reverse.
     """

@@ -29,7 +29,7 @@ from qjax.ops.pending import Pending
 class Divide(Elementwise):
     """y = x0 / x1, both data: one exact rounding of the quotient of codes, ties to even.
 
-    A divisor of 0 gives the end of the range that the dividend's sign names, and 0 / 0 the code of 0.
+    With a divisor of 0 the result is an end of the range, by the dividend's sign; 0 / 0 is the code of 0.
     """
 
     name = "divide"

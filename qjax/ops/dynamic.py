@@ -32,9 +32,9 @@ Per = Literal["tensor", "row"]
 
 @dataclasses.dataclass(frozen=True)
 class Dynamic:
-    """As an override: the module's products with weights run on codes, whose scales are found at run time.
+    """An override: the module's products with weights run on codes, whose scales are found at run time.
 
-    Everything else inside stays in reals, as under `FLOAT`; nothing is calibrated or learned.
+    Everything else inside is float, as under `FLOAT`; nothing is calibrated or learned.
 
     weights: symmetric codes of 2 to 8 bits; `axis=-1` is a scale for each output channel, None one for the tensor.
     activations: of 2 to 8 bits, symmetric (signed) or asymmetric (either). per: what shares a scale of them, the whole
@@ -95,7 +95,7 @@ class DynamicCodes:
 class DynamicProduct:
     """One `dot_general` or `conv_general_dilated` of an activation and a weight.
 
-    eqn: the product of reals. weight: which operand is the weight.
+    eqn: the float product. weight: which operand is the weight.
 
     Raises:
       ValueError: rows of a convolution, or sums that int32 may not hold.
@@ -180,7 +180,7 @@ class DynamicProduct:
     # ------------------------------------------------------------------ value and derivative
 
     def value(self, *coded: jax.Array) -> jax.Array:
-        """The product of what `coding` and `weight_parts` give."""
+        """The product, from the results of `coding` and `weight_parts`."""
         x_codes, scale, zero, w_codes, w_scale, sums = coded
         acc = self.accumulator(x_codes, zero, w_codes, sums)
         if self.setting.per == "tensor":

@@ -24,7 +24,7 @@ from qjax.ops.pending import Pending
 def has_scales_of_rows(spec: QSpec) -> bool:
     """Whether a spec asks for scales along the rows of a table, by their number: axis 0, or groups along it.
 
-    axis=-1 does not: it stands for the output channels of any layer, and a lookup has none.
+    axis=-1 does not: it means the output channels of any layer, and a lookup has none.
     """
     axes = () if spec.axis is None else (spec.axis,) if isinstance(spec.axis, int) else spec.axis
     return 0 in axes or (spec.group_size is not None and not axes and spec.group_axis == 0)

@@ -70,12 +70,12 @@ class Folded:
 def fold_weighted(
     x_scale: Any, w_scale: Any, y_scale: Any, affine: Affine, weighted: Callable[[bool], Weighted] | None = None
 ) -> Folded:
-    """Fold the steps behind `sum (q_x - z_x) q_w` into the weight's scale, the bias and the multiplier.
+    """Fold the steps after `sum (q_x - z_x) q_w` into the weight's scale, the bias and the multiplier.
 
-    The weight's codes stay as they were trained: `g` only changes their scale to `|g| * s_w` (kept as float32, the
-    precision in which runtimes store scales) and their sign. A channel whose bias would not fit beside the
-    accumulator, because gamma is zero or nearly so, gets the smallest scale under which `|bias| <= 2^30`; where one
-    scale serves all channels, all of them do. Its codes shrink accordingly, and rounding them moves the output by at
+    The weight's codes are those of training: `g` only changes their scale to `|g| * s_w` (kept as float32, the
+    precision in which runtimes store scales) and their sign. If gamma is almost zero, a channel's bias may not fit into
+    the accumulator. Such a channel gets the smallest scale with which `|bias| <= 2^30`. If all channels share one
+    scale, all of them do. Its codes shrink accordingly, and rounding them moves the output by at
     most `(1 + 2^-8) max(2^-31 |b| / s_y, 2^-101 s_x / s_y)` steps per weight and per unit of `|q_x - z_x|`: 2^-22 steps
     where the bias alone is worth 512 of them.
     """

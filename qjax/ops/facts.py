@@ -67,7 +67,7 @@ class Facts:
         return False
 
     def operation(self, attributes: Attributes) -> str | None:
-        """PRODUCER: the operation of `ops.formulas.OPS` that a node is without steps behind it; None: the exact sum."""
+        """PRODUCER: the operation of `ops.formulas.OPS` of a node without following steps; None: the exact sum."""
         return None
 
     def keeps_batch(self, attributes: Attributes, inputs: Sequence[Shape]) -> bool:
@@ -113,7 +113,7 @@ class ProductFacts(abc.ABC):
 
 
 class AverageFacts(abc.ABC):
-    """What an op states whose result becomes an average if one division stands behind it."""
+    """Facts of an op whose result becomes an average if a division follows."""
 
     average: ClassVar[str]
     """The average as `targets.Target` names it."""

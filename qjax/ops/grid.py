@@ -7,7 +7,7 @@ from qjax.ops.base import Bounds, Equation, Op, Quantized, Role, Site, real
 
 
 class GridOp(Op):
-    """The same primitive on codes as on reals: the output keeps the input's scale and zero point."""
+    """The same primitive on codes as on floats: the output keeps the input's scale and zero point."""
 
     role = Role.GRID
 

@@ -20,14 +20,14 @@ from qjax.ops.base import Attributes
 
 
 def fills(params: Any) -> bool:
-    """Whether a gather, by its parameters, gives NaN out of range."""
+    """Whether a gather with these parameters returns NaN out of range."""
     return "FILL" in str(params.get("mode", "fill")).upper()
 
 
 def has_number(params: Any, dtype: Any) -> bool:
-    """Whether a gather gives a number of the user's out of range, for which a kernel would need a code.
+    """Whether a gather returns the user's number out of range, for which a kernel would need a code.
 
-    What JAX gives by default is none: NaN; of signed integers the least, of unsigned ones and of booleans the greatest.
+    JAX's defaults do not count: NaN, the lowest signed integer, the highest unsigned integer or boolean.
     """
     value = params.get("fill_value")
     if not fills(params) or value is None or (isinstance(value, float) and math.isnan(value)):

@@ -21,7 +21,7 @@ NAME = "island"
 
 @register
 class Island(Op):
-    """codes -> reals -> program -> reals -> codes.
+    """codes -> floats -> program -> floats -> codes.
 
     attributes: program, results (one number: the step's value that is the output), dtypes (of the program's inputs),
     batch ([input, axis, multiple], or None where no size follows the batch).

@@ -15,10 +15,9 @@ from qjax.ops.grid import GridOp
 
 @register
 class PadValue(GridOp):
-    """`lax.pad` with a constant; one beyond the grid is the grid's end, in training too. See `pad` for zero and -inf.
+    """`lax.pad` with a constant; one out of range is clipped, in training too. See `pad` for zero and -inf.
 
-    constants: value, its code, int32. attributes: padding; number, in the place of `value` where integers or booleans
-    that stand for themselves are padded.
+    constants: value, its code, int32. attributes: padding; number, in place of `value` for plain integers or booleans.
     """
 
     name = "pad_value"

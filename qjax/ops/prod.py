@@ -23,8 +23,8 @@ MOST = 3
 class Prod(Op):
     """`lax.reduce_prod` of up to three elements; the accumulator is the exact product of the centred codes.
 
-    attributes: axes; factors, how many elements are multiplied. More elements are multiplied by the user in parts, each
-    with quantization parameters of its own.
+    attributes: axes; factors, how many elements are multiplied. The user multiplies more elements in parts, each with
+    its own quantization parameters.
     """
 
     name = "prod"

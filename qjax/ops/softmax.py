@@ -38,15 +38,15 @@ _FIELDS = {"gemmlowp": runtimes.Gemmlowp, "float32": runtimes.Table, "uint16": r
 
 @register
 class Softmax(Op):
-    """y = exp(x) / sum(exp(x)) over some axes; inputs: codes, then masks (True: takes part, if not inverted).
+    """y = exp(x) / sum(exp(x)) over some axes; inputs: codes, then masks (True: included, unless inverted).
 
     attributes: axes; method; with masks mask_axes, per mask and axis of the codes the mask's axis or None,
-    mask_inverted, and empty: what a row gives that the masks leave nothing of ("uniform": the same share for each, as
-    JAX gives where masked numbers are replaced by one great negative number; "zero": `jax.nn.softmax(where=)`).
+    mask_inverted, and empty: the result of a row with all elements hidden ("uniform": the same share for each, as in
+    JAX if masked numbers are replaced by a large negative number; "zero": `jax.nn.softmax(where=)`).
 
-    A target's own method (`Target.softmax`) is defined for int8 codes over the last axis without a mask, on the fixed
-    grid 1/256; everything else is "exact", see `numerics.integer_softmax`: within `1/2 + (n + 3) / (2^31 s_y) + 2^-15`
-    steps of the real softmax of n codes.
+    A target's own method (`Target.softmax`) is defined for int8 codes over the last axis without a mask, with the fixed
+    scale 1/256; everything else is "exact", see `numerics.integer_softmax`: within `1/2 + (n + 3) / (2^31 s_y) + 2^-15`
+    steps of the exact softmax of n codes.
     """
 
     name = "softmax"

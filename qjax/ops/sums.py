@@ -82,8 +82,8 @@ class Sum(AverageFacts, Op):
 def sum_over(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
     """int32 sums over some axes.
 
-    On the CPU, over few places with channels behind them, the sum of the slices: XLA's reduction uses no vectors there
-    (`python -m benchmarks kernels`).
+    On the CPU, over few positions with channels after them, this is the sum of the slices, because XLA's reduction
+    uses no vectors there (`python -m benchmarks kernels`).
     """
 
     def whole(x: jax.Array) -> jax.Array:

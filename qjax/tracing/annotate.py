@@ -126,7 +126,7 @@ class _Annotator(Scans):
         handler(op, eqn, constant, stack)
 
     def _left_in_reals(self, eqn: Equation) -> bool:
-        """Whether the recipe leaves the equation's module in reals, or that of a parameter that it reads."""
+        """Whether the recipe keeps the equation's module in float, or that of a parameter that it reads."""
         owners = [parent(self.origin_of(value)[0]) for value in eqn.inputs if value in self.origin]
         # a group is in float if any of its parts is
         parts = eqn.source.equations if isinstance(eqn.source, Composite) else (eqn,)

@@ -18,11 +18,11 @@ matrix product's accumulator."""
 class Place:
     """One tensor with a quantizer.
 
-    label: of the tensor, unique. name: of the quantizer; places on one grid share it. kind: whose tensor it is.
+    label: of the tensor, unique. name: of the quantizer; places with the same quantizer share it. kind: whose tensor.
     module: path of the module that made the tensor; op: the operation that did. axes: of a weight, those along
-    which it may keep scales of its own. stack: lengths of the scans around it. location: the user's line.
+    which it can have scales. stack: lengths of the scans around it. location: the user's line.
     unit: the interval that its numbers keep to, see `Op.unit`. timed: the positions in `stack` of scans over data,
-    whose iterations share one quantizer. on_input_grid: an average that stays on the grid of what it averages.
+    whose iterations share one quantizer. on_input_grid: an average that keeps its input's quantization parameters.
     integers: whether it is a table of a function of integers.
     """
 
@@ -58,10 +58,10 @@ class LayerUse:
 class Annotation:
     """The result.
 
-    ops: how each equation is read; what is absent is computed on reals. values: the tensors that are quantized.
-    weights: the operands that are quantized where they are read: weights, constants beside codes, what a scan's carry
-    starts from. grids: what a scan stacks and stands on the grid of a place inside. timed: the scans over data.
-    invariant: the operands of `weights` inside of those that no iteration changes. target: whose formulas compute
+    ops: how each equation is read; others are computed in float. values: the tensors that are quantized. weights: the
+    operands that are quantized where they are read: weights, constants combined with codes, the initial carry of a
+    scan. grids: stacked outputs of a scan with the quantization parameters of a place inside. timed: the scans over
+    data. invariant: the operands of `weights` inside of those that no iteration changes. target: whose formulas compute
     averages; None: they are rounded to the nearest code. tables: functions of codes, and the place of these.
     """
 

@@ -117,11 +117,11 @@ def knows(eqn: Equation) -> bool:
 def rows(
     equations: Sequence[Equation], root: Value, output: Value, known: Mapping[Value, np.ndarray], integers: np.ndarray
 ) -> np.ndarray:
-    """A table: for each of the integers, what the equations make of it; float32 [integers, the output's other axes].
+    """A table with the equations' result for each integer; float32 [integers, the output's other axes].
 
     Args:
       root: the integers' place in the equations. output: its first axes are the root's.
-      known: constants that the equations read, beside literals.
+      known: constants that the equations read, other than literals.
     """
     size, rank = max(1, int(np.prod(root.shape))), len(root.shape)
     chunks = -(-len(integers) // size)

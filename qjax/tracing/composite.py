@@ -32,10 +32,10 @@ def composite(
 
 
 def replaced(program: Program, groups: Sequence[Equation]) -> Program:
-    """The program with each composite in the place of the last equation of its group, the others taken out.
+    """The program in which each composite replaces the last equation of its group, and the others are removed.
 
-    An equation of a group whose outputs are read outside of it stays where it is, beside the composite: it is computed
-    twice then, once in reals.
+    If the outputs of a group's equation are read outside of the group, the equation stays too. It is then computed
+    twice, once in float.
     """
     members: dict[Equation, Equation] = {}
     for group in groups:

@@ -42,7 +42,7 @@ Recorder = Callable[[Place, jax.Array, Quantized | None], Any]
 class Evaluation:
     """How to run a program.
 
-    quantize: puts a tensor on its grid; None runs everything on reals.
+    quantize: quantizes a tensor; None runs everything in float.
     record: called at every place; None records nothing.
     """
 

@@ -159,7 +159,7 @@ class Program:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Composite:
-    """The source of an equation that stands for a group of others: these, and what flows in and out."""
+    """The source of an equation that replaces a group: the group's equations, inputs and outputs."""
 
     equations: tuple[Equation, ...]
     inputs: tuple[Value, ...]
@@ -294,7 +294,7 @@ def _is_relu(closed: Any) -> bool:
 
 
 def _is_identity(closed: Any) -> bool:
-    """Whether a function gives back its one argument: what only its derivative is for (a reversed gradient)."""
+    """Whether a function returns its one argument, so that only its derivative matters (a reversed gradient)."""
     return not closed.jaxpr.eqns and closed.jaxpr.outvars == closed.jaxpr.invars
 
 
@@ -330,7 +330,7 @@ def _scope(eqn: Any, outer: str) -> str:
 
 
 def _function(eqn: Any) -> str | None:
-    """Some functions of `jax.nn` (softmax, gelu) leave no call behind, only the line they came from."""
+    """Some functions of `jax.nn` (softmax, gelu) are no call in the jaxpr; only their source line tells."""
     traceback = eqn.source_info.traceback
     if traceback is None:
         return None

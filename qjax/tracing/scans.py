@@ -108,7 +108,7 @@ class Scans(States):
     def _carry(
         self, eqn: Equation, index: int, inner: Value, value: Value, outer: Value, stack: tuple[int, ...], fresh: bool
     ) -> bool:
-        """Put a carry of a scan over data on one grid; False where it stays real."""
+        """Quantize a carry of a scan over data; False if it remains float."""
         asked, state = self.place_of(inner), self.state.get(value)
         if value in self.result.constants or value.constant is not None:
             return False
@@ -153,7 +153,7 @@ class Scans(States):
             self.stacks.add(outer)
 
     def beside(self, place: Place, name: str, value: Value, stack: tuple[int, ...]) -> Place:
-        """A place of its own label on another place's quantizer."""
+        """A place with its own label and another place's quantizer."""
         label = self.unique(name)
         found = Place(label, label, "activation", place.module, place.op, value.shape, (), stack, place.location)
         found.timed = self.timed_within(stack)

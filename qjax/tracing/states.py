@@ -32,20 +32,20 @@ class Accumulator:
 
 
 class Grid:
-    """The state of a value that stands on a grid: the place that it shares, possibly merged with others."""
+    """The state of a quantized value: the place whose quantizer it shares, possibly merged with others."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
 
 
 class States:
-    """What is known of every value of a program, and the `Annotation` that grows from it.
+    """The state of every value of a program, and the `Annotation` that results.
 
-    state: of data: its accumulator, its grid, or None for reals. origin: of constants: the parameter they are made
+    state: of data: its accumulator, its grid, or None for float. origin: of constants: the parameter they are made
     from, and how. uses: how many equations read a value. labels: (name, module, line) of values without a producer.
-    casts: what was cast before it had a grid. depth: of constants inside of scans, how many scans around them change
-    them. timed: the positions, among the scans around, of those over data. stacks: what scans stack from codes that
-    need not be on one grid. open_carries: what scans hand out last, an accumulator.
+    casts: values that were cast before they had a quantizer. depth: of constants inside scans, the number of enclosing
+    scans that change them. timed: the positions, among the enclosing scans, of those over data. stacks: stacked outputs
+    of scans whose parts may have different quantization parameters. open_carries: final carries that are accumulators.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class States:
             self.labels.setdefault(value, (join(eqn.scope, eqn.function or eqn.primitive), eqn.scope, eqn.location))
 
     def put_on_grid(self, value: Value, stack: tuple[int, ...]) -> None:
-        """Make sure that a value stands on a grid, by putting a quantizer on it if it does not."""
+        """Make sure that a value is quantized: add a quantizer if it has none."""
         state = self.state.get(value)
         if isinstance(state, Grid) or value in self.result.constants or value.constant is not None:
             return

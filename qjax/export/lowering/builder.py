@@ -46,7 +46,7 @@ class Builder:
         return stepped(place.label, step[: len(place.stack)])
 
     def fresh(self, name: str) -> str:
-        """The name, or with a number behind it when a tensor has it."""
+        """The name, with a number appended if a tensor has it already."""
         unique, count = name, self._counts.get(name, 1)
         while unique in self.tensors:
             count += 1
@@ -55,7 +55,7 @@ class Builder:
         return unique
 
     def unlabelled(self, name: str) -> str:
-        """A name for a tensor without a quantizer of its own, which no quantizer's label is."""
+        """A name for a tensor without its own quantizer, different from every quantizer's label."""
         unique, count = self.fresh(name), 1
         while unique in self._labels:
             count += 1
@@ -73,7 +73,7 @@ class Builder:
         return place.own(step[: len(place.stack)])
 
     def on_grid(self, name: str, shape: tuple[int, ...], place: Place, step: Step) -> str:
-        """A tensor of codes on the grid of a place."""
+        """A tensor of codes with the quantization parameters of a place."""
         # one object per quantizer: passes compare identities, because inside a trace they cannot compare values
         own = self.own(place, step)
         if (place.name, own) not in self._grids:
@@ -86,7 +86,7 @@ class Builder:
         return name
 
     def kernel(self, eqn: Equation, index: int, value: Any, step: Step) -> str:
-        """The codes of a constant that an equation reads as codes: a weight, or what stands beside codes."""
+        """The codes of a constant that an equation reads as codes: a weight, or an operand combined with codes."""
         place = self.annotation.weights[eqn, index]
         step = step[: len(place.stack)]
         # a weight from outside of a scan is the same in every iteration

@@ -139,7 +139,7 @@ def _grouped(
 
 
 def _operands(builder: Builder, reading: _Reading) -> list[str]:
-    """The tensors that flow into a node, in the equation's order: codes, and integers that stand for themselves."""
+    """The tensors that a node reads, in the equation's order: codes and plain integers."""
     op, eqn, constant, step = reading.op, reading.eqn, reading.constant, reading.step
     integers, weight = op.integers(eqn, constant), reading.weight
     names: list[str] = []

@@ -50,7 +50,7 @@ def stack_of(builder: Builder, parts: list[Any], eqn: Equation, step: Step) -> A
 
 
 def joined(builder: Builder, place: Place, value: Value, found: Stack, eqn: Equation, step: Step) -> Codes:
-    """Parts that stand on grids of their own, brought onto one."""
+    """Parts with different quantization parameters, requantized to the same ones."""
     shape = value.shape[1:]
     parts: list[Tensor] = []
     for iteration, part in enumerate(found.parts):

@@ -25,7 +25,7 @@ class Constant:
 
 @dataclasses.dataclass(frozen=True)
 class Codes:
-    """A tensor that holds codes, or integers and booleans that stand for themselves."""
+    """A tensor of codes, or of plain integers and booleans."""
 
     tensor: str
 
@@ -47,7 +47,10 @@ class Real:
 
 @dataclasses.dataclass(frozen=True)
 class Stack:
-    """What a scan stacks from codes on several grids; a quantizer behind the scan brings them onto one."""
+    """A stacked output of a scan whose parts have different quantization parameters.
+
+    A quantizer after the scan requantizes them to the same ones.
+    """
 
     eqn: Equation
     parts: tuple[Any, ...]

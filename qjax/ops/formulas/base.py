@@ -48,7 +48,7 @@ class Formula:
         the sum of centred codes over the window, for "matmul" the accumulator. constants: the roles of `prepare`, and
         y_zero_point, zero_point0, zero_point1, count (where it averages).
       elsewhere: a mean over other axes than height and width of an NHWC tensor follows the formula of this name.
-      same_grid: the output stands on the input's own grid; the formula is not defined elsewhere.
+      same_grid: the formula is defined only if output and input have the same scale and zero point.
       windows: an average whose result depends on the order of its summands: its operand is not their sum but the
         centred codes themselves, stacked on a new leading axis in the window's order (rows, then columns), with zeros
         for padding. attributes["whole"]: the window is the whole image, without padding.

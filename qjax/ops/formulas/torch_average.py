@@ -38,7 +38,7 @@ def _shares(setting: Setting) -> dict[str, Array]:
 
 
 def _counted(setting: Setting) -> dict[str, Array]:
-    """Nothing beside the count, which a kernel is given anyway."""
+    """No constants: a kernel gets the count anyway."""
     return {}
 
 

@@ -30,7 +30,7 @@ def reciprocal(x: Any) -> Float32:
 
 
 def in_blocks(shape: tuple[int, ...], block: Callable[[], jax.Array], rest: Callable[[], jax.Array]) -> jax.Array:
-    """`block()` for the elements in whole blocks of `BLOCK`, `rest()` behind them."""
+    """`block()` for the elements in whole blocks of `BLOCK`, `rest()` after them."""
     size = math.prod(shape)
     return _split(size, BLOCK, lambda: jax.lax.iota(jnp.int32, size).reshape(shape), block, rest)
 
@@ -38,7 +38,7 @@ def in_blocks(shape: tuple[int, ...], block: Callable[[], jax.Array], rest: Call
 def in_channel_blocks(
     shape: tuple[int, ...], block: Callable[[], jax.Array], rest: Callable[[], jax.Array]
 ) -> jax.Array:
-    """`block()` for the channels, the last axis, in whole blocks of `CHANNELS`, `rest()` behind them."""
+    """`block()` for the channels, the last axis, in whole blocks of `CHANNELS`, `rest()` after them."""
     channels = shape[-1] if shape else 1
     return _split(channels, CHANNELS, lambda: jax.lax.broadcasted_iota(jnp.int32, shape, len(shape) - 1), block, rest)
 

@@ -100,7 +100,7 @@ class _Dropouts:
         return step[0], factor * step[1]
 
     def _behind(self, output: Value, factor: float, keep: float | None) -> tuple[Value, float]:
-        """The output behind a division by that probability."""
+        """The output after a division by that probability."""
         readers = self.flow.readers.get(output, [])
         step = self._step(readers[0]) if len(readers) == 1 and output not in self.program.outputs else None
         if step is None or step[0] is not output or not _undoes(factor * step[1], keep):

@@ -26,7 +26,7 @@ _ELEMENTWISE = frozenset(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Found:
-    """A value behind moves. equation: its producer, if an equation of this program is."""
+    """A value before moves. equation: its producer, if that is an equation of this program."""
 
     value: Value
     equation: Equation | None
@@ -46,7 +46,7 @@ class Flow:
         self._first = _first_of_each(program)
 
     def behind(self, value: Value, axes: Axes | None = None) -> Found:
-        """The value behind casts and moves; axes: those of the value that it stands behind already."""
+        """The value before casts and moves; axes: the axes map of moves that were skipped already."""
         found = tuple(range(len(value.shape))) if axes is None else axes
         while (eqn := self.made.get(value)) is not None:
             source = eqn.inputs[0] if eqn.inputs else None
@@ -64,7 +64,7 @@ class Flow:
         return Found(value, self.made.get(value), found)
 
     def plain(self, value: Value) -> Found:
-        """The value behind casts alone: of the same shape."""
+        """The value before casts alone, which has the same shape."""
         while (eqn := self.made.get(value)) is not None and (
             eqn.primitive in IDENTITIES
             or (eqn.primitive == "convert_element_type" and eqn.inputs[0].is_float and value.is_float)
@@ -107,7 +107,7 @@ class Flow:
         return tuple(eqn for eqn in self.program.equations if eqn in group)
 
     def leaves(self, equations: Sequence[Equation], inputs: Iterable[Value]) -> set[Value]:
-        """What a group reads beside `inputs` and literals: inputs of the program."""
+        """What a group reads other than `inputs` and literals: inputs of the program."""
         made, known = {v for eqn in equations for v in eqn.outputs}, set(inputs)
         read = {v for eqn in equations for v in eqn.inputs if v.constant is None}
         return {v for v in read if v not in known and v not in made}
@@ -238,9 +238,9 @@ def pruned(program: Program, candidates: Collection[Equation]) -> Program:
 
 
 def spans(found: Found, shape: Sequence[int], reduced: Sequence[int]) -> bool:
-    """Whether a reduction of a tensor of `shape` over `reduced` came back to that shape axis by axis.
+    """Whether a reduction of a tensor of `shape` over `reduced` was broadcast to that shape axis by axis.
 
-    found: the reduction behind the moves that brought it there.
+    found: the reduction, before the moves that broadcast it.
     """
     kept = [axis for axis in range(len(shape)) if axis not in reduced]
     if len(found.axes) != len(shape):

@@ -14,17 +14,17 @@ from qjax.tracing.rewrites.flow import Flow, Found
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Split:
-    """found: a statistic behind the moves that spread it over `shape`: (..., channels) as (..., groups, width)."""
+    """found: a statistic, before the moves that broadcast it to `shape`: (..., channels) as (..., groups, width)."""
 
     found: Found
     shape: tuple[int, ...]
 
 
 def splits(flow: Flow, found: Found, shape: Sequence[int]) -> list[Split]:
-    """What stands behind a reshape of (..., groups, width) to (..., channels), as Linen's GroupNorm makes it.
+    """The statistic before a reshape of (..., groups, width) to (..., channels), as in Linen's GroupNorm.
 
-    found: a value spread over a tensor of `shape`, whose last axis is the channels. One group, or groups of one
-    channel, are a reshape like any other, behind which `found` stands already: both are possible then.
+    found: a value spread over a tensor of `shape`, whose last axis is the channels. With one group, or groups of one
+    channel, the reshape is an ordinary move, which `found` has skipped already. Both are possible then.
     """
     if len(found.axes) != len(shape) or not shape:
         return []

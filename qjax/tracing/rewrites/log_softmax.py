@@ -23,7 +23,7 @@ _NAMES = frozenset({"log_softmax", "logsumexp"})
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Log:
-    """log(sum(exp(exponent))) over axes, behind moves. keep: whether the axes stay; None where it is spread over x."""
+    """log(sum(exp(exponent))) over axes, before moves. keep: whether the axes remain; None if it is broadcast to x."""
 
     exponent: Found
     axes: tuple[int, ...]

@@ -32,10 +32,10 @@ _MOVES = IDENTITIES | frozenset(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Parts:
-    """A tensor taken apart.
+    """A tensor split into ordinary numbers and a mask.
 
-    ordinary: its ordinary numbers, anything where the mask hides them; None is zero everywhere. mask: bool, True where
-    they are; True or False stand for a mask that is so everywhere.
+    ordinary: its ordinary numbers, anything where the mask hides them; None is zero everywhere. mask: bool, True at
+    ordinary numbers; True or False mean a mask that is the same everywhere.
     """
 
     ordinary: Value | None
@@ -43,7 +43,7 @@ class _Parts:
 
 
 def part_masks(program: Program) -> Program:
-    """The program in which masks behind a bias are choices in front of each softmax."""
+    """The program in which masks that were combined with a bias are choices before each softmax."""
     if not any(eqn.primitive == "exp" for eqn in program.equations):
         return program
     found = _Masks(program)
@@ -54,10 +54,10 @@ def part_masks(program: Program) -> Program:
 
 
 class _Masks:
-    """What was taken apart so far.
+    """The splits found so far.
 
-    parts: of values that were looked at. made: equation -> the new ones that go behind it. chosen: value -> the
-    equations that compute it as a choice, in the place of its own.
+    parts: of values that were looked at. made: equation -> the new ones after it. chosen: value -> the
+    equations that compute it as a choice and replace its own.
     """
 
     def __init__(self, program: Program) -> None:
@@ -135,7 +135,7 @@ class _Masks:
         return value if value.shape == shape else self.new(lambda x: jnp.broadcast_to(x, shape), [value], like)
 
     def new(self, function: Callable[..., Any], inputs: Sequence[Value], like: Equation) -> Value:
-        """The result of a function, computed behind the equation `like`."""
+        """The result of a function, computed after the equation `like`."""
         equations, (result,) = inlined(function, inputs, None, like)
         self.made.setdefault(like, []).extend(equations)
         return result

@@ -129,7 +129,7 @@ def _unstack(params: Any) -> Callable[..., Any]:
 
 
 def _min_pool(params: Any) -> Callable[..., Any]:
-    """Minima of strided slices, one axis after the other; what stands for padding is above every code."""
+    """Minima of strided slices, one axis after the other; padding is higher than every code."""
 
     def min_pool(x: Any) -> Any:
         if any(low or high for low, high in params["padding"]):

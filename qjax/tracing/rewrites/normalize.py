@@ -18,7 +18,7 @@ from qjax.tracing.rewrites.variance import divisor_of, is_mean, scaled_sum, stat
 
 @dataclasses.dataclass(frozen=True)
 class _Root:
-    """The root under a fraction. square: behind it, without epsilon. factors: what it is multiplied with."""
+    """The root under a fraction. square: its operand without epsilon. factors: by which it is multiplied."""
 
     square: Found
     epsilon: float

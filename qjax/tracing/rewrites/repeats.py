@@ -68,9 +68,9 @@ def _unrepeated(eqn: Equation, flow: Flow) -> list[Equation]:
 
 
 def _dot(eqn: Equation, flow: Flow) -> list[Equation]:
-    """A product whose constant operand is the same for every entry of a batch axis: that axis is not one of its own.
+    """A product whose constant operand is the same for every entry of a batch axis: the constant loses that axis.
 
-    The axis then is a free one of the other operand, and a transposition puts it where it was.
+    The axis becomes a free axis of the other operand, and a transposition restores its position.
     """
     fixed = [index for index, value in enumerate(eqn.inputs) if value.fixed or value.constant is not None]
     if len(fixed) != 1 or isinstance(eqn.source, Composite):

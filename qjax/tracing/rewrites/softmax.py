@@ -24,7 +24,7 @@ HIDDEN = -1e4
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Mask:
-    """A boolean tensor behind moves. axes: per axis of x, the mask's. inverted: True hides."""
+    """A boolean tensor before moves. axes: per axis of x, the mask's. inverted: True hides."""
 
     value: Value
     axes: Axes
@@ -273,7 +273,7 @@ def _equation(
 
 
 def inserted(program: Program, cuts: Mapping[Value, Equation]) -> tuple[Equation, ...]:
-    """The program's equations with each cut behind what it cuts, or in front of all."""
+    """The program's equations with each cut after the equation of its value, or before all."""
     waiting = dict(cuts)
     equations: list[Equation] = []
     for eqn in program.equations:

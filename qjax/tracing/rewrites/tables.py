@@ -168,10 +168,10 @@ class _Tables:
         return [eqn for eqn in self.program.equations if eqn in found]
 
     def _later(self, root: Value, group: Sequence[Equation], needed: set[Value]) -> Value:
-        """A root further on: behind clamps and steps with parameters, and where a linear value is needed anyway.
+        """A later root: after clamps and steps with parameters, and at a linear value that is needed anyway.
 
-        A clamp leaves a smaller range to the same codes, a bias belongs to its accumulator. Only along a path that
-        everything else of the group comes from.
+        After a clamp the same codes have a smaller range, and a bias belongs to its accumulator. Only values on which
+        the rest of the group depends can be the root.
         """
         best, value = root, root
         while True:

@@ -59,7 +59,7 @@ def _without(eqn: Equation, body: Program, inner: set[Value]) -> Equation:
 
 
 def _read_inside(eqn: Equation, body: Program, wanted: set[Value]) -> tuple[set[Value], list[Equation], set[Value]]:
-    """Of a scan or remat: the outputs of its body that are read, the equations behind them, and what those read."""
+    """Of a scan or remat: the outputs of its body that are read, the equations that compute them, and their inputs."""
     first = eqn.params.get("num_consts", 0)
     carries = body.inputs[first : first + eqn.params.get("num_carry", 0)]
     inner = {value for value, outer in zip(body.outputs, eqn.outputs, strict=True) if outer in wanted}

@@ -94,7 +94,7 @@ def _squared(flow: Flow, eqn: Equation) -> Value | None:
 
 
 def divisor_of(statistic: Statistic, shape: Sequence[int]) -> int | None:
-    """What the sum of squares is divided by, an integer; 0 stands for the number of elements."""
+    """The divisor of the sum of squares, an integer; 0 means the number of elements."""
     divisor = 1 / statistic.scale
     if not 0 < divisor < 2**31 or abs(divisor - round(divisor)) > 1e-3 * divisor:
         return None
