@@ -158,7 +158,7 @@ class DynamicProduct:
         return DynamicCodes(self.setting.activations, self._sharing(len(self.eqn.in_shapes[1 - self.weight])))
 
     def __call__(self, x: jax.Array, w: jax.Array, *coded: jax.Array) -> list[jax.Array]:
-        """The product in the dtype of the model's own; coded: what `coding` makes of x, and `weight_parts` of w.
+        """The product in the model's dtype; coded: the results of `coding` for x, and of `weight_parts` for w.
 
         The value reads the codes only; the gradient goes straight through both quantizers, to x and to w, and is that
         of the product of the dequantized tensors. The range covers the data, so there is nothing clipped that should

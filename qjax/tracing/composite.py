@@ -19,8 +19,8 @@ def composite(
 ) -> Equation:
     """One equation for a group of them, in execution order.
 
-    primitive: the name under which an operation reads it. inputs, outputs: the group's own, as the operation wants
-    them; literals that the group reads inside need not be among the inputs. params: what the operation may ask for.
+    primitive: the name under which an operation reads it. inputs, outputs: those of the group, in the operation's
+    order; literals that the group reads inside need not be among the inputs. params: what the operation may ask for.
     """
     last = equations[-1]
     located = next((eqn.location for eqn in reversed(equations) if eqn.location), None)

@@ -42,8 +42,8 @@ def to_bytes(
       graph: a finished graph.
       batch: the size of the batch; None leaves it free.
       platforms: for which the function is lowered, out of jax.export's names (cpu, cuda, rocm, tpu).
-      reals: arguments and values are reals: quantizing the inputs and dequantizing the outputs are part of the
-        function, which otherwise holds integers only.
+      reals: arguments and results are floats, and the function quantizes and dequantizes. Otherwise it contains
+        only integers.
 
     Raises:
       ValueError: a batch below 1, or an unknown platform.

@@ -22,8 +22,8 @@ OPS = ("add", "subtract", "multiply", "matmul", "rescale", "mean", "average_pool
 class Setting:
     """What a formula may know about one node; scales and zero points may be tracers.
 
-    op: one of `OPS`. scales: float32, per input tensor. zero_points: int32, likewise. y_scale, y_zero_point: of the
-    output. dtype: of the output's codes. count: how many elements one output averages, int or int32 array.
+    op: one of `OPS`. scales: float32, per input tensor. zero_points: int32, per input tensor. y_scale, y_zero_point: of
+    the output. dtype: of the output's codes. count: how many elements one output averages, int or int32 array.
     """
 
     op: str

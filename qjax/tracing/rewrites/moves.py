@@ -53,7 +53,7 @@ def simplify_moves(program: Program) -> Program:
 
 
 def _select(which: Any, first: Any, *others: Any) -> Any:
-    """`lax.select_n` by a number, as choices by truth values: what `jax.vmap` makes of `lax.cond`."""
+    """`lax.select_n` by an integer, as boolean choices. `jax.vmap` turns `lax.cond` into such a `select_n`."""
     chosen = first
     for number, case in enumerate(others, 1):
         chosen = lax.select_n(which >= np.asarray(number, which.dtype), chosen, case)

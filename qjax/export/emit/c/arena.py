@@ -112,7 +112,7 @@ def _orders(blocks: Sequence[Block]) -> "itertools.chain[Sequence[Block]]":
 
 
 def _placed(order: Sequence[Block]) -> dict[str, int]:
-    """Each block into the smallest gap between those placed before it, or behind them."""
+    """Each block in the smallest gap between blocks that were placed before, or after them."""
     offsets: dict[str, int] = {}
     done: list[Block] = []
     for block in order:

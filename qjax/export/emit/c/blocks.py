@@ -115,7 +115,7 @@ class Body(abc.ABC):
         self.local_bytes = max(self.local_bytes, size)
 
     def atomic(self, block: Block, value: Value, at: Indices, conditional: bool = False) -> str:
-        """An element as text that may stand within an expression."""
+        """An element as text that can be part of an expression."""
         text, _ = self.expression(block, value, at, conditional=conditional)
         return text if text.isidentifier() or text.endswith((")", "]")) else f"({text})"
 

@@ -90,7 +90,7 @@ def _atom(text: str) -> str:
 
 
 def is_plain(value: Value, budget: int = 4) -> bool:
-    """Whether an element is one reading of memory and little arithmetic, so that it may stand under a condition."""
+    """Whether an element is one read of memory and little arithmetic, so it may be evaluated under a condition."""
     if budget < 0:
         return False
     if isinstance(value, View):

@@ -47,7 +47,7 @@ def identifier(text: str) -> str:
 
 
 class Names:
-    """Identifiers that are taken; `fresh` gives one that is not."""
+    """Identifiers in use; `fresh` returns a new one."""
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
         self._taken = set(taken)

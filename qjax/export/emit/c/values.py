@@ -70,9 +70,9 @@ class View(Value):
 
 @dataclasses.dataclass(eq=False)
 class Guarded(Value):
-    """The source where an index lies within it, `fill` elsewhere; steps: the dilation of each axis of the source.
+    """The source at indices inside it, `fill` elsewhere; steps: the dilation of each axis of the source.
 
-    where: gives the indices before the division by the step.
+    where: returns the indices before the division by the step.
     """
 
     source: Value
@@ -83,7 +83,7 @@ class Guarded(Value):
 
 @dataclasses.dataclass(eq=False)
 class Joined(Value):
-    """Parts one behind the other along an axis."""
+    """Parts in order along an axis."""
 
     parts: tuple[Value, ...]
     axis: int

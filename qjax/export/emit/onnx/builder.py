@@ -60,7 +60,7 @@ class Library:
 
 
 class Builder:
-    """The nodes of one body. reserved: names that stand for something else there."""
+    """The nodes of one body. reserved: names with another meaning there."""
 
     def __init__(self, library: Library, reserved: Sequence[str] = (), parent: "Builder | None" = None) -> None:
         self.library = library

@@ -39,8 +39,8 @@ class Bias:
 class Operation:
     """One operation on codes.
 
-    real: the operator of ONNX's own domain that it is in reals; None where codes only change their grid.
-    result: the grid of the result, and the name under which its codes are computed.
+    real: ONNX's operator on floats for it; None for a requantization.
+    result: the quantization parameters of the result, and the name under which its codes are computed.
     """
 
     real: str | None
@@ -51,7 +51,7 @@ class Operation:
 
 
 def limits(graph: Graph, node: Node) -> tuple[int, int]:
-    """The least and the greatest code of a node's output: of its tensor, and of the clamp behind it."""
+    """The lowest and the highest code of a node's output: of its tensor, and of the clamp after it."""
     quantization = graph.tensors[node.output].quantization
     assert quantization is not None
     low, high = quantization.qmin, quantization.qmax

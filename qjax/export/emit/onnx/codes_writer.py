@@ -127,17 +127,17 @@ class CodesWriter(integer.Writer):
         return facts if tensor.value is None else {**facts, "value": np.asarray(tensor.value).tolist()}
 
     def unread(self) -> dict[str, Any]:
-        """Nothing: all that the model does not mention stands in its metadata."""
+        """Nothing: the metadata holds everything that the model does not mention."""
         return {}
 
     def info(self, view: View, name: str | None = None) -> onnx.ValueInfoProto:
-        """The type alone; all else stands in the model's metadata."""
+        """The type alone; the model's metadata holds the rest."""
         return super().info(view)
 
     # ------------------------------------------------------------------ ends
 
     def output(self, name: str, used: set[str]) -> onnx.ValueInfoProto:
-        """The declaration of a result, and whose it is: a copy has a name of its own."""
+        """The declaration of a result, and its source: a copy has a different name."""
         info = super().output(name, used)
         self.results[info.name] = name
         return info
@@ -152,7 +152,7 @@ class CodesWriter(integer.Writer):
         return quantization is not None and np.size(quantization.scale) == 1
 
     def _float_ends(self, graph: onnx.GraphProto) -> None:
-        """QuantizeLinear behind every input, DequantizeLinear in front of every output, under the ports' names."""
+        """QuantizeLinear after every input, DequantizeLinear before every output, with the names of the ports."""
         ports = self._ports()
         written = set(ports.values())
         for node in graph.node:
@@ -269,7 +269,7 @@ class CodesWriter(integer.Writer):
         return Operand(view.name, self.scale(name), self.zero_point(name))
 
     def real(self, operand: Operand) -> str:
-        """The reals behind codes; one DequantizeLinear for all that read them."""
+        """The dequantized codes; one DequantizeLinear for all readers."""
         if operand not in self.reals:
             grid = [operand.scale, operand.zero_point]
             axis: dict[str, Any] = {} if operand.axis is None else {"axis": operand.axis}
@@ -311,7 +311,7 @@ class CodesWriter(integer.Writer):
         shape: Sequence[int] | None = None,
         **attributes: Any,
     ) -> bool:
-        """An operation and what stands behind it: bounds narrower than the dtype, a reshape; returns True.
+        """An operation and what follows it: bounds narrower than the dtype, a reshape; returns True.
 
         order: the axis of the graph's tensor that each of the result's is. shape: to bring the result to, -1 for a
         free size; None: it has its shape.
@@ -334,7 +334,7 @@ class CodesWriter(integer.Writer):
         return True
 
     def sizes(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor, the batch as the number that stands for it."""
+        """The shape of a tensor, with the number that represents the batch."""
         return tuple(self.size if n is None else n for n in self.graph.tensors[name].shape)
 
     def dims(self, sizes: Sequence[int]) -> list[int] | None:

@@ -24,7 +24,7 @@ _QUOTIENT_ERROR = 2.0**-15
 
 
 def table(w: CodesWriter, node: Node) -> bool:
-    """Writes a table as a function of the runtime, if that is what the runtime makes of the function."""
+    """Writes a table as a function of the runtime, if the runtime computes exactly this table."""
     tensors = w.graph.tensors
     x, y = tensors[node.inputs[0]].quantization, tensors[node.output].quantization
     info = np.iinfo(tensors[node.inputs[0]].dtype)

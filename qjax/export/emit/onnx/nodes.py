@@ -34,9 +34,9 @@ _CODES = ("int8", "uint8")
 class Call:
     """A node to be written.
 
-    attributes: those of its kernel, with the facts of its tensors. inputs: what it reads, stored as the file stores it.
-    constants: by role, likewise. zero_points: by role of the kernel, the dtype in which the file holds each.
-    choices: the values of those constants in `CHOICES`.
+    attributes: those of its kernel, with the facts of its tensors. inputs: its inputs, as the file stores them.
+    constants: by role, as the file stores them. zero_points: by role of the kernel, the dtype in which the file holds
+    each. choices: the values of those constants in `CHOICES`.
     """
 
     op: str
@@ -82,7 +82,7 @@ def wanted_order(call: Call) -> list[int] | None:
 def write(library: Library, call: Call, free: int | None, stored: Mapping[str, str]) -> Body:
     """Add the node's function to the library.
 
-    free: the size that stands for the batch. stored: role -> dtype of constants that the file holds in a narrower one.
+    free: the size that represents the batch. stored: role -> dtype of constants that the file holds in a narrower one.
 
     Raises:
       NeedsBatch: the kernel's arithmetic depends on the size of the batch.
@@ -185,7 +185,7 @@ def _conv(t: Translator, attributes: Mapping[str, Any], x: View, kernel: View, o
 
 
 def _finished(t: Translator, attributes: Mapping[str, Any], acc: View, constants: Mapping[str, View]) -> View:
-    """The accumulator's way to codes, a function of its own under the name of its rule."""
+    """The requantization of the accumulator, a separate function with the name of its rule."""
     names = ("acc", *constants)
     inner = Translator(Builder(t.builder.library, names), t.free)
     views = [dataclasses.replace(view, name=name) for name, view in zip(names, (acc, *constants.values()), strict=True)]

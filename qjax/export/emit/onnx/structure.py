@@ -101,7 +101,7 @@ def stack(t: Views, params: Any, x: Sequence[View]) -> View:
 
 
 def pad(t: Views, params: Any, x: Sequence[View]) -> View:
-    """`lax.pad`: first what stands between elements, which ONNX has not, then around them; negative amounts cut."""
+    """`lax.pad`: first between elements, which ONNX cannot do, then around them; negative amounts cut."""
     view, fill = x
     config = params["padding_config"]
     touched = [axis for axis, triple in enumerate(config) if any(triple) and view.shape[axis] != 0]

@@ -32,7 +32,7 @@ def taken(owner: Any, key: str = KEY) -> Any:
 
 
 def described(tensor: Tensor, order: Sequence[int]) -> dict[str, Any]:
-    """A tensor's type beside its ONNX one. order: the axis of the graph's tensor that each of the file's is."""
+    """A tensor's type, for the metadata. order: for each axis of the file's tensor, the axis of the graph's tensor."""
     facts: dict[str, Any] = {"name": tensor.name, "shape": list(tensor.shape), "dtype": tensor.dtype}
     if list(order) != list(range(len(tensor.shape))):
         facts["order"] = list(order)

@@ -59,7 +59,7 @@ class View:
 class Views:
     """Operations on views that every primitive shares.
 
-    free: the size that stands for the batch (see `batch`), None where the batch is fixed. source: a view with such an
+    free: the size that represents the batch (see `batch`), None if the batch is fixed. source: a view with such an
     axis, to take the batch's size from at run time.
     """
 

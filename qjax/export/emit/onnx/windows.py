@@ -62,7 +62,7 @@ def _separately(t: Views, view: View, params: Any, op: str) -> View:
 
 
 def _max_pool(t: Views, view: View, params: Any) -> View | None:
-    """MaxPool, for 8 bits and windows over one to three axes behind or between two others."""
+    """MaxPool, for 8 bits and windows over one to three axes after or between two others."""
     window, strides = params["window_dimensions"], params["window_strides"]
     padding, dilation = params["padding"], params["window_dilation"]
     rank = len(view.shape)

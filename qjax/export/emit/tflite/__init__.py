@@ -40,10 +40,10 @@ def emit(graph: Graph, path: str | os.PathLike[str], *, batch: int = 1, int4: bo
 
     Args:
       graph: a finished graph for a target of the TFLite family, int8 or int16 activations, int8 weights.
-      batch: the batch size that the file's shapes state. Where every operator allows it, the file also says that the
-        batch is free, and `resize_tensor_input` of LiteRT changes it.
-      int4: store weights of 4 bits and less packed, two per byte. None: where the target's runtime gives the same codes
-        then, see `support.takes_int4`.
+      batch: the batch size in the file's shapes. If every operator allows it, the file also declares a free batch, and
+        LiteRT's `resize_tensor_input` changes it.
+      int4: store weights of 4 bits and less packed, two per byte. None: if the target's runtime then computes the
+        same codes, see `support.takes_int4`.
 
     Raises:
       ValueError: another target; operations or types that the runtime has no integers for. The message lists every
