@@ -73,7 +73,7 @@ def _read_inside(eqn: Equation, body: Program, wanted: set[Value]) -> tuple[set[
 
 
 def _behind(program: Program, wanted: set[Value], *, bodies: bool = True) -> tuple[list[Equation], set[Value]]:
-    """The equations that compute some values, and all values that these read. bodies: replace a scan by its equations."""
+    """The equations that compute some values, and all values that these read. bodies: open scans into equations."""
     wanted, found = set(wanted), list[Equation]()
     for eqn in reversed(program.equations):
         if not wanted.intersection(eqn.outputs):
