@@ -12,7 +12,7 @@ from qjax.installed import conflict, own_folder
 from qjax.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from qjax import calibration, numerics, ops, targets, training
+    from qjax import calibration, numerics, ops, profiles, targets, training
     from qjax.analysis.search import Budget, search
     from qjax.analysis.sensitivity import sensitivity
     from qjax.analysis.statistics import statistics
@@ -72,6 +72,7 @@ __all__ = [
     "numerics",
     "ops",
     "post_training",
+    "profiles",
     "quantize",
     "read",
     "report",
@@ -124,6 +125,7 @@ _MODULES = (
     "layers",
     "numerics",
     "ops",
+    "profiles",
     "reporting",
     "targets",
     "tracing",

@@ -141,8 +141,12 @@ def explain(model: nnx.Module, sample: Any, recipe: Recipe | None = None) -> Exp
 
 def obstacles(traced: Traced, annotation: Annotation, plan: Plan) -> str:
     """What `convert` will refuse, all of it, with the cures; empty where nothing stands in the way."""
-    rows = Explanation(tuple(_rows(traced.results, annotation, plan, _needed(traced.results), {}))).unsupported
-    return "\n".join(" ".join([row.problem, *row.cures]) for row in rows)
+    return "\n".join(" ".join([row.problem, *row.cures]) for row in refused_rows(traced, annotation, plan))
+
+
+def refused_rows(traced: Traced, annotation: Annotation, plan: Plan) -> tuple[Explained, ...]:
+    """The equations that `convert` will refuse."""
+    return Explanation(tuple(_rows(traced.results, annotation, plan, _needed(traced.results), {}))).unsupported
 
 
 def _rows(

@@ -16,7 +16,8 @@ from qjax import targets
 from qjax.batches import Batches, Inputs, arguments_of, brief, refuse_trace
 from qjax.calibrating import calibrate, stacked_qparams
 from qjax.calibration.learned import Quantizer
-from qjax.explanation import obstacles
+from qjax.explanation import obstacles, refused_rows
+from qjax.export import contents
 from qjax.export.backend import backend_of, target_of
 from qjax.export.convert import convert as convert_program
 from qjax.export.integer_graph import IntegerGraph, dequantize_outputs, inputs_of, quantize_inputs
@@ -34,6 +35,7 @@ from qjax.layers import Traced, TraceError, check_any_batch, check_nothing_drawn
 from qjax.numerics.affine import QParams
 from qjax.numerics.surrogate import with_gradient_of
 from qjax.ops import backend
+from qjax.profiled import refuse_model
 from qjax.progress import stage, track
 from qjax.qmodel import QuantizedModel, QuantizerState, check_quantized, evaluation_copy, unquantized
 from qjax.recipe import Recipe
@@ -53,6 +55,7 @@ def quantize(model: nnx.Module, recipe: Recipe, sample: Any, *, progress: bool |
 
     Raises:
       ValueError: an override that matches nothing, or a spec that a tensor cannot take.
+      ProfileError: the recipe names a device whose rules the model breaks; the message lists all of them.
     """
     if not isinstance(model, nnx.Module):
         raise TypeError(
@@ -107,6 +110,9 @@ def quantize(model: nnx.Module, recipe: Recipe, sample: Any, *, progress: bool |
     states = {name: QuantizerState(q, _placeholder(q)) for name, q in quantizers.items()}
     qmodel = QuantizedModel(instrumented, plan, states)
     calibrate(qmodel, [sample], progress=progress)
+    if plan.profile is not None:
+        rows = refused_rows(traced, annotation, plan)
+        refuse_model(plan.profile, quantizers, places, rows, lambda: _convert(qmodel, args, plan.target))
     refused = obstacles(traced, annotation, plan)
     if refused:
         warnings.warn(f"quantize: the model trains, but convert will refuse it.\n{refused}", stacklevel=2)
@@ -128,11 +134,17 @@ def convert(qmodel: QuantizedModel, sample: Any, *, target: Any = None) -> Integ
     Raises:
       ValueError: a parameter holds NaN or infinity.
       ConversionError: something has no integer form; the message names the primitive, your line, and a cure.
+      ProfileError: the recipe names a device whose rules the graph breaks. With another target than the recipe's no
+        rule is checked.
     """
     check_quantized(qmodel, "convert")
     args = arguments_of(sample, "convert", traced=True)
     with stage("convert"):
-        return IntegerGraph(_convert(qmodel, args, target or qmodel.plan.target))
+        graph = _convert(qmodel, args, target or qmodel.plan.target)
+        if qmodel.plan.profile is not None and target is None:
+            contents.check_graph(graph, qmodel.plan.profile).refuse("convert")
+            graph = graph.replace(metadata={**graph.metadata, contents.PROFILE: qmodel.plan.profile})
+        return IntegerGraph(graph)
 
 
 def verify(

@@ -11,6 +11,7 @@ import numpy as np
 from flax import nnx
 from jax.core import Tracer
 
+from qjax import profiles
 from qjax.batches import brief, refuse_trace, traced_message
 from qjax.calibration.learned import Quantizer, with_scales
 from qjax.call import Call
@@ -63,7 +64,7 @@ class Plan:
     quantizers: name -> quantizer. float_paths: modules left in reals. details: name -> (kind, module, op, shape).
     dynamic: modules whose products get their scales at run time, and those within that do not (None).
     integers: the ranges of integers of which the model computes functions.
-    by_row: the quantizers of tables that have scales of their rows.
+    by_row: the quantizers of tables that have scales of their rows. profile: the name of the device, or None.
     """
 
     quantizers: tuple[tuple[str, Quantizer], ...]
@@ -75,6 +76,7 @@ class Plan:
     dynamic: tuple[tuple[str, Dynamic | None], ...] = ()
     integers: tuple[Integers, ...] = ()
     by_row: frozenset[str] = frozenset()
+    profile: str | None = None
 
     @functools.cached_property
     def by_name(self) -> Mapping[str, Quantizer]:
@@ -172,7 +174,9 @@ class Plan:
 
 def unquantized(recipe: Recipe, types: Mapping[str, type]) -> Plan:
     """What a recipe says of a model before it has quantizers. types: module path -> class."""
-    return Plan((), recipe.float_paths(types), (), recipe.target, (), dynamic=recipe.dynamic_paths(types))
+    profile = None if recipe.profile is None else profiles.get(recipe.profile).name
+    dynamic = recipe.dynamic_paths(types)
+    return Plan((), recipe.float_paths(types), (), recipe.target, (), dynamic=dynamic, profile=profile)
 
 
 class QuantizedModel(nnx.Module):

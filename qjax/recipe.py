@@ -5,7 +5,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
-from qjax import calibration, ops, targets
+from qjax import calibration, ops, profiles, targets
 from qjax.calibration.learned import Method, Quantizer
 from qjax.export.backend import Backend, target_of
 from qjax.nearest import did_you_mean
@@ -26,6 +26,16 @@ _ELSEWHERE = {
     "symmetric": "Symmetry is said of weights and activations: activations=QSpec(symmetric=False).",
 }
 """What people look for in a recipe: where it is."""
+
+
+class _Unsaid(str):
+    """The default target, told from the same name written by the user: a profile replaces only the former."""
+
+
+_TARGET = _Unsaid("nearest_even")
+_WEIGHTS = QSpec(bits=8, axis=-1)
+_ACTIVATIONS = QSpec(bits=8, symmetric=False)
+"""Defaults, which a profile replaces. A spec of the user's is another object, also where it is equal."""
 
 
 class _Float:
@@ -100,11 +110,14 @@ class Recipe:
       what it is for: elsewhere the bit is lost for nothing. `qjax.accumulators` counts the pairs that are at risk.
     integers: the ranges of integer inputs of which the model computes functions, see `qjax.integers`. Of others the
       range is that of the batches that `quantize` and `calibrate` see.
+    profile: the device that the model is for, a name out of `qjax.profiles` or a `Profile`. It fills in what is not
+      given: target, weights, activations, and sometimes methods. What contradicts it is an error here; what the model
+      has that the device does not take is an error of `quantize`, of `convert` and of `graph.emit`.
     """
 
-    target: str | targets.Target | Backend = "nearest_even"
-    weights: QSpec = QSpec(bits=8, axis=-1)
-    activations: QSpec = QSpec(bits=8, symmetric=False)
+    target: str | targets.Target | Backend = _TARGET
+    weights: QSpec = _WEIGHTS
+    activations: QSpec = _ACTIVATIONS
     overrides: Mapping[str | type, Any] = dataclasses.field(default_factory=dict)
     first_last_bits: int | None = None
     output_bits: int = 8
@@ -115,8 +128,11 @@ class Recipe:
     scan: ScanMode = "stacked"
     reduce_range: bool = False
     integers: Sequence[Integers] = ()
+    profile: str | profiles.Profile | None = None
 
     def __post_init__(self) -> None:
+        if self.profile is not None:
+            self._take_profile(profiles.get(self.profile))
         formulas.check_target(target_of(self.target))
         _check_spec("Recipe: weights", self.weights)
         _check_spec("Recipe: activations", self.activations)
@@ -162,6 +178,28 @@ class Recipe:
                     raise ValueError(f"Recipe: override {key!r} is not a regular expression: {error}.") from None
             elif not isinstance(key, type):
                 raise TypeError(f"Recipe: an override is keyed by a path or a layer type, got {key!r}.")
+
+    def _take_profile(self, profile: profiles.Profile) -> None:
+        """Fill in what the profile proposes, and refuse what contradicts it."""
+        profiles.register(profile)
+        object.__setattr__(self, "profile", profile.name)
+        own = {"target": (_TARGET, profile.targets[0]), "weights": (_WEIGHTS, profile.weights)}
+        own["activations"] = (_ACTIVATIONS, profile.activations)
+        for name, (default, proposed) in own.items():
+            if getattr(self, name) is default:
+                object.__setattr__(self, name, proposed)
+        for name, value in profile.recipe.items():
+            if getattr(self, name) == type(self).__dataclass_fields__[name].default:
+                object.__setattr__(self, name, value)
+        found = list[profiles.Violation]()
+        target = target_of(self.target).name
+        if target not in profile.targets:
+            allowed, cure = ", ".join(profile.targets), f"Leave target out, or use target={profile.targets[0]!r}."
+            found.append(profiles.Violation("target", "target", f"one of {allowed}", target, cure))
+        for kind in ("weights", "activations"):
+            if isinstance(getattr(self, kind), QSpec):
+                found += profiles.check_spec(profile, kind.removesuffix("s"), getattr(self, kind), kind)
+        profiles.Verdict(profile, tuple(found)).refuse("Recipe")
 
     # ------------------------------------------------------------------ what a model's parts get
 

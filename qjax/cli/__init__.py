@@ -18,7 +18,7 @@ from qjax.installed import conflict, own_folder
 from qjax.nearest import did_you_mean
 from qjax.version import __version__
 
-COMMANDS = ("inspect", "run", "verify", "compare", "report", "emit", "read", "targets", "doctor")
+COMMANDS = ("inspect", "run", "verify", "compare", "report", "check", "emit", "read", "targets", "doctor")
 """In the order of the help."""
 
 
@@ -48,6 +48,7 @@ Examples:
   qjax verify model.tflite --runtime tflite-micro
   qjax compare model.qjax --targets tflite_micro,tflite_xnnpack images.npy
   qjax report model.qjax --data images.npz
+  qjax check model.tflite --profile ethos_u
   qjax emit model.qjax c -o firmware/model
 
 \b

@@ -7,7 +7,7 @@ from qjax.cli.parameters import model_argument, output_option, subcommand, targe
 
 OPTIONS = {
     "c": ("batch", "name", "vectors"),
-    "onnx": ("batch", "style", "codes"),
+    "onnx": ("batch", "style", "codes", "portable"),
     "stablehlo": ("batch", "reals"),
     "tflite": ("batch", "int4"),
 }
@@ -22,11 +22,15 @@ OPTIONS = {
 @click.option("--batch", metavar="N", type=click.IntRange(min=1), help="Fix the batch; c and tflite: 1 by default.")
 @click.option("--style", metavar="NAME", help="onnx: integer, qdq or qoperator; qdq where the target is onnxruntime.")
 @click.option("--codes", is_flag=True, default=None, help="onnx: codes in and out, in the styles qdq and qoperator.")
+@click.option(
+    "--portable", type=click.Choice(["floats", "codes"]), help="onnx, style qdq: for other runtimes than ONNX Runtime."
+)
+@click.option("--profile", metavar="NAME", help="Write it for this device, if it breaks no rule (see: qjax check).")
 @click.option("--name", metavar="NAME", help="c: of the files and functions; model by default.")
 @click.option("--vectors", metavar="N", type=click.IntRange(min=0), help="c: golden runs in the self-test.")
 @click.option("--int4/--no-int4", default=None, help="tflite: pack weights of 4 bits; by default where that is safe.")
 @click.option("--reals", is_flag=True, default=None, help="stablehlo: from reals to reals instead of codes to codes.")
-def command(model: str, format: str, output: str, target: str | None, **options: object) -> None:
+def command(model: str, format: str, output: str, target: str | None, profile: str | None, **options: object) -> None:
     r"""Write a model as FORMAT: c (a folder), onnx, stablehlo or tflite.
 
     c, onnx and stablehlo hold the rounding of any target; a .tflite is rounded by the runtime that loads it, so its
@@ -49,7 +53,7 @@ def command(model: str, format: str, output: str, target: str | None, **options:
         raise Refused(f"--{key} is no option of the format {format}, which takes {taken}.")
     graph = open_model(model, target)
     with refusing():
-        graph.emit(format, output, **given)
+        graph.emit(format, output, profile=profile, **given)
     click.echo(f"{output}: {format}, target {graph.target}")
     folder = os.path.isdir(output)
     for name in sorted(os.listdir(output)) if folder else [output]:

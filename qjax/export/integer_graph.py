@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from qjax import targets
-from qjax.export import artifact, faults
+from qjax import profiles, targets
+from qjax.export import artifact, contents, faults
 from qjax.export.emit import emit
 from qjax.export.interpreter import Interpreter, check_count, check_shapes, run
 from qjax.export.ir import REAL_DTYPE, Graph, Tensor
@@ -113,9 +113,38 @@ class IntegerGraph:
         """
         artifact.save(self.ir, path)
 
-    def emit(self, format: str, path: str | os.PathLike[str], **options: Any) -> None:
-        """Write the graph for a runtime: "onnx", "tflite", "c" or "stablehlo"; see `qjax.export.emit`."""
+    def emit(
+        self,
+        format: str,
+        path: str | os.PathLike[str],
+        *,
+        profile: str | profiles.Profile | None = None,
+        **options: Any,
+    ) -> None:
+        """Write the graph for a runtime: "onnx", "tflite", "c" or "stablehlo"; see `qjax.export.emit`.
+
+        Args:
+          profile: the device that the file is for. Its options of the emitter are taken, and the file is written only
+            if it breaks no rule. None: that of the model's recipe, where `format` is the one of its device.
+
+        Raises:
+          ProfileError: rules are broken, or an option contradicts the profile; the message lists all.
+        """
+        known = contents.profile_for(self.ir, format, profile)
+        if known is not None:
+            options = contents.options_for(known, options)
+            contents.check_graph(self.ir, known, options=options).refuse("emit")
         emit(self.ir, format, path, **options)
+
+    def check(self, profile: str | profiles.Profile) -> profiles.Verdict:
+        """Judge the graph by what a device demands; `str()` of the verdict lists every violation with its cure.
+
+        Judged are the operators of the file that the profile's emitter writes.
+
+        Raises:
+          ValueError: an unknown profile. ModuleNotFoundError: the library that writes the format is missing.
+        """
+        return contents.check_graph(self.ir, profile)
 
     def retarget(self, target: str | targets.Target) -> "IntegerGraph":
         """The same model under the rounding of another target; see `qjax.export.retarget`."""

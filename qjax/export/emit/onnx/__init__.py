@@ -15,6 +15,9 @@ from qjax.export.ir import Graph
 STYLES = {"integer": "integer", "qdq": "qdq", "qoperator": "qoperator"}
 """Style -> the module of this package with its `to_model(graph, *, batch, ...)`."""
 
+PORTABLE = ("floats", "codes")
+"""How biases may be written for other runtimes than ONNX Runtime."""
+
 
 def emit(
     graph: Graph,
@@ -23,6 +26,7 @@ def emit(
     style: str | None = None,
     batch: int | None = None,
     codes: bool = False,
+    portable: str | None = None,
 ) -> None:
     """Write a graph as an ONNX model, all or nothing.
 
@@ -30,20 +34,38 @@ def emit(
       style: one of `STYLES`; None: "qdq" for a graph under a target of ONNX Runtime, "integer" for all others.
       batch: the size of the batch in the file; None leaves it free.
       codes: whether the inputs and outputs of the model are codes rather than floats; those of "integer" always are.
+      portable: of style "qdq": write it for other runtimes than ONNX Runtime, every operator between DequantizeLinear
+        and QuantizeLinear (see `portable`). "floats": with biases of float32. "codes": with biases of int32.
 
     Raises:
       ValueError: an unknown style, or a graph that the style cannot hold; the message names the node and the cure.
     """
-    model = to_model(graph, style=style, batch=batch, codes=codes)
+    model = to_model(graph, style=style, batch=batch, codes=codes, portable=portable)
     files.write(model.SerializeToString(deterministic=True), path)
 
 
-def to_model(graph: Graph, *, style: str | None = None, batch: int | None = None, codes: bool = False) -> Any:
+def to_model(
+    graph: Graph,
+    *,
+    style: str | None = None,
+    batch: int | None = None,
+    codes: bool = False,
+    portable: str | None = None,
+) -> Any:
     """The `onnx.ModelProto` that `emit` writes."""
     if style is None:
         style = "qdq" if graph.target.startswith("onnxruntime") else "integer"
     if style not in STYLES:
         raise ValueError(f"emit: expected one of the styles {', '.join(STYLES)}, got {style!r}.")
+    if portable is not None and (portable not in PORTABLE or style != "qdq"):
+        raise ValueError(
+            f"emit: expected portable={' or '.join(map(repr, PORTABLE))} with style='qdq', or None. Got {portable!r} "
+            f"with style={style!r}."
+        )
     module = importlib.import_module(f"qjax.export.emit.onnx.{STYLES[style]}")
     options = {} if style == "integer" else {"codes": codes}
-    return module.to_model(graph, batch=batch, **options)
+    model = module.to_model(graph, batch=batch, **options)
+    if portable is None:
+        return model
+    rewrite: Any = importlib.import_module("qjax.export.emit.onnx.portable")
+    return rewrite.portable(model, float_bias=portable == "floats")

@@ -17,6 +17,7 @@ from typing import Any
 from qjax.export import files
 from qjax.export.emit.tflite import arithmetic, functions, moves, numbers, products, selections, tables
 from qjax.export.emit.tflite.metadata import metadata_of
+from qjax.export.emit.tflite.problems import Problems
 from qjax.export.emit.tflite.support import check_target, problems_of
 from qjax.export.emit.tflite.writer import Writer
 from qjax.export.ir import Graph
@@ -24,6 +25,7 @@ from qjax.export.tflite_schema.file import METADATA
 
 __all__ = [
     "arithmetic",
+    "attempt",
     "emit",
     "functions",
     "moves",
@@ -55,19 +57,37 @@ def emit(graph: Graph, path: str | os.PathLike[str], *, batch: int = 1, int4: bo
 
 def to_bytes(graph: Graph, *, batch: int = 1, int4: bool | None = None) -> bytes:
     """The file's bytes, see `emit`."""
+    data, problems = attempt(graph, batch=batch, int4=int4)
+    problems.refuse()
+    return data
+
+
+def attempt(graph: Graph, *, batch: int = 1, int4: bool | None = None) -> tuple[bytes, Problems]:
+    """The file, with an input in the place of every node that cannot be written, and what these are.
+
+    Where the graph's types have no form at all, the file is empty.
+
+    Raises:
+      ValueError: a graph of another target.
+    """
     if type(batch) is not int or batch < 1:
         raise ValueError(f"emit: expected a batch of 1 or more, got {batch!r}.")
     check_target(graph)
-    problems_of(graph).refuse()
+    problems = problems_of(graph)
+    if problems.found:
+        return b"", problems
     writer = _writer(graph, batch, int4)
-    writer.problems.refuse()
+    return _bytes(graph, writer), writer.problems
+
+
+def _bytes(graph: Graph, writer: Writer) -> bytes:
     if not writer.resizable:
         # some operator contains the batch size as a number, so the shapes are fixed
         for tensor in writer.file.tensors:
             tensor.shapeSignature = None
     return bytes(
         writer.file.to_bytes(
-            [writer.values[name].index for name in graph.inputs],
+            [*(writer.values[name].index for name in graph.inputs), *writer.unwritten],
             writer.outputs(),
             description=f"qjax, target {graph.target}",
             metadata={METADATA: metadata_of(graph, writer)},

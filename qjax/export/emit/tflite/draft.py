@@ -39,7 +39,7 @@ class Draft:
     """One graph on its way into a file.
 
     values: by tensor of the graph. spans: per node, the operators [first, end) that compute it. resizable: no operator
-    holds the batch as a number.
+    holds the batch as a number. unwritten: the tensors that no operator computes, because their node cannot be written.
     """
 
     def __init__(self, graph: Graph, batch: int, int4: bool | None) -> None:
@@ -51,6 +51,7 @@ class Draft:
         self.prepared = interpreter.prepare(graph)
         self.shapes = _shapes(graph, batch, self.prepared)
         self.resizable = True
+        self.unwritten: list[int] = []
         self._constants: dict[tuple[str, tuple[int, ...], bytes], Value] = {}
         self._node = "input"
         self._made = 0

@@ -13,20 +13,38 @@ class Unsupported(Exception):
         self.why, self.cure = why, cure
 
 
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """What cannot be written: a node or a tensor, the user's "file:line", why, and a cure."""
+
+    what: str
+    location: str | None
+    why: str
+    cure: str
+
+    def __str__(self) -> str:
+        where = f" ({self.location})" if self.location else ""
+        return f"{self.what}{where}: {self.why}. {self.cure}"
+
+
 @dataclasses.dataclass
 class Problems:
     """The nodes and tensors that a .tflite file cannot hold."""
 
-    lines: list[str] = dataclasses.field(default_factory=list)
+    found: list[Problem] = dataclasses.field(default_factory=list)
+
+    @property
+    def lines(self) -> list[str]:
+        """Each in one line."""
+        return [str(problem) for problem in self.found]
 
     def add(self, node: Node, why: str, cure: str) -> None:
         """A node that cannot be written."""
-        where = f" ({node.location})" if node.location else ""
-        self.lines.append(f"{node.op} {node.name!r}{where}: {why}. {cure}")
+        self.found.append(Problem(f"{node.op} {node.name!r}", node.location, why, cure))
 
     def add_tensor(self, name: str, why: str, cure: str) -> None:
         """A tensor that cannot be written."""
-        self.lines.append(f"tensor {name!r}: {why}. {cure}")
+        self.found.append(Problem(f"tensor {name!r}", None, why, cure))
 
     def refuse(self) -> None:
         """Raise if there are any."""

@@ -47,6 +47,7 @@ class Writer(Clamping):
                 self.problems.add(node, error.why, error.cure)
                 # continue with the following nodes, to report their problems too
                 value = self.tensor_of(node.output, self.graph.tensors[node.output])
+                self.unwritten.append(value.index)
             if value.index < before:
                 value = self.copy(value)
             assert value.shape == self.shapes[node.output], (node.name, value.shape, self.shapes[node.output])

@@ -1,0 +1,56 @@
+"""`qjax check`: whether a model obeys the rules of a device."""
+
+import click
+
+from qjax.cli.errors import DIFFERENT
+from qjax.cli.parameters import subcommand, target_option
+
+
+@subcommand(name="check", short_help="Judge a model by the rules of a device.")
+@click.argument("model", metavar="[MODEL]", required=False)
+@click.option("--profile", "name", metavar="NAME", help="The device; without a MODEL its rules are shown.")
+@target_option
+@click.option("--json", "as_json", is_flag=True, help="The verdict as one JSON document.")
+def command(model: str | None, name: str | None, target: str | None, as_json: bool) -> int:
+    r"""Judge a model by the rules of a device, each with its source.
+
+    Of a .tflite or .onnx file the file itself is judged, whoever wrote it, where the device takes that format. Of any
+    other model it is the file that qjax would write for the device. Without a MODEL the rules are shown, without a
+    --profile the devices.
+
+    \b
+    Exit code: 0 no rule is broken, 1 some are.
+
+    \b
+    Examples:
+      qjax check
+      qjax check --profile ethos_u
+      qjax check model.tflite --profile ethos_u
+      qjax check model.qjax --profile tensorrt --json | jq .violations
+    """
+    import json
+
+    from qjax import profiles
+    from qjax.cli.errors import Refused, refusing
+    from qjax.cli.models import kind, open_model
+    from qjax.export.contents import check_file
+    from qjax.profiles.page import devices_table, rules_table
+
+    if model is None:
+        with refusing():
+            click.echo(devices_table() if name is None else rules_table(profiles.get(name)))
+        return 0
+    if name is None:
+        raise Refused(f"expected --profile NAME, one of {', '.join(profiles.names())}.")
+    with refusing():
+        profile = profiles.get(name)
+        if target is None and kind(model) == profile.format:
+            with open(model, "rb") as file:
+                verdict = check_file(file.read(), profile)
+        else:
+            verdict = open_model(model, target).check(profile)
+    if as_json:
+        click.echo(json.dumps(verdict.document(), indent=1, ensure_ascii=False))
+    else:
+        click.echo(str(verdict))
+    return 0 if verdict.passes else DIFFERENT

@@ -1,0 +1,134 @@
+"""What a file holds, as `qjax.profiles` judges it; of a graph, the file that a profile's emitter makes of it."""
+
+import dataclasses
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from qjax.export.emit import onnx as onnx_emitter
+from qjax.export.emit import tflite as tflite_emitter
+from qjax.export.emit.tflite.problems import Problem
+from qjax.export.ir import Graph
+from qjax.export.read import sniffed
+from qjax.export.retarget import retarget
+from qjax.ops import island
+from qjax.profiles import Operator, Profile, ProfileError, Verdict, Violation, check_operators, get
+
+PROFILE = "profile"
+"""The key of a graph's metadata with the name of its profile."""
+
+
+def check_file(data: bytes, profile: str | Profile) -> Verdict:
+    """Judge the bytes of a .tflite or .onnx file, of any origin.
+
+    Raises:
+      ReadError: the file is damaged. ValueError: an unknown profile, or a file of another format than its own.
+    """
+    known, format = get(profile), sniffed(data)
+    if format != known.format:
+        raise ValueError(
+            f"profile {known.name!r}: expected a .{known.format} file, got .{format}. Read it and check the graph: "
+            f"qjax.read(path).check({known.name!r})."
+        )
+    return check_operators(known, _reader(format).operators_of_bytes(data))
+
+
+def check_graph(
+    graph: Graph,
+    profile: str | Profile,
+    *,
+    trained: bool = True,
+    scheme: bool = True,
+    options: Mapping[str, Any] | None = None,
+) -> Verdict:
+    """Judge the file that the profile's emitter writes of a graph.
+
+    A graph that the format cannot hold breaks the rule "file".
+
+    Args:
+      trained, scheme: see `profiles.check_operators`. options: of the emitter; None: those of the profile.
+
+    Raises:
+      ValueError: an unknown profile. ModuleNotFoundError: the library that writes the format is missing.
+    """
+    known, expected = get(profile), f"a .{get(profile).format} file of this device"
+    try:
+        operators, problems = operators_of_graph(graph, known, known.options if options is None else options)
+    except ValueError as error:
+        return Verdict(known, (Violation("file", "the graph", expected, str(error), ""),))
+    verdict = check_operators(known, operators, trained=trained, scheme=scheme)
+    unwritten = [Violation("file", p.what, expected, p.why, f"{p.cure}.", "", p.location) for p in problems]
+    return dataclasses.replace(verdict, violations=(*unwritten, *verdict.violations))
+
+
+def operators_of_graph(
+    graph: Graph, profile: Profile, options: Mapping[str, Any]
+) -> tuple[list[Operator], Sequence[Problem]]:
+    """The operators of the file that the profile's emitter writes, and what it cannot write.
+
+    Raises:
+      ValueError: the format cannot hold the graph.
+    """
+    cure = "Drop their qjax.FLOAT or qjax.Dynamic"
+    islands = [Problem(repr(n.name), n.location, "a float island", cure) for n in graph.nodes if n.op == island.NAME]
+    if islands:
+        return [], islands
+    reader = _reader(profile.format)
+    if profile.format == "tflite":
+        data, problems = tflite_emitter.attempt(graph, **options)
+        return (reader.operators_of_bytes(data) if data else []), problems.found
+    if not graph.target.startswith("onnxruntime"):
+        # the operators are the same; a profile that writes no ONNX may have another target
+        graph = retarget(graph, "onnxruntime")
+    return reader.operators_of(onnx_emitter.to_model(graph, **options), _places(graph)), []
+
+
+def _reader(format: str) -> Any:
+    try:
+        return importlib.import_module(f"{__name__}.{format}")
+    except ImportError as error:
+        raise ModuleNotFoundError(
+            f"profiles of .{format} files need the package {error.name}: pip install {error.name}", name=error.name
+        ) from error
+
+
+def _places(graph: Graph) -> Mapping[str, tuple[str, str | None]]:
+    """Name of a node or of its output -> the node and the user's line."""
+    own = {node.output: (node.name, node.location) for node in graph.nodes}
+    return own | {node.name: (node.name, node.location) for node in graph.nodes}
+
+
+def profile_for(graph: Graph, format: str, asked: str | Profile | None) -> Profile | None:
+    """The profile that a file is checked by; None: no device is claimed.
+
+    Raises:
+      ProfileError: one was asked for whose device takes another format.
+    """
+    if asked is None:
+        name = graph.metadata.get(PROFILE)
+        known = None if name is None else get(name)
+        return known if known is not None and known.emits and known.format == format else None
+    known = get(asked)
+    if not known.emits:
+        raise ProfileError(
+            f"emit: profile {known.name!r}: qjax writes no file that this device takes. graph.check({known.name!r}) "
+            "judges the graph."
+        )
+    if format != known.format:
+        raise ProfileError(f"emit: profile {known.name!r}: expected the format {known.format!r}, got {format!r}.")
+    return known
+
+
+def options_for(profile: Profile, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of the emitter: the profile's, and those of the user that it leaves open.
+
+    Raises:
+      ProfileError: an option contradicts the profile.
+    """
+    for name, value in given.items():
+        if name in profile.options and value != profile.options[name]:
+            raise ProfileError(
+                f"emit: profile {profile.name!r}: expected {name}={profile.options[name]!r}, got {name}={value!r}. "
+                "Leave it out."
+            )
+    return {**given, **profile.options}

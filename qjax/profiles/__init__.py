@@ -1,0 +1,38 @@
+"""What devices demand: profiles as data, each rule with its source.
+
+    recipe = qjax.Recipe(profile="ethos_u")  # fills in target, weights, activations
+    print(graph.check("ethos_u"))  # every rule that the emitted file breaks
+
+A profile is checked on the operators of the file that it emits, under the names that the vendor's documents use. What
+a profile does not state is a violation.
+"""
+
+from qjax.profiles import devices
+from qjax.profiles.base import Known, Profile, get, known, names, register
+from qjax.profiles.check import check_operators, check_spec
+from qjax.profiles.operators import Operator, Tensor
+from qjax.profiles.rules import Rule, Source
+from qjax.profiles.scheme import Scheme, Specs, specs
+from qjax.profiles.verdict import ProfileError, Verdict, Violation
+
+__all__ = [
+    "Known",
+    "Operator",
+    "Profile",
+    "ProfileError",
+    "Rule",
+    "Scheme",
+    "Source",
+    "Specs",
+    "Tensor",
+    "Verdict",
+    "Violation",
+    "check_operators",
+    "check_spec",
+    "devices",
+    "get",
+    "known",
+    "names",
+    "register",
+    "specs",
+]

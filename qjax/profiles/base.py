@@ -1,0 +1,101 @@
+"""A profile: what one device demands, where each demand stands, and what a recipe for it looks like."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from qjax.nearest import did_you_mean
+from qjax.numerics.qspec import QSpec
+from qjax.profiles.rules import Rule, Source
+from qjax.profiles.scheme import Scheme
+
+
+@dataclasses.dataclass(frozen=True)
+class Known:
+    """Operators of the format that the device computes. All that no profile lists is a violation."""
+
+    names: frozenset[str]
+    source: Source
+
+
+def known(names: str, source: Source) -> Known:
+    """`Known` with the names in one string."""
+    return Known(frozenset(names.split()), source)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Profile:
+    """One device, or one part of it.
+
+    name: how recipes and the command line refer to it. title: the device and the version of its rules.
+    targets: those that a recipe may have; the first is proposed.
+    weights, activations: the specs that are proposed. scheme: those that are allowed.
+    format: of the files that are checked. options: of the emitter. emits: whether the device, or its compiler, takes
+      the file; False: qjax writes none that it does, and only the rules are checked.
+    operators: what the device computes. rules: what it demands of them.
+    otherwise: what happens to an operator that breaks a rule.
+    cut: whether everything behind the first such operator shares its fate.
+    recipe: further fields of `Recipe` that are proposed.
+    proof: what was run, and what was not for want of the device.
+    """
+
+    name: str
+    title: str
+    targets: tuple[str, ...]
+    weights: QSpec
+    activations: QSpec
+    scheme: Scheme
+    format: str
+    operators: tuple[Known, ...]
+    rules: tuple[Rule, ...]
+    otherwise: str
+    proof: str
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    emits: bool = True
+    cut: bool = False
+    recipe: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def known(self) -> frozenset[str]:
+        """All operators that it states."""
+        return frozenset(name for group in self.operators for name in group.names)
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """Every source, once, in order."""
+        found = [self.scheme.source, *(group.source for group in self.operators), *(r.source for r in self.rules)]
+        return tuple(dict.fromkeys(found))
+
+
+_profiles: dict[str, Profile] = {}
+
+
+def register(profile: Profile) -> Profile:
+    """Make a profile known by its name.
+
+    Raises:
+      ValueError: another one has this name.
+    """
+    if _profiles.setdefault(profile.name, profile) is not profile:
+        raise ValueError(f"Another profile is registered under the name {profile.name!r}.")
+    return profile
+
+
+def get(name: "str | Profile") -> Profile:
+    """The profile of that name; a Profile is returned as it is.
+
+    Raises:
+      ValueError: there is none.
+    """
+    if isinstance(name, Profile):
+        return name
+    if name not in _profiles:
+        raise ValueError(
+            f"Unknown profile {name!r}.{did_you_mean(str(name), names())} Known profiles: {', '.join(names())}."
+        )
+    return _profiles[name]
+
+
+def names() -> tuple[str, ...]:
+    """The names of all registered profiles."""
+    return tuple(sorted(_profiles))

@@ -1,0 +1,78 @@
+"""Runs a profile's rules over the operators of a file, or over the specs of a recipe."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from qjax.numerics.qspec import QSpec
+from qjax.profiles.base import Profile
+from qjax.profiles.operators import Operator
+from qjax.profiles.scheme import Specs
+from qjax.profiles.verdict import Verdict, Violation
+
+
+def check_operators(
+    profile: Profile, operators: Sequence[Operator], *, trained: bool = True, scheme: bool = True
+) -> Verdict:
+    """Every operator against every rule.
+
+    Args:
+      trained: whether the values of the weights are final; False leaves out the rules that depend on them.
+      scheme: False leaves out the rules about bits, signs and zero points, because they were judged already.
+    """
+    found: list[Violation] = []
+    rules = [rule for rule in profile.rules if (trained or not rule.numbers) and (scheme or not rule.scheme)]
+    for index, operator in enumerate(operators):
+        broken = list(_of_operator(profile, rules, operator))
+        if broken and profile.cut and not found and index + 1 < len(operators):
+            behind = len(operators) - index - 1
+            broken[0] = dataclasses.replace(
+                broken[0], came=f"{broken[0].came}; the {behind} operators behind it share its fate"
+            )
+        found += broken
+    counts = Counter(operator.name for operator in operators)
+    return Verdict(profile, tuple(found), tuple(counts.items()))
+
+
+def _of_operator(profile: Profile, rules: Iterable, operator: Operator) -> Iterator[Violation]:
+    node = operator.name if operator.node == operator.name else f"{operator.node!r} ({operator.name})"
+    if operator.name not in profile.known:
+        source = next((str(group.source) for group in profile.operators), "")
+        yield Violation(
+            "operators",
+            node,
+            "an operator that the profile states",
+            f"{operator.name}, not known for this device",
+            "Write it with operations that are, or leave it out of this part of the model.",
+            source,
+            operator.location,
+        )
+        return
+    for rule in rules:
+        came = rule.came(operator)
+        if came is not None:
+            yield Violation(rule.name, node, rule.expected, came, rule.cure, str(rule.source), operator.location)
+
+
+def check_spec(
+    profile: Profile, kind: str, spec: QSpec, where: str, location: str | None = None
+) -> Iterator[Violation]:
+    """The violations of one spec. kind: "weight" or anything else, for an activation. where: whose it is."""
+    allowed: Specs = profile.scheme.weights if kind == "weight" else profile.scheme.activations
+    name, given = ("weights", profile.weights) if kind == "weight" else ("activations", profile.activations)
+    for wrong in allowed.wrong(spec):
+        expected, _, came = wrong.removeprefix("expected ").partition(", got ")
+        cure = f"Leave {name} out of the recipe, or use {name}={_written(given)}."
+        yield Violation(name, where, expected, came, cure, str(profile.scheme.source), location)
+
+
+def _written(spec: QSpec) -> str:
+    """A spec as it is written, without fields that have their default."""
+    default = QSpec()
+    fields = [f"bits={spec.bits}"]
+    for field in ("signed", "symmetric", "axis"):
+        if getattr(spec, field) != getattr(default, field):
+            fields.append(f"{field}={getattr(spec, field)}")
+    if spec.narrow_range != (spec.symmetric and spec.signed):
+        fields.append(f"narrow_range={spec.narrow_range}")
+    return f"QSpec({', '.join(fields)})"

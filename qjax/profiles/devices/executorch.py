@@ -1,0 +1,51 @@
+"""ExecuTorch's XNNPACK backend: what its quantizer annotates. qjax writes no .pte."""
+
+from qjax.numerics.qspec import QSpec
+from qjax.profiles.base import Profile, known, register
+from qjax.profiles.rules import Source, activations, same_grid, weights
+from qjax.profiles.scheme import Scheme, specs
+
+_REPOSITORY = "https://github.com/pytorch/executorch/blob/cff6f4dd32e630945b7188512c1f2b4f102b05ad"
+QUANTIZER = Source(
+    "ExecuTorch 1.5.0, backends/xnnpack/quantizer/xnnpack_quantizer.py, cff6f4d",
+    f"{_REPOSITORY}/backends/xnnpack/quantizer/xnnpack_quantizer.py",
+)
+ANNOTATORS = Source(
+    "ExecuTorch 1.5.0, backends/xnnpack/quantizer/xnnpack_quantizer_utils.py, cff6f4d",
+    f"{_REPOSITORY}/backends/xnnpack/quantizer/xnnpack_quantizer_utils.py",
+)
+
+EXECUTORCH_XNNPACK = register(
+    Profile(
+        name="executorch_xnnpack",
+        title="ExecuTorch 1.5, XNNPACK",
+        targets=("tflite_xnnpack", "tflite_xnnpack_arm", "onnxruntime"),
+        weights=QSpec(bits=8, axis=-1),
+        activations=QSpec(bits=8, symmetric=False),
+        scheme=Scheme(
+            specs("int8", (8,), symmetric=True, narrow=True, per_channel=True), specs("int8", (8,)), QUANTIZER
+        ),
+        format="onnx",
+        options={"style": "qdq", "portable": "floats"},
+        emits=False,
+        operators=(
+            known(
+                "Add Clip Concat Conv ConvTranspose DequantizeLinear Flatten Gemm GlobalAveragePool MatMul MaxPool "
+                "Mul QuantizeLinear ReduceMean Relu Reshape Slice Squeeze Transpose",
+                ANNOTATORS,
+            ),
+        ),
+        rules=(
+            activations({"int8"}, QUANTIZER, cure="Use activations=QSpec(bits=8, symmetric=False)."),
+            weights({"int8"}, QUANTIZER, least=-127, cure="Use weights=QSpec(bits=8, axis=-1)."),
+            same_grid(
+                {"Concat"},
+                ANNOTATORS,
+                cure="Give the inputs one quantizer: compute them by one layer, or put a shared quantizer behind them.",
+            ),
+        ),
+        otherwise="the operator runs in floats",
+        proof="The rules are those of its quantizer; nothing was exported to .pte. Its kernels are XNNPACK's, which "
+        "LiteRT runs in the matrix.",
+    )
+)

@@ -1,0 +1,70 @@
+"""What a device demands of a recipe's specs, before there is any graph."""
+
+import dataclasses
+from collections.abc import Iterator
+
+from qjax.numerics.qspec import QSpec
+from qjax.profiles.rules import Source
+
+
+@dataclasses.dataclass(frozen=True)
+class Specs:
+    """The specs that are allowed.
+
+    dtypes: of the codes. bits: how many. symmetric: True: only symmetric ones; None: both. narrow: whether signed
+    symmetric ones must leave out the lowest code. per_channel: whether a tensor may have a scale per channel.
+    """
+
+    dtypes: frozenset[str]
+    bits: frozenset[int]
+    symmetric: bool | None = None
+    narrow: bool = False
+    per_channel: bool = False
+
+    def wrong(self, spec: QSpec) -> Iterator[str]:
+        """What about a spec is not allowed: what was expected, and what came."""
+        if spec.bits not in self.bits:
+            yield f"expected {_listed(self.bits)} bits, got {spec.bits}"
+        elif spec.dtype.name not in self.dtypes:
+            yield f"expected codes of {_listed(self.dtypes)}, got {spec.dtype.name}"
+        if self.symmetric and not spec.symmetric:
+            yield "expected symmetric codes (zero point 0), got symmetric=False"
+        if self.narrow and spec.symmetric and spec.signed and not spec.narrow_range:
+            yield f"expected codes from {-spec.qmax} to {spec.qmax}, got narrow_range=False"
+        if spec.group_size is not None:
+            yield f"expected no groups of scales, got group_size={spec.group_size}"
+        elif spec.axis is not None and not self.per_channel:
+            yield f"expected one scale per tensor, got axis={spec.axis}"
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        parts = [f"{_listed(self.bits)} bits ({_listed(self.dtypes)})"]
+        parts += ["symmetric"] if self.symmetric else ["symmetric or not"]
+        parts += ["without the lowest code"] if self.narrow else []
+        return ", ".join([*parts, "per channel or per tensor" if self.per_channel else "per tensor"])
+
+
+@dataclasses.dataclass(frozen=True)
+class Scheme:
+    """Both kinds of specs, and where they stand."""
+
+    weights: Specs
+    activations: Specs
+    source: Source
+
+
+def specs(
+    dtypes: str,
+    bits: tuple[int, ...] = (8,),
+    *,
+    symmetric: bool | None = None,
+    narrow: bool = False,
+    per_channel: bool = False,
+) -> Specs:
+    """`Specs` with the dtypes in one string."""
+    return Specs(frozenset(dtypes.split()), frozenset(bits), symmetric, narrow, per_channel)
+
+
+def _listed(values: frozenset[int] | frozenset[str]) -> str:
+    return " or ".join(str(value) for value in sorted(values, key=str))

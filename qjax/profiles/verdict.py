@@ -1,0 +1,84 @@
+"""What a check found: every violation, with where, what was expected, what came, and the cure."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from qjax.profiles.base import Profile
+
+
+class ProfileError(ValueError):
+    """A model or a recipe breaks rules of its profile; the message lists all of them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Violation:
+    """One rule that one operator, tensor or spec breaks.
+
+    node: of the graph, with the operator of the file; or the name of a quantizer. location: the user's "file:line".
+    source: where the rule stands.
+    """
+
+    rule: str
+    node: str
+    expected: str
+    came: str
+    cure: str
+    source: str = ""
+    location: str | None = None
+
+    def __str__(self) -> str:
+        where = f" ({self.location})" if self.location else ""
+        source = f" [{self.source}]" if self.source else ""
+        said = f"{self.node}{where}: expected {self.expected}, got {self.came}"
+        return f"{said.rstrip('.')}. {self.cure}{source}".rstrip()
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """A check's result; `str()` lists every violation.
+
+    operators: name and how often, of what was checked.
+    """
+
+    profile: Profile
+    violations: tuple[Violation, ...]
+    operators: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def passes(self) -> bool:
+        """Whether no rule is broken."""
+        return not self.violations
+
+    def __bool__(self) -> bool:
+        return self.passes
+
+    def __str__(self) -> str:
+        total = sum(count for _, count in self.operators)
+        listed = ", ".join(f"{name} x{count}" if count > 1 else name for name, count in self.operators)
+        head = f"{self.profile.name} ({self.profile.title})"
+        checked = f"{total} operators: {listed}" if total else "the recipe's specs"
+        if self.passes:
+            return f"{head}: no rule is broken.\n{checked}\n{self.profile.proof}"
+        return f"{head}: {refused(self.profile, self.violations)}\n{checked}"
+
+    def document(self) -> dict[str, Any]:
+        """The verdict as JSON values."""
+        return {
+            "profile": self.profile.name,
+            "passes": self.passes,
+            "operators": dict(self.operators),
+            "violations": [dataclasses.asdict(violation) for violation in self.violations],
+        }
+
+    def refuse(self, what: str) -> None:
+        """Raise a ProfileError if any rule is broken; what: the function that was called."""
+        if self.violations:
+            raise ProfileError(f"{what}: profile {self.profile.name!r}: {refused(self.profile, self.violations)}")
+
+
+def refused(profile: Profile, violations: Sequence[Violation]) -> str:
+    """All violations, one a line."""
+    count = "1 rule is broken" if len(violations) == 1 else f"{len(violations)} rules are broken"
+    lines = "\n".join(f"  {violation}" for violation in violations)
+    return f"{count}; {profile.otherwise}:\n{lines}"
