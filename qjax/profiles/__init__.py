@@ -7,15 +7,16 @@ A profile is checked on the operators of the file that it emits, under the names
 a profile does not state is a violation.
 """
 
-from qjax.profiles import devices
+from qjax.profiles import devices, rules
 from qjax.profiles.base import Known, Profile, get, known, names, register
 from qjax.profiles.check import check_operators, check_spec
-from qjax.profiles.operators import Operator, Tensor
+from qjax.profiles.operators import PARAMETERS, Operator, Tensor
 from qjax.profiles.rules import Rule, Source
 from qjax.profiles.scheme import Scheme, Specs, specs
 from qjax.profiles.verdict import ProfileError, Verdict, Violation
 
 __all__ = [
+    "PARAMETERS",
     "Known",
     "Operator",
     "Profile",
@@ -34,5 +35,6 @@ __all__ = [
     "known",
     "names",
     "register",
+    "rules",
     "specs",
 ]

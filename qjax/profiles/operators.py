@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
+PARAMETERS = "parameters"
+"""The key of an operator's options with its constant numbers (axes, shapes, strides) by the position of the input."""
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tensor:

@@ -1,6 +1,7 @@
 """Each rule on operators made by hand: what it takes, and what it says of the rest."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from qjax.profiles.page import markdown
 SOURCE = Source("a page", "https://example.com")
 
 
-def tensor(name="x", shape=(1, 4, 4, 2), dtype="int8", scale=0.5, zero=0, data=None, axis=None):
+def tensor(name="x", shape: Any = (1, 4, 4, 2), dtype="int8", scale: Any = 0.5, zero=0, data=None, axis=None):
     scales = None if scale is None else np.asarray(scale, np.float32).reshape(-1)
     zeros = None if scales is None else np.broadcast_to(np.asarray(zero, np.int64), scales.shape)
     return Tensor(name, shape, dtype, scales, zeros, axis, False, None if data is None else (lambda: np.asarray(data)))
@@ -22,7 +23,7 @@ def operator(*inputs, name="Op", outputs=(), options=None, weight=None, bias=Non
     return Operator(name, "node", inputs, tuple(outputs), options or {}, "file.py:1", weight, bias, on_codes)
 
 
-def conv(codes, dtype="int8", scale=0.5, zero=0, bias=None, **options):
+def conv(codes, dtype="int8", scale: Any = 0.5, zero=0, bias=None, **options):
     kernel = tensor("w", np.shape(codes), dtype, scale, zero, codes, 0)
     known = {"stride_w": 1, "stride_h": 1, "padding": 1, **options}
     return operator(tensor(), kernel, bias, name="CONV_2D", outputs=[tensor("y")], options=known, weight=1, bias=2)

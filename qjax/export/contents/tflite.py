@@ -8,7 +8,7 @@ import numpy as np
 
 from qjax.export.read.tflite.model import FileTensor, Model, parse
 from qjax.export.tflite_schema.file import METADATA
-from qjax.profiles import Operator, Tensor
+from qjax.profiles import PARAMETERS, Operator, Tensor
 
 _WEIGHTS: Mapping[str, tuple[int, int | None]] = {
     "CONV_2D": (1, 2),
@@ -42,14 +42,16 @@ def operators_of_bytes(data: bytes) -> list[Operator]:
             inputs = ()
         if side == 1:
             outputs = ()
-        if operator.name == "TRANSPOSE_CONV":
+        if operator.name == "TRANSPOSE_CONV" and len(inputs) > 2:
             # its first input is the shape of the result
             inputs = (inputs[2], inputs[1], None, *inputs[3:])
-        # axes and shapes are numbers of the operator, wherever they come from
-        inputs = tuple(None if t is not None and _parameter(operator.name, i, t) else t for i, t in enumerate(inputs))
+        # axes and shapes are numbers of the operator rather than activations
+        numbers = {i: t for i, t in enumerate(inputs) if t is not None and _parameter(operator.name, i, t)}
+        inputs = tuple(None if i in numbers else t for i, t in enumerate(inputs))
+        options = {**operator.options, PARAMETERS: {i: t.data() for i, t in numbers.items() if t.data is not None}}
         weight, bias = _WEIGHTS.get(operator.name, (None, None))
         node, location = places.get(operator.index, (outputs[0].name if outputs else operator.name, None))
-        found.append(Operator(operator.name, node, inputs, outputs, operator.options, location, weight, bias))
+        found.append(Operator(operator.name, node, inputs, outputs, options, location, weight, bias))
     return found
 
 

@@ -2,7 +2,7 @@
 
 from qjax.numerics.qspec import QSpec
 from qjax.profiles.base import Profile, known, register
-from qjax.profiles.operators import Operator
+from qjax.profiles.operators import PARAMETERS, Operator
 from qjax.profiles.rules import (
     Source,
     Window,
@@ -69,6 +69,27 @@ def _matmul(operator: Operator) -> str | None:
     return None if x is None or x.dtype == "int8" else x.dtype
 
 
+def _mean_batch(operator: Operator) -> str | None:
+    x = operator.inputs[0]
+    return None if x is None or len(x.shape) < 4 or x.shape[0] in (1, None) else f"a batch of {x.shape[0]}"
+
+
+def _scalar(operator: Operator) -> str | None:
+    found = [tensor.name for tensor in operator.activations if not tensor.shape]
+    return f"{found[0]!r} without an axis" if found else None
+
+
+def _slice_strides(operator: Operator) -> str | None:
+    """Strides run over height and width alone, forwards."""
+    strides = operator.options[PARAMETERS].get(3)
+    if strides is None:
+        return "computed strides"
+    steps = [int(n) for n in strides]
+    inner = range(max(len(steps) - 3, 0), len(steps) - 1)
+    wrong = any(n < 1 or (n != 1 and axis not in inner) for axis, n in enumerate(steps))
+    return f"strides {steps}" if wrong else None
+
+
 ETHOS_U = register(
     Profile(
         name="ethos_u",
@@ -127,6 +148,22 @@ ETHOS_U = register(
                 cure="Give both sides one quantizer, or clamp by an activation, which is part of the operator before.",
             ),
             demand(
+                "slices",
+                "strides of 1 and more, above 1 only along height and width",
+                VELA,
+                _slice_strides,
+                cure="Reverse and stride along height or width only, or multiply by a permutation.",
+                only={"STRIDED_SLICE"},
+            ),
+            demand(
+                "scalars",
+                "tensors with at least one axis",
+                VELA,
+                _scalar,
+                cure="Keep an axis: keepdims=True.",
+            ),
+            demand("batch", "a batch of one", VELA, _mean_batch, cure="Emit with batch=1.", only={"MEAN"}),
+            demand(
                 "mean",
                 "a mean of at most 16,777,216 int8 or 65,536 int16 elements",
                 VELA,
@@ -160,8 +197,8 @@ CORTEX_M = register(
         options={"batch": 1},
         operators=(
             known(
-                "ADD AVERAGE_POOL_2D BATCH_MATMUL CONV_2D DEPTHWISE_CONV_2D FULLY_CONNECTED MAXIMUM MAX_POOL_2D MINIMUM "
-                "MUL PAD SOFTMAX SVDF TRANSPOSE TRANSPOSE_CONV UNIDIRECTIONAL_SEQUENCE_LSTM",
+                "ADD AVERAGE_POOL_2D BATCH_MATMUL CONV_2D DEPTHWISE_CONV_2D FULLY_CONNECTED MAXIMUM MAX_POOL_2D "
+                "MINIMUM MUL PAD SOFTMAX SVDF TRANSPOSE TRANSPOSE_CONV UNIDIRECTIONAL_SEQUENCE_LSTM",
                 CMSIS,
             ),
             known(
