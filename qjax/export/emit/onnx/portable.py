@@ -1,8 +1,8 @@
 """QDQ for other runtimes than ONNX Runtime: every operator stands between DequantizeLinear and QuantizeLinear.
 
 Style "qdq" is written for ONNX Runtime's bits: what only moves codes (Transpose, Reshape, MaxPool) works on codes,
-clamps stand behind QuantizeLinear, biases are int32. Compilers for other devices take an operator for one of 8 bits only
-where floats flow into it and out of it. This rewrites such a model:
+clamps stand behind QuantizeLinear, biases are int32. Compilers for other devices take an operator for one of 8 bits
+only where floats flow into it and out of it. This rewrites such a model:
 
 - an operator on codes gets a DequantizeLinear in front and a QuantizeLinear behind, with the grid of its codes;
 - a Clip of codes becomes Relu or Clip of the floats in front of QuantizeLinear: the same codes, since rounding keeps
