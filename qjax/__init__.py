@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from qjax.qmodel import QuantizedModel, QuantParam, QuantStat
     from qjax.recipe import FLOAT, Dynamic, Override, Recipe, integers
     from qjax.reporting.report import report
-    from qjax.training.keras import to_keras
+    from qjax.training.keras import load_keras, to_keras
     from qjax.training.post_training import post_training
 
 
@@ -69,6 +69,7 @@ __all__ = [
     "from_linen",
     "integers",
     "load",
+    "load_keras",
     "numerics",
     "ops",
     "post_training",
@@ -111,7 +112,7 @@ _HOMES = {
     "qmodel": ("QuantParam", "QuantStat", "QuantizedModel"),
     "recipe": ("FLOAT", "Dynamic", "Override", "Recipe", "integers"),
     "reporting.report": ("report",),
-    "training.keras": ("to_keras",),
+    "training.keras": ("load_keras", "to_keras"),
     "training.post_training": ("post_training",),
 }
 """Module -> the public names that live there; the other names of `__all__` are modules themselves."""

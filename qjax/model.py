@@ -37,7 +37,7 @@ from qjax.numerics.surrogate import with_gradient_of
 from qjax.ops import backend
 from qjax.profiled import refuse_model
 from qjax.progress import stage, track
-from qjax.qmodel import QuantizedModel, QuantizerState, check_quantized, evaluation_copy, unquantized
+from qjax.qmodel import Plan, QuantizedModel, QuantizerState, check_quantized, evaluation_copy, unquantized
 from qjax.recipe import Recipe
 from qjax.runtimes.comparing import against_runtimes, check_runtimes
 from qjax.tracing import Annotation, Place, dynamic_products, lost_tables, said
@@ -107,8 +107,7 @@ def quantize(model: nnx.Module, recipe: Recipe, sample: Any, *, progress: bool |
     plan = dataclasses.replace(
         nothing, quantizers=tuple(quantizers.items()), details=details, observers=observers, shared=shared
     )
-    states = {name: QuantizerState(q, _placeholder(q)) for name, q in quantizers.items()}
-    qmodel = QuantizedModel(instrumented, plan, states)
+    qmodel = with_plan(instrumented, plan)
     calibrate(qmodel, [sample], progress=progress)
     if plan.profile is not None:
         rows = refused_rows(traced, annotation, plan)
@@ -119,6 +118,12 @@ def quantize(model: nnx.Module, recipe: Recipe, sample: Any, *, progress: bool |
     for eqn, share in lost_tables(annotation, qmodel.qparams().get).items():
         warnings.warn(said(eqn, share), stacklevel=2)
     return qmodel
+
+
+def with_plan(instrumented: nnx.Module, plan: Plan) -> QuantizedModel:
+    """An instrumented model with the quantizers of a plan, whose scales are still to be calibrated or loaded."""
+    states = {name: QuantizerState(q, _placeholder(q)) for name, q in plan.quantizers}
+    return QuantizedModel(instrumented, plan, states)
 
 
 def convert(qmodel: QuantizedModel, sample: Any, *, target: Any = None) -> IntegerGraph:

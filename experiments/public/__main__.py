@@ -124,6 +124,7 @@ def main(argv: list[str] | None = None) -> list[Row]:
         args.row.write_text(json.dumps(dataclasses.asdict(row)))
         return [row]
     options = ["--target", args.target]
+    options += ["--collections", *args.collections] if args.collections else []
     options += ["--no-exact"] if args.no_exact else []
     options += ["--examples", str(args.examples)] if args.examples is not None else []
     console, rows = Console(width=200, highlight=False, soft_wrap=True), {}

@@ -1,5 +1,6 @@
 """Training the Keras way: `compile`, `fit`, `evaluate`, `predict`, callbacks, `save` on a quantized model."""
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from qjax.layers.keras import KerasModule
@@ -12,9 +13,10 @@ if TYPE_CHECKING:
 def to_keras(qmodel: QuantizedModel, *, exact: Any = None) -> "KerasTrainer":
     """A `keras.Model` that trains a quantized model: its weights and the scales of its quantizers.
 
-    Everything of `keras.Model` applies: `compile`, `fit` with callbacks and metrics, `evaluate`, `predict`,
-    `save_weights`, `load_weights`. Regularizers and constraints of the Keras layers stay in force. Training runs the
-    fake-quantized forward in training mode, `evaluate` and `predict` the one in evaluation mode.
+    Everything of `keras.Model` applies: `compile`, `fit` with callbacks and metrics, `evaluate`, `predict`, `save`
+    (read with `qjax.load_keras`), `save_weights`, `load_weights`. Regularizers and constraints of the Keras layers stay
+    in force. Training runs the fake-quantized forward in training mode, `evaluate` and `predict` the one in evaluation
+    mode.
 
     Args:
       qmodel: what `qjax.quantize(qjax.from_keras(model), ...)` returned. Reading `trainer.qmodel` writes the trained
@@ -43,3 +45,25 @@ def to_keras(qmodel: QuantizedModel, *, exact: Any = None) -> "KerasTrainer":
     from qjax.training.keras_trainer import KerasTrainer
 
     return KerasTrainer(qmodel, exact=exact)
+
+
+def load_keras(path: str | os.PathLike[str], **options: Any) -> "KerasTrainer":
+    """The trainer that `trainer.save(path)` wrote: float model, quantizers, trained values, optimizer.
+
+    Args:
+      path: of a `.keras` file. options: for `keras.saving.load_model`, such as `custom_objects` for own layers.
+
+    Raises:
+      TypeError: the file holds another Keras model.
+    """
+    import keras
+
+    from qjax.training.keras_trainer import KerasTrainer
+
+    model = keras.saving.load_model(path, **options)
+    if not isinstance(model, KerasTrainer):
+        raise TypeError(
+            f"load_keras: expected a file that the trainer of qjax.to_keras has saved, {path} holds a "
+            f"{type(model).__name__}. A float model: qjax.from_keras(keras.saving.load_model(path))."
+        )
+    return model

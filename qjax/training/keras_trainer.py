@@ -7,10 +7,15 @@ import jax.numpy as jnp
 import keras
 from flax import nnx
 
+from qjax.layers import instrument
+from qjax.layers.keras import from_keras
 from qjax.model import exact as exact_forward
+from qjax.model import with_plan
 from qjax.qmodel import QuantizedModel
+from qjax.training.plan_json import decode, encode
 
 
+@keras.saving.register_keras_serializable(package="qjax")
 class KerasTrainer(keras.Model):
     """A quantized model as Keras sees it: each nnx variable is a Keras variable; what trains is `nnx.Param`."""
 
@@ -27,6 +32,7 @@ class KerasTrainer(keras.Model):
         # Keras would track a dict or a list; functions it leaves alone
         self._merged = lambda values, training: nnx.merge(train if training else evaluate, tree.unflatten(values))
         self._given = lambda: qmodel
+        self._sample = lambda: exact
         self._exact = None if exact is None else exact_forward(copy, exact)
         origins = {"/".join(("model", *place)): variable for variable, place in held.variables}
         found = jax.tree_util.tree_flatten_with_path(state, is_leaf=lambda x: isinstance(x, nnx.Variable))[0]
@@ -65,6 +71,20 @@ class KerasTrainer(keras.Model):
                 if not variable.trainable:
                     variable.assign(value)
         return output
+
+    def get_config(self) -> dict[str, Any]:
+        """The float model, the plan of its quantizers, and the form of the sample, for `save`."""
+        qmodel = self._given()
+        model: Any = qmodel.model
+        held = keras.saving.serialize_keras_object(model.qjax_keras.model)
+        return {"model": held, "plan": encode(qmodel.plan), "exact": encode(self._sample())}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "KerasTrainer":
+        """What `get_config` described; the values come from the file's weights."""
+        model = keras.saving.deserialize_keras_object(config["model"], custom_objects=custom_objects)
+        qmodel = with_plan(instrument(from_keras(model)), decode(config["plan"]))
+        return cls(qmodel, exact=decode(config["exact"]))
 
     @property
     def qmodel(self) -> QuantizedModel:

@@ -157,6 +157,30 @@ def test_recurrent_layers_with_a_mask():
     assert "both/forward_lstm/lstm_cell/kernel" in qmodel.qparams()
 
 
+@pytest.mark.exhaustive
+def test_channels_first():
+    model = keras.Sequential(
+        [
+            keras.Input((2, 6, 6)),
+            layers.Conv2D(3, 3, data_format="channels_first"),
+            layers.BatchNormalization(axis=1),
+            layers.ReLU(),
+            layers.GlobalAveragePooling2D(data_format="channels_first"),
+            layers.Dense(2),
+        ]
+    )
+    _, graph = check(qjax.from_keras(model), data(4, 2, 6, 6))
+    assert [node.op for node in graph.ir.nodes] == ["conv", "sum", "dot"]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_mixed_precision(policy):
+    body = [layers.Dense(4, dtype=policy), layers.LayerNormalization(dtype=policy), layers.Dense(2, dtype=policy)]
+    _, graph = verified(keras.Sequential([keras.Input((6,)), *body]), data(4, 6))
+    assert [node.op for node in graph.ir.nodes] == ["dot", "normalize", "dot"]
+
+
 @pytest.mark.filterwarnings("ignore:Layer InputLayer does not have a .quantize. method")
 def test_mistakes_say_what_was_expected():
     with pytest.raises(TypeError, match=r"expected a keras.Model or keras.Layer of Keras 3, got Linear"):

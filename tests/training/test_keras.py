@@ -10,6 +10,7 @@ from flax import nnx
 from keras import layers
 
 import qjax
+from qjax.training.plan_json import decode, encode
 from tests.layers.round_trip import assert_same, data
 
 # of Keras itself, under numpy 2.5
@@ -61,6 +62,12 @@ def test_what_fit_trains_is_what_ships(tmp_path):
     float_model = trained.model.update_keras()
     assert np.array_equal(float_model.get_layer("head").kernel.value, trained.model.head.kernel[...])
 
+    trainer.save(tmp_path / "run.keras")
+    whole = qjax.load_keras(tmp_path / "run.keras")
+    assert np.array_equal(whole.predict(X, batch_size=48, verbose=0), predicted)
+    assert int(whole.optimizer.iterations.value) == 6
+    assert np.array_equal(qjax.convert(whole.qmodel, X[:4])(X), predicted)
+
     path = str(tmp_path / "run.weights.h5")
     trainer.save_weights(path)
     other = qjax.to_keras(quantized()[1])
@@ -79,3 +86,15 @@ def test_mistakes_say_what_was_expected():
     other = qjax.quantize(nnx.Linear(5, 2, rngs=nnx.Rngs(0)), qjax.Recipe(), X)
     with pytest.raises(TypeError, match=r"that qjax\.from_keras made, got one of Linear.*nnx\.Optimizer"):
         qjax.to_keras(other)
+
+
+def test_files_of_other_models(tmp_path):
+    model, qmodel = quantized()
+    model.save(tmp_path / "float.keras")
+    with pytest.raises(TypeError, match=r"has saved, .*float\.keras holds a Sequential"):
+        qjax.load_keras(tmp_path / "float.keras")
+    with pytest.raises(TypeError, match="cannot hold object of the recipe"):
+        encode({"observer": object()})
+    with pytest.raises(ValueError, match="expected a plan that this version of qjax has saved"):
+        decode({"class": "System", "fields": {}})
+    assert decode(encode(qmodel.plan)) == qmodel.plan

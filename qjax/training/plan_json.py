@@ -1,0 +1,69 @@
+"""A plan of quantizers, and the form of a sample, as values that JSON holds: for files of Keras models."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from qjax import calibration, targets
+from qjax.batches import brief
+from qjax.calibration.learned import Quantizer
+from qjax.numerics.affine import QSpec
+from qjax.ops.dynamic import Dynamic
+from qjax.qmodel import Plan
+from qjax.tracing import Integers
+
+_OBSERVERS = tuple(type(calibration.get(name)) for name in calibration.names() if name != "callback")
+_CLASSES = {cls.__name__: cls for cls in (Plan, Quantizer, QSpec, Dynamic, Integers, *_OBSERVERS)}
+"""What may stand in a file. Reading one makes nothing else."""
+
+
+def encode(value: Any) -> Any:
+    """A value of a plan or a sample for `json`. Of arrays only shape and dtype are kept.
+
+    Raises:
+      TypeError: a class of the user's own, such as an observer with a function.
+    """
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (tuple, list)):
+        return {type(value).__name__: [encode(item) for item in cast("list[Any]", value)]}
+    if isinstance(value, frozenset):
+        return {"frozenset": sorted(cast("frozenset[str]", value))}
+    if isinstance(value, Mapping):
+        return {"dict": [[encode(key), encode(item)] for key, item in cast("Mapping[Any, Any]", value).items()]}
+    if isinstance(value, (jax.Array, np.ndarray)):
+        return {"array": [list(value.shape), str(value.dtype)]}
+    if isinstance(value, targets.Target) and value.name in targets.names() and value == targets.get(value.name):
+        return value.name
+    if _CLASSES.get(type(value).__name__) is type(value):
+        fields = {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
+        return {"class": type(value).__name__, "fields": fields}
+    raise TypeError(
+        f"save: a .keras file cannot hold {brief(value)} of the recipe. Use the names of targets, methods and "
+        "observers; or save_weights, and quantize again with this recipe before load_weights."
+    )
+
+
+def decode(value: Any) -> Any:
+    """What `encode` was given; arrays are zeros.
+
+    Raises:
+      ValueError: something that `encode` does not write.
+    """
+    if not isinstance(value, dict):
+        return value
+    given = cast("dict[str, Any]", value)
+    if given.get("class") in _CLASSES:
+        return _CLASSES[given["class"]](**{name: decode(item) for name, item in given["fields"].items()})
+    kind, items = next(iter(given.items())) if len(given) == 1 else ("", [])
+    if kind == "array":
+        return jnp.zeros(*items)
+    if kind == "dict":
+        return {decode(key): decode(item) for key, item in items}
+    if kind in ("tuple", "list", "frozenset"):
+        return {"tuple": tuple, "list": list, "frozenset": frozenset}[kind](map(decode, items))
+    raise ValueError(f"load: expected a plan that this version of qjax has saved, got {brief(given)}.")
