@@ -18,8 +18,9 @@ from qjax.calibrating import calibrate, stacked_qparams
 from qjax.calibration.learned import Quantizer
 from qjax.explanation import obstacles, refused_rows
 from qjax.export import contents
+from qjax.export.assign import assign
 from qjax.export.backend import backend_of, target_of
-from qjax.export.convert import convert as convert_program
+from qjax.export.convert import quantized_graph
 from qjax.export.integer_graph import IntegerGraph, dequantize_outputs, inputs_of, quantize_inputs
 from qjax.export.interpreter import prepare
 from qjax.export.interpreter import run as run_graph
@@ -35,6 +36,7 @@ from qjax.layers import Traced, TraceError, check_any_batch, check_nothing_drawn
 from qjax.numerics.affine import QParams
 from qjax.numerics.surrogate import with_gradient_of
 from qjax.ops import backend
+from qjax.ops.formulas import check_target
 from qjax.profiled import refuse_model
 from qjax.progress import stage, track
 from qjax.qmodel import Plan, QuantizedModel, QuantizerState, check_quantized, evaluation_copy, unquantized
@@ -295,6 +297,8 @@ def _flagged(surrogate: jax.Array, value: jax.Array, wraps: Any) -> jax.Array:
 
 
 def _convert(qmodel: QuantizedModel, args: tuple[Any, ...], target: Any) -> Graph:
+    rounding = target_of(target)
+    check_target(rounding)
     plan, quantizers = qmodel.plan, dict(qmodel.plan.quantizers)
     values = qmodel.quantizer_values()
     model = evaluation_copy(qmodel.model)
@@ -329,16 +333,16 @@ def _convert(qmodel: QuantizedModel, args: tuple[Any, ...], target: Any) -> Grap
     if concrete:
         _converts(check_nothing_drawn, programs)
     shapes = [jax.ShapeDtypeStruct(np.shape(a), a.dtype) for a in other.args]
-    graph = convert_program(
+    quantized = quantized_graph(
         traced.results,
         annotation,
         traced.args,
         traced.names,
         params_of,
-        target_of(target),
         (other.results, other_annotation, shapes),
         (size, other_size),
     )
+    graph = assign(quantized, rounding)
     if concrete:
         # once is enough: `exact` converts the same model again in every trace
         _converts(check_any_batch, model, args, programs, (size, other_size))

@@ -1,6 +1,5 @@
 """qjax's own answer to a case: the operation converted for a target and run by the interpreter."""
 
-import dataclasses
 import functools
 import json
 from collections.abc import Mapping
@@ -12,11 +11,9 @@ import numpy as np
 
 from qjax import ops
 from qjax.conformance.case import Case, Grid, float_bias, output_shape, padding, strides, window
-from qjax.export import passes
-from qjax.export.check import check_integer
+from qjax.export.assign import assign
 from qjax.export.interpreter import attributes, prepare
-from qjax.export.ir import Graph, Node, Quantization, Tensor
-from qjax.export.lower import QUANTIZE
+from qjax.export.ir import QUANTIZE, Graph, Node, Quantization, Tensor
 from qjax.numerics import softmax
 from qjax.numerics.affine import QParams, QSpec, quantize
 from qjax.numerics.lookup import FUNCTIONS
@@ -59,7 +56,7 @@ def graph_of(case: Case, target: Target) -> Graph:
     for index, (codes, grid) in enumerate(zip(case.inputs, case.grids, strict=True)):
         names.append(f"x{index}")
         tensors[names[-1]] = Tensor(names[-1], codes.shape, grid.dtype, _quantization(grid))
-    op, known, constants, channels = _operation(case)
+    op, known, constants = _operation(case)
     if case.kernel is not None:
         assert case.kernel_grid is not None
         axes = (case.kernel.ndim - 1,) if np.ndim(case.kernel_grid.scale) else ()
@@ -70,27 +67,29 @@ def graph_of(case: Case, target: Target) -> Graph:
         tensors["kernel"] = Tensor("kernel", codes.shape, grid.dtype, _quantization(grid, axes), codes)
         constants["kernel"] = "kernel"
     shape = output_shape(case)
+    tensors["y"] = Tensor("y", shape, case.output.dtype, _quantization(case.output))
+    if case.bias is not None and case.kernel is not None:
+        # As files have it: in steps of the accumulator, or as the real numbers that a runtime adds itself.
+        bias = float_bias(case) if _adds_floats(case, target) else case.bias
+        tensors["bias"] = Tensor("bias", bias.shape, str(bias.dtype), None, bias)
+        nodes = (Node("y", op, tuple(names), "y", {**constants, "bias": "bias"}, known),)
+        return assign(Graph(tensors, nodes, tuple(names), ("y",), ""), target)
     tensors["acc"] = Tensor("acc", shape, "int32")
     chain: list[Node] = []
     last = "acc"
-    for index, (step, value) in enumerate(_steps(case, target, channels)):
+    for index, (step, value) in enumerate(_steps(case)):
         tensors[f"value{index}"] = Tensor(f"value{index}", np.shape(value), "float32", None, value)
         tensors[f"step{index}"] = Tensor(f"step{index}", shape, "int32")
         chain.append(
             Node(f"step{index}", "affine_step", (last,), f"step{index}", {"value": f"value{index}"}, {"step": step})
         )
         last = f"step{index}"
-    tensors["y"] = Tensor("y", shape, case.output.dtype, _quantization(case.output))
     nodes = (Node("node", op, tuple(names), "acc", constants, known), *chain, Node("y", QUANTIZE, (last,), "y"))
-    graph = passes.fuse(Graph(tensors, nodes, tuple(names), ("y",), target.name), target)
-    if case.bias is not None and not get_rule(graph.nodes[0].attributes["rule"]).takes_bias:
-        held = dataclasses.replace(graph.tensors["y/bias"], shape=case.bias.shape, value=case.bias)
-        graph = graph.replace(tensors={**graph.tensors, "y/bias": held})
-    return check_integer(passes.remove_dead(graph))
+    return assign(Graph(tensors, nodes, tuple(names), ("y",), ""), target)
 
 
-def _operation(case: Case) -> tuple[str, dict[str, Any], dict[str, str], bool]:
-    """Name, attributes and constants of the node, and whether its bias runs along channels."""
+def _operation(case: Case) -> tuple[str, dict[str, Any], dict[str, str]]:
+    """Name, attributes and constants of the node."""
     if case.op == "fully_connected":
         rank = case.inputs[0].ndim
         return (
@@ -106,7 +105,6 @@ def _operation(case: Case) -> tuple[str, dict[str, Any], dict[str, str], bool]:
                 "permutation": None,
             },
             {},
-            True,
         )
     if case.op in ("conv2d", "depthwise_conv2d"):
         assert case.kernel is not None
@@ -127,7 +125,6 @@ def _operation(case: Case) -> tuple[str, dict[str, Any], dict[str, str], bool]:
                 "permutation": None,
             },
             {},
-            True,
         )
     if case.op == "average_pool":
         return (
@@ -140,30 +137,30 @@ def _operation(case: Case) -> tuple[str, dict[str, Any], dict[str, str], bool]:
                 "window_dilation": [1] * 4,
             },
             {},
-            False,
         )
     if case.op == "matmul":
         numbers = {"lhs_contracting": [2], "rhs_contracting": [1], "lhs_batch": [0], "rhs_batch": [0]}
-        return "dot", {**numbers, "weight": None, "permutation": None}, {}, False
+        return "dot", {**numbers, "weight": None, "permutation": None}, {}
     if case.op == "mean":
-        return "sum", {"axes": list(case.attributes["axes"])}, {}, False
-    return case.op, {"subtract": False} if case.op == "add" else {}, {}, False
+        return "sum", {"axes": list(case.attributes["axes"])}, {}
+    return case.op, {"subtract": False} if case.op == "add" else {}, {}
 
 
-def _steps(case: Case, target: Target, channels: bool) -> list[tuple[str, np.ndarray]]:
-    """The affine steps behind the accumulator: the division of an average, a bias that the runtime takes as float."""
+def _steps(case: Case) -> list[tuple[str, np.ndarray]]:
+    """The affine steps behind the accumulator: the division of an average."""
     if case.op == "mean":
         count = np.prod([case.inputs[0].shape[axis] for axis in case.attributes["axes"]])
         return [("div", np.asarray(count, np.float32))]
-    if case.op == "average_pool":
-        return [("div", valid_counts(case))]
-    if case.bias is None or not channels:
-        return []
+    return [("div", valid_counts(case))] if case.op == "average_pool" else []
+
+
+def _adds_floats(case: Case, target: Target) -> bool:
+    """Whether the target's rule for a product adds the bias as a real number."""
     kind = {"fully_connected": "dot", "conv2d": "conv"}.get(case.op, "depthwise")
     assert case.kernel_grid is not None
     wide = case.grids[0].dtype == "int16"
     rule = target.weighted(kind, per_channel=np.ndim(case.kernel_grid.scale) > 0, wide=wide).rule  # pyright: ignore[reportArgumentType]
-    return [("add", float_bias(case))] if get_rule(rule).takes_bias else []
+    return get_rule(rule).takes_bias
 
 
 def valid_counts(case: Case) -> np.ndarray:

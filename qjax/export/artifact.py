@@ -33,9 +33,11 @@ from qjax.export.document import MAX_BYTES, MAX_DIMENSION, MAX_RANK, Arrays, dec
 from qjax.export.ir import Graph
 from qjax.export.strict_json import ArtifactError
 
-VERSION = 2
+VERSION = 3
+OLDEST = 2
+"""Files of this version do not hold the quantized graph of their program."""
 MAX_FILE = 4 * 2**30
-MAX_HEADER = 16 * 2**20
+MAX_HEADER = 64 * 2**20
 
 _DTYPES = {
     "I64": "int64",
@@ -46,6 +48,9 @@ _DTYPES = {
     "I8": "int8",
     "U8": "uint8",
     "BOOL": "bool",
+    "F64": "float64",
+    "F16": "float16",
+    "BF16": "bfloat16",
 }
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 START = b'{"__metadata__":{"format":"qjax","sha256":"'
@@ -193,8 +198,8 @@ def _check_frame(data: bytes) -> None:
         )
     if version > VERSION:
         raise ArtifactError(f"expected format version {VERSION}, got the newer {version}: upgrade qjax.")
-    if version < VERSION:
-        raise ArtifactError(f"expected format version {VERSION}, got the older {version}: convert again.")
+    if version < OLDEST:
+        raise ArtifactError(f"expected format version {OLDEST} or {VERSION}, got the older {version}: convert again.")
 
 
 def _digest(data: bytes | bytearray) -> str:

@@ -9,8 +9,8 @@ from jax.core import Tracer
 
 from qjax import ops
 from qjax.export import islands
-from qjax.export.ir import Graph, Node, Tensor
-from qjax.export.lower import QUANTIZE, ConversionError
+from qjax.export.ir import QUANTIZE, Graph, Node, Tensor
+from qjax.export.unsupported import ConversionError
 from qjax.ops import island
 from qjax.ops.facts import Facts
 from qjax.ops.fill import Fill

@@ -6,7 +6,7 @@ import numpy as np
 from jax.core import Tracer
 
 from qjax import ops
-from qjax.export.ir import INTEGER_DTYPES, REAL_DTYPE, Graph, Quantization, Tensor
+from qjax.export.ir import INTEGER_DTYPES, QUANTIZE, REAL_DTYPE, REAL_DTYPES, Graph, Quantization, Tensor
 from qjax.ops import backend, island
 
 
@@ -54,6 +54,28 @@ def check(graph: Graph) -> Graph:
         _require(graph, name, "The graph's outputs")
         if name not in known:
             raise GraphError(f"Output {name!r} is never computed.")
+    return graph
+
+
+OF_TARGETS = ("rule", "formula", "accumulator", "rounding")
+"""Attributes that a target gives."""
+
+
+def check_quantized(graph: Graph) -> Graph:
+    """Verify in addition the first stage: known operations, valid quantization parameters, and nothing of a target."""
+    if graph.target or graph.quantized is not None:
+        raise GraphError(f"Expected a quantized graph, got a program for {graph.target!r}: take its `quantized`.")
+    check(graph)
+    for node in graph.nodes:
+        if node.op != QUANTIZE and (node.op not in ops.names() or node.op == backend.NAME):
+            raise GraphError(f"Node {node.name!r}: a quantized graph has no operation {node.op!r}.")
+        given = [key for key in OF_TARGETS if key in node.attributes]
+        if given:
+            raise GraphError(f"Node {node.name!r}: {', '.join(given)} belong to a target, not to a quantized graph.")
+    for tensor in graph.tensors.values():
+        if tensor.dtype not in (*INTEGER_DTYPES, *REAL_DTYPES):
+            raise GraphError(f"Tensor {tensor.name!r}: expected integers or real numbers, got {tensor.dtype}.")
+        _check_tensor(tensor)
     return graph
 
 

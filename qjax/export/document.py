@@ -3,7 +3,7 @@
 The document holds the structure; every number that decides a bit is an array: the data of the constants, the
 scales (float32, never written in decimal) and the zero points (int32). The arrays of tensor `t` are named
 `value:t`, `scale:t` and `zero_point:t`. Tuples in attributes and in the metadata become lists; all else
-returns as it was.
+returns as it was. The quantized graph of a program is the field "quantized", see `quantized_document`.
 """
 
 import math
@@ -14,7 +14,7 @@ import numpy as np
 from jax.core import Tracer
 from numpy.typing import NDArray
 
-from qjax.export import packing, strict_json
+from qjax.export import packing, quantized_document, strict_json
 from qjax.export.check import GraphError, check_integer
 from qjax.export.ir import INTEGER_DTYPES, REAL_DTYPE, Array, Graph, Node, Quantization, Tensor
 from qjax.export.strict_json import ArtifactError
@@ -29,8 +29,8 @@ MAX_DIMENSION = 2**31 - 1
 MAX_BYTES = 2**62
 
 _GRAPH = ("target", "quantization", "inputs", "outputs", "tensors", "nodes", "metadata")
-_OPTIONAL = "dequantization"
-"""A field that only graphs with another formula than the first have."""
+_OPTIONAL = ("dequantization", "quantized")
+"""Fields that only graphs with another formula than the first have, and those that keep their quantized graph."""
 _TENSOR = ("name", "shape", "dtype", "quantization", "data")
 _QUANTIZATION = ("qmin", "qmax", "axes")
 _NODE = ("name", "op", "inputs", "output", "constants", "attributes", "location")
@@ -42,8 +42,9 @@ def encode(graph: Graph) -> tuple[str, dict[str, NDArray[Any]]]:
     Raises GraphError for a graph that is not finished or breaks a rule, and ArtifactError for what a file cannot
     hold: tracers, attributes that are not JSON.
     """
-    for tensor in graph.tensors.values():
-        _refuse_tracers(tensor)
+    for stage in (graph, graph.quantized):
+        for tensor in stage.tensors.values() if stage is not None else ():
+            _refuse_tracers(tensor)
     check_integer(graph)
     arrays: dict[str, NDArray[Any]] = {}
     document = {
@@ -56,7 +57,10 @@ def encode(graph: Graph) -> tuple[str, dict[str, NDArray[Any]]]:
         "metadata": graph.metadata,
     }
     if graph.dequantization != OUTPUT_DEQUANTIZATIONS[0]:
-        document[_OPTIONAL] = graph.dequantization
+        document["dequantization"] = graph.dequantization
+    quantized = quantized_document.encode(graph, arrays)
+    if quantized is not None:
+        document["quantized"] = quantized
     placed = {key: _placed(key, value) for key, value in document.items()}
     return strict_json.dumps(placed, "The graph"), arrays
 
@@ -67,15 +71,13 @@ def decode(text: str, arrays: Arrays) -> Graph:
     Raises ArtifactError or GraphError.
     """
     held = strict_json.mapping(strict_json.loads(text, "The graph's JSON"), "The graph")
-    names = (*_GRAPH, _OPTIONAL) if _OPTIONAL in held else _GRAPH
+    names = (*_GRAPH, *(key for key in _OPTIONAL if key in held))
     document = strict_json.fields(held, names, "The graph")
     unused = set(arrays)
     tensors: dict[str, Tensor] = {}
     for item in strict_json.sequence(document["tensors"], "The graph's tensors"):
         tensor = _decode_tensor(item, arrays, unused, tensors)
         tensors[tensor.name] = tensor
-    if unused:
-        raise ArtifactError(f"expected every array to belong to a tensor, got a stray {min(unused)!r}.")
     nodes = strict_json.sequence(document["nodes"], "The graph's nodes")
     graph = Graph(
         tensors=tensors,
@@ -84,10 +86,25 @@ def decode(text: str, arrays: Arrays) -> Graph:
         outputs=strict_json.names(document["outputs"], "The graph's outputs"),
         target=strict_json.name(document["target"], "The graph's target"),
         quantization=_one_of(document["quantization"], INPUT_QUANTIZATIONS, "quantization"),
-        dequantization=_one_of(document.get(_OPTIONAL, OUTPUT_DEQUANTIZATIONS[0]), OUTPUT_DEQUANTIZATIONS, _OPTIONAL),
+        dequantization=_one_of(
+            document.get("dequantization", OUTPUT_DEQUANTIZATIONS[0]), OUTPUT_DEQUANTIZATIONS, "dequantization"
+        ),
         metadata=strict_json.mapping(document["metadata"], "The graph's metadata"),
     )
-    return check_integer(graph)
+    check_integer(graph)
+
+    def take(key: str) -> NDArray[Any]:
+        if key not in unused:
+            raise ArtifactError(f"The quantized graph: expected an array {key!r}, got none.")
+        unused.remove(key)
+        return arrays[key]
+
+    quantized = document.get("quantized")
+    if quantized is not None:
+        graph = graph.replace(quantized=quantized_document.decode(quantized, graph, take, _decode_node))
+    if unused:
+        raise ArtifactError(f"expected every array to belong to a tensor, got a stray {min(unused)!r}.")
+    return graph
 
 
 def _one_of(value: Any, choices: tuple[_Name, ...], field: str) -> _Name:
@@ -114,6 +131,8 @@ def _placed(key: str, value: Any) -> Any:
             {field: strict_json.plain(node[field], f"Node {node['name']!r}: {field}") for field in node}
             for node in value
         ]
+    if key == "quantized":
+        return {part: _placed(part, held) for part, held in value.items()}
     return strict_json.plain(value, f"The graph's {key}")
 
 

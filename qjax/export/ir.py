@@ -1,7 +1,15 @@
 """The graph: small, typed, immutable. What the passes rewrite, the interpreter runs and the emitters read.
 
-A finished graph holds integers only. Every tensor states its dtype, shape, scale, zero point and axis, and
-every node its full attributes, so that a consumer can match on one node without looking at its neighbours.
+It has two stages, of the same types:
+
+1. The *quantized graph* says what the model is, for no target: codes and quantization parameters; the steps behind an
+   accumulator as nodes with real numbers, up to a node `QUANTIZE`; or, as files have them, nodes with biases in steps
+   of the accumulator, bounds as codes and the numbers of elements of averages. The lowering and the readers make it.
+2. The *program* holds integers only, the constants of one target among them. `assign.assign` makes it. It keeps the
+   quantized graph (`Graph.quantized`), so that another target's program is made from that and not from rounded numbers.
+
+In a program every tensor states its dtype, shape, scale, zero point and axis, and every node its full attributes, so
+that a consumer can match on one node without looking at its neighbours.
 """
 
 import dataclasses
@@ -19,7 +27,14 @@ Array = jax.Array | np.ndarray
 
 INTEGER_DTYPES = ("int8", "uint8", "int16", "uint16", "int32", "int64", "bool")
 REAL_DTYPE = "float32"
-"""Of what flows within and between float islands; nowhere else."""
+"""Of what flows within and between float islands; nowhere else in a program."""
+REAL_DTYPES = ("float32", "float64", "float16", "bfloat16")
+"""Of the real numbers in a quantized graph: biases, factors, bounds."""
+
+QUANTIZE = "quantize"
+"""The node of a quantized graph that puts an accumulator on a grid. No program has one."""
+
+_STRUCTURE = {"tensors", "nodes", "inputs", "outputs"}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -75,11 +90,14 @@ class Node:
 class Graph:
     """Nodes in execution order, and every tensor they name.
 
-    inputs, outputs: names of tensors. target: the name of the runtime that the constants were made for.
+    inputs, outputs: names of tensors. target: the name of the runtime that the constants were made for; "" in a
+      quantized graph.
     quantization: how it makes codes of float inputs, see `numerics.input_quantization`.
     call: what the model takes and returns, with the user's own classes; None where the graph came from a file.
     dequantization: how it makes floats of output codes, see `numerics.output_dequantization`.
     metadata: free JSON values for people (producer, versions); never read by a kernel.
+    quantized: the quantized graph that a program was made from; None where it is not known (files of format version 2,
+      graphs that were made or changed by hand). Its own metadata and call are not read.
     """
 
     tensors: Mapping[str, Tensor]
@@ -91,6 +109,7 @@ class Graph:
     quantization: InputQuantization = "reciprocal"
     call: Call | None = None
     dequantization: OutputDequantization = "product"
+    quantized: "Graph | None" = None
 
     def producer(self, tensor: str) -> Node | None:
         """The node that computes a tensor, or None for an input or a constant."""
@@ -111,5 +130,10 @@ class Graph:
         return value
 
     def replace(self, **changes: Any) -> "Graph":
-        """A copy with the named fields changed."""
+        """A copy with the named fields changed.
+
+        A copy with other nodes or tensors is not what `quantized` describes, so it has none unless one is given.
+        """
+        if _STRUCTURE & changes.keys():
+            changes.setdefault("quantized", None)
         return dataclasses.replace(self, **changes)

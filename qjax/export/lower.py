@@ -1,7 +1,7 @@
-"""From the annotated program to the first graph, one node per equation.
+"""From the annotated program to the quantized graph, one node per equation.
 
-Accumulators and the steps behind them are still separate nodes here and carry real constants; the passes fold
-them. What has no integer form is an error that names the primitive and the user's line.
+Accumulators and the steps behind them are separate nodes here and carry real constants; `assign` folds them for a
+target. What has no integer form is an error that names the primitive and the user's line.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,6 @@ import numpy as np
 
 from qjax.export import islands
 from qjax.export.ir import Graph, Tensor
-from qjax.export.lowering.builder import QUANTIZE as QUANTIZE
 from qjax.export.lowering.builder import Builder
 from qjax.export.lowering.builder import ParamsOf as ParamsOf
 from qjax.export.lowering.equations import equation
@@ -24,7 +23,6 @@ from qjax.export.lowering.reals import island_output
 from qjax.export.lowering.values import Codes, Constant, Env, Real, Step, get
 from qjax.export.structure import Call
 from qjax.export.unsupported import ConversionError as ConversionError
-from qjax.targets import Target
 from qjax.tracing import Annotation, Program
 
 
@@ -34,9 +32,8 @@ def lower(
     args: Sequence[Any],
     names: Sequence[str],
     params_of: ParamsOf,
-    target: Target,
 ) -> Graph:
-    """Build the first graph.
+    """Build the quantized graph.
 
     Args:
       args: per program input: the array of a constant (or, when only the structure is wanted, a
@@ -52,10 +49,8 @@ def lower(
         # reals that only an island reads are inputs as well
         tuple(name for name in order if name in builder.tensors),
         outputs,
-        target.name,
-        quantization=target.quantize,
+        "",
         call=Call((), jax.tree.structure(leaves), leaves),
-        dequantization=target.dequantize,
     )
 
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NoReturn, cast
 
-MAX_VALUES = 1_000_000
+MAX_VALUES = 4_000_000
 MAX_DEPTH = 24
 MAX_NAME = 1_024
 MAX_KEY = MAX_NAME + 16  # "zero_point:" and a name

@@ -303,12 +303,13 @@ class Op(Facts, abc.ABC):
         """What an op that `prepares` computes in, in a few words for tables."""
         return None
 
-    def retarget(self, given: Preparation) -> Prepared | None:
-        """For an op that `prepares`: the constants of a finished node under another target.
+    def restated(self, given: Preparation) -> Prepared | None:
+        """For an op that `prepares`: the constants under a target of a node that states some itself, as files do.
 
-        `given.constants` are those that it has. None: it keeps them, because no runtime's arithmetic is in them.
+        `given.constants` are those that it states; an op that `prepares` must define this. None: they stay as they are,
+        because no runtime's arithmetic is in them.
         """
-        return None
+        raise NotImplementedError(self.name)
 
     def runtime(self, attributes: Attributes, constants: Constants) -> Constants:
         """What the interpreter may compute once, before any input: constants in, constants of the kernel out."""
@@ -350,6 +351,8 @@ def register(cls: type[OpT]) -> type[OpT]:
             "`qjax.ops.base.Op` and `qjax.ops.facts`: without these facts wrong codes would pass unseen."
         )
     op = cls()
+    if op.prepares and cls.restated is Op.restated:
+        raise TypeError(f"The operation {cls.__name__!r} prepares its constants, but does not define `restated`.")
     if op.name in _ops:
         raise ValueError(f"Two operations are registered under the name {op.name!r}.")
     _ops[op.name] = op

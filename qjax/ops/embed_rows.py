@@ -82,7 +82,7 @@ class EmbedRows(Embed):
         # no affine step follows the lookup, so there is no offset
         return Prepared({role: folded[role] for role in ("shift", "factor0")}, _rounding(given))
 
-    def retarget(self, given: Preparation) -> Prepared:
+    def restated(self, given: Preparation) -> Prepared:
         return Prepared({role: given.constants[role] for role in ("shift", "factor0")}, _rounding(given))
 
     def misplaced(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array | None:

@@ -135,6 +135,10 @@ class GroupedDot(Op):
         constants = {"weights": weights, **fold_sum(scales, given.output.scale, given.affine)}
         return Prepared(constants, {"rounding": given.target.rounding.value})
 
+    def restated(self, given: Preparation) -> Prepared | None:
+        # only the rounding is a target's
+        return Prepared(given.constants, {"rounding": given.target.rounding.value})
+
     def runtime(self, attributes: Attributes, constants: Constants) -> Constants:
         """With `offset<i>`, what the zero point adds to the accumulator of a group."""
         weights = constants["weights"]

@@ -80,7 +80,7 @@ class _LogSum(Op):
         tables = {"table": exponentials(x.scale, span + 1), "logarithms": logarithms()}
         return Prepared({**tables, **folded}, {"places": places, "rounding": given.target.rounding.value})
 
-    def retarget(self, given: Preparation) -> Prepared | None:
+    def restated(self, given: Preparation) -> Prepared | None:
         if "factor0" not in given.constants:
             return self.prepare(given)
         # the target decides only the rounding

@@ -99,7 +99,7 @@ class Normalize(Op):
             {**constants, **folded}, {"rounding": given.target.rounding.value, "span": _span(x.qmin, x.qmax)}
         )
 
-    def retarget(self, given: Preparation) -> Prepared | None:
+    def restated(self, given: Preparation) -> Prepared | None:
         if "factor0" not in given.constants:
             return self.prepare(given)
         # the target decides only the rounding

@@ -94,7 +94,7 @@ class Softmax(Op):
         table = exponentials(x.scale, x.qmax - x.qmin + 1)
         return Prepared({"table": table, **folded}, {"method": "exact", "rounding": given.target.rounding.value})
 
-    def retarget(self, given: Preparation) -> Prepared | None:
+    def restated(self, given: Preparation) -> Prepared | None:
         return self.prepare(given)
 
     @staticmethod

@@ -85,7 +85,7 @@ class Table(Elementwise):
         stopped = [lax.stop_gradient(jnp.asarray(v)) for v in operands]
         return Prepared({"table": jax.pure_callback(made, result, *stopped, vmap_method="sequential")}, attributes)
 
-    def retarget(self, given: Preparation) -> Prepared | None:
+    def restated(self, given: Preparation) -> Prepared | None:
         expression = Expression.from_json(given.attributes["expression"])
         if "table" in given.constants and expression.bare not in FUNCTIONS:
             # the codes are those of the exact function, so they do not depend on the target

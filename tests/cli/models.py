@@ -3,8 +3,7 @@
 import numpy as np
 
 from qjax import targets
-from qjax.export import passes
-from qjax.export.check import check_integer
+from qjax.export.assign import assign
 from qjax.export.integer_graph import IntegerGraph
 from qjax.export.ir import Graph, Node, Tensor
 from tests.export.graphs import constant, quantization
@@ -34,9 +33,7 @@ _POOL = {
 
 
 def finished(graph: Graph, target: str) -> IntegerGraph:
-    graph = passes.codes_of_bounds(passes.fuse(graph, targets.get(target)))
-    graph = graph.replace(target=target, quantization=targets.get(target).quantize)
-    return IntegerGraph(check_integer(passes.remove_dead(passes.remove_identities(graph))))
+    return IntegerGraph(assign(graph, targets.get(target)))
 
 
 def dense(target: str = "tflite_micro") -> IntegerGraph:

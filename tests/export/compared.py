@@ -9,8 +9,7 @@ import jax
 import numpy as np
 
 from qjax import targets
-from qjax.export import passes
-from qjax.export.check import check_integer
+from qjax.export.assign import assign
 from qjax.export.integer_graph import IntegerGraph
 from qjax.export.interpreter import attributes
 from qjax.export.ir import Node
@@ -26,9 +25,7 @@ REALS = (RNG.integers(-120, 120, (48, 6, 6, 4)) / 64).astype(np.float32)
 def built(like: str, **changes: Any) -> IntegerGraph:
     """The residual network as a finished graph under a target, or a changed one."""
     target = dataclasses.replace(targets.get(like), **changes)
-    graph = passes.codes_of_bounds(passes.fuse(residual_network(), target))
-    graph = check_integer(passes.remove_dead(passes.remove_identities(graph)))
-    return IntegerGraph(graph.replace(target=target.name, quantization=target.quantize))
+    return IntegerGraph(assign(residual_network(), target))
 
 
 def edited(graph: IntegerGraph, tensor: str, change: Callable[[np.ndarray], np.ndarray]) -> IntegerGraph:

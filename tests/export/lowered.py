@@ -1,6 +1,7 @@
 """A graph as the lowering leaves it, made by hand: accumulators, real constants, quantizers."""
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from qjax.export.ir import Graph, Node, Quantization, Tensor
 from tests.export.graphs import quantization
@@ -16,7 +17,7 @@ def accumulator(name: str, shape: tuple[int | None, ...]) -> Tensor:
 
 
 def assemble(tensors: list[Tensor], nodes: list[Node], *outputs: str, inputs: tuple[str, ...] = ("x",)) -> Graph:
-    return Graph({t.name: t for t in tensors}, tuple(nodes), inputs, outputs, "nearest_even")
+    return Graph({t.name: t for t in tensors}, tuple(nodes), inputs, outputs, "")
 
 
 def kernel(name: str, rng: np.random.Generator, shape: tuple[int, ...]) -> Tensor:
@@ -39,10 +40,9 @@ DENSE = {
 }
 
 
-def dense_chain(seed: int = 0) -> Graph:
+def dense_chain(seed: int = 0, gamma: ArrayLike = (1.5, -0.75, 1e-20, 2.0)) -> Graph:
     """x -> dot -> * gamma -> + beta -> relu -> quantize, five inputs and four features."""
     rng = np.random.default_rng(seed)
-    gamma = np.asarray([1.5, -0.75, 1e-20, 2.0])
     tensors = [
         Tensor("x", (None, 5), "int8", quantization(scale=0.05, zero_point=11)),
         kernel("w", rng, (5, 4)),

@@ -225,8 +225,8 @@ def test_names_that_are_too_long():
 
 
 def test_structure_that_is_too_large():
-    with pytest.raises(ArtifactError, match=r"expected a structure of at most 16777216 bytes of JSON, .*: move large"):
-        to_bytes(graph_of(metadata={"notes": "x" * 2**24}))
+    with pytest.raises(ArtifactError, match=r"expected a structure of at most 67108864 bytes of JSON, .*: move large"):
+        to_bytes(graph_of(metadata={"notes": "x" * 2**26}))
 
 
 def test_names_that_look_like_the_formats_own():

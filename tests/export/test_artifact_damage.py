@@ -52,10 +52,10 @@ def test_random_bytes(noise, where):
 
 def test_versions():
     document = json.dumps(json.dumps(parts(SMALL)[0])) + "}}"
-    with pytest.raises(ArtifactError, match="expected format version 2, got the newer 3: upgrade qjax"):
-        from_bytes(seal(document, b"", version="3"))
-    with pytest.raises(ArtifactError, match="expected format version 2, got the older 0: convert again"):
-        from_bytes(seal(document, b"", version="0"))
+    with pytest.raises(ArtifactError, match="expected format version 3, got the newer 4: upgrade qjax"):
+        from_bytes(seal(document, b"", version="4"))
+    with pytest.raises(ArtifactError, match="expected format version 2 or 3, got the older 1: convert again"):
+        from_bytes(seal(document, b"", version="1"))
     for version in ("01", "-1", "1.0", "", "1" * 10):
         with pytest.raises(ArtifactError, match="expected the fields sha256, bytes, version and graph"):
             from_bytes(seal(document, b"", version=version))

@@ -6,6 +6,10 @@ import random
 
 import pytest
 
+from qjax import targets
+from qjax.export.artifact import to_bytes
+from qjax.export.assign import assign
+from tests.export.lowered import dense_chain
 from tests.export.sealed import FILE, SMALL, build, parts, seal, survives
 
 VALUES = [
@@ -70,6 +74,20 @@ def test_mutated_structures_with_valid_checksums(seed):
             mutate(document, rng)
         loaded += survives(build(document, arrays, data))
     # Some mutations are harmless (an attribute, a location): both outcomes must have been seen.
+    assert 0 < loaded < 200
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_mutated_quantized_graphs_with_valid_checksums(seed):
+    """A network whose file shares scales and weights between its two stages, one of them with other signs."""
+    rng = random.Random(seed)
+    original = parts(to_bytes(assign(dense_chain(gamma=(1.5, -0.75, 2.0, 1.0)), targets.get("tflite_micro"))))
+    assert any(entry.get("negated") for entry in original[0]["quantized"]["arrays"])
+    loaded = 0
+    for _ in range(400):
+        document, arrays, data = copy.deepcopy(original)
+        mutate(document["quantized"], rng)
+        loaded += survives(build(document, arrays, data))
     assert 0 < loaded < 200
 
 

@@ -22,11 +22,10 @@ from qjax.export import (
     expand,
     op,
     optional,
-    passes,
     register_backend,
     tensor,
 )
-from qjax.export.check import check_integer
+from qjax.export.assign import assign
 from qjax.export.integer_graph import IntegerGraph
 from qjax.export.interpreter import attributes, prepare
 from qjax.export.ir import Graph, Node
@@ -41,9 +40,7 @@ TARGETS = ("nearest_even", "tflite_micro", "onnxruntime", "torch_fbgemm", "tosa"
 
 def lowered(name: str) -> Graph:
     """A network with every kind of chain, under a target, without a trace."""
-    graph = passes.codes_of_bounds(passes.fuse(residual_network(), targets.get(name)))
-    graph = check_integer(passes.remove_dead(passes.remove_identities(graph)))
-    return graph.replace(target=name, quantization=targets.get(name).quantize)
+    return assign(residual_network(), targets.get(name))
 
 
 # ---------------------------------------------------------------------------- partitioning

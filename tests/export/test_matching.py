@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qjax import targets
-from qjax.export import Pattern, any_of, constant, match, op, optional, passes, tensor
+from qjax.export import Pattern, any_of, constant, match, op, optional, tensor
+from qjax.export.assign import assign
 from qjax.export.integer_graph import IntegerGraph
 from qjax.export.ir import Graph, Node, Tensor
 from tests.export.graphs import quantization
@@ -195,8 +196,7 @@ def add(name: str, *inputs: str, subtract: bool = False) -> Node:
 
 @pytest.fixture(scope="module")
 def network() -> IntegerGraph:
-    graph = passes.codes_of_bounds(passes.fuse(residual_network(), targets.get("nearest_even")))
-    return IntegerGraph(passes.remove_dead(passes.remove_identities(graph)))
+    return IntegerGraph(assign(residual_network(), targets.get("nearest_even")))
 
 
 def test_a_relu_is_found_on_its_producer(network: IntegerGraph) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from qjax import targets
 from qjax.export import passes
+from qjax.export.assign import assign
 from qjax.export.check import GraphError, check, check_integer
 from qjax.export.interpreter import Interpreter
 from qjax.export.ir import Graph, Node, Quantization, Tensor
@@ -24,8 +25,7 @@ NEAREST = targets.get("nearest_even")
 
 
 def finished(graph: Graph, target: targets.Target = NEAREST) -> Graph:
-    graph = check(passes.codes_of_bounds(check(passes.fuse(check(graph), target))))
-    return passes.check_accumulators(check_integer(passes.remove_dead(passes.remove_identities(graph))))
+    return assign(passes.remove_dead(passes.remove_identities(graph)), target)
 
 
 # ---------------------------------------------------------------------------- fuse
@@ -108,7 +108,7 @@ def test_fuse_needs_one_reader_per_accumulator():
     second = Node("y2", "quantize", ("scaled",), "y2")
     graph = graph.replace(tensors={**graph.tensors, "y2": y2}, nodes=(*graph.nodes, second), outputs=("y", "y2"))
     with pytest.raises(ConversionError, match=r"user\.py:1: the accumulator of 'acc' has 2 readers instead of one"):
-        passes.fuse(check(graph), NEAREST)
+        assign(graph, NEAREST)
 
 
 def whole_range(step: dict[str, Any]) -> Graph:
@@ -124,11 +124,11 @@ def whole_range(step: dict[str, Any]) -> Graph:
 @pytest.mark.parametrize("step", [{"step": "mul"}, {"step": "neg"}, {"step": "sub", "reversed": True}])
 def test_fuse_refuses_codes_that_cannot_change_their_sign(step: dict[str, Any]):
     with pytest.raises(ConversionError, match=r"user\.py:1: the weight 'w' may hold the code -128, whose sign cannot"):
-        passes.fuse(whole_range(step), NEAREST)
+        assign(whole_range(step), NEAREST)
 
 
 def test_fuse_takes_all_codes_where_no_step_changes_their_sign():
-    node = passes.fuse(whole_range({"step": "sub"}), NEAREST).nodes[0]
+    node = assign(whole_range({"step": "sub"}), NEAREST).nodes[0]
     assert node.op == "dot"
 
 

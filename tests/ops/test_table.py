@@ -112,15 +112,15 @@ def test_gemmlowp_has_one_grid():
     assert np.array_equal(own, want)
 
 
-def test_retarget():
+def test_restated():
     exact = np.zeros(256, np.int8)
-    again = OP.retarget(given(LOGISTIC, "tflite_micro", y=UNIT, table=exact))
+    again = OP.restated(given(LOGISTIC, "tflite_micro", y=UNIT, table=exact))
     assert again is not None
     want = OP.prepare(given(LOGISTIC, "tflite_micro", y=UNIT)).constants["table"]
     assert np.array_equal(again.constants["table"], want)
     # a table of the real function is the same for everybody; one that a reader left out is made
-    assert OP.retarget(given(SILU, "tflite_micro", table=exact)) is None
-    fresh = OP.retarget(given(SILU, "tflite_micro"))
+    assert OP.restated(given(SILU, "tflite_micro", table=exact)) is None
+    fresh = OP.restated(given(SILU, "tflite_micro"))
     assert fresh is not None
     assert np.array_equal(fresh.constants["table"], OP.prepare(given(SILU)).constants["table"])
 

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from qjax.export.ir import Node, Quantization, Tensor
+from qjax.export.ir import QUANTIZE, Node, Quantization, Tensor
 from qjax.export.lowering.values import Accumulator, Step
 from qjax.export.unsupported import ConversionError
 from qjax.export.weights import weight_tensor
@@ -16,9 +16,6 @@ from qjax.tracing import Annotation, Equation, Place
 
 ParamsOf = Callable[[Place, tuple[int, ...], Any], QParams]
 """(place, indices of the scan iterations, the tensor if it is a constant) -> parameters."""
-
-QUANTIZE = "quantize"
-"""The node that puts an accumulator on a grid, until a pass folds it into the accumulator's producer."""
 
 
 class Builder:

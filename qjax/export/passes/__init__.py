@@ -2,7 +2,6 @@
 
 from qjax.export.passes.bounds import codes_of_bounds
 from qjax.export.passes.clean import remove_dead, remove_identities
-from qjax.export.passes.fuse import fuse
 from qjax.export.passes.overflow import check_accumulators
 
-__all__ = ["check_accumulators", "codes_of_bounds", "fuse", "remove_dead", "remove_identities"]
+__all__ = ["check_accumulators", "codes_of_bounds", "remove_dead", "remove_identities"]

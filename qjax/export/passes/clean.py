@@ -3,7 +3,7 @@
 import dataclasses
 
 from qjax import ops
-from qjax.export.ir import Graph, Node
+from qjax.export.ir import QUANTIZE, Graph, Node
 
 
 def remove_identities(graph: Graph) -> Graph:
@@ -20,9 +20,9 @@ def remove_identities(graph: Graph) -> Graph:
 
 
 def _identity(graph: Graph, node: Node) -> bool:
-    op = ops.get(node.op)
-    if not node.inputs:
+    if not node.inputs or node.op == QUANTIZE:
         return False
+    op = ops.get(node.op)
     return op.is_identity(node.attributes, graph.tensors[node.inputs[0]].shape, graph.tensors[node.output].shape)
 
 
@@ -39,4 +39,5 @@ def remove_dead(graph: Graph) -> Graph:
     for node in nodes:
         read += [*node.inputs, *node.constants.values(), node.output]
     read += graph.outputs
-    return graph.replace(nodes=tuple(nodes), tensors={name: graph.tensors[name] for name in read})
+    tensors = {name: graph.tensors[name] for name in read}
+    return graph.replace(nodes=tuple(nodes), tensors=tensors, quantized=graph.quantized)

@@ -10,8 +10,8 @@ from jax.core import Tracer
 from numpy.typing import NDArray
 
 from qjax.export.ir import Graph, Node
-from qjax.export.lower import ConversionError
 from qjax.export.passes.bounds import operand
+from qjax.export.unsupported import ConversionError
 from qjax.numerics.accumulator import EXACT, Accumulator
 from qjax.ops import Site, get, reach
 from qjax.ops.epilogue import BIAS_BITS

@@ -81,7 +81,7 @@ def _fused(
     node = Node(root.name, backend.NAME, inputs, root.output.name, constants, known, root.location)
     gone = {view.name for view in views}
     nodes = tuple(node if n.name == root.name else n for n in graph.nodes if n.name == root.name or n.name not in gone)
-    return graph.replace(nodes=nodes, tensors=tensors)
+    return graph.replace(nodes=nodes, tensors=tensors, quantized=graph.quantized)
 
 
 def expand(graph: Graph) -> Graph:
@@ -94,7 +94,7 @@ def expand(graph: Graph) -> Graph:
             nodes += _members(graph, tensors, node)
         else:
             nodes.append(node)
-    return graph.replace(nodes=tuple(nodes), tensors=tensors)
+    return graph.replace(nodes=tuple(nodes), tensors=tensors, quantized=graph.quantized)
 
 
 def _members(graph: Graph, tensors: dict[str, Tensor], node: Node) -> list[Node]:

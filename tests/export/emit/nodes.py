@@ -13,7 +13,7 @@ from qjax import ops, targets
 from qjax.conformance import cases
 from qjax.conformance.case import Case
 from qjax.conformance.single import graph_of as case_graph
-from qjax.export import passes
+from qjax.export.assign import assign
 from qjax.export.ir import Graph
 from qjax.numerics.accumulator import Accumulator
 from qjax.ops import Operand, Preparation
@@ -361,6 +361,4 @@ def _weighted(add: Any, codes: Any, rng: np.random.Generator) -> None:
 
 def finished(lowered: Graph, name: str) -> Graph:
     """A graph that the lowering left, under a target."""
-    target = targets.get(name)
-    graph = passes.codes_of_bounds(passes.fuse(lowered, target))
-    return passes.remove_dead(passes.remove_identities(graph)).replace(target=target.name)
+    return assign(lowered, targets.get(name))

@@ -15,19 +15,20 @@ import pytest
 from jax import export
 
 from qjax import ops, targets
+from qjax.export.assign import assign
 from qjax.export.check import check_integer
 from qjax.export.emit import stablehlo
 from qjax.export.emit.onnx import to_model
+from qjax.export.from_program import stated
 from qjax.export.ir import Graph, Node, Quantization, Tensor
-from qjax.export.retarget import retarget
 from tests.export.emit import c_build, nodes
 from tests.export.emit.onnx_runs import by_onnxruntime, differing
 
 GRAPHS = 155
 """Those of `nodes.of_operations`, the bare sums, and softmax on a runtime's own grid."""
-DISTINCT = 1093
+DISTINCT = 1095
 """Of GRAPHS x targets, those that differ from each other."""
-ARITHMETICS = 147
+ARITHMETICS = 149
 """Of these, one for each operation and rule, formula or method."""
 SUMS = ("add", "multiply", "rescale", "sum", "window_sum", "dot")
 ARITHMETIC = ("rule", "formula", "method", "rounding")
@@ -58,7 +59,7 @@ def bare(graph: Graph) -> Graph | None:
         tensors["count"] = Tensor("count", (), "int32", None, np.asarray(np.prod(taken), np.int32))
         constants["count"] = "count"
     made = dataclasses.replace(node, attributes=known, constants=constants)
-    return graph.replace(nodes=(made,), tensors=tensors)
+    return graph.replace(nodes=(made,), tensors=tensors, target="")
 
 
 def unit_softmax() -> Iterator[tuple[str, tuple[Graph, list[np.ndarray]]]]:
@@ -72,7 +73,7 @@ def unit_softmax() -> Iterator[tuple[str, tuple[Graph, list[np.ndarray]]]]:
         codes[..., : shape[-1] // 2] = 127
         tensors = {"x": Tensor("x", shape, "int8", known), "y": Tensor("y", shape, "int8", y)}
         node = Node("node", "softmax", ("x",), "y", {}, {"axes": [len(shape) - 1]})
-        graph = Graph(tensors, (node,), ("x",), ("y",), "nearest_even")
+        graph = Graph(tensors, (node,), ("x",), ("y",), "")
         yield f"softmax_unit_{'_'.join(map(str, shape))}", (graph, [codes])
 
 
@@ -102,7 +103,8 @@ class Everything:
         seen: set[tuple[object, ...]] = set()
         for name, (graph, inputs) in given.items():
             for target in targets.names():
-                made = retarget(graph, target)
+                # as it is, a graph made by hand may have a rounding that no target has
+                made = graph if graph.target == target else assign(stated(graph), targets.get(target))
                 self.covered[made.nodes[0].op, target] += 1
                 key = key_of(made)
                 if key not in seen:

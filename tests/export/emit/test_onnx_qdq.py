@@ -16,12 +16,13 @@ from qjax import targets
 from qjax.conformance import cases
 from qjax.conformance.case import Case
 from qjax.conformance.single import graph_of
+from qjax.export.assign import assign
 from qjax.export.check import GraphError
 from qjax.export.emit.onnx import emit, to_model
+from qjax.export.from_program import stated
 from qjax.export.interpreter import Interpreter
 from qjax.export.ir import Graph, Node
 from qjax.export.read import read
-from qjax.export.retarget import retarget
 from tests.export.emit.nodes import of_operations
 from tests.export.emit.onnx_runs import checked, differing
 from tests.export.graphs import assert_equal, differences
@@ -150,7 +151,7 @@ def test_shapes_that_no_runtime_has(tmp_path):
     seen = 0
     for name, (given, inputs) in of_operations().items():
         try:
-            graph = retarget(given, "onnxruntime")
+            graph = assign(stated(given), targets.get("onnxruntime"))
         except (AssertionError, GraphError, ValueError):
             # products in these graphs have no scales of their weights
             continue
@@ -197,8 +198,8 @@ def test_a_change_of_the_grid_between_two_operations(dtype, tmp_path):
         Node("z", "rescale", ("y",), "z"),
         Node("twice", "add", ("z", "x0"), "twice", {}, {"subtract": False}),
     )
-    bare = first.replace(nodes=nodes, tensors={**first.tensors, **changed}, outputs=("twice",), target="")
-    graph = retarget(bare, "onnxruntime")
+    bare = first.replace(nodes=nodes, tensors={**first.tensors, **changed}, outputs=("twice",))
+    graph = assign(stated(bare), targets.get("onnxruntime"))
     want = [np.asarray(value) for value in Interpreter(graph)(*case.inputs)]
     for style in STYLES:
         model = checked(to_model(graph, style=style, codes=True))

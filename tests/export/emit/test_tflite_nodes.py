@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from qjax import targets
+from qjax.export.assign import assign
 from qjax.export.check import check_integer
 from qjax.export.emit.tflite import to_bytes
+from qjax.export.from_program import stated
 from qjax.export.interpreter import Interpreter
 from qjax.export.ir import Graph, Node, Quantization, Tensor
 from qjax.export.read import tflite as reader
-from qjax.export.retarget import retarget
 from tests.export.emit.nodes import of_operations
 from tests.export.emit.tflite_runtimes import MODES, TARGETS, litert, micro
 from tests.export.graphs import differences
@@ -81,6 +83,11 @@ def merged(graphs: dict[str, Graph]) -> Graph:
     return check_integer(Graph(tensors, tuple(nodes), tuple(inputs), tuple(outputs), "nearest_even"))
 
 
+def targeted(graph: Graph, target: str) -> Graph:
+    """Nodes made by hand, with the constants that a target makes of their scales."""
+    return assign(stated(graph), targets.get(target))
+
+
 @pytest.fixture(scope="module")
 def nodes() -> dict[str, Any]:
     # products with weights are in the matrix, with the scales that a target makes its constants of
@@ -92,7 +99,7 @@ def nodes() -> dict[str, Any]:
 def test_every_operation_is_the_runtimes(nodes, target):
     refused = NO_FORM | (NOT_IN_MICRO if target == "tflite_micro" else {})
     known = {name: found for name, found in nodes.items() if name not in refused}
-    graph = retarget(merged({name: graph for name, (graph, _) in known.items()}), target)
+    graph = targeted(merged({name: graph for name, (graph, _) in known.items()}), target)
     inputs = [codes for _, held in known.values() for codes in held]
     expected = [np.asarray(y) for y in Interpreter(graph)(*inputs)]
     file = to_bytes(graph)
@@ -116,8 +123,8 @@ def test_the_others_are_one_error(nodes, target):
     refused = NO_FORM | (NOT_IN_MICRO if target == "tflite_micro" else {})
     # types are looked at first
     with pytest.raises(ValueError, match=refused.pop("embed_bytes")):
-        to_bytes(retarget(nodes["embed_bytes"][0], target))
-    graph = retarget(merged({name: nodes[name][0] for name in refused}), target)
+        to_bytes(targeted(nodes["embed_bytes"][0], target))
+    graph = targeted(merged({name: nodes[name][0] for name in refused}), target)
     with pytest.raises(ValueError, match=f"{len(refused)} parts of the graph") as caught:
         to_bytes(graph)
     lines = str(caught.value).splitlines()[1:]

@@ -32,9 +32,9 @@ from qjax.export.emit.onnx.codes import (
     plain,
 )
 from qjax.export.emit.onnx.views import View
+from qjax.export.from_program import made_by_target
 from qjax.export.ir import Graph, Node
 from qjax.export.onnx_ops import MICROSOFT
-from qjax.export.retarget import made_by_target
 from qjax.ops import Role
 
 Spelling = Callable[["CodesWriter", Operation, str], None]

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from qjax.export.emit.tflite.problems import Problems
+from qjax.export.from_program import made_by_target
 from qjax.export.ir import Graph
 from qjax.export.passes import remove_dead
-from qjax.export.retarget import made_by_target
 from qjax.numerics.accumulator import EXACT, Accumulator
 
 RUNTIMES = (

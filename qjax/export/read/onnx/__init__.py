@@ -17,6 +17,7 @@ import importlib.util
 from typing import Any
 
 from qjax import targets
+from qjax.export.assign import assign
 from qjax.export.batch import free_batch
 from qjax.export.ir import Graph, Tensor
 from qjax.export.lower import ConversionError
@@ -100,14 +101,15 @@ def _own_graph(proto: Any) -> Graph | None:
 
 def _targeted(graph: Graph, target: targets.Target, in_floats: set[str]) -> Graph:
     """Under the target, but with its formulas of floats in the nodes that ONNX Runtime does not fuse."""
-    made = retarget(graph, target)
+    made = assign(graph, target)
     if not in_floats or not target.name.startswith(DEFAULT):
         return made
     names = {"window_sum": "average_pool"}
     formulas = {names.get(op, op): formula for op, formula in finish.FLOAT_FORMULAS.items()}
-    other = retarget(graph, target.replace(**formulas))
+    other = assign(graph, target.replace(**formulas))
     nodes = tuple(b if a.name in in_floats else a for a, b in zip(made.nodes, other.nodes, strict=True))
-    return remove_dead(made.replace(nodes=nodes, tensors={**made.tensors, **_own(other, in_floats)}))
+    tensors = {**made.tensors, **_own(other, in_floats)}
+    return remove_dead(made.replace(nodes=nodes, tensors=tensors, quantized=graph))
 
 
 def _own(graph: Graph, names: set[str]) -> dict[str, Tensor]:

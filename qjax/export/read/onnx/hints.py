@@ -63,24 +63,37 @@ def hints_of(metadata: Mapping[str, str]) -> Hints:
     return Hints(**chosen)
 
 
+_WHERE = f"The model's metadata {METADATA!r}"
+
+
 def annotated(graph: Graph, hints: Hints) -> Graph:
     """The graph with the names, ranges, places and metadata of the hints.
 
     Raises:
       ReadError: names that are not unique then, a name that no tensor has, a range that is wider than the codes'.
     """
-    where = f"The model's metadata {METADATA!r}"
     if hints.quantization is not None and hints.quantization not in INPUT_QUANTIZATIONS:
-        raise ReadError(f"{where}: unknown quantization {hints.quantization!r}.")
+        raise ReadError(f"{_WHERE}: unknown quantization {hints.quantization!r}.")
+    return check_integer(
+        _renamed(graph, hints).replace(
+            metadata=graph.metadata if hints.metadata is None else hints.metadata,
+            quantization=hints.quantization or graph.quantization,
+            quantized=None if graph.quantized is None else _renamed(graph.quantized, hints),
+        )
+    )
+
+
+def _renamed(graph: Graph, hints: Hints) -> Graph:
+    """The graph with the names, ranges and places of the hints."""
     tensors: dict[str, Tensor] = {}
     for held in graph.tensors.values():
         name, span = hints.names.get(held.name, held.name), hints.ranges.get(held.name)
         if name in tensors:
-            raise ReadError(f"{where}: two tensors are called {name!r}.")
+            raise ReadError(f"{_WHERE}: two tensors are called {name!r}.")
         quantization = held.quantization
         if span is not None and held.value is not None and quantization is not None:
             if len(span) != 2 or not quantization.qmin <= span[0] < span[1] <= quantization.qmax:
-                raise ReadError(f"{where}: the range {span} of {name!r} is not within that of its codes.")
+                raise ReadError(f"{_WHERE}: the range {span} of {name!r} is not within that of its codes.")
             quantization = dataclasses.replace(quantization, qmin=span[0], qmax=span[1])
         tensors[name] = dataclasses.replace(held, name=name, quantization=quantization)
 
@@ -98,13 +111,9 @@ def annotated(graph: Graph, hints: Hints) -> Graph:
         )
         for node in graph.nodes
     )
-    return check_integer(
-        graph.replace(
-            tensors=tensors,
-            nodes=nodes,
-            inputs=tuple(renamed(name) for name in graph.inputs),
-            outputs=tuple(renamed(name) for name in graph.outputs),
-            metadata=graph.metadata if hints.metadata is None else hints.metadata,
-            quantization=hints.quantization or graph.quantization,
-        )
+    return graph.replace(
+        tensors=tensors,
+        nodes=nodes,
+        inputs=tuple(renamed(name) for name in graph.inputs),
+        outputs=tuple(renamed(name) for name in graph.outputs),
     )

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qjax import targets
+from qjax.export.assign import assign
 from qjax.export.ir import Graph, Tensor
 from qjax.export.passes import remove_dead
 from qjax.export.read.errors import ReadError
 from qjax.export.read.tflite.trial import RUNTIMES, Function, codes_of
-from qjax.export.retarget import retarget
 from qjax.numerics.tables import GEMMLOWP_GRIDS
 from qjax.targets.base import Weighted
 
@@ -78,19 +78,20 @@ def targeted(
     asked = target.name in RUNTIMES
     unknown = {name: function for name, function in functions.items() if asked and not _has_formula(function)}
     tables = {name: codes_of(function, target.name) for name, function in unknown.items()}
-    made = retarget(_tabled(graph, functions, tables), target)
+    quantized = _tabled(graph, functions, tables)
+    made = assign(quantized, target)
     # a target makes tables of its own for some functions of any codes
     made = _tabled(made, functions, tables)
     _check_softmax(made, target)
     rules = _RULES.get(target.name, {})
     for mark in sorted({mark for mark in marks.values() if mark in rules}):
         names = {name for name, own in marks.items() if own == mark}
-        other = retarget(graph, dataclasses.replace(target, **rules[mark]))  # pyright: ignore[reportArgumentType]
+        other = assign(graph, dataclasses.replace(target, **rules[mark]))  # pyright: ignore[reportArgumentType]
         nodes = tuple(b if a.name in names else a for a, b in zip(made.nodes, other.nodes, strict=True))
         own = {n.name: n for n in other.nodes if n.name in names}
         tensors = {name: other.tensors[name] for n in own.values() for name in n.constants.values()}
         made = remove_dead(made.replace(nodes=nodes, tensors={**made.tensors, **tensors}))
-    return made
+    return made.replace(quantized=quantized)
 
 
 def _tabled(graph: Graph, functions: Mapping[str, Function], tables: Mapping[str, NDArray[Any]]) -> Graph:

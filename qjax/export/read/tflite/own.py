@@ -14,18 +14,16 @@ from numpy.typing import NDArray
 
 from qjax import targets
 from qjax.export import interpreter, strict_json
-from qjax.export.check import check_integer
+from qjax.export.assign import assign
+from qjax.export.check import OF_TARGETS, check_integer
 from qjax.export.ir import INTEGER_DTYPES, Graph, Node, Quantization, Tensor
 from qjax.export.read.errors import ReadError
 from qjax.export.read.tflite.model import FileTensor, Model, parse
-from qjax.export.retarget import retarget
 from qjax.export.tflite_schema import layouts
 from qjax.export.tflite_schema.file import METADATA
 from qjax.ops.channels import weight_to_result
 
 VERSION = 1
-_TARGETS = ("rule", "formula", "accumulator")
-"""Attributes that a target gives."""
 
 CURE = "Read it with metadata=False, which reads its operators alone, under the names that they have in the file."
 
@@ -80,7 +78,7 @@ class _Claims:
         nodes = [self._bare(entry) for entry in entries]
         bare = Graph(tensors, tuple(nodes), tuple(document["inputs"]), tuple(document["outputs"]), "")
         self._check_shapes(bare)
-        made = retarget(bare, target)
+        made = assign(bare, target)
         final = {name: tensors.get(name) for name in self.claimed}
         finished: list[Node] = []
         for entry, node in zip(entries, made.nodes, strict=True):
@@ -119,7 +117,7 @@ class _Claims:
 
     def _bare(self, entry: Mapping[str, Any]) -> Node:
         """A node without what its target gives."""
-        attributes = {key: value for key, value in entry["attributes"].items() if key not in _TARGETS}
+        attributes = {key: value for key, value in entry["attributes"].items() if key not in OF_TARGETS}
         known = {"kernel", "bias", *entry.get("values", {})}
         constants = {role: name for role, name in entry["constants"].items() if role in known}
         return Node(

@@ -13,29 +13,34 @@ constant and no `quantize` is left, except the bounds of clamps on codes (`codes
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from qjax import ops, targets
-from qjax.export.ir import Graph, Node, Quantization, Tensor
-from qjax.export.lower import QUANTIZE, ConversionError
+from qjax.export.assign.constants import (
+    BARE,
+    Case,
+    Constants,
+    affine_steps,
+    alive,
+    by_channel,
+    derive,
+    kernel_scale,
+    scales_alone,
+    step_of,
+)
+from qjax.export.assign.formulas import formula_of
+from qjax.export.assign.weighted import arithmetic_of, kind_of
+from qjax.export.ir import QUANTIZE, Graph, Node, Quantization, Tensor
 from qjax.export.passes.bounds import bound_constants, operand
-from qjax.export.passes.formulas import formula_of
-from qjax.export.passes.weighted import arithmetic_of, kind_of, scale_in_rank
-from qjax.numerics.rules import get_rule
-from qjax.numerics.softfloat import Real
+from qjax.export.unsupported import ConversionError
 from qjax.numerics.together import derived
-from qjax.ops import Op, Operand, Preparation, Role
-from qjax.ops.channels import result_to_weight, weight_to_result
-from qjax.ops.epilogue import Affine, fold_sum, fold_weighted, scale_codes
+from qjax.ops import Operand, Role
+from qjax.ops.channels import result_to_weight
+from qjax.ops.epilogue import scale_codes
 from qjax.ops.facts import AverageFacts
-from qjax.ops.formulas import Setting
-from qjax.ops.formulas import get as get_formula
 
 
 def fuse(graph: Graph, target: targets.Target) -> Graph:
@@ -74,7 +79,7 @@ def fuse(graph: Graph, target: targets.Target) -> Graph:
         nodes.append(dataclasses.replace(known[key], node=node, quantize=following[0]))
     fused = list(known.values())
     constants = derived(
-        functools.partial(_derive, target), [one.case for one in fused], _alive, functools.partial(_by_channel, target)
+        functools.partial(derive, target), [one.case for one in fused], alive, functools.partial(by_channel, target)
     )
     tensors = dict(graph.tensors)
     first = [_finished(graph, tensors, one, made, target) for one, made in zip(fused, constants, strict=True)]
@@ -93,51 +98,13 @@ def fuse(graph: Graph, target: targets.Target) -> Graph:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Step:
-    """A node without its names."""
-
-    op: str
-    attributes: Mapping[str, Any]
-    constants: Mapping[str, Any]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Case:
-    """Everything that the constants of a fused node follow from, except the target; nothing else, see `derived`.
-
-    producer: with its real constants, its kernel left out. chain: the affine steps. kernel: its scale as a vector of
-    the result, else None. kind, wide: what a target asks of a product with weights. formula: the name of a runtime's
-    own, and what it may know.
-    """
-
-    producer: _Step
-    chain: tuple[_Step, ...]
-    inputs: tuple[Operand, ...]
-    output: Operand
-    kernel: Any = None
-    kind: Literal["dot", "conv", "depthwise"] = "dot"
-    wide: bool = False
-    formula: tuple[str, Setting] | None = None
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Constants:
-    """By role; attributes: those that join the node's. factor and scale: of a kernel's codes."""
-
-    constants: Mapping[str, Any]
-    attributes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    factor: Any = None
-    scale: Any = None
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
 class _Fused:
     """A producer, the chain behind it, the quantizer at its end."""
 
     node: Node
     chain: tuple[Node, ...]
     quantize: Node
-    case: _Case
+    case: Case
 
 
 def _key(graph: Graph, node: Node, chain: list[Node], quantize: Node) -> Any:
@@ -154,80 +121,25 @@ def _key(graph: Graph, node: Node, chain: list[Node], quantize: Node) -> Any:
     return (*map(step, (node, *chain)), *inputs, output.shape, output.dtype, id(output.quantization))
 
 
-def _case(graph: Graph, node: Node, chain: list[Node], quantize: Node, target: targets.Target) -> _Case:
+def _case(graph: Graph, node: Node, chain: list[Node], quantize: Node, target: targets.Target) -> Case:
     tensors, output = graph.tensors, graph.tensors[quantize.output]
-
-    def step(node: Node, constants: Mapping[str, str]) -> _Step:
-        return _Step(node.op, node.attributes, {role: graph.constant(node, role) for role in constants})
-
     kept = ("kernel", *ops.get(node.op).keeps)
-    own = {role: name for role, name in node.constants.items() if role not in kept}
-    affine = tuple(step(one, one.constants) for one in chain if type(ops.get(one.op)).compose is not Op.compose)
-    inputs = tuple(operand(tensors[name]) for name in node.inputs)
+    producer = step_of(graph, node, [role for role in node.constants if role not in kept])
+    affine = affine_steps(graph, chain)
     if "kernel" not in node.constants and ops.get(node.op).prepares:
-        return _Case(step(node, own), affine, inputs, operand(output))
-    case = _Case(step(node, own), affine, tuple(map(_scale_alone, inputs)), _scale_alone(operand(output)))
-    bare = _Step("", {}, {})
+        return Case(producer, affine, tuple(operand(tensors[name]) for name in node.inputs), operand(output))
+    case = Case(producer, affine, scales_alone(graph, node.inputs), Operand((), "", operand(output).scale))
     if "kernel" in node.constants:
-        kernel = tensors[node.constants["kernel"]]
-        s_w = weight_to_result(scale_in_rank(kernel), node.attributes["channels"], node.attributes["rank"])
-        kind, wide = kind_of(node, kernel), tensors[node.inputs[0]].dtype == "int16"
-        return dataclasses.replace(case, producer=bare, kernel=s_w, kind=kind, wide=wide)
+        kernel, wide = tensors[node.constants["kernel"]], tensors[node.inputs[0]].dtype == "int16"
+        s_w, kind = kernel_scale(graph, node), kind_of(node, kernel)
+        return dataclasses.replace(case, producer=BARE, kernel=s_w, kind=kind, wide=wide)
     found = formula_of(graph, tensors, node, chain, output, target)
     if found is None:
         return case
-    return dataclasses.replace(case, producer=bare, formula=(found[0].name, found[1]))
+    return dataclasses.replace(case, producer=BARE, formula=(found[0].name, found[1]))
 
 
-def _scale_alone(x: Operand) -> Operand:
-    return Operand((), "", x.scale)
-
-
-def _alive(case: _Case) -> jax.Array:
-    # Always true (NaN included), but the compiler cannot prove it.
-    return jnp.asarray(case.output.scale).reshape(-1)[0] != np.float32(-1)
-
-
-def _by_channel(target: targets.Target, case: _Case) -> bool:
-    """Whether the constants of a case are vectors over channels, each element by itself."""
-    if case.kernel is None or np.ndim(case.kernel) != 1:
-        return False
-    numbers = [x for step in case.chain for x in step.constants.values()]
-    if any(np.size(x) > 1 and not isinstance(x, Tracer) for x in numbers):
-        return False  # a known vector is no operand, see `derived`
-    rule = get_rule(target.weighted(case.kind, per_channel=True, wide=case.wide).rule)
-    return np.size(case.kernel) > 1 and rule.of_scales is None
-
-
-def _derive(target: targets.Target, case: _Case) -> _Constants:
-    """The constants of a case, but for the kernel's codes and the bounds on the output's."""
-    affine = Affine.identity()
-    for step in case.chain:
-        affine = ops.get(step.op).compose(step.attributes, step.constants, affine)
-    producer, s_y = case.producer, case.output.scale
-    scales = [x.scale for x in case.inputs if x.scale is not None]
-    if case.kernel is not None:
-
-        def weighted(per_channel: bool) -> targets.Weighted:
-            return target.weighted(case.kind, per_channel=per_channel, wide=case.wide)
-
-        folded = fold_weighted(scales[0], case.kernel, s_y, affine, weighted)
-        return _Constants({"bias": folded.bias, **folded.requantize}, {}, folded.factor, folded.weight_scale)
-    if case.formula is not None:
-        name, setting = case.formula
-        return _Constants(get_formula(name).prepare(setting), {"formula": name})
-    op = ops.get(producer.op)
-    if op.prepares:
-        given = Preparation(producer.attributes, producer.constants, case.inputs, case.output, affine, target)
-        own = op.prepare(given)
-        return _Constants(own.constants, own.attributes)
-    accumulators = op.scales(producer.attributes, [Real.of(s) for s in scales])
-    return _Constants(fold_sum(accumulators, s_y, affine), {"rounding": target.rounding.value})
-
-
-def _finished(
-    graph: Graph, tensors: dict[str, Tensor], fused: _Fused, made: _Constants, target: targets.Target
-) -> Node:
+def _finished(graph: Graph, tensors: dict[str, Tensor], fused: _Fused, made: Constants, target: targets.Target) -> Node:
     """The node, its constants added to `tensors`."""
     node, output = fused.node, tensors[fused.quantize.output]
     assert output.quantization is not None
