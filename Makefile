@@ -51,7 +51,7 @@ bench: export GLIBC_TUNABLES = glibc.malloc.hugetlb=1
 bench: venv-bench ## timings against XLA's float path, other libraries and the real runtimes
 	.venv-bench/bin/python -m benchmarks $(ARGS)
 
-accuracy: venv ## accuracy of float, post-training and trained quantization
+accuracy: venv ## accuracy of float, post-training and trained quantization on Fashion-MNIST; ARGS="--rows FILE" keeps the rows and goes on, "--quick" takes digits
 	$(PY) -m experiments.accuracy $(ARGS)
 
 random-networks: venv ## random networks under every target, ARGS="--rows FILE" keeps them and goes on: graph, exact forward, C, ONNX

@@ -1,5 +1,6 @@
 """One line on standard error, only where somebody can see it, and gone at the end."""
 
+import inspect
 import time
 
 import pytest
@@ -52,3 +53,16 @@ def test_an_error_ends_the_line(quick):
     with pytest.raises(ValueError, match="stop"), progress.stage("convert", enabled=True):
         raise ValueError("stop")
     assert progress._line.running == []
+
+
+def test_every_public_call_is_silent_where_nobody_can_see_it():
+    homes = [getattr(qjax, name) for name in qjax.__all__] + [
+        getattr(qjax.training, name) for name in qjax.training.__all__
+    ]
+    found = {f.__name__: inspect.signature(f).parameters["progress"].default for f in homes if takes_progress(f)}
+    assert {"quantize", "calibrate", "post_training", "gptq"} <= set(found)
+    assert {name for name, default in found.items() if default is not None} == set()
+
+
+def takes_progress(f):
+    return inspect.isfunction(f) and "progress" in inspect.signature(f).parameters

@@ -1,11 +1,12 @@
 """What training a quantized model needs beyond its gradients: constraints, learned rounding, and repairs."""
 
 from qjax.training.a2q import AccumulatorConstraint, accumulator_bound, constrain_accumulators
+from qjax.training.adam import optimizer
 from qjax.training.adaround import RoundedLayer, Rounding, adaround
 from qjax.training.batch_norm import reestimate_batch_norm
 from qjax.training.bias_correction import Correction, correct_bias
 from qjax.training.dampening import dampening
-from qjax.training.distill import Distillation, Distilled, distill, recipe_optimizer
+from qjax.training.distill import Distillation, Distilled, distill
 from qjax.training.gptq import Solution, SolvedLayer, gptq
 from qjax.training.migration import Migration, Moved, equalize, smooth
 from qjax.training.oscillations import Oscillations
@@ -45,8 +46,8 @@ __all__ = [
     "distill",
     "equalize",
     "gptq",
+    "optimizer",
     "post_training",
-    "recipe_optimizer",
     "reestimate_batch_norm",
     "set_codes",
     "shardings",

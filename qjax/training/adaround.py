@@ -125,7 +125,7 @@ def learn(
     options: Options,
     *,
     seed: int = 0,
-    progress: bool | None = False,
+    progress: bool | None = None,
 ) -> Rounding:
     """`adaround` along a walk that is compiled already."""
     own, reals = Stream.of(qmodel), Stream.of(reference, quantized=False)

@@ -69,7 +69,7 @@ def correct(
     walk: Walk,
     batches: Sequence[tuple[Any, ...]],
     *,
-    progress: bool | None = False,
+    progress: bool | None = None,
 ) -> Correction:
     """`correct_bias` along a walk that is compiled already."""
     left, names = dict(walk.left), set[str]()

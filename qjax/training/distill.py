@@ -16,7 +16,6 @@ from typing import Any, Literal, get_args
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import nnx
 
 from qjax.batches import Batches, Inputs
@@ -25,16 +24,14 @@ from qjax.progress import track
 from qjax.qmodel import QuantizedModel, check_quantized
 from qjax.summary import table
 from qjax.tracing import Place
+from qjax.training.adam import LEARNING_RATE
+from qjax.training.adam import optimizer as recipe
 
 Measure = Literal["noise", "classes"]
 """How outputs are compared, see `Distillation.start`."""
 
-LEARNING_RATE = 4e-3
-"""Of Adam, in parts of the size of each tensor."""
 STEPS = 500
 """How many steps the default number of epochs has at least."""
-
-_SMALLEST_SIZE = 1e-2
 
 
 @jax.tree_util.register_dataclass
@@ -130,35 +127,13 @@ class Distillation:
     def optimizer(
         self, qmodel: QuantizedModel, steps: int, learning_rate: float = LEARNING_RATE
     ) -> nnx.Optimizer[QuantizedModel]:
-        """The optimizer of the default recipe, for `steps` steps, see `recipe_optimizer`."""
-        return nnx.Optimizer(qmodel, recipe_optimizer(steps, learning_rate), wrt=nnx.Param)
+        """The optimizer of the default recipe, for `steps` steps, see `qjax.training.optimizer`."""
+        return nnx.Optimizer(qmodel, recipe(qmodel, steps, learning_rate=learning_rate), wrt=nnx.Param)
 
     def _record(self, place: Place, x: jax.Array, quantized: Quantized | None) -> jax.Array | None:
         if place.label not in self.tensors:
             return None
         return x if quantized is None else quantized.real32()
-
-
-def recipe_optimizer(steps: int, learning_rate: float = LEARNING_RATE) -> optax.GradientTransformation:
-    """Adam whose steps are parts of each tensor's own size, decaying to zero as a cosine.
-
-    A rate that fits the weights of one network is too great for another's. Here the step of a tensor is multiplied by
-    its root mean square (as in Adafactor, Shazeer and Stern 2018, arXiv 1804.04235, section 8), so that a rate of 0.004
-    moves a weight by about 0.4 % of the tensor's size. Scales are learned as logarithms to base 2: their rate is the
-    same without the factor, 0.3 % a step.
-    """
-    if steps < 1:
-        raise ValueError(f"distill: expected at least one step, got {steps}.")
-    schedule = optax.cosine_decay_schedule(learning_rate, steps)
-    adam = optax.chain(optax.scale_by_adam(), optax.scale_by_learning_rate(schedule))
-    relative = optax.chain(
-        optax.scale_by_adam(), optax.scale_by_param_block_rms(_SMALLEST_SIZE), optax.scale_by_learning_rate(schedule)
-    )
-
-    def kinds(params: Any) -> Any:
-        return jax.tree.map_with_path(lambda path, _: "logarithm" if "log2" in str(path) else "tensor", params)
-
-    return optax.multi_transform({"logarithm": adam, "tensor": relative}, kinds)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,7 +187,7 @@ def distill(
         size; with `inputs`, of anything. They are kept in memory.
       teacher, tensors, measure, share: see `Distillation.start`.
       epochs: passes over the batches; None: as many as make 500 steps, at least 5.
-      learning_rate: see `recipe_optimizer`. seed: of the order of the batches.
+      learning_rate: see `qjax.training.optimizer`. seed: of the order of the batches.
       progress: show a progress bar on stderr; None shows one on a terminal.
 
     Raises:

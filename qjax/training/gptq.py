@@ -82,7 +82,7 @@ def gptq(
     reference: QuantizedModel | None = None,
     rounds: int = 4,
     damping: float | None = None,
-    progress: bool | None = False,
+    progress: bool | None = None,
 ) -> Solution:
     """Choose the codes and scales of all dense layers and convolutions for the least error of their outputs.
 
@@ -119,7 +119,7 @@ def solve(
     *,
     rounds: int = 4,
     damping: float | None = None,
-    progress: bool | None = False,
+    progress: bool | None = None,
 ) -> Solution:
     """`gptq` along a walk that is compiled already."""
     own, reals = Stream.of(qmodel), Stream.of(reference, quantized=False)

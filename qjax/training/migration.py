@@ -84,7 +84,7 @@ def equalize(
     *,
     inputs: Inputs | None = None,
     reference: QuantizedModel | None = None,
-    progress: bool | None = False,
+    progress: bool | None = None,
 ) -> Migration:
     """Move scales between dense layers, convolutions and depthwise convolutions that follow one another.
 
@@ -108,7 +108,7 @@ def smooth(
     *,
     inputs: Inputs | None = None,
     reference: QuantizedModel | None = None,
-    progress: bool | None = False,
+    progress: bool | None = None,
 ) -> Migration:
     """Move scales between a norm's scale and bias and the layers that read it: SmoothQuant and AWQ.
 
@@ -143,7 +143,7 @@ def migrate(
     batches: Sequence[tuple[Any, ...]],
     *,
     norm: bool,
-    progress: bool | None = False,
+    progress: bool | None = None,
 ) -> Migration:
     """Move the scales in all `models` alike; the first is the quantized one, which is calibrated anew."""
     qmodel = models[0]

@@ -36,7 +36,7 @@ def post_training(
     metric: Scorer | None = None,
     effort: Effort = "standard",
     steps: Sequence[str] | None = None,
-    progress: bool | None = True,
+    progress: bool | None = None,
 ) -> QuantizedModel:
     """Quantize a float model without training it, as accurately as calibration data allow.
 

@@ -71,7 +71,7 @@ def widen_activations(
     reference: QuantizedModel | None = None,
     bits: int = 16,
     most: float = 0.2,
-    progress: bool | None = False,
+    progress: bool | None = None,
 ) -> Precision:
     """Give activations more bits where that is worth it, in `qmodel` itself.
 
@@ -108,7 +108,7 @@ def widen(
     *,
     bits: int = 16,
     most: float = 0.2,
-    progress: bool | None = False,
+    progress: bool | None = None,
 ) -> Precision:
     """`widen_activations` along a walk that is compiled already."""
     kinds = {name: detail[0] for name, detail in qmodel.plan.details}

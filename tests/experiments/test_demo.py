@@ -8,7 +8,8 @@ import pytest
 from flax import nnx
 
 import qjax
-from experiments import accuracy, demo
+from experiments import demo
+from experiments.accuracy import digits as accuracy
 from experiments.data import digits
 from experiments.models import CNN, MLP, ResNet
 from experiments.training import Schedule, one_hot, parameter_bytes, scores, train

@@ -1,9 +1,9 @@
 """Accuracy on scikit-learn's digits, several seeds: float, post-training and trained quantization, W8A8 to W2A2.
 
-`python -m experiments.accuracy`. Every layer has the bits of its configuration, the first and the last included, and so
-have the images; the class scores leave at 8 bits. One split for all runs; the last epoch counts; nothing is selected
-on the test images (settings were tried with --validate). "float, trained on" is a control: the float model after the
-epochs and the targets that quantization-aware training gets, without any quantization.
+`python -m experiments.accuracy.digits`. Every layer has the bits of its configuration, the first and the last
+included, and so have the images; the class scores leave at 8 bits. One split for all runs; the last epoch
+counts; nothing is selected on the test images (settings were tried with --validate). "float, trained on" is a control:
+the float model after the epochs and the targets that quantization-aware training gets, without any quantization.
 """
 
 import argparse
@@ -98,7 +98,7 @@ def table_of(results: dict[str, dict[str, list[float]]]) -> Table:
 
 
 def main(argv: list[str] | None = None) -> dict[str, dict[str, list[float]]]:
-    parser = argparse.ArgumentParser(prog="python -m experiments.accuracy", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m experiments.accuracy.digits", description=__doc__)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
     parser.add_argument("--bits", nargs="+", type=int, default=list(BITS))

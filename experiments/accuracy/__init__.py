@@ -1,0 +1,1 @@
+"""Accuracy of float, post-training and trained quantization on real networks: `python -m experiments.accuracy`."""
