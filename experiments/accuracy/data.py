@@ -30,7 +30,7 @@ class Data:
         return Data(x[:kept], y[:kept], x[kept:], y[kept:])
 
 
-def _read(path: Path) -> np.ndarray:
+def read_idx(path: Path) -> np.ndarray:
     """An IDX file of bytes: a magic number, the sizes of the axes, the bytes."""
     raw = gzip.decompress(path.read_bytes())
     if raw[:3] != b"\0\0\x08":
@@ -68,8 +68,8 @@ def fashion() -> Data:
     found = next((folder for folder in FOLDERS if folder.is_dir()), None) or fetch()
     parts: list[np.ndarray] = []
     for split, count in (("train", 60_000), ("t10k", 10_000)):
-        images = _read(found / f"{split}-images-idx3-ubyte.gz")
-        labels = _read(found / f"{split}-labels-idx1-ubyte.gz")
+        images = read_idx(found / f"{split}-images-idx3-ubyte.gz")
+        labels = read_idx(found / f"{split}-labels-idx1-ubyte.gz")
         if images.shape != (count, 28, 28) or labels.shape != (count,):
             raise ValueError(f"{found}: expected {count} images of 28x28, got {images.shape} and {labels.shape}.")
         parts += [(images[..., None] / 255).astype(np.float32), labels.astype(np.int32)]

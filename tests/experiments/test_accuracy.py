@@ -1,0 +1,66 @@
+"""Accuracy on real networks: its data, its rows, its tables, and one small run."""
+
+import gzip
+
+import jax
+import numpy as np
+import pytest
+
+from experiments.accuracy import __main__ as command
+from experiments.accuracy import data, page
+from experiments.accuracy.row import Row, keep, read
+
+
+@pytest.fixture(autouse=True)
+def users_promotion():
+    """optax mixes dtypes, as JAX allows by default."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def write_idx(path, array):
+    head = b"\0\0\x08" + bytes([array.ndim]) + b"".join(size.to_bytes(4, "big") for size in array.shape)
+    path.write_bytes(gzip.compress(head + array.tobytes()))
+
+
+def test_the_files_of_the_package_areread_idx(tmp_path):
+    images = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 3, 4)
+    write_idx(tmp_path / "images.gz", images)
+    assert np.array_equal(data.read_idx(tmp_path / "images.gz"), images)
+    (tmp_path / "floats.gz").write_bytes(gzip.compress(b"\0\0\x0d\x01\0\0\0\0"))
+    with pytest.raises(ValueError, match=r"expected an IDX file of bytes, got one that starts with 00000d01"):
+        data.read_idx(tmp_path / "floats.gz")
+
+
+def test_without_the_package_the_error_says_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(RuntimeError, match=r"Debian's package dataset-fashion-mnist.*put its four \.gz files into"):
+        data.fetch(tmp_path / "fashion-mnist")
+
+
+def test_tables_are_means_and_errors_of_paired_differences(tmp_path):
+    rows = [Row("net", "LSQ", "W4A4", seed, 10, 91.0 + seed, 91.5 + seed, 3 + seed, 91.0, 0.1, 60.0) for seed in (0, 1)]
+    rows += [Row("net", "PACT", "W4A4", 0, 10, error="ValueError: no")]
+    path = tmp_path / "rows.jsonl"
+    for row in rows:
+        keep(path, row)
+    assert read(path) == {row.key: row for row in rows}
+    text = page.text(rows)
+    assert "| LSQ | 10 | +0.50 ± 0.50 | +1.00 ± 0.50 | 4 | 2 | 60 |" in text
+    assert "| PACT | 10 | ValueError: no |" in text
+    page.write(tmp_path / "page.md", rows)
+    shown = (tmp_path / "page.md").read_text()
+    assert "at W4A4 the best graph is off the float network by net +1.0 (LSQ) points" in shown
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_a_small_run_and_what_it_keeps(tmp_path, monkeypatch):
+    monkeypatch.setitem(command.FLOAT_EPOCHS, "digits", 4)
+    given = ["--networks", "MLP on digits", "--methods", "calibration", "LSQ", "LSQ, distilled", "--settings", "W4A4"]
+    given += ["--seeds", "1", "--folder", str(tmp_path), "--rows", str(tmp_path / "rows.jsonl")]
+    found = command.main(given)
+    assert [row.method for row in found] == ["float", "calibration", "LSQ", "LSQ, distilled"]
+    assert all(row.error == "" and row.accuracy is not None and row.accuracy > 70 for row in found)
+    assert all(row.graph is not None and row.decisions == 0 for row in found[1:])
+    assert command.main(given)[1:] == found[1:], "the second run makes none of them anew"
