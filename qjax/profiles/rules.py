@@ -62,12 +62,22 @@ def _first(found: list[str]) -> str | None:
 
 
 def activations(
-    dtypes: Collection[str], source: Source, *, symmetric: bool = False, only: Collection[str] = (), cure: str
+    dtypes: Collection[str],
+    source: Source,
+    *,
+    symmetric: bool = False,
+    only: Collection[str] = (),
+    indices: Collection[str] = (),
+    cure: str,
 ) -> Rule:
-    """One scale per tensor, codes of those dtypes; symmetric: a zero point of 0."""
+    """One scale per tensor, codes of those dtypes.
+
+    symmetric: a zero point of 0. indices: the operators whose outputs are indices, without a scale.
+    """
 
     def test(operator: Operator) -> str | None:
-        return _first([f"{t.name!r}: {w}" for t in operator.activations if (w := _wrong(t, dtypes, symmetric))])
+        looked = operator.read if operator.name in indices else operator.activations
+        return _first([f"{t.name!r}: {w}" for t in looked if (w := _wrong(t, dtypes, symmetric))])
 
     zero = ", zero point 0" if symmetric else ""
     expected = f"activations of {' or '.join(sorted(dtypes))}, one scale per tensor{zero}"

@@ -51,6 +51,12 @@ CASES = [
         operator(tensor(scale=None)),
         "'x': int8 without a scale",
     ),
+    (
+        rules.activations({"int8"}, SOURCE, indices={"Op"}, cure="c"),
+        operator(tensor(), outputs=[tensor("y", dtype="int32", scale=None)]),
+        operator(tensor(dtype="uint8")),
+        "'x': uint8",
+    ),
     (rules.weights({"int8"}, SOURCE, cure="c"), conv(ONES), conv(ONES, "uint8"), "'w' of uint8"),
     (rules.weights({"int8"}, SOURCE, cure="c"), conv(ONES), conv(ONES, zero=3), "'w' with the zero point 3"),
     (rules.weights({"int8"}, SOURCE, least=-127, cure="c"), conv(ONES), conv(ONES * -128), "'w' with the code -128"),

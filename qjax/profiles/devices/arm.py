@@ -112,7 +112,7 @@ ETHOS_U = register(
             ),
         ),
         rules=(
-            activations({"int8", "uint8", "int16"}, VELA, cure=_ACTIVATIONS),
+            activations({"int8", "uint8", "int16"}, VELA, indices={"ARG_MAX"}, cure=_ACTIVATIONS),
             weights({"int8", "uint8"}, VELA, symmetric=False, per_channel=_PRODUCTS, cure=_WEIGHTS),
             bias({"int32", "int64"}, VELA, cure="Emit with qjax, which writes it so."),
             dimensions(65536, VELA),
