@@ -8,7 +8,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from experiments.public import hub, page
+from experiments.public import hub, keras_models, page
 from experiments.public.__main__ import parser, sources
 from experiments.public.row import Row, run
 
@@ -33,6 +33,16 @@ def test_a_model_of_transformers(name: str) -> None:
     assert (row.float_nodes, row.exact_mismatches) == (0, 0)
     assert row.differ <= row.compared / 1000
     assert row.cosine > 0.95
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["keras MobileNet", "keras.io mixer", "keras.io text", "keras.io time series"])
+def test_a_model_of_keras(name: str) -> None:
+    row = run(name, keras_models.source()[name], exact=False)
+    assert row.error == ""
+    assert (row.float_nodes, row.exact_mismatches) == (0, 0)
+    assert row.differ <= row.compared / 1000
+    assert row.cosine > 0.9
 
 
 def test_the_collections() -> None:
