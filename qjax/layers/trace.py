@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import os
+import re
 import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -31,6 +32,9 @@ _DEPENDS_ON_DATA = (
 
 _USERS = (TypeError, ValueError, AttributeError, KeyError, IndexError)
 """What a model raises for arguments that it was not written for."""
+
+_OF_KERAS = "Exception encountered when calling"
+"""How Keras begins an error of a layer, from whose traceback it removes its own frames."""
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
@@ -227,16 +231,20 @@ def _check_arguments(model: nnx.Module, args: Sequence[Any], kwargs: dict[str, A
 def _raised_by_qjax(error: Exception) -> bool:
     """Whether the error is one of qjax's own, which says what it has to say."""
     frames = traceback.extract_tb(error.__traceback__)
+    if str(error).startswith(_OF_KERAS):
+        return False
     return isinstance(error, TraceError) or os.path.abspath(frames[-1].filename).startswith(_PACKAGE)
 
 
 def _refused(model: nnx.Module, error: Exception, args: Sequence[Any], kwargs: Any, expected: str) -> str:
     """What the model was called with, and what it said."""
     line = user_line(error.__traceback__)
-    said = str(error).strip().splitlines()
+    said = [part for part in re.sub(r"\x1b\[\d*m", "", str(error)).splitlines() if part.strip()]
+    # Keras says first where, then what, in bold
+    count = 2 if said and said[0].startswith(_OF_KERAS) else 1
     return (
         f"{line or 'unknown line'}: {type(model).__name__} raises {type(error).__name__} on a call with "
-        f"{brief((*args, *kwargs.values()))}: {(said[0] if said else 'no message').rstrip('.')}. "
+        f"{brief((*args, *kwargs.values()))}: {(' '.join(said[:count]) or 'no message').rstrip('.')}. "
         f"{expected or 'Expected arguments that the model accepts.'} Check the shapes, dtypes and structure of the "
         "batch or the sample; their first axis is the batch."
     )

@@ -197,6 +197,14 @@ def test_mistakes_say_what_was_expected():
         qjax.from_keras(small)
 
 
+def test_an_error_of_a_layer_is_told_whole():
+    model = Subclassed()
+    model(data(3, 4))
+    expected = r"on a call with \(float32\[3,5\]\): Exception .* Subclassed.call\(\). Input 0 .* incompatible"
+    with pytest.raises(qjax.TraceError, match=expected):
+        qjax.quantize(qjax.from_keras(model), qjax.Recipe(), data(3, 5))
+
+
 def test_another_backend_is_refused():
     code = (
         "import keras, qjax\n"
