@@ -87,7 +87,18 @@ class Facts:
         return None
 
 
-class ProductFacts(abc.ABC):
+class CountsProducts(abc.ABC):
+    """What an op states whose kernel is a matrix product or a convolution."""
+
+    @abc.abstractmethod
+    def products(self, attributes: Attributes, inputs: Sequence[Sequence[int]], kernel: Sequence[int]) -> int:
+        """How many products it adds up, elements of the padding included; kernel: () without a weight.
+
+        Zeros that a transposed convolution puts between elements of its input are left out.
+        """
+
+
+class ProductFacts(CountsProducts):
     """What an op states whose accumulator is a sum of products with a weight (or with another activation)."""
 
     permutable: ClassVar[bool]
@@ -103,13 +114,6 @@ class ProductFacts(abc.ABC):
     @abc.abstractmethod
     def described(self, attributes: Attributes, kernel: Shape, x: Shape) -> Product:
         """The product's sizes, by which runtimes choose kernels; x: the shape of the activations."""
-
-    @abc.abstractmethod
-    def products(self, attributes: Attributes, inputs: Sequence[Sequence[int]], kernel: Sequence[int]) -> int:
-        """How many products it adds up, elements of the padding included; kernel: () without a weight.
-
-        Zeros that a transposed convolution puts between elements of its input are left out.
-        """
 
 
 class AverageFacts(abc.ABC):

@@ -33,6 +33,7 @@ from qjax.ops.base import (
 )
 from qjax.ops.channels import weight_to_result
 from qjax.ops.epilogue import finish_sum, fold_sum
+from qjax.ops.facts import CountsProducts
 from qjax.ops.pending import Pending
 
 _PRODUCTS = 2**61
@@ -113,7 +114,7 @@ def _kept(w: Quantized) -> tuple[int, ...]:
 
 
 @register
-class GroupedDot(Op):
+class GroupedDot(CountsProducts, Op):
     """y = sum over groups of (sum_k x[k] w[k, n]) s[group, n]; what a `dot` whose weight has groups becomes.
 
     attributes: group_axis, along which the weight is stored split in two axes, (group, within); summed, the axis of
@@ -125,6 +126,11 @@ class GroupedDot(Op):
     role = Role.PRODUCER
     primitives: ClassVar[tuple[str, ...]] = ()
     prepares = True
+
+    def products(self, attributes: Attributes, inputs: Sequence[Sequence[int]], kernel: Sequence[int]) -> int:
+        # the weight is stored with its summed axis split in two
+        shared = {attributes["group_axis"], attributes["group_axis"] + 1, *attributes["weight_batch"]}
+        return math.prod(inputs[0]) * math.prod(size for axis, size in enumerate(kernel) if axis not in shared)
 
     def prepare(self, given: Preparation) -> Prepared:
         attributes, weights = given.attributes, given.constants["weights"]

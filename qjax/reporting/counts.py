@@ -8,7 +8,7 @@ from qjax import ops
 from qjax.export.document import stored_bytes
 from qjax.export.ir import Graph, Node
 from qjax.ops import backend
-from qjax.ops.facts import ProductFacts
+from qjax.ops.facts import CountsProducts
 from qjax.runtimes.batches import shape_of, tensor_bytes
 
 
@@ -22,7 +22,7 @@ def macs(graph: Graph, node: Node, batch: int = 1) -> int:
     if node.op == backend.NAME:
         return sum(_member_macs(graph, node, member, batch) for member in backend.members_of(node.attributes).values())
     inputs = [shape_of(graph.tensors[name], batch) for name in node.inputs]
-    kernel = graph.tensors[node.constants["kernel"]].shape if "kernel" in node.constants else ()
+    kernel = _weight(graph, node, "")
     return _macs(node.op, node.attributes, inputs, [size or 0 for size in kernel])
 
 
@@ -32,14 +32,19 @@ def _member_macs(graph: Graph, node: Node, member: backend.Member, batch: int) -
     for source in member.inputs:
         shape = graph.tensors[node.inputs[source]].shape if isinstance(source, int) else members[source].shape
         inputs.append(tuple(batch if size is None else size for size in shape))
-    role = f"{member.label}/kernel"
-    kernel = graph.tensors[node.constants[role]].shape if role in node.constants else ()
+    kernel = _weight(graph, node, f"{member.label}/")
     return _macs(member.op, member.attributes, inputs, [size or 0 for size in kernel])
+
+
+def _weight(graph: Graph, node: Node, prefix: str) -> Sequence[int | None]:
+    """The shape of the weight of a node, or of a member of a fused node; () without one."""
+    names = [node.constants[prefix + role] for role in ("kernel", "weights") if prefix + role in node.constants]
+    return graph.tensors[names[0]].shape if names else ()
 
 
 def _macs(op: str, attributes: Mapping[str, Any], inputs: Sequence[tuple[int, ...]], kernel: Sequence[int]) -> int:
     found = ops.get(op)
-    return found.products(attributes, inputs, kernel) if isinstance(found, ProductFacts) else 0
+    return found.products(attributes, inputs, kernel) if isinstance(found, CountsProducts) else 0
 
 
 def constant_bytes(graph: Graph, node: Node) -> tuple[int, int]:

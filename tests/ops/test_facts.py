@@ -22,6 +22,7 @@ from qjax.ops import Operand, Preparation, Role
 from qjax.ops.base import Elementwise, Op, register
 from qjax.ops.epilogue import Affine
 from qjax.ops.facts import AverageFacts, ProductFacts
+from qjax.reporting import counts
 from tests.export.emit import nodes
 from tests.layers.round_trip import data
 from tests.ops.nodes import (
@@ -389,3 +390,24 @@ def test_what_works_along_the_batch_is_not_independent(op: str, attributes: dict
     key = "axis" if "axis" in attributes else "axes"
     node = dataclasses.replace(graph.nodes[0], attributes={**attributes, key: 1 if key == "axis" else [1]})
     assert independent(graph.replace(nodes=(node,), tensors={**graph.tensors, **free}))
+
+
+def test_what_multiplies_counts_its_products():
+    """Every kernel that is a matrix product or a convolution, as its jaxpr shows."""
+    counted: set[str] = set()
+    for name, (graph, inputs) in nodes.of_operations().items():
+        text = str(Interpreter(graph).jaxpr(*inputs))
+        if "dot_general" in text or "conv_general_dilated" in text:
+            (node,) = graph.nodes
+            assert counts.macs(graph, node) > 0, name
+            counted.add(node.op)
+    assert counted >= {"dot", "conv", "grouped_dot"}
+
+
+def test_products_of_groups_are_those_of_the_whole():
+    x = np.ones((3, 8), np.float32)
+    spec = QSpec(bits=4, axis=-1, group_size=4, group_axis=0)
+    qmodel = qjax.quantize(nnx.Linear(8, 5, rngs=nnx.Rngs(0)), Recipe(weights=spec), x)
+    graph = qjax.convert(qmodel, x).ir
+    (node,) = (node for node in graph.nodes if node.op == "grouped_dot")
+    assert counts.macs(graph, node, 3) == 3 * 8 * 5
