@@ -12,7 +12,7 @@ from flax import nnx
 from jax import lax
 
 import qjax
-from experiments.accuracy import recipe_of
+from experiments.accuracy.digits import recipe_of
 from experiments.data import Digits
 from experiments.lab.accumulators_widths import register
 from experiments.models import MLP

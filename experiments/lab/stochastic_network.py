@@ -8,7 +8,7 @@ import numpy as np
 from flax import nnx
 
 import qjax
-from experiments.accuracy import recipe_of
+from experiments.accuracy.digits import recipe_of
 from experiments.data import digits
 from experiments.models import MLP
 from experiments.training import Schedule, accuracy, one_hot, scores, train
