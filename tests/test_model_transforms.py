@@ -71,6 +71,7 @@ def test_eager_jit_and_checkpoint_give_the_same_codes(qmodel):
     assert_same(qmodel(X), eager[0])
 
 
+@pytest.mark.exhaustive
 def test_remat_inside_the_model_changes_nothing(qmodel):
     remat = model(remat=True)
     assert {name for name, _ in remat.plan.quantizers} == {name for name, _ in qmodel.plan.quantizers}
@@ -88,6 +89,7 @@ def test_remat_inside_the_model_changes_nothing(qmodel):
     assert np.array_equal(graph(X), qjax.convert(qmodel, X)(X))
 
 
+@pytest.mark.exhaustive
 def test_vmap_over_examples(qmodel):
     batched = qmodel(X)
     one_by_one = nnx.vmap(lambda m, x: m(x[None])[0], in_axes=(None, 0))(qmodel, X)

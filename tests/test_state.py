@@ -154,6 +154,7 @@ def test_quantizers_that_the_state_lacks_or_has_beyond_the_models() -> None:
         many.check_state()
 
 
+@pytest.mark.exhaustive
 def test_transforms_optimizers_and_steps_leave_it_alone() -> None:
     qmodel = fresh()
     optimizer = nnx.Optimizer(qmodel, optax.sgd(1e-3), wrt=nnx.Param)

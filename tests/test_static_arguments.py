@@ -92,6 +92,7 @@ def test_the_exact_forward_computes_the_graph_of_every_value(qmodel):
     assert np.array_equal(nnx.jit(forward)(qmodel, X), values[0])
 
 
+@pytest.mark.exhaustive
 def test_the_gradient_is_that_of_the_same_value(qmodel):
     forward = qjax.exact(qmodel, (X, True, 1.0, None))
     weights = data(4, 3, seed=3)

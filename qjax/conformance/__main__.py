@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from qjax import targets
 from qjax.conformance import golden
+from qjax.conformance.cpu import is_this
 from qjax.conformance.matrix import Result, compare
 from qjax.conformance.rows import ADAPTERS, ROWS
 from qjax.progress import track
@@ -82,7 +83,12 @@ def _count(result: Result) -> str:
 
 def _record(runtime: str) -> int:
     adapter = ADAPTERS[runtime]()
-    rows = {row.key: golden.Answers.of(row.theirs(adapter)) for row in ROWS if row.runtime == runtime}
+    chosen = [row for row in ROWS if row.runtime == runtime]
+    elsewhere = sorted({row.cpu for row in chosen if not is_this(row.cpu)})
+    if elsewhere:
+        print(f"{runtime}: expected a CPU with {', '.join(elsewhere)}; this one computes other codes.", file=sys.stderr)
+        return 2
+    rows = {row.key: golden.Answers.of(row.theirs(adapter)) for row in chosen}
     path = golden.save(runtime, golden.Recording(adapter.version(), rows))
     print(f"{path}: {len(rows)} rows, {path.stat().st_size} bytes, {adapter.version()}")
     return 0

@@ -15,6 +15,7 @@ from qjax import targets
 from qjax.conformance import golden, single
 from qjax.conformance.accumulators import Records
 from qjax.conformance.case import Case, Runtime
+from qjax.conformance.cpu import Cpu, is_this
 from qjax.numerics.fixed_point import Multiplier
 from qjax.numerics.input_quantization import InputQuantization
 from qjax.numerics.requantize import requantize
@@ -29,6 +30,7 @@ class Row:
     runtime: the key of the adapter. op: what is computed, with its variant. target: the name of qjax's target.
     exact: whether the claim is equality; a row that claims none reports its count all the same.
     cases: makes the inputs. note: what the reader must know, such as a restriction of the inputs.
+    cpu: where the runtime computes this; on another CPU the recording answers.
     """
 
     runtime: str
@@ -37,6 +39,7 @@ class Row:
     cases: Callable[[], Sequence[Case]]
     exact: bool = True
     note: str = ""
+    cpu: Cpu = "any"
 
     @property
     def key(self) -> str:
@@ -86,6 +89,7 @@ class RecordRow:
     records: Callable[[], Records]
     exact: bool = True
     note: str = ""
+    cpu: Cpu = "any"
 
     @property
     def key(self) -> str:
@@ -129,9 +133,10 @@ class Result:
 def compare(row: AnyRow, adapter: Callable[[], Any], *, live: bool = True) -> Result:
     """Run one row.
 
-    adapter: makes the runtime; an ImportError says that it is not installed. live: False reads the recording only.
+    adapter: makes the runtime; an ImportError says that it is not installed. live: False reads the recording only, as
+      does a row that another CPU would compute.
     """
-    found = _live(row, adapter) if live else None
+    found = _live(row, adapter) if live and is_this(row.cpu) else None
     if found is not None:
         return found
     recorded = golden.load(row.runtime)

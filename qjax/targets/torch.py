@@ -20,7 +20,7 @@ TORCH_FBGEMM = register(
         same_grid=frozenset({"mean", "average_pool"}),
         quantize="reciprocal_fma",
         mixed_widths=False,
-        description="PyTorch's engines fbgemm and x86: a float32 bias, one rounding of a float32 product",
+        description="PyTorch's engine fbgemm, and x86 without VNNI: a float32 bias, one rounding of a float32 product",
     )
 )
 
@@ -37,7 +37,7 @@ TORCH_ONEDNN = register(
         name="torch_onednn",
         requantize=Weighted("torch_onednn_conv", "f32"),
         dot=Weighted("torch_onednn", "f32"),
-        description="PyTorch's engine onednn: bias, scale and zero point in float32, then one rounding",
+        description="PyTorch's engine onednn, x86's convolutions with VNNI: float32 bias, scale and zero point",
     )
 )
 

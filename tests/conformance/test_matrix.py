@@ -1,13 +1,15 @@
 """Every row of the matrix: the same integers through the runtime, or its recording, and through qjax."""
 
 import re
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from qjax import targets
-from qjax.conformance import golden
+from qjax.conformance import cpu, golden
 from qjax.conformance.__main__ import main
+from qjax.conformance.cpu import is_this
 from qjax.conformance.matrix import compare
 from qjax.conformance.rows import ADAPTERS, ROWS
 
@@ -33,9 +35,27 @@ def test_row(row):
 @pytest.mark.oracle
 @pytest.mark.parametrize("row", [row for row in ROWS if not row.key.startswith(LIVE)], ids=ids)
 def test_row_live(row):
+    """A row that only another CPU can compute is compared with its recording."""
     result = compare(row, ADAPTERS[row.runtime])
-    assert result.source == "live"
+    assert result.source == ("live" if is_this(row.cpu) else "golden")
     assert result.passed, f"{result.mismatches} of {result.compared} differ from {result.version}"
+
+
+@pytest.mark.parametrize(
+    ("flags", "fitting"),
+    [
+        ((), {"any", "no VNNI", "no AVX-512 VNNI"}),
+        (("avx_vnni",), {"any", "no AVX-512 VNNI"}),
+        (("avx512f", "avx512_vnni"), {"any", "AVX-512 VNNI"}),
+    ],
+)
+def test_a_row_of_another_cpu_is_not_asked_here(monkeypatch, flags, fitting):
+    monkeypatch.setattr(cpu, "flags", lambda: frozenset(flags))
+    assert {name for name in get_args(cpu.Cpu) if is_this(name)} == fitting
+    for row in [row for row in ROWS if row.cpu not in fitting][:2]:
+        assert compare(row, lambda: pytest.fail("asked")).source == "golden"
+    if "AVX-512 VNNI" in fitting:
+        assert main(["--record", "torch-x86"]) == 2
 
 
 def test_rows_are_distinct_and_name_known_targets():

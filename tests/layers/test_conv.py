@@ -28,7 +28,7 @@ def conv(channels, features, window, **kwargs):
     ],
     ids=["1d-causal", "1d-circular", "2d-stride", "2d-valid", "2d-wide", "groups", "depthwise", "3d"],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_conv(layer, shape):
     qmodel, graph = check(layer, data(*shape))
     assert qmodel.qparams()["kernel"].scale.size == layer.out_features

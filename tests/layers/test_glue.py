@@ -93,6 +93,7 @@ def test_affine_steps_join_their_producer():
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_pairs_of_tensors():
     branches = {
         "subtraction": lambda y, x: y - x,
@@ -152,6 +153,7 @@ class Images(nnx.Module):
             return {name: function(self.conv[name](x)) for name, function in self.branches.items()}
 
 
+@pytest.mark.exhaustive
 def test_pooling_with_maxima():
     branches = {
         "window": lambda y: nnx.max_pool(y, (2, 2), (2, 2)),
@@ -163,6 +165,7 @@ def test_pooling_with_maxima():
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_pooling_with_averages():
     branches = {
         "window": lambda y: nnx.avg_pool(y, (2, 2), (2, 2)),
@@ -187,6 +190,7 @@ class Several(nnx.Module):
         return {"sum": y + w, "both": (nnx.relu(y), w)}
 
 
+@pytest.mark.exhaustive
 def test_several_inputs_and_outputs():
     qmodel, graph = check(Several(), (data(4, 3), data(4, 5, seed=1)))
     out = graph(data(3, 3), data(3, 5))

@@ -38,6 +38,7 @@ def apply(params, state, x, key, is_training):
     return NET.apply(params, state, key, x, is_training)
 
 
+@pytest.mark.exhaustive
 def test_haiku_trains_and_converts():
     params, state = NET.init(jax.random.key(0), IMAGES, True)
     rngs = nnx.Rngs(key=5)

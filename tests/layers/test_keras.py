@@ -205,6 +205,7 @@ def test_an_error_of_a_layer_is_told_whole():
         qjax.quantize(qjax.from_keras(model), qjax.Recipe(), data(3, 5))
 
 
+@pytest.mark.exhaustive
 def test_another_backend_is_refused():
     code = (
         "import keras, qjax\n"

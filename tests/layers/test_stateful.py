@@ -34,6 +34,7 @@ def steps(n, seed=0):
     return jnp.moveaxis(jax.random.normal(jax.random.key(seed), (n, SIZE, 1, WIDTH)), 1, 0)
 
 
+@pytest.mark.exhaustive
 def test_a_cache_goes_in_and_out():
     model = qjax.stateful(net(), nnx.Cache)
     assert jax.tree.map(np.shape, model.state()) == {

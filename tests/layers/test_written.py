@@ -103,6 +103,7 @@ def test_a_batch_norm_over_one_of_several_channel_axes():
     assert qjax.verify(graph, qmodel, [data(5, 4)]).exact
 
 
+@pytest.mark.exhaustive
 def test_transposed_convolutions():
     class Net(nnx.Module):
         def __init__(self):

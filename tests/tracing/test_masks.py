@@ -69,6 +69,7 @@ def inputs(batch=4):
     return jax.random.normal(jax.random.key(1), (batch, 6, 6)), jnp.asarray(KEYS[:batch])
 
 
+@pytest.mark.exhaustive
 def test_the_rest_of_a_masked_bias_is_quantized_and_what_is_hidden_counts_nothing():
     model = Masked(lambda *given: {name: function(*given) for name, function in MASKS.items()})
     sample = inputs()

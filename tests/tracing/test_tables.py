@@ -181,6 +181,7 @@ class Model(nnx.Module):
         return jax.nn.sigmoid(self.last(y))
 
 
+@pytest.mark.exhaustive
 def test_a_model_end_to_end():
     qmodel = qjax.quantize(Model(), qjax.Recipe(target="tflite_xnnpack"), X)
     graph = qjax.convert(qmodel, X)

@@ -77,6 +77,7 @@ def test_the_default_recipe_on_digits(model):
     np.testing.assert_array_equal(qjax.exact(qmodel, BATCHES[0])(qmodel, BATCHES[1]), graph(BATCHES[1]))
 
 
+@pytest.mark.exhaustive
 def test_the_loss_is_what_it_says(model):
     qmodel = quantized(model)
     x = BATCHES[0]

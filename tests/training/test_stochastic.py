@@ -125,6 +125,7 @@ def test_gradients_and_statistics_move_in_training() -> None:
     assert not np.array_equal(np.asarray(qmodel.model.norm.mean[...]), before)
 
 
+@pytest.mark.exhaustive
 def test_layers_of_a_scan_draw_apart() -> None:
     qmodel = qjax.quantize(Stack(), RECIPE, X)
     qmodel.eval()

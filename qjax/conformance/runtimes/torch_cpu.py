@@ -32,7 +32,8 @@ _WEIGHTED = ("fully_connected", "conv2d", "depthwise_conv2d")
 class TorchCpu:
     """One engine of PyTorch.
 
-    engine: torch.backends.quantized.engine. On a CPU without VNNI "x86" does what "fbgemm" does.
+    engine: torch.backends.quantized.engine. "x86" does what "fbgemm" does, with one exception: on a CPU with AVX-512
+      VNNI it computes convolutions of up to 100 groups as "onednn" does, also under `instructions="avx2"`.
     instructions: "avx2" holds FBGEMM, oneDNN and ATen to AVX2, so that every machine gives the same codes: products of
       uint8 and int8 then saturate to int16 in pairs. "native" takes what the machine has; with VNNI they are exact.
     channels_last: the layout of images, which decides how averages round; a mean over height and width is then
