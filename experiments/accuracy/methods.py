@@ -12,7 +12,7 @@ from flax import nnx
 
 import qjax
 from experiments.accuracy.data import Data
-from experiments.accuracy.train import BATCH, cross_entropy, fit, steps_of
+from experiments.accuracy.train import BATCH, fit, steps_of
 from qjax.training import Distillation, Oscillations
 
 CALIBRATION = 1024
@@ -81,19 +81,21 @@ def calibrated(start: Start, **options: Any) -> Any:
     return qmodel
 
 
+def fitted(start: Start, model: Any, optimizer: optax.GradientTransformation, **options: Any) -> Outcome:
+    """The model after the epochs; options: see `train.fit`."""
+    images, labels = start.data.train_images, start.data.train_labels
+    losses = fit(model, images, labels, optimizer, epochs=start.epochs, seed=start.seed, **options)
+    return Outcome(model, losses[-1])
+
+
+def adam(start: Start) -> optax.GradientTransformation:
+    """For models without learned scales: a third of the float training's rate, falling as a cosine."""
+    return optax.adam(optax.cosine_decay_schedule(start.rate / 3, start.steps))
+
+
 def trained_on(start: Start) -> Outcome:
     """The control: the float model after the epochs that quantized training gets."""
-    model = nnx.clone(start.model)
-    schedule = optax.cosine_decay_schedule(start.rate / 3, start.steps)
-    losses = fit(
-        model,
-        start.data.train_images,
-        start.data.train_labels,
-        optax.adam(schedule),
-        epochs=start.epochs,
-        seed=start.seed,
-    )
-    return Outcome(model, losses[-1])
+    return fitted(start, nnx.clone(start.model), adam(start))
 
 
 def calibration_alone(start: Start) -> Outcome:
@@ -112,16 +114,7 @@ def learned(start: Start, *, scale_rate: float = SCALE_RATE, frozen_norms: bool 
     """Quantization-aware training on the labels."""
     qmodel = calibrated(start, **options)
     optimizer = qjax.training.optimizer(qmodel, start.steps, scale_rate=scale_rate)
-    losses = fit(
-        qmodel,
-        start.data.train_images,
-        start.data.train_labels,
-        optimizer,
-        epochs=start.epochs,
-        seed=start.seed,
-        frozen_norms=frozen_norms,
-    )
-    return Outcome(qmodel, losses[-1])
+    return fitted(start, qmodel, optimizer, frozen_norms=frozen_norms)
 
 
 def distilled(start: Start) -> Outcome:
@@ -137,17 +130,7 @@ def distilled(start: Start) -> Outcome:
         return 0.5 * soft + 0.5 * hard
 
     optimizer = qjax.training.optimizer(qmodel, start.steps, scale_rate=SCALE_RATE)
-    losses = fit(
-        qmodel,
-        start.data.train_images,
-        start.data.train_labels,
-        optimizer,
-        epochs=start.epochs,
-        seed=start.seed,
-        loss=loss,
-        extra=teacher,
-    )
-    return Outcome(qmodel, losses[-1])
+    return fitted(start, qmodel, optimizer, loss=loss, extra=teacher)
 
 
 def frozen_oscillations(start: Start) -> Outcome:
@@ -160,18 +143,7 @@ def frozen_oscillations(start: Start) -> Outcome:
         return follow.update(model).freeze(model, threshold)
 
     optimizer = qjax.training.optimizer(qmodel, start.steps, scale_rate=SCALE_RATE)
-    losses = fit(
-        qmodel,
-        start.data.train_images,
-        start.data.train_labels,
-        optimizer,
-        epochs=start.epochs,
-        seed=start.seed,
-        loss=lambda model, extra, images, labels: cross_entropy(model, None, images, labels),
-        extra=follow,
-        after=after,
-    )
-    return Outcome(qmodel, losses[-1])
+    return fitted(start, qmodel, optimizer, extra=follow, after=after)
 
 
 def qwix_trained(start: Start) -> Outcome:
@@ -187,16 +159,7 @@ def qwix_trained(start: Start) -> Outcome:
     model = nnx.clone(start.model)
     model.eval()
     quantized: Any = qwix.quantize_model(model, qwix.QtProvider(rules), start.batches()[0])
-    schedule = optax.cosine_decay_schedule(start.rate / 3, start.steps)
-    losses = fit(
-        quantized,
-        start.data.train_images,
-        start.data.train_labels,
-        optax.adam(schedule),
-        epochs=start.epochs,
-        seed=start.seed,
-    )
-    return Outcome(quantized, losses[-1])
+    return fitted(start, quantized, adam(start))
 
 
 METHODS: dict[str, Callable[[Start], Outcome]] = {

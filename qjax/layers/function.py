@@ -18,6 +18,7 @@ from flax import nnx
 from qjax.batches import brief
 from qjax.layers.arguments import with_keywords
 from qjax.layers.haiku import haiku_layers
+from qjax.layers.places import put, types_within
 from qjax.tracing import NAMED, SCOPE
 
 
@@ -153,24 +154,13 @@ def from_function(
     streams = rngs if rngs is None or isinstance(rngs, nnx.Rngs) else nnx.Rngs(**rngs)
     model = FunctionModule(function, streams)
     for place, variable in arrays.items():
-        node: Any = model
-        for name in place[:-1]:
-            if name not in vars(node):
-                setattr(node, name, FunctionVariables())
-            node = getattr(node, name)
-        setattr(node, place[-1], variable)
+        put(model, place, variable, FunctionVariables)
     return model
 
 
 def function_types(model: nnx.Module) -> dict[str, type]:
     """Path -> class, for the nodes of parameters that are objects of a class."""
-    found: dict[str, type] = {}
-    for path, node in nnx.iter_graph(model):
-        if isinstance(node, FunctionModule):
-            outer = "/".join(str(part) for part in path)
-            for inner, cls in node.qjax_function.types.items():
-                found["/".join(part for part in (outer, inner) if part)] = cls
-    return found
+    return types_within(model, lambda node: node.qjax_function.types if isinstance(node, FunctionModule) else None)
 
 
 def _taken(

@@ -18,6 +18,7 @@ from flax import nnx
 from qjax.batches import brief
 from qjax.layers.keras_calls import intercepted
 from qjax.layers.keras_layers import marked
+from qjax.layers.places import put, types_within
 
 
 @dataclasses.dataclass(eq=False)
@@ -103,25 +104,14 @@ def from_keras(model: Any) -> nnx.Module:
     held.variables = tuple((variable, place) for variable, place, _ in found)
     module = KerasModule(held)
     for variable, place, kind in found:
-        node: Any = module
-        for name in place[:-1]:
-            if name not in vars(node):
-                setattr(node, name, KerasVariables())
-            node = getattr(node, name)
         # a copy: where Keras trains the model, XLA deletes the model's own arrays
-        setattr(node, place[-1], kind(jnp.copy(variable.value)))
+        put(module, place, kind(jnp.copy(variable.value)), KerasVariables)
     return module
 
 
 def keras_types(model: nnx.Module) -> dict[str, type]:
     """Path -> the user's class, for the layers of Keras models inside of a model."""
-    found: dict[str, type] = {}
-    for path, node in nnx.iter_graph(model):
-        if isinstance(node, KerasModule):
-            outer = "/".join(str(part) for part in path)
-            for inner, cls in node.qjax_keras.types.items():
-                found["/".join(part for part in (outer, inner) if part)] = cls
-    return found
+    return types_within(model, lambda node: node.qjax_keras.types if isinstance(node, KerasModule) else None)
 
 
 # ---------------------------------------------------------------------- the layers and their variables
