@@ -12,6 +12,7 @@ from jax import lax
 
 from qjax.calibration.estimators import LSQ, Estimator, estimator
 from qjax.numerics.affine import QParams, QSpec, broadcast_to_tensor
+from qjax.numerics.calls import traced_once
 from qjax.numerics.fake_quant import fake_quant_codes, lsq_gradient_scale
 from qjax.numerics.input_quantization import InputQuantization
 from qjax.numerics.learned_scale import learned_scale
@@ -76,27 +77,38 @@ class Quantizer:
         quantization: InputQuantization = "reciprocal",
         key: jax.Array | None = None,
     ) -> Quantized:
-        """Put a tensor on the grid; `quantization`: by whose formula; `key`: round stochastically, see `Rounding`."""
-        spec = self.spec
-        qparams = self.qparams(params, x)
-        scale = broadcast_to_tensor(qparams.scale, spec, x.shape)
-        zero_point = broadcast_to_tensor(qparams.zero_point, spec, x.shape)
-        if spec.per_tensor:
-            scale, zero_point = scale.reshape((1,) * x.ndim), zero_point.reshape((1,) * x.ndim)
-        sharing = max(1, math.prod(self.shape) // max(1, math.prod(np.shape(qparams.scale))))
-        codes = fake_quant_codes(
-            x,
-            scale,
-            zero_point,
-            spec.qmin,
-            spec.qmax,
-            gradient=self.estimator.gradient,
-            gradient_scale=lsq_gradient_scale(sharing, spec.qmax) if self.learned else 1.0,
-            rounding=Rounding.NEAREST_EVEN if key is None else Rounding.STOCHASTIC,
-            key=key,
-            quantization=quantization,
-        )
-        return Quantized(codes, lax.stop_gradient(scale), qparams, x.dtype)
+        """Quantize a tensor. `quantization`: the runtime's formula. `key`: round stochastically, see `Rounding`."""
+        return _quantized(self, quantization, params, x, key)
+
+
+@traced_once(0, 1)
+def _quantized(
+    quantizer: Quantizer,
+    quantization: InputQuantization,
+    params: Mapping[str, Any],
+    x: jax.Array,
+    key: jax.Array | None,
+) -> Quantized:
+    spec = quantizer.spec
+    qparams = quantizer.qparams(params, x)
+    scale = broadcast_to_tensor(qparams.scale, spec, x.shape)
+    zero_point = broadcast_to_tensor(qparams.zero_point, spec, x.shape)
+    if spec.per_tensor:
+        scale, zero_point = scale.reshape((1,) * x.ndim), zero_point.reshape((1,) * x.ndim)
+    sharing = max(1, math.prod(quantizer.shape) // max(1, math.prod(np.shape(qparams.scale))))
+    codes = fake_quant_codes(
+        x,
+        scale,
+        zero_point,
+        spec.qmin,
+        spec.qmax,
+        gradient=quantizer.estimator.gradient,
+        gradient_scale=lsq_gradient_scale(sharing, spec.qmax) if quantizer.learned else 1.0,
+        rounding=Rounding.NEAREST_EVEN if key is None else Rounding.STOCHASTIC,
+        key=key,
+        quantization=quantization,
+    )
+    return Quantized(codes, lax.stop_gradient(scale), qparams, x.dtype)
 
 
 def with_scales(quantizers: Mapping[str, Quantizer], values: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

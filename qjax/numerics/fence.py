@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from qjax.numerics.calls import traced_once
+
 _shared: contextvars.ContextVar[jax.Array | None] = contextvars.ContextVar("_shared", default=None)
 
 
@@ -51,6 +53,7 @@ def computed_once(alive: jax.Array, value: jax.Array) -> jax.Array:
     return jax.lax.cond(alive, lambda v: v, jnp.zeros_like, value)
 
 
+@traced_once()
 def finished_on_cpu(x: jax.Array) -> jax.Array:
     """x, and its cotangent, as an array that the CPU makes before anything reads it; elsewhere the plain value.
 
@@ -60,6 +63,7 @@ def finished_on_cpu(x: jax.Array) -> jax.Array:
     return jax.lax.platform_dependent(x, cpu=jax.lax.optimization_barrier, default=lambda x: x)
 
 
+@traced_once()
 def computed_once_on_cpu(alive: jax.Array, value: jax.Array) -> jax.Array:
     """`computed_once` where a program is compiled for the CPU, and the plain value elsewhere.
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from qjax.nearest import did_you_mean
+from qjax.numerics.calls import traced_once
 from qjax.numerics.qparams import QParams
 from qjax.numerics.unfused import unfused
 from qjax.ops.facts import Attributes, Facts, Shape
@@ -107,12 +108,16 @@ class Quantized(Deferred):
 
     def real32(self) -> jax.Array:
         """The fake-quantized real tensor."""
-        scale = jax.lax.stop_gradient(self.scale)
-        return unfused(self.codes * jnp.broadcast_to(scale, self.codes.shape))
+        return _reals(self.codes, jax.lax.stop_gradient(self.scale))
 
     def with_codes(self, codes: jax.Array) -> "Quantized":
         """The same grid under other codes; only for a scale that does not depend on the position."""
         return dataclasses.replace(self, codes=codes, scale=jnp.reshape(self.scale, (1,) * codes.ndim))
+
+
+@traced_once()
+def _reals(codes: jax.Array, scale: jax.Array) -> jax.Array:
+    return unfused(codes * jnp.broadcast_to(scale, codes.shape))
 
 
 def real(value: Any) -> Any:
@@ -191,6 +196,9 @@ class Op(Facts, abc.ABC):
 
     moves: ClassVar[bool] = False
     """GRID only: puts elements elsewhere whatever they are, so integers and booleans are moved as codes are."""
+
+    traced_once: ClassVar[bool] = False
+    """Whether `training` of equal equations is traced once. Its results must hold no concrete numbers."""
 
     takes_steps: ClassVar[bool] = True
     """PRODUCER only: whether affine steps behind it may be folded into its constants; clamps always are."""

@@ -27,6 +27,7 @@ class Conv(ProductFacts, Op):
     role = Role.PRODUCER
     primitives = ("conv_general_dilated",)
     permutable = False
+    traced_once = True
     groups_scales = False
 
     def kind(self, attributes: Attributes, kernel: Shape) -> Literal["dot", "conv", "depthwise"]:

@@ -27,6 +27,7 @@ class Dot(ProductFacts, Op):
     role = Role.PRODUCER
     primitives = ("dot_general",)
     permutable = True
+    traced_once = True
     groups_scales = True
 
     def kind(self, attributes: Attributes, kernel: Shape) -> Literal["dot", "conv", "depthwise"]:

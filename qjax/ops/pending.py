@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from qjax.numerics.calls import traced_once
 from qjax.numerics.unfused import unfused
 from qjax.ops.averages import Average
 from qjax.ops.base import Deferred
@@ -73,14 +74,18 @@ class Pending(Deferred):
 
     def real32(self) -> jax.Array:
         """The real tensor in float32, the offset rounded to the accumulator's grid where the runtime does so."""
-        if self.rounded:
-            return _affine(self.acc, self.scale, self.offset)
-        scale, offset = (jnp.broadcast_to(a, self.acc.shape) for a in (self.scale, self.offset))
-        return unfused(self.acc * scale) + offset
+        return _real32(self.rounded, self.acc, self.scale, self.offset)
 
     def _vector(self, value: Any) -> jax.Array:
         value = jnp.asarray(value).astype(jnp.float32)
         return value.reshape((1,) * (self.acc.ndim - value.ndim) + value.shape)
+
+
+@traced_once(0)
+def _real32(rounded: bool, acc: jax.Array, scale: jax.Array, offset: jax.Array) -> jax.Array:
+    if rounded:
+        return _affine(acc, scale, offset)
+    return unfused(acc * jnp.broadcast_to(scale, acc.shape)) + jnp.broadcast_to(offset, acc.shape)
 
 
 @jax.custom_jvp

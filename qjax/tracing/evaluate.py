@@ -19,6 +19,7 @@ from qjax.numerics.fence import computed_once_on_cpu, finished_on_cpu
 from qjax.ops import Deferred, Pending, Quantized, real
 from qjax.ops.exact_float import ACCUMULATOR
 from qjax.ops.recomputed import recomputed
+from qjax.tracing import forms
 from qjax.tracing.annotate import Annotation, Place
 from qjax.tracing.program import Equation, Program, Value
 
@@ -101,7 +102,7 @@ class Evaluation:
         if mode == "start":
             # The step expects an accumulator, and its input has codes.
             inputs = [Pending.of_real(x.real32(), x.dtype) if isinstance(x, Quantized) else x for x in inputs]
-        return op.training(eqn, inputs)
+        return forms.training(op, eqn, inputs)
 
     def _observed(self, value: Value, x: Any, params: Params, taps: Taps) -> Any:
         place = self.annotation.values.get(value)

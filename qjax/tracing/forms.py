@@ -1,0 +1,83 @@
+"""The training forward of equal equations, traced once (see `numerics.calls`).
+
+An operation of the training forward is a function of its equation and of arrays. Equations are known by identity, so
+equal ones become a `Form` first: all that an operation may ask of an equation, compared by content.
+"""
+
+import dataclasses
+import enum
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import Tracer
+
+from qjax.numerics.calls import traced_once
+from qjax.ops.base import Op
+from qjax.ops.recomputed import is_recomputed, recomputed
+from qjax.tracing.program import Composite, Equation, bind_equation
+
+_PLAIN = (bool, int, float, str, bytes, type(None), enum.Enum, np.dtype, type)
+"""Values that are equal when they have equal contents. Anything else (a jaxpr, a function, an array) may differ."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """An equation as `ops.base.Equation` describes it, compared by content.
+
+    source: the primitive of the jaxpr, which `primitive` names. items: of its parameters.
+    """
+
+    primitive: str
+    source: Any
+    items: tuple[tuple[str, Any], ...]
+    in_shapes: tuple[tuple[int, ...], ...]
+    in_dtypes: tuple[Any, ...]
+    out_shapes: tuple[tuple[int, ...], ...]
+    out_dtypes: tuple[Any, ...]
+    fixed: tuple[bool, ...]
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        return dict(self.items)
+
+    @property
+    def literals(self) -> tuple[Any, ...]:
+        return (None,) * len(self.in_shapes)
+
+    def bind(self, *args: Any) -> list[Any]:
+        return bind_equation(types.SimpleNamespace(primitive=self.source, params=self.params), args)
+
+
+def form_of(eqn: Equation) -> Form | None:
+    """The form of an equation; None where equal contents cannot be told, or a literal is among the inputs."""
+    items = tuple(sorted(eqn.params.items()))
+    if isinstance(eqn.source, Composite) or not all(_plain(value) for _, value in items) or any(x is not None for x in eqn.literals):
+        return None
+    shapes = (eqn.in_shapes, eqn.in_dtypes, eqn.out_shapes, eqn.out_dtypes)
+    return Form(eqn.primitive, eqn.source.primitive, items, *shapes, eqn.fixed)
+
+
+def training(op: Op, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
+    """`op.training(eqn, inputs)`; for an op that says `traced_once`, as a call that equal equations share."""
+    if op.traced_once and all(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(inputs)):
+        form = form_of(eqn)
+        if form is not None:
+            return _traced_once(op, form, is_recomputed(), list(inputs))
+    return op.training(eqn, inputs)
+
+
+@traced_once(0, 1, 2)
+def _traced_once(op: Op, form: Form, again: bool, inputs: list[Any]) -> list[Any]:
+    if again:
+        with recomputed():
+            return op.training(form, inputs)
+    return op.training(form, inputs)
+
+
+def _plain(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(_plain(one) for one in value)
+    return isinstance(value, _PLAIN)
