@@ -43,9 +43,13 @@ def test_operations_grow_linearly_with_depth(counts, program):
     assert per_block[1] <= 1.05 * per_block[0]
 
 
-def test_a_further_block_adds_no_derivation_of_constants(counts):
-    """A block is two products and a sum; the constants of each took some 700 operations when derived by themselves."""
+def test_a_further_block_adds_few_operations(counts):
+    """A block is two products and a sum. What equal blocks share is one function, which is counted once.
+
+    Constants of one block derived by themselves are some 700 operations. Its quantizers and products are some 800 in a
+    training step, when each is lowered by itself.
+    """
     blocks = DEPTHS[-1] - DEPTHS[-2]
     exact, step = (np.array(counts[DEPTHS[-1]]) - np.array(counts[DEPTHS[-2]])) / blocks
-    assert exact < 700
-    assert step < 900
+    assert exact < 400
+    assert step < 150

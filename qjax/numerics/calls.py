@@ -6,7 +6,7 @@ equal shapes, dtypes and static arguments. Its later uses cost a call in the pro
 
 import functools
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import jax
 from jax.core import Tracer
@@ -29,7 +29,7 @@ def traced_once(*static: int) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
         def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
             arrays = [arg for index, arg in enumerate(args) if index not in static]
             traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(arrays))
-            return as_call(*args) if traced else function(*args)
+            return as_call(*args, **kwargs) if traced else function(*args, **kwargs)
 
         return call
 

@@ -54,7 +54,9 @@ class Form:
 def form_of(eqn: Equation) -> Form | None:
     """The form of an equation; None where equal contents cannot be told, or a literal is among the inputs."""
     items = tuple(sorted(eqn.params.items()))
-    if isinstance(eqn.source, Composite) or not all(_plain(value) for _, value in items) or any(x is not None for x in eqn.literals):
+    if isinstance(eqn.source, Composite) or any(x is not None for x in eqn.literals):
+        return None
+    if not all(_plain(value) for _, value in items):
         return None
     shapes = (eqn.in_shapes, eqn.in_dtypes, eqn.out_shapes, eqn.out_dtypes)
     return Form(eqn.primitive, eqn.source.primitive, items, *shapes, eqn.fixed)
