@@ -13,12 +13,13 @@ from qjax import ops
 from qjax.conformance.case import Case, Grid, float_bias, output_shape, padding, strides, window
 from qjax.export.assign import assign
 from qjax.export.interpreter import attributes, prepare
-from qjax.export.ir import QUANTIZE, Graph, Node, Quantization, Tensor
+from qjax.export.ir import Graph, Node, Quantization, Tensor
 from qjax.numerics import softmax
 from qjax.numerics.affine import QParams, QSpec, quantize
 from qjax.numerics.lookup import FUNCTIONS
 from qjax.numerics.rules import get_rule
 from qjax.numerics.tables import function_table
+from qjax.ops.quantize import Quantize
 from qjax.targets import Target
 
 
@@ -84,7 +85,7 @@ def graph_of(case: Case, target: Target) -> Graph:
             Node(f"step{index}", "affine_step", (last,), f"step{index}", {"value": f"value{index}"}, {"step": step})
         )
         last = f"step{index}"
-    nodes = (Node("node", op, tuple(names), "acc", constants, known), *chain, Node("y", QUANTIZE, (last,), "y"))
+    nodes = (Node("node", op, tuple(names), "acc", constants, known), *chain, Node("y", Quantize.name, (last,), "y"))
     return assign(Graph(tensors, nodes, tuple(names), ("y",), ""), target)
 
 

@@ -9,10 +9,9 @@ from jax.core import Tracer
 
 from qjax import ops
 from qjax.export import islands
-from qjax.export.ir import QUANTIZE, Graph, Node, Tensor
+from qjax.export.ir import Graph, Node, Tensor
 from qjax.export.unsupported import ConversionError
 from qjax.ops import island
-from qjax.ops.facts import Facts
 from qjax.ops.fill import Fill
 
 
@@ -64,7 +63,7 @@ def free_batch(graph: Graph, other: Graph, size: int, other_size: int) -> Graph:
         if a == b:
             return a
         where = f"{node.location}: {key} of {node.name!r} ({node.op})"
-        follows = _facts(node).free.get(key)
+        follows = ops.get(node.op).free.get(key)
         if follows == "sizes":
             return list(freed(a, b, where))
         if follows == "ends":
@@ -75,7 +74,7 @@ def free_batch(graph: Graph, other: Graph, size: int, other_size: int) -> Graph:
 
     places = {name: node.location for node in graph.nodes for name in (*node.constants.values(), node.output)}
 
-    roles = [(node, _facts(node).per_example) for node in graph.nodes]
+    roles = [(node, ops.get(node.op).per_example) for node in graph.nodes]
     fills = {node.constants[role] for node, role in roles if role is not None}
 
     def tensor(first: Tensor) -> Tensor:
@@ -175,15 +174,10 @@ def _one_row(tensor: Tensor, shape: tuple[int | None, ...], where: str) -> Tenso
     return dataclasses.replace(tensor, shape=kept, value=row)
 
 
-def _facts(node: Node) -> Facts:
-    """What the node's operation states; the defaults for a `quantize`, which `fuse` has not folded yet."""
-    return Facts() if node.op == QUANTIZE else ops.get(node.op)
-
-
 def _at_batch(node: Node, shape: tuple[int | None, ...], size: int) -> Node:
     """The node with what its operation has to know of the batch of the trace."""
     try:
-        return dataclasses.replace(node, attributes=_facts(node).at_batch(node.attributes, shape, size))
+        return dataclasses.replace(node, attributes=ops.get(node.op).at_batch(node.attributes, shape, size))
     except ValueError as error:
         raise ConversionError(f"{node.location}: {node.name!r} {error}.") from None
 
@@ -191,7 +185,7 @@ def _at_batch(node: Node, shape: tuple[int | None, ...], size: int) -> Node:
 def _check_batch(graph: Graph, node: Node) -> None:
     """A free size of the result must be that of an input."""
     shapes = [graph.tensors[name].shape for name in node.inputs]
-    if not _facts(node).keeps_batch(node.attributes, shapes):
+    if not ops.get(node.op).keeps_batch(node.attributes, shapes):
         raise ConversionError(
             f"{node.location}: {node.name!r} repeats a tensor of shape {shapes[0]} for every example of the batch, "
             "whose size is free. Let the operations behind it broadcast instead."

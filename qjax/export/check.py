@@ -6,7 +6,7 @@ import numpy as np
 from jax.core import Tracer
 
 from qjax import ops
-from qjax.export.ir import INTEGER_DTYPES, QUANTIZE, REAL_DTYPE, REAL_DTYPES, Graph, Quantization, Tensor
+from qjax.export.ir import INTEGER_DTYPES, REAL_DTYPE, REAL_DTYPES, Graph, Quantization, Tensor
 from qjax.ops import backend, island
 
 
@@ -67,7 +67,7 @@ def check_quantized(graph: Graph) -> Graph:
         raise GraphError(f"Expected a quantized graph, got a program for {graph.target!r}: take its `quantized`.")
     check(graph)
     for node in graph.nodes:
-        if node.op != QUANTIZE and (node.op not in ops.names() or node.op == backend.NAME):
+        if node.op not in ops.names() or node.op == backend.NAME:
             raise GraphError(f"Node {node.name!r}: a quantized graph has no operation {node.op!r}.")
         given = [key for key in OF_TARGETS if key in node.attributes]
         if given:
@@ -85,6 +85,8 @@ def check_integer(graph: Graph) -> Graph:
     for node in graph.nodes:
         if node.op not in ops.names():
             raise GraphError(f"Node {node.name!r}: unknown operation {node.op!r}. Known: {', '.join(ops.names())}.")
+        if type(ops.get(node.op)).kernel is ops.Op.kernel:
+            raise GraphError(f"Node {node.name!r}: {node.op!r} has no kernel. Only a quantized graph may hold it.")
         if node.op == backend.NAME:
             try:
                 dtypes = [graph.tensors[name].dtype for name in node.inputs]

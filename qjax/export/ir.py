@@ -3,7 +3,7 @@
 It has two stages, of the same types:
 
 1. The *quantized graph* says what the model is, for no target: codes and quantization parameters; the steps behind an
-   accumulator as nodes with real numbers, up to a node `QUANTIZE`; or, as files have them, nodes with biases in steps
+   accumulator as nodes with real numbers, up to an `ops.quantize`; or, as files have them, nodes with biases in steps
    of the accumulator, bounds as codes and the numbers of elements of averages. The lowering and the readers make it.
 2. The *program* holds integers only, the constants of one target among them. `assign.assign` makes it. It keeps the
    quantized graph (`Graph.quantized`), so that another target's program is made from that and not from rounded numbers.
@@ -30,9 +30,6 @@ REAL_DTYPE = "float32"
 """Of what flows within and between float islands; nowhere else in a program."""
 REAL_DTYPES = ("float32", "float64", "float16", "bfloat16")
 """Of the real numbers in a quantized graph: biases, factors, bounds."""
-
-QUANTIZE = "quantize"
-"""The node of a quantized graph that puts an accumulator on a grid. No program has one."""
 
 _STRUCTURE = {"tensors", "nodes", "inputs", "outputs"}
 

@@ -35,6 +35,7 @@ from qjax.ops import (
     pad,
     pad_value,
     prod,
+    quantize,
     reach,
     rescale,
     reshape,

@@ -18,6 +18,7 @@ class Add(Elementwise):
     name = "add"
     role = Role.PRODUCER
     primitives = ("add", "sub", "add_any")
+    takes_steps = True
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
         return not any(constant)

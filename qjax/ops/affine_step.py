@@ -20,6 +20,7 @@ class AffineStep(Elementwise):
     role = Role.CHAIN
     primitives = ("mul", "div", "neg", "add", "sub", "add_any")
     label = "rescale"
+    clamps = False
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
         if eqn.primitive == "div":
@@ -50,6 +51,9 @@ class AffineStep(Elementwise):
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         return {"step": eqn.primitive}
+
+    def has_integer_form(self, eqn: Equation) -> bool:
+        return True
 
     def may_negate(self, attributes: Attributes) -> bool:
         # `reversed` is c - x, which negates x

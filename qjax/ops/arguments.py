@@ -9,6 +9,7 @@ import numpy as np
 from jax import lax
 
 from qjax.ops.base import Attributes, Bounds, Constants, Equation, Op, Quantized, Role, Shape, Site, real, register
+from qjax.ops.facts import always
 from qjax.ops.grid import GridOp
 
 
@@ -31,6 +32,7 @@ class Argument(Op):
     name = "argument"
     role = Role.INTEGER
     primitives = ("argmax", "argmin")
+    keeps_batch = always
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
         return not constant[0] and len(eqn.params["axes"]) == 1
@@ -68,6 +70,7 @@ class TopK(GridOp):
 
     name = "top_k"
     primitives = ("top_k",)
+    keeps_batch = always
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
         return not constant[0] and jnp.issubdtype(eqn.in_dtypes[0], jnp.floating)

@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from qjax.ops.base import Attributes, Bounds, Constants, Op, Role, Shape, Site, get, names, register
+from qjax.ops.facts import always, no_formula
 
 NAME = "backend"
 """The operation's name in a graph."""
@@ -217,6 +218,12 @@ class Backend(Op):
 
     name = NAME
     role = Role.PRODUCER
+    keeps_batch = always
+    takes_steps = False
+    operation = no_formula
+
+    def scales(self, attributes: Attributes, inputs: Sequence[Any]) -> list[Any]:
+        raise NotImplementedError("A fusion is made of nodes that have their constants already.")
 
     def accumulator(self, site: Site) -> Bounds | None:
         # the members' accumulators were bounded before the fusion

@@ -6,8 +6,6 @@ the lowering and the interpreter ask the registry. None of them has a list of op
 
 import abc
 import dataclasses
-import enum
-import inspect
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
@@ -19,28 +17,14 @@ from qjax.nearest import did_you_mean
 from qjax.numerics.calls import traced_once
 from qjax.numerics.qparams import QParams
 from qjax.numerics.unfused import unfused
-from qjax.ops.facts import Attributes, Facts, Shape
+from qjax.ops.facts import Attributes, Facts, Role, Shape, always
+from qjax.ops.required import missing
 
 Array = jax.Array | np.ndarray
 Constants = Mapping[str, Any]
 Unit = Literal["unsigned", "signed"]
 Bounds = tuple[int, int]
 """The least and the greatest of some integers."""
-
-
-class Role(enum.Enum):
-    """What an operation does with the quantization parameters (the grid) of its input.
-
-    PRODUCER: computes an integer accumulator with its own scale; a quantizer follows its chain.
-    CHAIN: an affine step or a clamp that is folded into the requantization of the producer before it.
-    GRID: moves or selects codes; the output shares the input's scale and zero point.
-    INTEGER: reads codes or integers and returns plain integers or booleans (an index, a comparison).
-    """
-
-    PRODUCER = "producer"
-    CHAIN = "chain"
-    GRID = "grid"
-    INTEGER = "integer"
 
 
 class Equation(Protocol):
@@ -178,9 +162,10 @@ class Site:
 class Op(Facts, abc.ABC):
     """One operation. Subclasses override what differs from these defaults and from those of `Facts`.
 
-    Two facts have no default. An operation that does not state them cannot be registered: `accumulator`, by which the
-    conversion proves that int32 does not overflow, and `works_along`, by which a graph is known to take any batch.
-    Sums of products and averages state more (`ProductFacts`, `AverageFacts`).
+    Some facts must be stated; `ops.required` has the table. An operation without them cannot be registered. Every one
+    states `accumulator`, by which the conversion proves that int32 does not overflow, `works_along` and `keeps_batch`,
+    by which a graph is known to take any batch. Sums of products and averages state more (`ProductFacts`,
+    `AverageFacts`).
     """
 
     name: ClassVar[str]
@@ -192,7 +177,7 @@ class Op(Facts, abc.ABC):
     """CHAIN only: behind a quantizer the op keeps the grid (a clamp, a cast) instead of starting a rescale."""
 
     prepares: ClassVar[bool] = False
-    """PRODUCER only: `prepare` makes the constants, which are not those of a weight, a formula or the 64-bit sum."""
+    """PRODUCER only, follows from `prepare`: it makes constants, not those of a weight, a formula or the 64-bit sum."""
 
     moves: ClassVar[bool] = False
     """GRID only: puts elements elsewhere whatever they are, so integers and booleans are moved as codes are."""
@@ -200,11 +185,18 @@ class Op(Facts, abc.ABC):
     traced_once: ClassVar[bool] = False
     """Whether `training` of equal equations is traced once. Its results must hold no concrete numbers."""
 
-    takes_steps: ClassVar[bool] = True
-    """PRODUCER only: whether affine steps behind it may be folded into its constants; clamps always are."""
+    takes_steps: ClassVar[bool] = False
+    """PRODUCER only, which must state it: whether affine steps behind it may be folded into its constants.
+
+    Clamps always are.
+    """
 
     keeps: ClassVar[tuple[str, ...]] = ()
     """PRODUCER with `prepare` only: roles of constants that stay the model's own tensors, with their scales."""
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        cls.prepares = cls.prepare is not Op.prepare
 
     @abc.abstractmethod
     def accumulator(self, site: Site) -> Bounds | None:
@@ -223,8 +215,11 @@ class Op(Facts, abc.ABC):
         """
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
-        """Whether `eqn`, whose inputs are constant (made from parameters only) as given, is this op."""
-        return not constant[0] and all(constant[1:])
+        """Whether `eqn`, whose inputs are constant (made from parameters only) as given, is this op.
+
+        The default knows one operand that flows; an op with more operands says which of them may be constant.
+        """
+        return list(constant) == [False]
 
     def weight(self, eqn: Equation, constant: Sequence[bool]) -> int | None:
         """The index of the operand that carries a weight quantizer, if there is one."""
@@ -274,16 +269,19 @@ class Op(Facts, abc.ABC):
         return axes
 
     def compose(self, attributes: Attributes, constants: Constants, affine: Any) -> Any:
-        """CHAIN only: the `Affine` after this step."""
-        return affine
+        """CHAIN only, which must state it: the `Affine` after this step."""
+        raise NotImplementedError(self.name)
 
     def bounds(self, attributes: Attributes, constants: Constants) -> tuple[Any, Any]:
         """CHAIN only: the real bounds (low, high) of a clamp, each None if there is none."""
         return None, None
 
     def scales(self, attributes: Attributes, inputs: Sequence[Any]) -> list[Any]:
-        """PRODUCER without a weight: the scale of each accumulator, from those of its inputs (as `Real`)."""
-        return [inputs[0]]
+        """PRODUCER without a weight: the scale of each accumulator, from those of its inputs (as `Real`).
+
+        Must be stated, unless the op prepares its constants itself.
+        """
+        raise NotImplementedError(self.name)
 
     def prepare(self, given: Preparation) -> Prepared:
         """The constants of an op that `prepares`.
@@ -331,6 +329,8 @@ class Op(Facts, abc.ABC):
 class Elementwise(Op):
     """An op whose every result depends only on the elements at its own position; it has no int32 sum."""
 
+    keeps_batch = always
+
     def accumulator(self, site: Site) -> Bounds | None:
         return None
 
@@ -351,16 +351,15 @@ def register(cls: type[OpT]) -> type[OpT]:
     Raises:
       TypeError: an op that does not state all facts: an abstract method, or a declared attribute without a value.
     """
-    declared = {name for base in cls.__mro__ for name in inspect.get_annotations(base) if not hasattr(cls, name)}
-    missing = sorted({*getattr(cls, "__abstractmethods__", ()), *declared})
-    if missing:
+    unstated = missing(cls, (Op, Facts))
+    if unstated:
         raise TypeError(
-            f"The operation {cls.__name__!r} does not state {', '.join(missing)}. Define what is missing, see "
-            "`qjax.ops.base.Op` and `qjax.ops.facts`: without these facts wrong codes would pass unseen."
+            f"The operation {cls.__name__!r} does not state {', '.join(unstated)}. Define what is missing, see "
+            "`qjax.ops.base.Op` and `qjax.ops.required`: without these facts wrong codes would pass unseen."
         )
+    if getattr(cls, "clamps", False) != (cls.bounds is not Op.bounds):
+        raise TypeError(f"The operation {cls.__name__!r} must state `clamps = True` if it defines `bounds`.")
     op = cls()
-    if op.prepares and cls.restated is Op.restated:
-        raise TypeError(f"The operation {cls.__name__!r} prepares its constants, but does not define `restated`.")
     if op.name in _ops:
         raise ValueError(f"Two operations are registered under the name {op.name!r}.")
     _ops[op.name] = op

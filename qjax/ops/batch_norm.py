@@ -23,6 +23,7 @@ class BatchNorm(Elementwise):
     name = "batch_norm"
     role = Role.CHAIN
     primitives = ("batch_norm",)
+    clamps = False
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
         return not constant[0]

@@ -27,6 +27,7 @@ class Cast(Elementwise):
     )
     on_grid = True
     vanishes = True
+    clamps = False
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
         kinds = (*eqn.in_dtypes, *eqn.out_dtypes)
@@ -43,6 +44,12 @@ class Cast(Elementwise):
                 return [_same(eqn, x)]
             return [dataclasses.replace(x, dtype=eqn.out_dtypes[0])]
         return eqn.bind(real(x))
+
+    def has_integer_form(self, eqn: Equation) -> bool:
+        return True
+
+    def compose(self, attributes: Attributes, constants: Constants, affine: Any) -> Any:
+        return affine
 
     def may_negate(self, attributes: Attributes) -> bool:
         return False

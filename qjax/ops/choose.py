@@ -12,6 +12,7 @@ from qjax.numerics._namespace import host_or_trace
 from qjax.numerics.softfloat import Real
 from qjax.ops.base import Attributes, Constants, Elementwise, Equation, Preparation, Prepared, Role, real, register
 from qjax.ops.epilogue import clamp_codes, finish
+from qjax.ops.facts import ChoosesNoPlace, no_formula
 from qjax.ops.pending import Pending
 
 
@@ -20,7 +21,7 @@ def _is_float(dtype: Any) -> bool:
 
 
 @register
-class Choose(Elementwise):
+class Choose(ChoosesNoPlace, Elementwise):
     """y = on where the mask holds, else off: `jnp.where(mask, a, b)` of two constants, `mask.astype(float)`.
 
     input: the mask. constants: on, off, int32 codes, which include the affine steps after the choice.
@@ -29,7 +30,7 @@ class Choose(Elementwise):
     name = "choose"
     role = Role.PRODUCER
     primitives = ("select_n", "convert_element_type")
-    prepares = True
+    takes_steps = True
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
         if constant[0] or eqn.in_dtypes[0] != np.bool_ or not _is_float(eqn.out_dtypes[0]):
@@ -74,12 +75,14 @@ class Choose(Elementwise):
 
 
 @register
-class Number(Elementwise):
+class Number(ChoosesNoPlace, Elementwise):
     """y = float(x) for integers: the accumulator is the integer itself."""
 
     name = "number"
     role = Role.PRODUCER
     primitives = ("convert_element_type",)
+    takes_steps = True
+    operation = no_formula
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
         return not constant[0] and jnp.issubdtype(eqn.in_dtypes[0], jnp.integer) and _is_float(eqn.out_dtypes[0])

@@ -46,6 +46,12 @@ class Clamp(Elementwise):
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         return {eqn.primitive: True} if eqn.primitive in ("relu", "relu6") else {}
 
+    def has_integer_form(self, eqn: Equation) -> bool:
+        return True
+
+    def compose(self, attributes: Attributes, constants: Constants, affine: Any) -> Any:
+        return affine
+
     def may_negate(self, attributes: Attributes) -> bool:
         return False
 

@@ -10,6 +10,7 @@ from jax import lax
 
 from qjax.ops.base import Attributes, Constants, Elementwise, Equation, Operand, Quantized, Role, real, register
 from qjax.ops.coded import threshold
+from qjax.ops.facts import ChoosesNoPlace
 
 _SWAPPED = {"gt": "lt", "lt": "gt", "ge": "le", "le": "ge", "eq": "eq", "ne": "ne"}
 _FUNCTIONS: dict[str, Callable[..., jax.Array]] = {
@@ -24,7 +25,7 @@ _ROLES = ("left", "right")
 
 
 @register
-class Compare(Elementwise):
+class Compare(ChoosesNoPlace, Elementwise):
     """x > y and its like: tensors on one grid compare as their codes do.
 
     attributes: function, one of gt, lt, ge, le, eq, ne. constants: left or right, int32, in the place of an operand

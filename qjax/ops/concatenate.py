@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from qjax.ops.base import Attributes, Constants, Equation, Quantized, Shape, real, register
+from qjax.ops.facts import always
 from qjax.ops.grid import GridOp
 
 
@@ -17,6 +18,7 @@ class Concatenate(GridOp):
     name = "concatenate"
     primitives = ("concatenate",)
     moves = True
+    keeps_batch = always
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
         return not all(constant)

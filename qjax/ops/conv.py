@@ -15,7 +15,7 @@ from qjax.ops.base import Attributes, Bounds, Constants, Equation, Op, Quantized
 from qjax.ops.channels import weight_to_result
 from qjax.ops.epilogue import finish_weighted
 from qjax.ops.exact_float import Product, matmul_codes
-from qjax.ops.facts import ProductFacts
+from qjax.ops.facts import ProductFacts, always, no_formula
 from qjax.ops.pending import Pending
 
 
@@ -29,6 +29,9 @@ class Conv(ProductFacts, Op):
     permutable = False
     traced_once = True
     groups_scales = False
+    keeps_batch = always
+    takes_steps = True
+    operation = no_formula
 
     def kind(self, attributes: Attributes, kernel: Shape) -> Literal["dot", "conv", "depthwise"]:
         groups, per_group = attributes["groups"], kernel[attributes["rhs_layout"][1]]

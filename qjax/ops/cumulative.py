@@ -12,6 +12,7 @@ from qjax.ops import reach
 from qjax.ops.base import Attributes, Bounds, Constants, Equation, Op, Quantized, Role, Shape, Site, real, register
 from qjax.ops.centered import centered
 from qjax.ops.epilogue import finish
+from qjax.ops.facts import ChoosesNoPlace, always, no_formula, scale_of_input
 from qjax.ops.grid import GridOp
 from qjax.ops.pending import Pending
 
@@ -39,6 +40,10 @@ class CumulativeSum(Op):
     name = "cumulative_sum"
     role = Role.PRODUCER
     primitives = ("cumsum",)
+    keeps_batch = always
+    takes_steps = True
+    operation = no_formula
+    scales = scale_of_input
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         return _attributes(eqn)
@@ -67,6 +72,7 @@ class CumulativeExtremum(GridOp):
 
     name = "cumulative_extremum"
     primitives = ("cummax", "cummin")
+    keeps_batch = always
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         return {"function": eqn.primitive.removeprefix("cum"), **_attributes(eqn)}
@@ -83,7 +89,7 @@ class CumulativeExtremum(GridOp):
 
 
 @register
-class CumulativeInteger(Op):
+class CumulativeInteger(ChoosesNoPlace, Op):
     """`lax.cumsum`, `cummax` and `cummin` of plain int32 (positions, counts); sums modulo 2^32.
 
     attributes: function, axis, reverse.
@@ -92,6 +98,7 @@ class CumulativeInteger(Op):
     name = "cumulative_integer"
     role = Role.INTEGER
     primitives = ("cumsum", "cummax", "cummin")
+    keeps_batch = always
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
         return not constant[0] and np.dtype(eqn.in_dtypes[0]) == np.int32

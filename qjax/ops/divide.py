@@ -35,7 +35,6 @@ class Divide(Elementwise):
     name = "divide"
     role = Role.PRODUCER
     primitives = ("div",)
-    prepares = True
     takes_steps = False
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:

@@ -15,7 +15,7 @@ from qjax.ops.base import Attributes, Bounds, Constants, Equation, Op, Quantized
 from qjax.ops.channels import weight_to_result
 from qjax.ops.epilogue import finish, finish_weighted
 from qjax.ops.exact_float import Product, matmul_codes
-from qjax.ops.facts import ProductFacts
+from qjax.ops.facts import ProductFacts, always
 from qjax.ops.pending import Pending
 
 
@@ -29,6 +29,8 @@ class Dot(ProductFacts, Op):
     permutable = True
     traced_once = True
     groups_scales = True
+    keeps_batch = always
+    takes_steps = True
 
     def kind(self, attributes: Attributes, kernel: Shape) -> Literal["dot", "conv", "depthwise"]:
         return "dot"

@@ -17,6 +17,7 @@ class Dropout(Elementwise):
     role = Role.CHAIN
     primitives = ("dropout",)
     on_grid = True
+    clamps = False
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
         return not constant[0]

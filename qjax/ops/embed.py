@@ -54,6 +54,10 @@ class Embed(Elementwise):
     def implied(self, inputs: Sequence[str]) -> str | None:
         return "an index below zero counts from the end where `wraps` says so; what is out of range is clipped"
 
+    def refuses(self, eqn: Equation, index: int, value: Any) -> str | None:
+        # `misplaced` counts constant indices too
+        return None
+
     def misplaced(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array | None:
         return outside(attributes, inputs[0], constants["kernel"].shape[0])
 

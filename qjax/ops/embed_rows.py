@@ -63,7 +63,6 @@ class EmbedRows(Embed):
     by_row = None
     read_as = "embed"
     scales_rows = True
-    prepares = True
     takes_steps = False
     keeps: ClassVar[tuple[str, ...]] = ("weights",)
 

@@ -1,10 +1,12 @@
 """Facts: what an operation declares about itself, for the annotator, the lowering and the passes.
 
-These never test an operation's name; they ask for a fact. A fact is abstract if forgetting it could produce wrong
-codes. It has a default only if the default is safe: the conversion then refuses, or computes something unnecessary.
+These never test an operation's name; they ask for a fact. A fact has a default only if the default is safe: the
+conversion then refuses, or computes something unnecessary. An operation must state every other fact itself, see
+`ops.required`.
 """
 
 import abc
+import enum
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -17,14 +19,31 @@ Follows = Literal["sizes", "ends"]
 """How an attribute follows the batch: it holds sizes of axes, or the ends of axes."""
 
 
-class Facts:
-    """The facts with a safe default; a subclass states those that differ."""
+class Role(enum.Enum):
+    """What an operation does with the quantization parameters (the grid) of its input.
+
+    PRODUCER: computes an integer accumulator with its own scale; a quantizer follows its chain.
+    CHAIN: an affine step or a clamp that is folded into the requantization of the producer before it.
+    QUANTIZER: ends a chain: makes codes of the accumulator. Only a quantized graph has one.
+    GRID: moves or selects codes; the output shares the input's scale and zero point.
+    INTEGER: reads codes or integers and returns plain integers or booleans (an index, a comparison).
+    """
+
+    PRODUCER = "producer"
+    CHAIN = "chain"
+    QUANTIZER = "quantizer"
+    GRID = "grid"
+    INTEGER = "integer"
+
+
+class Facts(abc.ABC):
+    """The facts of an operation; a subclass states those without a safe default, and those that differ from it."""
 
     label: ClassVar[str | None] = None
     """CHAIN: what a tensor is named after if the op starts a rescale of its own. None: the op's own name."""
 
     clamps: ClassVar[bool] = False
-    """CHAIN: bounds numbers (`Op.bounds`), so no affine step behind it can join the same chain."""
+    """CHAIN, which must state it: bounds numbers (`Op.bounds`), so no affine step behind it can join the same chain."""
 
     vanishes: ClassVar[bool] = False
     """CHAIN: the codes are the input's, so the graph has no node for it."""
@@ -51,7 +70,10 @@ class Facts:
     """PRODUCER: its weight has scales of its rows, of groups of them, or of groups of columns as well."""
 
     def has_integer_form(self, eqn: Any) -> bool:
-        """Whether the equation has codes as its result; False for what only training computes."""
+        """Whether the equation has codes as its result; False for what only training computes.
+
+        A CHAIN op must state it: it has no kernel whose absence would stop the conversion.
+        """
         return True
 
     def may_negate(self, attributes: Attributes) -> bool:
@@ -67,12 +89,15 @@ class Facts:
         return False
 
     def operation(self, attributes: Attributes) -> str | None:
-        """PRODUCER: the operation of `ops.formulas.OPS` of a node without following steps; None: the exact sum."""
+        """PRODUCER: the operation of `ops.formulas.OPS` of a node without following steps; None: the exact sum.
+
+        Must be stated, unless the op prepares its constants itself.
+        """
         return None
 
+    @abc.abstractmethod
     def keeps_batch(self, attributes: Attributes, inputs: Sequence[Shape]) -> bool:
         """Whether every free size of the result is that of an input."""
-        return True
 
     def at_batch(self, attributes: Attributes, output: Shape, size: int) -> Attributes:
         """The attributes of a node whose sizes are free, traced with a batch of `size`; output: the traced shape.
@@ -84,6 +109,31 @@ class Facts:
 
     def implied(self, inputs: Sequence[str]) -> str | None:
         """What `describe` says that no attribute holds; inputs: the names of the node's inputs."""
+        return None
+
+
+def always(self: Any, attributes: Attributes, inputs: Sequence[Shape]) -> bool:
+    """`keeps_batch` of an op whose result has no axis of its own that could follow the batch."""
+    return True
+
+
+def no_formula(self: Any, attributes: Attributes) -> str | None:
+    """`operation` of a producer that no runtime computes in a way of its own."""
+    return None
+
+
+def scale_of_input(self: Any, attributes: Attributes, inputs: Sequence[Any]) -> list[Any]:
+    """`scales` of a producer that adds up codes of its only input."""
+    return [inputs[0]]
+
+
+class ChoosesNoPlace:
+    """What an op states whose integer operands are numbers or masks: none of them can point outside of a tensor."""
+
+    def refuses(self, eqn: Any, index: int, value: Any) -> str | None:
+        return None
+
+    def misplaced(self, attributes: Attributes, constants: Mapping[str, Any], inputs: Sequence[Any]) -> Any:
         return None
 
 

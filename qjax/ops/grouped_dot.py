@@ -33,7 +33,7 @@ from qjax.ops.base import (
 )
 from qjax.ops.channels import weight_to_result
 from qjax.ops.epilogue import finish_sum, fold_sum
-from qjax.ops.facts import CountsProducts
+from qjax.ops.facts import CountsProducts, always
 from qjax.ops.pending import Pending
 
 _PRODUCTS = 2**61
@@ -125,7 +125,8 @@ class GroupedDot(CountsProducts, Op):
     name = "grouped_dot"
     role = Role.PRODUCER
     primitives: ClassVar[tuple[str, ...]] = ()
-    prepares = True
+    keeps_batch = always
+    takes_steps = True
 
     def products(self, attributes: Attributes, inputs: Sequence[Sequence[int]], kernel: Sequence[int]) -> int:
         # the weight is stored with its summed axis split in two

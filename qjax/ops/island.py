@@ -15,6 +15,7 @@ from qjax.numerics.affine import centered_bounds, round_to_grid
 from qjax.numerics.unfused import unfused
 from qjax.ops import reals
 from qjax.ops.base import Attributes, Bounds, Constants, Op, Role, Shape, Site, register
+from qjax.ops.facts import always
 
 NAME = "island"
 
@@ -30,6 +31,7 @@ class Island(Op):
 
     name = NAME
     role = Role.INTEGER
+    keeps_batch = always
 
     def accumulator(self, site: Site) -> Bounds | None:
         # floats; `DynamicProduct` bounds its int32 sums itself

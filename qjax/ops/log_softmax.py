@@ -30,6 +30,7 @@ from qjax.ops.base import (
     register,
 )
 from qjax.ops.epilogue import finish_sum, fold_sum, greatest_shift
+from qjax.ops.facts import ChoosesNoPlace, always
 from qjax.ops.pending import Pending
 from qjax.ops.taking_part import attributes_of, taking_part, visible, works_along
 
@@ -37,7 +38,7 @@ _LOG_STEP = 2.0**-LOG_BITS
 _CODE_BITS = 30
 
 
-class _LogSum(Op):
+class _LogSum(ChoosesNoPlace, Op):
     """Two integers per number, d of the codes and l of the logarithm, added in 64 bits and rounded once.
 
     attributes: axes; places: by how many bits d is shifted to the left, so that it is below 2^30 and both have about
@@ -50,7 +51,8 @@ class _LogSum(Op):
     """
 
     role = Role.PRODUCER
-    prepares = True
+    keeps_batch = always
+    takes_steps = True
 
     def accumulator(self, site: Site) -> Bounds | None:
         # the sums are int64

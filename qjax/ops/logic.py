@@ -9,6 +9,7 @@ import numpy as np
 from jax import lax
 
 from qjax.ops.base import Attributes, Bounds, Constants, Equation, Op, Role, Shape, Site, register
+from qjax.ops.facts import ChoosesNoPlace, always
 
 _ELEMENTWISE: dict[str, Callable[..., jax.Array]] = {
     "and": lax.bitwise_and,
@@ -33,7 +34,7 @@ _CONVERT = "convert_element_type"
 
 
 @register
-class Logic(Op):
+class Logic(ChoosesNoPlace, Op):
     """Functions of int32 (modulo 2^32, as JAX computes them) and bool: elementwise, over axes, and between the two.
 
     Divisions truncate towards zero, and only by a constant other than 0 and -1: what runtimes do there differs.
@@ -44,6 +45,7 @@ class Logic(Op):
     name = "logic"
     role = Role.INTEGER
     primitives = (*_ELEMENTWISE, *_REDUCTIONS, _CONVERT)
+    keeps_batch = always
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
         kinds = [np.dtype(dtype) for dtype in (*eqn.in_dtypes, *eqn.out_dtypes)]

@@ -9,6 +9,7 @@ import numpy as np
 from jax import lax
 
 from qjax.ops.base import Attributes, Constants, Equation, Shape, register
+from qjax.ops.facts import always
 from qjax.ops.grid import GridOp
 from qjax.ops.sums import reduce_window, slid, window_attributes
 
@@ -19,6 +20,7 @@ class MaxPool(GridOp):
 
     name = "max_pool"
     primitives = ("reduce_window_max",)
+    keeps_batch = always
 
     def implied(self, inputs: Sequence[str]) -> str | None:
         return "padding is below every code; a window of padding alone gives the least code"
@@ -44,6 +46,7 @@ class Max(GridOp):
 
     name = "max"
     primitives = ("reduce_max",)
+    keeps_batch = always
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         return {"axes": list(eqn.params["axes"])}

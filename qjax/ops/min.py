@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from qjax.ops.base import Attributes, Constants, Equation, Shape, register
+from qjax.ops.facts import always
 from qjax.ops.grid import GridOp
 
 
@@ -16,6 +17,7 @@ class Min(GridOp):
 
     name = "min"
     primitives = ("reduce_min",)
+    keeps_batch = always
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         return {"axes": list(eqn.params["axes"])}

@@ -20,6 +20,7 @@ class Multiply(Elementwise):
     name = "multiply"
     role = Role.PRODUCER
     primitives = ("mul",)
+    takes_steps = True
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
         return not any(constant)

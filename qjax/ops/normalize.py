@@ -28,6 +28,7 @@ from qjax.ops.base import (
 from qjax.ops.centered import centered
 from qjax.ops.channels import trailing
 from qjax.ops.epilogue import Affine, finish_sum, fold_sum, greatest_shift
+from qjax.ops.facts import always
 from qjax.ops.pending import Pending
 
 
@@ -47,7 +48,8 @@ class Normalize(Op):
     name = "normalize"
     role = Role.PRODUCER
     primitives = ("layer_norm", "rms_norm", "group_norm", "instance_norm", "normalize")
-    prepares = True
+    keeps_batch = always
+    takes_steps = True
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
         return not constant[0] and all(constant[1:])

@@ -10,6 +10,7 @@ from jax import lax
 
 from qjax.numerics.fence import finished_on_cpu
 from qjax.ops.base import Attributes, Constants, Equation, Shape, register
+from qjax.ops.facts import always
 from qjax.ops.grid import GridOp
 
 
@@ -19,6 +20,7 @@ class Pad(GridOp):
 
     name = "pad"
     primitives = ("pad",)
+    keeps_batch = always
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
         value = eqn.literals[1]

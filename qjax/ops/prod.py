@@ -13,6 +13,7 @@ from qjax.ops import reach
 from qjax.ops.base import Attributes, Bounds, Constants, Equation, Op, Quantized, Role, Shape, Site, real, register
 from qjax.ops.centered import centered
 from qjax.ops.epilogue import finish
+from qjax.ops.facts import always, no_formula
 from qjax.ops.pending import Pending
 
 MOST = 3
@@ -30,6 +31,9 @@ class Prod(Op):
     name = "prod"
     role = Role.PRODUCER
     primitives = ("reduce_prod",)
+    keeps_batch = always
+    takes_steps = True
+    operation = no_formula
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
         return not constant[0] and 1 <= _factors(eqn) <= MOST

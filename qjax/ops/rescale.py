@@ -7,6 +7,7 @@ import jax
 from qjax.ops.base import Attributes, Constants, Elementwise, Role, register
 from qjax.ops.centered import centered
 from qjax.ops.epilogue import finish
+from qjax.ops.facts import scale_of_input
 
 
 @register
@@ -15,6 +16,8 @@ class Rescale(Elementwise):
 
     name = "rescale"
     role = Role.PRODUCER
+    takes_steps = True
+    scales = scale_of_input
 
     def operation(self, attributes: Attributes) -> str | None:
         return "rescale"

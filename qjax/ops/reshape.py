@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import jax
 
 from qjax.ops.base import Attributes, Constants, Equation, Shape, register
-from qjax.ops.facts import Follows
+from qjax.ops.facts import Follows, always
 from qjax.ops.grid import GridOp
 
 
@@ -18,6 +18,7 @@ class Reshape(GridOp):
     primitives = ("reshape", "squeeze", "expand_dims")
     moves = True
     free: ClassVar[Mapping[str, Follows]] = {"shape": "sizes"}
+    keeps_batch = always
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         return {"shape": list(eqn.out_shapes[0])}

@@ -7,6 +7,7 @@ import jax
 from jax import lax
 
 from qjax.ops.base import Attributes, Constants, Equation, Shape, register
+from qjax.ops.facts import always
 from qjax.ops.grid import GridOp
 
 
@@ -17,6 +18,7 @@ class Reverse(GridOp):
     name = "reverse"
     primitives = ("rev",)
     moves = True
+    keeps_batch = always
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         return {"axes": list(eqn.params["dimensions"])}

@@ -10,13 +10,14 @@ from jax import lax
 
 from qjax.ops.base import Array, Attributes, Constants, Elementwise, Equation, Operand, Quantized, Role, real, register
 from qjax.ops.coded import code, steps_on
+from qjax.ops.facts import ChoosesNoPlace
 
 _ROLES = {1: "off", 2: "on"}
 """Operand of `select_n` -> role of a constant in its place: what stands where the mask is False, and True."""
 
 
 @register
-class Select(Elementwise):
+class Select(ChoosesNoPlace, Elementwise):
     """`lax.select_n` of two cases: codes on one grid, or codes and real constants; or integers.
 
     inputs: the mask (bool, constant or data), then the cases that are no real constants: where it is False, where it

@@ -7,7 +7,7 @@ import jax
 from jax import lax
 
 from qjax.ops.base import Attributes, Constants, Equation, Shape, register
-from qjax.ops.facts import Follows
+from qjax.ops.facts import Follows, always
 from qjax.ops.grid import GridOp
 
 
@@ -19,6 +19,7 @@ class Slice(GridOp):
     primitives = ("slice", "dynamic_slice")
     moves = True
     free: ClassVar[Mapping[str, Follows]] = {"limit": "ends"}
+    keeps_batch = always
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
         return not constant[0] and (eqn.primitive == "slice" or all(v is not None for v in eqn.literals[1:]))
@@ -62,6 +63,7 @@ class Split(GridOp):
     name = "split"
     primitives = ("split",)
     moves = True
+    keeps_batch = always
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         return {"sizes": [int(n) for n in eqn.params["sizes"]], "axis": int(eqn.params["axis"])}

@@ -29,6 +29,7 @@ from qjax.ops.base import (
     register,
 )
 from qjax.ops.epilogue import clamp_codes, finish_sum, fold_sum, greatest_shift
+from qjax.ops.facts import ChoosesNoPlace, always
 from qjax.ops.pending import Pending
 from qjax.ops.taking_part import FILL, attributes_of, taking_part, works_along
 
@@ -37,7 +38,7 @@ _FIELDS = {"gemmlowp": runtimes.Gemmlowp, "float32": runtimes.Table, "uint16": r
 
 
 @register
-class Softmax(Op):
+class Softmax(ChoosesNoPlace, Op):
     """y = exp(x) / sum(exp(x)) over some axes; inputs: codes, then masks (True: included, unless inverted).
 
     attributes: axes; method; with masks mask_axes, per mask and axis of the codes the mask's axis or None,
@@ -52,8 +53,8 @@ class Softmax(Op):
     name = "softmax"
     role = Role.PRODUCER
     primitives = ("softmax",)
-    prepares = True
     takes_steps = False
+    keeps_batch = always
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
         return not constant[0] and "axes" in eqn.params

@@ -16,7 +16,7 @@ from qjax.ops.averages import Average
 from qjax.ops.base import Attributes, Bounds, Constants, Equation, Op, Quantized, Role, Shape, Site, real, register
 from qjax.ops.centered import centered
 from qjax.ops.epilogue import finish
-from qjax.ops.facts import AverageFacts
+from qjax.ops.facts import AverageFacts, always, no_formula, scale_of_input
 from qjax.ops.formulas import get as get_formula
 from qjax.ops.pending import Pending
 
@@ -50,6 +50,10 @@ class Sum(AverageFacts, Op):
     role = Role.PRODUCER
     primitives = ("reduce_sum",)
     average = "mean"
+    keeps_batch = always
+    takes_steps = True
+    operation = no_formula
+    scales = scale_of_input
 
     def is_average(self, attributes: Attributes, x: Shape, count: Any) -> bool:
         sizes = [x[axis] for axis in attributes["axes"]]
@@ -109,6 +113,10 @@ class WindowSum(AverageFacts, Op):
     role = Role.PRODUCER
     primitives = ("reduce_window_sum",)
     average = "average_pool"
+    keeps_batch = always
+    takes_steps = True
+    operation = no_formula
+    scales = scale_of_input
 
     def is_average(self, attributes: Attributes, x: Shape, count: Any) -> bool:
         # the count can differ by window: padding may not count

@@ -42,9 +42,11 @@ class Table(Elementwise):
     name = "table"
     role = Role.PRODUCER
     primitives = ("table",)
-    prepares = True
     takes_steps = False
     tabulates = True
+
+    def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
+        return not constant[0] and all(constant[1:])
 
     def unit(self, eqn: Equation) -> Unit | None:
         return _UNITS.get(_expression(eqn).bare)

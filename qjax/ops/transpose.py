@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from qjax.ops.base import Attributes, Constants, Equation, Shape, register
+from qjax.ops.facts import always
 from qjax.ops.grid import GridOp
 
 
@@ -17,6 +18,7 @@ class Transpose(GridOp):
     name = "transpose"
     primitives = ("transpose",)
     moves = True
+    keeps_batch = always
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         return {"permutation": list(eqn.params["permutation"])}

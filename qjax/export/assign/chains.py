@@ -33,7 +33,7 @@ from qjax.export.assign.constants import (
 )
 from qjax.export.assign.formulas import formula_of
 from qjax.export.assign.weighted import arithmetic_of, kind_of
-from qjax.export.ir import QUANTIZE, Graph, Node, Quantization, Tensor
+from qjax.export.ir import Graph, Node, Quantization, Tensor
 from qjax.export.passes.bounds import bound_constants, operand
 from qjax.export.unsupported import ConversionError
 from qjax.numerics.together import derived
@@ -69,7 +69,7 @@ def fuse(graph: Graph, target: targets.Target) -> Graph:
                 raise ConversionError(
                     f"{node.location}: the accumulator of {node.name!r} has {len(following)} readers instead of one."
                 )
-            if following[0].op == QUANTIZE:
+            if _ends(following[0]):
                 break
             chain.append(following[0])
             output = following[0].output
@@ -93,8 +93,12 @@ def fuse(graph: Graph, target: targets.Target) -> Graph:
             done[id(one.case)], name=at.name, inputs=one.node.inputs, output=at.output, location=one.node.location
         )
 
-    finished = tuple(node_of(one) for one in nodes if isinstance(one, _Fused) or one.op != QUANTIZE)
+    finished = tuple(node_of(one) for one in nodes if isinstance(one, _Fused) or not _ends(one))
     return graph.replace(nodes=finished, tensors=tensors)
+
+
+def _ends(node: Node) -> bool:
+    return ops.get(node.op).role is Role.QUANTIZER
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ from qjax import ops, targets
 from qjax.export.assign.constants import BARE, Case, derive, kernel_scale, scales_alone, step_of, weighted_of
 from qjax.export.assign.formulas import formula_for
 from qjax.export.assign.weighted import arithmetic_of, kind_of
-from qjax.export.ir import QUANTIZE, Graph, Node, Tensor
+from qjax.export.ir import Graph, Node, Tensor
 from qjax.export.passes.bounds import operand
 from qjax.ops import Operand, Preparation, Role
 from qjax.ops.epilogue import Affine
@@ -37,7 +37,7 @@ def restate(graph: Graph, names: Collection[str], target: targets.Target, alike:
 
 def stated_nodes(graph: Graph) -> set[str]:
     """The names of the nodes of a quantized graph that have codes as their result, but no target's constants yet."""
-    found = [node for node in graph.nodes if node.op != QUANTIZE and ops.get(node.op).role is Role.PRODUCER]
+    found = [node for node in graph.nodes if ops.get(node.op).role is Role.PRODUCER]
     return {node.name for node in found if graph.tensors[node.output].quantization is not None}
 
 

@@ -6,12 +6,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from qjax.export.ir import QUANTIZE, Node, Quantization, Tensor
+from qjax.export.ir import Node, Quantization, Tensor
 from qjax.export.lowering.values import Accumulator, Step
 from qjax.export.unsupported import ConversionError
 from qjax.export.weights import weight_tensor
 from qjax.numerics._namespace import traced
 from qjax.numerics.affine import QParams
+from qjax.ops.quantize import Quantize
 from qjax.tracing import Annotation, Equation, Place
 
 ParamsOf = Callable[[Place, tuple[int, ...], Any], QParams]
@@ -138,7 +139,7 @@ class Builder:
     ) -> str:
         """A node that puts an accumulator on the grid of a place."""
         output = self.on_grid(label, shape, place, step)
-        self.nodes.append(Node(label, QUANTIZE, (accumulator,), output, {}, {}, eqn.location))
+        self.nodes.append(Node(label, Quantize.name, (accumulator,), output, {}, {}, eqn.location))
         return output
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 
 from qjax import ops
-from qjax.export.ir import QUANTIZE, Graph, Node
+from qjax.export.ir import Graph, Node
 
 
 def remove_identities(graph: Graph) -> Graph:
@@ -20,10 +20,10 @@ def remove_identities(graph: Graph) -> Graph:
 
 
 def _identity(graph: Graph, node: Node) -> bool:
-    if not node.inputs or node.op == QUANTIZE:
+    if not node.inputs:
         return False
-    op = ops.get(node.op)
-    return op.is_identity(node.attributes, graph.tensors[node.inputs[0]].shape, graph.tensors[node.output].shape)
+    before, after = (graph.tensors[name].shape for name in (node.inputs[0], node.output))
+    return ops.get(node.op).is_identity(node.attributes, before, after)
 
 
 def remove_dead(graph: Graph) -> Graph:

@@ -1,0 +1,11 @@
+"""The end of a chain: codes from an accumulator, at the scale and zero point of the result."""
+
+from qjax.ops.base import Elementwise, Role, register
+
+
+@register
+class Quantize(Elementwise):
+    """A node of the quantized graph; `assign` folds it into its producer. No equation is read as one."""
+
+    name = "quantize"
+    role = Role.QUANTIZER
