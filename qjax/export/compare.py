@@ -202,11 +202,13 @@ class _Run:
             Cause(kind, side, n, explain((kind, side), n, a, b, tally.own.compared))
             for (kind, side), n in summary(tally.kinds).items()
         )
-        return described(name, _kind(a, b), a.node.location, tally, findings(a, b), causes, self.labels)
+        return described("node", name, _kind(a, b), a.node.location, tally, findings(a, b), causes, self.labels)
 
     def _input(self, name: str, tally: Tally) -> NodeComparison:
         causes = tuple(
             Cause(kind, side, n, INPUT_TEXTS[kind].format(n=f"{n:,}"))
             for (kind, side), n in summary(tally.kinds).items()
         )
-        return described(name, "quantize", None, tally, input_findings(name, self.a, self.b), causes, self.labels)
+        return described(
+            "input", name, "quantize", None, tally, input_findings(name, self.a, self.b), causes, self.labels
+        )

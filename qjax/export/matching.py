@@ -20,11 +20,10 @@ from typing import Any
 
 import jax
 
+from qjax import ops
 from qjax.export.ir import Graph, Node, Tensor
 from qjax.export.pattern import Pattern, check_root
 from qjax.export.view import NodeView
-
-_COMMUTATIVE = ("add", "multiply")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -187,7 +186,7 @@ class _Index:
         yield from self.sequence(pattern.inputs, node.inputs, state, claimed)
         swaps = pattern.commutative
         if swaps is None:
-            swaps = node.op in _COMMUTATIVE and not node.attributes.get("subtract")
+            swaps = ops.get(node.op).commutes(node.attributes)
         if swaps and len(node.inputs) == 2:
             yield from self.sequence(pattern.inputs, node.inputs[::-1], state, claimed)
 

@@ -16,6 +16,7 @@ class Tally:
 
 
 def described(
+    what: str,
     name: str,
     op: str,
     location: str | None,
@@ -24,17 +25,16 @@ def described(
     causes: tuple[Cause, ...],
     labels: tuple[str, str],
 ) -> NodeComparison:
-    """One node, its counts put into a sentence."""
+    """One node, its counts put into a sentence; what: "node", or "input" for the codes that are made of an input."""
     off = (tally.kinds["off", "a"], tally.kinds["off", "b"])
     measured, sums = tally.kinds["measured", ""], tally.kinds["sums", ""]
     own, text = tally.own, ""
     if own.count:
-        word = "input" if op == "quantize" else "node"
         # a file and its folder tell enough; `location` has the whole path
         short = "/".join(PurePath(location).parts[-2:]) if location else ""
         place = f" ({op}, {short})" if short else f" ({op})"
         verb = "differs" if own.count == 1 else "differ"
-        text = f"{word} {name}{place}: {own.count:,} of {own.compared:,} {verb}, {own.direction}"
+        text = f"{what} {name}{place}: {own.count:,} of {own.compared:,} {verb}, {own.direction}"
         kinds = {cause.kind for cause in causes}
         # the last bits of scales differ wherever one of them is a float32: said only where they decide
         said = [f.text for f in found if f.kind != "scale" or "scale" in kinds]

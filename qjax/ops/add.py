@@ -19,6 +19,7 @@ class Add(Elementwise):
     role = Role.PRODUCER
     primitives = ("add", "sub", "add_any")
     takes_steps = True
+    one_order = True
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
         return not any(constant)
@@ -38,6 +39,9 @@ class Add(Elementwise):
 
     def operation(self, attributes: Attributes) -> str | None:
         return "subtract" if attributes["subtract"] else "add"
+
+    def commutes(self, attributes: Attributes) -> bool:
+        return not attributes["subtract"]
 
     def scales(self, attributes: Attributes, inputs: Sequence[Any]) -> list[Any]:
         first, second = inputs

@@ -7,7 +7,7 @@ import jax
 from jax import lax
 
 from qjax.ops.base import Attributes, Constants, Equation, Shape, register
-from qjax.ops.facts import Follows
+from qjax.ops.facts import Filling, Follows
 from qjax.ops.grid import GridOp
 
 
@@ -34,6 +34,9 @@ class Broadcast(GridOp):
         (operand,), dimensions = inputs, attributes["dimensions"]
         free = [axis for axis, size in enumerate(attributes["shape"]) if size is None]
         return all(axis in dimensions and operand[dimensions.index(axis)] is None for axis in free)
+
+    def filling(self, attributes: Attributes) -> Filling:
+        return "none"
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         (x,) = inputs

@@ -34,6 +34,11 @@ def weight_to_result(vector: Any, channels: Pairs, rank: int) -> Any:
     return trailing(vector.transpose((*rest, *order)).reshape(shape))
 
 
+def turned(channels: Pairs, order: Sequence[int]) -> list[list[int]]:
+    """The pairs for a result whose axes are in another order; order: as `lax.transpose` takes it."""
+    return [[order.index(r), w] for r, w in channels]
+
+
 def result_to_weight(vector: Any, channels: Pairs, rank: int, weight_rank: int) -> Any:
     """A vector of the result as an array that broadcasts against the weight."""
     full = vector.reshape((1,) * (rank - vector.ndim) + tuple(vector.shape))

@@ -19,6 +19,7 @@ class Concatenate(GridOp):
     primitives = ("concatenate",)
     moves = True
     keeps_batch = always
+    one_order = True
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
         return not all(constant)

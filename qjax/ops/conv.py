@@ -12,7 +12,7 @@ from qjax.numerics.accumulator import EXACT, Accumulator
 from qjax.numerics.rules import Product as RuleProduct
 from qjax.ops import accumulate, convolution, narrow, products, reach
 from qjax.ops.base import Attributes, Bounds, Constants, Equation, Op, Quantized, Role, Shape, Site, real, register
-from qjax.ops.channels import weight_to_result
+from qjax.ops.channels import turned, weight_to_result
 from qjax.ops.epilogue import finish_weighted
 from qjax.ops.exact_float import Product, matmul_codes
 from qjax.ops.facts import ProductFacts, always, no_formula
@@ -27,6 +27,7 @@ class Conv(ProductFacts, Op):
     role = Role.PRODUCER
     primitives = ("conv_general_dilated",)
     permutable = False
+    is_convolution = True
     traced_once = True
     groups_scales = False
     keeps_batch = always
@@ -36,6 +37,13 @@ class Conv(ProductFacts, Op):
     def kind(self, attributes: Attributes, kernel: Shape) -> Literal["dot", "conv", "depthwise"]:
         groups, per_group = attributes["groups"], kernel[attributes["rhs_layout"][1]]
         return "depthwise" if groups > 1 and per_group == 1 else "conv"
+
+    def channel_axis(self, attributes: Attributes) -> int:
+        return attributes["channels"][0][0]
+
+    def transposed(self, attributes: Attributes, order: Sequence[int]) -> dict[str, Any]:
+        layout = [order.index(axis) for axis in attributes["out_layout"]]
+        return {**attributes, "out_layout": layout, "channels": turned(attributes["channels"], order)}
 
     def described(self, attributes: Attributes, kernel: Shape, x: Shape) -> RuleProduct:
         sizes = [n or 1 for n in kernel]

@@ -12,7 +12,7 @@ from qjax.numerics.accumulator import EXACT, Accumulator
 from qjax.numerics.rules import Product as RuleProduct
 from qjax.ops import accumulate, grouped_dot, narrow, products, reach
 from qjax.ops.base import Attributes, Bounds, Constants, Equation, Op, Quantized, Role, Shape, Site, real, register
-from qjax.ops.channels import weight_to_result
+from qjax.ops.channels import turned, weight_to_result
 from qjax.ops.epilogue import finish, finish_weighted
 from qjax.ops.exact_float import Product, matmul_codes
 from qjax.ops.facts import ProductFacts, always
@@ -27,6 +27,7 @@ class Dot(ProductFacts, Op):
     role = Role.PRODUCER
     primitives = ("dot_general",)
     permutable = True
+    is_convolution = False
     traced_once = True
     groups_scales = True
     keeps_batch = always
@@ -34,6 +35,14 @@ class Dot(ProductFacts, Op):
 
     def kind(self, attributes: Attributes, kernel: Shape) -> Literal["dot", "conv", "depthwise"]:
         return "dot"
+
+    def channel_axis(self, attributes: Attributes) -> int:
+        return attributes["channels"][-1][0]
+
+    def transposed(self, attributes: Attributes, order: Sequence[int]) -> dict[str, Any]:
+        before = attributes["permutation"]
+        total = list(order) if before is None else [before[axis] for axis in order]
+        return {**attributes, "permutation": total, "channels": turned(attributes["channels"], order)}
 
     def described(self, attributes: Attributes, kernel: Shape, x: Shape) -> RuleProduct:
         shape = [n or 1 for n in kernel]

@@ -15,6 +15,7 @@ from qjax.numerics.rules import Product
 Attributes = Mapping[str, Any]
 Shape = Sequence[int | None]
 """None is the batch, whose size is free."""
+Filling = Literal["none", "zero", "lowest", "any"]
 Follows = Literal["sizes", "ends"]
 """How an attribute follows the batch: it holds sizes of axes, or the ends of axes."""
 
@@ -60,6 +61,9 @@ class Facts(abc.ABC):
     indexed: ClassVar[str | None] = None
     """The role of the constant whose rows the integer input chooses."""
 
+    one_order: ClassVar[bool] = False
+    """Whether axis i of each input is axis i of the result, so that all may be held in another order of their axes."""
+
     by_row: ClassVar[str | None] = None
     """GRID with a weight: the op that it becomes where the recipe gives the weight's rows scales of their own."""
 
@@ -83,6 +87,18 @@ class Facts(abc.ABC):
     def permutation(self, attributes: Attributes) -> list[int] | None:
         """GRID: the order of the input's axes, if the op does nothing but permute axes."""
         return None
+
+    def commutes(self, attributes: Attributes) -> bool:
+        """Whether the result is the same with the two inputs exchanged."""
+        return False
+
+    def keeps_order(self, attributes: Attributes) -> bool:
+        """GRID: whether the elements stay in their order, so that only the shape differs."""
+        return False
+
+    def filling(self, attributes: Attributes) -> Filling:
+        """GRID: which codes the result holds beside those of the input."""
+        return "any"
 
     def is_identity(self, attributes: Attributes, before: Shape, after: Shape) -> bool:
         """Whether the result is the first input, whose shape is `before`."""
@@ -156,6 +172,17 @@ class ProductFacts(CountsProducts):
 
     groups_scales: ClassVar[bool]
     """Whether a weight may have scales for groups of the summed axis."""
+
+    is_convolution: ClassVar[bool]
+    """Whether the weight is a window that moves over the activations, with the attributes of `ops.conv`."""
+
+    @abc.abstractmethod
+    def channel_axis(self, attributes: Attributes) -> int:
+        """The axis of the result along which a bias has one number per channel."""
+
+    @abc.abstractmethod
+    def transposed(self, attributes: Attributes, order: Sequence[int]) -> dict[str, Any]:
+        """The attributes that result in the axes in another order; order: as `lax.transpose` takes it."""
 
     @abc.abstractmethod
     def kind(self, attributes: Attributes, kernel: Shape) -> Literal["dot", "conv", "depthwise"]:

@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 
 from qjax.ops.base import Attributes, Constants, Equation, Shape, register
-from qjax.ops.facts import always
+from qjax.ops.facts import Filling, always
 from qjax.ops.grid import GridOp
 from qjax.ops.sums import reduce_window, slid, window_attributes
 
@@ -30,6 +30,9 @@ class MaxPool(GridOp):
 
     def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
         return [slid(attributes)]
+
+    def filling(self, attributes: Attributes) -> Filling:
+        return "lowest"
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         (x,) = inputs
@@ -53,6 +56,9 @@ class Max(GridOp):
 
     def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
         return [attributes["axes"]]
+
+    def filling(self, attributes: Attributes) -> Filling:
+        return "none"
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         return jnp.max(inputs[0], axis=tuple(attributes["axes"]))

@@ -21,6 +21,7 @@ class Multiply(Elementwise):
     role = Role.PRODUCER
     primitives = ("mul",)
     takes_steps = True
+    one_order = True
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
         return not any(constant)
@@ -38,6 +39,9 @@ class Multiply(Elementwise):
 
     def operation(self, attributes: Attributes) -> str | None:
         return "multiply"
+
+    def commutes(self, attributes: Attributes) -> bool:
+        return True
 
     def scales(self, attributes: Attributes, inputs: Sequence[Any]) -> list[Any]:
         return [inputs[0] * inputs[1]]

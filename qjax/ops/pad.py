@@ -10,7 +10,7 @@ from jax import lax
 
 from qjax.numerics.fence import finished_on_cpu
 from qjax.ops.base import Attributes, Constants, Equation, Shape, register
-from qjax.ops.facts import always
+from qjax.ops.facts import Filling, always
 from qjax.ops.grid import GridOp
 
 
@@ -34,6 +34,9 @@ class Pad(GridOp):
 
     def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
         return [[axis for axis, widths in enumerate(attributes["padding"]) if any(widths)]]
+
+    def filling(self, attributes: Attributes) -> Filling:
+        return "lowest" if attributes["lowest"] else "zero"
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         (x,) = inputs

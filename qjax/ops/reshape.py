@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import jax
 
 from qjax.ops.base import Attributes, Constants, Equation, Shape, register
-from qjax.ops.facts import Follows, always
+from qjax.ops.facts import Filling, Follows, always
 from qjax.ops.grid import GridOp
 
 
@@ -28,8 +28,14 @@ class Reshape(GridOp):
         kept = len(inputs[0]) > 0 and len(output) > 0 and inputs[0][0] == output[0]
         return [range(1 if kept else 0, len(inputs[0]))]
 
+    def keeps_order(self, attributes: Attributes) -> bool:
+        return True
+
     def is_identity(self, attributes: Attributes, before: Shape, after: Shape) -> bool:
         return before == after
+
+    def filling(self, attributes: Attributes) -> Filling:
+        return "none"
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         return inputs[0].reshape([-1 if size is None else size for size in attributes["shape"]])

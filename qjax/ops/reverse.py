@@ -7,7 +7,7 @@ import jax
 from jax import lax
 
 from qjax.ops.base import Attributes, Constants, Equation, Shape, register
-from qjax.ops.facts import always
+from qjax.ops.facts import Filling, always
 from qjax.ops.grid import GridOp
 
 
@@ -25,6 +25,9 @@ class Reverse(GridOp):
 
     def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
         return [attributes["axes"]]
+
+    def filling(self, attributes: Attributes) -> Filling:
+        return "none"
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         return lax.rev(inputs[0], attributes["axes"])

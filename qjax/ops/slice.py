@@ -7,7 +7,7 @@ import jax
 from jax import lax
 
 from qjax.ops.base import Attributes, Constants, Equation, Shape, register
-from qjax.ops.facts import Follows, always
+from qjax.ops.facts import Filling, Follows, always
 from qjax.ops.grid import GridOp
 
 
@@ -50,6 +50,9 @@ class Slice(GridOp):
         # with a free batch (None), a slice of every second example has the shape of its input
         return before == after and all(stride == 1 for stride in attributes["strides"])
 
+    def filling(self, attributes: Attributes) -> Filling:
+        return "none"
+
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         (x,) = inputs
         limit = [size if stop is None else stop for stop, size in zip(attributes["limit"], x.shape, strict=True)]
@@ -70,6 +73,9 @@ class Split(GridOp):
 
     def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
         return [[attributes["axis"]]]
+
+    def filling(self, attributes: Attributes) -> Filling:
+        return "none"
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         sizes, index = attributes["sizes"], attributes.get("index", 0)

@@ -16,8 +16,6 @@ from qjax.ops.facts import AverageFacts
 from qjax.ops.formulas import Formula, Setting, average, count_of, get
 from qjax.targets import Target
 
-_AFFINE = ("affine_step", "batch_norm")
-
 
 def formula_of(
     graph: Graph, tensors: Mapping[str, Tensor], node: Node, chain: Sequence[Node], output: Tensor, target: Target
@@ -26,7 +24,7 @@ def formula_of(
 
     The target's formulas have been checked (`formulas.check_target`).
     """
-    found = _operation(graph, node, [step for step in chain if step.op in _AFFINE])
+    found = _operation(graph, node, [step for step in chain if not ops.get(step.op).clamps])
     if found is None:
         return None
     return formula_for(tensors, node, *found, output, target)

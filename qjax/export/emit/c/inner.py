@@ -23,18 +23,18 @@ def reduce(body: Body, block: Block, value: Reduced, at: Indices) -> str:
         extra.append(Index.variable(name, extent))
         if extent > 1:
             heads.append(loop_head(name, extent))
-    total = block.fresh("acc" if value.op == "add" else "best")
+    total = block.fresh("acc" if value.function == "add" else "best")
     if 0 in value.extra:
         block.add(f"const {TYPES[value.dtype]} {total} = {literal(value.initial, value.dtype)};")
         return total
     text, (low, high) = body.expression(inner, value.body, (*at, *extra))
     count = math.prod(value.extra)
     least, most = limits(value.dtype)
-    wraps = value.op == "add" and not (least <= count * low and count * high <= most)
+    wraps = value.function == "add" and not (least <= count * low and count * high <= most)
     kind = TYPES["u" + value.dtype] if wraps and not value.dtype.startswith("u") else TYPES[value.dtype]
     block.add(f"{kind} {total} = {_cast(kind, literal(value.initial, value.dtype))};")
     inner.taken.add("element")
-    inner.add(*_step(value.op, total, kind, wraps, stripped(text), body.source.helpers, value.dtype))
+    inner.add(*_step(value.function, total, kind, wraps, stripped(text), body.source.helpers, value.dtype))
     block.add(*nested(heads, inner.lines))
     if wraps and kind != TYPES[value.dtype]:
         body.source.helpers.add(f"to_i{value.dtype[3:]}")
@@ -105,15 +105,15 @@ def _cast(kind: str, text: str) -> str:
     return text + "u" if kind.startswith("uint") and text.isdigit() else text
 
 
-def _step(op: str, total: str, kind: str, wraps: bool, text: str, helpers: set[str], dtype: str) -> list[str]:
-    if op == "add" and wraps:
+def _step(function: str, total: str, kind: str, wraps: bool, text: str, helpers: set[str], dtype: str) -> list[str]:
+    if function == "add" and wraps:
         return [f"{total} += ({kind})({text});"]
-    if op == "add" and dtype in ("int32", "int64"):
+    if function == "add" and dtype in ("int32", "int64"):
         return [f"{total} += {text};"]
-    if op in ("max", "min"):
-        sign = ">" if op == "max" else "<"
+    if function in ("max", "min"):
+        sign = ">" if function == "max" else "<"
         return [f"const {kind} element = {text};", f"{total} = element {sign} {total} ? element : {total};"]
-    sign = {"and": "&", "or": "|", "add": "+"}[op]
+    sign = {"and": "&", "or": "|", "add": "+"}[function]
     return [f"{total} = ({kind})({total} {sign} ({text}));"]
 
 

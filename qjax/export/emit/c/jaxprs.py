@@ -277,7 +277,7 @@ def _reduction(eqn: Any, inputs: list[Value], shape: tuple[int, ...], dtype: str
 
 
 def over_axes(
-    source: Value, axes: Sequence[int], shape: tuple[int, ...], dtype: str, op: str, extra: tuple[int, ...]
+    source: Value, axes: Sequence[int], shape: tuple[int, ...], dtype: str, function: str, extra: tuple[int, ...]
 ) -> Value:
     """A reduction over some axes of the source."""
     kept = [axis for axis in range(len(source.shape)) if axis not in axes]
@@ -287,12 +287,14 @@ def over_axes(
         places |= {axis: at[len(kept) + i] for i, axis in enumerate(axes)}
         return tuple(places[axis] for axis in range(len(source.shape)))
 
-    return Reduced(shape, dtype, op, _neutral(op, dtype), extra, View((*shape, *extra), dtype, source, where))
+    return Reduced(
+        shape, dtype, function, _neutral(function, dtype), extra, View((*shape, *extra), dtype, source, where)
+    )
 
 
-def _neutral(op: str, dtype: str) -> int:
+def _neutral(function: str, dtype: str) -> int:
     low, high = limits(dtype)
-    return {"add": 0, "or": 0, "max": low, "min": high, "and": high if dtype in ("bool",) else -1}[op]
+    return {"add": 0, "or": 0, "max": low, "min": high, "and": high if dtype in ("bool",) else -1}[function]
 
 
 def _window(eqn: Any, inputs: list[Value], shape: tuple[int, ...], dtype: str) -> Value:
@@ -301,9 +303,9 @@ def _window(eqn: Any, inputs: list[Value], shape: tuple[int, ...], dtype: str) -
         steps = [inner.primitive.name for inner in params["jaxpr"].eqns]
         if len(inputs) != 2 or len(steps) != 1 or steps[0] not in _ONE_STEP or not isinstance(inputs[1], Literal):
             raise UnsupportedError("'reduce_window' has a form in C for a sum, maximum or minimum from a constant on.")
-        op, initial = _ONE_STEP[steps[0]], inputs[1].value
+        function, initial = _ONE_STEP[steps[0]], inputs[1].value
     else:
-        op, initial = _WINDOWS[name], _neutral(_WINDOWS[name], dtype)
+        function, initial = _WINDOWS[name], _neutral(_WINDOWS[name], dtype)
     window, strides, padding = params["window_dimensions"], params["window_strides"], params["padding"]
     dilation, base = params["window_dilation"], params["base_dilation"]
     rank = len(shape)
@@ -311,10 +313,10 @@ def _window(eqn: Any, inputs: list[Value], shape: tuple[int, ...], dtype: str) -
     def where(at: Indices) -> Indices:
         return tuple(at[a] * strides[a] + at[rank + a] * dilation[a] + -padding[a][0] for a in range(rank))
 
-    fill = Literal((), dtype, _neutral(op, dtype))
+    fill = Literal((), dtype, _neutral(function, dtype))
     body = Guarded((*shape, *window), dtype, source, fill, where, tuple(base))
     names = ("kn", "ky", "kx", "kc") if rank == 4 else ()
-    return Reduced(shape, dtype, op, initial, tuple(window), body, names)
+    return Reduced(shape, dtype, function, initial, tuple(window), body, names)
 
 
 _READERS: dict[str, _Reader] = {

@@ -25,6 +25,7 @@ from qjax.export.ir import Graph, Node
 from qjax.numerics.rules import get_rule
 from qjax.ops import formulas, narrow
 from qjax.ops.epilogue import finish_weighted
+from qjax.ops.facts import ProductFacts
 
 _STORED = {"uint8": "int8", "uint16": "int16"}
 """The runtime constants of a signed input serve stored codes: nothing is taken off them."""
@@ -86,7 +87,7 @@ class _Windowed:
 def _value(graph: Graph, node: Node, inputs: Sequence[Value], target: Buffer) -> "Value | _Windowed":
     attributes = interpreter.attributes(graph, node)
     raw = interpreter.constants_of(graph, node)
-    if "kernel" in node.constants and node.op in ("dot", "conv"):
+    if "kernel" in node.constants and isinstance(ops.get(node.op), ProductFacts):
         accumulator = narrow.accumulator_of(attributes, raw)
         if not accumulator.ordered:
             x = inputs[0]
@@ -108,7 +109,8 @@ def _weighted(
 ) -> "Value | _Windowed":
     """A dense layer or a convolution of stored codes, whose order of additions does not matter."""
     dtypes = [_STORED.get(dtype, dtype) for dtype in attributes["input_dtypes"]]
-    constants = dict(ops.get(node.op).runtime({**attributes, "input_dtypes": dtypes}, raw))
+    op = ops.get(node.op)
+    constants = dict(op.runtime({**attributes, "input_dtypes": dtypes}, raw))
     kernel = _table(constants.pop("kernel"), "kernel")
     tables = {role: _table(value, role) for role, value in constants.items()}
 
@@ -119,7 +121,7 @@ def _weighted(
     def finished(acc: Value) -> Value:
         return trace(epilogue, {**tables, "acc": acc})
 
-    if node.op == "conv":
+    if isinstance(op, ProductFacts) and op.is_convolution:
         zero_point = int(np.asarray(constants["zero_point0"]))
         layout = tuple(tuple(attributes[key]) for key in ("lhs_layout", "rhs_layout", "out_layout"))
         shape = target.shape

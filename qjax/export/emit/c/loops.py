@@ -125,10 +125,10 @@ class Layer(Body):
                 found = made.constant(value.value, value.dtype)
             elif isinstance(value, Computed):
                 operands = [scalar(o, at if o.shape else ()) for o in value.operands]
-                if value.op in COMPARISONS:
+                if value.function in COMPARISONS:
                     # insert known numbers, so that a comparison which is always true becomes a constant
                     operands = [known(operand) for operand in operands]
-                found = made.apply(value.op, operands, value.dtype)
+                found = made.apply(value.function, operands, value.dtype)
             elif isinstance(value, View):
                 found = scalar(value.source, value.where(at))
             else:
@@ -139,7 +139,7 @@ class Layer(Body):
             return found
 
         def known(operand: Scalar) -> Scalar:
-            source = leaves[operand.name][0] if operand.op == "param" else None
+            source = leaves[operand.name][0] if operand.function == "param" else None
             if not isinstance(source, Table) or not source.array.size or np.ptp(source.array.astype(object)):
                 return operand
             return made.constant(int(source.array.flat[0]), operand.dtype)
@@ -147,12 +147,12 @@ class Layer(Body):
         whole = scalar(value, at)
         used = _parameters(whole)
         interval = whole.low, whole.high
-        if whole.op == "param":
+        if whole.function == "param":
             value, at = leaves[whole.name]
             return self.leaf(block, value, at, conditional), interval
         printer = Printer(set())
         text = printer.program(whole)
-        if not printer.lines and len(text) <= _INLINE and not any(n.op == "select" for n in _all(whole)):
+        if not printer.lines and len(text) <= _INLINE and not any(n.function == "select" for n in _all(whole)):
             arguments = {name: self.leaf(block, *leaves[name], conditional) for name in used}
             inlined = Printer(self.source.helpers)
             return inlined.program(_renamed(whole, arguments), locals_=False), interval
@@ -249,12 +249,12 @@ def _all(root: Scalar) -> list[Scalar]:
 
 def _parameters(root: Scalar) -> list[str]:
     """The names of the parameters that an expression needs, in the order in which it reads them."""
-    return [node.name for node in _all(root) if node.op == "param"]
+    return [node.name for node in _all(root) if node.function == "param"]
 
 
 def _renamed(root: Scalar, names: dict[str, str]) -> Scalar:
     """The expression with other texts for its parameters."""
-    if root.op == "param":
+    if root.function == "param":
         text = names[root.name]
         simple = text.isalnum() or text.isidentifier() or text.endswith(("]", ")"))
         return dataclasses.replace(root, name=text if simple else f"({text})")

@@ -73,7 +73,7 @@ class Printer:
 
     def _declare(self, node: Scalar) -> None:
         text = stripped(self.text(node))
-        hint = _HINTS.get(node.op.removesuffix("_wrap"), "test" if node.dtype == "bool" else "value")
+        hint = _HINTS.get(node.function.removesuffix("_wrap"), "test" if node.dtype == "bool" else "value")
         count = self._counts[hint] = self._counts.get(hint, 0) + 1
         name = hint if count == 1 else f"{hint}{count}"
         self.lines.append(f"const {TYPES[node.dtype]} {name} = {text};")
@@ -83,22 +83,25 @@ class Printer:
         """The expression, in parentheses where it is more than an atom."""
         if id(node) in self._names:
             return self._names[id(node)]
-        if node.op == "const":
+        if node.function == "const":
             text = literal(node.low, node.dtype)
             return f"({text})" if text.startswith("-") else text
-        if node.op == "param":
+        if node.function == "param":
             return node.name
         return self._operation(node)
 
     def _weak(self, node: Scalar) -> bool:
         """Whether the C type of the text may be int where the dtype has 64 bits."""
-        if id(node) in self._names or node.op in ("param", "cast", "cast_wrap"):
+        if id(node) in self._names or node.function in ("param", "cast", "cast_wrap"):
             return False
-        if node.op == "const":
+        if node.function == "const":
             return abs(node.low) < 2**31
-        if node.op.endswith("_wrap") or node.op in ("clz", "sar", "max", "min", "abs", "sign"):
+        if node.function.endswith("_wrap") or node.function in ("clz", "sar", "max", "min", "abs", "sign"):
             return False
-        args = node.args[1:] if node.op == "select" else node.args[:1] if node.op in ("shl", "shr") else node.args
+        if node.function == "select":
+            args = node.args[1:]
+        else:
+            args = node.args[:1] if node.function in ("shl", "shr") else node.args
         return all(self._weak(arg) for arg in args)
 
     def _help(self, name: str, *args: str) -> str:
@@ -107,27 +110,27 @@ class Printer:
 
     def _operation(self, node: Scalar) -> str:
         args = [self.text(arg) for arg in node.args]
-        op, dtype = node.op, node.dtype
-        if op in _COMPARISONS:
-            return f"({args[0]} {_INFIX[op]} {args[1]})"
+        function, dtype = node.function, node.dtype
+        if function in _COMPARISONS:
+            return f"({args[0]} {_INFIX[function]} {args[1]})"
         if dtype == "bool":
-            if op == "not":
+            if function == "not":
                 return f"(!{args[0]})"
-            if op == "select":
+            if function == "select":
                 return f"({args[0]} ? {args[2]} : {args[1]})"
-            return f"({args[0]} {_INFIX[op]} {args[1]})"
-        if op == "cast":
+            return f"({args[0]} {_INFIX[function]} {args[1]})"
+        if function == "cast":
             return f"({TYPES[dtype]}){args[0]}"
         narrow = bits(dtype) < 32
         suffix = f"i{max(bits(dtype), 32)}" if dtype in SIGNED or narrow else f"u{bits(dtype)}"
-        if op == "cast_wrap":
+        if function == "cast_wrap":
             return self._wrapped(args[0], dtype)
-        if bits(dtype) == 64 and op != "select" and all(self._weak(a) for a in node.args[:1]):
+        if bits(dtype) == 64 and function != "select" and all(self._weak(a) for a in node.args[:1]):
             args[0] = f"({TYPES[dtype]}){args[0]}"
         text = self._wide(node, args, suffix)
         if not narrow:
             return text
-        return self._wrapped(text, dtype) if op.endswith("_wrap") else f"({TYPES[dtype]}){text}"
+        return self._wrapped(text, dtype) if function.endswith("_wrap") else f"({TYPES[dtype]}){text}"
 
     def _wrapped(self, text: str, dtype: str) -> str:
         unsigned = f"({TYPES['u' + dtype if dtype in SIGNED else dtype]}){text}"
@@ -135,27 +138,27 @@ class Printer:
 
     def _wide(self, node: Scalar, args: list[str], suffix: str) -> str:
         """The operation in the type that `suffix` names, of at least 32 bits."""
-        op = node.op
+        function = node.function
         native = suffix.startswith("u")
-        if op.endswith("_wrap") and native and op not in ("div_wrap", "rem_wrap"):
-            op = op.removesuffix("_wrap")
-        if op in _INFIX:
-            return f"({args[0]} {_INFIX[op]} {args[1]})"
-        if op == "neg":
+        if function.endswith("_wrap") and native and function not in ("div_wrap", "rem_wrap"):
+            function = function.removesuffix("_wrap")
+        if function in _INFIX:
+            return f"({args[0]} {_INFIX[function]} {args[1]})"
+        if function == "neg":
             return f"(0u - {args[0]})" if native else f"(-{args[0]})"
-        if op == "not":
+        if function == "not":
             return f"(~{args[0]})"
-        if op == "select":
+        if function == "select":
             return f"({args[0]} ? {args[2]} : {args[1]})"
-        if op == "shl" and (native or node.args[0].low >= 0):
+        if function == "shl" and (native or node.args[0].low >= 0):
             return f"({args[0]} << {args[1]})"
-        if op in ("shr", "sar") and (native or node.args[0].low >= 0):
+        if function in ("shr", "sar") and (native or node.args[0].low >= 0):
             return f"({args[0]} >> {args[1]})"
-        if op == "shl" and not native:
-            op = "shl_wrap"
-        if op == "neg_wrap":
+        if function == "shl" and not native:
+            function = "shl_wrap"
+        if function == "neg_wrap":
             return self._help(f"sub_{suffix}", "0", args[0])
-        if op in ("shl_wrap", "sar", "shr_wrap"):
+        if function in ("shl_wrap", "sar", "shr_wrap"):
             # the shift amount is below 64 here, so int32 holds it
             args[1] = args[1] if bits(node.args[1].dtype) <= 32 else f"(int32_t){args[1]}"
-        return self._help(f"{op.removesuffix('_wrap')}_{suffix}", *args)
+        return self._help(f"{function.removesuffix('_wrap')}_{suffix}", *args)

@@ -72,7 +72,7 @@ def _side(
 
 def _table(source: Value) -> Table | None:
     """The table of a value that is a table, or a table cast to another type."""
-    if isinstance(source, Computed) and source.op == "convert_element_type":
+    if isinstance(source, Computed) and source.function == "convert_element_type":
         return _table(source.operands[0])
     return source if isinstance(source, Table) else None
 

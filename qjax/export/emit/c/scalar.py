@@ -31,7 +31,7 @@ def bits(dtype: str) -> int:
 class Scalar:
     """One value: an operation on others, a parameter (`name`), or a constant (low == high)."""
 
-    op: str
+    function: str
     args: tuple["Scalar", ...]
     dtype: str
     low: int
@@ -52,11 +52,11 @@ class Expressions:
     def __init__(self) -> None:
         self._made: dict[tuple[object, ...], Scalar] = {}
 
-    def _intern(self, op: str, args: Sequence[Scalar], dtype: str, low: int, high: int, name: str = "") -> Scalar:
-        if low == high and op != "const":
+    def _intern(self, function: str, args: Sequence[Scalar], dtype: str, low: int, high: int, name: str = "") -> Scalar:
+        if low == high and function != "const":
             return self.constant(low, dtype)
-        key = (op, *(id(a) for a in args), dtype, low, high, name)
-        return self._made.setdefault(key, Scalar(op, tuple(args), dtype, low, high, name))
+        key = (function, *(id(a) for a in args), dtype, low, high, name)
+        return self._made.setdefault(key, Scalar(function, tuple(args), dtype, low, high, name))
 
     def constant(self, value: int, dtype: str) -> Scalar:
         return self._intern("const", (), dtype, value, value)
@@ -65,21 +65,25 @@ class Expressions:
         low, high = interval or limits(dtype)
         return self._intern("param", (), dtype, low, high, name)
 
-    def apply(self, op: str, args: Sequence[Scalar], dtype: str) -> Scalar:
-        """`op` by the name of JAX's primitive; dtype: of the result. ValueError for one that has no integer form."""
-        make = _RULES.get(op)
+    def apply(self, function: str, args: Sequence[Scalar], dtype: str) -> Scalar:
+        """A primitive of JAX by its name; dtype: of the result.
+
+        Raises:
+          ValueError: the primitive has no form on integers.
+        """
+        make = _RULES.get(function)
         if make is None:
-            raise ValueError(f"the primitive {op!r} has no form in C; known are {', '.join(sorted(_RULES))}.")
+            raise ValueError(f"the primitive {function!r} has no form in C; known are {', '.join(sorted(_RULES))}.")
         return make(self, list(args), dtype)
 
     # ------------------------------------------------------------------ arithmetic
 
-    def arithmetic(self, op: str, args: Sequence[Scalar], dtype: str, interval: Interval) -> Scalar:
+    def arithmetic(self, function: str, args: Sequence[Scalar], dtype: str, interval: Interval) -> Scalar:
         """An operation whose ideal result lies in `interval`, modulo 2^n."""
         least, most = limits(dtype)
         if least <= interval[0] and interval[1] <= most:
-            return self._intern(op, args, dtype, *interval)
-        return self._intern(op + "_wrap", args, dtype, least, most)
+            return self._intern(function, args, dtype, *interval)
+        return self._intern(function + "_wrap", args, dtype, least, most)
 
     def add(self, args: list[Scalar], dtype: str) -> Scalar:
         a, b = args
@@ -122,25 +126,25 @@ class Expressions:
         (a,) = args
         return self._intern("sign", args, dtype, (a.low > 0) - (a.low < 0), (a.high > 0) - (a.high < 0))
 
-    def divide(self, op: str, args: list[Scalar], dtype: str) -> Scalar:
+    def divide(self, function: str, args: list[Scalar], dtype: str) -> Scalar:
         a, b = args
         least, most = limits(dtype)
         safe = (b.low > 0 or b.high < 0) and not (a.low == least < 0 and b.low <= -1 <= b.high)
         if not safe:
-            return self._intern(op + "_wrap", args, dtype, least, most)
-        if op == "rem":
+            return self._intern(function + "_wrap", args, dtype, least, most)
+        if function == "rem":
             size = max(abs(b.low), abs(b.high)) - 1
             return self._intern("rem", args, dtype, max(-size, min(a.low, 0)), min(size, max(a.high, 0)))
         corners = [_truncated(x, y) for x in (a.low, a.high) for y in (b.low, b.high)]
         corners += [0] if a.low <= 0 <= a.high else []
         return self._intern("div", args, dtype, min(corners), max(corners))
 
-    def extreme(self, op: str, args: list[Scalar], dtype: str) -> Scalar:
+    def extreme(self, function: str, args: list[Scalar], dtype: str) -> Scalar:
         a, b = args
-        first, second = (a, b) if op == "max" else (b, a)
+        first, second = (a, b) if function == "max" else (b, a)
         if a is b or first.low >= second.high:
             return a
-        if op == "max":
+        if function == "max":
             if b.low >= a.high:
                 return b
             return self._intern("max", args, dtype, max(a.low, b.low), max(a.high, b.high))
@@ -150,21 +154,21 @@ class Expressions:
 
     # ------------------------------------------------------------------ bits
 
-    def bitwise(self, op: str, args: list[Scalar], dtype: str) -> Scalar:
+    def bitwise(self, function: str, args: list[Scalar], dtype: str) -> Scalar:
         a, b = args
         x, y = a.value, b.value
         if x is not None and y is not None:
-            return self.constant({"and": x & y, "or": x | y, "xor": x ^ y}[op], dtype)
+            return self.constant({"and": x & y, "or": x | y, "xor": x ^ y}[function], dtype)
         if a is b:
-            return self.constant(0, dtype) if op == "xor" else a
+            return self.constant(0, dtype) if function == "xor" else a
         ones = 1 if dtype == "bool" else -1 if dtype in SIGNED else limits(dtype)[1]
         for this, other in ((a, b), (b, a)):
             if this.value == 0:
-                return other if op != "and" else this
-            if this.value == ones and op == "and":
+                return other if function != "and" else this
+            if this.value == ones and function == "and":
                 return other
         low, high = limits(dtype)
-        if op == "and":
+        if function == "and":
             for this, other in ((a, b), (b, a)):
                 if this.low >= -1 and this.high <= 0:
                     # `this` is 0 or all ones, so the result is 0 or `other`
@@ -172,8 +176,8 @@ class Expressions:
                 if this.low >= 0:
                     low, high = max(low, 0), min(high, this.high)
         elif a.low >= 0 and b.low >= 0:
-            low, high = max(0, max(a.low, b.low) if op == "or" else 0), 2 ** max(a.high, b.high).bit_length() - 1
-        return self._intern(op, args, dtype, low, min(high, limits(dtype)[1]))
+            low, high = max(0, max(a.low, b.low) if function == "or" else 0), 2 ** max(a.high, b.high).bit_length() - 1
+        return self._intern(function, args, dtype, low, min(high, limits(dtype)[1]))
 
     def inverted(self, args: list[Scalar], dtype: str) -> Scalar:
         (a,) = args
@@ -184,7 +188,7 @@ class Expressions:
         most = limits(dtype)[1]
         return self._intern("not", args, dtype, most - a.high, most - a.low)
 
-    def shift(self, op: str, args: list[Scalar], dtype: str) -> Scalar:
+    def shift(self, function: str, args: list[Scalar], dtype: str) -> Scalar:
         """JAX's shifts: by the width and beyond, a left or logical shift leaves 0 and an arithmetic one the sign."""
         a, s = args
         width = bits(dtype)
@@ -193,17 +197,17 @@ class Expressions:
         if not (s.low >= 0 and s.high < width):
             zero, last = self.constant(0, s.dtype), self.constant(width - 1, s.dtype)
             inside = self.extreme("max", [self.extreme("min", [s, last], s.dtype), zero], s.dtype)
-            if s.low >= 0 and op == "sar":
-                return self.shift(op, [a, inside], dtype)
+            if s.low >= 0 and function == "sar":
+                return self.shift(function, [a, inside], dtype)
             known = self.compare("le", [s, last])
             if s.low < 0:
                 known = self.bitwise("and", [self.compare("ge", [s, zero]), known], "bool")
-            beyond = self.constant(0, dtype) if op != "sar" else self.shift(op, [a, last], dtype)
-            return self.select(known, beyond, self.shift(op, [a, inside], dtype), dtype)
-        if op == "shl":
+            beyond = self.constant(0, dtype) if function != "sar" else self.shift(function, [a, last], dtype)
+            return self.select(known, beyond, self.shift(function, [a, inside], dtype), dtype)
+        if function == "shl":
             corners = [x << n for x in (a.low, a.high) for n in (s.low, s.high)]
             return self.arithmetic("shl", args, dtype, (min(corners), max(corners)))
-        if op == "shr" and a.low < 0:
+        if function == "shr" and a.low < 0:
             return self._intern("shr_wrap", args, dtype, *limits(dtype))
         corners = [x >> n for x in (a.low, a.high) for n in (s.low, s.high)]
         return self._intern("sar" if a.low < 0 else "shr", args, dtype, min(corners), max(corners))
@@ -216,22 +220,22 @@ class Expressions:
 
     # ------------------------------------------------------------------ choices
 
-    def compare(self, op: str, args: list[Scalar]) -> Scalar:
+    def compare(self, function: str, args: list[Scalar]) -> Scalar:
         a, b = args
         known: bool | None = None
-        if op in ("lt", "ge"):
+        if function in ("lt", "ge"):
             known = True if a.high < b.low else False if a.low >= b.high else None
-            known = known if op == "lt" or known is None else not known
-        elif op in ("gt", "le"):
+            known = known if function == "lt" or known is None else not known
+        elif function in ("gt", "le"):
             known = True if a.low > b.high else False if a.high <= b.low else None
-            known = known if op == "gt" or known is None else not known
+            known = known if function == "gt" or known is None else not known
         elif a.high < b.low or a.low > b.high:
-            known = op == "ne"
+            known = function == "ne"
         elif a is b or (a.value is not None and a.value == b.value):
-            known = op == "eq"
+            known = function == "eq"
         if known is not None:
             return self.constant(int(known), "bool")
-        return self._intern(op, args, "bool", 0, 1)
+        return self._intern(function, args, "bool", 0, 1)
 
     def select(self, condition: Scalar, no: Scalar, yes: Scalar, dtype: str) -> Scalar:
         if condition.value is not None:
@@ -252,7 +256,7 @@ class Expressions:
         least, most = limits(dtype)
         if least <= a.low and a.high <= most:
             # a cast to a wider type and back
-            if a.op == "cast" and a.args[0].dtype == dtype:
+            if a.function == "cast" and a.args[0].dtype == dtype:
                 return a.args[0]
             return self._intern("cast", args, dtype, a.low, a.high)
         if a.value is not None:

@@ -56,7 +56,7 @@ class Register(Value):
 class Computed(Value):
     """An elementwise operation; operands have its shape, or are scalars."""
 
-    op: str
+    function: str
     operands: tuple[Value, ...]
 
 
@@ -106,12 +106,12 @@ class Chosen(Value):
 
 @dataclasses.dataclass(eq=False)
 class Reduced(Value):
-    """op ("add", "max", "min", "and", "or") over the trailing axes `extra` of the body, whose shape is `shape + extra`.
+    """A reduction over the trailing axes `extra` of the body, whose shape is `shape + extra`.
 
-    names: of the loop variables.
+    function: "add", "max", "min", "and" or "or". names: of the loop variables.
     """
 
-    op: str
+    function: str
     initial: int
     extra: tuple[int, ...]
     body: Value

@@ -18,6 +18,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from qjax import ops
 from qjax.export.check import check_integer
 from qjax.export.emit.onnx import nodes, tensors
 from qjax.export.emit.onnx.attributes import encoded
@@ -27,11 +28,11 @@ from qjax.export.emit.onnx.views import NeedsBatch, View
 from qjax.export.interpreter import attributes as attributes_of
 from qjax.export.ir import Graph, Node
 from qjax.numerics.output_dequantization import OUTPUT_DEQUANTIZATIONS
+from qjax.ops.facts import ProductFacts
 from qjax.version import __version__
 
 STYLE = "integer"
 VERSION = 1
-_ELEMENTWISE = ("add", "multiply", "concatenate")
 
 
 def to_model(graph: Graph, *, batch: int | None = None) -> onnx.ModelProto:
@@ -116,7 +117,7 @@ class Writer:
         choices = {role: np.asarray(graph.constant(node, role)) for role in node.constants if role in nodes.CHOICES}
         call = nodes.Call(node.op, known, tuple(inputs), constants, stored, choices)
         order = nodes.wanted_order(call)
-        if order is None and node.op in _ELEMENTWISE and len({view.axes for view in inputs}) > 1:
+        if order is None and ops.get(node.op).one_order and len({view.axes for view in inputs}) > 1:
             order = next(view.axes for view in inputs if list(view.axes) != list(range(len(view.axes))))
         if order is not None:
             inputs = [self.in_order(view, tuple(order)) for view in inputs]
@@ -176,7 +177,8 @@ class Writer:
         tensor = self.graph.tensors[name]
         shape = _sizes(tensor.shape)
         order = tuple(range(len(shape)))
-        if node.op == "conv" and role == "kernel":
+        op = ops.get(node.op)
+        if role == "kernel" and isinstance(op, ProductFacts) and op.is_convolution:
             order = tuple(node.attributes["rhs_layout"])
         if name not in self.initializers:
             self.initializers[name] = tensors.initializer(name, tensor, order, plain=name in self.data)

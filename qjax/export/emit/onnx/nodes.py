@@ -23,6 +23,7 @@ from qjax.numerics.accumulator import EXACT
 from qjax.numerics.rules import get_rule
 from qjax.ops import formulas, narrow
 from qjax.ops.epilogue import finish_weighted
+from qjax.ops.facts import ProductFacts
 
 CHOICES = ("delegated",)
 """Constants by which a kernel chooses between two ways; a function is written for their value."""
@@ -59,7 +60,8 @@ class Body:
 def is_native(call: Call) -> bool:
     """Whether the accumulator is that of MatMulInteger or ConvInteger."""
     attributes = call.attributes
-    if "kernel" not in call.constants or call.op not in ("dot", "conv"):
+    op = ops.get(call.op)
+    if "kernel" not in call.constants or not isinstance(op, ProductFacts):
         return False
     kernel = call.constants["kernel"]
     if attributes["input_dtypes"][0] not in _CODES or kernel.dtype != "int8":
@@ -67,7 +69,7 @@ def is_native(call: Call) -> bool:
     shapes = {role: jax.ShapeDtypeStruct(view.shape, view.dtype) for role, view in call.constants.items()}
     if narrow.accumulator_of(attributes, shapes) != EXACT:
         return False
-    if call.op == "dot":
+    if not op.is_convolution:
         return True
     plain = all(n == 1 for n in attributes["lhs_dilation"])
     inside = all(n >= 0 for pair in attributes["padding"] for n in pair)
@@ -76,7 +78,12 @@ def is_native(call: Call) -> bool:
 
 def wanted_order(call: Call) -> list[int] | None:
     """The order of axes in which the node reads its input, if it has one: channels first for ConvInteger."""
-    return list(call.attributes["lhs_layout"]) if call.op == "conv" and is_native(call) else None
+    return list(call.attributes["lhs_layout"]) if _is_convolution(call) and is_native(call) else None
+
+
+def _is_convolution(call: Call) -> bool:
+    op = ops.get(call.op)
+    return isinstance(op, ProductFacts) and op.is_convolution
 
 
 def write(library: Library, call: Call, free: int | None, stored: Mapping[str, str]) -> Body:
@@ -142,7 +149,9 @@ def _native(
     attributes = call.attributes
     kernel, shift = products.like(t, x[0].dtype, constants["kernel"])
     own = zero_points["zero_point0"].name
-    if call.op == "dot":
+    if _is_convolution(call):
+        acc = _conv(t, attributes, x[0], kernel, own, shift)
+    else:
         first = attributes["weight"] == 1
         numbers = tuple(
             tuple(tuple(attributes[f"{side}_{kind}"]) for side in ("lhs", "rhs")) for kind in ("contracting", "batch")
@@ -151,8 +160,6 @@ def _native(
         acc = products.dot(t, *pair, numbers, points)
         if attributes["permutation"] is not None:
             acc = t.transpose(acc, attributes["permutation"])
-    else:
-        acc = _conv(t, attributes, x[0], kernel, own, shift)
     rest = {role: view for role, view in constants.items() if role != "kernel"}
     rest["y_zero_point"] = zero_points["y_zero_point"]
     return _finished(t, attributes, acc, rest)

@@ -133,7 +133,7 @@ def _where(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
         shape = _broadcast(node, [walk.draft.shape(name) for name in operands])
         names = tuple(aligned(walk, name, len(shape)) for name in operands)
         return [result(walk, node, "select", names, "int32", shape=shape)]
-    return [_of_parts(walk, node, "select", (off, on), which, {})]
+    return [_of_parts(walk, node, "select", (off, on), which, {}, broadcasts=True)]
 
 
 @handles("Max", "Min")
@@ -150,21 +150,33 @@ def _extremum(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
             assert isinstance(found, Pending)
             if found.grid is None:
                 raise Unsupported("takes more than two operands that stand on different grids")
-        found = _of_parts(walk, inner, "extremum", (found, other), None, {"function": node.op.lower()})
+        found = _of_parts(
+            walk, inner, "extremum", (found, other), None, {"function": node.op.lower()}, broadcasts=False
+        )
     return [found]
 
 
 def _of_parts(
-    walk: Walk, node: OnnxNode, op: str, values: tuple[Value, ...], mask: str | None, attributes: dict[str, Any]
+    walk: Walk,
+    node: OnnxNode,
+    op: str,
+    values: tuple[Value, ...],
+    mask: str | None,
+    attributes: dict[str, Any],
+    *,
+    broadcasts: bool,
 ) -> Pending:
-    """A choice between values on grids, constant numbers among them, for the grid of a quantizer to come."""
+    """A choice between values on grids, constant numbers among them, for the grid of a quantizer to come.
+
+    broadcasts: whether a constant may have a larger shape than the codes.
+    """
     parts = tuple(value if isinstance(value, Known) else walk.real(value) for value in values)
     names = [walk.plain(part) for part in parts if isinstance(part, Real)]
     shapes = [part.value.shape if isinstance(part, Known) else walk.shape(part) for part in parts]
     shape = _broadcast(node, [*shapes, *([walk.draft.shape(mask)] if mask is not None else [])])
     if not names or any(isinstance(part, Known) and part.value.dtype.kind != "f" for part in parts):
         raise Unsupported("its operands are not reals on grids, or constant numbers")
-    if op == "extremum" and len(names) < len(parts) and walk.draft.shape(names[0]) != shape:
+    if not broadcasts and len(names) < len(parts) and walk.draft.shape(names[0]) != shape:
         raise Unsupported("meets a constant of a larger shape")
     first_grid = walk.draft.grid(names[0])
     shared = all(walk.draft.grid(name).same(first_grid) for name in names) and len(names) == len(parts)
@@ -242,10 +254,25 @@ def _gather(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
         positions = integers(walk, node, indices, "int32")
         kernel = walk.constant(x)
         rows = (*walk.draft.shape(positions), *walk.shape(x)[1:])
-        return [Pending("embed", node.outputs[0], rows, (positions,), table=kernel)]
+        grid = walk.draft.grid(kernel)
+        return [Pending("embed", node.outputs[0], rows, (positions,), table=kernel, write=_looked_up, grid=grid)]
     if isinstance(x, Pending):
         x = walk.real(x)
     return [picked(walk, node, x, axis, indices)]
+
+
+def _looked_up(walk: Walk, value: Pending, name: str, grid: Grid, clamps: dict[str, str]) -> str:
+    """Rows of a table on the table's own grid, which is then changed if that of the result is another."""
+    draft = walk.draft
+    assert value.table is not None
+    own = draft.grid(value.table)
+    same = own.same(grid) and not clamps
+    rows = draft.tensor(name if same else draft.fresh(f"{name}/rows"), value.shape, own)
+    draft.node("embed", value.inputs, rows, {"wraps": True}, {"kernel": value.table})
+    if same:
+        return rows
+    draft.tensor(name, value.shape, grid)
+    return draft.node("clamp" if own.same(grid) else "rescale", (rows,), name, {}, clamps)
 
 
 def picked(walk: Walk, node: OnnxNode, x: Value, axis: int, indices: Value) -> Value:

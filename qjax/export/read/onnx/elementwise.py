@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qjax.export.read.errors import ReadError
+from qjax.export.read.onnx.draft import Grid
 from qjax.export.read.onnx.finish import real_pending
 from qjax.export.read.onnx.model import OnnxNode
 from qjax.export.read.onnx.moves import axis_of, first, known_ints, moved
@@ -58,7 +59,7 @@ def _numbers(value: Known) -> NDArray[np.float32]:
 
 def _offset(walk: Walk, node: OnnxNode, value: Pending, number: NDArray[np.float32], name: str) -> Pending:
     if value.kernel is not None and value.bias is None and not value.steps and not value.moves and value.low is None:
-        axis = value.attributes["channels"][-1 if value.op == "dot" else 0][0]
+        axis = value.channel_axis
         if value.high is None and number.shape and _along(number, axis, value.shape):
             return value.replace(bias=Known(number.reshape(-1), name), floats=(*value.floats, "adds a float bias"))
     return _step(walk, value, "add", number)
@@ -79,7 +80,7 @@ def _step(walk: Walk, value: Pending, kind: str, number: NDArray[np.float32]) ->
         fits = np.broadcast_shapes(number.shape, value.shape) == value.shape
     except ValueError:
         fits = False
-    axis = value.attributes["channels"][-1 if value.op == "dot" else 0][0]
+    axis = value.channel_axis
     if not fits or (number.size > 1 and not _along(number, axis, value.shape)):
         raise Unsupported("its constant is not one number per channel")
     return value.replace(steps=(*value.steps, (kind, number)))
@@ -177,7 +178,7 @@ def _clamped(walk: Walk, node: OnnxNode, x: Value, low: float | None, high: floa
     if isinstance(x, Codes) or not isinstance(x, Pending) or x.integers or x.cast:
         raise Unsupported("clamps codes or integers; expected it between DequantizeLinear and QuantizeLinear")
     zero = (low is None or low <= 0) and (high is None or high >= 0)
-    if not zero and any(move.op == "pad" for move in x.moves):
+    if not zero and any(move.filling == "zero" for move in x.moves):
         raise Unsupported("clamps padding to another number than zero")
     # min(max(x, a), b): where bounds cross, the later one wins
     lows = [bound for bound in (x.low, low) if bound is not None]
@@ -317,7 +318,31 @@ def _concat(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
     parts = tuple(walk.real(value, f"its input {index}") for index, value in enumerate(inputs))
     shapes = [walk.shape(part) for part in parts]
     axis, shape = _concatenated(node, shapes)
-    return [Pending("concatenate", node.outputs[0], shape, (), {"axis": axis}, parts=parts)]
+    grids = [walk.draft.grid(part.tensor) for part in parts]
+    shared = grids[0] if all(grid.same(grids[0]) for grid in grids) else None
+    attributes = {"axis": axis}
+    return [
+        Pending("concatenate", node.outputs[0], shape, (), attributes, parts=parts, write=_side_by_side, grid=shared)
+    ]
+
+
+def _side_by_side(walk: Walk, value: Pending, name: str, grid: Grid, clamps: dict[str, str]) -> str:
+    """Codes side by side, each brought to the output's grid first if it stands on another."""
+    draft = walk.draft
+    inputs: list[str] = []
+    for index, part in enumerate(value.parts):
+        source = walk.plain(part)
+        if not draft.grid(source).same(grid):
+            rescaled = draft.tensor(draft.fresh(f"{name}/input{index}"), draft.shape(source), grid)
+            source = draft.node("rescale", (source,), rescaled, {})
+        inputs.append(source)
+    if not clamps:
+        draft.tensor(name, value.shape, grid)
+        return draft.node("concatenate", tuple(inputs), name, value.attributes)
+    joined = draft.tensor(draft.fresh(f"{name}/joined"), value.shape, grid)
+    draft.node("concatenate", tuple(inputs), joined, value.attributes)
+    draft.tensor(name, value.shape, grid)
+    return draft.node("clamp", (joined,), name, {}, clamps)
 
 
 def _joined(walk: Walk, node: OnnxNode, values: list[Codes]) -> Codes:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qjax import ops
 from qjax.export.ir import Quantization
 from qjax.export.read.errors import ReadError
 from qjax.export.read.onnx.draft import Grid
@@ -32,7 +33,7 @@ def finish(walk: Walk, value: Pending, name: str, grid: Grid) -> str:
         walk.in_float(name, reasons)
     moves = list(value.moves)
     first = value.name
-    if value.op == "rescale" and moves and walk.draft.grid(value.inputs[0]).same(grid) and not _bounds(value, grid):
+    if value.unchanged and moves and walk.draft.grid(value.inputs[0]).same(grid) and not _bounds(value, grid):
         return _moved(walk, value.inputs[0], moves, name, grid)
     if value.keepdims is not None and not _drops(value):
         moves.insert(0, Move("reshape", {"shape": list(value.keepdims)}, value.keepdims, value.name))
@@ -55,7 +56,10 @@ def _moved(walk: Walk, source: str, moves: list[Move], name: str, grid: Grid) ->
 
 def _drops(value: Pending) -> bool:
     """Whether the first move undoes the axes of size 1."""
-    return bool(value.moves) and value.moves[0].op == "reshape" and value.moves[0].shape == value.shape
+    if not value.moves:
+        return False
+    move = value.moves[0]
+    return ops.get(move.op).keeps_order(move.attributes) and move.shape == value.shape
 
 
 def _operation(walk: Walk, value: Pending, name: str, grid: Grid) -> str:
@@ -63,10 +67,6 @@ def _operation(walk: Walk, value: Pending, name: str, grid: Grid) -> str:
     constants = _clamps(walk, value, name, grid)
     if value.write is not None:
         return value.write(walk, value, name, grid, constants)
-    if value.op == "embed":
-        return _lookup(walk, value, name, grid, constants)
-    if value.op == "concatenate":
-        return _concatenate(walk, value, name, grid, constants)
     attributes = dict(value.attributes)
     if value.kernel is not None:
         value = _in_layout(walk, value, name)
@@ -76,7 +76,7 @@ def _operation(walk: Walk, value: Pending, name: str, grid: Grid) -> str:
         return draft.node(value.op, value.inputs, name, attributes, {**roles, **constants})
     if value.steps:
         raise Unsupported(f"the steps behind {value.name!r} (a factor or an offset) have no form in integers here")
-    if value.op == "rescale":
+    if value.unchanged:
         (source,) = value.inputs
         if not constants:
             walk.options["session.disable_double_qdq_remover"] = "1"
@@ -106,46 +106,13 @@ def _clamps(walk: Walk, value: Pending, name: str, grid: Grid) -> dict[str, str]
     return {role: walk.draft.constant(f"{name}/{role}", np.asarray(code, np.int32)) for role, code in bounds.items()}
 
 
-def _lookup(walk: Walk, value: Pending, name: str, grid: Grid, constants: dict[str, str]) -> str:
-    """Rows of a table on the table's own grid, which is then changed if that of the result is another."""
-    draft = walk.draft
-    assert value.table is not None
-    own = draft.grid(value.table)
-    same = own.same(grid) and not constants
-    rows = draft.tensor(name if same else draft.fresh(f"{name}/rows"), value.shape, own)
-    draft.node("embed", value.inputs, rows, {"wraps": True}, {"kernel": value.table})
-    if same:
-        return rows
-    draft.tensor(name, value.shape, grid)
-    return draft.node("clamp" if own.same(grid) else "rescale", (rows,), name, {}, constants)
-
-
-def _concatenate(walk: Walk, value: Pending, name: str, grid: Grid, constants: dict[str, str]) -> str:
-    """Codes side by side, each brought to the output's grid first if it stands on another."""
-    draft = walk.draft
-    inputs: list[str] = []
-    for index, part in enumerate(value.parts):
-        source = walk.plain(part)
-        if not draft.grid(source).same(grid):
-            rescaled = draft.tensor(draft.fresh(f"{name}/input{index}"), draft.shape(source), grid)
-            source = draft.node("rescale", (source,), rescaled, {})
-        inputs.append(source)
-    if not constants:
-        draft.tensor(name, value.shape, grid)
-        return draft.node("concatenate", tuple(inputs), name, value.attributes)
-    joined = draft.tensor(draft.fresh(f"{name}/joined"), value.shape, grid)
-    draft.node("concatenate", tuple(inputs), joined, value.attributes)
-    draft.tensor(name, value.shape, grid)
-    return draft.node("clamp", (joined,), name, {}, constants)
-
-
 # ---------------------------------------------------------------------------- products with weights
 
 
 def _in_layout(walk: Walk, value: Pending, name: str) -> Pending:
     """A convolution whose kernel has its axes in the order that qjax's own metadata asks for."""
     layout = walk.hints.layouts.get(name)
-    if layout is None or value.op != "conv" or value.kernel is None:
+    if layout is None or value.kernel is None or value.product is None or not value.product.is_convolution:
         return value
     if sorted(layout) != list(range(value.kernel.codes.ndim)):
         raise ReadError(f"the model's metadata 'qjax': {layout} is no order of the kernel's axes of {name!r}.")
@@ -206,9 +173,9 @@ def _rescaled(
 
 def _bias(bias: Known | Weight, s_x: NDArray[Any], s_w: NDArray[Any], value: Pending) -> NDArray[np.int32]:
     """The bias in steps of the accumulator, in the shape of a vector of the result."""
-    channels, rank = value.attributes["channels"], value.attributes["rank"]
+    rank = value.attributes["rank"]
     codes = bias.value if isinstance(bias, Known) else bias.codes
-    axis = channels[-1][0] if value.op == "dot" else channels[0][0]
+    axis = value.channel_axis
     if math.prod(codes.shape) != max(codes.shape, default=1) or codes.size not in (1, value.shape[axis]):
         raise Unsupported(f"a bias of shape {list(codes.shape)}: one number per channel is expected")
     shape = [1] * rank
@@ -298,9 +265,6 @@ FLOAT_FORMULAS = {
 }
 """What ONNX Runtime computes element by element where it fuses nothing: formulas that give its bits."""
 
-_FUSED = ("conv", "dot", "sum")
-"""What it adds up in an order of its own where it fuses nothing."""
-
 _PROPAGATED = ("Reshape", "Transpose", "MaxPool", "Slice", "Squeeze", "Unsqueeze", "Identity", "Dropout", "")
 """The operators past which its optimizer moves QuantizeLinear and DequantizeLinear."""
 
@@ -313,7 +277,9 @@ def in_between(walk: Walk, value: Pending) -> list[str]:
 
 def unfused(walk: Walk, value: Pending, grid: Grid) -> list[str]:
     """Why ONNX Runtime does not compute an operation on codes."""
-    if value.op not in (*_FUSED, *FLOAT_FORMULAS) or value.attributes.get("subtract"):
+    # products and means add up floats in an order of their own where it fuses nothing
+    adds = value.product is not None or value.is_mean
+    if not (adds or value.op in FLOAT_FORMULAS) or value.attributes.get("subtract"):
         return []
     inputs = [walk.draft.grid(tensor).dtype for tensor in value.inputs]
     if value.kernel is not None and inputs[0] == "uint8" and value.kernel.stored == "int8" and not walk.pairs:
@@ -333,7 +299,7 @@ def unfused(walk: Walk, value: Pending, grid: Grid) -> list[str]:
             found.append("a factor or an offset stands behind it")
     if any(kind not in ("int8", "uint8") for kind in (*inputs, grid.dtype)):
         found.append(f"its codes are {', '.join(sorted({*inputs, grid.dtype}))}")
-    elif inputs[0] != grid.dtype or (value.op != "dot" and any(kind != grid.dtype for kind in inputs)):
+    elif inputs[0] != grid.dtype or (value.product is None and any(kind != grid.dtype for kind in inputs)):
         found.append(f"codes of {', '.join(sorted(set(inputs)))} become {grid.dtype}")
     if _bounds(value, grid):
         found.append("a clamp within the range of the codes stands behind it")
@@ -347,4 +313,4 @@ def unfused(walk: Walk, value: Pending, grid: Grid) -> list[str]:
 def real_pending(walk: Walk, value: Real, name: str) -> Pending:
     """A value on a grid as an operation that changes nothing yet."""
     source = walk.plain(value)
-    return Pending("rescale", name, walk.draft.shape(source), (source,))
+    return Pending("rescale", name, walk.draft.shape(source), (source,), grid=walk.draft.grid(source), unchanged=True)

@@ -146,7 +146,7 @@ def applied(walk: Walk, node: OnnxNode, x: Value, steps: Steps, constant: float 
     """The function of a value on a grid, or of one that is a function of such a value already."""
     numbers = {key: value for key, value in sorted(node.attributes.items()) if isinstance(value, (int, float, str))}
     own = Step(node.op, node.domain, tuple(numbers.items()), constant)
-    if isinstance(x, Pending) and x.op == "table" and x.low is None and x.high is None and not x.moves:
+    if isinstance(x, Pending) and x.write is written and x.low is None and x.high is None and not x.moves:
         before: Steps = x.attributes["steps"]
         shifted = [(name, tuple(_behind(o, len(before)) for o in operands)) for name, operands in steps]
         known = {"steps": [*before, *shifted], "chain": (*x.attributes["chain"], own)}

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from qjax import ops
 from qjax.export.read.errors import ReadError
 from qjax.export.read.onnx.finish import real_pending
 from qjax.export.read.onnx.model import OnnxNode
@@ -36,7 +37,7 @@ def moved(walk: Walk, node: OnnxNode, x: Value, op: str, attributes: dict[str, A
 
 def _on_codes(walk: Walk, x: Codes, move: Move) -> Codes:
     entry = walk.draft.tensors[x.tensor]
-    if entry.grid is None and move.op in ("pad", "max_pool"):
+    if entry.grid is None and move.filling != "none":
         raise Unsupported("works on indices where codes are expected")
     walk.draft.tensor(move.name, move.shape, entry.grid, entry.dtype)
     return Codes(walk.draft.node(move.op, (x.tensor,), move.name, move.attributes))
@@ -158,22 +159,16 @@ def _transpose(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
 
 def _absorbed(x: Pending, order: list[int]) -> Pending | None:
     """The operation with its result's axes in another order, where its layout can say so."""
-    if x.moves and x.moves[-1].op == "transpose":
-        before = x.moves[-1].attributes["permutation"]
+    last = x.moves[-1] if x.moves else None
+    before = ops.get(last.op).permutation(last.attributes) if last is not None else None
+    if before is not None:
         total = [before[axis] for axis in order]
         if total == sorted(total):
             return x.replace(moves=x.moves[:-1])
         return None
-    if x.moves or x.keepdims is not None or x.integers or x.steps or x.op not in ("conv", "dot"):
+    if x.moves or x.keepdims is not None or x.integers or x.steps or x.product is None:
         return None
-    attributes = dict(x.attributes)
-    if x.op == "conv":
-        attributes["out_layout"] = [order.index(axis) for axis in attributes["out_layout"]]
-    else:
-        held = attributes["permutation"]
-        attributes["permutation"] = order if held is None else [held[axis] for axis in order]
-    attributes["channels"] = [[order.index(r), w] for r, w in attributes["channels"]]
-    return x.replace(attributes=attributes, shape=tuple(x.shape[axis] for axis in order))
+    return x.replace(attributes=x.product.transposed(x.attributes, order), shape=tuple(x.shape[axis] for axis in order))
 
 
 @handles("Slice")

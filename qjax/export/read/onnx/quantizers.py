@@ -103,7 +103,7 @@ def quantized(
     if isinstance(x, Pending) and x.op == "input":
         fed = quantized(walk, FloatInput(x.name, x.shape), scale, zero_point, kind, axis, x.name)
         assert isinstance(fed, Codes)
-        x = x.replace(op="rescale", inputs=(fed.tensor,))
+        x = x.replace(op="rescale", inputs=(fed.tensor,), grid=walk.draft.grid(fed.tensor), unchanged=True)
     if isinstance(x, FloatInput):
         if x.name in walk.order:
             held = walk.order[x.name]

@@ -11,6 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qjax import ops
+from qjax.ops.facts import AverageFacts, ProductFacts
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Known:
@@ -79,6 +82,11 @@ class Move:
     name: str
     by: str = ""
 
+    @property
+    def filling(self) -> str:
+        """Which codes the result holds beside those of the input, see `qjax.ops.facts.Facts.filling`."""
+        return ops.get(self.op).filling(self.attributes)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pending:
@@ -116,7 +124,31 @@ class Pending:
     write: Callable[..., str] | None = None
     """What makes the nodes, where `finish` does not: (walk, value, name, grid, clamps by role) -> the tensor."""
     grid: Any = None
-    """The grid on which the codes stand anyway, without a quantizer behind them; None: there is none."""
+    """The scale and zero point that the codes have anyway, without a quantizer behind them; None: there are none."""
+    unchanged: bool = False
+    """Whether the codes are those of the input, so that only another grid, a clamp or a move needs a node."""
+
+    @property
+    def product(self) -> ProductFacts | None:
+        """What a product of matrices or a convolution states; None for other operations."""
+        op = self._op
+        return op if isinstance(op, ProductFacts) else None
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether it is the mean over whole axes."""
+        op = self._op
+        return isinstance(op, AverageFacts) and op.average == "mean"
+
+    @property
+    def _op(self) -> ops.Op | None:
+        return ops.get(self.op) if self.op in ops.names() else None
+
+    @property
+    def channel_axis(self) -> int:
+        """The axis of a product's result along which a bias has one number per channel."""
+        assert self.product is not None
+        return self.product.channel_axis(self.attributes)
 
     @property
     def last_shape(self) -> tuple[int, ...]:

@@ -270,25 +270,13 @@ class Walk:
     def _settled(self, value: Pending) -> Value:
         if value.high is not None or value.low not in (None, 0) or value.steps:
             return value
-        if value.op == "rescale":
-            grid = self.draft.grid(value.inputs[0])
-            if value.low is None and not value.moves:
-                return Real(value.inputs[0])
-        elif value.op == "embed":
-            assert value.table is not None
-            grid = self.draft.grid(value.table)
-        elif value.op == "concatenate":
-            parts = [self.plain(part) for part in value.parts]
-            grid = self.draft.grid(parts[0])
-            if not all(self.draft.grid(part).same(grid) for part in parts):
-                return value
-        elif value.grid is not None:
-            grid = value.grid
-        else:
+        if value.grid is None:
             return value
-        tensor = self.finisher.finish(self, value, value.last_name, grid)
+        if value.unchanged and value.low is None and not value.moves:
+            return Real(value.inputs[0])
+        tensor = self.finisher.finish(self, value, value.last_name, value.grid)
         reasons = self.finisher.in_between(self, value)
-        if value.low is not None or value.op != "rescale":
+        if value.low is not None or not value.unchanged:
             reasons.append(f"no QuantizeLinear stands behind {value.last_name!r}")
         if reasons:
             self.loose[tensor] = reasons[0]
