@@ -2,11 +2,12 @@
 
 import jax.numpy as jnp
 
+from qjax.export.problems import Unsupported
 from qjax.ops import reals
 from qjax.tracing import Composite, Equation
 
 
-class ConversionError(ValueError):
+class ConversionError(Unsupported):
     """The model holds something that has no integer form; the message says where and what to do."""
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from qjax.export.emit import onnx as onnx_emitter
 from qjax.export.emit import tflite as tflite_emitter
-from qjax.export.emit.tflite.problems import Problem
 from qjax.export.ir import Graph
+from qjax.export.problems import Problems, Unsupported
 from qjax.export.read import sniffed
 from qjax.export.retarget import retarget
 from qjax.ops import island
@@ -57,22 +57,24 @@ def check_graph(
     except ValueError as error:
         return Verdict(known, (Violation("file", "the graph", expected, str(error), ""),))
     verdict = check_operators(known, operators, trained=trained, scheme=scheme)
-    unwritten = [Violation("file", p.what, expected, p.why, f"{p.cure}.", "", p.location) for p in problems]
+    unwritten = [Violation("file", p.what, expected, p.why, f"{p.cure}.", "", p.where) for p in problems]
     return dataclasses.replace(verdict, violations=(*unwritten, *verdict.violations))
 
 
 def operators_of_graph(
     graph: Graph, profile: Profile, options: Mapping[str, Any]
-) -> tuple[list[Operator], Sequence[Problem]]:
+) -> tuple[list[Operator], Sequence[Unsupported]]:
     """The operators of the file that the profile's emitter writes, and what it cannot write.
 
     Raises:
       ValueError: the format cannot hold the graph.
     """
-    cure = "Drop their qjax.FLOAT or qjax.Dynamic"
-    islands = [Problem(repr(n.name), n.location, "a float island", cure) for n in graph.nodes if n.op == island.NAME]
+    islands = Problems()
+    for node in graph.nodes:
+        if node.op == island.NAME:
+            islands.add(repr(node.name), "a float island", "Drop their qjax.FLOAT or qjax.Dynamic", node.location)
     if islands:
-        return [], islands
+        return [], islands.found
     reader = _reader(profile.format)
     if profile.format == "tflite":
         data, problems = tflite_emitter.attempt(graph, **options)

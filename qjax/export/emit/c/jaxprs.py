@@ -24,7 +24,6 @@ from qjax.export.emit.c.values import (
     Reduced,
     Register,
     Table,
-    UnsupportedError,
     Value,
     View,
     cast,
@@ -33,6 +32,7 @@ from qjax.export.emit.c.values import (
     transposed,
 )
 from qjax.export.platforms import plainest
+from qjax.export.problems import Unsupported
 
 _CALLS = {
     "jit": "jaxpr",
@@ -83,7 +83,7 @@ def read(jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Value]) -> list[
     for eqn in jaxpr.eqns:
         for variable in eqn.outvars:
             if str(variable.aval.dtype) not in TYPES:
-                raise UnsupportedError(
+                raise Unsupported(
                     f"the primitive {eqn.primitive.name!r} gives {variable.aval.dtype}; C files hold integers only."
                 )
         outputs = _equation(eqn, [get(atom) for atom in eqn.invars])
@@ -111,14 +111,14 @@ def _equation(eqn: Any, inputs: list[Value]) -> list[Value]:
         return _scan(eqn, inputs)
     if name in ELEMENTWISE:
         if name == "select_n" and len(inputs) != 3:
-            raise UnsupportedError(f"'select_n' with {len(inputs) - 1} cases has no form in C: two are expected.")
+            raise Unsupported(f"'select_n' with {len(inputs) - 1} cases has no form in C: two are expected.")
         return [Computed(shape, dtype, name, tuple(inputs))]
     if name == "integer_pow":
         return [_power(inputs[0], params["y"])]
     reader = _READERS.get(name) or (_reduction if name in _REDUCTIONS else _window if name in _WINDOWS else None)
     if reader is None:
         known = sorted({*_READERS, *_REDUCTIONS, *_WINDOWS, *_CALLS, *ELEMENTWISE})
-        raise UnsupportedError(f"the primitive {name!r} has no form in C; known are {', '.join(known)}.")
+        raise Unsupported(f"the primitive {name!r} has no form in C; known are {', '.join(known)}.")
     return [reader(eqn, inputs, shape, dtype)]
 
 
@@ -141,7 +141,7 @@ def _cond(branches: Sequence[Any], inputs: list[Value]) -> list[Value]:
     if isinstance(index, Literal):
         return results[min(max(index.value, 0), len(results) - 1)]
     if len(results) != 2:
-        raise UnsupportedError(f"'cond' with {len(results)} branches has no form in C: two are expected.")
+        raise Unsupported(f"'cond' with {len(results)} branches has no form in C: two are expected.")
     condition = Computed((), "bool", "gt", (cast(index, "int32"), Literal((), "int32", 0)))
     return [Computed(a.shape, a.dtype, "select_n", (condition, a, b)) for a, b in zip(*results, strict=True)]
 
@@ -151,7 +151,7 @@ def _scan(eqn: Any, inputs: list[Value]) -> list[Value]:
     params, inner = eqn.params, eqn.params["jaxpr"]
     pairs = zip(eqn.outvars, inner.jaxpr.outvars, strict=True)
     if any(len(whole.aval.shape) != len(each.aval.shape) for whole, each in pairs):
-        raise UnsupportedError("a 'scan' that stacks outputs has no form in C: only its carry may leave it.")
+        raise Unsupported("a 'scan' that stacks outputs has no form in C: only its carry may leave it.")
     carries = len(eqn.outvars)
     sliced = sum(
         len(value.shape) != len(variable.aval.shape) for value, variable in zip(inputs, inner.jaxpr.invars, strict=True)
@@ -178,7 +178,7 @@ def _turn(source: Value, counter: Register) -> Value:
 
 def _power(source: Value, exponent: int) -> Value:
     if exponent < 1:
-        raise UnsupportedError(f"'integer_pow' with exponent {exponent} has no form in C: 1 and more are expected.")
+        raise Unsupported(f"'integer_pow' with exponent {exponent} has no form in C: 1 and more are expected.")
     result = source
     for _ in range(exponent - 1):
         result = Computed(source.shape, source.dtype, "mul", (result, source))
@@ -261,7 +261,7 @@ def _gather(eqn: Any, inputs: list[Value], shape: tuple[int, ...], dtype: str) -
         and "CLIP" in str(params["mode"])
     )
     if not simple:
-        raise UnsupportedError("'gather' has a form in C for whole rows with clipped indices only.")
+        raise Unsupported("'gather' has a form in C for whole rows with clipped indices only.")
     wide = "int64" if rows.dtype in ("int64", "uint32", "uint64") else "int32"
     bounds = [Literal((), wide, bound) for bound in (0, source.shape[0] - 1)]
     index = reshaped(cast(rows, wide), rows.shape[:-1])
@@ -302,7 +302,7 @@ def _window(eqn: Any, inputs: list[Value], shape: tuple[int, ...], dtype: str) -
     if name == "reduce_window":
         steps = [inner.primitive.name for inner in params["jaxpr"].eqns]
         if len(inputs) != 2 or len(steps) != 1 or steps[0] not in _ONE_STEP or not isinstance(inputs[1], Literal):
-            raise UnsupportedError("'reduce_window' has a form in C for a sum, maximum or minimum from a constant on.")
+            raise Unsupported("'reduce_window' has a form in C for a sum, maximum or minimum from a constant on.")
         function, initial = _ONE_STEP[steps[0]], inputs[1].value
     else:
         function, initial = _WINDOWS[name], _neutral(_WINDOWS[name], dtype)

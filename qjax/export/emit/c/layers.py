@@ -20,8 +20,9 @@ from qjax.export.emit.c.jaxprs import trace
 from qjax.export.emit.c.loops import Layer
 from qjax.export.emit.c.products import convolution, product
 from qjax.export.emit.c.text import identifier
-from qjax.export.emit.c.values import Buffer, Table, UnsupportedError, Value, transposed
+from qjax.export.emit.c.values import Buffer, Table, Value, transposed
 from qjax.export.ir import Graph, Node
+from qjax.export.problems import Unsupported
 from qjax.numerics.rules import get_rule
 from qjax.ops import formulas, narrow
 from qjax.ops.epilogue import finish_weighted
@@ -73,8 +74,8 @@ def lower(graph: Graph, node: Node, shapes: Mapping[str, tuple[int, ...]], sourc
             windows.store(layer, target, value.window, value.epilogue)
         else:
             layer.store(target, value)
-    except UnsupportedError as error:
-        raise ValueError(f"Node {node.name!r} ({node.op}): {error}") from None
+    except Unsupported as error:
+        raise error.at(f"Node {node.name!r} ({node.op})") from None
     return Lowered(None, layer, _in_place(layer, buffers, target))
 
 
@@ -126,7 +127,7 @@ def _weighted(
         layout = tuple(tuple(attributes[key]) for key in ("lhs_layout", "rhs_layout", "out_layout"))
         shape = target.shape
         if attributes["permutation"] is not None:
-            raise UnsupportedError("a convolution with a permutation of its result has no form in C.")
+            raise Unsupported("a convolution with a permutation of its result has no form in C.")
         lhs, rhs, out = layout
         rank = len(lhs)
         if lhs == (0, rank - 1, *range(1, rank - 1)) and set(attributes["lhs_dilation"]) <= {1} and 0 not in shape:

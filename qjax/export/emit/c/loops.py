@@ -29,11 +29,11 @@ from qjax.export.emit.c.values import (
     Reduced,
     Register,
     Table,
-    UnsupportedError,
     Value,
     View,
     size,
 )
+from qjax.export.problems import Unsupported
 
 _INLINE = 60
 """Expressions of at most this many characters stand in the loop itself."""
@@ -174,7 +174,7 @@ class Layer(Body):
             return leaves.constant(self, value, at)
         if isinstance(value, Register):
             if value.place is not None and [i.key for i in value.place] != [i.key for i in at]:
-                raise UnsupportedError("a scan whose steps read their carry at another place has no form in C.")
+                raise Unsupported("a scan whose steps read their carry at another place has no form in C.")
             return value.name
         if isinstance(value, Counter):
             text = str(at[value.axis])

@@ -12,11 +12,11 @@ from qjax.export.emit.c.values import (
     Literal,
     Reduced,
     Table,
-    UnsupportedError,
     Value,
     View,
     cast,
 )
+from qjax.export.problems import Unsupported
 
 
 def read_dot(eqn: Any, inputs: list[Value], shape: tuple[int, ...], dtype: str) -> Value:
@@ -89,7 +89,7 @@ def read_convolution(eqn: Any, inputs: list[Value], shape: tuple[int, ...], dtyp
     """The equation of a `conv_general_dilated`."""
     params = eqn.params
     if params["batch_group_count"] != 1:
-        raise UnsupportedError("a convolution with batch groups has no form in C.")
+        raise Unsupported("a convolution with batch groups has no form in C.")
     numbers = params["dimension_numbers"]
     layout = (tuple(numbers.lhs_spec), tuple(numbers.rhs_spec), tuple(numbers.out_spec))
     return convolution(

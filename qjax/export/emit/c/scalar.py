@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from qjax.export.problems import Unsupported
+
 SIGNED = ("int8", "int16", "int32", "int64")
 
 
@@ -69,11 +71,11 @@ class Expressions:
         """A primitive of JAX by its name; dtype: of the result.
 
         Raises:
-          ValueError: the primitive has no form on integers.
+          Unsupported: the primitive has no form on integers.
         """
         make = _RULES.get(function)
         if make is None:
-            raise ValueError(f"the primitive {function!r} has no form in C; known are {', '.join(sorted(_RULES))}.")
+            raise Unsupported(f"the primitive {function!r} has no form in C; known are {', '.join(sorted(_RULES))}.")
         return make(self, list(args), dtype)
 
     # ------------------------------------------------------------------ arithmetic

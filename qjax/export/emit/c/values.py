@@ -141,10 +141,6 @@ class Looped(Value):
     position: int
 
 
-class UnsupportedError(ValueError):
-    """A jaxpr holds what has no form in C."""
-
-
 def of_array(array: np.ndarray, role: str) -> Value:
     """Constant data as a value."""
     if array.ndim == 0 and role in ("literal", "constant"):

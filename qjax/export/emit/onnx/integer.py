@@ -27,6 +27,7 @@ from qjax.export.emit.onnx.tracing import PRIME
 from qjax.export.emit.onnx.views import NeedsBatch, View
 from qjax.export.interpreter import attributes as attributes_of
 from qjax.export.ir import Graph, Node
+from qjax.export.problems import Unsupported
 from qjax.numerics.output_dequantization import OUTPUT_DEQUANTIZATIONS
 from qjax.ops.facts import ProductFacts
 from qjax.version import __version__
@@ -131,12 +132,13 @@ class Writer:
             body = nodes.write(self.library, call, self.free, narrow)
         except NeedsBatch:
             how = known.get("rule") or known.get("formula") or "its kernel"
-            raise ValueError(
-                f"Node {node.name!r} ({node.op}): {how} treats an element by its place in the tensor or by the size of "
-                "the batch, so the file needs a fixed batch: emit it with batch=1, or the size you run."
+            raise Unsupported(
+                f"{how} treats an element by its place in the tensor or by the size of the batch, so the file needs a "
+                "fixed batch: emit it with batch=1, or the size you run.",
+                what=f"Node {node.name!r} ({node.op})",
             ) from None
         except ValueError as error:
-            raise ValueError(f"Node {node.name!r} ({node.op}): {error}") from None
+            raise Unsupported(str(error), what=f"Node {node.name!r} ({node.op})") from None
         name = self.place(node.output, body.output.axes)
         view = View.full(name, body.output.dtype, body.output.shape, body.output.axes)
         names = [view.name for view in inputs] + list(node.constants.values())

@@ -17,12 +17,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from qjax.export.emit.onnx.builder import Builder
+from qjax.export.problems import Unsupported
 
 Shape = tuple[int, ...]
 
 
-class NeedsBatch(Exception):
+class NeedsBatch(Unsupported):
     """The program depends on the size of the batch, which is free."""
+
+    def __init__(self) -> None:
+        super().__init__("it depends on the size of the batch, which is free")
 
 
 @dataclasses.dataclass(frozen=True)

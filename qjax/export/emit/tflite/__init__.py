@@ -17,10 +17,10 @@ from typing import Any
 from qjax.export import files
 from qjax.export.emit.tflite import arithmetic, functions, moves, numbers, products, selections, tables
 from qjax.export.emit.tflite.metadata import metadata_of
-from qjax.export.emit.tflite.problems import Problems
 from qjax.export.emit.tflite.support import check_target, problems_of
 from qjax.export.emit.tflite.writer import Writer
 from qjax.export.ir import Graph
+from qjax.export.problems import Problems
 from qjax.export.tflite_schema.file import METADATA
 
 __all__ = [
@@ -58,7 +58,9 @@ def emit(graph: Graph, path: str | os.PathLike[str], *, batch: int = 1, int4: bo
 def to_bytes(graph: Graph, *, batch: int = 1, int4: bool | None = None) -> bytes:
     """The file's bytes, see `emit`."""
     data, problems = attempt(graph, batch=batch, int4=int4)
-    problems.refuse()
+    if problems:
+        listed = "\n".join(f"  {line}" for line in problems.lines)
+        raise ValueError(f"emit: {len(problems.found)} parts of the graph have no form in a .tflite file:\n{listed}")
     return data
 
 
@@ -74,7 +76,7 @@ def attempt(graph: Graph, *, batch: int = 1, int4: bool | None = None) -> tuple[
         raise ValueError(f"emit: expected a batch of 1 or more, got {batch!r}.")
     check_target(graph)
     problems = problems_of(graph)
-    if problems.found:
+    if problems:
         return b"", problems
     writer = _writer(graph, batch, int4)
     return _bytes(graph, writer), writer.problems

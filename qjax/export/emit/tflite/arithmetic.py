@@ -9,9 +9,9 @@ import numpy as np
 from qjax.export.emit.tflite import tables
 from qjax.export.emit.tflite.draft import Value
 from qjax.export.emit.tflite.moves import padded, repeated
-from qjax.export.emit.tflite.problems import Unsupported
 from qjax.export.emit.tflite.writer import Writer, lowers
 from qjax.export.ir import Node
+from qjax.export.problems import Unsupported
 from qjax.export.tflite_schema import layouts
 
 

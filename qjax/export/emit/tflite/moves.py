@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 
 from qjax.export.emit.tflite.draft import Value
-from qjax.export.emit.tflite.problems import Unsupported
 from qjax.export.emit.tflite.writer import Writer, lowers
 from qjax.export.ir import Node
+from qjax.export.problems import Unsupported
 
 
 @lowers("reshape")

@@ -12,10 +12,10 @@ import numpy as np
 
 from qjax.export.emit.tflite.draft import Value
 from qjax.export.emit.tflite.moves import repeated
-from qjax.export.emit.tflite.problems import Unsupported
 from qjax.export.emit.tflite.support import MICRO
 from qjax.export.emit.tflite.writer import Writer, lowers
 from qjax.export.ir import Node
+from qjax.export.problems import Unsupported
 
 _BROADCASTS = 4
 """Dimensions that the runtimes' own broadcasting has at least."""

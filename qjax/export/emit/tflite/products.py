@@ -8,9 +8,9 @@ import numpy as np
 
 from qjax.export.emit.tflite.draft import Value
 from qjax.export.emit.tflite.moves import padded
-from qjax.export.emit.tflite.problems import Unsupported
 from qjax.export.emit.tflite.writer import Writer, lowers
 from qjax.export.ir import Node, Tensor
+from qjax.export.problems import Unsupported
 from qjax.export.tflite_schema import layouts
 from qjax.export.tflite_schema.file import Scales
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from qjax.export.emit.tflite.problems import Problems
 from qjax.export.from_program import made_by_target
 from qjax.export.ir import Graph
 from qjax.export.passes import remove_dead
+from qjax.export.problems import Problems
 from qjax.numerics.accumulator import EXACT, Accumulator
 
 RUNTIMES = (
@@ -52,25 +52,27 @@ def problems_of(graph: Graph) -> Problems:
         tensor = graph.tensors[name]
         if tensor.quantization is None:
             if tensor.dtype not in ("int32", "bool"):
-                found.add_tensor(name, f"integers of {tensor.dtype}", "Give indices as int32, masks as booleans")
+                found.add(f"tensor {name!r}", f"integers of {tensor.dtype}", "Give indices as int32, masks as booleans")
         elif tensor.dtype not in ("int8", "int16"):
-            found.add_tensor(name, f"codes of {tensor.dtype}", _CURE_SIGNED)
+            found.add(f"tensor {name!r}", f"codes of {tensor.dtype}", _CURE_SIGNED)
         elif tensor.dtype == "int16" and np.any(np.asarray(tensor.quantization.zero_point)):
-            found.add_tensor(
-                name,
+            found.add(
+                f"tensor {name!r}",
                 f"codes of 16 bits with the zero point {int(np.asarray(tensor.quantization.zero_point))}",
                 "TFLite's kernels for int16 need the zero point 0: use QSpec(bits=16), which is symmetric",
             )
     made = made_by_target(graph)
     needed = {node.name for node in remove_dead(graph).nodes}
     for node in graph.nodes:
+        what, where = f"{node.op} {node.name!r}", node.location
         if Accumulator.of_json(node.attributes.get("accumulator")) != EXACT:
-            found.add(node, "its accumulator is not the exact one of 32 bits", "Use a target with exact sums")
+            found.add(what, "its accumulator is not the exact one of 32 bits", "Use a target with exact sums", where)
         elif node.name in needed and "rounding" not in node.attributes and node.name not in made:
             found.add(
-                node,
+                what,
                 f"its rule or its constants are not those that {graph.target!r} makes of the scales",
                 f"graph.retarget({graph.target!r}) makes them anew",
+                where,
             )
     return found
 

@@ -16,10 +16,10 @@ from qjax.export import interpreter
 from qjax.export.emit.tflite.draft import Value
 from qjax.export.emit.tflite.moves import repeated
 from qjax.export.emit.tflite.numbers import as_dtype, combined, halved, scanned, without
-from qjax.export.emit.tflite.problems import Unsupported
 from qjax.export.emit.tflite.support import MICRO
 from qjax.export.emit.tflite.writer import Writer, lowers
 from qjax.export.ir import Node
+from qjax.export.problems import Unsupported
 from qjax.numerics.elementary import Expression
 from qjax.numerics.tables import GEMMLOWP_GRIDS, function_table
 from qjax.ops.epilogue import finish

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from qjax.export.emit.tflite.clamping import Clamping
 from qjax.export.emit.tflite.draft import Value
-from qjax.export.emit.tflite.problems import Unsupported
 from qjax.export.ir import Node
+from qjax.export.problems import Unsupported
 
 Lowering = Callable[["Writer", Node], Value]
 
@@ -44,7 +44,7 @@ class Writer(Clamping):
                     raise Unsupported(f"the operation {node.op}", "No operator of TFLite is written for it")
                 value = LOWERINGS[node.op](self, node)
             except Unsupported as error:
-                self.problems.add(node, error.why, error.cure)
+                self.problems.found.append(error.at(f"{node.op} {node.name!r}", node.location))
                 # continue with the following nodes, to report their problems too
                 value = self.tensor_of(node.output, self.graph.tensors[node.output])
                 self.unwritten.append(value.index)

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qjax.export.problems import Unsupported
 from qjax.export.read.errors import ReadError
 from qjax.export.read.onnx.draft import Grid
 from qjax.export.read.onnx.elementwise import aligned
 from qjax.export.read.onnx.model import OnnxNode
 from qjax.export.read.onnx.moves import axis_of, first
 from qjax.export.read.onnx.tensors import code_range
-from qjax.export.read.onnx.values import Codes, Known, Pending, Real, Unsupported, Value, Weight
+from qjax.export.read.onnx.values import Codes, Known, Pending, Real, Value, Weight
 from qjax.export.read.onnx.walk import Walk, handles
 
 Inputs = list[Value | None]

@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qjax.export.ir import Graph, Node, Quantization, Tensor
+from qjax.export.problems import Unsupported
 from qjax.export.read.errors import ReadError
 from qjax.export.read.onnx.tensors import MAX_DIMENSION, code_range
-from qjax.export.read.onnx.values import Unsupported
 from qjax.numerics.affine import QParams, QSpec, quantize
 
 

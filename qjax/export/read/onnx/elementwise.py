@@ -6,13 +6,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qjax.export.problems import Unsupported
 from qjax.export.read.errors import ReadError
 from qjax.export.read.onnx.draft import Grid
 from qjax.export.read.onnx.finish import real_pending
 from qjax.export.read.onnx.model import OnnxNode
 from qjax.export.read.onnx.moves import axis_of, first, known_ints, moved
 from qjax.export.read.onnx.products import scaled
-from qjax.export.read.onnx.values import Codes, FloatInput, Known, Move, Pending, Real, Unsupported, Value, Weight
+from qjax.export.read.onnx.values import Codes, FloatInput, Known, Move, Pending, Real, Value, Weight
 from qjax.export.read.onnx.walk import Walk, handles
 from qjax.export.read.onnx.windows import window_of
 

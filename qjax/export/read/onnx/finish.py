@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from qjax import ops
 from qjax.export.ir import Quantization
+from qjax.export.problems import Unsupported
 from qjax.export.read.errors import ReadError
 from qjax.export.read.onnx.draft import Grid
 from qjax.export.read.onnx.tensors import code_range
-from qjax.export.read.onnx.values import Known, Move, Pending, Real, Unsupported, Weight
+from qjax.export.read.onnx.values import Known, Move, Pending, Real, Weight
 from qjax.export.read.onnx.walk import Walk
 from qjax.numerics.softfloat import Real as Exact
 from qjax.ops.channels import result_to_weight, trailing, weight_to_result

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qjax.export.problems import Unsupported
 from qjax.export.read.errors import ReadError
 from qjax.export.read.onnx.model import OnnxNode
 from qjax.export.read.onnx.tensors import MAX_RANK, type_name
-from qjax.export.read.onnx.values import Known, Unsupported, Value
+from qjax.export.read.onnx.values import Known, Value
 from qjax.export.read.onnx.walk import Walk, folds, handles
 
 Inputs = list[Value | None]
@@ -171,7 +172,7 @@ def _fold(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
         with np.errstate(all="ignore"):
             found = np.asarray(_FUNCTIONS[node.op](node, *values))
     except (ValueError, IndexError, TypeError, OverflowError) as error:
-        if isinstance(error, ReadError):
+        if isinstance(error, (ReadError, Unsupported)):
             raise
         raise ReadError(f"{node.title}: its constants do not fit together: {error}") from None
     if found.ndim > MAX_RANK or (found.size > MAX_ELEMENTS and node.op not in _LARGE):

@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from qjax.export.problems import Unsupported
 from qjax.export.read.onnx import runtime_tables
 from qjax.export.read.onnx.draft import Grid
 from qjax.export.read.onnx.model import OnnxNode
 from qjax.export.read.onnx.moves import first
 from qjax.export.read.onnx.runtime_tables import Question, Step
 from qjax.export.read.onnx.tensors import code_range
-from qjax.export.read.onnx.values import Known, Move, Pending, Unsupported, Value
+from qjax.export.read.onnx.values import Known, Move, Pending, Value
 from qjax.export.read.onnx.walk import Walk, handles
 from qjax.numerics.elementary import Expression, table
 from qjax.numerics.elementary.expression import Operand, literal

@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from qjax.export.problems import Unsupported
 from qjax.export.read.errors import ReadError
 from qjax.export.read.onnx.model import OnnxNode
 from qjax.export.read.onnx.quantizers import integer_operand
-from qjax.export.read.onnx.values import Codes, FloatInput, Known, Pending, Real, Unsupported, Value, Weight
+from qjax.export.read.onnx.values import Codes, FloatInput, Known, Pending, Real, Value, Weight
 from qjax.export.read.onnx.walk import Walk, handles
 from qjax.export.read.onnx.windows import window_of
 

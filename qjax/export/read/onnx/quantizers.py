@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qjax.export.onnx_ops import ON_CODES
+from qjax.export.problems import Unsupported
 from qjax.export.read.errors import SCALES, ReadError, usable
 from qjax.export.read.onnx.draft import Grid
 from qjax.export.read.onnx.finish import finish, real_pending
@@ -18,7 +19,6 @@ from qjax.export.read.onnx.values import (
     Known,
     Pending,
     Real,
-    Unsupported,
     Value,
     Weight,
 )

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from qjax.export.problems import Unsupported
 from qjax.export.read.errors import ReadError
 from qjax.export.read.onnx.draft import Grid
 from qjax.export.read.onnx.model import OnnxNode
 from qjax.export.read.onnx.moves import axis_of, first
-from qjax.export.read.onnx.values import Known, Pending, Unsupported, Value, Weight
+from qjax.export.read.onnx.values import Known, Pending, Value, Weight
 from qjax.export.read.onnx.walk import Walk, handles
 
 Inputs = list[Value | None]

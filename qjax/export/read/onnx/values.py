@@ -173,7 +173,3 @@ class Unknown:
 
 
 Value = Known | Codes | Real | Weight | FloatInput | Pending | Unknown
-
-
-class Unsupported(Exception):
-    """Raised by the reading of one operator; all of them are collected into one ReadError."""

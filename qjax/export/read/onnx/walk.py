@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from qjax.export.ir import Graph
+from qjax.export.problems import Problems, Unsupported
 from qjax.export.read.errors import ReadError, reading
 from qjax.export.read.onnx.draft import Draft, Grid
 from qjax.export.read.onnx.hints import Hints
@@ -21,7 +22,6 @@ from qjax.export.read.onnx.values import (
     Pending,
     Real,
     Unknown,
-    Unsupported,
     Value,
     Weight,
 )
@@ -101,7 +101,7 @@ class Walk:
         names = {name for node in model.nodes for name in node.outputs}
         self.draft = Draft(names | {port.name for port in model.inputs} | set(model.initializers))
         self.values: dict[str, Value] = {}
-        self.unsupported: list[str] = []
+        self.problems = Problems()
         self.in_floats: list[str] = []
         self.transposed: dict[tuple[str, tuple[int, ...]], str] = {}
         self.readers: dict[str, int] = {}
@@ -124,13 +124,13 @@ class Walk:
             try:
                 self.values[port.name] = self._input(port)
             except Unsupported as reason:
-                self.unsupported.append(f"input {port.name!r}: {reason}")
+                self.problems.found.append(reason.at(f"input {port.name!r}"))
                 self.values[port.name] = Unknown()
         for node in self.model.nodes:
             self._node(node)
         outputs = tuple(self._output(port) for port in self.model.outputs)
-        if self.unsupported:
-            raise ReadError(_listed(self.unsupported))
+        if self.problems:
+            raise ReadError(_listed(self.problems.lines))
         # float inputs have become codes under other names, in the order in which their quantizers came
         self.draft.inputs = [name for port in self.model.inputs for name in self._fed(port)]
         return self.draft.graph(outputs, self._metadata())
@@ -178,7 +178,7 @@ class Walk:
             if isinstance(value, FloatInput):
                 raise Unsupported("is a float input: let QuantizeLinear and DequantizeLinear follow")
         except Unsupported as reason:
-            self.unsupported.append(f"output {port.name!r}: {reason}")
+            self.problems.found.append(reason.at(f"output {port.name!r}"))
         return port.name
 
     def _metadata(self) -> dict[str, Any]:
@@ -209,7 +209,7 @@ class Walk:
                 with reading(node.title, Unsupported):
                     outputs = found(self, node, inputs)
         except Unsupported as reason:
-            self.unsupported.append(f"{node.title}: {reason}")
+            self.problems.found.append(reason.at(node.title))
         for index, name in enumerate(node.outputs):
             if name:
                 known = outputs is not None and index < len(outputs)

@@ -88,7 +88,7 @@ def _wanted(model: Model, outputs: Sequence[str] | None) -> list[int]:
 def _read(model: Model, wanted: list[int], target: targets.Target) -> tuple[Graph, Walk]:
     walk = Walk(model, wanted)
     graph = walk.run()
-    problems = list(walk.problems)
+    problems = walk.problems.lines
     if model.subgraphs > 1:
         problems.append(f"{model.subgraphs} subgraphs. Leave control flow (IF, WHILE, CALL_ONCE) out of the model")
     problems += refused(walk.marks, target)

@@ -2,9 +2,10 @@
 
 import numpy as np
 
+from qjax.export.problems import Unsupported
 from qjax.export.read.tflite.axes import axes_of
 from qjax.export.read.tflite.clamps import clamped, clamps
-from qjax.export.read.tflite.errors import FLOATS, Unsupported, bad
+from qjax.export.read.tflite.errors import FLOATS, bad
 from qjax.export.read.tflite.model import Operator
 from qjax.export.read.tflite.products import strides_of, windows
 from qjax.export.read.tflite.values import CODES, WHOLE_NUMBERS

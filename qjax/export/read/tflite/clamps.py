@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 
 from qjax.export.ir import Quantization
-from qjax.export.read.tflite.errors import Unsupported, bad
+from qjax.export.problems import Unsupported
+from qjax.export.read.tflite.errors import bad
 from qjax.export.read.tflite.kernels import RELU, RELU6
 from qjax.export.read.tflite.model import Operator
 from qjax.export.read.tflite.values import Codes

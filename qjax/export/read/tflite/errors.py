@@ -11,14 +11,6 @@ FLOATS = (
 )
 
 
-class Unsupported(Exception):
-    """An operator without integers here: why, and what to do instead."""
-
-    def __init__(self, why: str, cure: str) -> None:
-        super().__init__(why)
-        self.why, self.cure = why, cure
-
-
 def bad(operator: Operator, what: str) -> ReadError:
     """The error for an operator that cannot be what the file states."""
     return damaged(f"operator {operator.index} ({operator.name}): {what}")

@@ -2,8 +2,9 @@
 
 import numpy as np
 
+from qjax.export.problems import Unsupported
 from qjax.export.read.tflite.axes import axes_of, axis_of
-from qjax.export.read.tflite.errors import Unsupported, bad
+from qjax.export.read.tflite.errors import bad
 from qjax.export.read.tflite.model import Operator
 from qjax.export.read.tflite.walk import Walk, reads
 

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qjax.export.ir import Quantization
+from qjax.export.problems import Unsupported
 from qjax.export.read.tflite.axes import volume
 from qjax.export.read.tflite.clamps import clamps
-from qjax.export.read.tflite.errors import FLOATS, Unsupported, bad
+from qjax.export.read.tflite.errors import FLOATS, bad
 from qjax.export.read.tflite.grids import code_range, scales
 from qjax.export.read.tflite.kernels import CONV, DEPTHWISE, GROUPED, SINGLE, TRANSPOSED
 from qjax.export.read.tflite.model import FileTensor, Operator

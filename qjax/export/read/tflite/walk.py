@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from qjax.export.ir import Graph
+from qjax.export.problems import Problems, Unsupported
 from qjax.export.read.errors import reading
 from qjax.export.read.tflite.compiled import COMPILED
-from qjax.export.read.tflite.errors import FLOATS, Unsupported
+from qjax.export.read.tflite.errors import FLOATS
 from qjax.export.read.tflite.grids import grid_of, kind_of
 from qjax.export.read.tflite.model import FileTensor, Model, Operator
 from qjax.export.read.tflite.results import Results
@@ -55,7 +56,7 @@ class Walk(Results):
         """Nodes whose kernels may round in a way of their own, see `kernels`."""
         self.functions: dict[str, Function] = {}
         """Nodes that are tables of what the runtime's kernel computes."""
-        self.problems: list[str] = []
+        self.problems = Problems()
         self._wanted = list(outputs)
         self._batched = batched
         self._sources: dict[int, str] = {}
@@ -70,7 +71,7 @@ class Walk(Results):
                 try:
                     self._input(self.model.tensors[index])
                 except Unsupported as error:
-                    self.problems.append(f"input {self.names[index]!r}: {error.why}. {error.cure}")
+                    self.problems.found.append(error.at(f"input {self.names[index]!r}"))
                     self._pretend(self.model.tensors[index])
         for operator in operators:
             try:
@@ -102,7 +103,7 @@ class Walk(Results):
     def problem(self, operator: Operator, error: Unsupported) -> None:
         """Collect what an operator lacks."""
         name = self.names[operator.outputs[0]] if operator.outputs else ""
-        self.problems.append(f"operator {operator.index} {operator.name} ({name!r}): {error.why}. {error.cure}")
+        self.problems.found.append(error.at(f"operator {operator.index} {operator.name} ({name!r})"))
 
     def _cure(self, operator: Operator) -> str:
         found = (i for i in operator.inputs if i >= 0 and i in self._computed)
@@ -133,8 +134,8 @@ class Walk(Results):
         shape = self.scaled(tensor) if tensor.index in self._batched else tensor.shape
         grid = grid_of(tensor) if tensor.dtype in CODES and tensor.scale.size else None
         if grid is None and tensor.dtype not in INTEGERS:
-            self.problems.append(
-                f"input {tensor.name!r}: {kind_of(tensor)}. Inputs are codes with a scale, int32 indices or booleans"
+            self.problems.add(
+                f"input {tensor.name!r}", kind_of(tensor), "Inputs are codes with a scale, int32 indices or booleans"
             )
         self.inputs.append(self.add(tensor, shape, grid))
 
@@ -159,7 +160,7 @@ class Walk(Results):
                 self.inputs[place] = self._sources.get(index, "")
                 if index not in self._sources and not self.problems:
                     name = self.model.tensors[index].name
-                    self.problems.append(f"input {name!r}: floats without a QUANTIZE behind it. {FLOATS}")
+                    self.problems.add(f"input {name!r}", "floats without a QUANTIZE behind it", FLOATS)
 
     def _output(self, index: int) -> str:
         tensor = self.model.tensors[index]
@@ -167,7 +168,7 @@ class Walk(Results):
         if found is not None and (found.grid is not None or tensor.dtype in INTEGERS):
             return found.name
         if not self.problems:
-            self.problems.append(f"output {tensor.name!r}: {kind_of(tensor)}. {FLOATS}")
+            self.problems.add(f"output {tensor.name!r}", kind_of(tensor), FLOATS)
         return ""
 
 
