@@ -1,6 +1,8 @@
 """What holds for every test: strict promotion, hypothesis without deadlines, oracles only when asked for."""
 
+import gc
 import os
+from pathlib import Path
 
 # Before jax is imported: the bits under test are the CPU's unless the caller names another platform.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -34,6 +36,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run the tests marked exhaustive too: more models",
     )
+
+
+_MAPS = Path("/proc/self/maps")
+_MANY = 20_000
+"""Linux allows a process 65,530 mappings (vm.max_map_count). Beyond them LLVM crashes instead of raising an error."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled_programs_are_dropped():
+    """Every program that XLA compiled keeps a few mappings of memory; a worker that runs thousands of tests has many."""
+    yield
+    if _MAPS.exists() and _MAPS.read_bytes().count(b"\n") > _MANY:
+        jax.clear_caches()
+        gc.collect()
 
 
 def pytest_configure(config: pytest.Config) -> None:
