@@ -45,7 +45,7 @@ _MANY = 20_000
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled_programs_are_dropped():
-    """Every program that XLA compiled keeps a few mappings of memory; a worker that runs thousands of tests has many."""
+    """Each program that XLA compiled keeps mappings of memory; a worker that runs thousands of tests has many."""
     yield
     if _MAPS.exists() and _MAPS.read_bytes().count(b"\n") > _MANY:
         jax.clear_caches()
