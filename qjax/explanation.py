@@ -35,9 +35,9 @@ FORMS: Mapping[Form, str] = {
     "table": "a table of codes",
     "folded": "constants of the kernel before it",
     "moved": "codes moved or selected",
-    "index": "integers or booleans that stand for themselves",
-    "float": "reals, as the recipe says",
-    "dynamic": "a product of codes, its scales found at run time",
+    "index": "indices or booleans, which need no scale",
+    "float": "float, as the recipe says",
+    "dynamic": "a product of codes with scales found at run time",
     "unsupported": "no integer form",
 }
 """What an equation may become."""

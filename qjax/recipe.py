@@ -21,9 +21,9 @@ ScanMode = Literal["stacked", "shared"]
 
 
 _ELSEWHERE = {
-    "bits": "Bits are said of weights and activations: Recipe(weights=QSpec(bits=4, axis=-1)).",
-    "axis": "An axis is said of weights: weights=QSpec(axis=-1).",
-    "symmetric": "Symmetry is said of weights and activations: activations=QSpec(symmetric=False).",
+    "bits": "Set bits for weights or for activations: Recipe(weights=QSpec(bits=4, axis=-1)).",
+    "axis": "Set the axis of the weights: weights=QSpec(axis=-1).",
+    "symmetric": "Set symmetry for weights or for activations: activations=QSpec(symmetric=False).",
 }
 """What people look for in a recipe: where it is."""
 
@@ -227,7 +227,7 @@ class Recipe:
                 raise ValueError(
                     f"Recipe: override {_name(key)}: qjax.Dynamic is for products of an activation with a weight, of "
                     f"which {', '.join(map(repr, sorted(tops)))} has none of its own. Override the module whose "
-                    "__call__ multiplies, or use qjax.FLOAT to leave this one in reals."
+                    "__call__ multiplies, or use qjax.FLOAT to leave this one in float."
                 )
 
     def quantizer(self, place: Place, types: Mapping[str, type], *, edge: bool, output: bool) -> Quantizer:
@@ -246,8 +246,8 @@ class Recipe:
         elif calibration.estimator(method).follows_tensor:
             raise ValueError(
                 f'Quantizer {place.name!r}: "dynamic" is for weights. Give the override the name of the weight, such '
-                "as 'head/kernel', or another method; or put qjax.Dynamic() in its place, for scales of activations "
-                "that are found at run time."
+                "as 'head/kernel', or another method; or use qjax.Dynamic() instead, which finds the scales of "
+                "activations at run time."
             )
         elif not spec.per_tensor:
             raise ValueError(f"Quantizer {place.name!r}: expected a per-tensor spec for an activation, got {spec}.")

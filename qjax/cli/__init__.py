@@ -39,7 +39,7 @@ class _Commands(Program):
 
 _HELP = """Quantized models: look at them, run them, prove them on a runtime, convert them.
 
-MODEL is a .qjax, .onnx or .tflite file everywhere; its kind is told by its content.
+MODEL is a .qjax, .onnx or .tflite file everywhere; the content tells which.
 
 \b
 Examples:

@@ -6,10 +6,12 @@ from qjax.cli.errors import DIFFERENT, Refused
 from qjax.cli.parameters import codes_option, examples_option, model_argument, seed_option, subcommand
 
 
-@subcommand(name="compare", short_help="Where two models, or one under two targets, part.")
+@subcommand(name="compare", short_help="Find where two models, or two targets, differ.")
 @model_argument
 @click.argument("files", metavar="[OTHER] [INPUT]...", nargs=-1, type=click.Path(path_type=str))
-@click.option("--targets", metavar="A,B", help="Compare MODEL under these two targets; with one, against its own.")
+@click.option(
+    "--targets", metavar="A,B", help="Compare MODEL under these two targets; one name is compared with the model's own."
+)
 @codes_option
 @click.option(
     "--batch-size", metavar="N", type=click.IntRange(min=1), default=256, show_default=True, help="Examples at a time."

@@ -13,7 +13,7 @@ EXTRAS = {
 }
 
 
-@subcommand(short_help="Versions, devices, and which runtimes answer here.")
+@subcommand(short_help="Show versions, devices and the installed runtimes.")
 @click.option("--live", is_flag=True, help="Run a small model on every runtime and compare its codes. Takes a minute.")
 def command(live: bool) -> int:
     r"""Say what is installed, which devices JAX has, and which runtimes can be asked.

@@ -19,17 +19,21 @@ OPTIONS = {
 @click.argument("format", type=click.Choice(list(OPTIONS)), metavar="FORMAT")
 @output_option
 @target_option
-@click.option("--batch", metavar="N", type=click.IntRange(min=1), help="Fix the batch; c and tflite: 1 by default.")
-@click.option("--style", metavar="NAME", help="onnx: integer, qdq or qoperator; qdq where the target is onnxruntime.")
-@click.option("--codes", is_flag=True, default=None, help="onnx: codes in and out, in the styles qdq and qoperator.")
 @click.option(
-    "--portable", type=click.Choice(["floats", "codes"]), help="onnx, style qdq: for other runtimes than ONNX Runtime."
+    "--batch", metavar="N", type=click.IntRange(min=1), help="Fix the batch size; default for c and tflite: 1."
 )
-@click.option("--profile", metavar="NAME", help="Write it for this device, if it breaks no rule (see: qjax check).")
-@click.option("--name", metavar="NAME", help="c: of the files and functions; model by default.")
+@click.option("--style", metavar="NAME", help="onnx: integer, qdq or qoperator; default for target onnxruntime: qdq.")
+@click.option("--codes", is_flag=True, default=None, help="onnx, styles qdq and qoperator: take and return codes.")
+@click.option(
+    "--portable",
+    type=click.Choice(["floats", "codes"]),
+    help="onnx, style qdq: write for other runtimes than ONNX Runtime.",
+)
+@click.option("--profile", metavar="NAME", help="Write for this device, after a check of its rules (see: qjax check).")
+@click.option("--name", metavar="NAME", help="c: name of the files and functions; default: model.")
 @click.option("--vectors", metavar="N", type=click.IntRange(min=0), help="c: golden runs in the self-test.")
-@click.option("--int4/--no-int4", default=None, help="tflite: pack weights of 4 bits; by default where that is safe.")
-@click.option("--reals", is_flag=True, default=None, help="stablehlo: from reals to reals instead of codes to codes.")
+@click.option("--int4/--no-int4", default=None, help="tflite: pack 4-bit weights; default: where it is safe.")
+@click.option("--reals", is_flag=True, default=None, help="stablehlo: take and return floats instead of codes.")
 def command(model: str, format: str, output: str, target: str | None, profile: str | None, **options: object) -> None:
     r"""Write a model as FORMAT: c (a folder), onnx, stablehlo or tflite.
 
@@ -50,7 +54,7 @@ def command(model: str, format: str, output: str, target: str | None, profile: s
     given = {key: value for key, value in options.items() if value is not None}
     for key in given.keys() - set(OPTIONS[format]):
         taken = ", ".join(f"--{name}" for name in OPTIONS[format])
-        raise Refused(f"--{key} is no option of the format {format}, which takes {taken}.")
+        raise Refused(f"--{key} is not an option of the format {format}, which takes {taken}.")
     graph = open_model(model, target)
     with refusing():
         graph.emit(format, output, profile=profile, **given)

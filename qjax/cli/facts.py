@@ -23,7 +23,7 @@ def _signature(tensor: Mapping[str, Any]) -> str:
         return f"{text}, no scale"
     low, high = tensor["codes"]
     text += f", scale {_span(tensor['scale'])}, zero point {_span(tensor['zero_point'])}, codes {low}..{high}"
-    return text if tensor["reals"] is None else f"{text}, reals {tensor['reals'][0]:.6g}..{tensor['reals'][1]:.6g}"
+    return text if tensor["reals"] is None else f"{text}, values {tensor['reals'][0]:.6g}..{tensor['reals'][1]:.6g}"
 
 
 def node_table(found: Mapping[str, Any]) -> str:

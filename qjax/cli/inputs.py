@@ -40,13 +40,13 @@ def _check(tensor: Tensor, array: np.ndarray, codes: bool) -> None:
             what = "indices" if q is None else "codes"
             cure = f"array.astype(np.{tensor.dtype}) if they fit"
             if codes and array.dtype.kind == "f":
-                cure = "leave --codes out to give reals"
+                cure = "leave --codes out to give floats"
             raise Refused(f"{place}: expected {what} of dtype {tensor.dtype}, got {array.dtype}: {cure}.")
     elif array.dtype != np.float32:
         cure = "array.astype(np.float32)"
         if array.dtype.name == tensor.dtype:
-            cure = "--codes says that the file holds codes"
-        raise Refused(f"{place}: expected reals of dtype float32, got {array.dtype}: {cure}.")
+            cure = "add --codes if the file holds codes"
+        raise Refused(f"{place}: expected floats of dtype float32, got {array.dtype}: {cure}.")
     if codes and q is not None and array.size and (array.min() < q.qmin or array.max() > q.qmax):
         raise Refused(f"{place}: expected codes within [{q.qmin}, {q.qmax}], got [{array.min()}, {array.max()}].")
 

@@ -7,7 +7,7 @@ import click
 from qjax.cli.parameters import model_argument, subcommand, target_option
 
 
-@subcommand(name="inspect", short_help="The nodes of a model, its scales, its arithmetic, its cost.")
+@subcommand(name="inspect", short_help="Show a model's nodes, scales, arithmetic and cost.")
 @model_argument
 @target_option
 @click.option("--nodes/--tensors", default=True, help="A table of the nodes (the default), or of all tensors.")

@@ -45,15 +45,15 @@ target_option: Callable[[Any], Any] = click.option(
     "--target",
     metavar="T",
     type=Target(),
-    help="Under the rounding of this target (see: qjax targets). Default: the model's own.",
+    help="Use the rounding of this target (see: qjax targets). Default: the model's own target.",
 )
 
 codes_option: Callable[[Any], Any] = click.option(
-    "--codes", is_flag=True, help="The files hold integer codes instead of reals."
+    "--codes", is_flag=True, help="The files hold integer codes instead of floats."
 )
 
 seed_option: Callable[[Any], Any] = click.option(
-    "--seed", metavar="N", type=int, default=0, show_default=True, help="Of the random codes."
+    "--seed", metavar="N", type=int, default=0, show_default=True, help="Seed of the random codes."
 )
 
 examples_option: Callable[[Any], Any] = click.option(

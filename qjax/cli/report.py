@@ -6,19 +6,21 @@ from qjax.cli.errors import Refused
 from qjax.cli.parameters import codes_option, examples_option, seed_option, subcommand, target_option
 
 
-@subcommand(name="report", short_help="One HTML file that shows a model, or where two differ.")
+@subcommand(name="report", short_help="Write an HTML file that shows a model, or where two differ.")
 @click.argument("model", type=click.Path(path_type=str))
 @click.argument("other", required=False, type=click.Path(path_type=str))
 @click.option(
     "--data", metavar="FILE", multiple=True, type=click.Path(path_type=str), help="A .npz, or a .npy per input."
 )
-@click.option("--targets", metavar="A,B", help="Compare MODEL under these two targets; with one, against its own.")
+@click.option(
+    "--targets", metavar="A,B", help="Compare MODEL under these two targets; one name is compared with the model's own."
+)
 @target_option
 @codes_option
 @click.option("-o", "--output", metavar="PATH", default="report.html", show_default=True, help="Where to write.")
 @click.option("--title", metavar="TEXT", help="Of the page.")
 @click.option(
-    "--source/--no-source", default=True, help="Show the line of code that each node comes from, if it is here."
+    "--source/--no-source", default=True, help="Show the line of code of each node, if the source file exists."
 )
 @click.option(
     "--batch-size", metavar="N", type=click.IntRange(min=1), default=256, show_default=True, help="Examples at a time."

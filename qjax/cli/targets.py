@@ -7,7 +7,7 @@ import click
 from qjax.cli.parameters import Target, subcommand
 
 
-@subcommand(name="targets", short_help="List whose rounding a model can obey.")
+@subcommand(name="targets", short_help="List the targets: runtimes whose rounding qjax computes.")
 @click.argument("name", required=False, type=Target())
 def command(name: str | None) -> None:
     r"""List the targets, or show what one of them computes, operation by operation.

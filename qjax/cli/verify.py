@@ -44,7 +44,7 @@ Examples:
 @files_argument
 @click.option("--runtime", type=click.Choice(list(RUNTIMES)), metavar="NAME", help="One of the runtimes above.")
 @click.option(
-    "--expect", metavar="PATH", type=click.Path(path_type=str), help="Outputs to compare with: codes or float32 reals."
+    "--expect", metavar="PATH", type=click.Path(path_type=str), help="Outputs to compare with: codes or float32 values."
 )
 @codes_option
 @target_option

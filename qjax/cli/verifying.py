@@ -75,7 +75,7 @@ def _expected(graph: IntegerGraph, path: str, values: Sequence[np.ndarray]) -> l
             raise Refused(f"{path}: output {name!r}: expected shape {shape}, got {value.shape}.")
         if value.dtype.name not in (tensor.dtype, "float32"):
             raise Refused(
-                f"{path}: output {name!r}: expected codes of dtype {tensor.dtype} or reals of float32, "
+                f"{path}: output {name!r}: expected codes of dtype {tensor.dtype} or floats of dtype float32, "
                 f"got {value.dtype}."
             )
     return [found[name] for name in ir.outputs]

@@ -188,5 +188,5 @@ def _check_batch(graph: Graph, node: Node) -> None:
     if not ops.get(node.op).keeps_batch(node.attributes, shapes):
         raise ConversionError(
             f"{node.location}: {node.name!r} repeats a tensor of shape {shapes[0]} for every example of the batch, "
-            "whose size is free. Let the operations behind it broadcast instead."
+            "whose size is free. Let the operations after it broadcast instead."
         )

@@ -25,7 +25,7 @@ def explain(key: Key, count: int, a: Side, b: Side, outputs: int) -> str:
             lie, them = ("lies", "it") if one else ("lie", "them")
             return f"{n} {lie} so near a tie that the {kind} steps of {who} carry {them} onto or over it"
         case "truncation":
-            return f"{n} {'is' if one else 'are'} cut off by {who}, not rounded"
+            return f"{n} {'is' if one else 'are'} truncated by {who} instead of rounded"
         case "formula":
             are = "is no tie" if one else "are no ties"
             return f"{n} {are}, and {who or 'one of the two'} does not give the nearest code"
@@ -34,7 +34,7 @@ def explain(key: Key, count: int, a: Side, b: Side, outputs: int) -> str:
         case "bias":
             return f"{n} {'is' if one else 'are'} decided by the biases"
         case "overflow":
-            return f"{n} {'leaves' if one else 'leave'} the range in which the two are roundings (overflow)"
+            return f"{n} {'leaves' if one else 'leave'} the range in which both rules round (overflow)"
         case "accumulator":
             return f"{n} {'has another accumulator' if one else 'have other accumulators'} before the bias"
         case "grid":
@@ -45,7 +45,7 @@ def explain(key: Key, count: int, a: Side, b: Side, outputs: int) -> str:
             return f"{n} because constants or attributes differ"
         case _:
             where = f" in {who}" if who else ""
-            return f"{n} by none of the known causes{where}; {outputs:,} outputs were compared"
+            return f"{n} for no known cause{where}; {outputs:,} outputs were compared"
 
 
 def _of(side: Side, a: Side, b: Side) -> str:

@@ -74,7 +74,7 @@ def check_quantized(graph: Graph) -> Graph:
             raise GraphError(f"Node {node.name!r}: {', '.join(given)} belong to a target, not to a quantized graph.")
     for tensor in graph.tensors.values():
         if tensor.dtype not in (*INTEGER_DTYPES, *REAL_DTYPES):
-            raise GraphError(f"Tensor {tensor.name!r}: expected integers or real numbers, got {tensor.dtype}.")
+            raise GraphError(f"Tensor {tensor.name!r}: expected integers or floats, got {tensor.dtype}.")
         _check_tensor(tensor)
     return graph
 

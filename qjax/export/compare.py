@@ -157,8 +157,8 @@ class _Run:
                 and x.dtype != tensor.dtype
             ):
                 raise TypeError(
-                    f"compare: input {name!r} takes reals, or codes of dtype {tensor.dtype}; got {x.dtype}. "
-                    "graph.quantize(x) makes codes from reals."
+                    f"compare: input {name!r} takes floats, or codes of dtype {tensor.dtype}; got {x.dtype}. "
+                    "graph.quantize(x) makes codes from floats."
                 )
             reals.append(x)
         left, right = input_codes(self.a.ir, reals), input_codes(self.b.ir, reals)

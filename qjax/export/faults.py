@@ -15,7 +15,7 @@ from qjax import ops
 from qjax.export.interpreter import Constants, attributes
 from qjax.export.ir import Graph
 
-_CURE = "No code stands for them, and runtimes disagree about what they become: clean the data first."
+_CURE = "They have no code, and runtimes disagree about what they become: clean the data first."
 _INDICES = (
     "JAX gives NaN there, for which there is no code, and the graph would clip them. Correct the indices, use the mode "
     "'clip' in the model, or compute with codes: graph.dequantize(graph.run(graph.quantize(x)))."

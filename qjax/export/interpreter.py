@@ -129,7 +129,7 @@ class Interpreter:
             if dtype != tensor.dtype:
                 raise TypeError(
                     f"Input {name!r}: expected codes of dtype {tensor.dtype}, got {dtype}. "
-                    "graph.quantize(x) makes codes from reals."
+                    "graph.quantize(x) makes codes from floats."
                 )
         check_shapes(graph, [tuple(array.shape) for array in arrays])
         for name, array in zip(graph.inputs, arrays, strict=True):

@@ -102,7 +102,7 @@ def program_of(result: Float, is_constant: Any) -> Program:
     (out,) = writer.read(closed.jaxpr, closed.consts, operands)
     if out[0] != "value":
         raise ConversionError(
-            f"{where(result.eqn)}: a float island whose result is constant; drop its qjax.FLOAT or qjax.Dynamic."
+            f"{where(result.eqn)}: a float part whose result is constant; remove its qjax.FLOAT or qjax.Dynamic."
         )
     constants = {role: leaf.found.value for role, leaf in zip(roles, fixed, strict=True)} | writer.constants
     # what is there for a gradient alone stays behind: the reals of a weight that is multiplied as codes

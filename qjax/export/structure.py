@@ -208,8 +208,8 @@ def _own(tree: Any) -> str:
     if is_leaf(tree):
         return ""
     return (
-        ", which is not what the model was converted with: other static fields, another class, or a graph from a file, "
-        "which knows no classes; give a dict or a list as above"
+        ". Its class or its static fields differ from those that the model was converted with. A graph from a "
+        "file knows no classes at all: give a dict or a list as above"
     )
 
 

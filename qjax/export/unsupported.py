@@ -16,18 +16,16 @@ def where(eqn: Equation) -> str:
     return eqn.where
 
 
-_ISLAND = "Or leave it in reals, as a float island between integers: Recipe(overrides={{{scope!r}: qjax.FLOAT}})."
-_CUT = (
-    "Or cut the model there: return what flows into it, and compute the rest from the graph's outputs, in reals as now."
-)
+_ISLAND = "Or keep it in float, as a part between integers: Recipe(overrides={{{scope!r}: qjax.FLOAT}})."
+_CUT = "Or cut the model there: return what flows into it, and compute the rest from the graph's outputs, in float."
 _STATISTICS = "Write it as a function that qjax knows: qjax.ops.names() lists what has integer kernels."
 _WRITES = (
     "Write at constant places or at one per example, choose with jnp.where and a mask, or put parts together with "
     "jnp.concatenate."
 )
 _READS = (
-    "Take along one axis: jnp.take, or jnp.take_along_axis where every example chooses for itself. Write a fill_value, "
-    "which stands for indices out of range, with jnp.where."
+    "Take along one axis: jnp.take, or jnp.take_along_axis where every example chooses for itself. Write a fill_value "
+    "for indices out of range with jnp.where."
 )
 _ORDER = "argmax, argmin, max and top_k have integer forms: use one of them."
 _PRODUCT = (
@@ -36,7 +34,7 @@ _PRODUCT = (
 )
 _MEMBERS = "A graph runs on one machine: take sums over devices out of what is converted."
 _LOGITS = "Return the numbers that go into it (the logits), and take it, or the loss, of the dequantized outputs."
-_EDGES = "Count the edges that a number has passed: jnp.sum(x[..., None] >= edges, axis=-1)."
+_EDGES = "Count how many edges lie below the number: jnp.sum(x[..., None] >= edges, axis=-1)."
 _KNOTS = (
     "Write it piece by piece in a Python loop, which becomes one table: "
     "y = jnp.where(x < knot, y, value + slope * (x - knot)) for every knot."

@@ -159,7 +159,7 @@ class Report(Printed):
         if self.as_converted is None:
             return []
         if self.as_converted:
-            return ["The graph equals qjax.exact(qmodel, ...): qjax.convert makes this very graph of the model."]
+            return ["The graph equals qjax.exact(qmodel, ...): qjax.convert makes the same graph of this model."]
         return [f"The graph is not the one that qjax.convert makes of this model now: {self.changed}. Convert again."]
 
     def _distances(self) -> list[str]:
@@ -213,7 +213,7 @@ class Report(Printed):
         if len(shown) < len(self.nodes):
             lines.append(f"{len(self.nodes) - len(shown)} more nodes: no code differs.")
         lines += [
-            f"real output {r.name}: {r.differ} of {r.compared} numbers differ, by at most {r.by_at_most:.3g}"
+            f"float output {r.name}: {r.differ} of {r.compared} numbers differ, by at most {r.by_at_most:.3g}"
             for r in self.reals
         ]
         return lines
@@ -245,7 +245,7 @@ def first_difference(a: Graph, b: Graph) -> str:
     names = [node.name for node in a.nodes], [node.name for node in b.nodes]
     if names[0] != names[1]:
         other = next((y for x, y in zip(*names, strict=False) if x != y), "one graph has more nodes")
-        return f"the nodes are others, from {other!r} on"
+        return f"the nodes differ, from {other!r} on"
     for name in a.inputs:
         if _parameters(a, name) != _parameters(b, name):
             return f"the quantization parameters of {name!r} differ"

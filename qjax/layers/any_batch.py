@@ -70,5 +70,6 @@ def _stops(axis: Sequence[int], sizes: Sequence[int]) -> bool:
 def _refused(eqn: Equation, what: str) -> TraceError:
     return TraceError(
         f"{eqn.where}: {eqn.primitive!r}: {what}. A graph takes any batch: no operation "
-        "may cut it, or treat an example by its position in it. Cut the batch before the model, or cut its outputs."
+        "may slice it, or depend on an example's position in it. Slice the batch before the model, or slice its "
+        "outputs."
     )

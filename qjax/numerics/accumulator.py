@@ -78,8 +78,8 @@ class Accumulator:
                 raise ValueError(f"Accumulator: {field} must be one of {', '.join(map(repr, known))}. Got {value!r}.")
         if self.overflow == "exact" and self.bits != 32:
             raise ValueError(
-                f"Accumulator: overflow='exact' is a proof for 32 bits. Got bits={self.bits}: say what happens beyond "
-                "them with overflow='wrap' or 'saturate'."
+                f"Accumulator: overflow='exact' is a proof for 32 bits. Got bits={self.bits}: choose what happens "
+                "beyond them with overflow='wrap' or 'saturate'."
             )
         if self.pairs and self.overflow != "exact":
             raise ValueError(

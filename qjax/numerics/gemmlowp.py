@@ -34,7 +34,7 @@ def gemmlowp_table(function: str, x_scale: float | np.floating, x_zero_point: in
       ValueError: another function, or a scale that is not finite and positive.
     """
     if function not in ("logistic", "tanh"):
-        raise ValueError(f"gemmlowp_table: expected a function out of logistic, tanh. Got {function!r}.")
+        raise ValueError(f"gemmlowp_table: expected logistic or tanh. Got {function!r}.")
     scale = float(x_scale)
     if not (math.isfinite(scale) and scale > 0):
         raise ValueError(f"gemmlowp_table: the scale must be finite and positive. Got {scale}.")

@@ -15,8 +15,8 @@ ArrayT = TypeVar("ArrayT", jax.Array, np.ndarray[Any, Any])
 
 
 _ELSEWHERE = {
-    "method": "How scales are learned is said by Recipe(method=..., weight_method=...) or Override(method=...).",
-    "observer": "How scales are found is said by Recipe(observer=..., weight_observer=...).",
+    "method": "Recipe(method=..., weight_method=...) or Override(method=...) choose how scales are learned.",
+    "observer": "Recipe(observer=..., weight_observer=...) choose how scales are found.",
     "scale": "A scale is found by calibration, or is part of QParams(scale, zero_point, spec).",
     "zero_point": "A zero point is found by calibration, or is part of QParams(scale, zero_point, spec).",
 }
@@ -95,7 +95,7 @@ class QSpec:
             if self.group_size < 1:
                 raise ValueError(f"QSpec: group_size must be at least 1. Got {self.group_size}")
         elif self.group_axis != 0:
-            raise ValueError("QSpec: group_axis says nothing without group_size. Give both, or neither")
+            raise ValueError("QSpec: group_axis needs group_size. Give both, or neither")
 
     @property
     def qmin(self) -> int:

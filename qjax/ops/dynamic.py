@@ -119,7 +119,7 @@ class DynamicProduct:
         if summed > most:
             raise ValueError(
                 f"Dynamic on a sum of {summed} products: at most {most} of these bits are sure to fit int32. Use fewer "
-                "bits, or leave the module in reals: qjax.FLOAT."
+                "bits, or leave the module in float: qjax.FLOAT."
             )
 
     @property

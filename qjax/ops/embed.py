@@ -52,7 +52,7 @@ class Embed(Elementwise):
         return [table.with_codes(eqn.bind(indices, table.codes)[0])]
 
     def implied(self, inputs: Sequence[str]) -> str | None:
-        return "an index below zero counts from the end where `wraps` says so; what is out of range is clipped"
+        return "with `wraps`, an index below zero counts from the end; an index out of range is clipped"
 
     def refuses(self, eqn: Equation, index: int, value: Any) -> str | None:
         # `misplaced` counts constant indices too

@@ -100,4 +100,4 @@ def _reduced(function: str, x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
         return whole(x.astype(jnp.int32), axis=axes) != np.int32(0)
     if function in ("reduce_max", "reduce_min"):
         return (jnp.max if function == "reduce_max" else jnp.min)(x, axis=axes)
-    raise ValueError(f"logic: {function} of integers has no kernel; of booleans it has.")
+    raise ValueError(f"logic: {function} has a kernel for booleans only, not for integers.")

@@ -23,7 +23,7 @@ class MaxPool(GridOp):
     keeps_batch = always
 
     def implied(self, inputs: Sequence[str]) -> str | None:
-        return "padding is below every code; a window of padding alone gives the least code"
+        return "padding is below every code; a window that holds only padding becomes the least code"
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         return window_attributes(eqn)

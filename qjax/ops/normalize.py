@@ -154,8 +154,8 @@ def _setup(attributes: Attributes, shape: Sequence[int | None], qmin: int | None
     sizes = [shape[axis] for axis in attributes["axes"]]
     if None in sizes:
         raise ValueError(
-            f"normalize: the statistics over the axes {list(attributes['axes'])} mix the examples of a batch, whose "
-            "size is free in a graph. Normalise over axes of one example."
+            f"normalize: the statistics over the axes {list(attributes['axes'])} mix the examples of a batch, but "
+            "a graph takes any batch size. Normalise over axes of one example."
         )
     count = math.prod(size for size in sizes if size is not None) // attributes["groups"]
     return Setup.of(count, _span(qmin, qmax), centered=attributes["center"])

@@ -21,7 +21,7 @@ def count(shape: Shape, axes: Iterable[int]) -> int:
     """How many elements lie along some axes. Raises UnboundedError where one of them is the batch."""
     sizes = [shape[axis] for axis in axes]
     if None in sizes:
-        raise UnboundedError("sums over the batch, whose size is free: no bound of its accumulator exists")
+        raise UnboundedError("sums over the batch, which has no fixed size, so its accumulator has no bound")
     return math.prod(size for size in sizes if size is not None)
 
 

@@ -116,7 +116,7 @@ def graph_cards(graph: IntegerGraph, report: AccumulatorReport) -> list[tuple[st
     totals = facts.facts(graph)["totals"]
     rooms = [node.headroom for node in report.nodes]
     cards = [
-        ("target", graph.target, "whose rounding the graph obeys"),
+        ("target", graph.target, "the runtime whose rounding the graph computes"),
         ("bytes in a file", f"{totals['packed_bytes']:,}", f"{totals['weight_bytes']:,} of weights"),
         ("MACs per example", f"{totals['macs']:,}", ""),
         ("activations alive", f"{totals['peak_activation_bytes']:,} bytes", "at most, one example"),
@@ -132,8 +132,8 @@ def graph_advice(graph: IntegerGraph, report: AccumulatorReport, seen: dict[str,
     crowded = [(name, u) for name, u in seen.items() if u.ends > 0.05]
     for name, known in sorted(crowded, key=lambda item: -item[1].ends)[:3]:
         found.append(
-            f"{known.ends:.1%} of the codes of {name} are at an end of the grid. A relu does that; where none stands, "
-            "the tensor clips: calibrate with more data."
+            f"{known.ends:.1%} of the codes of {name} are at an end of the grid. After a relu this is normal. "
+            "Elsewhere the tensor is clipped: calibrate with more data."
         )
     if no_data:
         found.append("Give data to see how codes are used: qjax.report(graph, batches).")

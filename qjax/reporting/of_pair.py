@@ -86,7 +86,7 @@ def _cards(comparison: Comparison, a: IntegerGraph, b: IntegerGraph) -> list[tup
 def _advice(comparison: Comparison) -> list[str]:
     first = comparison.first
     if comparison.equal:
-        return ["No code differs on this data: either graph can stand for the other."]
+        return ["No code differs on this data: the graphs are interchangeable."]
     found = [] if first is None else [first.text]
     if comparison.predictions == 0:
         found.append("No prediction differs on this data.")

@@ -76,7 +76,7 @@ def correct(
     shared = Counter(product.shift for product in walk.items)
     for product in walk.items:
         if product.shift is None:
-            left[product.name] = "neither a bias nor batch norm stands directly behind it; give the layer a bias"
+            left[product.name] = "neither a bias nor batch norm follows it directly; give the layer a bias"
         elif shared[product.shift] > 1:
             left[product.name] = f"{product.shift} belongs to several layers"
         else:

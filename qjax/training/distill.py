@@ -157,7 +157,7 @@ class Distilled:
         shown = sorted({0, len(self.losses) // 2, len(self.losses) - 1})
         rows = [[str(index + 1), f"{self.losses[index]:.4g}"] for index in shown]
         where = f"{self.held_out} held-out batches" if self.held_out else "the batches it was trained on"
-        verdict = "kept" if self.kept else "taken back: the model is as it was"
+        verdict = "kept" if self.kept else "undone: the model is as it was before"
         last = f"loss on {where}: {self.before:.4g} before, {self.after:.4g} after {self.steps} steps; {verdict}"
         return "\n".join([table(["epoch", "loss"], rows), last])
 
@@ -274,7 +274,7 @@ def _matched(places: Mapping[str, Place], wanted: Collection[str]) -> tuple[str,
         if not any(re.fullmatch(expression, label) for label in labels):
             raise ValueError(
                 f"distill: tensors: {expression!r} matches none of the tensors {', '.join(map(repr, labels))}. An "
-                "expression must match in full: '.*' stands for any part."
+                "expression must match in full: '.*' matches any part."
             )
     return tuple(label for label in labels if any(re.fullmatch(one, label) for one in wanted))
 

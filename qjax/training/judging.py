@@ -100,7 +100,7 @@ def _called(score: Scorer, name: str, output: Any, batch: Any) -> Any:
         raise ValueError(
             f"post_training: {name}(output, batch) failed on a batch of {brief(batch)}: {type(error).__name__}: "
             f"{error}. "
-            "What it needs besides the output, labels say, must be in the batch: batches=[(images, labels), ...] with "
+            "Everything else that it needs, such as labels, must be in the batch: batches=[(images, labels), ...] with "
             "inputs=lambda batch: batch[0]."
         ) from error
 

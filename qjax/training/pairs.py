@@ -112,7 +112,7 @@ class _Finder:
         """What may move a scale over a tensor, or why nothing may."""
         axes = [input_axis(product) for product in products]
         if len(self._readers[value]) != len(products):
-            return "its input has other readers: a residual addition, a function"
+            return "other operations read its input, such as a residual addition"
         if any(axis is None for axis in axes) or len({axis[0] for axis in axes if axis}) != 1:
             return "its input channels are not one axis"
         (axis,) = {axis[0] for axis in axes if axis}
@@ -153,7 +153,7 @@ class _Finder:
 
     def _on(self, value: Value, axis: int, capped: float | None) -> tuple[tuple[Made, ...], float | None] | str:
         if len(self._readers.get(value, ())) != 1 or value in self._outputs:
-            return "what makes its input has other readers"
+            return "other operations read the result of the layer before it"
         return self._upstream(value, axis, capped)
 
     def _cap(self, eqn: Equation) -> float | None:

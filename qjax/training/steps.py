@@ -70,7 +70,7 @@ def _precision(work: Work) -> tuple[str, Any]:
 
 def _gptq(work: Work) -> tuple[str, Any]:
     if not work.walk.items:
-        raise Skipped("no dense layer or convolution whose weight is a parameter as it stands")
+        raise Skipped("no dense layer or convolution uses its parameter without a transformation")
     found = solve(work.qmodel, work.reference, work.walk, work.fit, progress=work.progress)
     changed, weights = (sum(getattr(layer, name) for layer in found.layers) for name in ("changed", "weights"))
     return f"{changed:,} of {weights:,} codes in {len(found.layers)} layers", found
@@ -78,7 +78,7 @@ def _gptq(work: Work) -> tuple[str, Any]:
 
 def _adaround(work: Work) -> tuple[str, Any]:
     if not work.walk.items:
-        raise Skipped("no dense layer or convolution whose weight is a parameter as it stands")
+        raise Skipped("no dense layer or convolution uses its parameter without a transformation")
     options = Options(steps=400, rate=1e-2, batch=32, weight=1.0)
     found = learn(work.qmodel, work.reference, work.walk, work.fit, options, progress=work.progress)
     changed, weights = (sum(getattr(layer, name) for layer in found.layers) for name in ("changed", "weights"))

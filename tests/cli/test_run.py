@@ -79,8 +79,8 @@ def test_big_endian_and_fortran_files(qjax, graphs, folder, x):
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("x", np.zeros((2, 5)), "input 'x': expected reals of dtype float32, got float64: array.astype(np.float32)."),
-        ("x", np.zeros((2, 5), np.int8), "--codes says that the file holds codes."),
+        ("x", np.zeros((2, 5)), "input 'x': expected floats of dtype float32, got float64: array.astype(np.float32)."),
+        ("x", np.zeros((2, 5), np.int8), "add --codes if the file holds codes."),
         ("x", np.zeros((2, 6), np.float32), "Input 'x': expected shape (batch, 5), got (2, 6)."),
         ("x", np.zeros(5, np.float32), "Input 'x': expected shape (batch, 5), got (5,)."),
         ("x", np.zeros((0, 5), np.float32), "no example"),
@@ -96,7 +96,7 @@ def test_wrong_arrays(refused, folder, name, value, message):
 
 def test_wrong_codes(refused, folder):
     np.save(folder / "reals.npy", np.zeros((2, 5), np.float32))
-    assert "leave --codes out to give reals" in refused("run", "dense.qjax", "reals.npy", "--codes")
+    assert "leave --codes out to give floats" in refused("run", "dense.qjax", "reals.npy", "--codes")
     np.save(folder / "wide.npy", np.zeros((2, 5), np.int16))
     assert "expected codes of dtype int8, got int16" in refused("run", "dense.qjax", "wide.npy", "--codes")
     indices = {"words": np.zeros(2, np.int64), "bias": np.zeros((2, 3), np.float32)}

@@ -106,7 +106,7 @@ def test_refused(refused, folder, outputs):
     line = ["verify", "dense.qjax", "x.npy", "--expect"]
     assert "output 'y': expected shape (11, 4), got (3, 4)" in refused(*line, "short.npy")
     np.save(folder / "wide.npy", outputs.astype(np.int32))
-    assert "expected codes of dtype int8 or reals of float32, got int32" in refused(*line, "wide.npy")
+    assert "expected codes of dtype int8 or floats of dtype float32, got int32" in refused(*line, "wide.npy")
 
 
 def test_a_format_that_cannot_hold_the_graph(refused):

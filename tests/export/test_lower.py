@@ -60,7 +60,7 @@ UNCONVERTIBLE = {
     ),
     "sum over the batch": (
         lambda m, x: m.b(m.a(x)).sum(0),
-        "'sum' .* sums over the batch, whose size is free",
+        "'sum' .* sums over the batch, which has no fixed size",
         "Sum behind the graph's output",
     ),
     "half of the batch": (

@@ -259,7 +259,7 @@ def test_accumulators_beyond_int32_are_refused():
         ConversionError, match=r"user.py:9: the accumulator of 'y' \(dot\) may reach 2147483648, beyond"
     ):
         passes.check_accumulators(wide_graph(2))
-    with pytest.raises(ConversionError, match=r"'y' \(dot\) sums over the batch, whose size is free: no bound of its"):
+    with pytest.raises(ConversionError, match=r"'y' \(dot\) sums over the batch, which has no fixed size, so its"):
         passes.check_accumulators(wide_graph(None))
 
 

@@ -45,7 +45,7 @@ def test_json_returns_what_went_in(accumulator):
         ({"bits": 33, "overflow": "wrap"}, r"bits must be an integer in 2..32. Got 33"),
         ({"bits": 1, "overflow": "wrap"}, r"bits must be an integer in 2..32. Got 1"),
         ({"bits": 8.0, "overflow": "wrap"}, r"bits must be an integer in 2..32. Got 8.0"),
-        ({"bits": 16}, r"overflow='exact' is a proof for 32 bits. Got bits=16: say what happens"),
+        ({"bits": 16}, r"overflow='exact' is a proof for 32 bits. Got bits=16: choose what happens"),
         ({"overflow": "clip"}, r"overflow must be one of 'exact', 'wrap', 'saturate'. Got 'clip'"),
         ({"operands": "raw"}, r"operands must be one of 'centered', 'codes'"),
         ({"pairs": True, "overflow": "saturate", "bits": 16}, r"int16 pairs are summed in exact 32 bits"),

@@ -53,7 +53,7 @@ def test_two_bits_and_the_default():
         ({"signed": 1}, TypeError, "signed must be True or False"),
         ({"axis": "c"}, TypeError, "axis must be an integer"),
         ({"group_size": 0}, ValueError, "group_size must be at least 1"),
-        ({"group_axis": 1}, ValueError, "says nothing without group_size"),
+        ({"group_axis": 1}, ValueError, "group_axis needs group_size"),
     ],
 )
 def test_a_bad_spec_says_what_was_expected(arguments, error, words):

@@ -398,7 +398,7 @@ def test_running_sums_that_may_overflow_are_refused() -> None:
 
 
 def test_running_sums_over_the_batch_are_refused() -> None:
-    refused(0, data(4, 6), 8, r"\(cumulative_sum\) sums over the batch, whose size is free: no bound")
+    refused(0, data(4, 6), 8, r"\(cumulative_sum\) sums over the batch, which has no fixed size")
 
 
 # ---------------------------------------------------------------------------- axes

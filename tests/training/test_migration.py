@@ -120,5 +120,5 @@ def test_a_model_without_a_pair_says_why():
 
     x = data(4, 3)
     qmodel = qjax.quantize(Residual(), qjax.Recipe(), x)
-    with pytest.raises(ValueError, match=r"equalize: expected layers .*layer/kernel: its input has other readers"):
+    with pytest.raises(ValueError, match=r"equalize: expected layers .*layer/kernel: other operations read its input"):
         qjax.training.equalize(qmodel, [x])

@@ -119,7 +119,7 @@ def test_a_loss_judges_where_there_is_one():
     y = Outliers()(pairs[3][0])
     np.testing.assert_allclose(report.float_loss, loss(y, pairs[3]), rtol=1e-5)
     np.testing.assert_allclose(report.float_metric, accuracy(y, pairs[3]), rtol=1e-6)
-    with pytest.raises(ValueError, match=r"labels say, must be in the batch"):
+    with pytest.raises(ValueError, match=r"such as labels, must be in the batch"):
         qjax.post_training(Outliers(), qjax.Recipe(), BATCHES, metric=accuracy, steps=["bias"], progress=False)
 
 

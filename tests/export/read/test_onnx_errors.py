@@ -155,7 +155,10 @@ HOSTILE = {
     "scale subnormal": (scale(1.4e-45), "at least 1.2e-38"),
     "functions that call each other": (recursive, "calls itself"),
     "cycle": (cycle, "form a cycle"),
-    "name missing": (lambda m: node(m, "c").input.__setitem__(0, "nowhere"), "'nowhere', which no initializer"),
+    "name missing": (
+        lambda m: node(m, "c").input.__setitem__(0, "nowhere"),
+        "'nowhere', which is no input, no initializer",
+    ),
     "name twice": (lambda m: node(m, "d").output.__setitem__(0, "c"), "computes 'c', which exists already"),
     "initializer twice": (lambda m: m.graph.initializer.append(initializer(m, "b")), "a name of its own"),
     "input twice": (lambda m: m.graph.input.append(m.graph.input[0]), "listed twice"),

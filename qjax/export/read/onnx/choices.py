@@ -95,7 +95,7 @@ def _compare(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
         return [result(walk, node, "compare", (x,), "bool", function=function, shape=shape, constants=held)]
     y = walk.plain(walk.real(b))
     if not grid.same(walk.draft.grid(y)):
-        raise Unsupported("compares codes of two grids; bring both to one with QuantizeLinear and DequantizeLinear")
+        raise Unsupported("compares codes with different scales or zero points; give both one quantizer")
     shape = _broadcast(node, [walk.draft.shape(name) for name in (x, y)])
     names = tuple(aligned(walk, name, len(shape)) for name in (x, y))
     return [result(walk, node, "compare", names, "bool", function=function, shape=shape)]
@@ -150,7 +150,7 @@ def _extremum(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
         if index:
             assert isinstance(found, Pending)
             if found.grid is None:
-                raise Unsupported("takes more than two operands that stand on different grids")
+                raise Unsupported("takes more than two operands with different scales or zero points")
         found = _of_parts(
             walk, inner, "extremum", (found, other), None, {"function": node.op.lower()}, broadcasts=False
         )
@@ -176,7 +176,7 @@ def _of_parts(
     shapes = [part.value.shape if isinstance(part, Known) else walk.shape(part) for part in parts]
     shape = _broadcast(node, [*shapes, *([walk.draft.shape(mask)] if mask is not None else [])])
     if not names or any(isinstance(part, Known) and part.value.dtype.kind != "f" for part in parts):
-        raise Unsupported("its operands are not reals on grids, or constant numbers")
+        raise Unsupported("its operands are neither quantized tensors nor constant numbers")
     if not broadcasts and len(names) < len(parts) and walk.draft.shape(names[0]) != shape:
         raise Unsupported("meets a constant of a larger shape")
     first_grid = walk.draft.grid(names[0])

@@ -352,7 +352,7 @@ def _joined(walk: Walk, node: OnnxNode, values: list[Codes]) -> Codes:
     grids = [draft.grid(value.tensor) for value in values]
     known = next((grid for grid in grids if grid.scale is not None), None)
     if known is None:
-        raise Unsupported("joins codes of which no quantizer tells the grid")
+        raise Unsupported("joins codes whose scale and zero point no quantizer gives")
     for value, grid in zip(values, grids, strict=True):
         if grid.scale is None:
             grid.scale, grid.zero_point = known.scale, known.zero_point

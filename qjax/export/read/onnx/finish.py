@@ -192,7 +192,7 @@ def _bias(bias: Known | Weight, s_x: NDArray[Any], s_w: NDArray[Any], value: Pen
         scale = bias.scale if bias.axis is None else vector(bias.scale)
         if bias.stored != "int32" or bias.zero_point.any():
             raise Unsupported(
-                f"the bias {bias.name!r} has codes of type {bias.stored}: int32 without a zero point, please"
+                f"the bias {bias.name!r} has codes of type {bias.stored}: expected int32 without a zero point"
             )
         # the runtime adds the codes whatever their scale says; another scale altogether is another model
         if not np.allclose(scale, step, rtol=1e-4, atol=0):
@@ -297,13 +297,13 @@ def unfused(walk: Walk, value: Pending, grid: Grid) -> list[str]:
         elif inputs[0] == "int8" and value.kernel.stored != "int8":
             found.append("int8 codes meet a weight of uint8")
         if value.steps:
-            found.append("a factor or an offset stands behind it")
+            found.append("a factor or an offset follows it")
     if any(kind not in ("int8", "uint8") for kind in (*inputs, grid.dtype)):
         found.append(f"its codes are {', '.join(sorted({*inputs, grid.dtype}))}")
     elif inputs[0] != grid.dtype or (value.product is None and any(kind != grid.dtype for kind in inputs)):
         found.append(f"codes of {', '.join(sorted(set(inputs)))} become {grid.dtype}")
     if _bounds(value, grid):
-        found.append("a clamp within the range of the codes stands behind it")
+        found.append("a clamp within the range of the codes follows it")
     chain = (value.name, *value.names, *(move.name for move in value.moves))
     shared = [name for name in chain if walk.readers.get(name, 0) > 1]
     if shared:

@@ -156,8 +156,8 @@ def _check_names(initializers: Mapping[str, Any], inputs: list[Port], nodes: lis
         for name in node.inputs:
             if name and name not in known:
                 raise ReadError(
-                    f"{node.title} reads {_short(name)!r}, which no initializer, input or earlier node gives: the "
-                    "model is damaged, or its nodes are not in order or form a cycle."
+                    f"{node.title} reads {_short(name)!r}, which is no input, no initializer and no result of an "
+                    "earlier node. The model is damaged, or its nodes are out of order or form a cycle."
                 )
         for name in node.outputs:
             if name and name in known:

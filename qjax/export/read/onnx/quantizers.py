@@ -69,7 +69,7 @@ def dequantized(walk: Walk, x: Value, scale: Value | None, zero_point: Value | N
     if isinstance(x, Pending) and x.integers:
         raise Unsupported("dequantizes an int32 accumulator; QLinearMatMul and QLinearConv requantize it")
     if not isinstance(x, Codes):
-        raise Unsupported("reads reals where codes are expected")
+        raise Unsupported("reads floats where codes are expected")
     entry = walk.draft.tensors[x.tensor]
     s, z, _ = parameters(scale, zero_point, entry.dtype)
     name_grid(walk, x.tensor, np.float32(s), int(z))
@@ -231,7 +231,7 @@ def integer_operand(walk: Walk, x: Value | None, zero_point: Value | None, axis:
             one = Known(np.ones(zero_point.value.shape, np.float32))
         return dequantized(walk, x, one, zero_point, axis)
     if not isinstance(x, Codes):
-        raise Unsupported("reads reals where codes are expected")
+        raise Unsupported("reads floats where codes are expected")
     grid = walk.draft.grid(x.tensor)
     _, z, _ = parameters(Known(np.asarray(1, np.float32)), zero_point, grid.dtype)
     name_grid(walk, x.tensor, np.float32(1) if grid.scale is None else grid.scale, int(z))

@@ -277,7 +277,7 @@ class Walk:
         tensor = self.finisher.finish(self, value, value.last_name, value.grid)
         reasons = self.finisher.in_between(self, value)
         if value.low is not None or not value.unchanged:
-            reasons.append(f"no QuantizeLinear stands behind {value.last_name!r}")
+            reasons.append(f"no QuantizeLinear follows {value.last_name!r}")
         if reasons:
             self.loose[tensor] = reasons[0]
         return Real(tensor)
@@ -315,7 +315,7 @@ def _lacking(value: Value | None) -> str:
         return f"is the float input {value.name!r}: a QuantizeLinear and a DequantizeLinear are missing behind it"
     if isinstance(value, Known):
         return "is a constant in floats: it needs QuantizeLinear and DequantizeLinear, or codes and DequantizeLinear"
-    return "holds codes where reals are expected: a DequantizeLinear is missing" if value is not None else "is missing"
+    return "holds codes where floats are expected: a DequantizeLinear is missing" if value is not None else "is missing"
 
 
 def _listed(problems: list[str]) -> str:
