@@ -1,0 +1,1 @@
+"""Networks as firmware for Cortex-M under QEMU: `python -m experiments.firmware`."""
