@@ -21,6 +21,7 @@ from qjax.export.ir import Graph, Node, Tensor
 from qjax.export.passes import remove_dead
 from qjax.export.passes.partition import expand
 from qjax.export.unsupported import ConversionError
+from qjax.names import lengthened
 from qjax.numerics.rules import get_rule
 from qjax.numerics.softfloat import Real
 from qjax.ops import Role
@@ -111,8 +112,7 @@ def _stated(graph: Graph, tensors: dict[str, Tensor], node: Node) -> Node:
 
 
 def _add(tensors: dict[str, Tensor], name: str, value: Any) -> str:
-    while name in tensors:
-        name += "'"
+    name = lengthened(name, tensors, "'")
     tensors[name] = Tensor(name, tuple(np.shape(value)), str(value.dtype), None, value)
     return name
 

@@ -19,6 +19,7 @@ from qjax.batches import brief
 from qjax.layers.keras_calls import intercepted
 from qjax.layers.keras_layers import marked
 from qjax.layers.places import put, types_within
+from qjax.names import lengthened
 
 
 @dataclasses.dataclass(eq=False)
@@ -135,8 +136,7 @@ def _walk(
         if id(child) in held.paths or isinstance(child, keras.layers.InputLayer):
             continue
         name = child.name if child.name not in _RESERVED else f"{child.name}_"
-        while name in names:
-            name += "_"
+        name = lengthened(name, names)
         names.add(name)
         _walk(child, (*path, name), held, trainable, found, seen)
     for variable in layer.variables:
@@ -144,8 +144,7 @@ def _walk(
             continue
         seen.add(id(variable))
         name = variable.name if variable.name not in _RESERVED else f"{variable.name}_"
-        while name in names:
-            name += "_"
+        name = lengthened(name, names)
         names.add(name)
         moves = isinstance(layer, keras.layers.BatchNormalization)
         kind = nnx.Param if id(variable) in trainable else nnx.BatchStat if moves else nnx.Variable

@@ -19,6 +19,7 @@ from qjax.export.assign.formulas import formula_for
 from qjax.export.assign.weighted import arithmetic_of, kind_of
 from qjax.export.ir import Graph, Node, Tensor
 from qjax.export.passes.bounds import operand
+from qjax.names import lengthened
 from qjax.ops import Operand, Preparation, Role
 from qjax.ops.epilogue import Affine
 from qjax.ops.facts import AverageFacts
@@ -59,8 +60,7 @@ class _Made:
         like = self.alike.get(node.name, sorted(node.constants.items()))
         key = (*like, role, array.dtype.str, array.shape, array.tobytes())
         if key not in self._known:
-            while name in self._names:
-                name += "'"
+            name = lengthened(name, self._names, "'")
             self._names.add(name)
             self._known[key] = name
             self.tensors[name] = Tensor(name, array.shape, str(array.dtype), None, array)

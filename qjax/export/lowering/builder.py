@@ -10,6 +10,7 @@ from qjax.export.ir import Node, Quantization, Tensor
 from qjax.export.lowering.values import Accumulator, Step
 from qjax.export.unsupported import ConversionError
 from qjax.export.weights import weight_tensor
+from qjax.names import Names
 from qjax.numerics._namespace import traced
 from qjax.numerics.affine import QParams
 from qjax.ops.quantize import Quantize
@@ -29,7 +30,7 @@ class Builder:
         self.nodes: list[Node] = []
         self.inputs: list[str] = []
         self._labels = {place.label for place in annotation.values.values()}
-        self._counts: dict[str, int] = {}
+        self._names = Names(between="#", beside=self.tensors)
         self._grids: dict[tuple[str, tuple[int, ...]], tuple[Quantization, str]] = {}
         self._kernels: dict[tuple[Equation, int, Step], str] = {}
 
@@ -45,12 +46,7 @@ class Builder:
 
     def fresh(self, name: str) -> str:
         """The name, with a number appended if a tensor has it already."""
-        unique, count = name, self._counts.get(name, 1)
-        while unique in self.tensors:
-            count += 1
-            unique = f"{name}#{count}"
-        self._counts[name] = count
-        return unique
+        return self._names.free(name)
 
     def unlabelled(self, name: str) -> str:
         """A name for a tensor without its own quantizer, different from every quantizer's label."""

@@ -12,8 +12,9 @@ import numpy as np
 
 from qjax.export.emit.c.index import Indices
 from qjax.export.emit.c.scalar import Interval
-from qjax.export.emit.c.text import Names, comment, table
+from qjax.export.emit.c.text import comment, table
 from qjax.export.emit.c.values import Buffer, Value
+from qjax.names import Names
 
 
 @dataclasses.dataclass
@@ -56,20 +57,12 @@ class Block:
         self.parent = parent
         self.inner = inner or (parent is not None and parent.inner)
         self.lines: list[str] = []
-        self.taken: set[str] = set()
+        self.names = Names(between="", beside=parent.names if parent is not None else ())
         self.done: dict[tuple[object, ...], str] = {}
 
     def fresh(self, wanted: str) -> str:
         """A name that this block and those around it do not use."""
-        name, count = wanted, 1
-        while self._has(name):
-            count += 1
-            name = f"{wanted}{count}"
-        self.taken.add(name)
-        return name
-
-    def _has(self, name: str) -> bool:
-        return name in self.taken or (self.parent is not None and self.parent._has(name))
+        return self.names.fresh(wanted)
 
     def known(self, key: tuple[object, ...]) -> str | None:
         """What was computed under this key where it can be seen from here."""
@@ -99,7 +92,7 @@ class Body(abc.ABC):
     def __init__(self, source: Source, prefix: str, hint: str, note: str = "", reserved: Sequence[str] = ()) -> None:
         self.source, self.prefix, self.hint, self.note = source, prefix, hint, note
         self.root = Block()
-        self.root.taken |= set(reserved)
+        self.root.names.add(*reserved)
         self.scratch: list[Buffer] = []
         self.accesses: list[Access] = []
         self.writes: list[tuple[object, ...]] = []

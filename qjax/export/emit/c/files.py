@@ -8,8 +8,9 @@ import numpy as np
 from qjax.export.emit.c.blocks import Source
 from qjax.export.emit.c.helpers import helper_texts
 from qjax.export.emit.c.program import Place, Program, Step
-from qjax.export.emit.c.text import STORED, Names, comment, identifier, table
+from qjax.export.emit.c.text import STORED, comment, identifier, table
 from qjax.export.ir import Graph, Tensor
+from qjax.names import Names
 
 FLAGS = "-std=c99 -O3 -Wall -Wextra -Wpedantic -Werror -Wconversion -Wsign-conversion -Wshadow"
 

@@ -33,7 +33,7 @@ def reduce(body: Body, block: Block, value: Reduced, at: Indices) -> str:
     wraps = value.function == "add" and not (least <= count * low and count * high <= most)
     kind = TYPES["u" + value.dtype] if wraps and not value.dtype.startswith("u") else TYPES[value.dtype]
     block.add(f"{kind} {total} = {_cast(kind, literal(value.initial, value.dtype))};")
-    inner.taken.add("element")
+    inner.names.add("element")
     inner.add(*_step(value.function, total, kind, wraps, stripped(text), body.source.helpers, value.dtype))
     block.add(*nested(heads, inner.lines))
     if wraps and kind != TYPES[value.dtype]:

@@ -16,7 +16,7 @@ from qjax.export.emit.c.blocks import Access, Block, Body, Source, loop_head, ne
 from qjax.export.emit.c.index import Index, Indices, flat
 from qjax.export.emit.c.printer import Printer
 from qjax.export.emit.c.scalar import COMPARISONS, Expressions, Interval, Scalar, limits
-from qjax.export.emit.c.text import STORED, TYPES, Names, identifier, stripped
+from qjax.export.emit.c.text import STORED, TYPES, identifier, stripped
 from qjax.export.emit.c.values import (
     Buffer,
     Chosen,
@@ -34,6 +34,7 @@ from qjax.export.emit.c.values import (
     size,
 )
 from qjax.export.problems import Unsupported
+from qjax.names import Names
 
 _INLINE = 60
 """Expressions of at most this many characters stand in the loop itself."""

@@ -15,9 +15,10 @@ from qjax.export.emit.c import arena
 from qjax.export.emit.c.blocks import Source
 from qjax.export.emit.c.layers import lower
 from qjax.export.emit.c.loops import Layer
-from qjax.export.emit.c.text import Names, identifier
+from qjax.export.emit.c.text import identifier
 from qjax.export.emit.c.values import Buffer
 from qjax.export.ir import Graph, Node
+from qjax.names import Names
 
 
 @dataclasses.dataclass(frozen=True)

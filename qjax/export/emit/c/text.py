@@ -6,7 +6,6 @@ can neither end early nor continue on the next line.
 
 import re
 import textwrap
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -44,21 +43,6 @@ def identifier(text: str) -> str:
     if name[0].isdigit() or name in _KEYWORDS:
         name = "t_" + name
     return name
-
-
-class Names:
-    """Identifiers in use; `fresh` returns a new one."""
-
-    def __init__(self, taken: Iterable[str] = ()) -> None:
-        self._taken = set(taken)
-
-    def fresh(self, wanted: str) -> str:
-        name, count = wanted, 1
-        while name in self._taken:
-            count += 1
-            name = f"{wanted}_{count}"
-        self._taken.add(name)
-        return name
 
 
 def literal(value: int, dtype: str) -> str:

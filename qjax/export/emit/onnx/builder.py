@@ -11,6 +11,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from qjax.names import Names
+
 DOMAIN = "qjax"
 OPSET = 26
 """The newest that ONNX Runtime 1.31 runs."""
@@ -33,6 +35,7 @@ class Library:
     def __init__(self) -> None:
         self.functions: dict[str, onnx.FunctionProto] = {}
         self._by_body: dict[bytes, str] = {}
+        self._names = Names()
 
     def add(
         self,
@@ -49,13 +52,9 @@ class Library:
         )
         key = function.SerializeToString(deterministic=True)
         if key not in self._by_body:
-            taken, count = name, 1
-            while taken in self.functions:
-                count += 1
-                taken = f"{name}_{count}"
-            function.name = taken
-            self.functions[taken] = function
-            self._by_body[key] = taken
+            function.name = self._names.fresh(name)
+            self.functions[function.name] = function
+            self._by_body[key] = function.name
         return self._by_body[key]
 
 
@@ -66,17 +65,13 @@ class Builder:
         self.library = library
         self.nodes: list[onnx.NodeProto] = []
         # a subgraph sees the outer names and must not reuse one of them
-        self._names: set[str] = parent._names if parent is not None else set()
-        self._names |= set(reserved)
+        self._names = parent._names if parent is not None else Names(bare=False)
+        self._names.add(*reserved)
         self._known: dict[Any, str] = {}
 
     def fresh(self, hint: str) -> str:
         """A name that nothing in the body has yet."""
-        count = 0
-        while (name := f"{hint}_{count}") in self._names:
-            count += 1
-        self._names.add(name)
-        return name
+        return self._names.fresh(hint)
 
     def op(self, op: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
         """The output of a node; the same operation on the same inputs is one node."""

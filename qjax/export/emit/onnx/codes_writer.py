@@ -35,6 +35,7 @@ from qjax.export.emit.onnx.views import View
 from qjax.export.from_program import made_by_target
 from qjax.export.ir import Graph, Node
 from qjax.export.onnx_ops import MICROSOFT
+from qjax.names import Names
 from qjax.ops import Role
 
 Spelling = Callable[["CodesWriter", Operation, str], None]
@@ -62,7 +63,7 @@ class CodesWriter(integer.Writer):
         self.style, self.spelling, self.operations, self.codes = style, spelling, operations, codes
         self.options: dict[str, str] = {}
         self.reals: dict[Operand, str] = {}
-        self.names = set(graph.tensors)
+        self.names = Names(graph.tensors, beside=self.initializers)
         self.results: dict[str, str] = {}
         self.casts: dict[str, str] = {}
         self.pairs = targets.get(graph.target).accumulator.pairs
@@ -242,12 +243,7 @@ class CodesWriter(integer.Writer):
 
     def fresh(self, name: str) -> str:
         """A name that nothing else has."""
-        candidate, count = name, 1
-        while candidate in self.names or candidate in self.initializers:
-            count += 1
-            candidate = f"{name}_{count}"
-        self.names.add(candidate)
-        return candidate
+        return self.names.fresh(name)
 
     def stored(self, name: str, value: Any) -> str:
         """An initializer; the same name and value are one."""

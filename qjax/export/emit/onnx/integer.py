@@ -28,6 +28,7 @@ from qjax.export.emit.onnx.views import NeedsBatch, View
 from qjax.export.interpreter import attributes as attributes_of
 from qjax.export.ir import Graph, Node
 from qjax.export.problems import Unsupported
+from qjax.names import lengthened
 from qjax.numerics.output_dequantization import OUTPUT_DEQUANTIZATIONS
 from qjax.ops.facts import ProductFacts
 from qjax.version import __version__
@@ -203,9 +204,7 @@ class Writer:
 
     def unique(self, name: str) -> str:
         """The name, longer where a tensor of the graph has it."""
-        while name in self.graph.tensors:
-            name += "_"
-        return name
+        return lengthened(name, self.graph.tensors)
 
     def in_order(self, view: View, order: tuple[int, ...]) -> View:
         """The tensor with its axes in that order, one Transpose for all that read it so."""

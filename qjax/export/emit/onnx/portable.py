@@ -21,6 +21,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from qjax.export.onnx_ops import METADATA
+from qjax.names import Names
 
 _OPSET, _IR = 21, 10
 """Of the written file: the oldest with codes of 16 bits in QuantizeLinear."""
@@ -40,7 +41,8 @@ class _Rewrite:
         self.float_bias = float_bias
         graph = self.model.graph
         self.data = {proto.name: proto for proto in graph.initializer}
-        self.names = {name for node in graph.node for name in (*node.input, *node.output)} | set(self.data)
+        used = (name for node in graph.node for name in (*node.input, *node.output))
+        self.names = Names((*used, *self.data))
         self.grids: dict[str, list[str]] = {}
         for node in graph.node:
             if node.op_type == "QuantizeLinear":
@@ -105,8 +107,8 @@ class _Rewrite:
             zero = numpy_helper.to_array(self.data[node.input[2]])
             if np.all(zero == 128):
                 signed = (codes.astype(np.int16) - 128).astype(np.int8)
-                node.input[0] = self._store(self._fresh(f"{node.input[0]}/signed"), signed)
-                node.input[2] = self._store(self._fresh(f"{node.input[2]}/signed"), np.zeros(zero.shape, np.int8))
+                node.input[0] = self._store(self.names.fresh(f"{node.input[0]}/signed"), signed)
+                node.input[2] = self._store(self.names.fresh(f"{node.input[2]}/signed"), np.zeros(zero.shape, np.int8))
         return node
 
     def _clamp(self, clip: onnx.NodeProto, quantizer: onnx.NodeProto, nodes: list[onnx.NodeProto]) -> None:
@@ -116,13 +118,13 @@ class _Rewrite:
         zero = int(numpy_helper.to_array(proto))
         info = np.iinfo(numpy_helper.to_array(proto).dtype)
         low, high = (int(numpy_helper.to_array(self.data[name])) for name in clip.input[1:3])
-        floats = self._fresh(f"{clip.output[0]}/clamped")
+        floats = self.names.fresh(f"{clip.output[0]}/clamped")
         at = nodes.index(quantizer)
         if (low, high) == (zero, info.max):
             made = helper.make_node("Relu", [quantizer.input[0]], [floats], f"{clip.output[0]}/relu")
         else:
             bounds = [np.float32((code - zero) * scale) for code in (low, high)]
-            kept = [self._store(self._fresh(f"{clip.output[0]}/bound"), value) for value in bounds]
+            kept = [self._store(self.names.fresh(f"{clip.output[0]}/bound"), value) for value in bounds]
             made = helper.make_node("Clip", [quantizer.input[0], *kept], [floats], f"{clip.output[0]}/clip")
         nodes.insert(at, made)
         quantizer.input[0] = floats
@@ -134,7 +136,7 @@ class _Rewrite:
         for index, name in enumerate(node.input):
             if name not in self.grids or name in self.data:
                 continue
-            floats = self._fresh(f"{name}/float")
+            floats = self.names.fresh(f"{name}/float")
             found.append(helper.make_node("DequantizeLinear", [name, *self.grids[name]], [floats]))
             node.input[index] = floats
         found.append(node)
@@ -142,7 +144,7 @@ class _Rewrite:
             grid = self.grids.get(name, self.grids.get(next(iter(node.input), ""), []))
             if not grid:
                 continue
-            floats = self._fresh(f"{name}/float")
+            floats = self.names.fresh(f"{name}/float")
             found.append(helper.make_node("QuantizeLinear", [floats, *grid], [name]))
             node.output[index] = floats
         return found
@@ -169,11 +171,3 @@ class _Rewrite:
         self.data[name] = numpy_helper.from_array(np.asarray(value), name)
         self.names.add(name)
         return name
-
-    def _fresh(self, name: str) -> str:
-        candidate, count = name, 1
-        while candidate in self.names:
-            count += 1
-            candidate = f"{name}_{count}"
-        self.names.add(candidate)
-        return candidate

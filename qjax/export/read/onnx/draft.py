@@ -10,6 +10,7 @@ from qjax.export.ir import Graph, Node, Quantization, Tensor
 from qjax.export.problems import Unsupported
 from qjax.export.read.errors import ReadError
 from qjax.export.read.onnx.tensors import MAX_DIMENSION, code_range
+from qjax.names import Names
 from qjax.numerics.affine import QParams, QSpec, quantize
 
 
@@ -68,8 +69,8 @@ class Draft:
     """Tensors and nodes, in order."""
 
     def __init__(self, reserved: set[str]) -> None:
-        self.reserved = reserved
         self.tensors: dict[str, _Entry] = {}
+        self._names = Names(reserved, beside=self.tensors)
         self.nodes: list[Node] = []
         self.inputs: list[str] = []
 
@@ -86,11 +87,7 @@ class Draft:
 
     def fresh(self, name: str) -> str:
         """A name of its own for a tensor that has no name in the file."""
-        candidate, count = name, 1
-        while candidate in self.tensors or candidate in self.reserved:
-            count += 1
-            candidate = f"{name}_{count}"
-        return candidate
+        return self._names.free(name)
 
     def tensor(self, name: str, shape: tuple[int, ...], grid: Grid | None, dtype: str | None = None) -> str:
         """A tensor that is computed or fed."""

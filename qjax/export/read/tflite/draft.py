@@ -10,6 +10,7 @@ from qjax.export.ir import Node, Quantization, Tensor
 from qjax.export.read.tflite.flatbuffer import damaged
 from qjax.export.read.tflite.model import FileTensor, Model
 from qjax.export.read.tflite.values import Codes
+from qjax.names import Names
 
 
 class Draft:
@@ -26,18 +27,13 @@ class Draft:
         self.nodes: list[Node] = []
         self.codes: dict[int, Codes] = {}
         """What flows, by a tensor's index in the file."""
-        self.names = _unique(model)
+        self._names = Names(between="#")
+        self.names = [self._names.fresh(tensor.name) for tensor in model.tensors]
         """By the same index."""
-        self._used = set(self.names)
 
     def fresh(self, name: str) -> str:
         """A name that nothing has."""
-        unique, count = name, 1
-        while unique in self._used:
-            count += 1
-            unique = f"{name}#{count}"
-        self._used.add(unique)
-        return unique
+        return self._names.fresh(name)
 
     def add(self, tensor: FileTensor, shape: tuple[int, ...], grid: Quantization | None) -> str:
         """A tensor of the graph for one of the file; its shape must be the file's, but for the batch."""
@@ -92,18 +88,3 @@ class Draft:
             return self.reshaped(x, shape, f"{name}/operand")
         own = self.constant(x.name, np.asarray(value).reshape(shape), x.grid)
         return Codes(own, shape, x.dtype, x.grid)
-
-
-def _unique(model: Model) -> list[str]:
-    """A name per tensor: its own, with a number behind where another has it already."""
-    found: list[str] = []
-    taken: dict[str, int] = {}
-    used: set[str] = set()
-    for tensor in model.tensors:
-        name = tensor.name
-        while name in used:
-            taken[tensor.name] = taken.get(tensor.name, 1) + 1
-            name = f"{tensor.name}#{taken[tensor.name]}"
-        used.add(name)
-        found.append(name)
-    return found

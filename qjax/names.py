@@ -1,0 +1,47 @@
+"""New names beside those that are in use."""
+
+from collections.abc import Container, Iterable
+
+
+class Names:
+    """Names in use; `fresh` returns a new one: the wanted name, or the same with a number from 2 on.
+
+    taken: what is in use from the start. between: stands before the number. bare: False numbers every name, from 0 on.
+    beside: holds further names in use, and may grow.
+    """
+
+    def __init__(
+        self, taken: Iterable[str] = (), *, between: str = "_", bare: bool = True, beside: Container[str] = ()
+    ) -> None:
+        self._taken, self._between, self._bare, self._beside = set(taken), between, bare, beside
+        self._counts: dict[str, int] = {}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._taken or name in self._beside
+
+    def add(self, *names: str) -> None:
+        """Take names as they are."""
+        self._taken.update(names)
+
+    def free(self, wanted: str) -> str:
+        """A name that is not in use; it stays free."""
+        count = self._counts.get(wanted, 1 if self._bare else -1)
+        name = wanted
+        while name in self or (name == wanted and not self._bare):
+            count += 1
+            name = f"{wanted}{self._between}{count}"
+        self._counts[wanted] = count
+        return name
+
+    def fresh(self, wanted: str) -> str:
+        """A name that is not in use, and now is."""
+        name = self.free(wanted)
+        self._taken.add(name)
+        return name
+
+
+def lengthened(name: str, taken: Container[str], mark: str = "_") -> str:
+    """The name, with as many marks behind it as make it one that is not taken."""
+    while name in taken:
+        name += mark
+    return name
