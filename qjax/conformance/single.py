@@ -20,6 +20,7 @@ from qjax.numerics.lookup import FUNCTIONS
 from qjax.numerics.rules import get_rule
 from qjax.numerics.tables import function_table
 from qjax.ops.quantize import Quantize
+from qjax.ops.windows import convolution, pool, with_kernel
 from qjax.targets import Target
 
 
@@ -109,34 +110,16 @@ def _operation(case: Case) -> tuple[str, dict[str, Any], dict[str, str]]:
         )
     if case.op in ("conv2d", "depthwise_conv2d"):
         assert case.kernel is not None
+        groups = case.inputs[0].shape[3] // case.kernel.shape[2]
         return (
             "conv",
-            {
-                "strides": list(strides(case)),
-                "padding": padding(case),
-                "lhs_dilation": [1, 1],
-                "rhs_dilation": [1, 1],
-                "groups": case.inputs[0].shape[3] // case.kernel.shape[2],
-                "lhs_layout": [0, 3, 1, 2],
-                "rhs_layout": [3, 2, 0, 1],
-                "out_layout": [0, 3, 1, 2],
-                "weight": 1,
-                "channels": [[3, 3]],
-                "rank": 4,
-                "permutation": None,
-            },
+            with_kernel(convolution(strides(case), padding(case), groups=groups)),
             {},
         )
     if case.op == "average_pool":
         return (
             "window_sum",
-            {
-                "window": [1, *window(case), 1],
-                "strides": [1, *strides(case), 1],
-                "padding": [[0, 0], *padding(case), [0, 0]],
-                "base_dilation": [1] * 4,
-                "window_dilation": [1] * 4,
-            },
+            pool([1, *window(case), 1], [1, *strides(case), 1], [[0, 0], *padding(case), [0, 0]]),
             {},
         )
     if case.op == "matmul":

@@ -10,7 +10,7 @@ from jax import lax
 
 from qjax.numerics.accumulator import EXACT, Accumulator
 from qjax.numerics.rules import Product as RuleProduct
-from qjax.ops import accumulate, convolution, narrow, products, reach
+from qjax.ops import accumulate, convolution, narrow, products, reach, windows
 from qjax.ops.base import Attributes, Bounds, Constants, Equation, Op, Quantized, Role, Shape, Site, real, register
 from qjax.ops.channels import turned, weight_to_result
 from qjax.ops.epilogue import finish_weighted
@@ -84,16 +84,14 @@ class Conv(ProductFacts, Op):
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         params = eqn.params
         numbers = params["dimension_numbers"]
-        return {
-            "strides": list(params["window_strides"]),
-            "padding": [list(pair) for pair in params["padding"]],
-            "lhs_dilation": list(params["lhs_dilation"]),
-            "rhs_dilation": list(params["rhs_dilation"]),
-            "groups": params["feature_group_count"],
-            "lhs_layout": list(numbers.lhs_spec),
-            "rhs_layout": list(numbers.rhs_spec),
-            "out_layout": list(numbers.out_spec),
-        }
+        return windows.convolution(
+            params["window_strides"],
+            params["padding"],
+            lhs_dilation=params["lhs_dilation"],
+            rhs_dilation=params["rhs_dilation"],
+            groups=params["feature_group_count"],
+            layouts=(numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec),
+        )
 
     def product(self, eqn: Equation) -> Product:
         """The equation's convolution of two float or int32 arrays, in the form whose derivatives are fast too."""

@@ -11,7 +11,7 @@ from jax import lax
 from qjax.ops.base import Attributes, Constants, Equation, Shape, register
 from qjax.ops.facts import Filling, always
 from qjax.ops.grid import GridOp
-from qjax.ops.sums import reduce_window, slid, window_attributes
+from qjax.ops.windows import of_pool, reduce_window, slid
 
 
 @register
@@ -26,7 +26,7 @@ class MaxPool(GridOp):
         return "padding is below every code; a window that holds only padding becomes the least code"
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
-        return window_attributes(eqn)
+        return of_pool(eqn)
 
     def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
         return [slid(attributes)]

@@ -19,9 +19,7 @@ from qjax.ops.epilogue import finish
 from qjax.ops.facts import AverageFacts, always, no_formula, scale_of_input
 from qjax.ops.formulas import get as get_formula
 from qjax.ops.pending import Pending
-
-MOST_SLICES = 64
-"""Windows of more places, and sums over more, stay one reduction of XLA: every slice is an instruction."""
+from qjax.ops.windows import MOST_SLICES, of_pool, reduce_window, slid
 
 
 def _training(eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
@@ -126,7 +124,7 @@ class WindowSum(AverageFacts, Op):
         return False
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
-        return window_attributes(eqn)
+        return of_pool(eqn)
 
     def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
         return _training(eqn, inputs)
@@ -157,47 +155,3 @@ def _windows(attributes: Attributes, codes: jax.Array) -> tuple[jax.Array, bool]
     slid = [axis for axis, n in enumerate(window) if n > 1]
     whole = all(pair == (0, 0) for pair in padding) and all(window[axis] == codes.shape[axis] for axis in slid)
     return jnp.stack(taps), whole
-
-
-def slid(attributes: Attributes) -> list[int]:
-    """The axes that a window covers, moves along or pads."""
-    steps = zip(*(attributes[key] for key in ("window", "strides", "padding", "base_dilation")), strict=True)
-    still = [1, 1, [0, 0], 1]
-    return [axis for axis, (n, stride, pair, d) in enumerate(steps) if [n, stride, list(pair), d] != still]
-
-
-def window_attributes(eqn: Equation) -> dict[str, Any]:
-    """The static attributes of a pooling window."""
-    params = eqn.params
-    return {
-        "window": list(params["window_dimensions"]),
-        "strides": list(params["window_strides"]),
-        "padding": [list(pair) for pair in params["padding"]],
-        "base_dilation": list(params["base_dilation"]),
-        "window_dilation": list(params["window_dilation"]),
-    }
-
-
-def reduce_window(attributes: Attributes, x: jax.Array, initial: Any, reducer: Any) -> jax.Array:
-    """`lax.reduce_window` under `window_attributes`.
-
-    On the CPU it is the reduction of the slices that the positions of the window meet, up to 100 times faster than
-    XLA's own (`python -m benchmarks kernels`).
-    """
-    window, strides, dilation = (tuple(attributes[key]) for key in ("window", "strides", "window_dilation"))
-    padding = tuple((low, high) for low, high in attributes["padding"])
-    base = tuple(attributes["base_dilation"])
-
-    def whole(x: jax.Array) -> jax.Array:
-        return lax.reduce_window(
-            x, initial, reducer, window, strides, padding, base_dilation=base, window_dilation=dilation
-        )
-
-    def in_slices(x: jax.Array) -> jax.Array:
-        config = [(low, high, d - 1) for (low, high), d in zip(padding, base, strict=True)]
-        padded = lax.pad(x, initial, config)
-        return functools.reduce(reducer, accumulate.taps(padded, window, strides, dilation))
-
-    if math.prod(window) > MOST_SLICES:
-        return whole(x)
-    return lax.platform_dependent(x, cpu=in_slices, default=whole)

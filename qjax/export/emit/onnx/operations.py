@@ -17,6 +17,7 @@ from qjax.export.emit.onnx.functions import table
 from qjax.export.emit.onnx.views import View
 from qjax.export.emit.onnx.weights import bias_of, weight_of
 from qjax.export.ir import Node
+from qjax.ops.windows import inside, product_of_axes
 
 _MAX_PLACES = 2**24
 
@@ -266,13 +267,10 @@ def _counts(w: CodesWriter, node: Node, count: np.ndarray) -> bool:
     if math.prod(n for n, k in zip(w.sizes(node.output), known["window"], strict=True) if k > 1) > _MAX_PLACES:
         return False
     rows = zip(known["window"], known["strides"], known["padding"], sizes, w.sizes(node.output), strict=True)
-    found = np.ones((), np.int64)
-    for window, stride, (low, _), size, places in rows:
-        inside = np.ones(1, np.int64)
-        if window > 1:
-            starts = np.arange(places, dtype=np.int64) * stride - low
-            inside = np.minimum(starts + window, size) - np.maximum(starts, 0)
-        found = np.multiply.outer(found, inside)
+    found = product_of_axes(
+        inside(size, places, window=window, stride=stride, low=low) if window > 1 else np.ones(1, np.int64)
+        for window, stride, (low, _), size, places in rows
+    )
     try:
         return bool(np.array_equal(np.broadcast_to(count, found.shape), found))
     except ValueError:

@@ -13,6 +13,7 @@ from qjax.export.emit.tflite.writer import Writer, lowers
 from qjax.export.ir import Node
 from qjax.export.problems import Unsupported
 from qjax.export.tflite_schema import layouts
+from qjax.ops.windows import inside, product_of_axes
 
 
 @lowers("add")
@@ -196,12 +197,12 @@ class _Pool:
 
     def inside(self) -> np.ndarray:
         """How many elements that are no padding each window covers: (height, width)."""
-        sides: list[np.ndarray] = []
-        for d in range(2):
-            start = np.arange(self.shape[d + 1]) * self.strides[d] - self.padding[d][0]
-            end = np.minimum(start + self.window[d], self.x.shape[d + 1])
-            sides.append(end - np.maximum(start, 0))
-        return np.squeeze(sides[0][:, None] * sides[1][None, :])
+        sides = zip(self.x.shape[1:3], self.shape[1:3], self.window, self.strides, self.padding, strict=True)
+        return np.squeeze(
+            product_of_axes(
+                inside(size, places, window=n, stride=stride, low=low) for size, places, n, stride, (low, _) in sides
+            )
+        )
 
     def options(self, padding: str) -> dict[str, Any]:
         """The operator's options."""

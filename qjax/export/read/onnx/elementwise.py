@@ -16,6 +16,7 @@ from qjax.export.read.onnx.products import scaled
 from qjax.export.read.onnx.values import Codes, FloatInput, Known, Move, Pending, Real, Value, Weight
 from qjax.export.read.onnx.walk import Walk, handles
 from qjax.export.read.onnx.windows import window_of
+from qjax.ops.windows import inside, pool, product_of_axes
 
 Inputs = list[Value | None]
 
@@ -219,13 +220,12 @@ def _pool(walk: Walk, node: OnnxNode, x: Value) -> tuple[dict[str, Any], tuple[i
         max(pair) >= (k - 1) * d + 1 for pair, k, d in zip(window.padding, window.shape, window.dilations, strict=True)
     ):
         raise Unsupported("pads by a whole window")
-    rows: dict[str, list[Any]] = {
-        "window": [1, 1, *window.shape],
-        "strides": [1, 1, *window.strides],
-        "padding": [[0, 0], [0, 0], *window.padding],
-        "base_dilation": [1] * len(shape),
-        "window_dilation": [1, 1, *window.dilations],
-    }
+    rows = pool(
+        [1, 1, *window.shape],
+        [1, 1, *window.strides],
+        [[0, 0], [0, 0], *window.padding],
+        window_dilation=[1, 1, *window.dilations],
+    )
     after = [*shape[:2], *window.sizes]
     order = x.permutation if isinstance(x, Real) else None
     if order is not None:
@@ -245,15 +245,13 @@ def _average_pool(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
     if any(pair != [0, 0] for pair in window.padding) and not node.get("count_include_pad", 0):
         if math.prod(window.sizes) > MAX_COUNTS or max(logical[2:]) > MAX_COUNTS:
             raise ReadError(f"{node.title}: an average of {window.sizes} places is too large.")
-        counts = np.ones((), np.int64)
-        for size, k, stride, dilation, (low, _), places in zip(
-            logical[2:], window.shape, window.strides, window.dilations, window.padding, window.sizes, strict=True
-        ):
-            # how many of a window's elements lie inside of the image, along one axis
-            starts = np.arange(places, dtype=np.int64) * stride - low
-            before = np.clip(-(starts // dilation), 0, k)
-            within = np.clip(-((starts - size) // dilation), 0, k)
-            counts = np.multiply.outer(counts, within - before)
+        rows = zip(
+            logical[2:], window.sizes, window.shape, window.strides, window.padding, window.dilations, strict=True
+        )
+        counts = product_of_axes(
+            inside(size, places, window=k, stride=stride, low=low, dilation=dilation)
+            for size, places, k, stride, (low, _), dilation in rows
+        )
         if (counts <= 0).any():
             raise Unsupported("has windows of padding alone")
         if counts.min() == counts.max():

@@ -12,6 +12,7 @@ from qjax.export.read.onnx.quantizers import integer_operand
 from qjax.export.read.onnx.values import Codes, FloatInput, Known, Pending, Real, Value, Weight
 from qjax.export.read.onnx.walk import Walk, handles
 from qjax.export.read.onnx.windows import window_of
+from qjax.ops.windows import convolution, with_kernel
 
 Inputs = list[Value | None]
 
@@ -40,20 +41,10 @@ def _conv(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
         raise Unsupported("its kernel has scales along another axis than its output channels")
     window = window_of(node, shape[2:], w.codes.shape[2:])
     axes = list(range(rank))
-    attributes: dict[str, Any] = {
-        "strides": window.strides,
-        "padding": window.padding,
-        "lhs_dilation": [1] * (rank - 2),
-        "rhs_dilation": window.dilations,
-        "groups": groups,
-        "lhs_layout": list(x.permutation or axes),
-        "rhs_layout": axes,
-        "out_layout": axes,
-        "weight": 1,
-        "channels": [[1, 0]],
-        "rank": rank,
-        "permutation": None,
-    }
+    layouts = (x.permutation or axes, axes, axes)
+    attributes = with_kernel(
+        convolution(window.strides, window.padding, rhs_dilation=window.dilations, groups=groups, layouts=layouts)
+    )
     result = (shape[0], w.codes.shape[0], *window.sizes)
     return [Pending("conv", node.outputs[0], result, (x.tensor,), attributes, w, _bias(inputs, 2))]
 

@@ -3,8 +3,6 @@
 They are read as integers with one rounding where that is allowed (`floats`).
 """
 
-from typing import Any
-
 import numpy as np
 
 from qjax.export.problems import Unsupported
@@ -14,6 +12,7 @@ from qjax.export.read.onnx.model import OnnxNode
 from qjax.export.read.onnx.moves import axis_of, first
 from qjax.export.read.onnx.values import Known, Pending, Value, Weight
 from qjax.export.read.onnx.walk import Walk, handles
+from qjax.ops.windows import convolution, with_kernel
 
 Inputs = list[Value | None]
 
@@ -58,20 +57,9 @@ def _conv_transpose(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
         w.name, np.ascontiguousarray(kernel), w.stored, w.scale, w.zero_point, None if w.axis is None else 0
     )
     axes = list(range(rank))
-    attributes: dict[str, Any] = {
-        "strides": [1] * count,
-        "padding": padding,
-        "lhs_dilation": strides,
-        "rhs_dilation": dilations,
-        "groups": groups,
-        "lhs_layout": list(x.permutation or axes),
-        "rhs_layout": axes,
-        "out_layout": axes,
-        "weight": 1,
-        "channels": [[1, 0]],
-        "rank": rank,
-        "permutation": None,
-    }
+    layouts = (x.permutation or axes, axes, axes)
+    dilation = {"lhs_dilation": strides, "rhs_dilation": dilations}
+    attributes = with_kernel(convolution([1] * count, padding, **dilation, groups=groups, layouts=layouts))
     result = (shape[0], groups * features, *sizes)
     why = ("ConvTranspose has no kernel of codes",)
     return [Pending("conv", node.outputs[0], result, (x.tensor,), attributes, weight, bias, floats=why)]

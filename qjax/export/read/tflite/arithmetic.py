@@ -1,5 +1,7 @@
 """ADD, SUB, MUL, QUANTIZE, DEQUANTIZE, MEAN and the pools."""
 
+from typing import Any
+
 import numpy as np
 
 from qjax.export.problems import Unsupported
@@ -10,6 +12,7 @@ from qjax.export.read.tflite.model import Operator
 from qjax.export.read.tflite.products import strides_of, windows
 from qjax.export.read.tflite.values import CODES, WHOLE_NUMBERS
 from qjax.export.read.tflite.walk import Walk, reads
+from qjax.ops.windows import inside, pool, product_of_axes
 
 
 @reads("ADD", "SUB", "MUL")
@@ -106,11 +109,11 @@ def average_pool(walk: Walk, operator: Operator) -> None:
         raise Unsupported(f"a window of {window}", "Use a window that fits the image")
     count = np.asarray(window[0] * window[1], np.int32)
     if any(map(any, padding)):
-        sides = []
-        for size, out, n, stride, (low, _) in zip(x.shape[1:3], shape[1:3], window, strides, padding, strict=True):
-            start = np.arange(out, dtype=np.int32) * np.int32(stride) - np.int32(low)
-            sides.append(np.minimum(start + np.int32(n), np.int32(size)) - np.maximum(start, np.int32(0)))
-        count = (sides[0][:, None] * sides[1][None, :])[:, :, None].astype(np.int32)
+        sides = zip(x.shape[1:3], shape[1:3], window, strides, padding, strict=True)
+        counts = product_of_axes(
+            inside(size, places, window=n, stride=stride, low=low) for size, places, n, stride, (low, _) in sides
+        )
+        count = counts[:, :, None].astype(np.int32)
         if (count == count.reshape(-1)[0]).all():
             count = count.reshape(-1)[0].reshape(())
     constants = {"count": walk.constant(f"{name}/count", count)} | clamps(walk, operator, name, grid)
@@ -135,7 +138,7 @@ def max_pool(walk: Walk, operator: Operator) -> None:
 
 def _pool(
     operator: Operator, shape: tuple[int, ...]
-) -> tuple[dict[str, list[object]], list[int], list[list[int]], list[int], list[int]]:
+) -> tuple[dict[str, Any], list[int], list[list[int]], list[int], list[int]]:
     """The attributes of a pool, the shape of its result; padding, window and strides of height and width."""
     if len(shape) != 4:
         raise bad(operator, f"an input of {shape}")
@@ -144,11 +147,5 @@ def _pool(
         raise bad(operator, f"a window of {window}")
     strides = strides_of(operator)
     padding, sizes = windows(operator, shape[1:3], window, strides, [1, 1])
-    attributes: dict[str, list[object]] = {
-        "window": [1, *window, 1],
-        "strides": [1, *strides, 1],
-        "padding": [[0, 0], *padding, [0, 0]],
-        "base_dilation": [1] * 4,
-        "window_dilation": [1] * 4,
-    }
+    attributes = pool([1, *window, 1], [1, *strides, 1], [[0, 0], *padding, [0, 0]])
     return attributes, [shape[0], *sizes, shape[3]], padding, window, strides

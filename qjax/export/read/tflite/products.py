@@ -21,12 +21,10 @@ from qjax.export.read.tflite.values import Codes
 from qjax.export.read.tflite.walk import Walk, reads
 from qjax.export.tflite_schema.enums import PADDINGS
 from qjax.export.tflite_schema.layouts import same_padding
+from qjax.ops.windows import convolution, with_kernel
 
 MAX_PADDING = 4096
 """Rows or columns that SAME may add, beside four times those that are there: no kernel needs more."""
-
-_NHWC = [0, 3, 1, 2]
-_HWIO = [3, 2, 0, 1]
 
 
 @reads("FULLY_CONNECTED")
@@ -83,7 +81,7 @@ def conv(walk: Walk, operator: Operator) -> None:
         walk.marks[walk.name_of(operator)] = SINGLE
     elif not depthwise and groups > 1:
         walk.marks[walk.name_of(operator)] = GROUPED
-    attributes = _attributes(strides, padding, [1, 1], dilation, groups)
+    attributes = with_kernel(convolution(strides, padding, rhs_dilation=dilation, groups=groups))
     _weighted(walk, operator, "conv", x, (codes, _along(grid, 3)), (x.shape[0], *sizes, features), attributes, 2)
 
 
@@ -111,7 +109,7 @@ def transpose_conv(walk: Walk, operator: Operator) -> None:
         padding.append([low, out + window - 1 - low - ((size - 1) * stride + 1)])
     if x.dtype in ("int8", "uint8"):
         walk.marks[walk.name_of(operator)] = TRANSPOSED if x.dtype == "int8" else CONV
-    attributes = _attributes([1, 1], padding, strides, [1, 1], 1)
+    attributes = with_kernel(convolution([1, 1], padding, lhs_dilation=strides))
     kernel = np.ascontiguousarray(turned), _along(grid, 3)
     _weighted(walk, operator, "conv", x, kernel, (x.shape[0], *shape[1:]), attributes, 3)
 
@@ -142,25 +140,6 @@ def batch_matmul(walk: Walk, operator: Operator) -> None:
         "permutation": None,
     }
     walk.node("dot", [x, w], name, attributes)
-
-
-def _attributes(
-    strides: list[int], padding: list[list[int]], between: list[int], dilation: list[int], groups: int
-) -> dict[str, Any]:
-    return {
-        "strides": strides,
-        "padding": padding,
-        "lhs_dilation": between,
-        "rhs_dilation": dilation,
-        "groups": groups,
-        "lhs_layout": _NHWC,
-        "rhs_layout": _HWIO,
-        "out_layout": _NHWC,
-        "weight": 1,
-        "channels": [[3, 3]],
-        "rank": 4,
-        "permutation": None,
-    }
 
 
 def _weighted(

@@ -1,0 +1,126 @@
+"""Windows of convolutions and pools: their attributes, the elements that they cover, reductions over them."""
+
+import functools
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from numpy.typing import NDArray
+
+from qjax.ops import accumulate
+from qjax.ops.base import Attributes, Equation
+
+MOST_SLICES = 64
+"""Windows of more places, and sums over more, stay one reduction of XLA: every slice is an instruction."""
+
+Layouts = tuple[Sequence[int], Sequence[int], Sequence[int]]
+"""The axes of the input, the kernel and the result, as `lax.ConvDimensionNumbers` has them."""
+
+NHWC: Layouts = ([0, 3, 1, 2], [3, 2, 0, 1], [0, 3, 1, 2])
+
+
+def convolution(
+    strides: Sequence[int],
+    padding: Sequence[Sequence[int]],
+    *,
+    lhs_dilation: Sequence[int] | None = None,
+    rhs_dilation: Sequence[int] | None = None,
+    groups: int = 1,
+    layouts: Layouts = NHWC,
+) -> dict[str, Any]:
+    """The attributes of a convolution; None: no dilation."""
+    lhs, rhs, out = layouts
+    return {
+        "strides": list(strides),
+        "padding": [list(pair) for pair in padding],
+        "lhs_dilation": list(lhs_dilation or [1] * len(strides)),
+        "rhs_dilation": list(rhs_dilation or [1] * len(strides)),
+        "groups": groups,
+        "lhs_layout": list(lhs),
+        "rhs_layout": list(rhs),
+        "out_layout": list(out),
+    }
+
+
+def with_kernel(convolution: Attributes) -> dict[str, Any]:
+    """The attributes of a convolution's node: what the lowering adds for a weight is added."""
+    rhs, out = convolution["rhs_layout"], convolution["out_layout"]
+    return {**convolution, "weight": 1, "channels": [[out[1], rhs[0]]], "rank": len(out), "permutation": None}
+
+
+def pool(
+    window: Sequence[int],
+    strides: Sequence[int],
+    padding: Sequence[Sequence[int]],
+    *,
+    base_dilation: Sequence[int] | None = None,
+    window_dilation: Sequence[int] | None = None,
+) -> dict[str, Any]:
+    """The attributes of a pool, one number for every axis of the input; None: no dilation."""
+    return {
+        "window": list(window),
+        "strides": list(strides),
+        "padding": [list(pair) for pair in padding],
+        "base_dilation": list(base_dilation or [1] * len(window)),
+        "window_dilation": list(window_dilation or [1] * len(window)),
+    }
+
+
+def of_pool(eqn: Equation) -> dict[str, Any]:
+    """The attributes of `lax.reduce_window`."""
+    names = ("window_dimensions", "window_strides", "padding")
+    dilations = {name: eqn.params[name] for name in ("base_dilation", "window_dilation")}
+    return pool(*(eqn.params[name] for name in names), **dilations)
+
+
+def slid(attributes: Attributes) -> list[int]:
+    """The axes that a window covers, moves along or pads."""
+    steps = zip(*(attributes[key] for key in ("window", "strides", "padding", "base_dilation")), strict=True)
+    still = [1, 1, [0, 0], 1]
+    return [axis for axis, (n, stride, pair, d) in enumerate(steps) if [n, stride, list(pair), d] != still]
+
+
+def inside(
+    size: int, places: int, *, window: int, stride: int = 1, low: int = 0, dilation: int = 1
+) -> NDArray[np.int64]:
+    """How many elements that are no padding each window covers, along one axis.
+
+    size: of the input. places: how many windows there are. low: the padding in front.
+    """
+    starts = np.arange(places, dtype=np.int64) * stride - low
+    before = np.clip(-(starts // dilation), 0, window)
+    within = np.clip(-((starts - size) // dilation), 0, window)
+    return within - before
+
+
+def product_of_axes(counts: Iterable[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """How many elements each window covers over several axes, from its counts along each."""
+    return functools.reduce(np.multiply.outer, counts, np.ones((), np.int64))
+
+
+def reduce_window(attributes: Attributes, x: jax.Array, initial: Any, reducer: Any) -> jax.Array:
+    """`lax.reduce_window` of the attributes of a pool.
+
+    On the CPU it is the reduction of the slices that the positions of the window meet, up to 100 times faster than
+    XLA's own (`python -m benchmarks kernels`).
+    """
+    window, strides, dilation = (tuple(attributes[key]) for key in ("window", "strides", "window_dilation"))
+    padding = tuple((low, high) for low, high in attributes["padding"])
+    base = tuple(attributes["base_dilation"])
+
+    def whole(x: jax.Array) -> jax.Array:
+        return lax.reduce_window(
+            x, initial, reducer, window, strides, padding, base_dilation=base, window_dilation=dilation
+        )
+
+    def in_slices(x: jax.Array) -> jax.Array:
+        config = [(low, high, d - 1) for (low, high), d in zip(padding, base, strict=True)]
+        padded = lax.pad(x, initial, config)
+        return functools.reduce(reducer, accumulate.taps(padded, window, strides, dilation))
+
+    if math.prod(window) > MOST_SLICES:
+        return whole(x)
+    return lax.platform_dependent(x, cpu=in_slices, default=whole)
