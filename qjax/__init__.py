@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from qjax.analysis.statistics import statistics
     from qjax.calibrating import calibrate
     from qjax.compilation_cache import cache_compilations
+    from qjax.exact_forward import exact
     from qjax.explanation import explain
     from qjax.export.accumulator_report import accumulators
     from qjax.export.compare import compare
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from qjax.layers.linen import from_linen
     from qjax.layers.stateful import stateful
     from qjax.layers.trace import TraceError
-    from qjax.model import convert, exact, quantize, verify
+    from qjax.model import convert, quantize, verify
     from qjax.numerics.affine import QParams, QSpec
     from qjax.numerics.fake_quant import fake_quant
     from qjax.progress import show_progress
@@ -97,6 +98,7 @@ _HOMES = {
     "export.accumulator_report": ("accumulators",),
     "export.compare": ("compare",),
     "export.integer_graph": ("IntegerGraph", "load", "read"),
+    "exact_forward": ("exact",),
     "explanation": ("explain",),
     "export.lower": ("ConversionError",),
     "fingerprint": ("QuantPlan",),
@@ -105,7 +107,7 @@ _HOMES = {
     "layers.keras": ("from_keras",),
     "layers.linen": ("from_linen",),
     "layers.stateful": ("stateful",),
-    "model": ("convert", "exact", "quantize", "verify"),
+    "model": ("convert", "quantize", "verify"),
     "numerics.affine": ("QParams", "QSpec"),
     "numerics.fake_quant": ("fake_quant",),
     "progress": ("show_progress",),

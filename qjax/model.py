@@ -1,4 +1,4 @@
-"""Where layers and export meet: quantize, convert, verify, exact."""
+"""Where layers and export meet: quantize, convert, verify."""
 
 import dataclasses
 import functools
@@ -7,42 +7,31 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.core import Tracer
 
 from qjax import targets
 from qjax.batches import Batches, Inputs, arguments_of, brief, refuse_trace
 from qjax.calibrating import calibrate, stacked_qparams
 from qjax.calibration.learned import Quantizer
+from qjax.conversion import graph_of
 from qjax.explanation import obstacles, refused_rows
 from qjax.export import contents
-from qjax.export.assign import assign
 from qjax.export.backend import backend_of, target_of
-from qjax.export.convert import quantized_graph
-from qjax.export.integer_graph import IntegerGraph, dequantize_outputs, inputs_of, quantize_inputs
-from qjax.export.interpreter import prepare
-from qjax.export.interpreter import run as run_graph
+from qjax.export.integer_graph import IntegerGraph
 from qjax.export.ir import Graph
-from qjax.export.lower import ConversionError
-from qjax.export.passes.overflow import may_wrap
-from qjax.export.structure import Call, describe, describe_arguments, join_arguments, sample_like, split_arguments
-from qjax.export.unsupported import unsupported
+from qjax.export.structure import join_arguments, split_arguments
 from qjax.export.verify import Report
 from qjax.export.verify import verify as compare_nodes
 from qjax.finite import check_bounds, check_finite
-from qjax.layers import Traced, TraceError, check_any_batch, check_nothing_drawn, instrument, module_types, trace
-from qjax.numerics.affine import QParams
-from qjax.numerics.surrogate import with_gradient_of
+from qjax.layers import instrument, module_types, trace
 from qjax.ops import backend
-from qjax.ops.formulas import check_target
 from qjax.profiled import refuse_model
 from qjax.progress import stage, track
 from qjax.qmodel import Plan, QuantizedModel, QuantizerState, check_quantized, evaluation_copy, unquantized
 from qjax.recipe import Recipe
 from qjax.runtimes.comparing import against_runtimes, check_runtimes
-from qjax.tracing import Annotation, Place, dynamic_products, lost_tables, said
+from qjax.tracing import Annotation, dynamic_products, lost_tables, said
 
 
 def quantize(model: nnx.Module, recipe: Recipe, sample: Any, *, progress: bool | None = None) -> QuantizedModel:
@@ -113,7 +102,7 @@ def quantize(model: nnx.Module, recipe: Recipe, sample: Any, *, progress: bool |
     calibrate(qmodel, [sample], progress=progress)
     if plan.profile is not None:
         rows = refused_rows(traced, annotation, plan)
-        refuse_model(plan.profile, quantizers, places, rows, lambda: _convert(qmodel, args, plan.target))
+        refuse_model(plan.profile, quantizers, places, rows, lambda: graph_of(qmodel, args, plan.target))
     refused = obstacles(traced, annotation, plan)
     if refused:
         warnings.warn(f"quantize: the model trains, but convert will refuse it.\n{refused}", stacklevel=2)
@@ -147,7 +136,7 @@ def convert(qmodel: QuantizedModel, sample: Any, *, target: Any = None) -> Integ
     check_quantized(qmodel, "convert")
     args = arguments_of(sample, "convert", traced=True)
     with stage("convert"):
-        graph = _convert(qmodel, args, target or qmodel.plan.target)
+        graph = graph_of(qmodel, args, target or qmodel.plan.target)
         if qmodel.plan.profile is not None and target is None:
             contents.check_graph(graph, qmodel.plan.profile).refuse("convert")
             graph = graph.replace(metadata={**graph.metadata, contents.PROFILE: qmodel.plan.profile})
@@ -205,7 +194,7 @@ def verify(
 
     def converted(args: tuple[Any, ...]) -> Graph | None:
         target = _target_of_graph(graph.ir, qmodel.plan.target)
-        return None if target is None else _convert(qmodel, args, target)
+        return None if target is None else graph_of(qmodel, args, target)
 
     name = target_of(qmodel.plan.target).name
     report = compare_nodes(graph, reference, checked(), name, converted)
@@ -236,168 +225,6 @@ def _codes(graphdef: Any, state: Any, arrays: Any, rest: Any) -> tuple[Any, dict
 
 _compiled_codes = jax.jit(_codes, static_argnums=(0, 3))
 """Compiled once for a model, however often and against however many targets it is verified."""
-
-
-Forward = Callable[..., Any]
-
-
-def exact(qmodel: QuantizedModel, sample: Any, *, target: Any = None) -> Forward:
-    """A forward whose value is the integer graph's and whose gradient is the fake-quantized model's.
-
-    Returns `forward(qmodel, *inputs)`: the output of the graph that `convert` would make from the parameters that
-    `qmodel` holds at that call, computed by the interpreter's kernels, also inside jit and grad; float32, whatever the
-    model's own dtype. It is NaN where the fake-quantized forward is, and everywhere under weights that `convert` would
-    refuse because an accumulator could overflow. Evaluation mode: batch statistics are read, not moved. A call with
-    other Python values than the sample's (a flag, None) computes the graph for those. Use it for the last epochs, so
-    that training sees the deployed rounding:
-
-        forward = qjax.exact(qmodel, sample)
-
-        @nnx.jit
-        def step(qmodel, optimizer, x, y):
-            loss, grads = nnx.value_and_grad(lambda m: criterion(forward(m, x), y))(qmodel)
-            optimizer.update(qmodel, grads)
-    """
-    check_quantized(qmodel, "exact", numbers=False)
-    args = arguments_of(sample, "exact", traced=True)
-    chosen = target or qmodel.plan.target
-    _convert(qmodel, args, chosen)  # raises here, with concrete numbers, what cannot be converted
-
-    def forward(qmodel: QuantizedModel, *inputs: Any) -> Any:
-        if not isinstance(qmodel, QuantizedModel):
-            raise TypeError(
-                f"exact: expected the quantized model as the forward's first argument, got {brief(qmodel)}. Call "
-                "forward(qmodel, x)."
-            )
-        view = evaluation_copy(qmodel)
-        # the value is not differentiated, and some of it cannot be: tables are made on the host
-        definition, state = nnx.split(view)
-        ir = _convert(nnx.merge(definition, jax.lax.stop_gradient(state)), sample_like(args, inputs), chosen)
-        arrays = jax.lax.stop_gradient(inputs_of(ir, inputs))
-        # without the fence XLA may compute a constant anew for every output that reads it
-        constants = jax.lax.optimization_barrier(prepare(ir))
-        env = run_graph(ir, constants, quantize_inputs(ir, arrays))
-        value = dequantize_outputs(ir, [env[name] for name in ir.outputs])
-        wraps = may_wrap(ir)
-        surrogate = jax.tree.map(lambda y, v: y.astype(v.dtype), view(*inputs), value)
-        flagged = jax.tree.map(lambda y, v: _flagged(y, v, wraps), surrogate, value)
-        return jax.tree.map(with_gradient_of, surrogate, flagged)
-
-    return forward
-
-
-def _flagged(surrogate: jax.Array, value: jax.Array, wraps: Any) -> jax.Array:
-    """`value`, but NaN where the fake-quantized forward is, or where an accumulator may have wrapped (`may_wrap`)."""
-    if not jnp.issubdtype(value.dtype, jnp.floating):
-        return value
-    lost = jnp.isnan(jax.lax.stop_gradient(surrogate))
-    if wraps is not None:
-        lost = lost | wraps
-    return jnp.where(lost, jnp.full_like(value, np.nan), value)
-
-
-def _convert(qmodel: QuantizedModel, args: tuple[Any, ...], target: Any) -> Graph:
-    rounding = target_of(target)
-    check_target(rounding)
-    plan, quantizers = qmodel.plan, dict(qmodel.plan.quantizers)
-    values = qmodel.quantizer_values()
-    model = evaluation_copy(qmodel.model)
-    seen: dict[tuple[str, tuple[int, ...]], QParams] = {}
-
-    def params_of(place: Place, step: tuple[int, ...], x: Any) -> QParams:
-        q, own = quantizers[place.name], values[place.name]
-        if step and place.name not in plan.shared:
-            own = {name: value[step] for name, value in own.items()}
-        if not q.follows_tensor:
-            return q.qparams(own, x)
-        # the second trace has shapes alone: what a weight's numbers say, the first one has seen
-        if not isinstance(x, jax.ShapeDtypeStruct):
-            seen[place.name, step] = q.qparams(own, x)
-        return seen[place.name, step]
-
-    def read(args: tuple[Any, ...]) -> tuple[Traced, Annotation]:
-        return plan.read(trace(model, args, {}, plan.expected))
-
-    traced, annotation = read(args)
-    plan.check_known(annotation)
-    _check_stateless(traced, annotation)
-    check_finite("convert", qmodel, traced)
-    arrays, rest = split_arguments(args)
-    size = _batch_size(arrays, traced.names[len(traced.names) - len(arrays) :])
-    # a cut such as h[:2] leaves a batch of one or two whole: the other batch is greater than most cuts
-    other_size = 2 * size if size > 2 else 64
-    larger = [jnp.zeros((other_size, *a.shape[1:]), a.dtype) if a.ndim else a for a in arrays]
-    other, other_annotation = read(join_arguments(larger, rest))
-    concrete = not any(isinstance(x, Tracer) for x in traced.args)
-    programs = (traced.read, other.read)
-    if concrete:
-        _converts(check_nothing_drawn, programs)
-    shapes = [jax.ShapeDtypeStruct(np.shape(a), a.dtype) for a in other.args]
-    quantized = quantized_graph(
-        traced.results,
-        annotation,
-        traced.args,
-        traced.names,
-        params_of,
-        (other.results, other_annotation, shapes),
-        (size, other_size),
-    )
-    graph = assign(quantized, rounding)
-    if concrete:
-        # once is enough: `exact` converts the same model again in every trace
-        _converts(check_any_batch, model, args, programs, (size, other_size))
-    assert graph.call is not None
-    if not graph.outputs:
-        raise ConversionError("The model returns nothing that depends on its arguments; a graph would be empty.")
-    call = Call(tuple(jax.tree.structure(x) for x in args), traced.returned, graph.call.leaves)
-    order = {name: position for position, name in enumerate(graph.inputs)}
-    names = traced.names[len(traced.names) - len(arrays) :]
-    arguments = describe_arguments(args, [order.get(name) for name in names])
-    metadata: dict[str, Any] = {"producer": "qjax", "input_structure": arguments}
-    if not any(isinstance(x, Tracer) for x in call.leaves):
-        metadata["output_structure"] = describe(call.result(range(len(graph.outputs))))
-    ranges = {order[known.name]: [known.low, known.high] for known in plan.integers if known.name in order}
-    if ranges:
-        metadata["integers"] = [ranges.get(index) for index in range(len(graph.inputs))]
-    graph = graph.replace(metadata=metadata, call=call)
-    backend = backend_of(target)
-    return graph if backend is None else backend.partition(graph)
-
-
-def _converts(check: Callable[..., None], *args: Any) -> None:
-    """A check of the traces, whose error is one of the conversion."""
-    try:
-        check(*args)
-    except TraceError as error:
-        raise ConversionError(str(error)) from error
-
-
-def _check_stateless(traced: Traced, annotation: Annotation) -> None:
-    """A graph computes what the call returns; what it writes must not depend on its arguments."""
-    made = {value: eqn for eqn in traced.program.equations for value in eqn.outputs}
-    for name, value in traced.written():
-        if value not in annotation.constants and value.constant is None:
-            if value in made and len(made[value].outputs) > 1:
-                # a layer that moves its own statistics: the error names the layer and its cure
-                raise unsupported(made[value])
-            raise ConversionError(
-                f"The call writes the variable {name!r} from its arguments, and a graph keeps nothing between two "
-                "calls. qjax.stateful(model, nnx.Cache) makes variables of a type an argument and a result of the "
-                "call. Or switch the writing off in evaluation mode."
-            )
-
-
-def _batch_size(arrays: list[Any], names: Sequence[str]) -> int:
-    sizes = {name: int(a.shape[0]) for name, a in zip(names, arrays, strict=True) if a.ndim}
-    if not sizes:
-        raise ValueError("convert: expected a sample with at least one array whose first axis is the batch.")
-    if len(set(sizes.values())) > 1:
-        listed = ", ".join(f"{name} has {size}" for name, size in sizes.items())
-        raise ValueError(
-            f"convert: the first axis of every argument is the batch, but {listed}. What belongs to no example (a mask "
-            "for all of them, say) is a constant of the model, or is repeated for every example."
-        )
-    return next(iter(sizes.values()))
 
 
 def _edges(annotation: Annotation) -> set[str]:

@@ -20,7 +20,8 @@ from qjax.fingerprint import compare, fingerprint, rows
 from qjax.layers import Traced, trace
 from qjax.numerics.affine import QParams
 from qjax.ops import Quantized
-from qjax.recipe import Dynamic, Recipe, ancestors
+from qjax.places import ancestors
+from qjax.recipe import Dynamic, Recipe
 from qjax.summary import Summary, quantizer_table
 from qjax.tracing import (
     Annotation,

@@ -5,7 +5,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
-from qjax import calibration, ops, profiles, targets
+from qjax import calibration, profiles, targets
 from qjax.calibration.learned import Method, Quantizer
 from qjax.export.backend import Backend, target_of
 from qjax.nearest import did_you_mean
@@ -13,7 +13,8 @@ from qjax.numerics.affine import QSpec
 from qjax.numerics.qspec import known_fields
 from qjax.ops import formulas
 from qjax.ops.dynamic import Dynamic as Dynamic
-from qjax.ops.embed_rows import check_rows, has_scales_of_rows
+from qjax.ops.embed_rows import has_scales_of_rows
+from qjax.places import ancestors, can_scale_rows, matches, paths_of, weight_spec
 from qjax.tracing import Integers, Place
 
 WeightObserver = Literal["auto", "minmax", "mse", "lsq"]
@@ -206,14 +207,14 @@ class Recipe:
     def float_paths(self, types: Mapping[str, type]) -> frozenset[str]:
         """The module paths whose inside stays in reals between its products."""
         keys = [key for key, value in self.overrides.items() if _in_reals(value)]
-        return frozenset(path for key in keys for path in _paths_of(key, types))
+        return frozenset(path for key in keys for path in paths_of(key, types))
 
     def dynamic_paths(self, types: Mapping[str, type]) -> tuple[tuple[str, Dynamic | None], ...]:
         """Module path -> how its products run; None is in reals after all, by a later override of that part."""
         found: dict[str, Dynamic | None] = {}
         for key, value in self.overrides.items():
             if _in_reals(value):
-                tops = _paths_of(key, types)
+                tops = paths_of(key, types)
                 inside = [path for path in types if tops.intersection((*ancestors(path), ""))]
                 found.update(dict.fromkeys(inside, value if isinstance(value, Dynamic) else None))
         return tuple(found.items()) if any(found.values()) else ()
@@ -222,7 +223,7 @@ class Recipe:
         """Every `Dynamic` must have a product to compute. modules: the paths of those that do."""
         inside = {path for module in modules for path in (*ancestors(module), "")}
         for key, value in self.overrides.items():
-            tops = _paths_of(key, types) if isinstance(value, Dynamic) else frozenset[str]()
+            tops = paths_of(key, types) if isinstance(value, Dynamic) else frozenset[str]()
             if tops and not tops & inside:
                 raise ValueError(
                     f"Recipe: override {_name(key)}: qjax.Dynamic is for products of an activation with a weight, of "
@@ -237,7 +238,7 @@ class Recipe:
         if self.reduce_range and not weight and spec.bits == 8:
             spec = spec.replace(bits=7)
         if weight:
-            spec = _weight_spec(spec, place)
+            spec = weight_spec(spec, place)
             method = "lsq" if method == "pact" else method
             if method == "tqt" and not spec.symmetric:
                 raise ValueError(
@@ -264,7 +265,7 @@ class Recipe:
 
     def by_row(self, places: Mapping[str, Place], types: Mapping[str, type]) -> frozenset[str]:
         """The tables that have scales of their rows, by the names of their quantizers."""
-        tables = {name: place for name, place in places.items() if _can_scale_rows(place)}
+        tables = {name: place for name, place in places.items() if can_scale_rows(place)}
         return frozenset(
             name
             for name, place in tables.items()
@@ -276,7 +277,7 @@ class Recipe:
         used = {id(key) for place in places.values() for key, _ in self.overrides_of(place, types)}
         for key, value in self.overrides.items():
             if _in_reals(value):
-                found = bool(_paths_of(key, types))
+                found = bool(paths_of(key, types))
             else:
                 found = id(key) in used
             if found:
@@ -327,15 +328,8 @@ class Recipe:
         paths = tuple(ancestors(place.module))
         classes = tuple(types[path] for path in paths if path in types and path)
         for key, value in self.overrides.items():
-            if not _in_reals(value) and _matches(key, (place.name, *paths), classes):
+            if not _in_reals(value) and matches(key, (place.name, *paths), classes):
                 yield key, value
-
-
-def ancestors(path: str) -> Iterator[str]:
-    """The path itself and its parents, without the root."""
-    while path:
-        yield path
-        path = path.rpartition("/")[0]
 
 
 def _one_of(what: str, value: Any, known: tuple[str, ...]) -> None:
@@ -345,20 +339,9 @@ def _one_of(what: str, value: Any, known: tuple[str, ...]) -> None:
         )
 
 
-def _matches(key: str | type, paths: tuple[str, ...], classes: tuple[type, ...]) -> bool:
-    if isinstance(key, str):
-        return any(re.fullmatch(key, path) for path in paths)
-    return any(issubclass(cls, key) for cls in classes)
-
-
 def _in_reals(value: Any) -> bool:
     """Whether an override keeps reals between operations, where no quantizer stands."""
     return isinstance(value, (_Float, Dynamic))
-
-
-def _paths_of(key: str | type, types: Mapping[str, type]) -> frozenset[str]:
-    """The modules that a key matches themselves, not through what is around them."""
-    return frozenset(path for path, cls in types.items() if _matches(key, (path,), (cls,)))
 
 
 def _check_method(what: str, value: Any) -> None:
@@ -386,39 +369,3 @@ def _check_pact(what: str, spec: QSpec) -> None:
 
 def _name(key: str | type) -> str:
     return repr(key) if isinstance(key, str) else key.__name__
-
-
-def _can_scale_rows(place: Place) -> bool:
-    op = _op_of(place)
-    return op is not None and op.by_row is not None and not place.integers
-
-
-def _op_of(place: Place) -> ops.Op | None:
-    """The operation that reads a weight or makes an activation; what the program is fed has none."""
-    return ops.get(place.op) if place.op in ops.names() else None
-
-
-def _weight_spec(spec: QSpec, place: Place) -> QSpec:
-    op = _op_of(place)
-    if op is not None and op.scales_rows:
-        check_rows(spec, place.shape, place.name)
-        return spec
-    if spec.axis is None:
-        return spec
-    axes = place.axes
-    if spec.axis != -1:
-        rank = len(place.shape)
-        asked = (spec.axis,) if isinstance(spec.axis, int) else spec.axis
-        if any(not -rank <= axis < rank for axis in asked):
-            raise ValueError(
-                f"Quantizer {place.name!r}: expected an axis of a tensor of shape {place.shape}, from {-rank} to "
-                f"{rank - 1}, got axis={spec.axis}. Use axis=-1 for every output channel of any layer."
-            )
-        asked = tuple(sorted(axis % rank for axis in asked))
-        if not set(asked) <= set(axes):
-            raise ValueError(
-                f"Quantizer {place.name!r}: scales may run along the output channels only, axes {axes} of shape "
-                f"{place.shape}; got axis={spec.axis}. Use axis=-1 for every output channel of any layer."
-            )
-        axes = asked
-    return spec.replace(axis=axes or None)

@@ -7,8 +7,9 @@ from typing import Any, Literal
 
 from qjax.analysis.layers import FLOAT_BITS, Layer, batch_size, read_layers
 from qjax.layers import module_types
+from qjax.places import ancestors
 from qjax.qmodel import QuantizedModel
-from qjax.recipe import FLOAT, Override, Recipe, ancestors
+from qjax.recipe import FLOAT, Override, Recipe
 
 Candidate = int | Literal["float"]
 """Bits, or "float": the layer is left in reals."""

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import keras
 from flax import nnx
 
+from qjax.exact_forward import exact as exact_forward
 from qjax.layers import instrument
 from qjax.layers.keras import from_keras
-from qjax.model import exact as exact_forward
 from qjax.model import with_plan
 from qjax.qmodel import QuantizedModel
 from qjax.training.plan_json import decode, encode

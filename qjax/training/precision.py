@@ -21,8 +21,9 @@ from qjax.fingerprint import fingerprint
 from qjax.numerics.affine import QParams, choose_qparams
 from qjax.ops.conv import Conv
 from qjax.ops.dot import Dot
+from qjax.places import ancestors
 from qjax.qmodel import QuantizedModel, QuantizerState, check_quantized, evaluation_copy
-from qjax.recipe import Override, Recipe, ancestors
+from qjax.recipe import Override, Recipe
 from qjax.summary import decibels_text, table
 from qjax.training.simulated import grids_of, switched
 from qjax.training.walk import Stream, Walk, distance, power

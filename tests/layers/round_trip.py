@@ -11,7 +11,7 @@ from flax import nnx
 from jax.core import Tracer
 
 import qjax
-from qjax import model as implementation
+from qjax import exact_forward as implementation
 from qjax.export import interpreter
 from qjax.export.ir import Graph
 

@@ -1,0 +1,132 @@
+"""From a quantized model to its integer graph: both traces of the batch, the lowering, the constants of a target."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from qjax.export.assign import assign
+from qjax.export.backend import backend_of, target_of
+from qjax.export.convert import quantized_graph
+from qjax.export.ir import Graph
+from qjax.export.lower import ConversionError
+from qjax.export.structure import Call, describe, describe_arguments, join_arguments, split_arguments
+from qjax.export.unsupported import unsupported
+from qjax.finite import check_finite
+from qjax.layers import Traced, TraceError, check_any_batch, check_nothing_drawn, trace
+from qjax.numerics.affine import QParams
+from qjax.ops.formulas import check_target
+from qjax.qmodel import QuantizedModel, evaluation_copy
+from qjax.tracing import Annotation, Place
+
+
+def graph_of(qmodel: QuantizedModel, args: tuple[Any, ...], target: Any) -> Graph:
+    """The program that `qjax.convert` returns, of concrete or of traced numbers.
+
+    Raises:
+      ConversionError: something has no integer form.
+    """
+    rounding = target_of(target)
+    check_target(rounding)
+    plan, quantizers = qmodel.plan, dict(qmodel.plan.quantizers)
+    values = qmodel.quantizer_values()
+    model = evaluation_copy(qmodel.model)
+    seen: dict[tuple[str, tuple[int, ...]], QParams] = {}
+
+    def params_of(place: Place, step: tuple[int, ...], x: Any) -> QParams:
+        q, own = quantizers[place.name], values[place.name]
+        if step and place.name not in plan.shared:
+            own = {name: value[step] for name, value in own.items()}
+        if not q.follows_tensor:
+            return q.qparams(own, x)
+        # the second trace has shapes alone: what a weight's numbers say, the first one has seen
+        if not isinstance(x, jax.ShapeDtypeStruct):
+            seen[place.name, step] = q.qparams(own, x)
+        return seen[place.name, step]
+
+    def read(args: tuple[Any, ...]) -> tuple[Traced, Annotation]:
+        return plan.read(trace(model, args, {}, plan.expected))
+
+    traced, annotation = read(args)
+    plan.check_known(annotation)
+    _check_stateless(traced, annotation)
+    check_finite("convert", qmodel, traced)
+    arrays, rest = split_arguments(args)
+    size = _batch_size(arrays, traced.names[len(traced.names) - len(arrays) :])
+    # a cut such as h[:2] leaves a batch of one or two whole: the other batch is greater than most cuts
+    other_size = 2 * size if size > 2 else 64
+    larger = [jnp.zeros((other_size, *a.shape[1:]), a.dtype) if a.ndim else a for a in arrays]
+    other, other_annotation = read(join_arguments(larger, rest))
+    concrete = not any(isinstance(x, Tracer) for x in traced.args)
+    programs = (traced.read, other.read)
+    if concrete:
+        _converts(check_nothing_drawn, programs)
+    shapes = [jax.ShapeDtypeStruct(np.shape(a), a.dtype) for a in other.args]
+    quantized = quantized_graph(
+        traced.results,
+        annotation,
+        traced.args,
+        traced.names,
+        params_of,
+        (other.results, other_annotation, shapes),
+        (size, other_size),
+    )
+    graph = assign(quantized, rounding)
+    if concrete:
+        # once is enough: `exact` converts the same model again in every trace
+        _converts(check_any_batch, model, args, programs, (size, other_size))
+    assert graph.call is not None
+    if not graph.outputs:
+        raise ConversionError("The model returns nothing that depends on its arguments; a graph would be empty.")
+    call = Call(tuple(jax.tree.structure(x) for x in args), traced.returned, graph.call.leaves)
+    order = {name: position for position, name in enumerate(graph.inputs)}
+    names = traced.names[len(traced.names) - len(arrays) :]
+    arguments = describe_arguments(args, [order.get(name) for name in names])
+    metadata: dict[str, Any] = {"producer": "qjax", "input_structure": arguments}
+    if not any(isinstance(x, Tracer) for x in call.leaves):
+        metadata["output_structure"] = describe(call.result(range(len(graph.outputs))))
+    ranges = {order[known.name]: [known.low, known.high] for known in plan.integers if known.name in order}
+    if ranges:
+        metadata["integers"] = [ranges.get(index) for index in range(len(graph.inputs))]
+    graph = graph.replace(metadata=metadata, call=call)
+    backend = backend_of(target)
+    return graph if backend is None else backend.partition(graph)
+
+
+def _converts(check: Callable[..., None], *args: Any) -> None:
+    """A check of the traces, whose error is one of the conversion."""
+    try:
+        check(*args)
+    except TraceError as error:
+        raise ConversionError(str(error)) from error
+
+
+def _check_stateless(traced: Traced, annotation: Annotation) -> None:
+    """A graph computes what the call returns; what it writes must not depend on its arguments."""
+    made = {value: eqn for eqn in traced.program.equations for value in eqn.outputs}
+    for name, value in traced.written():
+        if value not in annotation.constants and value.constant is None:
+            if value in made and len(made[value].outputs) > 1:
+                # a layer that moves its own statistics: the error names the layer and its cure
+                raise unsupported(made[value])
+            raise ConversionError(
+                f"The call writes the variable {name!r} from its arguments, and a graph keeps nothing between two "
+                "calls. qjax.stateful(model, nnx.Cache) makes variables of a type an argument and a result of the "
+                "call. Or switch the writing off in evaluation mode."
+            )
+
+
+def _batch_size(arrays: list[Any], names: Sequence[str]) -> int:
+    sizes = {name: int(a.shape[0]) for name, a in zip(names, arrays, strict=True) if a.ndim}
+    if not sizes:
+        raise ValueError("convert: expected a sample with at least one array whose first axis is the batch.")
+    if len(set(sizes.values())) > 1:
+        listed = ", ".join(f"{name} has {size}" for name, size in sizes.items())
+        raise ValueError(
+            f"convert: the first axis of every argument is the batch, but {listed}. What belongs to no example (a mask "
+            "for all of them, say) is a constant of the model, or is repeated for every example."
+        )
+    return next(iter(sizes.values()))

@@ -1,0 +1,76 @@
+"""The exact forward: the integer graph's value with the gradient of fake quantization."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from qjax.batches import arguments_of, brief
+from qjax.conversion import graph_of
+from qjax.export.integer_graph import dequantize_outputs, inputs_of, quantize_inputs
+from qjax.export.interpreter import prepare
+from qjax.export.interpreter import run as run_graph
+from qjax.export.passes.overflow import may_wrap
+from qjax.export.structure import sample_like
+from qjax.numerics.surrogate import with_gradient_of
+from qjax.qmodel import QuantizedModel, check_quantized, evaluation_copy
+
+Forward = Callable[..., Any]
+
+
+def exact(qmodel: QuantizedModel, sample: Any, *, target: Any = None) -> Forward:
+    """A forward whose value is the integer graph's and whose gradient is the fake-quantized model's.
+
+    Returns `forward(qmodel, *inputs)`: the output of the graph that `convert` would make from the parameters that
+    `qmodel` holds at that call, computed by the interpreter's kernels, also inside jit and grad; float32, whatever the
+    model's own dtype. It is NaN where the fake-quantized forward is, and everywhere under weights that `convert` would
+    refuse because an accumulator could overflow. Evaluation mode: batch statistics are read, not moved. A call with
+    other Python values than the sample's (a flag, None) computes the graph for those. Use it for the last epochs, so
+    that training sees the deployed rounding:
+
+        forward = qjax.exact(qmodel, sample)
+
+        @nnx.jit
+        def step(qmodel, optimizer, x, y):
+            loss, grads = nnx.value_and_grad(lambda m: criterion(forward(m, x), y))(qmodel)
+            optimizer.update(qmodel, grads)
+    """
+    check_quantized(qmodel, "exact", numbers=False)
+    args = arguments_of(sample, "exact", traced=True)
+    chosen = target or qmodel.plan.target
+    graph_of(qmodel, args, chosen)  # raises here, with concrete numbers, what cannot be converted
+
+    def forward(qmodel: QuantizedModel, *inputs: Any) -> Any:
+        if not isinstance(qmodel, QuantizedModel):
+            raise TypeError(
+                f"exact: expected the quantized model as the forward's first argument, got {brief(qmodel)}. Call "
+                "forward(qmodel, x)."
+            )
+        view = evaluation_copy(qmodel)
+        # the value is not differentiated, and some of it cannot be: tables are made on the host
+        definition, state = nnx.split(view)
+        ir = graph_of(nnx.merge(definition, jax.lax.stop_gradient(state)), sample_like(args, inputs), chosen)
+        arrays = jax.lax.stop_gradient(inputs_of(ir, inputs))
+        # without the fence XLA may compute a constant anew for every output that reads it
+        constants = jax.lax.optimization_barrier(prepare(ir))
+        env = run_graph(ir, constants, quantize_inputs(ir, arrays))
+        value = dequantize_outputs(ir, [env[name] for name in ir.outputs])
+        wraps = may_wrap(ir)
+        surrogate = jax.tree.map(lambda y, v: y.astype(v.dtype), view(*inputs), value)
+        flagged = jax.tree.map(lambda y, v: _flagged(y, v, wraps), surrogate, value)
+        return jax.tree.map(with_gradient_of, surrogate, flagged)
+
+    return forward
+
+
+def _flagged(surrogate: jax.Array, value: jax.Array, wraps: Any) -> jax.Array:
+    """`value`, but NaN where the fake-quantized forward is, or where an accumulator may have wrapped (`may_wrap`)."""
+    if not jnp.issubdtype(value.dtype, jnp.floating):
+        return value
+    lost = jnp.isnan(jax.lax.stop_gradient(surrogate))
+    if wraps is not None:
+        lost = lost | wraps
+    return jnp.where(lost, jnp.full_like(value, np.nan), value)

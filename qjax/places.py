@@ -1,0 +1,70 @@
+"""What the keys of a recipe mean, and along which axes a weight has scales."""
+
+import re
+from collections.abc import Iterator, Mapping
+
+from qjax import ops
+from qjax.numerics.affine import QSpec
+from qjax.ops.embed_rows import check_rows
+from qjax.tracing import Place
+
+
+def ancestors(path: str) -> Iterator[str]:
+    """The path itself and its parents, without the root."""
+    while path:
+        yield path
+        path = path.rpartition("/")[0]
+
+
+def matches(key: str | type, paths: tuple[str, ...], classes: tuple[type, ...]) -> bool:
+    """Whether a key names one of the paths, as a regular expression does, or is one of the classes or their base."""
+    if isinstance(key, str):
+        return any(re.fullmatch(key, path) for path in paths)
+    return any(issubclass(cls, key) for cls in classes)
+
+
+def paths_of(key: str | type, types: Mapping[str, type]) -> frozenset[str]:
+    """The modules that a key matches themselves, not through what is around them."""
+    return frozenset(path for path, cls in types.items() if matches(key, (path,), (cls,)))
+
+
+def can_scale_rows(place: Place) -> bool:
+    """Whether a weight is a table whose rows may have scales of their own."""
+    op = _op_of(place)
+    return op is not None and op.by_row is not None and not place.integers
+
+
+def _op_of(place: Place) -> ops.Op | None:
+    """The operation that reads a weight or makes an activation; what the program is fed has none."""
+    return ops.get(place.op) if place.op in ops.names() else None
+
+
+def weight_spec(spec: QSpec, place: Place) -> QSpec:
+    """The spec with the axes along which this weight has scales.
+
+    Raises:
+      ValueError: the spec asks for axes along which the weight has none.
+    """
+    op = _op_of(place)
+    if op is not None and op.scales_rows:
+        check_rows(spec, place.shape, place.name)
+        return spec
+    if spec.axis is None:
+        return spec
+    axes = place.axes
+    if spec.axis != -1:
+        rank = len(place.shape)
+        asked = (spec.axis,) if isinstance(spec.axis, int) else spec.axis
+        if any(not -rank <= axis < rank for axis in asked):
+            raise ValueError(
+                f"Quantizer {place.name!r}: expected an axis of a tensor of shape {place.shape}, from {-rank} to "
+                f"{rank - 1}, got axis={spec.axis}. Use axis=-1 for every output channel of any layer."
+            )
+        asked = tuple(sorted(axis % rank for axis in asked))
+        if not set(asked) <= set(axes):
+            raise ValueError(
+                f"Quantizer {place.name!r}: scales may run along the output channels only, axes {axes} of shape "
+                f"{place.shape}; got axis={spec.axis}. Use axis=-1 for every output channel of any layer."
+            )
+        axes = asked
+    return spec.replace(axis=axes or None)
