@@ -1,9 +1,9 @@
-"""One option of every unit, so that the summed cost is least within limits on two summed resources: exactly.
+"""Choose one option for every unit, with the least total cost within limits on two resources; exactly.
 
-Dynamic programming over the frontier: after each unit the combinations that another one beats in every respect are
-dropped. What remains at the end is every trade of resources against cost that is worth considering. Resources are
-integers, and costs are added from the first unit to the last, so that dropping `a >= b` is safe in floating point too
-(rounding is monotone: `a + c >= b + c`).
+Dynamic programming over the Pareto frontier: after each unit, combinations that another one beats in every respect are
+dropped. At the end every useful trade of resources against cost remains. Resources are integers. Costs are added from
+the first unit to the last, so dropping `a >= b` is safe in floating point too: rounding is monotone, so
+`a + c >= b + c`.
 """
 
 import bisect
@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Sequence
 
 LIMIT = 20_000
-"""Combinations kept per unit. A larger frontier is thinned, and the result is then not proven to be the best."""
+"""Combinations kept per unit. A larger frontier is thinned, and then the result may not be the best."""
 
 
 @dataclasses.dataclass(frozen=True)

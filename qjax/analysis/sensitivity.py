@@ -1,4 +1,4 @@
-"""What each layer's quantization costs by itself, and what the others cost without it."""
+"""The cost of quantizing each layer alone, and of quantizing all layers but it."""
 
 import dataclasses
 import itertools
@@ -131,7 +131,7 @@ def sensitivity(
     metric: Score | None = None,
     progress: bool | None = None,
 ) -> Sensitivity:
-    """What quantizing each layer alone costs against the float model, and what all the others cost without it.
+    """Measure the cost of quantizing each layer alone, and of quantizing all layers but it, against the float model.
 
     A layer is what owns a quantized weight: the weight, the tensors that it reads, and the one that it makes (behind
     bias, batch norm and relu). Activations that belong to no layer (an addition's output, say) have rows of their own.

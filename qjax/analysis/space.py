@@ -1,4 +1,4 @@
-"""What a search chooses among: the units of a model, the candidates of each, and the recipe of a choice."""
+"""The search space: the units of a model, the candidates of each, and the recipe of a choice."""
 
 import dataclasses
 import re

@@ -137,7 +137,7 @@ def statistics(
     inputs: Inputs | None = None,
     progress: bool | None = None,
 ) -> Statistics:
-    """Look at every quantized tensor while the model runs, quantized and in reals side by side.
+    """Measure every quantized tensor while the quantized model and its float model run side by side.
 
     One compiled function and one pass; evaluation mode, and the model is not changed. Sums are float64.
 

@@ -1,16 +1,14 @@
-"""A quantized model whose quantizers are switched on and off by data.
+"""A quantized model whose quantizers are switched on and off by an argument.
 
-Asking what each layer costs means running the model with many different sets of quantizers. Were a set part of the
-program, each would be a compilation of its own. Here a vector of booleans, one per quantizer, is an argument, and one
+To measure each layer's cost, the model runs with many different sets of quantizers. If the set were part of the
+program, each would need its own compilation. Here a vector of booleans, one per quantizer, is an argument, and one
 compiled function serves every set.
 
-Each tensor is carried twice: as the codes that quantization makes of it and as the reals that stand in their place.
-Every operation computes both, its fake-quantized form on the codes and its primitive on the reals, and the flags choose
-where the two meet: at a quantizer, at an operation that reads a quantized and a real tensor, at the output. So with all
-switches on the result is the quantized model's, with all off the float model's, and between them what the operations
-compute when only some of their inputs carry codes; no operation ever sees codes that are not integers. (One exception:
-what a scan carries from one iteration to the next travels as the reals that its codes stand for, where the quantized
-model keeps the codes.)
+Each tensor exists twice: as codes and as a float tensor. Every operation computes both, its fake-quantized form on the
+codes and its primitive on the floats. The booleans choose between the two at a quantizer, at an operation that reads a
+quantized and a float tensor, and at the output. With all quantizers on the result is the quantized model's, with all
+off the float model's. No operation reads codes that are not integers. There is one exception: what a scan carries
+between iterations is dequantized, where the quantized model keeps the codes.
 """
 
 import dataclasses
@@ -31,10 +29,10 @@ from qjax.tracing import Equation, Evaluation, Params, Place, Taps, Value
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Either(Deferred):
-    """A tensor of which a flag says what it is.
+    """A tensor in both forms, and a flag that says which of them counts.
 
-    coded: codes or an accumulator, of which every quantizer behind it is on. plain: the real tensor in the model's
-    dtype. on: bool scalar, which of the two it is.
+    coded: codes or an accumulator, valid if its quantizer is on. plain: the float tensor in the model's dtype. on: bool
+    scalar, whether `coded` counts.
     """
 
     coded: Deferred

@@ -1,4 +1,4 @@
-"""A histogram whose range grows with the data and whose counts stay exact.
+"""A histogram whose range grows with the data, with exact counts.
 
 Bins are `[i * w, (i + 1) * w)` for consecutive integers i, and the width w is a power of two. When the
 data outgrows the bins the width doubles and neighbours (2i, 2i + 1) merge: nothing is interpolated,

@@ -1,4 +1,4 @@
-"""An exponential moving average of each batch's smallest and largest value."""
+"""An exponential moving average of the smallest and the largest value of each batch."""
 
 from dataclasses import dataclass
 

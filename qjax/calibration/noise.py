@@ -1,4 +1,4 @@
-"""What a quantizer alone costs: the signal-to-noise ratio of a sample of what reaches it."""
+"""The noise of one quantizer: the signal-to-noise ratio of a sample of its input."""
 
 import math
 
@@ -10,10 +10,10 @@ from qjax.calibration.channels import to_rows
 from qjax.numerics.affine import QParams, QSpec
 
 MOST = 4096
-"""Numbers of a tensor that are looked at."""
+"""How many numbers of a tensor are sampled."""
 
 _HIDDEN = -1e4
-"""What is this or less hides something from a softmax; it must not pass for a signal."""
+"""Numbers up to this are masks in front of a softmax, not a signal."""
 
 
 def least(spec: QSpec) -> float:

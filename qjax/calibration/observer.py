@@ -1,4 +1,4 @@
-"""What an observer is: pure constant-size statistics of a tensor, and the parameters they give."""
+"""Observers: statistics of constant size about a tensor, and the quantization parameters that follow from them."""
 
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -62,7 +62,7 @@ class BoundsObserver:
 
 
 def refuse_tiny(lo: np.ndarray, hi: np.ndarray, spec: QSpec) -> None:
-    """Raise where a tensor is not zero, yet too near zero for any of its scales: its codes would all be zero.
+    """Raise if a tensor is not zero, but too small for the smallest scale: its codes would all be zero.
 
     A channel of such numbers beside others that are greater counts as zeros.
     """

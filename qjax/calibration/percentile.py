@@ -1,4 +1,4 @@
-"""The range without its farthest tails."""
+"""The range of the data without its outliers."""
 
 from dataclasses import dataclass
 from fractions import Fraction

@@ -1,10 +1,10 @@
 """IEEE binary64 arithmetic inside a trace, on bit patterns: the processor's own, made safe from the compiler.
 
-A pattern is a uint64 array without -0, infinity and NaN. On processors with binary64 arithmetic the operations are
-the hardware's: integer formulas for them are a hundred instructions each, and the exact forward compiled little else.
-XLA may not be trusted with floats, so every result goes through its bits: -0 becomes 0 there, which commutes with no
-arithmetic, so that no product is fused into a sum and no two constants into one. A quotient, which XLA may turn into a
-product with a reciprocal, is only an estimate, corrected by its exact remainder.
+A pattern is a uint64 array without -0, infinity and NaN. On processors with binary64 arithmetic the operations are the
+hardware's. Formulas in integers take a hundred instructions each, and would be most of what XLA compiles for the exact
+forward. XLA may rewrite float arithmetic, so every result passes through its bits, where -0 becomes 0. No arithmetic
+commutes with that, so XLA fuses no product into a sum and merges no two constants. XLA may compute a quotient as a
+product with a reciprocal. So the quotient is only an estimate, corrected by its exact remainder.
 
 Results below the normal numbers are 0; beyond the greatest number they are meaningless.
 """
@@ -131,7 +131,7 @@ def _either(native: Integers, integers: Integers, *operands: Pattern) -> Pattern
 
 
 def _once(compute: Integers, *operands: Pattern) -> Pattern:
-    """As a computation of its own: long, and copied into each of its readers it would be most of what XLA compiles."""
+    """Compiled as a separate computation: it is long, and XLA would copy it into each of its readers."""
     if operands[0].size == 0:
         return compute(*operands)
     return apart(operands[0].reshape(-1)[0] != _NEGATIVE, compute, *operands)

@@ -1,8 +1,7 @@
-"""One formula, two array libraries: numpy on the host, `jax.numpy` inside a trace.
+"""One formula for two array libraries: numpy on the host, `jax.numpy` inside a trace.
 
-Scales are turned into integer constants twice in the life of a model: on the host at conversion, and
-inside `jit` for the exact training forward. The bits must agree, so the integer code of this package is
-written once against a namespace `xp` and runs on either side.
+Integer constants are derived from scales on the host at conversion, and inside `jit` in the exact forward. The bits
+must agree. So the integer code of this package is written once, for a namespace `xp` that is either library.
 """
 
 import contextlib

@@ -1,9 +1,9 @@
 """Accumulators: how wide a sum of products is, and what happens beyond its width.
 
-The sum of K products lives in a register. Three things are done about its width:
+The sum of K products is kept in a register of limited width. Runtimes treat an overflow in one of three ways:
 
-- `exact`: the register has 32 bits and the conversion proves, from the weights, that no input can overflow it. The
-  order of the additions then does not matter. All mainstream runtimes aim at this.
+- `exact`: the register has 32 bits, and the conversion proves from the weights that no input can overflow it. Then the
+  order of the additions does not matter. All mainstream runtimes aim at this.
 - `wrap`: the sum modulo 2^bits, in two's complement. It does not depend on the order either: the low bits of a sum are
   those of its terms. A bias, and the multiplier behind it, see the wrapped value.
 - `saturate`: after *every* addition the register is clamped to [-2^(bits-1), 2^(bits-1) - 1], so the order matters and
@@ -18,16 +18,16 @@ alone, and as in datapaths that subtract the zero point first. `operands="codes"
 times the weight, for hardware that multiplies stored codes and moves the zero point into the bias; that needs more bits
 unless the zero point is 0. For a symmetric activation the two are the same.
 
-A fourth kind is a fault of real kernels. `pairs=True` is x86's vpmaddubsw (AVX2, and AVX-512 without VNNI), as FBGEMM,
+A fourth way is a flaw of real kernels. `pairs=True` is x86's vpmaddubsw (AVX2, and AVX-512 without VNNI), as FBGEMM,
 oneDNN and ONNX Runtime use it: unsigned codes times signed weights, *two neighbouring products added with saturation to
 int16*, these pairs then added exactly in int32. Stored codes are multiplied and the zero point is taken off
 afterwards. A pair is k = 2i and 2i + 1; an odd K ends in a pair with 0. `unit="tap"` starts anew at every position of
 a convolution's window, so that an odd number of channels ends in a pair with 0 there (oneDNN); `unit="sum"` pairs
 straight through (im2col). `padding="skip"` leaves positions outside of the image out altogether, the zero point's
 share included (oneDNN); `"zero_point"` gives them the code of zero, which is a factor like any other and may saturate.
-Signed activations, and codes or weights wider than 8 bits, take other instructions, which are exact: there `pairs`
-says nothing. Of uniform codes and weights 3.6% of the pairs saturate, of weights of deviation 32 one in 8,000; with
-activations of 7 bits (`Recipe(reduce_range=True)`) none can, as 2 * 127 * 128 < 2^15.
+Signed activations, and codes or weights wider than 8 bits, use other instructions, which are exact; there `pairs` has
+no effect. With uniformly distributed codes and weights 3.6% of the pairs saturate, with weights of standard deviation
+32 one in 8,000. With activations of 7 bits (`Recipe(reduce_range=True)`) no pair can, as 2 * 127 * 128 < 2^15.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ Unit = Literal["sum", "tap"]
 Padding = Literal["zero_point", "skip"]
 
 PAIR_MIN, PAIR_MAX = -(2**15), 2**15 - 1
-"""What a sum of two products saturates to in vpmaddubsw."""
+"""The range to which vpmaddubsw saturates a sum of two products."""
 
 _CHOICES = {"overflow": Overflow, "operands": Operands, "order": Order, "unit": Unit, "padding": Padding}
 

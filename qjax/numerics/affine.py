@@ -1,13 +1,13 @@
 """Affine quantization: `real = (code - zero_point) * scale`.
 
-A `QSpec` says which codes exist and which slices of a tensor have a scale of their own; a `QParams` adds the
-numbers; `quantize` and `dequantize` go between reals and codes; `choose_qparams` turns an observed range into
-parameters. The formula of a code stands once, in `round_to_grid`, and fake quantization uses the same one.
+A `QSpec` states which codes exist and which slices of a tensor have their own scale. A `QParams` adds the numbers.
+`quantize` and `dequantize` convert between floats and codes. `choose_qparams` derives parameters from a range of data.
+The formula of a code exists once, in `round_to_grid`; fake quantization uses the same one.
 
-Everything is float32 inside, whatever the dtype of the tensor, and written so that eager, jit, vmap, scan and
-numpy agree bit for bit: multiply by the reciprocal of the scale (XLA rewrites `x / s` anyway, but not
-always), and round *before* adding the zero point (`round(x * inv + zp)` becomes a fused multiply-add under
-jit, and its ties depend on the parity of `zp`).
+All arithmetic is float32, whatever the dtype of the tensor, and agrees bit for bit in eager mode, jit, vmap, scan and
+numpy. For that it multiplies by the reciprocal of the scale, because XLA sometimes rewrites `x / s` so. It rounds
+*before* it adds the zero point: under jit `round(x * inv + zp)` becomes a fused multiply-add, whose ties depend on the
+parity of `zp`.
 """
 
 import functools

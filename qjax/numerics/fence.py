@@ -1,4 +1,4 @@
-"""Keeping a computation out of XLA's fusions."""
+"""Computations that XLA does not fuse into their readers."""
 
 import contextlib
 import contextvars

@@ -1,9 +1,9 @@
 """Many small arrays as one vector and back, in programs that compile fast.
 
-XLA compiles equal loops once. A slice is a loop with its place in the vector written in it, so n slices are n loops;
-and where each reader takes its slice into its own loop, as the CPU's compiler does, equal blocks of a network become
-as many different ones. Here a vector is cut in rounds into few pieces each, most of which look alike, and every piece
-is finished before anything reads it.
+XLA compiles equal loops once. A slice becomes a loop that contains its offset, so n slices are n different loops. The
+CPU's compiler fuses each slice into its reader, so equal blocks of a network become different programs. Here a vector
+is cut in several rounds into a few pieces each, most of them of the same form, and every piece is computed before it is
+read.
 """
 
 import functools
@@ -18,7 +18,7 @@ from jax import lax
 from jax.core import Tracer
 
 PIECES = 8
-"""Into how many pieces a part of the vector is cut at once."""
+"""Into how many pieces a part of the vector is cut in one round."""
 
 Shape = tuple[int, ...]
 

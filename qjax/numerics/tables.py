@@ -1,4 +1,4 @@
-"""Tables of 8-bit functions as runtimes fill them: one code for each of the input's codes.
+"""Tables of 8-bit functions as runtimes compute them: one output code for each input code.
 
 | method | who | code of q, before clamping |
 | --- | --- | --- |

@@ -1,9 +1,9 @@
-"""One computation for many nodes: `derive(case)` for a list of cases, traced and compiled once for those of one kind.
+"""`derive(case)` for a list of cases, one per node; cases of one kind are traced and compiled together.
 
-Inside a trace, each small derivation costs Python and XLA as much as a great one. Two cases are of one kind when they
-differ in traced numbers only; those are stacked, and the derivation runs once under `vmap`. The function sees nothing
-but its case, so what it computes cannot depend on which node it stands for. Outside of a trace the cases are computed
-one by one, with numpy.
+Inside a trace, every derivation costs tracing and compile time, however small it is. Two cases are of one kind if they
+differ only in traced numbers. These numbers are stacked, and the derivation runs once under `vmap`. The function reads
+nothing but its case, so its result cannot depend on the node. Outside of a trace the cases are computed one by one,
+with numpy.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Keeping a product a product."""
+"""A float32 product that XLA does not fuse with what reads it."""
 
 import jax
 import jax.numpy as jnp
@@ -8,12 +8,11 @@ _LOWEST = np.float32(np.finfo(np.float32).min)
 
 
 def unfused(product: jax.Array) -> jax.Array:
-    """A float32 product that is rounded before anything else is done with it, in eager and under jit alike.
+    """The product, rounded to float32 before it is used, in eager mode and under jit alike.
 
-    Under jit, XLA turns `a * b + c` into a fused multiply-add, which rounds once where eager and numpy round
-    twice, and merges the constants of `x * c1 * c2` into one. `optimization_barrier` and `reduce_precision`
-    prevent neither. A maximum with the lowest finite number does: it commutes with no multiplication, and a
-    compiler may not drop it, because it changes one value, -inf, into that number. Everything else, NaN
-    included, passes through.
+    Under jit, XLA turns `a * b + c` into a fused multiply-add, which rounds once where eager and numpy round twice. It
+    also merges the constants of `x * c1 * c2`. `optimization_barrier` and `reduce_precision` prevent neither. A maximum
+    with the lowest finite number does: it commutes with no multiplication, and the compiler must keep it, because it
+    changes -inf to that number. All other values, NaN included, pass through.
     """
     return jnp.maximum(product, _LOWEST)

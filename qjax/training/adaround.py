@@ -22,7 +22,7 @@ from qjax.training.walk import Stop, Stream, Walk
 from qjax.training.weights import code_bounds, codes_of, parameters, quantized_weights, set_codes
 
 ZETA, GAMMA = 1.1, -0.1
-"""The stretch of the sigmoid beyond [0, 1], so that it reaches both ends (section 3.2 of the paper)."""
+"""The sigmoid is stretched to this interval and clipped, so that it reaches 0 and 1 (section 3.2 of the paper)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +83,7 @@ def adaround(
 ) -> Rounding:
     """Round the weights of dense layers and convolutions up or down so that their outputs change least.
 
-    Layer by layer in the order of execution. With x the layer's input in the model of reals, x_q its input in the
+    Layer by layer in the order of execution. With x the layer's input in the float model, x_q its input in the
     quantized model (the layers before it rounded already) and y = W x, it minimises over V
 
         mean (y - W_q x_q)^2 + regularization * mean (1 - |2 h(V) - 1|^beta),
@@ -93,7 +93,7 @@ def adaround(
     rounding's. beta falls from 20 to 2 along a cosine, after a fifth of the steps without regulariser; h ends at 0 or
     1. Each output channel keeps what was learned only if its error over all of the data is less than with nearest
     rounding, so no layer's error can be greater. Then the real weights are set to `code * scale`: everything
-    downstream (`convert`, `verify`) works on the learned codes, and the reals of before are gone from `qmodel`; keep a
+    downstream (`convert`, `verify`) uses the learned codes. The earlier float weights are gone from `qmodel`: keep a
     copy (`nnx.clone`) to compare with.
 
     Args:

@@ -1,4 +1,4 @@
-"""Bias correction: takes out of each channel the mean error that quantization puts in."""
+"""Bias correction: removes the mean error that quantization adds to each channel."""
 
 import dataclasses
 from collections import Counter
@@ -39,9 +39,9 @@ def correct_bias(
     reference: QuantizedModel | None = None,
     progress: bool | None = None,
 ) -> Correction:
-    """Make the mean of every channel of every dense layer and convolution what it is in the model of reals.
+    """Make the mean of every channel of every dense layer and convolution what it is in the float model.
 
-    Adds `E[y] - E[y_q]` to each channel of a layer's output y, both measured on these batches: y in the model of reals,
+    Adds `E[y] - E[y_q]` to each channel of a layer's output y, both measured on these batches: y in the float model,
     bias included, y_q in the quantized model whose earlier layers are corrected already (empirical bias correction:
     Nagel et al. 2019, arXiv 1906.04721, section 4.2 and appendix D). It goes to the layer's bias; where batch norm
     follows instead, its running mean is moved the other way, which is the same sum. The model runs in evaluation mode,
@@ -50,9 +50,9 @@ def correct_bias(
     Args:
       batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, of anything. They are kept.
       inputs: what of a batch the model is called with.
-      reference: the model whose parameters, without quantizers, are the reals; None is `qmodel` as it is now. Where
-        learned rounding or an earlier correction has already moved parameters, give a copy (`nnx.clone`) from before;
-        correcting twice against the same reference then changes nothing the second time.
+      reference: the model whose parameters, without quantizers, are the float model's; None is `qmodel` as it is now. If
+        learned rounding or an earlier correction has already moved parameters, pass a copy (`nnx.clone`) from before.
+        A second correction against the same reference then changes nothing.
       progress: show a line of progress on stderr; None shows one on a terminal (`qjax.show_progress`).
 
     Raises:

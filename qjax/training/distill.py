@@ -1,8 +1,8 @@
-"""Distillation: quantization-aware training against what the float model computes, without labels.
+"""Distillation: quantization-aware training without labels; the float model's outputs are the targets.
 
-The float model's outputs are the targets (Hinton, Vinyals and Dean 2015, arXiv 1503.02531; for quantized students
-Mishra and Marr 2017, arXiv 1711.05852), and if asked for some of its intermediate tensors (Romero et al. 2014, arXiv
-1412.6550). Student and teacher are one architecture, so every tensor of the one has its counterpart in the other.
+Sources: Hinton, Vinyals and Dean 2015 (arXiv 1503.02531), and Mishra and Marr 2017 (arXiv 1711.05852) for quantized
+students. On request intermediate tensors are targets too (Romero et al. 2014, arXiv 1412.6550). Student and teacher
+have the same architecture, so every tensor of one has a counterpart in the other.
 """
 
 import dataclasses

@@ -1,23 +1,23 @@
 """GPTQ and coordinate descent: codes of a layer's weights that keep its output, from second moments of its inputs.
 
-With x_q the layer's input in the quantized model (the layers before it repaired already) and x that in the model of
-reals, each layer minimises over codes and scales
+x is the layer's input in the float model, x_q its input in the quantized model, whose earlier layers are solved
+already. Each layer minimises over codes and scales
 
     mean (x W - x_q W_q)^2 = (W_q - W*)^T H (W_q - W*) + constant,   H = mean x_q^T x_q,   H W* = (mean x_q^T x) W
 
 so the target W* already corrects what the quantized inputs do, as in Qronos (Zhang et al. 2025, arXiv 2505.11695) and
-QEP (Arai and Ichikawa 2025, arXiv 2504.09629). Where a bias stands behind the layer, the moments are centred and the
-bias takes the mean.
+QEP (Arai and Ichikawa 2025, arXiv 2504.09629). If the layer has a bias, the moments are centred, and the bias absorbs
+the mean error.
 
-0. Damping: d times the mean of H's diagonal is added to it, which holds weights near the reals where the data say
-   nothing. Of several d the one is taken whose W*, from one half of the data, serves the other half best.
-1. Scales: per channel the one, of several up to the present one, with the least error after nearest rounding.
-2. GPTQ (Frantar et al. 2023, arXiv 2210.17323): the weights of one input after the other are rounded, the most
-important
-   inputs first, and each error is taken to those that are not rounded yet, by the Cholesky factor of H^-1.
-3. Coordinate descent (QuantEase: Behdin et al. 2023, arXiv 2309.01885): every code is set to the best one given all
-   others, again and again; between two rounds each channel's scale is set to the best one given its codes, by least
-   squares (COMQ: Zhang et al. 2024, arXiv 2403.07134). No step can make the error greater.
+0. Damping: d times the mean of H's diagonal is added to the diagonal. This keeps weights near their float values where
+   the data do not determine them. d is chosen by cross-validation: W* of one half of the data is tested on the other.
+1. Scales: each channel tries several scales up to its present one, and keeps the one with the least error after
+   nearest rounding.
+2. GPTQ (Frantar et al. 2023, arXiv 2210.17323): the weights are rounded input by input, the most important input first.
+   The Cholesky factor of H^-1 moves each rounding error to the weights that are not rounded yet.
+3. Coordinate descent (QuantEase: Behdin et al. 2023, arXiv 2309.01885): each code in turn is set to its best value
+   given all others, for several rounds. Between rounds, least squares gives each channel the best scale for its codes
+   (COMQ: Zhang et al. 2024, arXiv 2403.07134). No step can increase the error.
 """
 
 import dataclasses
@@ -39,16 +39,15 @@ from qjax.training.weights import parameters
 
 BLOCK = 64
 DAMPING = (0.01, 0.1, 1.0)
-"""Shares of the mean of H's diagonal that are tried; the one that carries best from one half of the data to the
-other."""
+"""The values of d that are tried, see the module's docstring."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SolvedLayer:
     """One layer. Errors are `sum (y - y_q)^2 / sum y^2` on the calibration data, before bias and activation.
 
-    nearest: with the scales and codes of before. solved: with those that were taken. changed, weights: how many codes
-    are others, of how many.
+    nearest: with the scales and codes before this step. solved: with those after it. changed, weights: how many codes
+    changed, of how many.
     """
 
     name: str
@@ -93,7 +92,7 @@ def gptq(
     Args:
       batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, of anything. They are kept, and
         what flows between two layers with them.
-      reference: the model whose parameters, without quantizers, are the reals; None is `qmodel` as it is now.
+      reference: the model whose parameters, without quantizers, are the float model's; None is `qmodel` as it is now.
       rounds: of coordinate descent; 0 leaves the codes of GPTQ.
       damping: the share of the mean of H's diagonal that is added to it; None chooses it for each layer, see the
         module.
@@ -180,12 +179,12 @@ def ridge(seen: Moments, damping: float) -> np.ndarray:
 
 
 def target(seen: Moments, w: np.ndarray, extra: np.ndarray) -> np.ndarray:
-    """W*: the weights without codes that serve the quantized inputs best."""
+    """W*: the float weights with the least error on the quantized inputs."""
     return np.linalg.solve(seen.quantized + extra, np.matmul(seen.mixed, w) + np.matmul(extra, w))
 
 
 def best_damping(halves: Sequence[Moments], w: np.ndarray) -> float:
-    """The damping whose W* of each half serves the other half best."""
+    """The damping with the least error when W* of each half of the data is tested on the other half."""
     if len(halves) < 2:
         return DAMPING[-1]
 

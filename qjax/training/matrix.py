@@ -1,13 +1,12 @@
 """A dense layer or convolution as one matrix product per group: rows of data, columns of weights.
 
-Methods that choose a weight's codes need of the data only its second moments, `X^T X` of the rows that meet the weight:
-a few numbers per weight, however many examples there are.
+Methods that choose a weight's codes need only the second moments of the data, `X^T X` of the rows that are multiplied
+with the weight. Their size does not depend on the number of examples.
 
-| layer | groups | rows | what is summed |
+| layer | groups | rows | summed axes |
 | --- | --- | --- | --- |
-| dense, `Einsum` | the batch axes of the product | everything else of the data | the contracted axes |
-| convolution | its groups; a depthwise one has one per channel | the places of its output | taps x channels of a group
-|
+| dense, `Einsum` | the batch axes of the product | all other axes of the data | the contracted axes |
+| convolution | its groups; one per channel if it is depthwise | the output positions | taps x channels of a group |
 """
 
 import dataclasses
@@ -25,7 +24,7 @@ from qjax.tracing import Equation
 from qjax.training.products import Product
 
 MOST_ROWS = 8192
-"""Rows of one batch that count; of more, every n-th. Neighbouring places of an image say nearly the same."""
+"""At most so many rows of a batch are used, evenly spaced: neighbouring positions of an image are nearly alike."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -1,17 +1,18 @@
-"""Scales moved between a tensor and the weights that read it: what quantizes badly in one is carried by the other.
+"""Per-channel factors moved between a tensor and the weights that read it, so that both quantize with less error.
 
-A tensor has one scale, so its widest channel leaves the narrow ones few codes. Dividing channel c by s_c, and
-multiplying what reads it, changes no result (`qjax.training.pairs`), and nothing runs later: s goes into parameters
-that are there.
+A tensor has one scale, so a wide channel leaves few codes to the narrow ones. Dividing channel c by s_c and multiplying
+the weights that read it by s_c changes no result (`qjax.training.pairs`). It costs nothing at run time: s is absorbed
+by existing parameters.
 
 | s_c, before it is scaled to a geometric mean of 1 | source |
 | --- | --- |
-| sqrt(r1_c / r2_c), ranges of the weights in front and behind | cross-layer equalisation, Nagel et al. 2019 (arXiv
-1906.04721), eq. 11 | | max abs x_c ^ a / max abs W_c ^ (1 - a) | SmoothQuant, Xiao et al. 2023 (arXiv 2211.10438), eq.
-4 | | (mean abs x_c) ^ a | AWQ, Lin et al. 2024 (arXiv 2306.00978), eq. 5 |
+| sqrt(r1_c / r2_c), ranges of the weights before and after | cross-layer equalisation, Nagel et al. 2019, eq. 11 |
+| max abs x_c ^ a / max abs W_c ^ (1 - a) | SmoothQuant, Xiao et al. 2023, eq. 4 |
+| (mean abs x_c) ^ a | AWQ, Lin et al. 2024, eq. 5 |
 
-The strength a is searched for each pair: each candidate is judged by the error of the layers behind, with the tensor
-and their weights quantized. Where none is better than 1, the pair stays as it is.
+Sources: arXiv 1906.04721, 2211.10438 and 2306.00978. The strength a is searched for each pair. A candidate's score is
+the error of the layers that read the tensor, with the tensor and their weights quantized. If no candidate is better
+than s = 1, the pair is not changed.
 """
 
 import dataclasses
@@ -36,7 +37,7 @@ from qjax.training.weights import parameters
 
 STRENGTHS = (0.25, 0.5, 0.75, 1.0)
 GAIN = 0.98
-"""A scale is moved only if the error falls below this part of what it was."""
+"""A pair is changed only if the error falls below this share of its earlier value."""
 MARGIN = 1.1
 """How far a channel stays below a clip, as a factor of the greatest number that the calibration data gave it."""
 
@@ -88,7 +89,7 @@ def equalize(
 ) -> Migration:
     """Move scales between dense layers, convolutions and depthwise convolutions that follow one another.
 
-    Through relu, leaky relu and batch norm the model of reals stays the same function. Through a clip (relu6) it does
+    Through relu, leaky relu and batch norm the float model stays the same function. Through a clip (relu6) it does
     for inputs whose channels stay below the clip as those of the calibration data do, with a tenth of room.
 
     Args:
@@ -112,7 +113,7 @@ def smooth(
 ) -> Migration:
     """Move scales between a norm's scale and bias and the layers that read it: SmoothQuant and AWQ.
 
-    The model of reals stays the same function. Arguments and errors as for `equalize`.
+    The float model stays the same function. Arguments and errors as for `equalize`.
     """
     return _alone("smooth", qmodel, batches, inputs, reference, progress, norm=True)
 

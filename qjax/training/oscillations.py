@@ -1,10 +1,9 @@
-"""Weights that jump to and fro between two codes, after Nagel et al. 2022 (arXiv 2203.11086).
+"""Weights that oscillate between two codes, after Nagel et al. 2022 (arXiv 2203.11086).
 
-The straight-through gradient of a weight is evaluated at its code, not at the weight. Where the optimum lies between
-two codes it pushes the weight up while it stands on the lower one and down while it stands on the upper one, so the
-weight crosses the boundary between them again and again. `Oscillations` counts that, `Oscillations.freeze` stops the
-weights that turn too often (iterative weight freezing, algorithm 1 of the paper); `qjax.training.dampening` is the
-paper's other cure.
+The straight-through gradient of a weight is evaluated at its code, not at the weight. If the optimum lies between two
+codes, the gradient pushes the weight up at the lower code and down at the upper one, so it crosses the boundary again
+and again. `Oscillations` counts these crossings. `Oscillations.freeze` stops the weights that cross too often
+(iterative weight freezing, algorithm 1 of the paper). `qjax.training.dampening` is the paper's other method.
 """
 
 import dataclasses
@@ -25,7 +24,7 @@ Arrays = dict[str, jax.Array]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Oscillations:
-    """How often each weight's code turns back: a pytree, so it passes through `jit` beside the model.
+    """How often each weight's code changes back: a pytree, so it passes through `jit` beside the model.
 
     A code oscillates at a step if it changes, against the direction of its last change. Its frequency is the
     exponential moving average of that, `f = m * o + (1 - m) * f`, starting from 0.

@@ -3,16 +3,14 @@
 Dividing channel c of a tensor by s_c and multiplying what reads it there by s_c changes no result. A pair is found in
 the annotated program, whatever its layers are called:
 
-- made: the parameters that scale the tensor's channels alone: those of a norm or batch norm (scale and bias), or the
-kernel
-  and bias of a dense layer or convolution. Between them and the tensor there may be what keeps a positive factor: relu,
-  leaky relu, reshapes of other axes, casts.
-- read: only dense layers and convolutions, each with a kernel that is a parameter as it stands; a depthwise one meets
-each
-  channel with its own filters.
+- made: the parameters that scale each channel of the tensor by itself. These are the scale and bias of a norm or batch
+  norm, or the kernel and bias of a dense layer or convolution. Between them and the tensor only operations may stand
+  that commute with a positive factor: relu, leaky relu, reshapes of other axes, casts.
+- read: dense layers and convolutions only, each with a kernel that is a parameter of the model. A depthwise convolution
+  has filters of its own for each channel.
 
-A tensor that a residual addition reads too is in no pair. A clip at 6 (relu6) keeps a factor only below 6: such a pair
-is `capped`, and its channels may grow as far as the calibration data stay below the clip.
+A tensor that a residual addition also reads belongs to no pair. A clip at 6 (relu6) commutes with a factor only below
+6. Such a pair is `capped`: a channel may grow only so far that the calibration data stay below the clip.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
-"""One call from a float model to a quantized one that is accurate, without training: steps, each judged and taken back.
+"""Post-training quantization in one call: several steps, each measured, and undone if it does not help.
 
-Every step changes parameters, scales or widths of the fake-quantized model, never its arithmetic: what `convert` makes
-of the result is exact as ever.
+A step changes parameters, scales or widths of the fake-quantized model, never its arithmetic. So the graph that
+`convert` makes is exact as always.
 """
 
 import time

@@ -1,9 +1,9 @@
 """16 bits for the activations that need them: a few tensors with outliers cost a transformer most of its accuracy.
 
-One scale for a tensor must serve its greatest number. Where a few channels are a hundred times as great as the others,
-as in the residual stream of a transformer (Bondarenko et al. 2021, arXiv 2109.12948, who keep those tensors in 16
-bits), 256 codes leave the others nothing. Which tensors these are is measured: what each does to the model's output
-alone.
+The scale of a tensor must cover its greatest number. In the residual stream of a transformer a few channels are a
+hundred times as great as the others, so 256 codes leave almost none for the rest. Bondarenko et al. 2021 (arXiv
+2109.12948) keep those tensors in 16 bits. Here they are found by measuring what each tensor's quantizer alone does to
+the model's output.
 """
 
 import dataclasses
@@ -83,7 +83,7 @@ def widen_activations(
 
     Args:
       batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, of anything. They are kept.
-      reference: the model whose parameters are the reals; None is `qmodel` as it is.
+      reference: the model whose parameters are the float model's; None is `qmodel` as it is.
       bits: how many a tensor gets.
       most: the budget: the share of all quantizers of the model, weights among them, that may get more.
 

@@ -1,7 +1,7 @@
-"""The dense layers and convolutions of a quantized model, one by one: the product alone, and what shifts it.
+"""The dense layers and convolutions of a quantized model, each as a function: its product, without bias or activation.
 
-Learned rounding, GPTQ and bias correction look at a layer's product without bias, batch norm and activation, as a
-function of its own.
+Learned rounding, GPTQ and bias correction need a layer's product without bias, batch norm and activation, and the
+parameter that shifts the product's channels.
 """
 
 import dataclasses

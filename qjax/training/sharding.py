@@ -1,9 +1,8 @@
-"""Where the numbers of a quantized model live on a mesh of devices: scales go where their weights go.
+"""Where the arrays of a quantized model are placed on a mesh of devices: scales follow their weights.
 
-A program under `jit` computes the same whatever the placement; XLA adds the communication. What is to be decided is
-placement alone: a weight that is split along its output channels wants its scales per channel split the same way, and
-so do the optimizer's moments of both. Everything else (scales per tensor, zero points, batch norm, counters) is
-replicated, so each device rounds on the same grid.
+The placement does not change the result of a program under `jit`; XLA adds the communication. If a weight is split
+along its output channels, its per-channel scales are split in the same way, and so are the optimizer's moments of both.
+Everything else (per-tensor scales, zero points, batch norm, counters) is replicated, so all devices round alike.
 """
 
 import re

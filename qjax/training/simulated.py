@@ -1,12 +1,12 @@
 """Fake quantization with every number an argument: scales, zero points, widths, and which quantizers are on.
 
-The quantized model's own forward has the widths in its program, so another width is another compilation. Post-training
-quantization asks for hundreds of them. Here each quantizer rounds a real tensor to reals, by the one formula of a code
-(`numerics.affine.round_to_grid`), and everything about it is data: one program serves all choices, the float model (all
-quantizers off) among them.
+In the quantized model's own forward the widths are constants of the program, so each width is a compilation.
+Post-training quantization tries hundreds. Here a quantizer rounds a float tensor by the formula of all codes
+(`numerics.affine.round_to_grid`), and its numbers are arguments. One program serves all choices, and the float model
+(all quantizers off).
 
-It is an estimate. Between quantizers it computes on reals, so the roundings inside of softmax, normalisation and tables
-and that of the bias are left out. What is chosen by it is measured on the true forward before anybody is told.
+It is an estimate. Between quantizers it computes in floats, so it leaves out the rounding inside of softmax,
+normalisation and tables, and that of the bias. The final choice is measured on the true forward.
 """
 
 import dataclasses

@@ -25,7 +25,7 @@ class Skipped(Exception):
 class Work:
     """What a step works on.
 
-    qmodel: as it stands; a step changes it in place. reference: the model whose parameters, unquantized, are the reals.
+    qmodel: a step changes it in place. reference: the model whose parameters, unquantized, are the float model's.
     fit: the batches that steps may look at.
     """
 

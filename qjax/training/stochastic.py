@@ -1,8 +1,8 @@
 """A forward pass that rounds stochastically: up with a probability equal to the fraction, so unbiased in the mean.
 
-The rounding of Gupta et al. 2015 (arXiv 1502.02551, section 3.1), applied to the tensors of the plan where fake
-quantization rounds to nearest. Nothing is switched: the model's own call, `convert`, `exact` and `verify` go on
-rounding to nearest, and only this function draws random numbers, from the key that it is given.
+This is the rounding of Gupta et al. 2015 (arXiv 1502.02551, section 3.1), in place of the rounding to nearest of fake
+quantization. It changes nothing else: the model's own call, `convert`, `exact` and `verify` still round to nearest.
+Only this function draws random numbers, from the key that it is given.
 """
 
 import zlib

@@ -1,11 +1,11 @@
-"""A quantized model and the model of reals beside it, run once over all batches, with a stop in front of every layer.
+"""A quantized model and its float model, run side by side once over all batches, with a stop before every layer.
 
-Methods that repair a layer need its inputs as the repaired layers before it make them. Running the whole model anew for
-each layer costs the square of its depth. A walk keeps what flows between two layers, for all batches, and goes on from
-there: one pass in all. At each stop a visitor sees the layer's inputs, quantized and in reals, and may change the
-layer's weights, scales and bias before the walk goes on.
+Methods that correct a layer need its inputs as the corrected layers before it compute them. Running the whole model
+again for each layer costs the square of its depth. A walk keeps all tensors that are alive between two layers, for all
+batches, and continues from there, so one pass is enough. At each stop a visitor sees the layer's inputs, quantized and
+float, and may change the layer's weights, scales and bias.
 
-Memory: what is alive between two layers, for every batch, twice.
+Memory: the tensors that are alive between two layers, for every batch and both models.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ Arguments = tuple[Any, ...]
 
 @dataclasses.dataclass
 class Stream:
-    """One of the models that walk: its parameters by path, and the numbers of its quantizers."""
+    """One of the models of a walk: its parameters by path, and the numbers of its quantizers."""
 
     parameters: dict[str, Any]
     grids: dict[str, Grid]
@@ -114,7 +114,7 @@ class Walk:
         """What each of these quantizers does to the model's output if it alone is on: `sum (y - y_q)^2 / sum y^2`.
 
         Args:
-          stream: the model of reals. grids: the numbers of the quantizers. names: those to look at.
+          stream: the float model. grids: the numbers of the quantizers. names: those to look at.
         """
         wanted = list(names)
         noise, signal = dict.fromkeys(wanted, 0.0), 0.0

@@ -1,9 +1,9 @@
-"""The weights that a quantized model reads as they stand, and their codes.
+"""Weights that are parameters of the model, unchanged, and their codes.
 
-What needs codes between two steps of training (how often one changes, where one is held) needs no forward pass for
-them: a weight's codes follow from the weight and its quantizer alone. That holds for parameters that a layer reads as
-they are. A weight that the model computes from a parameter (transposed, normalised, cast), or that lives in a scan, has
-no such short way; `weights_of` names it and says why it is left.
+The codes of such a weight follow from the weight and its quantizer alone. So methods that look at codes between two
+training steps (how often a code changes, which are frozen) need no forward pass. This does not hold for a weight that
+the model computes from a parameter (transposed, normalised, cast), or that belongs to a scan. `weights_of` names these
+and says why they are left out.
 """
 
 import dataclasses

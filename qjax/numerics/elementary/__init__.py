@@ -3,8 +3,8 @@
 | file | idea |
 | --- | --- |
 | `expression` | a function as a short list of steps, as JSON |
-| `bounds`, `intervals` | the steps on whole arrays of float64 intervals: what is certain is decided here |
-| `reals`, `series` | the steps on one exact or 60-digit number: what is left is decided here |
+| `bounds`, `intervals` | the steps on arrays of float64 intervals; they decide almost all codes |
+| `reals`, `series` | the steps on one number, exact or with 60 digits; they decide the remaining codes |
 | `table` | codes in, codes out |
 | `traced` | the steps in float32, for training |
 """
