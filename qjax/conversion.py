@@ -10,9 +10,8 @@ from jax.core import Tracer
 
 from qjax.export.assign import assign
 from qjax.export.backend import backend_of, target_of
-from qjax.export.convert import quantized_graph
 from qjax.export.ir import Graph
-from qjax.export.lower import ConversionError
+from qjax.export.lower import ConversionError, quantized_graph
 from qjax.export.structure import Call, describe, describe_arguments, join_arguments, split_arguments
 from qjax.export.unsupported import unsupported
 from qjax.finite import check_finite

@@ -8,9 +8,9 @@ from qjax.calibration.moving_average import MovingAverage
 from qjax.calibration.mse import MSE
 from qjax.calibration.observer import Observer
 from qjax.calibration.percentile import Percentile
-from qjax.calibration.progress import track
 from qjax.calibration.registry import get, names
 from qjax.calibration.weights import weight_qparams
+from qjax.progress import track
 
 __all__ = [
     "LSQ",

@@ -11,19 +11,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qjax.export import islands
+from qjax.export import islands, passes
+from qjax.export.batch import free_batch
+from qjax.export.check import check
 from qjax.export.ir import Graph, Tensor
 from qjax.export.lowering.builder import Builder
 from qjax.export.lowering.builder import ParamsOf as ParamsOf
 from qjax.export.lowering.equations import equation
-from qjax.export.lowering.evaluation import Evaluation
 from qjax.export.lowering.loops import body
 from qjax.export.lowering.quantizers import quantized
 from qjax.export.lowering.reals import island_output
 from qjax.export.lowering.values import Codes, Constant, Env, Real, Step, get
 from qjax.export.structure import Call
 from qjax.export.unsupported import ConversionError as ConversionError
-from qjax.tracing import Annotation, Program
+from qjax.tracing import Annotation, Equation, Program
 
 
 def lower(
@@ -126,3 +127,48 @@ class _Walk:
                 place = values.get(value)
                 if place is not None:
                     env[value] = quantized(self.builder, place, value, output, eqn, step)
+
+
+class Evaluation:
+    """Runs equations; what no iteration of a scan changes is computed once."""
+
+    def __init__(self) -> None:
+        self._results: dict[tuple[Any, ...], tuple[list[Any], list[Any]]] = {}
+
+    def outputs(self, eqn: Equation, found: list[Constant]) -> list[Constant]:
+        """The outputs of an equation whose inputs are all constants."""
+        values = [f.value for f in found]
+        key = (eqn, *map(id, values))
+        if key not in self._results:
+            # keep the inputs alive, so that no other object gets their id
+            self._results[key] = values, _computed(eqn, values)
+        return [Constant(result) for result in self._results[key][1]]
+
+
+def _computed(eqn: Equation, values: list[Any]) -> list[Any]:
+    if any(isinstance(value, jax.ShapeDtypeStruct) for value in values):
+        return [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in eqn.outputs]
+    return eqn.bind(*(jax.numpy.asarray(value) for value in values))
+
+
+def quantized_graph(
+    program: Program,
+    annotation: Annotation,
+    args: Sequence[Any],
+    names: Sequence[str],
+    params_of: ParamsOf,
+    other: tuple[Program, Annotation, Sequence[Any]] | None = None,
+    sizes: tuple[int, int] = (1, 1),
+) -> Graph:
+    """The quantized graph of an annotated program; its constants may be traced.
+
+    Args:
+      other: the same model traced with another batch, whose constants are `jax.ShapeDtypeStruct`; without it the
+        graph keeps the batch of `program`.
+      sizes: the two sizes of the batch.
+    """
+    graph = check(lower(program, annotation, args, names, params_of))
+    if other is not None:
+        graph = check(free_batch(graph, lower(*other, names, params_of), *sizes))
+    # What no output needs has no quantizer behind it, with which `assign` could fold it.
+    return check(passes.remove_dead(passes.remove_identities(passes.remove_dead(graph))))

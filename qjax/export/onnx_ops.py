@@ -75,34 +75,5 @@ ON_CODES = {(op.domain, op.name): op for op in _ALL}
 OF_REAL = {op.real: op for op in _ALL}
 """The same by the float operator."""
 
-NODES = {
-    "Conv": "conv",
-    "MatMul": "dot",
-    "Gemm": "dot",
-    "Add": "add",
-    "Sub": "add",
-    "Mul": "multiply",
-    "AveragePool": "window_sum",
-    "GlobalAveragePool": "sum",
-    "ReduceMean": "sum",
-    "Concat": "concatenate",
-    "MaxPool": "max_pool",
-    "GlobalMaxPool": "max",
-    "ReduceMax": "max",
-    "Gather": "embed",
-    "Reshape": "reshape",
-    "Transpose": "transpose",
-    "Pad": "pad",
-    "Slice": "slice",
-    "Split": "split",
-    "Expand": "broadcast",
-    "Relu": "clamp",
-    "Clip": "clamp",
-    "Sigmoid": "table",
-    "LeakyRelu": "table",
-    "Softmax": "softmax",
-}
-"""Float operator -> the graph's operation. DequantizeLinear with QuantizeLinear right behind it is "rescale"."""
-
 METADATA = "qjax"
 """The key of qjax's own JSON among a model's metadata_props; see `qjax.export.read.onnx.hints`."""

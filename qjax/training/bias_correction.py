@@ -50,9 +50,9 @@ def correct_bias(
     Args:
       batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, of anything. They are kept.
       inputs: what of a batch the model is called with.
-      reference: the model whose parameters, without quantizers, are the float model's; None is `qmodel` as it is now. If
-        learned rounding or an earlier correction has already moved parameters, pass a copy (`nnx.clone`) from before.
-        A second correction against the same reference then changes nothing.
+      reference: the model whose parameters, without quantizers, are the float model's; None is `qmodel` as it is now.
+        If learned rounding or an earlier correction has already moved parameters, pass a copy (`nnx.clone`) from
+        before. A second correction against the same reference then changes nothing.
       progress: show a line of progress on stderr; None shows one on a terminal (`qjax.show_progress`).
 
     Raises:

@@ -16,7 +16,7 @@ from qjax.export.check import GraphError, check, check_integer
 from qjax.export.interpreter import Interpreter
 from qjax.export.ir import Graph, Node, Quantization, Tensor
 from qjax.export.lower import ConversionError
-from qjax.export.passes.overflow import worst_case
+from qjax.export.passes.overflow import bounds
 from qjax.ops import formulas
 from tests.export.graphs import constant, graph_of, quantization
 from tests.export.lowered import DENSE, accumulator, assemble, dense_chain, real, residual_network
@@ -265,7 +265,7 @@ def test_accumulators_beyond_int32_are_refused():
 
 def test_the_worst_case_is_the_worst_case():
     graph = finished(dense_chain())
-    bound = worst_case(graph, graph.nodes[0])
+    bound = max(abs(end) for end in bounds(graph, graph.nodes[0]) or ())
     node = graph.nodes[0]
     w, bias = (np.asarray(graph.constant(node, role)).astype(object) for role in ("kernel", "bias"))
     # per weight the code that is farthest from the zero point 11, in either direction

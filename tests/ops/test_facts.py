@@ -13,11 +13,11 @@ from flax import nnx
 import qjax
 from qjax import QSpec, Recipe, ops, targets
 from qjax.export import passes
+from qjax.export.batch import independent
 from qjax.export.interpreter import Interpreter
 from qjax.export.ir import Graph
 from qjax.export.lower import ConversionError
 from qjax.export.passes.overflow import bounds
-from qjax.export.read.tflite.independent import independent
 from qjax.ops import Operand, Preparation, Role
 from qjax.ops.base import Elementwise
 from qjax.ops.epilogue import Affine

@@ -41,12 +41,6 @@ def check_accumulators(graph: Graph) -> Graph:
     return graph
 
 
-def worst_case(graph: Graph, node: Node) -> int | None:
-    """The largest |accumulator| that any input codes can give, or None where it has none (or is unknown)."""
-    reached = bounds(graph, node)
-    return None if reached is None else max(reached[1], -reached[0])
-
-
 def bounds(graph: Graph, node: Node) -> tuple[int, int] | None:
     """The least and the greatest accumulator that any input codes can give, its bias included."""
     return get(node.op).accumulator(site(graph, node))

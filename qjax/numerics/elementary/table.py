@@ -16,7 +16,6 @@ from qjax.numerics.elementary.expression import Expression
 from qjax.numerics.elementary.intervals import Steps
 
 _MOST_CODES = 1 << 16
-_BEYOND = 2.0**40
 
 
 def table(

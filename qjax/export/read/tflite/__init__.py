@@ -12,13 +12,12 @@ import importlib
 from collections.abc import Sequence
 
 from qjax import targets
-from qjax.export.batch import free_batch
+from qjax.export.batch import free_batch, independent
 from qjax.export.ir import Graph
 from qjax.export.lower import ConversionError
 from qjax.export.passes import remove_dead
 from qjax.export.read.errors import ReadError, reading
 from qjax.export.read.tflite import own
-from qjax.export.read.tflite.independent import independent
 from qjax.export.read.tflite.kernels import refused, targeted
 from qjax.export.read.tflite.model import Model, parse
 from qjax.export.read.tflite.walk import Walk, needed
