@@ -46,8 +46,8 @@ def search(
        on (`sensitivity`): noise of the output, or the change of a loss or metric.
     2. The costs are added, and the cheapest combination within the budget is found by exact dynamic programming
        (`analysis.knapsack`). The rest of the model, which is not varied, costs what it costs alone.
-    3. The model is quantized with the chosen recipe, and what that costs is measured: `measured` stands beside
-       `predicted`, and the two differ where layers' errors do not simply add up.
+    3. The model is quantized with the chosen recipe, and its cost is measured. `measured` differs from
+       `predicted` where the errors of layers do not simply add up.
 
     With `budget.metric_drop` the smallest of the combinations on the frontier of size and cost is wanted whose
     *measured* metric has dropped by no more than that. It is found by bisection, each step of which quantizes and
@@ -61,7 +61,7 @@ def search(
       sample: as for `quantize`.
       batches: what the costs are measured on; kept in memory. A list of arrays, or of tuples of the call's arguments;
         with `inputs`, of anything.
-      candidates: bits from 2 to 16, and "float". A layer in reals has no cost here and counts 32 bits; the converted
+      candidates: bits from 2 to 16, and "float". A float layer has no cost here and counts 32 bits; the converted
         graph, if there is one, does not hold integers only. A weight that shares its module with another has no
         "float".
       calibration: batches for `calibrate`, in the form of `sample`; None calibrates on the sample alone.

@@ -20,7 +20,7 @@ from qjax.summary import Grid, Printed
 class Budget:
     """At least one limit; several hold together.
 
-    size: bytes of all weights, each of as many bits as its codes (32 in reals). Scales, biases and layers that the
+    size: bytes of all weights, each of as many bits as its codes (32 in float). Scales, biases and layers that the
       recipe itself leaves in float are not counted.
     mac_bits: the sum over layers of multiplications per example x bits of the weight x bits of the input.
       Multiplications are counted from the traced shapes of dots and convolutions: outputs times weights per output.

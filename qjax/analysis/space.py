@@ -12,7 +12,7 @@ from qjax.qmodel import QuantizedModel
 from qjax.recipe import FLOAT, Override, Recipe
 
 Candidate = int | Literal["float"]
-"""Bits, or "float": the layer is left in reals."""
+"""Bits, or "float": the layer is not quantized."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Space:
             for layer in unit.layers
         }
         recipe = self._with(own)
-        # a layer in reals moves the quantizers around it: they are looked up as they will be
+        # a float layer changes which quantizers are around it, so they are looked up in the new model
         plan = dataclasses.replace(self._plan, float_paths=recipe.float_paths(self._types))
         annotation = plan.annotate(self._traced)
         found = {layer.weight: layer for layer in read_layers(self._traced.program, annotation, self._batch)}

@@ -15,8 +15,8 @@ LIMIT = 2**63
 class Counter:
     """Unsigned counts, `high * 2**32 + low` elementwise; both words are uint32 of one shape.
 
-    A count that reaches `LIMIT` (2**63) is stuck at or above it and never wraps back, so that
-    `exceeded` sees it. At 10**9 elements a second the limit is 292 years away.
+    A count that reaches `LIMIT` (2**63) stays at or above it and never wraps, so that `exceeded`
+    detects it. At 10**9 elements a second the limit is 292 years away.
     """
 
     high: Array

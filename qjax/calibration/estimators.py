@@ -33,7 +33,7 @@ from qjax.numerics.learned_scale import learned_scale, log2_scale_of, pact_scale
 class Estimator(abc.ABC):
     """How a quantizer learns. Immutable and hashable: numbers are arguments, never attributes.
 
-    An instance stands wherever a name does: `Recipe(method=Own())`, `Override(method=Own())`.
+    An instance can be given in place of a name: `Recipe(method=Own())`, `Override(method=Own())`.
     """
 
     name: ClassVar[str]

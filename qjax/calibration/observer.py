@@ -19,8 +19,8 @@ Bounds: TypeAlias = tuple[np.ndarray, np.ndarray]
 class Observer(Protocol):
     """Statistics of one tensor over any number of batches, and the quantization they lead to.
 
-    An observer itself is an immutable value without data; the data is in the state. Any object with
-    these three methods and a name can stand wherever qjax takes an observer.
+    An observer is an immutable value without data; the state holds the data. qjax takes any object with these three
+    methods and a name as an observer.
     """
 
     @property

@@ -1,12 +1,12 @@
-"""Scales found at run time: the range of a tensor as it flows, and the codes on the grid that covers it.
+"""Scales that are computed at run time from the range of each tensor.
 
 The formula is that of ONNX's DynamicQuantizeLinear (operator set 11; ONNX Runtime computes it in float32), for any
 bits and signedness: the range is widened to hold 0, `scale = (hi - lo) / (qmax - qmin)`,
 `zero_point = rint(clip(qmin - lo / scale, qmin, qmax))`, `code = clip(rint(x / scale) + zero_point, qmin, qmax)`.
 Symmetric codes have `scale = max|x| / qmax` and the zero point 0.
 
-The quotients are those of IEEE, so that the codes are ONNX Runtime's too; a multiplication by a reciprocal, which
-`affine.choose_qparams` and `affine.round_to_grid` use, puts a few ties elsewhere.
+The quotients are IEEE divisions, so the codes equal ONNX Runtime's. `affine.choose_qparams` and `affine.round_to_grid`
+multiply by a reciprocal instead, which rounds a few ties to another code.
 """
 
 from collections.abc import Sequence
@@ -58,11 +58,11 @@ def dynamic_qparams(x: jax.Array, spec: QSpec, reduced: Sequence[int]) -> tuple[
 
 
 def divided(x: jax.Array, divisor: jax.Array | np.float32) -> jax.Array:
-    """The quotient of IEEE, rounded once, in eager and under jit alike; the divisor has x's shape or is a number.
+    """The IEEE quotient, rounded once, in eager mode and under jit alike; the divisor has x's shape or is a number.
 
-    XLA makes a product with a reciprocal of a division by a constant, and in some programs of one by what is repeated
-    along an axis, which is off by an ulp. It does so for no divisor that may differ from element to element: this one
-    is x itself where x is NaN, which changes no quotient.
+    XLA turns a division by a constant into a product with the reciprocal, which is off by an ulp. In some programs it
+    does so for a divisor that is repeated along an axis. It never does for a divisor that may differ by element. So the
+    divisor is made to be x where x is NaN, which changes no quotient.
     """
     return x / jnp.where(x == x, divisor, x)
 

@@ -26,10 +26,10 @@ def sharing(alive: jax.Array) -> Generator[None]:
 def apart(alive: jax.Array, compute: Callable[..., Any], *operands: Any) -> Any:
     """`compute(*operands)`, compiled by itself and computed once.
 
-    XLA's fusion copies a chain of cheap operations into every reader. A constant that takes fifty integer
-    operations to derive from a scale is then derived anew for each element of the activations that it multiplies,
-    and a few chained steps take minutes to compile. Optimization barriers are gone before the fusion of some
-    versions; a branch on a value that is only known at run time is not.
+    XLA's fusion copies a chain of cheap operations into every reader. A constant that takes fifty integer operations to
+    derive from a scale would be derived again for each element that it multiplies, and a few chained steps would take
+    minutes to compile. Some versions drop optimization barriers before fusion. They keep a branch on a value that is
+    only known at run time.
 
     Args:
       alive: a boolean scalar that is always true, computed from traced values so that the compiler cannot know it.
@@ -45,10 +45,10 @@ def apart(alive: jax.Array, compute: Callable[..., Any], *operands: Any) -> Any:
 
 
 def computed_once(alive: jax.Array, value: jax.Array) -> jax.Array:
-    """The value itself, which XLA then does not compute anew for each of its readers.
+    """The value itself, which XLA then computes once and not again for each reader.
 
-    Along a residual stream every block's output has two: copied into both, a chain of n blocks has 2^n terms, and the
-    compiler's time grows faster than n^2. Through this it is linear in n, and the codes are computed once.
+    Along a residual stream every block's output has two readers. Copied into both, a chain of n blocks has 2^n terms,
+    and the compile time grows faster than n^2. With this function it is linear in n.
     """
     return jax.lax.cond(alive, lambda v: v, jnp.zeros_like, value)
 

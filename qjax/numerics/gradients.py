@@ -27,8 +27,8 @@ import jax.numpy as jnp
 class Slopes:
     """Derivatives of the quantized real `v = c * s`, arrays of x's shape; None is 0 everywhere.
 
-    A boolean array is 1 where it is True and 0 elsewhere; there the incoming gradient is not even multiplied, so a NaN
-    in it stays out.
+    A boolean array selects: where it is False the incoming gradient is dropped and not multiplied by 0, so a NaN in it
+    has no effect.
 
     x: dv/dx. scale: dv/ds. zero_point: dv/dzp divided by -s.
     """

@@ -1,4 +1,4 @@
-"""How runtimes make codes of float inputs; they disagree on every word of "round(x / s) + z".
+"""How runtimes quantize float inputs; they differ in every part of "round(x / s) + z".
 
 | name | code before clamping | who |
 | --- | --- | --- |

@@ -1,4 +1,4 @@
-"""The logarithm of a sum of exponentials of codes, in integers: what log-softmax and logsumexp are made of.
+"""The logarithm of a sum of exponentials of codes, in integers; the main part of log-softmax and logsumexp.
 
     L = log(sum_i exp(-s (max q - q_i))),  log-softmax_i = -s (max q - q_i) - L,  logsumexp = s (max q - z) + L
 

@@ -1,4 +1,4 @@
-"""Softmax over any axes of codes of any width, in integers: what has no runtime's own method.
+"""Softmax over any axes of codes of any width, in integers; for targets without a method of their own.
 
     e_i = rint(2^30 exp(-s (max q - q_i))),  p_i = rint(e_i R / 2^(31 + j)),  R = rint(2^61 / rint(sum e / 2^j))
 
@@ -25,7 +25,7 @@ BITS = 30
 """p is in steps of 2^-30."""
 
 Empty = Literal["uniform", "zero"]
-"""What a row gives in which no element takes part: the same share for each, or 0."""
+"""The result of a row in which no element takes part: the same share for each, or 0."""
 
 _DIGITS = 60
 _RECIPROCAL_BITS = 61
@@ -74,7 +74,7 @@ def shares(codes: Any, table: Any, axes: tuple[int, ...], taking_part: Any = Non
       codes: integers of at most 16 bits. axes: not empty, none negative; at most 2^31 elements in a row.
       table: of `exponentials`, for all differences that occur or until it is 0.
       taking_part: booleans of the shape of `codes`: others count as minus infinity; None: all take part.
-      empty: what a row gives in which none does.
+      empty: the result of a row in which none does.
 
     Returns:
       int32 of the codes' shape: a numpy array for host inputs, a JAX array otherwise.

@@ -1,9 +1,9 @@
-"""Scales that an optimizer may move: from an unconstrained raw parameter to a positive float32.
+"""Scales that an optimizer may change: from an unconstrained raw parameter to a positive float32.
 
-Whatever the raw value is, infinities and NaN included, the scale is finite and positive. Whatever the
-incoming gradient is, the raw parameter's is finite: where it would not be, it is 0, so that one bad batch
-cannot destroy a scale for good. Values are computed in integers, so the bits are the same in eager, under jit
-and vmap, on every backend and in every version of XLA: `exp2` is not even exact at whole numbers there.
+For every raw value, infinities and NaN included, the scale is finite and positive. The gradient of the raw parameter is
+always finite: it is 0 where it would not be, so that one bad batch cannot destroy a scale. Values are computed in
+integers. So the bits are the same in eager mode, under jit and vmap, on every backend and in every version of XLA,
+whose `exp2` is not exact even at whole numbers.
 """
 
 import math

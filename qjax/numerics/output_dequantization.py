@@ -5,8 +5,8 @@
 | `product` | (q - z) * s | qjax's default; TFLite's reference kernels, XNNPACK, TFLite Micro |
 | `product_sum` | q * s + (-z * s), each step rounded | TFLite's optimised kernels on x86 |
 
-The second works on blocks of eight elements of the whole tensor, batch included, and leaves the last n mod 8 of n
-elements to the first. So the place of an element decides.
+The second works on blocks of eight elements of the whole tensor, batch included. The last n mod 8 of n elements are
+computed by the first. So the result depends on the position of an element.
 """
 
 import math

@@ -1,9 +1,9 @@
 """Requantize: from the int32 accumulator to the codes of the output, under a named rule.
 
 acc is a sum of products of codes, worth acc * s_x * s_w; the output code is rounded(acc * e) + zero_point
-with the effective scale e = s_x * s_w / s_y. Runtimes disagree on the one word "rounded", so each of their
-ways is a rule with a name, see `rules`. This module checks, brings the constants to the shape of acc, clamps
-and adds zero_point, the last two unless the rule has its own way of them.
+with the effective scale e = s_x * s_w / s_y. Runtimes round differently, so each way is a rule with a name,
+see `rules`. This module checks the arguments, broadcasts the constants to the shape of acc, clamps and adds
+zero_point; a rule may clamp and add the zero point itself.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """TensorFlow Lite: LiteRT's three sets of kernels and TFLite Micro.
 
-One .tflite file gives other codes under each of them, and under the optimised ones on ARM and on x86.
+The same .tflite file has different codes under each of them, and under the optimised ones on ARM and on x86.
 """
 
 from qjax.numerics.rounding import Rounding

@@ -155,7 +155,7 @@ def _round(
     options: Options,
     rng: np.random.Generator,
 ) -> RoundedLayer:
-    """Learn one layer's codes and set them. w: its reals, in float64."""
+    """Learn one layer's codes and set them. w: its float weights, in float64."""
     name = product.name
     (grid,) = quantized_weights(qmodel, [name]).values()
     (nearest,) = (np.asarray(c) for c in codes_of(qmodel, [name]).values())

@@ -18,7 +18,7 @@ from qjax.tracing import Integers
 
 _OBSERVERS = tuple(type(calibration.get(name)) for name in calibration.names() if name != "callback")
 _CLASSES = {cls.__name__: cls for cls in (Plan, Quantizer, QSpec, Dynamic, Integers, *_OBSERVERS)}
-"""What may stand in a file. Reading one makes nothing else."""
+"""The only classes that a file may name; reading creates no others."""
 
 
 def encode(value: Any) -> Any:

@@ -70,7 +70,7 @@ def qparams_of(qmodel: QuantizedModel, name: str) -> QParams:
 
 @dataclasses.dataclass(frozen=True)
 class Simulated(Evaluation):
-    """An evaluation on reals whose quantizers are `Grid`s; `quantizers` are those of the plan."""
+    """An evaluation in floats whose quantizers are `Grid`s; `quantizers` are those of the plan."""
 
     quantizers: Mapping[str, Quantizer] = dataclasses.field(default_factory=dict[str, Quantizer])
 

@@ -102,7 +102,7 @@ def code_bounds(grid: Quantized) -> tuple[jax.Array, jax.Array]:
 
 
 def set_codes(qmodel: QuantizedModel, codes: Mapping[str, Any]) -> None:
-    """Make weights stand at these codes: each real weight becomes `code * scale` under its present scale.
+    """Set weights to these codes: each weight becomes `code * scale` under its present scale.
 
     The forward pass, `convert` and everything else then find exactly these codes, since `code * scale / scale` is less
     than 0.01 from the code in float32, for 16 bits too. Inside `jit`, where codes cannot be checked, the forward clips

@@ -6,8 +6,8 @@ hexadecimal string of a float ("0x1.8p+1"; "inf", "-inf"), a truth value is true
 
     x * sigmoid(x):    [0, [["logistic", [0]], ["mul", [0, 1]]]]
 
-Steps are functions of reals. There are no rounded intermediate results, no signed zeros, no NaN that `x != x` would
-find; 1/0 is infinite, and what has no value in the extended reals (0/0, the logarithm of -1) is NaN.
+Steps are functions of real numbers. Intermediate results are not rounded, zero has no sign, and `x != x` is always
+false. 1/0 is infinite. What has no value in the extended real numbers (0/0, the logarithm of -1) is NaN.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ PRIMITIVES: Mapping[str, int] = {
 false, then what stands for true; the second operand of "integer_pow" is a literal."""
 
 BOOLEAN = frozenset({"eq", "ge", "gt", "le", "lt", "ne", "is_finite"})
-"""What gives truth values; "not", "and", "or" and "xor" take and give them."""
+"""Primitives whose result is a truth value; "not", "and", "or" and "xor" also take truth values."""
 
 _LOGIC = frozenset({"not", "and", "or", "xor"})
 _LARGEST_POWER = 256

@@ -1,8 +1,8 @@
-"""The steps of an expression on whole arrays: float64 intervals that hold the real result.
+"""The steps of an expression on whole arrays: float64 intervals that contain the real result.
 
-Sums and products of exact numbers stay exact as long as their result is a float64 (found by error-free
-transformations); every other result is widened by more than any library's error. What an interval does not decide (a
-comparison, a sign, the edge of a domain) is marked in `unsure`, and is left to `reals`.
+Sums and products of exact numbers stay exact as long as their result is a float64, which error-free transformations
+decide. Every other result is widened by more than the error of any library. If an interval does not decide a
+comparison, a sign or the edge of a domain, the element is marked in `unsure` and computed by `reals`.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The steps of an expression on one number, exactly: a fraction as long as the result is rational, else 60 digits.
+"""The steps of an expression on one number: exact fractions as long as results are rational, else 60 digits.
 
 See `exact` for what a number is.
 """

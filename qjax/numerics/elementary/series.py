@@ -1,7 +1,7 @@
-"""exp, log, erf, sine and friends of one Decimal, to 60 digits: no library's last bit decides.
+"""exp, log, erf, sine and others of one Decimal, to 60 digits, so that no library's last bit decides a code.
 
-Each takes and gives a finite Decimal; the relative error is below 10^-55. Where a formula cancels, it is computed with
-as many more digits.
+Each function takes and returns a finite Decimal, with a relative error below 10^-55. If a formula loses digits by
+cancellation, it is computed with as many more.
 """
 
 import decimal

@@ -1,7 +1,7 @@
 """The rules of runtimes that requantize in floating point, each float operation done in integers.
 
-e is rounded to float32 once (float64 for `float64_away`), the accumulator becomes a float, and they part in
-where the zero point is added, what an overflowing conversion gives, and what the product is rounded to.
+All round e to float32 once (`float64_away`: to float64) and convert the accumulator to a float. They differ in where
+they add the zero point, in the result of an overflowing conversion, and in how they round the product.
 """
 
 from functools import partial
