@@ -7,7 +7,7 @@ import jax
 from jax import lax
 
 from qjax.ops.base import Attributes, Constants, Equation, Shape, register
-from qjax.ops.facts import Filling, Follows
+from qjax.ops.facts import Follows, no_filling
 from qjax.ops.grid import GridOp
 
 
@@ -19,6 +19,7 @@ class Broadcast(GridOp):
     primitives = ("broadcast_in_dim",)
     moves = True
     free: ClassVar[Mapping[str, Follows]] = {"shape": "sizes"}
+    filling = no_filling
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         return {"shape": list(eqn.out_shapes[0]), "dimensions": list(eqn.params["broadcast_dimensions"])}
@@ -34,9 +35,6 @@ class Broadcast(GridOp):
         (operand,), dimensions = inputs, attributes["dimensions"]
         free = [axis for axis, size in enumerate(attributes["shape"]) if size is None]
         return all(axis in dimensions and operand[dimensions.index(axis)] is None for axis in free)
-
-    def filling(self, attributes: Attributes) -> Filling:
-        return "none"
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         (x,) = inputs

@@ -133,6 +133,11 @@ def always(self: Any, attributes: Attributes, inputs: Sequence[Shape]) -> bool:
     return True
 
 
+def no_filling(self: Any, attributes: Attributes) -> Filling:
+    """`filling` of an op whose result holds no other codes than the input."""
+    return "none"
+
+
 def no_formula(self: Any, attributes: Attributes) -> str | None:
     """`operation` of a producer that no runtime computes in a way of its own."""
     return None

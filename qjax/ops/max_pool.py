@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 
 from qjax.ops.base import Attributes, Constants, Equation, Shape, register
-from qjax.ops.facts import Filling, always
+from qjax.ops.facts import Filling, always, no_filling
 from qjax.ops.grid import GridOp
 from qjax.ops.windows import of_pool, reduce_window, slid
 
@@ -50,15 +50,13 @@ class Max(GridOp):
     name = "max"
     primitives = ("reduce_max",)
     keeps_batch = always
+    filling = no_filling
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         return {"axes": list(eqn.params["axes"])}
 
     def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
         return [attributes["axes"]]
-
-    def filling(self, attributes: Attributes) -> Filling:
-        return "none"
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         return jnp.max(inputs[0], axis=tuple(attributes["axes"]))

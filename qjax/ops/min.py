@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from qjax.ops.base import Attributes, Constants, Equation, Shape, register
-from qjax.ops.facts import Filling, always
+from qjax.ops.facts import always, no_filling
 from qjax.ops.grid import GridOp
 
 
@@ -18,15 +18,13 @@ class Min(GridOp):
     name = "min"
     primitives = ("reduce_min",)
     keeps_batch = always
+    filling = no_filling
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         return {"axes": list(eqn.params["axes"])}
 
     def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
         return [attributes["axes"]]
-
-    def filling(self, attributes: Attributes) -> Filling:
-        return "none"
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         return jnp.min(inputs[0], axis=tuple(attributes["axes"]))

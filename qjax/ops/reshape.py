@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import jax
 
 from qjax.ops.base import Attributes, Constants, Equation, Shape, register
-from qjax.ops.facts import Filling, Follows, always
+from qjax.ops.facts import Follows, always, no_filling
 from qjax.ops.grid import GridOp
 
 
@@ -19,6 +19,7 @@ class Reshape(GridOp):
     moves = True
     free: ClassVar[Mapping[str, Follows]] = {"shape": "sizes"}
     keeps_batch = always
+    filling = no_filling
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         return {"shape": list(eqn.out_shapes[0])}
@@ -33,9 +34,6 @@ class Reshape(GridOp):
 
     def is_identity(self, attributes: Attributes, before: Shape, after: Shape) -> bool:
         return before == after
-
-    def filling(self, attributes: Attributes) -> Filling:
-        return "none"
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         return inputs[0].reshape([-1 if size is None else size for size in attributes["shape"]])

@@ -7,7 +7,7 @@ import jax
 from jax import lax
 
 from qjax.ops.base import Attributes, Constants, Equation, Shape, register
-from qjax.ops.facts import Filling, Follows, always
+from qjax.ops.facts import Follows, always, no_filling
 from qjax.ops.grid import GridOp
 
 
@@ -20,6 +20,7 @@ class Slice(GridOp):
     moves = True
     free: ClassVar[Mapping[str, Follows]] = {"limit": "ends"}
     keeps_batch = always
+    filling = no_filling
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
         return not constant[0] and (eqn.primitive == "slice" or all(v is not None for v in eqn.literals[1:]))
@@ -50,9 +51,6 @@ class Slice(GridOp):
         # with a free batch (None), a slice of every second example has the shape of its input
         return before == after and all(stride == 1 for stride in attributes["strides"])
 
-    def filling(self, attributes: Attributes) -> Filling:
-        return "none"
-
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         (x,) = inputs
         limit = [size if stop is None else stop for stop, size in zip(attributes["limit"], x.shape, strict=True)]
@@ -67,15 +65,13 @@ class Split(GridOp):
     primitives = ("split",)
     moves = True
     keeps_batch = always
+    filling = no_filling
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         return {"sizes": [int(n) for n in eqn.params["sizes"]], "axis": int(eqn.params["axis"])}
 
     def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
         return [[attributes["axis"]]]
-
-    def filling(self, attributes: Attributes) -> Filling:
-        return "none"
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         sizes, index = attributes["sizes"], attributes.get("index", 0)

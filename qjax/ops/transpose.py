@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from qjax.ops.base import Attributes, Constants, Equation, Shape, register
-from qjax.ops.facts import Filling, always
+from qjax.ops.facts import always, no_filling
 from qjax.ops.grid import GridOp
 
 
@@ -19,6 +19,7 @@ class Transpose(GridOp):
     primitives = ("transpose",)
     moves = True
     keeps_batch = always
+    filling = no_filling
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         return {"permutation": list(eqn.params["permutation"])}
@@ -31,9 +32,6 @@ class Transpose(GridOp):
 
     def is_identity(self, attributes: Attributes, before: Shape, after: Shape) -> bool:
         return attributes["permutation"] == sorted(attributes["permutation"])
-
-    def filling(self, attributes: Attributes) -> Filling:
-        return "none"
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         return jnp.transpose(inputs[0], attributes["permutation"])
