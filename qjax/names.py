@@ -1,6 +1,7 @@
 """New names beside those that are in use."""
 
 from collections.abc import Container, Iterable
+from typing import Any
 
 
 class Names:
@@ -11,7 +12,7 @@ class Names:
     """
 
     def __init__(
-        self, taken: Iterable[str] = (), *, between: str = "_", bare: bool = True, beside: Container[str] = ()
+        self, taken: Iterable[str] = (), *, between: str = "_", bare: bool = True, beside: Container[Any] = ()
     ) -> None:
         self._taken, self._between, self._bare, self._beside = set(taken), between, bare, beside
         self._counts: dict[str, int] = {}

@@ -87,8 +87,9 @@ def test_bounds_without_the_fact_that_it_clamps_are_an_error() -> None:
 
 
 def test_an_operation_of_several_operands_says_which_may_be_constant() -> None:
-    assert Op.reads(ops.get("sum"), Any, [False])
-    assert not Op.reads(ops.get("sum"), Any, [False, True])
+    eqn: Any = None
+    assert Op.reads(ops.get("sum"), eqn, [False])
+    assert not Op.reads(ops.get("sum"), eqn, [False, True])
 
 
 class Averaging(AverageFacts, Elementwise):
