@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from qjax.progress import show_progress
     from qjax.qmodel import QuantizedModel, QuantParam, QuantStat
     from qjax.recipe import FLOAT, Dynamic, Override, Recipe, integers
+    from qjax.reporting.node_data import node_data
     from qjax.reporting.report import report
     from qjax.training.keras import load_keras, to_keras
     from qjax.training.post_training import post_training
@@ -71,6 +72,7 @@ __all__ = [
     "integers",
     "load",
     "load_keras",
+    "node_data",
     "numerics",
     "ops",
     "post_training",
@@ -113,6 +115,7 @@ _HOMES = {
     "progress": ("show_progress",),
     "qmodel": ("QuantParam", "QuantStat", "QuantizedModel"),
     "recipe": ("FLOAT", "Dynamic", "Override", "Recipe", "integers"),
+    "reporting.node_data": ("node_data",),
     "reporting.report": ("report",),
     "training.keras": ("load_keras", "to_keras"),
     "training.post_training": ("post_training",),

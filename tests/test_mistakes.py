@@ -58,6 +58,7 @@ TAKE: dict[str, Take] = {
     "reestimate_batch_norm": lambda *given, **inputs: qjax.training.reestimate_batch_norm(made()[1], *given, **inputs),
     "post_training": lambda *given, **inputs: qjax.post_training(made()[0], qjax.Recipe(), *given, **inputs),
     "report": lambda *given, **inputs: qjax.report(made()[1], *given, **inputs),
+    "node_data": lambda *given, **inputs: qjax.node_data(made()[1], *given, **inputs),
     "distill": lambda *given, **inputs: qjax.training.distill(made()[1], *given, **inputs),
     "equalize": lambda *given, **inputs: qjax.training.equalize(made()[1], *given, **inputs),
     "gptq": lambda *given, **inputs: qjax.training.gptq(made()[1], *given, **inputs),

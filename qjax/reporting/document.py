@@ -51,7 +51,8 @@ class Document:
 
     state: "exact", "equal" (to `qjax.exact`), "differs" or "unknown". headline: one sentence.
     cards: (label, value, note), the figures at the top. advice: what to do next, the most urgent first.
-    details: longer texts, (title, lines). nodes, tensors: JSON values, see `nodes_of`; both are drawn by the script.
+    details: longer texts, (title, lines). extra: HTML of one more section; whoever makes it escapes names.
+    nodes, tensors: JSON values, see `nodes_of`; both are drawn by the script.
     """
 
     title: str
@@ -66,6 +67,7 @@ class Document:
     tables: Sequence[Table]
     details: Sequence[tuple[str, str]] = ()
     labels: Sequence[str] = ()
+    extra: str = ""
 
     def data(self) -> dict[str, Any]:
         """What the script draws."""

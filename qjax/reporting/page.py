@@ -37,6 +37,7 @@ def page(document: Document) -> str:
             "<main>",
             _verdict(document),
             _network(document) if document.nodes else "",
+            document.extra,
             *(_table(table, index) for index, table in enumerate(document.tables) if table.rows),
             *(_details(title, content) for title, content in document.details if content),
             "</main>",

@@ -1,5 +1,6 @@
 """`qjax.report`: one HTML file about a quantized model, a graph, or two graphs."""
 
+import dataclasses
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,11 +10,13 @@ from qjax.batches import Batches, Inputs, brief
 from qjax.export import files
 from qjax.export.integer_graph import IntegerGraph
 from qjax.qmodel import QuantizedModel, check_quantized
+from qjax.reporting import curves
 from qjax.reporting.document import Document
 from qjax.reporting.of_graph import of_graph
 from qjax.reporting.of_model import Metric, of_model
 from qjax.reporting.of_pair import of_pair
 from qjax.reporting.page import page
+from qjax.training.log import TrainingLog
 
 
 def report(
@@ -25,6 +28,7 @@ def report(
     metric: Metric | None = None,
     title: str | None = None,
     source: bool = True,
+    training: TrainingLog | None = None,
 ) -> Path:
     """Write a report, one HTML file that needs neither a network nor a server.
 
@@ -45,6 +49,7 @@ def report(
       metric: (output of the model, batch) -> scalar, the mean over the batch, such as the accuracy. For models only.
       title: the page's title; None makes one.
       source: show the line of your code that each node comes from. The page then holds these lines.
+      training: the scalars of the training run, drawn as curves: scales, oscillations, losses.
 
     Returns:
       The path.
@@ -53,7 +58,11 @@ def report(
       TypeError: something else than a quantized model or graphs.
       ValueError: no batches, where they are needed.
     """
+    if training is not None and not isinstance(training, TrainingLog):
+        raise TypeError(f"report: training: expected a qjax.training.TrainingLog, got {brief(training)}.")
     document = collect(thing, batches, inputs=inputs, metric=metric, title=title, source=source)
+    if training is not None and training.curves:
+        document = with_training(document, training)
     files.write(page(document).encode(), path)
     return Path(path)
 
@@ -66,13 +75,14 @@ def collect(
     metric: Metric | None = None,
     title: str | None = None,
     source: bool = True,
+    function: str = "report",
 ) -> Document:
-    """What `report` shows, as values."""
-    graphs = _graphs(thing)
+    """What `report` shows, as values; function: the name in errors about the batches."""
+    graphs = _graphs(thing, function)
     if metric is not None and graphs:
-        raise ValueError("report: metric= is for quantized models; a graph alone has no float model beside it.")
+        raise ValueError("report: metric= is for quantized models; a graph alone has no float model to compare with.")
     # only a single graph can be shown without data
-    given = None if batches is None and len(graphs) == 1 else list(Batches(batches, inputs, "report"))
+    given = None if batches is None and len(graphs) == 1 else list(Batches(batches, inputs, function))
     calls = None if given is None else [args for _, args in given]
     if len(graphs) == 1:
         return of_graph(graphs[0], calls, title=title or f"Graph for {graphs[0].target}", source=source)
@@ -85,7 +95,13 @@ def collect(
     return of_model(thing, given, title=name, metric=metric, source=source)
 
 
-def _graphs(thing: Any) -> tuple[IntegerGraph, ...]:
+def with_training(document: Document, log: TrainingLog) -> Document:
+    """The document with the curves of a training run, and a table of them."""
+    tables = [*document.tables, curves.table_of(log)]
+    return dataclasses.replace(document, extra=curves.section(curves.charts_of(log)), tables=tables)
+
+
+def _graphs(thing: Any, function: str) -> tuple[IntegerGraph, ...]:
     """The graphs to show; none where `thing` is a quantized model."""
     if isinstance(thing, IntegerGraph):
         return (thing,)
@@ -93,7 +109,7 @@ def _graphs(thing: Any) -> tuple[IntegerGraph, ...]:
         pair = cast("tuple[Any, ...]", tuple(cast("Any", thing)))
         if len(pair) == 2 and all(isinstance(graph, IntegerGraph) for graph in pair):
             return pair
-        raise TypeError(f"report: expected two graphs from qjax.convert in a tuple, got {brief(pair)}.")
+        raise TypeError(f"{function}: expected two graphs from qjax.convert in a tuple, got {brief(pair)}.")
     if not isinstance(thing, QuantizedModel):
-        check_quantized(thing, "report")
+        check_quantized(thing, function)
     return ()

@@ -8,6 +8,7 @@ from qjax.training.bias_correction import Correction, correct_bias
 from qjax.training.dampening import dampening
 from qjax.training.distill import Distillation, Distilled, distill
 from qjax.training.gptq import Solution, SolvedLayer, gptq
+from qjax.training.log import ScalarWriter, TrainingLog
 from qjax.training.migration import Migration, Moved, equalize, smooth
 from qjax.training.oscillations import Oscillations
 from qjax.training.post_training import post_training
@@ -31,10 +32,12 @@ __all__ = [
     "Precision",
     "RoundedLayer",
     "Rounding",
+    "ScalarWriter",
     "Score",
     "Solution",
     "SolvedLayer",
     "StepReport",
+    "TrainingLog",
     "Weights",
     "Wider",
     "accumulator_bound",

@@ -132,6 +132,7 @@ WRITERS = {
     "picture": lambda folder: picture.draw(folder / "m.svg", (1, 1), lambda figure: None),
     "recording": recorded,
     "report": lambda folder: qjax.report(IntegerGraph(GRAPH), path=folder / "m.html"),
+    "node data": lambda folder: qjax.node_data(IntegerGraph(GRAPH), folder=folder),
 }
 
 

@@ -14,7 +14,7 @@ import pytest
 import qjax
 from qjax.reporting.document import Document
 from qjax.reporting.page import asset, page
-from qjax.reporting.report import collect
+from qjax.reporting.report import collect, with_training
 from tests.reporting.models import HOSTILE, agreement, data, quantized
 
 ROOT = Path(__file__).parents[2]
@@ -111,6 +111,17 @@ def test_a_node_has_its_line_its_rounding_and_its_tensors(of_model):
     assert (kernel["bits"], kernel["scales"], len(kernel["scale"])) == (4, 8, 8)
     assert sum(kernel["histogram"]["after"]) == sum(kernel["histogram"]["before"]) == 64
     assert second["accumulator"]["worst"] >= second["accumulator"]["partial"]
+
+
+def test_the_curves_of_a_training_run():
+    log = qjax.training.TrainingLog()
+    for step in (0, 10):
+        log.write_scalars(step, {"loss": 1.0 - step / 20, f"scale/{HOSTILE}": 0.5})
+    document = with_training(Document("title", "graph", "unknown", "", (), (), (), (), {}, ()), log)
+    written = page(document)
+    assert [tag for tag, _ in parsed(written).found].count("polyline") == 2
+    assert HOSTILE not in written
+    assert ("loss", "1", "0.5", "0.5", "0.5", "1") in document.tables[-1].rows
 
 
 def test_two_graphs(graph, of_pair):

@@ -1,0 +1,65 @@
+"""Measures of nodes for Google's Model Explorer, which lays them over the picture of an emitted .tflite file.
+
+The format is that of Model Explorer's own `node_data_builder.py`: {"results": {tensor: {"value": number}}, "gradient":
+[{"stop": 0, "bgColor": colour}, ...]}. A result belongs to the node that computes the tensor of that name.
+"""
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from qjax.batches import Inputs
+from qjax.export import files
+from qjax.reporting.document import Document
+from qjax.reporting.report import collect
+
+_COLOURS = {"high": ("#ffffff", "#e06c2b"), "low": ("#e06c2b", "#ffffff"), "": ("#ffffff", "#5b95d6")}
+"""Of the least and of the greatest value, by the end that deserves a look."""
+
+
+def node_data(
+    thing: Any,
+    batches: Iterable[Any] | None = None,
+    folder: str | os.PathLike[str] = "node_data",
+    *,
+    inputs: Inputs | None = None,
+) -> list[Path]:
+    """Write the measures of `qjax.report` as node data for Google's Model Explorer, one JSON file per measure.
+
+    Emit the graph as .tflite, open it in Model Explorer (`pip install ai-edge-model-explorer`), and load the files
+    under "View per-node data". Nodes are found by the names of their tensors.
+
+    Args:
+      thing: a quantized model, or a graph; see `qjax.report`.
+      batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, of anything. None is allowed for
+        a graph.
+      folder: where to write `MEASURE.json`, such as `total.json`; it is made if it does not exist.
+      inputs: what of a batch the model is called with.
+
+    Returns:
+      The paths.
+
+    Raises:
+      TypeError: something else than a quantized model or a graph.
+      ValueError: no batches, where they are needed.
+    """
+    document = collect(thing, batches, inputs=inputs, source=False, function="node_data")
+    place = Path(folder)
+    place.mkdir(parents=True, exist_ok=True)
+    texts = {place / f"{key}.json": json.dumps(data, indent=1) + "\n" for key, data in measures_of(document).items()}
+    files.write_all({str(path): text.encode() for path, text in texts.items()})
+    return list(texts)
+
+
+def measures_of(document: Document) -> dict[str, dict[str, Any]]:
+    """Measure -> its node data; measures without a number are left out."""
+    found: dict[str, dict[str, Any]] = {}
+    for measure in document.measures:
+        values = {node["output"]: node["measures"].get(measure.key) for node in document.nodes}
+        results = {tensor: {"value": value} for tensor, value in values.items() if value is not None}
+        if results:
+            gradient = [{"stop": stop, "bgColor": colour} for stop, colour in enumerate(_COLOURS[measure.bad])]
+            found[measure.key] = {"results": results, "gradient": gradient}
+    return found
