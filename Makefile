@@ -17,7 +17,7 @@ PY     := .venv/bin/python
 PYTEST := -m pytest -n $(JOBS) --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-compat test-py311 test-oracles bench accuracy architectures public real weights rivals random-networks experiments lint format types types-basic types-strict imports docs report-picture report-script lock clean \
+.PHONY: help demo test test-all test-compat test-py311 test-oracles bench accuracy architectures public real weights rivals random-networks experiments tutorials lint format types types-basic types-strict imports docs report-picture report-script lock clean \
         venv venv-compat venv-bench venv-oracles venv-docs
 
 help: ## list the targets
@@ -75,6 +75,9 @@ rivals: venv
 
 experiments: venv ## the studies of rounding in their quick form: prediction, measurement, picture, page
 	$(PY) -m experiments $(ARGS)
+
+tutorials: venv ## run the tutorials and write what they print and draw into docs/tutorials, ARGS=--check compares only
+	$(PY) -m experiments.tutorials $(ARGS)
 
 lint: venv ## ruff: rules and formatting
 	$(PY) -m ruff check .

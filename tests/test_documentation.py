@@ -13,6 +13,8 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 PLAIN = """
     README.md CONTRIBUTING.md index comparison coming-from faq figures experiments/README
+    tutorials/README tutorials/first-qat tutorials/transformer-onnx tutorials/keyword-spotting tutorials/two-runtimes
+    tutorials/int4-language-model tutorials/own-rounding tutorials/rounding-bias
     how-to/target how-to/lost-accuracy how-to/convert how-to/train
     training own-training precision integers dynamic accuracy compare compare-example targets inputs-outputs backends
     onnx tflite c stablehlo reading distributed linen command-line first-calls language-models

@@ -1,0 +1,36 @@
+"""The tutorials show what their code prints."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiments import tutorials
+
+STAMP = "\n<!-- python -m experiments.tutorials wrote the outputs: {}, here -->\n"
+
+
+@pytest.mark.parametrize("name", tutorials.names())
+def test_the_outputs_belong_to_the_code(name: str) -> None:
+    """Who edits the code of a page runs it again: `python -m experiments.tutorials NAME`."""
+    assert tutorials.is_stamped((tutorials.PAGES / f"{name}.md").read_text())
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", tutorials.names())
+def test_a_page_shows_what_its_code_prints(name: str) -> None:
+    """In a process of its own: a page may register a target."""
+    command = [sys.executable, "-m", "experiments.tutorials", name, "--check"]
+    done = subprocess.run(command, cwd=Path(__file__).parents[1], text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_an_output_that_is_edited_by_hand_is_found() -> None:
+    page = "# A page\n\n```python\nprint(1 + 1)\n```\n"
+    written = tutorials.executed(page, "page")
+    assert written == page + "\n```text\n2\n```\n"
+    assert tutorials.executed(written, "page") == written
+    stamped = written + STAMP.format(tutorials.digest(written))
+    assert tutorials.is_stamped(stamped)
+    assert not tutorials.is_stamped(stamped.replace("\n2\n", "\n3\n"))
