@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks import artifacts, first_calls, growth, kernels, page, primitive, scaling, speed, steps
+from benchmarks import artifacts, first_calls, growth, kernels, onnx_styles, page, primitive, scaling, speed, steps
 from benchmarks.networks import NETWORKS
 from benchmarks.report import ratios
 from benchmarks.timing import Failed, Result, apart
@@ -95,6 +95,7 @@ NAMES = {
     "steps": tuple(steps.MODELS),
     "speed": tuple(speed.NETWORKS),
     "kernels": kernels.NAMES,
+    "styles": tuple(onnx_styles.NETWORKS),
     "artifacts": tuple(NETWORKS),
     "first_calls": tuple(first_calls.MODELS),
 }
@@ -105,6 +106,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Found]] = {
     "steps": _timed("steps", steps.steps, NAMES["steps"], alone=True),
     "speed": _timed("speed", speed.speed, NAMES["speed"], alone=True),
     "kernels": _timed("kernels", kernels.kernels, NAMES["kernels"]),
+    "styles": _timed("styles", onnx_styles.styles, NAMES["styles"], alone=True),
     "artifacts": _artifacts,
     "first_calls": _first_calls,
     "scaling": _scaling,

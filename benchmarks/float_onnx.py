@@ -30,6 +30,12 @@ class Writer:
         self.initializers.append(numpy_helper.from_array(np.ascontiguousarray(value, np.float32), name))
         return name
 
+    def integers(self, *values: int) -> str:
+        """A shape."""
+        name = f"constant{len(self.initializers)}"
+        self.initializers.append(numpy_helper.from_array(np.asarray(values, np.int64), name))
+        return name
+
     def add(self, op: str, *inputs: str, **attributes: Any) -> str:
         name = f"value{len(self.nodes)}"
         self.nodes.append(helper.make_node(op, list(inputs), [name], **attributes))

@@ -88,15 +88,28 @@ def apart(
     return found
 
 
+def thread_time() -> float:
+    """Seconds of the processor for this thread: of calls that start no other one."""
+    return time.thread_time()
+
+
 def paired(
-    name: str, subject: Call, reference: Call, *, seconds: float = 2.0, least: int = 15, rest: float = 0.0
+    name: str,
+    subject: Call,
+    reference: Call,
+    *,
+    seconds: float = 2.0,
+    least: int = 15,
+    rest: float = 0.0,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Paired:
     """Run both in turn, changing who goes first, for about `seconds`; each run is repeated to last 2 ms at least.
 
     The functions return JAX arrays, which are waited for. What they compile is compiled before the first run counts.
     rest: seconds of quiet before each run, which then lasts as long at least, behind one that does not count.
+    clock: what one run takes.
     """
-    repeats = [_repeats(call, max(0.002, rest)) for call in (subject, reference)]
+    repeats = [_repeats(call, max(0.002, rest), clock) for call in (subject, reference)]
     times: tuple[list[float], list[float]] = ([], [])
     calls, end, first = (subject, reference), time.perf_counter() + seconds, 0
     while time.perf_counter() < end or len(times[0]) < least:
@@ -104,20 +117,20 @@ def paired(
             if rest:
                 time.sleep(rest)
                 jax.block_until_ready(calls[side]())
-            times[side].append(_run(calls[side], repeats[side]))
+            times[side].append(_run(calls[side], repeats[side], clock))
         first = 1 - first
     return Paired(name, np.asarray(times[0]), np.asarray(times[1]))
 
 
-def _run(call: Call, repeats: int) -> float:
-    start = time.perf_counter()
+def _run(call: Call, repeats: int, clock: Callable[[], float] = time.perf_counter) -> float:
+    start = clock()
     for _ in range(repeats):
         result = call()
     jax.block_until_ready(result)
-    return (time.perf_counter() - start) / repeats
+    return (clock() - start) / repeats
 
 
-def _repeats(call: Call, least: float) -> int:
+def _repeats(call: Call, least: float, clock: Callable[[], float] = time.perf_counter) -> int:
     for _ in range(3):
         jax.block_until_ready(call())
-    return max(1, int(least / _run(call, 3)))
+    return max(1, int(least / _run(call, 3, clock)))

@@ -7,7 +7,7 @@ from qjax.cli.parameters import model_argument, output_option, subcommand, targe
 
 OPTIONS = {
     "c": ("batch", "name", "vectors"),
-    "onnx": ("batch", "style", "codes", "portable"),
+    "onnx": ("batch", "style", "codes", "portable", "vnni"),
     "stablehlo": ("batch", "reals"),
     "tflite": ("batch", "int4"),
 }
@@ -29,6 +29,7 @@ OPTIONS = {
     type=click.Choice(["floats", "codes"]),
     help="onnx, style qdq: write for other runtimes than ONNX Runtime.",
 )
+@click.option("--vnni", is_flag=True, default=None, help="onnx: for x86 CPUs with VNNI only, where it is faster.")
 @click.option("--profile", metavar="NAME", help="Write for this device, after a check of its rules (see: qjax check).")
 @click.option("--name", metavar="NAME", help="c: name of the files and functions; default: model.")
 @click.option("--vectors", metavar="N", type=click.IntRange(min=0), help="c: golden runs in the self-test.")

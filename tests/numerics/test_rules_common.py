@@ -67,6 +67,21 @@ def test_constants_are_named_int32(name):
         rule.check(rule.constants(*(np.float64(1) for _ in rule.fields)))
 
 
+@pytest.mark.parametrize("name", [n for n in NAMES if get_rule(n).monotone])
+@pytest.mark.sampled(5)
+def test_a_monotone_rule_is_monotone_and_clamps_last(name):
+    _, scale, zero_point = layer()
+    scale = scale * np.float32(1 if name.startswith("power") else 0.83)
+    constants = constants_of(name, scale)
+    acc = np.sort(np.random.default_rng(2).integers(-(2**21), 2**21, (400, CHANNELS)), 0).astype(np.int32)
+    raw, codes = (
+        np.asarray(requantize(acc, constants, rule=name, zero_point=zero_point, qmin=low, qmax=high))
+        for low, high in ((-(2**29), 2**29), (-128, 127))
+    )
+    assert np.all(np.diff(raw, axis=0) >= 0)
+    assert np.array_equal(np.clip(raw, -128, 127), codes)
+
+
 # two rules ask where on the accumulator a number stands; they have tests of their own
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in ("tflite_arm_gemm", "tflite_depthwise_neon")])
 @pytest.mark.sampled(8)

@@ -14,7 +14,7 @@ import onnx
 from onnx import numpy_helper
 
 from qjax.export.check import check_integer
-from qjax.export.emit.onnx import tensors, to_model
+from qjax.export.emit.onnx import qdq, qoperator, tensors
 from qjax.export.emit.onnx.codes import VERSION
 from qjax.export.ir import Graph, Node, Tensor
 from qjax.export.read.errors import ReadError
@@ -45,10 +45,12 @@ def read(model: onnx.ModelProto, target: "str | Target | None" = None) -> Graph:
     """
     try:
         facts = tensors.taken(model)
-        if facts["version"] != VERSION:
-            raise ReadError(f"the file's metadata is of version {facts['version']!r}, expected {VERSION}. {_CURE}")
+        if type(facts["version"]) is not int or not 1 <= facts["version"] <= VERSION:
+            raise ReadError(f"the file's metadata is of version {facts['version']!r}, expected 1 to {VERSION}. {_CURE}")
         graph = _graph(model, facts)
-        again = to_model(graph, style=facts["style"], batch=facts["batch"], codes=facts["codes"])
+        write = {"qdq": qdq.to_model, "qoperator": qoperator.to_model}[facts["style"]]
+        options = {"batch": facts["batch"], "codes": facts["codes"], "vnni": facts.get("vnni", False)}
+        again = write(graph, **options, version=facts["version"])
     except ReadError:
         raise
     except Exception as error:

@@ -42,7 +42,7 @@ def read(model: onnx.ModelProto, target: "str | Target | None" = None) -> Graph:
       ReadError: the model is not, but for the version of its producer, what qjax writes for the graph in it.
     """
     try:
-        graph, batch = _graph(model)
+        graph, options = _graph(model)
     except (GraphError, ReadError):
         raise
     except Exception as error:
@@ -50,15 +50,15 @@ def read(model: onnx.ModelProto, target: "str | Target | None" = None) -> Graph:
         raise ReadError(
             f"expected an ONNX model of qjax's integer style, got one that is damaged: {error!r}."
         ) from error
-    _verify(model, graph, batch)
+    _verify(model, graph, options)
     return graph if target is None else retarget(graph, target)
 
 
-def _graph(model: onnx.ModelProto) -> tuple[Graph, int | None]:
+def _graph(model: onnx.ModelProto) -> tuple[Graph, dict[str, Any]]:
     facts = tensors.taken(model)
-    if facts["version"] != VERSION:
+    if type(facts["version"]) is not int or not 1 <= facts["version"] <= VERSION:
         raise ReadError(
-            f"expected version {VERSION} of qjax's integer style, got {facts['version']!r}: emit the graph again."
+            f"expected version 1 to {VERSION} of qjax's integer style, got {facts['version']!r}: emit the graph again."
         )
     found: dict[str, Tensor] = {name: tensors.tensor_of(name, described) for name, described in facts["unread"].items()}
     proto = model.graph
@@ -93,7 +93,8 @@ def _graph(model: onnx.ModelProto) -> tuple[Graph, int | None]:
         quantization=known,
         dequantization=floats,
     )
-    return check_integer(graph), facts["batch"]
+    options = {"batch": facts["batch"], "vnni": facts.get("vnni", False), "version": facts["version"]}
+    return check_integer(graph), options
 
 
 def _array(constant: onnx.TensorProto) -> np.ndarray:
@@ -122,10 +123,10 @@ def _node(node: onnx.NodeProto, function: onnx.FunctionProto, renamed: Mapping[s
     )
 
 
-def _verify(model: onnx.ModelProto, graph: Graph, batch: Any) -> None:
+def _verify(model: onnx.ModelProto, graph: Graph, options: Mapping[str, Any]) -> None:
     """Raise unless the graph, emitted again, is this model."""
     try:
-        again = to_model(graph, batch=batch)
+        again = to_model(graph, **options)
     except Exception as error:
         # a changed attribute may fail in any kernel that reads it
         raise ReadError(

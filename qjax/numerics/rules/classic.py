@@ -20,7 +20,7 @@ from qjax.numerics.rules.multiplier import fixed_point, saturated
 from qjax.numerics.rules.registry import Call
 
 
-@fixed_point("nearest_even")
+@fixed_point("nearest_even", monotone=True)
 def nearest_even(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array:
     """One rounding of the exact product, ties to even; unbiased, and qjax's default.
 
@@ -29,7 +29,7 @@ def nearest_even(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array:
     return _one_shift(acc, m, Rounding.NEAREST_EVEN)
 
 
-@fixed_point("nearest_away")
+@fixed_point("nearest_away", monotone=True)
 def nearest_away(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array:
     """One rounding of the exact product, ties away from zero; symmetric in the sign of acc.
 
@@ -38,7 +38,7 @@ def nearest_away(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array:
     return _one_shift(acc, m, Rounding.NEAREST_AWAY)
 
 
-@fixed_point("single_round")
+@fixed_point("single_round", monotone=True)
 def single_round(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array:
     """SGL: one rounding of the exact product, ties up.
 
@@ -50,7 +50,7 @@ def single_round(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array:
     return _one_shift(acc, m, Rounding.NEAREST_UP)
 
 
-@fixed_point("double_round")
+@fixed_point("double_round", monotone=True)
 def double_round(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array:
     """DBL: the high word rounded with ties up, then the right shift rounded with ties away from zero.
 
@@ -63,7 +63,7 @@ def double_round(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array:
     return _two_shifts(acc << left, m, Rounding.NEAREST_UP, right, Rounding.NEAREST_AWAY)
 
 
-@fixed_point("neon")
+@fixed_point("neon", monotone=True)
 def neon(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array:
     """TWO: the high word rounded with ties up, then the right shift rounded with ties up.
 
@@ -74,7 +74,7 @@ def neon(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array:
     return _two_shifts(acc << left, m, Rounding.NEAREST_UP, right, Rounding.NEAREST_UP)
 
 
-@fixed_point("ruy")
+@fixed_point("ruy", monotone=True)
 def ruy(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array:
     """RUY: the high word rounded down, then a right shift of at least 1 rounded with ties up.
 

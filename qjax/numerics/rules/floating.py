@@ -122,7 +122,7 @@ def _check_float64(e: Float64) -> None:
         )
 
 
-_float32 = partial(registered, prepare=float32_scale, constants=Float32, check=_check_float32)
+_float32 = partial(registered, prepare=float32_scale, constants=Float32, check=_check_float32, monotone=True)
 
 
 def part_of(constants: Any, name: str) -> Float32:
@@ -189,6 +189,7 @@ def float32_zero_point_fma(acc: jax.Array, e: Float32, call: Call) -> jax.Array:
     check=check_with_bias,
     takes_bias=True,
     real_bias=bias_in_steps,
+    monotone=True,
 )
 def float32_bias(acc: jax.Array, c: Float32WithBias, call: Call) -> jax.Array:
     """F32 with a float32 bias: rint((float(acc) + bias) * e), overflowing as `float32_x86`.
@@ -200,7 +201,7 @@ def float32_bias(acc: jax.Array, c: Float32WithBias, call: Call) -> jax.Array:
     return float32.to_int32(float32.multiply(biased, Float32(c.mantissa, c.exponent)), overflow="indefinite")
 
 
-@registered("float64_away", prepare=float64_scale, constants=Float64, check=_check_float64)
+@registered("float64_away", prepare=float64_scale, constants=Float64, check=_check_float64, monotone=True)
 def float64_away(acc: jax.Array, e: Float64, call: Call) -> jax.Array:
     """F64A: C's round(double(acc) * e), ties away from zero, the product rounded to a double first.
 

@@ -21,6 +21,7 @@ def fixed_point(
     needs_key: bool = False,
     accumulators: tuple[str, ...] = ("int32",),
     variant: Callable[[Product], str] | None = None,
+    monotone: bool = False,
 ) -> Callable[[Apply], Apply]:
     """Register a kernel whose constants are a `Multiplier`."""
 
@@ -35,6 +36,7 @@ def fixed_point(
         accumulators=accumulators,
         check=check,
         variant=variant,
+        monotone=monotone,
     )
 
 

@@ -20,7 +20,7 @@ from qjax.numerics.softfloat import Real
 # ------------------------------------------------------------------------------------ TVM
 
 
-@fixed_point("tvm_tonearest")
+@fixed_point("tvm_tonearest", monotone=True)
 def tvm_tonearest(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array:
     """Relay's QNN requantize with TONEAREST: (p + (p >= 0 ? 2^(t-1) : 2^(t-1) - 1)) >> t in 64 bits.
 
@@ -34,7 +34,7 @@ def tvm_tonearest(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array:
     return saturated((p + nudge) >> t)
 
 
-@fixed_point("tvm")
+@fixed_point("tvm", monotone=True)
 def tvm(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array:
     """TVM's q_multiply_shift: one rounding with ties up, and powers of two in 32 bits, where they wrap.
 
@@ -69,7 +69,7 @@ def _multiplier_of_float32(effective_scale: Any) -> Multiplier:
     return quantize_multiplier(Real.of(effective_scale).to_float32())
 
 
-@fixed_point("xnnpack_rndnu", prepare=_multiplier_of_float32)
+@fixed_point("xnnpack_rndnu", prepare=_multiplier_of_float32, monotone=True)
 def xnnpack_rndnu(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array:
     """XNNPACK's rndnu: as `ruy`, but the left shift saturates, and e is a float32.
 
@@ -171,7 +171,7 @@ def _check_tosa(c: TosaScale) -> None:
         )
 
 
-_tosa = partial(registered, prepare=tosa_scale, constants=TosaScale, check=_check_tosa)
+_tosa = partial(registered, prepare=tosa_scale, constants=TosaScale, check=_check_tosa, monotone=True)
 
 
 @_tosa("tosa_single")
@@ -274,7 +274,7 @@ def _nemo_rule(name: str, parameters: list[str]) -> Rule:
         multiplier = xp.maximum(scaled.to_int32(), np.int32(0))
         return ScaledInteger(multiplier, xp.zeros_like(multiplier) + np.int32(shift))
 
-    return Rule(name, prepare, ScaledInteger, nemo, check=_check_scaled_integer)
+    return Rule(name, prepare, ScaledInteger, nemo, check=_check_scaled_integer, monotone=True)
 
 
 def _check_scaled_integer(c: ScaledInteger) -> None:

@@ -80,6 +80,9 @@ class Rule:
       check: raises TypeError or ValueError for constants, on the host, that are not this rule's.
       variant: where the runtime has kernels for some shapes that round otherwise: the name of the rule of a product,
         which takes the same constants. Conversion asks it; `requantize` under this rule's own name does not.
+      monotone: whether a greater accumulator never becomes a lesser code, as long as neither it nor acc * e leaves
+        (-2^30, 2^30); whether a clamp to [qmin, qmax] is the last step; and whether no element depends on its place in
+        the accumulator. An emitter may then write another computation with the same codes.
     """
 
     name: str
@@ -94,6 +97,7 @@ class Rule:
     accumulators: tuple[str, ...] = ("int32",)
     check: Callable[[Any], None] | None = None
     variant: Callable[[Product], str] | None = None
+    monotone: bool = False
 
     @property
     def fields(self) -> tuple[str, ...]:

@@ -72,7 +72,7 @@ def _fast_3x3(product: Product) -> bool:
     return low == 0 or p.sizes[0] == p.sizes[1] or 1 not in p.sizes
 
 
-@fixed_point("tflite_arm_depthwise", variant=_depthwise_variant)
+@fixed_point("tflite_arm_depthwise", variant=_depthwise_variant, monotone=True)
 def tflite_arm_depthwise(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array:
     """DEPTHWISE_CONV_2D: `tflite_depthwise_neon`, or `tflite_arm_depthwise_3x3` where a convolution has its shape.
 
@@ -82,7 +82,7 @@ def tflite_arm_depthwise(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array
     return neon(acc, m, call)
 
 
-@fixed_point("tflite_arm_depthwise_3x3")
+@fixed_point("tflite_arm_depthwise_3x3", monotone=True)
 def tflite_arm_depthwise_3x3(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array:
     """SRSHL(SQRDMULH(acc, M), s): `neon`, but a left shift comes after the product, whose rounding it magnifies.
 

@@ -159,6 +159,7 @@ def _check(c: Any) -> None:
     check=_check,
     takes_bias=True,
     real_bias=_fbgemm_bias,
+    monotone=True,
 )
 def torch_fbgemm(acc: jax.Array, c: Fbgemm, call: Call) -> jax.Array:
     """rint(fma(addend, step, float(acc)) * e); beyond int32 the least code.
@@ -178,6 +179,7 @@ def torch_fbgemm(acc: jax.Array, c: Fbgemm, call: Call) -> jax.Array:
     check=check_with_bias,
     takes_bias=True,
     real_bias=bias_in_steps,
+    monotone=True,
 )
 def torch_qnnpack(acc: jax.Array, c: Float32WithBias, call: Call) -> jax.Array:
     """rint(float(acc + bias) * e) with an integer bias, which wraps in int32; beyond int32 the least code.
@@ -209,4 +211,5 @@ for _name, _of_scales in (("torch_onednn", _onednn_of_scales), ("torch_onednn_co
         takes_bias=True,
         real_bias=_onednn_bias,
         finishes=True,
+        monotone=True,
     )(_onednn_apply)

@@ -9,6 +9,7 @@ import importlib
 import os
 from typing import Any
 
+from qjax import targets
 from qjax.export import files
 from qjax.export.ir import Graph
 
@@ -27,6 +28,7 @@ def emit(
     batch: int | None = None,
     codes: bool = False,
     portable: str | None = None,
+    vnni: bool = False,
 ) -> None:
     """Write a graph as an ONNX model, all or nothing.
 
@@ -36,11 +38,13 @@ def emit(
       codes: whether the inputs and outputs of the model are codes rather than floats; those of "integer" always are.
       portable: of style "qdq": write it for other runtimes than ONNX Runtime, every operator between DequantizeLinear
         and QuantizeLinear (see `portable`). "floats": with biases of float32. "codes": with biases of int32.
+      vnni: the file runs on x86 CPUs with VNNI only. There weights of int8 beside activations of uint8 are faster, and
+        exact; on other x86 CPUs the same file may give other codes.
 
     Raises:
       ValueError: an unknown style, or a graph that the style cannot hold; the message names the node and the cure.
     """
-    model = to_model(graph, style=style, batch=batch, codes=codes, portable=portable)
+    model = to_model(graph, style=style, batch=batch, codes=codes, portable=portable, vnni=vnni)
     files.write(model.SerializeToString(deterministic=True), path)
 
 
@@ -51,6 +55,7 @@ def to_model(
     batch: int | None = None,
     codes: bool = False,
     portable: str | None = None,
+    vnni: bool = False,
 ) -> Any:
     """The `onnx.ModelProto` that `emit` writes."""
     if style is None:
@@ -62,9 +67,17 @@ def to_model(
             f"emit: expected portable={' or '.join(map(repr, PORTABLE))} with style='qdq', or None. Got {portable!r} "
             f"with style={style!r}."
         )
+    if type(vnni) is not bool or (vnni and (portable is not None or targets.get(graph.target).accumulator.pairs)):
+        raise ValueError(
+            "emit: expected vnni=True or False, and False with portable or under a target whose pairs of products "
+            f"saturate. Got vnni={vnni!r} with portable={portable!r} under {graph.target!r}."
+        )
     module = importlib.import_module(f"qjax.export.emit.onnx.{STYLES[style]}")
-    options = {} if style == "integer" else {"codes": codes}
-    model = module.to_model(graph, batch=batch, **options)
+    options: dict[str, Any] = {} if style == "integer" else {"codes": codes}
+    if portable is not None:
+        # the form in which every operator on codes has a grid of its own
+        options["version"] = 1
+    model = module.to_model(graph, batch=batch, vnni=vnni, **options)
     if portable is None:
         return model
     rewrite: Any = importlib.import_module("qjax.export.emit.onnx.portable")

@@ -30,9 +30,14 @@ def element_type(dtype: Any) -> int:
 
 
 class Library:
-    """The model-local functions of one model, in the order of their definition."""
+    """The model-local functions of one model, in the order of their definition.
 
-    def __init__(self) -> None:
+    version: of the form in which they are written, so that the readers can write a file of an earlier one again.
+    signed: whether weights of int8 may meet activations of uint8 in MatMulInteger, whatever their size.
+    """
+
+    def __init__(self, version: int, *, signed: bool = False) -> None:
+        self.version, self.signed = version, signed
         self.functions: dict[str, onnx.FunctionProto] = {}
         self._by_body: dict[bytes, str] = {}
         self._names = Names()

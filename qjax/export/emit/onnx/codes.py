@@ -9,11 +9,22 @@ import numpy as np
 from qjax.export.check import check_integer
 from qjax.export.ir import Graph, Node
 
-VERSION = 1
+VERSION = 2
+"""As that of style "integer"."""
 TARGETS = ("onnxruntime", "onnxruntime_avx2")
 
 INT8_OPTION = "session.qdqisint8allowed"
 RESCALE_OPTION = "session.disable_double_qdq_remover"
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """batch, codes, vnni: see `qjax.export.emit.onnx.emit`. version: of the form, for readers of older files."""
+
+    batch: int | None = None
+    codes: bool = False
+    vnni: bool = False
+    version: int = VERSION
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,8 +84,9 @@ def plain(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else value  # pyright: ignore[reportUnknownArgumentType,reportUnknownVariableType]
 
 
-def checked(graph: Graph, style: str, batch: Any, codes: Any) -> Graph:
+def checked(graph: Graph, style: str, options: Options) -> Graph:
     """The graph, if a style of ONNX Runtime's operators can hold it. Raises ValueError."""
+    batch, codes = options.batch, options.codes
     if graph.target not in TARGETS:
         raise ValueError(
             f"emit: style {style!r} is the arithmetic of the targets {', '.join(TARGETS)}; the graph obeys "

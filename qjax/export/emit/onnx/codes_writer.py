@@ -7,6 +7,9 @@
 | any other | the function of style "integer" |
 
 Layouts are those of `integer`: a tensor is stored in the order in which its producer computes it.
+
+Products of int8 activations are computed on uint8, the codes plus 128: their sums and their rounding do not depend on
+the zero point. Additions and averages keep int8, because their float32 steps do.
 """
 
 import dataclasses
@@ -22,11 +25,11 @@ from qjax.export.emit.onnx import integer, tensors
 from qjax.export.emit.onnx.builder import DOMAIN, element_type
 from qjax.export.emit.onnx.codes import (
     DOC,
-    VERSION,
     WHY,
     Bias,
     Operand,
     Operation,
+    Options,
     is_narrower,
     limits,
     plain,
@@ -38,6 +41,8 @@ from qjax.export.onnx_ops import MICROSOFT
 from qjax.names import Names
 from qjax.ops import Role
 
+INT8, UINT8 = (element_type(dtype) for dtype in ("int8", "uint8"))
+
 Spelling = Callable[["CodesWriter", Operation, str], None]
 """Adds an operation to the model; the last argument names its main node."""
 
@@ -46,26 +51,26 @@ class CodesWriter(integer.Writer):
     """One model.
 
     style: its name. spelling: how it writes an operation. operations: by the graph's operation, what writes a node of
-    it as one of the runtime's, or says that it cannot. codes: inputs and outputs are codes, not floats.
+    it as one of the runtime's, or says that it cannot.
     """
 
     def __init__(
         self,
         graph: Graph,
-        batch: int | None,
+        options: Options,
         style: str,
         spelling: Spelling,
         operations: "Mapping[str, Callable[[CodesWriter, Node], bool]]",
-        *,
-        codes: bool,
     ) -> None:
-        super().__init__(graph, batch)
-        self.style, self.spelling, self.operations, self.codes = style, spelling, operations, codes
+        super().__init__(graph, options.batch, options.version, vnni=options.vnni)
+        self.style, self.spelling, self.operations, self.codes = style, spelling, operations, options.codes
         self.options: dict[str, str] = {}
         self.reals: dict[Operand, str] = {}
         self.names = Names(graph.tensors, beside=self.initializers)
         self.results: dict[str, str] = {}
         self.casts: dict[str, str] = {}
+        self.unsigned: dict[str, str] = {}
+        self.lowered: list[str] = []
         self.pairs = targets.get(graph.target).accumulator.pairs
         self.own = made_by_target(graph)
 
@@ -74,6 +79,7 @@ class CodesWriter(integer.Writer):
     def model(self) -> onnx.ModelProto:
         """The model."""
         model = super().model()
+        self._drop_lowered(model.graph)
         self._drop_functions(model)
         if not self.codes:
             self._float_ends(model.graph)
@@ -86,6 +92,18 @@ class CodesWriter(integer.Writer):
         )
         model.doc_string = f"{DOC[self.graph.target]}{options}"
         return model
+
+    def _drop_lowered(self, graph: onnx.GraphProto) -> None:
+        """Without the signed forms of codes that only products read, which take the unsigned ones."""
+        for name in reversed(self.lowered):
+            read = {given for node in graph.node for given in node.input} | {value.name for value in graph.output}
+            if name not in read:
+                kept = [node for node in graph.node if name not in node.output]
+                del graph.node[:]
+                graph.node.extend(kept)
+                shapes = [value for value in graph.value_info if value.name != name]
+                del graph.value_info[:]
+                graph.value_info.extend(shapes)
 
     def _drop_functions(self, model: onnx.ModelProto) -> None:
         """Without those whose only calls were inlined."""
@@ -103,9 +121,10 @@ class CodesWriter(integer.Writer):
         renamed = {} if self.codes else {codes: port for port, codes in self._ports().items()}
         return {
             "style": self.style,
-            "version": VERSION,
+            "version": self.version,
             "batch": self.batch,
             "codes": self.codes,
+            **({"vnni": True} if self.vnni else {}),
             "target": graph.target,
             "quantization": graph.quantization,
             "onnxruntime_session": self.options,
@@ -264,6 +283,34 @@ class CodesWriter(integer.Writer):
         """A tensor of the graph as it is stored."""
         return Operand(view.name, self.scale(name), self.zero_point(name))
 
+    def moves_to_unsigned(self, node: Node) -> bool:
+        """Whether a product's activations become uint8: ONNX Runtime is several times as fast there as with int8."""
+        return self.version > 1 and self.graph.tensors[node.inputs[0]].dtype == "int8"
+
+    def factor(self, name: str, operand: Operand) -> Operand:
+        """An operand of a product: its codes plus 128, as uint8, if they are int8. name: the tensor's."""
+        if self.version == 1 or self.dtype(operand) != "int8":
+            return operand
+        if operand.codes not in self.unsigned:
+            wrapped = self.add("Cast", [operand.codes], self.fresh(f"{operand.codes}/wrapped"), to=UINT8)
+            half = self.stored("uint8/128", np.uint8(128))
+            self.unsigned[operand.codes] = self.add("Add", [wrapped, half], self.fresh(f"{operand.codes}/unsigned"))
+        return Operand(self.unsigned[operand.codes], operand.scale, self.unsigned_zero_point(name))
+
+    def unsigned_zero_point(self, name: str) -> str:
+        """The initializer of the zero point of a tensor of int8 as uint8."""
+        quantization = self.graph.tensors[name].quantization
+        assert quantization is not None
+        value = np.asarray(quantization.zero_point).reshape(()) + 128
+        return self.stored(f"{name}/unsigned_zero_point", value.astype(np.uint8))
+
+    def lower(self, name: str, result: str) -> None:
+        """The signed form of unsigned codes; left out where nothing reads it."""
+        wrapped = self.add("Cast", [name], self.fresh(f"{name}/wrapped"), to=INT8)
+        self.add("Add", [wrapped, self.stored("int8/-128", np.int8(-128))], result)
+        self.unsigned[result] = name
+        self.lowered += [wrapped, result]
+
     def real(self, operand: Operand) -> str:
         """The dequantized codes; one DequantizeLinear for all readers."""
         if operand not in self.reals:
@@ -305,27 +352,35 @@ class CodesWriter(integer.Writer):
         operands: Sequence[Operand],
         bias: Bias | None = None,
         shape: Sequence[int] | None = None,
+        *,
+        unsigned: bool = False,
         **attributes: Any,
     ) -> bool:
         """An operation and what follows it: bounds narrower than the dtype, a reshape; returns True.
 
         order: the axis of the graph's tensor that each of the result's is. shape: to bring the result to, -1 for a
-        free size; None: it has its shape.
+        free size; None: it has its shape. unsigned: a result of int8 is computed as uint8.
         """
         tensor = self.graph.tensors[node.output]
         assert tensor.quantization is not None
-        span = limits(self.graph, node)
-        clips = is_narrower(tensor.dtype, *span)
+        span, dtype = limits(self.graph, node), tensor.dtype
+        clips = is_narrower(dtype, *span)
         steps = ([] if not clips else ["clipped"]) + ([] if shape is None else ["reshaped"])
-        name = self.place(node.output, order)
+        place = name = self.place(node.output, order)
+        if unsigned:
+            name, dtype, span = self.fresh(f"{node.output}/unsigned"), "uint8", (span[0] + 128, span[1] + 128)
         names = [self.fresh(f"{node.output}/{step}") for step in ("raw", *steps[:-1])[: len(steps)]] + [name]
-        result = Operand(names[0], self.scale(node.output), self.zero_point(node.output))
+        zero_point = self.unsigned_zero_point if unsigned else self.zero_point
+        result = Operand(names[0], self.scale(node.output), zero_point(node.output))
         self.spelling(self, Operation(real, operands, result, bias, attributes), node.name)
         if clips:
-            self.nodes += self.clip(tensor.dtype, names[0], names[1], *span)
+            self.nodes += self.clip(dtype, names[0], names[1], *span)
         if shape is not None:
             target = self.stored(f"shape/{'x'.join(map(str, shape))}", np.asarray(shape, np.int64))
             self.add("Reshape", [names[-2], target], name, name=self.fresh(f"{node.name}/reshape"))
+        if unsigned:
+            self.lower(name, place)
+            name = place
         self.placed(node.output, View.full(name, tensor.dtype, self.sizes(node.output), order))
         return True
 

@@ -39,7 +39,7 @@ def table(w: CodesWriter, node: Node) -> bool:
     if expression.bare == "logistic":
         name, steps = "Sigmoid", _sigmoid(reals, y)
     elif slope is not None:
-        name, attributes = "LeakyRelu", {"alpha": slope}
+        name, attributes["alpha"] = "LeakyRelu", slope
         values = np.where(reals >= 0, reals, reals * np.float32(slope))
         steps = np.rint(values / np.asarray(y.scale, np.float32).reshape(()))
     held = np.asarray(w.graph.constant(node, "table")).astype(np.int64)

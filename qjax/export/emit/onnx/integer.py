@@ -34,11 +34,12 @@ from qjax.ops.facts import ProductFacts
 from qjax.version import __version__
 
 STYLE = "integer"
-VERSION = 1
+VERSION = 2
+"""Since 2, 8-bit products are of uint8, and a requantization is a few operators where that is proven to be the same."""
 
 
-def to_model(graph: Graph, *, batch: int | None = None) -> onnx.ModelProto:
-    """The model. batch: the size of the batch in the file; None leaves it free.
+def to_model(graph: Graph, *, batch: int | None = None, vnni: bool = False, version: int = VERSION) -> onnx.ModelProto:
+    """The model. batch, vnni: see `qjax.export.emit.onnx.emit`. version: of the form, for readers of older files.
 
     Raises:
       ValueError: a node whose bits depend on an element's place, or on the size of the batch, while that is free; a
@@ -46,15 +47,15 @@ def to_model(graph: Graph, *, batch: int | None = None) -> onnx.ModelProto:
     """
     if batch is not None and (type(batch) is not int or batch < 1):
         raise ValueError(f"emit: expected a batch of at least 1, or None for any. Got {batch!r}.")
-    return Writer(check_integer(graph), batch).model()
+    return Writer(check_integer(graph), batch, version, vnni=vnni).model()
 
 
 class Writer:
     """One model under construction; `node` decides what a node of the graph becomes."""
 
-    def __init__(self, graph: Graph, batch: int | None) -> None:
-        self.graph, self.batch = graph, batch
-        self.library = Library()
+    def __init__(self, graph: Graph, batch: int | None, version: int, *, vnni: bool = False) -> None:
+        self.graph, self.batch, self.version, self.vnni = graph, batch, version, vnni
+        self.library = Library(version, signed=vnni)
         self.size = PRIME if batch is None else batch
         self.free = PRIME if batch is None and _has_batch(graph) else None
         self.nodes: list[onnx.NodeProto] = []
@@ -94,8 +95,9 @@ class Writer:
         )
         facts = {
             "style": STYLE,
-            "version": VERSION,
+            "version": self.version,
             "batch": self.batch,
+            **({"vnni": True} if self.vnni else {}),
             "target": graph.target,
             "quantization": graph.quantization,
             **({"dequantization": graph.dequantization} if graph.dequantization != OUTPUT_DEQUANTIZATIONS[0] else {}),
@@ -118,6 +120,8 @@ class Writer:
         stored = {role: graph.tensors[name].dtype for role, name in points.items()}
         choices = {role: np.asarray(graph.constant(node, role)) for role in node.constants if role in nodes.CHOICES}
         call = nodes.Call(node.op, known, tuple(inputs), constants, stored, choices)
+        if nodes.is_native(call):
+            call = dataclasses.replace(call, values=self.known(node), range=self.range(node.inputs[0]))
         order = nodes.wanted_order(call)
         if order is None and ops.get(node.op).one_order and len({view.axes for view in inputs}) > 1:
             order = next(view.axes for view in inputs if list(view.axes) != list(range(len(view.axes))))
@@ -150,6 +154,21 @@ class Writer:
         tensors.put(call_node, {"op": node.op, "location": node.location, "output": node.output})
         self.nodes.append(call_node)
         self.placed(node.output, view)
+
+    def known(self, node: Node) -> dict[str, Any]:
+        """The values of a node's constants, and the zero point of its output."""
+        quantization = self.graph.tensors[node.output].quantization
+        assert quantization is not None
+        found = {role: np.asarray(self.graph.constant(node, role)) for role in node.constants}
+        return {**found, "y_zero_point": np.asarray(quantization.zero_point, np.int32)}
+
+    def range(self, name: str) -> tuple[int, int, int]:
+        """The least and the greatest code of a tensor, and its zero point; a user may feed any codes of the dtype."""
+        tensor = self.graph.tensors[name]
+        q, info = tensor.quantization, np.iinfo(tensor.dtype)
+        assert q is not None
+        ends = (q.qmin, q.qmax) if self.graph.producer(name) is not None else (int(info.min), int(info.max))
+        return *ends, int(np.asarray(q.zero_point).reshape(()))
 
     def place(self, output: str, axes: Sequence[int]) -> str:
         """The name under which a node's output is computed: its own, unless a result must be transposed first."""

@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from qjax import ops
-from qjax.export.emit.onnx import products
+from qjax.export.emit.onnx import products, requantizing
 from qjax.export.emit.onnx.builder import Builder, Library
 from qjax.export.emit.onnx.tracing import trace
 from qjax.export.emit.onnx.translate import Translator
@@ -37,7 +38,8 @@ class Call:
 
     attributes: those of its kernel, with the facts of its tensors. inputs: its inputs, as the file stores them.
     constants: by role, as the file stores them. zero_points: by role of the kernel, the dtype in which the file holds
-    each. choices: the values of those constants in `CHOICES`.
+    each. choices: the values of those constants in `CHOICES`. values: those of all constants, and of "y_zero_point",
+    of a node with weights. range: the least and the greatest code of its input, and the zero point.
     """
 
     op: str
@@ -46,6 +48,8 @@ class Call:
     constants: Mapping[str, View]
     zero_points: Mapping[str, str]
     choices: Mapping[str, Any]
+    values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    range: tuple[int, int, int] = (0, 0, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,10 +150,19 @@ def _traced(
 def _native(
     t: Translator, call: Call, x: Sequence[View], constants: Mapping[str, View], zero_points: Mapping[str, View]
 ) -> View:
-    attributes = call.attributes
-    kernel, shift = products.like(t, x[0].dtype, constants["kernel"])
-    own = zero_points["zero_point0"].name
-    if _is_convolution(call):
+    attributes, kernel = call.attributes, constants["kernel"]
+    own, convolves = zero_points["zero_point0"].name, _is_convolution(call)
+    if t.builder.library.version == 1:
+        kernel, shift = products.like(t, x[0].dtype, kernel)
+    else:
+        moved = 128 if x[0].dtype == "int8" else 0
+        own = t.builder.constant(np.uint8(call.range[2] + moved))
+        x = [products.unsigned(t, x[0])]
+        # ConvInteger is slow where the signs differ
+        stays = not convolves and attributes["weight"] == 1 and (t.builder.library.signed or _is_safe(call, moved))
+        kernel = kernel if stays else products.unsigned(t, kernel)
+        shift = t.builder.constant(np.int8(0) if stays else np.uint8(128))
+    if convolves:
         acc = _conv(t, attributes, x[0], kernel, own, shift)
     else:
         first = attributes["weight"] == 1
@@ -160,9 +173,39 @@ def _native(
         acc = products.dot(t, *pair, numbers, points)
         if attributes["permutation"] is not None:
             acc = t.transpose(acc, attributes["permutation"])
+    if t.builder.library.version > 1:
+        short = _short(t, call, acc)
+        if short is not None:
+            return short
     rest = {role: view for role, view in constants.items() if role != "kernel"}
     rest["y_zero_point"] = zero_points["y_zero_point"]
     return _finished(t, attributes, acc, rest)
+
+
+def _is_safe(call: Call, moved: int) -> bool:
+    """Whether the weights may be int8 beside activations of uint8 on every CPU."""
+    kernel = call.values["kernel"]
+    kept = [axis for _, axis in call.attributes["channels"]]
+    summed = [axis for axis in range(kernel.ndim) if axis not in kept]
+    return products.never_saturates(kernel, summed, call.range[1] + moved)
+
+
+def _short(t: Translator, call: Call, acc: View) -> View | None:
+    """The requantization in few operators, a function with the name of its rule; None where there are none."""
+    inner = Translator(Builder(t.builder.library, ("acc",)), t.free)
+    low, high, zero_point = call.range
+    product = requantizing.Product(call.attributes, call.values, min(low - zero_point, 0), max(high - zero_point, 0))
+    result = requantizing.short(inner, product, dataclasses.replace(acc, name="acc"))
+    if result is None:
+        return None
+    nodes = inner.builder.live([result.name])
+    rule = call.attributes["rule"]
+    doc = (
+        f"{inspect.getdoc(get_rule(rule).apply) or ''}\n\nThe same codes for every accumulator that the weights allow."
+    )
+    name = f"requantize_{_identifier(rule)}"
+    function = t.builder.library.add(name, ["acc"], [result.name], nodes, doc)
+    return dataclasses.replace(result, name=t.builder.call(function, acc.name))
 
 
 def _conv(t: Translator, attributes: Mapping[str, Any], x: View, kernel: View, own: str, shift: str) -> View:

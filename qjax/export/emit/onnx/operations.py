@@ -65,8 +65,9 @@ def _conv(w: CodesWriter, node: Node) -> bool:
         node,
         out,
         "Conv",
-        [w.operand(node.inputs[0], x), weight],
+        [w.factor(node.inputs[0], w.operand(node.inputs[0], x)), weight],
         bias,
+        unsigned=w.moves_to_unsigned(node),
         kernel_shape=ordered[2:],
         strides=list(known["strides"]),
         dilations=list(known["rhs_dilation"]),
@@ -101,7 +102,8 @@ def _dot(w: CodesWriter, node: Node) -> bool:
     if weight is None or bias is None or x is None:
         return False
     # Gemm rather than MatMul: the runtime fuses its bias, and int8 codes, without an option of the session
-    return w.write(node, order, "Gemm", [x, weight], bias, back)
+    x = w.factor(node.inputs[0], x)
+    return w.write(node, order, "Gemm", [x, weight], bias, back, unsigned=w.moves_to_unsigned(node))
 
 
 def _raw_order(permutation: Sequence[int] | None, rank: int) -> tuple[int, ...]:
@@ -136,7 +138,8 @@ def _matmul(w: CodesWriter, node: Node) -> bool:
     operands = [_flat(w, *given) for given in zip(node.inputs, orders, sizes, strict=True)]
     if operands[0] is None or operands[1] is None:
         return False
-    return w.write(node, order, "MatMul", [operands[0], operands[1]], None, back)
+    factors = [w.factor(name, x) for name, x in zip(node.inputs, operands, strict=True) if x is not None]
+    return w.write(node, order, "MatMul", factors, None, back, unsigned=w.moves_to_unsigned(node))
 
 
 # ---------------------------------------------------------------------------- operations without weights

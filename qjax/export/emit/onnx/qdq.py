@@ -12,7 +12,7 @@ from typing import Any
 
 import onnx
 
-from qjax.export.emit.onnx.codes import INT8_OPTION, RESCALE_OPTION, Operation, checked
+from qjax.export.emit.onnx.codes import INT8_OPTION, RESCALE_OPTION, Operation, Options, checked
 from qjax.export.emit.onnx.codes_writer import CodesWriter
 from qjax.export.emit.onnx.operations import OPERATIONS
 from qjax.export.ir import Graph
@@ -23,9 +23,10 @@ _LEFT_IN_FLOATS = "Sub"
 """What the optimizer has no operator on codes for."""
 
 
-def to_model(graph: Graph, *, batch: int | None = None, codes: bool = False) -> onnx.ModelProto:
-    """The model; see `qjax.export.emit.onnx.emit`."""
-    return CodesWriter(checked(graph, STYLE, batch, codes), batch, STYLE, write, OPERATIONS, codes=codes).model()
+def to_model(graph: Graph, **options: Any) -> onnx.ModelProto:
+    """The model; options: those of `codes.Options`."""
+    made = Options(**options)
+    return CodesWriter(checked(graph, STYLE, made), made, STYLE, write, OPERATIONS).model()
 
 
 def write(writer: CodesWriter, operation: Operation, title: str) -> None:

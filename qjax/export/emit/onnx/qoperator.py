@@ -4,10 +4,12 @@
 operator. They are written as the runtime computes them: DequantizeLinear, the operation in float32, QuantizeLinear.
 """
 
+from typing import Any
+
 import onnx
 
 from qjax.export.emit.onnx import qdq
-from qjax.export.emit.onnx.codes import Operation, checked
+from qjax.export.emit.onnx.codes import Operation, Options, checked
 from qjax.export.emit.onnx.codes_writer import CodesWriter
 from qjax.export.emit.onnx.operations import OPERATIONS
 from qjax.export.ir import Graph
@@ -16,9 +18,10 @@ from qjax.export.onnx_ops import OF_REAL
 STYLE = "qoperator"
 
 
-def to_model(graph: Graph, *, batch: int | None = None, codes: bool = False) -> onnx.ModelProto:
-    """The model; see `qjax.export.emit.onnx.emit`."""
-    return CodesWriter(checked(graph, STYLE, batch, codes), batch, STYLE, write, OPERATIONS, codes=codes).model()
+def to_model(graph: Graph, **options: Any) -> onnx.ModelProto:
+    """The model; options: those of `codes.Options`."""
+    made = Options(**options)
+    return CodesWriter(checked(graph, STYLE, made), made, STYLE, write, OPERATIONS).model()
 
 
 def write(writer: CodesWriter, operation: Operation, title: str) -> None:

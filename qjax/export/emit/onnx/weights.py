@@ -1,7 +1,8 @@
 """Weights and biases in the form that ONNX Runtime's kernels need.
 
-Weights are signed if the activations are, and unsigned if they are not. On x86 without VNNI, products of uint8 and int8
-saturate in pairs. (Only the target that models this uses such products.)
+Activations are unsigned. So are weights, except where no pair of products can leave int16, where the user says that the
+CPU has VNNI, and under the target that models saturating pairs. On x86 without VNNI, products of uint8 and int8
+saturate in pairs; with it they are the fastest.
 """
 
 from collections.abc import Sequence
@@ -10,9 +11,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from qjax.export.emit.onnx import tensors
+from qjax.export.emit.onnx import products, tensors
 from qjax.export.emit.onnx.builder import element_type
 from qjax.export.emit.onnx.codes import Bias, Operand
 from qjax.export.emit.onnx.codes_writer import CodesWriter
@@ -34,7 +36,7 @@ def weight_of(
     if grid is None or not set(grid.axes) <= set(channels) or np.any(np.asarray(grid.zero_point)):
         return None
     codes = np.asarray(tensor.value).astype(np.int32)
-    signed = w.graph.tensors[node.inputs[0]].dtype == "int8" or (w.pairs and tensor.dtype == "int8")
+    signed = _are_signed(w, node, codes, channels)
     small = tensors.narrow_type(tensor) is not None
     low, high = ((-8, 7) if small else (-128, 127)) if signed else ((0, 15) if small else (0, 255))
     least, greatest = (int(codes.min()), int(codes.max())) if codes.size else (0, 0)
@@ -64,6 +66,17 @@ def weight_of(
         held = w.cast(held, element_type(kind))
     zero_point = np.full(scale.shape, offset, kind)
     return Operand(held, w.stored(f"{name}/scale", scale), w.stored(f"{name}/zero_point", zero_point), along)
+
+
+def _are_signed(w: CodesWriter, node: Node, codes: NDArray[np.int32], channels: Sequence[int]) -> bool:
+    dtype = w.graph.tensors[node.inputs[0]].dtype
+    if w.version == 1:
+        return dtype == "int8" or (w.pairs and w.graph.tensors[node.constants["kernel"]].dtype == "int8")
+    if w.pairs and dtype == "uint8":
+        return w.graph.tensors[node.constants["kernel"]].dtype == "int8"
+    _, greatest, _ = w.range(node.inputs[0])
+    summed = [axis for axis in range(codes.ndim) if axis not in channels]
+    return w.vnni or products.never_saturates(codes, summed, greatest + (128 if dtype == "int8" else 0))
 
 
 def bias_of(

@@ -13,7 +13,8 @@ from qjax.export.read.onnx.finish import real_pending
 from qjax.export.read.onnx.model import OnnxNode
 from qjax.export.read.onnx.moves import axis_of, first, known_ints, moved
 from qjax.export.read.onnx.products import scaled
-from qjax.export.read.onnx.values import Codes, FloatInput, Known, Move, Pending, Real, Value, Weight
+from qjax.export.read.onnx.quantizers import shifted
+from qjax.export.read.onnx.values import Codes, FloatInput, Known, Move, Pending, Real, Value, Weight, Wrapped
 from qjax.export.read.onnx.walk import Walk, handles
 from qjax.export.read.onnx.windows import window_of
 from qjax.ops.windows import inside, pool, product_of_axes
@@ -33,6 +34,8 @@ def _two(node: OnnxNode, inputs: Inputs) -> tuple[Value, Value]:
 def _add(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
     a, b = _two(node, inputs)
     minus = node.op == "Sub"
+    if isinstance(a, Wrapped) and isinstance(b, Known) and not minus:
+        return [shifted(walk, a, b, node.outputs[0])]
     if isinstance(b, Known) and isinstance(a, Pending):
         return [_offset(walk, node, a, -_numbers(b) if minus else _numbers(b), b.name)]
     if isinstance(a, Known) and isinstance(b, Pending) and not minus:

@@ -6,7 +6,7 @@
      "ranges": {CONSTANT: [LEAST CODE, GREATEST CODE]},
      "locations": {NODE: "file:line"}, "metadata": {...}}
 
-Every field is optional. A hint never changes a number: it names, orders and annotates.
+Every field but the version, 1 or 2, is optional. A hint never changes a number: it names, orders and annotates.
 """
 
 import dataclasses
@@ -43,8 +43,8 @@ def hints_of(metadata: Mapping[str, str]) -> Hints:
         found = strict_json.loads(metadata[METADATA], where)
     except ValueError as error:
         raise ReadError(str(error)) from None
-    if not isinstance(found, dict) or found.get("version") != 1:
-        raise ReadError(f"{where}: expected an object of version 1. Read it with the qjax that wrote it.")
+    if not isinstance(found, dict) or found.get("version") not in (1, 2):
+        raise ReadError(f"{where}: expected an object of version 1 or 2. Read it with the qjax that wrote it.")
     fields = {field.name for field in dataclasses.fields(Hints)}
     chosen = {key: value for key, value in found.items() if key in fields}
     strings = all(isinstance(chosen.get(key, ""), str) for key in ("target", "quantization"))

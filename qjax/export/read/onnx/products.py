@@ -9,7 +9,7 @@ from qjax.export.problems import Unsupported
 from qjax.export.read.errors import ReadError
 from qjax.export.read.onnx.model import OnnxNode
 from qjax.export.read.onnx.quantizers import integer_operand
-from qjax.export.read.onnx.values import Codes, FloatInput, Known, Pending, Real, Value, Weight
+from qjax.export.read.onnx.values import Codes, FloatInput, Known, Pending, Real, Value, Weight, Wrapped
 from qjax.export.read.onnx.walk import Walk, handles
 from qjax.export.read.onnx.windows import window_of
 from qjax.ops.windows import convolution, with_kernel
@@ -154,6 +154,11 @@ def _cast(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
         # indices stay what they are
         if to in (6, 7) and walk.draft.tensors[x.tensor].grid is None:
             return [x]
+        kinds = {"int8": (2, "uint8"), "uint8": (3, "int8")}
+        if walk.draft.tensors[x.tensor].grid is not None:
+            number, kind = kinds.get(walk.draft.tensors[x.tensor].dtype, (0, ""))
+            if to == number:
+                return [Wrapped(x.tensor, kind)]
     elif isinstance(x, (Real, FloatInput, Weight, Pending)) and to == 1:
         return [x]
     raise Unsupported("casts codes or numbers")

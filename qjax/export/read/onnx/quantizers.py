@@ -21,6 +21,7 @@ from qjax.export.read.onnx.values import (
     Real,
     Value,
     Weight,
+    Wrapped,
 )
 from qjax.export.read.onnx.walk import CODES, Walk, handler, handles
 from qjax.numerics.affine import QParams, QSpec, quantize
@@ -68,12 +69,37 @@ def dequantized(walk: Walk, x: Value, scale: Value | None, zero_point: Value | N
         return Weight(x.name, x.value, stored, s, z, None if s.ndim == 0 else axis % rank)
     if isinstance(x, Pending) and x.integers:
         raise Unsupported("dequantizes an int32 accumulator; QLinearMatMul and QLinearConv requantize it")
+    if isinstance(x, Wrapped) and x.shifted:
+        s, z, _ = parameters(scale, zero_point, x.type)
+        step = 128 if x.type == "uint8" else -128
+        name_grid(walk, x.tensor, np.float32(s), int(z) - step)
+        x = moved_codes(walk, x.tensor, walk.draft.fresh(f"{x.tensor}/{x.type}"))
     if not isinstance(x, Codes):
         raise Unsupported("reads floats where codes are expected")
     entry = walk.draft.tensors[x.tensor]
     s, z, _ = parameters(scale, zero_point, entry.dtype)
     name_grid(walk, x.tensor, np.float32(s), int(z))
     return Real(x.tensor)
+
+
+def moved_codes(walk: Walk, tensor: str, name: str) -> Codes:
+    """Codes of int8 as uint8 or the other way round, on the grid whose zero point moves with them."""
+    grid = walk.draft.grid(tensor)
+    assert grid.scale is not None
+    kind, step = ("uint8", 128) if grid.dtype == "int8" else ("int8", -128)
+    other = Grid(kind, grid.scale, grid.zero_point + step)
+    return Codes(finish(walk, real_pending(walk, Real(tensor), name), name, other))
+
+
+def shifted(walk: Walk, x: Wrapped, number: Known, name: str) -> Value:
+    """Codes behind a Cast, plus half the range of their type."""
+    half = 128 if x.type == "uint8" else -128
+    if x.shifted or number.type != x.type or number.value.size != 1 or int(number.value.reshape(())) != half:
+        raise Unsupported("casts codes or numbers")
+    if walk.draft.grid(x.tensor).scale is not None:
+        return moved_codes(walk, x.tensor, name)
+    # what reads the codes says on which grid they are
+    return dataclasses.replace(x, shifted=True)
 
 
 def name_grid(walk: Walk, tensor: str, scale: np.float32, zero_point: int) -> None:

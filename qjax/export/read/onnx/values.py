@@ -168,8 +168,17 @@ class Pending:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Wrapped:
+    """Codes behind a Cast between int8 and uint8; shifted: and behind the addition of 128, so in their old order."""
+
+    tensor: str
+    type: str
+    shifted: bool = False
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Unknown:
     """What follows from an operator that is listed as unsupported."""
 
 
-Value = Known | Codes | Real | Weight | FloatInput | Pending | Unknown
+Value = Known | Codes | Real | Weight | FloatInput | Pending | Wrapped | Unknown
