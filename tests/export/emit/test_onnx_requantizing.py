@@ -81,7 +81,7 @@ class Net(nnx.Module):
 
 @pytest.mark.parametrize(("target", "most"), [("tflite_micro", 10), ("onnxruntime", MOST_OF_FLOATS)])
 def test_how_many_operators_a_layer_has(target, most):
-    """Before, the rounding alone was 31 operators, and 96 of the rule in float32."""
+    """Before, the rounding alone was 37 to 44 operators, and 92 to 96 of the rule in float32."""
     x = data(4, 6, 6, 3)
     qmodel = qjax.quantize(Net(), qjax.Recipe(target=target), x)
     qjax.calibrate(qmodel, [x])
