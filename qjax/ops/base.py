@@ -317,6 +317,15 @@ class Op(Facts, abc.ABC):
         """
         raise NotImplementedError(self.name)
 
+    def composed(self, given: Preparation, steps: Any) -> Any:
+        """The node as a chain of `ops.composed.Part`, in order, for a target that composes this operation.
+
+        given: as in `prepare`. steps: the affine steps behind the node (`ops.composed.Steps`), which `given.affine`
+        includes; the parts must include them too. What is chosen may depend on shapes, dtypes, attributes and ranges,
+        never on numbers that a trace would hide. None: the node stays one.
+        """
+        return None
+
     def runtime(self, attributes: Attributes, constants: Constants) -> Constants:
         """What the interpreter may compute once, before any input: constants in, constants of the kernel out."""
         return constants

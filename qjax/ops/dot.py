@@ -10,9 +10,23 @@ from jax import lax
 
 from qjax.numerics.accumulator import EXACT, Accumulator
 from qjax.numerics.rules import Product as RuleProduct
-from qjax.ops import accumulate, grouped_dot, narrow, products, reach
-from qjax.ops.base import Attributes, Bounds, Constants, Equation, Op, Quantized, Role, Shape, Site, real, register
+from qjax.ops import accumulate, dot_parts, grouped_dot, narrow, products, reach
+from qjax.ops.base import (
+    Attributes,
+    Bounds,
+    Constants,
+    Equation,
+    Op,
+    Preparation,
+    Quantized,
+    Role,
+    Shape,
+    Site,
+    real,
+    register,
+)
 from qjax.ops.channels import turned, weight_to_result
+from qjax.ops.composed import Part, Steps
 from qjax.ops.epilogue import finish, finish_weighted
 from qjax.ops.exact_float import Product, matmul_codes
 from qjax.ops.facts import ProductFacts, always
@@ -117,6 +131,9 @@ class Dot(ProductFacts, Op):
             return constants
         summed = tuple(attributes["rhs_contracting" if attributes["weight"] == 1 else "lhs_contracting"])
         return narrow.fold(attributes, constants, summed)
+
+    def composed(self, given: Preparation, steps: Steps) -> list[Part] | None:
+        return dot_parts.parts(given, given.affine, steps)
 
     def scales(self, attributes: Attributes, inputs: Sequence[Any]) -> list[Any]:
         return [inputs[0] * inputs[1]]

@@ -10,6 +10,7 @@ import numpy as np
 
 from qjax.numerics.normalize import Setup, factor, normalized, prepare
 from qjax.numerics.softfloat import Real
+from qjax.ops import normalize_parts
 from qjax.ops.base import (
     Attributes,
     Bounds,
@@ -27,6 +28,7 @@ from qjax.ops.base import (
 )
 from qjax.ops.centered import centered
 from qjax.ops.channels import trailing
+from qjax.ops.composed import Part, Steps
 from qjax.ops.epilogue import Affine, finish_sum, fold_sum, greatest_shift
 from qjax.ops.facts import always
 from qjax.ops.pending import Pending
@@ -87,19 +89,16 @@ class Normalize(Op):
         setup = _setup(attributes, x.shape, x.qmin, x.qmax)
         divisor = attributes["divisor"] or setup.count
         constants = prepare(setup, divisor, attributes["epsilon"], x.scale, attributes["joined"])
-        affine = Affine.identity()
-        if "scale" in given.constants:
-            affine = affine.times(_real(given.constants["scale"], attributes, len(x.shape)))
-        if "bias" in given.constants:
-            affine = affine.plus(_real(given.constants["bias"], attributes, len(x.shape)))
-        # the affine steps after the layer apply to its result
-        affine = Affine(affine.g * given.affine.g, affine.b * given.affine.g + given.affine.b)
+        affine = _affine(given)
         step = factor(setup, divisor).scale_by_power_of_two(np.int32(-setup.places))
         y = given.output
         folded = fold_sum([step], y.scale, affine, greatest_shift(y.qmin, y.qmax))
         return Prepared(
             {**constants, **folded}, {"rounding": given.target.rounding.value, "span": _span(x.qmin, x.qmax)}
         )
+
+    def composed(self, given: Preparation, steps: Steps) -> list[Part] | None:
+        return normalize_parts.parts(given, _affine(given))
 
     def restated(self, given: Preparation) -> Prepared | None:
         if "factor0" not in given.constants:
@@ -124,6 +123,17 @@ class Normalize(Op):
         own = {name: jnp.asarray(constants[name]) for name in ("energy_high", "energy_low", "right", "half")}
         t = normalized(rows, axes, setup, own, attributes["joined"])
         return finish_sum([t.reshape(codes.shape)], constants, attributes)
+
+
+def _affine(given: Preparation) -> Affine:
+    """Gamma and beta, and the affine steps after the layer, which apply to its result."""
+    attributes, rank = given.attributes, len(given.inputs[0].shape)
+    affine = Affine.identity()
+    if "scale" in given.constants:
+        affine = affine.times(_real(given.constants["scale"], attributes, rank))
+    if "bias" in given.constants:
+        affine = affine.plus(_real(given.constants["bias"], attributes, rank))
+    return Affine(affine.g * given.affine.g, affine.b * given.affine.g + given.affine.b)
 
 
 def _operands(eqn: Equation) -> tuple[str, ...]:

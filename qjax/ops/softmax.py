@@ -1,5 +1,6 @@
 """Softmax of codes, with or without a mask: `jax.nn.softmax` and equivalent programs."""
 
+import dataclasses
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from qjax.numerics import softmax as runtimes
 from qjax.numerics._namespace import traced
 from qjax.numerics.integer_softmax import BITS, exponentials, shares
 from qjax.numerics.softfloat import Real
+from qjax.ops import softmax_parts
 from qjax.ops.base import (
     Array,
     Attributes,
@@ -28,6 +30,7 @@ from qjax.ops.base import (
     real,
     register,
 )
+from qjax.ops.composed import Part, Steps
 from qjax.ops.epilogue import clamp_codes, finish_sum, fold_sum, greatest_shift
 from qjax.ops.facts import ChoosesNoPlace, always
 from qjax.ops.pending import Pending
@@ -94,6 +97,10 @@ class Softmax(ChoosesNoPlace, Op):
         folded = fold_sum([Real.of(_STEP)], y.scale, given.affine, greatest_shift(y.qmin, y.qmax))
         table = exponentials(x.scale, x.qmax - x.qmin + 1)
         return Prepared({"table": table, **folded}, {"method": "exact", "rounding": given.target.rounding.value})
+
+    def composed(self, given: Preparation, steps: Steps) -> list[Part] | None:
+        unmasked = dataclasses.replace(given, inputs=given.inputs[:1])
+        return None if self._method(unmasked) == "exact" else softmax_parts.parts(given)
 
     def restated(self, given: Preparation) -> Prepared | None:
         return self.prepare(given)

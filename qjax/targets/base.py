@@ -61,6 +61,8 @@ class Target:
       on a fixed grid: scale 1/256 and zero point -128, or 1/128 and 0.
     mixed_widths: whether its kernels take activations of 8 bits in one layer and of 16 in another. A TFLite model is
       int8 or int16x8 as a whole; PyTorch's engines have 8 bits only.
+    composed: operations (of `qjax.ops`) that have no operator in the runtime, and that a program holds as chains of
+      operators instead, see `ops.composed`. Codes for which an operation has no chain leave it as it is.
     description: what was modelled: runtime, version, kernels.
     """
 
@@ -90,6 +92,7 @@ class Target:
     softmax: SoftmaxMethod | None = None
     unit_grids: bool = False
     mixed_widths: bool = True
+    composed: frozenset[str] = frozenset()
     description: str = ""
 
     def __post_init__(self) -> None:
@@ -106,6 +109,7 @@ class Target:
                 f"Target {self.name!r}: a target is deterministic; stochastic rounding needs a key per call."
             )
         object.__setattr__(self, "same_grid", frozenset(self.same_grid))
+        object.__setattr__(self, "composed", frozenset(self.composed))
         if not self.same_grid <= {"mean", "average_pool"}:
             raise ValueError(
                 f"Target {self.name!r}: same_grid may hold 'mean' and 'average_pool', got {sorted(self.same_grid)}."

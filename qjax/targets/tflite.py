@@ -7,6 +7,8 @@ from qjax.numerics.rounding import Rounding
 from qjax.targets.base import Target, Weighted, register
 
 _SAME_GRID = frozenset({"average_pool"})
+_COMPOSED = frozenset({"dot", "normalize", "softmax"})
+"""Of LiteRT: TFLite Micro has no kernel that looks up the table of reciprocal roots."""
 
 TFLITE_MICRO = register(
     Target(
@@ -38,6 +40,7 @@ TFLITE_REFERENCE = register(
         wide_dot=Weighted("float64_away"),
         tables="tflite",
         multiply="tflite_multiply",
+        composed=_COMPOSED,
         description="LiteRT's reference kernels (BUILTIN_REF): FULLY_CONNECTED in doubles, the others gemmlowp's",
     )
 )
@@ -67,6 +70,7 @@ TFLITE_OPTIMIZED_X86 = register(
         softmax="float32",
         unit_grids=True,
         mixed_widths=False,
+        composed=_COMPOSED,
         description="LiteRT's optimised kernels on x86, without delegates: two roundings, ties up",
     )
 )
@@ -105,6 +109,7 @@ TFLITE_XNNPACK = register(
         softmax="float32",
         unit_grids=True,
         mixed_widths=False,
+        composed=_COMPOSED,
         description="LiteRT's default, XNNPACK, on x86: one rounding of a float32 product, ties to even",
     )
 )

@@ -10,6 +10,7 @@ from typing import Any
 from qjax import targets
 from qjax.export import islands
 from qjax.export.assign.chains import fuse
+from qjax.export.assign.composed import compose
 from qjax.export.assign.stated import restate, stated_nodes
 from qjax.export.check import check, check_integer, check_quantized
 from qjax.export.ir import Graph
@@ -35,7 +36,7 @@ def assign(graph: Graph, target: targets.Target, alike: Mapping[str, Sequence[An
     """
     check_target(target)
     stated = stated_nodes(check_quantized(graph))
-    made = restate(check(fuse(graph, target)), stated, target, alike or {})
+    made = restate(check(fuse(check(compose(graph, target)), target)), stated, target, alike or {})
     made = islands.finished(remove_dead(check(codes_of_bounds(made))))
     made = made.replace(
         target=target.name, quantization=target.quantize, dequantization=target.dequantize, quantized=graph

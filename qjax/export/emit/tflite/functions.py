@@ -1,4 +1,8 @@
-"""Functions of whole rows: SOFTMAX if the node is the runtime's kernel. Sums of more than 32 bits are refused."""
+"""Functions of whole rows: SOFTMAX if the node is the runtime's kernel. Sums of more than 32 bits are refused.
+
+LiteRT's targets have chains of operators in the place of norms and masked softmaxes (`Target.composed`), so these
+nodes do not come here.
+"""
 
 import math
 
@@ -20,8 +24,8 @@ def softmax(writer: Writer, node: Node) -> Value:
         )
         raise Unsupported(
             f"a softmax {why}",
-            "TFLite has SOFTMAX of int8 codes over the last axis without a mask, and nothing else is exact in 32 bits: "
-            f"add the mask to its input as a constant, or put a recipe's FLOAT there; {_ELSEWHERE}",
+            "TFLite has SOFTMAX of int8 codes over the last axis. Under LiteRT's targets such a softmax takes masks, "
+            f"but no `where=`. Else put a recipe's FLOAT there; {_ELSEWHERE}",
         )
     x, (dtype, quantization) = writer.input(node), writer.grid(node)
     rows = writer.reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]), frozenset({0} if x.free else ()))
@@ -47,10 +51,11 @@ def divide(writer: Writer, node: Node) -> Value:
 
 @lowers("normalize")
 def normalize(writer: Writer, node: Node) -> Value:
-    """Refused: variances and their roots need more than 32 bits."""
+    """Refused: variances and their roots need more than 32 bits. What has a chain of operators is no such node."""
     raise Unsupported(
         "a normalization over the data",
-        f"Its sums of squares need more bits than TFLite's integers have: use batch norm; {_ELSEWHERE}",
+        "It is written for LiteRT only, over whole axes (LayerNorm, RMSNorm), of signed codes: choose a target of "
+        f"LiteRT and such a norm, or batch norm; {_ELSEWHERE}",
     )
 
 

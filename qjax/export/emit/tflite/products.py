@@ -71,7 +71,8 @@ def _matmul(writer: Writer, node: Node) -> Value:
     if "formula" not in attributes:
         raise Unsupported(
             "a product of activations with an affine step behind it",
-            "No operator of TFLite computes it: put a quantizer between them, or the step before the product",
+            "No operator of TFLite computes it. LiteRT's targets take a number as a factor; otherwise put a quantizer "
+            "between them, or the step before the product",
         )
     operands: list[Value] = []
     kept: list[list[int]] = []
