@@ -7,7 +7,7 @@ Tensors are in the graph's order. Scales, zero points and data are those of the 
 is [qmin, qmax, axes, whether there is a zero point per scale]. A node has the fields of `ir.Node`, and "operators", the
 span [first, end) of the operators that compute it. "values" lists the constants that are neither tensors of the file
 (kernel, bias) nor derived by the target's rule or formula (`retarget`). These are clamps, counts of averages, the
-factors of an exact sum, the entries of a table whose function has parameters, and the codes of constant operands.
+factors of an exact sum, the entries of a table, and the codes of constant operands.
 """
 
 import json
@@ -17,7 +17,6 @@ import numpy as np
 
 from qjax.export import strict_json
 from qjax.export.ir import Graph, Node, Tensor
-from qjax.numerics.elementary import Expression
 
 if TYPE_CHECKING:
     from qjax.export.emit.tflite.writer import Writer
@@ -49,12 +48,6 @@ def _tensor(tensor: Tensor) -> list[Any]:
     return [tensor.name, list(tensor.shape), tensor.dtype, grid]
 
 
-def _follows(node: Node) -> bool:
-    """Whether the node's table follows from its function, because no parameter of the model is in it."""
-    known = node.attributes.get("expression")
-    return known is not None and Expression.from_json(known).parameters == 0
-
-
 def _node(graph: Graph, node: Node, span: tuple[int, int]) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "name": node.name,
@@ -66,7 +59,7 @@ def _node(graph: Graph, node: Node, span: tuple[int, int]) -> dict[str, Any]:
         "location": node.location,
         "operators": list(span),
     }
-    exact = not ({"rule", "formula"} & set(node.attributes) or _follows(node))
+    exact = not {"rule", "formula"} & set(node.attributes)
     listed = [role for role in node.constants if role in VALUES or (exact and role not in ("kernel", "bias"))]
     if listed:
         entry["values"] = {role: np.asarray(graph.constant(node, role)).tolist() for role in listed}
