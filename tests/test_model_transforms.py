@@ -299,6 +299,7 @@ print("same codes")
 """
 
 
+@pytest.mark.exhaustive
 def test_a_batch_over_two_devices_gives_the_same_codes():
     root = pathlib.Path(__file__).parents[1]
     env = {

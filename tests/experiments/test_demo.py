@@ -71,6 +71,7 @@ def test_scales_have_a_rate_of_their_own():
     assert not np.array_equal(weights, qmodel.model.head.kernel[...])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_each_exact_step_is_the_graph_of_that_step():
     data = digits()

@@ -52,6 +52,7 @@ def test_by_hand(capsys):
     assert ["requantize, rule torch_fbgemm", "38", "0"] in cells(text)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_qat_convert(capsys):
     assert qat_convert.main(["--emulate"]) == 0

@@ -104,6 +104,7 @@ class Embedded(nnx.Module):
         return self.head(self.drop(self.embed(tokens)))
 
 
+@pytest.mark.exhaustive
 def test_embedding_and_dropout():
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, 11, (4, 5)), jnp.int32)
     qmodel, graph = check(Embedded(), tokens)

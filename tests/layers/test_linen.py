@@ -101,6 +101,7 @@ def test_the_variables_keep_their_paths(mlp):
     assert model.Dense_0.bias.shape == (2,)
 
 
+@pytest.mark.exhaustive
 def test_a_perceptron_with_batch_norm_and_dropout(mlp):
     overrides = {nn.Dense: qjax.QSpec(bits=4, axis=-1), "first/.*": qjax.QSpec(bits=6, axis=-1)}
     qmodel, graph = check(wrapped(mlp), X, qjax.Recipe(overrides=overrides))

@@ -98,6 +98,7 @@ def test_the_loss_is_what_it_says(model):
     np.testing.assert_allclose(classes.loss(qmodel, x), (p * np.log(p / q)).sum(-1).mean(), rtol=1e-4)
 
 
+@pytest.mark.exhaustive
 def test_the_teacher_stands_still_in_a_loop_of_ones_own(model):
     qmodel = quantized(model)
     distillation = Distillation.start(qmodel, BATCHES[0])
