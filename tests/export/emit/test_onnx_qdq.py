@@ -131,12 +131,12 @@ def test_weights_are_unsigned_unless_no_cpu_gets_signed_ones_wrong():
         kernel = graph.tensors[graph.nodes[0].constants["kernel"]]
         small = np.clip(np.asarray(kernel.value), -64, 64).astype(np.int8)
         few = graph.replace(tensors={**graph.tensors, kernel.name: dataclasses.replace(kernel, value=small)})
-        for which, options, kind in (
-            (graph, {}, onnx.TensorProto.UINT8),
-            (graph, {"vnni": True}, onnx.TensorProto.INT8),
-            (few, {}, onnx.TensorProto.INT8),
+        for which, vnni, kind in (
+            (graph, False, onnx.TensorProto.UINT8),
+            (graph, True, onnx.TensorProto.INT8),
+            (few, False, onnx.TensorProto.INT8),
         ):
-            model = to_model(which, codes=True, **options)
+            model = to_model(which, codes=True, vnni=vnni)
             kinds = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
             assert kinds[kernel.name] == kind
     with pytest.raises(ValueError, match="vnni=True with portable=None under 'onnxruntime_avx2'"):
