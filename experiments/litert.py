@@ -19,16 +19,13 @@ from flax import nnx
 import qjax
 from experiments.architectures import arguments, batches, build
 from experiments.public import hub
+from qjax.conformance.runtimes.litert import RESOLVERS
 
 OWN = ("MLP-Mixer", "ViT", "BERT", "GPT, tied")
 PUBLIC = ("RoBERTa", "GPT-2")
 """Of `experiments.public.hub`."""
-RESOLVERS = {
-    "tflite_reference": "BUILTIN_REF",
-    "tflite_optimized_x86": "BUILTIN_WITHOUT_DEFAULT_DELEGATES",
-    "tflite_xnnpack": "AUTO",
-}
-"""By target, the name of LiteRT's OpResolverType."""
+MODES = {"tflite_reference": "reference", "tflite_optimized_x86": "optimized", "tflite_xnnpack": "xnnpack"}
+"""By target, which of LiteRT's sets of kernels it is."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +97,7 @@ def _run(path: str, codes: Sequence[np.ndarray], target: str) -> tuple[list[np.n
     from ai_edge_litert import interpreter as litert
     from ai_edge_litert import schema_py_generated as schema
 
-    kind = getattr(litert.OpResolverType, RESOLVERS[target])
+    kind = getattr(litert.OpResolverType, RESOLVERS[MODES[target]])
     made = litert.Interpreter(model_path=path, experimental_op_resolver_type=kind, num_threads=1)
     made.allocate_tensors()
     for details, x in zip(made.get_input_details(), codes, strict=True):
@@ -149,7 +146,7 @@ def table(header: Sequence[str], found: Iterable[Sequence[str]]) -> None:
 def main(argv: Sequence[str] | None = None) -> list[Row]:
     command = argparse.ArgumentParser(prog="python -m experiments.litert", description=__doc__)
     command.add_argument("--networks", nargs="+", default=[*OWN, *PUBLIC], metavar="NAME")
-    command.add_argument("--targets", nargs="+", default=["tflite_xnnpack", "tflite_reference"], choices=RESOLVERS)
+    command.add_argument("--targets", nargs="+", default=["tflite_xnnpack", "tflite_reference"], choices=MODES)
     command.add_argument("--no-exact", action="store_true", help="do not compile `qjax.exact`, which takes longest")
     command.add_argument("--accuracy", action="store_true", help="only the accuracy of norms, in decibels")
     options = command.parse_args(argv)

@@ -176,9 +176,14 @@ def estimator(method: str | Estimator) -> Estimator:
 
     Raises:
       ValueError: an unknown name; the message lists the known ones.
-      TypeError: neither a name nor an estimator.
+      TypeError: neither a name nor an estimator, or an estimator that has no hash.
     """
     if isinstance(method, Estimator):
+        if type(method).__hash__ is None:
+            raise TypeError(
+                f"{type(method).__name__}: expected a hashable estimator, because JAX traces equal ones once. Of a "
+                "dataclass, write @dataclasses.dataclass(frozen=True)."
+            )
         return method
     if not isinstance(method, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         made = ": make an instance of it." if isinstance(method, type) else "."

@@ -186,10 +186,7 @@ class Op(Facts, abc.ABC):
     """Whether `training` of equal equations is traced once. Its results must hold no concrete numbers."""
 
     takes_steps: ClassVar[bool] = False
-    """PRODUCER only, which must state it: whether affine steps behind it may be folded into its constants.
-
-    Clamps always are.
-    """
+    """PRODUCER only, which must state it: whether affine steps may join its constants; clamps always may."""
 
     keeps: ClassVar[tuple[str, ...]] = ()
     """PRODUCER with `prepare` only: roles of constants that stay the model's own tensors, with their scales."""
