@@ -239,3 +239,13 @@ def test_clear_errors(tmp_path):
         with pytest.raises(ValueError, match="by 'reciprocal': emit it with codes=True"):
             to_model(own.replace(quantization="reciprocal"), style=style)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("style", ["qdq", "qoperator"])
+def test_every_initializer_is_read(style):
+    """Of one that no node reads, ONNX Runtime warns when it loads the file; a bias had a scale that nothing read."""
+    case = cases.conv2d("int8", per_channel=True)[0]
+    model = to_model(graph_of(case, targets.get("onnxruntime")), style=style)
+    read = {name for node in model.graph.node for name in node.input}
+    assert {proto.name for proto in model.graph.initializer} <= read
+    assert model.graph.initializer

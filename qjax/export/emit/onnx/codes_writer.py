@@ -204,7 +204,7 @@ class CodesWriter(integer.Writer):
         del graph.node[:]
         graph.node.extend(nodes)
         del graph.initializer[:]
-        graph.initializer.extend(self.initializers.values())
+        graph.initializer.extend(self.read_initializers(graph.node))
 
     def _quantized(self, name: str, codes: str, grid: list[str]) -> list[onnx.NodeProto]:
         tensor = self.graph.tensors[name]

@@ -82,7 +82,7 @@ class Writer:
             "qjax",
             [self.info(self.views[name], name) for name in graph.inputs],
             outputs,
-            list(self.initializers.values()),
+            self.read_initializers(self.nodes),
             value_info=self.values,
         )
         model = helper.make_model(
@@ -206,6 +206,13 @@ class Writer:
             self.initializers[name] = tensors.initializer(name, tensor, order, plain=name in self.data)
             self.views[name] = View.full(name, tensor.dtype, shape, order)
         return self.views[name]
+
+    def read_initializers(self, nodes: Sequence[onnx.NodeProto]) -> list[onnx.TensorProto]:
+        """Those that some node reads; of the others ONNX Runtime warns when it loads a file. Version 1 wrote all."""
+        if self.library.version == 1:
+            return list(self.initializers.values())
+        read = {name for node in nodes for name in node.input} | set(self.graph.outputs)
+        return [proto for name, proto in self.initializers.items() if name in read]
 
     def zero_point(self, name: str) -> str:
         """The initializer of a tensor's zero point, in the dtype of its codes."""
