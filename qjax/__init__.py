@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from qjax.model import convert, quantize, verify
     from qjax.numerics.affine import QParams, QSpec
     from qjax.numerics.fake_quant import fake_quant
+    from qjax.problems import Unsupported
     from qjax.progress import show_progress
     from qjax.qmodel import QuantizedModel, QuantParam, QuantStat
     from qjax.recipe import FLOAT, Dynamic, Override, Recipe, integers
@@ -57,6 +58,7 @@ __all__ = [
     "QuantizedModel",
     "Recipe",
     "TraceError",
+    "Unsupported",
     "accumulators",
     "cache_compilations",
     "calibrate",
@@ -112,6 +114,7 @@ _HOMES = {
     "model": ("convert", "quantize", "verify"),
     "numerics.affine": ("QParams", "QSpec"),
     "numerics.fake_quant": ("fake_quant",),
+    "problems": ("Unsupported",),
     "progress": ("show_progress",),
     "qmodel": ("QuantParam", "QuantStat", "QuantizedModel"),
     "recipe": ("FLOAT", "Dynamic", "Override", "Recipe", "integers"),

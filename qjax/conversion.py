@@ -100,7 +100,7 @@ def _converts(check: Callable[..., None], *args: Any) -> None:
     try:
         check(*args)
     except TraceError as error:
-        raise ConversionError(str(error)) from error
+        raise ConversionError(error.why, error.cure, what=error.what, where=error.where) from error
 
 
 def _check_stateless(traced: Traced, annotation: Annotation) -> None:
@@ -113,8 +113,9 @@ def _check_stateless(traced: Traced, annotation: Annotation) -> None:
                 raise unsupported(made[value])
             raise ConversionError(
                 f"The call writes the variable {name!r} from its arguments, and a graph keeps nothing between two "
-                "calls. qjax.stateful(model, nnx.Cache) makes variables of a type an argument and a result of the "
-                "call. Or switch the writing off in evaluation mode."
+                "calls",
+                "qjax.stateful(model, nnx.Cache) makes variables of a type an argument and a result of the "
+                "call. Or switch the writing off in evaluation mode.",
             )
 
 

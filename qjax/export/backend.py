@@ -114,9 +114,10 @@ class Backend:
         for node in graph.nodes:
             if node.name not in own and self.others is not None and node.op not in self.others:
                 raise ConversionError(
-                    f"{node.location}: backend {self.name!r} has no pattern for {node.name!r} ({node.op}), and its "
+                    f"backend {self.name!r} has no pattern for {node.name!r} ({node.op}), and its "
                     f"`others` allow {', '.join(self.others) or 'no operation'} alone. Patterns: "
-                    f"{', '.join(fusion.name for fusion in self.fusions)}."
+                    f"{', '.join(fusion.name for fusion in self.fusions)}.",
+                    where=node.location,
                 )
         constants = prepare(check_integer(graph))
         for node in graph.nodes:

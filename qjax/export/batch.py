@@ -14,6 +14,9 @@ from qjax.export.unsupported import ConversionError
 from qjax.ops import island
 from qjax.ops.fill import Fill
 
+Part = tuple[str, str | None]
+"""What an error names: the part of the graph, and the user's line."""
+
 
 def free_batch(graph: Graph, other: Graph, size: int, other_size: int) -> Graph:
     """Replace every size that follows the batch by None.
@@ -40,37 +43,42 @@ def free_batch(graph: Graph, other: Graph, size: int, other_size: int) -> Graph:
         place = next(node for node in (here, there) if node is not None)
         kinds = " and ".join(f"{node.op!r}" if node else "nothing" for node in (here, there))
         raise ConversionError(
-            f"{place.location}: the model runs other operations on a batch of {size} than on one of {other_size} "
-            f"({kinds}, from {place.name!r} on), as a scan or a loop over the examples does. A graph has one structure "
-            "for every batch: treat all examples at once, and scan or loop over another axis."
+            f"the model runs other operations on a batch of {size} than on one of {other_size} "
+            f"({kinds}, from {place.name!r} on), as a scan or a loop over the examples does",
+            "A graph has one structure for every batch: treat all examples at once, and scan or loop over another "
+            "axis.",
+            where=place.location,
         )
 
-    def refuse(where: str, a: Any, b: Any) -> ConversionError:
+    def refuse(part: Part, a: Any, b: Any) -> ConversionError:
+        what, where = part
         return ConversionError(
-            f"{where}: {a} on a batch of {size} becomes {b} on one of {other_size}. A graph takes any batch: no "
-            "operation may treat an example by its position in the batch or by the size of the batch."
+            f"{what}: {a} on a batch of {size} becomes {b} on one of {other_size}",
+            "A graph takes any batch: no operation may treat an example by its position in the batch or by the size of "
+            "the batch.",
+            where=where,
         )
 
-    def freed(a: Any, b: Any, where: str) -> tuple[int | None, ...]:
+    def freed(a: Any, b: Any, part: Part) -> tuple[int | None, ...]:
         if len(a) != len(b):
-            raise refuse(where, a, b)
+            raise refuse(part, a, b)
         follows = [x != y for x, y in zip(a, b, strict=True)]
         if any(f and (x % size or x * other_size != y * size) for f, x, y in zip(follows, a, b, strict=True)):
-            raise refuse(where, a, b)
+            raise refuse(part, a, b)
         return tuple(None if f else x for f, x in zip(follows, a, strict=True))
 
     def attribute(node: Node, key: str, a: Any, b: Any) -> Any:
         if a == b:
             return a
-        where = f"{node.location}: {key} of {node.name!r} ({node.op})"
+        part = f"{key} of {node.name!r} ({node.op})", node.location
         follows = ops.get(node.op).free.get(key)
         if follows == "sizes":
-            return list(freed(a, b, where))
+            return list(freed(a, b, part))
         if follows == "ends":
             ends = (graph.tensors[node.inputs[0]].shape, other.tensors[node.inputs[0]].shape)
             if all(x == y or (x, y) == axis for x, y, axis in zip(a, b, zip(*ends, strict=True), strict=True)):
                 return [x if x == y else None for x, y in zip(a, b, strict=True)]
-        raise refuse(where, a, b)
+        raise refuse(part, a, b)
 
     places = {name: node.location for node in graph.nodes for name in (*node.constants.values(), node.output)}
 
@@ -79,20 +87,20 @@ def free_batch(graph: Graph, other: Graph, size: int, other_size: int) -> Graph:
 
     def tensor(first: Tensor) -> Tensor:
         second = other.tensors.get(first.name)
-        where = f"{places.get(first.name, 'input')}: tensor {first.name!r}"
+        part = f"tensor {first.name!r}", places.get(first.name, "input")
         if second is None:
-            raise refuse(where, first.shape, None)
+            raise refuse(part, first.shape, None)
         if first.name in fills:
-            first, second = (_one_row(t, freed(first.shape, second.shape, where), where) for t in (first, second))
+            first, second = (_one_row(t, freed(first.shape, second.shape, part), part) for t in (first, second))
         if first.value is None:
-            return dataclasses.replace(first, shape=freed(first.shape, second.shape, where))
+            return dataclasses.replace(first, shape=freed(first.shape, second.shape, part))
         if first.shape != second.shape:
-            raise refuse(where, first.shape, second.shape)
+            raise refuse(part, first.shape, second.shape)
         known = (
             second.value is not None and not isinstance(first.value, Tracer) and not isinstance(second.value, Tracer)
         )
         if known and not np.array_equal(np.asarray(first.value), np.asarray(second.value)):
-            raise refuse(where, first.value, second.value)
+            raise refuse(part, first.value, second.value)
         return first
 
     def attributes(node: Node, second: Node) -> dict[str, Any]:
@@ -101,7 +109,7 @@ def free_batch(graph: Graph, other: Graph, size: int, other_size: int) -> Graph:
             try:
                 return islands.freed(node, second, shapes, size, other_size)
             except ValueError as error:
-                raise ConversionError(f"{node.location}: in the float island {node.name!r}, {error}.") from None
+                raise ConversionError(f"in the float island {node.name!r}, {error}.", where=node.location) from None
         return {key: attribute(node, key, a, second.attributes[key]) for key, a in node.attributes.items()}
 
     nodes = tuple(
@@ -114,7 +122,7 @@ def free_batch(graph: Graph, other: Graph, size: int, other_size: int) -> Graph:
     nodes = tuple(_at_batch(node, graph.tensors[node.output].shape, size) for node in nodes)
     for a, b in zip(_constants(graph), _constants(other), strict=True):
         if np.shape(a) != np.shape(b):
-            raise refuse("output: a constant that the model returns", np.shape(a), np.shape(b))
+            raise refuse(("a constant that the model returns", "output"), np.shape(a), np.shape(b))
     free = graph.replace(nodes=nodes, tensors={name: tensor(t) for name, t in graph.tensors.items()})
     for node in free.nodes:
         _check_batch(free, node)
@@ -160,7 +168,7 @@ def _constants(graph: Graph) -> list[Any]:
     return [x for x in graph.call.leaves if not isinstance(x, int)] if graph.call is not None else []
 
 
-def _one_row(tensor: Tensor, shape: tuple[int | None, ...], where: str) -> Tensor:
+def _one_row(tensor: Tensor, shape: tuple[int | None, ...], part: Part) -> Tensor:
     """A fill's data with size 1 along the batch, for any size of which it stands."""
     kept = tuple(1 if n is None else n for n in shape)
     if tensor.value is None or kept == tensor.shape:
@@ -168,8 +176,9 @@ def _one_row(tensor: Tensor, shape: tuple[int | None, ...], where: str) -> Tenso
     row = tensor.value[tuple(slice(0, 1) if n is None else slice(None) for n in shape)]
     if not isinstance(tensor.value, Tracer) and not (np.asarray(tensor.value) == np.asarray(row)).all():
         raise ConversionError(
-            f"{where}: a constant that differs from example to example of the batch, whose size is free. Use the same "
-            "values for every example, or pass them as an argument of the call."
+            f"{part[0]}: a constant that differs from example to example of the batch, whose size is free",
+            "Use the same values for every example, or pass them as an argument of the call.",
+            where=part[1],
         )
     return dataclasses.replace(tensor, shape=kept, value=row)
 
@@ -179,7 +188,7 @@ def _at_batch(node: Node, shape: tuple[int | None, ...], size: int) -> Node:
     try:
         return dataclasses.replace(node, attributes=ops.get(node.op).at_batch(node.attributes, shape, size))
     except ValueError as error:
-        raise ConversionError(f"{node.location}: {node.name!r} {error}.") from None
+        raise ConversionError(f"{node.name!r} {error}.", where=node.location) from None
 
 
 def _check_batch(graph: Graph, node: Node) -> None:
@@ -187,8 +196,9 @@ def _check_batch(graph: Graph, node: Node) -> None:
     shapes = [graph.tensors[name].shape for name in node.inputs]
     if not ops.get(node.op).keeps_batch(node.attributes, shapes):
         raise ConversionError(
-            f"{node.location}: {node.name!r} repeats a tensor of shape {shapes[0]} for every example of the batch, "
-            "whose size is free. Let the operations after it broadcast instead."
+            f"{node.name!r} repeats a tensor of shape {shapes[0]} for every example of the batch, whose size is free",
+            "Let the operations after it broadcast instead.",
+            where=node.location,
         )
 
 

@@ -46,9 +46,11 @@ def from_program(graph: Graph) -> Graph:
     if other:
         listed = ", ".join(f"{node.name!r} ({node.op})" for node in other[:5])
         raise ConversionError(
-            f"{other[0].location}: {len(other)} nodes have constants that the target {graph.target!r} does not make of "
-            f"their scales: {listed}. The constants of another target would have to be guessed. Convert the model "
-            "again: graphs from qjax.convert, and files that they are saved to, keep what every target needs."
+            f"{len(other)} nodes have constants that the target {graph.target!r} does not make of "
+            f"their scales: {listed}. The constants of another target would have to be guessed",
+            "Convert the model again: graphs from qjax.convert, and files that they are saved to, keep what every "
+            "target needs.",
+            where=other[0].location,
         )
     return bare
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from qjax.export.ir import Graph, Tensor
 from qjax.export.platforms import plainest
-from qjax.export.unsupported import ConversionError, where
+from qjax.export.unsupported import ConversionError
 from qjax.ops import island, reals
 from qjax.tracing import Equation
 
@@ -102,7 +102,7 @@ def program_of(result: Float, is_constant: Any) -> Program:
     (out,) = writer.read(closed.jaxpr, closed.consts, operands)
     if out[0] != "value":
         raise ConversionError(
-            f"{where(result.eqn)}: a float part whose result is constant; remove its qjax.FLOAT or qjax.Dynamic."
+            "a float part whose result is constant; remove its qjax.FLOAT or qjax.Dynamic.", where=result.eqn.where
         )
     constants = {role: leaf.found.value for role, leaf in zip(roles, fixed, strict=True)} | writer.constants
     # what is there for a gradient alone stays behind: the reals of a weight that is multiplied as codes
@@ -201,8 +201,9 @@ class _Writer:
         params = reals.encode(name, eqn.params)
         if params is None:
             raise ConversionError(
-                f"{where(self.eqn)}: {name!r} has no form in a float island. Known: {', '.join(sorted(reals.STEPS))}. "
-                "Return what flows into it from the model, and compute the rest from the graph's outputs."
+                f"{name!r} has no form in a float island. Known: {', '.join(sorted(reals.STEPS))}",
+                "Return what flows into it from the model, and compute the rest from the graph's outputs.",
+                where=self.eqn.where,
             )
         self.steps.append([name, inputs, params])
         first = self.count

@@ -93,7 +93,7 @@ def _outputs(builder: Builder, program: Program, env: Env) -> tuple[tuple[str, .
         else:
             name = f" its input {found.name!r}" if isinstance(found, Real) else " what is not quantized"
             raise ConversionError(
-                f"The model returns{name} as it is. Return only what quantized operations compute, and constants."
+                f"The model returns{name} as it is", "Return only what quantized operations compute, and constants."
             )
     return tuple(outputs), tuple(leaves)
 

@@ -2,18 +2,13 @@
 
 import jax.numpy as jnp
 
-from qjax.export.problems import Unsupported
 from qjax.ops import reals
+from qjax.problems import Unsupported
 from qjax.tracing import Composite, Equation
 
 
 class ConversionError(Unsupported):
     """The model holds something that has no integer form; the message says where and what to do."""
-
-
-def where(eqn: Equation) -> str:
-    """The user's line and module."""
-    return eqn.where
 
 
 _ISLAND = "Or keep it in float, as a part between integers: Recipe(overrides={{{scope!r}: qjax.FLOAT}})."
@@ -74,13 +69,17 @@ _CURES = {
 
 def problem_of(eqn: Equation) -> str:
     """What has no integer form, on which shapes, and where."""
+    return f"{eqn.where}: {_reason(eqn)}."
+
+
+def _reason(eqn: Equation) -> str:
     shapes = ", ".join("x".join(str(n) for n in shape) or "scalar" for shape in eqn.in_shapes)
     if _becomes_complex(eqn):
         return (
-            f"{where(eqn)}: {eqn.primitive!r} on {shapes} makes complex numbers, a Fourier transform's first step; "
-            "they have no integer form."
+            f"{eqn.primitive!r} on {shapes} makes complex numbers, a Fourier transform's first step; they have no "
+            "integer form"
         )
-    return f"{where(eqn)}: {(eqn.function or eqn.primitive)!r} on {shapes} has no integer form."
+    return f"{(eqn.function or eqn.primitive)!r} on {shapes} has no integer form"
 
 
 def cures_of(eqn: Equation) -> tuple[str, str]:
@@ -103,7 +102,7 @@ def _primitives(eqn: Equation) -> list[str]:
 
 def unsupported(eqn: Equation) -> ConversionError:
     """An equation without an integer form."""
-    return ConversionError(" ".join([problem_of(eqn), *cures_of(eqn), _EXPLAIN]))
+    return ConversionError(_reason(eqn), " ".join([*cures_of(eqn), _EXPLAIN]), where=eqn.where)
 
 
 _EXPLAIN = "qjax.explain(model, sample) lists everything of this kind at once."
@@ -112,5 +111,5 @@ _EXPLAIN = "qjax.explain(model, sample) lists everything of this kind at once."
 def stacked(eqn: Equation) -> ConversionError:
     """What a scan stacks."""
     return ConversionError(
-        f"{where(eqn)}: the outputs that a scan stacks have no integer form yet; only its carry has."
+        "the outputs that a scan stacks have no integer form yet; only its carry has.", where=eqn.where
     )

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from qjax.export.ir import Quantization, Tensor
-from qjax.export.unsupported import ConversionError, where
+from qjax.export.unsupported import ConversionError
 from qjax.numerics.affine import QParams, broadcast_to_tensor, quantize
 from qjax.ops import get
 from qjax.ops.facts import ProductFacts
@@ -26,14 +26,18 @@ def weight_tensor(name: str, place: Place, value: Any, params: QParams, eqn: Equ
     spec = params.spec
     if spec.group_size is not None and not _takes_groups(place):
         raise ConversionError(
-            f"{where(eqn)}: weight {place.name!r} of {place.op!r} has groups of {spec.group_size} with scales of their "
-            "own, which only products of matrices can sum. Use axis=-1 without group_size for what is converted; a "
-            "table of embeddings takes axis=0 with group_axis=1."
+            f"weight {place.name!r} of {place.op!r} has groups of {spec.group_size} with scales of their "
+            "own, which only products of matrices can sum",
+            "Use axis=-1 without group_size for what is converted; a table of embeddings takes axis=0 "
+            "with group_axis=1.",
+            where=eqn.where,
         )
     if place.kind == "weight" and not spec.symmetric and spec.bits == 16:
         raise ConversionError(
-            f"{where(eqn)}: weight {place.name!r} has asymmetric codes of 16 bits. They are stored less their zero "
-            "point, which takes 17. Use symmetric=True for it, or at most 15 bits."
+            f"weight {place.name!r} has asymmetric codes of 16 bits. They are stored less their zero "
+            "point, which takes 17",
+            "Use symmetric=True for it, or at most 15 bits.",
+            where=eqn.where,
         )
     structure = isinstance(value, jax.ShapeDtypeStruct)
     codes: Any = None if structure else quantize(value, params)

@@ -27,9 +27,10 @@ def check_nothing_drawn(programs: Sequence[Program]) -> None:
     for first, second in zip(*(needed(program) for program in programs), strict=False):
         if first.primitive in _RANDOM and first.out_shapes != second.out_shapes:
             raise TraceError(
-                f"{first.where}: {first.primitive!r} draws random numbers for each example, which a graph cannot. "
+                f"{first.primitive!r} draws random numbers for each example, which a graph cannot",
                 "Draw them outside of the model and pass them in, or convert the parts of the model around the draw "
-                "(from_linen takes a method; return what the numbers are drawn from)."
+                "(from_linen takes a method; return what the numbers are drawn from).",
+                where=first.where,
             )
 
 
@@ -69,7 +70,8 @@ def _stops(axis: Sequence[int], sizes: Sequence[int]) -> bool:
 
 def _refused(eqn: Equation, what: str) -> TraceError:
     return TraceError(
-        f"{eqn.where}: {eqn.primitive!r}: {what}. A graph takes any batch: no operation "
-        "may slice it, or depend on an example's position in it. Slice the batch before the model, or slice its "
-        "outputs."
+        f"{eqn.primitive!r}: {what}",
+        "A graph takes any batch: no operation may slice it, or depend on an example's position in it. Slice the batch "
+        "before the model, or slice its outputs.",
+        where=eqn.where,
     )

@@ -14,10 +14,11 @@ from flax import nnx
 
 from qjax.batches import as_array, brief
 from qjax.layers.arguments import with_keywords
+from qjax.problems import Unsupported
 from qjax.tracing import Program, Value, from_jaxpr, rewrite, user_line
 
 
-class TraceError(ValueError):
+class TraceError(Unsupported):
     """The model cannot be traced: it fails on these arguments, or its structure depends on numbers."""
 
 

@@ -11,17 +11,14 @@ from numpy.typing import NDArray
 from qjax.numerics.accumulator import Accumulator
 from qjax.ops.base import Bounds, Operand, Shape, Site
 from qjax.ops.channels import weight_to_result
-
-
-class UnboundedError(ValueError):
-    """A sum over the batch: its size is free, so no bound exists."""
+from qjax.problems import Unsupported
 
 
 def count(shape: Shape, axes: Iterable[int]) -> int:
-    """How many elements lie along some axes. Raises UnboundedError where one of them is the batch."""
+    """How many elements lie along some axes. Raises Unsupported where one of them is the batch."""
     sizes = [shape[axis] for axis in axes]
     if None in sizes:
-        raise UnboundedError("sums over the batch, which has no fixed size, so its accumulator has no bound")
+        raise Unsupported("sums over the batch, which has no fixed size, so its accumulator has no bound")
     return math.prod(size for size in sizes if size is not None)
 
 

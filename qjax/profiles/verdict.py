@@ -4,10 +4,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from qjax.problems import Unsupported
 from qjax.profiles.base import Profile
 
 
-class ProfileError(ValueError):
+class ProfileError(Unsupported):
     """A model or a recipe breaks rules of its profile; the message lists all of them."""
 
 

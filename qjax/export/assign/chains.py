@@ -67,7 +67,8 @@ def fuse(graph: Graph, target: targets.Target) -> Graph:
             following = readers.get(output, [])
             if len(following) != 1:
                 raise ConversionError(
-                    f"{node.location}: the accumulator of {node.name!r} has {len(following)} readers instead of one."
+                    f"the accumulator of {node.name!r} has {len(following)} readers instead of one.",
+                    where=node.location,
                 )
             if _ends(following[0]):
                 break
@@ -211,8 +212,10 @@ def _signed_range(node: Node, kernel: Tensor, chain: Sequence[Node]) -> Quantiza
         return quantization
     if -quantization.qmin > np.iinfo(kernel.dtype).max:
         raise ConversionError(
-            f"{node.location}: the weight {kernel.name!r} may hold the code {quantization.qmin}, whose sign cannot "
+            f"the weight {kernel.name!r} may hold the code {quantization.qmin}, whose sign cannot "
             f"change within {kernel.dtype} when a batch norm with a negative gamma, or another factor, is folded into "
-            "it. Use narrow_range=True (the default of symmetric specs)."
+            "it",
+            "Use narrow_range=True (the default of symmetric specs).",
+            where=node.location,
         )
     return dataclasses.replace(quantization, qmax=-quantization.qmin)

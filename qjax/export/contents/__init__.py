@@ -8,10 +8,10 @@ from typing import Any
 from qjax.export.emit import onnx as onnx_emitter
 from qjax.export.emit import tflite as tflite_emitter
 from qjax.export.ir import Graph
-from qjax.export.problems import Problems, Unsupported
 from qjax.export.read import sniffed
 from qjax.export.retarget import retarget
 from qjax.ops import island
+from qjax.problems import Problems, Unsupported
 from qjax.profiles import Operator, Profile, ProfileError, Verdict, Violation, check_operators, get
 
 PROFILE = "profile"

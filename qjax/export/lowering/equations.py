@@ -11,7 +11,7 @@ from qjax.export import islands
 from qjax.export.ir import Node, Tensor
 from qjax.export.lowering.builder import Builder
 from qjax.export.lowering.values import Accumulator, Codes, Constant, Real, Step
-from qjax.export.unsupported import ConversionError, unsupported, where
+from qjax.export.unsupported import ConversionError, unsupported
 from qjax.numerics._namespace import traced
 from qjax.ops import Op
 from qjax.ops.facts import ProductFacts
@@ -129,7 +129,7 @@ def _grouped(
     try:
         attributes = layout(eqn, weight, builder.params_of(place, builder.own(place, step), shape), channels)
     except ValueError as error:
-        raise ConversionError(f"{where(eqn)}: weight {place.name!r} has {error}.") from None
+        raise ConversionError(f"weight {place.name!r} has {error}.", where=eqn.where) from None
     axes = weights.quantization.axes
     sizes = [n if axis in axes else 1 for axis, n in enumerate(weights.shape)]
     scale = builder.constant(f"{kernel}/scale", weights.quantization.scale.reshape(tuple(n or 1 for n in sizes)))
@@ -150,7 +150,7 @@ def _operands(builder: Builder, reading: _Reading) -> list[str]:
         elif index in integers or not eqn.inputs[index].is_float:
             wrong = None if _unknown(value.value) else op.refuses(eqn, index, np.asarray(value.value))
             if wrong is not None:
-                raise ConversionError(f"{where(eqn)}: {wrong}.")
+                raise ConversionError(f"{wrong}.", where=eqn.where)
             names.append(builder.integer_constant(f"{builder.name(eqn, step)}/operand{index}", value.value))
         else:
             names.append(builder.kernel(eqn, index, value.value, step))

@@ -15,6 +15,7 @@ from qjax.export.unsupported import ConversionError
 from qjax.numerics.accumulator import EXACT, Accumulator
 from qjax.ops import Site, get, reach
 from qjax.ops.epilogue import BIAS_BITS
+from qjax.problems import Unsupported
 
 _LOWEST, _HIGHEST = -(2**31), 2**31 - 1
 
@@ -28,15 +29,16 @@ def check_accumulators(graph: Graph) -> Graph:
     for node in graph.nodes:
         try:
             reached = bounds(graph, node)
-        except reach.UnboundedError as error:
+        except Unsupported as error:
             raise ConversionError(
-                f"{node.location}: {node.name!r} ({node.op}) {error}. Sum behind the graph's output."
+                f"{node.name!r} ({node.op}) {error}", "Sum behind the graph's output.", where=node.location
             ) from None
         if reached is not None and not (reached[0] >= _LOWEST and reached[1] <= _HIGHEST):
             bound = reached[1] if reached[1] > _HIGHEST else reached[0]
             raise ConversionError(
-                f"{node.location}: the accumulator of {node.name!r} ({node.op}) may reach {bound}, beyond int32. "
-                "Use fewer bits for its activations or its weights."
+                f"the accumulator of {node.name!r} ({node.op}) may reach {bound}, beyond int32",
+                "Use fewer bits for its activations or its weights.",
+                where=node.location,
             )
     return graph
 

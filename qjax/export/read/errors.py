@@ -34,8 +34,7 @@ def reading(
     except (ReadError, ModuleNotFoundError, *expected):
         raise
     except (GraphError, clear) as error:
-        # a ConversionError names a line of the model's source, and there is none
-        raise ReadError(str(error).removeprefix("None: ")) from error
+        raise ReadError(str(error)) from error
     except Exception as error:
         raise ReadError(
             f"{what}: qjax expected something else here and stopped ({type(error).__name__}: {str(error)[:200]}). The "

@@ -32,7 +32,7 @@ from qjax.export.emit.c.values import (
     transposed,
 )
 from qjax.export.platforms import plainest
-from qjax.export.problems import Unsupported
+from qjax.problems import Unsupported
 
 _CALLS = {
     "jit": "jaxpr",

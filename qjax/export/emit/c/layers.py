@@ -22,11 +22,11 @@ from qjax.export.emit.c.products import convolution, product
 from qjax.export.emit.c.text import identifier
 from qjax.export.emit.c.values import Buffer, Table, Value, transposed
 from qjax.export.ir import Graph, Node
-from qjax.export.problems import Unsupported
 from qjax.numerics.rules import get_rule
 from qjax.ops import formulas, narrow
 from qjax.ops.epilogue import finish_weighted
 from qjax.ops.facts import ProductFacts
+from qjax.problems import Unsupported
 
 _STORED = {"uint8": "int8", "uint16": "int16"}
 """The runtime constants of a signed input serve stored codes: nothing is taken off them."""

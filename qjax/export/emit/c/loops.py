@@ -33,8 +33,8 @@ from qjax.export.emit.c.values import (
     View,
     size,
 )
-from qjax.export.problems import Unsupported
 from qjax.names import Names
+from qjax.problems import Unsupported
 
 _INLINE = 60
 """Expressions of at most this many characters stand in the loop itself."""

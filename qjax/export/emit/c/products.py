@@ -16,7 +16,7 @@ from qjax.export.emit.c.values import (
     View,
     cast,
 )
-from qjax.export.problems import Unsupported
+from qjax.problems import Unsupported
 
 
 def read_dot(eqn: Any, inputs: list[Value], shape: tuple[int, ...], dtype: str) -> Value:

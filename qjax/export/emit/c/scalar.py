@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from qjax.export.problems import Unsupported
+from qjax.problems import Unsupported
 
 SIGNED = ("int8", "int16", "int32", "int64")
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from qjax.export.emit.onnx.builder import Builder
-from qjax.export.problems import Unsupported
+from qjax.problems import Unsupported
 
 Shape = tuple[int, ...]
 

@@ -20,8 +20,8 @@ from qjax.export.emit.tflite.metadata import metadata_of
 from qjax.export.emit.tflite.support import check_target, problems_of
 from qjax.export.emit.tflite.writer import Writer
 from qjax.export.ir import Graph
-from qjax.export.problems import Problems
 from qjax.export.tflite_schema.file import METADATA
+from qjax.problems import Problems
 
 __all__ = [
     "arithmetic",

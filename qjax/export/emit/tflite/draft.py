@@ -11,8 +11,8 @@ import numpy as np
 from qjax.export import interpreter
 from qjax.export.emit.tflite.support import takes_int4
 from qjax.export.ir import Graph, Node, Quantization, Tensor
-from qjax.export.problems import Problems
 from qjax.export.tflite_schema.file import File, Scales
+from qjax.problems import Problems
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ from qjax.export.emit.tflite import tables
 from qjax.export.emit.tflite.draft import Value
 from qjax.export.emit.tflite.writer import Writer, lowers
 from qjax.export.ir import Node
-from qjax.export.problems import Unsupported
+from qjax.problems import Unsupported
 
 _ELSEWHERE = "emit('onnx') and emit('c') hold it, with the same codes"
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from qjax.export.emit.tflite.draft import Value
 from qjax.export.emit.tflite.writer import Writer, lowers
 from qjax.export.ir import Node
-from qjax.export.problems import Unsupported
+from qjax.problems import Unsupported
 
 
 @lowers("reshape")

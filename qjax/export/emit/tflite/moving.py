@@ -8,7 +8,7 @@ import numpy as np
 
 from qjax.export.emit.tflite.draft import Draft, Value
 from qjax.export.emit.tflite.support import MICRO
-from qjax.export.problems import Unsupported
+from qjax.problems import Unsupported
 
 
 class Moving(Draft):

@@ -15,7 +15,7 @@ from qjax.export.emit.tflite.moves import repeated
 from qjax.export.emit.tflite.support import MICRO
 from qjax.export.emit.tflite.writer import Writer, lowers
 from qjax.export.ir import Node
-from qjax.export.problems import Unsupported
+from qjax.problems import Unsupported
 
 _BROADCASTS = 4
 """Dimensions that the runtimes' own broadcasting has at least."""

@@ -10,9 +10,9 @@ from qjax.export.emit.tflite.draft import Value
 from qjax.export.emit.tflite.moves import padded
 from qjax.export.emit.tflite.writer import Writer, lowers
 from qjax.export.ir import Node, Tensor
-from qjax.export.problems import Unsupported
 from qjax.export.tflite_schema import layouts
 from qjax.export.tflite_schema.file import Scales
+from qjax.problems import Unsupported
 
 _ASYMMETRIC = "weights with a zero point"
 _CURE_ASYMMETRIC = "TFLite's kernels take symmetric weights: use weights=QSpec(symmetric=True)"

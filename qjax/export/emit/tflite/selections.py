@@ -10,7 +10,7 @@ from qjax.export.emit.tflite.numbers import aligned, as_dtype, combined, negated
 from qjax.export.emit.tflite.support import MICRO
 from qjax.export.emit.tflite.writer import Writer, lowers
 from qjax.export.ir import Node
-from qjax.export.problems import Unsupported
+from qjax.problems import Unsupported
 
 
 @lowers("select")

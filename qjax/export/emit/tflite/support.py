@@ -7,8 +7,8 @@ import numpy as np
 from qjax.export.from_program import made_by_target
 from qjax.export.ir import Graph
 from qjax.export.passes import remove_dead
-from qjax.export.problems import Problems
 from qjax.numerics.accumulator import EXACT, Accumulator
+from qjax.problems import Problems
 
 RUNTIMES = (
     "tflite_micro",

@@ -19,10 +19,10 @@ from qjax.export.emit.tflite.numbers import as_dtype, combined, halved, scanned,
 from qjax.export.emit.tflite.support import MICRO
 from qjax.export.emit.tflite.writer import Writer, lowers
 from qjax.export.ir import Node
-from qjax.export.problems import Unsupported
 from qjax.numerics.elementary import Expression
 from qjax.numerics.tables import GEMMLOWP_GRIDS, function_table
 from qjax.ops.epilogue import finish
+from qjax.problems import Unsupported
 
 LARGEST = 2**18
 """Entries of a table, at most."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from qjax.export.emit.tflite.clamping import Clamping
 from qjax.export.emit.tflite.draft import Value
 from qjax.export.ir import Node
-from qjax.export.problems import Unsupported
+from qjax.problems import Unsupported
 
 Lowering = Callable[["Writer", Node], Value]
 

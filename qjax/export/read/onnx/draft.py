@@ -7,11 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qjax.export.ir import Graph, Node, Quantization, Tensor
-from qjax.export.problems import Unsupported
 from qjax.export.read.errors import ReadError
 from qjax.export.read.onnx.tensors import MAX_DIMENSION, code_range
 from qjax.names import Names
 from qjax.numerics.affine import QParams, QSpec, quantize
+from qjax.problems import Unsupported
 
 
 class Grid:

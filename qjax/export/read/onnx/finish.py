@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from qjax import ops
 from qjax.export.ir import Quantization
-from qjax.export.problems import Unsupported
 from qjax.export.read.errors import ReadError
 from qjax.export.read.onnx.draft import Grid
 from qjax.export.read.onnx.tensors import code_range
@@ -22,6 +21,7 @@ from qjax.export.read.onnx.walk import Walk
 from qjax.numerics.softfloat import Real as Exact
 from qjax.ops.channels import result_to_weight, trailing, weight_to_result
 from qjax.ops.epilogue import Affine, fold_weighted, scale_codes
+from qjax.problems import Unsupported
 
 ACCUMULATOR = (-(2**30), 2**30 - 1)
 """The codes of an int32 output: a kernel under jit cannot clamp to more."""

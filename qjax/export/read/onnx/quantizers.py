@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qjax.export.onnx_ops import ON_CODES
-from qjax.export.problems import Unsupported
 from qjax.export.read.errors import SCALES, ReadError, usable
 from qjax.export.read.onnx.draft import Grid
 from qjax.export.read.onnx.finish import finish, real_pending
@@ -25,6 +24,7 @@ from qjax.export.read.onnx.values import (
 )
 from qjax.export.read.onnx.walk import CODES, Walk, handler, handles
 from qjax.numerics.affine import QParams, QSpec, quantize
+from qjax.problems import Unsupported
 
 _MICROSOFT = "com.microsoft"
 

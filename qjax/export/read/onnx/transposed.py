@@ -5,7 +5,6 @@ They are read as integers with one rounding where that is allowed (`floats`).
 
 import numpy as np
 
-from qjax.export.problems import Unsupported
 from qjax.export.read.errors import ReadError
 from qjax.export.read.onnx.draft import Grid
 from qjax.export.read.onnx.model import OnnxNode
@@ -13,6 +12,7 @@ from qjax.export.read.onnx.moves import axis_of, first
 from qjax.export.read.onnx.values import Known, Pending, Value, Weight
 from qjax.export.read.onnx.walk import Walk, handles
 from qjax.ops.windows import convolution, with_kernel
+from qjax.problems import Unsupported
 
 Inputs = list[Value | None]
 

@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 
-from qjax.export.problems import Unsupported
 from qjax.export.read.tflite.axes import axes_of
 from qjax.export.read.tflite.clamps import clamped, clamps
 from qjax.export.read.tflite.errors import FLOATS, bad
@@ -13,6 +12,7 @@ from qjax.export.read.tflite.products import strides_of, windows
 from qjax.export.read.tflite.values import CODES, WHOLE_NUMBERS
 from qjax.export.read.tflite.walk import Walk, reads
 from qjax.ops.windows import inside, pool, product_of_axes
+from qjax.problems import Unsupported
 
 
 @reads("ADD", "SUB", "MUL")

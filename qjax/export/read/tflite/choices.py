@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from qjax.export.problems import Unsupported
 from qjax.export.read.tflite.axes import axis_of
 from qjax.export.read.tflite.errors import bad
 from qjax.export.read.tflite.model import Operator
@@ -15,6 +14,7 @@ from qjax.numerics.fixed_point import (
     rounding_divide_by_power_of_two,
     saturating_rounding_doubling_high_mul,
 )
+from qjax.problems import Unsupported
 
 _COMPARISONS = {
     "GREATER": "gt",

@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 
 from qjax.export.ir import Quantization
-from qjax.export.problems import Unsupported
 from qjax.export.read.tflite.errors import bad
 from qjax.export.read.tflite.kernels import RELU, RELU6
 from qjax.export.read.tflite.model import Operator
@@ -13,6 +12,7 @@ from qjax.export.read.tflite.values import Codes
 from qjax.export.read.tflite.walk import Walk, reads
 from qjax.export.tflite_schema.activations import BOUNDS, activation_codes
 from qjax.export.tflite_schema.enums import ACTIVATIONS
+from qjax.problems import Unsupported
 
 
 def clamps(walk: Walk, operator: Operator, name: str, grid: Quantization) -> dict[str, str]:

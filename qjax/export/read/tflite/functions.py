@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from qjax.export.problems import Unsupported
 from qjax.export.read.tflite.axes import axis_of
 from qjax.export.read.tflite.errors import bad
 from qjax.export.read.tflite.model import Operator
 from qjax.export.read.tflite.trial import Function
 from qjax.export.read.tflite.walk import Walk, reads
 from qjax.numerics.elementary import Expression
+from qjax.problems import Unsupported
 
 _ZERO, _HALF, _ONE, _THREE, _SIX = (float(n).hex() for n in (0, 0.5, 1, 3, 6))
 _STEPS: dict[str, list[tuple[str, tuple[Any, ...]]]] = {

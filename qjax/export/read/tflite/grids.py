@@ -6,12 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qjax.export.ir import INTEGER_DTYPES, Quantization
-from qjax.export.problems import Unsupported
 from qjax.export.read.errors import SCALES, usable
 from qjax.export.read.tflite.errors import FLOATS
 from qjax.export.read.tflite.flatbuffer import damaged
 from qjax.export.read.tflite.model import FileTensor
 from qjax.export.read.tflite.values import CODES
+from qjax.problems import Unsupported
 
 
 def grid_of(tensor: FileTensor) -> Quantization:

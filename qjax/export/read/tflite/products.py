@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qjax.export.ir import Quantization
-from qjax.export.problems import Unsupported
 from qjax.export.read.tflite.axes import volume
 from qjax.export.read.tflite.clamps import clamps
 from qjax.export.read.tflite.errors import FLOATS, bad
@@ -22,6 +21,7 @@ from qjax.export.read.tflite.walk import Walk, reads
 from qjax.export.tflite_schema.enums import PADDINGS
 from qjax.export.tflite_schema.layouts import same_padding
 from qjax.ops.windows import convolution, with_kernel
+from qjax.problems import Unsupported
 
 MAX_PADDING = 4096
 """Rows or columns that SAME may add, beside four times those that are there: no kernel needs more."""

@@ -7,13 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qjax.export.ir import Quantization
-from qjax.export.problems import Unsupported
 from qjax.export.read.tflite.axes import volume
 from qjax.export.read.tflite.errors import FLOATS, NUMBERS, bad
 from qjax.export.read.tflite.grids import grid_of, kind_of
 from qjax.export.read.tflite.model import MAX_ELEMENTS, FileTensor, Operator
 from qjax.export.read.tflite.operands import KNOWN_ELEMENTS, Operands
 from qjax.export.read.tflite.values import CODES, Codes
+from qjax.problems import Unsupported
 
 
 class Results(Operands):

@@ -3,8 +3,8 @@
 import dataclasses
 
 from qjax.export.ir import Quantization
-from qjax.export.problems import Unsupported
 from qjax.export.read.tflite.errors import NUMBERS
+from qjax.problems import Unsupported
 
 CODES = ("int8", "uint8", "int16")
 """What activations may be."""

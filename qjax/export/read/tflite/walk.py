@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from qjax.export.ir import Graph
-from qjax.export.problems import Problems, Unsupported
 from qjax.export.read.errors import reading
 from qjax.export.read.tflite.compiled import COMPILED
 from qjax.export.read.tflite.errors import FLOATS
@@ -18,6 +17,7 @@ from qjax.export.read.tflite.model import FileTensor, Model, Operator
 from qjax.export.read.tflite.results import Results
 from qjax.export.read.tflite.trial import Function
 from qjax.export.read.tflite.values import CODES, INTEGERS, WHOLE_NUMBERS, Codes
+from qjax.problems import Problems, Unsupported
 
 Handler = Callable[["Walk", Operator], None]
 

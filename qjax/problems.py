@@ -1,13 +1,15 @@
-"""What has no form: in integers, in a file of a runtime, in C. One error for a part, and a list of such errors."""
+"""What cannot be done with a part of a model: one error for a part, and a list of such errors."""
 
 import dataclasses
 
 
 class Unsupported(ValueError):
-    """One part of a model that cannot be expressed.
+    """One part of a model that cannot be expressed: in integers, in a format, or on a device.
 
-    what: the part (a node, an operator, a tensor), "" where only the caller knows it. why. cure: what to do instead.
-    where: the user's "file:line".
+    Attributes:
+      what: the part (a node, an operator, a tensor), "" where the reason names it.
+      why: the reason. cure: what to do instead, "" where the reason says it.
+      where: the user's "file:line", None where it is not known.
     """
 
     def __init__(self, why: str, cure: str = "", *, what: str = "", where: str | None = None) -> None:
@@ -15,8 +17,8 @@ class Unsupported(ValueError):
         self.what, self.why, self.cure, self.where = what, why, cure, where
 
     def __str__(self) -> str:
-        where = f" ({self.where})" if self.where else ""
-        part = f"{self.what}{where}: " if self.what else ""
+        place = f" ({self.where})" if self.what and self.where else self.where or ""
+        part = f"{self.what}{place}: " if self.what or place else ""
         return f"{part}{self.why}. {self.cure}" if self.cure else f"{part}{self.why}"
 
     def at(self, what: str, where: str | None = None) -> "Unsupported":
