@@ -8,21 +8,19 @@ returns as it was. The quantized graph of a program is the field "quantized", se
 
 import math
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from jax.core import Tracer
 from numpy.typing import NDArray
 
-from qjax.export import packing, quantized_document, strict_json
+from qjax.export import fields, packing, quantized_document, strict_json
 from qjax.export.check import GraphError, check_integer
-from qjax.export.ir import INTEGER_DTYPES, REAL_DTYPE, Array, Graph, Node, Quantization, Tensor
+from qjax.export.ir import INTEGER_DTYPES, REAL_DTYPE, Array, Graph, Quantization, Tensor
 from qjax.export.strict_json import ArtifactError
-from qjax.numerics.input_quantization import INPUT_QUANTIZATIONS
 from qjax.numerics.output_dequantization import OUTPUT_DEQUANTIZATIONS
 
 Arrays = Mapping[str, NDArray[Any]]
-_Name = TypeVar("_Name", bound=str)
 
 MAX_RANK = 32
 MAX_DIMENSION = 2**31 - 1
@@ -33,7 +31,6 @@ _OPTIONAL = ("dequantization", "quantized")
 """Fields that only graphs with another formula than the first have, and those that keep their quantized graph."""
 _TENSOR = ("name", "shape", "dtype", "quantization", "data")
 _QUANTIZATION = ("qmin", "qmax", "axes")
-_NODE = ("name", "op", "inputs", "output", "constants", "attributes", "location")
 
 
 def encode(graph: Graph) -> tuple[str, dict[str, NDArray[Any]]]:
@@ -53,7 +50,7 @@ def encode(graph: Graph) -> tuple[str, dict[str, NDArray[Any]]]:
         "inputs": graph.inputs,
         "outputs": graph.outputs,
         "tensors": [_encode_tensor(tensor, arrays) for tensor in graph.tensors.values()],
-        "nodes": [{key: getattr(node, key) for key in _NODE} for node in graph.nodes],
+        "nodes": [fields.of_node(node) for node in graph.nodes],
         "metadata": graph.metadata,
     }
     if graph.dequantization != OUTPUT_DEQUANTIZATIONS[0]:
@@ -61,7 +58,7 @@ def encode(graph: Graph) -> tuple[str, dict[str, NDArray[Any]]]:
     quantized = quantized_document.encode(graph, arrays)
     if quantized is not None:
         document["quantized"] = quantized
-    placed = {key: _placed(key, value) for key, value in document.items()}
+    placed = {key: strict_json.plain(value, f"The graph's {key}") for key, value in document.items()}
     return strict_json.dumps(placed, "The graph"), arrays
 
 
@@ -78,20 +75,8 @@ def decode(text: str, arrays: Arrays) -> Graph:
     for item in strict_json.sequence(document["tensors"], "The graph's tensors"):
         tensor = _decode_tensor(item, arrays, unused, tensors)
         tensors[tensor.name] = tensor
-    nodes = strict_json.sequence(document["nodes"], "The graph's nodes")
-    graph = Graph(
-        tensors=tensors,
-        nodes=tuple(_decode_node(item) for item in nodes),
-        inputs=strict_json.names(document["inputs"], "The graph's inputs"),
-        outputs=strict_json.names(document["outputs"], "The graph's outputs"),
-        target=strict_json.name(document["target"], "The graph's target"),
-        quantization=_one_of(document["quantization"], INPUT_QUANTIZATIONS, "quantization"),
-        dequantization=_one_of(
-            document.get("dequantization", OUTPUT_DEQUANTIZATIONS[0]), OUTPUT_DEQUANTIZATIONS, "dequantization"
-        ),
-        metadata=strict_json.mapping(document["metadata"], "The graph's metadata"),
-    )
-    check_integer(graph)
+    nodes = map(fields.node_of, strict_json.sequence(document["nodes"], "The graph's nodes"))
+    graph = fields.graph_of(document, tensors.values(), nodes)
 
     def take(key: str) -> NDArray[Any]:
         if key not in unused:
@@ -101,18 +86,10 @@ def decode(text: str, arrays: Arrays) -> Graph:
 
     quantized = document.get("quantized")
     if quantized is not None:
-        graph = graph.replace(quantized=quantized_document.decode(quantized, graph, take, _decode_node))
+        graph = graph.replace(quantized=quantized_document.decode(quantized, graph, take))
     if unused:
         raise ArtifactError(f"expected every array to belong to a tensor, got a stray {min(unused)!r}.")
     return graph
-
-
-def _one_of(value: Any, choices: tuple[_Name, ...], field: str) -> _Name:
-    given = strict_json.name(value, f"The graph's {field}")
-    for known in choices:
-        if given == known:
-            return known
-    raise ArtifactError(f"The graph's {field}: expected one of {', '.join(choices)}, got {given!r}.")
 
 
 def stored_bytes(tensor: Tensor) -> int:
@@ -122,18 +99,6 @@ def stored_bytes(tensor: Tensor) -> int:
     count = math.prod(np.shape(tensor.value))
     bits = packing.packed_bits(tensor.dtype, tensor.quantization)
     return packing.packed_size(count, bits) if bits else count * np.dtype(tensor.dtype).itemsize
-
-
-def _placed(key: str, value: Any) -> Any:
-    # Converted piece by piece only so that an error names the node rather than the whole graph.
-    if key == "nodes":
-        return [
-            {field: strict_json.plain(node[field], f"Node {node['name']!r}: {field}") for field in node}
-            for node in value
-        ]
-    if key == "quantized":
-        return {part: _placed(part, held) for part, held in value.items()}
-    return strict_json.plain(value, f"The graph's {key}")
 
 
 def _encode_tensor(tensor: Tensor, arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
@@ -244,38 +209,6 @@ def _decode_value(
         codes = codes.reshape(sizes)
         codes.setflags(write=False)
     return codes
-
-
-def _decode_node(item: Any) -> Node:
-    entry = strict_json.fields(item, _NODE, "A node")
-    name = strict_json.name(entry["name"], "A node's name")
-    where = f"Node {name!r}"
-    constants = strict_json.mapping(entry["constants"], f"{where}: constants")
-    attributes = strict_json.mapping(entry["attributes"], f"{where}: attributes")
-    for key, value in attributes.items():
-        _refuse_mappings(value, f"{where}: attribute {key!r}")
-    location = entry["location"]
-    if location is not None and type(location) is not str:
-        raise ArtifactError(f"{where}: expected a location of str or null, got {type(location).__name__}.")
-    return Node(
-        name=name,
-        op=strict_json.name(entry["op"], f"{where}: op"),
-        inputs=strict_json.names(entry["inputs"], f"{where}: inputs"),
-        output=strict_json.name(entry["output"], f"{where}: output"),
-        constants={
-            role: strict_json.name(reference, f"{where}: constant {role!r}") for role, reference in constants.items()
-        },
-        attributes=attributes,
-        location=location,
-    )
-
-
-def _refuse_mappings(value: Any, where: str) -> None:
-    if type(value) is dict:
-        raise ArtifactError(f"{where}: expected numbers, strings, null and lists of these, got an object.")
-    if type(value) is list:
-        for item in value:  # pyright: ignore[reportUnknownVariableType]
-            _refuse_mappings(item, where)
 
 
 def _refuse_tracers(tensor: Tensor) -> None:

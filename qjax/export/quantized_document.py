@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qjax.export import strict_json
+from qjax.export import fields, strict_json
 from qjax.export.check import check_quantized
-from qjax.export.ir import INTEGER_DTYPES, REAL_DTYPES, Graph, Node, Quantization, Tensor
+from qjax.export.ir import INTEGER_DTYPES, REAL_DTYPES, Graph, Quantization, Tensor
 from qjax.export.strict_json import ArtifactError
 
 _FIELDS = ("inputs", "outputs", "nodes", "tensors", "parameters", "arrays")
@@ -73,7 +73,7 @@ class _Encoder:
         return {
             "inputs": graph.inputs,
             "outputs": graph.outputs,
-            "nodes": [vars(node) for node in graph.nodes],
+            "nodes": [fields.of_node(node) for node in graph.nodes],
             "tensors": tensors,
             "parameters": self.parameters,
             "arrays": self.entries,
@@ -122,12 +122,12 @@ class _Encoder:
         return key
 
 
-def decode(item: Any, program: Graph, take: Callable[[str], Array], node_of: Callable[[Any], Node]) -> Graph:
+def decode(item: Any, program: Graph, take: Callable[[str], Array]) -> Graph:
     """The quantized graph. Trusts nothing: every field is checked, then the graph by `check_quantized`.
 
     Args:
       item: the part of the document. program: the decoded program.
-      take: the array of a name, each once; raises where there is none. node_of: decodes a node.
+      take: the array of a name, each once; raises where there is none.
     """
     document = strict_json.fields(item, _FIELDS, _WHERE)
     parameters = [
@@ -141,7 +141,7 @@ def decode(item: Any, program: Graph, take: Callable[[str], Array], node_of: Cal
         if tensor.name in tensors:
             raise ArtifactError(f"{_WHERE}: expected every name once, got {tensor.name!r} twice.")
         tensors[tensor.name] = tensor
-    nodes = tuple(node_of(entry) for entry in strict_json.sequence(document["nodes"], f"{_WHERE}: nodes"))
+    nodes = tuple(fields.node_of(entry) for entry in strict_json.sequence(document["nodes"], f"{_WHERE}: nodes"))
     inputs, outputs = (strict_json.names(document[key], f"{_WHERE}: {key}") for key in ("inputs", "outputs"))
     if (inputs, outputs) != (program.inputs, program.outputs):
         raise ArtifactError(f"{_WHERE}: expected the program's inputs and outputs, got {inputs} and {outputs}.")

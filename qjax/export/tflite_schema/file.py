@@ -17,6 +17,7 @@ SCHEMA_VERSION = 3
 IDENTIFIER = b"TFL3"
 METADATA = "qjax"
 """The name of the metadata that holds what the format has no place for."""
+METADATA_VERSION = 1
 SIGNATURE = "serving_default"
 MAX_BYTES = 2**31 - 1
 ALIGNMENT = 16

@@ -9,7 +9,7 @@ from qjax.export.emit.onnx import to_model
 from qjax.export.emit.onnx.functions import leaky_slope
 from qjax.export.interpreter import Interpreter
 from qjax.export.ir import Graph, Node, Quantization, Tensor
-from qjax.export.read import onnx_codes
+from qjax.export.read.onnx import own
 from qjax.numerics.elementary import Expression
 from qjax.ops import Operand, Preparation
 from qjax.ops.epilogue import Affine
@@ -66,7 +66,7 @@ def test_every_code_of_many_grids(expression, real, fused, dtype, tmp_path):
         written = sum(node.op_type in (real, fused) for node in model.graph.node)
         assert operators.count(fused) == written
         native += written
-        again = onnx_codes.read(model)
+        again = own.read(model)
         assert again is not None
         assert differences(again, graph) == []
     # the rest are results that float32 might put on the other side of a tie

@@ -7,7 +7,7 @@ import pytest
 from qjax.export.emit.onnx import to_model
 from qjax.export.emit.onnx.integer import STYLE
 from qjax.export.interpreter import Interpreter
-from qjax.export.read import onnx_integer
+from qjax.export.read.onnx import own
 from tests.export.emit.nodes import Named, of_operations, of_targets
 from tests.export.emit.onnx_runs import by_onnxruntime, by_reference, checked, differing, element_types
 from tests.export.graphs import differences
@@ -30,7 +30,7 @@ def disagreements(named: Named) -> dict[str, str]:
         counts = {level: differing(got, want) for level, got in by_onnxruntime(model, feeds)}
         if sum(codes.size for codes in inputs) <= SMALL:
             counts["reference"] = differing(by_reference(model, feeds), want)
-        again = onnx_integer.read(onnx.load_model_from_string(model.SerializeToString()))
+        again = own.read(onnx.load_model_from_string(model.SerializeToString()))
         known = differences(again, graph)
         floats = element_types(model) - INTEGERS
         if any(counts.values()) or known or floats:

@@ -10,8 +10,8 @@ from flax import nnx
 import qjax
 from qjax.export.emit.onnx import emit, to_model
 from qjax.export.ir import Graph
-from qjax.export.read import onnx_integer
 from qjax.export.read.errors import ReadError
+from qjax.export.read.onnx import own
 from qjax.export.retarget import retarget
 from tests.export.emit.onnx_runs import by_onnxruntime, by_reference, checked, differing
 from tests.export.graphs import differences
@@ -90,9 +90,9 @@ def test_codes_of_four_bits_take_four_bits(graph, model):
 
 def test_it_reads_back_as_the_graph(graph, model):
     again = onnx.load_model_from_string(model.SerializeToString())
-    assert onnx_integer.matches(again)
-    assert differences(onnx_integer.read(again), graph) == []
-    other = onnx_integer.read(again, target="tflite_micro")
+    assert own.style_of(again) == "integer"
+    assert differences(own.read(again), graph) == []
+    other = retarget(own.read(again), "tflite_micro")
     assert differences(other, retarget(graph, "tflite_micro")) == []
 
 
@@ -102,7 +102,7 @@ def test_a_place_in_the_tensor_needs_a_batch(graph):
         to_model(placed)
     fixed = checked(to_model(placed, batch=3))
     assert_runs(placed, fixed, 3)
-    assert differences(onnx_integer.read(fixed), placed) == []
+    assert differences(own.read(fixed), placed) == []
 
 
 def test_a_row_by_itself_is_not_like_the_others(graph):
@@ -144,11 +144,11 @@ def test_a_file_that_was_changed_is_refused(model):
         copy.graph.initializer[0].data_location = onnx.TensorProto.EXTERNAL
 
     with pytest.raises(ReadError, match=r"the function 'requantize_nearest_even.* is not what its rule becomes"):
-        onnx_integer.read(changed(body))
+        own.read(changed(body))
     for change in (wire, weights, lambda copy: copy.graph.node.pop(), lambda copy: copy.functions.pop()):
         with pytest.raises(ValueError):
-            onnx_integer.read(changed(change))
-    assert not onnx_integer.matches(onnx.ModelProto())
+            own.read(changed(change))
+    assert own.style_of(onnx.ModelProto()) is None
 
 
 def test_files_and_options(graph, model, tmp_path):

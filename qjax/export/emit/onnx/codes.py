@@ -79,11 +79,6 @@ def is_narrower(dtype: str, low: int, high: int) -> bool:
     return (low, high) != (info.min, info.max)
 
 
-def plain(value: Any) -> Any:
-    """A mapping as a dict, all else as it is."""
-    return dict(value) if isinstance(value, Mapping) else value  # pyright: ignore[reportUnknownArgumentType,reportUnknownVariableType]
-
-
 def checked(graph: Graph, style: str, options: Options) -> Graph:
     """The graph, if a style of ONNX Runtime's operators can hold it. Raises ValueError."""
     batch, codes = options.batch, options.codes

@@ -12,7 +12,6 @@ Products of int8 activations are computed on uint8, the codes plus 128: their su
 the zero point. Additions and averages keep int8, because their float32 steps do.
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from qjax import ops, targets
+from qjax.export import fields
 from qjax.export.emit.onnx import integer, tensors
 from qjax.export.emit.onnx.builder import DOMAIN, element_type
 from qjax.export.emit.onnx.codes import (
@@ -32,7 +32,6 @@ from qjax.export.emit.onnx.codes import (
     Options,
     is_narrower,
     limits,
-    plain,
 )
 from qjax.export.emit.onnx.views import View
 from qjax.export.from_program import made_by_target
@@ -132,10 +131,7 @@ class CodesWriter(integer.Writer):
             "inputs": list(graph.inputs),
             "outputs": list(graph.outputs),
             "tensors": [self._described(name) for name in graph.tensors],
-            "nodes": [
-                {field.name: plain(getattr(node, field.name)) for field in dataclasses.fields(Node)}
-                for node in graph.nodes
-            ],
+            "nodes": [fields.of_node(node) for node in graph.nodes],
             "metadata": dict(graph.metadata),
         }
 

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qjax.export import strict_json
+from qjax.export import fields, strict_json
 from qjax.export.ir import Graph, Node, Tensor
+from qjax.export.tflite_schema.file import METADATA_VERSION
 
 if TYPE_CHECKING:
     from qjax.export.emit.tflite.writer import Writer
-
-VERSION = 1
 
 VALUES = ("count", "clamp_min", "clamp_max")
 """Constants whose values are always listed."""
@@ -30,7 +29,7 @@ VALUES = ("count", "clamp_min", "clamp_max")
 def metadata_of(graph: Graph, writer: "Writer") -> bytes:
     """The document."""
     document = {
-        "version": VERSION,
+        "version": METADATA_VERSION,
         "target": graph.target,
         "quantization": graph.quantization,
         "metadata": graph.metadata,
@@ -49,16 +48,7 @@ def _tensor(tensor: Tensor) -> list[Any]:
 
 
 def _node(graph: Graph, node: Node, span: tuple[int, int]) -> dict[str, Any]:
-    entry: dict[str, Any] = {
-        "name": node.name,
-        "op": node.op,
-        "inputs": node.inputs,
-        "output": node.output,
-        "constants": dict(node.constants),
-        "attributes": dict(node.attributes),
-        "location": node.location,
-        "operators": list(span),
-    }
+    entry = {**fields.of_node(node), "operators": list(span)}
     exact = not {"rule", "formula"} & set(node.attributes)
     listed = [role for role in node.constants if role in VALUES or (exact and role not in ("kernel", "bias"))]
     if listed:

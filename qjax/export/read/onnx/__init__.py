@@ -14,7 +14,6 @@ scale).
 import dataclasses
 import importlib
 import importlib.util
-from typing import Any
 
 from qjax import targets
 from qjax.export.assign import assign
@@ -40,8 +39,6 @@ _HANDLERS = (
     "spaces",
     "folding",
 )
-_OWN = ("qjax.export.read.onnx_integer", "qjax.export.read.onnx_codes")
-"""Readers of what qjax wrote itself. Each emits the graph again, and refuses a file that was changed since."""
 _SIZES = (251, 257)
 """The two sizes that stand for a free batch: what differs between two readings follows it."""
 
@@ -73,7 +70,9 @@ def read(
         raise ModuleNotFoundError("Reading .onnx files needs the package onnx: pip install onnx onnxruntime")
     with reading("the file's tables"):
         proto = parse(data)
-        graph = _own_graph(proto) if metadata else None
+        from qjax.export.read.onnx import own
+
+        graph = own.read(proto) if metadata and own.style_of(proto) else None
     if graph is not None:
         return graph if target is None else retarget(graph, target)
     for name in _HANDLERS:
@@ -88,15 +87,6 @@ def read(
         graph, in_floats = _read(model, hints, floats, chosen.accumulator.pairs)
     with reading(f"the graph under {chosen.name!r}", clear=ValueError):
         return annotated(_targeted(graph, chosen, in_floats), hints)
-
-
-def _own_graph(proto: Any) -> Graph | None:
-    """The graph of a file that qjax wrote; None for any other."""
-    for name in _OWN:
-        own: Any = importlib.import_module(name)
-        if own.matches(proto):
-            return own.read(proto)
-    return None
 
 
 def _targeted(graph: Graph, target: targets.Target, in_floats: set[str]) -> Graph:
@@ -141,7 +131,7 @@ def _read(model: Model, hints: Hints, floats: bool, pairs: bool) -> tuple[Graph,
     try:
         free = free_batch(first, reading(_SIZES[1]), *_SIZES)
     except ConversionError as error:
-        raise ReadError(f"the model's batch is free: {str(error).removeprefix('None: ')}") from None
+        raise ReadError(f"the model's batch is free: {error}") from None
     return dataclasses.replace(free, metadata=first.metadata), found
 
 

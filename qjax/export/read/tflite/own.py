@@ -1,10 +1,10 @@
-"""Files that qjax wrote: the graph that stands in their metadata "qjax", taken at its word only where it proves true.
+"""Reads back what the TFLite emitter wrote: the very graph.
 
-The metadata names the nodes and tensors; scales and data are the file's. Whether the two belong together is not
-believed: the graph is written again, and must come out as the file at hand, operator for operator and byte for byte of
-its data. A file that was changed by another tool fails this, and so does a forged one.
+The file's metadata "qjax" names the nodes and tensors; scales and data are the file's. See `restored`: the graph is
+written again, and must come out as the file, operator for operator and byte for byte of its data.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,19 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qjax import targets
-from qjax.export import interpreter, strict_json
+from qjax.export import fields, interpreter, strict_json
 from qjax.export.assign import assign
 from qjax.export.check import OF_TARGETS, check_integer
 from qjax.export.ir import INTEGER_DTYPES, Graph, Node, Quantization, Tensor
-from qjax.export.read.errors import ReadError
+from qjax.export.read.restored import check_version, restored
 from qjax.export.read.tflite.model import FileTensor, Model, parse
 from qjax.export.tflite_schema import layouts
-from qjax.export.tflite_schema.file import METADATA
+from qjax.export.tflite_schema.file import METADATA, METADATA_VERSION
 from qjax.ops.channels import weight_to_result
-
-VERSION = 1
-
-CURE = "Read it with metadata=False, which reads its operators alone, under the names that they have in the file."
 
 
 def read(model: Model) -> Graph:
@@ -36,21 +32,14 @@ def read(model: Model) -> Graph:
       ModuleNotFoundError: ai-edge-litert is missing, with which the graph is written again.
     """
     start, end = model.metadata[METADATA]
-    where = f"its metadata {METADATA!r}"
-    try:
+
+    def make() -> Graph:
+        where = f"its metadata {METADATA!r}"
         document = strict_json.mapping(strict_json.loads(model.data[start:end].decode(), where), where)
-        if document.get("version") != VERSION:
-            raise ReadError(f"{where} is of version {document.get('version')!r}, expected {VERSION}. {CURE}")
-        graph = _Claims(model, document).graph()
-        different = _difference(graph, model)
-    except (ReadError, ModuleNotFoundError):
-        raise
-    except Exception as error:
-        # a forged document may fail anywhere
-        raise ReadError(f"{where} is damaged ({type(error).__name__}: {str(error)[:200]}). {CURE}") from error
-    if different:
-        raise ReadError(f"{where} does not describe the file ({different}): something changed it since. {CURE}")
-    return graph
+        check_version(document, METADATA_VERSION)
+        return _Claims(model, document).graph()
+
+    return restored(make, lambda graph: _difference(graph, model))
 
 
 class _Claims:
@@ -87,7 +76,7 @@ class _Claims:
             for role, name in entry["constants"].items():
                 if final[name] is None:
                     final[name] = self._tensor(name, np.asarray(made.constant(node, role)))
-            finished.append(Node(**{**vars(node), "attributes": entry["attributes"], "constants": entry["constants"]}))
+            finished.append(dataclasses.replace(node, attributes=entry["attributes"], constants=entry["constants"]))
         whole = {name: tensor for name, tensor in final.items() if tensor is not None}
         if len(whole) != len(final):
             raise ValueError("tensors that nothing computes")
@@ -117,18 +106,11 @@ class _Claims:
 
     def _bare(self, entry: Mapping[str, Any]) -> Node:
         """A node without what its target gives."""
-        attributes = {key: value for key, value in entry["attributes"].items() if key not in OF_TARGETS}
+        node = fields.node_of({key: entry[key] for key in fields.NODE})
+        attributes = {key: value for key, value in node.attributes.items() if key not in OF_TARGETS}
         known = {"kernel", "bias", *entry.get("values", {})}
-        constants = {role: name for role, name in entry["constants"].items() if role in known}
-        return Node(
-            entry["name"],
-            entry["op"],
-            tuple(entry["inputs"]),
-            entry["output"],
-            constants,
-            attributes,
-            entry["location"],
-        )
+        constants = {role: name for role, name in node.constants.items() if role in known}
+        return dataclasses.replace(node, constants=constants, attributes=attributes)
 
     def _constants(self, entries: list[Any]) -> dict[str, NDArray[Any]]:
         """The data of constants that the model has of itself."""

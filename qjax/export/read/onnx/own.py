@@ -1,0 +1,135 @@
+"""Reads back what the ONNX emitter wrote: the very graph.
+
+The model's metadata under the key "qjax" has the fields of the graph. In the styles "qdq" and "qoperator" it has those
+of the tensors and nodes too, and the initializers hold the weights. In style "integer" the nodes are the calls of
+functions of the domain "qjax", and each tensor of the model has its own metadata. What a function computes is not read
+but compared: see `restored`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from qjax.export import fields
+from qjax.export.emit.onnx import integer, qdq, qoperator, tensors
+from qjax.export.emit.onnx.attributes import decoded
+from qjax.export.emit.onnx.builder import DOMAIN
+from qjax.export.ir import Graph, Node, Tensor
+from qjax.export.read.restored import OPERATORS, check_version, restored
+
+_WRITERS = {style.STYLE: style.to_model for style in (integer, qdq, qoperator)}
+_CURES = {integer.STYLE: "Emit the graph again, or load its .qjax artifact."}
+"""Of the style whose operators cannot be read alone."""
+
+
+def style_of(model: onnx.ModelProto) -> str | None:
+    """The style that wrote a model, as the model says; None for any other."""
+    try:
+        facts = tensors.taken(model)
+    except (ValueError, RecursionError):
+        return None
+    style: Any = facts.get("style") if isinstance(facts, dict) else None  # pyright: ignore[reportUnknownMemberType,reportUnknownVariableType]
+    return style if isinstance(style, str) and style in _WRITERS else None
+
+
+def read(model: onnx.ModelProto) -> Graph:
+    """The graph that was written, of a model that has a `style_of` its own.
+
+    Raises:
+      ReadError: the file is not what qjax writes for the graph in its metadata.
+    """
+    facts = tensors.taken(model)
+    cure = _CURES.get(facts["style"], OPERATORS)
+
+    def make() -> Graph:
+        check_version(facts, integer.VERSION, cure)
+        return _of_calls(model, facts) if facts["style"] == integer.STYLE else _of_document(model, facts)
+
+    def difference(graph: Graph) -> str:
+        options = {"batch": facts["batch"], "vnni": facts.get("vnni", False), "version": facts["version"]}
+        if "codes" in facts:
+            options["codes"] = facts["codes"]
+        again = _WRITERS[facts["style"]](graph, **options)
+        own = again.producer_version
+        # Another version of qjax or of JAX may write the same file.
+        again.producer_version = model.producer_version
+        if again.SerializeToString(deterministic=True) == model.SerializeToString(deterministic=True):
+            return ""
+        functions = {function.name: function for function in again.functions}
+        changed = [function.name for function in model.functions if functions.get(function.name) != function]
+        what = f"the function {changed[0]!r} is not what its rule becomes" if changed else "it becomes another one"
+        return f"{what} with qjax {own}, and the file says qjax {model.producer_version}"
+
+    return restored(make, difference, cure)
+
+
+def _array(constant: onnx.TensorProto) -> np.ndarray:
+    if constant.data_location == onnx.TensorProto.EXTERNAL or constant.external_data:
+        raise ValueError(f"initializer {constant.name!r}: its data lies in another file")
+    return numpy_helper.to_array(constant)
+
+
+# ---------------------------------------------------------------------------- styles "qdq" and "qoperator"
+
+
+def _of_document(model: onnx.ModelProto, facts: Mapping[str, Any]) -> Graph:
+    held = {constant.name: constant for constant in model.graph.initializer}
+    found = [_tensor(described, held) for described in facts["tensors"]]
+    return fields.graph_of(facts, found, map(fields.node_of, facts["nodes"]))
+
+
+def _tensor(described: Mapping[str, Any], held: Mapping[str, onnx.TensorProto]) -> Tensor:
+    name = described["name"]
+    if "shape" in described:
+        value = described.get("value")
+        return tensors.tensor_of(name, described, None if value is None else np.asarray(value, np.int64))
+    facts = tensors.taken(held[name])
+    codes = _array(held[name]).astype(np.int64) - facts.get("offset", 0)
+    order = facts.get("order", range(len(facts["shape"])))
+    return tensors.tensor_of(name, facts, codes.reshape([facts["shape"][axis] for axis in order]))
+
+
+# ---------------------------------------------------------------------------- style "integer"
+
+
+def _of_calls(model: onnx.ModelProto, facts: Mapping[str, Any]) -> Graph:
+    proto = model.graph
+    found = {name: tensors.tensor_of(name, described) for name, described in facts["unread"].items()}
+    for value in (*proto.input, *proto.value_info, *proto.output):
+        described = tensors.taken(value)
+        if described is not None:
+            found.setdefault(described["name"], tensors.tensor_of(described["name"], described))
+    for constant in proto.initializer:
+        described = tensors.taken(constant)
+        if described is not None:
+            found[constant.name] = tensors.tensor_of(constant.name, described, _array(constant))
+    functions = {function.name: function for function in model.functions}
+    renamed: dict[str, str] = {}
+    nodes: list[Node] = []
+    for node in proto.node:
+        if node.domain == DOMAIN:
+            nodes.append(_node(node, functions[node.op_type], renamed))
+        elif node.op_type == "Transpose":
+            # The same tensor in another order of axes.
+            first, second = node.input[0], node.output[0]
+            renamed[second if first in found else first] = first if first in found else second
+    return fields.graph_of(facts, [found[name] for name in facts["tensors"]], nodes)
+
+
+def _node(node: onnx.NodeProto, function: onnx.FunctionProto, renamed: Mapping[str, str]) -> Node:
+    facts = tensors.taken(node)
+    inputs: list[str] = []
+    constants: dict[str, str] = {}
+    for role, name in zip(function.input, node.input, strict=True):
+        if role[0] == "x" and role[1:].isdigit():
+            inputs.append(renamed.get(name, name))
+        elif "zero_point" not in role:
+            constants[role] = name
+    attributes = {attribute.name: decoded(attribute) for attribute in node.attribute}
+    return Node(node.name, facts["op"], tuple(inputs), facts["output"], constants, attributes, facts["location"])
+
+
+__all__ = ["read", "style_of"]

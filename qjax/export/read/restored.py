@@ -1,0 +1,49 @@
+"""Files that qjax wrote: the graph in their metadata, taken at its word only where it proves true.
+
+The graph is written again, and must come out as the file at hand. A file that another tool changed fails this, and so
+does a forged one.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from qjax.export.ir import Graph
+from qjax.export.read.errors import ReadError
+
+OPERATORS = "Read it with metadata=False, which reads its operators alone, under the names that they have in the file."
+"""The cure for files whose operators are known without their metadata."""
+
+
+def restored(make: Callable[[], Graph], difference: Callable[[Graph], str], cure: str = OPERATORS) -> Graph:
+    """The graph that was written.
+
+    Args:
+      make: the graph of the metadata. difference: writes a graph again and says what differs from the file; "" where
+        nothing does.
+
+    Raises:
+      ReadError: the metadata is damaged, or does not describe the file.
+      ModuleNotFoundError: a package is missing with which the graph is written again.
+    """
+    try:
+        graph = make()
+        different = difference(graph)
+    except (ReadError, ModuleNotFoundError):
+        raise
+    except Exception as error:
+        # A forged document may fail anywhere.
+        reason = f"{type(error).__name__}: {str(error)[:200]}"
+        raise ReadError(f"the graph in the file's metadata is damaged ({reason}). {cure}") from error
+    if different:
+        raise ReadError(
+            f"the graph in the file's metadata does not describe the file ({different}): something changed the file "
+            f"since qjax wrote it, or another version wrote it. {cure}"
+        )
+    return graph
+
+
+def check_version(document: Mapping[str, Any], newest: int, cure: str = OPERATORS) -> None:
+    """Raise a ReadError for a document of a version that is unknown here."""
+    version = document.get("version")
+    if type(version) is not int or not 1 <= version <= newest:
+        raise ReadError(f"the file's metadata is of version {version!r}, expected 1 to {newest}. {cure}")
