@@ -10,10 +10,12 @@ from flax import nnx
 
 from qjax.batches import arguments_of, brief
 from qjax.conversion import graph_of
+from qjax.export import looped
 from qjax.export.integer_graph import dequantize_outputs, inputs_of, quantize_inputs
-from qjax.export.interpreter import prepare
-from qjax.export.interpreter import run as run_graph
+from qjax.export.kernels import prepare
 from qjax.export.passes.overflow import may_wrap
+from qjax.export.repeats import over_iterations, repeats
+from qjax.export.shared import SharedConstants
 from qjax.export.structure import sample_like
 from qjax.numerics.surrogate import with_gradient_of
 from qjax.qmodel import QuantizedModel, check_quantized, evaluation_copy
@@ -54,9 +56,11 @@ def exact(qmodel: QuantizedModel, sample: Any, *, target: Any = None) -> Forward
         definition, state = nnx.split(view)
         ir = graph_of(nnx.merge(definition, jax.lax.stop_gradient(state)), sample_like(args, inputs), chosen)
         arrays = jax.lax.stop_gradient(inputs_of(ir, inputs))
+        own = prepare(ir)
+        loops = repeats(ir, own)
         # without the fence XLA may compute a constant anew for every output that reads it
-        constants = jax.lax.optimization_barrier(prepare(ir))
-        env = run_graph(ir, constants, quantize_inputs(ir, arrays))
+        constants = jax.lax.optimization_barrier(SharedConstants.of(own, over_iterations(ir, loops)))
+        env = looped.outputs(ir, loops, constants, quantize_inputs(ir, arrays), ir.outputs)
         value = dequantize_outputs(ir, [env[name] for name in ir.outputs])
         wraps = may_wrap(ir)
         surrogate = jax.tree.map(lambda y, v: y.astype(v.dtype), view(*inputs), value)

@@ -17,7 +17,7 @@ from experiments.lab.chains import codes_of
 from experiments.models import MLP
 from experiments.training import Schedule, accuracy, one_hot, own_forward, scores, train
 from qjax.export.comparison import Difference
-from qjax.export.interpreter import attributes, constants_of
+from qjax.export.kernels import attributes, constants_of
 from qjax.export.stepwise import Runner
 
 HIDDEN = 32

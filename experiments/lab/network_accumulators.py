@@ -10,7 +10,7 @@ import qjax
 from experiments.data import Digits
 from experiments.models import CNN
 from experiments.training import Schedule, one_hot, train
-from qjax.export import interpreter, probe
+from qjax.export import interpreter, kernels, probe
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,14 +37,14 @@ def distinct(graph: qjax.IntegerGraph, images: Any) -> list[Accumulators]:
     Images repeat themselves (a margin of zeros gives the bias, pixel by pixel); what repeats is no new sample.
     """
     ir = graph.ir
-    constants = interpreter.prepare(ir)
+    constants = kernels.prepare(ir)
     env = interpreter.run(ir, constants, [graph.quantize(images)])
     found: list[Accumulators] = []
     for node in ir.nodes:
         if "multiplier" not in node.constants:
             continue
         inputs = [env[name] for name in node.inputs]
-        (acc,) = probe.accumulators(node.op, interpreter.attributes(ir, node), constants[node.name], inputs)
+        (acc,) = probe.accumulators(node.op, kernels.attributes(ir, node), constants[node.name], inputs)
         multiplier, shift = (np.asarray(ir.constant(node, role)) for role in ("multiplier", "shift"))
         scale = multiplier.astype(np.float64) * 2.0 ** (shift.astype(np.float64) - 31)
         channels = acc.shape[-1]

@@ -12,8 +12,8 @@ import numpy as np
 from qjax import ops
 from qjax.conformance.case import Case, Grid, float_bias, output_shape, padding, strides, window
 from qjax.export.assign import assign
-from qjax.export.interpreter import attributes, prepare
 from qjax.export.ir import Graph, Node, Quantization, Tensor
+from qjax.export.kernels import attributes, prepare
 from qjax.numerics import softmax
 from qjax.numerics.affine import QParams, QSpec, quantize
 from qjax.numerics.lookup import FUNCTIONS

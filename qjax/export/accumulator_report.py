@@ -17,7 +17,7 @@ import numpy as np
 
 from qjax import ops
 from qjax.batches import Batches, Inputs, brief
-from qjax.export import interpreter
+from qjax.export import interpreter, kernels
 from qjax.export.integer_graph import IntegerGraph
 from qjax.export.ir import Graph, Node
 from qjax.export.passes.overflow import bounds, product_bounds
@@ -242,7 +242,7 @@ def _unsigned_shift(graph: Graph, node: Node) -> int | None:
 def _rows(graph: Graph, node: Node, constants: Mapping[str, Any], x: Any, accumulator: Accumulator) -> Rows:
     op = ops.get(node.op)
     assert isinstance(op, Dot | Conv)
-    return op.rows(interpreter.attributes(graph, node), constants, x, accumulator)
+    return op.rows(kernels.attributes(graph, node), constants, x, accumulator)
 
 
 def _pairs_at_risk(graph: Graph, node: Node, register: Accumulator) -> tuple[int, int] | None:
@@ -278,14 +278,12 @@ def _observe(
             fits = _fits_int32(exact, exact.nodes[index], node)
             found = _sums(tried, node, plain[name], x, fits)
             if fits:
-                codes = [
-                    interpreter.run_node(g, g.nodes[index], c[name], [x]) for g, c in ((tried, other), (exact, plain))
-                ]
+                codes = [kernels.run_node(g, g.nodes[index], c[name], [x]) for g, c in ((tried, other), (exact, plain))]
                 found["codes_changed"] = _count(codes[0] != codes[1])
             counts[index] = found
         return counts
 
-    constants = (interpreter.prepare(ir), interpreter.prepare(tried), interpreter.prepare(exact))
+    constants = (kernels.prepare(ir), kernels.prepare(tried), kernels.prepare(exact))
     totals: dict[int, dict[str, int]] = {}
     examples = 0
     for _, args in track(batches, "accumulators: batch"):

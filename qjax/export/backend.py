@@ -22,8 +22,8 @@ from jax.core import Tracer
 
 from qjax import ops, targets
 from qjax.export.check import check_integer
-from qjax.export.interpreter import attributes, prepare
 from qjax.export.ir import Array, Graph, Node
+from qjax.export.kernels import attributes, prepare
 from qjax.export.lower import ConversionError
 from qjax.export.matching import Match, find
 from qjax.export.passes.partition import expand, fuse_match, host

@@ -22,8 +22,9 @@ from qjax.export.causes import Finding, Key, Side, classify, explain, findings, 
 from qjax.export.compare_inputs import INPUT_TEXTS, classify_input, input_codes, input_findings
 from qjax.export.comparison import Cause, Comparison, Difference, NodeComparison
 from qjax.export.integer_graph import IntegerGraph, inputs_of
-from qjax.export.interpreter import check_shapes, prepare
+from qjax.export.interpreter import check_shapes
 from qjax.export.ir import Graph, Node
+from qjax.export.kernels import prepare
 from qjax.export.pairing import check_signature, pairs
 from qjax.export.passes.partition import device_of, group_like
 from qjax.export.stepwise import Env, Runner

@@ -12,8 +12,8 @@ import numpy as np
 from jax.core import Tracer
 
 from qjax import ops
-from qjax.export.interpreter import Constants, attributes
 from qjax.export.ir import Graph
+from qjax.export.kernels import Constants, attributes
 
 _CURE = "They have no code, and runtimes disagree about what they become: clean the data first."
 _INDICES = (
@@ -33,10 +33,17 @@ def input_faults(graph: Graph, inputs: Sequence[Any]) -> dict[str, jax.Array]:
     return found
 
 
+def chosen_by(graph: Graph) -> set[str]:
+    """The tensors that `index_faults` looks at."""
+    return {name for node in graph.nodes if ops.get(node.op).chooses for name in node.inputs}
+
+
 def index_faults(graph: Graph, constants: Constants, env: Mapping[str, Any]) -> dict[str, jax.Array]:
-    """Per node that chooses by indices: int32, how many of them choose what is not there. env: every tensor."""
+    """Per node that chooses by indices: int32, how many of them choose what is not there. env: see `chosen_by`."""
     found: dict[str, jax.Array] = {}
     for node in graph.nodes:
+        if not ops.get(node.op).chooses:
+            continue
         arguments = [jnp.asarray(env[name]) for name in node.inputs]
         count = ops.get(node.op).misplaced(attributes(graph, node), constants[node.name], arguments)
         if count is not None:

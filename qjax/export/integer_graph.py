@@ -13,7 +13,7 @@ from jax.core import Tracer
 from qjax import profiles, targets
 from qjax.export import artifact, contents, faults
 from qjax.export.emit import emit
-from qjax.export.interpreter import Interpreter, check_count, check_shapes, run
+from qjax.export.interpreter import Interpreter, check_count, check_shapes
 from qjax.export.ir import REAL_DTYPE, Graph, Tensor
 from qjax.export.read import read as read_file
 from qjax.export.retarget import retarget
@@ -73,7 +73,8 @@ class IntegerGraph:
         return outputs
 
     def _real(self, constants: Any, inputs: list[Any]) -> Any:
-        env = run(self.ir, constants, quantize_inputs(self.ir, inputs))
+        wanted = {*self.ir.outputs, *faults.chosen_by(self.ir)}
+        env = self.interpreter.tensors(constants, quantize_inputs(self.ir, inputs), wanted)
         counts = faults.input_faults(self.ir, inputs), faults.index_faults(self.ir, constants, env)
         return self.dequantize(*(env[name] for name in self.ir.outputs)), *counts
 

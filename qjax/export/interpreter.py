@@ -1,11 +1,6 @@
-"""Runs a graph: one jitted function of integers.
+"""Runs a graph: one jitted function of integers."""
 
-The kernels are those of `qjax.ops`; nothing here knows a formula. What does not depend on the input (a bias with
-the zero point folded in) is computed once.
-"""
-
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -13,87 +8,26 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from qjax import ops
 from qjax.batches import WITHOUT_LABELS
-from qjax.export.ir import Graph, Node, Tensor
+from qjax.export import looped
+from qjax.export.ir import Graph, Tensor
+from qjax.export.kernels import Constants, alive, forks, prepare, run_node
+from qjax.export.repeats import over_iterations, repeats
 from qjax.export.shared import SharedConstants
 from qjax.numerics.fence import computed_once
 
-Constants = Mapping[str, Mapping[str, Any]]
-"""Per node: the arrays of its kernel."""
-
-
-def prepare(graph: Graph) -> dict[str, dict[str, Any]]:
-    """The constants of every node's kernel, ready to run."""
-    known: dict[Any, Mapping[str, Any]] = {}
-    return {node.name: dict(_prepare(graph, node, known)) for node in graph.nodes}
-
-
-def _prepare(graph: Graph, node: Node, known: dict[Any, Mapping[str, Any]]) -> Mapping[str, Any]:
-    facts, constants = attributes(graph, node), constants_of(graph, node)
-    # the iterations of a loop share constants: computed once
-    key = (node.op, repr(sorted(facts.items())), *((role, id(constants[role])) for role in sorted(constants)))
-    if key not in known:
-        known[key] = ops.get(node.op).runtime(facts, constants)
-    return known[key]
-
-
-def constants_of(graph: Graph, node: Node) -> dict[str, Any]:
-    """A node's constants and the zero points of its tensors, as they are stored."""
-    constants: dict[str, Any] = {role: graph.constant(node, role) for role in node.constants}
-    for index, name in enumerate(node.inputs):
-        quantization = graph.tensors[name].quantization
-        if quantization is not None:
-            constants[f"zero_point{index}"] = quantization.zero_point
-    output = graph.tensors[node.output].quantization
-    if output is not None:
-        constants["y_zero_point"] = output.zero_point
-    return constants
-
-
-def attributes(graph: Graph, node: Node) -> dict[str, Any]:
-    """A node's attributes with the static facts of its tensors."""
-    output = graph.tensors[node.output]
-    facts: dict[str, Any] = {
-        "dtype": output.dtype,
-        "input_dtypes": [graph.tensors[name].dtype for name in node.inputs],
-    }
-    if output.quantization is not None:
-        facts |= {"qmin": output.quantization.qmin, "qmax": output.quantization.qmax}
-    return {**node.attributes, **facts}
-
-
-def run_node(graph: Graph, node: Node, constants: Mapping[str, Any], inputs: Sequence[Any]) -> jax.Array:
-    """One node on codes."""
-    return ops.get(node.op).kernel(attributes(graph, node), constants, inputs)
-
 
 def run(graph: Graph, constants: Constants, inputs: Sequence[Any]) -> dict[str, Any]:
-    """All nodes; returns every tensor by name. Pure JAX: may be traced, jitted, batched."""
+    """All nodes one after another; returns every tensor by name. Pure JAX: may be traced, jitted, batched."""
     env: dict[str, Any] = dict(zip(graph.inputs, inputs, strict=True))
     for tensor in graph.constants():
         env[tensor.name] = tensor.value
-    alive, forks = _alive(constants), _forks(graph)
+    living, forked = alive(constants), forks(graph)
     for node in graph.nodes:
         arguments = [jnp.asarray(env[name]) for name in node.inputs]
         codes = run_node(graph, node, constants[node.name], arguments)
-        env[node.output] = codes if alive is None or node.output not in forks else computed_once(alive, codes)
+        env[node.output] = codes if living is None or node.output not in forked else computed_once(living, codes)
     return env
-
-
-def _forks(graph: Graph) -> set[str]:
-    """The tensors that several nodes read: there a residual branch starts."""
-    readers = Counter(name for node in graph.nodes for name in set(node.inputs))
-    return {name for name, count in readers.items() if count > 1}
-
-
-def _alive(constants: Constants) -> jax.Array | None:
-    """True, in a form that the compiler cannot know; None outside of a trace, or where every constant is part of it."""
-    for name in constants:
-        zero_point = constants[name].get("y_zero_point")
-        if isinstance(zero_point, Tracer):
-            return jnp.all(jnp.less(zero_point, np.int32(2**30)))
-    return None
 
 
 class Interpreter:
@@ -101,14 +35,23 @@ class Interpreter:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
+        constants = prepare(graph)
+        self.loops = repeats(graph, constants)
+        shared = SharedConstants.of(constants, over_iterations(graph, self.loops))
         # on the device once, not with every call
-        self.constants = jax.device_put(SharedConstants.of(prepare(graph)))
+        self.constants = jax.device_put(shared)
         self._jitted = jax.jit(self.outputs)
 
-    def outputs(self, constants: Constants, inputs: list[Any]) -> list[Any]:
+    def outputs(self, constants: SharedConstants, inputs: Sequence[Any]) -> list[Any]:
         """The integer function itself, for use inside another trace."""
-        env = run(self.graph, constants, inputs)
+        env = self.tensors(constants, inputs, self.graph.outputs)
         return [env[name] for name in self.graph.outputs]
+
+    def tensors(
+        self, constants: SharedConstants, inputs: Sequence[Any], wanted: Collection[str]
+    ) -> dict[str, jax.Array]:
+        """The wanted tensors by name; loops run as loops."""
+        return looped.outputs(self.graph, self.loops, constants, inputs, wanted)
 
     def __call__(self, *inputs: Any) -> list[jax.Array]:
         """Codes in the order of `graph.inputs`; their dtypes and shapes are checked, never cast."""

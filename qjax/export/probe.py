@@ -26,8 +26,8 @@ def accumulators(
 
     Args:
       op: the node's operation.
-      attributes: those of `interpreter.attributes`.
-      constants: those of `interpreter.prepare`.
+      attributes: those of `kernels.attributes`.
+      constants: those of `kernels.prepare`.
       inputs: codes.
     """
     facts = {**attributes, "dtype": "int32", "qmin": _LOW, "qmax": _HIGH}

@@ -2,21 +2,29 @@
 
 The steps of an unrolled loop hold the same weights. Passed to a compiled function one by one, each is an argument of
 its own: XLA cannot know that they are equal, and repeats for every step what it computes of them.
+
+Nodes that are iterations of one body (see `repeats`) hold their constants in one array, with the iterations along its
+first axis: so a compiled loop reads them without copying anything.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
+
+_Place = tuple[int, int | None]
+"""The index of an array, and of the part of it along its first axis; None is the whole."""
 
 
 class _Places:
-    """Per node and role, the index of an array. One object per graph: it is compared by identity."""
+    """Per node and role, where its constant is. One object per graph: it is compared by identity."""
 
     def __init__(self) -> None:
-        self.of: dict[str, dict[str, int]] = {}
+        self.of: dict[str, dict[str, _Place]] = {}
 
 
 @jax.tree_util.register_pytree_node_class
@@ -27,24 +35,59 @@ class SharedConstants(Mapping[str, Mapping[str, Any]]):
         self._arrays, self._places = arrays, places
 
     @classmethod
-    def of(cls, constants: Mapping[str, Mapping[str, Any]]) -> "SharedConstants":
-        """Arrays are the same where dtype, shape and bytes are."""
-        places, arrays, known = _Places(), list[Any](), dict[Any, int]()
+    def of(
+        cls, constants: Mapping[str, Mapping[str, Any]], iterations: Iterable[Sequence[str]] = ()
+    ) -> "SharedConstants":
+        """Arrays are the same where dtype, shape and bytes are; tracers where they are one object.
+
+        iterations: groups of nodes that stand for one node of a loop's body. Their constants have equal roles, shapes
+          and dtypes.
+        """
+        places, arrays, stacks = _Places(), list[Any](), dict[Any, int]()
+        keys = _Keys()
+        for group in iterations:
+            for role in constants[group[0]]:
+                values = [constants[name][role] for name in group]
+                content = tuple(keys(value) for value in values)
+                if len(set(content)) == 1:
+                    continue
+                if content not in stacks:
+                    stacks[content] = len(arrays)
+                    traced = any(isinstance(value, jax.Array) for value in values)
+                    arrays.append(jnp.stack(values) if traced else np.stack(values))
+                for index, name in enumerate(group):
+                    places.of.setdefault(name, {})[role] = (stacks[content], index)
+        known: dict[Any, int] = {}
         for node, roles in constants.items():
-            places.of[node] = {}
-            for role, value in roles.items():
-                key: Any = id(value)
+            found = places.of.pop(node, {})
+            for role in roles.keys() - found.keys():
+                key = keys(roles[role])
                 if key not in known:
-                    array = np.asarray(value)
-                    content = (array.dtype.str, array.shape, hashlib.sha256(array.tobytes()).digest())
-                    known[key] = known.setdefault(content, len(arrays))
-                    if known[key] == len(arrays):
-                        arrays.append(value)
-                places.of[node][role] = known[key]
+                    known[key] = len(arrays)
+                    arrays.append(roles[role])
+                found[role] = (known[key], None)
+            places.of[node] = {role: found[role] for role in roles}
         return cls(tuple(arrays), places)
 
+    def over(self, nodes: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The constants of the iterations of one node: those that all share, and those with an axis of iterations."""
+        same: dict[str, Any] = {}
+        stacked: dict[str, Any] = {}
+        for role in self._places.of[nodes[0]]:
+            held = [self._places.of[name][role] for name in nodes]
+            if len(set(held)) == 1:
+                same[role] = self[nodes[0]][role]
+            elif held == [(held[0][0], index) for index in range(len(nodes))]:
+                stacked[role] = self._arrays[held[0][0]]
+            else:
+                stacked[role] = jnp.stack([self[name][role] for name in nodes])
+        return same, stacked
+
     def __getitem__(self, node: str) -> Mapping[str, Any]:
-        return {role: self._arrays[index] for role, index in self._places.of[node].items()}
+        found: dict[str, Any] = {}
+        for role, (index, part) in self._places.of[node].items():
+            found[role] = self._arrays[index] if part is None else self._arrays[index][part]
+        return found
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places.of)
@@ -58,3 +101,18 @@ class SharedConstants(Mapping[str, Mapping[str, Any]]):
     @classmethod
     def tree_unflatten(cls, places: _Places, arrays: tuple[Any, ...]) -> "SharedConstants":
         return cls(tuple(arrays), places)
+
+
+class _Keys:
+    """What tells arrays apart; each object is looked at once."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, Any] = {}
+
+    def __call__(self, value: Any) -> Any:
+        if isinstance(value, Tracer):
+            return id(value)
+        if id(value) not in self.known:
+            array = np.asarray(value)
+            self.known[id(value)] = (array.dtype.str, array.shape, hashlib.sha256(array.tobytes()).digest())
+        return self.known[id(value)]

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from qjax import ops
-from qjax.export.interpreter import attributes
 from qjax.export.ir import Graph, Node
+from qjax.export.kernels import attributes
 from qjax.export.probe import accumulators
 
 
@@ -31,7 +31,7 @@ def _jitted(what: Literal["output", "accumulators"], op: str, attributes_json: s
 class Runner:
     """A graph, what a report calls it, and its nodes as jitted functions.
 
-    constants: of the nodes' kernels, see `interpreter.prepare`.
+    constants: of the nodes' kernels, see `kernels.prepare`.
     """
 
     def __init__(self, ir: Graph, label: str, constants: Mapping[str, Mapping[str, Any]]) -> None:

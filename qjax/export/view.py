@@ -11,8 +11,8 @@ import numpy as np
 from jax.core import Tracer
 
 from qjax.export.assign.weighted import scale_in_rank
-from qjax.export.interpreter import attributes
 from qjax.export.ir import Array, Graph, Node, Tensor
+from qjax.export.kernels import attributes
 from qjax.export.methods import method_of
 from qjax.numerics.accumulator import EXACT, Accumulator, bits_for
 from qjax.ops import backend

@@ -40,7 +40,7 @@ class Member:
 
     label: its name within the node. op, name, location: of the matched node. inputs: per input the index of one of the
     fused node's inputs, or the label of a member. tensor, shape, dtype, qmin, qmax: of its output; a shape's None is
-    the batch. attributes: as `interpreter.attributes` returns them, with the output's dtype and range.
+    the batch. attributes: as `kernels.attributes` returns them, with the output's dtype and range.
     constants: arrays by role, among them `zero_point0`, ... of its inputs and `y_zero_point` of its output.
     """
 
@@ -183,7 +183,7 @@ def members_of(attributes: Attributes) -> dict[str, Member]:
 
 
 def fused(attributes: Attributes, constants: Constants) -> Fused:
-    """What the kernel of a node is told, from the node's attributes and the constants of `interpreter.prepare`."""
+    """What the kernel of a node is told, from the node's attributes and the constants of `kernels.prepare`."""
     bare = members_of(attributes)
     last = next(reversed(bare))
     members: dict[str, Member] = {}

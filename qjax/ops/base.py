@@ -17,7 +17,7 @@ from qjax.nearest import did_you_mean
 from qjax.numerics.calls import traced_once
 from qjax.numerics.qparams import QParams
 from qjax.numerics.unfused import unfused
-from qjax.ops.facts import Attributes, Facts, Role, Shape, always
+from qjax.ops.facts import Attributes, ChoosesNoPlace, Facts, Role, Shape, always
 from qjax.ops.required import missing
 
 Array = jax.Array | np.ndarray
@@ -182,8 +182,15 @@ class Op(Facts, abc.ABC):
     moves: ClassVar[bool] = False
     """GRID only: puts elements elsewhere whatever they are, so integers and booleans are moved as codes are."""
 
+    varying: ClassVar[Collection[str]] = ()
+    """Attributes that may differ between the iterations of a loop, as the place where a step reads its input. An op
+    that has any defines `iterated`."""
+
     traced_once: ClassVar[bool] = False
     """Whether `training` of equal equations is traced once. Its results must hold no concrete numbers."""
+
+    chooses: ClassVar[bool] = False
+    """Follows from `misplaced`: integers that flow in choose among elements."""
 
     takes_steps: ClassVar[bool] = False
     """PRODUCER only, which must state it: whether affine steps may join its constants; clamps always may."""
@@ -194,6 +201,9 @@ class Op(Facts, abc.ABC):
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
         cls.prepares = cls.prepare is not Op.prepare
+        cls.chooses = cls.misplaced not in (Op.misplaced, ChoosesNoPlace.misplaced)
+        if cls.varying and cls.iterated is Op.iterated:
+            raise TypeError(f"{cls.__name__} has `varying` attributes, so it must define `iterated`.")
 
     @abc.abstractmethod
     def accumulator(self, site: Site) -> Bounds | None:
@@ -300,6 +310,14 @@ class Op(Facts, abc.ABC):
 
     def misplaced(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array | None:
         """How many of the integers that flow in choose what is not there (int32); None where none can."""
+        return None
+
+    def iterated(self, attributes: Sequence[Attributes], x: jax.Array) -> jax.Array:
+        """For an op with `varying` attributes: the results for each of them, stacked along a new first axis."""
+        raise NotImplementedError
+
+    def of_stack(self, attributes: Attributes, stack: jax.Array) -> jax.Array | None:
+        """The kernel of inputs that lie in one array, one behind the other along its first axis; None: not known."""
         return None
 
     def arithmetic(self, attributes: Attributes) -> str | None:

@@ -44,3 +44,8 @@ class Concatenate(GridOp):
         wanted = [(*sizes[:axis], x.shape[axis], *sizes[axis + 1 :]) for x in inputs]
         parts = [x if x.shape == shape else jnp.broadcast_to(x, shape) for x, shape in zip(inputs, wanted, strict=True)]
         return jnp.concatenate(parts, axis=axis)
+
+    def of_stack(self, attributes: Attributes, stack: jax.Array) -> jax.Array:
+        axis = attributes["axis"]
+        shape = (*stack.shape[1 : axis + 1], stack.shape[0] * stack.shape[axis + 1], *stack.shape[axis + 2 :])
+        return jnp.reshape(jnp.moveaxis(stack, 0, axis), shape)

@@ -4,6 +4,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from qjax.ops.base import Attributes, Constants, Equation, Shape, register
@@ -19,6 +21,7 @@ class Slice(GridOp):
     primitives = ("slice", "dynamic_slice")
     moves = True
     free: ClassVar[Mapping[str, Follows]] = {"limit": "ends"}
+    varying = ("start", "limit")
     keeps_batch = always
     filling = no_filling
 
@@ -53,8 +56,31 @@ class Slice(GridOp):
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         (x,) = inputs
-        limit = [size if stop is None else stop for stop, size in zip(attributes["limit"], x.shape, strict=True)]
-        return lax.slice(x, attributes["start"], limit, attributes["strides"])
+        return lax.slice(x, attributes["start"], _limit(attributes, x), attributes["strides"])
+
+    def iterated(self, attributes: Sequence[Attributes], x: jax.Array) -> jax.Array:
+        first, strides = attributes[0], attributes[0]["strides"]
+        starts = np.asarray([entry["start"] for entry in attributes])
+        moving = np.flatnonzero(np.any(starts != starts[0], axis=0))
+        steps = np.unique(np.diff(starts, axis=0), axis=0)
+        limit = _limit(first, x)
+        if len(moving) == 1 and len(steps) == 1 and limit[axis := int(moving[0])] == first["start"][axis] + 1:
+            # one place after another: a slice of all of them
+            step, start = int(steps[0][axis]), list(first["start"])
+            places = starts[:, axis]
+            start[axis], limit[axis] = int(places.min()), int(places.max()) + 1
+            along = [abs(step) if a == axis else stride for a, stride in enumerate(strides)]
+            found = jnp.expand_dims(jnp.moveaxis(lax.slice(x, start, limit, along), axis, 0), axis + 1)
+            return found if step > 0 else lax.rev(found, (0,))
+        # up to the last element that is taken: a greater window could leave the tensor, and would be moved
+        cuts = zip(first["start"], limit, strides, strict=True)
+        sizes = [stop - begin if by == 1 else (stop - begin - 1) // by * by + 1 for begin, stop, by in cuts]
+        part = jax.vmap(lambda start: lax.dynamic_slice(x, start, sizes))(jnp.asarray(starts, jnp.int32))
+        return lax.slice(part, [0] * part.ndim, part.shape, [1, *strides])
+
+
+def _limit(attributes: Attributes, x: jax.Array) -> list[Any]:
+    return [size if stop is None else stop for stop, size in zip(attributes["limit"], x.shape, strict=True)]
 
 
 @register

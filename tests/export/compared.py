@@ -11,8 +11,8 @@ import numpy as np
 from qjax import targets
 from qjax.export.assign import assign
 from qjax.export.integer_graph import IntegerGraph
-from qjax.export.interpreter import attributes
 from qjax.export.ir import Node
+from qjax.export.kernels import attributes
 from qjax.export.probe import accumulators
 from tests.export.lowered import residual_network
 

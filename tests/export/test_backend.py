@@ -27,8 +27,8 @@ from qjax.export import (
 )
 from qjax.export.assign import assign
 from qjax.export.integer_graph import IntegerGraph
-from qjax.export.interpreter import attributes, prepare
 from qjax.export.ir import Graph, Node
+from qjax.export.kernels import attributes, prepare
 from qjax.export.passes.partition import group_like
 from tests.export.chip import IMAGES, Residual
 from tests.export.graphs import assert_equal

@@ -12,8 +12,9 @@ from flax import nnx
 
 import qjax
 from qjax.export.integer_graph import IntegerGraph, quantize_inputs
-from qjax.export.interpreter import prepare, run, run_node
+from qjax.export.interpreter import run
 from qjax.export.ir import Graph, Node, Tensor
+from qjax.export.kernels import prepare, run_node
 from tests.export.compared import REALS, RNG, built, counted, counts
 from tests.export.graphs import quantization
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from qjax.export.causes import Side, classify, findings
-from qjax.export.interpreter import attributes, prepare, run_node
 from qjax.export.ir import Graph, Node, Tensor
+from qjax.export.kernels import attributes, prepare, run_node
 from qjax.export.methods import FORMULAS, QUANTIZATIONS, RULES, phrase, rule_phrase
 from qjax.export.probe import accumulators
 from qjax.numerics import float32

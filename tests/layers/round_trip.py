@@ -12,7 +12,7 @@ from jax.core import Tracer
 
 import qjax
 from qjax import exact_forward as implementation
-from qjax.export import interpreter
+from qjax.export import kernels
 from qjax.export.ir import Graph
 
 
@@ -79,7 +79,7 @@ def traced_graph(forward: Any, qmodel: qjax.QuantizedModel, *inputs: Any) -> tup
 
     def prepare(graph: Graph) -> Any:
         seen.append(graph)
-        return interpreter.prepare(graph)
+        return kernels.prepare(graph)
 
     with mock.patch.object(implementation, "prepare", prepare):
         shapes = nnx.eval_shape(forward, qmodel, *inputs)

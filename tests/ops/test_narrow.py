@@ -7,7 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from qjax.export.interpreter import Interpreter, prepare, run_node
+from qjax.export.interpreter import Interpreter
+from qjax.export.kernels import prepare, run_node
 from qjax.numerics.accumulator import Accumulator
 from tests.numerics.registers import register
 from tests.ops.nodes import (

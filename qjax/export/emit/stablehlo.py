@@ -16,10 +16,12 @@ import jax
 import numpy as np
 from jax import export
 
-from qjax.export import files
+from qjax.export import files, looped
 from qjax.export.integer_graph import dequantize_outputs, quantize_inputs
-from qjax.export.interpreter import prepare, run
 from qjax.export.ir import Graph
+from qjax.export.kernels import prepare
+from qjax.export.repeats import over_iterations, repeats
+from qjax.export.shared import SharedConstants
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 
@@ -51,11 +53,13 @@ def to_bytes(
     if batch is not None and (type(batch) is not int or batch < 1):
         raise ValueError(f"stablehlo: expected a batch of at least 1, got {batch!r}; None leaves it free.")
     # numpy arrays become constants of the module
-    constants = {name: {role: np.asarray(v) for role, v in roles.items()} for name, roles in prepare(graph).items()}
+    own = {name: {role: np.asarray(v) for role, v in roles.items()} for name, roles in prepare(graph).items()}
+    loops = repeats(graph, own)
+    constants = SharedConstants.of(own, over_iterations(graph, loops))
 
     def function(*inputs: Any) -> Any:
         codes = quantize_inputs(graph, inputs) if reals else list(inputs)
-        env = run(graph, constants, codes)
+        env = looped.outputs(graph, loops, constants, codes, graph.outputs)
         outputs = [env[name] for name in graph.outputs]
         if reals:
             return dequantize_outputs(graph, outputs)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from jax.core import Tracer
 
-from qjax.export.interpreter import attributes
 from qjax.export.ir import Array, Graph, Node, Tensor
+from qjax.export.kernels import attributes
 from qjax.export.matching import Match
 from qjax.export.view import NodeView
 from qjax.ops import backend

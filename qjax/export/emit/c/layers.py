@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from qjax import ops
-from qjax.export import interpreter
+from qjax.export import kernels
 from qjax.export.emit.c import windows
 from qjax.export.emit.c.blocks import Source
 from qjax.export.emit.c.jaxprs import trace
@@ -86,8 +86,8 @@ class _Windowed:
 
 
 def _value(graph: Graph, node: Node, inputs: Sequence[Value], target: Buffer) -> "Value | _Windowed":
-    attributes = interpreter.attributes(graph, node)
-    raw = interpreter.constants_of(graph, node)
+    attributes = kernels.attributes(graph, node)
+    raw = kernels.constants_of(graph, node)
     if "kernel" in node.constants and isinstance(ops.get(node.op), ProductFacts):
         accumulator = narrow.accumulator_of(attributes, raw)
         if not accumulator.ordered:

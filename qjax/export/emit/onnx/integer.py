@@ -25,8 +25,9 @@ from qjax.export.emit.onnx.attributes import encoded
 from qjax.export.emit.onnx.builder import DOMAIN, IR_VERSION, Library, opset_imports
 from qjax.export.emit.onnx.tracing import PRIME
 from qjax.export.emit.onnx.views import NeedsBatch, View
-from qjax.export.interpreter import attributes as attributes_of
 from qjax.export.ir import Graph, Node
+from qjax.export.kernels import attributes as attributes_of
+from qjax.export.problems import Unsupported
 from qjax.names import lengthened
 from qjax.numerics.output_dequantization import OUTPUT_DEQUANTIZATIONS
 from qjax.ops.facts import ProductFacts

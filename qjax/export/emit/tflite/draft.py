@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qjax.export import interpreter
+from qjax.export import interpreter, kernels
 from qjax.export.emit.tflite.support import takes_int4
 from qjax.export.ir import Graph, Node, Quantization, Tensor
 from qjax.export.tflite_schema.file import File, Scales
@@ -48,7 +48,7 @@ class Draft:
         self.values: dict[str, Value] = {}
         self.spans: list[tuple[int, int]] = []
         self.problems = Problems()
-        self.prepared = interpreter.prepare(graph)
+        self.prepared = kernels.prepare(graph)
         self.shapes = _shapes(graph, batch, self.prepared)
         self.resizable = True
         self.unwritten: list[int] = []

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from qjax import targets
-from qjax.export import interpreter
+from qjax.export import kernels
 from qjax.export.emit.tflite.draft import Value
 from qjax.export.emit.tflite.moves import repeated
 from qjax.export.emit.tflite.numbers import as_dtype, combined, halved, scanned, without
@@ -43,7 +43,7 @@ def unary(writer: Writer, node: Node) -> Value:
         raise Unsupported(f"an affine step with {channels} factors on codes of {x.dtype}", _PER_CHANNEL)
     codes = np.arange(info.min, info.max + 1, dtype=x.dtype).reshape(size, *(1,) * len(tail))
     given = np.broadcast_to(codes, (size, *tail))
-    found = interpreter.run_node(writer.graph, node, writer.prepared[node.name], [jnp.asarray(given)])
+    found = kernels.run_node(writer.graph, node, writer.prepared[node.name], [jnp.asarray(given)])
     # the entries of one channel after those of the other
     table = np.moveaxis(np.asarray(found), 0, -1).reshape(-1)
     offsets = (np.arange(channels, dtype=np.int32) * size - info.min).reshape(tail or (1,))
@@ -61,7 +61,7 @@ def table(writer: Writer, node: Node) -> Value:
         return writer.bounded(node, result)
     info = np.iinfo(x.dtype)
     codes = jnp.arange(info.min, info.max + 1, dtype=x.dtype)
-    held = interpreter.run_node(writer.graph, node, writer.prepared[node.name], [codes])
+    held = kernels.run_node(writer.graph, node, writer.prepared[node.name], [codes])
     index = _plus(writer, as_dtype(writer, x, "int32"), np.asarray([-info.min], np.int32))
     return _looked_up(writer, node, index, np.asarray(held))
 
@@ -94,7 +94,7 @@ def binary(writer: Writer, node: Node) -> Value:
     codes = np.arange(-128, 128, dtype=np.int8)
     first, second = np.meshgrid(codes, codes, indexing="ij")
     given = [jnp.asarray(first), jnp.asarray(second)]
-    table = np.asarray(interpreter.run_node(writer.graph, node, _scalars(writer, node), given)).reshape(-1)
+    table = np.asarray(kernels.run_node(writer.graph, node, _scalars(writer, node), given)).reshape(-1)
     shape = writer.shapes[node.output]
     free = operands[0].free | operands[1].free
     indices: list[Value] = []
@@ -146,7 +146,7 @@ def _centered(writer: Writer, x: Value, count: int) -> tuple[Value, int, int]:
 def _finished(writer: Writer, node: Node, total: Value, low: int, high: int) -> Value:
     """Exact sums, int32, as codes: a table of those that are not beyond a bound of the output for every channel."""
     tail = _tail(writer, node)
-    facts, constants = interpreter.attributes(writer.graph, node), writer.prepared[node.name]
+    facts, constants = kernels.attributes(writer.graph, node), writer.prepared[node.name]
 
     def codes(first: int, last: int) -> np.ndarray:
         """Of every sum, (size, *tail)."""

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qjax import targets
-from qjax.export import fields, interpreter, strict_json
+from qjax.export import fields, interpreter, kernels, strict_json
 from qjax.export.assign import assign
 from qjax.export.check import OF_TARGETS, check_integer
 from qjax.export.ir import INTEGER_DTYPES, Graph, Node, Quantization, Tensor
@@ -214,7 +214,7 @@ def _difference(graph: Graph, model: Model) -> str:
 
     batch = batch_of(graph, model)
     shapes = jax.eval_shape(
-        lambda inputs: interpreter.run(graph, interpreter.prepare(graph), inputs),
+        lambda inputs: interpreter.run(graph, kernels.prepare(graph), inputs),
         [
             jax.ShapeDtypeStruct(
                 [batch if n is None else n for n in graph.tensors[name].shape], graph.tensors[name].dtype
