@@ -27,7 +27,6 @@ from qjax.export.emit.onnx.tracing import PRIME
 from qjax.export.emit.onnx.views import NeedsBatch, View
 from qjax.export.ir import Graph, Node
 from qjax.export.kernels import attributes as attributes_of
-from qjax.export.problems import Unsupported
 from qjax.names import lengthened
 from qjax.numerics.output_dequantization import OUTPUT_DEQUANTIZATIONS
 from qjax.ops.facts import ProductFacts
