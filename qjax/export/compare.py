@@ -59,12 +59,15 @@ def described(
         short = "/".join(PurePath(location).parts[-2:]) if location else ""
         place = f" ({op}, {short})" if short else f" ({op})"
         verb = "differs" if own.count == 1 else "differ"
-        text = f"{what} {name}{place}: {own.count:,} of {own.compared:,} {verb}, {own.direction}"
+        subject = name if name == what else f"{what} {name}"
+        text = f"{subject}{place}: {own.count:,} of {own.compared:,} {verb}, {own.direction}"
         kinds = {cause.kind for cause in causes}
         # the last bits of scales differ wherever one of them is a float32: said only where they decide
         said = [f.text for f in found if f.kind != "scale" or "scale" in kinds]
         if said:
-            text += ". " + "; ".join(said)
+            clauses = "; ".join(said)
+            # a clause may begin with the name of a target, which stays as it is
+            text += ". " + (clauses[0].upper() + clauses[1:] if clauses.startswith(("the ", "only ")) else clauses)
         if causes:
             text += ". " + "; ".join(cause.text for cause in causes)
         if sums:

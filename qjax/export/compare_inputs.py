@@ -18,7 +18,7 @@ from qjax.export.stepwise import Runner
 INPUT_TEXTS = {
     "tie": "exact ties of x / s: {n}",
     "float32": "values so near a tie that the float32 steps of one of the two carry them onto or over it: {n}",
-    "grid": "because the grids differ: {n}",
+    "grid": "different grids: {n}",
     "other": "values that are not finite: {n}",
 }
 """By kind of cause: a clause, of n codes."""

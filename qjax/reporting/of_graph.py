@@ -154,7 +154,8 @@ def overflow_advice(report: AccumulatorReport) -> list[str]:
     cut = [node for node in report.nodes if node.observed is not None and node.observed.pairs_saturated]
     if cut:
         found.append(
-            f"{len(cut)} nodes have pairs of products that x86 CPUs without VNNI saturate. If you ship there: "
+            f"{len(cut)} {'node has' if len(cut) == 1 else 'nodes have'} pairs of products that x86 CPUs without VNNI "
+            "saturate. If you ship there: "
             "Recipe(reduce_range=True)."
         )
     return found

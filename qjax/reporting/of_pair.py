@@ -52,7 +52,7 @@ def of_pair(
         state="exact" if comparison.equal else "differs",
         headline=comparison.conclusion,
         cards=_cards(comparison, a, b),
-        advice=_advice(comparison),
+        advice=_advice(comparison, one_target=a.target == b.target),
         measures=measures,
         nodes=nodes,
         tensors={**{f"b/{name}": t for name, t in other_tensors.items()}, **tensors},
@@ -69,8 +69,10 @@ def _share(count: int, compared: int) -> float | None:
 def _cards(comparison: Comparison, a: IntegerGraph, b: IntegerGraph) -> list[tuple[str, str, str]]:
     first = comparison.first
     cards = [
-        ("a", comparison.labels[0], a.target),
-        ("b", comparison.labels[1], b.target),
+        *(
+            (label, graph.target, "target") if label != graph.target else ("target", label, f"graph {letter}")
+            for letter, label, graph in zip("ab", comparison.labels, (a, b), strict=True)
+        ),
         ("first divergence", "none" if first is None else first.name, "" if first is None else first.own.direction),
         ("nodes in which differences arise", f"{len(comparison.diverging)} of {len(comparison.nodes)}", ""),
         ("predictions that differ", f"{comparison.predictions:,}", f"{comparison.examples:,} examples"),
@@ -83,17 +85,22 @@ def _cards(comparison: Comparison, a: IntegerGraph, b: IntegerGraph) -> list[tup
     return cards
 
 
-def _advice(comparison: Comparison) -> list[str]:
+def _advice(comparison: Comparison, *, one_target: bool) -> list[str]:
     first = comparison.first
     if comparison.equal:
         return ["No code differs on this data: the graphs are interchangeable."]
     found = [] if first is None else [first.text]
     if comparison.predictions == 0:
         found.append("No prediction differs on this data.")
-    found.append(
-        "To train for one of them, quantize with its target, qjax.Recipe(target=...), and train the last epochs with "
-        "qjax.exact."
-    )
+    if one_target:
+        found.append(
+            "Both have one target: the models differ. qjax.report(qmodel, batches) compares each with its float model."
+        )
+    else:
+        found.append(
+            "To train for one of them, quantize with its target, qjax.Recipe(target=...), and train the last epochs "
+            "with qjax.exact."
+        )
     return found
 
 

@@ -63,7 +63,7 @@ def embedded(document: Document) -> str:
 def _header(document: Document) -> str:
     return (
         f'<header><h1>{text(document.title)}</h1><div class="tools">'
-        '<button type="button" id="theme" aria-pressed="false">Dark colours</button>'
+        '<button type="button" id="theme">Dark colours</button>'
         '<button type="button" id="print">Print</button></div></header>'
     )
 

@@ -6,7 +6,7 @@ export function theme(button) {
   const dark = () =>
     root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   const label = () => {
-    button.setAttribute("aria-pressed", String(dark()));
+    button.textContent = dark() ? "Light colours" : "Dark colours";
   };
   button.addEventListener("click", () => {
     root.dataset.theme = dark() ? "light" : "dark";
