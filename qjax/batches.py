@@ -96,7 +96,7 @@ def arguments_of(batch: Any, what: str = "", *, traced: bool = False) -> tuple[A
 
 def refuse_trace(what: str) -> None:
     """Raise within a function that JAX is tracing, where no number can be read."""
-    # a trace turns even constants into traced arrays
+    # Inside a trace even constants become traced arrays.
     if isinstance(jnp.zeros(()), Tracer):
         raise TypeError(traced_message(what, "a call within a function that JAX is tracing"))
 

@@ -71,7 +71,7 @@ def calibrate(
                 ranges[name] = widened(known, name, np.asarray(bounds))
     if ranges != {known.name: known for known in plan.integers}:
         qmodel.plan = dataclasses.replace(plan, integers=tuple(ranges.values()))
-        # a table of integers is a weight, and has all rows now
+        # A table over integers is a weight: with the new ranges it has all of its rows.
         weights_of = _compiled(dataclasses.replace(watched, plan=qmodel.plan))[1]
     weights = weights_of(state, arrays, rest)
     for name, q in plan.quantizers:
@@ -123,7 +123,8 @@ class _Watched:
         found: dict[str, dict[str, jax.Array]] = {}
         for place in (*annotation.values.values(), *annotation.weights.values()):
             if place.label in taps:
-                # iterations that share a quantizer are more data: their axes behind those of the others
+                # Iterations that share a quantizer are further data: move their axes behind those of the other
+                # iterations.
                 x, others = taps[place.label], len(place.stack) - len(place.timed)
                 x = jnp.moveaxis(x, place.timed, range(others, len(place.stack)))
                 found.setdefault(place.name, {})[place.label] = x
@@ -159,7 +160,8 @@ def _compiled(watched: _Watched) -> tuple[Callable[..., Any], Callable[..., Any]
     try:
         hash(watched)
     except TypeError:
-        # a module with a dict or a list among its attributes, or an observer, which no cache can be keyed by
+        # A module that has a dict or a list as an attribute, or an own observer, cannot be hashed, so no cache can hold
+        # it.
         own = functools.partial(_step, watched), functools.partial(_weights, watched)
         return jax.jit(own[0], static_argnums=3), jax.jit(own[1], static_argnums=2)
     return functools.partial(_compiled_step, watched), functools.partial(_compiled_weights, watched)
@@ -216,7 +218,7 @@ def _of_weight(q: Quantizer, w: np.ndarray, way: Any) -> QParams:
         parts = [_of_weight(dataclasses.replace(q, stack=()), w[index], way) for index in np.ndindex(*q.stack)]
         return _stack(parts, q)
     if w.ndim > len(q.stack) + len(q.shape):
-        # one grid for all iterations: the widest that any of them needs
+        # One grid for all iterations: the widest that any of them needs.
         parts = [calibration.weight_qparams(part, q.spec, way) for part in w.reshape((-1, *q.shape))]
         widest = np.max([np.asarray(p.scale) for p in parts], axis=0)
         return parts[0].replace(scale=widest)

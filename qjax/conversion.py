@@ -41,7 +41,7 @@ def graph_of(qmodel: QuantizedModel, args: tuple[Any, ...], target: Any) -> Grap
             own = {name: value[step] for name, value in own.items()}
         if not q.follows_tensor:
             return q.qparams(own, x)
-        # the second trace has shapes alone: what a weight's numbers say, the first one has seen
+        # The second trace has shapes only, so take the parameters that the first one derived from the weight's numbers.
         if not isinstance(x, jax.ShapeDtypeStruct):
             seen[place.name, step] = q.qparams(own, x)
         return seen[place.name, step]
@@ -55,7 +55,7 @@ def graph_of(qmodel: QuantizedModel, args: tuple[Any, ...], target: Any) -> Grap
     check_finite("convert", qmodel, traced)
     arrays, rest = split_arguments(args)
     size = _batch_size(arrays, traced.names[len(traced.names) - len(arrays) :])
-    # a cut such as h[:2] leaves a batch of one or two whole: the other batch is greater than most cuts
+    # A slice such as h[:2] keeps a batch of one or two whole. The other batch is larger than most such slices.
     other_size = 2 * size if size > 2 else 64
     larger = [jnp.zeros((other_size, *a.shape[1:]), a.dtype) if a.ndim else a for a in arrays]
     other, other_annotation = read(join_arguments(larger, rest))
@@ -75,7 +75,7 @@ def graph_of(qmodel: QuantizedModel, args: tuple[Any, ...], target: Any) -> Grap
     )
     graph = assign(quantized, rounding)
     if concrete:
-        # once is enough: `exact` converts the same model again in every trace
+        # Check once: `exact` converts the same model again in every trace.
         _converts(check_any_batch, model, args, programs, (size, other_size))
     assert graph.call is not None
     if not graph.outputs:
@@ -109,7 +109,7 @@ def _check_stateless(traced: Traced, annotation: Annotation) -> None:
     for name, value in traced.written():
         if value not in annotation.constants and value.constant is None:
             if value in made and len(made[value].outputs) > 1:
-                # a layer that moves its own statistics: the error names the layer and its cure
+                # A layer that updates its own statistics: this error names the layer and the cure.
                 raise unsupported(made[value])
             raise ConversionError(
                 f"The call writes the variable {name!r} from its arguments, and a graph keeps nothing between two "

@@ -43,7 +43,7 @@ def exact(qmodel: QuantizedModel, sample: Any, *, target: Any = None) -> Forward
     check_quantized(qmodel, "exact", numbers=False)
     args = arguments_of(sample, "exact", traced=True)
     chosen = target or qmodel.plan.target
-    graph_of(qmodel, args, chosen)  # raises here, with concrete numbers, what cannot be converted
+    graph_of(qmodel, args, chosen)  # Report here, with concrete numbers, what cannot be converted.
 
     def forward(qmodel: QuantizedModel, *inputs: Any) -> Any:
         if not isinstance(qmodel, QuantizedModel):
@@ -52,13 +52,13 @@ def exact(qmodel: QuantizedModel, sample: Any, *, target: Any = None) -> Forward
                 "forward(qmodel, x)."
             )
         view = evaluation_copy(qmodel)
-        # the value is not differentiated, and some of it cannot be: tables are made on the host
+        # The value is not differentiated. Parts of it cannot be: tables are made on the host.
         definition, state = nnx.split(view)
         ir = graph_of(nnx.merge(definition, jax.lax.stop_gradient(state)), sample_like(args, inputs), chosen)
         arrays = jax.lax.stop_gradient(inputs_of(ir, inputs))
         own = prepare(ir)
         loops = repeats(ir, own)
-        # without the fence XLA may compute a constant anew for every output that reads it
+        # Without the barrier XLA may compute a constant again for every output that reads it.
         constants = jax.lax.optimization_barrier(SharedConstants.of(own, over_iterations(ir, loops)))
         env = looped.outputs(ir, loops, constants, quantize_inputs(ir, arrays), ir.outputs)
         value = dequantize_outputs(ir, [env[name] for name in ir.outputs])

@@ -172,7 +172,7 @@ def _row(eqn: Equation, annotation: Annotation, plan: Plan) -> Explained:
         return Explained(eqn.scope, name, op.name, form, shape, count, eqn.location)
     setting = setting_of_product(eqn)
     if setting is not None:
-        # under the name that the model's jaxpr has for it
+        # Use the name that the model's own jaxpr has for it.
         (product,) = eqn.source.equations
         return Explained(eqn.scope, product.primitive, str(setting), "dynamic", shape, count, eqn.location)
     if plan.is_float(eqn.scope) or eqn in annotation.floats:

@@ -67,7 +67,7 @@ def compare(names: tuple[str, ...], own: Any, given: Any) -> None:
       names: of the model's quantizers. own, given: the model's fingerprint and the state's.
     """
     mine, theirs = _read(own), _read(given)
-    # a stack of states, under vmap say, has axes in front
+    # A stack of states, for example under vmap, has leading axes.
     if mine is None or theirs is None or theirs.ndim != 2 or np.array_equal(mine, theirs):
         return
     found = {int(row[0]): row for row in theirs}

@@ -76,7 +76,7 @@ def quantize(model: nnx.Module, recipe: Recipe, sample: Any, *, progress: bool |
     places = annotation.places()
     by_row = recipe.by_row(places, types)
     if by_row:
-        # what such a table gives has a quantizer of its own
+        # The output of such a table has a quantizer of its own, so read the places again.
         nothing = dataclasses.replace(nothing, by_row=by_row)
         read, annotation = nothing.read(traced)
         places = annotation.places()
@@ -214,7 +214,7 @@ def _codes_of(graphdef: Any) -> Callable[..., tuple[Any, dict[str, Any]]]:
     try:
         hash(graphdef)
     except TypeError:
-        # a module with a dict or a list among its attributes, which no cache can be keyed by
+        # A module with a dict or a list among its attributes cannot be hashed, so no cache can hold it.
         return jax.jit(functools.partial(_codes, graphdef), static_argnums=2)
     return functools.partial(_compiled_codes, graphdef)
 

@@ -24,9 +24,9 @@ class Names:
         """Take names as they are."""
         self._taken.update(names)
 
-    def free(self, wanted: str) -> str:
-        """A name that is not in use; it stays free."""
-        count = self._counts.get(wanted, 1 if self._bare else -1)
+    def free(self, wanted: str, first: int = 0) -> str:
+        """A name that is not in use; it stays free. first: the least number behind it."""
+        count = max(self._counts.get(wanted, 1 if self._bare else -1), first - 1)
         name = wanted
         while name in self or (name == wanted and not self._bare):
             count += 1
@@ -34,9 +34,9 @@ class Names:
         self._counts[wanted] = count
         return name
 
-    def fresh(self, wanted: str) -> str:
+    def fresh(self, wanted: str, first: int = 0) -> str:
         """A name that is not in use, and now is."""
-        name = self.free(wanted)
+        name = self.free(wanted, first)
         self._taken.add(name)
         return name
 

@@ -33,7 +33,7 @@ def refuse_model(
     operators: tuple[tuple[str, int], ...] = ()
     if not refused:
         try:
-            # what is wrong with a spec is said once, of its quantizer
+            # Faults of a spec were reported above, with its quantizer, so do not report them again.
             verdict = check_graph(convert(), profile, trained=False, scheme=not found)
         except ConversionError as error:
             found.append(Violation("integers", "the model", "a graph of integers", str(error), "See there."))

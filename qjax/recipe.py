@@ -297,7 +297,7 @@ class Recipe:
         weight = place.kind == "weight"
         spec, method = (self.weights, self.weight_method) if weight else (self.activations, self.method)
         if place.integers:
-            # what it holds are activations, of 8 bits at least: nothing learns to do with less
+            # The table holds activations of at least 8 bits: no training adapts them to fewer.
             spec = spec.replace(bits=max(8, spec.bits, self.activations.bits))
         if edge and self.first_last_bits is not None:
             spec = spec.replace(bits=self.first_last_bits)
@@ -313,7 +313,7 @@ class Recipe:
         """The observer for an activation of that spec."""
         if self.observer != "auto":
             return calibration.get(self.observer)
-        # seven bits of reduce_range clip no more than the eight that were asked for
+        # reduce_range makes 7 bits of the 8 that were asked for, so clip no more than with 8.
         wide = spec.bits >= 8 or (self.reduce_range and spec.bits == 7)
         return calibration.get("minmax" if wide else "mse")
 

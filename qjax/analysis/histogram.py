@@ -46,7 +46,7 @@ def fine_counts(x: jax.Array, scale: jax.Array, zero_point: jax.Array, spec: QSp
     """int32 [bars]: the values in front of a quantizer. x: float32. scale, zero_point: broadcast against x."""
     _, width, bars, margin = _layout(spec.levels)
     steps = x / scale + (zero_point - np.int32(spec.qmin)).astype(jnp.float32) + np.float32(0.5)
-    # floats saturate here, so that infinities and what lies far out fall into the last bar
+    # Float codes saturate here, so infinities and far outliers fall into the last bar.
     index = jnp.floor(jnp.nan_to_num(steps) * np.float32(1 / width)) + np.float32(margin)
     index = jnp.clip(index, np.float32(0), np.float32(bars + 2 * margin - 1)).astype(jnp.int32)
     return jnp.bincount(index.reshape(-1), length=bars + 2 * margin)

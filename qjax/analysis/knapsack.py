@@ -88,7 +88,7 @@ def _undominated(combinations: list[Combination], by: tuple[bool, bool]) -> list
 
     def key(c: Combination) -> tuple[float, ...]:
         first = (c.size if by[0] else 0, c.mac_bits if by[1] else 0)
-        # of equals the smaller one is kept even in what does not count, and then the first
+        # Of equal combinations, take the smaller one, also in what is not constrained, and then the first.
         return (*first, c.cost, c.size, c.mac_bits, *c.picks)
 
     kept: list[Combination] = []

@@ -103,7 +103,7 @@ class Space:
             for layer in unit.layers
         }
         recipe = self._with(own)
-        # a float layer changes which quantizers are around it, so they are looked up in the new model
+        # A layer in float changes which quantizers surround it, so look them up in the new model.
         plan = dataclasses.replace(self._plan, float_paths=recipe.float_paths(self._types))
         annotation = plan.annotate(self._traced)
         found = {layer.weight: layer for layer in read_layers(self._traced.program, annotation, self._batch)}
@@ -112,7 +112,7 @@ class Space:
             if candidate == "float":
                 continue
             for layer in unit.layers:
-                # a table that has scales of its rows keeps them
+                # A table with scales of its rows keeps them.
                 table = layer.weight in self._plan.by_row
                 spec = (self._quantizers[layer.weight].spec if table else self.recipe.weights).replace(bits=candidate)
                 own[re.escape(layer.weight)] = Override(weights=spec)
@@ -120,8 +120,8 @@ class Space:
                     least = self.recipe.output_bits if name in annotation.output_names else 0
                     widest[name] = max(widest.get(name, least), candidate)
         widest = {name: bits for name, bits in widest.items() if name not in self._held}
-        # a quantizer has the name of its module where it can, and an override of it then covers what lies inside: that
-        # gets its own back, and what is inside comes later
+        # A quantizer often has the name of its module. An override of it then also covers the quantizers inside of the
+        # module, so these get overrides with their own specs. Longer names come later and so take precedence.
         for name, place in annotation.places().items():
             inside = place.kind != "weight" and any(path in widest for path in ancestors(place.module))
             if inside and name not in widest and name in self._quantizers:

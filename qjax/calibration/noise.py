@@ -30,7 +30,7 @@ def thinned(x: jax.Array, leading: int) -> jax.Array:
     count = math.prod(x.shape[leading:])
     step = max(1, -(-count // MOST))
     while math.gcd(step, count) > 1:
-        # a common factor would meet some channels only
+        # With a common factor the steps would reach only some of the channels.
         step += 1
     return jnp.reshape(x, (*x.shape[:leading], -1))[..., ::step].astype(jnp.float32)
 

@@ -70,7 +70,7 @@ def main() -> None:
     """What the script `qjax` and `python -m qjax` run."""
     problem = conflict(own_folder())
     if problem is not None and "IntegerGraph" not in getattr(qjax, "__all__", ()):
-        # the other project's files lie over these
+        # The files of the other project overwrite those of qjax.
         click.echo(f"qjax: error: {problem}", err=True)
         sys.exit(REFUSED)
     program()

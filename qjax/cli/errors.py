@@ -46,7 +46,7 @@ def refusing(what: str = "") -> Iterator[None]:
 
 
 def _text(error: Exception) -> str:
-    # errors of the system hold their parts; those of qjax are sentences
+    # An error of the operating system holds its parts; an error of qjax is a sentence.
     if isinstance(error, OSError) and error.strerror:
         cure = ""
         if isinstance(error, PermissionError):
@@ -118,7 +118,7 @@ class Program(click.Group):
         except BrokenPipeError:
             return BROKEN_PIPE
         except EOFError as error:
-            # click takes one for the end of an interactive input
+            # click takes this error for the end of an interactive input.
             return _internal(error)
 
 

@@ -44,7 +44,7 @@ def outputs(graph: IntegerGraph, given: Sequence[np.ndarray | jax.Array], *, cod
     """The outputs of one batch of codes: codes, or reals."""
     found = graph.interpreter(*given)
     if not codes:
-        # by themselves, not in the structure of the model's own output
+        # One array per output, without the structure of the model's own result.
         reals = dequantize_outputs(graph.ir.replace(metadata={}), found)
         found = list(reals) if isinstance(reals, tuple) else [reals]
     return [np.asarray(value) for value in found]

@@ -52,16 +52,13 @@ def _check(tensor: Tensor, array: np.ndarray, codes: bool) -> None:
 
 
 def random_codes(graph: Graph, examples: int, seed: int) -> list[np.ndarray]:
-    """Codes for every input: the edges first (`EDGES`), then uniform ones; the same for the same seed.
+    """Codes for every input, the same for the same seed.
 
-    An input without a batch axis gets one array, of random codes.
+    The first examples hold the edges in all inputs at once: the least, the greatest, zero, alternating, all codes in
+    turn. The others are uniform. An input without a batch axis gets one array, of random codes.
     """
     rng = np.random.default_rng(seed)
     return [_random(graph, graph.tensors[name], examples, rng) for name in graph.inputs]
-
-
-EDGES = ("least", "greatest", "zero", "alternating", "all codes in turn")
-"""What the first examples hold, in all inputs at once."""
 
 
 def _random(graph: Graph, tensor: Tensor, examples: int, rng: np.random.Generator) -> np.ndarray:

@@ -30,7 +30,7 @@ def open_model(path: str, target: str | None = None) -> IntegerGraph:
 
 def kind(path: str) -> str:
     """What a file is, "qjax", "onnx" or "tflite": by its content where that says so, else by its name."""
-    # looked at before it is opened: opening a pipe would wait for ever
+    # Check the kind of file before opening it: opening a pipe would wait for ever.
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise Refused(f"{path}: expected a model file, got a folder, a pipe or a device: give the path of a file.")
     with open(path, "rb") as file:

@@ -67,7 +67,7 @@ def near_ties(count: int, shifts: Sequence[int] = range(-29, 0), seed: int = 1) 
     multiplier = np.int64(2**30) + (words[0] & np.uint64(2**30 - 1)).astype(np.int64)
     limit = np.int64(1) << np.maximum(29 + shift, 0)
     k = (words[1] >> np.uint64(1)).astype(np.int64) % (2 * limit) - limit
-    # acc = numerator / M, and |numerator| <= 2^61: twice that and M still fit 64 bits.
+    # acc = numerator / M with |numerator| <= 2^61, so twice the numerator plus M still fits 64 bits.
     numerator = (2 * k + 1) << (30 - shift)
     nearest = (2 * numerator + multiplier) // (2 * multiplier)
     acc = nearest + (words[2] % np.uint64(3)).astype(np.int64) - 1

@@ -107,7 +107,7 @@ def single_rows(*, per_channel: bool, seed: int = 11) -> Cases:
             ((2, 1, 1, 8), (1, 1, 8, 1024)),
         ):
             found.append(extreme_accumulators("conv2d", r, "int8", "int8", shape, window, index, per_channel, known))
-    # 3 channels, too few for the accumulators above
+    # These have 3 channels, which are too few for the accumulators above.
     for _ in range(64):
         s_x, s_w = draw_scale(r, 1), draw_scales(r, 1, 3 if per_channel else None)
         found.append(weighted("fully_connected", r, "int8", "int8", (1, 8), (8, 3), s_x, s_w, None, {}))
@@ -163,7 +163,7 @@ def mean_fused(*, seed: int = 13) -> Cases:
         s_y = np.float32(s_x * 2.0 ** -r.randint(0, 3) if r.rand() < 0.5 else s_x / n * r.randint(1, 40))
         scale = np.float32(np.float32(s_x / s_y) * np.float32(np.float32(1) / np.float32(n)))
         sums = np.arange(-128 * n, 127 * n + 1)
-        # products of 24 by 15 bits are exact in double; what is lost in a sum does not matter to a search
+        # Products of 24 by 15 bits are exact in double. The rounding of their sums does not matter to a search.
         offset = np.float64(z_y) - np.float64(n * z_x) * np.float64(scale)
         apart = np.float32(z_y) - np.float32(n * z_x) * scale
         fused = np.rint((sums * np.float64(scale) + np.float64(np.float32(offset))).astype(np.float32))
@@ -258,7 +258,7 @@ def quantize(y: str, *, seed: int = 6) -> Cases:
                 r.uniform(-300, 300, 16384) * s,
             ]
         ).astype(np.float32)
-        # beyond 2^31 steps runtimes convert a float to int32 whose value C leaves undefined
+        # From 2^31 steps on, runtimes convert a float to int32 whose value is undefined in C.
         x[:6] = [0.0, -0.0, 2.0e9 * s, -2.0e9 * s, 1e-40, -1e-40]
         found.append(Case("quantize", (x.reshape(256, 256),), (), grid_of(s, z, y)))
     return found

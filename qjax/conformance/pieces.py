@@ -31,7 +31,7 @@ def draw_near_tie(r: np.random.RandomState, op: str, dtype: str) -> tuple[np.flo
     """A scale and a zero point under which one code's sigmoid (at 1/256) or tanh (at 1/128) is nearly k + 1/2 steps."""
     info = np.iinfo(dtype)
     half = r.randint(1, 127) + 0.5
-    # the sigmoid of v is (1 + tanh(v / 2)) / 2
+    # The sigmoid of v is (1 + tanh(v / 2)) / 2.
     v = np.arctanh(half / 128) * (2 if op == "logistic" else 1)
     steps = r.randint(1, info.max - info.min + 1)
     up = r.rand() < 0.5
@@ -80,11 +80,12 @@ def weighted(
     weights = draw_codes(r, kernel, window, symmetric)
     z_w = 0 if kernel == "int8" else 128
     depth = int(np.prod(window[:-1]))
-    # standard deviations of uniform codes of 8 and 16 bits
+    # 74 and 18919 are the standard deviations of uniform codes of 8 and of 16 bits.
     narrow = np.iinfo(x).bits == 8
     spread = np.sqrt(depth) * 74 * (74 if narrow else 18919)
     bias = r.randint(-int(spread), int(spread), window[-1]).astype(np.int32)
-    # the standard deviation of an accumulator becomes a quarter of the range; sometimes an exact power of two
+    # The standard deviation of the accumulator becomes a quarter of the output's range, at times with an output scale
+    # that is an exact power of two.
     typical = np.float64(s_x) * np.float64(np.median(s_w)) * spread
     s_y = np.float32(typical / r.uniform(30, 90) / (1 if narrow else 256))
     if np.log2(float(s_x)) % 1 == 0:
@@ -112,7 +113,7 @@ def extreme_accumulators(
     e = np.broadcast_to(np.float64(s_x) * np.float64(s_w) / np.float64(s_y), (channels,))
     narrow = np.iinfo(x).bits == 8
     targets = r.randint(-300, 300, channels) * (1 if narrow else 120) + r.choice([0.0, 0.5, 0.5, 0.25], channels)
-    # the kernels for int16 require a result that fits int32
+    # The int16 kernels require a result that fits int32.
     limit = 2**30 if narrow else np.minimum(2**30, 2**30 / e)
     bias = np.clip(np.rint(targets / e), -(2**30), 2**30).astype(np.int64)
     bias[:4] = [2**30, -(2**30), 1, -1]

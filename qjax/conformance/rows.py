@@ -154,7 +154,7 @@ def _tflite_arm(runtime: str, target: str) -> list[AnyRow]:
     for scales, per_channel in (("per tensor", False), ("per channel", True)):
         single = partial(cases.single_rows, per_channel=per_channel)
         rows.append(Row(runtime, f"single rows and pixels, {scales}", target, single))
-        if runtime == "litert-optimized-arm":  # XNNPACK takes no scale from 256 on
+        if runtime == "litert-optimized-arm":  # XNNPACK accepts scales below 256 only.
             above = partial(cases.depthwise_scales_above_1, per_channel=per_channel)
             rows.append(Row(runtime, f"DEPTHWISE_CONV_2D, scales above 1, {scales}", target, above))
     return rows
@@ -240,7 +240,7 @@ def _few_pairs(shifts: tuple[int, ...]) -> Records:
     pairs = accumulators.random(64 // len(shifts) + 1, shifts, seed=3)
     which = np.arange(131_072) % 64
     multiplier, shift = pairs.multiplier[which], pairs.shift[which]
-    # one in eight is a power of two, which has a path of its own
+    # One in eight is a power of two, for which kernels have a path of their own.
     multiplier = np.where(which % 8 == 0, np.int32(2**30), multiplier)
     acc = (words[:131_072].astype(np.int64) >> (32 + (words[131_072:] >> np.uint64(59))).astype(np.int64)).astype(
         np.int32
@@ -309,7 +309,7 @@ def _vnni() -> list[AnyRow]:
 def _pytorch(engine: str, target: str) -> list[AnyRow]:
     """Weighted operations on activations of 7 bits, whose pairs of products fit int16 on every machine."""
     runtime = f"torch-{engine}"
-    # qnnpack's products are exact as they are
+    # qnnpack's products are exact without further steps.
     codes = None if engine == "qnnpack" else _SEVEN_BITS
     rows: list[AnyRow] = []
     for label, make in _WEIGHTED.items():

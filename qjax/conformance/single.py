@@ -64,14 +64,14 @@ def graph_of(case: Case, target: Target) -> Graph:
         axes = (case.kernel.ndim - 1,) if np.ndim(case.kernel_grid.scale) else ()
         codes, grid = case.kernel, case.kernel_grid
         if grid.zero_point:
-            # as the conversion stores asymmetric weights
+            # This is how the conversion stores asymmetric weights.
             codes, grid = (codes.astype(np.int32) - grid.zero_point).astype(np.int16), Grid(grid.scale, 0, "int16")
         tensors["kernel"] = Tensor("kernel", codes.shape, grid.dtype, _quantization(grid, axes), codes)
         constants["kernel"] = "kernel"
     shape = output_shape(case)
     tensors["y"] = Tensor("y", shape, case.output.dtype, _quantization(case.output))
     if case.bias is not None and case.kernel is not None:
-        # As files have it: in steps of the accumulator, or as the real numbers that a runtime adds itself.
+        # As in files: codes in steps of the accumulator, or the real numbers that a runtime adds itself.
         bias = float_bias(case) if _adds_floats(case, target) else case.bias
         tensors["bias"] = Tensor("bias", bias.shape, str(bias.dtype), None, bias)
         nodes = (Node("y", op, tuple(names), "y", {**constants, "bias": "bias"}, known),)

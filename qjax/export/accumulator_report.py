@@ -293,7 +293,7 @@ def _observe(
         if size == 0:
             continue
         examples += size
-        with jax.enable_x64(True):  # counts and wide sums
+        with jax.enable_x64(True):  # Counts and wide sums need int64.
             counts = jax.device_get(measure(codes, *constants))
         for index, found in counts.items():
             total = totals.setdefault(index, {})
@@ -319,7 +319,7 @@ def _sums(graph: Graph, node: Node, constants: Mapping[str, Any], x: jax.Array, 
     """The fields of `Observed` for one node on one batch; x: the codes of its input."""
     register = _register(graph, node)
     zero_point = jnp.asarray(constants["zero_point0"])
-    # in the register's own order; positions outside of the image hold the code of zero
+    # Sum in the register's own order. Positions outside of the image hold the code of zero.
     rows = _rows(graph, node, constants, x, dataclasses.replace(register, padding="zero_point"))
     subtracted = jnp.zeros_like(zero_point) if register.operands == "codes" else zero_point
     total, low, high = running_sums(rows.x, rows.w, subtracted, jnp.int32 if fits else jnp.int64)
@@ -337,7 +337,8 @@ def _sums(graph: Graph, node: Node, constants: Mapping[str, Any], x: jax.Array, 
         found |= {"pairs": np.int64(-(-paired.x.shape[0] // 2) * total.size), "pairs_saturated": _count(events)}
         if register.pairs:
             saturated = _count(events)
-            # the zero point comes off all weights in one go; those that met no code give it back
+            # Subtract the zero point times all weights at once. Weights that met padding instead of a code get it back
+            # below.
             given = jnp.sum(paired.w, axis=0, dtype=jnp.int32)[:, None, :] * zero_point
             held = paired.restore(pairs - jnp.broadcast_to(given, pairs.shape))
             if paired.outside is not None:

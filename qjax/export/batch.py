@@ -220,7 +220,7 @@ def _apart(graph: Graph, node: Node) -> bool:
     output = graph.tensors[node.output].shape
     if not any(None in shape for shape in shapes):
         return None not in output
-    # a result without the batch has lost it
+    # A result without the free axis mixes the examples.
     if None not in output:
         return False
     along = ops.get(node.op).works_along(node.attributes, shapes, output)

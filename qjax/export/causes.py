@@ -189,7 +189,7 @@ class _Picked:
         """For each output, the kind to name if its code is not the nearest to the exact value."""
         rule = self.side.rule
         if rule is None:
-            # an exact sum is off only by what its 30-bit factors lack
+            # The only error of an exact sum is the rounding of its factors to 30 bits.
             kind = "formula" if "formula" in self.side.node.attributes else "scale"
             return np.full(self.codes.shape, kind, object)
         if rule.name.startswith(("nemo", "power_of_two:TRN")):
@@ -203,7 +203,7 @@ class _Picked:
             kind = "float64"
         if seen is None:
             return np.full(self.codes.shape, "other", object)
-        # the explanation holds only if the number that the last rounding sees is a tie, or within the code's own cell
+        # The explanation holds only if the last rounding sees a tie, or a number that rounds to this code.
         return np.where(np.abs(compare_halves(seen, self.centred)) <= 1, kind, "other").astype(object)
 
 
@@ -216,7 +216,7 @@ def _decide(a: _Picked, b: _Picked) -> Counter[Key]:
     real = a.real() or b.real()
     left, right = a.reading(), b.reading()
     if left is None or right is None:
-        # one of them is a formula: both are measured by the real value
+        # One of the two is a formula: measure both by the exact value.
         if real is None:
             found["formula", ""] = a.codes.size
             return found
@@ -244,7 +244,7 @@ def _decide(a: _Picked, b: _Picked) -> Counter[Key]:
     for side, place, blame in (("a", off[0], blames[0]), ("b", off[1], blames[1])):
         for kind in sorted(set(blame[place & undecided])):
             settle(place & (blame == kind), str(kind), side)
-    # neither is to blame: both round their own values
+    # Neither side is at fault: both round the values that they see.
     ties = [np.abs(compare_halves(r.exact, p.centred)) == 1 for r, p in ((left, a), (right, b))]
     settle(ties[0] & ties[1] & ((left.exact - right.exact).sign() == 0), "tie")
     biases = (a.bias(), b.bias())

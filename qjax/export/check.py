@@ -127,7 +127,7 @@ def _check_tensor(tensor: Tensor) -> None:
     _check_quantization(tensor.quantization, tensor, place)
     if value is None or isinstance(value, Tracer) or not math.prod(value.shape):
         return
-    # beyond it, packing would drop bits and the proofs that no accumulator overflows would be void
+    # Beyond the range, packing would drop bits, and the proofs that no accumulator overflows would not hold.
     low, high = int(np.min(np.asarray(value))), int(np.max(np.asarray(value)))
     qmin, qmax = tensor.quantization.qmin, tensor.quantization.qmax
     if low < qmin or high > qmax:

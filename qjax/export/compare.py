@@ -55,14 +55,15 @@ def described(
     measured, sums = tally.kinds["measured", ""], tally.kinds["sums", ""]
     own, text = tally.own, ""
     if own.count:
-        # a file and its folder tell enough; `location` has the whole path
+        # Show the file and its folder only; `location` has the whole path.
         short = "/".join(PurePath(location).parts[-2:]) if location else ""
         place = f" ({op}, {short})" if short else f" ({op})"
         verb = "differs" if own.count == 1 else "differ"
         subject = name if name == what else f"{what} {name}"
         text = f"{subject}{place}: {own.count:,} of {own.compared:,} {verb}, {own.direction}"
         kinds = {cause.kind for cause in causes}
-        # the last bits of scales differ wherever one of them is a float32: said only where they decide
+        # Scales differ in their last bits whenever one is rounded to float32. Mention them only where they cause a
+        # difference.
         said = [f.text for f in found if f.kind != "scale" or "scale" in kinds]
         if said:
             clauses = "; ".join(said)
@@ -110,7 +111,7 @@ def compare(a: AnyGraph, b: AnyGraph, batches: Iterable[Any], *, inputs: Inputs 
     left, right, given = _ir(a), _ir(b), Batches(batches, inputs, "compare")
     names = device_of(left), device_of(right)
     labels = names if names[0] != names[1] else ("a", "b")
-    # where one of them is for a device with kernels of its own, the other's nodes are joined to the same groups
+    # If one graph is for a device with fused kernels, join the nodes of the other one to the same groups.
     joined = group_like(left, right), group_like(right, left)
     constants = [
         _constants(g if same is whole else same) for g, whole, same in zip((a, b), (left, right), joined, strict=True)
@@ -175,7 +176,7 @@ class _Run:
 
     def _pair(self, node: Node, other: Node, env_a: Env, env_b: Env, out: Any) -> None:
         theirs = env_b.compute(other)
-        # b's node on a's codes; constants stay b's own
+        # Run b's node, with b's constants, on a's codes.
         shared = [
             env_b.value(name) if name in self.b.data else env_a.value(mine)
             for mine, name in zip(node.inputs, other.inputs, strict=True)

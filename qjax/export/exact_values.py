@@ -49,7 +49,7 @@ class Ratio:
     @classmethod
     def dyadic(cls, mantissa: Any, exponent: Any) -> "Ratio":
         """mantissa * 2^exponent."""
-        # beyond 2^2000 nothing is near any code, and the integers stay small
+        # Beyond 2^2000 a number is near no code, and the limit keeps the integers small.
         e = np.clip(np.atleast_1d(np.asarray(exponent, np.int64)), -2000, 2000)
         up, down = ints(np.maximum(e, 0)), ints(np.maximum(-e, 0))
         one = np.full(e.shape, 1, object)
@@ -86,7 +86,7 @@ class Ratio:
 
 def _double(num: int, den: int) -> float:
     try:
-        return num / den  # Python's quotient of integers is correctly rounded
+        return num / den  # Python divides integers with correct rounding.
     except OverflowError:
         return 2.0**1023 if num > 0 else -(2.0**1023)
 
@@ -143,7 +143,7 @@ def bias_of(rule: Rule, constants: Mapping[str, np.ndarray]) -> Ratio | None:
         return part("addend") * part("step")
     if rule.constants is Onednn:
         scale = Ratio.dyadic(constants["mantissa"], constants["exponent"])
-        # a scale that underflowed makes every result the zero point's
+        # If the scale underflowed to 0, every result is the zero point.
         return part("addend") / Ratio(np.where(scale.num > 0, scale.num, 1), scale.den)
     return None
 
@@ -170,7 +170,7 @@ def read_rule(
     for value in (exact, seen):
         overflows |= ((value - limit).sign() >= 0) | ((value + limit).sign() < 0)
     if rule.name == "tvm":
-        # a power of two is a rounding shift of 32 bits, whose sum may wrap
+        # A factor that is a power of two is a rounding shift of 32 bits, whose sum may wrap.
         right = np.clip(1 - np.asarray(constants["shift"], np.int64), 0, 32)
         power = np.asarray(constants["multiplier"]) == 2**30
         overflows |= power & (a + ((1 << right) >> 1) >= 2**31)
@@ -205,7 +205,7 @@ def _seen(
         high = ((ints(acc) << left) * ints(constants["multiplier"]) + 2**30) >> 31
         return Ratio.dyadic(high, -right)
     if rule.name == "tflite_arm_depthwise_3x3":
-        # the same without a left shift before, so with one behind
+        # The same rule, with its left shift after the product instead of before it.
         high = (ints(acc) * ints(constants["multiplier"]) + 2**30) >> 31
         return Ratio.dyadic(high, np.asarray(constants["shift"], np.int64))
     if rule.name == "tosa_double":

@@ -21,7 +21,7 @@ def read(path: StrPath, max_bytes: int, what: str, error: type[ValueError] = Val
       ValueError (or `error`): a folder, a pipe, or a file that is too large.
     """
     path = os.fspath(path)
-    # Looked at before it is opened: opening a pipe would wait for ever.
+    # Check the kind of file before opening it: opening a pipe would wait for ever.
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -68,7 +68,7 @@ def write_all(contents: Mapping[str, bytes], error: type[ValueError] = ValueErro
             temporaries.append(_temporary(path, undo))
             _write_new(temporaries[-1], data, mode)
         with contextlib.ExitStack() as back:
-            # One file needs no way back: the step that can fail is its last.
+            # One file needs no rollback: only its last step can fail.
             if len(paths) > 1:
                 for path, mode in zip(paths, modes, strict=True):
                     back.callback(_restore, path, None if mode is None else _backup(path, undo))
@@ -136,8 +136,8 @@ def _remove(path: str) -> None:
 
 
 def _sync_folder(folder: str) -> None:
-    # The new name survives a power cut only once its folder is on the disk. Some network file systems
-    # cannot do that: the file is complete all the same.
+    # The new name survives a power cut only once its folder is on the disk. Some network file systems cannot write a
+    # folder through; the file is complete even then.
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -161,7 +161,7 @@ _TEMPORARY = re.compile(r"\.qjax-([0-9a-f]{8})-([0-9]+)-[0-9a-f]{16}\.tmp")
 def _remove_leftovers(folder: str) -> None:
     """Remove the temporary files of processes of this machine that no longer run. What cannot be removed stays."""
     if os.name != "posix":
-        # elsewhere os.kill ends the process that it is asked about
+        # On other systems os.kill would end the process that it is asked about.
         return
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):

@@ -90,7 +90,7 @@ def _constant_findings(a: Side, b: Side) -> list[Finding]:
         found += _scale_findings(a, b)
     same_method = method_of(a.node) == method_of(b.node)
     for role in sorted({*a.node.constants, *b.node.constants}):
-        # the constants of two methods have other meanings under one name
+        # Constants of two methods can have one name and different meanings.
         kind = {"kernel": "accumulator", "bias": "bias"}.get(role, "grid" if role in _BOUNDS else "constant")
         shared = role.endswith(("/kernel", "/bias")) if a.node.op == backend.NAME else kind != "constant"
         if (role in finishing and both_rules) or (not same_method and not shared):

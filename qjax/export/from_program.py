@@ -141,7 +141,8 @@ def _count(graph: Graph, node: Node, held: Mapping[str, Any]) -> Any:
         return np.asarray(graph.constant(node, "count"))
     if "rounding" not in node.attributes or STATED not in held:
         return None
-    # A target that computes averages exactly stores no count. The one that gives the factors of this node, bit for bit.
+    # A target that computes averages exactly stores no count. Take the count that leads to this node's factors, bit for
+    # bit.
     factor = np.asarray(held["factor0"], np.float64) * 2.0 ** -np.asarray(held["shift"], np.float64)
     steps = float(np.asarray(_quantization(graph, node.inputs[0]).scale)) / float(
         np.asarray(_quantization(graph, node.output).scale)
@@ -158,7 +159,7 @@ def _count(graph: Graph, node: Node, held: Mapping[str, Any]) -> Any:
 
 def _exact(graph: Graph, node: Node, count: Any) -> dict[str, Any]:
     """The factors of a node with nothing folded into it but the division of an average."""
-    # Integers that are no codes (masks, indices) have no scale.
+    # Integers that are not codes (masks, indices) have no scale.
     known = [graph.tensors[name].quantization for name in node.inputs]
     scales = [Real.of(quantization.scale) for quantization in known if quantization is not None]
     affine = Affine.identity()

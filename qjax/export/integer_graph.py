@@ -239,7 +239,7 @@ def quantize_inputs(ir: Graph, inputs: Sequence[Any]) -> list[jax.Array]:
         if tensor.quantization is not None:
             codes.append(quantize(x, qparams_of(tensor), quantization=ir.quantization).astype(tensor.dtype))
         elif tensor.dtype == REAL_DTYPE and jnp.issubdtype(x.dtype, jnp.floating):
-            codes.append(x.astype(tensor.dtype))  # a float island reads it as it is
+            codes.append(x.astype(tensor.dtype))  # A float part of the model reads it unquantized.
         elif jnp.issubdtype(x.dtype, jnp.bool_ if tensor.dtype == "bool" else jnp.integer):
             codes.append(x if tensor.dtype == "bool" else _within(x, tensor.dtype))
         else:
@@ -286,10 +286,10 @@ def outputs_of(ir: Graph, returned: Any) -> list[Any]:
 def _reals(tensor: Tensor, codes: Any, dequantization: OutputDequantization) -> Any:
     q = tensor.quantization
     if q is None:
-        return codes  # integers that stand for themselves
+        return codes  # Plain integers, not codes.
     if np.dtype(tensor.dtype).itemsize <= 2:
         return dequantize(codes, qparams_of(tensor), dequantization=dequantization)
-    # an accumulator that is an output: no spec has codes that wide
+    # The output is an accumulator, whose codes are wider than any spec has.
     steps = jnp.asarray(codes).astype(jnp.int32) - jnp.asarray(q.zero_point)
     return unfused(steps.astype(jnp.float32) * jnp.asarray(q.scale))
 

@@ -105,7 +105,7 @@ def program_of(result: Float, is_constant: Any) -> Program:
             "a float part whose result is constant; remove its qjax.FLOAT or qjax.Dynamic.", where=result.eqn.where
         )
     constants = {role: leaf.found.value for role, leaf in zip(roles, fixed, strict=True)} | writer.constants
-    # what is there for a gradient alone stays behind: the reals of a weight that is multiplied as codes
+    # Leave out what only a gradient needs, such as the float values of a weight that is multiplied as codes.
     read = {first for _, operands, _ in writer.steps for kind, first, *_ in operands if kind == "constant"}
     constants = {role: value for role, value in constants.items() if role in read}
     attributes = {
@@ -184,7 +184,7 @@ class _Writer:
                 self.eqn = self.parts[int(part[1])]
             inner = next((eqn.params[key] for key in _CALLS if key in eqn.params), None)
             if eqn.primitive.name == "qjax_layer":
-                # kept whole for its integer form; in reals it is what it computes
+                # The equation is kept whole for its integer form. Here, in float, read what it computes.
                 inner = jax.make_jaxpr(eqn.params["layer"].function)(*(atom.aval for atom in eqn.invars))
             if inner is not None:
                 inner_jaxpr, inner_consts = (inner.jaxpr, inner.consts) if hasattr(inner, "consts") else (inner, ())

@@ -47,7 +47,7 @@ def lower(
     return Graph(
         builder.tensors,
         tuple(builder.nodes),
-        # reals that only an island reads are inputs as well
+        # Float inputs that only a float part reads are inputs of the graph as well.
         tuple(name for name in order if name in builder.tensors),
         outputs,
         "",
@@ -140,7 +140,7 @@ class Evaluation:
         values = [f.value for f in found]
         key = (eqn, *map(id, values))
         if key not in self._results:
-            # keep the inputs alive, so that no other object gets their id
+            # Keep the inputs alive, so that no other object can get their id.
             self._results[key] = values, _computed(eqn, values)
         return [Constant(result) for result in self._results[key][1]]
 
@@ -170,5 +170,5 @@ def quantized_graph(
     graph = check(lower(program, annotation, args, names, params_of))
     if other is not None:
         graph = check(free_batch(graph, lower(*other, names, params_of), *sizes))
-    # What no output needs has no quantizer behind it, with which `assign` could fold it.
+    # Remove dead nodes first: without a quantizer behind them, `assign` could not fold them.
     return check(passes.remove_dead(passes.remove_identities(passes.remove_dead(graph))))

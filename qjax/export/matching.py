@@ -24,6 +24,7 @@ from qjax import ops
 from qjax.export.ir import Graph, Node, Tensor
 from qjax.export.pattern import Pattern, check_root
 from qjax.export.view import NodeView
+from qjax.names import Names
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -226,13 +227,9 @@ class _Index:
     def result(self, pattern: Pattern, state: _State) -> Match:
         """The match with its labels."""
         nodes: dict[str, NodeView] = {}
-        taken = {label for label, _ in state.nodes if label is not None}
+        names = Names((label for label, _ in state.nodes if label is not None), between="#")
         for name, node in sorted(state.nodes, key=lambda item: self.order[item[1].name]):
-            label, count = name or node.op, 1
-            while name is None and (label in nodes or label in taken):
-                count += 1
-                label = f"{node.op}#{count}"
-            nodes[label] = NodeView(self.graph, node)
+            nodes[name or names.fresh(node.op)] = NodeView(self.graph, node)
         tensors = self.graph.tensors
         named = {name: tensors[bound] for name, bound in state.tensors}
         inputs = tuple(tensors[name] for name in state.inputs)

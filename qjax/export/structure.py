@@ -52,7 +52,7 @@ def plain(tree: Any) -> Any:
     if isinstance(tree, list) or any(isinstance(path[0], _UNNAMED) for path, _ in entries):
         return values
     made = {str(name): value for name, value in zip(names, values, strict=True)}
-    # a dict keeps the order of its own
+    # A dict keeps its own order of keys.
     return {str(key): made[str(key)] for key in tree} if type(tree) is dict else made
 
 

@@ -118,7 +118,7 @@ class _Runs:
     def __init__(self, graph: IntegerGraph) -> None:
         self.ir = graph.ir
         self.runner = Runner(graph.ir, "", graph.interpreter.constants)
-        # where reals flow, a node compiled by itself may round as the whole graph does not
+        # With float tensors, a node that is compiled alone may round differently than in the whole graph.
         floats = any(tensor.dtype == REAL_DTYPE and tensor.value is None for tensor in graph.ir.tensors.values())
         self.whole = jax.jit(functools.partial(run, graph.ir)) if floats else None
         self.constants = graph.interpreter.constants
@@ -144,14 +144,14 @@ class _Runs:
             else:
                 own = self.runner.output(node, [jnp.asarray(free[name]) for name in node.inputs])
             wanted = codes.get(node.output)
-            # a node that moves codes has no quantizer of its own: its value follows from its inputs
+            # A node that only moves codes has no quantizer, so its expected codes follow from its inputs.
             found = _counts(got, own, got if wanted is None else wanted)
             counts[node.name] = tuple(int(count) for count in found)
             free[node.output] = own
             if wanted is None:
                 forced[node.output] = got
             else:
-                # the very same array as long as nothing differs, so that the next node runs once
+                # While nothing differs keep the same array, so that the next node needs to run only once.
                 forced[node.output] = own if counts[node.name][2] == 0 else wanted.astype(got.dtype)
             for name in node.inputs:
                 left[name] -= 1

@@ -46,7 +46,7 @@ def check_any_batch(model: nnx.Module, args: Sequence[Any], programs: Sequence[P
         raise TraceError(f"A graph takes any batch, but the model fails on one of {LARGE:,}. {error}") from error
     equations = [needed(program) for program in (*programs, large)]
     if len({len(found) for found in equations}) > 1:
-        # a loop over the examples, or a cut: the first operation that is not the same
+        # A loop over the examples, or a slice of the batch: find the first operation that is not the same.
         here = next((c for a, c in zip(equations[0], equations[2], strict=False) if a.primitive != c.primitive), None)
         if equations[0] and len(equations[0]) == len(equations[1]):
             few = f"batches of {sizes[0]} and {sizes[1]}"

@@ -17,7 +17,7 @@ def with_keywords(
     """
     try:
         parameters = inspect.signature(function).parameters.values()
-    except ValueError:  # a callable that does not tell
+    except ValueError:  # A callable without a known signature.
         return tuple(args), dict(kwargs)
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return tuple(args), dict(kwargs)

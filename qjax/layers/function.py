@@ -62,7 +62,7 @@ class FunctionModule(FunctionVariables):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         function, training = self.qjax_function, not self.deterministic
         streams = getattr(self, "rngs", None)
-        # in evaluation every call draws the same numbers, and moves no stream
+        # In evaluation every call draws the same numbers and advances no stream.
         keys = {n: streams[n]() if training else streams[n].key[...] for n in streams} if streams is not None else {}
         options = {**keys, **(function.training if training else function.evaluation), **kwargs}
         params, state = self.pytrees()
@@ -217,7 +217,7 @@ def _nodes(tree: Any, path: tuple[str, ...], types: dict[str, type]) -> Iterator
         types["/".join(path)] = type(tree)
     for (key,), child in children:
         word = str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key))))
-        # Haiku marks modules that a constructor makes with "~", which its names of scopes leave out
+        # Haiku marks modules that a constructor makes with "~", which its scope names leave out.
         parts = [part for part in word.split("/") if part not in ("", "~")] or [word]
         yield from _nodes(child, (*path, *parts), types)
 
@@ -229,7 +229,7 @@ def _fitting(
     args, kwargs = with_keywords(function, args, kwargs)
     try:
         inspect.signature(function).bind(*args, **kwargs)
-    except ValueError:  # a callable that does not tell
+    except ValueError:  # A callable without a known signature.
         return args, kwargs
     except TypeError as error:
         raise TypeError(

@@ -50,7 +50,7 @@ def _batch_norm(
         operands["bias"] = hk.get_parameter("offset", shape, inputs.dtype, module.offset_init)
 
     def function(x: jax.Array, *rest: jax.Array) -> list[jax.Array]:
-        # the formula and the order of operations of haiku.BatchNorm
+        # The formula of haiku.BatchNorm, in its order of operations.
         given = dict(zip(operands, rest, strict=True))
         mean = jnp.mean(x, axes, keepdims=True)
         var = jnp.mean(jnp.square(x), axes, keepdims=True) - jnp.square(mean)
@@ -72,7 +72,7 @@ def _moving_average(hk: Any, module: Any, value: Any, update_stats: bool = True)
     hidden = hk.get_state("hidden", value.shape, value.dtype, init=jnp.zeros)
 
     def function(value: jax.Array, counter: jax.Array, hidden: jax.Array) -> list[jax.Array]:
-        # the formula and the order of operations of haiku.ExponentialMovingAverage
+        # The formula of haiku.ExponentialMovingAverage, in its order of operations.
         counter = counter + 1
         decay = jnp.asarray(module.decay, value.dtype)
         if module.warmup_length > 0:

@@ -105,7 +105,7 @@ def from_keras(model: Any) -> nnx.Module:
     held.variables = tuple((variable, place) for variable, place, _ in found)
     module = KerasModule(held)
     for variable, place, kind in found:
-        # a copy: where Keras trains the model, XLA deletes the model's own arrays
+        # Copy: when Keras trains the model, XLA deletes the model's own arrays.
         put(module, place, kind(jnp.copy(variable.value)), KerasVariables)
     return module
 

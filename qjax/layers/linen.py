@@ -75,7 +75,7 @@ class LinenModule(LinenVariables):
             _insert(variables.setdefault(collection, {}), path, self._variable(collection, path)[...])
         mutable = [name for name in variables if name != "params" and (training or name != "batch_stats")]
         streams = getattr(self, "rngs", None)
-        # in evaluation every call draws the same numbers, and moves no stream
+        # In evaluation every call draws the same numbers and advances no stream.
         rngs = {n: streams[n]() if training else streams[n].key[...] for n in streams} if streams is not None else None
         options = {**(linen.training if training else linen.evaluation), **kwargs}
         args, options = _fitting(linen, args, options)
@@ -130,7 +130,7 @@ def from_linen(
                                 evaluation={"train": False}, rngs=nnx.Rngs(dropout=0))
         qmodel = qjax.quantize(model, qjax.Recipe(), x)
     """
-    from flax import linen as nn  # the only place that needs it: users of nnx do not pay for it
+    from flax import linen as nn  # Imported here only, so that users of nnx do not wait for the import.
 
     if not isinstance(module, nn.Module):
         raise TypeError(f"from_linen: expected a flax.linen.Module, got {type(module).__name__}.")

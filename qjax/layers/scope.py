@@ -52,7 +52,7 @@ def _scoped(base: type) -> type:
             return base.__call__(self, *args, **kwargs)
 
     def reduce(self: Any, protocol: Any) -> Any:
-        # no import finds this class: it is made anew from the user's own
+        # The class has no module to be imported from, so unpickling makes it again from the user's class.
         return _unpickled, (base,), vars(self).copy()
 
     members = {"__call__": call, "__module__": base.__module__, "qjax_base": base, "__reduce_ex__": reduce}

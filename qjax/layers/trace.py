@@ -194,7 +194,7 @@ def write_state(model: nnx.Module, flat: dict[tuple[str, ...], Any]) -> None:
 def _keys(path: Any) -> tuple[str, ...]:
     keys = list(path)
     if keys and isinstance(keys[-1], jax.tree_util.GetAttrKey) and keys[-1].name == "value":
-        keys.pop()  # the array within its nnx.Variable; a module may well be called "value"
+        keys.pop()  # The path ends at the array inside of its nnx.Variable. A module may be called "value" too.
     return tuple(str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in keys)
 
 
@@ -205,7 +205,7 @@ def _labels(args: Sequence[Any], kwargs: dict[str, Any], dynamic: Sequence[int])
     labels: list[str] = []
     for i in dynamic:
         keys = _keys(paths[i][0])
-        # the parts of a single argument need no number in front
+        # With a single argument its parts need no leading number.
         labels.append("input/" + "/".join(keys[2 if len(args) == 1 and not kwargs else 1 :]))
     return labels
 
@@ -214,7 +214,7 @@ def _check_arguments(model: nnx.Module, args: Sequence[Any], kwargs: dict[str, A
     """Raise where the call's arguments do not fit the signature, which is most often a batch with labels."""
     try:
         signature = inspect.signature(type(model).__call__)
-    except ValueError:  # a callable that does not tell
+    except ValueError:  # A callable without a known signature.
         return
     try:
         positional, named = with_keywords(model.__call__, args, kwargs)
@@ -241,7 +241,7 @@ def _refused(model: nnx.Module, error: Exception, args: Sequence[Any], kwargs: A
     """What the model was called with, and what it said."""
     line = user_line(error.__traceback__)
     said = [part for part in re.sub(r"\x1b\[\d*m", "", str(error)).splitlines() if part.strip()]
-    # Keras says first where, then what, in bold
+    # Keras prints the layer first and the reason second, in bold.
     count = 2 if said and said[0].startswith(_OF_KERAS) else 1
     return (
         f"{line or 'unknown line'}: {type(model).__name__} raises {type(error).__name__} on a call with "

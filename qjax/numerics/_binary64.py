@@ -148,7 +148,7 @@ def _divide(a: Pattern, b: Pattern) -> Pattern:
     x, y = (a & _FRACTION) | _IMPLICIT, (b & _FRACTION) | _IMPLICIT
     below = (x < y).astype(_U)
     one = _U(1023 << 52)
-    # in [1, 2) whatever XLA does with the quotient, or an ulp below
+    # In [1, 2) however XLA computes the quotient, or one ulp below 1.
     estimate = _number((x & _FRACTION) | (one + (below << _U(52)))) / _number((y & _FRACTION) | one)
     q = (estimate * np.float64(2.0**52)).astype(jnp.int64).astype(_U)
     rest = ((x << (_U(52) + below)) - q * y).astype(jnp.int64)

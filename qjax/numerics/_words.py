@@ -43,7 +43,7 @@ def unpack_float(xp: Any, x: Any, unsigned: str, stored: int, exponent_bits: int
 def normalized(xp: Any, m: Any) -> tuple[Any, Any]:
     """The word shifted left until its top bit is set, and by how much (int32); meaningless for 0."""
     if xp is jnp:
-        # one instruction, where the steps below would be most of what the exact forward compiles
+        # One instruction. The steps below would be most of what the exact forward compiles.
         zeros = jnp.minimum(jax.lax.clz(m), _U(63))
         return m << zeros, zeros.astype(np.int32)
     lifted = xp.zeros(np.shape(m), np.int32)

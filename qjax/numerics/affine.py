@@ -111,7 +111,7 @@ def quantize(
     return _quantize(float_tensor(x), qparams, rounding, key, quantization)
 
 
-# outside of a trace, too, one compilation instead of one per operation: each takes XLA as long as all together
+# Compiled outside of a trace too: XLA would need as long for each single operation as for all together.
 @functools.partial(jax.jit, static_argnames=("rounding", "quantization"))
 def _quantize(x: jax.Array, qparams: QParams, rounding: Any, key: Any, quantization: Any) -> jax.Array:
     spec = qparams.spec
@@ -176,7 +176,7 @@ def _scale_and_zero_point(lo: jax.Array, hi: jax.Array, spec: QSpec, power_of_tw
         scale = (hi - lo) * np.float32(1 / (spec.qmax - spec.qmin))
     if power_of_two:
         scale = power_of_two_at_least(scale)
-    # Written so that NaN, too, takes the 1.0.
+    # Written so that NaN becomes 1.0 too.
     scale = jnp.where(scale >= np.float32(SCALE_MIN), jnp.minimum(scale, np.float32(SCALE_MAX)), np.float32(1))
     if spec.symmetric:
         return scale, jnp.zeros(scale.shape, jnp.int32)

@@ -36,7 +36,8 @@ def dynamic_codes(x: jax.Array, spec: QSpec, reduced: Sequence[int]) -> tuple[ja
     """
     scale, zero_point = dynamic_qparams(x, spec, reduced)
     kept = tuple(axis for axis in range(x.ndim) if axis not in reduced)
-    # written out: what jnp broadcasts depends on which sizes are 1, and a program must not depend on the batch
+    # Broadcast explicitly: what jnp broadcasts depends on which sizes are 1, and a program must not depend on the
+    # batch.
     step, zero = (lax.broadcast_in_dim(v, x.shape, kept) for v in (scale, zero_point))
     steps = round_float(divided(x, step), Rounding.NEAREST_EVEN)
     centered = jnp.clip(steps, *centered_bounds(zero, spec.qmin, spec.qmax))

@@ -233,7 +233,7 @@ def _times_spread(slope: jax.Array, scale_dot: jax.Array) -> jax.Array:
     shared = scale_dot.ndim == 0 or scale_dot.shape[0] == 1
     if slope.size < SMALL or slope.shape[0] % PARTS != 0 or not shared:
         return spread(slope, scale_dot)
-    # elsewhere the first axis may be shared out among devices, and the sum is fast
+    # On other platforms the first axis may be distributed among devices, and the sum is fast.
     return jax.lax.platform_dependent(slope, scale_dot, cpu=in_parts, default=spread)
 
 

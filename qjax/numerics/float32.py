@@ -87,9 +87,9 @@ def to_bits(a: Float32) -> Any:
     with wide(xp):
         magnitude = xp.abs(a.mantissa)
         lift = _I32(_BITS) - _bit_length(xp, magnitude)
-        # as far up as the exponent allows: all 24 bits, or the multiple of 2^-149
+        # Shift up as far as the exponent allows: to 24 bits, or to a multiple of 2^-149.
         lift = xp.minimum(lift, a.exponent - _I32(_LEAST))
-        # a mantissa of 2^24 lies one above the top
+        # A mantissa of 2^24 is one bit too long.
         normal = xp.where(lift < 0, magnitude >> _I32(1), magnitude << xp.maximum(lift, _I32(0)))
         field = xp.minimum(a.exponent - lift - _I32(_LEAST), _I32(254))
         # the leading bit of a normal mantissa adds 1 to the field
@@ -132,8 +132,8 @@ def add(a: Float32, b: Float32) -> Float32:
     xp, (a, b) = _aligned(a, b)
     with wide(xp):
         ea, eb = _exponents(xp, a.mantissa, a.exponent, b.mantissa, b.exponent)
-        # The operand with the greater exponent goes up by as many bits as there is room, the other down by the
-        # rest: then the sum has more than 30 bits, and what is lost lies far below the rounding.
+        # Shift the operand with the greater exponent up as far as there is room, and the other one down by the rest. If
+        # bits are lost, the sum has more than 30 bits, and they lie far below the rounding.
         up_a, up_b = (xp.clip(d, _I32(0), _I32(36)) for d in (ea - eb, eb - ea))
         ma, mb = _wide_mantissa(a) << up_a.astype(_I64), _wide_mantissa(b) << up_b.astype(_I64)
         return _sum(xp, ma, ea - up_a, mb, eb - up_b)
@@ -148,8 +148,8 @@ def fma(a: Float32, b: Float32, c: Float32) -> Float32:
     """The fused multiply-add a * b + c, rounded once: the product is exact."""
     xp, (a, b, c) = _aligned(a, b, c)
     with wide(xp):
-        # The 48 bits of the product and the 24 of c are brought to the top of 60: shifted down by 12 neither
-        # loses a bit, and from there on at most one leading bit can cancel.
+        # Bring the 48 bits of the product and the 24 of c to the top of 60 bits. A shift down by up to 12 then loses no
+        # bit. For larger shifts at most one leading bit can cancel.
         mp, ep = _to_top(xp, _wide_mantissa(a) * _wide_mantissa(b), a.exponent + b.exponent)
         mc, ec = _to_top(xp, _wide_mantissa(c), c.exponent)
         ep, ec = _exponents(xp, mp, ep, mc, ec)
@@ -167,7 +167,7 @@ def divide(a: Float32, b: Float32) -> Float32:
         raise ZeroDivisionError("division of a float32 by zero.")
     with wide(xp):
         (ma, ea), (mb, eb) = (_to_top(xp, _wide_mantissa(v), v.exponent) for v in (a, b))
-        # 60 bits by 24: a quotient of 36 or 37, and the remainder as a sticky bit
+        # 60 bits divided by 24: a quotient of 36 or 37 bits, and the remainder as a sticky bit.
         dividend, divisor = xp.abs(ma), xp.maximum(xp.abs(mb) >> _I64(36), _I64(1))
         q = dividend // divisor
         q = q | (q * divisor != dividend).astype(_I64)
@@ -189,7 +189,8 @@ def to_int32(a: Float32, rounding: Rounding = Rounding.NEAREST_EVEN, overflow: O
     xp, (a,) = _aligned(a)
     with wide(xp):
         m, e = _wide_mantissa(a), a.exponent.astype(_I64)
-        # any left shift by 32 or more leaves int32, any right shift by 26 or more leaves less than 1/2
+        # Any left shift by 32 or more leaves the range of int32. After any right shift by 26 or more less than 1/2
+        # remains.
         m = m << xp.clip(e, _I64(0), _I64(36))
         y = right_shift_with_headroom(xp, m, xp.clip(-e, _I64(0), _I64(36)), rounding)
         if overflow == "indefinite":

@@ -40,7 +40,7 @@ def gemmlowp_table(function: str, x_scale: float | np.floating, x_zero_point: in
         raise ValueError(f"gemmlowp_table: the scale must be finite and positive. Got {scale}.")
     fraction = 31 - _INTEGER_BITS
     multiplier = quantize_multiplier(Real.of(np.float64(scale)).scale_by_power_of_two(fraction))
-    # CalculateInputRadius: inputs from here on would leave Q4.27
+    # CalculateInputRadius: inputs beyond it would leave Q4.27.
     radius = math.floor((2**_INTEGER_BITS - 1) * 2.0**fraction / 2.0 ** int(multiplier.shift))
     centred = np.arange(-128, 128, dtype=np.int32) - np.int32(x_zero_point)
     inside = np.abs(centred) < radius

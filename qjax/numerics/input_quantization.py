@@ -57,6 +57,6 @@ def emulated_steps(x: jax.Array, scale: Any, zero_point: Any, name: InputQuantiz
         value = float32.add(value, offset)
     rounding = Rounding.NEAREST_AWAY if name == "division_away" else Rounding.NEAREST_EVEN
     rounded = float32.to_int32(value, rounding).astype(jnp.float32)
-    # exact for every code of 16 bits; what is rounded here lies far outside of any range
+    # Exact for every code of 16 bits. Only numbers far outside of any range are rounded here.
     steps = rounded - zero.astype(jnp.float32) if inside else rounded
     return jnp.where(jnp.isnan(x), jnp.full_like(x, np.nan), steps)

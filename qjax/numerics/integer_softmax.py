@@ -84,7 +84,7 @@ def shares(codes: Any, table: Any, axes: tuple[int, ...], taking_part: Any = Non
     counts = None
     if taking_part is not None:
         taking_part = xp.asarray(taking_part)
-        # rows without any are told by themselves: their greatest code is the filler
+        # Rows without any such element are recognized by their greatest code, which is the filler.
         q = xp.where(taking_part, q, np.int32(np.iinfo(codes.dtype).min))
         counts = taking_part
         if empty == "uniform":
@@ -108,7 +108,7 @@ def _shares(xp: Any, powers: Any, axes: tuple[int, ...]) -> Any:
     count = int(np.prod([powers.shape[axis] for axis in axes]))
     with wide(xp):
         total = xp.sum(powers.astype(np.int64), axis=axes, keepdims=True)
-        # a row of zeros (nothing took part): any divisor gives 0
+        # A row of zeros, because nothing took part: any divisor leads to 0.
         total = xp.maximum(total, np.int64(1))
         shift, _ = leading(xp, total, count)
         divisor = right_shift_with_headroom(xp, total, shift, Rounding.NEAREST_EVEN)

@@ -19,7 +19,7 @@ from qjax.numerics.fence import apart
 LOG2_LIMIT = 64
 """Raw log2 parameters are clipped to [-64, 64] where they are used."""
 
-# round(ln(2)^k / k! * 2^31) for k = 0..11: the Taylor series of 2^f; the first term left out is under 2^-35.
+# round(ln(2)^k / k! * 2^31) for k = 0..11: the Taylor series of 2^f. The first omitted term is below 2^-35.
 _EXP2_SERIES = (
     *(2147483648, 1488522236, 515882496, 119194166, 20654775, 2863360),
     *(330788, 32755, 2838, 219, 15, 1),
@@ -53,12 +53,13 @@ def exp2(x: jax.Array) -> jax.Array:
 
 
 def _exp2(x: jax.Array) -> jax.Array:
-    # Exact product, and at most 2^30: no rounding but the one asked for.
+    # An exact product of at most 2^30, so the only rounding is the requested one.
     fixed = jnp.round(x * np.float32(2**24)).astype(jnp.int32)
     whole = fixed >> np.int32(24)
     fraction = (fixed & np.int32(0xFFFFFF)).astype(jnp.uint32) << np.uint32(8)
     total = jnp.full_like(fraction, np.uint32(_EXP2_SERIES[-1]))
-    for coefficient in _EXP2_SERIES[-2::-1]:  # Horner; the high word is the product with the fraction of 32 bits
+    # Horner's scheme. The high word is the product with the fraction of 32 bits.
+    for coefficient in _EXP2_SERIES[-2::-1]:
         total = _high_word(total, fraction) + np.uint32(coefficient)
     mantissa = ((total + np.uint32(128)) >> np.uint32(8)).astype(jnp.int32)
     # The mantissa's leading bit, and its carry where it rounded up to 2, add to the exponent field.

@@ -74,7 +74,7 @@ def running_sums(x: jax.Array, w: jax.Array, zero_point: Any, dtype: Any = jnp.i
 
 def _saturating(x: jax.Array, w: jax.Array, zero_point: Any, bits: int, *, events: bool) -> State:
     low, high = np.int32(-(2 ** (bits - 1))), np.int32(2 ** (bits - 1) - 1)
-    # |(x - z) w| < 2^width; with a register of 2^(bits - 1) beside it, does the sum fit int32?
+    # |(x - z) w| < 2^width. Does its sum with a register of up to 2^(bits - 1) fit int32?
     width = 8 * (x.dtype.itemsize + w.dtype.itemsize) - 1
     roomy = width <= 30 and bits <= 31
 
@@ -124,7 +124,7 @@ def _loop(
     """Carry `state` over K; each step gets `together` consecutive products, int32 (batch, M, N)."""
     if x.shape[0] == 0:
         return state
-    # the longer axis last, where the vector units are; multiplication commutes
+    # Put the longer axis last, where the vector units work. Multiplication commutes.
     swapped = x.shape[2] > w.shape[2]
     block = min(BLOCK, together * math.ceil(x.shape[0] / together))
     blocks = math.ceil(x.shape[0] / block)

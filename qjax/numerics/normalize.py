@@ -87,7 +87,7 @@ def prepare(setup: Setup, divisor: int, epsilon: float, x_scale: Any, joined: Jo
     energy = energy.scale_by_power_of_two(np.int32(setup.gain))
     with wide(xp):
         bits = xp.where(energy.is_zero, np.int32(0), energy.exponent + np.int32(53))
-        # even, so that the root halves it
+        # An even shift, so that the root halves it.
         right = xp.maximum(np.int32(0), (bits - np.int32(_ENERGY_BITS) + np.int32(1)) >> np.int32(1)) << np.int32(1)
         integer = energy.scale_by_power_of_two(-right).to_int64()
         return {

@@ -31,7 +31,7 @@ def packed(arrays: Sequence[jax.Array]) -> jax.Array:
 def unpacked(vector: jax.Array, shapes: Sequence[Shape]) -> list[jax.Array]:
     """The arrays of these shapes whose elements make up the vector."""
     if not isinstance(vector, Tracer):
-        # eagerly each slice would be compiled, which takes a second for a thousand
+        # Outside of a trace each slice would be compiled, which takes a second for a thousand slices.
         ends = itertools.accumulate(math.prod(shape) for shape in shapes)
         pieces = np.split(np.asarray(vector), list(ends)[:-1])
         return [jnp.asarray(piece.reshape(shape)) for piece, shape in zip(pieces, shapes, strict=True)]
@@ -46,14 +46,14 @@ def _packed(shapes: tuple[Shape, ...], arrays: list[jax.Array]) -> jax.Array:
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _unpacked(shapes: tuple[Shape, ...], vector: jax.Array) -> list[jax.Array]:
     sizes = [math.prod(shape) for shape in shapes]
-    # compilers for other platforms merge slices as they see fit
+    # Compilers for other platforms merge slices themselves.
     pieces = lax.platform_dependent(
         vector, cpu=lambda vector: _in_rounds(vector, sizes), default=lambda vector: lax.split(vector, sizes)
     )
     return [jnp.reshape(piece, shape) for piece, shape in zip(pieces, shapes, strict=True)]
 
 
-# each is the other's transpose; JAX's own would be a slice at its place for every array, and a sum of as many vectors
+# Each is the other's transpose. JAX's own transpose would be a scatter for every array and a sum of as many vectors.
 _packed.defvjp(
     lambda shapes, arrays: (_packed(shapes, arrays), None), lambda shapes, _, vector: (_unpacked(shapes, vector),)
 )

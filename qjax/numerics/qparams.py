@@ -114,7 +114,7 @@ def as_float32(value: Any) -> jax.Array | np.ndarray[Any, Any]:
     if not (jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)):
         raise TypeError(f"Expected real numbers. Got dtype {array.dtype}")
     if isinstance(array, np.ndarray):
-        with np.errstate(over="ignore"):  # becomes an infinity, which the checks refuse by name
+        with np.errstate(over="ignore"):  # It becomes an infinity, which the checks refuse by name.
             return array.astype(np.float32)
     return array.astype(jnp.float32)
 

@@ -25,7 +25,7 @@ def fold_quotient(x_scale: Any, divisor_scale: Any, y_scale: Any) -> dict[str, A
     ratio = Real.of(x_scale) / (Real.of(divisor_scale) * Real.of(y_scale))
     xp = host_or_trace(ratio.mantissa)
     with wide(xp):
-        # ratio = mantissa 2^exponent with a mantissa of 53 bits
+        # ratio = mantissa * 2^exponent, with a mantissa of 53 bits.
         shift = xp.clip(np.int32(_BITS - 53) - ratio.exponent, np.int32(_LEAST), np.int32(_MOST)).astype(np.int32)
         factor = ratio.scale_by_power_of_two(shift).minimum(Real.of(np.float32(2.0**_BITS - 64)))
     return {"factor": factor.to_int32(), "shift": shift}

@@ -265,7 +265,7 @@ class Real:
         xp, a, _ = _operands(self, self)
 
         def compute(a: Real) -> Any:
-            # mantissas are at least 2^52: shifted left by 11 they are at least 2^63, beyond either type
+            # Mantissas are at least 2^52. Shifted left by 11 they are at least 2^63, beyond either type.
             left = xp.clip(a.exponent, np.int32(0), np.int32(11)).astype(_U)
             right = xp.clip(-a.exponent, np.int32(0), np.int32(60)).astype(_U)
             magnitude = round_off(xp, a.mantissa << left, right, rounding, a.sign)
@@ -349,14 +349,14 @@ def _arithmetic(name: str, xp: Any, *operands: Real) -> Real:
 
 def _of_pattern(pattern: Any) -> Real:
     result = Real(*binary64.unpack(pattern))
-    # so that a chain of operations does not take numbers apart and put them together between any two
+    # Keep the packed bits, so that a chain of operations does not unpack and pack between every two of them.
     object.__setattr__(result, "_bits", pattern)
     return result
 
 
 def _pattern(x: Real) -> Any:
     if "_bits" not in x.__dict__:
-        # of known numbers the pattern is a constant of the program, not a computation in it
+        # For known numbers the packed bits are a constant of the program instead of a computation in it.
         xp = host_or_trace(*x.parts())
         object.__setattr__(x, "_bits", xp.asarray(binary64.pack(xp, *(xp.asarray(p) for p in x.parts()))))
     return x.__dict__["_bits"]
@@ -365,7 +365,7 @@ def _pattern(x: Real) -> Any:
 def _compared(compare: Any, a: Any, b: Any) -> Any:
     xp, a, b = _operands(a, b)
     if xp is np:
-        # rounding never moves a difference of two numbers to or across zero, the exponent being unbounded
+        # With an unbounded exponent, rounding never moves a difference of two numbers to or across zero.
         return compare((a - b).sign, 0)
     with wide(xp):
         return compare(binary64.ordered(_pattern(a)), binary64.ordered(_pattern(b)))

@@ -74,7 +74,7 @@ def prepare(method: SoftmaxMethod, x_scale: float | np.floating) -> Gemmlowp | T
         return prepare_uint16(scale)
     fraction = 31 - _INTEGER_BITS
     if scale >= 2.0 ** (_INTEGER_BITS - 1):
-        # one step is e^-16 and less: the greatest codes are left alone
+        # The next code has e^-16 at most, so only the greatest codes remain.
         return Gemmlowp(np.int32(0), np.int32(0), np.int32(0))
     if scale <= 2.0**-fraction:
         raise ValueError(f"softmax: gemmlowp's takes input scales above 2^-{fraction}. Got {x_scale}.")
@@ -153,7 +153,7 @@ def _table(xp: Any, difference: Any, constants: Table) -> Any:
     float32(e_i * float32(1 / float32(sum * float32(1/256)))), the sum in float32 from left to right, rounded to an
     integer with ties away from zero. Source: optimized_ops::Softmax of TFLite for codes, on x86.
     """
-    # clipped: emitters know this form of a reading, and the differences lie within the table
+    # Mode "clip" is the form of a lookup that the emitters know. All differences lie within the table.
     mantissa, exponent = (xp.take(xp.asarray(c), -difference, mode="clip") for c in constants)
     powers = float32.Float32(mantissa, exponent)
     total = _sum(xp, powers)

@@ -35,11 +35,11 @@ def prepare_uint16(scale: np.float32) -> Uint16:
 
 def quotient_uint16(xp: Any, difference: Any, constants: Uint16) -> Any:
     """256 times the softmax, int32, from differences to the greatest code, (..., n) with n below 2^15."""
-    # clipped: emitters know this form of a reading, and the differences lie within the table
+    # Mode "clip" is the form of a lookup that the emitters know. All differences lie within the table.
     powers = xp.take(xp.asarray(constants.powers), -difference, mode="clip")
     total = float32.from_int32(xp.sum(powers, axis=-1, keepdims=True, dtype=np.int32))
     inverse = float32.of(float32.divide(float32.of(1.0), float32.multiply(total, float32.of(2.0**-8))))
-    # the greatest code contributes 65535: the sum lies in [2^16 - 1, 2^31), and inv = M 2^(s - 31) in (2^-23, 2^-7)
+    # The greatest code contributes 65535, so the sum lies in [2^16 - 1, 2^31) and inv = M 2^(s - 31) in (2^-23, 2^-7).
     multiplier, right = inverse.mantissa << np.int32(7), np.int32(-24) - inverse.exponent
     high = saturating_rounding_doubling_high_mul(powers, xp.broadcast_to(multiplier, powers.shape))
     right = xp.broadcast_to(right, powers.shape)

@@ -73,7 +73,7 @@ def _length(arrays: Sequence[Any]) -> int | None:
 
 def _joined(derive: Callable[[Any], Any], parts: Sequence[Any]) -> list[Any]:
     sizes = [_length(arrays) or 0 for _, arrays, _ in parts]
-    # pieces of one size side by side, see `packed`
+    # Pieces of one size lie side by side, see `packed`.
     order = sorted(range(len(parts)), key=lambda i: sizes[i])
     parts, sizes = [parts[i] for i in order], [sizes[i] for i in order]
     columns = list(zip(*(arrays for _, arrays, _ in parts), strict=True))
@@ -92,7 +92,7 @@ def _joined(derive: Callable[[Any], Any], parts: Sequence[Any]) -> list[Any]:
 def _stacked(derive: Callable[[Any], Any], parts: Sequence[Any], alive: jax.Array) -> list[Any]:
     skeleton = parts[0][2]
     columns = list(zip(*(arrays for _, arrays, _ in parts), strict=True))
-    # an array that all cases have in common is not copied
+    # An array that all cases share is not copied.
     axes = [None if all(x is column[0] for x in column) else 0 for column in columns]
     if all(axis is None for axis in axes):
         return [derive(_filled(skeleton, [column[0] for column in columns]))] * len(parts)
@@ -106,7 +106,7 @@ def _stacked(derive: Callable[[Any], Any], parts: Sequence[Any], alive: jax.Arra
 
     with sharing(alive):
         stacks = jax.vmap(one, in_axes=axes)(*operands)
-    # finished pieces: where each reader cuts its own, no two blocks of a network are equal programs
+    # Cut the pieces here: if each reader cut its own, no two blocks of a network would be equal programs.
     pieces = [unpacked(stack.reshape(-1), [stack.shape[1:]] * len(parts)) for stack in stacks]
     return [_filled(made[-1], [own[i] for own in pieces]) for i in range(len(parts))]
 

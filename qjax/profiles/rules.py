@@ -160,7 +160,7 @@ def _bias_scale(operator: Operator, tensor: Tensor) -> str | None:
         return f"{tensor.name!r} without a scale"
     wanted = np.float64(x.scale.reshape(-1)[0]) * w.scale.astype(np.float64).reshape(-1)
     given = tensor.scale.astype(np.float64).reshape(-1)
-    # a tool may round the product to float32 from either side: one step of float32
+    # A tool may form the product in float32 or in double, so allow one step of float32.
     near = given.size in (1, wanted.size) and np.all(np.abs(given - wanted) <= 2.0**-23 * np.abs(wanted))
     return None if near else f"{tensor.name!r} with another scale"
 

@@ -174,7 +174,7 @@ def _some(scale: np.ndarray) -> list[float]:
     flat = scale.reshape(-1)
     if flat.size > _SCALES:
         flat = flat[np.linspace(0, flat.size - 1, _SCALES).astype(int)]
-    # nine digits tell every float32 from its neighbours
+    # Nine digits tell every float32 from its neighbours.
     return [float(f"{value:.9g}") for value in flat]
 
 

@@ -77,7 +77,7 @@ def _reached(view: NodeView) -> tuple[int, int] | None:
         return None
     if register.bits >= _REGISTER:
         return bounds(view.graph, view.node)
-    # a narrow register holds the products alone; the bias comes behind it
+    # A narrow register holds the products only. The bias is added after it.
     products = product_bounds(view.graph, view.node, stored=register.operands == "codes")
     assert products is not None
     return int(products[0].min(initial=0)), int(products[1].max(initial=0))
@@ -100,7 +100,7 @@ def _grid(tensor: Tensor) -> dict[str, Any]:
     if q is None:
         return {"scale": None, "zero_point": None, "codes": None, "axes": None, "reals": None}
     scale, zero = np.asarray(q.scale), np.asarray(q.zero_point)
-    # float32 is a double exactly, and JSON writes the shortest text that gives the double back
+    # A double holds a float32 exactly, and JSON writes the shortest text of the double.
     reals = None
     if scale.ndim == 0 and zero.ndim == 0:
         reals = [(code - int(zero)) * float(scale) for code in (q.qmin, q.qmax)]

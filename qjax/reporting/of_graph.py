@@ -56,7 +56,7 @@ def usage(graph: IntegerGraph, batches: Sequence[tuple[Any, ...]]) -> dict[str, 
         q = ir.tensors[name].quantization
         if q is None or q.qmax - q.qmin > 2**16:
             return
-        # on the host: np.bincount takes any integer dtype, and a device would compile one program per shape
+        # On the host: np.bincount accepts any integer dtype, and a device would compile one program per shape.
         flat = np.asarray(codes).reshape(-1).astype(np.int64) - q.qmin
         found = np.bincount(np.clip(flat, 0, q.qmax - q.qmin), minlength=q.qmax - q.qmin + 1)
         counts[name] = counts.get(name, 0) + found

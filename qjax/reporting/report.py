@@ -81,7 +81,7 @@ def collect(
     graphs = _graphs(thing, function)
     if metric is not None and graphs:
         raise ValueError("report: metric= is for quantized models; a graph alone has no float model to compare with.")
-    # only a single graph can be shown without data
+    # Only a single graph can be shown without data.
     given = None if batches is None and len(graphs) == 1 else list(Batches(batches, inputs, function))
     calls = None if given is None else [args for _, args in given]
     if len(graphs) == 1:

@@ -40,7 +40,7 @@ def session_of(path: str, *, optimized: bool = True, threads: int = 1) -> Any:
     runtime = load("onnxruntime", "ONNX Runtime", "onnxruntime")
     settings = runtime.SessionOptions()
     settings.intra_op_num_threads = threads
-    # errors are raised; warnings are about the hardware
+    # Errors are raised. Warnings are about the hardware.
     settings.log_severity_level = 3
     levels = runtime.GraphOptimizationLevel
     settings.graph_optimization_level = levels.ORT_ENABLE_ALL if optimized else levels.ORT_DISABLE_ALL

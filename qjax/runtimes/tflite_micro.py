@@ -17,7 +17,7 @@ def prepare(graph: Any, folder: str, batch: int, mode: str, options: dict[str, A
     runtime = load("tflite_micro", "TFLite Micro", "tflite-micro").runtime
     path = os.path.join(folder, "model.tflite")
     graph.emit("tflite", path, batch=batch, **options)
-    # activations, 32-bit scratch per element of the largest, and what every operator keeps of its constants
+    # Activations, 32-bit scratch per element of the largest one, and the constants that every operator keeps.
     elements = sum(tensor_bytes(tensor, batch) for tensor in graph.ir.tensors.values())
     interpreter = runtime.Interpreter.from_file(path, arena_size=_SPARE + 8 * elements)
 

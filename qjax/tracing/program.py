@@ -324,7 +324,7 @@ def _scope(eqn: Any, outer: str) -> str:
         outer, names = (NAMED + path[: -len(NAMED)] if path.endswith(NAMED) else path), names[marks[-1].end() :]
     if not outer.startswith(NAMED) or not names:
         return outer
-    # transformations stand around names: "vmap(mlp)/linear"
+    # Transformations enclose names: "vmap(mlp)/linear".
     parts = [part for part in re.sub(r"\w+\(|\)", "", names).split("/") if _NAME.fullmatch(part)]
     return NAMED + "/".join(part for part in (outer.removeprefix(NAMED), *parts) if part)
 

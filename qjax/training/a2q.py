@@ -145,7 +145,7 @@ class AccumulatorConstraint:
             steps = w / jnp.reshape(scale, [size if axis in kept else 1 for axis, size in enumerate(w.shape)])
             parts = _signs(steps, axes) if self.plus else _signs(steps, axes).sum(0)
             limit = self._limit(name).astype(jnp.float32)
-            # the maximum inside keeps the logarithm of an empty channel, and its gradient, finite
+            # The inner maximum keeps the logarithm of an empty channel, and its gradient, finite.
             total = total + jnp.sum(jnp.log2(jnp.maximum(parts, limit)) - jnp.log2(limit))
         return total
 
@@ -203,7 +203,8 @@ def constrain_accumulators(
                 f"activations of {spec.bits}. Use more bits for it, or fewer for {use.input.name!r}."
             )
         axes[name] = use.weight.axes
-        bounds[name] = min(bound, bounds.get(name, bound))  # a weight that is used twice obeys the narrower one
+        # A weight that is used twice obeys the narrower accumulator.
+        bounds[name] = min(bound, bounds.get(name, bound))
     if not axes:
         names = ", ".join(use.weight.name for use in _sums(annotation)) or "none"
         raise ValueError(f"constrain_accumulators: {only!r} matches no weight of a sum. Weights: {names}.")
@@ -255,7 +256,7 @@ def _signs(values: jax.Array, axes: tuple[int, ...]) -> jax.Array:
     return jnp.stack([jnp.sum(part, summed, keepdims=True, dtype=values.dtype) for part in parts])
 
 
-# outside of a trace, too, one compilation per kind of weight instead of one per call
+# Compiled outside of a trace too: one compilation per kind of weight instead of one per call.
 @functools.partial(jax.jit, static_argnames=("quantizer", "axes", "plus"))
 def _project(
     w: jax.Array, params: Any, limit: jax.Array, quantizer: Quantizer, axes: tuple[int, ...], plus: bool

@@ -162,12 +162,12 @@ def _round(
     low, high = (np.asarray(end) for end in code_bounds(grid))
     scale = np.broadcast_to(np.asarray(grid.scale), nearest.shape)
     steps = w / scale.astype(np.float64)
-    # the nearest code is one of the two, where float32 decides a tie otherwise than float64 too; codes that another
-    # method has chosen may be neither, and stay where the learned ones are not better
+    # The nearest code is one of the two, also where float32 and float64 decide a tie differently. A code that another
+    # method chose may be neither; it stays unless the learned ones are better.
     floor = np.clip(np.floor(steps), low, high)
     floor = np.where(np.abs(nearest - steps) <= 1, np.clip(floor, np.maximum(nearest - 1, low), nearest), floor)
     start = np.clip(steps - floor, 0.01, 0.99)
-    # the inverse of h
+    # The inverse of h.
     v = -np.log((ZETA - GAMMA) / (start - GAMMA) - 1).astype(np.float32)
     base = _errors(product, x, y, nearest * scale)
     learned = _learn(product, x, y, floor.astype(np.float32), v, scale, low, high, base / x.shape[0], options, rng)
@@ -214,7 +214,7 @@ def _learn(
     rng: np.random.Generator,
 ) -> np.ndarray:
     """h(V) after the last step, of the weight's shape."""
-    # a channel that nearest rounding gets right needs no unit of its own
+    # Where nearest rounding leaves no error, divide by 1.
     unit = np.where(base > 0, base, 1.0).astype(np.float32)
 
     def loss_of(v: jax.Array, x: jax.Array, y: jax.Array, weight: jax.Array, beta: jax.Array) -> jax.Array:
@@ -230,7 +230,7 @@ def _learn(
         updates, state = adam.update(jax.grad(loss_of)(v, x, y, weight, beta), state, v)
         return optax.apply_updates(v, updates), state
 
-    # optax promotes dtypes and ranks by itself, which a caller's JAX may forbid
+    # optax promotes dtypes and ranks, which the caller's JAX settings may forbid.
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         return _descend(step, adam.init(jnp.asarray(v)), v, x, y, options, rng)
 

@@ -48,7 +48,7 @@ def reestimate_batch_norm(
             "running statistics; leave this call out."
         )
     for module in _norms(copy).values():
-        # without momentum the running statistics after a call are those of the batch
+        # Without momentum the running statistics after a call are those of the batch.
         module.use_running_average, module.momentum = False, 0.0
     graphdef, state = nnx.split(copy)
 

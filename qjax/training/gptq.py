@@ -215,7 +215,7 @@ class _Layer:
         self._h = seen.quantized + extra
         self._target = target(seen, w, extra)
         self.signal = _quadratic(seen.reals, w)
-        # the error without codes, by which that of codes is greater
+        # The error that remains even without quantization.
         self._rest = self.signal + _quadratic(extra, w) - _quadratic(self._h, self._target)
 
     def spread(self, values: np.ndarray) -> np.ndarray:
@@ -267,7 +267,7 @@ class _Layer:
 
     def _per_scale(self, costs: np.ndarray) -> np.ndarray:
         """[groups, N]: summed over the channels that share a scale."""
-        # a scale that serves several columns: the whole layer chooses
+        # If one scale serves several columns, the whole layer chooses together.
         return costs if self._independent else np.full_like(costs, costs.sum())
 
     @property
@@ -282,7 +282,7 @@ class _Layer:
 
     def _ranged(self) -> np.ndarray:
         """The best scales of several, after nearest rounding."""
-        # with many codes to a channel there is little to clip
+        # With many codes per channel, clipping helps little, so try few factors.
         factors = np.linspace(1.0, 0.85, 4) if self._spec.bits >= 6 else np.linspace(1.0, 0.5, 16)
         choices = [(self._nearest(self._target, self.scale * f), self.scale * f) for f in factors]
         return self._least(*choices)[1]

@@ -29,7 +29,7 @@ class KerasTrainer(keras.Model):
         copy.eval()
         evaluate, _ = nnx.split(copy)
         tree = jax.tree.structure(state)
-        # Keras would track a dict or a list; functions it leaves alone
+        # Keras would track a dict or a list as state, but not a function.
         self._merged = lambda values, training: nnx.merge(train if training else evaluate, tree.unflatten(values))
         self._given = lambda: qmodel
         self._sample = lambda: exact
@@ -56,7 +56,7 @@ class KerasTrainer(keras.Model):
             regularizer=None if origin is None else origin.regularizer,
             constraint=None if origin is None else origin.constraint,
         )
-        # a copy: training hands its arrays over to XLA, which deletes them
+        # Copy: training donates its arrays to XLA, which deletes them.
         added.assign(jnp.copy(value))
         return added
 

@@ -54,7 +54,7 @@ class TrainingLog:
           step: a whole number; it need not begin at 0 or grow by 1.
           scalars: name -> a Python number or an array of one element.
         """
-        numbers = jax.device_get(list(scalars.values()))  # a list: JAX would sort the names of a dict
+        numbers = jax.device_get(list(scalars.values()))  # A list, because JAX would sort the names of a dict.
         values = {name: float(np.asarray(number)) for name, number in zip(scalars, numbers, strict=True)}
         for name, value in values.items():
             self.curves.setdefault(name, []).append((int(step), value))

@@ -265,12 +265,12 @@ class _Search:
             return np.ones_like(scale)
         scale = np.where(good, scale, 1.0)
         middle = np.exp(np.mean(np.log(scale[good])))
-        # a channel without data, or without weights, says nothing
+        # A channel without data or without weights keeps its scale.
         scale = np.where(good, np.clip(scale / middle, 1e-4, 1e4), 1.0)
         cap = self._pair.capped
         if cap is None:
             return scale
-        # channels may grow up to the clip, and those that reach it stay
+        # Channels may grow up to the bound of the clip. Those that reach it keep their scale.
         scale = scale / scale.max()
         room = np.minimum(1.0, MARGIN * self._high / cap)
         return np.where(self._high < cap, np.clip(scale, np.maximum(room, 1e-4), 1.0), 1.0)

@@ -76,7 +76,8 @@ class Oscillations:
             return {name: jnp.zeros(c.shape, dtype) for name, c in now.items()}
 
         average = {name: c.astype(jnp.float32) for name, c in now.items()}
-        held = {name: jnp.array(c) for name, c in now.items()}  # no two leaves share a buffer: they may be donated
+        # No two leaves share a buffer, because they may be donated.
+        held = {name: jnp.array(c) for name, c in now.items()}
         return cls(now, like(jnp.int32), like(jnp.float32), average, like(jnp.bool_), held, momentum)
 
     @property

@@ -67,7 +67,7 @@ def input_axis(product: Product) -> tuple[int, int] | None:
     if groups == 1:
         return int(numbers.lhs_spec[1]), int(numbers.rhs_spec[1])
     channels = shape[0][numbers.lhs_spec[1]]
-    # one channel per group: its filters lie along the outputs
+    # With one channel per group, the filters lie along the axis of the outputs.
     return (int(numbers.lhs_spec[1]), int(numbers.rhs_spec[0])) if groups == channels else None
 
 

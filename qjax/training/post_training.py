@@ -111,7 +111,8 @@ def post_training(
         best = score if kept else best
 
     final = judge.true(work.qmodel)
-    # the walk leaves some roundings out, so what is better than its score for plain calibration is better than that
+    # The search uses a score that leaves some roundings out. If the final score is no better than plain calibration's
+    # score of that kind, compare the true scores.
     if any(row.kept for row in rows[1:]) and not judge.better(final, rows[0].score):
         first = judge.true(plain)
         if not judge.better(final, first):
@@ -173,7 +174,7 @@ def _split(batches: list[Batch], inputs: Inputs | None) -> tuple[list[Batch], li
     if size < 2:
         return batches, batches, True
     first = size - max(1, size // 4)
-    # halves would be two shapes to compile, three quarters and one quarter are too
+    # Two halves would be one more shape to compile; three quarters and one quarter are two shapes as well.
     parts: list[Batch] = []
     for rows in (slice(0, first), slice(first, size)):
 

@@ -123,7 +123,7 @@ def widen(
     budget, left = int(most * len(quantizers)) - already, dict[str, str]()
     chosen = _chosen(noise, weights, budget)
     while refused := _overflowing(qmodel, batches[0], chosen, bits):
-        # the next ones take their places
+        # Take the next candidates instead of the refused ones.
         left |= dict.fromkeys(refused, f"sums over its codes of {bits} bits may leave int32")
         stay = sum(noise[name] for name in left)
         free = {name: value for name, value in noise.items() if name not in left}
@@ -166,7 +166,7 @@ def _overflowing(qmodel: QuantizedModel, args: tuple[Any, ...], names: Collectio
         if not isinstance(op, (Conv, Dot)):
             continue
         places = [annotation.weights.get((eqn, i)) or annotation.values.get(v) for i, v in enumerate(eqn.inputs)]
-        # the greatest sum of one operand's codes along what is summed, and the widths of the others
+        # The greatest sum of one operand's codes along the summed axes, and the widths of the other operands.
         factor, width = 0.0, 0
         for index, place in enumerate(places):
             if place is None:
@@ -213,7 +213,8 @@ def recipe_with(recipe: Recipe, qmodel: QuantizedModel, names: Iterable[str]) ->
     """The recipe by which `quantize` gives these quantizers of activations the widths that they have in `qmodel`."""
     details, quantizers = dict(qmodel.plan.details), qmodel.plan.by_name
     specs = {name: quantizers[name].spec for name in names}
-    # a quantizer often has its module's name, and its override then covers what is inside: that gets its own back
+    # A quantizer often has its module's name. An override of it then also covers the quantizers inside of the module,
+    # so these get overrides with their own specs.
     for name, (kind, module, *_) in details.items():
         if kind != "weight" and name not in specs and any(path in specs for path in ancestors(module)):
             specs[name] = quantizers[name].spec

@@ -50,7 +50,7 @@ def shardings(state: Any, qmodel: QuantizedModel, mesh: Mesh, rules: Mapping[str
         if quantizer is None or quantizer.spec.per_tensor or rank == 0:
             return PartitionSpec()
         weight, layers = tuple(spec_of(name)), len(quantizer.stack)
-        # in a scan both have the layers in front
+        # In a scan the weight and its scale have the layers as leading axes.
         axes = [*range(layers), *(layers + axis for axis in quantizer.spec.param_axes(len(quantizer.shape)))]
         if quantizer.spec.group_size is not None or len(axes) != rank:
             return PartitionSpec()
@@ -59,7 +59,7 @@ def shardings(state: Any, qmodel: QuantizedModel, mesh: Mesh, rules: Mapping[str
     def place(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
         keys = [str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path]
         name = "/".join(keys).removesuffix("/value")
-        # the optimizer holds a copy of the model's tree for each of its moments
+        # The optimizer holds one copy of the model's tree for each of its moments.
         start = next((index for index, key in enumerate(keys) if key in ("model", "quantizers")), None)
         spec = PartitionSpec()
         if start is not None and keys[start] == "model":

@@ -104,7 +104,7 @@ class Simulated(Evaluation):
     def _equation(self, eqn: Equation, inputs: list[Any]) -> list[Any]:
         op = self.annotation.ops.get(eqn, (None,))[0]
         if isinstance(op, Conv):
-            # a depthwise convolution in the form that XLA runs 30 times as fast on a CPU
+            # A depthwise convolution in a form that XLA runs 30 times as fast on a CPU.
             x, w = inputs
             return [op.product(eqn)(x, w, eqn.out_dtypes[0], eqn.params["precision"])]
         return super()._equation(eqn, inputs)

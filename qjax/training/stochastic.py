@@ -70,7 +70,8 @@ def stochastic_forward(
             return call.quantize(place, numbers, x)
         draws = own[_KEY]
         if place.kind != "weight":
-            # Tensors that share a quantizer draw apart. A weight that is read twice must have the same codes twice.
+            # Tensors that share a quantizer draw separately. A weight that is read twice must have the same codes
+            # twice.
             draws = jax.random.fold_in(draws, _number(place.label))
         return plan.by_name[place.name](numbers, x, key=draws)
 

@@ -186,7 +186,8 @@ class _Pieces:
         self.path = dict(zip(program.inputs, traced.names, strict=True))
         self.state = {v for v, c in zip(program.inputs, traced.constant, strict=True) if c}
         self._made = {value: eqn for eqn in program.equations for value in eqn.outputs}
-        # a scan may return a constant beside what it makes of data: that one is not made of parameters alone
+        # A scan may return constants beside results that depend on data. Such a constant does not depend on parameters
+        # only.
         self._fixed = set(self.state)
         for eqn in program.equations:
             if all(map(self.fixed, eqn.inputs)):

@@ -54,7 +54,7 @@ class OnnxRuntime:
         runtime = _module()
         options = runtime.SessionOptions()
         options.intra_op_num_threads = 1
-        # errors are raised; warnings about the hardware are not this case's
+        # Errors are raised. Warnings about the hardware do not concern this case.
         options.log_severity_level = 3
         levels = runtime.GraphOptimizationLevel
         options.graph_optimization_level = levels.ORT_ENABLE_ALL if self.optimized else levels.ORT_DISABLE_ALL

@@ -94,9 +94,9 @@ class Process:
 def serve(worker: str) -> None:
     """The other end: the greeting, then ("answer", value) or (kind of error, text) per request, until stdin ends."""
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    # whatever else writes to stdout must not come between the answers
+    # Other output on stdout must not come between the answers.
     os.dup2(2, 1)
-    # this folder has files named as the runtimes are
+    # This folder has files with the names of the runtimes' packages, so it must not be on the path.
     sys.path[:] = [path for path in sys.path if not path or Path(path) != Path(__file__).parent]
     functions = runpy.run_path(worker)
 

@@ -28,7 +28,8 @@ class TFLiteMicro:
     def run(self, case: Case) -> np.ndarray:
         """The output's codes, in the layout of the case."""
         model = tflite_model(case)
-        # the arena holds the activations and every operator's constants; some kernels keep 32-bit scratch per element
+        # The arena holds the activations and the constants of every operator. Some kernels also keep 32-bit scratch per
+        # element.
         elements = sum(x.size for x in case.inputs) + int(np.prod(output_shape(case)))
         channels = 0 if case.kernel is None else case.kernel.shape[-1]
         arena = (1 << 16) + 16 * elements + 64 * channels

@@ -75,7 +75,7 @@ def _quantize(function: str, x: Any, scale: float, zero_point: int, codes: str) 
     assert function == "fake_quantize", function
     info = np.iinfo(codes)
     y = torch.fake_quantize_per_tensor_affine(x, scale, zero_point, int(info.min), int(info.max))
-    # reals on the grid: their codes are exact
+    # These numbers lie on the grid, so their codes are exact.
     return (torch.round(y / scale) + zero_point).numpy().astype(codes)
 
 

@@ -60,7 +60,7 @@ def fuse(graph: Graph, target: targets.Target) -> Graph:
             nodes.append(node)  # Integers without a scale have nothing to fold.
             continue
         if role is not Role.PRODUCER:
-            continue  # A step of a chain: it was folded into the producer at the chain's start.
+            continue  # A step of a chain was folded into the producer at the chain's start.
         chain: list[Node] = []
         output = node.output
         while True:

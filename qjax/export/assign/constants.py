@@ -104,7 +104,7 @@ def by_channel(target: targets.Target, case: Case) -> bool:
         return False
     numbers = [x for step in case.chain for x in step.constants.values()]
     if any(np.size(x) > 1 and not isinstance(x, Tracer) for x in numbers):
-        return False  # a known vector is no operand, see `derived`
+        return False  # A known vector is not an operand, see `derived`.
     rule = get_rule(target.weighted(case.kind, per_channel=True, wide=case.wide).rule)
     return np.size(case.kernel) > 1 and rule.of_scales is None
 
@@ -134,7 +134,7 @@ def derive(target: targets.Target, case: Case) -> Constants:
         own = op.prepare(given)
         return Constants(own.constants, own.attributes)
     if case.count is not None:
-        # A count is an integer below 2^31; its float32 is what a model that divides by it holds.
+        # A count is an integer below 2^31. Its float32 is the divisor that the model holds.
         affine = Affine(affine.g / Real.of(np.asarray(case.count, np.float32)), affine.b)
     accumulators = op.scales(producer.attributes, [Real.of(s) for s in scales])
     return Constants(fold_sum(accumulators, s_y, affine), {"rounding": target.rounding.value})

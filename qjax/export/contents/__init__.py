@@ -80,7 +80,7 @@ def operators_of_graph(
         data, problems = tflite_emitter.attempt(graph, **options)
         return (reader.operators_of_bytes(data) if data else []), problems.found
     if not graph.target.startswith("onnxruntime"):
-        # the operators are the same; a profile that writes no ONNX may have another target
+        # The profile judges operators, which do not depend on the target; it may belong to a device that takes no ONNX.
         graph = retarget(graph, "onnxruntime")
     return reader.operators_of(onnx_emitter.to_model(graph, **options), _places(graph)), []
 

@@ -58,14 +58,14 @@ def operators_of_bytes(data: bytes) -> list[Operator]:
         model = onnx.load_from_string(data)
         onnx.checker.check_model(model)
     except Exception as error:
-        # protobuf and the checker have exceptions of their own
+        # protobuf and the checker raise exceptions of their own classes.
         raise ReadError(f"damaged .onnx file: {str(error).splitlines()[0] if str(error) else error!r}.") from error
     return operators_of(model)
 
 
 class _Walk:
     def __init__(self, model: onnx.ModelProto, places: Places) -> None:
-        # where they cannot be inferred, shapes stay unknown and rules about them see no sizes
+        # If shapes cannot be inferred they stay unknown, and rules about shapes do not apply.
         with contextlib.suppress(RuntimeError, ValueError):
             model = onnx.shape_inference.infer_shapes(model)
         self.graph, self.places = model.graph, places

@@ -43,9 +43,9 @@ def operators_of_bytes(data: bytes) -> list[Operator]:
         if side == 1:
             outputs = ()
         if operator.name == "TRANSPOSE_CONV" and len(inputs) > 2:
-            # its first input is the shape of the result
+            # The first input of TRANSPOSE_CONV is the shape of its result.
             inputs = (inputs[2], inputs[1], None, *inputs[3:])
-        # axes and shapes are numbers of the operator rather than activations
+        # Axes and shapes are parameters of the operator, not activations.
         numbers = {i: t for i, t in enumerate(inputs) if t is not None and _parameter(operator.name, i, t)}
         inputs = tuple(None if i in numbers else t for i, t in enumerate(inputs))
         options = {**operator.options, PARAMETERS: {i: t.data() for i, t in numbers.items() if t.data is not None}}
@@ -79,5 +79,5 @@ def _places(model: Model) -> dict[int, tuple[str, str | None]]:
         nodes: list[Any] = json.loads(model.data[slice(*span)])["nodes"]
         return {index: (str(node["name"]), node["location"]) for node in nodes for index in range(*node["operators"])}
     except (ValueError, KeyError, TypeError):
-        # names of a foreign file: the check itself does not depend on them
+        # Another tool's metadata: without names the check still works.
         return {}

@@ -68,7 +68,7 @@ class Builder:
 
     def on_grid(self, name: str, shape: tuple[int, ...], place: Place, step: Step) -> str:
         """A tensor of codes with the quantization parameters of a place."""
-        # one object per quantizer: passes compare identities, because inside a trace they cannot compare values
+        # One object per quantizer: passes compare identities, because inside a trace they cannot compare values.
         own = self.own(place, step)
         if (place.name, own) not in self._grids:
             params = self.params_of(place, own, None)
@@ -83,7 +83,7 @@ class Builder:
         """The codes of a constant that an equation reads as codes: a weight, or an operand combined with codes."""
         place = self.annotation.weights[eqn, index]
         step = step[: len(place.stack)]
-        # a weight from outside of a scan is the same in every iteration
+        # A weight from outside of a scan is the same in every iteration.
         if (eqn, index, step) not in self._kernels:
             name = self.fresh(stepped(place.label, step))
             self.add(weight_tensor(name, place, value, self.params_of(place, place.own(step), value), eqn))
@@ -101,7 +101,7 @@ class Builder:
         """Integers as int32, booleans as they are."""
         wanted = np.dtype(bool if value.dtype == np.bool_ else np.int32)
         if traced(value):
-            # in the exact forward; a conversion with concrete numbers has checked the range
+            # Only the exact forward comes here. The conversion with concrete numbers has checked the range.
             value = value.astype(wanted)
         elif not isinstance(value, jax.ShapeDtypeStruct):
             value = np.asarray(value)

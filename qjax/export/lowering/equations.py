@@ -50,7 +50,7 @@ def equation(builder: Builder, eqn: Equation, found: list[Any], step: Step) -> l
     if eqn in builder.annotation.floats or any(isinstance(f, islands.Float) for f in found):
         return list(islands.calls(eqn, found))
     if annotated is None or any(isinstance(f, Real) for f in found):
-        # A cast between integers, or of floats that are not quantized yet, needs no node; its reader decides.
+        # A cast between integers, or of floats that are not quantized yet, needs no node. Its reader decides.
         if eqn.primitive == "convert_element_type" and eqn.inputs[0].is_float == eqn.outputs[0].is_float:
             return found
         raise unsupported(eqn)
@@ -205,7 +205,7 @@ def _grid(builder: Builder, reading: _Reading) -> list[Any]:
     def tensor(name: str, value: Value) -> Tensor:
         if value.is_float:
             return Tensor(name, value.shape, source.dtype, source.quantization)
-        # a further result of a selection: the indices of a top_k
+        # A second result of a selection: the indices of a top_k.
         return Tensor(name, value.shape, "int32")
 
     return _node_per_output(builder, reading, inputs, constants, attributes, tensor)

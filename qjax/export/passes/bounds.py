@@ -64,6 +64,6 @@ def bound_constants(low: Any, high: Any, quantization: Quantization) -> dict[str
 
 def _code(bound: Any, q: Quantization) -> Any:
     if not isinstance(bound, Tracer) and float(np.asarray(bound).reshape(())) == 0:
-        # the zero point itself, by which a relu is known inside a trace too, see `NodeView.relu`
+        # The zero point itself: by this object a relu is recognized inside a trace too, see `NodeView.relu`.
         return q.zero_point if isinstance(q.zero_point, Tracer) else np.asarray(q.zero_point)
     return code(jnp.asarray(bound).reshape(()), Operand((), "", q.scale, q.zero_point, q.qmin, q.qmax))

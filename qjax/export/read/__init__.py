@@ -51,7 +51,7 @@ def read(
     try:
         return reader.read(data, target=chosen, **options)
     except ReadError as error:
-        # the cause is that of the reader, if there is one
+        # Keep the reader's own cause, if it has one.
         raise ReadError(f"{name}: {error}") from error.__cause__
 
 

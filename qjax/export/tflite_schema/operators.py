@@ -7,43 +7,6 @@ tflite/tools/versioning/op_version.cc and runtime_version.cc of LiteRT.
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-NATIVE: Mapping[str, tuple[str, ...]] = {
-    "dot": ("FULLY_CONNECTED", "BATCH_MATMUL"),
-    "conv": ("CONV_2D", "DEPTHWISE_CONV_2D"),
-    "add": ("ADD", "SUB"),
-    "multiply": ("MUL",),
-    "rescale": ("QUANTIZE",),
-    "sum": ("MEAN",),
-    "window_sum": ("AVERAGE_POOL_2D",),
-    "max_pool": ("MAX_POOL_2D",),
-    "max": ("REDUCE_MAX",),
-    "clamp": ("MAXIMUM", "MINIMUM"),
-    "concatenate": ("CONCATENATION",),
-    "pad": ("PAD", "PADV2"),
-    "reshape": ("RESHAPE",),
-    "broadcast": ("BROADCAST_TO",),
-    "reverse": ("STRIDED_SLICE",),
-    "slice": ("SLICE", "STRIDED_SLICE"),
-    "split": ("SLICE",),
-    "transpose": ("TRANSPOSE",),
-    "cast": ("RESHAPE",),
-    "embed": ("GATHER",),
-    "fill": ("BROADCAST_TO",),
-    "table": ("LOGISTIC", "TANH", "GATHER"),
-    "softmax": ("SOFTMAX",),
-    "extremum": ("MAXIMUM", "MINIMUM"),
-    "min": ("REDUCE_MIN",),
-    "select": ("SELECT_V2",),
-    "choose": ("SELECT_V2",),
-    "argument": ("ARG_MAX", "ARG_MIN"),
-    "top_k": ("TOPK_V2",),
-    "take": ("GATHER",),
-    "take_along": ("GATHER",),
-    "pad_value": ("PADV2",),
-}
-"""Per operation of qjax: the operators that compute it by themselves. Others may stand around them (RESHAPE,
-TRANSPOSE and PAD where the file has one layout only, MAXIMUM and MINIMUM for clamps that no activation expresses)."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Operator:

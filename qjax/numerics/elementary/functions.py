@@ -44,7 +44,7 @@ def cbrt(a: Number) -> Number:
     if special(a) or not a:
         return a
     root = (as_decimal(abs(a)).ln() / 3).exp()
-    # a whole numerator and denominator are found again, if there are such
+    # If numerator and denominator are cubes of integers, take their exact roots.
     if isinstance(a, Fraction):
         p = round(float(abs(a.numerator)) ** (1 / 3)) if a.numerator.bit_length() < 150 else 0
         q = round(float(a.denominator) ** (1 / 3)) if a.denominator.bit_length() < 150 else 0

@@ -224,7 +224,7 @@ class Steps:
         low = function(a[0])
         high = low if is_exact(a) else function(a[1])
         if primitive in _WITH_DOMAIN:
-            # partly outside of the domain
+            # The interval lies partly outside of the domain.
             self._mark(np.isnan(low) ^ np.isnan(high))
         low, high = widened(low, high, _LIBRARY)
         low, high = np.maximum(low, bottom), np.minimum(high, top)
@@ -268,7 +268,7 @@ class Steps:
     def _pow(self, a: Interval, b: Interval) -> Interval:
         if is_exact(b) and np.ndim(b[0]) == 0 and float(b[0]).is_integer() and abs(b[0]) <= 256:
             return self._integer_pow(a, b)
-        # the edges of its domain are left to `reals`
+        # `reals` decides at the edges of the domain.
         self._mark(~(a[0] > 0) | np.isinf(a[1]) | ~np.isfinite(b[0]) | ~np.isfinite(b[1]))
         powers = [np.power(a[0], b[0]), np.power(a[0], b[1]), np.power(a[1], b[0]), np.power(a[1], b[1])]
         low = np.minimum(np.minimum(powers[0], powers[1]), np.minimum(powers[2], powers[3]))

@@ -47,7 +47,7 @@ def table(
         if not 0 <= high - low < _MOST_CODES:
             raise ValueError(f"table: {name} must hold 1 to {_MOST_CODES} codes. Got {low} to {high}.")
     known = _parameters(expression, parameters)
-    # at most 17 + 24 bits: exact in float64
+    # At most 17 + 24 bits, so exact in float64.
     x = (np.arange(x_range[0], x_range[1] + 1) - z_x).astype(np.float64) * s_x
     low, high = y_range[0] - z_y, y_range[1] - z_y
 

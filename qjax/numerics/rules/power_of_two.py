@@ -83,9 +83,10 @@ def shift_and_overflow(acc: jax.Array, c: PowerOfTwo, call: Call, *, rounding: s
     """acc * 2^-shift + zero_point by the two named modes; see the module."""
     x = acc.astype(jnp.int64)
     left = jnp.clip(-c.shift, np.int32(0), np.int32(31)).astype(jnp.int64)
-    # a further shift leaves every range of codes, and only zeros in a register that wraps, as 2^40 does
+    # A larger left shift leaves every range of codes, and only zeros remain in a register that wraps. A shift by 40
+    # does the same.
     x = jnp.where(c.shift < -31, jnp.sign(x) << np.int64(40), x << left)
-    # beyond 40 every rounding is that of a number near 0
+    # Beyond 40 every rounding is that of a number near 0.
     right = jnp.clip(c.shift, np.int32(0), np.int32(40)).astype(jnp.int64)
     y = _rounded(x, right, rounding) + call.zero_point.astype(jnp.int64)
     low, high = np.int64(call.qmin), np.int64(call.qmax)

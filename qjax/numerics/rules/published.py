@@ -54,7 +54,7 @@ def tvm(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array:
     left = jnp.maximum(m.shift - np.int32(1), np.int32(0))
     right = jnp.clip(np.int32(1) - m.shift, np.int32(0), np.int32(31))
     half = (np.int32(1) << right) >> np.int32(1)
-    # for a right shift by 31, 1 << 31 is the least int32, whose half keeps the sign
+    # For a right shift by 31, 1 << 31 is the least int32. Halving it keeps the sign.
     half = jnp.where(right == 31, np.int32(2**30), half)
     power = jnp.where(m.shift > 1, acc << left, (acc + half) >> right)
     power = jnp.where(m.shift < -30, np.int32(0), power)

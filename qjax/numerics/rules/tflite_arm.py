@@ -40,7 +40,7 @@ def tflite_arm_gemm(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array:
     if channels < _LEAST_CHANNELS:
         return ruy(acc, m, call)
     if not isinstance(rows, int):
-        # a symbolic size is compared when it is known; in Python it would be unequal to everything
+        # A symbolic size is compared when it is known. Compared in Python, it would be unequal to everything.
         return jnp.where(jnp.asarray(rows, jnp.int32) == 1, neon(acc, m, call), ruy(acc, m, call))
     return (neon if rows == 1 else ruy)(acc, m, call)
 

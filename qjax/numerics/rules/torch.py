@@ -136,7 +136,7 @@ def _onednn_conv_of_scales(s_x: Any, s_w: Any, s_y: Any, bias: Any, per_channel:
 
 def _fbgemm_bias(c: Fbgemm, step: Real) -> Real:
     addend, factor = real_of(part_of(c, "addend")), real_of(part_of(c, "step"))
-    # a step of 1 stands for an addend in steps of the accumulator, another for a real one
+    # A step of 1 means that the addend is in steps of the accumulator. Otherwise it is a real number.
     return Real.where(factor == Real.of(1), addend * step, addend)
 
 

@@ -20,7 +20,7 @@ MEASURED = Source(
     "https://pypi.org/project/openvino/2026.4.1/",
 )
 
-# what NNCF lists, under ONNX's names; Relu and Clip are fused into the operator in front of them
+# The operators that NNCF lists, under ONNX's names. Relu and Clip are fused into the operator before them.
 _OPERATORS = (
     "Add AveragePool Clip Concat Conv ConvTranspose DequantizeLinear Div Equal Expand Flatten Gather Gemm "
     "GlobalAveragePool GlobalMaxPool Greater GreaterOrEqual Less LessOrEqual MatMul Max MaxPool Min Mul Pad "

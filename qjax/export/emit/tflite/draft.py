@@ -12,6 +12,7 @@ from qjax.export import interpreter, kernels
 from qjax.export.emit.tflite.support import takes_int4
 from qjax.export.ir import Graph, Node, Quantization, Tensor
 from qjax.export.tflite_schema.file import File, Scales
+from qjax.names import Names
 from qjax.problems import Problems
 
 
@@ -53,9 +54,8 @@ class Draft:
         self.resizable = True
         self.unwritten: list[int] = []
         self._constants: dict[tuple[str, tuple[int, ...], bytes], Value] = {}
-        self._node = "input"
-        self._made = 0
-        self._names = set(graph.tensors)
+        self._names = Names(graph.tensors, between=":", bare=False)
+        self._node, self._first = "input", 0
 
     # ------------------------------------------------------------------ tensors
 
@@ -131,9 +131,9 @@ class Draft:
 
     # ------------------------------------------------------------------ plumbing
 
-    def name_after(self, node: str, made: int = 0) -> None:
-        """Name the tensors that follow after a node's output, counted from `made`."""
-        self._node, self._made = node, made
+    def name_after(self, node: str, first: int = 0) -> None:
+        """Name the tensors that follow after a node's output, with numbers from `first` on."""
+        self._node, self._first = node, first
 
     def tensor_of(self, name: str, tensor: Tensor) -> Value:
         """A tensor of the graph, as a new one of the file."""
@@ -149,12 +149,7 @@ class Draft:
         return Value(index, tuple(shape), free, dtype, quantization)
 
     def _fresh(self) -> str:
-        while True:
-            name = f"{self._node}:{self._made}"
-            self._made += 1
-            if name not in self._names:
-                self._names.add(name)
-                return name
+        return self._names.fresh(self._node, self._first)
 
 
 def _shapes(graph: Graph, batch: int, prepared: Any) -> dict[str, tuple[int, ...]]:

@@ -147,7 +147,7 @@ def _is_free(model: Model) -> bool:
         for axis, size in enumerate(port.dims or ()):
             if isinstance(size, int):
                 continue
-            # the first axes of all inputs are the batch, whatever they are called
+            # The first axis of every input is the batch, under any name.
             batch = axis == 0 or size in first
             symbols.setdefault(
                 "" if batch else size or f"{port.name}[{axis}]", f"axis {axis} of {port.name!r} ({size})"

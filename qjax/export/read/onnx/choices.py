@@ -108,7 +108,7 @@ def _thresholds(function: str, numbers: NDArray[np.float32], grid: Grid) -> tupl
     low, high = code_range(grid.dtype)
     scale = np.float32(1 if grid.scale is None else grid.scale)
     reals = (np.arange(low, high + 1) - grid.zero_point).astype(np.float32) * scale
-    # the first code whose real is greater, or that one or greater
+    # The first code whose value is greater than the number ("gt", "le"), or at least the number.
     first_beyond = np.searchsorted(reals, numbers, side="right" if function in ("gt", "le") else "left")
     bounds = first_beyond + low
     if function == "eq":

@@ -112,7 +112,7 @@ def _batch_norm(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
 def _elementwise(walk: Walk, node: OnnxNode, a: Value, b: Value, op: str, attributes: dict[str, Any]) -> Pending:
     left, right = walk.real(a, "its left operand"), walk.real(b, "its right operand")
     if left.permutation is not None and left.permutation == right.permutation:
-        # one order for both: the transpose moves behind
+        # Both operands have the same transpose, so compute first and transpose the result.
         inner = _pair(walk, node, Real(left.tensor), Real(right.tensor), op, attributes)
         order = left.permutation
         shape = tuple(inner.shape[axis] for axis in order)
@@ -128,7 +128,7 @@ def _pair(walk: Walk, node: OnnxNode, left: Real, right: Real, op: str, attribut
     except ValueError:
         raise ReadError(f"{node.title}: {list(shapes[0])} and {list(shapes[1])} do not broadcast.") from None
     if node.op == "Add" and math.prod(shapes[0]) == 1 != math.prod(shapes[1]):
-        # the runtime's kernel exchanges the two where the left one is a single element
+        # The runtime's kernel swaps the operands if the left one has a single element.
         names, shapes = names[::-1], shapes[::-1]
     in_rank = tuple(aligned(walk, name, len(shape)) for name in names)
     return Pending(op, node.outputs[0], tuple(shape), in_rank, attributes)
@@ -185,7 +185,7 @@ def _clamped(walk: Walk, node: OnnxNode, x: Value, low: float | None, high: floa
     zero = (low is None or low <= 0) and (high is None or high >= 0)
     if not zero and any(move.filling == "zero" for move in x.moves):
         raise Unsupported("clamps padding to another number than zero")
-    # min(max(x, a), b): where bounds cross, the later one wins
+    # min(max(x, a), b): if the bounds cross, the later one decides.
     lows = [bound for bound in (x.low, low) if bound is not None]
     highs = [bound for bound in (x.high, high) if bound is not None]
     found_low, found_high = max(lows, default=None), min(highs, default=None)

@@ -81,7 +81,7 @@ def _operation(walk: Walk, value: Pending, name: str, grid: Grid) -> str:
         (source,) = value.inputs
         if not constants:
             walk.options["session.disable_double_qdq_remover"] = "1"
-        # QuantizeLinear behind DequantizeLinear on the same grid: a clamp of codes where there is one
+        # QuantizeLinear directly behind DequantizeLinear, with the same parameters: at most a clamp remains.
         if draft.grid(source).same(grid) and constants:
             draft.tensor(name, value.shape, grid)
             return draft.node("clamp", value.inputs, name, {}, constants)
@@ -151,7 +151,7 @@ def _weighted(walk: Walk, value: Pending, name: str, grid: Grid) -> dict[str, st
             real = Exact.of(trailing(np.asarray(number, np.float32)))
             affine = affine.times(real) if kind == "mul" else affine.plus(real)
         if np.asarray(grid.scale).size != 1 or quantization.qmin < -quantization.qmax:
-            # a negative factor changes the sign of codes
+            # A negative factor changes the sign of the codes.
             codes, quantization = codes.astype(np.int16), dataclasses.replace(quantization, qmax=-quantization.qmin)
         folded = fold_weighted(s_x, s_w, np.asarray(grid.scale), affine)
         codes = scale_codes(codes, result_to_weight(np.asarray(folded.factor), channels, rank, codes.ndim))
@@ -194,14 +194,15 @@ def _bias(bias: Known | Weight, s_x: NDArray[Any], s_w: NDArray[Any], value: Pen
             raise Unsupported(
                 f"the bias {bias.name!r} has codes of type {bias.stored}: expected int32 without a zero point"
             )
-        # the runtime adds the codes whatever their scale says; another scale altogether is another model
+        # The runtime ignores the bias's scale and adds its codes. A very different scale means a different model, so
+        # refuse it.
         if not np.allclose(scale, step, rtol=1e-4, atol=0):
             raise Unsupported(
                 f"the bias {bias.name!r} has the scale {scale.ravel()[:1]}; that of the input times that of the weight "
                 f"is {step.ravel()[:1]}"
             )
         return vector(codes)
-    # as ONNX Runtime quantizes it: each step in float32
+    # ONNX Runtime quantizes a float bias like this, each step in float32.
     numbers = np.rint(vector(codes).astype(np.float32) / step)
     if not (np.abs(numbers) < 2.0**31).all():
         raise Unsupported(f"the bias {bias.name!r} is beyond int32 in steps of the accumulator")
@@ -278,7 +279,7 @@ def in_between(walk: Walk, value: Pending) -> list[str]:
 
 def unfused(walk: Walk, value: Pending, grid: Grid) -> list[str]:
     """Why ONNX Runtime does not compute an operation on codes."""
-    # products and means add up floats in an order of their own where it fuses nothing
+    # Where ONNX Runtime fuses nothing, products and means add floats in an order that it chooses.
     adds = value.product is not None or value.is_mean
     if not (adds or value.op in FLOAT_FORMULAS) or value.attributes.get("subtract"):
         return []

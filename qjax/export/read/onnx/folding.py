@@ -122,7 +122,7 @@ def _divide(a: Numbers, b: Numbers) -> Numbers:
         return a / b
     if (b == 0).any():
         raise ValueError("division by zero")
-    # toward zero, as the specification has it
+    # The specification rounds toward zero.
     return (np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))).astype(a.dtype)
 
 

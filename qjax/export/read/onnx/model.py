@@ -139,7 +139,7 @@ def _port(info: Any) -> Port:
         if chosen == "dim_value" and dim.dim_value >= 0:
             dims += tensors.dimensions([dim.dim_value], where)
         else:
-            # some exporters write -1 for a size that is free
+            # Some exporters write -1 for a free size.
             dims.append(_checked(dim.dim_param) if chosen == "dim_param" and dim.dim_param else None)
     if len(dims) > tensors.MAX_RANK:
         raise ReadError(f"{where}: expected at most {tensors.MAX_RANK} axes, got {len(dims)}.")
@@ -189,7 +189,8 @@ class _Inliner:
                 raise ReadError(f"expected at most {MAX_NODES} nodes, got more (functions inlined).")
 
             def renamed(name: str) -> str:
-                # without a prefix this is the model's graph; every name of a body gets its call's prefix
+                # An empty prefix means the model's own graph. In a function's body every name gets the prefix of the
+                # call.
                 name = _checked(name)
                 return _checked(names.get(name, f"{prefix}{name}") if name and prefix else name)
 
@@ -211,7 +212,7 @@ class _Inliner:
                 raise ReadError(f"{title}: a call has more inputs or outputs than the function.")
             inner = dict.fromkeys((*function.input, *function.output), "")
             inner |= dict(zip(function.input, inputs, strict=False))
-            # an output that the caller drops still needs a name inside
+            # An output that the caller drops still needs a name in the body.
             call = f"{prefix}{proto.name or proto.op_type}:{position}/"
             for index, formal in enumerate(function.output):
                 outer = outputs[index] if index < len(outputs) else ""
@@ -253,7 +254,7 @@ def _attribute(attribute: Any, where: str) -> Any:
     if kind == _TENSOR:
         value, stored = tensors.array(attribute.t, f"{where}, attribute {_short(attribute.name)!r}")
         return Known(value, stored=stored if tensors.small_range(stored) else "")
-    return None  # graphs and the like: the operators that have them are listed as unsupported
+    return None  # Graphs and similar attributes: operators that have them are reported as unsupported.
 
 
 def _text(value: bytes, where: str) -> str:

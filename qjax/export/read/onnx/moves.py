@@ -191,7 +191,7 @@ def _slice(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
             raise ReadError(f"{node.title}: counts in steps of 0.")
         low, high, _ = slice(low, high, step).indices(shape[axis])
         if step < 0:
-            # the same elements in the mirror: the place p is n - 1 - p there
+            # Reverse the axis and count from its other end: position p becomes n - 1 - p.
             reversed_.append(axis)
             low, high, step = shape[axis] - 1 - low, shape[axis] - 1 - high, -step
         start[axis], limit[axis], strides[axis] = low, max(low, high), step

@@ -103,7 +103,7 @@ def _product(walk: Walk, node: OnnxNode, left: Value | None, right: Value | None
             raise Unsupported(f"broadcasts {list(a)} against {list(b)}; expand the smaller one")
         batch = list(range(len(a) - 2))
     elif len(b) > 2:
-        # lax.dot_general gives (M, batch of b, N)
+        # lax.dot_general returns the axes (M, batch of b, N).
         permutation = [*range(1, len(b) - 1), 0, len(b) - 1]
     rank = max(len(a), len(b))
     shape = (*(a if len(a) == rank else b)[:-2], a[-2], b[-1])
@@ -151,7 +151,7 @@ def _cast(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
     if isinstance(x, Pending) and x.integers and to in (1, 10):
         return [x.replace(integers=False, cast=True, floats=(*x.floats, "the accumulator becomes a float"))]
     if isinstance(x, Codes):
-        # indices stay what they are
+        # Indices stay integers.
         if to in (6, 7) and walk.draft.tensors[x.tensor].grid is None:
             return [x]
         kinds = {"int8": (2, "uint8"), "uint8": (3, "int8")}

@@ -98,7 +98,7 @@ def shifted(walk: Walk, x: Wrapped, number: Known, name: str) -> Value:
         raise Unsupported("casts codes or numbers")
     if walk.draft.grid(x.tensor).scale is not None:
         return moved_codes(walk, x.tensor, name)
-    # what reads the codes says on which grid they are
+    # The reader of the codes states their quantization parameters.
     return dataclasses.replace(x, shifted=True)
 
 
@@ -140,7 +140,7 @@ def quantized(
         return Codes(name)
     if isinstance(x, Real):
         if x.permutation is not None and walk.draft.grid(x.tensor).same(grid):
-            # the transpose has the quantizer's name where the grid stays
+            # With unchanged quantization parameters the transpose of codes takes the quantizer's name.
             return Codes(walk.plain(dataclasses.replace(x, name=name)))
         x = real_pending(walk, x, name)
     elif isinstance(x, Weight):

@@ -85,7 +85,7 @@ def _wanted(
         raise Unsupported("chooses sizes by the aspect ratio")
     scales, sizes = [np.float32(1)] * len(shape), list(shape)
     wanted = known_ints(node, inputs, 3) if len(inputs) > 3 else None
-    # Upsample and the first Resize have no region of interest
+    # Upsample and the first version of Resize have no region of interest.
     place = 1 if node.op == "Upsample" or len(inputs) == 2 else 2
     given = inputs[place] if len(inputs) > place else None
     if wanted is None and not isinstance(given, Known):

@@ -49,7 +49,7 @@ def _conv_transpose(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
     ]
     if any(size < 1 for size in sizes):
         raise ReadError(f"{node.title}: nothing is left of its result: {sizes}.")
-    # (in, out of a group, ...) -> (out, in of a group, ...), turned round
+    # (in, out of a group, ...) -> (out, in of a group, ...), with the kernel reversed along its window.
     each, features = w.codes.shape[0] // groups, w.codes.shape[1]
     turned = w.codes[(slice(None), slice(None), *(slice(None, None, -1) for _ in window))]
     kernel = turned.reshape(groups, each, features, *window).swapaxes(1, 2).reshape(groups * features, each, *window)

@@ -131,7 +131,7 @@ class Walk:
         outputs = tuple(self._output(port) for port in self.model.outputs)
         if self.problems:
             raise ReadError(_listed(self.problems.lines))
-        # float inputs have become codes under other names, in the order in which their quantizers came
+        # Float inputs became codes under other names, in the order of their quantizers. Restore the model's order.
         self.draft.inputs = [name for port in self.model.inputs for name in self._fed(port)]
         return self.draft.graph(outputs, self._metadata())
 
@@ -204,7 +204,7 @@ class Walk:
                 found = _FOLDERS.get((node.domain, node.op), found)
             if found is None:
                 raise Unsupported(_CURES.get(node.op, "has no form in integers here"))
-            # behind what cannot be read, the operator's kind is all that can be checked
+            # If an input could not be read, only the operator's kind can be checked.
             if not any(isinstance(value, Unknown) for value in inputs):
                 with reading(node.title, Unsupported):
                     outputs = found(self, node, inputs)
@@ -263,7 +263,7 @@ class Walk:
     def settled(self, value: Pending) -> Value:
         """What needs no quantizer as codes: moves, a relu (zero is a code), parts on one grid; else as it is."""
         if id(value) not in self.settlements:
-            # the value is kept too, so that its id stays its own
+            # Keep the value too, so that no other object can get its id.
             self.settlements[id(value)] = value, self._settled(value)
         return self.settlements[id(value)][1]
 

@@ -87,7 +87,8 @@ def mean(walk: Walk, operator: Operator) -> None:
         raise Unsupported(f"codes of {x.dtype} become {walk.output(operator).dtype}", "Give both sides the same bits")
     constants = {"count": walk.constant(f"{name}/count", np.asarray(count, np.int32))}
     if not keep and len(x.shape) == 4 and axes == [1, 2]:
-        # the optimised kernels have a loop of its own for height and width, with keep_dims only
+        # The optimised kernels have a separate loop for height and width if the axes are kept. Here they are not, so
+        # merge them.
         x = walk.reshaped(x, (x.shape[0], x.shape[1] * x.shape[2], x.shape[3]), f"{name}/input")
         axes = [1]
     if not keep:

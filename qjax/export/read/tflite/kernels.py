@@ -29,7 +29,7 @@ SINGLE = "DEPTHWISE_CONV_2D of one channel"
 CONV = "CONV_2D or TRANSPOSE_CONV of uint8"
 
 _UINT8 = Weighted("double_round", "f32")
-# with one input channel it is one group, which a target takes for any other convolution
+# With one input channel the only group makes it look like any other convolution to a target.
 _UINT8_DEPTHWISE = {"depthwise": _UINT8, "conv": _UINT8}
 _RULES: Mapping[str, Mapping[str, Mapping[str, str | Weighted]]] = {
     "tflite_reference": {CONV: {"conv": _UINT8}, DEPTHWISE: _UINT8_DEPTHWISE},
@@ -47,7 +47,7 @@ _RULES: Mapping[str, Mapping[str, Mapping[str, str | Weighted]]] = {
 """target -> mark -> the fields of the target that differ. Kernels of uint8 form the scale in float32."""
 
 _UNKNOWN: Mapping[str, frozenset[str]] = {
-    # its kernel compares codes of the input's grid with bounds of the output's
+    # Its RELU6 kernel compares codes on the input's grid with bounds on the output's grid.
     "tflite_micro": frozenset({RELU6}),
     "cmsis_nn": frozenset({RELU6}),
     "tflite_optimized_arm": frozenset({RELU, RELU6, TRANSPOSED, CONV, DEPTHWISE, SINGLE, GROUPED}),
@@ -80,7 +80,7 @@ def targeted(
     tables = {name: codes_of(function, target.name) for name, function in unknown.items()}
     quantized = _tabled(graph, functions, tables)
     made = assign(quantized, target)
-    # a target makes tables of its own for some functions of any codes
+    # For some functions a target makes tables of its own, for all codes: put the file's tables back.
     made = _tabled(made, functions, tables)
     _check_softmax(made, target)
     rules = _RULES.get(target.name, {})
@@ -117,7 +117,7 @@ def _has_formula(function: Function) -> bool:
 
 
 def _check_softmax(graph: Graph, target: targets.Target) -> None:
-    # only a softmax states a method
+    # Of all operations, only softmax has a method among its attributes.
     wrong = [node for node in graph.nodes if node.attributes.get("method") == "exact"]
     if wrong and target.name in RUNTIMES:
         listed = ", ".join(repr(node.name) for node in wrong)

@@ -94,7 +94,7 @@ class Model:
             both = np.stack([packed & 0xF, packed >> 4], axis=1).reshape(-1)[: tensor.size].astype(np.int8)
             return np.where(both > 7, both - np.int8(16), both).reshape(tensor.shape)
         if tensor.dtype == "bool":
-            # any byte may stand there
+            # Any byte other than 0 is true.
             return np.frombuffer(self.data, np.uint8, tensor.size, start).reshape(tensor.shape) != 0
         kind = np.dtype(tensor.dtype).newbyteorder("<")
         return np.frombuffer(self.data, kind, tensor.size, start).astype(tensor.dtype).reshape(tensor.shape)
@@ -128,7 +128,7 @@ def parse(data: bytes) -> Model:
 
 def _span(table: Table, size: int) -> tuple[int, int] | None:
     start, length = table.scalar(1, "u64"), table.scalar(2, "u64")
-    # files above 2 GB keep their data behind the flatbuffer; 0 and 1 mean that it is inside
+    # Files above 2 GB keep their data behind the flatbuffer. 0 and 1 mean that it is inside.
     if start > 1:
         if start + length > size:
             raise damaged(f"a buffer of {length} bytes at byte {start} of {size}")
@@ -145,7 +145,7 @@ def _buffer(buffers: Sequence[tuple[int, int] | None], index: int, whose: str) -
 
 def _code(table: Table) -> tuple[str, str]:
     """The operator's name, and that of a custom one."""
-    # the old field has one signed byte; the new one is 0 in old files
+    # The old field is one signed byte. Old files have 0 in the new field.
     number = max(table.scalar(0, "i8"), table.scalar(3, "i32"))
     if number < 0:
         raise damaged(f"an operator with the number {number}")
@@ -244,7 +244,7 @@ def _check_order(model: Model) -> None:
             raise damaged(f"input {model.tensors[index].name[:60]!r} is listed twice, or has data")
         known.add(index)
     for operator in model.operators:
-        # what has no elements may have no data; a compiled program has working memory among its inputs
+        # A tensor without elements may have no data. Compiled programs have working memory among their inputs.
         read = () if operator.name in COMPILED else operator.inputs
         for index in read:
             if index >= 0 and index not in known and model.tensors[index].size and not model.tensors[index].unusual:

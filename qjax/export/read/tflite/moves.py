@@ -28,7 +28,7 @@ def broadcast(walk: Walk, operator: Operator) -> None:
     first = len(shape) - len(x.shape)
     stated = walk.stated(operator, 0)
     if not first and stated and x.shape[0] != stated[0] and shape[0] == stated[0]:
-        # the batch of the file
+        # The file's own batch size becomes the size of this reading.
         shape[0] = x.shape[0]
     if (
         first < 0

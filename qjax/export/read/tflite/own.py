@@ -169,7 +169,7 @@ class _Claims:
         rank = max(len(shape), vector.ndim)
         vector = vector.reshape((1,) * (rank - vector.ndim) + vector.shape)
         wanted = [1] * (rank - len(shape)) + shape
-        # one value may have been stored for every channel
+        # The file may repeat one value for every channel.
         parts = vector[tuple(slice(None) if n == m else slice(0, 1) for n, m in zip(wanted, vector.shape, strict=True))]
         return parts.reshape(shape).astype(np.int32)
 
@@ -183,7 +183,7 @@ class _Claims:
                     raise ValueError(f"tensor {name!r} has the shape {stated}")
                 if claimed is None:
                     sizes.add(size)
-        # an axis may hold several times the batch
+        # An axis may hold several times the batch.
         batched = any(None in bare.tensors[name].shape for name in bare.inputs)
         if batched and min(sizes) and any(size % min(sizes) for size in sizes):
             raise ValueError(f"batches of {sorted(sizes)}")

@@ -204,7 +204,7 @@ def _kernel(walk: Walk, operator: Operator, x: Codes, channels: int) -> tuple[ND
         fits = low >= -128 and high <= 127
         codes = (codes.astype(np.int32) - offset).astype(np.int8 if fits else np.int16)
     elif not (codes == low).any():
-        # what converters write: as many codes below zero as above
+        # The least code does not occur: converters write symmetric weights, with as many codes below zero as above.
         low = low + 1
     one = scale.size == 1
     axes = () if one else (channels,)

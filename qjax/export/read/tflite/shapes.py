@@ -43,7 +43,7 @@ def _resolved(walk: Walk, operator: Operator, x: Codes, asked: Sequence[int], fi
     shape = list(asked)
     stated = walk.stated(operator, 0)
     if fixed and stated is not None and x.shape != stated and shape and shape[0] != -1:
-        # examples stay apart only where the batch is the first axis on both sides
+        # The examples stay separate only if the batch is the first axis before and after.
         if not stated or (x.shape[0], *x.shape[1:]) != (stated[0] * walk.scale, *stated[1:]):
             raise Unsupported("its shape is that of one batch", "Use -1 for the size of the batch")
         shape[0] *= walk.scale

@@ -79,7 +79,7 @@ def _range(operator: Operator, axis: int, size: int, stated: int, numbers: list[
     if options["offset"]:
         end = begin + end
     if begin == 0 and end == stated and step == 1:
-        # all of the batch that the file states
+        # The slice takes the whole batch that the file states.
         return range(size)
     first = None if options["begin_mask"] >> axis & 1 else begin
     last = None if options["end_mask"] >> axis & 1 else end
@@ -97,7 +97,7 @@ def _sliced(walk: Walk, operator: Operator, x: Codes, ranges: list[range], dropp
         ordered.append(found)
     box = {axis: (r[0], r[-1] + 1) if len(r) else (0, 0) for axis, r in enumerate(ordered)}
     strides = [r.step if len(r) > 1 else 1 for r in ordered]
-    # an axis that is taken to its end says so, whatever its size
+    # If an axis is taken to its end, set the limit to its size, so that it can follow the batch.
     box = {a: (s, x.shape[a] if e > s and x.shape[a] - e < strides[a] else e) for a, (s, e) in box.items()}
     shape = [len(r) for r in ordered]
     rest = [n for axis, n in enumerate(shape) if axis not in dropped]

@@ -89,7 +89,7 @@ class Walk(Results):
             except Unsupported as error:
                 self.problem(operator, error)
                 for index in operator.outputs:
-                    # what stands behind it is still looked at
+                    # Continue with the operators behind it, to report their problems too.
                     self._pretend(self.model.tensors[index])
         self._float_inputs(read)
         outputs = [self._output(index) for index in self._wanted]
@@ -127,7 +127,7 @@ class Walk(Results):
 
     def _input(self, tensor: FileTensor) -> None:
         if tensor.dtype == "float32":
-            # its codes are those of the QUANTIZE that reads it
+            # The QUANTIZE operator that reads it makes its codes.
             self.floats.add(tensor.index)
             self.inputs.append("")
             return
