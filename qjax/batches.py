@@ -6,7 +6,7 @@
 | a list of tuples | a tuple | the tuple's items, as the arguments of the call |
 | a list of anything, with `inputs` | whatever `inputs` takes | what `inputs(batch)` returns: an array or a tuple |
 
-"List" stands for any iterable: a generator, a data loader. One array, one tuple or one dict alone is a list of one.
+"List" means any iterable: a generator, a data loader. One array, one tuple or one dict alone is a list of one.
 """
 
 import operator

@@ -1,4 +1,4 @@
-"""Which equation of a model becomes what: integers, a table, reals because the recipe says so, or nothing yet.
+"""Which equation of a model becomes what: integers, a table, float because the recipe says so, or nothing yet.
 
 The conversion stops at the first thing without an integer form. This shows all of them at once, before any calibration.
 """
@@ -58,7 +58,7 @@ class Explained:
 
     module: its path. primitive: its name in the jaxpr, or of the function that a group computes. operation: of the
     graph, or the bits of a product whose scales are found at run time, empty without one. shape: of its result.
-    equations: how many of the jaxpr it stands for. location: the user's "file:line". problem, cures: of what is
+    equations: how many of the jaxpr it covers. location: the user's "file:line". problem, cures: of what is
     unsupported; problem also of a table that says little of its function, in a model that is calibrated.
     """
 
@@ -81,7 +81,7 @@ class Explanation:
 
     @property
     def unsupported(self) -> tuple[Explained, ...]:
-        """What stands in the way of a graph of integers."""
+        """What prevents a graph of integers."""
         return tuple(row for row in self.rows if row.form == "unsupported")
 
     @property
@@ -140,7 +140,7 @@ def explain(model: nnx.Module, sample: Any, recipe: Recipe | None = None) -> Exp
 
 
 def obstacles(traced: Traced, annotation: Annotation, plan: Plan) -> str:
-    """What `convert` will refuse, all of it, with the cures; empty where nothing stands in the way."""
+    """What `convert` will refuse, all of it, with the cures; empty if nothing prevents it."""
     return "\n".join(" ".join([row.problem, *row.cures]) for row in refused_rows(traced, annotation, plan))
 
 

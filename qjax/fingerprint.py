@@ -1,4 +1,4 @@
-"""What a state says of the plan that it belongs to, so that a checkpoint is restored into no other plan in silence.
+"""Records in a state which plan it belongs to, so that restoring it into another plan is an error.
 
 The names and shapes of a quantized model's numbers do not tell 8 bits from 4. So the state holds one row of integers
 for each quantizer. `nnx.update` and every eager use of the model compare them with the model's own plan. Nothing is

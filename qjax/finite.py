@@ -1,4 +1,4 @@
-"""Refuses NaN and infinity among the numbers of a quantized model, which would become codes like any other."""
+"""Refuses NaN and infinity among the numbers of a quantized model: they would become ordinary codes."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -15,7 +15,7 @@ def text(value: Any) -> str:
 
 
 def numeric(value: str) -> bool:
-    """Whether a cell is a number with signs, units of per cent, or thousands separators; these stand to the right."""
+    """Whether a cell is a number with signs, units of per cent, or thousands separators: aligned to the right."""
     kept = value.replace(",", "").replace(".", "").replace("%", "").replace("-", "").replace("+", "").replace("e", "")
     return kept.isdigit() or value in ("-", "inf", "-inf")
 

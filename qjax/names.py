@@ -7,7 +7,8 @@ from typing import Any
 class Names:
     """Names in use; `fresh` returns a new one: the wanted name, or the same with a number from 2 on.
 
-    taken: what is in use from the start. between: stands before the number. bare: False numbers every name, from 0 on.
+    taken: what is in use from the start. between: the text before the number. bare: False numbers
+      every name, from 0 on.
     beside: holds further names in use, and may grow.
     """
 

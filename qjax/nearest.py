@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """`" Did you mean 'x'?"`, to stand behind an error's sentence, or "" where nothing is near."""
+    """`" Did you mean 'x'?"`, to follow an error's sentence, or "" where nothing is near."""
     if not isinstance(name, str):
         return ""
     names = list(known)

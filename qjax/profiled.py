@@ -22,8 +22,8 @@ def refuse_model(
     """Raise a ProfileError for what the recipe and the model's structure break.
 
     Args:
-      name: of the profile. refused: the equations without an integer form. convert: the graph of the model as it
-        stands; the rules that depend on trained numbers are left to `qjax.convert`.
+      name: of the profile. refused: the equations without an integer form. convert: the graph of the model with
+        its present numbers; the rules that depend on trained numbers are left to `qjax.convert`.
     """
     profile = profiles.get(name)
     found = [violation for key, q in quantizers.items() for violation in _of_quantizer(profile, q, places[key])]

@@ -155,7 +155,7 @@ class Plan:
                 known.check(known.name, traced.args[traced.names.index(known.name)])
 
     def annotate(self, traced: Traced) -> Annotation:
-        """Where quantizers stand in a trace of the model."""
+        """The places of the quantizers in a trace of the model."""
         return annotate(
             traced.program, traced.names, traced.constant, self.is_float, target_of(self.target), self.by_row
         )
@@ -257,7 +257,7 @@ class QuantizedModel(nnx.Module):
         compare(self.fingerprint.get_metadata("quantizers"), self.plan.fingerprint, self.fingerprint.get_raw_value())
 
     def qparams(self) -> dict[str, QParams]:
-        """name -> scale, zero point and spec as they stand; quantizers that follow their tensor are left out."""
+        """name -> the present scale, zero point and spec; quantizers that follow their tensor are left out."""
         values = self.quantizer_values()
         return {name: q.qparams(values[name]) for name, q in self.plan.quantizers if not q.follows_tensor}
 

@@ -205,12 +205,12 @@ class Recipe:
     # ------------------------------------------------------------------ what a model's parts get
 
     def float_paths(self, types: Mapping[str, type]) -> frozenset[str]:
-        """The module paths whose inside stays in reals between its products."""
+        """The paths of modules that compute in float between their products."""
         keys = [key for key, value in self.overrides.items() if _in_reals(value)]
         return frozenset(path for key in keys for path in paths_of(key, types))
 
     def dynamic_paths(self, types: Mapping[str, type]) -> tuple[tuple[str, Dynamic | None], ...]:
-        """Module path -> how its products run; None is in reals after all, by a later override of that part."""
+        """Module path -> how its products run; None: in float after all, by a later override of that part."""
         found: dict[str, Dynamic | None] = {}
         for key, value in self.overrides.items():
             if _in_reals(value):
@@ -340,7 +340,7 @@ def _one_of(what: str, value: Any, known: tuple[str, ...]) -> None:
 
 
 def _in_reals(value: Any) -> bool:
-    """Whether an override keeps reals between operations, where no quantizer stands."""
+    """Whether an override keeps floats between operations, without quantizers."""
     return isinstance(value, (_Float, Dynamic))
 
 
@@ -359,7 +359,7 @@ def _bits_cure(value: Any) -> str:
 
 
 def _check_pact(what: str, spec: QSpec) -> None:
-    """PACT clips to [0, alpha], so the lowest code stands for 0."""
+    """PACT clips to [0, alpha], so the lowest code represents 0."""
     if spec.symmetric and spec.signed:
         raise ValueError(
             f'{what}: method "pact" clips to [0, alpha], for which a signed symmetric spec has no codes. Got {spec}. '

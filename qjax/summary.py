@@ -67,7 +67,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def quantizer_table(plan: Any, qparams: dict[str, QParams]) -> Summary:
-    """Every quantizer of a model: where it stands, its codes, its parameters."""
+    """Every quantizer of a model: its place, its codes, its parameters."""
     details = dict(plan.details)
     rows: list[list[str]] = []
     for name, q in plan.quantizers:

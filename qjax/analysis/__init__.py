@@ -1,4 +1,4 @@
-"""Which parts of a model cost what: sensitivity per layer, bits per layer within a budget, statistics per tensor."""
+"""What each part of a model costs: sensitivity per layer, bits per layer within a budget, statistics per tensor."""
 
 from qjax.analysis.effect import Effect
 from qjax.analysis.search import Budget, Candidate, LayerChoice, Point, SearchResult, search

@@ -1,4 +1,4 @@
-"""What a search was allowed, and what it found."""
+"""The budget of a search, and its result."""
 
 import dataclasses
 import json

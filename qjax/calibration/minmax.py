@@ -1,4 +1,4 @@
-"""The range that was seen: smallest and largest value."""
+"""The smallest and the largest value of the data."""
 
 from dataclasses import dataclass
 

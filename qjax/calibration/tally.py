@@ -1,4 +1,4 @@
-"""How many values an observer has seen, and how many of them were no numbers."""
+"""How many values an observer has seen, and how many of them were not finite."""
 
 from dataclasses import dataclass
 

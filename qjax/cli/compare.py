@@ -1,4 +1,4 @@
-"""`qjax compare`: where two models, or one under two targets, part."""
+"""`qjax compare`: where two models, or one model under two targets, begin to differ."""
 
 import click
 

@@ -15,7 +15,7 @@ _SHOWN = 8
 
 
 def check_outputs(graph: Graph, codes: bool) -> None:
-    """Refuse to make reals of an output that has no scale."""
+    """Refuse to dequantize an output that has no scale."""
     bare = [name for name in graph.outputs if graph.tensors[name].quantization is None]
     if bare and not codes:
         raise Refused(f"output {', '.join(bare)} has no scale, so its codes cannot be dequantized: use --codes.")

@@ -1,4 +1,4 @@
-"""`qjax inspect`: what stands in a model and what it costs."""
+"""`qjax inspect`: what a model contains and what it costs."""
 
 import json
 

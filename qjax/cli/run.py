@@ -19,7 +19,7 @@ from qjax.cli.parameters import codes_option, files_argument, model_argument, su
 def command(
     model: str, files: tuple[str, ...], output: str | None, codes: bool, target: str | None, batch_size: int | None
 ) -> None:
-    r"""Run a model on the arrays in INPUT: reals in and out, or with --codes codes in and out.
+    r"""Run a model on the arrays in INPUT: floats in and out, or with --codes codes in and out.
 
     INPUT is one .npz whose arrays are called as the model's inputs are (or arr_0, arr_1, ... in their order), or one
     .npy for each input. Reals are float32 and codes have the input's dtype: nothing is cast. Without -o a summary of

@@ -1,4 +1,4 @@
-"""`qjax verify`: whether a real runtime gives the codes of the graph."""
+"""`qjax verify`: whether a real runtime computes the codes of the graph."""
 
 import click
 

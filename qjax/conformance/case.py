@@ -1,4 +1,4 @@
-"""One operation with everything that decides its output: what is fed to a runtime and to qjax alike."""
+"""One operation with everything that decides its output: the same for a runtime and for qjax."""
 
 import dataclasses
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
-"""The inputs of the conformance matrix: seeded, and chosen to hurt.
+"""The inputs of the conformance matrix: seeded, and chosen to tell roundings apart.
 
-Every list mixes ordinary data with what separates one rounding from another: equal scales and powers of two (ties),
+Every list mixes ordinary data with inputs on which roundings differ: equal scales and powers of two (ties),
 odd zero points, effective scales far below and above 1, accumulators at the edges of int32 fed as the bias of zero
 weights, saturating outputs. `RandomState` keeps its stream over versions of numpy, so recorded answers stay valid.
 """

@@ -1,8 +1,8 @@
-"""How wide the accumulators of a graph have to be: what could happen, and what does happen on data.
+"""How wide the accumulators of a graph must be: for the worst input, and on data.
 
 Per node with weights: the bits that the worst input needs, the bits that the data needed, and what a given register
-(the node's own, or one to try) does to the sums. Beside them always the int16 pairs of vpmaddubsw, since a graph that
-is exact here meets them where FBGEMM, oneDNN or ONNX Runtime run it on a CPU without VNNI.
+(the node's own, or one to try) does to the sums. The int16 pairs of vpmaddubsw are always reported too: FBGEMM, oneDNN
+and ONNX Runtime use them on a CPU without VNNI, where a graph that is exact here may saturate.
 """
 
 import dataclasses

@@ -9,8 +9,8 @@ code:
 
 "__metadata__" begins with four fields at fixed places, in every version: "format" ("qjax"), "sha256" (of the
 whole file, with these 64 digits read as zeros), "bytes" (the file's size, 19 digits) and "version"; then
-"graph", the structure as one JSON document (`document.py`). The digest finds damage; it is no signature, so
-what it covers is still distrusted. The same graph gives the same bytes. To look inside:
+"graph", the structure as one JSON document (`document.py`). The digest finds damage; it is not a signature, so
+the content is not trusted. Equal graphs have equal bytes. To look inside:
 
     python -c "import json, sys; f = open(sys.argv[1], 'rb'); \
     h = json.loads(f.read(int.from_bytes(f.read(8), 'little'))); \
@@ -68,7 +68,7 @@ def save(graph: Graph, path: StrPath) -> None:
     """Write a finished graph to one file, all or nothing.
 
     The bytes go to a temporary file in the same folder, reach the disk, and then take the name in one step:
-    whatever fails, a file that stood there before is whole. A new file gets the usual permissions, a replaced
+    whatever fails, an earlier file of that name is whole. A new file gets the usual permissions, a replaced
     one keeps its own; a symbolic link is followed. What is written has been read back in memory and found to
     be a valid graph.
 

@@ -3,9 +3,9 @@
     chip = qjax.export.Backend("chip", target, [(pattern, kernel), ...])
     graph = qjax.convert(qmodel, sample, target=chip)
 
-A backend stands wherever a target does: in a recipe, in `convert`, in `exact`; once registered, its name does too. The
-kernel is a pure JAX function of codes, the one that `convert`, `verify`, `exact` and the emitters all run, so that what
-they say is said of the device.
+A backend can be used wherever a target can: in a recipe, in `convert`, in `exact`; once registered, its name does too.
+The kernel is a pure JAX function of codes, the one that `convert`, `verify`, `exact` and the emitters all run, so their
+results hold for the device.
 """
 
 import dataclasses
@@ -57,7 +57,7 @@ class Fusion:
 class Backend:
     """A device.
 
-    name: how graphs and recipes refer to it. Put a version in it: a name stands for one arithmetic.
+    name: how graphs and recipes refer to it. Put a version in it: a name means one arithmetic.
     target: the rounding of the nodes that no pattern matches; also how inputs are quantized.
     patterns: fusions, or pairs (pattern, kernel), whose name is the kernel's. Earlier ones claim nodes first; see
       `qjax.export.matching` for what else decides between overlapping matches.

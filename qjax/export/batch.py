@@ -169,7 +169,7 @@ def _constants(graph: Graph) -> list[Any]:
 
 
 def _one_row(tensor: Tensor, shape: tuple[int | None, ...], part: Part) -> Tensor:
-    """A fill's data with size 1 along the batch, for any size of which it stands."""
+    """A fill's data with size 1 along the batch, which is repeated for any size."""
     kept = tuple(1 if n is None else n for n in shape)
     if tensor.value is None or kept == tensor.shape:
         return dataclasses.replace(tensor, shape=kept)

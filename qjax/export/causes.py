@@ -9,12 +9,12 @@ from the exact value of its accumulator; `explain` puts the counts in words.
 | `double_rounding` | is no tie, but the first rounding of one of them makes it one |
 | `float32`, `float64` | is so near a tie that a float step of one of them carries it onto or over the tie |
 | `truncation` | is cut off by one of them instead of rounded |
-| `formula` | is no tie, and the formula of one of them does not give the nearest code |
+| `formula` | is no tie, and the formula of one of them does not lead to the nearest code |
 | `scale` | the nearest codes differ, because the effective scales do |
 | `bias` | the nearest codes differ, because the biases do |
 | `overflow` | leaves the range in which the rules are roundings at all |
 | `accumulator` | comes from accumulators that differ before their bias |
-| `grid` | stands on other grids: scales, zero points or ranges differ |
+| `grid` | has other quantization parameters: scales, zero points or ranges differ |
 | `constant` | is moved or selected by other constants, in a node without accumulators |
 | `backend` | is computed by a vendor's own kernel |
 | `other` | none of these |

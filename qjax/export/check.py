@@ -15,7 +15,7 @@ class GraphError(ValueError):
 
 
 def check(graph: Graph) -> Graph:
-    """Verify names, order and references; returns the graph, so that it can stand in a chain of passes."""
+    """Verify names, order and references; returns the graph, for use in a chain of passes."""
     known: set[str] = set()
     for name, tensor in graph.tensors.items():
         if name != tensor.name:
@@ -58,7 +58,7 @@ def check(graph: Graph) -> Graph:
 
 
 OF_TARGETS = ("rule", "formula", "accumulator", "rounding")
-"""Attributes that a target gives."""
+"""Attributes that a target sets."""
 
 
 def check_quantized(graph: Graph) -> Graph:
@@ -106,7 +106,7 @@ def check_integer(graph: Graph) -> Graph:
 
 
 def _of_islands(graph: Graph) -> set[str]:
-    """The tensors that may hold reals: those that only float islands read and compute."""
+    """The tensors that may hold floats: those that only float islands read and compute."""
     found: set[str] = set()
     others: set[str] = set()
     for node in graph.nodes:

@@ -1,4 +1,4 @@
-"""How two graphs make codes of real inputs, and why these codes differ."""
+"""How two graphs quantize their float inputs, and why the codes differ."""
 
 from collections import Counter
 from collections.abc import Sequence

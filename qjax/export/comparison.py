@@ -1,4 +1,4 @@
-"""The result of `compare`: counts per node, causes, and the sentences that say them."""
+"""The result of `compare`: counts per node, causes, and both in sentences."""
 
 import dataclasses
 from textwrap import fill

@@ -112,7 +112,7 @@ class Reading:
 
 
 def scale_of(rule: Rule, constants: Mapping[str, np.ndarray]) -> Ratio | None:
-    """The effective scale that constants stand for, exactly; None for constants of a type unknown here."""
+    """The exact effective scale of a rule's constants; None for constants of a type unknown here."""
     c = {role: np.atleast_1d(np.asarray(value)).astype(np.int64) for role, value in constants.items()}
     if rule.name == "int16x8":
         return Ratio.dyadic(np.minimum((c["multiplier"] + 2**15) >> 16, 0x7FFF), c["shift"] - 15)

@@ -1,6 +1,6 @@
-"""What a graph's inputs must not hold: NaN and infinity, for which there is no code, and indices of what is not there.
+"""Refuses inputs that a graph has no code for: NaN and infinity, and indices out of range.
 
-Inside a trace nothing can be refused; there NaN takes the zero point, infinities saturate, and indices are clipped.
+Inside a trace nothing can be refused: NaN becomes the zero point, infinities saturate, and indices are clipped.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What differs in two nodes, whether or not it shows: method, weights, bias, accumulator, grids, bounds."""
+"""What differs in two nodes, even if it changes no output: method, weights, bias, accumulator, grids, bounds."""
 
 import dataclasses
 from typing import Any, Literal

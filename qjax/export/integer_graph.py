@@ -30,8 +30,8 @@ from qjax.tracing import Integers
 class IntegerGraph:
     """A model of integers only, between a quantizer of its inputs and a dequantizer of its outputs.
 
-    `graph(x)` takes and returns reals; `graph.run(codes)` is the integer part alone. Both are jitted, and pure JAX:
-    they may be called inside jit, vmap and scan. Any batch size.
+    `graph(x)` takes and returns float arrays; `graph.run(codes)` is the integer part alone. Both are jitted, and pure
+    JAX: they may be called inside jit, vmap and scan. Any batch size.
     """
 
     def __init__(self, graph: Graph) -> None:

@@ -36,7 +36,7 @@ _STRUCTURE = {"tensors", "nodes", "inputs", "outputs"}
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Quantization:
-    """How codes map to reals: `real = (code - zero_point) * scale`, codes within [qmin, qmax].
+    """How codes map to real numbers: `real = (code - zero_point) * scale`, codes within [qmin, qmax].
 
     scale: float32, shape () or that of the tensor's `axes`. zero_point: int32, the same shape or ().
     axes: the axes that the scale runs along; () is per tensor.
@@ -53,7 +53,7 @@ class Quantization:
 class Tensor:
     """A tensor of the graph.
 
-    shape: None stands for the batch, whose size is free.
+    shape: None is the batch, whose size is free.
     dtype: of the codes as they are stored.
     quantization: None for accumulators, multipliers, shifts and index inputs.
     value: the data of a constant; None for what is computed or fed.

@@ -1,6 +1,6 @@
-"""What the recipe leaves in reals, collected while the graph is lowered, and made into one node per result.
+"""The parts that the recipe keeps in float, collected while the graph is lowered, as one node per result.
 
-An equation in a module under `qjax.FLOAT` or `qjax.Dynamic` is not lowered but kept, with what flows in. Where a result
+An equation in a module under `qjax.FLOAT` or `qjax.Dynamic` is not lowered but kept, with its inputs. Where a result
 meets a quantizer or leaves the model, everything that it depends on becomes the program of one node.
 """
 

@@ -1,4 +1,4 @@
-"""ONNX's operators on codes, as data: which float operator each stands for, and the roles of its inputs.
+"""ONNX's operators on codes, as data: the float operator of each, and the roles of its inputs.
 
 The reader takes them apart by this table (DequantizeLinear, the float operator, QuantizeLinear), an emitter puts them
 together by it. Sources: the specification of ONNX (QLinearConv, QLinearMatMul, MatMulInteger, ConvInteger) and ONNX

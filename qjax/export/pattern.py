@@ -4,9 +4,9 @@
     conv = op("conv", x, name="conv", where=lambda node: node.attributes["groups"] == 1)
     op("add", conv, residual, name="add", relu=True)
 
-A pattern describes the tensor that a node computes, and in turn the tensors that this node reads. `tensor` stands for
-anything from outside. A *named* pattern is one node (or tensor) wherever the name stands; patterns without a name are
-matched one by one. No node plays two parts in one match; two tensors may be the same.
+A pattern describes the tensor that a node computes, and in turn the tensors that this node reads. `tensor` matches
+anything from outside. A *named* pattern is the same node (or tensor) wherever the name occurs; patterns without a name
+are matched one by one. No node plays two parts in one match; two tensors may be the same.
 """
 
 import dataclasses
@@ -47,7 +47,7 @@ class Pattern:
             yield from pattern.walk()
 
     def roots(self) -> Iterator["Pattern"]:
-        """The patterns that may stand for the match's output: the alternatives of `any_of`, else itself."""
+        """The patterns that may match the output: the alternatives of `any_of`, else itself."""
         if self.kind == "any_of":
             for pattern in self.inputs or ():
                 yield from pattern.roots()
@@ -113,7 +113,7 @@ def any_of(*patterns: Pattern) -> Pattern:
 
 
 def optional(pattern: Pattern) -> Pattern:
-    """The node of an `op` pattern, or nothing: what its only input describes then stands in its place."""
+    """The node of an `op` pattern, or nothing: then its only input is matched in its place."""
     _require(pattern, "optional: the argument")
     if pattern.kind != "op" or pattern.inputs is None or len(pattern.inputs) != 1:
         raise ValueError("optional: expected an op with a pattern for its one input, op('reshape', inner).")

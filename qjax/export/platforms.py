@@ -1,4 +1,4 @@
-"""What is computed in one form on the CPU and in another elsewhere (`platform_dependent`), as an emitter reads it."""
+"""Reads `platform_dependent`, which computes in one form on the CPU and in another elsewhere, for emitters."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,6 +1,6 @@
-"""What a node's kernel has before it rounds: its int32 accumulators.
+"""A node's int32 accumulators: the values that its kernel rounds.
 
-They come out of the kernel itself, under a finish that changes nothing: the shift by 0 bits of `power_of_two` for
+They come from the kernel itself, with a last step that changes nothing: the shift by 0 bits of `power_of_two` for
 products with weights, a sum with the factors 1 and 0 for everything else. So there is no second copy of a kernel here.
 """
 

@@ -8,7 +8,7 @@ from qjax.export.passes.partition import expand
 
 
 def retarget(graph: Graph, target: str | targets.Target) -> Graph:
-    """The program under another target: the very one that a conversion for that target gives.
+    """The program under another target: the same as that of a conversion for that target.
 
     Args:
       graph: a program. One that does not keep its quantized graph (see `Graph.quantized`) is taken apart by

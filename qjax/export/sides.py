@@ -1,4 +1,4 @@
-"""One of two nodes that are compared: its rule, constants and grids."""
+"""One of two compared nodes: its rule, constants and quantization parameters."""
 
 import dataclasses
 from typing import Any

@@ -1,8 +1,8 @@
 """The structure of a call's arguments or results, for a graph in memory and, as JSON, for an artifact to hold.
 
-In JSON a leaf is an int, the position of an array. Among the arguments None stands for an array that the graph does not
+In JSON a leaf is an int, the position of an array. Among the arguments None is an array that the graph does not
 read, and ["value", [type, repr]] for a Python value: it is part of the program that the model was traced to, so a call
-with another value is an error. In a result None stands for itself, and ["constant", [dtype, shape, hexadecimal bytes]]
+with another value is an error. In a result None is None, and ["constant", [dtype, shape, hexadecimal bytes]]
 for an array that depends on no input. A class of the user's own, any registered pytree, is a dict of its fields there,
 or a list where they have no names: `Call` keeps the class, as long as the process lives.
 """
@@ -96,7 +96,7 @@ def rebuild(structure: Any, leaves: Sequence[Any]) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class _Array:
-    """Where an array of the arguments stands among the graph's inputs; None: nowhere."""
+    """The place of an array of the arguments among the graph's inputs; None: it is no input."""
 
     position: int | None
 
@@ -257,7 +257,7 @@ def join_arguments(arrays: Sequence[Any], rest: Any) -> tuple[Any, ...]:
 def sample_like(sample: tuple[Any, ...], args: tuple[Any, ...]) -> tuple[Any, ...]:
     """A sample for a call: the sample itself, with the Python values of the call.
 
-    A call whose arrays stand elsewhere has a sample of zeros.
+    A call with its arrays in other places has a sample of zeros.
     """
     (own, own_rest), (arrays, rest) = split_arguments(sample), split_arguments(args)
     (own_tree, own_static), (tree, static) = cast("tuple[Any, Any]", own_rest), cast("tuple[Any, Any]", rest)

@@ -1,8 +1,8 @@
 """Compares the fake-quantized forward with the graph, node by node.
 
-Two questions per node. *Given the training forward's own input codes*, does the node give the training forward's
-output codes? And: does the graph, run from its inputs, arrive at those codes? The first isolates a node; the
-second is what a user of the graph sees.
+Two questions per node. *Given the training forward's own input codes*, does the node compute the training forward's
+output codes? And: does the graph, run from its inputs, arrive at those codes? The first isolates a node; the second is
+what a user of the graph sees.
 """
 
 import functools
@@ -39,7 +39,7 @@ def verify(
     """Run both on the same batches and count.
 
     Args:
-      reference: gives the codes of every labelled tensor.
+      reference: returns the codes of every labelled tensor.
       trained_for: the name of the model's own target.
       converted: a batch -> what `convert` makes of the model now, for the graph's target; None where the target is not
         known. It is asked for only where something differs.

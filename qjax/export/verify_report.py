@@ -1,4 +1,4 @@
-"""The result of `verify`: counts per node, and first what they mean."""
+"""The result of `verify`: what the counts mean, then the counts per node."""
 
 import dataclasses
 import math

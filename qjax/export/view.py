@@ -1,7 +1,7 @@
-"""A node with nothing hidden in its neighbours: what a predicate, a vendor's `prepare` and a reader of the graph ask.
+"""A node together with all facts about its tensors, for predicates, a vendor's `prepare` and readers of the graph.
 
 A node's own record is lean: what is the same everywhere (32-bit accumulators) is left out, and what belongs to a tensor
-(scale, zero point, range) stands there once. `NodeView` brings it together, and `describe` prints it.
+(scale, zero point, range) is stored there once. `NodeView` brings it together, and `describe` prints it.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Where flax modules meet the tracer."""
+"""Flax modules, and models of other libraries, in the form that the tracer reads."""
 
 from qjax.layers.any_batch import check_any_batch, check_nothing_drawn
 from qjax.layers.scope import instrument, module_types

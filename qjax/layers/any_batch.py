@@ -1,7 +1,7 @@
 """Refuses a model whose shapes follow the batch only up to some size: `x[:100]` traced with fewer examples.
 
-The conversion compares two small batches. A cut that is longer than both leaves both whole, and a graph made from them
-would return what the model cuts off. Shapes alone at a large batch show it.
+The conversion compares two small batches. A slice that is longer than both does not change them, and a graph made from
+them would return what the model drops. Tracing the shapes of a large batch detects this.
 """
 
 from collections.abc import Sequence

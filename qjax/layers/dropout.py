@@ -1,4 +1,4 @@
-"""`nnx.Dropout` as one marked operation; in evaluation it is not there at all."""
+"""`nnx.Dropout` as one marked operation; in evaluation mode it is absent."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -56,7 +56,7 @@ class Accumulator:
     pairs: products are added in saturating int16 pairs first (needs "exact").
     operands: what wraps or saturates, sums of centered codes or of stored ones; pairs always multiply stored codes.
     order: of a convolution's K, for "saturate" and pairs.
-    unit, padding: pairs only: where pairing starts anew, and what stands for positions outside of the image.
+    unit, padding: pairs only: where pairing starts anew, and how positions outside of the image count.
     """
 
     bits: int = 32

@@ -247,7 +247,7 @@ def _bit_length(xp: Any, magnitude: Any) -> Any:
 def _rounded(xp: Any, m: Any, e: Any) -> Float32:
     """The float32 nearest to m * 2^e, ties to even, for int64 m with |m| < 2^61.
 
-    The last bit of an m of 27 bits or more may stand for whatever was lost below it (a sticky bit).
+    The last bit of an m of 27 bits or more may represent whatever was lost below it (a sticky bit).
     """
     surplus = _bit_length(xp, xp.abs(m)) - _I32(_BITS)
     shift = xp.clip(xp.maximum(surplus, _I32(_LEAST) - e), _I32(0), _I32(62))

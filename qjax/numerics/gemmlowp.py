@@ -22,7 +22,7 @@ from qjax.numerics.requantize import requantize
 from qjax.numerics.softfloat import Real
 
 _INTEGER_BITS = 4
-"""The input's fixed point is Q4.27: reals below 16."""
+"""The input's fixed point is Q4.27: numbers below 16."""
 
 
 def gemmlowp_table(function: str, x_scale: float | np.floating, x_zero_point: int) -> np.ndarray:

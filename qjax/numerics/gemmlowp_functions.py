@@ -13,7 +13,7 @@ from qjax.numerics._namespace import like_inputs
 from qjax.numerics.fixed_point import rounding_divide_by_power_of_two, saturating_rounding_doubling_high_mul
 
 ONE = 2**31 - 1
-"""The greatest Q0.31, which stands for 1."""
+"""The greatest Q0.31, which represents 1."""
 
 _EXP_OF_MINUS_POWERS = {
     -2: 1672461947,

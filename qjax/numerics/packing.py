@@ -24,7 +24,7 @@ Shape = tuple[int, ...]
 
 
 def packed(arrays: Sequence[jax.Array]) -> jax.Array:
-    """All elements of arrays of one dtype, one array behind the other. Arrays of one size should stand together."""
+    """All elements of arrays of one dtype, one array behind the other. Arrays of one size should be neighbours."""
     return _packed(tuple(jnp.shape(array) for array in arrays), list(arrays))
 
 

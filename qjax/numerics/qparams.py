@@ -1,4 +1,4 @@
-"""The numbers of a quantized tensor, scale and zero point, checked where they can be."""
+"""The numbers of a quantized tensor, scale and zero point, checked if they are not traced."""
 
 import dataclasses
 from typing import Any

@@ -1,7 +1,7 @@
 """Real numbers as sign, 53-bit mantissa and exponent: IEEE binary64 arithmetic, the same on the host and in a trace.
 
-Runtimes derive their fixed-point constants from scales in C doubles. Under XLA a double is not to be relied on as it
-stands (products are fused into sums, quotients become products with reciprocals), so `prepare` would give other bits
+Runtimes derive their fixed-point constants from scales in C doubles. Under XLA the result of double arithmetic is not
+reliable (products are fused into sums, quotients become products with reciprocals), so `prepare` would give other bits
 inside `jit` than on the host. `Real` computes +, -, *, / and sqrt, each rounded once to 53 bits, ties to even: the same
 bits as a C double as long as nothing over- or underflows there, and the same on the host, inside jit, and under vmap.
 

@@ -29,7 +29,7 @@ SoftmaxMethod = Literal["gemmlowp", "float32", "uint16"]
 SOFTMAX_METHODS: tuple[SoftmaxMethod, ...] = get_args(SoftmaxMethod)
 
 _INTEGER_BITS = 5
-"""Differences to the greatest input are Q5.26: reals above -32."""
+"""Differences to the greatest input are Q5.26: numbers above -32."""
 _SUM_BITS = 12
 """The sum of exponentials is Q12.19."""
 

@@ -241,7 +241,7 @@ class Op(Facts, abc.ABC):
         return (0,)
 
     def integers(self, eqn: Equation, constant: Sequence[bool]) -> tuple[int, ...]:
-        """The indices of the operands that are integers or booleans standing for themselves: indices, masks.
+        """The indices of the operands that are plain integers or booleans: indices, masks.
 
         They and those of `data` are the node's inputs, in the equation's order.
         """

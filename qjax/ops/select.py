@@ -13,7 +13,7 @@ from qjax.ops.coded import code, steps_on
 from qjax.ops.facts import ChoosesNoPlace
 
 _ROLES = {1: "off", 2: "on"}
-"""Operand of `select_n` -> role of a constant in its place: what stands where the mask is False, and True."""
+"""Operand of `select_n` -> role of a constant in its place: the values for masks of False and of True."""
 
 
 @register

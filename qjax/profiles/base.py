@@ -1,4 +1,4 @@
-"""A profile: what one device demands, where each demand stands, and what a recipe for it looks like."""
+"""A profile: what one device demands, the source of each demand, and what a recipe for it looks like."""
 
 import dataclasses
 from collections.abc import Mapping

@@ -17,9 +17,9 @@ PARAMETERS = "parameters"
 class Tensor:
     """One tensor of a file.
 
-    shape: None stands for a free size. scale, zero_point: None for what has no quantization parameters (floats,
+    shape: None is a free size. scale, zero_point: None for what has no quantization parameters (floats,
     indices). axis: that the scales run along; None: one scale. blocks: whether there are scales for parts of an axis.
-    data: gives the codes of a constant; None for what is computed or fed.
+    data: returns the codes of a constant; None for what is computed or fed.
     """
 
     name: str

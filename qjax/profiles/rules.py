@@ -18,7 +18,7 @@ Test = Callable[[Operator], str | None]
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Where a rule stands: a vendor's page or code, with its version.
+    """The source of a rule: a vendor's page or code, with its version.
 
     verified: whether the text was read in that version. An unverified one is said to be so wherever it is shown.
     """
@@ -366,7 +366,7 @@ def demand(name: str, expected: str, source: Source, came: Test, *, cure: str, o
 
 
 def floats_between(source: Source) -> Rule:
-    """Operators stand between DequantizeLinear and QuantizeLinear, none works on codes."""
+    """Every operator is between DequantizeLinear and QuantizeLinear; none works on codes."""
 
     def test(operator: Operator) -> str | None:
         return "an operator on codes" if operator.on_codes else None

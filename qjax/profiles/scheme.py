@@ -47,7 +47,7 @@ class Specs:
 
 @dataclasses.dataclass(frozen=True)
 class Scheme:
-    """Both kinds of specs, and where they stand."""
+    """Both kinds of specs, and their places."""
 
     weights: Specs
     activations: Specs

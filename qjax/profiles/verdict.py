@@ -17,7 +17,7 @@ class Violation:
     """One rule that one operator, tensor or spec breaks.
 
     node: of the graph, with the operator of the file; or the name of a quantizer. location: the user's "file:line".
-    source: where the rule stands.
+    source: the page or code that states the rule.
     """
 
     rule: str

@@ -55,7 +55,7 @@ def asset(name: str) -> str:
 
 
 def embedded(document: Document) -> str:
-    """The data as JSON that can stand inside a script element: no character of it can end the element."""
+    """The data as JSON that a script element can hold: no character of it can end the element."""
     found = json.dumps(document.data(), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return found.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 

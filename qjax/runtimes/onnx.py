@@ -57,5 +57,5 @@ def _needed(path: str) -> dict[str, str]:
 
 
 def _reals(graph: Any, name: str, codes: np.ndarray) -> np.ndarray:
-    """The reals of an input's codes, for a model that quantizes its inputs itself."""
+    """An input's codes, dequantized, for a model that quantizes its inputs itself."""
     return np.asarray(dequantize_output(graph.ir, name, codes))

@@ -37,7 +37,7 @@ ATOMIC = frozenset(
     """celu elu erf gelu hard_sigmoid hard_silu hard_swish hard_tanh leaky_relu log_sigmoid log_softmax logsumexp
     mish selu sigmoid silu soft_sign softmax softplus sparse_plus squareplus standardize swish tanh""".split()  # noqa: SIM905
 )
-"""Functions of `jax.nn` that are one function of reals: never quantized inside."""
+"""Functions of `jax.nn` that are one function of real numbers: never quantized inside."""
 
 _SEARCHES = frozenset({"digitize", "interp", "searchsorted"})
 """Functions of `jax.numpy` that search a sorted array: kept whole, so that what is said of one names it."""

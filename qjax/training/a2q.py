@@ -1,4 +1,4 @@
-"""Weights that no input can make overflow a narrow accumulator, held there while they train.
+"""Keeps weights, while they train, so small that no input can overflow a narrow accumulator.
 
 A sum of products of N-bit activations with the codes q of one output channel stays within a signed register of P bits
 if the L1 norm of q is small enough:
@@ -79,7 +79,7 @@ class AccumulatorConstraint:
     bounds: dict[str, Any]
 
     def project(self, qmodel: QuantizedModel) -> None:
-        """Move the weights of every channel that breaks its bound, under the scales as they stand; works inside jit.
+        """Move the weights of every channel that breaks its bound, under the present scales; works inside jit.
 
         Call it after each update of the optimizer, and after whatever else moves a weight or its scale. Afterwards
         the codes satisfy the bound exactly, and so do those of the converted graph. Channels that satisfy it already
@@ -121,7 +121,7 @@ class AccumulatorConstraint:
         self.project(qmodel)
 
     def norms(self, qmodel: QuantizedModel) -> dict[str, jax.Array]:
-        """Per weight, int32 [2, channels...]: the L1 norms that are bounded, of the codes as they stand.
+        """Per weight, int32 [2, channels...]: the bounded L1 norms of the present codes.
 
         With `plus` of the positive and of the negative codes, to be compared with half of the bound; else of all
         codes, twice.

@@ -105,7 +105,7 @@ def adaround(
       progress: show a line of progress on stderr; None shows one on a terminal (`qjax.show_progress`).
 
     Raises:
-      ValueError: no batch, or no dense layer or convolution whose weight is a parameter as it stands.
+      ValueError: no batch, or no dense layer or convolution whose weight is an unchanged parameter.
     """
     check_quantized(qmodel, "adaround")
     kept = list(Batches(batches, inputs, "adaround").arguments())

@@ -98,7 +98,7 @@ def gptq(
         module.
 
     Raises:
-      ValueError: no batch, or no dense layer or convolution whose weight is a parameter as it stands.
+      ValueError: no batch, or no dense layer or convolution whose weight is an unchanged parameter.
     """
     check_quantized(qmodel, "gptq")
     kept = list(Batches(batches, inputs, "gptq").arguments())

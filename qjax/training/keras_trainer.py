@@ -88,7 +88,7 @@ class KerasTrainer(keras.Model):
 
     @property
     def qmodel(self) -> QuantizedModel:
-        """The quantized model with the values as they stand, in evaluation mode."""
+        """The quantized model with the present values, in evaluation mode."""
         qmodel = self._given()
         values = [jnp.copy(variable.value) for variable in self._values]
         nnx.update(qmodel, nnx.state(self._merged(values, False)))

@@ -26,7 +26,7 @@ class TrainingLog:
     """Keeps the scalars of a training run, and passes them on to a writer.
 
     `qjax.report(qmodel, batches, training=log)` draws them as curves. The log itself has `write_scalars`, so it can
-    stand wherever a metric writer is expected.
+    be used wherever a metric writer is expected.
 
     curves: name -> [(step, value), ...], in the order of writing.
 

@@ -90,7 +90,7 @@ class Oscillations:
         return self.advance(codes_of(qmodel, self.names))
 
     def advance(self, codes: Mapping[str, Any]) -> "Oscillations":
-        """The same for given codes; frozen weights count as standing still."""
+        """The same for given codes; frozen weights count as unchanged."""
         m = np.float32(self.momentum)
         found: dict[str, Arrays] = {key: {} for key in ("codes", "direction", "frequency", "average")}
         for name, before in self.codes.items():
@@ -130,7 +130,7 @@ class Oscillations:
     def share(self, threshold: float = 0.005) -> jax.Array:
         """float32 scalar: the share of all weights whose frequency exceeds `threshold` per step.
 
-        Held weights stand still and do not count, though their moving average takes time to fall.
+        Held weights do not change and do not count, though their moving average takes time to fall.
         """
         return self._share({name: (f > threshold) & ~self.frozen[name] for name, f in self.frequency.items()})
 

@@ -4,8 +4,8 @@ Dividing channel c of a tensor by s_c and multiplying what reads it there by s_c
 the annotated program, whatever its layers are called:
 
 - made: the parameters that scale each channel of the tensor by itself. These are the scale and bias of a norm or batch
-  norm, or the kernel and bias of a dense layer or convolution. Between them and the tensor only operations may stand
-  that commute with a positive factor: relu, leaky relu, reshapes of other axes, casts.
+  norm, or the kernel and bias of a dense layer or convolution. Only operations that
+  commute with a positive factor may lie between them and the tensor: relu, leaky relu, reshapes of other axes, casts.
 - read: dense layers and convolutions only, each with a kernel that is a parameter of the model. A depthwise convolution
   has filters of its own for each channel.
 
@@ -74,7 +74,7 @@ def input_axis(product: Product) -> tuple[int, int] | None:
 def find_pairs(call: Call, names: tuple[str, ...]) -> tuple[list[Pair], dict[str, str]]:
     """The pairs in the order of execution, and name of a layer's weight -> why its input is in none.
 
-    names: the weights that are parameters as they stand.
+    names: the weights that are unchanged parameters.
     """
     items, left = find_products(call, names)
     program = call.traced.program

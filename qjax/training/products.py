@@ -16,7 +16,7 @@ from qjax.tracing import Equation, Value
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Product:
-    """One dense layer or convolution whose weight is a parameter as it stands.
+    """One dense layer or convolution whose weight is an unchanged parameter.
 
     name: of the weight's quantizer. equation: the product. weight: the index of that operand; the other is the data.
     channels: (axis of the output, axis of the weight) for the axes that both have. shift: name of the parameter that

@@ -42,7 +42,7 @@ def grid_of(q: Quantizer, qparams: QParams | None) -> Grid:
 
 
 def grids_of(qmodel: QuantizedModel) -> dict[str, Grid]:
-    """Of every quantizer of a model as it stands."""
+    """Of every quantizer of a model, with its present numbers."""
     known = qmodel.qparams()
     return {name: grid_of(q, known.get(name)) for name, q in qmodel.plan.quantizers}
 

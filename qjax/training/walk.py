@@ -38,7 +38,7 @@ class Stream:
 
     @classmethod
     def of(cls, qmodel: QuantizedModel, *, quantized: bool = True) -> "Stream":
-        """A model as it stands; not `quantized`: all of its quantizers off."""
+        """A model with its present numbers; not `quantized`: all of its quantizers off."""
         flat = nnx.to_flat_state(nnx.state(qmodel.model))
         grids = grids_of(qmodel)
         parameters = {"/".join(map(str, path)): variable[...] for path, variable in flat}
@@ -47,7 +47,7 @@ class Stream:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Stop:
-    """What a visitor sees. data: for every stream and batch, the layer's input as it stands there.
+    """What a visitor sees. data: for every stream and batch, the layer's input at that point.
 
     product: of the first batch's shapes; another batch may have a product of its own, in `products`.
     """

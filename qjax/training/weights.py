@@ -27,7 +27,7 @@ from qjax.qmodel import QuantizedModel, check_quantized, evaluation_copy
 class Weights:
     """The result of `weights_of`: hashable, so it can be a static argument.
 
-    names: quantizers whose tensor is a parameter of the model as it stands. left: (name, why) of all other weights.
+    names: quantizers whose tensor is an unchanged parameter of the model. left: (name, why) of all other weights.
     """
 
     names: tuple[str, ...]
@@ -35,7 +35,7 @@ class Weights:
 
 
 def weights_of(qmodel: QuantizedModel, sample: Any) -> Weights:
-    """Which quantized weights are parameters as they stand.
+    """Which quantized weights are unchanged parameters.
 
     Args:
       sample: one batch, an array or a tuple of the call's arguments; only its shapes matter.

@@ -1,9 +1,9 @@
 """A runtime in a process of its own: pickled requests on its stdin, pickled answers on its stdout.
 
-Both ends stand here. `Process` starts a Python, perhaps another one than this, and asks it; this file, run as a script
-with the path of a worker, is what that Python executes (`serve`). So it imports the standard library only, and a worker
-nothing of qjax. A worker is a file with two functions: `start()`, which loads the runtime and returns a greeting, and
-`run(request)`, which returns an answer; both values are what pickle takes.
+This file has both ends. `Process` starts a Python, perhaps another one than this, and asks it; this file, run as a
+script with the path of a worker, is what that Python executes (`serve`). So it imports the standard library only, and a
+worker nothing of qjax. A worker is a file with two functions: `start()`, which loads the runtime and returns a
+greeting, and `run(request)`, which returns an answer; both values are what pickle takes.
 """
 
 import atexit

@@ -1,4 +1,4 @@
-"""The constants that a target gives to one node: from its scales, and from the steps behind it.
+"""One node's constants under a target: from its scales, and from the steps behind it.
 
 A case holds everything that these constants follow from, and nothing else. So nodes of equal cases share them, and many
 cases of one kind are computed at once inside a trace (`numerics.together`).

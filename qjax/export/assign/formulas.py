@@ -1,6 +1,6 @@
 """Which formula of the target computes a node without weights.
 
-The runtime's formula stands for its bare operation. A chain of other affine steps behind it (a factor behind an
+The runtime's formula computes its bare operation. A chain of other affine steps behind it (a factor behind an
 addition, say) is no operation of any runtime; the exact sum serves there, as it does where the target names no formula.
 """
 

@@ -1,10 +1,10 @@
-"""Nodes that a file has in one piece: constants of the target for them, beside what they state themselves.
+"""Nodes that a file states as a whole: the constants of the target that they do not state themselves.
 
 Such a node has no chain behind it. It states its bias ("bias": integers in steps of the accumulator, or real numbers),
 the number of elements of an average ("count"), its bounds as codes ("clamp_min", "clamp_max"). Without any of these it
 is its bare operation: y = x0 + x1, not y = 2 (x0 + x1). A node may state the factors of the exact sum instead
-(`STATED`), where another step was folded into them before; they stay, and the target only says how to round. What an
-operation with constants of its own may state is the operation's affair (`Op.restated`).
+(`STATED`), where another step was folded into them before; they stay, and the target only says how to round. An
+operation with constants of its own decides what a file may state (`Op.restated`).
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""What a target says of one product with weights: its kind, its rule's variant, its accumulator."""
+"""How a target computes one product with weights: its kind, its rule's variant, its accumulator."""
 
 from typing import Any, Literal
 

@@ -1,4 +1,7 @@
-"""What a file holds, as `qjax.profiles` judges it; of a graph, the file that a profile's emitter makes of it."""
+"""The operators of a file, for `qjax.profiles` to judge.
+
+A graph is judged by the file that the profile's emitter writes.
+"""
 
 import dataclasses
 import importlib

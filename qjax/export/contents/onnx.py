@@ -1,7 +1,7 @@
 """The operators of an ONNX file, for `qjax.profiles`.
 
-Of a group DequantizeLinear, float operator, QuantizeLinear the float operator is listed, with the codes in front of it
-and behind it as its tensors. A Relu or Clip between it and QuantizeLinear is listed too, on the same codes.
+In a group DequantizeLinear, float operator, QuantizeLinear only the float operator is listed; its tensors are the
+codes before and after the group. A Relu or Clip between it and QuantizeLinear is listed too, on the same codes.
 """
 
 import contextlib

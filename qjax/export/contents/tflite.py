@@ -1,4 +1,4 @@
-"""The operators of a .tflite file, for `qjax.profiles`: of any file, also one that qjax cannot read as a graph."""
+"""The operators of a .tflite file, for `qjax.profiles`: also of files that qjax cannot read as a graph."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Clamps of reals as clamps of codes: rounding is monotone, so the bound's own code is the bound."""
+"""Clamps of real numbers as clamps of codes: rounding is monotone, so the bound becomes its own code."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from qjax.ops.coded import code
 def codes_of_bounds(graph: Graph) -> Graph:
     """Gives nodes on codes their real constants (a clamp's bounds, a comparison's threshold) as int32.
 
-    Requires: their inputs stand on per-tensor grids.
+    Requires: their inputs have per-tensor quantization parameters.
     """
     tensors = dict(graph.tensors)
     nodes: list[Node] = []

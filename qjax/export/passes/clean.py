@@ -1,4 +1,4 @@
-"""Removes what computes nothing."""
+"""Removes nodes that no output needs, and nodes that change nothing."""
 
 import dataclasses
 
@@ -27,7 +27,7 @@ def _identity(graph: Graph, node: Node) -> bool:
 
 
 def remove_dead(graph: Graph) -> Graph:
-    """Drops nodes and tensors that no output needs; those that stay stand in the order in which they are read."""
+    """Drops nodes and tensors that no output needs; those that stay are in the order in which they are read."""
     needed = set(graph.outputs)
     nodes: list[Node] = []
     for node in reversed(graph.nodes):

@@ -85,7 +85,7 @@ def _fused(
 
 
 def expand(graph: Graph) -> Graph:
-    """The graph without backends: every fused node replaced by the nodes that it stands for."""
+    """The graph without backends: every fused node replaced by the nodes that it was made of."""
     if not any(node.op == backend.NAME for node in graph.nodes):
         return graph
     tensors, nodes = dict(graph.tensors), list[Node]()

@@ -115,7 +115,7 @@ class File:
     def operator(self, name: str, inputs: Sequence[int], outputs: Sequence[int], **options: Any) -> int:
         """Append an operator, in the version that its tensors need; returns its index.
 
-        options: fields of its options in the schema; a string stands for a name in the schema's Padding or
+        options: fields of its options in the schema; a string is a name in the schema's Padding or
         ActivationFunctionType, or for a dtype.
         """
         known = OPERATORS[name]

@@ -28,8 +28,8 @@ PRIMITIVES: Mapping[str, int] = {
     "select": 3,
     "clamp": 3,
 }
-"""Number of operands by name; named and ordered as in `jax.lax`. "select" takes the truth value, then what stands for
-false, then what stands for true; the second operand of "integer_pow" is a literal."""
+"""Number of operands by name; named and ordered as in `jax.lax`. "select" takes the truth value, then the value for
+false, then the value for true; the second operand of "integer_pow" is a literal."""
 
 BOOLEAN = frozenset({"eq", "ge", "gt", "le", "lt", "ne", "is_finite"})
 """Primitives whose result is a truth value; "not", "and", "or" and "xor" also take truth values."""
@@ -125,5 +125,5 @@ def literal(value: Any) -> str | bool:
 
 
 def number(operand: str) -> float:
-    """The real that a literal stands for."""
+    """The real number of a literal."""
     return float.fromhex(operand)

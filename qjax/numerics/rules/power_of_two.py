@@ -20,7 +20,7 @@ The overflow happens to the code, the zero point being added without one:
 | overflow | a code outside of [qmin, qmax] becomes |
 | --- | --- |
 | SAT | the nearest one inside |
-| SAT_ZERO | the zero point, which stands for 0 |
+| SAT_ZERO | the zero point, which represents 0 |
 | SAT_SYM | as SAT, in [max(qmin, -qmax), qmax] |
 | WRAP | the code modulo 2^bits, bits being the least that hold qmin and qmax; then SAT, for a narrow range |
 """

@@ -147,7 +147,7 @@ def register_family(name: str, forms: tuple[str, ...], build: Callable[[str, lis
 
 
 def rule_names() -> tuple[str, ...]:
-    """The names of all rules, sorted; of a rule with parameters, the name that stands for their defaults."""
+    """The names of all rules, sorted; of a rule with parameters, the name for their defaults."""
     return tuple(sorted(_RULES))
 
 

@@ -37,7 +37,7 @@ from qjax.names import Names
 from qjax.problems import Unsupported
 
 _INLINE = 60
-"""Expressions of at most this many characters stand in the loop itself."""
+"""Expressions of at most this many characters are written in the loop itself."""
 
 _RANGES = ((-31, 31), (0, 63), (-128, 127), (0, 255), (-32768, 32767), (0, 65535), (0, 2**31 - 1))
 """What is assumed of constants: the first of these intervals that holds them, so that layers share functions."""

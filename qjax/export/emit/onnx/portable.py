@@ -1,8 +1,8 @@
-"""QDQ for other runtimes than ONNX Runtime: every operator stands between DequantizeLinear and QuantizeLinear.
+"""QDQ for other runtimes than ONNX Runtime: every operator is between DequantizeLinear and QuantizeLinear.
 
 Style "qdq" is written for ONNX Runtime's bits: what only moves codes (Transpose, Reshape, MaxPool) works on codes,
-clamps stand behind QuantizeLinear, biases are int32. Compilers for other devices take an operator for one of 8 bits
-only where floats flow into it and out of it. This rewrites such a model:
+clamps follow QuantizeLinear, biases are int32. Compilers for other devices take an operator for one of 8 bits
+only if its inputs and outputs are floats. This rewrites such a model:
 
 - an operator on codes gets a DequantizeLinear in front and a QuantizeLinear behind, with the grid of its codes;
 - a Clip of codes becomes Relu or Clip of the floats in front of QuantizeLinear: the same codes, since rounding keeps
@@ -11,7 +11,7 @@ only where floats flow into it and out of it. This rewrites such a model:
 - a bias becomes float32, or stays int32 for devices that want codes.
 
 The codes of every tensor stay those of the graph wherever the operators are computed exactly and rounded as ONNX
-Runtime's kernels do. How a device rounds is its own affair.
+Runtime's kernels do. The device decides how it rounds.
 """
 
 from typing import Any

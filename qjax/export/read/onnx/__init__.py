@@ -40,7 +40,7 @@ _HANDLERS = (
     "folding",
 )
 _SIZES = (251, 257)
-"""The two sizes that stand for a free batch: what differs between two readings follows it."""
+"""The two sizes used for a free batch: what differs between two readings follows it."""
 
 DEFAULT = "onnxruntime"
 

@@ -1,7 +1,7 @@
-"""Choices: comparisons, masks, Where, the greater of tensors, the place of the greatest, elements picked by indices.
+"""Choices: comparisons, masks, Where, the greater of tensors, the index of the greatest, elements picked by indices.
 
 All are exact on codes: DequantizeLinear and QuantizeLinear keep the order of what they map, so the greater of two
-tensors may be taken behind the change of their grid.
+tensors may be taken after their requantization.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ def _broadcast(node: OnnxNode, shapes: list[tuple[int, ...]]) -> tuple[int, ...]
 
 
 def is_integers(walk: Walk, value: Value) -> bool:
-    """Whether a value is integers or booleans that stand for themselves."""
+    """Whether a value is plain integers or booleans, not codes."""
     if isinstance(value, Known):
         return value.value.dtype.kind in "biu"
     return isinstance(value, Codes) and walk.draft.tensors[value.tensor].grid is None
@@ -102,7 +102,7 @@ def _compare(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
 
 
 def _thresholds(function: str, numbers: NDArray[np.float32], grid: Grid) -> tuple[str, NDArray[np.int32]]:
-    """The comparison of codes that a comparison of their float32 reals with constants is; reals grow with codes."""
+    """The comparison of codes that equals a comparison of their float32 values with constants."""
     if np.isnan(numbers).any():
         raise Unsupported("compares with NaN")
     low, high = code_range(grid.dtype)

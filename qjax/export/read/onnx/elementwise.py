@@ -1,4 +1,4 @@
-"""Additions, products, clamps, affine steps, averages and concatenation: what is between two quantizers."""
+"""Additions, products, clamps, affine steps, averages and concatenation: the operators between two quantizers."""
 
 import math
 from typing import Any
@@ -329,7 +329,7 @@ def _concat(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
 
 
 def _side_by_side(walk: Walk, value: Pending, name: str, grid: Grid, clamps: dict[str, str]) -> str:
-    """Codes side by side, each brought to the output's grid first if it stands on another."""
+    """Codes side by side, each requantized to the output's parameters first if it has others."""
     draft = walk.draft
     inputs: list[str] = []
     for index, part in enumerate(value.parts):
@@ -348,7 +348,7 @@ def _side_by_side(walk: Walk, value: Pending, name: str, grid: Grid, clamps: dic
 
 
 def _joined(walk: Walk, node: OnnxNode, values: list[Codes]) -> Codes:
-    """Codes side by side, as they are: they must stand on one grid."""
+    """Codes side by side, unchanged: they must have the same quantization parameters."""
     draft = walk.draft
     grids = [draft.grid(value.tensor) for value in values]
     known = next((grid for grid in grids if grid.scale is not None), None)

@@ -1,6 +1,6 @@
-"""From an operation in reals to nodes of the graph: what a QuantizeLinear behind it makes possible.
+"""From an operation on real numbers and its QuantizeLinear to nodes of the graph.
 
-The nodes get their structure, codes, biases, counts and clamps here; `qjax.export.retarget` gives them the rule or the
+The nodes get their structure, codes, biases, counts and clamps here; `qjax.export.retarget` adds the rule or the
 formula of a target, with its constants.
 """
 
@@ -28,7 +28,7 @@ ACCUMULATOR = (-(2**30), 2**30 - 1)
 
 
 def finish(walk: Walk, value: Pending, name: str, grid: Grid) -> str:
-    """The nodes of an operation whose result stands on `grid`; returns the tensor `name`."""
+    """The nodes of an operation whose result has the parameters `grid`; returns the tensor `name`."""
     reasons = (*value.floats, *unfused(walk, value, grid))
     if value.op not in FLOAT_FORMULAS:
         walk.in_float(name, reasons)
@@ -210,7 +210,7 @@ def _bias(bias: Known | Weight, s_x: NDArray[Any], s_w: NDArray[Any], value: Pen
 
 
 def centred(weight: Weight, pairs: bool) -> tuple[NDArray[Any], Quantization]:
-    """Codes minus their zero points, as int8 where that holds them, and what they stand for.
+    """Codes minus their zero points, as int8 where that holds them, and their quantization parameters.
 
     pairs: the target sums products of uint8 and int8 in int16 pairs; a weight that is uint8 in the file is not such.
     """

@@ -1,7 +1,7 @@
 """Operators that move codes: reshapes, transposes, slices, pads, maxima, lookups. They commute with quantizers.
 
-On codes each is a node at once. Behind DequantizeLinear it waits for QuantizeLinear, whose name it then bears; a
-transpose may go into the layout of its neighbour instead.
+On codes each becomes a node at once. After DequantizeLinear it waits for QuantizeLinear and then has its name. A
+transpose may become part of the layout of its neighbour instead.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ Inputs = list[Value | None]
 
 
 def moved(walk: Walk, node: OnnxNode, x: Value, op: str, attributes: dict[str, Any], shape: Sequence[int]) -> Value:
-    """What a node that moves codes gives."""
+    """The result of a node that moves codes."""
     move = Move(op, attributes, tuple(shape), node.outputs[0], node.op)
     if isinstance(x, Codes):
         return _on_codes(walk, x, move)

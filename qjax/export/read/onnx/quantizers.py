@@ -1,4 +1,4 @@
-"""QuantizeLinear, DequantizeLinear, and the operators on codes that stand for both around a float operator."""
+"""QuantizeLinear, DequantizeLinear, and the operators on codes that replace a float operator between the two."""
 
 import dataclasses
 from typing import Any
@@ -56,11 +56,11 @@ def _three(node: OnnxNode, inputs: list[Value | None]) -> tuple[Value, Value | N
     return inputs[0], inputs[1], inputs[2] if len(inputs) == 3 else None
 
 
-# ---------------------------------------------------------------------------- from and to reals
+# ---------------------------------------------------------------------------- quantize and dequantize
 
 
 def dequantized(walk: Walk, x: Value, scale: Value | None, zero_point: Value | None, axis: int) -> Value:
-    """The reals behind codes."""
+    """Dequantized codes."""
     if isinstance(x, Known):
         rank = x.value.ndim
         s, z, stored = parameters(scale, zero_point, x.type, rank=rank, axis=axis, size=x.value.shape)
@@ -103,7 +103,7 @@ def shifted(walk: Walk, x: Wrapped, number: Known, name: str) -> Value:
 
 
 def name_grid(walk: Walk, tensor: str, scale: np.float32, zero_point: int) -> None:
-    """Say which grid codes stand on, or check what was said."""
+    """State the quantization parameters of codes, or check them against those known."""
     grid = walk.draft.grid(tensor)
     if grid.dtype not in CODES[:4]:
         raise Unsupported(f"reads codes of {grid.dtype}; 8 or 16 bits are expected")
@@ -119,7 +119,7 @@ def name_grid(walk: Walk, tensor: str, scale: np.float32, zero_point: int) -> No
 def quantized(
     walk: Walk, x: Value, scale: Value | None, zero_point: Value | None, kind: str, axis: int, name: str
 ) -> Value:
-    """Codes of reals; kind: their type where no zero point tells it."""
+    """Codes of real numbers; kind: their type where no zero point tells it."""
     if isinstance(x, Known):
         return _constant(x, scale, zero_point, kind, axis, name)
     s, z, stored = parameters(scale, zero_point, kind)
@@ -151,7 +151,7 @@ def quantized(
 
 
 def _constant(x: Known, scale: Value | None, zero_point: Value | None, kind: str, axis: int, name: str) -> Known:
-    """Codes of constant reals: weights that are stored as floats."""
+    """Codes of constant floats: weights that are stored unquantized."""
     if x.type not in ("float32", "float16"):
         raise Unsupported(f"quantizes a constant of type {x.type}")
     s, z, stored = parameters(scale, zero_point, kind, rank=x.value.ndim, axis=axis, size=x.value.shape)
@@ -250,7 +250,7 @@ for _domain, _name in ON_CODES:
 
 
 def integer_operand(walk: Walk, x: Value | None, zero_point: Value | None, axis: int) -> Any:
-    """An operand of MatMulInteger or ConvInteger: reals with a scale of 1, unless a quantizer gave its own."""
+    """An operand of MatMulInteger or ConvInteger: with a scale of 1, unless a quantizer gave its own."""
     if isinstance(x, Known):
         one = Known(np.asarray(1, np.float32))
         if isinstance(zero_point, Known) and zero_point.value.size > 1:

@@ -1,8 +1,8 @@
-"""What ONNX Runtime makes of every code between DequantizeLinear and QuantizeLinear: asked of the runtime itself.
+"""The result of every code between DequantizeLinear and QuantizeLinear, computed by ONNX Runtime itself.
 
 A float function of one variable has as many results as its input has codes. The last bits of a runtime's exp or erf
-are its own, so they are not modelled: a model of that one function, built here from checked numbers, is run over all
-codes once, if the package onnxruntime is installed.
+depend on its build, so they are not modelled: a model of that one function, built here from checked numbers, is run
+over all codes once, if the package onnxruntime is installed.
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
-"""ConvTranspose and Softmax: what ONNX Runtime computes in floats, or in an order of its own, also on codes.
+"""ConvTranspose and Softmax: ONNX Runtime computes them in floats, or in an order that it chooses, also on codes.
 
-They are read as integers with one rounding where that is allowed (`floats`).
+If `floats` allows it, they are read as integers with one rounding.
 """
 
 import numpy as np

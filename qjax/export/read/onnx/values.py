@@ -1,7 +1,7 @@
-"""What the reader knows of one value of an ONNX graph while it walks through the nodes.
+"""What the reader knows about one value of an ONNX graph while it walks through the nodes.
 
 ONNX spreads one quantized operation over several nodes (DequantizeLinear, Conv, Relu, QuantizeLinear). A value between
-the first and the last is no tensor of qjax's graph; it is one of the classes here until a quantizer meets it.
+the first and the last is not a tensor of qjax's graph. Until its quantizer follows, it is one of the classes here.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ class Codes:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Real:
-    """The reals behind codes; permutation: a transpose that the next operation may take into its layout.
+    """Dequantized codes; permutation: a transpose that the next operation may take into its layout.
 
     name: of the ONNX value, for the transpose if it must become a node.
     """
@@ -51,7 +51,7 @@ class Real:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Weight:
-    """The reals behind constant codes: `(codes - zero_point) * scale`.
+    """Dequantized constant codes: `(codes - zero_point) * scale`.
 
     codes: in a NumPy dtype that holds them. stored: the type in the file. axis: of the scales, None per tensor.
     """
@@ -90,7 +90,7 @@ class Move:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pending:
-    """An operation in reals whose result waits for its quantizer.
+    """An operation on real numbers whose result waits for its quantizer.
 
     op, attributes: of the node to be. inputs: tensors of the graph. shape: of the result, before `moves`.
     kernel, bias: of a product with weights; bias in reals, or int32 on the accumulator's grid, or a Weight of that.

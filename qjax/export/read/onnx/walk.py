@@ -1,7 +1,7 @@
 """The walk through a model's nodes: each operator has one handler, registered under its domain and name.
 
-A handler takes what is known of a node's inputs (`values`) and returns what is known of its outputs. What it cannot
-express it says by raising `Unsupported`; the walk goes on, so that one error lists every such node.
+A handler takes what is known of a node's inputs (`values`) and returns what is known of its outputs. For what it cannot
+express it raises `Unsupported`; the walk goes on, so that one error lists every such node.
 """
 
 from collections.abc import Callable
@@ -73,7 +73,7 @@ def handler(op: str) -> Handler:
 
 
 class Finisher(Protocol):
-    """What the walk needs of `finish`: an operation in reals becomes nodes once the grid of its result is known."""
+    """What the walk needs of `finish`: the nodes of an operation, once the parameters of its result are known."""
 
     def finish(self, walk: "Walk", value: Pending, name: str, grid: Grid) -> str: ...
     def accumulator(self, walk: "Walk", value: Pending, name: str) -> str: ...
@@ -89,7 +89,7 @@ class Walk:
         """Start a reading.
 
         Args:
-          finisher: makes nodes of operations in reals (the module `finish`, which needs this one).
+          finisher: makes nodes of operations on real numbers (the module `finish`, which needs this one).
           floats: whether to read what the runtime computes in floats.
           pairs: the target sums int16 pairs.
         """
@@ -251,7 +251,7 @@ class Walk:
         return self.draft.shape(value.tensor)
 
     def real(self, value: Value | None, what: str = "an input") -> Real:
-        """A value that stands on a grid."""
+        """A value with quantization parameters."""
         if isinstance(value, Pending):
             value = self.settled(value)
         if isinstance(value, Real):

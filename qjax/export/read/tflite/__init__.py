@@ -1,11 +1,11 @@
 """Reads pre-quantized .tflite models: int8, int16 with int8 weights, and old ones of uint8.
 
-A .tflite file holds scales and no rounding, so the same file gives other codes in LiteRT's reference kernels, its
+A .tflite file holds scales and no rounding, so the same file has other codes in LiteRT's reference kernels, its
 optimised ones, XNNPACK and TFLite Micro: the target says which of them the graph equals. A float input whose only
 reader is a QUANTIZE becomes codes (the graph quantizes as that operator does), and a DEQUANTIZE at the end likewise.
 
-A file that qjax wrote holds the graph itself in its metadata "qjax" (see `own`). Nothing of flatbuffers or TensorFlow
-is needed to read others.
+A file that qjax wrote holds the graph itself in its metadata "qjax" (see `own`). Other files are read without
+flatbuffers or TensorFlow.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""Comparisons, masks, choices, places of extremes, and what repeats or mirrors codes."""
+"""Comparisons, masks, choices, indices of extremes, and operators that repeat or reverse codes."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""What to say of an operator that is damaged, or that has no integers here."""
+"""Messages about operators that are damaged, or that have no integer form here."""
 
 from qjax.export.read.errors import ReadError
 from qjax.export.read.tflite.flatbuffer import damaged

@@ -1,7 +1,7 @@
-"""Operators whose kernel rounds otherwise than their runtime does for operations of their kind.
+"""Operators whose kernel rounds differently from their runtime's other operators of the kind.
 
-A walk marks the nodes; here stands what a mark means under a target. Found by comparing every rule that qjax knows with
-ai-edge-litert 2.3.0 (x86-64) and tflite-micro: 0 mismatches for the one that is named, some for each other.
+A walk marks the nodes; this file states what a mark means under a target. Found by comparing every rule that qjax knows
+with ai-edge-litert 2.3.0 (x86-64) and tflite-micro: 0 mismatches for the one that is named, some for each other.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""What an operator reads: codes that flow, constants, whole numbers that are known."""
+"""What an operator reads: computed codes, constants, and known integers."""
 
 from typing import Any
 
@@ -64,7 +64,7 @@ class Operands(Draft):
         return found
 
     def tensor_of(self, operator: Operator, place: int) -> Codes:
-        """An operand that flows (codes, or integers that stand for themselves), or a constant of codes."""
+        """An operand that is computed (codes, or plain integers), or a constant of codes."""
         tensor = self.operand(operator, place)
         if tensor.index in self.codes:
             return self.codes[tensor.index]
@@ -82,7 +82,7 @@ class Operands(Draft):
         return found
 
     def flowing(self, operator: Operator, place: int) -> Codes:
-        """An operand of codes, or of int32 or booleans that stand for themselves; a constant is one of the graph."""
+        """An operand of codes, or of plain int32 or booleans; a constant becomes one of the graph."""
         tensor = self.operand(operator, place)
         if tensor.index in self.codes or tensor.dtype not in INTEGERS:
             return self.tensor_of(operator, place)

@@ -105,7 +105,7 @@ class _Claims:
         return Tensor(name, tuple(shape), dtype, quantization, value)
 
     def _bare(self, entry: Mapping[str, Any]) -> Node:
-        """A node without what its target gives."""
+        """A node without the constants and attributes of its target."""
         node = fields.node_of({key: entry[key] for key in fields.NODE})
         attributes = {key: value for key, value in node.attributes.items() if key not in OF_TARGETS}
         known = {"kernel", "bias", *entry.get("values", {})}

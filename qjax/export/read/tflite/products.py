@@ -1,6 +1,6 @@
 """Products with weights and of activations: FULLY_CONNECTED, CONV_2D, DEPTHWISE_CONV_2D, TRANSPOSE_CONV, BATCH_MATMUL.
 
-Kernels get the layouts that a conversion gives them: (in, out) and (height, width, in, out).
+Kernels get the layouts of a conversion: (in, out) and (height, width, in, out).
 """
 
 from collections.abc import Sequence

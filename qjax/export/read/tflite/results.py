@@ -1,4 +1,4 @@
-"""What an operator computes: tensors of the graph on the grids that the file states, and whole numbers."""
+"""What an operator computes: tensors with the quantization parameters that the file states, and known integers."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""GATHER and EMBEDDING_LOOKUP: rows of a table, or slices of a tensor that flows."""
+"""GATHER and EMBEDDING_LOOKUP: rows of a table, or slices of a computed tensor."""
 
 import numpy as np
 

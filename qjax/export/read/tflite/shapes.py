@@ -1,4 +1,4 @@
-"""Operators that keep every code and give them another shape, and shapes as whole numbers."""
+"""Operators that change only the shape of codes, and shapes as known integers."""
 
 import math
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ def shape_of(walk: Walk, operator: Operator) -> None:
 
 @reads("RESHAPE")
 def reshape(walk: Walk, operator: Operator) -> None:
-    """The shape is an operand, or stands in the options."""
+    """The shape is an operand, or one of the options."""
     if walk.numbers_of(operator, 0) is not None:
         _number_reshape(walk, operator)
         return

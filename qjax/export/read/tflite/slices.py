@@ -1,4 +1,4 @@
-"""SLICE and STRIDED_SLICE: boxes out of codes or of whole numbers."""
+"""SLICE and STRIDED_SLICE: boxes of codes or of known integers."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a runtime's kernel makes of every code, found by running it.
+"""The result of a runtime's kernel for every code, found by running it.
 
 An elementwise kernel of codes is a table of 256 or 65,536 entries, whatever its formula: a model of that one operator
 is written and run by the runtime that is the target.
@@ -43,7 +43,7 @@ class Function:
 
 
 def codes_of(function: Function, target: str) -> NDArray[Any]:
-    """The codes that the kernel gives for every code of its input, in order.
+    """The codes that the kernel computes for every code of its input, in order.
 
     Raises:
       ReadError: the runtime is not installed, is not that of this machine, or has no such kernel.

@@ -1,4 +1,4 @@
-"""What flows from operator to operator."""
+"""The values that operators read and compute."""
 
 import dataclasses
 

@@ -49,9 +49,9 @@ class Walk(Results):
         super().__init__(model, scale)
         self.inputs: list[str] = []
         self.floats: set[int] = set()
-        """Float tensors that stand for the codes of a QUANTIZE behind them, or of a DEQUANTIZE before them."""
+        """Float tensors, with the codes of the QUANTIZE behind them or of the DEQUANTIZE before them."""
         self.reals: dict[int, Codes] = {}
-        """Float outputs, by the codes that they stand for."""
+        """Float outputs, by their codes."""
         self.marks: dict[str, str] = {}
         """Nodes whose kernels may round in a way of their own, see `kernels`."""
         self.functions: dict[str, Function] = {}
