@@ -104,7 +104,8 @@ class Section:
             for row in self.rows[:1]
             for batch, found in row.times.items()
         }
-        return text + "".join(f", {t:.0f} us at batch {batch}" for batch, t in times.items()) + "."
+        took = [f"{t:.0f} us for {'one example' if batch == 1 else batch}" for batch, t in times.items()]
+        return text + "." + (f" It takes {' and '.join(took)}." if took else "")
 
     def table(self) -> Table:
         """One line per row."""
@@ -262,6 +263,6 @@ def page_text(sections: Sequence[Section]) -> str:
     where = machine()
     answered = ", ".join(f"{name} {version}" for name, version in versions().items())
     return (
-        f"{text_of(sections)}\n{where['cpu']}, {where['cores']} cores; Python {where['python']}, jax {where['jax']}, "
-        f"{answered}.\n"
+        f"{text_of(sections)}\nMachine: {where['cpu']}, {where['cores']} cores.\n"
+        f"Versions: Python {where['python']}, jax {where['jax']}, {answered}.\n"
     )

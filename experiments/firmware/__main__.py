@@ -71,7 +71,7 @@ def onto_page(path: Path, text: str) -> None:
         subprocess.run([tool, "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
         for tool in ("arm-none-eabi-gcc", "qemu-system-arm")
     ]
-    path.write_text(f"{before}{start}{text}\n{'; '.join(tools)}.\n{end}{after}")
+    path.write_text(f"{before}{start}{text}\nVersions: {'; '.join(tools)}.\n{end}{after}")
 
 
 def main() -> int:

@@ -283,14 +283,15 @@ STUDY = Study(
         "of pairs that it clamps is computed exactly for independent codes, and counted with the kernel that "
         "graphs run.\n\n"
         "**Widths.** A 64-48-48-10 perceptron on scikit-learn's digits is quantized after training to W8A8 and W4A4 "
-        "and converted once. `retarget` gives all its products a register of each width. It wraps, or saturates after "
+        "and converted once. With `retarget` all its products use a register of each width. It wraps, or saturates "
+        "after "
         "every addition. There are 500 test images.\n\n"
         "**Bounds.** The W4A4 network trains on with `qjax.training.constrain_accumulators` for 40 epochs. Every layer "
         "has the same bound, is projected after each step, and starts from scales that are chosen for the bound. The "
         "bounds are A2Q (|q|_1 <= (2^(P-1) - 1) / 2^4) and A2Q+ (at most half of (2^P - 2) / 15 for either sign). "
         "Seeds "
         "change the order of the images. The papers' networks train with weight normalisation instead of a projection. "
-        "They have 72 times the fan-in, which is 6.2 bits. So their 16, 14 and 12 bits are compared with 10, 8 and 6 "
+        "They have 72 times the fan-in, which is 6.2 bits. So their widths are compared with widths of 6 bits less "
         "here."
     ),
     predict=predict,

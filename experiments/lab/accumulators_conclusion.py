@@ -17,7 +17,7 @@ def conclusion(values: Mapping[str, float], drawn: Mapping[str, Any], eight: Wid
     kept = {m: [b for b in NARROW if mean[m][b] >= drawn["free"] - 0.01] for m in mean}
     narrow = {m: min(bits, default=max(NARROW)) for m, bits in kept.items()}
     zeros = {m: float(np.mean([run.zeros for run in runs if (run.method, run.bits) == (m, narrow[m])])) for m in mean}
-    gaps = ", ".join(f"{100 * (mean['A2Q+'][b] - mean['A2Q'][b]):+.1f} at {b}" for b in NARROW)
+    gaps = "\n".join(f"| {b} | {100 * (mean['A2Q+'][b] - mean['A2Q'][b]):+.1f} |" for b in NARROW)
     behind = [b for b in NARROW if mean["A2Q+"][b] < mean["A2Q"][b]]
     deficit = max((mean["A2Q"][b] - mean["A2Q+"][b] for b in behind), default=0.0)
     reverse = (
@@ -47,16 +47,16 @@ def conclusion(values: Mapping[str, float], drawn: Mapping[str, Any], eight: Wid
             f"**Bounds.** Trained under the bound, no register of the requested width overflowed, neither in the worst "
             f"case nor on data ({changed:.0f} codes changed). The bias is added after the register, in 32 bits. "
             "Training "
-            f"freely reaches {drawn['free']:.1%}. Within a point of it are A2Q down to {narrow['A2Q']} bits, with "
-            f"{zeros['A2Q']:.0%} of the weights zero, and A2Q+ down to {narrow['A2Q+']}, with {zeros['A2Q+']:.0%}. "
-            "A2Q+ "
-            f"less A2Q, in points: {gaps}. The gap grows as registers get narrower until A2Q is at chance. {reverse} "
+            f"freely reaches {drawn['free']:.1%}. A2Q stays within a point of it down to {narrow['A2Q']} bits, with "
+            f"{zeros['A2Q']:.0%} of the weights zero. A2Q+ does down to {narrow['A2Q+']} bits, with "
+            f"{zeros['A2Q+']:.0%}.",
+            f"| bits | A2Q+ less A2Q, points |\n| --- | --- |\n{gaps}",
+            f"The gap grows as registers get narrower until A2Q is at chance. {reverse} "
             f"A2Q+ with one bit less is as good as A2Q ({one_bit:+.1f} points on average). Its norm is twice as "
             "large, because codes that are never negative cannot make both signs push the same way.",
             f"**What it does not buy.** The W4A4 network was also run without any bound or training. In a "
-            f"saturating register it reached {saturating[10]:.1%} at 10 bits, {saturating[9]:.1%} at 9 and "
-            f"{saturating[8]:.1%} "
-            f"at 8{cheap}. But nothing guarantees this.",
+            f"saturating register it reached {saturating[10]:.1%} at 10 bits. At 9 it reached {saturating[9]:.1%}. "
+            f"At 8 it reached {saturating[8]:.1%}{cheap}. But nothing guarantees this.",
             f"**Scales matter as much as the method.** With calibrated scales A2Q at {CALIBRATED_BITS} bits reaches "
             f"{drawn['calibrated']:.1%} instead of {mean['A2Q'][CALIBRATED_BITS]:.1%}. A small norm is then used up by "
             "a few large codes. The scale of a projected weight has no gradient that would tell it so.",

@@ -144,9 +144,10 @@ def measure(settings: Settings) -> Measurement:
 def _conclusion(values: Mapping[str, float], rows: Sequence[Sequence[Any]], functions: int) -> str:
     predicted, double, accs = (sum(row[i] for row in rows) for i in (3, 4, 2))
     return (
-        f"Two roundings differ from one by {values['greatest difference, steps']:g} step, in "
-        f"{values[_share(1)]:.2%} of the codes at r = 1 and in {values[_share(10)]:.3%} at r = 10. The layers of the "
-        f"digits network shift by {', '.join(row[1] for row in rows)} bits. They have {accs:,} distinct accumulators. "
+        f"Two roundings differ from one by {values['greatest difference, steps']:g} step. They do in "
+        f"{values[_share(1)]:.2%} of the codes where r is 1. Where r is 10 they do in {values[_share(10)]:.3%}. "
+        "The table of the "
+        f"digits network shows by how many bits its layers shift. The network has {accs:,} distinct accumulators. "
         f"gemmlowp's two roundings gave another code for {double:,} of them; {predicted:.0f} were predicted. So it is "
         "rare in a network of 8 bits. But it is not noise: each of these codes is off to the same side, away from zero "
         "or upward.\n\n"
@@ -279,10 +280,10 @@ STUDY = Study(
     "double_rounding",
     "One rounding or two",
     "gemmlowp, NEON and the runtimes built on them round the high half of a product. They round again when they shift "
-    "it right by r bits. How often does that give another code than one rounding of the exact product, and by how "
+    "it right by r bits. How often does that lead to another code than one rounding of the exact product, and by how "
     "much?",
-    "Accumulators of 21 bits and float32 scales from 2^-(r+1) to 2^-r are drawn uniformly, with a scale for every "
-    "accumulator. They are requantized under each of the library's fixed-point rules from one multiplier. The map "
+    "Accumulators of 21 bits are drawn uniformly, each with a float32 scale of its own from 2^-(r+1) to 2^-r. They "
+    "are requantized under each of the library's fixed-point rules from one multiplier. The map "
     "shows "
     f"all pairs of rules, for r = {MAP_SHIFT} and outputs of 8 bits.\n\n"
     "The third panel shows what a network really rounds. It has every distinct pair of accumulator and channel of a "

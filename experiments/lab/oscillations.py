@@ -225,7 +225,7 @@ def _conclusion(values: Mapping[str, float], run: Mapping[str, Mapping[str, Any]
         f"Damping left {100 * values[DAMPED]:.0f}% of that and freezing {100 * values[FROZEN]:.0f}%, which then held "
         f"{100 * run['freezing']['frozen']:.0f}% of the weights (last run). Re-estimating batch norm {change} the test "
         f"loss of plain training by {abs(loss):.4f} nats. Accuracy against plain training, both re-estimated, in "
-        f"points: {gains}; one image of 500 is 0.2. {_verdict(values)}"
+        f"points: {gains}. One image is 0.2 points. {_verdict(values)}"
     )
 
 

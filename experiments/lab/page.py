@@ -46,8 +46,9 @@ def _lines(result: "Result") -> Iterator[str]:
     yield f"## Conclusion\n\n{measurement.conclusion}\n"
     made = machine()
     yield (
-        f"Made in {result.seconds:.0f} s on {made['cpu']}, {made['cores']} cores, jax {made['jax']}, seed "
-        f"{result.settings.seed}; the figures behind it are in `{study.name}.json`."
+        f"Made in {result.seconds:.0f} s with seed {result.settings.seed}, on {made['cpu']}, {made['cores']} cores, "
+        "jax "
+        f"{made['jax']}. The figures behind it are in `{study.name}.json`."
     )
 
 

@@ -84,8 +84,9 @@ def _conclusion(found: Found) -> str:
             "the hidden "
             f"codes and in {changed:.1%} of the output codes."
         )
-    gains = "; ".join(
-        f"{100 * gain(one):+.2f} points at {bits} bits under {name} (standard error over seeds {_error(one):.2f})"
+    gains = " ".join(
+        f"At {bits} bits under {name}, accuracy changes by {100 * gain(one):+.2f} points (standard error "
+        f"{_error(one):.2f})."
         for (bits, name), one in found.tuned.items()
     )
     pays = [key for key, one in found.tuned.items() if gain(one) > 0.0 and 100 * gain(one) > 3 * _error(one)]
@@ -111,7 +112,7 @@ def _conclusion(found: Found) -> str:
         "And one step of a hidden code is a larger part of its range. What changes is mainly which images are judged "
         "wrongly, and hardly how many.\n\n"
         f"{saturated}\n\n"
-        f"{verdict}. It changes accuracy by {gains}. The reference has the same further epochs with the fake-quantized "
+        f"{verdict}. {gains} The reference has the same further epochs with the fake-quantized "
         "forward. A difference "
         "counts from 3 standard errors. These are seeds of the fine-tuning from one start, judged by the same 500 "
         "images. In any case the outputs of the exact forward are those of the deployed graph.\n\n"
@@ -169,8 +170,8 @@ STUDY = Study(
     method=(
         "A perceptron 64-32-10 runs on scikit-learn's digits, with 500 test images. All layers and the images have 8, "
         "4 "
-        "or 2 bits, outputs have 8. It is trained in float, then with fake quantization and the float network's "
-        "probabilities as targets. It is converted for every target. Targets that give the same output codes for all "
+        "or 2 bits. Outputs have 8. It is trained in float, then with fake quantization and the float network's "
+        "probabilities as targets. It is converted for every target. Targets with the same output codes for all "
         "test images are one row.\n\n"
         "For some targets, clones are trained for a few more epochs through the target's integers (`qjax.exact`). The "
         "control uses the fake-quantized forward, with the same start, batches, rate and number of epochs, for several "
