@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from experiments.machine import machine
+from experiments.real.methods import METHODS
 from experiments.real.network import Network
 from experiments.real.row import Row
 
@@ -24,6 +25,13 @@ the evaluation.
 - A row with a message failed, or was refused by the method. A method without a row was not run on that network.
 - Every layer has the setting's bits, the first and the last included. qjax's rows are the outputs of the integer graph.
 
+## Summary
+
+Each cell is dB / the task's measure. "Best of others" is the method with the most dB among ONNX Runtime, qwix and
+ai-edge-quantizer. An empty cell has no row yet, or every method in it failed.
+
+{summary}
+
 {tables}
 ## The networks
 
@@ -33,20 +41,45 @@ the evaluation.
 """
 
 
+def _number(value: float | None, digits: int) -> str:
+    return "" if value is None else "exact" if value >= 999 else f"{value:.{digits}f}"
+
+
 def _cells(row: Row) -> list[str]:
     if row.error:
         return [row.method, row.error, "", "", "", ""]
 
-    def number(value: float | None, digits: int) -> str:
-        return "" if value is None else "exact" if value >= 999 else f"{value:.{digits}f}"
-
-    numbers = (number(row.decibels, 1), number(row.cosine, 3), number(row.score, 1), number(row.seconds, 0))
+    numbers = (_number(row.decibels, 1), _number(row.cosine, 3), _number(row.score, 1), _number(row.seconds, 0))
     return [row.method, *numbers, row.note]
 
 
 def _table(rows: Iterable[Row]) -> list[str]:
     lines = ["| | dB | cosine | task | seconds | |", "| --- | ---: | ---: | ---: | ---: | --- |"]
     return [*lines, *("| " + " | ".join(_cells(row)) + " |" for row in rows)]
+
+
+def _summary(networks: Sequence[Network], rows: Sequence[Row]) -> list[str]:
+    """One line for each network and setting."""
+    lines = [
+        "| | float's task | calibrate | post_training | best of others | |",
+        "| --- | ---: | ---: | ---: | ---: | --- |",
+    ]
+
+    def cell(row: Row | None) -> str:
+        return "" if row is None else f"{_number(row.decibels, 1)} / {_number(row.score, 1)}"
+
+    for network in networks:
+        mine = [row for row in rows if row.network == network.name]
+        task = next((f"{row.score:.1f}" for row in mine if row.setting == "float"), "")
+        for setting in dict.fromkeys(row.setting for row in mine if row.setting != "float"):
+            good = [row for row in mine if row.setting == setting and not row.error and row.decibels is not None]
+            known = {row.method: row for row in good}
+            others = [row for row in good if row.method not in METHODS]
+            best = max(others, key=lambda row: row.decibels or 0.0, default=None)
+            cells = [cell(known.get("calibrate")), cell(known.get("post_training")), cell(best)]
+            name = "" if best is None else best.method
+            lines.append("| " + " | ".join([f"{network.name}, {setting}", task, *cells, name]) + " |")
+    return lines
 
 
 def page(networks: Sequence[Network], rows: Sequence[Row]) -> str:
@@ -67,6 +100,7 @@ def page(networks: Sequence[Network], rows: Sequence[Row]) -> str:
             tables += [f"### {network.name}, {setting}\n", *_table(row for row in mine if row.setting == setting), ""]
     made = machine()
     return PAGE.format(
+        summary="\n".join(_summary(networks, rows)),
         tables="\n".join(tables),
         networks="\n".join(facts),
         machine=f"Made on {made['cpu']}, {made['cores']} cores, jax {made['jax']}, flax {made['flax']}.",

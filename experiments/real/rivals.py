@@ -1,10 +1,11 @@
 """The same networks, quantized by others, from the same calibration batches.
 
 ONNX Runtime gets each float network as jax2onnx writes it, with batch norms folded as its own guide advises. qwix gets
-the Flax network as it stands.
+the Flax network as it stands. Its activations have scales of their own for each call; embeddings stay in floats.
 """
 
 import functools
+import importlib
 import tempfile
 import time
 from collections.abc import Callable
@@ -21,6 +22,9 @@ from onnxruntime import quantization
 from experiments.real.methods import Result, Setting, outputs_of
 from experiments.real.network import Network
 
+OPSET = 21
+"""The newest without the operator Attention, which ONNX Runtime's quantization gets wrong."""
+
 
 def _session(path: Path, **settings: Any) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
@@ -34,9 +38,10 @@ def _float_file(network: Network, folder: Path) -> Path:
     """The float network for one size of batch, batch norms folded into convolutions."""
     from jax2onnx import to_onnx  # pyright: ignore[reportMissingImports]
 
-    batch = network.calibration[0]
-    shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in batch]
-    made = to_onnx(network.model, inputs=shapes, model_name=network.name)
+    shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in network.calibration[0]]
+    graphdef, state = nnx.split(network.model)
+    # a model of the trace's own: the counters of an RNN's random numbers belong to it
+    made = to_onnx(lambda *args: nnx.merge(graphdef, state)(*args), inputs=shapes, model_name=network.name, opset=OPSET)
     # shapes inside are inferred anew: those that it writes are partly of another layout
     del made.graph.value_info[:]
     path, folded = folder / "float.onnx", folder / "folded.onnx"
@@ -113,23 +118,56 @@ def dynamic(network: Network, setting: Setting, *, exact: bool) -> Result:
         return Result(_outputs(written, network), seconds)
 
 
+def _rule(kind: Any, setting: Setting) -> list[Any]:
+    return [kind(module_path=".*", weight_qtype=f"int{setting.weights}", act_qtype=f"int{setting.activations}")]
+
+
+def _qwix_outputs(model: Any, network: Network) -> Any:
+    call = nnx.jit(lambda model, *args: model(*args))
+    return outputs_of(lambda *args: call(model, *args), network.test)
+
+
 def qwix_ptq(network: Network, setting: Setting, *, exact: bool) -> Result:
-    """qwix's PTQ; its activations have scales of their own for each call. Embeddings stay in floats."""
+    """qwix's PTQ."""
     del exact
     import qwix  # pyright: ignore[reportMissingImports]
 
     begin = time.perf_counter()
-    rule = qwix.QuantizationRule(
-        module_path=".*", weight_qtype=f"int{setting.weights}", act_qtype=f"int{setting.activations}"
-    )
-    quantized: Any = qwix.quantize_model(network.model, qwix.PtqProvider([rule]), *network.calibration[0])
+    provider = qwix.PtqProvider(_rule(qwix.QuantizationRule, setting))
+    quantized: Any = qwix.quantize_model(network.model, provider, *network.calibration[0])
     seconds = time.perf_counter() - begin
-    call = nnx.jit(lambda model, *args: model(*args))
-    return Result(outputs_of(lambda *args: call(quantized, *args), network.test), seconds)
+    return Result(_qwix_outputs(quantized, network), seconds)
+
+
+def qwix_calibrated(network: Network, setting: Setting, *, exact: bool, module: str, prefix: str) -> Result:
+    """GPTQ, AWQ or SmoothQuant: a pass of calibration by its own provider, then its `quantize_params`.
+
+    They look at dense layers only; convolutions are quantized as by PTQ.
+    """
+    del exact
+    import qwix  # pyright: ignore[reportMissingImports]
+
+    method: Any = importlib.import_module(f"qwix.contrib.{module}")
+    begin = time.perf_counter()
+    rules = _rule(getattr(method, f"{prefix}Rule"), setting)
+    collecting: Any = qwix.quantize_model(
+        network.model, getattr(method, f"{prefix}CalibrationProvider")(rules), *network.calibration[0]
+    )
+    for batch in network.calibration:
+        collecting(*batch)
+    provider = getattr(method, f"{prefix}InferenceProvider", qwix.PtqProvider)(rules)
+    quantized: Any = qwix.quantize_model(network.model, provider, *network.calibration[0])
+    parameters, statistics = (nnx.to_pure_dict(nnx.state(collecting, t)) for t in (nnx.Param, qwix.QuantStat))
+    nnx.update(quantized, method.quantize_params(parameters, quantized, statistics))
+    seconds = time.perf_counter() - begin
+    return Result(_qwix_outputs(quantized, network), seconds)
 
 
 RIVALS: dict[str, Callable[..., Result]] = {
     "onnxruntime quantize_static": functools.partial(static, reduce_range=False),
     "onnxruntime quantize_dynamic": dynamic,
     "qwix PTQ": qwix_ptq,
+    "qwix GPTQ": functools.partial(qwix_calibrated, module="gptq", prefix="Gptq"),
+    "qwix AWQ": functools.partial(qwix_calibrated, module="awq", prefix="Awq"),
+    "qwix SmoothQuant": functools.partial(qwix_calibrated, module="smooth_quant", prefix="Sq"),
 }

@@ -10,7 +10,7 @@ from flax import nnx
 from qjax.batches import brief
 from qjax.qmodel import QuantizedModel, evaluation_copy
 from qjax.training.report import Score
-from qjax.training.walk import Stream, Walk, distance, float_leaves, power
+from qjax.training.walk import Stream, Walk, float_leaves, noise_of
 
 Scorer = Callable[[Any, Any], Any]
 """(output of the model, batch) -> scalar, a mean over the examples of the batch."""
@@ -70,10 +70,8 @@ class Judge:
         return f"{score.decibels:.2f} dB, before {than.decibels:.2f} dB"
 
     def _score(self, outputs: list[Any]) -> Score:
-        signal = sum(map(power, self._truth))
-        noise = sum(distance(y, q) for y, q in zip(self._truth, outputs, strict=True))
         return Score(
-            noise / signal if signal else float(noise > 0),
+            noise_of(self._truth, outputs),
             self._mean(self._loss, outputs, "loss"),
             self._mean(self._metric, outputs, "metric"),
         )

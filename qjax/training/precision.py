@@ -26,7 +26,7 @@ from qjax.qmodel import QuantizedModel, QuantizerState, check_quantized, evaluat
 from qjax.recipe import Override, Recipe
 from qjax.summary import decibels_text, table
 from qjax.training.simulated import grids_of, switched
-from qjax.training.walk import Stream, Walk, distance, power
+from qjax.training.walk import Stream, Walk, noise_of
 from qjax.training.weights import codes_of, weights_of
 
 SHARE = 2.0
@@ -35,7 +35,7 @@ SHARE = 2.0
 
 @dataclasses.dataclass(frozen=True)
 class Wider:
-    """One tensor. noise: what it alone did to the model's output before, `sum (y - y_q)^2 / sum y^2`."""
+    """One tensor. noise: what it alone did to the model's output before, as in `Score`."""
 
     name: str
     before: int
@@ -118,7 +118,8 @@ def widen(
     reals, grids = Stream.of(reference, quantized=False), grids_of(qmodel)
     noise = walk.alone(reals, grids, names, batches, what="measuring activations", progress=progress)
     own = [name for name in quantizers if kinds[name] == "weight"]
-    weights = noise_of(walk, Stream(Stream.of(qmodel).parameters, switched(grids, own)), reals, batches)
+    alone = Stream(Stream.of(qmodel).parameters, switched(grids, own))
+    weights = noise_of(walk.outputs(reals, batches), walk.outputs(alone, batches))
     already = sum(kinds[name] != "weight" and q.spec.bits >= bits for name, q in quantizers.items())
     budget, left = int(most * len(quantizers)) - already, dict[str, str]()
     chosen = _chosen(noise, weights, budget)
@@ -134,13 +135,6 @@ def widen(
     tensors = tuple(Wider(name, before[name], bits, noise[name]) for name in chosen)
     rest = sum(value for name, value in noise.items() if name not in chosen)
     return Precision(tensors, len(quantizers), weights, rest, left)
-
-
-def noise_of(walk: Walk, own: Stream, reals: Stream, batches: Sequence[tuple[Any, ...]]) -> float:
-    """`sum (y - y_q)^2 / sum y^2` at the model's output."""
-    y, y_q = walk.outputs(reals, batches), walk.outputs(own, batches)
-    signal = sum(map(power, y))
-    return sum(distance(a, b) for a, b in zip(y, y_q, strict=True)) / signal if signal else 0.0
 
 
 def _chosen(noise: Mapping[str, float], weights: float, most: int) -> list[str]:

@@ -13,7 +13,8 @@ from qjax.summary import table
 class Score:
     """What is left of the float model on held-out calibration data.
 
-    noise: `sum (y - y_q)^2 / sum y^2` over all float outputs. loss, metric: of the quantized model; None without one.
+    noise: `sum (y - y_q)^2 / sum y^2`, the mean over the float arrays of the output. loss, metric: of the quantized
+    model; None without one.
     """
 
     noise: float

@@ -111,25 +111,26 @@ class Walk:
         what: str = "",
         progress: bool | None = False,
     ) -> dict[str, float]:
-        """What each of these quantizers does to the model's output if it alone is on: `sum (y - y_q)^2 / sum y^2`.
+        """What each of these quantizers does to the model's output if it alone is on: `ratio` of noise and signal.
 
         Args:
           stream: the float model. grids: the numbers of the quantizers. names: those to look at.
         """
         wanted = list(names)
-        noise, signal = dict.fromkeys(wanted, 0.0), 0.0
+        noise: dict[str, np.ndarray] = dict.fromkeys(wanted, np.zeros(()))
+        signal = np.zeros(())
         truth = self.outputs(stream, batches)
         for args, y in track(list(zip(batches, truth, strict=True)), what, enabled=progress):
             piece = self._of(args)
-            signal += power(y)
+            signal = signal + power(y)
             live = piece.start(args)
             for index in range(len(self.items) + 1):
                 for name in piece.begins(index):
                     if name in noise:
                         own = dataclasses.replace(stream, grids=switched({**stream.grids, name: grids[name]}, (name,)))
-                        noise[name] += distance(y, piece.rest(index, own, live))
+                        noise[name] = noise[name] + distance(y, piece.rest(index, own, live))
                 live = piece.step(index, stream, live)
-        return {name: value / signal if signal else 0.0 for name, value in noise.items()}
+        return {name: ratio(np.broadcast_to(value, signal.shape), signal) for name, value in noise.items()}
 
     def run(
         self,
@@ -331,12 +332,28 @@ def float_leaves(output: Any) -> list[np.ndarray]:
     return [np.asarray(leaf).astype(np.float64) for leaf in leaves]
 
 
-def power(output: Any) -> float:
-    """`sum y^2` over all float arrays of an output, what is infinite (a mask) left out."""
-    return sum(float(np.sum(np.square(y[np.isfinite(y)]))) for y in float_leaves(output))
+def power(output: Any) -> np.ndarray:
+    """`sum y^2` of each float array of an output, what is infinite (a mask) left out: float64 [arrays]."""
+    return np.asarray([np.sum(np.square(y[np.isfinite(y)])) for y in float_leaves(output)], np.float64)
 
 
-def distance(a: Any, b: Any) -> float:
-    """`sum (a - b)^2`; equal infinities differ by nothing."""
+def distance(a: Any, b: Any) -> np.ndarray:
+    """`sum (a - b)^2` of each float array; equal infinities differ by nothing: float64 [arrays]."""
     pairs = zip(float_leaves(a), float_leaves(b), strict=True)
-    return sum(float(np.sum(np.square(x[x != y] - y[x != y]))) for x, y in pairs)
+    return np.asarray([np.sum(np.square(x[x != y] - y[x != y])) for x, y in pairs], np.float64)
+
+
+def ratio(noise: np.ndarray, signal: np.ndarray) -> float:
+    """The mean of noise / signal over the arrays of an output, so that each counts alike whatever its unit is.
+
+    An array of zeros alone has no ratio; there any noise counts as 1.
+    """
+    safe = np.where(signal > 0, signal, 1.0)
+    return float(np.mean(np.where(signal > 0, noise / safe, noise > 0))) if signal.size else 0.0
+
+
+def noise_of(truth: Sequence[Any], outputs: Sequence[Any]) -> float:
+    """`ratio` of the float model's outputs for all batches and those of another model."""
+    signal = sum(map(power, truth), np.zeros(()))
+    noise = sum((distance(y, y_q) for y, y_q in zip(truth, outputs, strict=True)), np.zeros(()))
+    return ratio(np.atleast_1d(noise), np.atleast_1d(signal))

@@ -136,10 +136,12 @@ def test_rows_are_kept_and_shown(tmp_path):
     keep(path, [Row("net", "calibrate", "W8A8", decibels=float("inf"), cosine=1.0, score=50.0, seconds=2.0)])
     rows = list(read(path).values())
     assert [row.error for row in rows] == [""]
+    other = Row("net", "qwix PTQ", "W8A8", decibels=20.0, cosine=1.0, score=40.0, seconds=2.0)
     batches = batched(2, np.zeros((5, 3)))
     assert [len(batch[0]) for batch in batches] == [2, 2]
     network = Network("net", "a CNN", "package, file", nnx.Module(), batches, batches, "right", lambda *_: 50.0)
-    text = page.page([network], [Row("net", "float", "float", score=60.0, original=1e-6), *rows])
+    text = page.page([network], [Row("net", "float", "float", score=60.0, original=1e-6), *rows, other])
+    assert "| net, W8A8 | 60.0 | exact / 50.0 |  | 20.0 / 40.0 | qwix PTQ |" in text
     assert "Task: right. Float: 60.0 %." in text
     assert "| calibrate | exact | 1.000 | 50.0 | 2 |  |" in text
     assert "| net | package, file | 4 | 4 | 1.0e-06 |" in text

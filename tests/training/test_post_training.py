@@ -10,7 +10,7 @@ from flax import nnx
 
 import qjax
 from qjax.training import steps
-from qjax.training.walk import Stream, Walk
+from qjax.training.walk import Stream, Walk, noise_of
 from tests.analysis.models import data
 
 
@@ -97,6 +97,16 @@ def test_a_step_that_makes_it_worse_is_taken_back(monkeypatch):
     states = (nnx.to_pure_dict(nnx.state(m, nnx.Param))["head"] for m in (spoiled.model, model))
     jax.tree.map(np.testing.assert_array_equal, *states)
     assert report.final.noise <= report["bias"].score.noise
+
+
+def test_every_output_counts_alike_whatever_its_unit_is():
+    box, pixels = np.asarray([0.1, -0.1]), np.asarray([300.0, 400.0])
+    both = noise_of([(box, pixels)] * 2, [(box * 1.5, pixels)] * 2)
+    np.testing.assert_allclose(both, 0.5**2 / 2)
+    assert noise_of([box], [box]) == 0
+    # an output of zeros has no signal to compare with
+    assert noise_of([(box, 0 * box)], [(box, 0 * box)]) == 0
+    assert noise_of([(box, 0 * box)], [(box, box)]) == 0.5
 
 
 @pytest.mark.exhaustive
