@@ -40,7 +40,7 @@ def _float_file(network: Network, folder: Path) -> Path:
 
     shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in network.calibration[0]]
     graphdef, state = nnx.split(network.model)
-    # a model of the trace's own: the counters of an RNN's random numbers belong to it
+    # a model of the trace's own: Flax forbids that a scan's step takes parts of one from outside
     made = to_onnx(lambda *args: nnx.merge(graphdef, state)(*args), inputs=shapes, model_name=network.name, opset=OPSET)
     # shapes inside are inferred anew: those that it writes are partly of another layout
     del made.graph.value_info[:]

@@ -24,8 +24,11 @@ class PReLU(nnx.Module):
 
 def _pool(x: jax.Array, window: int) -> jax.Array:
     """Max pooling with stride 2 that keeps what does not fill a window, as torch's `ceil_mode` does."""
-    pads = [(0, max(0, -(-(n - window) // 2) * 2 + window - n)) for n in x.shape[1:3]]
-    return nnx.max_pool(x, window_shape=(window, window), strides=(2, 2), padding=pads)  # pyright: ignore[reportArgumentType]
+    for axis in (1, 2):
+        # one more row of the last numbers changes no maximum; explicit padding of a pool is not in jax2onnx
+        if (x.shape[axis] - window) % 2:
+            x = jnp.concatenate([x, jax.lax.slice_in_dim(x, x.shape[axis] - 1, None, axis=axis)], axis=axis)
+    return nnx.max_pool(x, window_shape=(window, window), strides=(2, 2))
 
 
 class RNet(nnx.Module):

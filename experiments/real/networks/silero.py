@@ -35,7 +35,8 @@ class Silero(nnx.Module):
         x = jnp.sqrt(x[..., :129] ** 2 + x[..., 129:] ** 2)
         for conv in self.convs:
             x = nnx.relu(conv(x))
-        hidden: Any = self.lstm(x.reshape(n, steps, 128))
+        start = jnp.zeros((n, 128)), jnp.zeros((n, 128))  # the cell's own start draws from its random numbers
+        hidden: Any = self.lstm(x.reshape(n, steps, 128), initial_carry=start)
         return nnx.sigmoid(self.head(nnx.relu(hidden)))[..., 0]
 
 
