@@ -5,6 +5,9 @@
 s_x and z_x follow from the range of x at run time (`numerics.dynamic`). w has symmetric codes with a scale for each
 output channel. The sum is int32. The scheme is ONNX's DynamicQuantizeLinear + MatMulInteger (or ConvInteger) + Cast +
 Mul.
+
+A weight with groups (`group_size`, as in int4 weights of language models) has a sum and a scale for each group. The
+products of sums and scales are added in float32, in the order of the groups, so that every machine gets the same bits.
 """
 
 import dataclasses
@@ -25,6 +28,7 @@ from qjax.ops.base import Equation
 from qjax.ops.channels import weight_to_result
 from qjax.ops.conv import Conv, convolved
 from qjax.ops.dot import Dot
+from qjax.ops.grouped_dot import accumulators
 from qjax.ops.recomputed import is_recomputed
 
 Per = Literal["tensor", "row"]
@@ -37,6 +41,8 @@ class Dynamic:
     Everything else inside is float, as under `FLOAT`; nothing is calibrated or learned.
 
     weights: symmetric codes of 2 to 8 bits; `axis=-1` is a scale for each output channel, None one for the tensor.
+    With `group_size`, each run of so many weights along the axis that is summed has its own scale ("8da4w" is
+    `Dynamic(weights=QSpec(bits=4, axis=-1, group_size=32), per="row")`); convolutions have no groups.
     activations: of 2 to 8 bits, symmetric (signed) or asymmetric (either). per: what shares a scale of them, the whole
     "tensor" (an example's codes then depend on the others of its batch), or a "row": every vector that a dot sums over.
     """
@@ -55,10 +61,10 @@ class Dynamic:
                 raise ValueError(f"Dynamic: {name}: symmetric codes must be signed, got {spec}. Use symmetric=False.")
         if not self.weights.symmetric:
             raise ValueError(f"Dynamic: weights: expected symmetric codes, got {self.weights}. Use symmetric=True.")
-        if self.weights.axis not in (None, -1) or self.weights.group_size is not None:
+        if self.weights.axis not in (None, -1) or self.weights.group_axis != 0:
             raise ValueError(
-                "Dynamic: weights: expected axis=-1 (a scale for each output channel of any layer) or axis=None, got "
-                f"{self.weights}."
+                "Dynamic: weights: expected axis=-1 (a scale for each output channel of any layer) or axis=None, and "
+                f"no group_axis (groups run along the axis that is summed), got {self.weights}."
             )
         if not self.activations.per_tensor:
             raise ValueError(
@@ -69,7 +75,8 @@ class Dynamic:
             raise ValueError(f"Dynamic: per: expected one of {', '.join(map(repr, get_args(Per)))}, got {self.per!r}.")
 
     def __str__(self) -> str:
-        return f"w{self.weights.bits} a{self.activations.bits} per {self.per}"
+        groups = "" if self.weights.group_size is None else f" in groups of {self.weights.group_size}"
+        return f"w{self.weights.bits}{groups} a{self.activations.bits} per {self.per}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +105,7 @@ class DynamicProduct:
     eqn: the float product. weight: which operand is the weight.
 
     Raises:
-      ValueError: rows of a convolution, or sums that int32 may not hold.
+      ValueError: rows or groups of a convolution, groups that do not fit, or sums that int32 may not hold.
     """
 
     eqn: Equation
@@ -111,15 +118,31 @@ class DynamicProduct:
                 'Dynamic(per="row") on a convolution, whose windows overlap and share no rows: expected '
                 'per="tensor". Override the convolutions of the module on their own.'
             )
+        self._check_groups()
         spec = self.setting.activations
         reach = spec.qmax if spec.symmetric else spec.qmax - spec.qmin
         shape = self.eqn.in_shapes[self.weight]
-        summed = math.prod(shape[axis] for axis in self._summed)
+        summed = self.setting.weights.group_size or math.prod(shape[axis] for axis in self._summed)
         most = (2**31 - 1) // (reach * self.setting.weights.qmax)
         if summed > most:
             raise ValueError(
                 f"Dynamic on a sum of {summed} products: at most {most} of these bits are sure to fit int32. Use fewer "
                 "bits, or leave the module in float: qjax.FLOAT."
+            )
+
+    def _check_groups(self) -> None:
+        size, shape = self.setting.weights.group_size, self.eqn.in_shapes[self.weight]
+        if size is None:
+            return
+        if self._is_conv or len(self._summed) != 1:
+            raise ValueError(
+                f"Dynamic with groups of {size} weights: expected a product that sums over one axis, got "
+                f"{'a convolution' if self._is_conv else f'a sum over {len(self._summed)} axes'}. Leave group_size out."
+            )
+        if shape[self._summed[0]] % size:
+            raise ValueError(
+                f"Dynamic with groups of {size} weights: expected a divisor of the {shape[self._summed[0]]} weights "
+                "that are summed. Choose another group_size."
             )
 
     @property
@@ -139,18 +162,38 @@ class DynamicProduct:
     def weight_parts(self, w: jax.Array) -> list[jax.Array]:
         """What depends on the weight alone: its codes int8, their scales float32, their sums int32.
 
-        Scales and sums have the weight's rank, with size 1 where they do not run.
+        Scales and sums have the weight's rank, with size 1 where they do not run, and the number of groups along the
+        axis that is summed.
         """
         kept = self._op.weight_axes(self.eqn, self.weight)
         spec = self.setting.weights.replace(axis=None if self.setting.weights.axis is None else kept or None)
+        if spec.group_size is not None:
+            spec = spec.replace(group_axis=self._summed[0])
         # the product defines its own derivative; nothing flows through the quantizer
         w = lax.stop_gradient(w).astype(jnp.float32)
         view, axes = split_groups(w, spec)
         largest = jnp.max(jnp.abs(view), axes)
         qparams = choose_qparams(-largest, largest, spec)
         codes = finished_on_cpu(quantize(w, qparams))
+        if spec.group_size is not None:
+            at, axes = self._summed[0], (*range(w.ndim),)
+            keeps = axes if spec.axis is not None else (at,)
+            scale = jnp.reshape(qparams.scale, [n if a in keeps else 1 for a, n in enumerate(self._grouped(w.shape))])
+            sums = jnp.sum(self._split(codes), axis=at + 1, dtype=jnp.int32)
+            return [codes, finished_on_cpu(scale), sums]
         scale = finished_on_cpu(broadcast_to_tensor(qparams.scale, spec, w.shape))
         return [codes, scale, jnp.sum(codes, axis=self._summed, dtype=jnp.int32, keepdims=True)]
+
+    def _grouped(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The weight's shape with the number of groups along the axis that is summed."""
+        size, at = self.setting.weights.group_size, self._summed[0]
+        assert size is not None
+        return (*shape[:at], shape[at] // size, *shape[at + 1 :])
+
+    def _split(self, w: jax.Array) -> jax.Array:
+        """The weight with the axis that is summed in two: groups, and what is in one."""
+        shape, at = self._grouped(w.shape), self._summed[0]
+        return w.reshape(*shape[: at + 1], w.shape[at] // shape[at], *shape[at + 1 :])
 
     @property
     def coding(self) -> "DynamicCodes":
@@ -182,6 +225,8 @@ class DynamicProduct:
     def value(self, *coded: jax.Array) -> jax.Array:
         """The product, from the results of `coding` and `weight_parts`."""
         x_codes, scale, zero, w_codes, w_scale, sums = coded
+        if self.setting.weights.group_size is not None:
+            return self._sum_of_groups(x_codes, scale, zero, w_codes, w_scale, sums)
         acc = self.accumulator(x_codes, zero, w_codes, sums)
         if self.setting.per == "tensor":
             # compute this small array once; fused, each element of the result would multiply the two scales again
@@ -191,8 +236,34 @@ class DynamicProduct:
         # round the product before the model's bias is added: without this, jit could fuse both into one rounding
         return unfused(acc.astype(jnp.float32) * scales).astype(self.eqn.out_dtypes[0])
 
+    def _sum_of_groups(self, x: jax.Array, scale: jax.Array, zero: jax.Array, w: jax.Array, *parts: jax.Array) -> Any:
+        contracting, batch = self.eqn.params["dimension_numbers"]
+        at, axis, first = self._summed[0], int(contracting[1 - self.weight][0]), self.weight
+        layout = {
+            "weight": first,
+            "group_axis": at,
+            "summed": axis,
+            "batch": batch[1 - first],
+            "weight_batch": [a + (a > at) for a in batch[first]],
+        }
+        acc = accumulators(layout, x, self._split(w), accumulate.dot)
+        of_x, zero_of_x = self._of_x(scale, x.ndim), self._of_x(zero, x.ndim)
+        total: jax.Array | None = None
+        for index in range(acc.shape[0]):
+            own, sums = (self._of_weight(lax.slice_in_dim(part, index, index + 1, axis=at)) for part in parts)
+            group = lax.index_in_dim(acc, index, 0, keepdims=False)
+            if not self.setting.activations.symmetric:
+                group = group - zero_of_x * sums
+            product = unfused(group.astype(jnp.float32) * unfused(of_x * own))
+            # XLA keeps the order of additions that are written one by one
+            total = product if total is None else total + product
+        assert total is not None
+        return unfused(total).astype(self.eqn.out_dtypes[0])
+
     def along_x(self, dx: jax.Array, w_codes: jax.Array, w_scale: jax.Array) -> jax.Array:
         """The product of dx and the dequantized weight."""
+        if self.setting.weights.group_size is not None:
+            w_scale = jnp.repeat(w_scale, self.setting.weights.group_size, axis=self._summed[0])
         w = w_codes.astype(jnp.float32) * jnp.broadcast_to(w_scale, w_codes.shape)
         return self._real(dx, finished_on_cpu(w.astype(self.eqn.in_dtypes[self.weight])))
 

@@ -65,7 +65,7 @@ def layout(eqn: Equation, weight: int, params: QParams, channels: Sequence[Seque
     }
 
 
-def _accumulators(attributes: Attributes, x: jax.Array, w: jax.Array, product: Any) -> jax.Array:
+def accumulators(attributes: Attributes, x: jax.Array, w: jax.Array, product: Any) -> jax.Array:
     """(groups, *result): the products of every group. w: split along its group axis."""
     at, axis, weight = attributes["summed"], attributes["group_axis"], attributes["weight"]
     groups, size = w.shape[axis : axis + 2]
@@ -77,7 +77,7 @@ def _accumulators(attributes: Attributes, x: jax.Array, w: jax.Array, product: A
     return product(w, x, (((axis + 1,), (at + 1,)), (other, own)))
 
 
-def _per_group(attributes: Attributes, vector: Any) -> list[Any]:
+def per_group(attributes: Attributes, vector: Any) -> list[Any]:
     """Of an array in the split weight's rank (size 1 within a group): a vector of the result for every group."""
     axis = attributes["group_axis"]
     parts = [vector[(slice(None),) * axis + (slice(i, i + 1),)] for i in range(vector.shape[axis])]
@@ -96,9 +96,9 @@ def training(eqn: Equation, x: Quantized, w: Quantized, weight: int, channels: l
     def product(a: jax.Array, b: jax.Array, numbers: Any) -> jax.Array:
         return products.dot_general(a, b, numbers, jnp.float32)
 
-    acc = _accumulators(attributes, x.codes, split(w.codes), product)
+    acc = accumulators(attributes, x.codes, split(w.codes), product)
     whole = jnp.broadcast_to(lax.stop_gradient(w.scale), _kept(w))
-    scales = _per_group(attributes, lax.index_in_dim(split(whole), 0, axis + 1, keepdims=True))
+    scales = per_group(attributes, lax.index_in_dim(split(whole), 0, axis + 1, keepdims=True))
     rank = attributes["rank"]
     total = jnp.zeros(acc.shape[1:], jnp.float32)
     for index, scale in enumerate(scales):
@@ -136,7 +136,7 @@ class GroupedDot(CountsProducts, Op):
     def prepare(self, given: Preparation) -> Prepared:
         attributes, weights = given.attributes, given.constants["weights"]
         (x,) = given.inputs
-        scales = [Real.of(x.scale) * Real.of(s) for s in _per_group(attributes, given.constants["weight_scale"])]
+        scales = [Real.of(x.scale) * Real.of(s) for s in per_group(attributes, given.constants["weight_scale"])]
         if not traced(weights):
             _check(np.asarray(weights), attributes, (x.qmin or 0) - (x.qmax or 0))
         constants = {"weights": weights, **fold_sum(scales, given.output.scale, given.affine)}
@@ -153,7 +153,7 @@ class GroupedDot(CountsProducts, Op):
         zero_point = xp.asarray(constants["zero_point0"])
         zero_point = zero_point - np.int32(accumulate.signed_offset(attributes["input_dtypes"][0]))
         sums = xp.sum(xp.asarray(weights), axis=attributes["group_axis"] + 1, dtype=np.int32, keepdims=True)
-        found = [x * xp.broadcast_to(zero_point, x.shape) for x in _per_group(attributes, sums)]
+        found = [x * xp.broadcast_to(zero_point, x.shape) for x in per_group(attributes, sums)]
         return {**constants, **{f"offset{index}": value for index, value in enumerate(found)}}
 
     def accumulator(self, site: Site) -> Bounds | None:
@@ -169,7 +169,7 @@ class GroupedDot(CountsProducts, Op):
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         x, weights = accumulate.signed(inputs[0]), jnp.asarray(constants["weights"])
-        acc = _accumulators(attributes, x, weights, accumulate.dot)
+        acc = accumulators(attributes, x, weights, accumulate.dot)
         parts: list[jax.Array] = []
         for index in range(acc.shape[0]):
             part = lax.index_in_dim(acc, index, 0, keepdims=False)

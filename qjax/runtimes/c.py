@@ -82,7 +82,8 @@ def _main(ir: Any, batch: int) -> str:
     sizes = {name: tensor_bytes(tensor, batch) for name, tensor in inputs + outputs}
 
     def array(name: str, tensor: Any) -> str:
-        return f"static {tensor.dtype}_t {name}[{max(sizes[name] // np.dtype(tensor.dtype).itemsize, 1)}];"
+        kind = "float" if tensor.dtype == "float32" else f"{tensor.dtype}_t"
+        return f"static {kind} {name}[{max(sizes[name] // np.dtype(tensor.dtype).itemsize, 1)}];"
 
     return _MAIN.format(
         arrays="\n".join(array(name, tensor) for name, tensor in inputs + outputs),

@@ -22,6 +22,7 @@ from tests.layers.dynamic_models import ASYMMETRIC, F32, MLP, Conv, Stack, X, no
         ({"weights": QSpec(bits=9)}, ValueError, "weights: expected 2 to 8 bits"),
         ({"weights": ASYMMETRIC}, ValueError, "weights: expected symmetric codes"),
         ({"weights": QSpec(axis=0)}, ValueError, "weights: expected axis=-1"),
+        ({"weights": QSpec(group_size=4, group_axis=1)}, ValueError, "no group_axis"),
         ({"activations": QSpec(signed=False)}, ValueError, "symmetric codes must be signed"),
         ({"activations": 8}, TypeError, "activations: expected a QSpec, got 8"),
         ({"per": "channel"}, ValueError, "per: expected one of 'tensor', 'row', got 'channel'"),
@@ -36,6 +37,8 @@ def test_invalid_settings(kwargs: Any, error: Any, message: str) -> None:
     ("model", "overrides", "message"),
     [
         (Conv, {"conv": Dynamic(per="row")}, r"in module 'conv': Dynamic\(per=\"row\"\) on a convolution"),
+        (MLP, {"last": Dynamic(weights=QSpec(bits=4, axis=-1, group_size=5))}, "a divisor of the 16 weights"),
+        (Conv, {"conv": Dynamic(weights=QSpec(axis=-1, group_size=2))}, "sums over one axis, got a convolution"),
         (MLP, {"middle": Dynamic()}, "override 'middle' matches nothing"),
         (Stack, {"block/norm": Dynamic()}, "override 'block/norm'.* 'block/norm' has none of its own"),
         (MLP, {nnx.Conv: Dynamic()}, "override Conv matches nothing"),

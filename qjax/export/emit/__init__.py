@@ -14,8 +14,8 @@ from qjax.ops import island
 from qjax.progress import stage
 
 FORMATS = ("c", "onnx", "stablehlo", "tflite")
-HOLDS_REALS = ("stablehlo",)
-"""The formats that have a place for float islands."""
+HOLDS_REALS = ("stablehlo", "onnx", "c")
+"""The formats that have a place for float islands; the last two for those with certain bits, see `export.ieee`."""
 
 
 def emit(graph: Graph, format: str, path: str | os.PathLike[str], **options: Any) -> None:
@@ -33,7 +33,7 @@ def emit(graph: Graph, format: str, path: str | os.PathLike[str], **options: Any
     if islands and format not in HOLDS_REALS:
         raise ValueError(
             f"emit: {format} files hold integers only, and these nodes are float islands: {', '.join(islands)}. Drop "
-            f"their qjax.FLOAT or qjax.Dynamic, or emit {' or '.join(HOLDS_REALS)}."
+            f"their qjax.FLOAT or qjax.Dynamic, or emit {', '.join(HOLDS_REALS)}."
         )
     with stage(f"emit: {format}"):
         importlib.import_module(f"qjax.export.emit.{format}").emit(graph, path, **options)

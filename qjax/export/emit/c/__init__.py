@@ -1,6 +1,7 @@
 """C99: a model as two files that need a compiler and nothing else.
 
-`NAME.c` and `NAME.h` use only integers: no float, no allocation, no library beyond <stdint.h>. Constants are `static
+`NAME.c` and `NAME.h` use only integers: no float, no allocation, no library beyond <stdint.h>. Float islands are the
+exception: they are float32, and only those whose every step IEEE 754 rounds exactly have a form. Constants are `static
 const` (flash). Intermediate tensors are in one arena, whose size is a macro of the header. The code equals the
 interpreter bit for bit under every target, because it is translated from the kernels of `qjax.ops`, traced by JAX.
 `NAME_test.c` checks this on the machine that it runs on.
@@ -87,6 +88,10 @@ def golden(program: Program, count: int, seed: int = 0) -> list[tuple[list[np.nd
 
 def _codes(graph: Graph, name: str, shape: tuple[int, ...], index: int, rng: np.random.RandomState) -> np.ndarray:
     tensor = graph.tensors[name]
+    if tensor.dtype == "float32":
+        return (np.array([0.0, 1.0], np.float32)[index] if index < 2 else np.float32(1)) * rng.randn(*shape).astype(
+            np.float32
+        )
     q, info = tensor.quantization, np.iinfo(tensor.dtype)
     low, high = (q.qmin, q.qmax) if q is not None else (max(int(info.min), 0), min(int(info.max), 2**31 - 1))
     if index == 0 and count_of(shape):

@@ -19,7 +19,7 @@ class Block:
     """size: bytes. first, last: the steps between which, both included, its content matters.
 
     width: of an element. C lets characters (width 1) share memory with anything; memory that was used as one wider
-    type is not used as another.
+    type is not used as another. real: whether they are floats, a type of its own.
     """
 
     name: str
@@ -27,6 +27,7 @@ class Block:
     first: int
     last: int
     width: int = 1
+    real: bool = False
 
     def meets(self, other: "Block") -> bool:
         """Whether there is a step at which both are alive."""
@@ -34,14 +35,15 @@ class Block:
 
     def excludes(self, other: "Block") -> bool:
         """Whether they may not have a byte in common, ever."""
-        return self.meets(other) or (self.width != other.width and 1 not in (self.width, other.width))
+        same = (self.width, self.real) == (other.width, other.real)
+        return self.meets(other) or (not same and 1 not in (self.width, other.width))
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """offsets: in bytes, by name. size: of the arena. bound: below which no plan exists. alignment: of offsets.
 
-    widths: of the elements of all blocks.
+    widths: of the elements of all blocks. reals: whether there are floats among them.
     """
 
     offsets: dict[str, int]
@@ -49,6 +51,7 @@ class Plan:
     bound: int
     alignment: int
     widths: frozenset[int] = frozenset()
+    reals: bool = False
 
 
 def plan(blocks: Sequence[Block], alignment: int | None = None) -> Plan:
@@ -65,7 +68,8 @@ def plan(blocks: Sequence[Block], alignment: int | None = None) -> Plan:
             break
     assert best is not None
     widths = frozenset(b.width for b in blocks)
-    return Plan({b.name: best[1][b.name] for b in blocks}, best[0], bound, alignment, widths)
+    reals = any(b.real for b in blocks)
+    return Plan({b.name: best[1][b.name] for b in blocks}, best[0], bound, alignment, widths, reals)
 
 
 def lower_bound(blocks: Sequence[Block]) -> int:

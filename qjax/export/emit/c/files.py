@@ -39,7 +39,7 @@ def header(program: Program, name: str) -> str:
     inputs, outputs = parameters(graph)
     plan = program.plan
     lines = comment(
-        f"A quantized network in integers, written by qjax for the target {graph.target!r}.\n\n"
+        f"A quantized network in integers{_with_floats(graph)}, written by qjax for the target {graph.target!r}.\n\n"
         f"{name}_run reads codes and writes codes, batch {program.batch}, arrays stored row by row. Inputs, outputs "
         f"and arena must not overlap. The arena needs {upper}_ARENA_SIZE bytes, aligned to {upper}_ARENA_ALIGN; its "
         "content before and after a call does not matter (a null pointer will do where the size is 0). The function "
@@ -67,6 +67,10 @@ def header(program: Program, name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _with_floats(graph: Graph) -> str:
+    return ", with parts in IEEE 754 floats" if any(t.dtype == "float32" for t in graph.tensors.values()) else ""
+
+
 def _arena(program: Program, name: str) -> list[str]:
     """The type of an array that may serve as arena."""
     plan = program.plan
@@ -77,6 +81,7 @@ def _arena(program: Program, name: str) -> list[str]:
         "layers take turns, so C's rules of aliasing hold at every level of optimization."
     )
     members = [f"    int{8 * width}_t as_int{8 * width}[{plan.alignment // width}];" for width in widths]
+    members += [f"    float as_float[{plan.alignment // 4}];"] if plan.reals else []
     return [
         *comment(text),
         "typedef union {",
@@ -228,12 +233,13 @@ def selftest(program: Program, name: str, cases: Sequence[tuple[Sequence[np.ndar
         lines.append(f"    {name}_run({', '.join(arguments)});")
         for parameter, tensor in zip(outputs, graph.outputs, strict=True):
             size = math.prod(program.shapes[tensor])
+            form, kind = ("%.9g", "double") if graph.tensors[tensor].dtype == "float32" else ("%ld", "long")
             lines += [
                 f"    for (i = 0; i < {size}; i++) {{",
                 f"        if ({parameter}[i] != {parameter}_{index}[i]) {{",
                 "            wrong++;",
-                f'            printf("vector {index}, {parameter}[%ld]: expected %ld, got %ld\\n", i,'
-                f" (long){parameter}_{index}[i], (long){parameter}[i]);",
+                f'            printf("vector {index}, {parameter}[%ld]: expected {form}, got {form}\\n", i,'
+                f" ({kind}){parameter}_{index}[i], ({kind}){parameter}[i]);",
                 "        }",
                 "    }",
             ]

@@ -1,4 +1,4 @@
-"""Helper functions of emitted files: defined versions of integer arithmetic that C99 leaves undefined or open.
+"""Helper functions of emitted files: defined versions of arithmetic that C99 leaves undefined or open.
 
 A file contains the helpers that it calls. gcc and clang compile `to_*` to nothing, and `sar_*`, `add_*` and others to
 one instruction.
@@ -123,6 +123,72 @@ static inline int8_t int{bits}_at(const uint8_t *codes, int32_t i)
 }}"""
 
 
+_FLOATS = """\
+#include <float.h>
+#include <math.h>
+#if defined(__FAST_MATH__) || (FLT_EVAL_METHOD != 0 && FLT_EVAL_METHOD != 16)
+#error "the float parts need IEEE 754 arithmetic in float: no -ffast-math, and SSE rather than x87 on 32-bit x86"
+#endif"""
+
+_OF_FLOATS = {
+    "max": """\
+/* as XLA: NaN where one is NaN */
+static inline float max_f32(float a, float b)
+{
+    return a != a ? a : b != b ? b : a > b ? a : b;
+}""",
+    "min": """\
+/* as XLA: NaN where one is NaN */
+static inline float min_f32(float a, float b)
+{
+    return a != a ? a : b != b ? b : a < b ? a : b;
+}""",
+    "abs": """\
+static inline float abs_f32(float x)
+{
+    return x < 0.0f ? -x : x + 0.0f;
+}""",
+    "sign": """\
+static inline float sign_f32(float x)
+{
+    return x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x;
+}""",
+    "is_finite": """\
+static inline int is_finite_f32(float x)
+{
+    return x - x == 0.0f;
+}""",
+    "round": """\
+/* to the nearest whole number, ties to even: from 2^23 on every float is one */
+static inline float round_f32(float x)
+{
+    const float whole = 8388608.0f;
+    if (!(x < whole && x > -whole)) {
+        return x;
+    }
+    return x < 0.0f ? (x - whole) + whole : (x + whole) - whole;
+}""",
+    "floor": """\
+static inline float floor_f32(float x)
+{
+    const float near = round_f32(x);
+    return near > x ? near - 1.0f : near;
+}""",
+    "ceil": """\
+static inline float ceil_f32(float x)
+{
+    const float near = round_f32(x);
+    return near < x ? near + 1.0f : near;
+}""",
+    "to_int": """\
+/* as XLA: the nearest end of int32 for what lies beyond, 0 for NaN */
+static inline int32_t to_int_f32(float x)
+{
+    return x != x ? 0 : x >= 2147483648.0f ? INT32_MAX : x <= -2147483648.0f ? INT32_MIN : (int32_t)x;
+}""",
+}
+
+
 def _all() -> dict[str, tuple[str, tuple[str, ...]]]:
     """name -> (text, names of the helpers that it calls)."""
     found: dict[str, tuple[str, tuple[str, ...]]] = {}
@@ -150,6 +216,9 @@ def _all() -> dict[str, tuple[str, tuple[str, ...]]]:
     for n, many in ((2, "four"), (4, "two")):
         found[f"int{n}"] = (_CODE.format(bits=n, mask=2**n - 1, half=2 ** (n - 1)), ())
         found[f"int{n}_at"] = (_CODE_AT.format(bits=n, many=many, last=8 // n - 1, log=4 // n), (f"int{n}",))
+    found["floats"] = (_FLOATS, ())
+    for name, text in _OF_FLOATS.items():
+        found[f"{name}_f32"] = (text, ("floats", *(("round_f32",) if name in ("floor", "ceil") else ())))
     return found
 
 

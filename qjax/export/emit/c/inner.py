@@ -110,6 +110,9 @@ def _step(function: str, total: str, kind: str, wraps: bool, text: str, helpers:
         return [f"{total} += ({kind})({text});"]
     if function == "add" and dtype in ("int32", "int64"):
         return [f"{total} += {text};"]
+    if dtype == "float32":
+        helpers |= {"floats", f"{function}_f32"}
+        return [f"{total} = {function}_f32({total}, {text});"]
     if function in ("max", "min"):
         sign = ">" if function == "max" else "<"
         return [f"const {kind} element = {text};", f"{total} = element {sign} {total} ? element : {total};"]

@@ -1,4 +1,4 @@
-"""Translates jaxprs to values (`values.py`): each primitive of the integer kernels in a few lines."""
+"""Translates jaxprs to values (`values.py`): each primitive of the kernels in a few lines."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -56,6 +56,7 @@ _FOLDED = frozenset(
 
 _REDUCTIONS = {"reduce_sum": "add", "reduce_max": "max", "reduce_min": "min", "reduce_and": "and", "reduce_or": "or"}
 _WINDOWS = {"reduce_window_sum": "add", "reduce_window_max": "max", "reduce_window_min": "min"}
+_TIES_TO_EVEN = 1
 _ONE_STEP = {"add": "add", "max": "max", "min": "min"}
 
 
@@ -84,7 +85,8 @@ def read(jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Value]) -> list[
         for variable in eqn.outvars:
             if str(variable.aval.dtype) not in TYPES:
                 raise Unsupported(
-                    f"the primitive {eqn.primitive.name!r} gives {variable.aval.dtype}; C files hold integers only."
+                    f"the primitive {eqn.primitive.name!r} gives {variable.aval.dtype}; C files hold integers and "
+                    "float32."
                 )
         outputs = _equation(eqn, [get(atom) for atom in eqn.invars])
         env.update(zip(eqn.outvars, outputs, strict=True))
@@ -112,6 +114,8 @@ def _equation(eqn: Any, inputs: list[Value]) -> list[Value]:
     if name in ELEMENTWISE:
         if name == "select_n" and len(inputs) != 3:
             raise Unsupported(f"'select_n' with {len(inputs) - 1} cases has no form in C: two are expected.")
+        if name == "round" and int(params["rounding_method"]) != _TIES_TO_EVEN:
+            raise Unsupported("'round' has a form in C for ties to even only.")
         return [Computed(shape, dtype, name, tuple(inputs))]
     if name == "integer_pow":
         return [_power(inputs[0], params["y"])]
@@ -292,7 +296,11 @@ def over_axes(
     )
 
 
-def _neutral(function: str, dtype: str) -> int:
+def _neutral(function: str, dtype: str) -> Any:
+    if dtype == "float32":
+        if function not in ("max", "min"):
+            raise Unsupported(f"a reduction of floats by {function!r} has no form in C: it depends on its order.")
+        return -np.inf if function == "max" else np.inf
     low, high = limits(dtype)
     return {"add": 0, "or": 0, "max": low, "min": high, "and": high if dtype in ("bool",) else -1}[function]
 

@@ -225,12 +225,13 @@ def _in_place(layer: Layer, inputs: list[Buffer], target: Buffer) -> tuple[int, 
     if len(layer.writes) != 1 or layer.scratch:
         return ()
     (place,) = layer.writes
-    width = np.dtype(target.dtype).itemsize
+    kind = np.dtype(target.dtype).itemsize, target.dtype == "float32"
     found: list[int] = []
     for index, buffer in enumerate(inputs):
         own = [access for access in layer.accesses if access.buffer == buffer.name]
         same = all(access.place == place and not access.inner for access in own)
-        if same and buffer.shape == target.shape and np.dtype(buffer.dtype).itemsize == width:
+        own = np.dtype(buffer.dtype).itemsize, buffer.dtype == "float32"
+        if same and buffer.shape == target.shape and own == kind:
             found.append(index)
     return tuple(found)
 

@@ -12,7 +12,7 @@ def constant(body: Body, value: Table, at: Indices) -> str:
     array = value.array
     flat_values = array.reshape(-1)
     if flat_values.size and (flat_values == flat_values[0]).all():
-        return _atom(literal(int(flat_values[0]), value.dtype))
+        return _atom(literal(flat_values[0].item(), value.dtype))
     wanted, place = f"{body.prefix}_{identifier(value.role)}", flat(at, value.shape)
     if value.role == "kernel" and weights.fitting(array):
         return weights.store(body.source, wanted, array).at(place)

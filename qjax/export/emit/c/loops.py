@@ -24,6 +24,7 @@ from qjax.export.emit.c.values import (
     Counter,
     Guarded,
     Joined,
+    Kept,
     Literal,
     Looped,
     Reduced,
@@ -125,7 +126,7 @@ class Layer(Body):
             if isinstance(value, Literal):
                 found = made.constant(value.value, value.dtype)
             elif isinstance(value, Computed):
-                operands = [scalar(o, at if o.shape else ()) for o in value.operands]
+                operands = [scalar(o, _repeated(at, o.shape)) for o in value.operands]
                 if value.function in COMPARISONS:
                     # insert known numbers, so that a comparison which is always true becomes a constant
                     operands = [known(operand) for operand in operands]
@@ -143,7 +144,7 @@ class Layer(Body):
             source = leaves[operand.name][0] if operand.function == "param" else None
             if not isinstance(source, Table) or not source.array.size or np.ptp(source.array.astype(object)):
                 return operand
-            return made.constant(int(source.array.flat[0]), operand.dtype)
+            return made.constant(source.array.flat[0].item(), operand.dtype)
 
         whole = scalar(value, at)
         used = _parameters(whole)
@@ -187,6 +188,8 @@ class Layer(Body):
             return leaves.joined(self, block, value, at, conditional)
         if isinstance(value, Chosen):
             return leaves.chosen(self, block, value, at, conditional)
+        if isinstance(value, Kept):
+            return self.leaf(block, self.stored(value.source), at, conditional)
         if isinstance(value, Reduced | Looped):
             if block.inner or conditional:
                 return self.leaf(block, self.stored(value), at, conditional)
@@ -205,6 +208,11 @@ class Layer(Body):
         raise AssertionError(f"no leaf: {type(value).__name__}")
 
 
+def _repeated(at: Indices, shape: Sequence[int]) -> Indices:
+    """Where an operand of an elementwise operation is read: JAX repeats it along axes of size 1."""
+    return tuple(index if size > 1 else Index() for index, size in zip(at, shape, strict=True)) if shape else ()
+
+
 def _axes(rank: int) -> tuple[str, ...]:
     named = {1: ("i",), 2: ("n", "c"), 3: ("n", "t", "c"), 4: ("n", "y", "x", "c")}
     return named.get(rank) or tuple(f"i{axis}" for axis in range(rank))
@@ -221,7 +229,7 @@ def _leaf_name(value: Value) -> str:
 
 
 def _interval(value: Value, at: Indices) -> Interval:
-    if isinstance(value, Table) and value.array.size:
+    if isinstance(value, Table) and value.array.size and value.dtype != "float32":
         low, high = int(value.array.min()), int(value.array.max())
         return next(
             ((a, b) for a, b in _RANGES if a <= low and high <= b and _within((a, b), value.dtype)),

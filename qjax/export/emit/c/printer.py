@@ -1,4 +1,4 @@
-"""Integer expressions (`scalar.py`) as C99 text."""
+"""Expressions (`scalar.py`) as C99 text."""
 
 from qjax.export.emit.c.scalar import SIGNED, Scalar, bits
 from qjax.export.emit.c.text import TYPES, literal, stripped
@@ -88,7 +88,26 @@ class Printer:
             return f"({text})" if text.startswith("-") else text
         if node.function == "param":
             return node.name
+        if node.function == "float":
+            self.helpers.add("floats")
+            return node.name
+        if node.function.startswith("float "):
+            return self._floating(node.function.removeprefix("float "), [self.text(arg) for arg in node.args], node)
         return self._operation(node)
+
+    def _floating(self, function: str, args: list[str], node: Scalar) -> str:
+        """An operation on floats; helpers where C has no operator with the meaning of JAX's primitive."""
+        self.helpers.add("floats")
+        if function in _INFIX:
+            return f"({args[0]} {_INFIX[function]} {args[1]})"
+        if function == "select_n":
+            return f"({args[0]} ? {args[2]} : {args[1]})"
+        if function == "neg":
+            return f"(-{args[0]})"
+        if function == "convert_element_type" and node.dtype == "float32":
+            return f"(float){args[0]}"
+        name = "to_int" if function == "convert_element_type" else function
+        return self._help(f"{name}_f32", *args)
 
     def _weak(self, node: Scalar) -> bool:
         """Whether the C type of the text may be int where the dtype has 64 bits."""

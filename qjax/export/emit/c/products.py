@@ -9,6 +9,7 @@ from qjax.export.emit.c.index import Index, Indices
 from qjax.export.emit.c.values import (
     Computed,
     Guarded,
+    Kept,
     Literal,
     Reduced,
     Table,
@@ -37,6 +38,7 @@ def product(
     shape += tuple(v.shape[a] for v, axes in zip(inputs, free, strict=True) for a in axes)
     extra = tuple(lhs.shape[axis] for axis in contracting[0])
     rank = len(shape)
+    inputs = tuple(Kept(v.shape, v.dtype, v) if _divides(v) else v for v in inputs)
     sides: list[Value] = []
     for side, source in enumerate(inputs):
         start = len(batch[0]) + (len(free[0]) if side == 1 else 0)
@@ -68,6 +70,13 @@ def _side(
         return tuple(ordered[position[axis]] for axis in range(len(order)))
 
     return View((*shape, *extra), source.dtype, source, where)
+
+
+def _divides(value: Value) -> bool:
+    """Whether an element takes a division of floats: codes of a scale that is found at run time."""
+    if isinstance(value, Computed):
+        return value.function == "div" or any(_divides(operand) for operand in value.operands)
+    return isinstance(value, View) and _divides(value.source)
 
 
 def _table(source: Value) -> Table | None:

@@ -17,6 +17,7 @@ from qjax.export.emit.c.layers import lower
 from qjax.export.emit.c.loops import Layer
 from qjax.export.emit.c.text import identifier
 from qjax.export.emit.c.values import Buffer
+from qjax.export.ieee import check_islands
 from qjax.export.ir import Graph, Node
 from qjax.names import Names
 
@@ -67,12 +68,12 @@ def build(graph: Graph, batch: int, source: Source, prefix: str = "") -> Program
     prefix: of every function and table, so that several models fit into one file.
 
     Raises:
-      ValueError: a batch below 1, or a node that has no form in C.
+      ValueError: a batch below 1, or a node that has no form in C or no certain bits (see `export.ieee`).
       GraphError: the graph is not finished.
     """
     if type(batch) is not int or batch < 1:
         raise ValueError(f"C: expected a batch of at least 1, a whole number, got {batch!r}. Write batch=1, say.")
-    check_integer(graph)
+    check_islands(check_integer(graph), "C")
     shapes = {
         name: tuple(batch if size is None else size for size in tensor.shape) for name, tensor in graph.tensors.items()
     }
@@ -157,7 +158,7 @@ def _placed(
         fixed[groups.root(name)] = Place("input", index)
     lives: dict[str, list[int]] = {}
     sizes: dict[str, int] = {}
-    widths: dict[str, int] = {}
+    dtypes: dict[str, str] = {}
     places: dict[str, Place] = {}
     for time, step in enumerate(steps):
         outputs = [] if step.node is None else [step.output]
@@ -166,12 +167,12 @@ def _placed(
             if root not in fixed:
                 lives.setdefault(root, []).append(time)
                 sizes[root] = max(sizes.get(root, 0), _bytes(shapes[name], graph.tensors[name].dtype))
-                widths[root] = np.dtype(graph.tensors[name].dtype).itemsize
-    blocks = [arena.Block(name, sizes[name], min(times), max(times), widths[name]) for name, times in lives.items()]
+                dtypes[root] = graph.tensors[name].dtype
+    blocks = [_block(name, sizes[name], min(times), max(times), dtypes[name]) for name, times in lives.items()]
     for time, step in enumerate(steps):
         for buffer in step.layer.scratch:
-            name, width = f"{step.name}/{buffer.name}", np.dtype(buffer.dtype).itemsize
-            blocks.append(arena.Block(name, _bytes(buffer.shape, buffer.dtype), time, time, width))
+            size = _bytes(buffer.shape, buffer.dtype)
+            blocks.append(_block(f"{step.name}/{buffer.name}", size, time, time, buffer.dtype))
     plan = arena.plan(blocks)
     for step in steps:
         for name in (*step.inputs, *([] if step.node is None else [step.output])):
@@ -183,6 +184,10 @@ def _placed(
             name = f"{step.name}/{buffer.name}"
             places[name] = Place("arena", plan.offsets[name])
     return places, plan
+
+
+def _block(name: str, size: int, first: int, last: int, dtype: str) -> arena.Block:
+    return arena.Block(name, size, first, last, np.dtype(dtype).itemsize, dtype == "float32")
 
 
 def _bytes(shape: tuple[int, ...], dtype: str) -> int:

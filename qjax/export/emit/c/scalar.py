@@ -4,21 +4,25 @@ An expression knows the interval of its values. If the interval proves that an o
 is used. Otherwise a helper computes modulo 2^n with unsigned arithmetic, as XLA does. Right shifts of possibly negative
 numbers and conversions to narrower signed types, which C leaves to the compiler, have helpers too. gcc and clang
 compile each to one instruction.
+
+Floats (float32, of float islands) have no interval. Their operations are those that IEEE 754 rounds exactly.
 """
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
+from qjax.export.emit.c.text import literal
 from qjax.problems import Unsupported
 
 SIGNED = ("int8", "int16", "int32", "int64")
 
 
 def limits(dtype: str) -> tuple[int, int]:
-    """The least and the greatest value."""
-    if dtype == "bool":
+    """The least and the greatest value; of floats, which have no interval, two numbers without a meaning."""
+    if dtype in ("bool", "float32"):
         return 0, 1
     info = np.iinfo(dtype)
     return int(info.min), int(info.max)
@@ -60,7 +64,9 @@ class Expressions:
         key = (function, *(id(a) for a in args), dtype, low, high, name)
         return self._made.setdefault(key, Scalar(function, tuple(args), dtype, low, high, name))
 
-    def constant(self, value: int, dtype: str) -> Scalar:
+    def constant(self, value: Any, dtype: str) -> Scalar:
+        if dtype == "float32":
+            return self._intern("float", (), dtype, 0, 1, literal(value, dtype))
         return self._intern("const", (), dtype, value, value)
 
     def parameter(self, name: str, dtype: str, interval: Interval | None = None) -> Scalar:
@@ -73,10 +79,25 @@ class Expressions:
         Raises:
           Unsupported: the primitive has no form on integers.
         """
+        if dtype == "float32" or any(arg.dtype == "float32" for arg in args):
+            return self.floating(function, args, dtype)
         make = _RULES.get(function)
         if make is None:
             raise Unsupported(f"the primitive {function!r} has no form in C; known are {', '.join(sorted(_RULES))}.")
         return make(self, list(args), dtype)
+
+    def floating(self, function: str, args: Sequence[Scalar], dtype: str) -> Scalar:
+        """A primitive with floats among its operands, or a float as its result."""
+        if function in SAME or (function == "convert_element_type" and args[0].dtype == dtype):
+            return args[0]
+        if function == "select_n" and args[0].value is not None:
+            return args[2] if args[0].value else args[1]
+        if function == "clamp":
+            return self.floating("min", [self.floating("max", [args[1], args[0]], dtype), args[2]], dtype)
+        known = function in FLOATS and (function != "convert_element_type" or {dtype, args[0].dtype} != {"float32"})
+        if not known or (function == "convert_element_type" and dtype not in ("float32", "int32")):
+            raise Unsupported(f"the primitive {function!r} to {dtype} has no form on floats in C.")
+        return self._intern(f"float {function}", args, dtype, *limits(dtype))
 
     # ------------------------------------------------------------------ arithmetic
 
@@ -280,6 +301,20 @@ def _clamp(made: Expressions, args: list[Scalar], dtype: str) -> Scalar:
     return made.extreme("min", [made.extreme("max", [x, low], dtype), high], dtype)
 
 
+SAME = ("copy", "copy_p", "stop_gradient", "optimization_barrier")
+FLOATS = frozenset(
+    [
+        *("add", "sub", "mul", "div", "neg", "abs", "max", "min", "sign", "floor", "ceil", "round", "is_finite"),
+        *("eq", "ne", "lt", "le", "gt", "ge", "select_n", "convert_element_type"),
+    ]
+)
+"""The primitives that have a form on floats."""
+
+
+def _only_floats(made: Expressions, args: list[Scalar], dtype: str) -> Scalar:
+    raise Unsupported(f"a rounding of {dtype} has no form in C: floats are expected.")
+
+
 _Rule = Callable[[Expressions, list[Scalar], str], Scalar]
 
 _RULES: dict[str, _Rule] = {
@@ -306,10 +341,8 @@ _RULES: dict[str, _Rule] = {
     "clz": Expressions.leading_zeros,
     "convert_element_type": Expressions.cast,
     "bitcast_convert_type": Expressions.cast,
-    "copy": lambda made, args, dtype: args[0],
-    "copy_p": lambda made, args, dtype: args[0],
-    "stop_gradient": lambda made, args, dtype: args[0],
-    "optimization_barrier": lambda made, args, dtype: args[0],
+    **{name: lambda made, args, dtype: args[0] for name in SAME},
+    **dict.fromkeys(("floor", "ceil", "round", "is_finite"), _only_floats),
     "select_n": lambda made, args, dtype: made.select(args[0], args[1], args[2], dtype),
 }
 

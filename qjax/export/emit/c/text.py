@@ -20,6 +20,7 @@ TYPES = {
     "uint32": "uint32_t",
     "int64": "int64_t",
     "uint64": "uint64_t",
+    "float32": "float",
 }
 
 STORED = {**TYPES, "bool": "uint8_t"}
@@ -45,8 +46,11 @@ def identifier(text: str) -> str:
     return name
 
 
-def literal(value: int, dtype: str) -> str:
-    """An integer constant expression of at least the width of `dtype`."""
+def literal(value: Any, dtype: str) -> str:
+    """A constant expression: of an integer, of at least the width of `dtype`; of a float, exactly that one."""
+    if dtype == "float32":
+        text = f"{float(value).hex()}f" if np.isfinite(value) else "INFINITY" if value > 0 else "-INFINITY"
+        return f"({text})" if text.startswith("-") else text
     if dtype in ("uint32", "uint64"):
         return f"{value}u" if value < 2**15 and dtype == "uint32" else f"UINT{dtype[4:]}_C({value})"
     if value == -(2**31):
@@ -76,7 +80,7 @@ def table(name: str, values: Any, *, static: bool = True) -> list[str]:
     """A constant array; multi-dimensional arrays are stored flat, row by row."""
     array = np.asarray(values)
     dtype = array.dtype.name
-    items = [literal(int(v), dtype) for v in array.reshape(-1)]
+    items = [literal(v.item(), dtype) for v in array.reshape(-1)]
     body = textwrap.wrap(", ".join(items), WIDTH - 4, break_long_words=False, break_on_hyphens=False)
     head = f"{'static ' if static else ''}const {STORED[dtype]} {name}[{max(len(items), 1)}] = {{"
     return [head, *(f"    {line}" for line in body or ["0"]), "};"]

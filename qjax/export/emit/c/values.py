@@ -8,6 +8,7 @@ Creating a value creates no loop. Elementwise operations, reshapes, slices and i
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -24,9 +25,9 @@ class Value:
 
 @dataclasses.dataclass(eq=False)
 class Literal(Value):
-    """One number, of any shape."""
+    """One number, of any shape: an integer, or a float of dtype float32."""
 
-    value: int
+    value: Any
 
 
 @dataclasses.dataclass(eq=False)
@@ -54,7 +55,7 @@ class Register(Value):
 
 @dataclasses.dataclass(eq=False)
 class Computed(Value):
-    """An elementwise operation; operands have its shape, or are scalars."""
+    """An elementwise operation; operands have its shape (or 1 along some axes), or are scalars."""
 
     function: str
     operands: tuple[Value, ...]
@@ -112,10 +113,17 @@ class Reduced(Value):
     """
 
     function: str
-    initial: int
+    initial: Any
     extra: tuple[int, ...]
     body: Value
     names: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(eq=False)
+class Kept(Value):
+    """The source, computed once and read from memory: for what costs much and is read often."""
+
+    source: Value
 
 
 @dataclasses.dataclass(eq=False)
@@ -144,7 +152,7 @@ class Looped(Value):
 def of_array(array: np.ndarray, role: str) -> Value:
     """Constant data as a value."""
     if array.ndim == 0 and role in ("literal", "constant"):
-        return Literal((), array.dtype.name, int(array))
+        return Literal((), array.dtype.name, array.item())
     return Table(array.shape, array.dtype.name, array, role)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from qjax import targets
 from qjax.export import files
+from qjax.export.ieee import check_islands
 from qjax.export.ir import Graph
 
 STYLES = {"integer": "integer", "qdq": "qdq", "qoperator": "qoperator"}
@@ -72,6 +73,7 @@ def to_model(
             "emit: expected vnni=True or False, and False with portable or under a target whose pairs of products "
             f"saturate. Got vnni={vnni!r} with portable={portable!r} under {graph.target!r}."
         )
+    check_islands(graph, "onnx")
     module = importlib.import_module(f"qjax.export.emit.onnx.{STYLES[style]}")
     options: dict[str, Any] = {} if style == "integer" else {"codes": codes}
     if portable is not None:

@@ -86,6 +86,17 @@ def _not_equal(b: Builder, dtype: str, params: Any, x: Sequence[str]) -> str:
     return b.op("Not", b.op("Equal", *x))
 
 
+def _round(b: Builder, dtype: str, params: Any, x: Sequence[str]) -> str:
+    """ONNX's Round sends ties to the even number."""
+    if int(params["rounding_method"]) != 1:
+        raise ValueError("ONNX: no form for a rounding of ties away from 0.")
+    return b.op("Round", x[0])
+
+
+def _is_finite(b: Builder, dtype: str, params: Any, x: Sequence[str]) -> str:
+    return b.op("Not", b.op("Or", b.op("IsNaN", x[0]), b.op("IsInf", x[0])))
+
+
 def _power(b: Builder, dtype: str, params: Any, x: Sequence[str]) -> str:
     result = x[0]
     for _ in range(params["y"] - 1):
@@ -119,6 +130,10 @@ ELEMENTWISE: dict[str, Entry] = {
     "shift_right_logical": _shift("right_logical"),
     "clz": lambda b, dtype, params, x: count_leading_zeros(b, dtype, x[0]),
     "select_n": _select,
+    "floor": _plain("Floor"),
+    "ceil": _plain("Ceil"),
+    "round": _round,
+    "is_finite": _is_finite,
     "integer_pow": _power,
     "square": lambda b, dtype, params, x: b.op("Mul", x[0], x[0]),
 }

@@ -195,11 +195,16 @@ def _reduce(op: str) -> Entry:
         dtype = view.dtype
         if op != "ReduceSum" and dtype == "int64":
             raise ValueError(f"ONNX: no form for {op} of int64, which ONNX Runtime 1.31 computes wrongly.")
+        if op == "ReduceSum" and dtype == "float32":
+            raise ValueError("ONNX: no form for a sum of floats, which depends on its order.")
         narrow = dtype in ("int16", "uint16") or (op == "ReduceSum" and dtype in ("int8", "uint8"))
         name = t.builder.cast(view.name, "int32") if narrow else view.name
         if axes:
             places = sorted(view.axes.index(axis) for axis in axes)
-            name = t.builder.op(op, name, t.builder.integers(places), keepdims=0)
+            source, over = name, t.builder.integers(places)
+            name = t.builder.op(op, source, over, keepdims=0)
+            if dtype == "float32":
+                name = _with_nans(t, name, source, over)
         left = [axis for axis in view.axes if axis not in axes]
         rank = [axis for axis in range(len(view.shape)) if axis not in axes]
         return View(
@@ -211,6 +216,13 @@ def _reduce(op: str) -> Entry:
         )
 
     return entry
+
+
+def _with_nans(t: Views, extreme: str, source: str, axes: str) -> str:
+    """The extreme, and NaN where the source holds one: ONNX Runtime 1.31 overlooks those that are not first."""
+    b = t.builder
+    marks = b.op("Where", b.op("IsNaN", source), b.constant(np.float32(np.nan)), b.constant(np.float32(0)))
+    return b.op("Add", extreme, b.op("ReduceSum", marks, axes, keepdims=0))
 
 
 STRUCTURE: dict[str, Entry] = {
