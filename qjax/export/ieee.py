@@ -35,9 +35,11 @@ def check_islands(graph: Graph, format: str) -> None:
         why = next(_uncertain(graph, node), None)
         if why is not None:
             raise Unsupported(
-                f"a float part with {why}, so {format} files have no certain bits for it. Give qjax.Dynamic to the "
-                "products alone (its override names their modules), drop qjax.FLOAT, or emit stablehlo",
+                f"a float part with {why}, so {format} files have no certain bits for it",
+                "Give qjax.Dynamic to the products alone (its override names their modules), drop qjax.FLOAT, or emit "
+                "stablehlo.",
                 what=f"Node {node.name!r} ({node.op})",
+                where=node.location,
             )
 
 
