@@ -17,7 +17,7 @@ PY     := .venv/bin/python
 PYTEST := -m pytest -n $(JOBS) --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-compat test-py311 test-oracles bench accuracy architectures public real weights rivals random-networks experiments tutorials lint format types types-basic types-strict imports docs report-picture report-script lock clean \
+.PHONY: help demo test test-all test-compat test-py311 test-oracles bench accuracy architectures public real weights rivals random-networks experiments tutorials lint format types types-basic types-strict imports site docs report-picture report-script lock clean \
         venv venv-compat venv-bench venv-oracles venv-docs
 
 help: ## list the targets
@@ -99,9 +99,13 @@ types-strict:
 imports: venv ## import-linter: imports run one way
 	.venv/bin/lint-imports
 
-docs: venv-docs ## build the documentation site into out/site
+site: venv-docs ## build the documentation site into out/site, with strict links
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --quiet --strict
 	@echo "out/site/index.html"
+
+# The tutorials take longer: `make tutorials ARGS=--check` runs them.
+docs: site venv ## build the site, then run every block of code on its pages (a few minutes)
+	$(PY) $(PYTEST) --exhaustive tests/test_readme.py tests/cli/test_docs.py tests/test_documentation.py $(ARGS)
 
 report-picture: venv ## draw the picture of README.md (needs Node and Chromium)
 	$(PY) -m tools.report.picture
