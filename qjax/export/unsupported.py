@@ -22,7 +22,7 @@ _READS = (
     "Take along one axis: jnp.take, or jnp.take_along_axis where every example chooses for itself. Write a fill_value "
     "for indices out of range with jnp.where."
 )
-_ORDER = "argmax, argmin, max and top_k have integer forms: use one of them."
+_ORDER = "argmax, argmin, max, top_k and the sort of one tensor have integer forms: use one of them."
 _PRODUCT = (
     "Multiply the parts one by one: x[:, 0] * x[:, 1] * ... Up to three elements, jnp.prod(x[:, :3], 1), are one "
     "operation."

@@ -43,6 +43,7 @@ from qjax.ops import (
     select,
     slice,
     softmax,
+    sort,
     sums,
     table,
     take,

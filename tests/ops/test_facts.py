@@ -311,6 +311,7 @@ def test_other_axes_keep_their_places(name: str) -> None:
         ("softmax", {"axes": [0]}),
         ("take_along", {"axis": 0}),
         ("reverse", {"axes": [0]}),
+        ("sort", {"axis": 0}),
     ],
 )
 def test_what_works_along_the_batch_is_not_independent(op: str, attributes: dict[str, Any]) -> None:

@@ -33,6 +33,8 @@ MOVES = {
     ),
     "cast": ("cast", {}, lambda x: x),
     "max": ("max", {"axes": [1]}, lambda x: x.max(axis=1)),
+    "sort": ("sort", {"axis": 1}, lambda x: np.sort(x, axis=1)),
+    "sort of the last axis": ("sort", {"axis": 2}, lambda x: np.sort(x, axis=2)),
 }
 
 
