@@ -21,6 +21,7 @@ RULES = {
     "nearest_away": "rounds once, ties away from zero",
     "nearest_even": "rounds once, ties to even",
     "neon": "rounds twice, ties up both times",
+    "nvdla": "rounds once, ties away from zero, with a multiplier of 15 bits",
     "power_of_two": "shifts and rounds once, ties to even",
     "ruy": "rounds once, ties up, behind a left shift that wraps",
     "single_round": "rounds once, ties up",

@@ -48,6 +48,13 @@ def int16x8(acc: int, multiplier: int, shift: int) -> int:
     return saturate32((acc * reduced + 2 ** (14 - shift)) >> (15 - shift))
 
 
+def nvdla(acc: int, multiplier: int, shift: int) -> int:
+    """Sign and magnitude, as AC_RND_INF rounds: a half goes up in magnitude."""
+    product = acc * (multiplier // 2**16)
+    magnitude = (2 * abs(product) + 2 ** (15 - shift)) // 2 ** (16 - shift)
+    return saturate32(-magnitude if product < 0 else magnitude)
+
+
 def tosa_single(value: int, multiplier: int, shift: int) -> int:
     return saturate32((value * multiplier + (1 << (shift - 1))) >> shift)
 

@@ -25,10 +25,12 @@ def rule_of(name: str, shifts: np.ndarray):
         return TosaScale, getattr(exact_rules, name), 31 - shifts, shifts <= 29
     if name == "int16x8":
         return Multiplier, exact_rules.int16x8, shifts, shifts <= 7
+    if name == "nvdla":
+        return Multiplier, exact_rules.nvdla, shifts, shifts <= 15
     return Multiplier, PUBLISHED[name], shifts, shifts <= 30
 
 
-NAMES = [*sorted(PUBLISHED), "int16x8", "tosa_single", "tosa_double"]
+NAMES = [*sorted(PUBLISHED), "int16x8", "nvdla", "tosa_single", "tosa_double"]
 
 
 def compare(name: str, acc: np.ndarray, multiplier: np.ndarray, shift: np.ndarray) -> None:
@@ -68,6 +70,22 @@ def test_the_records_hold_ties_of_every_shift():
 
 
 # ------------------------------------------------------------------------------------ what the rules claim
+
+
+def test_nvdla_has_a_scale_of_15_bits_and_no_large_ones():
+    scale = np.array([0.7, 0.99999, 1.0, 2.0**14, 3.0e-9, 0.0])
+    m = get_rule("nvdla").prepare(scale)
+    stated = (np.asarray(m.multiplier) >> 16).astype(np.float64) * np.exp2(m.shift.astype(np.float64) - 15)
+    assert not np.any(m.multiplier % 2**16)
+    assert np.max(m.multiplier >> 16) == 2**15 - 1
+    assert np.all(np.abs(stated - scale) <= scale * 2.0**-15)
+    traced = jax.jit(get_rule("nvdla").prepare)(scale.astype(np.float32))
+    for host, inside in zip(get_rule("nvdla").prepare(scale.astype(np.float32)), traced, strict=True):
+        assert np.array_equal(host, np.asarray(inside))
+    with pytest.raises(ValueError, match=r"nvdla takes effective scales below 2\^15\. Got one of 2\^15 or more"):
+        get_rule("nvdla").prepare(2.0**15)
+    acc = np.array([-3, -1, 1, 3], np.int32)
+    assert requantize(acc, 0.5, rule="nvdla", **INT32).tolist() == [-2, -1, 1, 2]
 
 
 def test_tvm_tonearest_is_nearest_away():

@@ -6,7 +6,7 @@
 | `floating` | runtimes that multiply in float32 or float64 |
 | `tflite` | TFLite's depthwise convolution, whose last channels round otherwise |
 | `tflite_arm` | TFLite's optimised kernels on AArch64, which differ by shape |
-| `published` | TVM, XNNPACK, TOSA, TFLite's int16 activations, NEMO |
+| `published` | TVM, XNNPACK, NVDLA, TOSA, TFLite's int16 activations, NEMO |
 | `power_of_two` | one shift, with the roundings and overflows of ap_fixed |
 | `torch` | PyTorch's engines, whose float steps begin at the scales |
 

@@ -1,4 +1,4 @@
-"""Fixed-point rules that one runtime or paper defines for itself: TVM, XNNPACK, TOSA, TFLite's int16, NEMO.
+"""Fixed-point rules that one runtime or paper defines for itself: TVM, XNNPACK, TFLite's int16, NVDLA, TOSA, NEMO.
 
 Notation as in `classic`: acc * e ~ acc * M * 2^(s-31), so t = 31 - s is the right shift of the product.
 """
@@ -114,6 +114,38 @@ def int16x8(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array:
     x = jnp.minimum(jnp.maximum(acc.astype(jnp.int64), np.int64(-(2**47))), np.int64(2**47))
     t = np.int64(15) - m.shift.astype(jnp.int64)
     return saturated(right_shift_with_headroom(jnp, x * reduced, t, Rounding.NEAREST_UP))
+
+
+# ------------------------------------------------------------------------------------ NVDLA
+
+
+_NVDLA_SHIFT = 15
+
+
+def _multiplier_nvdla(effective_scale: Any) -> Multiplier:
+    """The `Multiplier` of e rounded to 15 bits; its last 16 bits are 0."""
+    m = quantize_multiplier(effective_scale)
+    if not traced(m.shift) and np.any(np.asarray(m.shift) > _NVDLA_SHIFT):
+        raise ValueError(
+            f"nvdla takes effective scales below 2^{_NVDLA_SHIFT}. Got one of 2^{int(np.max(m.shift)) - 1} or more: "
+            "check s_x * s_w / s_y."
+        )
+    xp = host_or_trace(m.shift)
+    scale = xp.minimum((m.multiplier >> np.int32(15)) + np.int32(1) >> np.int32(1), np.int32(2**15 - 1))
+    return Multiplier(scale << np.int32(16), xp.minimum(m.shift, np.int32(_NVDLA_SHIFT)))
+
+
+@fixed_point("nvdla", prepare=_multiplier_nvdla, highest_shift=_NVDLA_SHIFT, monotone=True)
+def nvdla(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array:
+    """NVDLA's output converter: a 16-bit scale, and one right shift by up to 63 with ties away from zero.
+
+    acc * S / 2^(15-s) with S = M / 2^16. Source: NV_NVDLA_SDP_CORE_c in cmod/hls/sdp/sdp_c.cpp of nvdla/hw, whose
+    IntShiftRightSat is an ac_fixed with AC_RND_INF and AC_SAT. It saturates to 17 bits, which no code of 16 bits shows,
+    and has no zero point: use symmetric activations.
+    """
+    p = acc.astype(jnp.int64) * (m.multiplier >> np.int32(16)).astype(jnp.int64)
+    t = np.int64(15) - m.shift.astype(jnp.int64)
+    return saturated(right_shift_with_headroom(jnp, p, t, Rounding.NEAREST_AWAY))
 
 
 # ------------------------------------------------------------------------------------ TOSA
