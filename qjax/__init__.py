@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from qjax.problems import Unsupported
     from qjax.progress import show_progress
     from qjax.qmodel import QuantizedModel, QuantParam, QuantStat
-    from qjax.recipe import FLOAT, Dynamic, Override, Recipe, integers
+    from qjax.recipe import FLOAT, Dynamic, Override, Recipe, WeightFormat, integers
     from qjax.reporting.node_data import node_data
     from qjax.reporting.report import report
     from qjax.training.keras import load_keras, to_keras
@@ -59,6 +59,7 @@ __all__ = [
     "Recipe",
     "TraceError",
     "Unsupported",
+    "WeightFormat",
     "accumulators",
     "cache_compilations",
     "calibrate",
@@ -117,7 +118,7 @@ _HOMES = {
     "problems": ("Unsupported",),
     "progress": ("show_progress",),
     "qmodel": ("QuantParam", "QuantStat", "QuantizedModel"),
-    "recipe": ("FLOAT", "Dynamic", "Override", "Recipe", "integers"),
+    "recipe": ("FLOAT", "Dynamic", "Override", "Recipe", "WeightFormat", "integers"),
     "reporting.node_data": ("node_data",),
     "reporting.report": ("report",),
     "training.keras": ("load_keras", "to_keras"),

@@ -15,7 +15,7 @@ from qjax.batches import arguments_of
 from qjax.export.unsupported import cures_of, problem_of
 from qjax.layers import Traced, instrument, module_types, trace
 from qjax.qmodel import Plan, QuantizedModel, evaluation_copy, unquantized
-from qjax.recipe import Recipe
+from qjax.recipe import Recipe, WeightFormat
 from qjax.summary import table
 from qjax.tracing import (
     Annotation,
@@ -174,7 +174,8 @@ def _row(eqn: Equation, annotation: Annotation, plan: Plan) -> Explained:
     if setting is not None:
         # Use the name that the model's own jaxpr has for it.
         (product,) = eqn.source.equations
-        return Explained(eqn.scope, product.primitive, str(setting), "dynamic", shape, count, eqn.location)
+        form = "float" if isinstance(setting, WeightFormat) else "dynamic"
+        return Explained(eqn.scope, product.primitive, str(setting), form, shape, count, eqn.location)
     if plan.is_float(eqn.scope) or eqn in annotation.floats:
         return Explained(eqn.scope, name, "", "float", shape, count, eqn.location)
     if eqn.primitive == "convert_element_type" and eqn.inputs[0].is_float == eqn.outputs[0].is_float:

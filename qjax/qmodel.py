@@ -21,7 +21,7 @@ from qjax.layers import Traced, trace
 from qjax.numerics.affine import QParams
 from qjax.ops import Quantized
 from qjax.places import ancestors
-from qjax.recipe import Dynamic, Recipe
+from qjax.recipe import Dynamic, Recipe, WeightFormat
 from qjax.summary import Summary, quantizer_table
 from qjax.tracing import (
     Annotation,
@@ -63,7 +63,7 @@ class Plan:
     """What `quantize` decided, fixed for the life of the model; hashable.
 
     quantizers: name -> quantizer. float_paths: modules left in reals. details: name -> (kind, module, op, shape).
-    dynamic: modules whose products get their scales at run time, and those within that do not (None).
+    dynamic: modules whose products get scales at run time or a format of weights, and those within that do not (None).
     integers: the ranges of integers of which the model computes functions.
     by_row: the quantizers of tables that have scales of their rows. profile: the name of the device, or None.
     """
@@ -74,7 +74,7 @@ class Plan:
     target: Any
     observers: tuple[tuple[str, Any], ...]
     shared: frozenset[str] = frozenset()
-    dynamic: tuple[tuple[str, Dynamic | None], ...] = ()
+    dynamic: tuple[tuple[str, Dynamic | WeightFormat | None], ...] = ()
     integers: tuple[Integers, ...] = ()
     by_row: frozenset[str] = frozenset()
     profile: str | None = None
@@ -104,7 +104,7 @@ class Plan:
         if self.dynamic:
             known = dict(self.dynamic)
 
-            def setting_of(scope: str) -> Dynamic | None:
+            def setting_of(scope: str) -> Dynamic | WeightFormat | None:
                 return next((known[path] for path in (*ancestors(scope), "") if path in known), None)
 
             traced = dataclasses.replace(traced, program=with_dynamic(traced.program, setting_of))

@@ -11,6 +11,7 @@ from qjax.export.backend import Backend, target_of
 from qjax.nearest import did_you_mean
 from qjax.numerics.affine import QSpec
 from qjax.numerics.qspec import known_fields
+from qjax.numerics.weight_formats import WeightFormat as WeightFormat
 from qjax.ops import formulas
 from qjax.ops.dynamic import Dynamic as Dynamic
 from qjax.ops.embed_rows import has_scales_of_rows
@@ -68,14 +69,22 @@ def integers(name: str, low: int, high: int) -> Integers:
 class Override:
     """What differs for one part of the model; None keeps the recipe's own.
 
-    weights, activations: specs. method: how its scales are learned (both kinds).
+    weights, activations: specs; a `WeightFormat` as weights leaves the activations in float, and stands alone.
+    method: how its scales are learned (both kinds).
     """
 
-    weights: QSpec | None = None
+    weights: QSpec | WeightFormat | None = None
     activations: QSpec | None = None
     method: Method | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.weights, WeightFormat):
+            if self.activations is not None or self.method is not None:
+                raise ValueError(
+                    f"Override: weights={self.weights!r} leaves activations in float: expected neither activations nor "
+                    "a method. Leave them out."
+                )
+            return
         for name in ("weights", "activations"):
             if getattr(self, name) is not None:
                 _check_spec(f"Override: {name}", getattr(self, name))
@@ -96,8 +105,8 @@ class Recipe:
       table with axis=0 gives every row a scale, and what is looked up a quantizer of its own.
     activations: codes of activations, per tensor.
     overrides: by path (a regular expression that must match a module's path, one of its parents', or a quantizer's
-      name, in full) or by layer type, to a `QSpec` for the weights, an `Override`, `FLOAT`, or `Dynamic` for scales of
-      activations that are found at run time. Later ones win.
+      name, in full) or by layer type, to a `QSpec` for the weights, an `Override`, `FLOAT`, `Dynamic` for scales of
+      activations that are found at run time, or a `WeightFormat`. Later ones win.
     first_last_bits: bits of the first and the last layer: their weights, their inputs, the last one's output.
     output_bits: least number of bits of the tensors that leave the model (no layer reads them, so they are not an
       "activation" in the sense of the literature; class scores of 2 bits would tie).
@@ -146,7 +155,8 @@ class Recipe:
         _check_method("Recipe: weight_method", self.weight_method)
         if calibration.estimator(self.method).follows_tensor:
             raise ValueError(
-                'Recipe: "dynamic" is for weights. Use method="static" for activations that do not learn, or '
+                f'Recipe: "{calibration.estimator(self.method).name}" is for weights. Use method="static" for '
+                "activations that do not learn, or "
                 'overrides={".*": qjax.Dynamic()} for scales of activations that are found at run time.'
             )
         for name, known in (
@@ -167,10 +177,10 @@ class Recipe:
             if bits is not None and not 2 <= bits <= 16:
                 raise ValueError(f"Recipe: {name} must lie in 2..16. Got {bits}.")
         for key, value in self.overrides.items():
-            if not isinstance(value, (QSpec, Override, _Float, Dynamic)):
+            if not isinstance(value, (QSpec, Override, _Float, Dynamic, WeightFormat)):
                 raise TypeError(
-                    f"Recipe: override {key!r}: expected a QSpec, an Override, qjax.FLOAT or qjax.Dynamic(), got "
-                    f"{value!r}.{_bits_cure(value)}"
+                    f"Recipe: override {key!r}: expected a QSpec, an Override, qjax.FLOAT, qjax.Dynamic() or a "
+                    f"qjax.WeightFormat, got {value!r}.{_bits_cure(value)}"
                 )
             if isinstance(key, str):
                 try:
@@ -209,26 +219,26 @@ class Recipe:
         keys = [key for key, value in self.overrides.items() if _in_reals(value)]
         return frozenset(path for key in keys for path in paths_of(key, types))
 
-    def dynamic_paths(self, types: Mapping[str, type]) -> tuple[tuple[str, Dynamic | None], ...]:
+    def dynamic_paths(self, types: Mapping[str, type]) -> tuple[tuple[str, "Dynamic | WeightFormat | None"], ...]:
         """Module path -> how its products run; None: in float after all, by a later override of that part."""
-        found: dict[str, Dynamic | None] = {}
+        found: dict[str, Dynamic | WeightFormat | None] = {}
         for key, value in self.overrides.items():
             if _in_reals(value):
                 tops = paths_of(key, types)
                 inside = [path for path in types if tops.intersection((*ancestors(path), ""))]
-                found.update(dict.fromkeys(inside, value if isinstance(value, Dynamic) else None))
+                found.update(dict.fromkeys(inside, _setting(value)))
         return tuple(found.items()) if any(found.values()) else ()
 
     def check_dynamic(self, modules: Collection[str], types: Mapping[str, type]) -> None:
-        """Every `Dynamic` must have a product to compute. modules: the paths of those that do."""
+        """Every `Dynamic` and `WeightFormat` must have a product to compute. modules: the paths of those that do."""
         inside = {path for module in modules for path in (*ancestors(module), "")}
         for key, value in self.overrides.items():
-            tops = paths_of(key, types) if isinstance(value, Dynamic) else frozenset[str]()
+            tops = paths_of(key, types) if _setting(value) is not None else frozenset[str]()
             if tops and not tops & inside:
                 raise ValueError(
-                    f"Recipe: override {_name(key)}: qjax.Dynamic is for products of an activation with a weight, of "
-                    f"which {', '.join(map(repr, sorted(tops)))} has none of its own. Override the module whose "
-                    "__call__ multiplies, or use qjax.FLOAT to leave this one in float."
+                    f"Recipe: override {_name(key)}: qjax.{type(_setting(value)).__name__} is for products of an "
+                    f"activation with a weight, of which {', '.join(map(repr, sorted(tops)))} has none of its own. "
+                    "Override the module whose __call__ multiplies, or use qjax.FLOAT to leave this one in float."
                 )
 
     def quantizer(self, place: Place, types: Mapping[str, type], *, edge: bool, output: bool) -> Quantizer:
@@ -240,14 +250,15 @@ class Recipe:
         if weight:
             spec = weight_spec(spec, place)
             method = "lsq" if method == "pact" else method
+            calibration.estimator(method).check(f"Quantizer {place.name!r}", spec)
             if method == "tqt" and not spec.symmetric:
                 raise ValueError(
                     f"Quantizer {place.name!r}: power-of-two thresholds need symmetric weights, got {spec}."
                 )
         elif calibration.estimator(method).follows_tensor:
             raise ValueError(
-                f'Quantizer {place.name!r}: "dynamic" is for weights. Give the override the name of the weight, such '
-                "as 'head/kernel', or another method; or use qjax.Dynamic() instead, which finds the scales of "
+                f'Quantizer {place.name!r}: "{calibration.estimator(method).name}" is for weights. Give the override '
+                "the name of the weight, such as 'head/kernel', or another method; or use qjax.Dynamic() instead, which finds the scales of "
                 "activations at run time."
             )
         elif not spec.per_tensor:
@@ -306,6 +317,7 @@ class Recipe:
         for _, value in self.overrides_of(place, types):
             override = Override(weights=value) if isinstance(value, QSpec) else value
             chosen = override.weights if weight else override.activations
+            assert not isinstance(chosen, WeightFormat)  # such a part has no quantizers
             spec, method = chosen or spec, override.method or method
         return spec, method
 
@@ -341,7 +353,13 @@ def _one_of(what: str, value: Any, known: tuple[str, ...]) -> None:
 
 def _in_reals(value: Any) -> bool:
     """Whether an override keeps floats between operations, without quantizers."""
-    return isinstance(value, (_Float, Dynamic))
+    return isinstance(value, _Float) or _setting(value) is not None
+
+
+def _setting(value: Any) -> Dynamic | WeightFormat | None:
+    """How the products of a part in float are computed."""
+    value = value.weights if isinstance(value, Override) else value
+    return value if isinstance(value, (Dynamic, WeightFormat)) else None
 
 
 def _check_method(what: str, value: Any) -> None:

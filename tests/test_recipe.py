@@ -160,7 +160,7 @@ def test_override_that_matches_nothing_lists_what_there_is():
         ({"scan": "guess"}, ValueError, "stacked.*guess"),
         ({"output_bits": 1}, ValueError, "output_bits"),
         ({"first_last_bits": 40}, ValueError, "first_last_bits"),
-        ({"overrides": {"head": 4}}, TypeError, r"expected .*, qjax.FLOAT or qjax.Dynamic\(\), got 4"),
+        ({"overrides": {"head": 4}}, TypeError, r"qjax.FLOAT, qjax.Dynamic\(\) or a qjax.WeightFormat, got 4"),
         ({"overrides": {"(": FLOAT}}, ValueError, "not a regular expression"),
         ({"overrides": {3: FLOAT}}, TypeError, "keyed by a path or a layer type"),
     ],

@@ -8,6 +8,7 @@
 | `tqt` | log2 of the threshold; scales are powers of two | Jain et al. 2020 (arXiv 1903.08066) |
 | `static` | nothing: calibrated once | |
 | `dynamic` | nothing: the range of the tensor at every step (weights only) | |
+| `absmean` | nothing: the weight's mean magnitude at every step (ternary) | Ma et al. 2024 (arXiv 2402.17764) |
 
 Scales are learned as logarithms, so no step of an optimizer can make one zero or negative; the gradient of the
 scale itself is the paper's.
@@ -28,6 +29,7 @@ from qjax.numerics import gradients
 from qjax.numerics.affine import QParams, QSpec, choose_qparams, split_groups
 from qjax.numerics.gradients import Slopes
 from qjax.numerics.learned_scale import learned_scale, log2_scale_of, pact_scale, power_of_two_scale
+from qjax.numerics.weight_formats import mean_magnitude
 
 
 class Estimator(abc.ABC):
@@ -44,6 +46,9 @@ class Estimator(abc.ABC):
 
     follows_tensor: ClassVar[bool] = False
     """Whether the scale is computed from the tensor at every step; then `init` returns nothing."""
+
+    def check(self, what: str, spec: QSpec) -> None:
+        """Raise a ValueError for codes that this method has no scales for; what: the start of the message."""
 
     @abc.abstractmethod
     def init(self, spec: QSpec, scale: np.ndarray, zero_point: np.ndarray) -> dict[str, np.ndarray]:
@@ -163,7 +168,24 @@ class Dynamic(Static):
         return choose_qparams(jnp.min(view, axes), jnp.max(view, axes), spec)
 
 
-_ESTIMATORS: dict[str, Estimator] = {cls.name: cls() for cls in (LSQ, LSQPlus, PACT, TQT, Static, Dynamic)}
+class AbsMean(Dynamic):
+    """The mean magnitude of the weight itself, at every step: ternary weights."""
+
+    name = "absmean"
+
+    def check(self, what: str, spec: QSpec) -> None:
+        if not (spec.bits == 2 and spec.symmetric and spec.signed and spec.narrow_range and spec.per_tensor):
+            raise ValueError(
+                f'{what}: the method "absmean" is for ternary weights: expected QSpec(bits=2), per tensor and with the '
+                f"codes -1, 0 and 1, got {spec}."
+            )
+
+    def qparams(self, spec: QSpec, params: Mapping[str, Any], x: jax.Array | None = None) -> QParams:
+        assert x is not None
+        return QParams(mean_magnitude(x), jnp.zeros((), jnp.int32), spec)
+
+
+_ESTIMATORS: dict[str, Estimator] = {cls.name: cls() for cls in (LSQ, LSQPlus, PACT, TQT, Static, Dynamic, AbsMean)}
 
 
 def estimators() -> tuple[str, ...]:

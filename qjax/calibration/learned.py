@@ -20,7 +20,7 @@ from qjax.numerics.packing import packed, unpacked
 from qjax.numerics.rounding import Rounding
 from qjax.ops import Quantized
 
-Method: TypeAlias = Literal["lsq", "lsq_plus", "pact", "tqt", "static", "dynamic"] | Estimator
+Method: TypeAlias = Literal["lsq", "lsq_plus", "pact", "tqt", "static", "dynamic", "absmean"] | Estimator
 """How a quantizer learns: a name of `calibration.estimators()`, or an estimator of your own."""
 
 

@@ -17,7 +17,8 @@ from qjax.export.ir import Graph, Node
 from qjax.ops import island, reals
 from qjax.problems import Unsupported
 
-_MOVES = """broadcast_in_dim reshape squeeze expand_dims transpose rev slice concatenate pad copy copy_p""".split()  # noqa: SIM905
+_MOVES = """broadcast_in_dim reshape squeeze expand_dims transpose rev slice concatenate pad gather copy
+copy_p""".split()  # noqa: SIM905
 _ROUNDED = """add sub mul div neg abs max min sign floor ceil round eq ne lt le gt ge select_n clamp is_finite
 convert_element_type reduce_max reduce_min""".split()  # noqa: SIM905
 _NESTED = ("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call")
@@ -36,8 +37,8 @@ def check_islands(graph: Graph, format: str) -> None:
         if why is not None:
             raise Unsupported(
                 f"a float part with {why}, so {format} files have no certain bits for it",
-                "Give qjax.Dynamic to the products alone (its override names their modules), drop qjax.FLOAT, or emit "
-                "stablehlo.",
+                "Give qjax.Dynamic to the products alone (its override names their modules), drop qjax.FLOAT or "
+                "qjax.WeightFormat, or emit stablehlo.",
                 what=f"Node {node.name!r} ({node.op})",
                 where=node.location,
             )

@@ -1,7 +1,7 @@
 """The parts that the recipe keeps in float, collected while the graph is lowered, as one node per result.
 
-An equation in a module under `qjax.FLOAT` or `qjax.Dynamic` is not lowered but kept, with its inputs. Where a result
-meets a quantizer or leaves the model, everything that it depends on becomes the program of one node.
+An equation in a module under `qjax.FLOAT`, `Dynamic` or `WeightFormat` is not lowered but kept, with its inputs. Where
+a result meets a quantizer or leaves the model, everything that it depends on becomes the program of one node.
 """
 
 import dataclasses

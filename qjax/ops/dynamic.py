@@ -23,6 +23,7 @@ from qjax.numerics.affine import QSpec, broadcast_to_tensor, choose_qparams, qua
 from qjax.numerics.dynamic import dynamic_codes
 from qjax.numerics.fence import finished_on_cpu
 from qjax.numerics.unfused import unfused
+from qjax.numerics.weight_formats import INTEGERS, WeightFormat, encode
 from qjax.ops import accumulate
 from qjax.ops.base import Equation
 from qjax.ops.channels import weight_to_result
@@ -43,25 +44,33 @@ class Dynamic:
     weights: symmetric codes of 2 to 8 bits; `axis=-1` is a scale for each output channel, None one for the tensor.
     With `group_size`, each run of so many weights along the axis that is summed has its own scale ("8da4w" is
     `Dynamic(weights=QSpec(bits=4, axis=-1, group_size=32), per="row")`); convolutions have no groups.
+    `WeightFormat("ternary")` with per="row" is the scheme of BitNet b1.58; "binary" has -1 and 1 alone.
     activations: of 2 to 8 bits, symmetric (signed) or asymmetric (either). per: what shares a scale of them, the whole
     "tensor" (an example's codes then depend on the others of its batch), or a "row": every vector that a dot sums over.
     """
 
-    weights: QSpec = QSpec(bits=8, axis=-1)
+    weights: QSpec | WeightFormat = QSpec(bits=8, axis=-1)
     activations: QSpec = QSpec(bits=8)
     per: Per = "tensor"
 
     def __post_init__(self) -> None:
         for name, spec in (("weights", self.weights), ("activations", self.activations)):
+            if name == "weights" and isinstance(spec, WeightFormat) and spec.is_integer:
+                continue
             if type(spec) is not QSpec:
+                if isinstance(spec, WeightFormat):
+                    raise TypeError(
+                        f"Dynamic: {name}: {spec} has no integers as values, so int8 rows cannot meet it in a sum of "
+                        f"integers. Use {', '.join(INTEGERS)} or a QSpec, or qjax.WeightFormat alone as the override."
+                    )
                 raise TypeError(f"Dynamic: {name}: expected a QSpec, got {spec!r}.")
             if not 2 <= spec.bits <= 8:
                 raise ValueError(f"Dynamic: {name}: expected 2 to 8 bits, which int8 holds, got {spec.bits}.")
             if spec.symmetric and not spec.signed:
                 raise ValueError(f"Dynamic: {name}: symmetric codes must be signed, got {spec}. Use symmetric=False.")
-        if not self.weights.symmetric:
+        if isinstance(self.weights, QSpec) and not self.weights.symmetric:
             raise ValueError(f"Dynamic: weights: expected symmetric codes, got {self.weights}. Use symmetric=True.")
-        if self.weights.axis not in (None, -1) or self.weights.group_axis != 0:
+        if isinstance(self.weights, QSpec) and (self.weights.axis not in (None, -1) or self.weights.group_axis != 0):
             raise ValueError(
                 "Dynamic: weights: expected axis=-1 (a scale for each output channel of any layer) or axis=None, and "
                 f"no group_axis (groups run along the axis that is summed), got {self.weights}."
@@ -76,6 +85,8 @@ class Dynamic:
 
     def __str__(self) -> str:
         groups = "" if self.weights.group_size is None else f" in groups of {self.weights.group_size}"
+        if isinstance(self.weights, WeightFormat):
+            return f"{self.weights} a{self.activations.bits} per {self.per}"
         return f"w{self.weights.bits}{groups} a{self.activations.bits} per {self.per}"
 
 
@@ -165,6 +176,9 @@ class DynamicProduct:
         Scales and sums have the weight's rank, with size 1 where they do not run, and the number of groups along the
         axis that is summed.
         """
+        if isinstance(self.setting.weights, WeightFormat):
+            codes, scale = encode(lax.stop_gradient(w).astype(jnp.float32), self.setting.weights)
+            return [codes, scale, jnp.sum(codes, axis=self._summed, dtype=jnp.int32, keepdims=True)]
         kept = self._op.weight_axes(self.eqn, self.weight)
         spec = self.setting.weights.replace(axis=None if self.setting.weights.axis is None else kept or None)
         if spec.group_size is not None:

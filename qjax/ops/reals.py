@@ -29,6 +29,7 @@ _REDUCTIONS = {
     "reduce_or": jnp.any,
 }
 _BOOLEAN = {"and": lax.bitwise_and, "or": lax.bitwise_or, "not": lax.bitwise_not, "xor": lax.bitwise_xor}
+_GATHERS = tuple(mode.name for mode in lax.GatherScatterMode)
 _FFT = ("FFT", "IFFT", "RFFT", "IRFFT")
 
 
@@ -83,6 +84,11 @@ def _dot(p: Mapping[str, Any], x: Any, w: Any) -> Any:
     return products.dot_general(x, w, p["dimension_numbers"], kind)
 
 
+def _gather(p: Mapping[str, Any], x: Any, indices: Any) -> Any:
+    mode = lax.GatherScatterMode[p["mode"]]
+    return lax.gather(x, indices, lax.GatherDimensionNumbers(*p["dimension_numbers"]), p["slice_sizes"], mode=mode)
+
+
 def _iota(p: Mapping[str, Any]) -> Any:
     return lax.broadcasted_iota(jnp.dtype(p["dtype"]), p["shape"], p["dimension"])
 
@@ -121,6 +127,7 @@ STEPS: Mapping[str, tuple[tuple[str, ...], Step]] = {
     "split": (("sizes", "axis"), lambda p, x: lax.split(x, p["sizes"], p["axis"])),
     "unstack": (("axis",), lambda p, x: [lax.index_in_dim(x, i, p["axis"], False) for i in range(x.shape[p["axis"]])]),
     "dynamic_slice": (("slice_sizes",), lambda p, x, *starts: lax.dynamic_slice(x, starts, p["slice_sizes"])),
+    "gather": (("dimension_numbers", "slice_sizes", "mode"), _gather),
     "pad": (("padding_config",), lambda p, x, value: lax.pad(x, value, p["padding_config"])),
     "concatenate": (("dimension",), lambda p, *args: lax.concatenate(args, p["dimension"])),
     "iota": (("dtype", "shape", "dimension"), _iota),
@@ -158,7 +165,7 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if value is None or isinstance(value, (bool, str)):
         return value
-    if hasattr(value, "name") and str(getattr(value, "name", "")) in _FFT:
+    if hasattr(value, "name") and str(getattr(value, "name", "")) in (*_FFT, *_GATHERS):
         return str(value.name)
     if isinstance(value, (int, np.integer)) or hasattr(value, "__index__"):
         return int(value)

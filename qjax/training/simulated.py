@@ -124,7 +124,7 @@ def inputs_of(eqn: Equation, env: Mapping[Value, Any]) -> list[Any]:
 def rounded_to(q: Quantizer, grid: Grid, x: jax.Array) -> jax.Array:
     """The tensor rounded to a grid, in its own dtype; the tensor itself where the grid is off."""
     real = x.astype(jnp.float32)
-    if q.method == "dynamic":
+    if q.follows_tensor:
         rounded = q({}, real).real32()
     else:
 

@@ -55,7 +55,9 @@ def weights_of(qmodel: QuantizedModel, sample: Any) -> Weights:
         elif path_of.get(eqn.inputs[index]) != place.name:
             left[place.name] = "the model computes it from a parameter, and no layer reads that parameter itself"
         elif qmodel.plan.by_name[place.name].follows_tensor:
-            left[place.name] = 'its scale follows it at every step (method "dynamic")'
+            left[place.name] = (
+                f'its scale follows it at every step (method "{qmodel.plan.by_name[place.name].estimator.name}")'
+            )
         else:
             names[place.name] = None
     return Weights(tuple(name for name in names if name not in left), tuple(left.items()))

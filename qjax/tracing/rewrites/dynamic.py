@@ -1,10 +1,12 @@
-"""Products whose activations get their scales at run time, in modules that the recipe names (`qjax.Dynamic`).
+"""Products that the recipe names by `qjax.Dynamic` (scales of activations at run time) or `qjax.WeightFormat`.
 
 Each product of data with a weight becomes three equations:
 
 1. One quantizes the weight and reads nothing else. So the conversion computes it once, and the graph holds int8 codes.
 2. One quantizes the data, for all products that read it (the gates of a cell; queries, keys and values).
 3. The last one multiplies.
+
+With a format of weights the data stay floats, so there is no second equation.
 
 The recipe is not known when a model is read, so this is not among `REWRITERS`.
 """
@@ -15,14 +17,17 @@ from typing import Any
 
 import jax
 
+from qjax.numerics.weight_formats import WeightFormat
 from qjax.ops.dynamic import Dynamic, DynamicCodes, DynamicProduct
+from qjax.ops.formatted import FormattedProduct
 from qjax.tracing.program import Composite, Equation, Program, Value
 
-SettingOf = Callable[[str], Dynamic | None]
+Setting = Dynamic | WeightFormat
+SettingOf = Callable[[str], Setting | None]
 """Path of a module -> how its products are computed, or None for as they are."""
 
 _PRODUCTS = {"dot_general": "dynamic_dot", "conv_general_dilated": "dynamic_conv"}
-_WEIGHT, _CODES = "dynamic_weight", "dynamic_codes"
+_WEIGHT, _CODES, _FORMATTED = "dynamic_weight", "dynamic_codes", "formatted_product"
 
 _Coded = dict[tuple[Value, DynamicCodes], tuple[Value, ...]]
 """The codes that a program has so far."""
@@ -61,7 +66,7 @@ def with_dynamic(program: Program, setting_of: SettingOf) -> Program:
     return dataclasses.replace(program, equations=tuple(equations))
 
 
-def dynamic_products(program: Program) -> Iterator[tuple[Equation, Dynamic]]:
+def dynamic_products(program: Program) -> Iterator[tuple[Equation, Setting]]:
     """The products that `with_dynamic` made, and their settings."""
     for eqn in program.walk():
         setting = setting_of_product(eqn)
@@ -69,10 +74,10 @@ def dynamic_products(program: Program) -> Iterator[tuple[Equation, Dynamic]]:
             yield eqn, setting
 
 
-def setting_of_product(eqn: Equation) -> Dynamic | None:
+def setting_of_product(eqn: Equation) -> Setting | None:
     """The setting of a product that `with_dynamic` made; None for any other equation."""
     function = eqn.source.function if isinstance(eqn.source, _Computed) else None
-    return function.setting if isinstance(function, DynamicProduct) else None
+    return function.setting if isinstance(function, DynamicProduct | FormattedProduct) else None
 
 
 def makes_codes(eqn: Equation) -> bool:
@@ -90,9 +95,10 @@ def _weight(eqn: Equation) -> int | None:
     return fixed.index(True) if fixed in ([True, False], [False, True]) else None
 
 
-def _split(eqn: Equation, weight: int, setting: Dynamic, coded: _Coded) -> list[Equation]:
+def _split(eqn: Equation, weight: int, setting: Setting, coded: _Coded) -> list[Equation]:
     try:
-        product = DynamicProduct(eqn, weight, setting)
+        formatted = isinstance(setting, WeightFormat)
+        product = FormattedProduct(eqn, weight, setting) if formatted else DynamicProduct(eqn, weight, setting)
     except ValueError as error:
         module = f" in module {eqn.scope!r}" if eqn.scope else ""
         raise ValueError(f"{eqn.location or 'unknown line'}{module}: {error}") from None
@@ -109,6 +115,9 @@ def _split(eqn: Equation, weight: int, setting: Dynamic, coded: _Coded) -> list[
         computed(name, (read,), results, function)
         return results
 
+    if isinstance(product, FormattedProduct):
+        computed(_FORMATTED, (x, w, *made(_WEIGHT, w, product.weight_parts)), eqn.outputs, product)
+        return equations
     key = x, product.coding
     if key not in coded:
         coded[key] = made(_CODES, x, product.coding)

@@ -1,0 +1,89 @@
+"""Products with a weight in one of the formats of `numerics.weight_formats`: the activation stays float."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from qjax.numerics.weight_formats import WeightFormat, decode, encode
+from qjax.ops.base import Equation
+from qjax.ops.conv import Conv
+from qjax.ops.dot import Dot
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """A weight as rows: the axes that survive the product first, those that it sums over as one axis last.
+
+    shape: of the weight. kept: its axes that survive.
+    """
+
+    shape: tuple[int, ...]
+    kept: tuple[int, ...]
+
+    @classmethod
+    def of(cls, eqn: Equation, weight: int) -> "Layout":
+        """Of operand `weight` of a dot or a convolution."""
+        op = Conv() if eqn.primitive == "conv_general_dilated" else Dot()
+        return cls(tuple(eqn.in_shapes[weight]), tuple(op.weight_axes(eqn, weight)))
+
+    @property
+    def _order(self) -> tuple[int, ...]:
+        return (*self.kept, *(axis for axis in range(len(self.shape)) if axis not in self.kept))
+
+    def rows(self, w: jax.Array) -> jax.Array:
+        """(kept..., summed)."""
+        kept = tuple(self.shape[axis] for axis in self.kept)
+        return jnp.transpose(w, self._order).reshape(*kept, math.prod(self.shape) // max(math.prod(kept), 1))
+
+    def back(self, rows: jax.Array) -> jax.Array:
+        """The inverse of `rows`."""
+        ordered = rows.reshape([self.shape[axis] for axis in self._order])
+        return jnp.transpose(ordered, [int(axis) for axis in np.argsort(self._order)])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FormattedProduct:
+    """One `dot_general` or `conv_general_dilated` of an activation and a weight. weight: which operand that is.
+
+    Raises:
+      ValueError: groups that do not divide the weights that are summed.
+    """
+
+    eqn: Equation
+    weight: int
+    setting: WeightFormat
+
+    def __post_init__(self) -> None:
+        jax.eval_shape(self.weight_parts, jax.ShapeDtypeStruct(self.layout.shape, jnp.float32))
+
+    @property
+    def layout(self) -> Layout:
+        """How the weight becomes rows."""
+        return Layout.of(self.eqn, self.weight)
+
+    def weight_parts(self, w: jax.Array) -> list[jax.Array]:
+        """What depends on the weight alone: its codes and their scales, in rows."""
+        return list(encode(self.layout.rows(lax.stop_gradient(w).astype(jnp.float32)), self.setting))
+
+    def __call__(self, x: jax.Array, w: jax.Array, *parts: jax.Array) -> list[jax.Array]:
+        """The product of x and the dequantized weight. The gradient goes straight through to w."""
+        w = _dequantized(self, w, *parts)
+        return self.eqn.bind(*((x, w) if self.weight == 1 else (w, x)))
+
+
+def _value(product: FormattedProduct, w: jax.Array, codes: jax.Array, scales: jax.Array) -> jax.Array:
+    return product.layout.back(decode(codes, scales, product.setting)).astype(product.eqn.in_dtypes[product.weight])
+
+
+_dequantized = jax.custom_jvp(_value, nondiff_argnums=(0,))
+
+
+@_dequantized.defjvp
+def _(product: FormattedProduct, primals: Any, tangents: Any) -> Any:  # pyright: ignore[reportUnusedFunction]
+    w, codes, scales = primals
+    return _value(product, w, codes, scales), tangents[0]
