@@ -13,10 +13,12 @@ from qjax.training.migration import Migration, Moved, equalize, smooth
 from qjax.training.oscillations import Oscillations
 from qjax.training.post_training import post_training
 from qjax.training.precision import Precision, Wider, widen_activations
+from qjax.training.ranges import Ranged, Ranges, output_ranges
 from qjax.training.report import PostTrainingReport, Score, StepReport
 from qjax.training.sharding import shardings
 from qjax.training.steps import STEPS
 from qjax.training.stochastic import stochastic_forward
+from qjax.training.tables import row_scales
 from qjax.training.weights import Weights, codes_of, set_codes, weights_of
 
 __all__ = [
@@ -30,6 +32,8 @@ __all__ = [
     "Oscillations",
     "PostTrainingReport",
     "Precision",
+    "Ranged",
+    "Ranges",
     "RoundedLayer",
     "Rounding",
     "ScalarWriter",
@@ -50,8 +54,10 @@ __all__ = [
     "equalize",
     "gptq",
     "optimizer",
+    "output_ranges",
     "post_training",
     "reestimate_batch_norm",
+    "row_scales",
     "set_codes",
     "shardings",
     "smooth",

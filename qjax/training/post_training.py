@@ -14,16 +14,13 @@ import numpy as np
 from flax import nnx
 
 from qjax.batches import Batches, Inputs, arguments_of, brief
-from qjax.calibrating import calibrate
 from qjax.export.backend import target_of
-from qjax.model import quantize
 from qjax.qmodel import QuantizedModel
 from qjax.recipe import Recipe
 from qjax.training.judging import Batch, Judge, Scorer, size_of
 from qjax.training.precision import recipe_with
 from qjax.training.report import PostTrainingReport, StepReport
 from qjax.training.steps import EFFORTS, STEPS, TABLE, Effort, Skipped, Work
-from qjax.training.walk import Walk
 
 
 def post_training(
@@ -82,22 +79,18 @@ def post_training(
     judge = Judge(held, loss, metric)
 
     clock = time.perf_counter()
-    qmodel = quantize(model, recipe, fit[0][1])
-    fitted = [args for _, args in fit]
-    calibrate(qmodel, fitted, progress=progress)
-    qmodel.eval()
-    work = Work(qmodel, nnx.clone(qmodel), Walk(qmodel, fitted), fitted, effort, progress)
+    work = Work.begun(model, recipe, [args for _, args in fit], effort, progress)
     judge.prepare(work.walk, work.reference)
     best = judge.simulated(work.walk, work.qmodel)
-    said = f"{len(qmodel.plan.quantizers)} quantizers"
+    said = f"{len(work.qmodel.plan.quantizers)} quantizers"
     rows = [StepReport("calibrated", best, time.perf_counter() - clock, True, said)]
-    plain = nnx.clone(qmodel)
+    plain = nnx.clone(work.qmodel)
 
     for name in names:
         if name == "precision" and not mixed:
             rows.append(StepReport(name, best, 0.0, None, f"target {target_of(recipe.target).name!r} has one width"))
             continue
-        clock, before = time.perf_counter(), (nnx.clone(work.qmodel), nnx.clone(work.reference))
+        clock, before = time.perf_counter(), work.copied()
         try:
             said, details = TABLE[name](work)
         except Skipped as reason:
@@ -106,7 +99,7 @@ def post_training(
         score = judge.simulated(work.walk, work.qmodel)
         kept = judge.better(score, best)
         if not kept:
-            (work.qmodel, work.reference), said = before, f"{said}; {judge.why(score, best)}"
+            work, said = before, f"{said}; {judge.why(score, best)}"
         rows.append(StepReport(name, score, time.perf_counter() - clock, kept, said, details))
         best = score if kept else best
 
@@ -124,7 +117,7 @@ def post_training(
     result.post_training_report = PostTrainingReport(
         steps=tuple(rows),
         final=final,
-        recipe=recipe_with(recipe, result, wider),
+        recipe=recipe_with(recipe if result is plain else work.recipe, result, wider),
         float_loss=judge.float_score.loss,
         float_metric=judge.float_score.metric,
         held_out=judge.examples,

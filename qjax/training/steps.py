@@ -5,13 +5,20 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Literal
 
+from flax import nnx
+
+from qjax.calibrating import calibrate
+from qjax.model import quantize
 from qjax.qmodel import QuantizedModel
+from qjax.recipe import Recipe
 from qjax.training.adaround import Options, learn
 from qjax.training.bias_correction import correct
 from qjax.training.gptq import solve
 from qjax.training.judging import size_of
 from qjax.training.migration import migrate
 from qjax.training.precision import widen
+from qjax.training.ranges import choose
+from qjax.training.tables import row_scales, tables_of
 from qjax.training.walk import Walk
 
 Effort = Literal["fast", "standard", "thorough"]
@@ -25,10 +32,13 @@ class Skipped(Exception):
 class Work:
     """What a step works on.
 
-    qmodel: a step changes it in place. reference: the model whose parameters, unquantized, are the float model's.
+    model, recipe: of which `qmodel` was made; nobody changes the model. qmodel: a step changes it in place, or makes
+    another one with its own walk, reference and recipe. reference: the model whose parameters, unquantized, are the float model's.
     fit: the batches that steps may look at.
     """
 
+    model: nnx.Module
+    recipe: Recipe
     qmodel: QuantizedModel
     reference: QuantizedModel
     walk: Walk
@@ -36,9 +46,37 @@ class Work:
     effort: Effort
     progress: bool | None
 
+    @classmethod
+    def begun(
+        cls, model: nnx.Module, recipe: Recipe, fit: list[tuple[Any, ...]], effort: Effort, progress: bool | None
+    ) -> "Work":
+        """Of a model that is quantized and calibrated here."""
+        qmodel = quantize(model, recipe, fit[0])
+        calibrate(qmodel, fit, progress=progress)
+        qmodel.eval()
+        return cls(model, recipe, qmodel, nnx.clone(qmodel), Walk(qmodel, fit), fit, effort, progress)
+
+    def copied(self) -> "Work":
+        """As it stands; no later step changes it."""
+        return dataclasses.replace(self, qmodel=nnx.clone(self.qmodel), reference=nnx.clone(self.reference))
+
 
 Step = Callable[[Work], tuple[str, Any]]
 """Changes `work.qmodel` in place; returns what it did in a few words, and the details."""
+
+
+def _tables(work: Work) -> tuple[str, Any]:
+    names = tables_of(work.qmodel)
+    if not names:
+        raise Skipped("no embedding table with one scale")
+    recipe = row_scales(work.qmodel, work.recipe)
+    try:
+        begun = Work.begun(work.model, recipe, work.fit, work.effort, work.progress)
+    except (ValueError, NotImplementedError) as error:
+        raise Skipped(f"the model takes no scales of rows: {str(error).partition('. ')[0]}") from error
+    work.recipe, work.qmodel, work.reference, work.walk = recipe, begun.qmodel, begun.reference, begun.walk
+    rows = sum(work.qmodel.plan.by_name[name].shape[0] for name in names)
+    return f"{rows:,} scales for {len(names)} tables", names
 
 
 def _equalize(work: Work) -> tuple[str, Any]:
@@ -58,6 +96,13 @@ def _migrated(work: Work, *, norm: bool) -> tuple[str, Any]:
     if not found.moved:
         raise Skipped(f"{found.kept} pairs, all better as they are")
     return f"scales moved in {len(found.moved)} of {len(found.moved) + found.kept} pairs", found
+
+
+def _ranges(work: Work) -> tuple[str, Any]:
+    found = choose(work.qmodel, work.reference, work.walk, _some(work.fit, 16), progress=work.progress)
+    if not found.tensors:
+        raise Skipped(f"no other scale of {found.quantizers} activations is better")
+    return f"other scales for {len(found.tensors)} of {found.quantizers} activations", found
 
 
 def _precision(work: Work) -> tuple[str, Any]:
@@ -104,9 +149,11 @@ def _some(batches: list[tuple[Any, ...]], examples: int = 32) -> list[tuple[Any,
 
 
 TABLE: dict[str, Step] = {
+    "tables": _tables,
     "equalize": _equalize,
     "smooth": _smooth,
     "precision": _precision,
+    "ranges": _ranges,
     "gptq": _gptq,
     "adaround": _adaround,
     "bias": _bias,
@@ -115,6 +162,6 @@ STEPS = tuple(TABLE)
 """The steps in their order."""
 EFFORTS: dict[str, tuple[str, ...]] = {
     "fast": ("precision", "bias"),
-    "standard": ("equalize", "smooth", "precision", "gptq", "bias"),
+    "standard": ("tables", "equalize", "smooth", "precision", "ranges", "gptq", "bias"),
     "thorough": STEPS,
 }

@@ -1,0 +1,46 @@
+"""A scale for every row of an embedding table.
+
+One scale for a whole table must cover its greatest number, so the rows of rare words with great numbers decide about
+those of common ones. With a scale per row each row uses all codes. What is looked up gets a quantizer of its own, which
+covers the rows that the data ask for; the step between is one rounding in integers (`qjax.ops.embed_rows`).
+"""
+
+import dataclasses
+import re
+
+from flax import nnx
+
+from qjax import ops
+from qjax.qmodel import QuantizedModel, check_quantized
+from qjax.recipe import Override, Recipe
+
+
+def tables_of(qmodel: QuantizedModel) -> list[str]:
+    """The quantizers of embedding tables that have one scale and could have one for each row."""
+    # a table of a function of integers is no parameter
+    parameters = {"/".join(map(str, path)) for path, _ in nnx.to_flat_state(nnx.state(qmodel.model))}
+    found: list[str] = []
+    for name, (kind, _, op, shape) in qmodel.plan.details:
+        one = kind == "weight" and name in parameters and qmodel.plan.by_name[name].spec.per_tensor
+        if one and len(shape) == 2 and op in ops.names() and ops.get(op).by_row is not None:
+            found.append(name)
+    return found
+
+
+def row_scales(qmodel: QuantizedModel, recipe: Recipe) -> Recipe:
+    """The recipe by which `quantize` gives every embedding table of a model a scale for each row.
+
+    Args:
+      qmodel: made by `recipe`; it is not changed.
+
+    Raises:
+      ValueError: no table with one scale.
+    """
+    check_quantized(qmodel, "row_scales")
+    names = tables_of(qmodel)
+    if not names:
+        raise ValueError("row_scales: expected an embedding table with one scale, got a model without one.")
+    specs = {re.escape(name): qmodel.plan.by_name[name].spec.replace(axis=0) for name in names}
+    kept = {key: value for key, value in recipe.overrides.items() if key not in specs}
+    overrides = {**kept, **{key: Override(weights=spec) for key, spec in specs.items()}}
+    return dataclasses.replace(recipe, overrides=overrides)
