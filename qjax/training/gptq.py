@@ -38,7 +38,7 @@ from qjax.training.walk import Stop, Stream, Walk
 from qjax.training.weights import parameters
 
 BLOCK = 64
-DAMPING = (0.01, 0.1, 1.0, 10.0, 100.0)
+DAMPING = (0.01, 0.1, 1.0)
 """The values of d that are tried, see the module's docstring."""
 
 

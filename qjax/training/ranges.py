@@ -19,7 +19,7 @@ from qjax.summary import decibels_text, table
 from qjax.training.simulated import Grid, grids_of, qparams_of, set_qparams
 from qjax.training.walk import Stream, Walk
 
-FACTORS = {False: (0.84, 0.7, 0.59, 0.5, 0.35, 0.25), True: (1.19, 1.41)}
+FACTORS = {False: (0.84, 0.7, 0.59, 0.5, 0.35, 0.25, 0.18, 0.12, 0.06, 0.03), True: (1.19, 1.41)}
 """Of the present scale: narrower ones, and wider ones. Each list is followed for as long as the noise falls."""
 
 SHARE = 0.1
@@ -41,7 +41,10 @@ class Ranged:
 
 @dataclasses.dataclass(frozen=True)
 class Ranges:
-    """The result of `output_ranges`; `str()` is a table. tensors: those that changed. quantizers: how many were tried."""
+    """The result of `output_ranges`; `str()` is a table.
+
+    tensors: those that changed, the one with the greatest gain first. quantizers: how many were tried.
+    """
 
     tensors: tuple[Ranged, ...]
     quantizers: int

@@ -32,8 +32,9 @@ class Skipped(Exception):
 class Work:
     """What a step works on.
 
-    model, recipe: of which `qmodel` was made; nobody changes the model. qmodel: a step changes it in place, or makes
-    another one with its own walk, reference and recipe. reference: the model whose parameters, unquantized, are the float model's.
+    model, recipe: of which `qmodel` was made; the model is not changed. qmodel: a step changes it in place, or sets
+    another one, with its reference, walk and recipe. reference: the model whose parameters, unquantized, are the float
+    model's.
     fit: the batches that steps may look at.
     """
 
