@@ -258,8 +258,8 @@ class Recipe:
         elif calibration.estimator(method).follows_tensor:
             raise ValueError(
                 f'Quantizer {place.name!r}: "{calibration.estimator(method).name}" is for weights. Give the override '
-                "the name of the weight, such as 'head/kernel', or another method; or use qjax.Dynamic() instead, which finds the scales of "
-                "activations at run time."
+                "the name of the weight, such as 'head/kernel', or another method; or use qjax.Dynamic() instead, "
+                "which finds the scales of activations at run time."
             )
         elif not spec.per_tensor:
             raise ValueError(f"Quantizer {place.name!r}: expected a per-tensor spec for an activation, got {spec}.")

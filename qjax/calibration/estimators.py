@@ -47,7 +47,7 @@ class Estimator(abc.ABC):
     follows_tensor: ClassVar[bool] = False
     """Whether the scale is computed from the tensor at every step; then `init` returns nothing."""
 
-    def check(self, what: str, spec: QSpec) -> None:
+    def check(self, what: str, spec: QSpec) -> None:  # noqa: B027
         """Raise a ValueError for codes that this method has no scales for; what: the start of the message."""
 
     @abc.abstractmethod
