@@ -33,9 +33,9 @@ def input_faults(graph: Graph, inputs: Sequence[Any]) -> dict[str, jax.Array]:
     return found
 
 
-def chosen_by(graph: Graph) -> set[str]:
+def chosen_by(graph: Graph) -> list[str]:
     """The tensors that `index_faults` looks at."""
-    return {name for node in graph.nodes if ops.get(node.op).chooses for name in node.inputs}
+    return [name for node in graph.nodes if ops.get(node.op).chooses for name in node.inputs]
 
 
 def index_faults(graph: Graph, constants: Constants, env: Mapping[str, Any]) -> dict[str, jax.Array]:

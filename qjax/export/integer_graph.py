@@ -73,7 +73,7 @@ class IntegerGraph:
         return outputs
 
     def _real(self, constants: Any, inputs: list[Any]) -> Any:
-        wanted = {*self.ir.outputs, *faults.chosen_by(self.ir)}
+        wanted = [*self.ir.outputs, *faults.chosen_by(self.ir)]
         env = self.interpreter.tensors(constants, quantize_inputs(self.ir, inputs), wanted)
         counts = faults.input_faults(self.ir, inputs), faults.index_faults(self.ir, constants, env)
         return self.dequantize(*(env[name] for name in self.ir.outputs)), *counts

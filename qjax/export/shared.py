@@ -60,7 +60,7 @@ class SharedConstants(Mapping[str, Mapping[str, Any]]):
         known: dict[Any, int] = {}
         for node, roles in constants.items():
             found = places.of.pop(node, {})
-            for role in roles.keys() - found.keys():
+            for role in (role for role in roles if role not in found):
                 key = keys(roles[role])
                 if key not in known:
                     known[key] = len(arrays)
