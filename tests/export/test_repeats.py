@@ -128,14 +128,14 @@ def test_exact_programs_do_not_grow_with_the_steps():
     assert sizes[12] < 1.1 * sizes[6]
 
 
-def chain(reads, *, varying=False):
-    """A graph of sums of int8 codes: node i adds the two tensors that `reads(i)` names."""
+def chain(reads):
+    """A graph of integers: node i is the difference of the two tensors that `reads(i)` names."""
     shape = (None, 4)
-    tensors = {name: Tensor(name, shape, "int8") for name in ("x", "y")}
+    tensors = {name: Tensor(name, shape, "int32") for name in ("x", "y")}
     nodes = []
     for index in range(8):
-        nodes.append(Node(f"n{index}", "max", reads(index), f"t{index}", attributes={}))
-        tensors[f"t{index}"] = Tensor(f"t{index}", shape, "int8")
+        nodes.append(Node(f"n{index}", "logic", reads(index), f"t{index}", {}, {"function": "sub"}))
+        tensors[f"t{index}"] = Tensor(f"t{index}", shape, "int32")
     return Graph(tensors, tuple(nodes), ("x", "y"), ("t7",), "nearest_even")
 
 

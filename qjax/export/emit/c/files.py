@@ -5,9 +5,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from qjax.export.emit.c.blocks import Source
+from qjax.export.emit.c.blocks import Source, loop_head
 from qjax.export.emit.c.helpers import helper_texts
-from qjax.export.emit.c.program import Place, Program, Step
+from qjax.export.emit.c.index import Index
+from qjax.export.emit.c.memory import Access, Place, Step
+from qjax.export.emit.c.program import Program
 from qjax.export.emit.c.text import STORED, comment, identifier, table
 from qjax.export.ir import Graph, Tensor
 from qjax.names import Names
@@ -133,25 +135,23 @@ def definitions(programs: Sequence[Program], shared: Source, names: Sequence[str
     return [*helper_texts(shared.helpers), *shared.texts, *shared.table_texts, *layers, *runs]
 
 
-def _arguments(program: Program, step: Step) -> list[tuple[str, str, str]]:
-    """Of a layer's function: (type, name, tensor or scratch)."""
-    tensors = program.graph.tensors
+def _arguments(program: Program, step: Step) -> list[tuple[str, str, Access]]:
+    """Of a layer's function: (type, name, what it reads or writes)."""
     used = {access.buffer for access in step.layer.accesses}
     single = len(step.inputs) == 1
-    found: list[tuple[str, str, str]] = []
-    for index, name in enumerate(step.inputs):
+    found: list[tuple[str, str, Access]] = []
+    for index, access in enumerate(step.inputs):
         parameter = "in" if single else f"in{index}"
         if parameter in used:
-            found.append((f"const {STORED[tensors[name].dtype]} *", parameter, name))
-    output = step.output if step.node is not None else step.inputs[0]
-    found.append((f"{STORED[tensors[output].dtype]} *", "out", step.output))
-    found += [(f"{STORED[b.dtype]} *", b.name, f"{step.name}/{b.name}") for b in step.layer.scratch]
+            found.append((f"const {STORED[program.dtypes[access.memory]]} *", parameter, access))
+    found.append((f"{STORED[program.dtypes[step.output.memory]]} *", "out", step.output))
+    found += [(f"{STORED[b.dtype]} *", b.name, Access(f"{step.name}/{b.name}")) for b in step.layer.scratch]
     return found
 
 
 def _function(program: Program, step: Step) -> str:
     arguments = _arguments(program, step)
-    places = [program.places[tensor] for _, _, tensor in arguments]
+    places = [program.places[access.memory] for _, _, access in arguments]
     # arguments that share memory must not be declared `restrict`
     apart = {p for p in places if places.count(p) == 1}
     head = ", ".join(
@@ -164,7 +164,7 @@ def _function(program: Program, step: Step) -> str:
 
 def _note(program: Program, step: Step) -> str:
     if step.node is None:
-        return "A copy into an output."
+        return step.note
     node, graph = step.node, program.graph
     lines = [f"{node.name}: {node.op}" + (f", {node.location}" if node.location else "")]
     for name in (*node.inputs, node.output):
@@ -188,24 +188,40 @@ def _indented(lines: Sequence[str]) -> list[str]:
 def _run(program: Program, name: str) -> str:
     graph = program.graph
     inputs, outputs = parameters(graph)
+    starts = {loop.first: loop.count for loop in program.loops}
+    ends = {loop.last for loop in program.loops}
     lines: list[str] = []
-    used = False
-    for step in program.steps:
+    depth, used = "", False
+    for index, step in enumerate(program.steps):
+        if index in starts:
+            lines.append(loop_head("turn", starts[index]))
+            depth = "    "
         texts: list[str] = []
-        for kind, _, tensor in _arguments(program, step):
-            place = program.places[tensor]
+        for kind, _, access in _arguments(program, step):
+            place = program.places[access.memory]
             used = used or place.kind == "arena"
-            texts.append(_pointer(place, kind, inputs, outputs))
-        lines.append(f"{step.name}({', '.join(texts)});")
+            texts.append(_pointer(program, place, kind, access, inputs, outputs))
+        lines.append(f"{depth}{step.name}({', '.join(texts)});")
+        if index + 1 in ends:
+            lines.append("}")
+            depth = ""
     memory = ["unsigned char *const base = arena;"] if used else ["(void)arena;"]
     unread = [f"(void){p};" for p in inputs if not any(f"({p}" in line or f" {p}" in line for line in lines)]
     return "\n".join([prototype(program, name), "{", *_indented([*memory, *unread, *lines]), "}"])
 
 
-def _pointer(place: Place, kind: str, inputs: Sequence[str], outputs: Sequence[str]) -> str:
-    if place.kind == "arena":
-        return f"({kind.strip()})(void *)(base + {place.position})"
-    return (inputs if place.kind == "input" else outputs)[place.position]
+def _pointer(
+    program: Program, place: Place, kind: str, access: Access, inputs: Sequence[str], outputs: Sequence[str]
+) -> str:
+    offset = Index({"turn": (access.turn, 0, 1)} if access.turn else {}, access.offset)
+    moved = "" if not access.turn and not access.offset else str(offset)
+    if place.kind != "arena":
+        base = (inputs if place.kind == "input" else outputs)[place.position]
+        return base if not moved else f"{base} + {moved}"
+    if not access.turn:
+        width = np.dtype(program.dtypes[access.memory]).itemsize if access.offset else 1
+        return f"({kind.strip()})(void *)(base + {place.position + access.offset * width})"
+    return f"({kind.strip()})(void *)(base + {place.position}) + {moved}"
 
 
 def selftest(program: Program, name: str, cases: Sequence[tuple[Sequence[np.ndarray], Sequence[np.ndarray]]]) -> str:

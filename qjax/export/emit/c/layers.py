@@ -20,7 +20,7 @@ from qjax.export.emit.c.jaxprs import trace
 from qjax.export.emit.c.loops import Layer
 from qjax.export.emit.c.products import convolution, product
 from qjax.export.emit.c.text import identifier
-from qjax.export.emit.c.values import Buffer, Table, Value, transposed
+from qjax.export.emit.c.values import Buffer, Table, Value, piece_of, transposed
 from qjax.export.ir import Graph, Node
 from qjax.numerics.rules import get_rule
 from qjax.ops import formulas, narrow
@@ -36,12 +36,14 @@ _STORED = {"uint8": "int8", "uint16": "int16"}
 class Lowered:
     """A node as C.
 
-    alias: the index of the input that the output is, unchanged in memory; or None, and then there is a layer.
+    alias: the index of the input of which the output is a piece, unchanged in memory, `offset` elements from its
+    beginning; or None, and then there is a layer.
     in_place: the inputs whose memory the output may take. Inputs that are constants are tables of the layer: they do
     not count.
     """
 
     alias: int | None = None
+    offset: int = 0
     layer: Layer | None = None
     in_place: tuple[int, ...] = ()
 
@@ -63,20 +65,46 @@ def lower(graph: Graph, node: Node, shapes: Mapping[str, tuple[int, ...]], sourc
     for index, tensor in enumerate(node.inputs):
         value = graph.tensors[tensor].value
         inputs.append(next(free) if value is None else _table(value, f"operand{index}"))
+    return _lowered(graph, node, buffers, lambda target: _value(graph, node, inputs, target), shapes, source, name)
+
+
+def lower_stack(
+    graph: Graph, node: Node, count: int, shapes: Mapping[str, tuple[int, ...]], source: Source, name: str
+) -> Lowered:
+    """The function of a node whose `count` inputs lie one behind the other; see `lower` and `Op.of_stack`."""
+    op, attributes = ops.get(node.op), kernels.attributes(graph, node)
+    stack = Buffer((count, *shapes[node.inputs[0]]), graph.tensors[node.inputs[0]].dtype, "in")
+
+    def value(target: Buffer) -> Value:
+        return trace(lambda x: op.of_stack(attributes, x), {"x": stack})
+
+    return _lowered(graph, node, [stack], value, shapes, source, name)
+
+
+def _lowered(
+    graph: Graph,
+    node: Node,
+    buffers: list[Buffer],
+    made: "Callable[[Buffer], Value | _Windowed]",
+    shapes: Mapping[str, tuple[int, ...]],
+    source: Source,
+    name: str,
+) -> Lowered:
     target = Buffer(shapes[node.output], graph.tensors[node.output].dtype, "out")
     hint, note = _arithmetic(graph, node)
     layer = Layer(source, name, hint, note, [*(buffer.name for buffer in buffers), "out"])
     try:
-        value = _value(graph, node, inputs, target)
-        if isinstance(value, Buffer):
-            return Lowered(alias=[buffer.name for buffer in buffers].index(value.name))
+        value = made(target)
+        piece = None if isinstance(value, _Windowed) else piece_of(value)
+        if piece is not None:
+            return Lowered([buffer.name for buffer in buffers].index(piece[0].name), piece[1])
         if isinstance(value, _Windowed):
             windows.store(layer, target, value.window, value.epilogue)
         else:
             layer.store(target, value)
     except Unsupported as error:
         raise error.at(f"Node {node.name!r} ({node.op})") from None
-    return Lowered(None, layer, _in_place(layer, buffers, target))
+    return Lowered(layer=layer, in_place=_in_place(layer, buffers, target))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,4 +264,4 @@ def _in_place(layer: Layer, inputs: list[Buffer], target: Buffer) -> tuple[int, 
     return tuple(found)
 
 
-__all__ = ["Lowered", "lower"]
+__all__ = ["Lowered", "lower", "lower_stack"]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from qjax.export.emit.c.index import Indices, flat, unflat
+from qjax.export.emit.c.index import Index, Indices, flat, unflat
 
 
 @dataclasses.dataclass(eq=False)
@@ -179,3 +179,15 @@ def transposed(source: Value, order: Sequence[int]) -> Value:
 def size(value: Value) -> int:
     """The number of elements."""
     return math.prod(value.shape)
+
+
+def piece_of(value: Value) -> tuple[Buffer, int] | None:
+    """The buffer of which a value is a piece without gaps, and where it begins; None for anything else."""
+    at = tuple(Index.variable(f"i{axis}", extent) for axis, extent in enumerate(value.shape))
+    own = flat(at, value.shape)
+    while isinstance(value, View):
+        at, value = value.where(at), value.source
+    if not isinstance(value, Buffer) or 0 in value.shape:
+        return None
+    place = flat(at, value.shape)
+    return (value, place.constant) if place.terms == own.terms else None

@@ -1,0 +1,109 @@
+"""Recurrent networks in C: one loop over the steps, with the interpreter's codes."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from qjax.export.emit.c import to_files
+from qjax.export.emit.c.blocks import Source
+from qjax.export.emit.c.memory import Access, in_order
+from qjax.export.emit.c.program import build
+from qjax.export.ir import Graph, Node, Tensor
+from tests.export.emit.c_build import SANITIZERS, Compiled
+from tests.export.test_repeats import Both, Recurrent, Stack, converted
+
+BATCH = 2
+
+
+def chain(reads, outputs=("t7",)):
+    """Node i is the difference of the two tensors that `reads(i)` names."""
+    tensors = {name: Tensor(name, (None, 4), "int32") for name in ("x", "y")}
+    tensors |= {f"t{i}": Tensor(f"t{i}", (None, 4), "int32") for i in range(8)}
+    nodes = tuple(Node(f"n{i}", "logic", reads(i), f"t{i}", {}, {"function": "sub"}) for i in range(8))
+    return Graph(tensors, nodes, ("x", "y"), outputs, "nearest_even")
+
+
+def before(index):
+    return f"t{index}" if index >= 0 else ("x", "y")[index]
+
+
+CHAINS = {
+    "state": chain(lambda i: (before(i - 1), "y")),
+    "every_step": chain(lambda i: (before(i - 1), "y"), tuple(f"t{i}" for i in range(8))),
+    "middle_step": chain(lambda i: (before(i - 1), "y"), ("t7", "t3")),
+    "two_states": chain(lambda i: (before(i - 1), before(i - 2))),
+    # the state is read again behind the node that replaces it
+    "old_state": chain(lambda i: (before(i - 1), "x") if i % 2 == 0 else (before(i - 1), before(i - 3))),
+    "no_loop": chain(lambda i: (before(i - 1), before(i // 2 - 1))),
+}
+
+
+@pytest.fixture(scope="module")
+def networks(tmp_path_factory):
+    rng = np.random.RandomState(0)
+    given = {}
+    models = {
+        "last": (Recurrent(), (BATCH, 6, 3)),
+        "steps": (Recurrent(every=True, reverse=True), (BATCH, 6, 3)),
+        "both": (Both(), (BATCH, 5, 3)),
+        "layers": (Stack(5), (BATCH, 4)),
+    }
+    for name, (model, shape) in models.items():
+        _, graph, x = converted(model, shape)
+        given[name] = (graph.ir, [np.asarray(graph.quantize(x))])
+    for name, graph in CHAINS.items():
+        given[name] = (graph, [rng.randint(-1000, 1000, (BATCH, 4)).astype(np.int32) for _ in range(2)])
+    return Compiled(given, tmp_path_factory.mktemp("loops"), BATCH)
+
+
+def test_codes_are_those_of_the_interpreter(networks):
+    networks.assert_equal(networks.run(*SANITIZERS))
+
+
+@pytest.mark.parametrize(
+    ("name", "loops", "steps"),
+    [("state", 1, 2), ("every_step", 1, 10), ("two_states", 1, None), ("old_state", 1, None), ("no_loop", 0, 8)],
+)
+def test_which_chains_are_loops(networks, name, loops, steps):
+    program = networks.programs[name]
+    assert len(program.loops) == loops
+    if steps is not None:
+        # those of a body, a copy for each state, one for each further output
+        assert len(program.steps) == steps
+
+
+@pytest.mark.parametrize(("name", "loops"), [("last", 1), ("steps", 1), ("both", 2), ("layers", 0)])
+def test_loops_of_networks(networks, name, loops):
+    assert len(networks.programs[name].loops) == loops
+
+
+def test_code_does_not_grow_with_the_steps():
+    sizes = {}
+    for steps in (6, 12):
+        _, graph, _ = converted(Recurrent(), (1, steps, 3))
+        sizes[steps] = to_files(graph.ir, vectors=0)["model.c"].count("static void")
+    assert sizes[6] == sizes[12]
+
+
+def test_the_last_step_alone_needs_no_memory_for_the_others():
+    # the state is in the output's place
+    assert build(CHAINS["state"], 1, Source()).plan.size == 0
+
+
+def test_pieces_that_lie_in_order():
+    rows = [Access("m", 3 + 4 * i) for i in range(5)]
+    assert in_order(rows) == Access("m", 3, 4)
+    assert in_order(rows[::-1]) == Access("m", 19, -4)
+    for wrong in ([*rows[:4], Access("m", 20)], [*rows[:4], Access("n", 19)], [Access("m", 0, 4), Access("m", 4, 4)]):
+        assert in_order(wrong) is None
+
+
+def test_restrict_is_left_out_where_memory_is_shared(networks):
+    # a function that reads one step's slot of a stack and writes the next one's gets two pointers into one array
+    for program in networks.programs.values():
+        for step, loop in itertools.product(program.steps, program.loops):
+            shared = [access for access in step.inputs if access.memory == step.output.memory]
+            if shared and loop.first <= program.steps.index(step) < loop.last:
+                head = next(line for line in networks.text.split("\n") if f"static void {step.name}(" in line)
+                assert "restrict out" not in head
