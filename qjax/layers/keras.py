@@ -93,7 +93,7 @@ def from_keras(model: Any) -> nnx.Module:
 
     Raises:
       TypeError: no model of Keras 3. ValueError: Keras runs on another backend than JAX; the model is not built; Keras
-        has quantized it.
+        has quantized it; a recurrent layer is stateful.
 
         qmodel = qjax.quantize(qjax.from_keras(keras_model), qjax.Recipe(), x)
     """
@@ -212,5 +212,11 @@ def _check(model: Any) -> None:
             raise ValueError(
                 f"from_keras: expected a float model, but Keras has quantized the layer {layer.name!r} "
                 f"({layer.quantization_mode}). Use the model as it was before model.quantize(...)."
+            )
+        if isinstance(layer, keras.layers.RNN) and layer.stateful:
+            raise ValueError(
+                f"from_keras: the layer {layer.name!r} is stateful=True: it keeps numbers of one batch between calls, "
+                "and a graph keeps nothing. Make the states inputs and outputs of the model: build it with "
+                "return_state=True, and call the layer with initial_state=[...]. The weights are the same."
             )
         layers += _children(layer)

@@ -6,7 +6,7 @@ evaluation. Each marker computes what the layer's own `call` computes.
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -40,7 +40,15 @@ def marked(prefix: str, paths: Mapping[int, str], types: dict[str, type]) -> Map
             around.pop()
 
     layers = keras.layers
+    # the class that makes the masks of all recurrent cells has no public name
+    masks: type = next(cls for cls in layers.LSTMCell.__mro__ if "get_dropout_mask" in vars(cls))
+    noises = (layers.AlphaDropout, layers.GaussianDropout, layers.GaussianNoise)
     return {
+        **{(cls, "call"): _noise for cls in noises},
+        (masks, "get_dropout_mask"): functools.partial(_cell_dropout, "dropout"),
+        (masks, "get_recurrent_dropout_mask"): functools.partial(_cell_dropout, "recurrent_dropout"),
+        # the loop of the base class, also where these would call cuDNN
+        **{(cls, "inner_loop"): functools.partial(_loop, layers.RNN) for cls in (layers.GRU, layers.LSTM)},
         (keras.Layer, "__call__"): scoped,
         (layers.BatchNormalization, "call"): _batch_norm,
         (layers.Embedding, "call"): _embedding,
@@ -52,24 +60,71 @@ def marked(prefix: str, paths: Mapping[int, str], types: dict[str, type]) -> Map
 
 def _batch_norm(layer: Any, call: Any, inputs: jax.Array, training: Any = None, mask: Any = None) -> Any:
     running = not (training and layer.trainable)
-    if (not running and (mask is not None or layer.renorm or layer.synchronized)) or not isinstance(layer.axis, int):
+    if not isinstance(layer.axis, int):
         return call(inputs, training=training, mask=mask)
     names = {"moving_mean": "mean", "moving_variance": "var"}
     names |= ({"gamma": "scale"} if layer.scale else {}) | ({"beta": "bias"} if layer.center else {})
     variables = [getattr(layer, name) for name in names]
-    moving = [] if running else [layer.moving_mean, layer.moving_variance]
+    moving = [] if running else list(layer.non_trainable_variables)
+    if not running:
+        # statistics of renormalisation, which evaluation does not read
+        others = {v.name: v for v in moving if all(v is not variable for variable in variables)}
+        names |= {name: name for name in others}
+        variables += others.values()
     attributes = {
         "epsilon": float(layer.epsilon),
         "trailing": inputs.ndim - 1 - layer.axis % inputs.ndim,
         "use_running_average": running,
     }
-    function = _pure(functools.partial(call, training=not running), variables, moving)
-    operands = ("x", *names.values())
+    # evaluation does not read the mask
+    masks = {} if running or mask is None else {"mask": mask}
+    function = _pure(functools.partial(call, training=not running), variables, moving, masks)
+    operands = ("x", *names.values(), *masks)
     bound = Layer("batch_norm", operands, tuple(sorted(attributes.items())), function)
-    y, *statistics = bind(bound, inputs, *(variable.value for variable in variables))
+    y, *statistics = bind(bound, inputs, *(variable.value for variable in variables), *masks.values())
     for variable, value in zip(moving, statistics, strict=True):
         variable.assign(value)
     return y
+
+
+def _noise(layer: Any, call: Any, inputs: jax.Array, training: Any = False) -> Any:
+    """Noise in training as one operation that keeps the quantization parameters of its input."""
+    generator = getattr(layer, "seed_generator", None)
+    if not training or generator is None:
+        return call(inputs, training=training)
+    function = _pure(functools.partial(call, training=True), [generator.state], [generator.state])
+    bound = Layer("dropout", ("x", "seed"), (("noise", True),), function)
+    y, seed = bind(bound, inputs, generator.state.value)
+    generator.state.assign(seed)
+    return y
+
+
+def _loop(base: Any, layer: Any, _: Any, *args: Any, **kwargs: Any) -> Any:
+    return base.inner_loop(layer, *args, **kwargs)
+
+
+class _Mask:
+    """The mask of a recurrent cell's dropout: it is made outside of the loop, and applied within as `x * mask`."""
+
+    def __init__(self, mask: jax.Array, rate: float) -> None:
+        self.mask = mask
+        self.rate = rate
+
+    def __rmul__(self, x: jax.Array) -> jax.Array:
+        bound = Layer("dropout", ("x", "mask"), (("rate", self.rate),), _times)
+        return bind(bound, x, self.mask)[0]
+
+
+def _times(x: jax.Array, mask: jax.Array) -> list[jax.Array]:
+    return [x * mask]
+
+
+def _cell_dropout(attribute: str, cell: Any, call: Any, step_input: Any) -> Any:
+    found = call(step_input)
+    rate = float(getattr(cell, attribute))
+    if isinstance(found, list):
+        return [_Mask(mask, rate) for mask in found]
+    return None if found is None else _Mask(found, rate)
 
 
 def _embedding(layer: Any, call: Any, inputs: jax.Array) -> Any:
@@ -131,12 +186,19 @@ def _normalized(
     return y
 
 
-def _pure(call: Callable[..., Any], variables: Sequence[Any], moving: Sequence[Any]) -> Callable[..., list[Any]]:
-    """A layer's call as a function of its input and its variables: its output, and what becomes of `moving`."""
+def _pure(
+    call: Callable[..., Any], variables: Sequence[Any], moving: Sequence[Any], names: Iterable[str] = ()
+) -> Callable[..., list[Any]]:
+    """A layer's call as a function of its input, its variables, and the arguments of these names.
+
+    It returns the layer's output, and what becomes of `moving`.
+    """
+    names = tuple(names)
 
     def function(x: jax.Array, *values: jax.Array) -> list[Any]:
-        with bare(), _state(list(zip(variables, values, strict=True))) as scope:
-            y = call(x)
+        held, given = values[: len(variables)], values[len(variables) :]
+        with bare(), _state(list(zip(variables, held, strict=True))) as scope:
+            y = call(x, **dict(zip(names, given, strict=True)))
         return [y, *(scope.get_current_value(variable) for variable in moving)]
 
     return function

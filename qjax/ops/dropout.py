@@ -1,4 +1,8 @@
-"""Dropout: acts only in training. Dropped codes become 0, and the scale grows by the dropout factor."""
+"""Dropout and noise, which act only in training, so they are in no graph.
+
+Dropped codes become 0, and the scale grows by the dropout factor. A tensor with noise is quantized again with the
+quantization parameters that it has; gradients pass the rounding.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -6,6 +10,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from qjax.numerics.affine import broadcast_to_tensor
+from qjax.numerics.fake_quant import fake_quant_codes
 from qjax.ops.base import Elementwise, Equation, Quantized, Role, real, register
 
 
@@ -35,11 +41,27 @@ class Dropout(Elementwise):
         x, *rest = inputs
         if not isinstance(x, Quantized):
             return eqn.bind(*(real(x) for x in inputs))
+        if _is_noise(eqn):
+            noisy, *state = eqn.bind(x.real(), *(real(value) for value in rest))
+            return [dataclasses.replace(x, codes=_again(x, noisy)), *state]
         ones = jnp.ones(x.shape, eqn.out_dtypes[0])
         dropped, *state = eqn.bind(ones, *rest)
         codes = jnp.where(dropped != 0, x.codes, jnp.zeros_like(x.codes))
         # the codes stay integers; `Quantized` multiplies cotangents by the scale, so the gradient is scaled too
         return [dataclasses.replace(x, codes=codes, scale=x.scale * _factor(eqn)), *state]
+
+
+def _is_noise(eqn: Equation) -> bool:
+    layer = eqn.params.get("layer")
+    return layer is not None and dict(layer.attributes).get("noise", False)
+
+
+def _again(x: Quantized, noisy: Any) -> Any:
+    """The codes of a tensor on the grid of x. `x.scale` and not that of `qparams`: dropout may have enlarged it."""
+    spec = x.qparams.spec
+    zero_point = broadcast_to_tensor(x.qparams.zero_point, spec, x.shape)
+    noisy = noisy.astype(jnp.float32)
+    return fake_quant_codes(noisy, jnp.broadcast_to(x.scale, x.shape), zero_point, spec.qmin, spec.qmax)
 
 
 def _factor(eqn: Equation) -> float:

@@ -217,7 +217,8 @@ class _Annotator(Scans):
             # A cast or dropout of a tensor without a quantizer: the next reader decides whether it gets one.
             self.set_outputs(eqn, None)
             self.labels[eqn.outputs[0]] = self.label_of(value, eqn)
-            if op.vanishes:
+            # what a loop over time carries has its own quantizer in evaluation, where nothing is dropped
+            if op.vanishes or self.timed:
                 self.casts[eqn.outputs[0]] = op, eqn
             return
         self.put_on_grid(value, stack)

@@ -79,7 +79,7 @@ class States:
         if value in self.casts:
             # quantize the value before its cast, like an input of the graph
             op, eqn = self.casts[value]
-            (source,) = eqn.inputs
+            source = eqn.inputs[0]
             self.put_on_grid(source, stack)
             self.result.ops[eqn] = (op, "grid")
             self.state[value] = self.state[source]

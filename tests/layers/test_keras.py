@@ -157,6 +157,76 @@ def test_recurrent_layers_with_a_mask():
     assert "both/forward_lstm/lstm_cell/kernel" in qmodel.qparams()
 
 
+def masked_attention():
+    tokens = keras.Input((4,), dtype="int32")
+    x = layers.Embedding(9, 4, mask_zero=True)(tokens)
+    y = layers.MultiHeadAttention(1, 4, dropout=0.1)(x, x, use_causal_mask=True)
+    return keras.Model(tokens, layers.Dense(2)(layers.Add()([x, y])))
+
+
+def masked_norm():
+    steps = [layers.Masking(), layers.BatchNormalization(), layers.GaussianDropout(0.3), layers.Dense(2)]
+    return keras.Sequential([keras.Input((4, 3)), *steps])
+
+
+def noisy():
+    steps = [layers.Dense(4), layers.GaussianNoise(0.5), layers.Dense(4, "selu"), layers.AlphaDropout(0.3)]
+    return keras.Sequential([keras.Input((3,)), *steps, layers.Dense(2)])
+
+
+def recurrent(layer, **options):
+    steps = [layers.Masking(), layer(3, dropout=0.3, **options), layers.Dense(2)]
+    return keras.Sequential([keras.Input((4, 3)), *steps])
+
+
+TRAINED = {
+    "noise": (noisy, data(4, 3)),
+    "a mask": (masked_norm, data(4, 4, 3)),
+    "renormalised": (lambda: keras.Sequential([keras.Input((3,)), layers.BatchNormalization(renorm=True)]), data(4, 3)),
+    "dropout in a loop": (lambda: recurrent(layers.SimpleRNN, recurrent_dropout=0.3), data(4, 4, 3)),
+    "masked attention": (masked_attention, jnp.asarray([[1, 2, 0, 0], [3, 4, 5, 6], [7, 0, 0, 0]], jnp.int32)),
+    "a mask and dropout in a loop": (lambda: recurrent(layers.LSTM), data(4, 4, 3)),
+    "a gate each": (lambda: recurrent(layers.GRU, implementation=1, recurrent_dropout=0.3), data(4, 4, 3)),
+    "unrolled": (lambda: recurrent(layers.GRU, unroll=True), data(4, 4, 3)),
+    "convolutions in a loop": (
+        lambda: keras.Sequential([keras.Input((2, 4, 4, 1)), layers.ConvLSTM2D(2, 2, dropout=0.2)]),
+        data(2, 2, 4, 4, 1),
+    ),
+}
+EACH_TIME = {"noise", "dropout in a loop"}
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in EACH_TIME else pytest.param(name, marks=pytest.mark.exhaustive) for name in TRAINED]
+)
+def test_layers_that_act_in_training(name):
+    build, sample = TRAINED[name]
+    keras.utils.set_random_seed(3)
+    model = build()
+    keras.utils.set_random_seed(3)
+    twin = build()
+    wrapped = qjax.from_keras(model)
+    # numbers and statistics are those of Keras
+    assert_same(wrapped(sample), twin(sample, training=True))
+    wrapped.update_keras()
+    assert_same(host(model), host(twin))
+    # and training has the quantizers of evaluation
+    check(wrapped, sample)
+
+
+def test_noise_keeps_the_codes_of_its_tensor():
+    model = keras.Sequential([keras.Input((3,)), layers.ReLU(), layers.GaussianNoise(0.5)])
+    x = data(64, 3)
+    qmodel = qjax.quantize(qjax.from_keras(model), qjax.Recipe(), x)
+    (grid,) = qmodel.qparams().values()
+    y = np.asarray(qmodel(x))
+    assert not np.array_equal(y, np.maximum(x, 0))
+    assert_same(np.round(y / np.float32(grid.scale)) * np.float32(grid.scale), y)
+    # gradients pass the rounding
+    slope = nnx.grad(lambda qmodel, x: qmodel(x).sum(), argnums=1)(qmodel, x)
+    assert set(np.unique(slope)) == {0.0, 1.0}
+
+
 @pytest.mark.exhaustive
 def test_channels_first():
     model = keras.Sequential(
@@ -189,6 +259,9 @@ def test_mistakes_say_what_was_expected():
         qjax.from_keras(jnp.sin)
     with pytest.raises(ValueError, match=r"the model 'late' is not built.*Call it once on a batch"):
         qjax.from_keras(keras.Sequential([layers.Dense(2)], name="late"))
+    rolling = keras.Sequential([keras.Input(batch_shape=(2, 4, 3)), layers.GRU(3, stateful=True, name="rolling")])
+    with pytest.raises(ValueError, match=r"the layer 'rolling' is stateful=True.*initial_state"):
+        qjax.from_keras(rolling)
     with pytest.raises(TypeError, match=r"quantize: expected a flax nnx\.Module, got Sequential.*qjax\.from_keras"):
         qjax.quantize(network(), qjax.Recipe(), IMAGES)
     small = keras.Sequential([keras.Input((4,)), layers.Dense(2, name="dense")])

@@ -77,7 +77,7 @@ def _match(flow: Flow, eqn: Equation, cuts: dict[Value, Equation]) -> Equation |
             hidden = [*hidden, chosen[0]]
     if empty == "zero" and not masks:
         return None
-    if not x.is_float or any(not _known(mask, masks) for mask in hidden):
+    if not x.is_float or any(not _known(flow, mask, masks) for mask in hidden):
         return None
     operands, added = operands_of(flow, masks, cuts)
     inputs = [x, *(mask.value for mask in masks)]
@@ -235,9 +235,10 @@ def _parts(flow: Flow, mask: _Mask) -> list[_Mask]:
     return found
 
 
-def _known(mask: _Mask, masks: Sequence[_Mask]) -> bool:
-    """Whether a mask met elsewhere in the function is that of the exponent."""
-    return len(masks) == 1 and (mask.value, mask.inverted) == (masks[0].value, masks[0].inverted)
+def _known(flow: Flow, mask: _Mask, masks: Sequence[_Mask]) -> bool:
+    """Whether a mask met elsewhere in the function is that of the exponent, which may be a conjunction."""
+    met, own = ({(part.value, part.axes, part.inverted) for part in parts} for parts in (_parts(flow, mask), masks))
+    return met == own
 
 
 def operands_of(flow: Flow, masks: Sequence[_Mask], cuts: dict[Value, Equation]) -> tuple[list[Value], list[Equation]]:
