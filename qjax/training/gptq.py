@@ -118,9 +118,10 @@ def solve(
     *,
     rounds: int = 4,
     damping: float | None = None,
+    carried: bool = True,
     progress: bool | None = None,
 ) -> Solution:
-    """`gptq` along a walk that is compiled already."""
+    """`gptq` along a walk that is compiled already; not `carried`: by itself each layer keeps `x_q W`, not `x W`."""
     own, reals = Stream.of(qmodel), Stream.of(reference, quantized=False)
     shifts = [item.shift for item in walk.items]
     paths = {path for item in walk.items for path in (item.name, item.shift) if path is not None}
@@ -133,6 +134,8 @@ def solve(
         matrix = Matrix(product)
         matrices = [Matrix(one) for one in stop.products]
         pairs = [(m.rows(a), m.rows(b)) for m, a, b in zip(matrices, *stop.data, strict=True)]
+        if not carried:
+            pairs = [(a, a) for a, _ in pairs]
         movable = product.shift is not None and shifts.count(product.shift) == 1
         halves = [moments(half) for half in halved(pairs)]
         seen = joined(halves)
@@ -140,7 +143,8 @@ def solve(
             halves, seen = [half.centred() for half in halves], seen.centred()
         qparams = qparams_of(qmodel, name)
         w = np.asarray(reals.parameters[name], np.float64)
-        chosen = best_damping(halves, matrix.columns(w)) if damping is None else damping
+        # without earlier errors the float weights themselves are the target, whatever the damping is
+        chosen = damping if damping is not None else best_damping(halves, matrix.columns(w)) if carried else DAMPING[0]
         layer = _Layer(matrix, seen, w, qparams, chosen)
         nearest = layer.codes_of(np.asarray(own.parameters[name], np.float64))
         codes, scale = layer.solved(nearest, rounds)

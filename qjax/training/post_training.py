@@ -20,7 +20,7 @@ from qjax.recipe import Recipe
 from qjax.training.judging import Batch, Judge, Scorer, size_of
 from qjax.training.precision import recipe_with
 from qjax.training.report import PostTrainingReport, StepReport
-from qjax.training.steps import EFFORTS, STEPS, TABLE, Effort, Skipped, Work
+from qjax.training.steps import AGAIN, EFFORTS, STEPS, TABLE, Effort, Skipped, Work
 
 
 def post_training(
@@ -90,18 +90,21 @@ def post_training(
         if name == "precision" and not mixed:
             rows.append(StepReport(name, best, 0.0, None, f"target {target_of(recipe.target).name!r} has one width"))
             continue
-        clock, before = time.perf_counter(), work.copied()
-        try:
-            said, details = TABLE[name](work)
-        except Skipped as reason:
-            rows.append(StepReport(name, best, time.perf_counter() - clock, None, str(reason)))
-            continue
-        score = judge.simulated(work.walk, work.qmodel)
-        kept = judge.better(score, best)
-        if not kept:
-            work, said = before, f"{said}; {judge.why(score, best)}"
-        rows.append(StepReport(name, score, time.perf_counter() - clock, kept, said, details))
-        best = score if kept else best
+        for step in [TABLE[name], *([AGAIN[name]] if name in AGAIN else [])]:
+            clock, before = time.perf_counter(), work.copied()
+            try:
+                said, details = step(work)
+            except Skipped as reason:
+                rows.append(StepReport(name, best, time.perf_counter() - clock, None, str(reason)))
+                break
+            score = judge.simulated(work.walk, work.qmodel)
+            kept = judge.better(score, best)
+            if not kept:
+                work, said = before, f"{said}; {judge.why(score, best)}"
+            rows.append(StepReport(name, score, time.perf_counter() - clock, kept, said, details))
+            if kept:
+                best = score
+                break
 
     final = judge.true(work.qmodel)
     # The search uses a score that leaves some roundings out. If the final score is no better than plain calibration's
@@ -112,8 +115,7 @@ def post_training(
             work.qmodel, final = plain, first
             rows.append(StepReport("all", first, 0.0, False, "plain calibration is better by the true forward"))
     result = work.qmodel
-    wider = [t.name for row in rows if row.kept and row.step == "precision" for t in row.details.tensors]
-    wider = [name for name in wider if result is not plain]
+    wider = work.wider if result is not plain else ()
     result.post_training_report = PostTrainingReport(
         steps=tuple(rows),
         final=final,

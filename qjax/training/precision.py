@@ -29,7 +29,7 @@ from qjax.training.simulated import grids_of, switched
 from qjax.training.walk import Stream, Walk, noise_of
 from qjax.training.weights import codes_of, weights_of
 
-SHARE = 2.0
+SHARE = 1.0
 """How many times the average share of the noise a tensor must bring to be worth more bits."""
 
 
@@ -77,7 +77,7 @@ def widen_activations(
     """Give activations more bits where that is worth it, in `qmodel` itself.
 
     Each tensor's noise at the model's output is measured with its quantizer alone switched on. The costliest tensor
-    gets more bits first, then the next, as long as it brings at least twice the average share of the noise that is left
+    gets more bits first, then the next, as long as it brings more than the average share of the noise that is left
     (that of the weights included), and the number of tensors stays within the budget. Their scales follow from their
     ranges on these batches.
 

@@ -1,6 +1,7 @@
 """The steps of `post_training`, in their order: each changes a fake-quantized model in place and says what it did."""
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, Literal
@@ -16,7 +17,7 @@ from qjax.training.bias_correction import correct
 from qjax.training.gptq import solve
 from qjax.training.judging import size_of
 from qjax.training.migration import migrate
-from qjax.training.precision import widen
+from qjax.training.precision import recipe_with, widen
 from qjax.training.ranges import choose
 from qjax.training.tables import row_scales, tables_of
 from qjax.training.walk import Walk
@@ -35,7 +36,7 @@ class Work:
     model, recipe: of which `qmodel` was made; the model is not changed. qmodel: a step changes it in place, or sets
     another one, with its reference, walk and recipe. reference: the model whose parameters, unquantized, are the float
     model's.
-    fit: the batches that steps may look at.
+    fit: the batches that steps may look at. wider: the activations that a step gave more bits.
     """
 
     model: nnx.Module
@@ -46,6 +47,7 @@ class Work:
     fit: list[tuple[Any, ...]]
     effort: Effort
     progress: bool | None
+    wider: tuple[str, ...] = ()
 
     @classmethod
     def begun(
@@ -70,9 +72,12 @@ def _tables(work: Work) -> tuple[str, Any]:
     names = tables_of(work.qmodel)
     if not names:
         raise Skipped("no embedding table with one scale")
-    recipe = row_scales(work.qmodel, work.recipe)
+    # a model of the moved parameters, and a recipe of the widths that are there now
+    model = nnx.clone(work.model)
+    nnx.update(model, nnx.state(work.reference.model))
+    recipe = row_scales(work.qmodel, recipe_with(work.recipe, work.qmodel, work.wider))
     try:
-        begun = Work.begun(work.model, recipe, work.fit, work.effort, work.progress)
+        begun = Work.begun(model, recipe, work.fit, work.effort, work.progress)
     except (ValueError, NotImplementedError) as error:
         raise Skipped(f"the model takes no scales of rows: {str(error).partition('. ')[0]}") from error
     work.recipe, work.qmodel, work.reference, work.walk = recipe, begun.qmodel, begun.reference, begun.walk
@@ -108,18 +113,20 @@ def _ranges(work: Work) -> tuple[str, Any]:
 
 def _precision(work: Work) -> tuple[str, Any]:
     found = widen(work.qmodel, work.reference, work.walk, _some(work.fit), progress=work.progress)
+    work.wider = (*work.wider, *(t.name for t in found.tensors))
     if not found.tensors:
         raise Skipped("no activation costs more than its share")
     names = ", ".join(t.name for t in found.tensors[:3]) + (", ..." if len(found.tensors) > 3 else "")
     return f"16 bits for {len(found.tensors)} of {found.quantizers} tensors: {names}", found
 
 
-def _gptq(work: Work) -> tuple[str, Any]:
+def _gptq(work: Work, *, carried: bool = True) -> tuple[str, Any]:
     if not work.walk.items:
         raise Skipped("no dense layer or convolution uses its parameter without a transformation")
-    found = solve(work.qmodel, work.reference, work.walk, work.fit, progress=work.progress)
+    found = solve(work.qmodel, work.reference, work.walk, work.fit, carried=carried, progress=work.progress)
     changed, weights = (sum(getattr(layer, name) for layer in found.layers) for name in ("changed", "weights"))
-    return f"{changed:,} of {weights:,} codes in {len(found.layers)} layers", found
+    alone = "" if carried else ", each layer by itself"
+    return f"{changed:,} of {weights:,} codes in {len(found.layers)} layers{alone}", found
 
 
 def _adaround(work: Work) -> tuple[str, Any]:
@@ -150,19 +157,22 @@ def _some(batches: list[tuple[Any, ...]], examples: int = 32) -> list[tuple[Any,
 
 
 TABLE: dict[str, Step] = {
-    "tables": _tables,
     "equalize": _equalize,
     "smooth": _smooth,
     "precision": _precision,
+    "tables": _tables,
     "ranges": _ranges,
     "gptq": _gptq,
     "adaround": _adaround,
     "bias": _bias,
 }
+# outliers that do not matter rule the least squares of all earlier errors, so one that failed is tried without those
+AGAIN: dict[str, Step] = {"gptq": functools.partial(_gptq, carried=False)}
+"""What is tried where a step was taken back."""
 STEPS = tuple(TABLE)
 """The steps in their order."""
 EFFORTS: dict[str, tuple[str, ...]] = {
     "fast": ("precision", "bias"),
-    "standard": ("tables", "equalize", "smooth", "precision", "ranges", "gptq", "bias"),
+    "standard": ("equalize", "smooth", "precision", "tables", "ranges", "gptq", "bias"),
     "thorough": STEPS,
 }
