@@ -1,11 +1,12 @@
 """From a quantized model to its integer graph: both traces of the batch, the lowering, the constants of a target."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax.core import Tracer
 
 from qjax.export.assign import assign
@@ -21,9 +22,13 @@ from qjax.ops.formulas import check_target
 from qjax.qmodel import QuantizedModel, evaluation_copy
 from qjax.tracing import Annotation, Place
 
+Batch: TypeAlias = Literal["free", "fixed"]
+BATCH = "batch"
+"""The key of a graph's metadata that says "fixed" where the graph takes no other batch than the sample's."""
 
-def graph_of(qmodel: QuantizedModel, args: tuple[Any, ...], target: Any) -> Graph:
-    """The program that `qjax.convert` returns, of concrete or of traced numbers.
+
+def graph_of(qmodel: QuantizedModel, args: tuple[Any, ...], target: Any, batch: Batch | None = None) -> Graph:
+    """The program that `qjax.convert` returns, of concrete or of traced numbers. batch: see there.
 
     Raises:
       ConversionError: something has no integer form.
@@ -54,29 +59,22 @@ def graph_of(qmodel: QuantizedModel, args: tuple[Any, ...], target: Any) -> Grap
     _check_stateless(traced, annotation)
     check_finite("convert", qmodel, traced)
     arrays, rest = split_arguments(args)
-    size = _batch_size(arrays, traced.names[len(traced.names) - len(arrays) :])
-    # A slice such as h[:2] keeps a batch of one or two whole. The other batch is larger than most such slices.
-    other_size = 2 * size if size > 2 else 64
-    larger = [jnp.zeros((other_size, *a.shape[1:]), a.dtype) if a.ndim else a for a in arrays]
-    other, other_annotation = read(join_arguments(larger, rest))
     concrete = not any(isinstance(x, Tracer) for x in traced.args)
-    programs = (traced.read, other.read)
+    second = _second(model, read, (arrays, rest), traced, batch)
+    programs = (traced.read,) if second is None else (traced.read, second[0].read)
     if concrete:
         _converts(check_nothing_drawn, programs)
-    shapes = [jax.ShapeDtypeStruct(np.shape(a), a.dtype) for a in other.args]
-    quantized = quantized_graph(
-        traced.results,
-        annotation,
-        traced.args,
-        traced.names,
-        params_of,
-        (other.results, other_annotation, shapes),
-        (size, other_size),
-    )
+    other = None
+    if second is not None:
+        larger, larger_annotation, _ = second
+        shapes = [jax.ShapeDtypeStruct(np.shape(a), a.dtype) for a in larger.args]
+        other = larger.results, larger_annotation, shapes
+    sizes = (0, 0) if second is None else second[2]
+    quantized = quantized_graph(traced.results, annotation, traced.args, traced.names, params_of, other, sizes)
     graph = assign(quantized, rounding)
-    if concrete:
+    if concrete and second is not None:
         # Check once: `exact` converts the same model again in every trace.
-        _converts(check_any_batch, model, args, programs, (size, other_size))
+        _converts(check_any_batch, model, args, programs, sizes)
     assert graph.call is not None
     if not graph.outputs:
         raise ConversionError("The model returns nothing that depends on its arguments; a graph would be empty.")
@@ -85,6 +83,8 @@ def graph_of(qmodel: QuantizedModel, args: tuple[Any, ...], target: Any) -> Grap
     names = traced.names[len(traced.names) - len(arrays) :]
     arguments = describe_arguments(args, [order.get(name) for name in names])
     metadata: dict[str, Any] = {"producer": "qjax", "input_structure": arguments}
+    if second is None:
+        metadata[BATCH] = "fixed"
     if not any(isinstance(x, Tracer) for x in call.leaves):
         metadata["output_structure"] = describe(call.result(range(len(graph.outputs))))
     ranges = {order[known.name]: [known.low, known.high] for known in plan.integers if known.name in order}
@@ -93,6 +93,41 @@ def graph_of(qmodel: QuantizedModel, args: tuple[Any, ...], target: Any) -> Grap
     graph = graph.replace(metadata=metadata, call=call)
     backend = backend_of(target)
     return graph if backend is None else backend.partition(graph)
+
+
+def check_batch(what: str, batch: Any) -> None:
+    """Raise a ValueError for what is no `Batch`."""
+    if batch is not None and batch not in get_args(Batch):
+        raise ValueError(f'{what}: expected batch="free", batch="fixed" or None, got {batch!r}.')
+
+
+def _second(
+    model: nnx.Module, read: Any, given: tuple[list[Any], Any], traced: Traced, batch: Batch | None
+) -> tuple[Traced, Annotation, tuple[int, int]] | None:
+    """The model on another batch: its trace and annotation, and both sizes; None where the batch is fixed.
+
+    Raises:
+      ValueError, TypeError: the model fails there, and holds no state that explains it.
+    """
+    if batch == "fixed":
+        return None
+    arrays, rest = given
+    size = _batch_size(arrays, traced.names[len(traced.names) - len(arrays) :])
+    # A slice such as h[:2] keeps a batch of one or two whole. The other batch is larger than most such slices.
+    other_size = 2 * size if size > 2 else 64
+    larger = [jnp.zeros((other_size, *a.shape[1:]), a.dtype) if a.ndim else a for a in arrays]
+    try:
+        return *read(join_arguments(larger, rest)), (size, other_size)
+    except (TypeError, ValueError):
+        if batch is None and _holds_batch(model, size):
+            return None
+        raise
+
+
+def _holds_batch(model: nnx.Module, size: int) -> bool:
+    """Whether a variable that is no parameter (a cache, a memory) has one row per example."""
+    state = nnx.state(model, lambda path, value: not isinstance(value, nnx.Param))
+    return any(np.ndim(leaf) and np.shape(leaf)[0] == size for leaf in jax.tree.leaves(state))
 
 
 def _converts(check: Callable[..., None], *args: Any) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 
 from qjax.batches import arguments_of, brief
-from qjax.conversion import graph_of
+from qjax.conversion import Batch, check_batch, graph_of
 from qjax.export import looped
 from qjax.export.integer_graph import dequantize_outputs, inputs_of, quantize_inputs
 from qjax.export.kernels import prepare
@@ -23,7 +23,7 @@ from qjax.qmodel import QuantizedModel, check_quantized, evaluation_copy
 Forward = Callable[..., Any]
 
 
-def exact(qmodel: QuantizedModel, sample: Any, *, target: Any = None) -> Forward:
+def exact(qmodel: QuantizedModel, sample: Any, *, target: Any = None, batch: Batch | None = None) -> Forward:
     """A forward whose value is the integer graph's and whose gradient is the fake-quantized model's.
 
     Returns `forward(qmodel, *inputs)`: the output of the graph that `convert` would make from the parameters that
@@ -39,11 +39,14 @@ def exact(qmodel: QuantizedModel, sample: Any, *, target: Any = None) -> Forward
         def step(qmodel, optimizer, x, y):
             loss, grads = nnx.value_and_grad(lambda m: criterion(forward(m, x), y))(qmodel)
             optimizer.update(qmodel, grads)
+
+    batch: whether the graph takes any batch, as for `convert`.
     """
     check_quantized(qmodel, "exact", numbers=False)
     args = arguments_of(sample, "exact", traced=True)
     chosen = target or qmodel.plan.target
-    graph_of(qmodel, args, chosen)  # Report here, with concrete numbers, what cannot be converted.
+    check_batch("exact", batch)
+    graph_of(qmodel, args, chosen, batch)  # Report here, with concrete numbers, what cannot be converted.
 
     def forward(qmodel: QuantizedModel, *inputs: Any) -> Any:
         if not isinstance(qmodel, QuantizedModel):
@@ -54,7 +57,7 @@ def exact(qmodel: QuantizedModel, sample: Any, *, target: Any = None) -> Forward
         view = evaluation_copy(qmodel)
         # The value is not differentiated. Parts of it cannot be: tables are made on the host.
         definition, state = nnx.split(view)
-        ir = graph_of(nnx.merge(definition, jax.lax.stop_gradient(state)), sample_like(args, inputs), chosen)
+        ir = graph_of(nnx.merge(definition, jax.lax.stop_gradient(state)), sample_like(args, inputs), chosen, batch)
         arrays = jax.lax.stop_gradient(inputs_of(ir, inputs))
         own = prepare(ir)
         loops = repeats(ir, own)

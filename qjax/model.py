@@ -14,7 +14,7 @@ from qjax import targets
 from qjax.batches import Batches, Inputs, arguments_of, brief, refuse_trace
 from qjax.calibrating import calibrate, stacked_qparams
 from qjax.calibration.learned import Quantizer
-from qjax.conversion import graph_of
+from qjax.conversion import BATCH, Batch, check_batch, graph_of
 from qjax.explanation import obstacles, refused_rows
 from qjax.export import contents
 from qjax.export.backend import backend_of, target_of
@@ -117,7 +117,7 @@ def with_plan(instrumented: nnx.Module, plan: Plan) -> QuantizedModel:
     return QuantizedModel(instrumented, plan, states)
 
 
-def convert(qmodel: QuantizedModel, sample: Any, *, target: Any = None) -> IntegerGraph:
+def convert(qmodel: QuantizedModel, sample: Any, *, target: Any = None, batch: Batch | None = None) -> IntegerGraph:
     """The model as a graph that holds integers only, in evaluation mode.
 
     Args:
@@ -126,6 +126,10 @@ def convert(qmodel: QuantizedModel, sample: Any, *, target: Any = None) -> Integ
         are part of the graph, which refuses a call with others.
       target: the runtime whose rounding the graph obeys, or a `qjax.export.Backend`, whose kernels then compute what
         its patterns match; None takes the recipe's.
+      batch: "free": the graph takes any batch, and the model is traced on a second one to prove it. "fixed": it takes
+        the sample's only, and the first axes of arguments may differ. None: "free"; but "fixed" where the model cannot
+        be traced on another batch and holds a state with one row per example, such as a cache of its own. A graph with
+        a fixed batch says so: `graph.ir.metadata["batch"] == "fixed"`.
 
     Raises:
       ValueError: a parameter holds NaN or infinity.
@@ -135,8 +139,9 @@ def convert(qmodel: QuantizedModel, sample: Any, *, target: Any = None) -> Integ
     """
     check_quantized(qmodel, "convert")
     args = arguments_of(sample, "convert", traced=True)
+    check_batch("convert", batch)
     with stage("convert"):
-        graph = graph_of(qmodel, args, target or qmodel.plan.target)
+        graph = graph_of(qmodel, args, target or qmodel.plan.target, batch)
         if qmodel.plan.profile is not None and target is None:
             contents.check_graph(graph, qmodel.plan.profile).refuse("convert")
             graph = graph.replace(metadata={**graph.metadata, contents.PROFILE: qmodel.plan.profile})
@@ -194,7 +199,7 @@ def verify(
 
     def converted(args: tuple[Any, ...]) -> Graph | None:
         target = _target_of_graph(graph.ir, qmodel.plan.target)
-        return None if target is None else graph_of(qmodel, args, target)
+        return None if target is None else graph_of(qmodel, args, target, graph.ir.metadata.get(BATCH))
 
     name = target_of(qmodel.plan.target).name
     report = compare_nodes(graph, reference, checked(), name, converted)

@@ -55,7 +55,7 @@ def free_batch(graph: Graph, other: Graph, size: int, other_size: int) -> Graph:
         return ConversionError(
             f"{what}: {a} on a batch of {size} becomes {b} on one of {other_size}",
             "A graph takes any batch: no operation may treat an example by its position in the batch or by the size of "
-            "the batch.",
+            'the batch. Or take the sample\'s batch only: convert(..., batch="fixed").',
             where=where,
         )
 

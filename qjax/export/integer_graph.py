@@ -168,7 +168,11 @@ class IntegerGraph:
             rows.append([node.name, view.kind, ", ".join(node.inputs), shape, out.dtype, *_grid(out), view.arithmetic])
         header = ("node", "op", "inputs", "shape", "dtype", "scale", "zero point", "computed in")
         size = sum(int(np.size(t.value)) * np.dtype(t.dtype).itemsize for t in self.ir.constants())
-        return table(header, rows) + f"\ntarget {self.target}, {len(rows)} nodes, {size} bytes of constants in memory"
+        fixed = ", fixed batch" if self.ir.metadata.get("batch") == "fixed" else ""
+        return (
+            table(header, rows)
+            + f"\ntarget {self.target}, {len(rows)} nodes, {size} bytes of constants in memory{fixed}"
+        )
 
     def __repr__(self) -> str:
         return f"<IntegerGraph: {len(self.ir.nodes)} nodes, target {self.target}>"

@@ -19,13 +19,18 @@ _RANDOM = ("random_bits", "threefry2x32", "random_gamma", "rng_bit_generator")
 
 
 def check_nothing_drawn(programs: Sequence[Program]) -> None:
-    """Raise where a model draws random numbers for each example; programs: its calls with batches of two sizes.
+    """Raise where a model draws random numbers for each example.
+
+    Args:
+      programs: its calls with batches of two sizes. Of one alone, where the batch is fixed, every draw is refused.
 
     Raises:
       TraceError: it does; the message names the line.
     """
-    for first, second in zip(*(needed(program) for program in programs), strict=False):
-        if first.primitive in _RANDOM and first.out_shapes != second.out_shapes:
+    one, *others = (needed(program) for program in programs)
+    for first, *seconds in zip(one, *others, strict=False):
+        follows = not seconds or first.out_shapes != seconds[0].out_shapes
+        if first.primitive in _RANDOM and follows:
             raise TraceError(
                 f"{first.primitive!r} draws random numbers for each example, which a graph cannot",
                 "Draw them outside of the model and pass them in, or convert the parts of the model around the draw "
