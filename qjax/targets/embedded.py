@@ -1,4 +1,4 @@
-"""Microcontrollers and accelerators: CMSIS-NN and TOSA."""
+"""Microcontrollers and accelerators: CMSIS-NN, NVDLA and TOSA."""
 
 from qjax.numerics.rounding import Rounding
 from qjax.targets.base import Target, register
@@ -8,6 +8,18 @@ CMSIS_NN = register(
     TFLITE_MICRO.replace(
         name="cmsis_nn",
         description="CMSIS-NN as TFLite Micro builds it: arm_nn_requantize, gemmlowp's two roundings",
+    )
+)
+
+NVDLA = register(
+    Target(
+        "nvdla",
+        "nvdla",
+        Rounding.NEAREST_AWAY,
+        multiply="nvdla",
+        matmul="nvdla",
+        rescale="nvdla",
+        description="NVDLA's output converter: scales of 15 bits, one rounding, ties away from zero",
     )
 )
 

@@ -12,6 +12,7 @@ NAMED = (
     "cmsis_nn",
     "fpga",
     "nearest_even",
+    "nvdla",
     "onnxruntime",
     "tflite_micro",
     "tflite_optimized_arm",
