@@ -101,6 +101,7 @@ imports: venv ## import-linter: imports run one way
 
 site: venv-docs ## build the documentation site into out/site, with strict links
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --quiet --strict
+	.venv-docs/bin/python -m experiments.notebooks out/site/tutorials
 	@echo "out/site/index.html"
 
 # The tutorials take longer: `make tutorials ARGS=--check` runs them.

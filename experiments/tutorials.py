@@ -22,11 +22,8 @@ from pathlib import Path
 import jax
 
 from experiments.machine import machine
+from experiments.notebooks import PAGES, RUNS, parts_of
 
-PAGES = Path(__file__).parents[1] / "docs" / "tutorials"
-FENCE = re.compile(r"(^```\w*\n.*?^```\n)", flags=re.M | re.S)
-RUNS = ("python", "sh", "c")
-"""The kinds of blocks that run. What they print is the block of kind `text` behind them."""
 TIME = re.compile(r"^\*It takes about .*\*$", flags=re.M)
 STAMP = re.compile(r"\n<!-- python -m experiments\.tutorials wrote the outputs: (\w+), (.*) -->\n\Z")
 
@@ -34,18 +31,6 @@ STAMP = re.compile(r"\n<!-- python -m experiments\.tutorials wrote the outputs: 
 def names() -> list[str]:
     """The tutorials, by the names of their files."""
     return sorted(page.stem for page in PAGES.glob("*.md") if page.stem != "README")
-
-
-def parts_of(text: str) -> list[tuple[str, str]]:
-    """(kind, content) of every block, and ("", prose) of what lies between."""
-    found: list[tuple[str, str]] = []
-    for part in FENCE.split(text):
-        if not part.startswith("```"):
-            found.append(("", part))
-            continue
-        opening, _, rest = part.partition("\n")
-        found.append((opening[3:], rest[: -len("```\n")]))
-    return found
 
 
 def without_outputs(parts: list[tuple[str, str]]) -> list[tuple[str, str]]:

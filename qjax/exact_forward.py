@@ -18,6 +18,7 @@ from qjax.export.repeats import over_iterations, repeats
 from qjax.export.shared import SharedConstants
 from qjax.export.structure import sample_like
 from qjax.numerics.surrogate import with_gradient_of
+from qjax.progress import stage
 from qjax.qmodel import QuantizedModel, check_quantized, evaluation_copy
 
 Forward = Callable[..., Any]
@@ -46,7 +47,8 @@ def exact(qmodel: QuantizedModel, sample: Any, *, target: Any = None, batch: Bat
     args = arguments_of(sample, "exact", traced=True)
     chosen = target or qmodel.plan.target
     check_batch("exact", batch)
-    graph_of(qmodel, args, chosen, batch)  # Report here, with concrete numbers, what cannot be converted.
+    with stage("exact"):
+        graph_of(qmodel, args, chosen, batch)  # Report here, with concrete numbers, what cannot be converted.
 
     def forward(qmodel: QuantizedModel, *inputs: Any) -> Any:
         if not isinstance(qmodel, QuantizedModel):
@@ -54,21 +56,22 @@ def exact(qmodel: QuantizedModel, sample: Any, *, target: Any = None, batch: Bat
                 f"exact: expected the quantized model as the forward's first argument, got {brief(qmodel)}. Call "
                 "forward(qmodel, x)."
             )
-        view = evaluation_copy(qmodel)
-        # The value is not differentiated. Parts of it cannot be: tables are made on the host.
-        definition, state = nnx.split(view)
-        ir = graph_of(nnx.merge(definition, jax.lax.stop_gradient(state)), sample_like(args, inputs), chosen, batch)
-        arrays = jax.lax.stop_gradient(inputs_of(ir, inputs))
-        own = prepare(ir)
-        loops = repeats(ir, own)
-        # Without the barrier XLA may compute a constant again for every output that reads it.
-        constants = jax.lax.optimization_barrier(SharedConstants.of(own, over_iterations(ir, loops)))
-        env = looped.outputs(ir, loops, constants, quantize_inputs(ir, arrays), ir.outputs)
-        value = dequantize_outputs(ir, [env[name] for name in ir.outputs])
-        wraps = may_wrap(ir)
-        surrogate = jax.tree.map(lambda y, v: y.astype(v.dtype), view(*inputs), value)
-        flagged = jax.tree.map(lambda y, v: _flagged(y, v, wraps), surrogate, value)
-        return jax.tree.map(with_gradient_of, surrogate, flagged)
+        with stage("exact forward: the first call compiles"):
+            view = evaluation_copy(qmodel)
+            # The value is not differentiated. Parts of it cannot be: tables are made on the host.
+            definition, state = nnx.split(view)
+            ir = graph_of(nnx.merge(definition, jax.lax.stop_gradient(state)), sample_like(args, inputs), chosen, batch)
+            arrays = jax.lax.stop_gradient(inputs_of(ir, inputs))
+            own = prepare(ir)
+            loops = repeats(ir, own)
+            # Without the barrier XLA may compute a constant again for every output that reads it.
+            constants = jax.lax.optimization_barrier(SharedConstants.of(own, over_iterations(ir, loops)))
+            env = looped.outputs(ir, loops, constants, quantize_inputs(ir, arrays), ir.outputs)
+            value = dequantize_outputs(ir, [env[name] for name in ir.outputs])
+            wraps = may_wrap(ir)
+            surrogate = jax.tree.map(lambda y, v: y.astype(v.dtype), view(*inputs), value)
+            flagged = jax.tree.map(lambda y, v: _flagged(y, v, wraps), surrogate, value)
+            return jax.tree.map(with_gradient_of, surrogate, flagged)
 
     return forward
 

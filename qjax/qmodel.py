@@ -21,6 +21,7 @@ from qjax.layers import Traced, trace
 from qjax.numerics.affine import QParams
 from qjax.ops import Quantized
 from qjax.places import ancestors
+from qjax.progress import stage
 from qjax.recipe import Dynamic, Recipe, WeightFormat
 from qjax.summary import Summary, quantizer_table
 from qjax.tracing import (
@@ -197,9 +198,10 @@ class QuantizedModel(nnx.Module):
         self.fingerprint = fingerprint(plan.by_name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        call = self.trace(*args, **kwargs)
-        evaluated = call.evaluate()
-        call.write(evaluated)
+        with stage(f"{type(self.model).__name__} with {len(self.plan.quantizers)} quantizers: the first call compiles"):
+            call = self.trace(*args, **kwargs)
+            evaluated = call.evaluate()
+            call.write(evaluated)
         return evaluated.output
 
     def __getattr__(self, name: str) -> Any:

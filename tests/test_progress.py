@@ -4,7 +4,9 @@ import inspect
 import re
 import time
 
+import jax.numpy as jnp
 import pytest
+from flax import nnx
 
 import qjax
 from qjax import progress
@@ -76,3 +78,17 @@ def test_every_public_call_is_silent_where_nobody_can_see_it():
 
 def takes_progress(f):
     return inspect.isfunction(f) and "progress" in inspect.signature(f).parameters
+
+
+def test_the_first_call_of_a_model_says_that_it_compiles(quick, capsys, monkeypatch):
+    model = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
+    x = jnp.ones((2, 4))
+    qmodel = qjax.quantize(model, qjax.Recipe(), x)
+    qmodel.eval()
+    seen = []
+    monkeypatch.setattr("qjax.qmodel.stage", lambda text: seen.append(text) or progress.stage(text))
+    monkeypatch.setattr("qjax.exact_forward.stage", lambda text: seen.append(text) or progress.stage(text))
+    qmodel(x)
+    qjax.exact(qmodel, x)(qmodel, x)
+    assert seen[0] == "Linear with 3 quantizers: the first call compiles"
+    assert "exact forward: the first call compiles" in seen

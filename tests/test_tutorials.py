@@ -1,12 +1,13 @@
 """The tutorials show what their code prints."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from experiments import tutorials
+from experiments import notebooks, tutorials
 
 STAMP = "\n<!-- python -m experiments.tutorials wrote the outputs: {}, here -->\n"
 
@@ -24,6 +25,16 @@ def test_a_page_shows_what_its_code_prints(name: str) -> None:
     command = [sys.executable, "-m", "experiments.tutorials", name, "--check"]
     done = subprocess.run(command, cwd=Path(__file__).parents[1], text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_page_as_a_notebook() -> None:
+    page = (notebooks.PAGES / "keyword-spotting.md").read_text()
+    made = notebooks.notebook(page)
+    code = [cell for cell in made["cells"] if cell["cell_type"] == "code"]
+    assert len(code) == len(re.findall(r"^```(python|sh|c)$", page, flags=re.M))
+    assert sum(bool(cell["outputs"]) for cell in code) == len(re.findall(r"^```text$", page, flags=re.M))
+    assert any(cell["source"].startswith("%%writefile") for cell in code)
+    assert [name for cell in made["cells"] for name in cell.get("attachments", {})] == ["keyword-spotting-sounds.png"]
 
 
 def test_an_output_that_is_edited_by_hand_is_found() -> None:

@@ -3,12 +3,12 @@
 import click
 
 from qjax.cli.errors import DIFFERENT
-from qjax.cli.parameters import subcommand, target_option
+from qjax.cli.parameters import Profile, subcommand, target_option
 
 
 @subcommand(name="check", short_help="Check a model against the rules of a device.")
 @click.argument("model", metavar="[MODEL]", required=False)
-@click.option("--profile", "name", metavar="NAME", help="The device; without MODEL, show its rules.")
+@click.option("--profile", "name", metavar="NAME", type=Profile(), help="The device; without MODEL, show its rules.")
 @target_option
 @click.option("--json", "as_json", is_flag=True, help="The verdict as one JSON document.")
 def command(model: str | None, name: str | None, target: str | None, as_json: bool) -> int:

@@ -37,6 +37,17 @@ class Target(click.ParamType):
         return [CompletionItem(name) for name in targets.names() if name.startswith(incomplete)]
 
 
+class Profile(click.ParamType):
+    """The name of a device's profile; completed, and checked where it is used."""
+
+    name = "profile"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from qjax import profiles
+
+        return [CompletionItem(name) for name in profiles.names() if name.startswith(incomplete)]
+
+
 model_argument: Callable[[Any], Any] = click.argument("model", type=_FILE)
 
 files_argument: Callable[[Any], Any] = click.argument("files", metavar="[INPUT]...", nargs=-1, type=_FILE)

@@ -71,7 +71,7 @@ LITERT = register(
             fixed_grid({"SOFTMAX", "LOGISTIC"}, "int8", 2.0**-8, -128, SPECIFICATION),
             fixed_grid({"TANH"}, "int8", 2.0**-7, 0, SPECIFICATION),
         ),
-        otherwise="LiteRT refuses the file, or gives other codes",
+        otherwise="LiteRT refuses the file, or computes other codes",
         proof="Run live in the matrix: 0 codes differ. Dynamic and blockwise quantization are not written by qjax.",
     )
 )
