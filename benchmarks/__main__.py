@@ -1,6 +1,7 @@
 """`python -m benchmarks`: everything, in some minutes; `python -m benchmarks artifacts`: one part of it.
 
-`scaling` (against batch, width and depth) and `growth` (against the number of nodes) run only where they are named.
+`scaling` (against batch, width and depth), `growth` (against the number of nodes) and `depth` (first calls of deep
+encoders) run only where they are named.
 `--docs docs` writes what each part found onto its page, when the part is done. Close what else runs: ratios of paired
 runs survive a busy machine, times do not. Exit code 1: codes differ where they must not.
 """
@@ -15,7 +16,19 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks import artifacts, first_calls, growth, kernels, onnx_styles, page, primitive, scaling, speed, steps
+from benchmarks import (
+    artifacts,
+    depth,
+    first_calls,
+    growth,
+    kernels,
+    onnx_styles,
+    page,
+    primitive,
+    scaling,
+    speed,
+    steps,
+)
 from benchmarks.networks import NETWORKS
 from benchmarks.report import ratios
 from benchmarks.timing import Failed, Result, apart
@@ -90,6 +103,17 @@ def _first_calls(args: argparse.Namespace) -> Found:
     return Found([dataclasses.asdict(result) for result in results], table.markdown())
 
 
+def _depth(args: argparse.Namespace) -> Found:
+    results: list[tuple[int, first_calls.First]] = []
+    for layers, result in depth.depth():
+        results.append((layers, result))
+        print(f"{layers} layers: {result.call}: {result.seconds:.1f} s")
+    table = depth.table(results)
+    table.show("first calls against depth: seconds of the processor")
+    document = [{"layers": layers, **dataclasses.asdict(result)} for layers, result in results]
+    return Found(document, table.markdown(), picture=lambda path: depth.picture(path, results))
+
+
 NAMES = {
     "primitive": primitive.NAMES,
     "steps": tuple(steps.MODELS),
@@ -111,14 +135,15 @@ PARTS: dict[str, Callable[[argparse.Namespace], Found]] = {
     "first_calls": _first_calls,
     "scaling": _scaling,
     "growth": _growth,
+    "depth": _depth,
 }
-ASKED = ("scaling", "growth")
+ASKED = ("scaling", "growth", "depth")
 """Those that run only where they are named."""
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; none: all but the last two")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; none: all but the last three")
     parser.add_argument("--nodes", nargs="+", type=int, default=list(growth.SIZES), help="of growth's chains")
     parser.add_argument("--seconds", type=float, help="per comparison (3; of artifacts 1, 0 for no times)")
     parser.add_argument("--only", nargs="+", metavar="NAME", default=[], help="models, networks or cases of the parts")
