@@ -141,13 +141,13 @@ class Memories:
                     times += [loop.first, loop.last - 1]
         free = {name: times for name, times in lives.items() if name not in self.fixed}
         blocks = [
-            arena.Block(name, self.of[name].size, min(times), max(times), np.dtype(self.of[name].dtype).itemsize)
+            _block(name, self.of[name].size, min(times), max(times), self.of[name].dtype)
             for name, times in free.items()
         ]
         for time, step in enumerate(steps):
             for buffer in step.layer.scratch:
-                name, width = f"{step.name}/{buffer.name}", np.dtype(buffer.dtype).itemsize
-                blocks.append(arena.Block(name, math.prod(buffer.shape) * width, time, time, width))
+                size = math.prod(buffer.shape) * np.dtype(buffer.dtype).itemsize
+                blocks.append(_block(f"{step.name}/{buffer.name}", size, time, time, buffer.dtype))
         plan = arena.plan(blocks)
         places = {name: Place("arena", offset) for name, offset in plan.offsets.items()}
         for name in self.of:
@@ -157,6 +157,10 @@ class Memories:
             elif root in places:
                 places[name] = places[root]
         return places, plan
+
+
+def _block(name: str, size: int, first: int, last: int, dtype: str) -> arena.Block:
+    return arena.Block(name, size, first, last, np.dtype(dtype).itemsize, dtype == "float32")
 
 
 def _first_uses(steps: Sequence[Step]) -> dict[str, int]:

@@ -16,6 +16,7 @@ from qjax.export.emit.c.loops import Layer
 from qjax.export.emit.c.memory import Access, Memories, Place, Step, Turns, in_order
 from qjax.export.emit.c.text import identifier
 from qjax.export.emit.c.values import Buffer, of_array
+from qjax.export.ieee import check_islands
 from qjax.export.ir import Graph, Node
 from qjax.export.repeats import Carried, Inside, Repeat, read_outside, repeats
 from qjax.ops import Op
@@ -51,12 +52,12 @@ def build(graph: Graph, batch: int, source: Source, prefix: str = "") -> Program
     prefix: of every function and table, so that several models fit into one file.
 
     Raises:
-      ValueError: a batch below 1, or a node that has no form in C.
+      ValueError: a batch below 1, or a node that has no form in C or no certain bits (see `export.ieee`).
       GraphError: the graph is not finished.
     """
     if type(batch) is not int or batch < 1:
         raise ValueError(f"C: expected a batch of at least 1, a whole number, got {batch!r}. Write batch=1, say.")
-    check_integer(graph)
+    check_islands(check_integer(graph), "C")
     builder = _Builder(graph, batch, source, prefix)
     loops, at = repeats(graph, kernels.prepare(graph)), 0
     needed = read_outside(graph, loops, graph.outputs)
