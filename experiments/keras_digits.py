@@ -1,10 +1,12 @@
 """A Keras model of handwritten digits, quantized after training and trained: `python -m experiments.keras_digits`.
 
-Accuracy on held-out digits of the float model, of Keras's own post-training quantization, and of qjax before and after
-a few epochs of `fit`; for qjax that of the integer graph, which must be what `predict` of the trainer computes, bit for
-bit. Needs `qjax-quant[keras,demo]`.
+Accuracy on held-out digits of the float model, of Keras's own post-training quantization (int8, int4, GPTQ), and of
+qjax before and after a few epochs of `fit`; for qjax that of the integer graph, which must be what `predict` of the
+trainer computes, bit for bit. Needs `qjax-quant[keras,demo]`.
 """
 
+import contextlib
+import io
 import os
 import sys
 import warnings
@@ -59,6 +61,36 @@ def by_keras(model: Any, mode: str, x: np.ndarray, y: np.ndarray) -> float:
     return accuracy(copy, x, y)
 
 
+def by_gptq(model: Any, x: np.ndarray, test: tuple[np.ndarray, np.ndarray]) -> float:
+    """Keras's GPTQ of the dense layers in 4 bits.
+
+    It is written for language models, whose data are tokens: here the tokens are the pixels of the images, all of them
+    one text, which a first layer puts together again.
+    """
+    copy: Any = keras.models.clone_model(model)
+    copy.set_weights(model.get_weights())
+    tokens = np.round(16 * x).astype(np.int32)
+    images = [layers.Lambda(lambda text: keras.ops.reshape(text, (-1, 8, 8, 1))), layers.Rescaling(1 / 16)]
+    first = next(i for i, layer in enumerate(copy.layers) if isinstance(layer, layers.Dense))
+    structure = {
+        "pre_block_layers": [*images, *copy.layers[:first]],
+        "sequential_blocks": [keras.Sequential(copy.layers[first:])],
+    }
+    config = keras.quantizers.GPTQConfig(
+        dataset=[tokens],
+        tokenizer=lambda text: text,
+        num_samples=1,
+        sequence_length=tokens.size,
+        group_size=-1,
+        quantization_layer_structure=structure,
+    )
+    # without the progress bar, which Keras prints between the rows
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        copy.quantize("gptq", config=config)
+    return accuracy(copy, *test)
+
+
 def by_qjax(model: Any, bits: int, x: np.ndarray, y: np.ndarray, test: tuple[np.ndarray, np.ndarray]) -> list[Any]:
     """Accuracy of the graph after calibration and after `fit`, and how many outputs differ from `predict`."""
     recipe = qjax.Recipe(weights=qjax.QSpec(bits=bits, axis=-1), activations=qjax.QSpec(bits=bits, symmetric=False))
@@ -85,6 +117,7 @@ def main() -> int:
     print(f"| float | {accuracy(model, *test):.4f} | | |", flush=True)
     for mode in ("int8", "int4"):
         print(f'| `model.quantize("{mode}")` of Keras | {by_keras(model, mode, *test):.4f} | | |', flush=True)
+    print(f"| GPTQ of Keras, weights of 4 bits | {by_gptq(model, x[:512], test):.4f} | | |", flush=True)
     failed = 0
     for bits in (8, 4, 3):
         before, after, differ = by_qjax(model, bits, x, y, test)

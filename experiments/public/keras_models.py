@@ -96,10 +96,73 @@ def _mixer() -> Public:
     return Public(qjax.from_keras(keras.Model(inputs, outputs)), None, (255 * jax.nn.sigmoid(normal(2, 8, 8, 3)),))
 
 
+def _vision() -> Public:
+    """keras.io, "Image classification with Vision Transformer", in little."""
+    import keras
+    from keras import layers, ops
+
+    keras.utils.set_random_seed(0)
+
+    class Patches(layers.Layer):
+        """Squares of the image as rows, as the example writes them."""
+
+        def call(self, images: Any) -> Any:
+            rows: Any = ops.image.extract_patches(images, size=2)
+            return ops.reshape(rows, (-1, rows.shape[1] * rows.shape[2], rows.shape[3]))
+
+    class Encoder(layers.Layer):
+        """Projected patches with a vector for each position."""
+
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.projection = layers.Dense(width)
+            self.position = layers.Embedding(16, width)
+
+        def build(self, input_shape: Any) -> None:
+            self.projection.build(input_shape)
+            self.position.build()
+            super().build(input_shape)
+
+        def call(self, patch: Any) -> Any:
+            return self.projection(patch) + self.position(ops.expand_dims(ops.arange(0, 16), 0))
+
+    inputs: Any = keras.Input((8, 8, 3))
+    x = Encoder(8)(Patches()(inputs))
+    for _ in range(2):
+        y = layers.LayerNormalization(epsilon=1e-6)(x)
+        x = layers.Add()([layers.MultiHeadAttention(num_heads=2, key_dim=4, dropout=0.1)(y, y), x])
+        y = layers.LayerNormalization(epsilon=1e-6)(x)
+        y = layers.Dropout(0.1)(layers.Dense(16, activation=keras.activations.gelu)(y))
+        x = layers.Add()([layers.Dropout(0.1)(layers.Dense(8, activation=keras.activations.gelu)(y)), x])
+    x = layers.Dropout(0.5)(layers.Flatten()(layers.LayerNormalization(epsilon=1e-6)(x)))
+    return Public(qjax.from_keras(keras.Model(inputs, layers.Dense(3)(x))), None, (normal(2, 8, 8, 3),))
+
+
+def _audio() -> Public:
+    """A spectrogram through convolutions and a GRU, as in keras.io's examples of audio, in little."""
+    import keras
+    from keras import layers
+
+    keras.utils.set_random_seed(0)
+    steps = [
+        layers.Reshape((10, 8, 1)),
+        layers.Conv2D(4, (3, 4), strides=(1, 2), padding="same", use_bias=False),
+        layers.BatchNormalization(),
+        layers.ReLU(),
+        layers.Reshape((10, 16)),
+        layers.Bidirectional(layers.GRU(4, return_sequences=True)),
+        layers.Dropout(0.5),
+        layers.Dense(8, activation="relu"),
+        layers.Dense(5, activation="softmax"),
+    ]
+    return Public(qjax.from_keras(keras.Sequential([keras.Input((10, 8)), *steps])), None, (normal(2, 10, 8),))
+
+
 def source() -> Source:
     """Every model by name; needs `qjax-quant[keras]`."""
     os.environ.setdefault("KERAS_BACKEND", "jax")
     import keras as keras
 
     found: Source = {f"keras {name}": functools.partial(_network, name) for name in _MODELS}
-    return {**found, "keras.io text": _text, "keras.io time series": _series, "keras.io mixer": _mixer}
+    written = {"text": _text, "time series": _series, "mixer": _mixer, "vision transformer": _vision, "audio": _audio}
+    return {**found, **{f"keras.io {name}": build for name, build in written.items()}}

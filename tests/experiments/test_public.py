@@ -36,7 +36,17 @@ def test_a_model_of_transformers(name: str) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", ["keras MobileNet", "keras.io mixer", "keras.io text", "keras.io time series"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "keras MobileNet",
+        "keras.io mixer",
+        "keras.io text",
+        "keras.io time series",
+        "keras.io vision transformer",
+        "keras.io audio",
+    ],
+)
 def test_a_model_of_keras(name: str) -> None:
     row = run(name, keras_models.source()[name], exact=False)
     assert row.error == ""

@@ -2,6 +2,10 @@
 
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
 
+import os
+import subprocess
+import sys
+
 import jax
 import keras
 import numpy as np
@@ -73,10 +77,37 @@ def test_what_fit_trains_is_what_ships(tmp_path):
     other = qjax.to_keras(quantized()[1])
     other.load_weights(path)
     assert np.array_equal(qjax.convert(other.qmodel, X[:4])(X), predicted)
+    wider = keras.Sequential([keras.Input((5,)), layers.Dense(7, name="first"), layers.Dense(2, name="head")])
+    with pytest.raises(ValueError, match=r"first|variable|shape"):
+        qjax.to_keras(qjax.quantize(qjax.from_keras(wider), qjax.Recipe(), X[:4])).load_weights(path)
     third = qjax.to_keras(quantized(bits=4)[1])
     third.load_weights(path)
     with pytest.raises(ValueError, match="first/kernel"):
         assert third.qmodel
+
+
+DISTRIBUTED = """
+import jax, keras, numpy as np, qjax
+keras.distribution.set_distribution(keras.distribution.DataParallel())
+keras.utils.set_random_seed(0)
+x = np.random.default_rng(0).normal(size=(32, 5)).astype(np.float32)
+layers = [keras.layers.Dense(4), keras.layers.BatchNormalization(), keras.layers.Dense(2)]
+model = keras.Sequential([keras.Input((5,)), *layers])
+trainer = qjax.to_keras(qjax.quantize(qjax.from_keras(model), qjax.Recipe(), x[:2]), exact=x[:2])
+trainer.compile("adam", "mse")
+trainer.fit(x, x[:, :2], batch_size=16, epochs=2, verbose=0)
+graph = qjax.convert(trainer.qmodel, x[:2])
+print(len(trainer.variables[0].value.devices()), int(np.sum(np.asarray(graph(x)) != trainer.predict(x, verbose=0))))
+"""
+
+
+@pytest.mark.exhaustive
+def test_data_parallel():
+    environment = {**os.environ, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
+    environment["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+    command = [sys.executable, "-c", DISTRIBUTED]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.stdout.split() == ["2", "0"], done.stderr
 
 
 def test_mistakes_say_what_was_expected():
