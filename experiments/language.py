@@ -1,0 +1,274 @@
+"""Bits per byte of a small language model, quantized: `python -m experiments.language`.
+
+A decoder over bytes is trained on the help texts of Python (`pydoc_data.topics`), of which the last tenth is held out.
+Every method starts from the same float weights. Post-training quantization calibrates on eight batches; quantized
+training (QAT) goes on for `--tuning` steps, and so does float, for comparison. Each model is then converted, and its
+outputs are compared with those of `qjax.exact`. `--rows FILE` keeps every row, and a later run makes what is missing.
+"""
+
+import argparse
+import dataclasses
+import functools
+import json
+import math
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from orbax import checkpoint
+
+import qjax
+from experiments.machine import machine
+
+LAYERS = "blocks/.*/(query|key|value|out|up|down)"
+FOUR = qjax.QSpec(bits=4, axis=-1, group_size=32)
+ROWS = qjax.QSpec(bits=8, symmetric=False)
+
+RECIPES = {
+    "W8A8": qjax.Recipe(),
+    "W4A8": qjax.Recipe(weights=qjax.QSpec(bits=4, axis=-1), first_last_bits=8),
+    "8da4w": qjax.Recipe(overrides={LAYERS: qjax.Dynamic(weights=FOUR, activations=ROWS, per="row")}),
+    "ternary": qjax.Recipe(
+        overrides={LAYERS: qjax.Dynamic(weights=qjax.WeightFormat("ternary"), activations=ROWS, per="row")}
+    ),
+}
+"""Setting -> recipe. The last two keep embeddings, norms, attention and the head in 8-bit integers."""
+
+COLUMNS = ("setting", "method", "bits per byte", "behind float", "graph", "outputs", "exact: differ", "seconds")
+
+
+class Block(nnx.Module):
+    """Causal attention and a GELU, each behind a LayerNorm."""
+
+    def __init__(self, width: int, heads: int, rngs: nnx.Rngs) -> None:
+        self.heads = heads
+        self.first, self.second = nnx.LayerNorm(width, rngs=rngs), nnx.LayerNorm(width, rngs=rngs)
+        linear = functools.partial(nnx.Linear, rngs=rngs)
+        self.query, self.key, self.value, self.out = (linear(width, width) for _ in range(4))
+        self.up, self.down = linear(width, 4 * width), linear(4 * width, width)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        h = self.first(x)
+        n, t, width = h.shape
+        shape = n, t, self.heads, width // self.heads
+        query, key, value = (layer(h).reshape(shape) for layer in (self.query, self.key, self.value))
+        scores = jnp.einsum("nqhd,nkhd->nhqk", query, key) / np.float32(math.sqrt(shape[-1]))
+        weights = jax.nn.softmax(jnp.where(np.tri(t, dtype=bool), scores, np.float32(-1e30)), axis=-1)
+        x = x + self.out(jnp.einsum("nhqk,nkhd->nqhd", weights, value).reshape(n, t, width))
+        return x + self.down(jax.nn.gelu(self.up(self.second(x))))
+
+
+class Decoder(nnx.Module):
+    """Bytes in, scores of the next byte out."""
+
+    def __init__(self, width: int, layers: int, length: int) -> None:
+        rngs = nnx.Rngs(0)
+        self.embed = nnx.Embed(256, width, rngs=rngs)
+        self.places = nnx.Param(0.02 * jax.random.normal(rngs.params(), (length, width)))
+        self.blocks = nnx.List([Block(width, width // 32, rngs) for _ in range(layers)])
+        self.norm, self.head = nnx.LayerNorm(width, rngs=rngs), nnx.Linear(width, 256, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        h = self.embed(x) + self.places[...]
+        for block in self.blocks:
+            h = block(h)
+        return self.head(self.norm(h))
+
+
+@dataclasses.dataclass
+class Row:
+    """One method in one setting. graph: bits per byte of the integer graph on the same texts as `own`."""
+
+    setting: str
+    method: str
+    bits: float = math.nan
+    graph: float | None = None
+    outputs: int = 0
+    differ: int = 0
+    seconds: float = 0.0
+    error: str = ""
+
+
+def text() -> np.ndarray:
+    """The help texts of this Python, as bytes."""
+    from pydoc_data.topics import topics
+
+    return np.frombuffer("\n".join(topics[name] for name in sorted(topics)).encode(), np.uint8).astype(np.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """train, test: bytes."""
+
+    train: np.ndarray
+    test: np.ndarray
+    length: int
+    batch: int
+
+    def batches(self, count: int, seed: int) -> Any:
+        """Random pieces of the training text, one byte longer than the model reads."""
+        rng = np.random.default_rng(seed)
+        for _ in range(count):
+            starts = rng.integers(0, len(self.train) - self.length - 1, self.batch)
+            yield np.stack([self.train[i : i + self.length + 1] for i in starts])
+
+    def tests(self, count: int) -> list[np.ndarray]:
+        """Consecutive pieces of the held-out text."""
+        span = self.length + 1
+        pieces = self.test[: len(self.test) // span * span].reshape(-1, span)
+        whole = pieces[: len(pieces) // self.batch * self.batch].reshape(-1, self.batch, span)
+        return list(whole[:count])
+
+
+def loss_of(model: Any, pieces: jax.Array) -> jax.Array:
+    """Mean bits per byte."""
+    scores = model(pieces[:, :-1])
+    return optax.softmax_cross_entropy_with_integer_labels(scores, pieces[:, 1:]).mean() / np.float32(math.log(2))
+
+
+def fit(model: Any, optimizer: nnx.Optimizer[Any], data: Data, steps: int, seed: int) -> None:
+    """Train in place."""
+    graphdef, state = nnx.split((model, optimizer))
+
+    @jax.jit
+    def step(state: Any, pieces: jax.Array) -> tuple[Any, jax.Array]:
+        model, optimizer = nnx.merge(graphdef, state)
+        loss, grads = nnx.value_and_grad(loss_of)(model, pieces)
+        optimizer.update(model, grads)
+        return nnx.state((model, optimizer)), loss
+
+    for index, pieces in enumerate(data.batches(steps, seed)):
+        state, loss = step(state, pieces)
+        if index % 50 == 0:
+            print(f"  step {index}: {float(loss):.3f} bits per byte", flush=True)
+    nnx.update((model, optimizer), state)
+
+
+def bits_per_byte(model: Any, data: Data, count: int) -> float:
+    """On the held-out text."""
+    graphdef, state = nnx.split(model)
+    run = jax.jit(lambda state, pieces: loss_of(nnx.merge(graphdef, state), pieces))
+    return float(np.mean([run(state, pieces) for pieces in data.tests(count)]))
+
+
+def float_model(args: argparse.Namespace, data: Data) -> Decoder:
+    """The float model, from the folder if it is there."""
+    model = Decoder(args.width, args.layers, args.length)
+    path = (args.folder / f"float-{args.width}-{args.layers}-{args.length}-{args.batch}-{args.steps}").absolute()
+    with checkpoint.StandardCheckpointer() as keeper:
+        if path.exists():
+            nnx.update(model, keeper.restore(path, nnx.state(model)))
+        else:
+            adam = optax.adam(optax.warmup_cosine_decay_schedule(0.0, 3e-3, args.steps // 10, args.steps, 1e-4))
+            fit(model, nnx.Optimizer(model, adam, wrt=nnx.Param), data, args.steps, 0)
+            keeper.save(path, nnx.state(model))
+    return model
+
+
+def measured(row: Row, model: Decoder, args: argparse.Namespace, data: Data) -> None:
+    """Fill a row."""
+    model = nnx.clone(model)
+    if row.setting == "float":
+        if row.method == "trained on":
+            adam = optax.adam(optax.cosine_decay_schedule(3e-4, args.tuning))
+            fit(model, nnx.Optimizer(model, adam, wrt=nnx.Param), data, args.tuning, 1)
+        row.bits = bits_per_byte(model, data, args.tests)
+        return
+    pieces = [piece[:, :-1] for piece in data.batches(8, 2)]
+    qmodel = qjax.quantize(model, RECIPES[row.setting], pieces[0])
+    qjax.calibrate(qmodel, pieces)
+    if row.method == "QAT":
+        adam = optax.adam(optax.cosine_decay_schedule(3e-4, args.tuning))
+        fit(qmodel, nnx.Optimizer(qmodel, adam, wrt=nnx.Param), data, args.tuning, 1)
+    qmodel.eval()
+    row.bits = bits_per_byte(qmodel, data, args.tests)
+    graph = qjax.convert(qmodel, pieces[0])
+    few = data.tests(args.compared)
+    row.graph = float(np.mean([loss_of(graph, piece) for piece in few]))
+    forward = nnx.jit(qjax.exact(qmodel, pieces[0]))
+    for piece in few:
+        mine, theirs = np.asarray(graph(piece[:, :-1])), np.asarray(forward(qmodel, piece[:, :-1]))
+        row.outputs += mine.size
+        row.differ += int((mine != theirs).sum())
+
+
+def table(rows: list[Row]) -> str:
+    """The rows as Markdown."""
+    base = next((row.bits for row in rows if row.setting == "float" and row.method == "as trained"), math.nan)
+    lines = ["| " + " | ".join(COLUMNS) + " |", "| --- | --- |" + " ---: |" * (len(COLUMNS) - 2)]
+    for row in rows:
+        if row.error:
+            lines.append(f"| {row.setting} | {row.method} | {row.error} | | | | | |")
+            continue
+        graph = "" if row.graph is None else f"{row.graph:.3f}"
+        counts = ("", "") if row.graph is None else (f"{row.outputs:,}", f"{row.differ:,}")
+        cells = [row.setting, row.method, f"{row.bits:.3f}", f"{row.bits - base:+.3f}", graph, *counts]
+        lines.append("| " + " | ".join([*cells, f"{row.seconds:.0f}"]) + " |")
+    return "\n".join(lines)
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="python -m experiments.language", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    sizes = {"width": 192, "layers": 4, "length": 128, "batch": 16, "steps": 2000, "tuning": 400, "tests": 24}
+    for name, value in {**sizes, "compared": 1}.items():
+        made.add_argument(f"--{name}", type=int, default=value, help=f"{value}")
+    made.add_argument("--settings", nargs="+", choices=list(RECIPES), default=list(RECIPES), metavar="NAME")
+    made.add_argument("--folder", type=Path, default=Path("out/language"), help="where the float model is kept")
+    made.add_argument("--rows", type=Path, metavar="FILE", help="keep every row there; make only what is missing")
+    made.add_argument("--page", type=Path, metavar="FILE", help="write the table there, as Markdown")
+    return made
+
+
+def main(argv: list[str] | None = None) -> list[Row]:
+    args = parser().parse_args(argv)
+    whole = text()
+    cut = len(whole) * 9 // 10
+    data = Data(whole[:cut], whole[cut:], args.length, args.batch)
+    model = float_model(args, data)
+    count = sum(int(np.size(leaf)) for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
+    asked = [("float", "as trained"), ("float", "trained on")]
+    asked += [(setting, method) for setting in args.settings for method in ("PTQ", "QAT")]
+    lines = args.rows.read_text().splitlines() if args.rows is not None and args.rows.exists() else []
+    known = {(row.setting, row.method): row for row in (Row(**json.loads(line)) for line in lines) if not row.error}
+    rows: list[Row] = []
+    for setting, method in asked:
+        row = known.get((setting, method))
+        if row is None:
+            row, begin = Row(setting, method), time.perf_counter()
+            try:
+                measured(row, model, args, data)
+            except Exception as error:  # the table says which method fails, and why
+                row.error = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+            row.seconds = time.perf_counter() - begin
+            if args.rows is not None:
+                args.rows.parent.mkdir(parents=True, exist_ok=True)
+                with args.rows.open("a") as file:
+                    file.write(json.dumps(dataclasses.asdict(row)) + "\n")
+            jax.clear_caches()
+        rows.append(row)
+        print(table(rows[-1:]).splitlines()[-1], flush=True)
+    options = {name: getattr(args, name) for name in ("width", "layers", "length", "batch", "steps", "tuning", "tests")}
+    command = "python -m experiments.language " + " ".join(f"--{name} {value}" for name, value in options.items())
+    facts = (
+        f"`{command}` made this table: {count:,} parameters, {len(whole):,} bytes of text, "
+        f"Python {platform.python_version()}."
+    )
+    made = machine()
+    where = f"Made on {made['cpu']}, {made['cores']} cores, jax {made['jax']}, flax {made['flax']}."
+    done = f"{facts}\n\n{table(rows)}\n\n{where}\n"
+    if args.page is not None:
+        args.page.write_text(done)
+    print(done)
+    return rows
+
+
+if __name__ == "__main__":
+    main()
