@@ -25,14 +25,14 @@ def test_texts_are_held_out_and_batches_are_pieces_of_the_others() -> None:
 def test_the_table_counts_from_float() -> None:
     rows = [
         language.Row("float", "as trained", 2.0, seconds=1),
-        language.Row("W8A8", "PTQ", 2.25, 2.5, 1000, 0, 3),
+        language.Row("W8A8", "PTQ", 2.25, 1000, 0, 3),
         language.Row("W4A8", "PTQ", error="ValueError: no"),
     ]
     lines = language.table(rows).splitlines()[2:]
     assert lines == [
-        "| float | as trained | 2.000 | +0.000 |  |  |  | 1 |",
-        "| W8A8 | PTQ | 2.250 | +0.250 | 2.500 | 1,000 | 0 | 3 |",
-        "| W4A8 | PTQ | ValueError: no | | | | | |",
+        "| float | as trained | 2.000 | +0.000 |  |  | 1 |",
+        "| W8A8 | PTQ | 2.250 | +0.250 | 1,000 | 0 | 3 |",
+        "| W4A8 | PTQ | ValueError: no | | | | |",
     ]
 
 
