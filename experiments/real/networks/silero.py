@@ -24,7 +24,7 @@ class Silero(nnx.Module):
         self.stft = nnx.Conv(1, 258, (256,), 128, padding="VALID", use_bias=False, rngs=rngs)
         shapes = ((129, 128, 1), (128, 64, 2), (64, 64, 2), (64, 128, 1))
         self.convs = nnx.List(nnx.Conv(i, o, (3,), stride, padding=((1, 1),), rngs=rngs) for i, o, stride in shapes)
-        self.lstm = nnx.RNN(nnx.OptimizedLSTMCell(128, 128, rngs=rngs), rngs=rngs)
+        self.lstm = nnx.RNN(nnx.OptimizedLSTMCell(128, 128, rngs=rngs))
         self.head = nnx.Linear(128, 1, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
