@@ -28,8 +28,8 @@ the evaluation.
 ## Summary
 
 Each cell is dB / the task's measure. "Best of others" is the method of ONNX Runtime or qwix with the most dB. An empty
-cell has no row yet, or every method in it failed. Scales of qwix and of `quantize_dynamic` are found anew for each call,
-and what stands between their products stays in floats.
+cell has no row yet, or every method in it failed. Scales of qwix and of `quantize_dynamic` are found anew for each
+call, and what stands between their products stays in floats.
 
 {summary}
 

@@ -41,7 +41,9 @@ def _float_file(network: Network, folder: Path) -> Path:
     shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in network.calibration[0]]
     graphdef, state = nnx.split(network.model)
     # a model of the trace's own: Flax forbids that a scan's step takes parts of one from outside
-    made = to_onnx(lambda *args: nnx.merge(graphdef, state, copy=True)(*args), inputs=shapes, model_name=network.name, opset=OPSET)
+    made = to_onnx(
+        lambda *args: nnx.merge(graphdef, state, copy=True)(*args), inputs=shapes, model_name=network.name, opset=OPSET
+    )
     # shapes inside are inferred anew: those that it writes are partly of another layout
     del made.graph.value_info[:]
     path, folded = folder / "float.onnx", folder / "folded.onnx"
