@@ -20,7 +20,7 @@ from qjax.export.passes.bounds import operand
 from qjax.numerics.rules import get_rule
 from qjax.numerics.softfloat import Real
 from qjax.ops import Op, Operand, Preparation
-from qjax.ops.channels import weight_to_result
+from qjax.ops.channels import trailing, weight_to_result
 from qjax.ops.epilogue import Affine, fold_sum, fold_weighted, requantization
 from qjax.ops.formulas import Setting
 from qjax.ops.formulas import get as get_formula
@@ -77,9 +77,17 @@ def step_of(graph: Graph, node: Node, roles: Sequence[str]) -> Step:
 
 
 def affine_steps(graph: Graph, chain: Sequence[Node]) -> tuple[Step, ...]:
-    """Those nodes of a chain that add or multiply."""
-    affine = [node for node in chain if type(ops.get(node.op)).compose is not Op.compose]
-    return tuple(step_of(graph, node, tuple(node.constants)) for node in affine)
+    """Those nodes of a chain that add or multiply.
+
+    Clamps are left out, and so are leading axes of size 1: layers that differ in these alone are of one kind.
+    """
+    found = [(node, ops.get(node.op)) for node in chain]
+    chosen = [node for node, op in found if type(op).compose is not Op.compose and not op.clamps]
+    steps = [step_of(graph, node, tuple(node.constants)) for node in chosen]
+    return tuple(
+        dataclasses.replace(step, constants={role: trailing(value) for role, value in step.constants.items()})
+        for step in steps
+    )
 
 
 def kernel_scale(graph: Graph, node: Node) -> Any:
