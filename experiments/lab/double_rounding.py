@@ -31,6 +31,8 @@ CLASSES = {
     "15 bits": ("int16x8",),
 }
 """The library's fixed-point rules by what is known of them: how often they round, and where the second sends ties."""
+LEFT_OUT = ("nvdla",)
+"""Rules of a scale with 15 bits, as `int16x8`, but with ties away from zero: a class without a prediction."""
 RULES = tuple(rule for rules in CLASSES.values() for rule in rules)
 _LEAST_EVENTS = 1000
 """Differing codes that the network is expected to show at least: 1,797 images give some 10^6 distinct accumulators, and

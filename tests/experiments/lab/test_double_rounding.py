@@ -36,7 +36,8 @@ def test_codes_are_those_of_unbounded_integers(shift: int) -> None:
 def test_all_fixed_point_rules_of_the_library_are_in_the_study() -> None:
     fields = [(name, qjax.numerics.get_rule(name)) for name in qjax.numerics.rule_names()]
     fixed = {name for name, rule in fields if rule.fields == ("multiplier", "shift") and not rule.needs_key}
-    assert set(study.RULES) == fixed
+    assert {*study.RULES, *study.LEFT_OUT} == fixed
+    assert len(study.RULES) + len(study.LEFT_OUT) == len(fixed)
 
 
 def test_predicted_shares() -> None:
