@@ -48,14 +48,20 @@ def reference_weight(w: np.ndarray, spec: QSpec, axes: tuple[int, ...]) -> tuple
     return np.clip(np.rint(w * (F32(1) / scale)), spec.qmin, spec.qmax).astype(np.int64), scale
 
 
+def weights_of(setting: Dynamic) -> QSpec:
+    """The weights' bits of a setting without a `WeightFormat`."""
+    assert isinstance(setting.weights, QSpec)
+    return setting.weights
+
+
 def reference_groups(x: np.ndarray, w: np.ndarray, setting: Dynamic) -> np.ndarray:
     """The products of every group, each rounded to float32, added up in their order."""
-    size = setting.weights.group_size
+    size = weights_of(setting).group_size
     assert size is not None
     codes, scale, _ = reference_codes(x, setting.activations, (x.ndim - 1,) if setting.per == "row" else (0, 1))
     total: Any = 0
     for k in range(0, len(w), size):
-        w_codes, w_scale = reference_weight(w[k : k + size], setting.weights, (0,))
+        w_codes, w_scale = reference_weight(w[k : k + size], weights_of(setting), (0,))
         acc = (codes[:, k : k + size] @ w_codes).astype(F32)
         total = (acc * (scale * w_scale).astype(F32)).astype(F32) + total
     return total.astype(F32)
@@ -65,7 +71,7 @@ def reference_linear(x: np.ndarray, w: np.ndarray, setting: Dynamic) -> np.ndarr
     codes, scale, _ = reference_codes(
         x, setting.activations, (x.ndim - 1,) if setting.per == "row" else (*range(x.ndim),)
     )
-    w_codes, w_scale = reference_weight(w, setting.weights, (0, 1) if setting.weights.axis is None else (0,))
+    w_codes, w_scale = reference_weight(w, weights_of(setting), (0, 1) if weights_of(setting).axis is None else (0,))
     return (codes @ w_codes).astype(F32) * (scale * w_scale).astype(F32)
 
 
@@ -216,7 +222,7 @@ def test_a_row_is_what_a_dot_sums_over_wherever_the_weight_stands() -> None:
         "weight first": lambda x, w: lax.dot_general(w, x, (((1,), (3,)), ((0,), (1,)))),
     }
     codes, scale, _ = reference_codes(x, setting.activations, (3,))
-    w_codes, w_scale = reference_weight(w, setting.weights, (1,))
+    w_codes, w_scale = reference_weight(w, weights_of(setting), (1,))
     for name, function in products.items():
         (eqn,) = from_jaxpr(jax.make_jaxpr(function)(x, w)).equations
         product = DynamicProduct(eqn, 0 if name == "weight first" else 1, setting)
@@ -237,7 +243,7 @@ def test_conv(groups: int) -> None:
         np.testing.assert_array_equal(nnx.jit(qjax.exact(qmodel, x))(qmodel, x), graph(x))
     kernel = np.asarray(model.conv.kernel[...])
     codes, scale, _ = reference_codes(x, setting.activations, (0, 1, 2, 3))
-    w_codes, w_scale = reference_weight(kernel, setting.weights, (0, 1, 2))
+    w_codes, w_scale = reference_weight(kernel, weights_of(setting), (0, 1, 2))
     acc = np.zeros((2, 3, 3, 8), np.int64)
     # padding is with the code of 0.0, which is 0 here; stride 2 on 6 pads behind
     around, width, features = np.pad(codes, ((0, 0), (0, 1), (0, 1), (0, 0))), 4 // groups, 8 // groups
