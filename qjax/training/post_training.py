@@ -14,7 +14,9 @@ import numpy as np
 from flax import nnx
 
 from qjax.batches import Batches, Inputs, arguments_of, brief
+from qjax.conversion import graph_of
 from qjax.export.backend import target_of
+from qjax.export.unsupported import ConversionError
 from qjax.qmodel import QuantizedModel
 from qjax.recipe import Recipe
 from qjax.training.judging import Batch, Judge, Scorer, size_of
@@ -85,6 +87,7 @@ def post_training(
     said = f"{len(work.qmodel.plan.quantizers)} quantizers"
     rows = [StepReport("calibrated", best, time.perf_counter() - clock, True, said)]
     plain = nnx.clone(work.qmodel)
+    converts = _obstacle(work.qmodel, fit[0][1]) is None
 
     for name in names:
         if name == "precision" and not mixed:
@@ -99,8 +102,11 @@ def post_training(
                 break
             score = judge.simulated(work.walk, work.qmodel)
             kept = judge.better(score, best)
-            if not kept:
-                work, said = before, f"{said}; {judge.why(score, best)}"
+            # A step may grow sums beyond int32. A model that converted before it must convert after it.
+            refused = _obstacle(work.qmodel, fit[0][1]) if kept and converts else None
+            if not kept or refused is not None:
+                why = judge.why(score, best) if refused is None else f"convert would refuse it: {refused}"
+                work, said, kept = before, f"{said}; {why}", False
             rows.append(StepReport(name, score, time.perf_counter() - clock, kept, said, details))
             if kept:
                 best = score
@@ -128,6 +134,15 @@ def post_training(
         seconds=time.perf_counter() - started,
     )
     return result
+
+
+def _obstacle(qmodel: QuantizedModel, args: tuple[Any, ...]) -> str | None:
+    """Why `convert` refuses the model; None where it does not."""
+    try:
+        graph_of(qmodel, args, qmodel.plan.target)
+    except ConversionError as error:
+        return str(error).splitlines()[0]
+    return None
 
 
 # ---------------------------------------------------------------------- input

@@ -19,12 +19,14 @@ from qjax.calibration.minmax import MinMax
 from qjax.export.backend import target_of
 from qjax.fingerprint import fingerprint
 from qjax.numerics.affine import QParams, choose_qparams
+from qjax.ops import Role
 from qjax.ops.conv import Conv
 from qjax.ops.dot import Dot
 from qjax.places import ancestors
 from qjax.qmodel import QuantizedModel, QuantizerState, check_quantized, evaluation_copy
 from qjax.recipe import Override, Recipe
 from qjax.summary import decibels_text, table
+from qjax.tracing.annotation import Annotation
 from qjax.training.simulated import grids_of, switched
 from qjax.training.walk import Stream, Walk, noise_of
 from qjax.training.weights import codes_of, weights_of
@@ -155,11 +157,12 @@ def _overflowing(qmodel: QuantizedModel, args: tuple[Any, ...], names: Collectio
     codes = codes_of(qmodel, weights_of(qmodel, args).names)
     widths = {name: q.spec.bits for name, q in qmodel.plan.quantizers} | dict.fromkeys(names, bits)
     grown: dict[str, None] = {}
+    made = {value: eqn for eqn in call.traced.program.walk() for value in eqn.outputs}
     for eqn in call.traced.program.walk():
         op = annotation.ops.get(eqn, (None,))[0]
         if not isinstance(op, (Conv, Dot)):
             continue
-        places = [annotation.weights.get((eqn, i)) or annotation.values.get(v) for i, v in enumerate(eqn.inputs)]
+        places = [annotation.weights.get((eqn, i)) or _place(annotation, made, v) for i, v in enumerate(eqn.inputs)]
         # The greatest sum of one operand's codes along the summed axes, and the widths of the other operands.
         factor, width = 0.0, 0
         for index, place in enumerate(places):
@@ -176,6 +179,18 @@ def _overflowing(qmodel: QuantizedModel, args: tuple[Any, ...], names: Collectio
         if factor * 2.0**width >= 2.0**30:
             grown.update(dict.fromkeys(place.name for place in places if place is not None and place.name in names))
     return list(grown)
+
+
+def _place(annotation: Annotation, made: Mapping[Any, Any], value: Any) -> Any:
+    """The quantizer of a tensor, also behind operations that keep its codes, such as a max pool."""
+    while value not in annotation.values and value in made:
+        eqn = made[value]
+        op = annotation.ops.get(eqn, (None,))[0]
+        flowing = [v for v, constant in zip(eqn.inputs, annotation.is_constant(eqn), strict=True) if not constant]
+        if op is None or op.role is not Role.GRID or not flowing:
+            return None
+        value = flowing[0]
+    return annotation.values.get(value)
 
 
 def set_bits(

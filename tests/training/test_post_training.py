@@ -175,3 +175,38 @@ def test_a_walk_computes_what_the_model_computes():
         step = np.asarray(qmodel.qparams()["head"].scale)
         assert np.max(np.abs(np.asarray(y) - np.asarray(qmodel(x)))) <= 1.01 * step
     assert dataclasses.is_dataclass(Stream)
+
+
+class Pooled(nnx.Module):
+    """Two wide convolutions with a pool between them: the second one's sums outgrow int32 with inputs of 16 bits."""
+
+    def __init__(self) -> None:
+        rngs = nnx.Rngs(3)
+        self.first = nnx.Conv(1, 64, (3, 3), rngs=rngs)
+        self.second = nnx.Conv(64, 4, (9, 9), rngs=rngs)
+
+    def __call__(self, x):
+        return self.second(nnx.max_pool(nnx.relu(self.first(x)), (2, 2), (2, 2)))
+
+
+def test_precision_sees_the_sums_behind_a_pool():
+    x = jax.random.normal(jax.random.key(0), (8, 8, 8, 1))
+    # weights of 16 bits cost nothing, so all of the noise is that of activations
+    recipe = qjax.Recipe(weights=qjax.QSpec(bits=12, symmetric=True, axis=-1))
+    qmodel = qjax.quantize(Pooled(), recipe, x)
+    qjax.calibrate(qmodel, [x])
+    found = qjax.training.widen_activations(qmodel, [x], most=1.0)
+    assert "first" not in [t.name for t in found.tensors]
+    qjax.convert(qmodel, x)
+
+
+def test_a_step_after_which_convert_would_refuse_is_taken_back(monkeypatch):
+    x = jax.random.normal(jax.random.key(0), (8, 8, 8, 1))
+    monkeypatch.setattr("qjax.training.precision._overflowing", lambda *_: [])
+    monkeypatch.setattr("qjax.training.precision._chosen", lambda *_: ["first"])
+    monkeypatch.setattr("qjax.training.judging.Judge.better", lambda *_: True)
+    result = qjax.post_training(Pooled(), qjax.Recipe(weights=qjax.QSpec(bits=12, axis=-1)), [x], steps=["precision"])
+    (row,) = [row for row in result.post_training_report.steps if row.step == "precision"]
+    assert row.kept is False
+    assert "convert would refuse it" in row.said
+    qjax.convert(result, x)
