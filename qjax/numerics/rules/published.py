@@ -88,15 +88,29 @@ def xnnpack_rndnu(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array:
 # ------------------------------------------------------------------------------------ TFLite, 16-bit activations
 
 
-def _multiplier_int16x8(effective_scale: Any) -> Multiplier:
+def _with_shift_below(effective_scale: Any, rule: str, highest: int) -> Multiplier:
+    """The `Multiplier` of e, whose shift is at most `highest`.
+
+    Raises:
+      ValueError: a greater one on the host; inside a trace it is the highest.
+    """
     m = quantize_multiplier(effective_scale)
-    if not traced(m.shift) and np.any(np.asarray(m.shift) > _INT16_SHIFT):
+    if not traced(m.shift) and np.any(np.asarray(m.shift) > highest):
         raise ValueError(
-            f"int16x8 takes effective scales below 2^{_INT16_SHIFT}. Got one of 2^{int(np.max(m.shift)) - 1} or more: "
+            f"{rule} takes effective scales below 2^{highest}. Got one of 2^{int(np.max(m.shift)) - 1} or more: "
             "the output's scale is far too small for its input."
         )
     xp = host_or_trace(m.shift)
-    return Multiplier(m.multiplier, xp.minimum(m.shift, np.int32(_INT16_SHIFT)))
+    return Multiplier(m.multiplier, xp.minimum(m.shift, np.int32(highest)))
+
+
+def _fifteen_bits(xp: Any, multiplier: Any) -> Any:
+    """M / 2^16 rounded, ties up, at most 0x7FFF; int64."""
+    return xp.minimum((multiplier.astype(np.int64) + np.int64(2**15)) >> np.int64(16), np.int64(0x7FFF))
+
+
+def _multiplier_int16x8(effective_scale: Any) -> Multiplier:
+    return _with_shift_below(effective_scale, "int16x8", _INT16_SHIFT)
 
 
 _INT16_SHIFT = 7
@@ -110,7 +124,7 @@ def int16x8(acc: jax.Array, m: Multiplier, call: Call) -> jax.Array:
     MultiplyByQuantizedMultiplier, which asks for |acc| <= 2^47, s in [-31, 7] and a result that fits int32;
     here it saturates. acc is int32 or int64; an int64 outside of 48 bits is taken as the nearest one inside.
     """
-    reduced = jnp.minimum((m.multiplier.astype(jnp.int64) + np.int64(2**15)) >> np.int64(16), np.int64(0x7FFF))
+    reduced = _fifteen_bits(jnp, m.multiplier)
     x = jnp.minimum(jnp.maximum(acc.astype(jnp.int64), np.int64(-(2**47))), np.int64(2**47))
     t = np.int64(15) - m.shift.astype(jnp.int64)
     return saturated(right_shift_with_headroom(jnp, x * reduced, t, Rounding.NEAREST_UP))
@@ -124,15 +138,11 @@ _NVDLA_SHIFT = 15
 
 def _multiplier_nvdla(effective_scale: Any) -> Multiplier:
     """The `Multiplier` of e rounded to 15 bits; its last 16 bits are 0."""
-    m = quantize_multiplier(effective_scale)
-    if not traced(m.shift) and np.any(np.asarray(m.shift) > _NVDLA_SHIFT):
-        raise ValueError(
-            f"nvdla takes effective scales below 2^{_NVDLA_SHIFT}. Got one of 2^{int(np.max(m.shift)) - 1} or more: "
-            "check s_x * s_w / s_y."
-        )
-    xp = host_or_trace(m.shift)
-    scale = xp.minimum((m.multiplier >> np.int32(15)) + np.int32(1) >> np.int32(1), np.int32(2**15 - 1))
-    return Multiplier(scale << np.int32(16), xp.minimum(m.shift, np.int32(_NVDLA_SHIFT)))
+    m = _with_shift_below(effective_scale, "nvdla", _NVDLA_SHIFT)
+    xp = host_or_trace(m.multiplier)
+    with wide(xp):
+        scale = _fifteen_bits(xp, m.multiplier).astype(np.int32)
+    return Multiplier(scale << np.int32(16), m.shift)
 
 
 @fixed_point("nvdla", prepare=_multiplier_nvdla, highest_shift=_NVDLA_SHIFT, monotone=True)
