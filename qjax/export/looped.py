@@ -14,7 +14,7 @@ from jax import lax
 from qjax import ops
 from qjax.export.ir import Graph, Node
 from qjax.export.kernels import alive, attributes, forks, run_node
-from qjax.export.repeats import Carried, Inside, Outside, Repeat, read_outside
+from qjax.export.repeats import Carried, Inside, Outside, Repeat, read_outside, varies
 from qjax.export.shared import SharedConstants
 from qjax.numerics.fence import computed_once
 
@@ -161,7 +161,8 @@ class _Body:
             same, stacked = run.constants.over([node.name for node in nodes])
             self.same.append(same)
             self.given |= {(position, "constant", role): array for role, array in stacked.items()}
-            if self.varies(nodes):
+            # Their codes are computed before the loop.
+            if varies(nodes):
                 entries = [attributes(run.graph, node) for node in nodes]
                 self.given[position, "codes"] = ops.get(nodes[0].op).iterated(entries, run.value(nodes[0].inputs[0]))
                 continue
@@ -170,12 +171,6 @@ class _Body:
                     self.outer[read.names[0]] = run.value(read.names[0])
                 elif isinstance(read, Outside):
                     self.given[position, "input", index] = run.stacked(read.names)
-
-    @staticmethod
-    def varies(nodes: Sequence[Node]) -> bool:
-        """Whether the iterations of a node have other attributes; then they are computed before the loop."""
-        varying = ops.get(nodes[0].op).varying
-        return any(node.attributes[key] != nodes[0].attributes[key] for key in varying for node in nodes)
 
     def __call__(self, state: dict[tuple[int, str], jax.Array], given: dict[Any, Any]) -> list[jax.Array]:
         """What every node of the body computes."""

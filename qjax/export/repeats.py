@@ -100,6 +100,12 @@ def read_outside(graph: Graph, loops: Sequence[Repeat], wanted: Iterable[str]) -
     return names
 
 
+def varies(nodes: Sequence[Node]) -> bool:
+    """Whether the iterations of a node have other attributes, as the place of a slice."""
+    varying = ops.get(nodes[0].op).varying
+    return any(node.attributes[key] != nodes[0].attributes[key] for key in varying for node in nodes)
+
+
 class _Finder:
     """The search in one graph."""
 

@@ -18,7 +18,7 @@ from qjax.export.emit.c.text import identifier
 from qjax.export.emit.c.values import Buffer, of_array
 from qjax.export.ieee import check_islands
 from qjax.export.ir import Graph, Node
-from qjax.export.repeats import Carried, Inside, Repeat, read_outside, repeats
+from qjax.export.repeats import Carried, Inside, Repeat, read_outside, repeats, varies
 from qjax.ops import Op
 
 
@@ -218,7 +218,7 @@ class _Body:
                 return False
             _, lowered = builder.lowered(nodes[0], Source())
             if lowered.layer is not None:
-                if self._varies(nodes):
+                if varies(nodes):
                     return False
                 local.append(Access(nodes[0].output))
                 self.own[nodes[0].output] = position
@@ -270,14 +270,9 @@ class _Body:
             self.writes[position] = Access(name, 0, builder.elements(name))
         return True
 
-    @staticmethod
-    def _varies(nodes: Sequence[Node]) -> bool:
-        varying = ops.get(nodes[0].op).varying
-        return any(node.attributes[key] != nodes[0].attributes[key] for key in varying for node in nodes)
-
     def _moved(self, nodes: Sequence[Node], lowered: Lowered, access: Access) -> Access | None:
         """A piece of an input; of another place in every iteration where attributes say so."""
-        if not self._varies(nodes):
+        if not varies(nodes):
             return access.moved(lowered.offset)
         if access.turn:
             return None
