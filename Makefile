@@ -34,7 +34,7 @@ test-all: venv ## the whole suite and every further model of a kind that it test
 
 # What an older Python and jax can change: arithmetic, kernels, traces and what is derived from them. `make test-compat COMPAT=tests`
 # runs all but the slow tests.
-COMPAT ?= tests/numerics tests/ops/test_dot.py tests/ops/test_conv.py tests/test_import.py tests/export/test_interpreter.py tests/export/test_lower.py
+COMPAT ?= tests/numerics tests/ops/test_dot.py tests/ops/test_conv.py tests/test_import.py tests/run/test_interpreter.py tests/lower/test_lower.py
 test-compat: venv-compat ## a fast subset without slow tests, under the oldest Python (and its older jax)
 	.venv-compat/bin/python $(PYTEST) -m "not slow" $(COMPAT) $(ARGS)
 
@@ -87,7 +87,7 @@ format: venv ## let ruff rewrite what `make lint` would reject
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-types: venv ## pyright: basic everywhere, strict on numerics, ops and export
+types: venv ## pyright: basic everywhere, strict on numerics, ops and the graph's folders
 	$(MAKE) --no-print-directory -j 2 --output-sync types-basic types-strict
 
 types-basic:

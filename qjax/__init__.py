@@ -13,23 +13,23 @@ from qjax.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from qjax import calibration, numerics, ops, profiles, targets, training
+    from qjax.analysis.accumulators import accumulators
     from qjax.analysis.search import Budget, search
     from qjax.analysis.sensitivity import sensitivity
     from qjax.analysis.statistics import statistics
     from qjax.calibrating import calibrate
+    from qjax.comparison.compare import compare
     from qjax.compilation_cache import cache_compilations
     from qjax.exact_forward import exact
     from qjax.explanation import explain
-    from qjax.export.accumulator_report import accumulators
-    from qjax.export.compare import compare
     from qjax.export.integer_graph import IntegerGraph, load, read
-    from qjax.export.lower import ConversionError
     from qjax.fingerprint import QuantPlan
     from qjax.layers.function import from_function
     from qjax.layers.keras import from_keras
     from qjax.layers.linen import from_linen
     from qjax.layers.stateful import stateful
     from qjax.layers.trace import TraceError
+    from qjax.lower import ConversionError
     from qjax.model import convert, quantize, verify
     from qjax.numerics.affine import QParams, QSpec
     from qjax.numerics.fake_quant import fake_quant
@@ -100,12 +100,12 @@ _HOMES = {
     "analysis.statistics": ("statistics",),
     "calibrating": ("calibrate",),
     "compilation_cache": ("cache_compilations",),
-    "export.accumulator_report": ("accumulators",),
-    "export.compare": ("compare",),
+    "analysis.accumulators": ("accumulators",),
+    "comparison.compare": ("compare",),
     "export.integer_graph": ("IntegerGraph", "load", "read"),
     "exact_forward": ("exact",),
     "explanation": ("explain",),
-    "export.lower": ("ConversionError",),
+    "lower": ("ConversionError",),
     "fingerprint": ("QuantPlan",),
     "layers.trace": ("TraceError",),
     "layers.function": ("from_function",),

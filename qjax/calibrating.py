@@ -16,7 +16,7 @@ from qjax import calibration
 from qjax.batches import Batches, Inputs
 from qjax.calibration import noise
 from qjax.calibration.learned import Quantizer
-from qjax.export.structure import join_arguments, split_arguments
+from qjax.graph.structure import join_arguments, split_arguments
 from qjax.layers import trace
 from qjax.numerics.affine import QParams
 from qjax.ops import Quantized

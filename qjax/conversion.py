@@ -9,14 +9,14 @@ import numpy as np
 from flax import nnx
 from jax.core import Tracer
 
-from qjax.export.assign import assign
-from qjax.export.backend import backend_of, target_of
-from qjax.export.ir import Graph
-from qjax.export.lower import ConversionError, quantized_graph
-from qjax.export.structure import Call, describe, describe_arguments, join_arguments, split_arguments
-from qjax.export.unsupported import unsupported
+from qjax.assign import assign
+from qjax.assign.backend import backend_of, target_of
 from qjax.finite import check_finite
+from qjax.graph.ir import Graph
+from qjax.graph.structure import Call, describe, describe_arguments, join_arguments, split_arguments
+from qjax.graph.unsupported import unsupported
 from qjax.layers import Traced, TraceError, check_any_batch, check_nothing_drawn, trace
+from qjax.lower import ConversionError, quantized_graph
 from qjax.numerics.affine import QParams
 from qjax.ops.formulas import check_target
 from qjax.qmodel import QuantizedModel, evaluation_copy

@@ -8,18 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from qjax.assign.overflow import may_wrap
 from qjax.batches import arguments_of, brief
 from qjax.conversion import Batch, check_batch, graph_of
-from qjax.export import looped
 from qjax.export.integer_graph import dequantize_outputs, inputs_of, quantize_inputs
-from qjax.export.kernels import prepare
-from qjax.export.passes.overflow import may_wrap
-from qjax.export.repeats import over_iterations, repeats
-from qjax.export.shared import SharedConstants
-from qjax.export.structure import sample_like
+from qjax.graph.kernels import prepare
+from qjax.graph.structure import sample_like
 from qjax.numerics.surrogate import with_gradient_of
 from qjax.progress import stage
 from qjax.qmodel import QuantizedModel, check_quantized, evaluation_copy
+from qjax.run import looped
+from qjax.run.repeats import over_iterations, repeats
+from qjax.run.shared import SharedConstants
 
 Forward = Callable[..., Any]
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from flax import nnx
 
 from qjax.batches import arguments_of
-from qjax.export.unsupported import cures_of, problem_of
+from qjax.graph.unsupported import cures_of, problem_of
 from qjax.layers import Traced, instrument, module_types, trace
 from qjax.qmodel import Plan, QuantizedModel, evaluation_copy, unquantized
 from qjax.recipe import Recipe, WeightFormat

@@ -11,19 +11,19 @@ import numpy as np
 from flax import nnx
 
 from qjax import targets
+from qjax.assign.backend import backend_of, target_of
 from qjax.batches import Batches, Inputs, arguments_of, brief, refuse_trace
 from qjax.calibrating import calibrate, stacked_qparams
 from qjax.calibration.learned import Quantizer
+from qjax.comparison.verify import Report
+from qjax.comparison.verify import verify as compare_nodes
 from qjax.conversion import BATCH, Batch, check_batch, graph_of
 from qjax.explanation import obstacles, refused_rows
 from qjax.export import contents
-from qjax.export.backend import backend_of, target_of
 from qjax.export.integer_graph import IntegerGraph
-from qjax.export.ir import Graph
-from qjax.export.structure import join_arguments, split_arguments
-from qjax.export.verify import Report
-from qjax.export.verify import verify as compare_nodes
 from qjax.finite import check_bounds, check_finite
+from qjax.graph.ir import Graph
+from qjax.graph.structure import join_arguments, split_arguments
 from qjax.layers import instrument, module_types, trace
 from qjax.ops import backend
 from qjax.profiled import refuse_model

@@ -6,8 +6,8 @@ from qjax import profiles
 from qjax.calibration.learned import Quantizer
 from qjax.explanation import Explained
 from qjax.export.contents import check_graph
-from qjax.export.ir import Graph
-from qjax.export.lower import ConversionError
+from qjax.graph.ir import Graph
+from qjax.lower import ConversionError
 from qjax.profiles import Profile, Verdict, Violation
 from qjax.tracing import Place
 

@@ -12,10 +12,10 @@ from flax import nnx
 from jax.core import Tracer
 
 from qjax import profiles
+from qjax.assign.backend import target_of
 from qjax.batches import brief, refuse_trace, traced_message
 from qjax.calibration.learned import Quantizer, with_scales
 from qjax.call import Call
-from qjax.export.backend import target_of
 from qjax.fingerprint import compare, fingerprint, rows
 from qjax.layers import Traced, trace
 from qjax.numerics.affine import QParams

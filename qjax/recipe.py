@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from qjax import calibration, profiles, targets
+from qjax.assign.backend import Backend, target_of
 from qjax.calibration.learned import Method, Quantizer
-from qjax.export.backend import Backend, target_of
 from qjax.nearest import did_you_mean
 from qjax.numerics.affine import QSpec
 from qjax.numerics.qspec import known_fields

@@ -12,9 +12,9 @@ import pytest
 from flax import nnx
 
 import qjax
-from qjax.export.check import GraphError, check_integer
-from qjax.export.ir import Tensor
 from qjax.export.tflite_schema.file import File, Scales
+from qjax.graph.check import GraphError, check_integer
+from qjax.graph.ir import Tensor
 from tests.export.emit.onnx_runs import by_onnxruntime
 from tests.export.emit.tflite_runtimes import litert, micro
 from tests.layers.round_trip import data

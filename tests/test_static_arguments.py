@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 import qjax
-from qjax.export.structure import describe_arguments, flatten_arguments, split_arguments
+from qjax.graph.structure import describe_arguments, flatten_arguments, split_arguments
 from tests.layers.round_trip import data
 
 

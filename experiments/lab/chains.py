@@ -9,9 +9,9 @@ import numpy as np
 from flax import nnx
 
 import qjax
-from qjax.export.comparison import Difference
-from qjax.export.ir import Graph
-from qjax.export.stepwise import Runner
+from qjax.comparison.result import Difference
+from qjax.graph.ir import Graph
+from qjax.run.stepwise import Runner
 
 
 class Chain(nnx.Module):

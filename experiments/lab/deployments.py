@@ -16,9 +16,9 @@ from experiments.data import Digits, digits
 from experiments.lab.chains import codes_of
 from experiments.models import MLP
 from experiments.training import Schedule, accuracy, one_hot, own_forward, scores, train
-from qjax.export.comparison import Difference
-from qjax.export.kernels import attributes, constants_of
-from qjax.export.stepwise import Runner
+from qjax.comparison.result import Difference
+from qjax.graph.kernels import attributes, constants_of
+from qjax.run.stepwise import Runner
 
 HIDDEN = 32
 

@@ -10,7 +10,8 @@ import qjax
 from experiments.data import Digits
 from experiments.models import CNN
 from experiments.training import Schedule, one_hot, train
-from qjax.export import interpreter, kernels, probe
+from qjax.graph import kernels
+from qjax.run import interpreter, probe
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,7 @@ from experiments.random_networks.grammar import Network, Program, batch_of, netw
 from experiments.random_networks.recipes import recipe_of
 from qjax import runtimes
 from qjax.export import artifact
-from qjax.export.check import GraphError
+from qjax.graph.check import GraphError
 
 HOME = os.path.dirname(os.path.abspath(qjax.__file__)) + os.sep
 BATCH = 3

@@ -13,13 +13,13 @@ import numpy as np
 from flax import nnx
 
 from qjax.analysis import histogram
+from qjax.analysis.accumulators import NodeAccumulator, accumulators
 from qjax.analysis.effect import decibels, finite
 from qjax.analysis.histogram import Histogram
 from qjax.analysis.layers import batch_size
 from qjax.batches import Batches, Inputs
 from qjax.calibration import track
-from qjax.export.accumulator_report import NodeAccumulator, accumulators
-from qjax.export.lower import ConversionError
+from qjax.lower import ConversionError
 from qjax.model import convert
 from qjax.numerics.affine import broadcast_to_tensor, centered_bounds, round_to_grid
 from qjax.ops import Quantized

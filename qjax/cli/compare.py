@@ -43,7 +43,7 @@ def command(
     from qjax.cli import inputs
     from qjax.cli.errors import refusing
     from qjax.cli.models import is_model, open_model
-    from qjax.export.compare import compare
+    from qjax.comparison.compare import compare
     from qjax.runtimes.batches import batches
 
     other = files[0] if files and is_model(files[0]) else None

@@ -8,7 +8,7 @@ import numpy as np
 from qjax.cli import inputs
 from qjax.cli.errors import Refused
 from qjax.export.integer_graph import IntegerGraph, dequantize_outputs, quantize_inputs
-from qjax.export.ir import Graph
+from qjax.graph.ir import Graph
 from qjax.runtimes.batches import batches
 
 _SHOWN = 8

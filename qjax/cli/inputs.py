@@ -7,8 +7,8 @@ import numpy as np
 from qjax import ops
 from qjax.cli import arrays
 from qjax.cli.errors import Refused, refusing
-from qjax.export.interpreter import check_shapes
-from qjax.export.ir import Graph, Tensor
+from qjax.graph.ir import Graph, Tensor
+from qjax.run.interpreter import check_shapes
 from qjax.runtimes.batches import batch_axis
 
 

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from qjax import ops
+from qjax.assign import assign
 from qjax.conformance.case import Case, Grid, float_bias, output_shape, padding, strides, window
-from qjax.export.assign import assign
-from qjax.export.ir import Graph, Node, Quantization, Tensor
-from qjax.export.kernels import attributes, prepare
+from qjax.graph.ir import Graph, Node, Quantization, Tensor
+from qjax.graph.kernels import attributes, prepare
 from qjax.numerics import softmax
 from qjax.numerics.affine import QParams, QSpec, quantize
 from qjax.numerics.lookup import FUNCTIONS

@@ -1,13 +1,13 @@
-"""From the annotated program to a graph of integers, and out.
+"""What `convert` returns, and the files that hold it: artifacts, emitters and readers.
 
-Public here is what a vendor needs: patterns and `match`, `Backend`, `describe`.
+Public here is also what a vendor needs: patterns and `match`, `Backend`, `describe`.
 """
 
-from qjax.export.backend import Backend, Fusion, compose, register_backend
-from qjax.export.matching import Match, match
-from qjax.export.passes.partition import expand
-from qjax.export.pattern import Pattern, any_of, constant, op, optional, tensor
-from qjax.export.view import NodeView, describe
+from qjax.assign.backend import Backend, Fusion, compose, register_backend
+from qjax.assign.partition import expand
+from qjax.graph.matching import Match, match
+from qjax.graph.pattern import Pattern, any_of, constant, op, optional, tensor
+from qjax.graph.view import NodeView, describe
 
 __all__ = [
     "Backend",

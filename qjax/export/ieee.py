@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qjax.export.ir import Graph, Node
+from qjax.graph.ir import Graph, Node
 from qjax.ops import island, reals
 from qjax.problems import Unsupported
 

@@ -11,18 +11,19 @@ import numpy as np
 from jax.core import Tracer
 
 from qjax import profiles, targets
-from qjax.export import artifact, contents, faults
+from qjax.assign.retarget import retarget
+from qjax.export import artifact, contents
 from qjax.export.emit import emit
-from qjax.export.interpreter import Interpreter, check_count, check_shapes
-from qjax.export.ir import REAL_DTYPE, Graph, Tensor
 from qjax.export.read import read as read_file
-from qjax.export.retarget import retarget
-from qjax.export.structure import flatten_arguments, is_leaf, is_static, plain, rebuild
-from qjax.export.view import NodeView
+from qjax.graph.ir import REAL_DTYPE, Graph, Tensor
+from qjax.graph.structure import flatten_arguments, is_leaf, is_static, plain, rebuild
+from qjax.graph.view import NodeView
 from qjax.numerics.affine import QParams, QSpec, dequantize, quantize
 from qjax.numerics.output_dequantization import OutputDequantization
 from qjax.numerics.unfused import unfused
 from qjax.progress import stage
+from qjax.run import faults
+from qjax.run.interpreter import Interpreter, check_count, check_shapes
 from qjax.summary import table
 from qjax.tracing import Integers
 
@@ -148,7 +149,7 @@ class IntegerGraph:
         return contents.check_graph(self.ir, profile)
 
     def retarget(self, target: str | targets.Target) -> "IntegerGraph":
-        """The same model under the rounding of another target; see `qjax.export.retarget`."""
+        """The same model under the rounding of another target; see `qjax.assign.retarget`."""
         return IntegerGraph(retarget(self.ir, target))
 
     def jaxpr(self, batch: int = 1) -> Any:

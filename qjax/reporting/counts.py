@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qjax import ops
-from qjax.export.document import stored_bytes
-from qjax.export.ir import Graph, Node
+from qjax.export.artifact.document import stored_bytes
+from qjax.graph.ir import Graph, Node
 from qjax.ops import backend
 from qjax.ops.facts import CountsProducts
 from qjax.runtimes.batches import shape_of, tensor_bytes

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from qjax.export.integer_graph import IntegerGraph
-from qjax.export.ir import Node, Tensor
-from qjax.export.methods import phrase
-from qjax.export.view import NodeView
+from qjax.graph.ir import Node, Tensor
+from qjax.graph.methods import phrase
+from qjax.graph.view import NodeView
 from qjax.reporting import facts
 
 _SCALES = 4096

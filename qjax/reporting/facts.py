@@ -4,11 +4,11 @@ from typing import Any
 
 import numpy as np
 
+from qjax.assign.overflow import bounds, product_bounds
 from qjax.export.integer_graph import IntegerGraph
-from qjax.export.ir import Graph, Node, Tensor
-from qjax.export.methods import method_of
-from qjax.export.passes.overflow import bounds, product_bounds
-from qjax.export.view import NodeView, accumulator_text
+from qjax.graph.ir import Graph, Node, Tensor
+from qjax.graph.methods import method_of
+from qjax.graph.view import NodeView, accumulator_text
 from qjax.numerics.accumulator import bits_for
 from qjax.reporting import counts
 from qjax.runtimes.batches import tensor_bytes

@@ -8,13 +8,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from qjax.export.accumulator_report import AccumulatorReport, accumulators
+from qjax.analysis.accumulators import AccumulatorReport, accumulators
 from qjax.export.integer_graph import IntegerGraph, inputs_of, quantize_inputs
-from qjax.export.interpreter import check_shapes
-from qjax.export.stepwise import Env, Runner
 from qjax.progress import track
 from qjax.reporting import facts
 from qjax.reporting.document import MEASURES, Document, Measure, Table, codes_histogram, nodes_of, number
+from qjax.run.interpreter import check_shapes
+from qjax.run.stepwise import Env, Runner
 
 _ENDS = Measure(
     "ends", "codes at the ends", "Share of the output's codes that are the least or the greatest code.", "high", "%"

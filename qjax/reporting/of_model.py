@@ -8,13 +8,13 @@ import jax
 import numpy as np
 from flax import nnx
 
+from qjax.analysis.accumulators import accumulators
 from qjax.analysis.effect import decibels
 from qjax.analysis.layers import batch_size
 from qjax.analysis.statistics import Statistics, TensorStatistics, statistics
-from qjax.export.accumulator_report import accumulators
+from qjax.comparison.verify import Report
 from qjax.export.integer_graph import IntegerGraph, outputs_of
-from qjax.export.lower import ConversionError
-from qjax.export.verify import Report
+from qjax.lower import ConversionError
 from qjax.model import convert, verify
 from qjax.progress import stage
 from qjax.qmodel import QuantizedModel, evaluation_copy

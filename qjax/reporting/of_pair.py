@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from qjax.export.compare import compare
-from qjax.export.comparison import Comparison
+from qjax.comparison.compare import compare
+from qjax.comparison.result import Comparison
 from qjax.export.integer_graph import IntegerGraph
 from qjax.reporting import facts
 from qjax.reporting.document import MEASURES, Document, Measure, Table, nodes_of, number

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from qjax.export.ir import Graph, Tensor
+from qjax.graph.ir import Graph, Tensor
 
 
 def shape_of(tensor: Tensor, batch: int) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from flax import nnx
 
 from qjax.batches import Batches, Inputs
 from qjax.calibration import track
-from qjax.export.structure import join_arguments, split_arguments
+from qjax.graph.structure import join_arguments, split_arguments
 from qjax.qmodel import QuantizedModel, check_quantized, evaluation_copy
 
 

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from qjax.assign.backend import target_of
 from qjax.batches import Batches, Inputs, arguments_of, brief
 from qjax.conversion import graph_of
-from qjax.export.backend import target_of
-from qjax.export.unsupported import ConversionError
+from qjax.graph.unsupported import ConversionError
 from qjax.qmodel import QuantizedModel
 from qjax.recipe import Recipe
 from qjax.training.judging import Batch, Judge, Scorer, size_of

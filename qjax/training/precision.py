@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from qjax.assign.backend import target_of
 from qjax.batches import Batches, Inputs
 from qjax.calibration.learned import Quantizer
 from qjax.calibration.minmax import MinMax
-from qjax.export.backend import target_of
 from qjax.fingerprint import fingerprint
 from qjax.numerics.affine import QParams, choose_qparams
 from qjax.ops import Role

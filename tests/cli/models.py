@@ -3,11 +3,11 @@
 import numpy as np
 
 from qjax import targets
-from qjax.export.assign import assign
+from qjax.assign import assign
 from qjax.export.integer_graph import IntegerGraph
-from qjax.export.ir import Graph, Node, Tensor
+from qjax.graph.ir import Graph, Node, Tensor
 from tests.export.graphs import constant, quantization
-from tests.export.lowered import DENSE, accumulator, assemble, dense_chain, kernel, real
+from tests.lower.lowered import DENSE, accumulator, assemble, dense_chain, kernel, real
 
 _CONV = {
     "strides": [1, 1],

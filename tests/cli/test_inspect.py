@@ -9,7 +9,7 @@ import pytest
 
 from qjax.export import Backend, Fusion, compose, op, tensor
 from qjax.export.integer_graph import IntegerGraph
-from qjax.export.ir import Graph, Node, Tensor
+from qjax.graph.ir import Graph, Node, Tensor
 from qjax.numerics.accumulator import Accumulator
 from qjax.reporting import counts
 

@@ -12,7 +12,7 @@ import pytest
 from qjax.cli import arrays, inputs
 from qjax.cli.errors import Refused
 from qjax.export.integer_graph import IntegerGraph
-from qjax.export.ir import Node, Tensor
+from qjax.graph.ir import Node, Tensor
 
 RNG = np.random.default_rng(3)
 

@@ -10,7 +10,7 @@ import pytest
 import qjax
 from experiments import accelerator
 from qjax import ops
-from qjax.export.kernels import attributes, prepare
+from qjax.graph.kernels import attributes, prepare
 
 RNG = np.random.default_rng(0)
 

@@ -9,7 +9,7 @@ from experiments.firmware import __main__ as command
 from experiments.firmware.boards import BOARDS
 from experiments.firmware.build import run
 from tests.export.emit import nodes
-from tests.export.lowered import residual_network
+from tests.lower.lowered import residual_network
 
 
 def network() -> qjax.IntegerGraph:

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from qjax.export.ir import Graph, Node, Quantization, Tensor
+from qjax.graph.ir import Graph, Node, Quantization, Tensor
 
 UNICODE = "poids/é\u4e2d\U0001f600"
 TEXT = 'a"\\\n\u2028'

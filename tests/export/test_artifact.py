@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from qjax.export import artifact
 from qjax.export.artifact import ArtifactError, GraphError, artifact_size, from_bytes, load, save, to_bytes
-from qjax.export.ir import Quantization, Tensor
+from qjax.graph.ir import Quantization, Tensor
 from tests.export.graphs import UNICODE, constant, differences, graph_of, quantization, rich_graph
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from qjax.export.artifact import ArtifactError, GraphError, load, save, to_bytes
-from qjax.export.ir import Tensor
+from qjax.graph.ir import Tensor
 from tests.export.graphs import constant, differences, graph_of, rich_graph
 
 

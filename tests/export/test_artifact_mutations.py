@@ -7,10 +7,10 @@ import random
 import pytest
 
 from qjax import targets
+from qjax.assign import assign
 from qjax.export.artifact import to_bytes
-from qjax.export.assign import assign
-from tests.export.lowered import dense_chain
 from tests.export.sealed import FILE, SMALL, build, parts, seal, survives
+from tests.lower.lowered import dense_chain
 
 VALUES = [
     None,

@@ -13,13 +13,13 @@ import pytest
 
 import qjax
 from qjax.analysis import picture
+from qjax.assign.retarget import retarget
 from qjax.cli import arrays
 from qjax.conformance import golden
 from qjax.export import artifact, emit, files
 from qjax.export.integer_graph import IntegerGraph
-from qjax.export.retarget import retarget
 from tests.export.emit import nodes
-from tests.export.lowered import dense_chain
+from tests.lower.lowered import dense_chain
 
 PACKAGE = pathlib.Path(qjax.__file__).parent
 GRAPH = nodes.finished(dense_chain(), "onnxruntime")

@@ -12,8 +12,8 @@ from jax.core import Tracer
 
 import qjax
 from qjax import exact_forward as implementation
-from qjax.export import kernels
-from qjax.export.ir import Graph
+from qjax.graph import kernels
+from qjax.graph.ir import Graph
 
 
 def data(*shape: int, seed: int = 0) -> jax.Array:

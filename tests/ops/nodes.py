@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from qjax.export.check import check_integer
-from qjax.export.interpreter import Interpreter
-from qjax.export.ir import Graph, Node, Quantization, Tensor
+from qjax.graph.check import check_integer
+from qjax.graph.ir import Graph, Node, Quantization, Tensor
+from qjax.run.interpreter import Interpreter
 from tests.numerics.exact import ROUNDINGS, RULES
 
 

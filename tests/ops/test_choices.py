@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qjax.export.interpreter import Interpreter
 from qjax.ops.coded import threshold
+from qjax.run.interpreter import Interpreter
 from tests.export.emit.nodes import of_operations
 
 NODES = of_operations()

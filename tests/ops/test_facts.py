@@ -12,16 +12,16 @@ from flax import nnx
 
 import qjax
 from qjax import QSpec, Recipe, ops, targets
+from qjax.assign.overflow import bounds
 from qjax.export import passes
-from qjax.export.batch import independent
-from qjax.export.interpreter import Interpreter
-from qjax.export.ir import Graph
-from qjax.export.lower import ConversionError
-from qjax.export.passes.overflow import bounds
+from qjax.graph.ir import Graph
+from qjax.lower import ConversionError
+from qjax.lower.batch import independent
 from qjax.ops import Operand, Preparation, Role
 from qjax.ops.base import Elementwise
 from qjax.ops.epilogue import Affine
 from qjax.reporting import counts
+from qjax.run.interpreter import Interpreter
 from tests.export.emit import nodes
 from tests.layers.round_trip import data
 from tests.ops.nodes import (

@@ -7,9 +7,9 @@ import jax
 import numpy as np
 import pytest
 
-from qjax.export.interpreter import Interpreter
-from qjax.export.kernels import prepare, run_node
+from qjax.graph.kernels import prepare, run_node
 from qjax.numerics.accumulator import Accumulator
+from qjax.run.interpreter import Interpreter
 from tests.numerics.registers import register
 from tests.ops.nodes import (
     INT8,

@@ -12,10 +12,10 @@ import pytest
 
 import qjax.ops
 from qjax import targets
-from qjax.export.interpreter import Interpreter
 from qjax.numerics import softmax as runtimes
 from qjax.ops import Operand, Preparation
 from qjax.ops.epilogue import Affine
+from qjax.run.interpreter import Interpreter
 from tests.numerics.test_normalize import reals
 from tests.ops.nodes import INT8, INT16, UINT8_MIDDLE, Grid, graph_of
 

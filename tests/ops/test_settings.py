@@ -18,7 +18,7 @@ import pytest
 from jax import lax
 
 import qjax
-from qjax.export.interpreter import Interpreter
+from qjax.run.interpreter import Interpreter
 from tests.export.emit import nodes
 from tests.layers.kinds import made
 

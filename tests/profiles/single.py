@@ -2,8 +2,8 @@
 
 import functools
 
+from qjax.assign.retarget import retarget
 from qjax.export.emit.tflite import attempt
-from qjax.export.retarget import retarget
 from tests.export.emit.nodes import of_operations
 
 

@@ -8,11 +8,11 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from qjax.assign.retarget import retarget
 from qjax.export.emit import onnx as onnx_emitter
 from qjax.export.emit import tflite as tflite_emitter
-from qjax.export.ir import Graph
 from qjax.export.read import sniffed
-from qjax.export.retarget import retarget
+from qjax.graph.ir import Graph
 from qjax.ops import island
 from qjax.problems import Problems, Unsupported
 from qjax.profiles import Operator, Profile, ProfileError, Verdict, Violation, check_operators, get

@@ -8,7 +8,7 @@ import importlib
 import os
 from typing import Any
 
-from qjax.export.ir import Graph
+from qjax.graph.ir import Graph
 from qjax.nearest import did_you_mean
 from qjax.ops import island
 from qjax.progress import stage

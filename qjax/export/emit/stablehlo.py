@@ -16,12 +16,13 @@ import jax
 import numpy as np
 from jax import export
 
-from qjax.export import files, looped
+from qjax.export import files
 from qjax.export.integer_graph import dequantize_outputs, quantize_inputs
-from qjax.export.ir import Graph
-from qjax.export.kernels import prepare
-from qjax.export.repeats import over_iterations, repeats
-from qjax.export.shared import SharedConstants
+from qjax.graph.ir import Graph
+from qjax.graph.kernels import prepare
+from qjax.run import looped
+from qjax.run.repeats import over_iterations, repeats
+from qjax.run.shared import SharedConstants
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 

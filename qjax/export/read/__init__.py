@@ -10,8 +10,8 @@ from typing import Any
 
 from qjax import targets
 from qjax.export import artifact, files
-from qjax.export.ir import Graph
 from qjax.export.read.errors import ReadError
+from qjax.graph.ir import Graph
 
 MAX_FILE = 2 * 2**30
 

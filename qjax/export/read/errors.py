@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qjax.export.check import GraphError
-from qjax.export.lower import ConversionError
+from qjax.graph.check import GraphError
+from qjax.lower import ConversionError
 
 
 class ReadError(ValueError):

@@ -7,8 +7,8 @@ does a forged one.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from qjax.export.ir import Graph
 from qjax.export.read.errors import ReadError
+from qjax.graph.ir import Graph
 
 OPERATORS = "Read it with metadata=False, which reads its operators alone, under the names that they have in the file."
 """The cure for files whose operators are known without their metadata."""

@@ -7,7 +7,7 @@ from flax import nnx
 import qjax
 from experiments.lab.deployments import Deployed, deploy, fingerprint, flips, judged, merged, squared
 from experiments.models import MLP
-from qjax.export.comparison import Difference
+from qjax.comparison.result import Difference
 
 
 @pytest.fixture(scope="module")

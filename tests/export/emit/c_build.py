@@ -15,8 +15,8 @@ from qjax.export.emit.c import files
 from qjax.export.emit.c.blocks import Source
 from qjax.export.emit.c.program import Program, build
 from qjax.export.emit.c.text import STORED
-from qjax.export.interpreter import Interpreter
-from qjax.export.ir import Graph
+from qjax.graph.ir import Graph
+from qjax.run.interpreter import Interpreter
 
 WARNINGS = ["-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-Wconversion", "-Wsign-conversion", "-Wshadow"]
 SANITIZERS = ["-O0", "-fsanitize=undefined,address", "-fno-sanitize-recover=all"]

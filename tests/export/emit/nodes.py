@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from qjax import ops, targets
+from qjax.assign import assign
 from qjax.conformance import cases
 from qjax.conformance.case import Case
 from qjax.conformance.single import graph_of as case_graph
-from qjax.export.assign import assign
-from qjax.export.ir import Graph
+from qjax.graph.ir import Graph
 from qjax.numerics.accumulator import Accumulator
 from qjax.ops import Operand, Preparation
 from qjax.ops.epilogue import Affine

@@ -12,13 +12,13 @@ from jax import lax
 
 import qjax
 from qjax import targets
+from qjax.assign.retarget import retarget
 from qjax.export import Backend, Fusion, op, tensor
 from qjax.export.emit import c
-from qjax.export.ir import Graph, Node, Tensor
-from qjax.export.retarget import retarget
+from qjax.graph.ir import Graph, Node, Tensor
 from tests.export.emit import c_build, nodes
 from tests.export.graphs import quantization
-from tests.export.lowered import residual_network
+from tests.lower.lowered import residual_network
 
 
 class Branches(nnx.Module):

@@ -10,7 +10,7 @@ import pytest
 
 from qjax.export.emit import c
 from tests.export.emit import c_build, nodes
-from tests.export.lowered import residual_network
+from tests.lower.lowered import residual_network
 
 pytestmark = pytest.mark.oracle
 

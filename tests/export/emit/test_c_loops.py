@@ -9,9 +9,9 @@ from qjax.export.emit.c import to_files
 from qjax.export.emit.c.blocks import Source
 from qjax.export.emit.c.memory import Access, in_order
 from qjax.export.emit.c.program import build
-from qjax.export.ir import Graph, Node, Tensor
+from qjax.graph.ir import Graph, Node, Tensor
 from tests.export.emit.c_build import SANITIZERS, Compiled
-from tests.export.test_repeats import Both, Recurrent, Stack, converted
+from tests.run.test_repeats import Both, Recurrent, Stack, converted
 
 BATCH = 2
 

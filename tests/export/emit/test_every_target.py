@@ -15,12 +15,12 @@ import pytest
 from jax import export
 
 from qjax import ops, targets
-from qjax.export.assign import assign
-from qjax.export.check import check_integer
+from qjax.assign import assign
+from qjax.assign.from_program import stated
 from qjax.export.emit import stablehlo
 from qjax.export.emit.onnx import to_model
-from qjax.export.from_program import stated
-from qjax.export.ir import Graph, Node, Quantization, Tensor
+from qjax.graph.check import check_integer
+from qjax.graph.ir import Graph, Node, Quantization, Tensor
 from tests.export.emit import c_build, nodes
 from tests.export.emit.onnx_runs import by_onnxruntime, differing
 

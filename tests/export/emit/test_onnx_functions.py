@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 
 from qjax import ops, targets
-from qjax.export.check import check_integer
 from qjax.export.emit.onnx import to_model
 from qjax.export.emit.onnx.functions import leaky_slope
-from qjax.export.interpreter import Interpreter
-from qjax.export.ir import Graph, Node, Quantization, Tensor
 from qjax.export.read.onnx import own
+from qjax.graph.check import check_integer
+from qjax.graph.ir import Graph, Node, Quantization, Tensor
 from qjax.numerics.elementary import Expression
 from qjax.ops import Operand, Preparation
 from qjax.ops.epilogue import Affine
+from qjax.run.interpreter import Interpreter
 from tests.export.emit.onnx_runs import checked, differing
 from tests.export.emit.test_onnx_qdq import run
 from tests.export.graphs import differences

@@ -6,8 +6,8 @@ import pytest
 
 from qjax.export.emit.onnx import to_model
 from qjax.export.emit.onnx.integer import STYLE
-from qjax.export.interpreter import Interpreter
 from qjax.export.read.onnx import own
+from qjax.run.interpreter import Interpreter
 from tests.export.emit.nodes import Named, of_operations, of_targets
 from tests.export.emit.onnx_runs import by_onnxruntime, by_reference, checked, differing, element_types
 from tests.export.graphs import differences

@@ -8,11 +8,11 @@ import pytest
 from flax import nnx
 
 import qjax
+from qjax.assign.retarget import retarget
 from qjax.export.emit.onnx import emit, to_model
-from qjax.export.ir import Graph
 from qjax.export.read.errors import ReadError
 from qjax.export.read.onnx import own
-from qjax.export.retarget import retarget
+from qjax.graph.ir import Graph
 from tests.export.emit.onnx_runs import by_onnxruntime, by_reference, checked, differing
 from tests.export.graphs import differences
 from tests.layers.round_trip import data

@@ -13,16 +13,16 @@ import pytest
 
 import qjax
 from qjax import targets
+from qjax.assign import assign
+from qjax.assign.from_program import stated
 from qjax.conformance import cases
 from qjax.conformance.case import Case
 from qjax.conformance.single import graph_of
-from qjax.export.assign import assign
-from qjax.export.check import GraphError
 from qjax.export.emit.onnx import emit, to_model
-from qjax.export.from_program import stated
-from qjax.export.interpreter import Interpreter
-from qjax.export.ir import Graph, Node
 from qjax.export.read import read
+from qjax.graph.check import GraphError
+from qjax.graph.ir import Graph, Node
+from qjax.run.interpreter import Interpreter
 from tests.export.emit.nodes import of_operations
 from tests.export.emit.onnx_runs import checked, differing
 from tests.export.graphs import assert_equal, differences

@@ -17,11 +17,11 @@ from jax import lax
 
 import qjax
 from qjax import targets
+from qjax.assign.retarget import retarget
 from qjax.conformance import cases, single
 from qjax.export.emit.tflite import emit, to_bytes
-from qjax.export.interpreter import Interpreter
-from qjax.export.ir import Graph
-from qjax.export.retarget import retarget
+from qjax.graph.ir import Graph
+from qjax.run.interpreter import Interpreter
 from tests.export.emit.tflite_runtimes import MODES, TARGETS, compared, litert, micro, random_codes
 from tests.layers.round_trip import data
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from qjax import targets
-from qjax.export.assign import assign
-from qjax.export.interpreter import Interpreter
-from qjax.export.ir import Graph, Node, Quantization, Tensor
+from qjax.assign import assign
+from qjax.graph.ir import Graph, Node, Quantization, Tensor
+from qjax.run.interpreter import Interpreter
 from tests.export.emit.tflite_runtimes import MODES, compared
 
 ROWS, WIDTH = 6, 24

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from qjax import targets
-from qjax.export.assign import assign
-from qjax.export.check import check_integer
+from qjax.assign import assign
+from qjax.assign.from_program import stated
 from qjax.export.emit.tflite import to_bytes
-from qjax.export.from_program import stated
-from qjax.export.interpreter import Interpreter
-from qjax.export.ir import Graph, Node, Quantization, Tensor
 from qjax.export.read import tflite as reader
+from qjax.graph.check import check_integer
+from qjax.graph.ir import Graph, Node, Quantization, Tensor
+from qjax.run.interpreter import Interpreter
 from tests.export.emit.nodes import of_operations
 from tests.export.emit.tflite_runtimes import MODES, TARGETS, litert, micro
 from tests.export.graphs import differences

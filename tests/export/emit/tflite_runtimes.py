@@ -8,8 +8,8 @@ import numpy as np
 
 from qjax.conformance.runtimes.litert import RESOLVERS
 from qjax.export.emit.tflite import to_bytes
-from qjax.export.interpreter import Interpreter
-from qjax.export.ir import Graph
+from qjax.graph.ir import Graph
+from qjax.run.interpreter import Interpreter
 
 MODES = {
     "tflite_reference": "reference",

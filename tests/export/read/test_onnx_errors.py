@@ -9,11 +9,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from qjax.export.check import GraphError
 from qjax.export.read.errors import ReadError
 from qjax.export.read.onnx import model as model_module
 from qjax.export.read.onnx import read
 from qjax.export.read.onnx import walk as walk_module
+from qjax.graph.check import GraphError
 from tests.export.read.onnx_models import Maker
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from qjax.export.interpreter import Interpreter
 from qjax.export.read.errors import ReadError
 from qjax.export.read.onnx import read, runtime_tables
 from qjax.export.read.onnx.functions import FORMS
+from qjax.run.interpreter import Interpreter
 from tests.export.read.onnx_models import Maker, session
 
 GRIDS = [

@@ -6,12 +6,12 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from qjax.export.check import check_integer
 from qjax.export.emit.onnx import to_model
 from qjax.export.read.errors import ReadError
 from qjax.export.read.onnx import read
+from qjax.graph.check import check_integer
 from tests.export.emit import nodes
-from tests.export.lowered import dense_chain, residual_network
+from tests.lower.lowered import dense_chain, residual_network
 
 NUMBERS = (0, 1, -1, 2, 3, 7, 255, -128, 2**31 - 1, -(2**31), 2**40)
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import qjax
+from qjax.assign.retarget import retarget
 from qjax.export.integer_graph import IntegerGraph
 from qjax.export.read.onnx import read
-from qjax.export.retarget import retarget
 from tests.export.read.onnx_models import FORMATS, TYPES, both, cnn, mlp, normal, quantized
 
 CHOICES = [

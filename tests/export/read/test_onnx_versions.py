@@ -9,8 +9,8 @@ import onnxruntime
 import pytest
 
 from qjax.export.emit.onnx import STYLES, to_model
-from qjax.export.interpreter import Interpreter
 from qjax.export.read import read
+from qjax.run.interpreter import Interpreter
 
 FILES = Path(__file__).parent / "files"
 

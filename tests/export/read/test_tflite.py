@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 import qjax
-from qjax.export.interpreter import Interpreter
-from qjax.export.ir import Graph
 from qjax.export.read import tflite as reader
 from qjax.export.read.errors import ReadError
+from qjax.graph.ir import Graph
+from qjax.run.interpreter import Interpreter
 from tests.export.emit.tflite_runtimes import MODES, litert, micro
 from tests.export.read import tflite_cases as cases
 from tests.export.read.tflite_models import File, Grid, Models

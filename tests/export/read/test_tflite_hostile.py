@@ -6,9 +6,9 @@ import time
 import numpy as np
 import pytest
 
-from qjax.export.check import GraphError, check_integer
 from qjax.export.read import tflite as reader
 from qjax.export.read.errors import ReadError
+from qjax.graph.check import GraphError, check_integer
 from tests.export.read import tflite_cases as cases
 from tests.export.read.tflite_models import File, Grid
 

@@ -6,13 +6,13 @@ import pytest
 from flax import nnx
 
 import qjax
+from qjax.assign.retarget import retarget
 from qjax.export.emit.tflite import to_bytes
-from qjax.export.interpreter import Interpreter
 from qjax.export.read import tflite as reader
 from qjax.export.read.errors import ReadError
 from qjax.export.read.tflite.model import parse
 from qjax.export.read.tflite.own import compared
-from qjax.export.retarget import retarget
+from qjax.run.interpreter import Interpreter
 from tests.export.emit.tflite_runtimes import TARGETS, random_codes
 from tests.export.graphs import assert_equal
 from tests.export.read import tflite_cases as cases

@@ -17,8 +17,8 @@ from qjax.export.emit.c import files
 from qjax.export.emit.c.blocks import Source
 from qjax.export.emit.c.program import Program, build
 from qjax.export.files import write_all
-from qjax.export.interpreter import Interpreter
-from qjax.export.ir import Graph
+from qjax.graph.ir import Graph
+from qjax.run.interpreter import Interpreter
 
 __all__ = ["emit", "to_files"]
 

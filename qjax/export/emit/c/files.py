@@ -11,7 +11,7 @@ from qjax.export.emit.c.index import Index
 from qjax.export.emit.c.memory import Access, Place, Step
 from qjax.export.emit.c.program import Program
 from qjax.export.emit.c.text import STORED, comment, identifier, table
-from qjax.export.ir import Graph, Tensor
+from qjax.graph.ir import Graph, Tensor
 from qjax.names import Names
 
 FLAGS = "-std=c99 -O3 -Wall -Wextra -Wpedantic -Werror -Wconversion -Wsign-conversion -Wshadow"

@@ -31,7 +31,7 @@ from qjax.export.emit.c.values import (
     reshaped,
     transposed,
 )
-from qjax.export.platforms import plainest
+from qjax.graph.platforms import plainest
 from qjax.problems import Unsupported
 
 _CALLS = {

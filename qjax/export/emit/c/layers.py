@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from qjax import ops
-from qjax.export import kernels
 from qjax.export.emit.c import windows
 from qjax.export.emit.c.blocks import Source
 from qjax.export.emit.c.jaxprs import trace
@@ -21,7 +20,8 @@ from qjax.export.emit.c.loops import Layer
 from qjax.export.emit.c.products import convolution, product
 from qjax.export.emit.c.text import identifier
 from qjax.export.emit.c.values import Buffer, Table, Value, piece_of, transposed
-from qjax.export.ir import Graph, Node
+from qjax.graph import kernels
+from qjax.graph.ir import Graph, Node
 from qjax.numerics.rules import get_rule
 from qjax.ops import formulas, narrow
 from qjax.ops.epilogue import finish_weighted

@@ -13,7 +13,7 @@ import numpy as np
 
 from qjax.export.emit.c import arena
 from qjax.export.emit.c.loops import Layer
-from qjax.export.ir import Node
+from qjax.graph.ir import Node
 
 
 @dataclasses.dataclass(frozen=True)

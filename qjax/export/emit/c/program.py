@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from qjax import ops
-from qjax.export import kernels
-from qjax.export.check import check_integer
 from qjax.export.emit.c import arena
 from qjax.export.emit.c.blocks import Source
 from qjax.export.emit.c.layers import Lowered, lower, lower_stack
@@ -17,9 +15,11 @@ from qjax.export.emit.c.memory import Access, Memories, Place, Step, Turns, in_o
 from qjax.export.emit.c.text import identifier
 from qjax.export.emit.c.values import Buffer, of_array
 from qjax.export.ieee import check_islands
-from qjax.export.ir import Graph, Node
-from qjax.export.repeats import Carried, Inside, Repeat, read_outside, repeats, varies
+from qjax.graph import kernels
+from qjax.graph.check import check_integer
+from qjax.graph.ir import Graph, Node
 from qjax.ops import Op
+from qjax.run.repeats import Carried, Inside, Repeat, read_outside, repeats, varies
 
 
 @dataclasses.dataclass(frozen=True)

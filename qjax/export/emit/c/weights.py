@@ -9,7 +9,7 @@ import dataclasses
 
 import numpy as np
 
-from qjax.export import packing
+from qjax.export.artifact import packing
 from qjax.export.emit.c.blocks import Source
 from qjax.export.emit.c.index import Index
 from qjax.export.emit.c.text import TYPES

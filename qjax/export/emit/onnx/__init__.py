@@ -12,7 +12,7 @@ from typing import Any
 from qjax import targets
 from qjax.export import files
 from qjax.export.ieee import check_islands
-from qjax.export.ir import Graph
+from qjax.graph.ir import Graph
 
 STYLES = {"integer": "integer", "qdq": "qdq", "qoperator": "qoperator"}
 """Style -> the module of this package with its `to_model(graph, *, batch, ...)`."""

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from qjax.export.check import check_integer
-from qjax.export.ir import Graph, Node
+from qjax.graph.check import check_integer
+from qjax.graph.ir import Graph, Node
 
 VERSION = 2
 """As that of style "integer"."""

@@ -20,7 +20,8 @@ import onnx
 from onnx import helper, numpy_helper
 
 from qjax import ops, targets
-from qjax.export import fields
+from qjax.assign.from_program import made_by_target
+from qjax.export.artifact import fields
 from qjax.export.emit.onnx import integer, tensors
 from qjax.export.emit.onnx.builder import DOMAIN, element_type
 from qjax.export.emit.onnx.codes import (
@@ -34,9 +35,8 @@ from qjax.export.emit.onnx.codes import (
     limits,
 )
 from qjax.export.emit.onnx.views import View
-from qjax.export.from_program import made_by_target
-from qjax.export.ir import Graph, Node
 from qjax.export.onnx_ops import MICROSOFT
+from qjax.graph.ir import Graph, Node
 from qjax.names import Names
 from qjax.ops import Role
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from qjax.export.emit.onnx.codes_writer import CodesWriter
-from qjax.export.ir import Node
+from qjax.graph.ir import Node
 
 CODES = ("int8", "uint8")
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from qjax.export.emit.onnx.codes_writer import CodesWriter
 from qjax.export.emit.onnx.fitting import fits
-from qjax.export.ir import Node, Quantization
+from qjax.graph.ir import Node, Quantization
 from qjax.numerics.elementary import Expression
 
 _SIGMOID_ERROR = 2.0**-21

@@ -19,14 +19,14 @@ import onnx
 from onnx import helper, numpy_helper
 
 from qjax import ops
-from qjax.export.check import check_integer
 from qjax.export.emit.onnx import nodes, tensors
 from qjax.export.emit.onnx.attributes import encoded
 from qjax.export.emit.onnx.builder import DOMAIN, IR_VERSION, Library, opset_imports
 from qjax.export.emit.onnx.tracing import PRIME
 from qjax.export.emit.onnx.views import NeedsBatch, View
-from qjax.export.ir import Graph, Node
-from qjax.export.kernels import attributes as attributes_of
+from qjax.graph.check import check_integer
+from qjax.graph.ir import Graph, Node
+from qjax.graph.kernels import attributes as attributes_of
 from qjax.names import lengthened
 from qjax.numerics.output_dequantization import OUTPUT_DEQUANTIZATIONS
 from qjax.ops.facts import ProductFacts

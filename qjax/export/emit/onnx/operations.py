@@ -16,7 +16,7 @@ from qjax.export.emit.onnx.fitting import CODES, fits
 from qjax.export.emit.onnx.functions import table
 from qjax.export.emit.onnx.views import View
 from qjax.export.emit.onnx.weights import bias_of, weight_of
-from qjax.export.ir import Node
+from qjax.graph.ir import Node
 from qjax.ops.windows import inside, product_of_axes
 
 _MAX_PLACES = 2**24

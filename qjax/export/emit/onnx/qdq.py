@@ -15,7 +15,7 @@ import onnx
 from qjax.export.emit.onnx.codes import INT8_OPTION, RESCALE_OPTION, Operation, Options, checked
 from qjax.export.emit.onnx.codes_writer import CodesWriter
 from qjax.export.emit.onnx.operations import OPERATIONS
-from qjax.export.ir import Graph
+from qjax.graph.ir import Graph
 
 STYLE = "qdq"
 

@@ -12,8 +12,8 @@ from qjax.export.emit.onnx import qdq
 from qjax.export.emit.onnx.codes import Operation, Options, checked
 from qjax.export.emit.onnx.codes_writer import CodesWriter
 from qjax.export.emit.onnx.operations import OPERATIONS
-from qjax.export.ir import Graph
 from qjax.export.onnx_ops import OF_REAL
+from qjax.graph.ir import Graph
 
 STYLE = "qoperator"
 

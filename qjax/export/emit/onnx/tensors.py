@@ -12,9 +12,9 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from qjax.export import packing
+from qjax.export.artifact import packing
 from qjax.export.emit.onnx.builder import element_type
-from qjax.export.ir import Quantization, Tensor
+from qjax.graph.ir import Quantization, Tensor
 
 KEY = "qjax"
 

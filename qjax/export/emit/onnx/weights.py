@@ -18,7 +18,7 @@ from qjax.export.emit.onnx import products, tensors
 from qjax.export.emit.onnx.builder import element_type
 from qjax.export.emit.onnx.codes import Bias, Operand
 from qjax.export.emit.onnx.codes_writer import CodesWriter
-from qjax.export.ir import Node
+from qjax.graph.ir import Node
 
 
 def weight_of(

@@ -19,8 +19,8 @@ from qjax.export.emit.tflite import arithmetic, functions, moves, numbers, produ
 from qjax.export.emit.tflite.metadata import metadata_of
 from qjax.export.emit.tflite.support import check_target, problems_of
 from qjax.export.emit.tflite.writer import Writer
-from qjax.export.ir import Graph
 from qjax.export.tflite_schema.file import METADATA
+from qjax.graph.ir import Graph
 from qjax.problems import Problems
 
 __all__ = [

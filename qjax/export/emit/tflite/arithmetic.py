@@ -10,8 +10,8 @@ from qjax.export.emit.tflite import tables
 from qjax.export.emit.tflite.draft import Value
 from qjax.export.emit.tflite.moves import padded, repeated
 from qjax.export.emit.tflite.writer import Writer, lowers
-from qjax.export.ir import Node
 from qjax.export.tflite_schema import layouts
+from qjax.graph.ir import Node
 from qjax.ops.windows import inside, product_of_axes
 from qjax.problems import Unsupported
 

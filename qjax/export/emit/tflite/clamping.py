@@ -4,8 +4,8 @@ import numpy as np
 
 from qjax.export.emit.tflite.draft import Value
 from qjax.export.emit.tflite.moving import Moving
-from qjax.export.ir import Node, Quantization
 from qjax.export.tflite_schema.activations import activation_codes
+from qjax.graph.ir import Node, Quantization
 
 
 class Clamping(Moving):

@@ -8,12 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qjax.export import interpreter, kernels
 from qjax.export.emit.tflite.support import takes_int4
-from qjax.export.ir import Graph, Node, Quantization, Tensor
 from qjax.export.tflite_schema.file import File, Scales
+from qjax.graph import kernels
+from qjax.graph.ir import Graph, Node, Quantization, Tensor
 from qjax.names import Names
 from qjax.problems import Problems
+from qjax.run import interpreter
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ import math
 from qjax.export.emit.tflite import tables
 from qjax.export.emit.tflite.draft import Value
 from qjax.export.emit.tflite.writer import Writer, lowers
-from qjax.export.ir import Node
+from qjax.graph.ir import Node
 from qjax.problems import Unsupported
 
 _ELSEWHERE = "emit('onnx') and emit('c') hold it, with the same codes"

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qjax.export import fields, strict_json
-from qjax.export.ir import Graph, Node, Tensor
+from qjax.export.artifact import fields, strict_json
 from qjax.export.tflite_schema.file import METADATA_VERSION
+from qjax.graph.ir import Graph, Node, Tensor
 
 if TYPE_CHECKING:
     from qjax.export.emit.tflite.writer import Writer

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from qjax.export.emit.tflite.draft import Value
 from qjax.export.emit.tflite.writer import Writer, lowers
-from qjax.export.ir import Node
+from qjax.graph.ir import Node
 from qjax.problems import Unsupported
 
 

@@ -14,7 +14,7 @@ from qjax.export.emit.tflite.draft import Value
 from qjax.export.emit.tflite.moves import repeated
 from qjax.export.emit.tflite.support import MICRO
 from qjax.export.emit.tflite.writer import Writer, lowers
-from qjax.export.ir import Node
+from qjax.graph.ir import Node
 from qjax.problems import Unsupported
 
 _BROADCASTS = 4

@@ -9,9 +9,9 @@ import numpy as np
 from qjax.export.emit.tflite.draft import Value
 from qjax.export.emit.tflite.moves import padded
 from qjax.export.emit.tflite.writer import Writer, lowers
-from qjax.export.ir import Node, Tensor
 from qjax.export.tflite_schema import layouts
 from qjax.export.tflite_schema.file import Scales
+from qjax.graph.ir import Node, Tensor
 from qjax.problems import Unsupported
 
 _ASYMMETRIC = "weights with a zero point"

@@ -9,7 +9,7 @@ from qjax.export.emit.tflite.moves import padded
 from qjax.export.emit.tflite.numbers import aligned, as_dtype, combined, negated, reduced
 from qjax.export.emit.tflite.support import MICRO
 from qjax.export.emit.tflite.writer import Writer, lowers
-from qjax.export.ir import Node
+from qjax.graph.ir import Node
 from qjax.problems import Unsupported
 
 

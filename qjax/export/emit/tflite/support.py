@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from qjax.export.from_program import made_by_target
-from qjax.export.ir import Graph
-from qjax.export.passes import remove_dead
+from qjax.assign.from_program import made_by_target
+from qjax.graph.clean import remove_dead
+from qjax.graph.ir import Graph
 from qjax.numerics.accumulator import EXACT, Accumulator
 from qjax.problems import Problems
 

@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from qjax import targets
-from qjax.export import kernels
 from qjax.export.emit.tflite.draft import Value
 from qjax.export.emit.tflite.moves import repeated
 from qjax.export.emit.tflite.numbers import as_dtype, combined, halved, scanned, without
 from qjax.export.emit.tflite.support import MICRO
 from qjax.export.emit.tflite.writer import Writer, lowers
-from qjax.export.ir import Node
+from qjax.graph import kernels
+from qjax.graph.ir import Node
 from qjax.numerics.elementary import Expression
 from qjax.numerics.tables import GEMMLOWP_GRIDS, function_table
 from qjax.ops.epilogue import finish

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from qjax.export.emit.tflite.clamping import Clamping
 from qjax.export.emit.tflite.draft import Value
-from qjax.export.ir import Node
+from qjax.graph.ir import Node
 from qjax.problems import Unsupported
 
 Lowering = Callable[["Writer", Node], Value]

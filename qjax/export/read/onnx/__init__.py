@@ -16,17 +16,17 @@ import importlib
 import importlib.util
 
 from qjax import targets
-from qjax.export.assign import assign
-from qjax.export.batch import free_batch
-from qjax.export.ir import Graph, Tensor
-from qjax.export.lower import ConversionError
-from qjax.export.passes import remove_dead
+from qjax.assign import assign
+from qjax.assign.retarget import retarget
 from qjax.export.read.errors import ReadError, reading
 from qjax.export.read.onnx import finish
 from qjax.export.read.onnx.hints import Hints, annotated, hints_of
 from qjax.export.read.onnx.model import Model, model_of, parse
 from qjax.export.read.onnx.walk import Walk
-from qjax.export.retarget import retarget
+from qjax.graph.clean import remove_dead
+from qjax.graph.ir import Graph, Tensor
+from qjax.lower import ConversionError
+from qjax.lower.batch import free_batch
 
 _HANDLERS = (
     "quantizers",

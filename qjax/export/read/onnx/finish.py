@@ -1,6 +1,6 @@
 """From an operation on real numbers and its QuantizeLinear to nodes of the graph.
 
-The nodes get their structure, codes, biases, counts and clamps here; `qjax.export.retarget` adds the rule or the
+The nodes get their structure, codes, biases, counts and clamps here; `qjax.assign.retarget` adds the rule or the
 formula of a target, with its constants.
 """
 
@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qjax import ops
-from qjax.export.ir import Quantization
 from qjax.export.read.errors import ReadError
 from qjax.export.read.onnx.draft import Grid
 from qjax.export.read.onnx.tensors import code_range
 from qjax.export.read.onnx.values import Known, Move, Pending, Real, Weight
 from qjax.export.read.onnx.walk import Walk
+from qjax.graph.ir import Quantization
 from qjax.numerics.softfloat import Real as Exact
 from qjax.ops.channels import result_to_weight, trailing, weight_to_result
 from qjax.ops.epilogue import Affine, fold_weighted, scale_codes

@@ -13,11 +13,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from qjax.export import strict_json
-from qjax.export.check import check_integer
-from qjax.export.ir import Graph, Tensor
+from qjax.export.artifact import strict_json
 from qjax.export.onnx_ops import METADATA
 from qjax.export.read.errors import ReadError
+from qjax.graph.check import check_integer
+from qjax.graph.ir import Graph, Tensor
 from qjax.numerics.input_quantization import INPUT_QUANTIZATIONS
 
 

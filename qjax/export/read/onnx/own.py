@@ -13,12 +13,12 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from qjax.export import fields
+from qjax.export.artifact import fields
 from qjax.export.emit.onnx import integer, qdq, qoperator, tensors
 from qjax.export.emit.onnx.attributes import decoded
 from qjax.export.emit.onnx.builder import DOMAIN
-from qjax.export.ir import Graph, Node, Tensor
 from qjax.export.read.restored import OPERATORS, check_version, restored
+from qjax.graph.ir import Graph, Node, Tensor
 
 _WRITERS = {style.STYLE: style.to_model for style in (integer, qdq, qoperator)}
 _CURES = {integer.STYLE: "Emit the graph again, or load its .qjax artifact."}

@@ -12,17 +12,17 @@ import importlib
 from collections.abc import Sequence
 
 from qjax import targets
-from qjax.export.batch import free_batch, independent
-from qjax.export.ir import Graph
-from qjax.export.lower import ConversionError
-from qjax.export.passes import remove_dead
+from qjax.assign.retarget import retarget
 from qjax.export.read.errors import ReadError, reading
 from qjax.export.read.tflite import own
 from qjax.export.read.tflite.kernels import refused, targeted
 from qjax.export.read.tflite.model import Model, parse
 from qjax.export.read.tflite.walk import Walk, needed
-from qjax.export.retarget import retarget
 from qjax.export.tflite_schema.file import METADATA
+from qjax.graph.clean import remove_dead
+from qjax.graph.ir import Graph
+from qjax.lower import ConversionError
+from qjax.lower.batch import free_batch, independent
 
 _HANDLERS = ("products", "clamps", "arithmetic", "shapes", "moves", "slices", "parts", "rows", "functions", "choices")
 _SIZES = (251, 257)

@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 
-from qjax.export.ir import Quantization
 from qjax.export.read.tflite.errors import bad
 from qjax.export.read.tflite.kernels import RELU, RELU6
 from qjax.export.read.tflite.model import Operator
@@ -12,6 +11,7 @@ from qjax.export.read.tflite.values import Codes
 from qjax.export.read.tflite.walk import Walk, reads
 from qjax.export.tflite_schema.activations import BOUNDS, activation_codes
 from qjax.export.tflite_schema.enums import ACTIVATIONS
+from qjax.graph.ir import Quantization
 from qjax.problems import Unsupported
 
 

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qjax.export.ir import Node, Quantization, Tensor
 from qjax.export.read.tflite.flatbuffer import damaged
 from qjax.export.read.tflite.model import FileTensor, Model
 from qjax.export.read.tflite.values import Codes
+from qjax.graph.ir import Node, Quantization, Tensor
 from qjax.names import Names
 
 

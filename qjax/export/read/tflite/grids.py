@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qjax.export.ir import INTEGER_DTYPES, Quantization
 from qjax.export.read.errors import SCALES, usable
 from qjax.export.read.tflite.errors import FLOATS
 from qjax.export.read.tflite.flatbuffer import damaged
 from qjax.export.read.tflite.model import FileTensor
 from qjax.export.read.tflite.values import CODES
+from qjax.graph.ir import INTEGER_DTYPES, Quantization
 from qjax.problems import Unsupported
 
 

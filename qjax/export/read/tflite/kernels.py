@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qjax import targets
-from qjax.export.assign import assign
-from qjax.export.ir import Graph, Tensor
-from qjax.export.passes import remove_dead
+from qjax.assign import assign
 from qjax.export.read.errors import ReadError
 from qjax.export.read.tflite.trial import RUNTIMES, Function, codes_of
+from qjax.graph.clean import remove_dead
+from qjax.graph.ir import Graph, Tensor
 from qjax.numerics.tables import GEMMLOWP_GRIDS
 from qjax.targets.base import Weighted
 

@@ -13,15 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qjax import targets
-from qjax.export import fields, interpreter, kernels, strict_json
-from qjax.export.assign import assign
-from qjax.export.check import OF_TARGETS, check_integer
-from qjax.export.ir import INTEGER_DTYPES, Graph, Node, Quantization, Tensor
+from qjax.assign import assign
+from qjax.export.artifact import fields, strict_json
 from qjax.export.read.restored import check_version, restored
 from qjax.export.read.tflite.model import FileTensor, Model, parse
 from qjax.export.tflite_schema import layouts
 from qjax.export.tflite_schema.file import METADATA, METADATA_VERSION
+from qjax.graph import kernels
+from qjax.graph.check import OF_TARGETS, check_integer
+from qjax.graph.ir import INTEGER_DTYPES, Graph, Node, Quantization, Tensor
 from qjax.ops.channels import weight_to_result
+from qjax.run import interpreter
 
 
 def read(model: Model) -> Graph:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qjax.export.ir import Quantization
 from qjax.export.read.tflite.axes import volume
 from qjax.export.read.tflite.clamps import clamps
 from qjax.export.read.tflite.errors import FLOATS, bad
@@ -20,6 +19,7 @@ from qjax.export.read.tflite.values import Codes
 from qjax.export.read.tflite.walk import Walk, reads
 from qjax.export.tflite_schema.enums import PADDINGS
 from qjax.export.tflite_schema.layouts import same_padding
+from qjax.graph.ir import Quantization
 from qjax.ops.windows import convolution, with_kernel
 from qjax.problems import Unsupported
 

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qjax.export.ir import Quantization
 from qjax.export.read.errors import ReadError
 from qjax.export.tflite_schema.file import File, Scales
+from qjax.graph.ir import Quantization
 
 _LITERT = {
     "tflite_reference": ("BUILTIN_REF", ("x86_64", "AMD64", "aarch64", "arm64")),

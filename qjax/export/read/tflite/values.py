@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from qjax.export.ir import Quantization
 from qjax.export.read.tflite.errors import NUMBERS
+from qjax.graph.ir import Quantization
 from qjax.problems import Unsupported
 
 CODES = ("int8", "uint8", "int16")

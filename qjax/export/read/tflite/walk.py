@@ -1,14 +1,13 @@
 """One reading of a model, for one size of its batch: operators in order, each through the handler of its name.
 
 A handler finds its operands here (`operands`) and adds nodes with their structure, codes, biases and clamps
-(`results`); `qjax.export.retarget` adds the rounding of a target. What has no integers is collected, so that one error
+(`results`); `qjax.assign.retarget` adds the rounding of a target. What has no integers is collected, so that one error
 lists all of it.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from qjax.export.ir import Graph
 from qjax.export.read.errors import reading
 from qjax.export.read.tflite.compiled import COMPILED
 from qjax.export.read.tflite.errors import FLOATS
@@ -17,6 +16,7 @@ from qjax.export.read.tflite.model import FileTensor, Model, Operator
 from qjax.export.read.tflite.results import Results
 from qjax.export.read.tflite.trial import Function
 from qjax.export.read.tflite.values import CODES, INTEGERS, WHOLE_NUMBERS, Codes
+from qjax.graph.ir import Graph
 from qjax.problems import Problems, Unsupported
 
 Handler = Callable[["Walk", Operator], None]

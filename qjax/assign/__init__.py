@@ -1,0 +1,46 @@
+"""The quantized graph and a target make the program: every constant of a target is made here, and nowhere else.
+
+`convert`, `retarget`, the readers and loaded files all come through `assign`. What the quantized graph says stays as it
+is: codes of weights, quantization parameters, the structure. See `ir` for the two stages.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from qjax import targets
+from qjax.assign.bounds import codes_of_bounds
+from qjax.assign.chains import fuse
+from qjax.assign.composed import compose
+from qjax.assign.overflow import check_accumulators
+from qjax.assign.stated import restate, stated_nodes
+from qjax.graph import islands
+from qjax.graph.check import check, check_integer, check_quantized
+from qjax.graph.clean import remove_dead
+from qjax.graph.ir import Graph
+from qjax.ops.formulas import check_target
+
+__all__ = ["assign"]
+
+
+def assign(graph: Graph, target: targets.Target, alike: Mapping[str, Sequence[Any]] | None = None) -> Graph:
+    """The program of a quantized graph under a target; its constants may be traced.
+
+    Args:
+      graph: a quantized graph, see `check.check_quantized`.
+      target: the runtime whose rounding the program obeys.
+      alike: by the name of a node that states its constants: the same for nodes that share what the target adds where
+        it is equal, as the steps of a loop do. None: nodes that state the same constants are alike.
+
+    Raises:
+      GraphError: the graph breaks a rule of its stage.
+      ValueError: the target names an unknown formula; an output's scale is far too small for its input.
+      ConversionError: an accumulator may overflow; the sign of a weight's codes cannot change.
+    """
+    check_target(target)
+    stated = stated_nodes(check_quantized(graph))
+    made = restate(check(fuse(check(compose(graph, target)), target)), stated, target, alike or {})
+    made = islands.finished(remove_dead(check(codes_of_bounds(made))))
+    made = made.replace(
+        target=target.name, quantization=target.quantize, dequantization=target.dequantize, quantized=graph
+    )
+    return check_accumulators(check_integer(made))

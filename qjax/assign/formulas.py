@@ -1,0 +1,100 @@
+"""Which formula of the target computes a node without weights.
+
+The runtime's formula computes its bare operation. A chain of other affine steps behind it (a factor behind an
+addition, say) is no operation of any runtime; the exact sum serves there, as it does where the target names no formula.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jax.core import Tracer
+
+from qjax import ops
+from qjax.graph.ir import Graph, Node, Quantization, Tensor
+from qjax.ops.facts import AverageFacts
+from qjax.ops.formulas import Formula, Setting, average, count_of, get
+from qjax.targets import Target
+
+
+def formula_of(
+    graph: Graph, tensors: Mapping[str, Tensor], node: Node, chain: Sequence[Node], output: Tensor, target: Target
+) -> tuple[Formula, Setting] | None:
+    """The formula and what it may know, or None for the exact sum.
+
+    The target's formulas have been checked (`formulas.check_target`).
+    """
+    found = _operation(graph, node, [step for step in chain if not ops.get(step.op).clamps])
+    if found is None:
+        return None
+    return formula_for(tensors, node, *found, output, target)
+
+
+def formula_for(
+    tensors: Mapping[str, Tensor], node: Node, op: str, count: Any, output: Tensor, target: Target
+) -> tuple[Formula, Setting] | None:
+    """The same for a node that is known to be one of `formulas.OPS`.
+
+    count: how many elements one output of an average has, int or int32 array.
+    """
+    inputs = [_quantization(tensors[tensor]) for tensor in node.inputs]
+    y = _quantization(output)
+    averages = ops.get(node.op)
+    if isinstance(averages, AverageFacts):
+        x = tensors[node.inputs[0]]
+        formula = average(
+            target,
+            op,
+            spatial=averages.is_spatial(node.attributes, x.shape),
+            wide=x.dtype == "int16",
+            same_grid=_same_grid(inputs[0], y),
+            varying=bool(np.ndim(count)),
+        )
+    else:
+        name = target.formula(op)
+        formula = None if name is None else get(name)
+    if formula is None:
+        return None
+    setting = Setting(
+        op,
+        tuple(q.scale for q in inputs),
+        tuple(q.zero_point for q in inputs),
+        y.scale,
+        y.zero_point,
+        output.dtype,
+        count,
+    )
+    return formula, setting
+
+
+def _operation(graph: Graph, node: Node, affine: list[Node]) -> tuple[str, Any] | None:
+    """The operation of a runtime that the node is with these steps behind it, and the count of an average."""
+    op = ops.get(node.op)
+    if isinstance(op, AverageFacts):
+        count = _count(graph, affine)
+        shape = graph.tensors[node.inputs[0]].shape
+        return (op.average, count) if count is not None and op.is_average(node.attributes, shape, count) else None
+    operation = None if affine else op.operation(node.attributes)
+    return None if operation is None else (operation, 1)
+
+
+def _count(graph: Graph, affine: list[Node]) -> Any:
+    """n, where the steps are one division by whole numbers n (or a product with 1 / n)."""
+    if len(affine) != 1 or affine[0].attributes.get("step") not in ("div", "mul"):
+        return None
+    return count_of(affine[0].attributes["step"], graph.constant(affine[0], "value"))
+
+
+def _quantization(tensor: Tensor) -> Quantization:
+    assert tensor.quantization is not None
+    return tensor.quantization
+
+
+def _same_grid(a: Quantization, b: Quantization) -> bool:
+    """Whether the two are one quantizer's: the very same arrays, or equal numbers where those are known."""
+    if a.scale is b.scale and a.zero_point is b.zero_point:
+        return True
+    values = (a.scale, b.scale, a.zero_point, b.zero_point)
+    if any(isinstance(value, Tracer) for value in values):
+        return False
+    return np.array_equal(a.scale, b.scale) and np.array_equal(a.zero_point, b.zero_point)

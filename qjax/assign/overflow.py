@@ -1,0 +1,92 @@
+"""Proves that no int32 accumulator can overflow, from what each operation states about its own (`Op.accumulator`)."""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+from numpy.typing import NDArray
+
+from qjax.assign.bounds import operand
+from qjax.graph.ir import Graph, Node
+from qjax.graph.unsupported import ConversionError
+from qjax.numerics.accumulator import EXACT, Accumulator
+from qjax.ops import Site, get, reach
+from qjax.ops.epilogue import BIAS_BITS
+from qjax.problems import Unsupported
+
+_LOWEST, _HIGHEST = -(2**31), 2**31 - 1
+
+
+def check_accumulators(graph: Graph) -> Graph:
+    """Verify the worst case of every accumulator; the graph is returned as it is.
+
+    An accumulator that wraps or saturates is meant to; what must fit int32 is its register with the bias added.
+    Constants that are being traced cannot be looked at; their bound was verified when the graph was first converted.
+    """
+    for node in graph.nodes:
+        try:
+            reached = bounds(graph, node)
+        except Unsupported as error:
+            raise ConversionError(
+                f"{node.name!r} ({node.op}) {error}", "Sum behind the graph's output.", where=node.location
+            ) from None
+        if reached is not None and not (reached[0] >= _LOWEST and reached[1] <= _HIGHEST):
+            bound = reached[1] if reached[1] > _HIGHEST else reached[0]
+            raise ConversionError(
+                f"the accumulator of {node.name!r} ({node.op}) may reach {bound}, beyond int32",
+                "Use fewer bits for its activations or its weights.",
+                where=node.location,
+            )
+    return graph
+
+
+def bounds(graph: Graph, node: Node) -> tuple[int, int] | None:
+    """The least and the greatest accumulator that any input codes can give, its bias included."""
+    return get(node.op).accumulator(site(graph, node))
+
+
+def may_wrap(graph: Graph) -> Any:
+    """Whether traced weights let an int32 accumulator wrap, a boolean tracer; None where no weights of their bits can.
+
+    Inside a trace nothing can be raised. The numbers that the graph computes there must not be used where this holds.
+    """
+    found: list[Any] = []
+    for node in graph.nodes:
+        given, x = node.attributes, graph.tensors[node.inputs[0]].quantization if node.inputs else None
+        if x is None or not {"kernel", "bias"} <= set(node.constants) or "channels" not in given:
+            continue
+        kernel, bias = graph.constant(node, "kernel"), graph.constant(node, "bias")
+        q = graph.tensors[node.constants["kernel"]].quantization
+        if q is None or not isinstance(kernel, Tracer) or Accumulator.of_json(given.get("accumulator")) != EXACT:
+            continue
+        kept = [w for _, w in given["channels"]]
+        summed = math.prod(n for axis, n in enumerate(kernel.shape) if axis not in kept)
+        if summed * max(q.qmax, -q.qmin) * (x.qmax - x.qmin) + 2**BIAS_BITS <= _HIGHEST:
+            continue
+        with jax.enable_x64(True):
+            z = _wide(x.zero_point)
+            low, high = (b + _wide(bias) for b in reach.reached(site(graph, node), x.qmin - z, x.qmax - z))
+            found.append(jnp.any((low < _LOWEST) | (high > _HIGHEST)))
+    return functools.reduce(jnp.logical_or, found) if found else None
+
+
+def _wide(value: Any) -> jax.Array:
+    return jnp.asarray(value).astype(jnp.int64)
+
+
+def product_bounds(graph: Graph, node: Node, *, stored: bool = False) -> tuple[NDArray[Any], NDArray[Any]] | None:
+    """`reach.product_bounds` of a node."""
+    return reach.product_bounds(site(graph, node), stored=stored)
+
+
+def site(graph: Graph, node: Node) -> Site:
+    """A node as its operation sees it before it runs."""
+    return Site(
+        node.attributes,
+        {role: graph.constant(node, role) for role in node.constants},
+        tuple(operand(graph.tensors[name]) for name in node.inputs),
+        operand(graph.tensors[node.output]),
+    )

@@ -1,0 +1,130 @@
+"""Nodes that a file states as a whole: the constants of the target that they do not state themselves.
+
+Such a node has no chain behind it. It states its bias ("bias": integers in steps of the accumulator, or real numbers),
+the number of elements of an average ("count"), its bounds as codes ("clamp_min", "clamp_max"). Without any of these it
+is its bare operation: y = x0 + x1, not y = 2 (x0 + x1). A node may state the factors of the exact sum instead
+(`STATED`), where another step was folded into them before; they stay, and the target only says how to round. An
+operation with constants of its own decides what a file may state (`Op.restated`).
+"""
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from qjax import ops, targets
+from qjax.assign.bounds import operand
+from qjax.assign.constants import BARE, Case, derive, kernel_scale, scales_alone, step_of, weighted_of
+from qjax.assign.formulas import formula_for
+from qjax.graph.ir import Graph, Node, Tensor
+from qjax.graph.weighted import arithmetic_of, kind_of
+from qjax.names import lengthened
+from qjax.ops import Operand, Preparation, Role
+from qjax.ops.epilogue import Affine
+from qjax.ops.facts import AverageFacts
+
+STATED = "shift"
+"""A constant that every node with stated factors has."""
+_BOUNDS = ("clamp_min", "clamp_max")
+
+
+def restate(graph: Graph, names: Collection[str], target: targets.Target, alike: Mapping[str, Any]) -> Graph:
+    """The graph with the target's constants in the nodes of these names; alike: see `assign`."""
+    made = _Made(graph, alike)
+    nodes = tuple(_restated(graph, made, node, target) if node.name in names else node for node in graph.nodes)
+    return graph.replace(nodes=nodes, tensors=made.tensors)
+
+
+def stated_nodes(graph: Graph) -> set[str]:
+    """The names of the nodes of a quantized graph that have codes as their result, but no target's constants yet."""
+    found = [node for node in graph.nodes if ops.get(node.op).role is Role.PRODUCER]
+    return {node.name for node in found if graph.tensors[node.output].quantization is not None}
+
+
+class _Made:
+    """The graph's tensors, and the constants that the target adds.
+
+    Nodes that are alike share what the target adds: as said, or because they state the same constants.
+    """
+
+    def __init__(self, graph: Graph, alike: Mapping[str, Any]) -> None:
+        self.tensors = dict(graph.tensors)
+        self.alike = alike
+        self._known: dict[tuple[Any, ...], str] = {}
+        self._names: set[str] = set()
+
+    def constant(self, node: Node, role: str, name: str, value: Any) -> str:
+        """The name under which a node finds an array in a role; `name` where that is free."""
+        array = np.asarray(value)
+        like = self.alike.get(node.name, sorted(node.constants.items()))
+        key = (*like, role, array.dtype.str, array.shape, array.tobytes())
+        if key not in self._known:
+            name = lengthened(name, self._names, "'")
+            self._names.add(name)
+            self._known[key] = name
+            self.tensors[name] = Tensor(name, array.shape, str(array.dtype), None, array)
+        return self._known[key]
+
+
+def _restated(graph: Graph, made: _Made, node: Node, target: targets.Target) -> Node:
+    if ops.get(node.op).prepares:
+        return _prepared(graph, made, node, target)
+    if "kernel" in node.constants:
+        found, attributes = _weighted(graph, node, target)
+        own = {"kernel": node.constants["kernel"]}
+        names = {"bias": node.constants["bias"]}
+    elif STATED in node.constants:
+        return dataclasses.replace(node, attributes={**node.attributes, "rounding": target.rounding.value})
+    else:
+        found, attributes = _summed(graph, node, target)
+        own, names = dict[str, str](), dict[str, str]()
+    for role, value in found.items():
+        own[role] = made.constant(node, role, names.get(role, f"{node.output}/{role}"), value)
+    own |= {role: node.constants[role] for role in _BOUNDS if role in node.constants}
+    return dataclasses.replace(node, constants=own, attributes={**node.attributes, **attributes})
+
+
+def _prepared(graph: Graph, made: _Made, node: Node, target: targets.Target) -> Node:
+    """An operation that makes its own constants."""
+    op, held = ops.get(node.op), {role: graph.constant(node, role) for role in node.constants if role not in _BOUNDS}
+    inputs, output = (operand(graph.tensors[name]) for name in node.inputs), operand(graph.tensors[node.output])
+    prepared = op.restated(Preparation(node.attributes, held, tuple(inputs), output, Affine.identity(), target))
+    if prepared is None:
+        return node
+    roles = {
+        role: made.constant(node, role, f"{node.output}/{role}", value)
+        for role, value in prepared.constants.items()
+        if role not in op.keeps
+    }
+    roles |= {role: name for role, name in node.constants.items() if role in op.keeps or role in _BOUNDS}
+    return dataclasses.replace(node, constants=roles, attributes={**node.attributes, **prepared.attributes})
+
+
+def _weighted(graph: Graph, node: Node, target: targets.Target) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    kernel, x = graph.tensors[node.constants["kernel"]], graph.tensors[node.inputs[0]]
+    output = graph.tensors[node.output]
+    inputs = scales_alone(graph, node.inputs[:1])
+    case = Case(BARE, (), inputs, Operand((), output.dtype, operand(output).scale), kernel_scale(graph, node))
+    case = dataclasses.replace(case, kind=kind_of(node, kernel), wide=x.dtype == "int16")
+    case = dataclasses.replace(case, bias=graph.constant(node, "bias"))
+    rule = weighted_of(target, case).rule
+    return derive(target, case).constants, arithmetic_of(node, kernel, x.shape, rule, target)
+
+
+def _summed(graph: Graph, node: Node, target: targets.Target) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    op, output = ops.get(node.op), graph.tensors[node.output]
+    count = np.asarray(graph.constant(node, "count")) if "count" in node.constants else None
+    # A sum that is not divided is no operation of any runtime.
+    averaged = op.average if isinstance(op, AverageFacts) and count is not None else None
+    operation = averaged or op.operation(node.attributes)
+    found = None
+    if operation is not None:
+        found = formula_for(graph.tensors, node, operation, 1 if count is None else count, output, target)
+    case = Case(step_of(graph, node, ()), (), scales_alone(graph, node.inputs), operand(output), count=count)
+    if found is not None:
+        case = dataclasses.replace(case, formula=(found[0].name, found[1]))
+    derived = derive(target, case)
+    if averaged is None or found is None:
+        return derived.constants, derived.attributes
+    return {**derived.constants, "count": np.asarray(found[1].count, np.int32)}, derived.attributes

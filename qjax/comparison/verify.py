@@ -1,0 +1,184 @@
+"""Compares the fake-quantized forward with the graph, node by node.
+
+Two questions per node. *Given the training forward's own input codes*, does the node compute the training forward's
+output codes? And: does the graph, run from its inputs, arrive at those codes? The first isolates a node; the second is
+what a user of the graph sees.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from qjax.comparison.verify_report import NodeReport as NodeReport
+from qjax.comparison.verify_report import OutputReport as OutputReport
+from qjax.comparison.verify_report import RealReport as RealReport
+from qjax.comparison.verify_report import Report as Report
+from qjax.comparison.verify_report import cause_of, first_difference
+from qjax.export.integer_graph import IntegerGraph, dequantize_output, outputs_of
+from qjax.graph.ir import REAL_DTYPE, Graph
+from qjax.graph.structure import split_arguments
+from qjax.graph.view import NodeView
+from qjax.run.interpreter import run
+from qjax.run.stepwise import Runner
+
+Reference = Callable[..., tuple[Any, dict[str, Any]]]
+"""The training forward, compiled: inputs -> (output, codes by label of the tensor)."""
+
+
+def verify(
+    graph: IntegerGraph,
+    reference: Reference,
+    batches: Iterable[tuple[Any, ...]],
+    trained_for: str,
+    converted: Callable[[tuple[Any, ...]], Graph | None],
+) -> Report:
+    """Run both on the same batches and count.
+
+    Args:
+      reference: returns the codes of every labelled tensor.
+      trained_for: the name of the model's own target.
+      converted: a batch -> what `convert` makes of the model now, for the graph's target; None where the target is not
+        known. It is asked for only where something differs.
+    """
+    ir = graph.ir
+    named = [node for node in ir.nodes if ir.tensors[node.output].quantization is not None]
+    plain = [
+        (position, name)
+        for position, name in enumerate(ir.outputs)
+        if ir.tensors[name].quantization is None and ir.tensors[name].dtype == REAL_DTYPE
+    ]
+    measured = [(i, name) for i, name in enumerate(ir.outputs) if ir.tensors[name].quantization or (i, name) in plain]
+
+    @jax.jit
+    def summed(leaves: list[Any], free: dict[str, Any]) -> tuple[Any, dict[str, Any], list[Any]]:
+        values: list[Any] = [dequantize_output(ir, name, free[name]) for _, name in measured]
+        distances = [_distance(leaves[i].astype(jnp.float32), v) for (i, _), v in zip(measured, values, strict=True)]
+        same = jnp.argmax(leaves[0], -1) == jnp.argmax(free[ir.outputs[0]], -1)
+        reals = {name: _apart(leaves[position].astype(jnp.float32), free[name]) for position, name in plain}
+        return jnp.sum(jnp.logical_not(same), dtype=jnp.int32), reals, distances
+
+    runs = _Runs(graph)
+    totals: dict[str, np.ndarray] = {node.name: np.zeros(5, np.int64) for node in named}
+    numbers: dict[str, tuple[int, int, float]] = {name: (0, 0, 0.0) for _, name in plain}
+    apart = np.zeros((len(measured), 3))
+    examples, predictions, predicted = 0, 0, 0
+    first: tuple[Any, ...] = ()
+    for batch in batches:
+        first = first or batch
+        arrays, _ = split_arguments(batch)
+        output, codes = reference(*batch)
+        quantized = graph.quantize(*batch)
+        free, counts = runs(quantized if isinstance(quantized, tuple) else (quantized,), codes)
+        wrong, reals, distances = summed(outputs_of(ir, output), free)
+        size = next(int(np.shape(array)[0]) for array in arrays if np.ndim(array))
+        examples += size
+        predictions += int(wrong)
+        predicted += int(np.prod([size if n is None else n for n in ir.tensors[ir.outputs[0]].shape[:-1]]))
+        for row, (most, noise, signal) in zip(apart, distances, strict=True):
+            row[:] = max(row[0], float(most)), row[1] + float(noise), row[2] + float(signal)
+        for name, (count, differ, most) in numbers.items():
+            size_of, differs, by = reals[name]
+            numbers[name] = count + int(size_of), differ + int(differs), max(most, float(by))
+        for node in named:
+            local, local_max, whole, whole_max = counts[node.name]
+            t = totals[node.name]
+            t[0] += int(np.prod([size if n is None else n for n in ir.tensors[node.output].shape]))
+            t[1] += local
+            t[2] = max(t[2], local_max)
+            t[3] += whole
+            t[4] = max(t[4], whole_max)
+    if examples == 0:
+        raise ValueError("verify: expected at least one batch with an example, got none.")
+    reports = tuple(
+        NodeReport(
+            node.name,
+            NodeView(ir, node).kind,
+            node.location,
+            *(int(n) for n in totals[node.name]),
+            cause=cause_of(node) if totals[node.name][1] else "",
+        )
+        for node in named
+    )
+    found = tuple(RealReport(name, *entry) for name, entry in numbers.items())
+    outputs = tuple(
+        OutputReport(name, *(float(number) for number in row)) for (_, name), row in zip(measured, apart, strict=True)
+    )
+    report = Report(reports, examples, predictions, found, predicted, outputs, graph.target, trained_for)
+    now = None if report.exact else converted(first)
+    return report if now is None else report.against(first_difference(ir, now))
+
+
+class _Runs:
+    """Both runs of a graph, node by node: equal nodes are compiled once, and are those of `compare`."""
+
+    def __init__(self, graph: IntegerGraph) -> None:
+        self.ir = graph.ir
+        self.runner = Runner(graph.ir, "", graph.interpreter.constants)
+        # With float tensors, a node that is compiled alone may round differently than in the whole graph.
+        floats = any(tensor.dtype == REAL_DTYPE and tensor.value is None for tensor in graph.ir.tensors.values())
+        self.whole = jax.jit(functools.partial(run, graph.ir)) if floats else None
+        self.constants = graph.interpreter.constants
+
+    def __call__(
+        self, inputs: Sequence[Any], codes: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
+        """The graph's outputs; and per node the codes that differ, and by how much at most.
+
+        Two counts and two distances: given the training forward's own inputs, then of the run from the graph's inputs.
+        """
+        ir, left = self.ir, self.runner.readers()
+        free: dict[str, Any] = {**dict(zip(ir.inputs, inputs, strict=True)), **self.runner.data}
+        forced = dict(free)
+        whole = None if self.whole is None else self.whole(self.constants, list(inputs))
+        counts: dict[str, tuple[int, ...]] = {}
+        for node in ir.nodes:
+            got = self.runner.output(node, [jnp.asarray(forced[name]) for name in node.inputs])
+            if whole is not None:
+                own = whole[node.output]
+            elif all(forced[name] is free[name] for name in node.inputs):
+                own = got
+            else:
+                own = self.runner.output(node, [jnp.asarray(free[name]) for name in node.inputs])
+            wanted = codes.get(node.output)
+            # A node that only moves codes has no quantizer, so its expected codes follow from its inputs.
+            found = _counts(got, own, got if wanted is None else wanted)
+            counts[node.name] = tuple(int(count) for count in found)
+            free[node.output] = own
+            if wanted is None:
+                forced[node.output] = got
+            else:
+                # While nothing differs keep the same array, so that the next node needs to run only once.
+                forced[node.output] = own if counts[node.name][2] == 0 else wanted.astype(got.dtype)
+            for name in node.inputs:
+                left[name] -= 1
+                if left[name] == 0 and name not in self.runner.data:
+                    del free[name], forced[name]
+        return {name: free[name] for name in ir.outputs}, counts
+
+
+@jax.jit
+def _counts(got: jax.Array, free: jax.Array, wanted: jax.Array) -> tuple[jax.Array, ...]:
+    wanted = wanted.astype(jnp.int32)
+    local, whole = (jnp.abs(x.astype(jnp.int32) - wanted) for x in (got, free))
+    return (
+        jnp.sum(local != 0, dtype=jnp.int32),
+        jnp.max(local, initial=0),
+        jnp.sum(whole != 0, dtype=jnp.int32),
+        jnp.max(whole, initial=0),
+    )
+
+
+def _apart(a: jax.Array, b: jax.Array) -> tuple[Any, Any, Any]:
+    """How many numbers there are, how many differ (NaN equals itself), and the greatest difference."""
+    differs = jnp.logical_not((a == b) | (jnp.isnan(a) & jnp.isnan(b)))
+    most = jnp.max(jnp.where(differs, jnp.abs(a - b), jnp.zeros_like(a)), initial=0)
+    return a.size, jnp.sum(differs, dtype=jnp.int32), most
+
+
+def _distance(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The greatest absolute difference, the sum of squared differences, the sum of a's squares."""
+    return jnp.max(jnp.abs(a - b), initial=0), jnp.sum(jnp.square(a - b)), jnp.sum(jnp.square(a))

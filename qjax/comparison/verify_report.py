@@ -1,0 +1,281 @@
+"""The result of `verify`: what the counts mean, then the counts per node."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from qjax import ops
+from qjax.graph.ir import Graph, Node
+from qjax.graph.methods import method_of, phrase
+from qjax.numerics.accumulator import EXACT, Accumulator
+from qjax.ops import backend
+from qjax.summary import Grid, Printed
+
+_ROWS = 30
+"""A longer table shows only the nodes that differ."""
+
+
+@dataclasses.dataclass(frozen=True)
+class NodeReport:
+    """Counts over all batches.
+
+    local: outputs that differ although the node was given the training forward's input codes; local_max: by how
+    many steps at most. end_to_end, end_to_end_max: the same for the graph run from its inputs. cause: what the node
+    computes otherwise than the training forward; "" where nothing differs locally.
+    """
+
+    name: str
+    op: str
+    location: str | None
+    compared: int
+    local: int
+    local_max: int
+    end_to_end: int
+    end_to_end_max: int
+    cause: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class RealReport:
+    """An output that is float32 numbers, because it was left in floats: how many differ, and by how much."""
+
+    name: str
+    compared: int
+    differ: int
+    by_at_most: float
+
+
+@dataclasses.dataclass(frozen=True)
+class OutputReport:
+    """How far an output of the graph, dequantized, is from the training forward's.
+
+    by_at_most: the greatest absolute difference. noise, signal: the sums of the squares of the differences and of the
+    training forward's numbers.
+    """
+
+    name: str
+    by_at_most: float
+    noise: float
+    signal: float
+
+    @property
+    def decibels(self) -> float:
+        """10 log10(signal / noise); infinite where nothing differs."""
+        if self.noise == 0:
+            return math.inf
+        return 10 * math.log10(self.signal / self.noise) if self.signal > 0 else -math.inf
+
+
+class FileReport(Protocol):
+    """How the outputs of an emitted file, run on a living runtime, compare with the graph's."""
+
+    @property
+    def equal(self) -> bool:
+        """Whether no value differs."""
+        ...
+
+    @property
+    def sentence(self) -> str:
+        """The comparison in one line."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Report(Printed):
+    """The result of `verify`. `str(report)` is a verdict and a table; `report.exact` is whether nothing differs at all.
+
+    predictions: how many of the `predicted` final predictions (argmax over the last axis of the first output) differ.
+    reals: the outputs without quantization parameters. outputs: how far each output is from the training forward's.
+    target, trained_for: the targets of the graph and of the model. as_converted: whether `convert` makes this very
+    graph of the model as it is now, so that the graph computes what `qjax.exact` computes; None: nothing differs, or
+    the target is unknown here, and it was not asked. changed: otherwise, what differs first. files: what each runtime
+    that was asked computes with the file emitted for it.
+    """
+
+    nodes: tuple[NodeReport, ...]
+    examples: int
+    predictions: int
+    reals: tuple[RealReport, ...] = ()
+    predicted: int = 0
+    outputs: tuple[OutputReport, ...] = ()
+    target: str = ""
+    trained_for: str = ""
+    as_converted: bool | None = None
+    changed: str = ""
+    files: tuple[FileReport, ...] = ()
+
+    def with_files(self, files: Sequence[FileReport]) -> "Report":
+        """This report, and what runtimes compute with the emitted files."""
+        return dataclasses.replace(self, files=tuple(files))
+
+    def against(self, changed: str) -> "Report":
+        """This report, and what differs first between the graph and a new conversion ("": nothing)."""
+        return dataclasses.replace(self, as_converted=not changed, changed=changed)
+
+    @property
+    def exact(self) -> bool:
+        """No code of any node differs, no real output, and no output of an emitted file."""
+        return self._same_as_training and all(file.equal for file in self.files)
+
+    @property
+    def _same_as_training(self) -> bool:
+        codes = all(node.local == 0 and node.end_to_end == 0 for node in self.nodes)
+        return codes and all(real.differ == 0 for real in self.reals)
+
+    @property
+    def compared(self) -> int:
+        """Codes compared, over all nodes."""
+        return sum(node.compared for node in self.nodes)
+
+    @property
+    def local(self) -> int:
+        """Codes that differ where the inputs agree, over all nodes."""
+        return sum(node.local for node in self.nodes)
+
+    @property
+    def local_max(self) -> int:
+        """The largest such difference, in steps."""
+        return max((node.local_max for node in self.nodes), default=0)
+
+    @property
+    def output_mismatches(self) -> int:
+        """Codes of the graph's last node that differ end to end."""
+        return self.nodes[-1].end_to_end if self.nodes else 0
+
+    @property
+    def verdict(self) -> str:
+        """What the counts mean: whether the graph is right, how far predictions are, why, and what to do."""
+        seen = f"{self.examples:,} examples, {self.compared:,} codes"
+        files = [file.sentence for file in self.files]
+        if self._same_as_training:
+            said = f"No code differs: the graph computes what the training forward computes ({seen})."
+            return "\n".join([said, *files])
+        return "\n".join([*self._same(), *files, *self._distances(), *self._reasons(seen)])
+
+    def _same(self) -> list[str]:
+        if self.as_converted is None:
+            return []
+        if self.as_converted:
+            return ["The graph equals qjax.exact(qmodel, ...): qjax.convert makes the same graph of this model."]
+        return [f"The graph is not the one that qjax.convert makes of this model now: {self.changed}. Convert again."]
+
+    def _distances(self) -> list[str]:
+        lines = [f"Predictions: {self.predictions:,} of {self.predicted:,} differ from the training forward's."]
+        for output in self.outputs:
+            noise = "equal" if output.noise == 0 else f"{output.decibels:.1f} dB, by at most {output.by_at_most:.3g}"
+            lines.append(f"Output {output.name}: {noise}.")
+        return lines
+
+    def _reasons(self, seen: str) -> list[str]:
+        lines = [f"Training and graph differ in {self.local:,} codes where a node's inputs agree ({seen})."]
+        if self.as_converted is False:
+            return lines
+        if self.target != self.trained_for:
+            lines.append(
+                f"The model was quantized for the target {self.trained_for!r}, the graph is for {self.target!r}: "
+                f"quantize with qjax.Recipe(target={self.target!r})."
+            )
+        groups: dict[tuple[str, str], list[NodeReport]] = {}
+        for node in self.nodes:
+            if node.local:
+                groups.setdefault((node.op, node.cause), []).append(node)
+        if groups:
+            lines.append(f"Training rounds to the nearest code, ties to even. The target {self.target!r}:")
+        for (op, cause), nodes in groups.items():
+            count, most = sum(n.local for n in nodes), max(n.local_max for n in nodes)
+            where = nodes[0].name if len(nodes) == 1 else f"{len(nodes)} nodes"
+            lines.append(f"  {op} ({where}), {count:,} codes by at most {most}: {cause}")
+        if groups:
+            lines.append(
+                "Cure: train the last epochs with qjax.exact(qmodel, sample), which computes the graph's codes."
+            )
+        return lines
+
+    def parts(self) -> list[Grid | str]:
+        """The verdict, a table, and lines."""
+        header = (
+            "node",
+            "op",
+            "compared",
+            "differ, same inputs",
+            "by at most",
+            "differ, end to end",
+            "by at most",
+        )
+        shown = [n for n in self.nodes if len(self.nodes) <= _ROWS or n.local or n.end_to_end]
+        rows = [(n.name, n.op, n.compared, n.local, n.local_max, n.end_to_end, n.end_to_end_max) for n in shown]
+        lines: list[Grid | str] = [self.verdict]
+        if rows:
+            lines += ["", Grid(header, rows)]
+        if len(shown) < len(self.nodes):
+            lines.append(f"{len(self.nodes) - len(shown)} more nodes: no code differs.")
+        lines += [
+            f"float output {r.name}: {r.differ} of {r.compared} numbers differ, by at most {r.by_at_most:.3g}"
+            for r in self.reals
+        ]
+        return lines
+
+
+def cause_of(node: Node) -> str:
+    """What a node computes otherwise than the training forward, in words that continue "the target"."""
+    if node.op != backend.NAME:
+        accumulator = Accumulator.of_json(node.attributes.get("accumulator"))
+        if accumulator != EXACT:
+            if accumulator.pairs:
+                return f"sums in {accumulator}, which saturate (Recipe(reduce_range=True) keeps such sums exact)"
+            return f"sums in {accumulator} bits, where training sums exactly"
+    method = method_of(node)
+    if method in ("nearest_even", "exact sum (nearest_even)"):
+        return "rounds the exact number, where training rounds a float32 number"
+    if method is not None:
+        return phrase(method)
+    arithmetic = None if node.op == backend.NAME else ops.get(node.op).arithmetic(node.attributes)
+    return f"computes {node.op} as {arithmetic}" if arithmetic else f"computes {node.op} in integers"
+
+
+def first_difference(a: Graph, b: Graph) -> str:
+    """What two graphs differ in first, of all that decides a code; "" for graphs that compute the same."""
+    if (a.inputs, a.outputs) != (b.inputs, b.outputs):
+        return f"its inputs and outputs are {(a.inputs, a.outputs)}, now {(b.inputs, b.outputs)}"
+    if a.quantization != b.quantization:
+        return f"its inputs are quantized by {a.quantization!r}, now by {b.quantization!r}"
+    names = [node.name for node in a.nodes], [node.name for node in b.nodes]
+    if names[0] != names[1]:
+        other = next((y for x, y in zip(*names, strict=False) if x != y), "one graph has more nodes")
+        return f"the nodes differ, from {other!r} on"
+    for name in a.inputs:
+        if _parameters(a, name) != _parameters(b, name):
+            return f"the quantization parameters of {name!r} differ"
+    for left, right in zip(a.nodes, b.nodes, strict=True):
+        fields = [(n.op, n.inputs, n.output, _listed(dict(n.attributes)), set(n.constants)) for n in (left, right)]
+        if fields[0] != fields[1]:
+            return f"the node {left.name!r} has another operation or other attributes"
+        for role in left.constants:
+            if not _same(a.constant(left, role), b.constant(right, role)):
+                return f"{role} of the node {left.name!r} differs"
+        for name in (*left.inputs, left.output):
+            if _parameters(a, name) != _parameters(b, name):
+                return f"the quantization parameters of {name!r} differ"
+    return ""
+
+
+def _parameters(graph: Graph, name: str) -> Any:
+    tensor = graph.tensors[name]
+    q = tensor.quantization
+    own = None if q is None else (q.qmin, q.qmax, np.asarray(q.scale).tolist(), np.asarray(q.zero_point).tolist())
+    return tensor.dtype, own
+
+
+def _same(a: Any, b: Any) -> bool:
+    x, y = np.asarray(a), np.asarray(b)
+    return x.dtype == y.dtype and np.array_equal(x, y)
+
+
+def _listed(value: Any) -> Any:
+    """Tuples as lists: a saved graph has no tuples."""
+    if isinstance(value, Mapping):
+        return {key: _listed(item) for key, item in value.items()}
+    return [_listed(item) for item in value] if isinstance(value, list | tuple) else value

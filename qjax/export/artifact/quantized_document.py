@@ -1,0 +1,241 @@
+"""The quantized graph of a program as a part of the program's document, and back.
+
+Nearly all of it is in the program too, and is stored once: quantization parameters, and the codes of weights, at times
+with the sign of some channels changed. Two things of the quantized graph are identities, which the lists "parameters"
+and "arrays" keep: tensors that share quantization parameters, and constants that are one array, as those of a loop's
+steps are.
+
+    {"inputs": [...], "outputs": [...], "nodes": [...],
+     "tensors": [{name, shape, dtype, parameters: place in the list or null, data: place in the list or null}, ...],
+     "parameters": [name of a tensor of the program, or {scale, zero_point, qmin, qmax, axes}, ...],
+     "arrays": [{tensor: name of a tensor of the program, negated: null or [axis, array]} or {array}, ...]}
+
+A scale, a zero point and an array are names of the file's arrays: "quantized:0", "quantized:1", ...
+"""
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qjax.export.artifact import fields, strict_json
+from qjax.export.artifact.strict_json import ArtifactError
+from qjax.graph.check import check_quantized
+from qjax.graph.ir import INTEGER_DTYPES, REAL_DTYPES, Graph, Quantization, Tensor
+
+_FIELDS = ("inputs", "outputs", "nodes", "tensors", "parameters", "arrays")
+_TENSOR = ("name", "shape", "dtype", "parameters", "data")
+_PARAMETERS = ("scale", "zero_point", "qmin", "qmax", "axes")
+_WHERE = "The quantized graph"
+
+Array = NDArray[Any]
+
+
+def encode(program: Graph, arrays: dict[str, Array]) -> dict[str, Any] | None:
+    """The part of the document, its own arrays added to `arrays`; None for a program without a quantized graph."""
+    graph = program.quantized
+    return None if graph is None else _Encoder(program, arrays).document(check_quantized(graph))
+
+
+class _Encoder:
+    def __init__(self, program: Graph, arrays: dict[str, Array]) -> None:
+        self.program, self.arrays = program, arrays
+        self.own = 0
+        self.parameters: list[Any] = []
+        self.entries: list[Any] = []
+        self._known_parameters: dict[int, int] = {}
+        self._known_arrays: dict[int, int] = {}
+        self._grids: dict[Any, str] = {}
+        self._codes: dict[Any, str] = {}
+        self._magnitudes: dict[Any, list[str]] = {}
+        for tensor in program.tensors.values():
+            if tensor.quantization is not None:
+                self._grids.setdefault(_content_of(tensor.quantization), tensor.name)
+            if tensor.value is not None:
+                codes = np.asarray(tensor.value)
+                self._codes.setdefault(_content(codes), tensor.name)
+                if _has_sign(codes):
+                    self._magnitudes.setdefault(_content(np.abs(codes)), []).append(tensor.name)
+
+    def document(self, graph: Graph) -> dict[str, Any]:
+        tensors = [
+            {
+                "name": tensor.name,
+                "shape": tensor.shape,
+                "dtype": tensor.dtype,
+                "parameters": None if tensor.quantization is None else self._parameters_of(tensor.quantization),
+                "data": None if tensor.value is None else self._array_of(tensor.value),
+            }
+            for tensor in graph.tensors.values()
+        ]
+        return {
+            "inputs": graph.inputs,
+            "outputs": graph.outputs,
+            "nodes": [fields.of_node(node) for node in graph.nodes],
+            "tensors": tensors,
+            "parameters": self.parameters,
+            "arrays": self.entries,
+        }
+
+    def _parameters_of(self, quantization: Quantization) -> int:
+        if id(quantization) not in self._known_parameters:
+            found: Any = self._grids.get(_content_of(quantization))
+            if found is None:
+                found = {
+                    "scale": self._stored(np.asarray(quantization.scale)),
+                    "zero_point": self._stored(np.asarray(quantization.zero_point)),
+                    "qmin": quantization.qmin,
+                    "qmax": quantization.qmax,
+                    "axes": quantization.axes,
+                }
+            self._known_parameters[id(quantization)] = len(self.parameters)
+            self.parameters.append(found)
+        return self._known_parameters[id(quantization)]
+
+    def _array_of(self, value: Any) -> int:
+        if id(value) not in self._known_arrays:
+            array = np.asarray(value)
+            self._known_arrays[id(value)] = len(self.entries)
+            self.entries.append(self._shared(array) or {"array": self._stored(array)})
+        return self._known_arrays[id(value)]
+
+    def _shared(self, array: Array) -> dict[str, Any] | None:
+        name = self._codes.get(_content(array))
+        if name is not None:
+            return {"tensor": name, "negated": None}
+        if not _has_sign(array):
+            return None
+        for name in self._magnitudes.get(_content(np.abs(array)), ()):
+            changed = array != np.asarray(self.program.tensors[name].value)
+            for axis in range(array.ndim):
+                flags = changed.any(axis=tuple(other for other in range(array.ndim) if other != axis))
+                if np.array_equal(_negated(np.asarray(self.program.tensors[name].value), flags, axis), array):
+                    return {"tensor": name, "negated": [axis, self._stored(flags)]}
+        return None
+
+    def _stored(self, array: Array) -> str:
+        key = f"quantized:{self.own}"
+        self.own += 1
+        self.arrays[key] = array
+        return key
+
+
+def decode(item: Any, program: Graph, take: Callable[[str], Array]) -> Graph:
+    """The quantized graph. Trusts nothing: every field is checked, then the graph by `check_quantized`.
+
+    Args:
+      item: the part of the document. program: the decoded program.
+      take: the array of a name, each once; raises where there is none.
+    """
+    document = strict_json.fields(item, _FIELDS, _WHERE)
+    parameters = [
+        _parameters(entry, program, take)
+        for entry in strict_json.sequence(document["parameters"], f"{_WHERE}: parameters")
+    ]
+    arrays = [_array(entry, program, take) for entry in strict_json.sequence(document["arrays"], f"{_WHERE}: arrays")]
+    tensors: dict[str, Tensor] = {}
+    for entry in strict_json.sequence(document["tensors"], f"{_WHERE}: tensors"):
+        tensor = _tensor(entry, parameters, arrays)
+        if tensor.name in tensors:
+            raise ArtifactError(f"{_WHERE}: expected every name once, got {tensor.name!r} twice.")
+        tensors[tensor.name] = tensor
+    nodes = tuple(fields.node_of(entry) for entry in strict_json.sequence(document["nodes"], f"{_WHERE}: nodes"))
+    inputs, outputs = (strict_json.names(document[key], f"{_WHERE}: {key}") for key in ("inputs", "outputs"))
+    if (inputs, outputs) != (program.inputs, program.outputs):
+        raise ArtifactError(f"{_WHERE}: expected the program's inputs and outputs, got {inputs} and {outputs}.")
+    return check_quantized(Graph(tensors, nodes, inputs, outputs, ""))
+
+
+def _parameters(entry: Any, program: Graph, take: Callable[[str], Array]) -> Quantization:
+    where = f"{_WHERE}: parameters"
+    if isinstance(entry, str):
+        held = program.tensors.get(entry)
+        if held is None or held.quantization is None:
+            raise ArtifactError(f"{where}: expected a tensor of the program with a scale, got {entry[:40]!r}.")
+        # An object of its own: which tensors share it is known by identity.
+        return Quantization(**vars(held.quantization))
+    given = strict_json.fields(entry, _PARAMETERS, where)
+    low, high = np.iinfo(np.int32).min, np.iinfo(np.int32).max
+    axes = strict_json.sequence(given["axes"], f"{where}: axes")
+    return Quantization(
+        scale=take(strict_json.name(given["scale"], where)),
+        zero_point=take(strict_json.name(given["zero_point"], where)),
+        qmin=strict_json.integer(given["qmin"], low, high, f"{where}: qmin"),
+        qmax=strict_json.integer(given["qmax"], low, high, f"{where}: qmax"),
+        axes=tuple(strict_json.integer(axis, 0, 31, f"{where}: axes") for axis in axes),
+    )
+
+
+def _array(entry: Any, program: Graph, take: Callable[[str], Array]) -> Array:
+    where = f"{_WHERE}: arrays"
+    given = strict_json.mapping(entry, where)
+    if set(given) == {"array"}:
+        return take(strict_json.name(given["array"], where))
+    given = strict_json.fields(entry, ("tensor", "negated"), where)
+    held = program.tensors.get(strict_json.name(given["tensor"], where))
+    if held is None or held.value is None:
+        raise ArtifactError(f"{where}: expected a constant of the program, got {str(given['tensor'])[:40]!r}.")
+    value = np.asarray(held.value)
+    if given["negated"] is None:
+        # A view is an object of its own: which constants are one array is known by identity.
+        return value.view()
+    negated = strict_json.sequence(given["negated"], where)
+    if len(negated) != 2:
+        raise ArtifactError(f"{where}: expected an axis and an array, got {len(negated)} values.")
+    axis, key = negated
+    flags = take(strict_json.name(key, where))
+    axis = strict_json.integer(axis, 0, value.ndim - 1, where)
+    if not _has_sign(value) or flags.dtype != np.bool_ or flags.shape != (value.shape[axis],):
+        raise ArtifactError(f"{where}: expected a boolean for every channel of {held.name!r}.")
+    codes = _negated(value, flags, axis)
+    codes.setflags(write=False)
+    return codes
+
+
+def _tensor(item: Any, parameters: list[Quantization], arrays: list[Array]) -> Tensor:
+    entry = strict_json.fields(item, _TENSOR, f"{_WHERE}: a tensor")
+    name = strict_json.name(entry["name"], f"{_WHERE}: a tensor's name")
+    where = f"{_WHERE}: tensor {name!r}"
+
+    def chosen(key: str, known: list[Any]) -> Any:
+        place = entry[key]
+        return None if place is None else known[strict_json.integer(place, 0, len(known) - 1, f"{where}: {key}")]
+
+    shape = tuple(
+        None if size is None else strict_json.integer(size, 0, 2**31 - 1, f"{where}: shape")
+        for size in strict_json.sequence(entry["shape"], f"{where}: shape")
+    )
+    dtype, value = strict_json.name(entry["dtype"], f"{where}: dtype"), chosen("data", arrays)
+    quantization = chosen("parameters", parameters)
+    known = INTEGER_DTYPES if quantization is not None else (*INTEGER_DTYPES, *REAL_DTYPES)
+    if dtype not in known or (quantization is not None and dtype == "bool"):
+        raise ArtifactError(f"{where}: expected a dtype of {', '.join(known)}; got {dtype[:40]!r}.")
+    if value is not None and (str(value.dtype), value.shape) != (dtype, shape):
+        raise ArtifactError(f"{where}: expected data of {dtype} and shape {shape}, got {value.dtype} {value.shape}.")
+    return Tensor(name, shape, dtype, quantization, value)
+
+
+def _has_sign(codes: Array) -> bool:
+    return codes.dtype.name in ("int8", "int16") and codes.ndim > 0
+
+
+def _negated(codes: Array, flags: Array, axis: int) -> Array:
+    """Codes with another sign where the flag of their place along an axis is set."""
+    shape = [-1 if other == axis else 1 for other in range(codes.ndim)]
+    return np.where(flags.reshape(shape), -codes, codes)
+
+
+def _content(array: Array) -> tuple[Any, ...]:
+    """What two arrays have in common only if they are equal."""
+    data = np.ascontiguousarray(array)
+    return str(data.dtype), array.shape, hashlib.blake2b(data.tobytes()).digest()
+
+
+def _content_of(quantization: Quantization) -> tuple[Any, ...]:
+    scale, zero_point = _content(np.asarray(quantization.scale)), _content(np.asarray(quantization.zero_point))
+    return scale, zero_point, quantization.qmin, quantization.qmax, quantization.axes
+
+
+__all__ = ["decode", "encode"]

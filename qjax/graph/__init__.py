@@ -1,0 +1,1 @@
+"""The graph: its types, its rules, and what is asked of its nodes."""

@@ -1,0 +1,43 @@
+"""Removes nodes that no output needs, and nodes that change nothing."""
+
+import dataclasses
+
+from qjax import ops
+from qjax.graph.ir import Graph, Node
+
+
+def remove_identities(graph: Graph) -> Graph:
+    """Drops reshapes to the same shape, transposes in the same order, casts, and slices of everything."""
+    renamed: dict[str, str] = {}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        node = dataclasses.replace(node, inputs=tuple(renamed.get(name, name) for name in node.inputs))
+        if _identity(graph, node) and node.output not in graph.outputs:
+            renamed[node.output] = node.inputs[0]
+        else:
+            nodes.append(node)
+    return graph.replace(nodes=tuple(nodes))
+
+
+def _identity(graph: Graph, node: Node) -> bool:
+    if not node.inputs:
+        return False
+    before, after = (graph.tensors[name].shape for name in (node.inputs[0], node.output))
+    return ops.get(node.op).is_identity(node.attributes, before, after)
+
+
+def remove_dead(graph: Graph) -> Graph:
+    """Drops nodes and tensors that no output needs; those that stay are in the order in which they are read."""
+    needed = set(graph.outputs)
+    nodes: list[Node] = []
+    for node in reversed(graph.nodes):
+        if node.output in needed:
+            nodes.append(node)
+            needed.update(node.inputs)
+    nodes.reverse()
+    read = [*graph.inputs]
+    for node in nodes:
+        read += [*node.inputs, *node.constants.values(), node.output]
+    read += graph.outputs
+    tensors = {name: graph.tensors[name] for name in read}
+    return graph.replace(nodes=tuple(nodes), tensors=tensors, quantized=graph.quantized)

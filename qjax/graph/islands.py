@@ -1,0 +1,254 @@
+"""The parts that the recipe keeps in float, collected while the graph is lowered, as one node per result.
+
+An equation in a module under `qjax.FLOAT`, `Dynamic` or `WeightFormat` is not lowered but kept, with its inputs. Where
+a result meets a quantizer or leaves the model, everything that it depends on becomes the program of one node.
+"""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from qjax.graph.ir import Graph, Tensor
+from qjax.graph.platforms import plainest
+from qjax.graph.unsupported import ConversionError
+from qjax.ops import island, reals
+from qjax.tracing import Equation
+
+_PART = "qjax_part_"
+"""Marks the equation of the program that an equation of an island's jaxpr belongs to, for errors."""
+
+_CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Call:
+    """An equation in reals, and what was found for each of its inputs."""
+
+    eqn: Equation
+    found: tuple[Any, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Float:
+    """One result of a call."""
+
+    call: Call
+    index: int
+
+    @property
+    def eqn(self) -> Equation:
+        """The equation that computes it."""
+        return self.call.eqn
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Leaf:
+    """What flows into an island. found: as the lowering knows it. shape, dtype: of the traced value."""
+
+    found: Any
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Program:
+    """An island's program, and its leaves: data first to last, constants by role."""
+
+    attributes: dict[str, Any]
+    data: tuple[Leaf, ...]
+    constants: dict[str, Any]
+
+
+def calls(eqn: Equation, found: Sequence[Any]) -> list[Float]:
+    """The results of an equation in reals."""
+    call = Call(eqn, tuple(found))
+    return [Float(call, index) for index in range(len(eqn.outputs))]
+
+
+def program_of(result: Float, is_constant: Any) -> Program:
+    """Everything that a result depends on, as a program of `ops.reals`.
+
+    is_constant: tells the leaves that are constants, whose `value` is an array, a tracer or a `jax.ShapeDtypeStruct`.
+
+    Raises:
+      ConversionError: a primitive that is not in the set.
+    """
+    order, leaves = _ordered(result)
+    places = {call: index for index, call in enumerate(order)}
+    data = tuple(leaf for leaf in leaves if not is_constant(leaf.found))
+    fixed = tuple(leaf for leaf in leaves if is_constant(leaf.found))
+
+    def compute(data_values: list[Any], fixed_values: list[Any]) -> Any:
+        known = {id(leaf.found): v for leaf, v in zip((*data, *fixed), (*data_values, *fixed_values), strict=True)}
+        results: dict[Call, list[Any]] = {}
+        for call in order:
+            given = [results[f.call][f.index] if isinstance(f, Float) else known[id(f)] for f in call.found]
+            with jax.named_scope(f"{_PART}{places[call]}"):
+                results[call] = call.eqn.bind(*given)
+        return results[result.call][result.index]
+
+    shapes = [[jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in part] for part in (data, fixed)]
+    closed = jax.make_jaxpr(compute)(*shapes)
+    writer = _Writer([call.eqn for call in order])
+    operands = [["value", index] for index in range(len(data))]
+    roles = [f"constant{index}" for index in range(len(fixed))]
+    operands += [["constant", role, str(leaf.dtype)] for role, leaf in zip(roles, fixed, strict=True)]
+    writer.count = len(data)
+    (out,) = writer.read(closed.jaxpr, closed.consts, operands)
+    if out[0] != "value":
+        raise ConversionError(
+            "a float part whose result is constant; remove its qjax.FLOAT or qjax.Dynamic.", where=result.eqn.where
+        )
+    constants = {role: leaf.found.value for role, leaf in zip(roles, fixed, strict=True)} | writer.constants
+    # Leave out what only a gradient needs, such as the float values of a weight that is multiplied as codes.
+    read = {first for _, operands, _ in writer.steps for kind, first, *_ in operands if kind == "constant"}
+    constants = {role: value for role, value in constants.items() if role in read}
+    attributes = {
+        "program": writer.steps,
+        "results": [out[1]],
+        "dtypes": [str(leaf.dtype) for leaf in data],
+        "batch": None,
+    }
+    return Program(attributes, data, {role: _stored(value) for role, value in constants.items()})
+
+
+def _ordered(result: Float) -> tuple[list[Call], list[Leaf]]:
+    """The calls that a result needs in execution order, and what flows into them from outside."""
+    order: list[Call] = []
+    leaves: dict[int, Leaf] = {}
+    seen: set[Call] = set()
+    waiting: list[tuple[Call, bool]] = [(result.call, False)]
+    while waiting:
+        call, ready = waiting.pop()
+        if ready:
+            order.append(call)
+            continue
+        if call in seen:
+            continue
+        seen.add(call)
+        waiting.append((call, True))
+        for value, found in zip(call.eqn.inputs, call.found, strict=True):
+            if isinstance(found, Float):
+                waiting.append((found.call, False))
+            else:
+                leaves.setdefault(id(found), Leaf(found, value.shape, value.dtype))
+    return order, list(leaves.values())
+
+
+class _Writer:
+    """Flattens a jaxpr into steps; parts: the equations that it was made of, one after the other."""
+
+    def __init__(self, parts: Sequence[Equation]) -> None:
+        self.parts = parts
+        self.eqn = parts[-1]
+        self.steps: list[Any] = []
+        self.constants: dict[str, Any] = {}
+        self.count = 0
+
+    def read(self, jaxpr: Any, consts: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
+        """The operands that a jaxpr's outputs are."""
+        env: dict[Any, Any] = dict(zip(jaxpr.invars, operands, strict=True))
+        for variable, value in zip(jaxpr.constvars, consts, strict=True):
+            role = f"captured{len(self.constants)}"
+            self.constants[role] = value
+            env[variable] = ["constant", role, str(variable.aval.dtype)]
+
+        def get(atom: Any) -> Any:
+            if not hasattr(atom, "val"):
+                return env[atom]
+            if np.shape(atom.val):
+                role = f"captured{len(self.constants)}"
+                self.constants[role] = np.asarray(atom.val)
+                return ["constant", role, str(atom.aval.dtype)]
+            number = np.asarray(atom.val)
+            value = bool(number) if number.dtype == np.bool_ else number.item() if number.dtype.kind in "iu" else None
+            return ["literal", float(number) if value is None else value, str(atom.aval.dtype)]
+
+        platforms: dict[Any, int] = {}
+        for eqn in jaxpr.eqns:
+            if eqn.primitive.name == "platform_index":
+                platforms[eqn.outvars[0]] = plainest(eqn.params)
+                continue
+            if eqn.primitive.name == "cond" and eqn.invars[0] in platforms:
+                branch = eqn.params["branches"][platforms[eqn.invars[0]]]
+                outputs = self.read(branch.jaxpr, branch.consts, [get(atom) for atom in eqn.invars[1:]])
+                env.update(zip(eqn.outvars, outputs, strict=True))
+                continue
+            inputs = [get(atom) for atom in eqn.invars]
+            if part := re.search(rf"{_PART}(\d+)", str(eqn.source_info.name_stack)):
+                self.eqn = self.parts[int(part[1])]
+            inner = next((eqn.params[key] for key in _CALLS if key in eqn.params), None)
+            if eqn.primitive.name == "qjax_layer":
+                # The equation is kept whole for its integer form. Here, in float, read what it computes.
+                inner = jax.make_jaxpr(eqn.params["layer"].function)(*(atom.aval for atom in eqn.invars))
+            if inner is not None:
+                inner_jaxpr, inner_consts = (inner.jaxpr, inner.consts) if hasattr(inner, "consts") else (inner, ())
+                outputs = self.read(inner_jaxpr, inner_consts, inputs)
+            else:
+                outputs = self._step(eqn, inputs)
+            env.update(zip(eqn.outvars, outputs, strict=True))
+        return [get(atom) for atom in jaxpr.outvars]
+
+    def _step(self, eqn: Any, inputs: list[Any]) -> list[Any]:
+        name = eqn.primitive.name
+        if name in ("stop_gradient", "optimization_barrier"):
+            return inputs
+        params = reals.encode(name, eqn.params)
+        if params is None:
+            raise ConversionError(
+                f"{name!r} has no form in a float island. Known: {', '.join(sorted(reals.STEPS))}",
+                "Return what flows into it from the model, and compute the rest from the graph's outputs.",
+                where=self.eqn.where,
+            )
+        self.steps.append([name, inputs, params])
+        first = self.count
+        self.count += len(eqn.outvars)
+        return [["value", first + index] for index in range(len(eqn.outvars))]
+
+
+def _stored(value: Any) -> Any:
+    """A constant in a dtype that graphs have; the program casts it back."""
+    wanted = jnp.bool_ if value.dtype == jnp.bool_ else jnp.float32
+    if value.dtype in (jnp.int8, jnp.uint8, jnp.int16, jnp.uint16):
+        wanted = value.dtype
+    elif jnp.issubdtype(value.dtype, jnp.integer):
+        wanted = jnp.int32
+    if isinstance(value, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(value.shape, wanted)
+    return value.astype(wanted)
+
+
+def finished(graph: Graph) -> Graph:
+    """The islands with the scales of what flows in and out as constants: after the passes, when they are known."""
+    if not any(node.op == island.NAME for node in graph.nodes):
+        return graph
+    tensors, nodes = dict(graph.tensors), list(graph.nodes)
+    for position, node in enumerate(nodes):
+        if node.op != island.NAME:
+            continue
+        constants = dict(node.constants)
+        scales = {f"x_scale{i}": tensors[name].quantization for i, name in enumerate(node.inputs)}
+        scales["y_scale"] = tensors[node.output].quantization
+        for role, quantization in scales.items():
+            if quantization is not None:
+                name = f"{node.output}/{role}"
+                tensors[name] = Tensor(name, tuple(np.shape(quantization.scale)), "float32", None, quantization.scale)
+                constants[role] = name
+        nodes[position] = dataclasses.replace(node, constants=constants)
+    return graph.replace(nodes=tuple(nodes), tensors=tensors)
+
+
+def freed(node: Any, other: Any, inputs: Any, size: int, other_size: int) -> dict[str, Any]:
+    """An island's attributes for any batch. inputs: per input its shape in the two traces. Raises ValueError."""
+    program = reals.freed(node.attributes["program"], other.attributes["program"], size, other_size)
+    batch = None
+    for index, (a, b) in enumerate(inputs):
+        for axis, (x, y) in enumerate(zip(a, b, strict=True)):
+            if batch is None and x != y and x % size == 0:
+                batch = [index, axis, x // size]
+    return {**node.attributes, "program": program, "batch": batch}

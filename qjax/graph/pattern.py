@@ -1,0 +1,145 @@
+"""Patterns: what a subgraph must look like, as Python values.
+
+    x, residual = tensor("x"), tensor("residual")
+    conv = op("conv", x, name="conv", where=lambda node: node.attributes["groups"] == 1)
+    op("add", conv, residual, name="add", relu=True)
+
+A pattern describes the tensor that a node computes, and in turn the tensors that this node reads. `tensor` matches
+anything from outside. A *named* pattern is the same node (or tensor) wherever the name occurs; patterns without a name
+are matched one by one. No node plays two parts in one match; two tensors may be the same.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from qjax import ops
+from qjax.graph.ir import Tensor
+from qjax.graph.view import NodeView
+
+
+@dataclasses.dataclass(frozen=True)
+class Pattern:
+    """Use `op`, `tensor`, `constant`, `any_of` and `optional` to make one.
+
+    kind: "op", "tensor", "constant" or "any_of". ops: names of operations, () is any. inputs: patterns, None is
+    any inputs. The other fields are the arguments of `op` and `tensor`.
+    """
+
+    kind: str
+    ops: tuple[str, ...] = ()
+    inputs: tuple["Pattern", ...] | None = None
+    name: str | None = None
+    where: Callable[[Any], Any] | None = None
+    relu: bool | None = None
+    attributes: tuple[tuple[str, Any], ...] = ()
+    commutative: bool | None = None
+
+    @staticmethod
+    def op(*args: Any, **kwargs: Any) -> "Pattern":
+        """See `qjax.graph.pattern.op`."""
+        return op(*args, **kwargs)
+
+    def walk(self) -> Iterator["Pattern"]:
+        """The pattern and all patterns in it."""
+        yield self
+        for pattern in self.inputs or ():
+            yield from pattern.walk()
+
+    def roots(self) -> Iterator["Pattern"]:
+        """The patterns that may match the output: the alternatives of `any_of`, else itself."""
+        if self.kind == "any_of":
+            for pattern in self.inputs or ():
+                yield from pattern.roots()
+        else:
+            yield self
+
+
+def op(
+    kinds: str | tuple[str, ...],
+    *inputs: Pattern,
+    name: str | None = None,
+    where: Callable[[NodeView], Any] | None = None,
+    relu: bool | None = None,
+    attributes: Mapping[str, Any] | None = None,
+    commutative: bool | None = None,
+) -> Pattern:
+    """A node.
+
+    Args:
+      kinds: the operation's name (`qjax.ops.names()`), or several, or "*" for any.
+      inputs: a pattern per input; none at all means any inputs, which come from outside.
+      name: how the match calls it, also in the kernel's view.
+      where: a predicate of a `NodeView`. It may look at structure: attributes, dtypes, shapes, which constants there
+        are. Values of constants and scales are not known inside jit, where `qjax.exact` matches too.
+      relu: whether the node's codes end in a fused relu; None does not ask. See `NodeView.relu`.
+      attributes: values that the node's attributes must have.
+      commutative: whether the two inputs may come the other way round; None: for additions and multiplications.
+    """
+    names = (kinds,) if isinstance(kinds, str) else tuple(kinds)
+    unknown = set(names) - {*ops.names(), "*"}
+    if unknown:
+        raise ValueError(
+            f"op: expected names of operations ({', '.join(ops.names())}) or '*', got {', '.join(sorted(unknown))}. A "
+            "relu is a bound on its producer: op('conv', relu=True)."
+        )
+    for pattern in inputs:
+        _require(pattern, "op: an input")
+    _check_name(name)
+    fixed = tuple(sorted((attributes or {}).items()))
+    chosen = () if "*" in names else names
+    return _checked(Pattern("op", chosen, tuple(inputs) or None, name, where, relu, fixed, commutative))
+
+
+def tensor(name: str | None = None, *, where: Callable[[Tensor], Any] | None = None) -> Pattern:
+    """Any tensor from outside of the match; it becomes an input of it. The same name twice is the same tensor."""
+    _check_name(name)
+    return Pattern("tensor", name=name, where=where)
+
+
+def constant(name: str | None = None, *, where: Callable[[Tensor], Any] | None = None) -> Pattern:
+    """A tensor that carries data and is read like an activation. A node's kernel and bias need no pattern."""
+    _check_name(name)
+    return Pattern("constant", name=name, where=where)
+
+
+def any_of(*patterns: Pattern) -> Pattern:
+    """One of several patterns; the earliest that leads to a match is taken."""
+    if not patterns:
+        raise ValueError("any_of: expected at least one pattern, got none.")
+    for pattern in patterns:
+        _require(pattern, "any_of: an alternative")
+    return _checked(Pattern("any_of", inputs=tuple(patterns)))
+
+
+def optional(pattern: Pattern) -> Pattern:
+    """The node of an `op` pattern, or nothing: then its only input is matched in its place."""
+    _require(pattern, "optional: the argument")
+    if pattern.kind != "op" or pattern.inputs is None or len(pattern.inputs) != 1:
+        raise ValueError("optional: expected an op with a pattern for its one input, op('reshape', inner).")
+    return any_of(pattern, pattern.inputs[0])
+
+
+def check_root(pattern: Any, what: str) -> None:
+    """Raise unless the pattern describes a node."""
+    _require(pattern, what)
+    if any(root.kind != "op" for root in pattern.roots()):
+        raise ValueError(f"{what}: expected an op, or any_of of ops, for the output of a match; got a bare tensor.")
+
+
+def _require(pattern: Any, what: str) -> None:
+    if not isinstance(pattern, Pattern):
+        raise TypeError(f"{what}: expected a Pattern (op, tensor, constant, any_of), got {type(pattern).__name__}.")
+
+
+def _check_name(name: Any) -> None:
+    if name is not None and (not isinstance(name, str) or not name or "/" in name or "#" in name):
+        raise ValueError(f"A pattern's name is a string without '/' and '#'. Got {name!r}.")
+
+
+def _checked(pattern: Pattern) -> Pattern:
+    named: dict[str, Pattern] = {}
+    for part in pattern.walk():
+        if part.name is not None and named.setdefault(part.name, part) != part:
+            raise ValueError(f"Two different patterns are called {part.name!r}: a name stands for one node or tensor.")
+    return pattern

@@ -1,0 +1,175 @@
+"""From the annotated program to the quantized graph, one node per equation.
+
+Accumulators and the steps behind them are separate nodes here and carry real constants; `assign` folds them for a
+target. What has no integer form is an error that names the primitive and the user's line.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from qjax.graph import islands
+from qjax.graph.check import check
+from qjax.graph.clean import remove_dead, remove_identities
+from qjax.graph.ir import Graph, Tensor
+from qjax.graph.structure import Call
+from qjax.graph.unsupported import ConversionError as ConversionError
+from qjax.lower.batch import free_batch
+from qjax.lower.builder import Builder
+from qjax.lower.builder import ParamsOf as ParamsOf
+from qjax.lower.equations import equation
+from qjax.lower.loops import body
+from qjax.lower.quantizers import quantized
+from qjax.lower.reals import island_output
+from qjax.lower.values import Codes, Constant, Env, Real, Step, get
+from qjax.tracing import Annotation, Equation, Program
+
+
+def lower(
+    program: Program,
+    annotation: Annotation,
+    args: Sequence[Any],
+    names: Sequence[str],
+    params_of: ParamsOf,
+) -> Graph:
+    """Build the quantized graph.
+
+    Args:
+      args: per program input: the array of a constant (or, when only the structure is wanted, a
+        `jax.ShapeDtypeStruct`); ignored for data.
+    """
+    builder = Builder(annotation, params_of)
+    env, order = _inputs(builder, program, args, names)
+    _Walk(builder).run(program, env, ())
+    outputs, leaves = _outputs(builder, program, env)
+    return Graph(
+        builder.tensors,
+        tuple(builder.nodes),
+        # Float inputs that only a float part reads are inputs of the graph as well.
+        tuple(name for name in order if name in builder.tensors),
+        outputs,
+        "",
+        call=Call((), jax.tree.structure(leaves), leaves),
+    )
+
+
+def _inputs(builder: Builder, program: Program, args: Sequence[Any], names: Sequence[str]) -> tuple[Env, list[str]]:
+    """What the program's inputs are, and the names of the data among them in order."""
+    env: Env = {}
+    order: list[str] = []
+    for value, arg, name in zip(program.inputs, args, names, strict=True):
+        if value in builder.annotation.constants:
+            env[value] = Constant(arg)
+            continue
+        place = builder.annotation.values.get(value)
+        order.append(name if place is None else place.label)
+        if place is not None:
+            env[value] = Codes(builder.on_grid(place.label, value.shape, place, ()))
+            builder.inputs.append(place.label)
+        elif value.is_float:
+            env[value] = Real(name)
+        else:
+            builder.add(Tensor(name, value.shape, "bool" if value.dtype == np.bool_ else "int32"))
+            builder.inputs.append(name)
+            env[value] = Codes(name)
+    return env, order
+
+
+def _outputs(builder: Builder, program: Program, env: Env) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+    """The tensors that the program returns; and, per output, its position among them or its constant."""
+    outputs: list[str] = []
+    leaves: list[Any] = []
+    for value in program.outputs:
+        found = get(env, value)
+        if isinstance(found, islands.Float):
+            found = island_output(builder, found, value)
+        if isinstance(found, Codes):
+            leaves.append(len(outputs))
+            outputs.append(found.tensor)
+        elif isinstance(found, Constant):
+            leaves.append(_returned(found.value))
+        else:
+            name = f" its input {found.name!r}" if isinstance(found, Real) else " what is not quantized"
+            raise ConversionError(
+                f"The model returns{name} as it is", "Return only what quantized operations compute, and constants."
+            )
+    return tuple(outputs), tuple(leaves)
+
+
+def _returned(value: Any) -> Any:
+    """A constant as a graph returns it: float32, as all that a graph returns; a structure stays one."""
+    if not jax.dtypes.issubdtype(value.dtype, np.floating) or isinstance(value, jax.ShapeDtypeStruct):
+        return value
+    return jnp.asarray(value, jnp.float32)
+
+
+class _Walk:
+    """Goes through the equations in order, and into the bodies of loops."""
+
+    def __init__(self, builder: Builder) -> None:
+        self.builder = builder
+        self.evaluation = Evaluation()
+
+    def run(self, program: Program, env: Env, step: Step) -> None:
+        values = self.builder.annotation.values
+        for eqn in program.equations:
+            found = [get(env, value) for value in eqn.inputs]
+            if all(isinstance(f, Constant) for f in found):
+                outputs = self.evaluation.outputs(eqn, found)
+            elif eqn.body is not None:
+                outputs = body(self.builder, eqn, eqn.body, found, step, self.run)
+            else:
+                outputs = equation(self.builder, eqn, found, step)
+            for value, output in zip(eqn.outputs, outputs, strict=True):
+                env[value] = output
+                place = values.get(value)
+                if place is not None:
+                    env[value] = quantized(self.builder, place, value, output, eqn, step)
+
+
+class Evaluation:
+    """Runs equations; what no iteration of a scan changes is computed once."""
+
+    def __init__(self) -> None:
+        self._results: dict[tuple[Any, ...], tuple[list[Any], list[Any]]] = {}
+
+    def outputs(self, eqn: Equation, found: list[Constant]) -> list[Constant]:
+        """The outputs of an equation whose inputs are all constants."""
+        values = [f.value for f in found]
+        key = (eqn, *map(id, values))
+        if key not in self._results:
+            # Keep the inputs alive, so that no other object can get their id.
+            self._results[key] = values, _computed(eqn, values)
+        return [Constant(result) for result in self._results[key][1]]
+
+
+def _computed(eqn: Equation, values: list[Any]) -> list[Any]:
+    if any(isinstance(value, jax.ShapeDtypeStruct) for value in values):
+        return [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in eqn.outputs]
+    return eqn.bind(*(jax.numpy.asarray(value) for value in values))
+
+
+def quantized_graph(
+    program: Program,
+    annotation: Annotation,
+    args: Sequence[Any],
+    names: Sequence[str],
+    params_of: ParamsOf,
+    other: tuple[Program, Annotation, Sequence[Any]] | None = None,
+    sizes: tuple[int, int] = (1, 1),
+) -> Graph:
+    """The quantized graph of an annotated program; its constants may be traced.
+
+    Args:
+      other: the same model traced with another batch, whose constants are `jax.ShapeDtypeStruct`; without it the
+        graph keeps the batch of `program`.
+      sizes: the two sizes of the batch.
+    """
+    graph = check(lower(program, annotation, args, names, params_of))
+    if other is not None:
+        graph = check(free_batch(graph, lower(*other, names, params_of), *sizes))
+    # Remove dead nodes first: without a quantizer behind them, `assign` could not fold them.
+    return check(remove_dead(remove_identities(remove_dead(graph))))

@@ -1,0 +1,244 @@
+"""The nodes of one equation, in the mode that the annotator chose."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from qjax.graph import islands
+from qjax.graph.ir import Node, Tensor
+from qjax.graph.unsupported import ConversionError, unsupported
+from qjax.lower.builder import Builder
+from qjax.lower.values import Accumulator, Codes, Constant, Real, Step
+from qjax.numerics._namespace import traced
+from qjax.ops import Op
+from qjax.ops.facts import ProductFacts
+from qjax.ops.grouped_dot import GroupedDot, layout
+from qjax.ops.rescale import Rescale
+from qjax.tracing import Equation, Value
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Reading:
+    """An equation as an op reads it.
+
+    constant: per input, whether it is made from parameters and literals only. found: per input, what it is.
+    """
+
+    op: Op
+    eqn: Equation
+    constant: tuple[bool, ...]
+    found: list[Any]
+    step: Step
+
+    @property
+    def data(self) -> int:
+        """The first operand that flows."""
+        return self.op.data(self.eqn, self.constant)[0]
+
+    @property
+    def weight(self) -> int | None:
+        """The operand that is a weight."""
+        return self.op.weight(self.eqn, self.constant)
+
+
+def equation(builder: Builder, eqn: Equation, found: list[Any], step: Step) -> list[Any]:
+    """What the outputs of an equation without a body are."""
+    annotated = builder.annotation.ops.get(eqn)
+    if eqn in builder.annotation.floats or any(isinstance(f, islands.Float) for f in found):
+        return list(islands.calls(eqn, found))
+    if annotated is None or any(isinstance(f, Real) for f in found):
+        # A cast between integers, or of floats that are not quantized yet, needs no node. Its reader decides.
+        if eqn.primitive == "convert_element_type" and eqn.inputs[0].is_float == eqn.outputs[0].is_float:
+            return found
+        raise unsupported(eqn)
+    op, mode = annotated
+    reading = _Reading(op, eqn, builder.annotation.is_constant(eqn), found, step)
+    if op.vanishes:
+        return [found[0]]
+    if not op.has_integer_form(eqn):
+        raise unsupported(eqn)
+    if mode == "permute":
+        return [_permuted(builder, eqn, found[0])]
+    if mode == "start":
+        data = reading.data
+        acc = builder.accumulator(Rescale.name, eqn, [found[data].tensor], {}, {}, step)
+        return [_chain(builder, dataclasses.replace(reading, found=[*found[:data], acc, *found[data + 1 :]]))]
+    if mode == "chain":
+        return [_chain(builder, reading)]
+    if mode == "integer":
+        return _integers(builder, reading)
+    if mode == "grid":
+        return _grid(builder, reading)
+    return [_producer(builder, reading)]
+
+
+def _producer(builder: Builder, reading: _Reading) -> Accumulator:
+    op, eqn, found, step = reading.op, reading.eqn, reading.found, reading.step
+    attributes = op.attributes(eqn)
+    weight = reading.weight
+    constants: dict[str, str] = {}
+    channels: list[list[int]] = []
+    if isinstance(op, ProductFacts):
+        channels = op.channels(eqn, weight) if weight is not None else []
+        attributes |= {
+            "weight": weight,
+            "channels": channels,
+            "rank": len(eqn.out_shapes[0]),
+            "permutation": None,
+        }
+    inputs = _operands(builder, reading)
+    if weight is not None:
+        constants["kernel"] = builder.kernel(eqn, weight, found[weight].value, step)
+        if op.scales_rows:
+            return _by_row(builder, reading, inputs, constants["kernel"])
+        if len(builder.tensors[constants["kernel"]].shape) > len(eqn.in_shapes[weight]):
+            return _grouped(builder, eqn, weight, inputs, constants["kernel"], channels, step)
+    constants |= _chain_constants(builder, reading)
+    acc = builder.accumulator(op.name, eqn, inputs, constants, attributes, step)
+    return Accumulator(acc.tensor, tuple((r, w) for r, w in channels))
+
+
+def _by_row(builder: Builder, reading: _Reading, inputs: list[str], kernel: str) -> Accumulator:
+    """A lookup in a table that has scales of its rows."""
+    weights = builder.tensors[kernel]
+    assert weights.quantization is not None
+    scale = weights.quantization.scale
+    scale = builder.constant(f"{kernel}/scale", scale.reshape(scale.shape[0], -1))
+    attributes = {**reading.op.attributes(reading.eqn), "table": [int(n) for n in reading.eqn.in_shapes[1]]}
+    constants = {"weights": kernel, "weight_scale": scale}
+    return builder.accumulator(reading.op.name, reading.eqn, inputs, constants, attributes, reading.step)
+
+
+def _grouped(
+    builder: Builder,
+    eqn: Equation,
+    weight: int,
+    inputs: list[str],
+    kernel: str,
+    channels: list[list[int]],
+    step: Step,
+) -> Accumulator:
+    """A product whose weight has a scale for every group of the summed axis."""
+    weights = builder.tensors[kernel]
+    assert weights.quantization is not None
+    place = builder.annotation.weights[eqn, weight]
+    shape = jax.ShapeDtypeStruct(eqn.in_shapes[weight], np.dtype(np.float32))
+    try:
+        attributes = layout(eqn, weight, builder.params_of(place, builder.own(place, step), shape), channels)
+    except ValueError as error:
+        raise ConversionError(f"weight {place.name!r} has {error}.", where=eqn.where) from None
+    axes = weights.quantization.axes
+    sizes = [n if axis in axes else 1 for axis, n in enumerate(weights.shape)]
+    scale = builder.constant(f"{kernel}/scale", weights.quantization.scale.reshape(tuple(n or 1 for n in sizes)))
+    constants = {"weights": kernel, "weight_scale": scale}
+    acc = builder.accumulator(GroupedDot.name, eqn, inputs, constants, attributes, step)
+    return Accumulator(acc.tensor, tuple((r, w) for r, w in channels))
+
+
+def _operands(builder: Builder, reading: _Reading) -> list[str]:
+    """The tensors that a node reads, in the equation's order: codes and plain integers."""
+    op, eqn, constant, step = reading.op, reading.eqn, reading.constant, reading.step
+    integers, weight = op.integers(eqn, constant), reading.weight
+    names: list[str] = []
+    for index in sorted({*op.data(eqn, constant), *integers} - {weight}):
+        value = reading.found[index]
+        if not isinstance(value, Constant):
+            names.append(value.tensor)
+        elif index in integers or not eqn.inputs[index].is_float:
+            wrong = None if _unknown(value.value) else op.refuses(eqn, index, np.asarray(value.value))
+            if wrong is not None:
+                raise ConversionError(f"{wrong}.", where=eqn.where)
+            names.append(builder.integer_constant(f"{builder.name(eqn, step)}/operand{index}", value.value))
+        else:
+            names.append(builder.kernel(eqn, index, value.value, step))
+    return names
+
+
+def _unknown(value: Any) -> bool:
+    return isinstance(value, jax.ShapeDtypeStruct) or traced(value)
+
+
+def _chain_constants(builder: Builder, reading: _Reading) -> dict[str, str]:
+    """The constants that the op uses as real numbers, by role."""
+    name = builder.name(reading.eqn, reading.step)
+    roles = reading.op.chain_constants(reading.eqn, reading.constant)
+    return {role: builder.constant(f"{name}/{role}", reading.found[index].value) for role, index in roles.items()}
+
+
+def _integers(builder: Builder, reading: _Reading) -> list[Any]:
+    """Integers and booleans have no grid."""
+    inputs = _operands(builder, reading)
+    constants = _chain_constants(builder, reading)
+
+    def tensor(name: str, value: Value) -> Tensor:
+        return Tensor(name, value.shape, "bool" if value.dtype == np.bool_ else "int32")
+
+    return _node_per_output(builder, reading, inputs, constants, reading.op.attributes(reading.eqn), tensor)
+
+
+def _chain(builder: Builder, reading: _Reading) -> Accumulator:
+    data = reading.data
+    before = reading.found[data]
+    attributes = reading.op.attributes(reading.eqn)
+    if attributes.get("step") == "sub" and data == 1:
+        attributes["reversed"] = True
+    constants = _chain_constants(builder, reading)
+    acc = builder.accumulator(reading.op.name, reading.eqn, [before.tensor], constants, attributes, reading.step)
+    return dataclasses.replace(before, tensor=acc.tensor)
+
+
+def _grid(builder: Builder, reading: _Reading) -> list[Any]:
+    attributes = reading.op.attributes(reading.eqn)
+    weight = reading.weight
+    if weight is not None:
+        kernel = builder.kernel(reading.eqn, weight, reading.found[weight].value, reading.step)
+        source, constants = builder.tensors[kernel], {"kernel": kernel}
+        inputs = _operands(builder, reading)
+    else:
+        constants = _chain_constants(builder, reading)
+        inputs = _operands(builder, reading)
+        source = next(builder.tensors[name] for name in inputs if builder.tensors[name].quantization is not None)
+
+    def tensor(name: str, value: Value) -> Tensor:
+        if value.is_float:
+            return Tensor(name, value.shape, source.dtype, source.quantization)
+        # A second result of a selection: the indices of a top_k.
+        return Tensor(name, value.shape, "int32")
+
+    return _node_per_output(builder, reading, inputs, constants, attributes, tensor)
+
+
+def _node_per_output(
+    builder: Builder,
+    reading: _Reading,
+    inputs: list[str],
+    constants: dict[str, str],
+    attributes: dict[str, Any],
+    tensor: Callable[[str, Value], Tensor],
+) -> list[Any]:
+    """A node for each output; which one it computes is an attribute where there are several."""
+    op, eqn = reading.op, reading.eqn
+    outputs: list[Any] = []
+    for index, value in enumerate(eqn.outputs):
+        extra = {"index": index} if len(eqn.outputs) > 1 else {}
+        name = builder.unlabelled(builder.name(eqn, reading.step))
+        builder.add(tensor(name, value))
+        builder.nodes.append(Node(name, op.name, tuple(inputs), name, constants, {**attributes, **extra}, eqn.location))
+        outputs.append(Codes(name))
+    return outputs
+
+
+def _permuted(builder: Builder, eqn: Equation, found: Accumulator) -> Accumulator:
+    permutation = list(eqn.params["permutation"])
+    index = next(i for i, node in enumerate(builder.nodes) if node.output == found.tensor)
+    node = builder.nodes[index]
+    before = node.attributes["permutation"]
+    total = permutation if before is None else [before[axis] for axis in permutation]
+    channels = tuple((permutation.index(r), w) for r, w in found.channels)
+    attributes = {**node.attributes, "permutation": total, "channels": [list(pair) for pair in channels]}
+    builder.nodes[index] = dataclasses.replace(node, attributes=attributes)
+    builder.tensors[found.tensor] = dataclasses.replace(builder.tensors[found.tensor], shape=eqn.out_shapes[0])
+    return Accumulator(found.tensor, channels)

@@ -1,0 +1,64 @@
+"""The states of a program's value during lowering.
+
+A further state is `islands.Float`: a float result that has not reached a quantizer yet.
+"""
+
+import dataclasses
+from typing import Any
+
+from qjax.graph.unsupported import stacked
+from qjax.tracing import Equation, Value
+
+Step = tuple[int, ...]
+"""The iteration of every scan around an equation, the outermost first."""
+
+Env = dict[Value, Any]
+"""What the values of a program are, as far as it has been lowered."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Constant:
+    """An array, a tracer or, when only the structure is wanted, a `jax.ShapeDtypeStruct`."""
+
+    value: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Codes:
+    """A tensor of codes, or of plain integers and booleans."""
+
+    tensor: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Accumulator:
+    """Sums that no quantizer has met yet. channels: pairs of its axis and the weight's, see `Op.channels`."""
+
+    tensor: str
+    channels: tuple[tuple[int, int], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Real:
+    """A float input that no quantizer has met yet."""
+
+    name: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Stack:
+    """A stacked output of a scan whose parts have different quantization parameters.
+
+    A quantizer after the scan requantizes them to the same ones.
+    """
+
+    eqn: Equation
+    parts: tuple[Any, ...]
+
+
+def get(env: Env, value: Value) -> Any:
+    """What a value is for an equation that reads it."""
+    found = Constant(value.constant) if value.constant is not None else env[value]
+    if isinstance(found, Stack):
+        raise stacked(found.eqn)
+    return found

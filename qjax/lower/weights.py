@@ -1,0 +1,71 @@
+"""A weight, or another constant that is read as codes, as a tensor of the graph."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from qjax.graph.ir import Quantization, Tensor
+from qjax.graph.unsupported import ConversionError
+from qjax.numerics.affine import QParams, broadcast_to_tensor, quantize
+from qjax.ops import get
+from qjax.ops.facts import ProductFacts
+from qjax.tracing import Equation, Place
+
+
+def weight_tensor(name: str, place: Place, value: Any, params: QParams, eqn: Equation) -> Tensor:
+    """The codes of `value` under `params`; a `jax.ShapeDtypeStruct` gives a tensor without data.
+
+    With groups their axis is split in two, (k,) -> (k // size, size), and the scale runs along the first.
+    Asymmetric weights are stored as centred int16 codes: the accumulator then needs no sum over the input.
+
+    Raises:
+      ConversionError: scales of groups for what is no product of matrices; asymmetric codes of 16 bits.
+    """
+    spec = params.spec
+    if spec.group_size is not None and not _takes_groups(place):
+        raise ConversionError(
+            f"weight {place.name!r} of {place.op!r} has groups of {spec.group_size} with scales of their "
+            "own, which only products of matrices can sum",
+            "Use axis=-1 without group_size for what is converted; a table of embeddings takes axis=0 "
+            "with group_axis=1.",
+            where=eqn.where,
+        )
+    if place.kind == "weight" and not spec.symmetric and spec.bits == 16:
+        raise ConversionError(
+            f"weight {place.name!r} has asymmetric codes of 16 bits. They are stored less their zero "
+            "point, which takes 17",
+            "Use symmetric=True for it, or at most 15 bits.",
+            where=eqn.where,
+        )
+    structure = isinstance(value, jax.ShapeDtypeStruct)
+    codes: Any = None if structure else quantize(value, params)
+    zero_point: Any = params.integer_zero_point()
+    dtype, low, high = str(spec.dtype), spec.qmin, spec.qmax
+    if place.kind == "weight" and not spec.symmetric:
+        dtype, low, high = "int16", spec.qmin - spec.qmax, spec.qmax - spec.qmin
+        if not structure:
+            codes = _centred(codes, params)
+            zero_point = jnp.zeros_like(zero_point)
+    quantization = Quantization(params.scale, zero_point, low, high, spec.param_axes(len(value.shape)))
+    shape = tuple(value.shape)
+    if spec.group_size is not None:
+        at = spec.group_axis % len(shape)
+        shape = (*shape[:at], shape[at] // spec.group_size, spec.group_size, *shape[at + 1 :])
+        codes = None if codes is None else codes.reshape(shape)
+        axes = tuple(axis + (axis > at) for axis in quantization.axes)
+        quantization = dataclasses.replace(quantization, axes=axes)
+    return Tensor(name, shape, dtype, quantization, codes)
+
+
+def _takes_groups(place: Place) -> bool:
+    if place.kind != "weight":
+        return False
+    op = get(place.op)
+    return op.scales_rows or (isinstance(op, ProductFacts) and op.groups_scales)
+
+
+def _centred(codes: Any, params: QParams) -> Any:
+    zero_point = broadcast_to_tensor(params.integer_zero_point(), params.spec, codes.shape)
+    return (codes.astype(jnp.int32) - jnp.broadcast_to(zero_point, codes.shape)).astype(jnp.int16)

@@ -1,0 +1,65 @@
+"""Refuses inputs that a graph has no code for: NaN and infinity, and indices out of range.
+
+Inside a trace nothing can be refused: NaN becomes the zero point, infinities saturate, and indices are clipped.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from qjax import ops
+from qjax.graph.ir import Graph
+from qjax.graph.kernels import Constants, attributes
+
+_CURE = "They have no code, and runtimes disagree about what they become: clean the data first."
+_INDICES = (
+    "JAX gives NaN there, for which there is no code, and the graph would clip them. Correct the indices, use the mode "
+    "'clip' in the model, or compute with codes: graph.dequantize(graph.run(graph.quantize(x)))."
+)
+
+
+def input_faults(graph: Graph, inputs: Sequence[Any]) -> dict[str, jax.Array]:
+    """Per quantized float input: int32 [how many are NaN, how many are infinite]. May be traced."""
+    found: dict[str, jax.Array] = {}
+    for name, x in zip(graph.inputs, inputs, strict=True):
+        x = jnp.asarray(x)
+        if graph.tensors[name].quantization is not None and jnp.issubdtype(x.dtype, jnp.floating):
+            counts = [jnp.sum(test(x), dtype=jnp.int32) for test in (jnp.isnan, jnp.isinf)]
+            found[name] = jnp.stack(counts)
+    return found
+
+
+def chosen_by(graph: Graph) -> list[str]:
+    """The tensors that `index_faults` looks at."""
+    return [name for node in graph.nodes if ops.get(node.op).chooses for name in node.inputs]
+
+
+def index_faults(graph: Graph, constants: Constants, env: Mapping[str, Any]) -> dict[str, jax.Array]:
+    """Per node that chooses by indices: int32, how many of them choose what is not there. env: see `chosen_by`."""
+    found: dict[str, jax.Array] = {}
+    for node in graph.nodes:
+        if not ops.get(node.op).chooses:
+            continue
+        arguments = [jnp.asarray(env[name]) for name in node.inputs]
+        count = ops.get(node.op).misplaced(attributes(graph, node), constants[node.name], arguments)
+        if count is not None:
+            found[node.name] = count
+    return found
+
+
+def refuse(graph: Graph, inputs: Mapping[str, Any], indices: Mapping[str, Any]) -> None:
+    """Raise a ValueError for what `input_faults` and `index_faults` counted; tracers are not looked at."""
+    for name, counts in inputs.items():
+        if not isinstance(counts, Tracer) and np.any(nan_inf := np.asarray(counts)):
+            raise ValueError(
+                f"Input {name!r}: expected finite numbers, got {nan_inf[0]} NaN and {nan_inf[1]} infinite. {_CURE}"
+            )
+    for name, count in indices.items():
+        if not isinstance(count, Tracer) and int(count):
+            location = next(node.location for node in graph.nodes if node.name == name)
+            place = f" ({location})" if location else ""
+            raise ValueError(f"Node {name!r}{place}: {int(count)} indices are out of range. {_INDICES}")

@@ -1,0 +1,123 @@
+"""Runs a graph: one jitted function of integers."""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from qjax.batches import WITHOUT_LABELS
+from qjax.graph.ir import Graph, Tensor
+from qjax.graph.kernels import Constants, alive, forks, prepare, run_node
+from qjax.numerics.fence import computed_once
+from qjax.run import looped
+from qjax.run.repeats import over_iterations, repeats
+from qjax.run.shared import SharedConstants
+
+
+def run(graph: Graph, constants: Constants, inputs: Sequence[Any]) -> dict[str, Any]:
+    """All nodes one after another; returns every tensor by name. Pure JAX: may be traced, jitted, batched."""
+    env: dict[str, Any] = dict(zip(graph.inputs, inputs, strict=True))
+    for tensor in graph.constants():
+        env[tensor.name] = tensor.value
+    living, forked = alive(constants), forks(graph)
+    for node in graph.nodes:
+        arguments = [jnp.asarray(env[name]) for name in node.inputs]
+        codes = run_node(graph, node, constants[node.name], arguments)
+        env[node.output] = codes if living is None or node.output not in forked else computed_once(living, codes)
+    return env
+
+
+class Interpreter:
+    """A finished graph as a jitted function from codes to codes."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        constants = prepare(graph)
+        self.loops = repeats(graph, constants)
+        shared = SharedConstants.of(constants, over_iterations(graph, self.loops))
+        # on the device once, not with every call
+        self.constants = jax.device_put(shared)
+        self._jitted = jax.jit(self.outputs)
+
+    def outputs(self, constants: SharedConstants, inputs: Sequence[Any]) -> list[Any]:
+        """The integer function itself, for use inside another trace."""
+        env = self.tensors(constants, inputs, self.graph.outputs)
+        return [env[name] for name in self.graph.outputs]
+
+    def tensors(
+        self, constants: SharedConstants, inputs: Sequence[Any], wanted: Collection[str]
+    ) -> dict[str, jax.Array]:
+        """The wanted tensors by name; loops run as loops."""
+        return looped.outputs(self.graph, self.loops, constants, inputs, wanted)
+
+    def __call__(self, *inputs: Any) -> list[jax.Array]:
+        """Codes in the order of `graph.inputs`; their dtypes and shapes are checked, never cast."""
+        return self._jitted(self.constants, self.checked(inputs))
+
+    def jaxpr(self, *inputs: Any) -> Any:
+        """The jaxpr of the integer function, for inspection."""
+        return jax.make_jaxpr(self.outputs)(self.constants, self.checked(inputs))
+
+    def checked(self, inputs: Sequence[Any]) -> list[Any]:
+        """The inputs as arrays, or an error that says what the graph expects."""
+        graph = self.graph
+        check_count(graph, inputs)
+        arrays = list(inputs)
+        for name, array in zip(graph.inputs, arrays, strict=True):
+            tensor = graph.tensors[name]
+            dtype = str(getattr(array, "dtype", type(array).__name__))
+            if dtype != tensor.dtype:
+                raise TypeError(
+                    f"Input {name!r}: expected codes of dtype {tensor.dtype}, got {dtype}. "
+                    "graph.quantize(x) makes codes from floats."
+                )
+        check_shapes(graph, [tuple(array.shape) for array in arrays])
+        for name, array in zip(graph.inputs, arrays, strict=True):
+            _check_codes(graph.tensors[name], array)
+        return arrays
+
+
+def _check_codes(tensor: Tensor, array: Any) -> None:
+    """Raise for codes that the input's bits do not have; a traced array cannot be checked."""
+    q, limits = tensor.quantization, np.iinfo(tensor.dtype) if tensor.quantization is not None else None
+    if q is None or limits is None or isinstance(array, Tracer) or np.size(array) == 0:
+        return
+    if q.qmin <= limits.min and q.qmax >= limits.max:
+        return  # every code of the dtype
+    # numpy: within a trace even a constant of jax would be computed later
+    values = np.asarray(array)
+    low, high = int(values.min()), int(values.max())
+    if low < q.qmin or high > q.qmax:
+        raise ValueError(
+            f"Input {tensor.name!r}: expected codes in [{q.qmin}, {q.qmax}], got codes in [{low}, {high}]. "
+            "graph.quantize(x) makes codes from floats."
+        )
+
+
+def check_count(graph: Graph, inputs: Sequence[Any]) -> None:
+    """Raise unless there is one value per input of the graph."""
+    if len(inputs) != len(graph.inputs):
+        raise TypeError(
+            f"The graph takes {len(graph.inputs)} inputs ({', '.join(graph.inputs)}), got {len(inputs)}. Give one "
+            f"array for each. {WITHOUT_LABELS}"
+        )
+
+
+def check_shapes(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> None:
+    """Raise unless the shapes are those of the graph's inputs, with one size of the batch."""
+    sizes: set[int] = set()
+    for name, shape in zip(graph.inputs, shapes, strict=True):
+        expected = graph.tensors[name].shape
+        _check_shape(name, expected, shape)
+        sizes |= {size for wanted, size in zip(expected, shape, strict=True) if wanted is None}
+    if len(sizes) > 1:
+        raise ValueError(f"The inputs disagree about the batch: sizes {sorted(sizes)}.")
+
+
+def _check_shape(name: str, expected: tuple[int | None, ...], shape: tuple[int, ...]) -> None:
+    if len(shape) != len(expected) or any(e is not None and e != s for e, s in zip(expected, shape, strict=True)):
+        wanted = "(" + ", ".join("batch" if e is None else str(e) for e in expected) + ")"
+        raise ValueError(f"Input {name!r}: expected shape {wanted}, got {shape}.")

@@ -1,0 +1,182 @@
+"""A program under another target is what a conversion for that target gives, also after a file."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+import qjax
+from qjax import targets
+from qjax.assign import assign
+from qjax.assign.retarget import retarget
+from qjax.export.artifact import from_bytes, to_bytes
+from qjax.graph.check import GraphError
+from qjax.graph.ir import Graph, Tensor
+from qjax.graph.unsupported import ConversionError
+from qjax.run.interpreter import Interpreter
+from tests.export.graphs import assert_equal
+from tests.export.sealed import parts, seal
+from tests.layers.round_trip import data
+from tests.lower.lowered import dense_chain
+from tests.targets.test_every_target import Network, recipe_of
+
+NAMES = [name for name in targets.names() if name != "fpga"]
+
+
+class Doubled(nnx.Module):
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return (x + nnx.relu(x)) * 2.0
+
+
+@pytest.fixture(scope="module")
+def graphs():
+    """The same quantized model converted for every target: the grids of averages are their inputs' own."""
+    x = data(4, 6, 6, 2)
+    qmodel = qjax.quantize(Network(normalized=True), recipe_of("tflite_micro"), x)
+    qmodel.eval()
+    return {name: qjax.convert(qmodel, x, target=name).ir for name in NAMES}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.sampled(2)
+def test_retargeting_is_converting(graphs, name):
+    for other in ("nearest_even", "tflite_xnnpack", "onnxruntime", "torch_fbgemm"):
+        assert_equal(retarget(graphs[other], name), graphs[name])
+
+
+def test_there_and_back(graphs):
+    for name in NAMES:
+        assert retarget(graphs[name], name) is graphs[name]
+        assert_equal(retarget(retarget(graphs["tosa"], name), "tosa"), graphs["tosa"])
+
+
+def test_a_step_behind_an_addition_stays(graphs):
+    """2 (x + y) is no addition of any runtime: its factors stay, the rounding is the target's."""
+    x = data(4, 6)
+    qmodel = qjax.quantize(Doubled(), qjax.Recipe(), x)
+    graph, wanted = (qjax.convert(qmodel, x, target=name).ir for name in ("nearest_even", "tflite_micro"))
+    *_, node = retarget(graph, "tflite_micro").nodes
+    assert node.attributes["rounding"] == "nearest_away"
+    assert_equal(retarget(graph, "tflite_micro"), wanted)
+
+
+def test_files_keep_what_other_targets_need(graphs):
+    """Also real biases, which no program of integers holds."""
+    for name in ("tflite_micro", "torch_fbgemm"):
+        data = to_bytes(graphs[name])
+        loaded = from_bytes(data)
+        assert to_bytes(loaded) == data
+        assert_equal(loaded, graphs[name])
+        assert_equal(quantized_of(loaded), quantized_of(graphs[name]))
+        for other in ("nearest_even", "torch_qnnpack", "onnxruntime"):
+            assert_equal(retarget(loaded, other), graphs[other])
+
+
+def test_what_a_file_shares_is_stored_once():
+    """Weights, and weights of which some channels have another sign."""
+    for gamma in ((1.5, 0.75, 2.0, 1.0), (1.5, -0.75, -2.0, 1.0)):
+        quantized = dense_chain(gamma=gamma)
+        large = quantized.replace(tensors={**quantized.tensors, **wide(quantized)})
+        program = assign(large, targets.get("nearest_even"))
+        loaded = from_bytes(to_bytes(program))
+        assert_equal(quantized_of(loaded), quantized_of(program))
+        assert len(to_bytes(program)) < len(to_bytes(program.replace(quantized=None))) + 6000
+
+
+def quantized_of(program: Graph) -> Graph:
+    assert program.quantized is not None
+    return program.quantized
+
+
+def wide(graph: Graph) -> dict[str, Tensor]:
+    """The weight of `dense_chain` and its input with 5,000 features."""
+    x, w = graph.tensors["x"], graph.tensors["w"]
+    assert w.value is not None
+    codes = np.resize(w.value, (5000, 4))
+    return {
+        "x": dataclasses.replace(x, shape=(None, 5000)),
+        "w": dataclasses.replace(w, shape=codes.shape, value=codes),
+    }
+
+
+# ---------------------------------------------------------------------------- without the quantized graph
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.sampled(2)
+def test_programs_of_earlier_versions(graphs, name):
+    """Files of version 2 hold the program alone; what it can tell is what the model said, up to rounded biases."""
+    codes = np.random.default_rng(0).integers(-100, 100, (7, 6, 6, 2)).astype(np.int8)
+    alone = from_bytes(to_bytes(graphs[name].replace(quantized=None)))
+    assert alone.quantized is None
+    for other in ("nearest_even", "tflite_xnnpack", "tosa"):
+        got, want = (np.asarray(Interpreter(graph)(codes)[0]) for graph in (retarget(alone, other), graphs[other]))
+        assert np.array_equal(got, want)
+
+
+def test_version_2_still_loads(graphs):
+    document, arrays, data = parts(to_bytes(graphs["tvm"].replace(quantized=None)))
+    rest = json.dumps(json.dumps(document)) + "}," + json.dumps(arrays)[1:]
+    assert_equal(from_bytes(seal(rest, data, version="2")), graphs["tvm"])
+
+
+def test_constants_that_no_scale_explains_are_not_guessed(graphs):
+    """A changed constant is no reason to believe the scales: the quantized graph is gone, and is not made up."""
+    graph = graphs["tflite_micro"]
+    node = next(node for node in graph.nodes if "multiplier" in node.constants)
+    held = graph.tensors[node.constants["multiplier"]]
+    changed = dataclasses.replace(held, value=np.asarray(held.value) + np.int32(1))
+    edited = graph.replace(tensors={**graph.tensors, held.name: changed})
+    assert edited.quantized is None
+    with pytest.raises(
+        ConversionError, match=f"'tflite_micro' does not make of .*{node.name!r} .*Convert the model again"
+    ):
+        retarget(edited, "nearest_even")
+
+
+def test_stages_are_not_mixed_up(graphs):
+    program = graphs["nearest_even"]
+    with pytest.raises(GraphError, match="Expected a quantized graph, got a program for 'nearest_even'"):
+        assign(program, targets.get("tosa"))
+    rounded = quantized_of(program).replace(nodes=program.nodes, tensors=program.tensors)
+    with pytest.raises(GraphError, match="rule belong to a target, not to a quantized graph"):
+        assign(rounded, targets.get("tosa"))
+
+
+def test_scales_of_groups_take_the_rounding_of_the_target():
+    x = data(4, 8)
+    recipe = qjax.Recipe(weights=qjax.QSpec(bits=4, axis=-1, group_size=4, group_axis=0))
+    qmodel = qjax.quantize(nnx.Linear(8, 3, rngs=nnx.Rngs(0)), recipe, x)
+    qmodel.eval()
+    graph, wanted = (qjax.convert(qmodel, x, target=name).ir for name in ("nearest_even", "tflite_micro"))
+    assert wanted.nodes[-1].attributes["rounding"] == "nearest_away"
+    assert_equal(retarget(graph, "tflite_micro"), wanted)
+    assert retarget(graph.replace(quantized=None), "tflite_micro").nodes[-1].attributes == wanted.nodes[-1].attributes
+
+
+def test_unknown_targets_are_named(graphs):
+    with pytest.raises(ValueError, match="Unknown target 'tensorrt'"):
+        retarget(graphs["tvm"], "tensorrt")
+
+
+def test_a_graph_without_scales_is_refused(graphs):
+    graph = graphs["tvm"]
+    name = graph.nodes[0].output
+    bare = dataclasses.replace(graph.tensors[name], quantization=None)
+    with pytest.raises(ValueError, match=f"{name!r} has no scale"):
+        retarget(graph.replace(tensors={**graph.tensors, name: bare}), "tosa")
+
+
+def test_the_steps_of_a_loop_keep_sharing_their_constants():
+    x = data(2, 3, 4)
+    model = nnx.RNN(nnx.LSTMCell(4, 8, rngs=nnx.Rngs(0)))
+    qmodel = qjax.quantize(model, qjax.Recipe(), x)
+    qmodel.eval()
+    graph, wanted = (qjax.convert(qmodel, x, target=name).ir for name in ("nearest_even", "tflite_micro"))
+    changed = retarget(graph, "tflite_micro")
+    assert_equal(changed, wanted)
+    assert len(changed.tensors) == len(wanted.tensors)
+    assert_equal(retarget(changed, "nearest_even"), graph)

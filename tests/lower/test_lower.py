@@ -1,0 +1,110 @@
+"""What cannot be converted: the error names the primitive, this file and line, and a cure."""
+
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax import lax
+
+import qjax
+from qjax.lower import ConversionError
+
+X = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
+
+
+class Layers(nnx.Module):
+    def __init__(self) -> None:
+        rngs = nnx.Rngs(0)
+        self.a, self.b = nnx.Linear(4, 4, rngs=rngs), nnx.Linear(4, 4, rngs=rngs)
+        self.norm, self.bn = nnx.LayerNorm(4, rngs=rngs), nnx.BatchNorm(4, rngs=rngs)
+        self.drop = nnx.Dropout(0.5, rngs=rngs)
+        self.stack = nnx.Param(jnp.full((3, 4, 4), 0.3))
+
+
+def model(call: Callable[[Any, jax.Array], Any]) -> Layers:
+    return type("Model", (Layers,), {"__call__": lambda self, x: call(self, x)})()
+
+
+def convert(call: Callable[[Any, jax.Array], Any], recipe: qjax.Recipe | None = None) -> qjax.IntegerGraph:
+    return qjax.convert(qjax.quantize(model(call), recipe or qjax.Recipe(), X), X)
+
+
+def halve(m, x):
+    return lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * 0.5), (0, m.a(x)))[1]
+
+
+UNCONVERTIBLE = {
+    # a function on one line, the primitive named, the cure
+    "sort": (lambda m, x: m.b(lax.sort([m.a(x), x])[1]), "'sort' on 4x4", "argmin, max, top_k and the sort of one"),
+    "while": (halve, "'while' on scalar, 4x4", "use a Python loop or lax.scan"),
+    "statistics of the batch": (
+        lambda m, x: m.b(m.bn(m.a(x), use_running_average=False)),
+        "in module 'bn': 'batch_norm' on",
+        "leave use_running_average=False out of its call",
+    ),
+    "scan over activations": (
+        lambda m, x: m.b(lax.scan(lambda c, row: (c + row, None), jnp.zeros(4), m.a(x))[0]),
+        "the model runs other operations on a batch of 4 than on one of 8",
+        "treat all examples at once, and scan or loop over another axis",
+    ),
+    "mean over the batch": (
+        lambda m, x: m.b(m.a(x) - m.a(x).mean(0, keepdims=True)),
+        "4.0 on a batch of 4 becomes 8.0 on one of 8",
+        "no operation may treat an example by its position in the batch or by the size of the batch",
+    ),
+    "sum over the batch": (
+        lambda m, x: m.b(m.a(x)).sum(0),
+        "'sum' .* sums over the batch, which has no fixed size",
+        "Sum behind the graph's output",
+    ),
+    "half of the batch": (
+        lambda m, x: m.b(m.a(x))[: x.shape[0] // 2],
+        r"limit of 'slice' \(slice\): \[2, 4\] on a batch of 4 becomes \[4, 4\] on one of 8",
+        "A graph takes any batch",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNCONVERTIBLE)
+@pytest.mark.filterwarnings("ignore:quantize. the model trains, but convert will refuse it")
+def test_the_error_names_the_primitive_the_line_and_a_cure(name):
+    call, primitive, cure = UNCONVERTIBLE[name]
+    with pytest.raises(ConversionError, match=f"(?s){primitive}.*{cure}") as raised:
+        convert(call)
+    source, first = inspect.getsourcelines(call)
+    place = re.match(r"(.*?):(\d+)", str(raised.value))
+    assert place is not None
+    assert place[1] == __file__
+    assert first <= int(place[2]) < first + len(source)
+
+
+def test_an_accumulator_that_may_overflow():
+    wide = qjax.QSpec(bits=16, symmetric=False)
+    recipe = qjax.Recipe(weights=qjax.QSpec(bits=16, axis=-1), activations=wide)
+    with pytest.raises(
+        ConversionError, match=r"the accumulator of 'a' \(dot\) may reach \d{10}, beyond int32. Use fewer"
+    ):
+        convert(lambda m, x: m.a(x), recipe)
+
+
+def test_an_output_that_does_not_depend_on_the_input():
+    graph = convert(lambda m, x: (m.a(x), m.a.bias[...]))
+    assert len(graph.ir.outputs) == 1
+    assert np.array_equal(graph(X)[1], np.zeros(4))
+
+
+def test_what_no_output_needs_is_left_out():
+    graph = convert(lambda m, x: (m.b(m.a(x)), m.a(x).sum(), jnp.exp(m.a.bias[...]))[0])
+    assert [node.op for node in graph.ir.nodes] == ["dot", "dot"]
+
+
+def test_every_node_knows_its_line():
+    graph = convert(lambda m, x: m.b(nnx.relu(m.a(x))).reshape(-1, 2, 2))
+    line = inspect.currentframe().f_lineno - 1  # type: ignore[union-attr]
+    assert [node.location for node in graph.ir.nodes] == [f"{__file__}:{line}"] * 3
