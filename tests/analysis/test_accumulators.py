@@ -11,7 +11,7 @@ from flax import nnx
 import qjax
 from qjax import QSpec, Recipe
 from qjax.analysis.accumulators import NodeAccumulator, Observed
-from qjax.export import passes
+from qjax.assign.overflow import check_accumulators
 from qjax.graph.ir import Quantization
 from qjax.lower import ConversionError
 from qjax.numerics.accumulator import EXACT, Accumulator, bits_for
@@ -301,10 +301,10 @@ def test_a_register_that_wraps_or_saturates_needs_no_proof_but_its_bias_does():
         (Accumulator(12, "wrap"), 2**11 - 1),
         (Accumulator(9, "saturate"), 2**8 - 1),
     ):
-        passes.check_accumulators(with_register(accumulator, top - reached))
+        check_accumulators(with_register(accumulator, top - reached))
         with pytest.raises(ConversionError, match=rf"may reach {2**31}, beyond int32"):
-            passes.check_accumulators(with_register(accumulator, top - reached + 1))
+            check_accumulators(with_register(accumulator, top - reached + 1))
     # no register of up to 31 bits leaves int32 with the biases that the conversion makes
     for bits in (30, 31):
-        passes.check_accumulators(with_register(Accumulator(bits, "saturate"), 2**30))
-        passes.check_accumulators(with_register(Accumulator(bits, "wrap"), -(2**30)))
+        check_accumulators(with_register(Accumulator(bits, "saturate"), 2**30))
+        check_accumulators(with_register(Accumulator(bits, "wrap"), -(2**30)))

@@ -12,8 +12,7 @@ from flax import nnx
 
 import qjax
 from qjax import QSpec, Recipe, ops, targets
-from qjax.assign.overflow import bounds
-from qjax.export import passes
+from qjax.assign.overflow import bounds, check_accumulators
 from qjax.graph.ir import Graph
 from qjax.lower import ConversionError
 from qjax.lower.batch import independent
@@ -157,12 +156,12 @@ def test_the_greatest_codes_at_the_greatest_length(name: str) -> None:
     extreme = EXTREMES[name]
     length = MOST // extreme.reach
     graph, codes, expected = extreme.build(length)
-    assert passes.check_accumulators(graph) is graph
+    assert check_accumulators(graph) is graph
     assert max(abs(b) for b in bounds(graph, graph.nodes[0]) or ()) == length * extreme.reach
     check(graph, codes, expected, distinct=1)
     beyond, _, _ = extreme.build(length + 1)
     with pytest.raises(ConversionError, match=r"the accumulator of 'node' \(\w+\) may reach -?2147\d{6}, beyond int32"):
-        passes.check_accumulators(beyond)
+        check_accumulators(beyond)
 
 
 def test_products_along_an_axis() -> None:
@@ -173,7 +172,7 @@ def test_products_along_an_axis() -> None:
         constants = sum_constants(np.random.default_rng(0), [acc], (), y)
         known = {"axes": [1], "factors": factors, **SUM}
         graph = graph_of("prod", [((1, factors), codes)], ((1,), y), constants, known)
-        assert passes.check_accumulators(graph) is graph
+        assert check_accumulators(graph) is graph
         check(
             graph,
             [np.full((1, factors), ends(codes), codes.dtype)],
@@ -183,13 +182,13 @@ def test_products_along_an_axis() -> None:
     assert bounds(graph, graph.nodes[0]) == (-most, most)
     beyond = graph_of("prod", [((1, 4), x)], ((1,), y), None, {"axes": [1], "factors": 4})
     with pytest.raises(ConversionError, match=r"\(prod\) may reach 4228250625, beyond int32"):
-        passes.check_accumulators(beyond)
+        check_accumulators(beyond)
 
 
 def test_products_of_two_tensors() -> None:
-    passes.check_accumulators(graph_of("multiply", [((2,), INT16), ((2,), INT16)], ((2,), INT8)))
+    check_accumulators(graph_of("multiply", [((2,), INT16), ((2,), INT16)], ((2,), INT8)))
     with pytest.raises(ConversionError, match="may reach 4294836225, beyond int32"):
-        passes.check_accumulators(graph_of("multiply", [((2,), INT16_ODD), ((2,), INT16_ODD)], ((2,), INT8)))
+        check_accumulators(graph_of("multiply", [((2,), INT16_ODD), ((2,), INT16_ODD)], ((2,), INT8)))
 
 
 LONG = {
@@ -232,7 +231,7 @@ def test_long_rows_of_the_greatest_codes(op: str) -> None:
     known = {**attributes, **prepared.attributes}
     constants = {role: np.asarray(value) for role, value in prepared.constants.items()}
     graph = graph_of(op, [(codes.shape, INT16)], (shape, INT16), constants, known)
-    passes.check_accumulators(graph)
+    check_accumulators(graph)
     assert np.array_equal(run(graph, codes), np.broadcast_to(expected, shape))
 
 
@@ -267,7 +266,7 @@ def test_running_sums_that_may_overflow_are_refused() -> None:
     graph, _, _ = of_row("cumulative_sum", INT8_HIGH, {"axis": 1, "reverse": False})(1)
     wide = dataclasses.replace(graph.tensors["x0"], shape=(None, 9_000_000))
     with pytest.raises(ConversionError, match="may reach 2295000000, beyond int32"):
-        passes.check_accumulators(graph.replace(tensors={**graph.tensors, "x0": wide}))
+        check_accumulators(graph.replace(tensors={**graph.tensors, "x0": wide}))
 
 
 def test_running_sums_over_the_batch_are_refused() -> None:
