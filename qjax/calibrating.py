@@ -37,6 +37,7 @@ def calibrate(
     The model runs on reals, in evaluation mode; its own state does not move.
 
     Args:
+      qmodel: the quantized model; its scales and zero points are set.
       batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, of anything.
       inputs: what of a batch the model is called with: `lambda batch: batch[0]` for pairs of images and labels.
       observer: instead of the recipe's, for all activations: a name of `calibration.names()` or an `Observer`.

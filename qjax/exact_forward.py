@@ -41,7 +41,11 @@ def exact(qmodel: QuantizedModel, sample: Any, *, target: Any = None, batch: Bat
             loss, grads = nnx.value_and_grad(lambda m: criterion(forward(m, x), y))(qmodel)
             optimizer.update(qmodel, grads)
 
-    batch: whether the graph takes any batch, as for `convert`.
+    Args:
+      qmodel: the quantized model.
+      sample: one batch, as for `convert`.
+      target: the runtime whose rounding it obeys; None takes the recipe's.
+      batch: whether the graph takes any batch, as for `convert`.
     """
     check_quantized(qmodel, "exact", numbers=False)
     args = arguments_of(sample, "exact", traced=True)

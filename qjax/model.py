@@ -121,6 +121,7 @@ def convert(qmodel: QuantizedModel, sample: Any, *, target: Any = None, batch: B
     """The model as a graph that holds integers only, in evaluation mode.
 
     Args:
+      qmodel: the quantized model.
       sample: one batch, an array or a tuple of the call's arguments. Of its arrays only the shapes matter: the first
         axis of every array is the batch, and the graph takes any size of it. Its Python values (flags, numbers, None)
         are part of the graph, which refuses a call with others.
@@ -159,6 +160,8 @@ def verify(
     """Compare the graph with the fake-quantized forward (evaluation mode) on every batch, node by node.
 
     Args:
+      graph: what `convert` made.
+      qmodel: the model that it was made of.
       batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, of anything.
       inputs: what of a batch the model is called with.
       runtimes: names of `qjax.runtimes.RUNTIMES`, such as "onnxruntime", "litert", "c". The graph is emitted for each

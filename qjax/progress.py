@@ -22,7 +22,11 @@ _chosen: bool | None = {"1": True, "0": False}.get(os.environ.get("QJAX_PROGRESS
 
 
 def show_progress(enabled: bool | None) -> None:
-    """Show progress lines always, never, or (None) only on a terminal. Calls with `progress=` decide for themselves."""
+    """Show progress lines always, never, or (None) only on a terminal. Calls with `progress=` decide for themselves.
+
+    Args:
+      enabled: True shows lines everywhere, False nowhere, None on a terminal only.
+    """
     global _chosen
     if enabled is not None and not isinstance(enabled, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"show_progress: expected True, False or None, got {enabled!r}.")
@@ -119,6 +123,8 @@ def track(iterable: Iterable[T], description: str, enabled: bool | None = None) 
     """Yields from `iterable` under a line that counts the items; one is taken at a time.
 
     Args:
+      iterable: what is counted.
+      description: the text in front of the count.
       enabled: True shows the line at once, False never, None after two seconds where `shown` says so. The total is
         shown where the iterable has a length.
     """

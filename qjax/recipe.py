@@ -67,10 +67,17 @@ def integers(name: str, low: int, high: int) -> Integers:
 @known_fields(_ELSEWHERE)
 @dataclasses.dataclass(frozen=True)
 class Override:
-    """What differs for one part of the model; None keeps the recipe's own.
+    """What differs for one part of the model. None keeps what the recipe says.
 
-    weights, activations: specs; a `WeightFormat` as weights leaves the activations in float, and stands alone.
-    method: how its scales are learned (both kinds).
+    Args:
+      weights: the codes of weights. A `WeightFormat` leaves the activations in float, and takes no other argument.
+      activations: the codes of activations.
+      method: how scales of both are learned, as in `Recipe`.
+
+    Examples:
+      >>> import qjax
+      >>> wide = qjax.Override(activations=qjax.QSpec(bits=16), method="static")
+      >>> recipe = qjax.Recipe(overrides={"head": wide})
     """
 
     weights: QSpec | WeightFormat | None = None
@@ -97,32 +104,44 @@ class Override:
 @known_fields(_ELSEWHERE)
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How a model is quantized.
+    """How a model is quantized: whose rounding, how many bits, and how scales are found and learned.
 
-    target: whose rounding the converted graph obeys; a `qjax.export.Backend` for a device with kernels of its own.
-    weights: codes of weights. `axis=-1` keeps a scale per output channel, whatever axis of the kernel that is;
-      None one scale per tensor. Embedding tables are per tensor, and their rows are activations; an override of a
-      table with axis=0 gives every row a scale, and what is looked up a quantizer of its own.
-    activations: codes of activations, per tensor.
-    overrides: by path (a regular expression that must match a module's path, one of its parents', or a quantizer's
-      name, in full) or by layer type, to a `QSpec` for the weights, an `Override`, `FLOAT`, `Dynamic` for scales of
-      activations that are found at run time, or a `WeightFormat`. Later ones win.
-    first_last_bits: bits of the first and the last layer: their weights, their inputs, the last one's output.
-    output_bits: least number of bits of the tensors that leave the model (no layer reads them, so they are not an
-      "activation" in the sense of the literature; class scores of 2 bits would tie).
-    method: how scales of activations are learned in training, see `calibration.learned`; weight_method likewise.
-    observer, weight_observer: how scales are found before training; "auto" is the exact range at 8 bits and more
-      and the least squared error below.
-    scan: whether the layers of a scan have quantizers of their own ("stacked") or one for all ("shared").
-    reduce_range: every activation of 8 bits keeps to 7 of them, the model's inputs and outputs too: 0..127 or -64..63,
-      still stored in 8 bits. FBGEMM, oneDNN and ONNX Runtime add products of 8-bit codes in int16 pairs that saturate
-      on a CPU without VNNI; with 7 bits none can, since 2 * 127 * 128 < 2^15 (torch's `reduce_range`). Such a CPU is
-      what it is for: elsewhere the bit is lost for nothing. `qjax.accumulators` counts the pairs that are at risk.
-    integers: the ranges of integer inputs of which the model computes functions, see `qjax.integers`. Of others the
-      range is that of the batches that `quantize` and `calibrate` see.
-    profile: the device that the model is for, a name out of `qjax.profiles` or a `Profile`. It fills in what is not
-      given: target, weights, activations, and sometimes methods. What contradicts it is an error here; what the model
-      has that the device does not take is an error of `quantize`, of `convert` and of `graph.emit`.
+    Args:
+      target: the runtime whose rounding the converted graph obeys: a name out of `qjax.targets.names()`, a `Target`, or
+        a `qjax.export.Backend` for a device with kernels of its own.
+      weights: the codes of weights. With `axis=-1` each output channel has its own scale, whichever axis of the kernel
+        that is; with `axis=None` one scale serves the tensor. An embedding table has one scale. An override with
+        `axis=0` gives each of its rows a scale, and then the looked-up rows have a quantizer of their own.
+      activations: the codes of activations. They have one scale per tensor.
+      overrides: what differs for parts of the model; later entries win. A key is a layer type, or a regular expression
+        that must match a whole path: of a module, of one of its parents, or of a quantizer. A value is a `QSpec` for
+        the weights, an `Override`, `FLOAT`, a `Dynamic` or a `WeightFormat`.
+      first_last_bits: bits of the first and the last layer: of their weights, their inputs, and the last one's output.
+      output_bits: the least number of bits of the tensors that leave the model. With 2 bits, class scores would tie.
+      method: how scales of activations are learned in training: a name out of `qjax.calibration.estimators()`, or an
+        `Estimator`.
+      weight_method: the same for weights.
+      observer: how scales of activations are found before training: a name out of `qjax.calibration.names()`, an
+        `Observer`, or "auto": the exact range at 8 bits and more, the least squared error below.
+      weight_observer: how scales of weights are found: "minmax", "mse", "lsq", or "auto" as above.
+      scan: whether the layers of a scan have quantizers of their own ("stacked") or share one ("shared").
+      reduce_range: use 7 of the 8 bits of every activation, those of the model's inputs and outputs too: 0..127 or
+        -64..63. x86 CPUs without VNNI add 8-bit products in int16 pairs that saturate; with 7 bits no pair can, since 2
+        * 127 * 128 < 2^15. On other CPUs the bit is lost for nothing. `qjax.accumulators` counts the pairs at risk.
+      integers: the ranges of integer inputs of which the model computes functions, see `qjax.integers`. For other
+        integer inputs the range is that of the batches that `quantize` and `calibrate` see.
+      profile: the device that the model is for: a name out of `qjax.profiles.names()`, or a `Profile`. It fills in what
+        is not given: target, weights, activations, and sometimes methods. A setting that contradicts it is an error
+        here. Parts of the model that the device does not take are an error of `quantize`, `convert` and `graph.emit`.
+
+    Examples:
+      >>> import qjax
+      >>> recipe = qjax.Recipe(
+      ...     target="tflite_micro",
+      ...     weights=qjax.QSpec(bits=4, axis=-1),
+      ...     first_last_bits=8,
+      ...     overrides={"decoder/.*": qjax.FLOAT},
+      ... )
     """
 
     target: str | targets.Target | Backend = _TARGET

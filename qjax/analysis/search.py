@@ -61,6 +61,7 @@ def search(
       sample: as for `quantize`.
       batches: what the costs are measured on; kept in memory. A list of arrays, or of tuples of the call's arguments;
         with `inputs`, of anything.
+      budget: the limits, see `Budget`.
       candidates: bits from 2 to 16, and "float". A float layer has no cost here and counts 32 bits; the converted
         graph, if there is one, does not hold integers only. A weight that shares its module with another has no
         "float".
@@ -69,6 +70,7 @@ def search(
       by: which figure to add up; None is the loss if there is one, else the noise. A change for the better counts as 0.
       activations: whether a layer's bits are also those of the tensors that it reads; layers that read the same tensor
         then choose together. None: where the budget counts them, that is, where it has `mac_bits`.
+      progress: show a line of progress on stderr; None shows one on a terminal (`qjax.show_progress`).
 
     Raises:
       ValueError: no combination is within the budget; the message says what the least one is.

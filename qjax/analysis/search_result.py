@@ -18,13 +18,19 @@ from qjax.summary import Grid, Printed
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """At least one limit; several hold together.
+    """Limits for `qjax.search`: at least one, and all given ones hold together.
 
-    size: bytes of all weights, each of as many bits as its codes (32 in float). Scales, biases and layers that the
-      recipe itself leaves in float are not counted.
-    mac_bits: the sum over layers of multiplications per example x bits of the weight x bits of the input.
-      Multiplications are counted from the traced shapes of dots and convolutions: outputs times weights per output.
-    metric_drop: how far the metric may fall below the float model's; of what keeps within it the smallest is chosen.
+    Args:
+      size: bytes of all weights, each with as many bits as its codes (32 in float). Scales, biases and layers that the
+        recipe keeps in float are not counted.
+      mac_bits: the sum over layers of multiplications per example x bits of the weight x bits of the input.
+        Multiplications are counted from the traced shapes: outputs times weights per output.
+      metric_drop: how far the metric may fall below the float model's. Of what keeps within it the smallest is chosen.
+
+    Examples:
+      >>> import qjax
+      >>> print(qjax.Budget(size=100_000, metric_drop=0.01))
+      100,000 bytes and a metric drop of 0.01
     """
 
     size: float | None = None

@@ -140,6 +140,7 @@ def sensitivity(
     its training.
 
     Args:
+      qmodel: the quantized model; it is not changed.
       batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, of anything.
       inputs: what of a batch the model is called with: `lambda batch: batch[0]` for pairs of images and labels.
       loss, metric: `(output, batch) -> number`, a mean over the batch's examples; larger metrics are better. Their

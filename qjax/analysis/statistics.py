@@ -32,19 +32,28 @@ from qjax.tracing import Place, lost_tables
 class TensorStatistics:
     """One tensor with a quantizer, over all batches (a weight: once); in scans one for each iteration.
 
-    name: the tensor's. quantizer: the quantizer's; tensors on one grid share it. bits: of the codes.
-    low, high: the least and the greatest real value in front of the quantizer. values: how many were seen.
-    clipped: the share that rounds to a code beyond the grid. sqnr: what the quantizer itself adds to what reaches it,
-    `10 log10(sum x^2 / sum (x - x_q)^2)`, dB. float_sqnr: the same against this tensor in the float model, so with all
-    errors from before it. entropy: of the codes, in bits: how many of `bits` carry something. used: the share of the
-    grid's codes that occur. dead, channels: channels (a weight's output channels, an activation's last axis) all of
-    whose codes are zero, and all channels; None where there are no channels.
-    headroom: the bits of int32 that the accumulator in front of this tensor leaves in the worst case; None where there
-    is none with weights, or where the model has no integer form. steep: where a table reads this tensor and says little
-    of its function: the share of neighbouring codes whose results lie more than 16 of 256 codes apart; else None.
-    arriving_sqnr: what reaches the quantizer against this tensor in the float model, dB: the errors from before it
-    alone. histogram: of the values and of their codes. worst: at most five (example, dB): those whose tensor is
-    farthest from the float model's, the worst first; empty for weights, in scans, and where no axis is the batch.
+    Attributes:
+      name: the tensor's.
+      quantizer: the quantizer's; tensors on one grid share it.
+      bits: of the codes.
+      low, high: the least and the greatest real value in front of the quantizer.
+      values: how many were seen.
+      clipped: the share that rounds to a code beyond the grid.
+      sqnr: what the quantizer itself adds to what reaches it, `10 log10(sum x^2 / sum (x - x_q)^2)`, dB.
+      float_sqnr: the same against this tensor in the float model, so with all errors from before it.
+      entropy: of the codes, in bits: how many of `bits` carry something.
+      used: the share of the grid's codes that occur.
+      dead, channels: channels (a weight's output channels, an activation's last axis) all of whose codes are zero,
+        and all channels; None where there are no channels.
+      headroom: the bits of int32 that the accumulator in front of this tensor leaves in the worst case; None where
+        there is none with weights, or where the model has no integer form.
+      steep: where a table reads this tensor and says little of its function: the share of neighbouring codes whose
+        results lie more than 16 of 256 codes apart; else None.
+      arriving_sqnr: what reaches the quantizer against this tensor in the float model, dB: the errors from before it
+        alone.
+      histogram: of the values and of their codes.
+      worst: at most five (example, dB): those whose tensor is farthest from the float model's, the worst first; empty
+        for weights, in scans, and where no axis is the batch.
     """
 
     name: str
@@ -142,6 +151,7 @@ def statistics(
     One compiled function and one pass; evaluation mode, and the model is not changed. Sums are float64.
 
     Args:
+      qmodel: the quantized model; it is not changed.
       batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, of anything.
       nodes: regular expressions that match a tensor's, a quantizer's or a module's name in full; None is every tensor.
       inputs: what of a batch the model is called with.

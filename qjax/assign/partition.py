@@ -85,7 +85,11 @@ def _fused(
 
 
 def expand(graph: Graph) -> Graph:
-    """The graph without backends: every fused node replaced by the nodes that it was made of."""
+    """The graph without backends: every fused node replaced by the nodes that it was made of.
+
+    Args:
+      graph: the program.
+    """
     if not any(node.op == backend.NAME for node in graph.nodes):
         return graph
     tensors, nodes = dict(graph.tensors), list[Node]()

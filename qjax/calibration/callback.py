@@ -27,19 +27,24 @@ class CallbackState:
 
 @dataclass(frozen=True)
 class Callback(BoundsObserver):
-    """Calls a numpy function on the host for each batch.
+    """Calls a numpy function of yours on the host for each batch.
 
-    It has one of two forms:
+    The functions must depend on their arguments only: inside jit they run through `jax.pure_callback`. For a statistic
+    in JAX write an `Observer` of your own instead.
 
-    - `Callback(fn)` with `fn(batch) -> (lo, hi)`: the ranges of the batches are merged by minimum and
-      maximum.
-    - `Callback(fn, start, finish)` with `fn(state, batch) -> state`, `start(spec, shape) -> state` and
-      `finish(state, spec) -> (lo, hi)`: any statistic. The state is a pytree of arrays whose shapes
-      and dtypes `start` sets (64-bit ones need the user's `jax_enable_x64`).
+    Args:
+      fn: `fn(batch) -> (lo, hi)`, of which the ranges of all batches are merged by minimum and maximum; or, with the
+        two others, `fn(state, batch) -> state`. A batch is a float32 numpy array.
+      start: `start(spec, shape) -> state`: a pytree of arrays whose shapes and dtypes stay.
+      finish: `finish(state, spec) -> (lo, hi)`, of the shape of the parameters (scalars per tensor).
 
-    `lo` and `hi` have the parameters' shape (scalars per tensor); `batch` is a float32 numpy array.
-    The functions must depend on their arguments only: inside jit they run through
-    `jax.pure_callback`. For a statistic in JAX write an `Observer` of your own instead.
+    Examples:
+      >>> import numpy as np
+      >>> import qjax
+      >>> three_sigma = qjax.calibration.Callback(
+      ...     lambda x: (x.mean() - 3 * x.std(), x.mean() + 3 * x.std())
+      ... )
+      >>> recipe = qjax.Recipe(observer=three_sigma)
     """
 
     fn: Callable[..., Any]

@@ -15,11 +15,14 @@ _EMPTY = 1e-4
 class Entropy(HistogramObserver):
     """Clips |x| at the threshold whose quantized distribution has the least KL divergence from the data.
 
-    S. Migacz, "8-bit Inference with TensorRT", GTC 2017: over the histogram of magnitudes, for every
-    number i of bins kept, P is the first i bins with all that lies beyond added to the last, Q the
-    first i bins merged evenly into as many groups as there are codes and spread back over those of
-    each group that P occupies; the i with the least KL(P || Q) gives the threshold, i bin widths.
-    MXNet's calibrator does the same over both signs. Here, besides:
+    Over the histogram of magnitudes, each number i of kept bins is a candidate. P is the first i bins, and all that
+    lies beyond is added to the last of them. Q is the same bins merged evenly into as many groups as there are codes,
+    and spread back over the bins of each group that P occupies. The i with the least KL(P || Q) = sum P log(P / Q)
+    is the threshold, i bin widths.
+
+    Paper: S. Migacz, 8-bit Inference with TensorRT, GTC 2017. MXNet's calibrator does the same over both signs.
+
+    What is added here:
 
     - exact zeros are left out: every grid represents them, so they say nothing about the clipping
       (NVIDIA's pytorch-quantization overwrites the bin of zero for the same reason);
@@ -33,6 +36,13 @@ class Entropy(HistogramObserver):
 
     The bounds are the data's own, clipped to plus and minus the threshold. The procedure wants many
     values per bin: with fewer than some tens of thousands in all it clips at noise; use `MSE` there.
+
+    Args:
+      bins: of the histogram, an even number from 16 to 65,536.
+
+    Examples:
+      >>> import qjax
+      >>> recipe = qjax.Recipe(observer="entropy")
     """
 
     name = "entropy"

@@ -76,7 +76,18 @@ class Estimator(abc.ABC):
 
 
 class LSQ(Estimator):
-    """Learned step size; the zero point stays as calibrated."""
+    """Learned step size: training moves the logarithm of the scale; the zero point stays as calibrated.
+
+    With c = clip(round(x / s), low, high), where low and high are qmin and qmax minus the zero point, the value is c *
+    s. Its derivative by s is c - x / s inside the range and c outside; by x it is 1 inside and 0 outside. The
+    derivative by s is multiplied by 1 / sqrt(N * qmax), where N elements share the scale.
+
+    Paper: Esser et al. 2020, Learned Step Size Quantization (arXiv 1902.08153).
+
+    Examples:
+      >>> import qjax
+      >>> recipe = qjax.Recipe(method="lsq", weight_method="lsq")  # the default
+    """
 
     name = "lsq"
     learned = ("log2_scale",)
@@ -94,7 +105,18 @@ class LSQ(Estimator):
 
 
 class LSQPlus(LSQ):
-    """Learned step size and zero point."""
+    """Learned step size and zero point.
+
+    As `LSQ`, and training also moves the zero point z: the value is (clip(round(x / s) + z, qmin, qmax) - z) * s. The
+    derivative by z is 0 inside the range and -s outside.
+
+    Paper: Bhalgat et al. 2020, LSQ+: Improving low-bit quantization through learnable offsets and better initialization
+    (arXiv 2004.09576).
+
+    Examples:
+      >>> import qjax
+      >>> recipe = qjax.Recipe(method="lsq_plus")  # activations; weights stay with "lsq"
+    """
 
     name = "lsq_plus"
     learned = ("log2_scale", "zero_point")
@@ -104,7 +126,18 @@ class LSQPlus(LSQ):
 
 
 class PACT(Estimator):
-    """A learned clipping value: codes cover [0, alpha]."""
+    """A learned clipping value alpha: the codes cover [0, alpha], so it is for the outputs of relus.
+
+    The scale is alpha / (qmax - qmin). The derivative by alpha is 1 where x is above alpha, and 0 below; by x it is 1
+    inside the range and 0 outside.
+
+    Paper: Choi et al. 2018, PACT: Parameterized Clipping Activation for Quantized Neural Networks (arXiv 1805.06085).
+
+    Examples:
+      >>> import qjax
+      >>> relu = qjax.QSpec(bits=4, signed=False, symmetric=False)
+      >>> recipe = qjax.Recipe(activations=relu, method="pact")
+    """
 
     name = "pact"
     learned = ("alpha",)
@@ -121,7 +154,20 @@ class PACT(Estimator):
 
 
 class TQT(Estimator):
-    """Trained quantization thresholds: scales are powers of two."""
+    """Trained quantization thresholds: scales are powers of two, so that a shift requantizes.
+
+    Training moves t = log2 of the threshold. The scale is 2^ceil(t) divided by the number of codes on one side: 2^(bits
+    - 1) for signed codes, 2^bits for unsigned ones. The gradient is that of `LSQ` through the ceiling.
+
+    Paper: Jain et al. 2020, Trained Quantization Thresholds for Accurate and Efficient Fixed-Point Inference of Deep
+    Neural Networks (arXiv 1903.08066).
+
+    Examples:
+      >>> import qjax
+      >>> recipe = qjax.Recipe(
+      ...     target="fpga", method="tqt", weight_method="tqt", activations=qjax.QSpec(bits=8)
+      ... )
+    """
 
     name = "tqt"
     learned = ("log2_threshold",)
@@ -139,7 +185,15 @@ class TQT(Estimator):
 
 
 class Static(Estimator):
-    """Scale and zero point stay as calibrated."""
+    """Scale and zero point stay as calibrated. The gradient passes where x is inside the range (straight-through).
+
+    Paper: Jacob et al. 2018, Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
+    Inference (arXiv 1712.05877).
+
+    Examples:
+      >>> import qjax
+      >>> recipe = qjax.Recipe(method="static", weight_method="static")
+    """
 
     name = "static"
 
@@ -154,7 +208,17 @@ class Static(Estimator):
 
 
 class Dynamic(Static):
-    """The range of the weight itself, at every step."""
+    """For weights: the scale is that of the weight's own range at every step, so nothing is learned.
+
+    The scale is max(|x|) / qmax for symmetric codes and (max(x) - min(x)) / (qmax - qmin) for asymmetric ones, per
+    channel or group as the spec says.
+
+    Paper: Jacob et al. 2018 (arXiv 1712.05877), section 3.
+
+    Examples:
+      >>> import qjax
+      >>> recipe = qjax.Recipe(weight_method="dynamic")
+    """
 
     name = "dynamic"
     follows_tensor = True
@@ -169,7 +233,15 @@ class Dynamic(Static):
 
 
 class AbsMean(Dynamic):
-    """The mean magnitude of the weight itself, at every step: ternary weights."""
+    """For ternary weights: the scale is the mean of |x| at every step, and the codes are -1, 0 and 1.
+
+    Paper: Ma et al. 2024, The Era of 1-bit LLMs: All Large Language Models are in 1.58 Bits (arXiv 2402.17764).
+
+    Examples:
+      >>> import qjax
+      >>> ternary = qjax.Override(weights=qjax.QSpec(bits=2), method="absmean")
+      >>> recipe = qjax.Recipe(overrides={"blocks/.*/kernel": ternary})
+    """
 
     name = "absmean"
 
@@ -195,6 +267,9 @@ def estimators() -> tuple[str, ...]:
 
 def estimator(method: str | Estimator) -> Estimator:
     """The estimator of that name; an estimator is returned as it is.
+
+    Args:
+      method: a name out of `estimators()`, or an `Estimator`.
 
     Raises:
       ValueError: an unknown name; the message lists the known ones.

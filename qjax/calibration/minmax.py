@@ -27,8 +27,14 @@ class MinMaxState:
 class MinMax(BoundsObserver):
     """Keeps the exact minimum and maximum of all batches, per scale.
 
-    The result does not depend on the order of the batches or on how the data is split into them.
-    Not robust: one outlier sets the scale. See `Percentile`, `MSE` and `Entropy` for clipping it.
+    The range is [min(x), max(x)], extended to contain 0. The result does not depend on the order of the batches, or on
+    how the data is split into them. One outlier sets the scale; `Percentile`, `MSE` and `Entropy` clip it.
+
+    Paper: Jacob et al. 2018 (arXiv 1712.05877), section 3, for weights.
+
+    Examples:
+      >>> import qjax
+      >>> recipe = qjax.Recipe(observer="minmax")
     """
 
     name = "minmax"

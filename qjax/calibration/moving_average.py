@@ -25,16 +25,19 @@ class MovingAverageState:
 
 @dataclass(frozen=True)
 class MovingAverage(BoundsObserver):
-    """`average = decay * average + (1 - decay) * batch`, for both ends; the first batch initialises it.
+    """Averages the ends of the range over batches: `average = decay * average + (1 - decay) * batch`.
 
-    Jacob et al. 2018 (arXiv 1712.05877), section 3.1. Depends on the order of the batches.
+    The first batch is the first average. The result depends on the order of the batches. Both products are rounded to
+    float32 before they are added, so that eager mode, `jit`, `scan` and numpy have the same bits.
+
+    Paper: Jacob et al. 2018 (arXiv 1712.05877), section 3.1.
 
     Args:
-        decay: weight of the past, in [0, 1). It and `1 - decay` are each rounded once to float32.
+      decay: weight of the past, in [0, 1). It and `1 - decay` are each rounded once to float32.
 
-    Bits: both products are rounded to float32 before they are added, so eager, jit, scan and numpy
-    agree. Left alone, XLA fuses one product into the addition (a quarter of the averages then differ
-    between eager and jit); see `_blend`.
+    Examples:
+      >>> import qjax
+      >>> recipe = qjax.Recipe(observer=qjax.calibration.MovingAverage(0.9))
     """
 
     decay: float = 0.99

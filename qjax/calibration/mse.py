@@ -18,12 +18,23 @@ _MAX_ZERO_POINTS = 257
 class MSE(HistogramObserver):
     """Searches scale and zero point for the least mean of `(x - dequantize(quantize(x)))**2`, per scale.
 
-    Both kinds of error count: the rounding inside the range and the clipping beyond it. The values of
-    a bin are taken as spread evenly over it, exact zeros as zeros, and the integral of the squared
-    error is then exact, for wide bins and fine grids too. Scales go down from the one that covers the
-    data in steps of `2**(1/32)` over 10 octaves; for each, a symmetric spec has one zero point, and an
-    asymmetric one tries all those between covering the lowest and covering the highest value
-    (257 spread evenly where there are more), which searches both ends. Of equals the widest wins.
+    Both kinds of error count: the rounding inside the range and the clipping beyond it. The values of a bin of the
+    histogram are taken as spread evenly over it, and exact zeros as zeros. The integral of the squared error is then
+    exact.
+
+    Scales go down from the one that covers the data, in steps of `2**(1/32)` over 10 octaves. A symmetric spec has one
+    zero point for each. An asymmetric one tries those between covering the lowest and covering the highest value, at
+    most 257. Of equal candidates the widest wins.
+
+    Paper: Banner et al. 2019, Post-Training 4-bit Quantization of Convolution Networks for Rapid-Deployment (arXiv
+    1810.05723), whose criterion this is; here it is searched over the data's histogram.
+
+    Args:
+      bins: of the histogram, an even number from 16 to 65,536.
+
+    Examples:
+      >>> import qjax
+      >>> recipe = qjax.Recipe(observer="mse", activations=qjax.QSpec(bits=4, symmetric=False))
     """
 
     name = "mse"

@@ -23,6 +23,9 @@ def names() -> tuple[str, ...]:
 def get(observer: str | Observer) -> Observer:
     """The observer of that name with its default settings; an observer is returned as it is.
 
+    Args:
+      observer: a name out of `names()`, or an `Observer`.
+
     Raises:
         ValueError: unknown name; the message lists the known ones.
         TypeError: neither a name nor an observer.

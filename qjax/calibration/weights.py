@@ -22,7 +22,7 @@ def weight_qparams(w: Any, spec: QSpec, method: WeightMethod = "minmax") -> QPar
     Args:
         w: a concrete floating array of any shape that `spec` can be applied to; taken as float32.
         spec: the codes, and the axes or groups with scales of their own.
-        method:
+        method: one of these.
             "minmax": the exact range. Best at 8 bits.
             "mse": per scale, the range times i/128, i from 128 down to 8, with the least sum of
                 `(w - dequantize(quantize(w)))**2`; of equals the widest. An asymmetric spec then moves

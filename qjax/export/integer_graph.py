@@ -33,6 +33,9 @@ class IntegerGraph:
 
     `graph(x)` takes and returns float arrays; `graph.run(codes)` is the integer part alone. Both are jitted, and pure
     JAX: they may be called inside jit, vmap and scan. Any batch size.
+
+    Args:
+      graph: a program, as `convert`, `load` and `read` make it; you need not make one yourself.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -183,6 +186,9 @@ def load(path: str | os.PathLike[str], **limits: Any) -> IntegerGraph:
     """Read a graph that `save` wrote. Nothing in the file is executed.
 
     It takes and returns dicts, lists and tuples: a dict of the fields for every class of the user's own.
+
+    Args:
+      path: of a file that `IntegerGraph.save` wrote.
     """
     return IntegerGraph(artifact.load(path, **limits))
 

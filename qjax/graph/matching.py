@@ -31,9 +31,15 @@ from qjax.names import Names
 class Match:
     """A subgraph.
 
-    nodes: by label, in execution order; the label is the pattern's name, or the operation's where it has none (with
-    "#2" for a second one). inputs: the tensors from outside, one per place in the pattern (a named tensor once), in
-    the order in which the pattern states them. output: the tensor of the last node. tensors: named tensors.
+    Attributes:
+      graph: that it was found in.
+      pattern: that matched.
+      nodes: by label, in execution order; the label is the pattern's name, or the operation's where it has none (with
+        "#2" for a second one).
+      inputs: the tensors from outside, one per place in the pattern (a named tensor once), in the order in which the
+        pattern states them.
+      output: the tensor of the last node.
+      tensors: named tensors.
     """
 
     graph: Graph

@@ -22,8 +22,11 @@ from qjax.graph.view import NodeView
 class Pattern:
     """Use `op`, `tensor`, `constant`, `any_of` and `optional` to make one.
 
-    kind: "op", "tensor", "constant" or "any_of". ops: names of operations, () is any. inputs: patterns, None is
-    any inputs. The other fields are the arguments of `op` and `tensor`.
+    Args:
+      kind: "op", "tensor", "constant" or "any_of".
+      ops: names of operations, () is any.
+      inputs: patterns, None is any inputs.
+      name, where, relu, attributes, commutative: the arguments of `op` and `tensor`.
     """
 
     kind: str
@@ -92,13 +95,23 @@ def op(
 
 
 def tensor(name: str | None = None, *, where: Callable[[Tensor], Any] | None = None) -> Pattern:
-    """Any tensor from outside of the match; it becomes an input of it. The same name twice is the same tensor."""
+    """Any tensor from outside of the match; it becomes an input of it. The same name twice is the same tensor.
+
+    Args:
+      name: how a match refers to it.
+      where: (tensor) -> whether it may match.
+    """
     _check_name(name)
     return Pattern("tensor", name=name, where=where)
 
 
 def constant(name: str | None = None, *, where: Callable[[Tensor], Any] | None = None) -> Pattern:
-    """A tensor that carries data and is read like an activation. A node's kernel and bias need no pattern."""
+    """A tensor that carries data and is read like an activation. A node's kernel and bias need no pattern.
+
+    Args:
+      name: how a match refers to it.
+      where: (tensor) -> whether it may match.
+    """
     _check_name(name)
     return Pattern("constant", name=name, where=where)
 
@@ -113,7 +126,11 @@ def any_of(*patterns: Pattern) -> Pattern:
 
 
 def optional(pattern: Pattern) -> Pattern:
-    """The node of an `op` pattern, or nothing: then its only input is matched in its place."""
+    """The node of an `op` pattern, or nothing: then its only input is matched in its place.
+
+    Args:
+      pattern: an `op` pattern.
+    """
     _require(pattern, "optional: the argument")
     if pattern.kind != "op" or pattern.inputs is None or len(pattern.inputs) != 1:
         raise ValueError("optional: expected an op with a pattern for its one input, op('reshape', inner).")

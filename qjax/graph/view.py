@@ -21,7 +21,12 @@ from qjax.ops.channels import weight_to_result
 
 
 class NodeView:
-    """One node and the tensors around it. Arrays may be tracers where the graph is converted inside jit."""
+    """One node and the tensors around it. Arrays may be tracers where the graph is converted inside jit.
+
+    Args:
+      graph: that the node is part of.
+      node: the node.
+    """
 
     def __init__(self, graph: Graph, node: Node) -> None:
         self.graph, self.node = graph, node
@@ -146,7 +151,11 @@ class NodeView:
 
 
 def describe(graph: Any) -> str:
-    """Every node with its full attributes, types and constants, as text. Takes an `IntegerGraph` or its `ir`."""
+    """Every node with its full attributes, types and constants, as text. Takes an `IntegerGraph` or its `ir`.
+
+    Args:
+      graph: an `IntegerGraph`, or its `ir`.
+    """
     ir = getattr(graph, "ir", graph)
     lines: list[str] = []
     for node in ir.nodes:

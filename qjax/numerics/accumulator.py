@@ -52,11 +52,13 @@ _CHOICES = {"overflow": Overflow, "operands": Operands, "order": Order, "unit": 
 class Accumulator:
     """The register that a sum of products lives in; see the module's docstring. Hashable.
 
-    bits: its width, 2 to 32, the sign included. overflow: "exact" (needs 32 bits), "wrap" or "saturate".
-    pairs: products are added in saturating int16 pairs first (needs "exact").
-    operands: what wraps or saturates, sums of centered codes or of stored ones; pairs always multiply stored codes.
-    order: of a convolution's K, for "saturate" and pairs.
-    unit, padding: pairs only: where pairing starts anew, and how positions outside of the image count.
+    Args:
+      bits: its width, 2 to 32, the sign included.
+      overflow: "exact" (needs 32 bits), "wrap" or "saturate".
+      pairs: products are added in saturating int16 pairs first (needs "exact").
+      operands: what wraps or saturates, sums of centered codes or of stored ones; pairs always multiply stored codes.
+      order: of a convolution's K, for "saturate" and pairs.
+      unit, padding: pairs only: where pairing starts anew, and how positions outside of the image count.
     """
 
     bits: int = 32

@@ -106,6 +106,7 @@ def quantize(
       x: a float tensor; float16 and bfloat16 are computed in float32, and so is float64.
       qparams: scale and zero point for a tensor of x's shape.
       rounding: how to round `x * (1/scale)`; `stochastic` needs `key`.
+      key: the random key of stochastic rounding.
       quantization: the formula of another runtime, see `numerics.input_quantization`.
     """
     return _quantize(float_tensor(x), qparams, rounding, key, quantization)

@@ -65,6 +65,7 @@ def fake_quant(
       gradient: "ste", "lsq", "pact", or a function; see `numerics.gradients`.
       gradient_scale: multiplies the gradients of scale and zero point; LSQ's is `lsq_gradient_scale`.
       rounding: "nearest_even" or another `Rounding`; "stochastic" needs `key`.
+      key: the random key of stochastic rounding.
       quantization: the formula of another runtime, see `numerics.input_quantization`; the gradient is the same.
     """
     x, spec = float_tensor(x), qparams.spec
@@ -130,6 +131,10 @@ def lsq_gradient_scale(n_elements: int, qmax: int) -> float:
 
     Esser et al. 2020 (arXiv 1902.08153), section 2.2. N counts the elements that share one scale: weights of
     the slice, or features of one example for activations.
+
+    Args:
+      n_elements: N, how many elements share the scale.
+      qmax: the greatest code.
     """
     if n_elements < 1 or qmax < 1:
         raise ValueError(f"lsq_gradient_scale: both arguments must be positive. Got {n_elements}, {qmax}")

@@ -36,6 +36,9 @@ def learned_scale(log2_scale: Any) -> jax.Array:
 
     The raw value is first rounded to a multiple of 2^-24 (which moves the result by 2^-25.5 at most), its
     fraction f gives the mantissa 2^f by a Taylor series in 31-bit fixed point, its whole part the exponent.
+
+    Args:
+      log2_scale: the base-2 logarithm of the scale, a float array.
     """
     raw = _float32(log2_scale, "learned_scale")
     value = exp2(jax.lax.stop_gradient(raw))
@@ -88,6 +91,9 @@ def log2_scale_of(scale: Any) -> np.ndarray[Any, Any]:
 
     Near r = -7, say, raw values are 2^-21 apart, so the scale comes back to within 2^-21.5 of its value;
     powers of two come back exactly. Raises ValueError outside [2^-64, 2^64].
+
+    Args:
+      scale: positive numbers.
     """
     scale = np.asarray(scale, np.float64)
     bad = ~((scale >= 2.0**-LOG2_LIMIT) & (scale <= 2.0**LOG2_LIMIT))
@@ -106,6 +112,10 @@ def power_of_two_scale(log2_threshold: Any, qmax: int) -> jax.Array:
     is learned as log2 t; qmax + 1 is 2^(bits-1) for signed codes and 2^bits for unsigned ones. The gradient
     passes straight through the ceiling, `ds / d(log2 t) = s ln 2`, and is 0 where it would not be finite.
     The raw value is clipped to [-64, 64]; NaN counts as 0.
+
+    Args:
+      log2_threshold: the base-2 logarithm of the threshold, a float array.
+      qmax: the greatest code.
     """
     bits = qmax.bit_length()
     if qmax < 1 or qmax + 1 != 1 << bits:
@@ -123,6 +133,10 @@ def pact_scale(alpha: Any, qmax: int) -> jax.Array:
     PACT (Choi et al. 2018, arXiv 1805.06085), for codes [0, qmax]; use with gradient="pact".
     alpha is clipped to [2^-64, 2^64]; NaN counts as 1. The gradient is `1/qmax`, beyond the limits too, and 0
     where it would not be finite.
+
+    Args:
+      alpha: the clipping value, a float array.
+      qmax: the greatest code.
     """
     if qmax < 1:
         raise ValueError(f"pact_scale: qmax must be at least 1. Got {qmax}")

@@ -53,7 +53,12 @@ def pair_sum(x: jax.Array, w: jax.Array, zero_point: Any = 0) -> jax.Array:
 
 
 def pair_sum_events(x: jax.Array, w: jax.Array, zero_point: Any = 0) -> State:
-    """`pair_sum`, and how many of its pairs saturated: int32 (batch, M, N) each."""
+    """`pair_sum`, and how many of its pairs saturated: int32 (batch, M, N) each.
+
+    Args:
+      x, w: (K, batch, M) and (K, batch, N), int8 or uint8.
+      zero_point: as in `pair_sum`.
+    """
     return _paired(x, w, zero_point, events=True)
 
 

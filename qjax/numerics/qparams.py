@@ -21,11 +21,12 @@ SCALE_MAX = 2.0**100
 class QParams:
     """Scale and zero point of a tensor, with the spec that they belong to. A pytree; `spec` is static.
 
-    scale: float32, of shape `spec.param_shape(tensor.shape)`, in [2^-100, 2^100]; other floats are rounded to
-      float32.
-    zero_point: int32 of the same shape, in [qmin, qmax]; 0 where symmetric. A float zero point is a learned
-      latent: it is rounded half to even and clipped wherever it is used.
-    spec: the `QSpec`.
+    Args:
+      scale: float32, of shape `spec.param_shape(tensor.shape)`, in [2^-100, 2^100]; other floats are rounded to
+        float32.
+      zero_point: int32 of the same shape, in [qmin, qmax]; 0 where symmetric. A float zero point is a learned latent:
+        it is rounded half to even and clipped wherever it is used.
+      spec: the `QSpec`.
 
     Concrete values are checked when a QParams is made; traced ones cannot be.
     """

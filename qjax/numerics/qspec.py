@@ -49,21 +49,32 @@ def known_fields(elsewhere: Mapping[str, str]) -> Callable[[type[T]], type[T]]:
 @known_fields(_ELSEWHERE)
 @dataclasses.dataclass(frozen=True)
 class QSpec:
-    """Which codes a tensor may hold, and how finely its scales are spread over it. Hashable.
+    """Which codes a tensor may hold, and which of its elements share a scale. Hashable.
 
-    bits: 2 to 16.
-    signed: two's complement codes, else non-negative ones.
-    symmetric: the zero point is 0. A symmetric *unsigned* spec covers [0, hi] and is for data that is never
-      negative (after a relu, say).
-    narrow_range: drop the lowest code, so that signed codes are [-(2^(bits-1)-1), 2^(bits-1)-1]. None means:
-      where `symmetric and signed`.
-    axis: the axis or axes whose every index has its own scale (negative ones count from the end); None is one
-      scale for the tensor.
-    group_size, group_axis: additionally split `group_axis` into runs of `group_size` consecutive elements
-      with one scale each.
+    A code c stands for the real number (c - zero_point) * scale.
 
-    The parameters' shape lists the axes in the order of the *tensor*, whatever the order in `axis`: a kernel
-    (128, 64) with `axis=-1, group_size=32, group_axis=0` has scales of shape (4, 64).
+    Args:
+      bits: 2 to 16.
+      signed: codes are in two's complement; otherwise they are not negative.
+      symmetric: the zero point is 0. A symmetric *unsigned* spec covers [0, hi]: it is for data that is never negative,
+        such as the output of a relu.
+      narrow_range: leave out the lowest code, so that signed codes are [-(2^(bits-1)-1), 2^(bits-1)-1]. None means: if
+        the spec is symmetric and signed.
+      axis: the axis or axes along which each index has its own scale; negative ones count from the end. None means one
+        scale for the tensor.
+      group_size: split `group_axis` into groups of this many consecutive elements, each with its own scale.
+      group_axis: the axis that is split.
+
+    The parameters' shape lists the axes in the order of the *tensor*, whatever the order in `axis`: a kernel (128, 64)
+    with `axis=-1, group_size=32, group_axis=0` has scales of shape (4, 64).
+
+    Examples:
+      >>> import qjax
+      >>> four = qjax.QSpec(bits=4, axis=-1)
+      >>> four.qmin, four.qmax, four.param_shape((128, 64))
+      (-7, 7, (64,))
+      >>> qjax.QSpec(bits=4, axis=-1, group_size=32).param_shape((128, 64))
+      (4, 64)
     """
 
     bits: int = 8

@@ -134,13 +134,19 @@ INTEGERS = ("ternary", "binary")
 
 @dataclasses.dataclass(frozen=True)
 class WeightFormat:
-    """An override: the weights of a module's products are kept in one of the formats of `numerics.weight_formats`.
+    """An override: the weights of a module's products are stored in a format such as NF4, FP8 or MXFP4.
 
-    Everything else inside is float, as under `FLOAT`. The graph holds codes and scales, and dequantizes exactly where
-    it multiplies. In training the gradient goes straight through to the weight.
+    Everything else in the module is float, as under `FLOAT`. The graph holds codes and scales, and dequantizes exactly
+    before it multiplies. In training the gradient goes straight through to the weight.
 
-    name: nf4, fp8_e4m3, fp8_e5m2, mxfp4, mxfp8_e4m3, mxfp8_e5m2, nvfp4, ternary or binary. group_size: how many weights
-    along the summed axis share a scale; None: the format's own. Formats with a scale per channel or tensor have none.
+    Args:
+      name: nf4, fp8_e4m3, fp8_e5m2, mxfp4, mxfp8_e4m3, mxfp8_e5m2, nvfp4, ternary or binary.
+      group_size: how many weights along the summed axis share a scale. None means the format's own number. Formats with
+        a scale per channel or tensor take no group size.
+
+    Examples:
+      >>> import qjax
+      >>> recipe = qjax.Recipe(overrides={"blocks/.*": qjax.WeightFormat("nf4", group_size=64)})
     """
 
     name: str

@@ -128,7 +128,12 @@ def kernel_of(attributes: Attributes) -> Kernel:
 
 
 def compose(inputs: Sequence[jax.Array], node: Fused) -> jax.Array:
-    """The members' own kernels, one after the other: what the graph computes without a backend."""
+    """The members' own kernels, one after the other: what the graph computes without a backend.
+
+    Args:
+      inputs: codes, in the order of the pattern's tensors.
+      node: the fused node.
+    """
     values: dict[int | str, jax.Array] = dict(enumerate(inputs))
     out = inputs[0]
     for label, member in node.members.items():

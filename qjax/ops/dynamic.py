@@ -37,16 +37,24 @@ Per = Literal["tensor", "row"]
 
 @dataclasses.dataclass(frozen=True)
 class Dynamic:
-    """An override: the module's products with weights run on codes, whose scales are found at run time.
+    """An override: scales of activations are found at run time, so nothing is calibrated or learned.
 
-    Everything else inside is float, as under `FLOAT`; nothing is calibrated or learned.
+    Products of the module with weights run on codes. Everything else in the module is float, as under `FLOAT`.
 
-    weights: symmetric codes of 2 to 8 bits; `axis=-1` is a scale for each output channel, None one for the tensor.
-    With `group_size`, each run of so many weights along the axis that is summed has its own scale ("8da4w" is
-    `Dynamic(weights=QSpec(bits=4, axis=-1, group_size=32), per="row")`); convolutions have no groups.
-    `WeightFormat("ternary")` with per="row" is the scheme of BitNet b1.58; "binary" has -1 and 1 alone.
-    activations: of 2 to 8 bits, symmetric (signed) or asymmetric (either). per: what shares a scale of them, the whole
-    "tensor" (an example's codes then depend on the others of its batch), or a "row": every vector that a dot sums over.
+    Args:
+      weights: symmetric codes of 2 to 8 bits. `axis=-1` is a scale for each output channel, None one for the tensor.
+        With `group_size`, each group of weights along the summed axis has its own scale; convolutions have no groups.
+        `WeightFormat("ternary")` with `per="row"` is the scheme of BitNet b1.58; "binary" has -1 and 1 alone.
+      activations: codes of 2 to 8 bits, symmetric (then signed) or asymmetric.
+      per: what shares a scale of the activations: the whole "tensor", so that an example's codes depend on the others
+        of its batch; or a "row", every vector that a product sums over.
+
+    Examples:
+      >>> import qjax
+      >>> w4a8 = qjax.Dynamic(
+      ...     weights=qjax.QSpec(bits=4, axis=-1, group_size=32), per="row"
+      ... )  # "8da4w"
+      >>> recipe = qjax.Recipe(overrides={"blocks/.*": w4a8})
     """
 
     weights: QSpec | WeightFormat = QSpec(bits=8, axis=-1)

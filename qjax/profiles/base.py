@@ -12,31 +12,52 @@ from qjax.profiles.scheme import Scheme
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """Operators of the format that the device computes. All that no profile lists is a violation."""
+    """Operators of the format that the device computes. All that no profile lists is a violation.
+
+    Args:
+      names: of the operators, as the format spells them.
+      source: where the vendor says so.
+    """
 
     names: frozenset[str]
     source: Source
 
 
 def known(names: str, source: Source) -> Known:
-    """`Known` with the names in one string."""
+    """`Known` with the names in one string.
+
+    Args:
+      names: of operators, separated by spaces.
+      source: where the vendor says so.
+    """
     return Known(frozenset(names.split()), source)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Profile:
-    """One device, or one part of it.
+    """What one device, or one part of it, demands.
 
-    name: how recipes and the command line refer to it. title: the device and the version of its rules.
-    targets: those that a recipe may have; the first is proposed.
-    weights, activations: the specs that are proposed. scheme: those that are allowed.
-    format: of the files that are checked. options: of the emitter. emits: whether the device, or its compiler, takes
-      the file; False: qjax writes none that it does, and only the rules are checked.
-    operators: what the device computes. rules: what it demands of them.
-    otherwise: what happens to an operator that breaks a rule.
-    cut: whether everything behind the first such operator shares its fate.
-    recipe: further fields of `Recipe` that are proposed.
-    proof: what was run, and what was not for want of the device.
+    Args:
+      name: how recipes and the command line refer to it.
+      title: the device and the version of its rules.
+      targets: the targets that a recipe may have. The first one is proposed.
+      weights: the proposed codes of weights.
+      activations: the proposed codes of activations.
+      scheme: the codes that are allowed.
+      format: the format of the files that are checked.
+      operators: what the device computes.
+      rules: what it demands of these operators.
+      otherwise: what happens to an operator that breaks a rule.
+      proof: what was run, and what was not for want of the device.
+      options: options of the emitter.
+      emits: whether qjax writes a file that the device or its compiler takes. Otherwise only the rules are checked.
+      cut: whether everything after the first operator that breaks a rule runs elsewhere, too.
+      recipe: further fields of `Recipe` that are proposed.
+
+    Examples:
+      >>> from qjax import profiles
+      >>> profiles.get("ethos_u").targets[0]
+      'tflite_micro'
     """
 
     name: str
@@ -73,6 +94,9 @@ _profiles: dict[str, Profile] = {}
 def register(profile: Profile) -> Profile:
     """Make a profile known by its name.
 
+    Args:
+      profile: the profile.
+
     Raises:
       ValueError: another one has this name.
     """
@@ -83,6 +107,9 @@ def register(profile: Profile) -> Profile:
 
 def get(name: "str | Profile") -> Profile:
     """The profile of that name; a Profile is returned as it is.
+
+    Args:
+      name: of a registered profile, or a `Profile`.
 
     Raises:
       ValueError: there is none.

@@ -17,6 +17,8 @@ def check_operators(
     """Every operator against every rule.
 
     Args:
+      profile: the device.
+      operators: of a file.
       trained: whether the values of the weights are final; False leaves out the rules that depend on them.
       scheme: False leaves out the rules about bits, signs and zero points, because they were judged already.
     """
@@ -57,7 +59,15 @@ def _of_operator(profile: Profile, rules: Iterable, operator: Operator) -> Itera
 def check_spec(
     profile: Profile, kind: str, spec: QSpec, where: str, location: str | None = None
 ) -> Iterator[Violation]:
-    """The violations of one spec. kind: "weight" or anything else, for an activation. where: whose it is."""
+    """The violations of one spec.
+
+    Args:
+      profile: the device.
+      kind: "weight", or anything else for an activation.
+      spec: the codes.
+      where: whose they are, for the message.
+      location: the user's "file:line", if there is one.
+    """
     allowed: Specs = profile.scheme.weights if kind == "weight" else profile.scheme.activations
     name, given = ("weights", profile.weights) if kind == "weight" else ("activations", profile.activations)
     for wrong in allowed.wrong(spec):

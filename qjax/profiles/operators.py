@@ -17,9 +17,14 @@ PARAMETERS = "parameters"
 class Tensor:
     """One tensor of a file.
 
-    shape: None is a free size. scale, zero_point: None for what has no quantization parameters (floats,
-    indices). axis: that the scales run along; None: one scale. blocks: whether there are scales for parts of an axis.
-    data: returns the codes of a constant; None for what is computed or fed.
+    Attributes:
+      name: in the file.
+      shape: None is a free size.
+      dtype: in numpy's words.
+      scale, zero_point: None for what has no quantization parameters (floats, indices).
+      axis: that the scales run along; None: one scale.
+      blocks: whether there are scales for parts of an axis.
+      data: returns the codes of a constant; None for what is computed or fed.
     """
 
     name: str
@@ -56,10 +61,16 @@ class Tensor:
 class Operator:
     """One operator of a file.
 
-    name: in the words of its format: CONV_2D, Conv. node: of the graph that it computes, or its own name. location:
-    the user's "file:line". inputs: None where an optional one is left out. weight, bias: which of the inputs they
-    are. on_codes: it is one of ONNX's operators, and its inputs are codes rather than the floats behind
-    DequantizeLinear.
+    Attributes:
+      name: in the words of its format: CONV_2D, Conv.
+      node: of the graph that it computes, or its own name.
+      location: the user's "file:line".
+      inputs: None where an optional one is left out.
+      outputs: the tensors that it computes.
+      options: its attributes.
+      weight, bias: which of the inputs they are.
+      on_codes: it is one of ONNX's operators, and its inputs are codes rather than the floats behind
+        DequantizeLinear.
     """
 
     name: str

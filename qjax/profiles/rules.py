@@ -20,7 +20,10 @@ Test = Callable[[Operator], str | None]
 class Source:
     """The source of a rule: a vendor's page or code, with its version.
 
-    verified: whether the text was read in that version. An unverified one is said to be so wherever it is shown.
+    Args:
+      text: which page or file, and its version.
+      url: its address.
+      verified: whether the text was read in that version. An unverified one is said to be so wherever it is shown.
     """
 
     text: str
@@ -35,9 +38,15 @@ class Source:
 class Rule:
     """One demand.
 
-    name: short, for tables. only: the operators that it is about; empty is all. numbers: whether it depends on trained
-    values, so that it cannot be judged before training ends. scheme: whether it is about bits, signs and zero points,
-    which `Scheme` says of the recipe already.
+    Args:
+      name: short, for tables.
+      expected: what the rule demands, in words.
+      cure: what to do about a violation.
+      source: where the vendor says so.
+      test: (operator) -> what came instead, or None where the rule holds.
+      only: the operators that it is about; empty is all.
+      numbers: whether it depends on trained values, so that it cannot be judged before training ends.
+      scheme: whether it is about bits, signs and zero points, which `Scheme` says of the recipe already.
     """
 
     name: str

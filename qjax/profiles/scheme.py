@@ -11,8 +11,12 @@ from qjax.profiles.rules import Source
 class Specs:
     """The specs that are allowed.
 
-    dtypes: of the codes. bits: how many. symmetric: True: only symmetric ones; None: both. narrow: whether signed
-    symmetric ones must leave out the lowest code. per_channel: whether a tensor may have a scale per channel.
+    Args:
+      dtypes: of the codes.
+      bits: how many.
+      symmetric: True: only symmetric ones; None: both.
+      narrow: whether signed symmetric ones must leave out the lowest code.
+      per_channel: whether a tensor may have a scale per channel.
     """
 
     dtypes: frozenset[str]
@@ -47,7 +51,13 @@ class Specs:
 
 @dataclasses.dataclass(frozen=True)
 class Scheme:
-    """Both kinds of specs, and their places."""
+    """Both kinds of specs, and their places.
+
+    Args:
+      weights: the specs that weights may have.
+      activations: the specs that activations may have.
+      source: where the vendor says so.
+    """
 
     weights: Specs
     activations: Specs
@@ -62,7 +72,15 @@ def specs(
     narrow: bool = False,
     per_channel: bool = False,
 ) -> Specs:
-    """`Specs` with the dtypes in one string."""
+    """`Specs` with the dtypes in one string.
+
+    Args:
+      dtypes: of the codes, separated by spaces.
+      bits: how many a code may have.
+      symmetric: True allows only symmetric ones, None both.
+      narrow: whether signed symmetric ones must leave out the lowest code.
+      per_channel: whether a tensor may have a scale per channel.
+    """
     return Specs(frozenset(dtypes.split()), frozenset(bits), symmetric, narrow, per_channel)
 
 

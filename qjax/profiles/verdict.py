@@ -16,8 +16,14 @@ class ProfileError(Unsupported):
 class Violation:
     """One rule that one operator, tensor or spec breaks.
 
-    node: of the graph, with the operator of the file; or the name of a quantizer. location: the user's "file:line".
-    source: the page or code that states the rule.
+    Attributes:
+      rule: the rule's name.
+      node: of the graph, with the operator of the file; or the name of a quantizer.
+      expected: what the rule demands.
+      came: what there is instead.
+      cure: what to do about it.
+      source: the page or code that states the rule.
+      location: the user's "file:line".
     """
 
     rule: str
@@ -39,7 +45,10 @@ class Violation:
 class Verdict:
     """A check's result; `str()` lists every violation.
 
-    operators: name and how often, of what was checked.
+    Attributes:
+      profile: the device.
+      violations: every violation; empty where the device takes everything.
+      operators: name and how often, of what was checked.
     """
 
     profile: Profile

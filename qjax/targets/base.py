@@ -21,8 +21,10 @@ _WEIGHTED = ("requantize", "per_channel", "dot", "dot_per_channel", "conv", "dep
 class Weighted:
     """How accumulators of products with weights become codes.
 
-    rule: of `numerics.requantize`. scale: how the effective scale s_x * s_w / s_y is formed: in doubles ("f64"), or
-    from the product rounded to float32 ("f32"), see `numerics.effective_scale`.
+    Args:
+      rule: of `numerics.requantize`.
+      scale: how the effective scale s_x * s_w / s_y is formed: in doubles ("f64"), or from the product rounded to
+        float32 ("f32"), see `numerics.effective_scale`.
     """
 
     rule: str = "nearest_even"
@@ -38,32 +40,51 @@ class Weighted:
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """The arithmetic of a runtime: the full answer to what it will compute.
+    """The arithmetic of a runtime: everything that decides what it computes.
 
-    name: how recipes and graphs refer to it.
-    requantize: what finishes matrix products and convolutions with weights; a rule's name alone means doubles.
-    per_channel: what finishes them where the weights have a scale per channel, if that differs.
-    dot, dot_per_channel, conv, depthwise: where one operation differs from both (None: it does not; a
-      `dot_per_channel` of None is `dot`).
-    wide, wide_dot: what finishes products of activations of 16 bits, and matrix products of such, if they differ from
-      those of 8 bits (None: they do not; a `wide_dot` of None is `wide`).
-    accumulator: the width of the sums behind them and what happens beyond it. depthwise_accumulator: that of depthwise
-      convolutions with one filter per channel, if it differs.
-    add, subtract, multiply, matmul (a product of two activations), rescale, mean, average_pool: the formula of each,
-      a name out of `ops.formulas`, or a rule of requantization, or None: one exact sum of 64 bits and one rounding.
-    rounding: of that exact sum, also where the runtime has no such operation (an affine step behind an addition, say).
-    same_grid: which of mean and average_pool leave their input's grid as it is; they then share its quantizer.
-    quantize: how float inputs become codes, see `numerics.input_quantization`.
-    dequantize: how output codes become floats, see `numerics.output_dequantization`.
-    tables: how the tables of 8-bit functions (logistic, tanh) are computed, see `numerics.tables`.
-    softmax: how codes become codes of their softmax, see `numerics.softmax`; None: not known.
-    unit_grids: whether functions whose values lie in [0, 1] or [-1, 1] (logistic, softmax, tanh) give codes of 8 bits
-      on a fixed grid: scale 1/256 and zero point -128, or 1/128 and 0.
-    mixed_widths: whether its kernels take activations of 8 bits in one layer and of 16 in another. A TFLite model is
-      int8 or int16x8 as a whole; PyTorch's engines have 8 bits only.
-    composed: operations (of `qjax.ops`) that have no operator in the runtime, and that a program holds as chains of
-      operators instead, see `ops.composed`. Codes for which an operation has no chain leave it as it is.
-    description: what was modelled: runtime, version, kernels.
+    An operation that the fields do not name is one exact sum in 64 bits and one rounding.
+
+    Args:
+      name: how recipes and graphs refer to it.
+      requantize: what ends matrix products and convolutions with weights: a rule's name or a `Weighted`. A name alone
+        means that the effective scale is formed in doubles.
+      rounding: of the exact sum of operations without a formula.
+      per_channel: what ends products whose weights have a scale per channel. None means as `requantize`.
+      dot: what ends matrix products. None means as the two before.
+      dot_per_channel: what ends matrix products with a scale per channel. None means as `dot`.
+      conv: what ends convolutions.
+      depthwise: what ends depthwise convolutions.
+      wide: what ends products whose activations have 16 bits. None means as those of 8 bits.
+      wide_dot: what ends matrix products of 16-bit activations. None means as `wide`.
+      accumulator: the width of the sums, and what happens beyond it.
+      depthwise_accumulator: that of depthwise convolutions with one filter per channel, if it differs.
+      add: the formula of additions: a name out of `qjax.ops.formulas`, a rule of requantization, or None.
+      subtract: the formula of differences.
+      multiply: the formula of products of two activations, element by element.
+      matmul: the formula of matrix products of two activations.
+      rescale: the formula of a change of scale.
+      mean: the formula of means.
+      average_pool: the formula of average pooling.
+      same_grid: which of "mean" and "average_pool" keep the scale of their input, and so share its quantizer.
+      quantize: how float inputs become codes, see `numerics.input_quantization`.
+      dequantize: how output codes become floats, see `numerics.output_dequantization`.
+      tables: how the tables of 8-bit functions (logistic, tanh) are computed, see `numerics.tables`.
+      softmax: how codes become codes of their softmax, see `numerics.softmax`. None means that it is not known.
+      unit_grids: whether functions with values in [0, 1] or [-1, 1] have fixed scales at 8 bits: 1/256 with zero point
+        -128, or 1/128 with zero point 0.
+      mixed_widths: whether one layer may have activations of 8 bits and another of 16. A TFLite model is int8 or
+        int16x8 as a whole; PyTorch's engines have 8 bits only.
+      composed: operations without an operator in the runtime, which a program holds as chains of operators. Codes for
+        which an operation has no chain stay one operation.
+      description: what was modelled: runtime, version, kernels.
+
+    Examples:
+      >>> from qjax import targets
+      >>> mine = targets.get("tflite_micro").replace(
+      ...     name="my_chip", add="tosa_add", description="adds as TOSA does"
+      ... )
+      >>> targets.register(mine).name
+      'my_chip'
     """
 
     name: str
@@ -154,14 +175,22 @@ _targets: dict[str, Target] = {}
 
 
 def register(target: Target) -> Target:
-    """Make a target known by its name, so that recipes and saved graphs can refer to it."""
+    """Make a target known by its name, so that recipes and saved graphs can refer to it.
+
+    Args:
+      target: the target. A name means one arithmetic: another target of the same name is an error.
+    """
     if _targets.setdefault(target.name, target) != target:
         raise ValueError(f"Another target is registered under the name {target.name!r}.")
     return target
 
 
 def get(name: "str | Target") -> Target:
-    """The target of that name; a Target is returned as it is."""
+    """The target of that name; a Target is returned as it is.
+
+    Args:
+      name: of a registered target, or a `Target`.
+    """
     if isinstance(name, Target):
         return name
     if name not in _targets:

@@ -70,8 +70,10 @@ def accumulator_bound(bits: int, activations: QSpec, plus: bool = False) -> int:
 class AccumulatorConstraint:
     """What `constrain_accumulators` returns. A pytree: one compiled step serves every width.
 
-    axes: per weight, by its quantizer's name, the axes that the accumulator does not sum over. plus: A2Q+ or A2Q.
-    bounds: per weight, the greatest L1 norm of a channel's codes; with `plus` half of it for each sign.
+    Attributes:
+      axes: per weight, by its quantizer's name, the axes that the accumulator does not sum over.
+      plus: A2Q+ or A2Q.
+      bounds: per weight, the greatest L1 norm of a channel's codes; with `plus` half of it for each sign.
     """
 
     axes: tuple[tuple[str, tuple[int, ...]], ...] = dataclasses.field(metadata={"static": True})
@@ -173,7 +175,9 @@ def constrain_accumulators(
     and no bound. Works for all methods of learning scales but "dynamic".
 
     Args:
+      qmodel: the quantized model.
       sample: one batch, an array or a tuple of the call's arguments; only its shapes matter.
+      bits: of the register, the sign included.
       plus: A2Q+ instead of A2Q.
       only: a regular expression that must match a weight's name in full; others are left alone.
 

@@ -29,8 +29,11 @@ ZETA, GAMMA = 1.1, -0.1
 class RoundedLayer:
     """One layer. Errors are means of `(y - y_q)**2` over the calibration data, before bias and activation.
 
-    nearest, learned: the error with nearest rounding, and with the codes that were taken. signal: the mean of `y**2`.
-    changed, weights: how many codes differ from nearest, of how many.
+    Attributes:
+      name: of its weight.
+      nearest, learned: the error with nearest rounding, and with the codes that were taken.
+      signal: the mean of `y**2`.
+      changed, weights: how many codes differ from nearest, of how many.
     """
 
     name: str
@@ -43,7 +46,12 @@ class RoundedLayer:
 
 @dataclasses.dataclass(frozen=True)
 class Rounding:
-    """The result of `adaround`; `str()` is a table. left: weights that stay at nearest, and why."""
+    """The result of `adaround`; `str()` is a table.
+
+    Attributes:
+      layers: one entry for each layer whose codes were learned.
+      left: weights that stay at nearest, and why.
+    """
 
     layers: tuple[RoundedLayer, ...]
     left: dict[str, str]
@@ -97,10 +105,12 @@ def adaround(
     copy (`nnx.clone`) to compare with.
 
     Args:
+      qmodel: the quantized model; its weights are changed.
       batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, of anything. They are kept, and
         one layer's inputs and outputs with them.
       inputs: what of a batch the model is called with.
       steps, learning_rate, batch_size: of Adam, for each layer; batch_size counts examples.
+      regularization: the weight of the term that drives h to 0 or 1.
       seed: of the order of examples.
       progress: show a line of progress on stderr; None shows one on a terminal (`qjax.show_progress`).
 

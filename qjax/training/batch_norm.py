@@ -31,6 +31,7 @@ def reestimate_batch_norm(
     Changes the model's running statistics and nothing else.
 
     Args:
+      qmodel: the quantized model; its running statistics are changed.
       batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, of anything. The first axis of
         the first array is the batch. Use the batch size of the training: a layer's statistics depend on what the one
         before was normalised with.

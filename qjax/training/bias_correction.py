@@ -19,8 +19,10 @@ from qjax.training.weights import parameters
 class Correction:
     """What `correct_bias` did.
 
-    shifts: name of a weight -> (the parameter or running mean that was moved, float32 [channels] added to the layer's
-    output). left: name of a weight -> why its layer was not corrected.
+    Attributes:
+      shifts: name of a weight -> (the parameter or running mean that was moved, float32 [channels] added to the
+        layer's output).
+      left: name of a weight -> why its layer was not corrected.
     """
 
     shifts: dict[str, tuple[str, np.ndarray]]
@@ -48,6 +50,7 @@ def correct_bias(
     once over all batches; what flows between two layers is kept for all of them.
 
     Args:
+      qmodel: the quantized model; biases or running means are changed.
       batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, of anything. They are kept.
       inputs: what of a batch the model is called with.
       reference: the model whose parameters, without quantizers, are the float model's; None is `qmodel` as it is now.

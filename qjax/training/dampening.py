@@ -17,6 +17,7 @@ def dampening(qmodel: QuantizedModel, names: Iterable[str]) -> jax.Array:
     gradient, and neither do scales.
 
     Args:
+      qmodel: the quantized model.
       names: quantizers of weights that are parameters: `Oscillations.names`, or `weights_of(qmodel, sample).names`.
     """
     reals, total = parameters(qmodel, names), jnp.float32(0)

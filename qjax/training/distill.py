@@ -48,8 +48,12 @@ class Distillation:
             optimizer.update(qmodel, gradients)
             return loss
 
-    state: the teacher's numbers. tensors: labels of the intermediate tensors that are compared. measure: how outputs
-    are. share: weight of the tensors' mean beside the outputs.
+    Args:
+      state: the teacher's numbers.
+      graphdef: the teacher's structure. `start` makes both.
+      tensors: labels of the intermediate tensors that are compared.
+      measure: how outputs are compared.
+      share: weight of the tensors' mean beside the outputs.
     """
 
     state: Any
@@ -140,9 +144,13 @@ class Distillation:
 class Distilled:
     """What `distill` did; `str()` is a table.
 
-    losses: the mean of each epoch. before, after: on the batches that were held out. kept: whether the result is better
-    there; else the model is as it was. steps: of the optimizer. held_out: how many batches; 0: all of them were trained
-    on and judge as well.
+    Attributes:
+      losses: the mean of each epoch.
+      before, after: on the batches that were held out.
+      kept: whether the result is better there; else the model is as it was.
+      steps: of the optimizer.
+      held_out: how many batches; 0: all of them were trained on and judge as well.
+      seconds: how long it took.
     """
 
     losses: tuple[float, ...]
@@ -183,11 +191,14 @@ def distill(
     is left in evaluation mode.
 
     Args:
-      qmodel: calibrated; it is changed in place. batches: a list of arrays or of tuples of the call's arguments, of one
+      qmodel: calibrated; it is changed in place.
+      batches: a list of arrays or of tuples of the call's arguments, of one
         size; with `inputs`, of anything. They are kept in memory.
+      inputs: what of a batch the model is called with: `lambda batch: batch[0]` for pairs of images and labels.
       teacher, tensors, measure, share: see `Distillation.start`.
       epochs: passes over the batches; None: as many as make 500 steps, at least 5.
-      learning_rate: see `qjax.training.optimizer`. seed: of the order of the batches.
+      learning_rate: see `qjax.training.optimizer`.
+      seed: of the order of the batches.
       progress: show a progress bar on stderr; None shows one on a terminal.
 
     Raises:

@@ -46,8 +46,11 @@ DAMPING = (0.01, 0.1, 1.0)
 class SolvedLayer:
     """One layer. Errors are `sum (y - y_q)^2 / sum y^2` on the calibration data, before bias and activation.
 
-    nearest: with the scales and codes before this step. solved: with those after it. changed, weights: how many codes
-    changed, of how many.
+    Attributes:
+      name: of its weight.
+      nearest: with the scales and codes before this step.
+      solved: with those after it.
+      changed, weights: how many codes changed, of how many.
     """
 
     name: str
@@ -59,7 +62,12 @@ class SolvedLayer:
 
 @dataclasses.dataclass(frozen=True)
 class Solution:
-    """The result of `gptq`; `str()` is a table. left: weights that stay as they were, and why."""
+    """The result of `gptq`; `str()` is a table.
+
+    Attributes:
+      layers: one entry for each layer, in the order of execution.
+      left: weights that stay as they were, and why.
+    """
 
     layers: tuple[SolvedLayer, ...]
     left: dict[str, str]
@@ -90,12 +98,15 @@ def gptq(
     tensor and per group all work; those of groups keep the values that they have.
 
     Args:
+      qmodel: the quantized model; it is changed.
       batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, of anything. They are kept, and
         what flows between two layers with them.
+      inputs: what of a batch the model is called with: `lambda batch: batch[0]` for pairs of images and labels.
       reference: the model whose parameters, without quantizers, are the float model's; None is `qmodel` as it is now.
       rounds: of coordinate descent; 0 leaves the codes of GPTQ.
       damping: the share of the mean of H's diagonal that is added to it; None chooses it for each layer, see the
         module.
+      progress: show a line of progress on stderr; None shows one on a terminal (`qjax.show_progress`).
 
     Raises:
       ValueError: no batch, or no dense layer or convolution whose weight is an unchanged parameter.

@@ -30,6 +30,9 @@ class TrainingLog:
 
     curves: name -> [(step, value), ...], in the order of writing.
 
+    Args:
+      writer: any object with `write_scalars(step, scalars)`, such as one of clu; it gets everything that is written.
+
     Example:
       >>> log = TrainingLog()
       >>> log.write_scalars(0, {"loss": 2.5})

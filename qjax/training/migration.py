@@ -46,7 +46,12 @@ MARGIN = 1.1
 class Moved:
     """One pair. Errors: `sum (y - y_q)^2 / sum y^2` of the layers behind, before and with the scales that were taken.
 
-    made: the parameters in front. read: the weights behind. way: the formula and its strength. spread: max s / min s.
+    Attributes:
+      made: the parameters in front.
+      read: the weights behind.
+      way: the formula and its strength.
+      before, after: the errors.
+      spread: max s / min s.
     """
 
     made: tuple[str, ...]
@@ -61,8 +66,10 @@ class Moved:
 class Migration:
     """The result of `equalize` and `smooth`; `str()` is a table.
 
-    moved: the pairs whose scales were moved. kept: how many pairs were better as they are. left: name of a weight ->
-    why no scale can move through its layer's input.
+    Attributes:
+      moved: the pairs whose scales were moved.
+      kept: how many pairs were better as they are.
+      left: name of a weight -> why no scale can move through its layer's input.
     """
 
     moved: tuple[Moved, ...]
@@ -95,7 +102,9 @@ def equalize(
     Args:
       qmodel: its parameters are changed, and it is calibrated anew on these batches.
       batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, of anything. They are kept.
+      inputs: what of a batch the model is called with: `lambda batch: batch[0]` for pairs of images and labels.
       reference: a model of the same parameters, whose parameters are changed alike.
+      progress: show a line of progress on stderr; None shows one on a terminal (`qjax.show_progress`).
 
     Raises:
       ValueError: no batch, or no pair; the message says why for each layer.
@@ -114,6 +123,13 @@ def smooth(
     """Move scales between a norm's scale and bias and the layers that read it: SmoothQuant and AWQ.
 
     The float model stays the same function. Arguments and errors as for `equalize`.
+
+    Args:
+      qmodel: its parameters are changed, and it is calibrated anew on these batches.
+      batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, of anything. They are kept.
+      inputs: what of a batch the model is called with: `lambda batch: batch[0]` for pairs of images and labels.
+      reference: a model of the same parameters, whose parameters are changed alike.
+      progress: show a line of progress on stderr; None shows one on a terminal (`qjax.show_progress`).
     """
     return _alone("smooth", qmodel, batches, inputs, reference, progress, norm=True)
 

@@ -29,9 +29,14 @@ class Oscillations:
     A code oscillates at a step if it changes, against the direction of its last change. Its frequency is the
     exponential moving average of that, `f = m * o + (1 - m) * f`, starting from 0.
 
-    codes: int32, as of the last update. direction: int32, the sign of the last change, 0 before the first.
-    frequency: float32 in [0, 1], per step. average: float32, the moving average of the codes. frozen: bool.
-    held: int32, the codes of frozen weights. momentum: m; the paper's implementation takes 0.01, a memory of 100 steps.
+    Attributes:
+      codes: int32, as of the last update.
+      direction: int32, the sign of the last change, 0 before the first.
+      frequency: float32 in [0, 1], per step.
+      average: float32, the moving average of the codes.
+      frozen: bool.
+      held: int32, the codes of frozen weights.
+      momentum: m; the paper's implementation takes 0.01, a memory of 100 steps.
     """
 
     codes: Arrays

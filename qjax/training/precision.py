@@ -37,7 +37,14 @@ SHARE = 1.0
 
 @dataclasses.dataclass(frozen=True)
 class Wider:
-    """One tensor. noise: what it alone did to the model's output before, as in `Score`."""
+    """One tensor.
+
+    Attributes:
+      name: of its quantizer.
+      before: its bits before.
+      bits: its bits now.
+      noise: what it alone did to the model's output before, as in `Score`.
+    """
 
     name: str
     before: int
@@ -49,8 +56,12 @@ class Wider:
 class Precision:
     """The result of `widen_activations`; `str()` is a table.
 
-    tensors: those that have more bits now, the costliest first. quantizers: how many the model has. weights: the noise
-    of all weights together. rest: that of the activations that stay, summed. left: name -> why it stays as it is.
+    Attributes:
+      tensors: those that have more bits now, the costliest first.
+      quantizers: how many the model has.
+      weights: the noise of all weights together.
+      rest: that of the activations that stay, summed.
+      left: name -> why it stays as it is.
     """
 
     tensors: tuple[Wider, ...]
@@ -84,10 +95,13 @@ def widen_activations(
     ranges on these batches.
 
     Args:
+      qmodel: the quantized model; it is changed.
       batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, of anything. They are kept.
+      inputs: what of a batch the model is called with: `lambda batch: batch[0]` for pairs of images and labels.
       reference: the model whose parameters are the float model's; None is `qmodel` as it is.
       bits: how many a tensor gets.
       most: the budget: the share of all quantizers of the model, weights among them, that may get more.
+      progress: show a line of progress on stderr; None shows one on a terminal (`qjax.show_progress`).
 
     Raises:
       ValueError: no batch; a target whose kernels do not mix widths.

@@ -31,7 +31,13 @@ GAIN = 0.97
 
 @dataclasses.dataclass(frozen=True)
 class Ranged:
-    """One tensor. factor: of its scale. before, after: what it alone did to the model's output, as in `Score`."""
+    """One tensor.
+
+    Attributes:
+      name: of its quantizer.
+      factor: of its scale.
+      before, after: what it alone did to the model's output, as in `Score`.
+    """
 
     name: str
     factor: float
@@ -43,7 +49,9 @@ class Ranged:
 class Ranges:
     """The result of `output_ranges`; `str()` is a table.
 
-    tensors: those that changed, the one with the greatest gain first. quantizers: how many were tried.
+    Attributes:
+      tensors: those that changed, the one with the greatest gain first.
+      quantizers: how many were tried.
     """
 
     tensors: tuple[Ranged, ...]
@@ -68,8 +76,11 @@ def output_ranges(
     Zero points stay, so both ends of a range move by one factor.
 
     Args:
+      qmodel: the quantized model; it is changed.
       batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, of anything. They are kept.
+      inputs: what of a batch the model is called with: `lambda batch: batch[0]` for pairs of images and labels.
       reference: the model whose parameters are the float model's; None is `qmodel` as it is.
+      progress: show a line of progress on stderr; None shows one on a terminal (`qjax.show_progress`).
 
     Raises:
       ValueError: no batch.

@@ -13,8 +13,9 @@ from qjax.summary import table
 class Score:
     """What is left of the float model on held-out calibration data.
 
-    noise: `sum (y - y_q)^2 / sum y^2`, the mean over the float arrays of the output. loss, metric: of the quantized
-    model; None without one.
+    Attributes:
+      noise: `sum (y - y_q)^2 / sum y^2`, the mean over the float arrays of the output.
+      loss, metric: of the quantized model; None without one.
     """
 
     noise: float
@@ -31,8 +32,13 @@ class Score:
 class StepReport:
     """One step.
 
-    score: after it, of the fake-quantized model on the held-out data. kept: False where the step was taken back, and
-    None where it found nothing to do. said: what it changed, or why not. details: what the step itself returned.
+    Attributes:
+      step: its name, one of `STEPS` or "calibrate".
+      score: after it, of the fake-quantized model on the held-out data.
+      seconds: how long it took.
+      kept: False where the step was taken back, and None where it found nothing to do.
+      said: what it changed, or why not.
+      details: what the step itself returned.
     """
 
     step: str
@@ -47,10 +53,16 @@ class StepReport:
 class PostTrainingReport:
     """The result of `qjax.post_training`; `str()` is a table.
 
-    steps: the first is plain calibration. final: the score of the model that was returned, by its true forward; that of
-    the steps is simulated (see `qjax.training.simulated`). float_loss, float_metric: of the float model. recipe: by
-    which `quantize` gives a model the same widths. held_out: on how many examples was judged; seen: whether the steps
-    saw them too, because there was only one example. examples: of all batches.
+    Attributes:
+      steps: the first is plain calibration.
+      final: the score of the model that was returned, by its true forward; that of the steps is simulated (see
+        `qjax.training.simulated`).
+      recipe: by which `quantize` gives a model the same widths.
+      float_loss, float_metric: of the float model.
+      held_out: on how many examples was judged.
+      seen: whether the steps saw them too, because there was only one example.
+      examples: of all batches.
+      seconds: how long all of it took.
     """
 
     steps: tuple[StepReport, ...]

@@ -32,6 +32,7 @@ def row_scales(qmodel: QuantizedModel, recipe: Recipe) -> Recipe:
 
     Args:
       qmodel: made by `recipe`; it is not changed.
+      recipe: the recipe that made it.
 
     Raises:
       ValueError: no table with one scale.

@@ -27,7 +27,9 @@ from qjax.qmodel import QuantizedModel, check_quantized, evaluation_copy
 class Weights:
     """The result of `weights_of`: hashable, so it can be a static argument.
 
-    names: quantizers whose tensor is an unchanged parameter of the model. left: (name, why) of all other weights.
+    Attributes:
+      names: quantizers whose tensor is an unchanged parameter of the model.
+      left: (name, why) of all other weights.
     """
 
     names: tuple[str, ...]
@@ -38,6 +40,7 @@ def weights_of(qmodel: QuantizedModel, sample: Any) -> Weights:
     """Which quantized weights are unchanged parameters.
 
     Args:
+      qmodel: the quantized model.
       sample: one batch, an array or a tuple of the call's arguments; only its shapes matter.
     """
     check_quantized(qmodel, "weights_of", numbers=False)
@@ -90,6 +93,10 @@ def codes_of(qmodel: QuantizedModel, names: Iterable[str]) -> dict[str, jax.Arra
     """Name -> the weight's codes now, int32 of the weight's shape, without the zero point: `real = code * scale`.
 
     Works under `jit`. NaN becomes 0.
+
+    Args:
+      qmodel: the quantized model.
+      names: of weights, as in `weights_of`.
     """
     found = quantized_weights(qmodel, names)
     return {name: jnp.nan_to_num(q.codes).astype(jnp.int32) for name, q in found.items()}
@@ -111,6 +118,7 @@ def set_codes(qmodel: QuantizedModel, codes: Mapping[str, Any]) -> None:
     those that lie beyond the grid.
 
     Args:
+      qmodel: the quantized model; the named weights are changed.
       codes: name -> integers of the weight's shape, without the zero point, as from `codes_of`.
 
     Raises:

@@ -116,7 +116,11 @@ _FAMILIES: dict[str, _Family] = {}
 
 
 def register_rule(rule: Rule) -> Rule:
-    """Add a rule to the registry; a name can be taken once only."""
+    """Add a rule to the registry; a name can be taken once only.
+
+    Args:
+      rule: the rule.
+    """
     if rule.name in _RULES:
         raise ValueError(f"a rule named {rule.name!r} exists already; choose another name.")
     _RULES[rule.name] = rule
@@ -152,7 +156,11 @@ def rule_names() -> tuple[str, ...]:
 
 
 def get_rule(name: str) -> Rule:
-    """The rule called `name`; a ValueError that lists the valid names otherwise."""
+    """The rule called `name`; a ValueError that lists the valid names otherwise.
+
+    Args:
+      name: of the rule, with its parameters behind colons where it has some.
+    """
     if name in _RULES:
         return _RULES[name]
     family, *parameters = name.split(":")
