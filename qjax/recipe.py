@@ -108,11 +108,13 @@ class Recipe:
 
     Args:
       target: the runtime whose rounding the converted graph obeys: a name out of `qjax.targets.names()`, a `Target`, or
-        a `qjax.export.Backend` for a device with kernels of its own.
-      weights: the codes of weights. With `axis=-1` each output channel has its own scale, whichever axis of the kernel
-        that is; with `axis=None` one scale serves the tensor. An embedding table has one scale. An override with
-        `axis=0` gives each of its rows a scale, and then the looked-up rows have a quantizer of their own.
-      activations: the codes of activations. They have one scale per tensor.
+        a `qjax.export.Backend` for a device with kernels of its own. The default is "nearest_even".
+      weights: the codes of weights; the default is `QSpec(bits=8, axis=-1)`. With `axis=-1` each output channel has its
+        own scale, whichever axis of the kernel that is; with `axis=None` one scale serves the tensor. An embedding
+        table has one scale. An override with `axis=0` gives each of its rows a scale, and then the looked-up rows have
+        a quantizer of their own.
+      activations: the codes of activations; the default is `QSpec(bits=8, symmetric=False)`. They have one scale per
+        tensor.
       overrides: what differs for parts of the model; later entries win. A key is a layer type, or a regular expression
         that must match a whole path: of a module, of one of its parents, or of a quantizer. A value is a `QSpec` for
         the weights, an `Override`, `FLOAT`, a `Dynamic` or a `WeightFormat`.

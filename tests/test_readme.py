@@ -27,6 +27,7 @@ PAGES = (
     "docs/reading.md",
     "docs/report.md",
     "docs/stablehlo.md",
+    "docs/target-rules.md",
     "docs/tflite.md",
     *NAMES,
 )

@@ -21,13 +21,13 @@ import numpy as np
 from jax.core import Tracer
 
 from qjax import ops, targets
-from qjax.export.check import check_integer
-from qjax.export.ir import Array, Graph, Node
-from qjax.export.kernels import attributes, prepare
-from qjax.export.lower import ConversionError
-from qjax.export.matching import Match, find
-from qjax.export.passes.partition import expand, fuse_match, host
-from qjax.export.pattern import Pattern, check_root
+from qjax.assign.partition import expand, fuse_match, host
+from qjax.graph.check import check_integer
+from qjax.graph.ir import Array, Graph, Node
+from qjax.graph.kernels import attributes, prepare
+from qjax.graph.matching import Match, find
+from qjax.graph.pattern import Pattern, check_root
+from qjax.lower import ConversionError
 from qjax.ops.backend import Kernel, compose, register_kernels
 from qjax.ops.formulas import check_target
 
@@ -40,7 +40,7 @@ class Fusion:
 
     Args:
       name: how graphs refer to the kernel.
-      pattern: see `qjax.export.pattern`.
+      pattern: see `qjax.graph.pattern`.
       kernel: (inputs, node) -> codes of the node's dtype and range. inputs: codes, in the order of the pattern's
         tensors. node: an `ops.backend.Fused`: `node["conv"].attributes`, `.constants["kernel"]`, and
         `node.constants`. Pure JAX without floats; `compose` runs the members' own kernels.
@@ -63,7 +63,7 @@ class Backend:
       name: how graphs and recipes refer to it. Put a version in it: a name means one arithmetic.
       target: the rounding of the nodes that no pattern matches; also how inputs are quantized.
       patterns: fusions, or pairs (pattern, kernel), whose name is the kernel's. Earlier ones claim nodes first; see
-        `qjax.export.matching` for what else decides between overlapping matches.
+        `qjax.graph.matching` for what else decides between overlapping matches.
       others: the operations that nodes outside of all patterns may have; None is any. Others are refused, with the
         user's line.
     """

@@ -1,0 +1,96 @@
+"""The reference is whole: every public name and parameter; formula, source and example of methods and targets."""
+
+import dataclasses
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import qjax
+from qjax import calibration, targets
+from qjax.numerics.rules import get_rule, rule_names
+from qjax.ops import formulas
+
+ROOT = Path(__file__).parents[1]
+MODULES = ("calibration", "export", "numerics", "profiles", "targets", "training")
+ENTRY = re.compile(r"^[ \t]+(\*{0,2}\w+(?:, \*{0,2}\w+)*)(?: \([^)]*\))?: ", flags=re.M)
+"""A parameter, or several, in a docstring."""
+
+
+def public() -> dict[str, Any]:
+    """Every public name with what it is, without modules."""
+    homes = [qjax, *(getattr(qjax, name) for name in MODULES)]
+    found = {f"{home.__name__}.{name}": getattr(home, name) for home in homes for name in home.__all__}
+    return {name: value for name, value in found.items() if not isinstance(value, types.ModuleType)}
+
+
+def shown() -> list[Any]:
+    """What docs/api.md has entries of: one by one, for a module's entry leaves out functions that are named as files."""
+    return [resolved(path) for path in re.findall(r"^::: (\S+)$", (ROOT / "docs/api.md").read_text(), flags=re.M)]
+
+
+def resolved(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    try:
+        return importlib.import_module(path)
+    except ModuleNotFoundError:
+        return getattr(importlib.import_module(module), name)
+
+
+PUBLIC = public()
+CALLED = {
+    name: value
+    for name, value in PUBLIC.items()
+    if inspect.isfunction(value) or (inspect.isclass(value) and not issubclass(value, BaseException))
+}
+
+
+def test_the_reference_has_every_public_name():
+    there = [id(value) for value in shown()]
+    assert [name for name, value in PUBLIC.items() if id(value) not in there] == []
+    assert len(PUBLIC) > 150
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_every_parameter_is_explained(name: str):
+    value = CALLED[name]
+    said = inspect.getdoc(value) or ""
+    if inspect.isclass(value):
+        said += "\n" + (inspect.getdoc(value.__init__) or "")
+    explained = {one.lstrip("*") for names in ENTRY.findall(said) for one in names.split(", ")}
+    taken = inspect.signature(value).parameters.values()
+    named = {one.name for one in taken if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)}
+    assert named - explained == set()
+
+
+@pytest.mark.parametrize("name", [*calibration.estimators(), *calibration.names()])
+def test_methods_and_observers_have_a_paper_and_an_example(name: str):
+    known = name in calibration.estimators()
+    said = inspect.getdoc(type(calibration.estimator(name) if known else calibration.get(name))) or ""
+    assert "Paper: " in said
+    assert "Examples:\n  >>> " in said
+
+
+@pytest.mark.parametrize("name", ["Recipe", "Override", "QSpec", "Dynamic", "WeightFormat", "Budget"])
+def test_settings_have_an_example(name: str):
+    assert dataclasses.is_dataclass(getattr(qjax, name))
+    assert ">>> " in (inspect.getdoc(getattr(qjax, name)) or "")
+
+
+def test_every_target_rule_and_formula_is_on_the_page_of_targets():
+    done = subprocess.run(
+        [sys.executable, "tools/target_rules.py", "--check"], cwd=ROOT, text=True, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    page = (ROOT / "docs/target-rules.md").read_text()
+    assert [name for name in targets.names() if f"## `{name}`" not in page] == []
+    for path in re.findall(r"^::: (\S+)$", page, flags=re.M):
+        assert len(inspect.getdoc(resolved(path)) or "") > 60, path
+    assert len(rule_names()) + len(formulas.names()) > 50
+    assert all(get_rule(name).name == name.partition(":")[0] or ":" in get_rule(name).name for name in rule_names())
