@@ -12,10 +12,11 @@ from jax.core import Tracer
 from qjax.assign import assign
 from qjax.assign.backend import backend_of, target_of
 from qjax.finite import check_finite
+from qjax.graph import state as states
 from qjax.graph.ir import Graph
 from qjax.graph.structure import Call, describe, describe_arguments, join_arguments, split_arguments
 from qjax.graph.unsupported import unsupported
-from qjax.layers import Traced, TraceError, check_any_batch, check_nothing_drawn, trace
+from qjax.layers import Traced, TraceError, check_any_batch, check_nothing_drawn, positional, trace
 from qjax.lower import ConversionError, quantized_graph
 from qjax.numerics.affine import QParams
 from qjax.ops.formulas import check_target
@@ -27,8 +28,14 @@ BATCH = "batch"
 """The key of a graph's metadata that says "fixed" where the graph takes no other batch than the sample's."""
 
 
-def graph_of(qmodel: QuantizedModel, args: tuple[Any, ...], target: Any, batch: Batch | None = None) -> Graph:
-    """The program that `qjax.convert` returns, of concrete or of traced numbers. batch: see there.
+def graph_of(
+    qmodel: QuantizedModel,
+    args: tuple[Any, ...],
+    target: Any,
+    batch: Batch | None = None,
+    state: states.Asked | None = None,
+) -> Graph:
+    """The program that `qjax.convert` returns, of concrete or of traced numbers. batch, state: see there.
 
     Raises:
       ConversionError: something has no integer form.
@@ -59,6 +66,7 @@ def graph_of(qmodel: QuantizedModel, args: tuple[Any, ...], target: Any, batch: 
     _check_stateless(traced, annotation)
     check_finite("convert", qmodel, traced)
     arrays, rest = split_arguments(args)
+    place = None if state is None else _located(state, model, args, traced)
     concrete = not any(isinstance(x, Tracer) for x in traced.args)
     second = _second(model, read, (arrays, rest), traced, batch)
     programs = (traced.read,) if second is None else (traced.read, second[0].read)
@@ -71,6 +79,9 @@ def graph_of(qmodel: QuantizedModel, args: tuple[Any, ...], target: Any, batch: 
         other = larger.results, larger_annotation, shapes
     sizes = (0, 0) if second is None else second[2]
     quantized = quantized_graph(traced.results, annotation, traced.args, traced.names, params_of, other, sizes)
+    names = traced.names[len(traced.names) - len(arrays) :]
+    if place is not None:
+        quantized = _closed(quantized, place, names, args, traced)
     graph = assign(quantized, rounding)
     if concrete and second is not None:
         # Check once: `exact` converts the same model again in every trace.
@@ -80,9 +91,10 @@ def graph_of(qmodel: QuantizedModel, args: tuple[Any, ...], target: Any, batch: 
         raise ConversionError("The model returns nothing that depends on its arguments; a graph would be empty.")
     call = Call(tuple(jax.tree.structure(x) for x in args), traced.returned, graph.call.leaves)
     order = {name: position for position, name in enumerate(graph.inputs)}
-    names = traced.names[len(traced.names) - len(arrays) :]
     arguments = describe_arguments(args, [order.get(name) for name in names])
     metadata: dict[str, Any] = {"producer": "qjax", "input_structure": arguments}
+    if place is not None:
+        metadata[states.STATE] = [place.argument, place.result]
     if second is None:
         metadata[BATCH] = "fixed"
     if not any(isinstance(x, Tracer) for x in call.leaves):
@@ -93,6 +105,23 @@ def graph_of(qmodel: QuantizedModel, args: tuple[Any, ...], target: Any, batch: 
     graph = graph.replace(metadata=metadata, call=call)
     backend = backend_of(target)
     return graph if backend is None else backend.partition(graph)
+
+
+def _located(state: states.Asked, model: nnx.Module, args: tuple[Any, ...], traced: Traced) -> states.Where:
+    result = jax.tree.unflatten(traced.returned, traced.results.outputs)
+    return states.located(state, positional(model), args, result)
+
+
+def _closed(
+    quantized: Graph, place: states.Where, names: Sequence[str], args: tuple[Any, ...], traced: Traced
+) -> Graph:
+    """The quantized graph whose next state has the quantizers of the state."""
+    assert quantized.call is not None
+    counts = [len(split_arguments((x,))[0]) for x in args]
+    first = sum(counts[: place.argument])
+    before = names[first : first + counts[place.argument]]
+    leaves = jax.tree.leaves(place.part(jax.tree.unflatten(traced.returned, quantized.call.leaves)))
+    return states.closed(quantized, before, leaves)
 
 
 def check_batch(what: str, batch: Any) -> None:

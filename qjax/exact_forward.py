@@ -13,6 +13,7 @@ from qjax.batches import arguments_of, brief
 from qjax.conversion import Batch, check_batch, graph_of
 from qjax.export.integer_graph import dequantize_outputs, inputs_of, quantize_inputs
 from qjax.graph.kernels import prepare
+from qjax.graph.state import Asked
 from qjax.graph.structure import sample_like
 from qjax.numerics.surrogate import with_gradient_of
 from qjax.progress import stage
@@ -24,7 +25,14 @@ from qjax.run.shared import SharedConstants
 Forward = Callable[..., Any]
 
 
-def exact(qmodel: QuantizedModel, sample: Any, *, target: Any = None, batch: Batch | None = None) -> Forward:
+def exact(
+    qmodel: QuantizedModel,
+    sample: Any,
+    *,
+    target: Any = None,
+    batch: Batch | None = None,
+    state: Asked | None = None,
+) -> Forward:
     """A forward whose value is the integer graph's and whose gradient is the fake-quantized model's.
 
     Returns `forward(qmodel, *inputs)`: the output of the graph that `convert` would make from the parameters that
@@ -45,14 +53,15 @@ def exact(qmodel: QuantizedModel, sample: Any, *, target: Any = None, batch: Bat
       qmodel: the quantized model.
       sample: one batch, as for `convert`.
       target: the runtime whose rounding it obeys; None takes the recipe's.
-      batch: whether the graph takes any batch, as for `convert`.
+      batch: as for `convert`.
+      state: as for `convert`.
     """
     check_quantized(qmodel, "exact", numbers=False)
     args = arguments_of(sample, "exact", traced=True)
     chosen = target or qmodel.plan.target
     check_batch("exact", batch)
     with stage("exact"):
-        graph_of(qmodel, args, chosen, batch)  # Report here, with concrete numbers, what cannot be converted.
+        graph_of(qmodel, args, chosen, batch, state)  # Report here, with concrete numbers, what cannot be converted.
 
     def forward(qmodel: QuantizedModel, *inputs: Any) -> Any:
         if not isinstance(qmodel, QuantizedModel):
@@ -63,8 +72,9 @@ def exact(qmodel: QuantizedModel, sample: Any, *, target: Any = None, batch: Bat
         with stage("exact forward: the first call compiles"):
             view = evaluation_copy(qmodel)
             # The value is not differentiated. Parts of it cannot be: tables are made on the host.
-            definition, state = nnx.split(view)
-            ir = graph_of(nnx.merge(definition, jax.lax.stop_gradient(state)), sample_like(args, inputs), chosen, batch)
+            definition, variables = nnx.split(view)
+            stopped = nnx.merge(definition, jax.lax.stop_gradient(variables))
+            ir = graph_of(stopped, sample_like(args, inputs), chosen, batch, state)
             arrays = jax.lax.stop_gradient(inputs_of(ir, inputs))
             own = prepare(ir)
             loops = repeats(ir, own)

@@ -23,6 +23,7 @@ from qjax.export import contents
 from qjax.export.integer_graph import IntegerGraph
 from qjax.finite import check_bounds, check_finite
 from qjax.graph.ir import Graph
+from qjax.graph.state import STATE, Asked
 from qjax.graph.structure import join_arguments, split_arguments
 from qjax.layers import instrument, module_types, trace
 from qjax.ops import backend
@@ -117,7 +118,14 @@ def with_plan(instrumented: nnx.Module, plan: Plan) -> QuantizedModel:
     return QuantizedModel(instrumented, plan, states)
 
 
-def convert(qmodel: QuantizedModel, sample: Any, *, target: Any = None, batch: Batch | None = None) -> IntegerGraph:
+def convert(
+    qmodel: QuantizedModel,
+    sample: Any,
+    *,
+    target: Any = None,
+    batch: Batch | None = None,
+    state: Asked | None = None,
+) -> IntegerGraph:
     """The model as a graph that holds integers only, in evaluation mode.
 
     Args:
@@ -131,6 +139,10 @@ def convert(qmodel: QuantizedModel, sample: Any, *, target: Any = None, batch: B
         the sample's only, and the first axes of arguments may differ. None: "free"; but "fixed" where the model cannot
         be traced on another batch and holds a state with one row per example, such as a cache of its own. A graph with
         a fixed batch says so: `graph.ir.metadata["batch"] == "fixed"`.
+      state: the argument, by name or position, that the call returns changed, such as a cache. Its next value is the
+        part of the result that has the same structure, shapes and dtypes (of several, the one with the same name);
+        `state=(argument, key of the result)` says which. Both get the state's scales and zero points, so that
+        `graph.step(state, ...)` keeps the state as codes.
 
     Raises:
       ValueError: a parameter holds NaN or infinity.
@@ -142,7 +154,7 @@ def convert(qmodel: QuantizedModel, sample: Any, *, target: Any = None, batch: B
     args = arguments_of(sample, "convert", traced=True)
     check_batch("convert", batch)
     with stage("convert"):
-        graph = graph_of(qmodel, args, target or qmodel.plan.target, batch)
+        graph = graph_of(qmodel, args, target or qmodel.plan.target, batch, state)
         if qmodel.plan.profile is not None and target is None:
             contents.check_graph(graph, qmodel.plan.profile).refuse("convert")
             graph = graph.replace(metadata={**graph.metadata, contents.PROFILE: qmodel.plan.profile})
@@ -202,7 +214,9 @@ def verify(
 
     def converted(args: tuple[Any, ...]) -> Graph | None:
         target = _target_of_graph(graph.ir, qmodel.plan.target)
-        return None if target is None else graph_of(qmodel, args, target, graph.ir.metadata.get(BATCH))
+        known = graph.ir.metadata.get(STATE)
+        state = None if known is None else (known[0], known[1])
+        return None if target is None else graph_of(qmodel, args, target, graph.ir.metadata.get(BATCH), state)
 
     name = target_of(qmodel.plan.target).name
     report = compare_nodes(graph, reference, checked(), name, converted)

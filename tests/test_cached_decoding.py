@@ -69,7 +69,7 @@ def converted():
     qjax.calibrate(qmodel, [(*call(text(8, seed=seed), 0), empty(8)) for seed in range(3)])
     qmodel.eval()
     one = (*call(text(length=1), 2), empty())
-    return qmodel, qjax.convert(qmodel, sample), qjax.convert(qmodel, one)
+    return qmodel, qjax.convert(qmodel, sample, state="cache"), qjax.convert(qmodel, one, state=("cache", 1))
 
 
 @pytest.mark.slow
@@ -103,6 +103,32 @@ def test_generation_is_the_exact_forward():
         written[name] = np.concatenate(row, axis=1)
     np.testing.assert_array_equal(written["graph"], written["exact"])
     assert len(np.unique(written["graph"])) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_drawing_from_the_most_likely_tokens_is_one_loop():
+    """With given noise, call by call and inside one compiled scan."""
+    _, _, one = converted()
+    noise = jax.random.gumbel(jax.random.key(3), (SIZE, 3, 1, 4))
+
+    def step(carry, given):
+        place, noise = given
+        tokens, state = carry
+        logits, state = one.step(state, tokens, jnp.full_like(tokens, place))
+        best, indices = lax.top_k(logits, 4)
+        chosen = jnp.argmax(best + noise, axis=-1)[..., None]
+        tokens = jnp.take_along_axis(indices, chosen, axis=-1)[..., 0]
+        return (tokens, state), tokens
+
+    first, places = (text(3, 1, seed=9), one.state(batch=3)), jnp.arange(SIZE, dtype=jnp.int32)
+    (_, state), written = jax.jit(lambda: lax.scan(step, first, (places, noise)))()
+    carry = first
+    for place in range(SIZE):
+        carry, tokens = step(carry, (places[place], noise[place]))
+        np.testing.assert_array_equal(tokens, written[place])
+    jax.tree.map(np.testing.assert_array_equal, carry[1], state)
+    assert len(np.unique(written)) > 2
 
 
 def test_positions_beyond_the_cache_are_refused():

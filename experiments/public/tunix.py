@@ -130,6 +130,19 @@ _MODELS = {
 }
 
 
+def built(name: str) -> nnx.Module:
+    """One of the models, with random weights."""
+    return _weighted(_MODELS[name]())
+
+
+def empty_cache(model: nnx.Module, n: int, length: int) -> dict[str, Any]:
+    """A cache of zeros for `n` texts of at most `length` tokens, in the dtype of the weights."""
+    dtype = jax.tree.leaves(nnx.state(model, nnx.Param))[0].dtype
+    shape = (n, length, _SIZES["num_kv_heads"], _SIZES["head_dim"])
+    layer = {"k": jnp.zeros(shape, dtype), "v": jnp.zeros(shape, dtype), "end_index": jnp.zeros((n,), jnp.int32)}
+    return {f"layer_{i}": dict(layer) for i in range(_SIZES["num_layers"])}
+
+
 def source() -> Source:
     """All of them.
 

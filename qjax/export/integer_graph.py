@@ -1,7 +1,8 @@
 """What `convert` returns: a finished graph that runs, saves itself and prints."""
 
+import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -15,6 +16,7 @@ from qjax.assign.retarget import retarget
 from qjax.export import artifact, contents
 from qjax.export.emit import emit
 from qjax.export.read import read as read_file
+from qjax.graph import state as states
 from qjax.graph.ir import REAL_DTYPE, Graph, Tensor
 from qjax.graph.structure import flatten_arguments, is_leaf, is_static, plain, rebuild
 from qjax.graph.view import NodeView
@@ -23,7 +25,7 @@ from qjax.numerics.output_dequantization import OutputDequantization
 from qjax.numerics.unfused import unfused
 from qjax.progress import stage
 from qjax.run import faults
-from qjax.run.interpreter import Interpreter, check_count, check_shapes
+from qjax.run.interpreter import Interpreter, check_count, check_shape, check_shapes
 from qjax.summary import table
 from qjax.tracing import Integers
 
@@ -42,6 +44,7 @@ class IntegerGraph:
         self.ir = graph
         self.interpreter = Interpreter(graph)
         self._jitted = jax.jit(self._real)
+        self._step = jax.jit(self._stepped)
         self._called: set[Any] = set()
 
     def __reduce__(self) -> Any:
@@ -109,6 +112,80 @@ class IntegerGraph:
                 f"The graph has {len(self.ir.outputs)} outputs ({', '.join(self.ir.outputs)}), got {len(codes)}."
             )
         return dequantize_outputs(self.ir, codes)
+
+    def state(self, values: Any = None, *, batch: int = 1) -> Any:
+        """A state as codes, for `step`, of a graph that was converted with `state=...`.
+
+        Args:
+          values: the state as the model takes it; None: zeros. batch: of the zeros.
+
+        Raises:
+          ValueError: the graph has no state. TypeError, ValueError: another structure or other shapes.
+        """
+        where, parts = states.where(self.ir), states.parts(self.ir)
+        if values is None:
+            shapes = [[batch if n is None else n for n in part.tensor(self.ir).shape] for part in parts]
+            arrays = [np.zeros(shape, np.float32) for shape in shapes]
+        else:
+            states.check(self.ir, values, where)
+            arrays = states.arrays_of(values)
+        codes: list[Any] = []
+        for part, x in zip(parts, arrays, strict=True):
+            tensor = part.tensor(self.ir)
+            check_shape(tensor.name, tensor.shape, tuple(np.shape(x)))
+            if values is None and tensor.quantization is None:
+                codes.append(jnp.zeros(np.shape(x), tensor.dtype))
+            else:
+                codes.append(quantize_input(self.ir, tensor, x))
+        return states.tree_of(self.ir, codes)
+
+    def step(self, state: Any, *inputs: Any) -> tuple[Any, Any]:
+        """One call that takes the state as codes and returns it so: (what else the model returns, the next state).
+
+        It computes what `graph(...)` computes, but the state is neither dequantized nor quantized between two calls.
+        Pure JAX: may be jitted and scanned.
+
+        Args:
+          state: from `graph.state` or an earlier step, also one of another graph of the same quantized model.
+          inputs: the model's other arguments, in its order.
+
+        Raises:
+          ValueError: the graph has no state; NaN, infinity, an index out of range, as in a call; codes that the state's
+            bits do not have. TypeError: a state of other dtypes.
+        """
+        where = states.where(self.ir)
+        if len(inputs) < where.argument:
+            raise TypeError(f"step: expected at least {where.argument} arguments beside the state, got {len(inputs)}.")
+        args = (*inputs[: where.argument], state, *inputs[where.argument :])
+        arrays = integers_checked(self.ir, inputs_of(self.ir, args))
+        check_shapes(self.ir, [tuple(np.shape(x)) for x in arrays])
+        check_integers(self.ir, arrays)
+        arrays = [jnp.asarray(x) for x in arrays]
+        for name, x in zip(self.ir.inputs, arrays, strict=True):
+            if name in self._kept and str(x.dtype) != self.ir.tensors[name].dtype:
+                raise TypeError(
+                    f"The state's part {name!r}: expected codes of dtype {self.ir.tensors[name].dtype}, got {x.dtype}. "
+                    "graph.state(values) makes codes of floats."
+                )
+        result, counts = self._step(self.interpreter.constants, arrays)
+        faults.refuse(self.ir, *counts)
+        return where.split(result)
+
+    def _stepped(self, constants: Any, arrays: list[Any]) -> Any:
+        codes = quantize_inputs(self.ir, arrays, self._kept)
+        env = self.interpreter.tensors(constants, codes, [*self.ir.outputs, *faults.chosen_by(self.ir)])
+        kept = {part.output for part in states.parts(self.ir)}
+        leaves = [
+            env[name] if position in kept else dequantize_output(self.ir, name, env[name])
+            for position, name in enumerate(self.ir.outputs)
+        ]
+        counts = faults.input_faults(self.ir, arrays), faults.index_faults(self.ir, constants, env)
+        return _result(self.ir, leaves), (*counts, faults.code_faults(self.ir, arrays, self._kept))
+
+    @functools.cached_property
+    def _kept(self) -> frozenset[str]:
+        """The inputs that are codes in a step."""
+        return frozenset(part.input for part in states.parts(self.ir) if part.input is not None)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the graph to one file, atomically; `qjax.load` reads it.
@@ -242,21 +319,23 @@ def check_integers(ir: Graph, arrays: Sequence[Any]) -> None:
             Integers(name, int(known[0]), int(known[1])).check(name, x)
 
 
-def quantize_inputs(ir: Graph, inputs: Sequence[Any]) -> list[jax.Array]:
-    """Codes of real inputs, in the order of `ir.inputs`; index inputs pass as integers."""
-    codes: list[jax.Array] = []
-    for name, x in zip(ir.inputs, inputs, strict=True):
-        tensor, x = ir.tensors[name], jnp.asarray(x)
-        if tensor.quantization is not None:
-            codes.append(quantize(x, qparams_of(tensor), quantization=ir.quantization).astype(tensor.dtype))
-        elif tensor.dtype == REAL_DTYPE and jnp.issubdtype(x.dtype, jnp.floating):
-            codes.append(x.astype(tensor.dtype))  # A float part of the model reads it unquantized.
-        elif jnp.issubdtype(x.dtype, jnp.bool_ if tensor.dtype == "bool" else jnp.integer):
-            codes.append(x if tensor.dtype == "bool" else _within(x, tensor.dtype))
-        else:
-            kind = "booleans" if tensor.dtype == "bool" else "integers"
-            raise TypeError(f"Input {name!r}: expected {kind}, got {x.dtype}.")
-    return codes
+def quantize_inputs(ir: Graph, inputs: Sequence[Any], kept: Collection[str] = ()) -> list[jax.Array]:
+    """Codes of real inputs, in the order of `ir.inputs`; index inputs pass as integers. kept: those that are codes."""
+    pairs = zip(ir.inputs, inputs, strict=True)
+    return [jnp.asarray(x) if name in kept else quantize_input(ir, ir.tensors[name], x) for name, x in pairs]
+
+
+def quantize_input(ir: Graph, tensor: Tensor, x: Any) -> jax.Array:
+    """Codes of one real input."""
+    x = jnp.asarray(x)
+    if tensor.quantization is not None:
+        return quantize(x, qparams_of(tensor), quantization=ir.quantization).astype(tensor.dtype)
+    if tensor.dtype == REAL_DTYPE and jnp.issubdtype(x.dtype, jnp.floating):
+        return x.astype(tensor.dtype)  # A float part of the model reads it unquantized.
+    if jnp.issubdtype(x.dtype, jnp.bool_ if tensor.dtype == "bool" else jnp.integer):
+        return x if tensor.dtype == "bool" else _within(x, tensor.dtype)
+    kind = "booleans" if tensor.dtype == "bool" else "integers"
+    raise TypeError(f"Input {tensor.name!r}: expected {kind}, got {x.dtype}.")
 
 
 def _within(x: jax.Array, dtype: str) -> jax.Array:

@@ -2,7 +2,7 @@
 
 from qjax.layers.any_batch import check_any_batch, check_nothing_drawn
 from qjax.layers.scope import instrument, module_types
-from qjax.layers.trace import Traced, TraceError, trace, write_state
+from qjax.layers.trace import Traced, TraceError, positional, trace, write_state
 
 __all__ = [
     "TraceError",
@@ -11,6 +11,7 @@ __all__ = [
     "check_nothing_drawn",
     "instrument",
     "module_types",
+    "positional",
     "trace",
     "write_state",
 ]

@@ -251,11 +251,16 @@ def _refused(model: nnx.Module, error: Exception, args: Sequence[Any], kwargs: A
     )
 
 
-def _aliases(model: nnx.Module, args: Sequence[Any], labels: Sequence[str]) -> dict[str, str]:
-    """Label -> the argument as the model's `__call__` names it, with the path within."""
+def positional(model: nnx.Module) -> list[str]:
+    """The names of the arguments that the model's `__call__` takes by position; not those behind `*args`."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(model.__call__).parameters.values() if callable(model) else ()
-    named = [p.name for p in parameters if p.kind in kinds]
+    return [p.name for p in parameters if p.kind in kinds]
+
+
+def _aliases(model: nnx.Module, args: Sequence[Any], labels: Sequence[str]) -> dict[str, str]:
+    """Label -> the argument as the model's `__call__` names it, with the path within."""
+    named = positional(model)
     found: dict[str, str] = {}
     for label in labels:
         first, _, rest = label.removeprefix("input").removeprefix("/").partition("/")

@@ -3,7 +3,7 @@
 Inside a trace nothing can be refused: NaN becomes the zero point, infinities saturate, and indices are clipped.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -51,12 +51,32 @@ def index_faults(graph: Graph, constants: Constants, env: Mapping[str, Any]) -> 
     return found
 
 
-def refuse(graph: Graph, inputs: Mapping[str, Any], indices: Mapping[str, Any]) -> None:
-    """Raise a ValueError for what `input_faults` and `index_faults` counted; tracers are not looked at."""
+def code_faults(graph: Graph, inputs: Sequence[Any], kept: Collection[str]) -> dict[str, jax.Array]:
+    """Per input that is codes (`kept`): int32, how many of them its bits do not have."""
+    found: dict[str, jax.Array] = {}
+    for name, x in zip(graph.inputs, inputs, strict=True):
+        q = graph.tensors[name].quantization
+        if name in kept and q is not None and (q.qmin, q.qmax) != (jnp.iinfo(x.dtype).min, jnp.iinfo(x.dtype).max):
+            found[name] = jnp.sum((x < q.qmin) | (x > q.qmax), dtype=jnp.int32)
+    return found
+
+
+def refuse(
+    graph: Graph, inputs: Mapping[str, Any], indices: Mapping[str, Any], codes: Mapping[str, Any] | None = None
+) -> None:
+    """Raise a ValueError for what the functions above counted; tracers are not looked at."""
     for name, counts in inputs.items():
         if not isinstance(counts, Tracer) and np.any(nan_inf := np.asarray(counts)):
             raise ValueError(
                 f"Input {name!r}: expected finite numbers, got {nan_inf[0]} NaN and {nan_inf[1]} infinite. {_CURE}"
+            )
+    for name, count in (codes or {}).items():
+        if not isinstance(count, Tracer) and int(count):
+            q = graph.tensors[name].quantization
+            assert q is not None
+            raise ValueError(
+                f"The state's part {name!r}: expected codes in [{q.qmin}, {q.qmax}], got {int(count)} others. "
+                "graph.state(values) makes codes of floats."
             )
     for name, count in indices.items():
         if not isinstance(count, Tracer) and int(count):

@@ -111,13 +111,14 @@ def check_shapes(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> None:
     sizes: set[int] = set()
     for name, shape in zip(graph.inputs, shapes, strict=True):
         expected = graph.tensors[name].shape
-        _check_shape(name, expected, shape)
+        check_shape(name, expected, shape)
         sizes |= {size for wanted, size in zip(expected, shape, strict=True) if wanted is None}
     if len(sizes) > 1:
         raise ValueError(f"The inputs disagree about the batch: sizes {sorted(sizes)}.")
 
 
-def _check_shape(name: str, expected: tuple[int | None, ...], shape: tuple[int, ...]) -> None:
+def check_shape(name: str, expected: tuple[int | None, ...], shape: tuple[int, ...]) -> None:
+    """Raise unless the shape is that of an input; None is the batch."""
     if len(shape) != len(expected) or any(e is not None and e != s for e, s in zip(expected, shape, strict=True)):
         wanted = "(" + ", ".join("batch" if e is None else str(e) for e in expected) + ")"
         raise ValueError(f"Input {name!r}: expected shape {wanted}, got {shape}.")

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from qjax.export.emit.c import files
+from qjax.export.emit.c import files, stepping
 from qjax.export.emit.c.blocks import Source
 from qjax.export.emit.c.program import Program, build
 from qjax.export.files import write_all
@@ -61,13 +61,14 @@ def _emitted(graph: Graph, name: str, batch: int, vectors: int) -> tuple[Program
     if vectors < 0:
         raise ValueError(f"C: expected at least 0 vectors, got {vectors}.")
     source = Source()
-    for own in ("run", "arena"):
+    for own in ("run", "arena", "init", "step", "state"):
         source.names.fresh(f"{name}_{own}")
     program = build(graph, batch, source, f"{name}_")
+    cases = golden(program, vectors)
     texts = {
         f"{name}.h": files.header(program, name),
         f"{name}.c": files.source(program, name),
-        f"{name}_test.c": files.selftest(program, name, golden(program, vectors)),
+        f"{name}_test.c": files.selftest(program, name, cases, stepping.golden(program, cases)),
         "Makefile": files.makefile(name),
     }
     return program, texts

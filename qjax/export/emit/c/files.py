@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from qjax.export.emit.c import stepping
 from qjax.export.emit.c.blocks import Source, loop_head
 from qjax.export.emit.c.helpers import helper_texts
 from qjax.export.emit.c.index import Index
@@ -64,8 +65,19 @@ def header(program: Program, name: str) -> str:
     ]
     for tensor, parameter in (*zip(graph.inputs, inputs, strict=True), *zip(graph.outputs, outputs, strict=True)):
         lines += _described(program, graph.tensors[tensor], f"{upper}_{parameter.upper()}", parameter)
+    held = stepping.members(program, inputs, outputs)
+    lines += stepping.described(held, name)
     lines += ["#ifdef __cplusplus", 'extern "C" {', "#endif", ""]
-    lines += [f"{prototype(program, name)};", "", "#ifdef __cplusplus", "}", "#endif", "", f"#endif /* {guard} */"]
+    functions = [prototype(program, name), *stepping.prototypes(held, name, graph, inputs, outputs)]
+    lines += [
+        *(f"{function};" for function in functions),
+        "",
+        "#ifdef __cplusplus",
+        "}",
+        "#endif",
+        "",
+        f"#endif /* {guard} */",
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -131,7 +143,7 @@ def source(program: Program, name: str) -> str:
 def definitions(programs: Sequence[Program], shared: Source, names: Sequence[str]) -> list[str]:
     """Helpers, functions of integers, tables, layers and public functions of some models."""
     layers = [_function(program, step) for program in programs for step in program.steps]
-    runs = [_run(program, name) for program, name in zip(programs, names, strict=True)]
+    runs = [text for program, name in zip(programs, names, strict=True) for text in _functions(program, name)]
     return [*helper_texts(shared.helpers), *shared.texts, *shared.table_texts, *layers, *runs]
 
 
@@ -210,6 +222,13 @@ def _run(program: Program, name: str) -> str:
     return "\n".join([prototype(program, name), "{", *_indented([*memory, *unread, *lines]), "}"])
 
 
+def _functions(program: Program, name: str) -> list[str]:
+    """The public functions."""
+    names = parameters(program.graph)
+    held = stepping.members(program, *names)
+    return [_run(program, name), *stepping.functions(held, name, program.graph, *names)]
+
+
 def _pointer(
     program: Program, place: Place, kind: str, access: Access, inputs: Sequence[str], outputs: Sequence[str]
 ) -> str:
@@ -224,8 +243,16 @@ def _pointer(
     return f"({kind.strip()})(void *)(base + {place.position}) + {moved}"
 
 
-def selftest(program: Program, name: str, cases: Sequence[tuple[Sequence[np.ndarray], Sequence[np.ndarray]]]) -> str:
-    """NAME_test.c: runs golden vectors and compares every code. cases: (inputs, outputs) of single runs."""
+def selftest(
+    program: Program,
+    name: str,
+    cases: Sequence[tuple[Sequence[np.ndarray], Sequence[np.ndarray]]],
+    steps: stepping.Steps | None = None,
+) -> str:
+    """NAME_test.c: runs golden vectors and compares every code. cases: (inputs, outputs) of single runs.
+
+    steps: of a graph with a state, golden steps that follow one another.
+    """
     graph, upper = program.graph, name.upper()
     lines = comment(f"Runs {name}_run on golden vectors. Prints what differs; exits with 0 where nothing does.")
     lines += ["#include <stdint.h>", "#include <stdio.h>", "", f'#include "{name}.h"', ""]
@@ -243,6 +270,12 @@ def selftest(program: Program, name: str, cases: Sequence[tuple[Sequence[np.ndar
     for parameter, tensor in zip(outputs, graph.outputs, strict=True):
         size = max(math.prod(program.shapes[tensor]), 1)
         lines.append(f"static {STORED[graph.tensors[tensor].dtype]} {parameter}[{size}];")
+    stepped: list[str] = []
+    count = sum(math.prod(program.shapes[tensor]) for tensor in graph.outputs) * len(cases)
+    if steps is not None:
+        arrays, stepped, more = stepping.selftest(program, name, steps, (inputs, outputs))
+        lines += ["", *arrays]
+        count += more
     lines += ["", "int main(void)", "{", "    long wrong = 0;", "    long i;"]
     for index in range(len(cases)):
         arguments = [*(f"{p}_{index}" for p in inputs), *outputs, "arena"]
@@ -259,7 +292,7 @@ def selftest(program: Program, name: str, cases: Sequence[tuple[Sequence[np.ndar
                 "        }",
                 "    }",
             ]
-    count = sum(math.prod(program.shapes[tensor]) for tensor in graph.outputs) * len(cases)
+    lines += stepped
     lines += [
         f'    printf("{name}: %ld of {count} codes differ, arena of %ld bytes\\n", wrong, (long){upper}_ARENA_SIZE);',
         "    return wrong == 0 ? 0 : 1;",
