@@ -106,7 +106,7 @@ site: venv-docs ## build the documentation site into out/site, with strict links
 
 # The tutorials take longer: `make tutorials ARGS=--check` runs them.
 docs: site venv ## build the site, then run every block of code on its pages (a few minutes)
-	$(PY) $(PYTEST) --exhaustive tests/test_readme.py tests/cli/test_docs.py tests/test_documentation.py $(ARGS)
+	$(PY) $(PYTEST) --exhaustive tests/test_readme.py tests/cli/test_docs.py tests/test_documentation.py tests/test_reference.py $(ARGS)
 
 report-picture: venv ## draw the picture of README.md (needs Node and Chromium)
 	$(PY) -m tools.report.picture

@@ -58,7 +58,7 @@ def calibrate(
     seen: dict[str, Any] = {}
     samples: dict[str, list[jax.Array]] = {}
     arrays, rest = None, None
-    for _, args in calibration.track(Batches(batches, inputs, "calibrate"), "calibrating", enabled=progress):
+    for _, args in calibration.track(Batches(batches, inputs, "calibrate"), "calibrate: batch", enabled=progress):
         first = arrays is None
         arrays, rest = split_arguments(args)
         if first:

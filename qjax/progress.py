@@ -6,6 +6,7 @@ that call; `qjax.show_progress(True)`, `(False)` or QJAX_PROGRESS=1, 0 for all t
 
 import contextlib
 import os
+import shutil
 import sys
 import threading
 import time
@@ -59,7 +60,7 @@ class _Line:
         with self.lock:
             self.running.remove(step)
             if not self.running:
-                self._clear()
+                self.clear()
 
     def _draw_on(self) -> None:
         while True:
@@ -74,13 +75,16 @@ class _Line:
     def draw(self) -> None:
         """Write the line anew; the lock is held."""
         text = " > ".join(str(step) for step in self.running)
-        seconds = time.monotonic() - self.running[0].start
+        seconds = f", {time.monotonic() - self.running[0].start:.0f} s"
+        # A line that wraps could not be cleared.
+        room = shutil.get_terminal_size((150, 24)).columns - len(seconds) - 1
         with contextlib.suppress(OSError, ValueError):
-            sys.stderr.write(f"\r\x1b[2Kqjax: {text[:150]}, {seconds:.0f} s")
+            sys.stderr.write(f"\r\x1b[2K{f'qjax: {text}'[:room]}{seconds}")
             sys.stderr.flush()
             self.drawn = True
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
+        """Take the line away; the lock is held."""
         if self.drawn:
             with contextlib.suppress(OSError, ValueError):
                 sys.stderr.write("\r\x1b[2K")
@@ -89,7 +93,7 @@ class _Line:
 
 
 class _Step:
-    """One thing that runs. done, total: where it is known."""
+    """One thing that runs. done: the item that runs now, from 1. total: how many there are, where that is known."""
 
     def __init__(self, text: str, total: int | None = None) -> None:
         self.text, self.total = text, total
@@ -97,12 +101,19 @@ class _Step:
         self.start = time.monotonic()
 
     def __str__(self) -> str:
-        if self.total:
-            return f"{self.text} {self.done} of {self.total} ({100 * self.done // self.total}%)"
-        return f"{self.text} {self.done}" if self.done else self.text
+        if self.done:
+            return f"{self.text} {self.done}" if self.total is None else f"{self.text} {self.done} of {self.total}"
+        return self.text
 
 
 _line = _Line()
+
+
+def say(text: str) -> None:
+    """Print to standard output; a line that is shown makes room."""
+    with _line.lock:
+        _line.clear()
+        print(text, flush=True)
 
 
 @contextlib.contextmanager
@@ -141,10 +152,10 @@ def track(iterable: Iterable[T], description: str, enabled: bool | None = None) 
     _line.enter(step)
     try:
         for item in iterable:
-            yield item
             step.done += 1
             if enabled:
                 with _line.lock:
                     _line.draw()
+            yield item
     finally:
         _line.leave(step)

@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 import qjax
 from qjax import targets
@@ -57,6 +58,19 @@ def test_links_of_the_long_description_become_addresses():
         module.absolute(text, "R", "v1")
         == "[a](R/blob/v1/docs/a.md#b) ![p](R/raw/v1/p.png) [u](https://x.y) [h](#here)"
     )
+
+
+def test_workflows_call_what_there_is():
+    targets_of_make = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), flags=re.M))
+    files = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+    assert len(files) >= 4
+    for file in files:
+        jobs = yaml.safe_load(file.read_text())["jobs"].values()
+        commands = "\n".join(step["run"] for job in jobs for step in job["steps"] if "run" in step)
+        called = " ".join(re.findall(r"\bmake((?: [a-z][a-z0-9-]*(?!\S))+)", commands)).split()
+        assert set(called) <= targets_of_make, file
+        paths = re.findall(r"(?<!\S)(?:tests|tools|qjax)/[\w./-]+", commands)
+        assert [path for path in paths if not (ROOT / path).exists()] == [], file
 
 
 @pytest.mark.parametrize(

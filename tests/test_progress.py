@@ -61,6 +61,27 @@ def test_one_option_for_all(quick, capsys):
         qjax.show_progress("yes")  # pyright: ignore[reportArgumentType]
 
 
+def test_a_line_fits_its_terminal_and_makes_room(quick, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    said = ""
+    with progress.stage("a" * 100, enabled=True):
+        for _ in range(1000):
+            said += capsys.readouterr().err
+            if "aaa" in said:
+                break
+            time.sleep(0.02)
+        progress.say("made")
+        out, err = capsys.readouterr()
+    assert max(len(line.removeprefix("\x1b[2K")) for line in said.split("\r")) == 39
+    assert out == "made\n"
+    assert err.endswith("\r\x1b[2K")
+
+
+def test_items_are_counted_from_one(capsys):
+    assert list(progress.track("ab", "verify: batch", enabled=True)) == ["a", "b"]
+    assert re.findall(r"batch \d of \d", capsys.readouterr().err) == ["batch 1 of 2", "batch 2 of 2"]
+
+
 def test_an_error_ends_the_line(quick):
     with pytest.raises(ValueError, match="stop"), progress.stage("convert", enabled=True):
         raise ValueError("stop")

@@ -31,7 +31,7 @@ def public() -> dict[str, Any]:
 
 
 def shown() -> list[Any]:
-    """What docs/api.md has entries of: one by one, for a module's entry leaves out functions that are named as files."""
+    """What docs/api.md has entries of: one by one. A module would leave out functions that are named as files."""
     return [resolved(path) for path in re.findall(r"^::: (\S+)$", (ROOT / "docs/api.md").read_text(), flags=re.M)]
 
 

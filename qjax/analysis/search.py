@@ -95,7 +95,7 @@ def search(
     costs: dict[tuple[int, Candidate], Effect] = {}
     uniform: list[Point] = []
     fixed = Effect(0.0)
-    for index, candidate in enumerate(track(bits, "search: measuring", enabled=progress)):
+    for index, candidate in enumerate(track(bits, "search: bit width", enabled=progress)):
         qmodel = work.quantized(space.recipe_of(dict.fromkeys(space.units, candidate)))
         switched = SwitchedModel(qmodel)
         everything = frozenset(switched.names)

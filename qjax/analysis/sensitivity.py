@@ -152,7 +152,7 @@ def sensitivity(
     """
     check_quantized(qmodel, "sensitivity")
     model = SwitchedModel(qmodel)
-    pairs = iter(track(Batches(batches, inputs, "sensitivity"), "sensitivity", enabled=progress))
+    pairs = iter(track(Batches(batches, inputs, "sensitivity"), "sensitivity: batch", enabled=progress))
     first = next(pairs)
     drafts = _rows(qmodel, layers_of(qmodel, first[1]))
     everything = frozenset(model.names)

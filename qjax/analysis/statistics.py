@@ -197,7 +197,7 @@ def statistics(
     totals: dict[str, dict[str, np.ndarray]] = {}
     examples, sample = 0, None
     steep: dict[str, float] = {}
-    for _, args in track(Batches(batches, inputs, "statistics"), "statistics", enabled=progress):
+    for _, args in track(Batches(batches, inputs, "statistics"), "statistics: batch", enabled=progress):
         if sample is None:
             sample = args
             call = qmodel.trace(*args)

@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"No row contains any of {options.patterns}. Runtimes: {', '.join(ADAPTERS)}.", file=sys.stderr)
         return 2
     results: list[Result] = []
-    for row in track(chosen, "rows of the matrix"):
+    for row in track(chosen, "matrix: row"):
         results.append(compare(row, ADAPTERS[row.runtime], live=not options.recorded))
     print(report(results))
     return 0 if all(result.passed for result in results) else 1

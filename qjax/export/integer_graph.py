@@ -230,7 +230,8 @@ class IntegerGraph:
 
     def retarget(self, target: str | targets.Target) -> "IntegerGraph":
         """The same model under the rounding of another target; see `qjax.assign.retarget`."""
-        return IntegerGraph(retarget(self.ir, target))
+        with stage("retarget"):
+            return IntegerGraph(retarget(self.ir, target))
 
     def jaxpr(self, batch: int = 1) -> Any:
         """The jaxpr of the integer part for a batch of that size."""
@@ -267,7 +268,8 @@ def load(path: str | os.PathLike[str], **limits: Any) -> IntegerGraph:
     Args:
       path: of a file that `IntegerGraph.save` wrote.
     """
-    return IntegerGraph(artifact.load(path, **limits))
+    with stage("load"):
+        return IntegerGraph(artifact.load(path, **limits))
 
 
 def read(path: str | os.PathLike[str], target: str | targets.Target | None = None, **options: Any) -> IntegerGraph:
@@ -278,7 +280,8 @@ def read(path: str | os.PathLike[str], target: str | targets.Target | None = Non
       target: whose rounding the graph obeys; None: that of the file (of a file that qjax wrote), else the format's own
         runtime: onnxruntime, tflite_reference.
     """
-    return IntegerGraph(read_file(path, target, **options))
+    with stage("read"):
+        return IntegerGraph(read_file(path, target, **options))
 
 
 def inputs_of(ir: Graph, args: tuple[Any, ...]) -> list[Any]:

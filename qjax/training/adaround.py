@@ -152,7 +152,7 @@ def learn(
         (variable,) = parameters(qmodel, [product.name]).values()
         own.parameters[product.name] = variable[...]
 
-    walk.run([own, reals], batches, visit, what="rounding", progress=progress)
+    walk.run([own, reals], batches, visit, what="adaround: layer", progress=progress)
     return Rounding(tuple(layers), dict(walk.left))
 
 

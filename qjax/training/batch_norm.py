@@ -62,7 +62,7 @@ def reestimate_batch_norm(
     totals: dict[str, dict[str, np.ndarray]] = {}
     examples = 0
     given = Batches(batches, inputs, "reestimate_batch_norm")
-    for _, args in track(given, "re-estimating batch norm", enabled=progress):
+    for _, args in track(given, "re-estimate batch norm: batch", enabled=progress):
         arrays, rest = split_arguments(args)
         size = next((int(a.shape[0]) for a in jax.tree.leaves(args) if getattr(a, "ndim", 0)), 1)
         for path, found in jax.device_get(step(state, arrays, rest)).items():

@@ -106,7 +106,7 @@ def correct(
         variable[...] = own.parameters[path] = moved.astype(variable[...].dtype)
         shifts[name] = (path, shift)
 
-    walk.run([own, reals], batches, visit, what="correcting biases", progress=progress)
+    walk.run([own, reals], batches, visit, what="correct biases: layer", progress=progress)
     return Correction(shifts, left)
 
 

@@ -228,7 +228,7 @@ def distill(
     judged = _judge(distillation, held or fit)
     before, first = judged(qmodel), nnx.clone(qmodel)
     order, losses = np.random.default_rng(seed), list[float]()
-    for _ in track(range(epochs), "distilling", enabled=progress):
+    for _ in track(range(epochs), "distill: epoch", enabled=progress):
         found = [step(qmodel, optimizer, distillation, fit[index]) for index in order.permutation(len(fit))]
         losses.append(float(np.mean([float(loss) for loss in found])))
         if not math.isfinite(losses[-1]):

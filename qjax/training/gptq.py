@@ -182,7 +182,7 @@ def solve(
             )
         )
 
-    walk.run([own, reals], batches, visit, what="solving layers", progress=progress)
+    walk.run([own, reals], batches, visit, what="gptq: layer", progress=progress)
     return Solution(tuple(layers), dict(walk.left))
 
 

@@ -190,7 +190,7 @@ def migrate(
         moved.append(Moved(made, read, way, before, after, float(scale.max() / scale.min())))
 
     if known:
-        walk.run([reals], batches, visit, what="moving scales", progress=progress)
+        walk.run([reals], batches, visit, what="move scales: layer", progress=progress)
     for model in models:
         for pair, scale in chosen:
             move(model, pair, scale)

@@ -132,7 +132,7 @@ def widen(
     quantizers = qmodel.plan.by_name
     names = [name for name in quantizers if kinds[name] != "weight" and quantizers[name].spec.bits < bits]
     reals, grids = Stream.of(reference, quantized=False), grids_of(qmodel)
-    noise = walk.alone(reals, grids, names, batches, what="measuring activations", progress=progress)
+    noise = walk.alone(reals, grids, names, batches, what="measure activations: batch", progress=progress)
     own = [name for name in quantizers if kinds[name] == "weight"]
     alone = Stream(Stream.of(qmodel).parameters, switched(grids, own))
     weights = noise_of(walk.outputs(reals, batches), walk.outputs(alone, batches))

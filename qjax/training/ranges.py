@@ -105,7 +105,7 @@ def choose(
 
     def alone(names: Collection[str], factor: float) -> dict[str, float]:
         changed = {**grids, **{name: _scaled(grids[name], factor) for name in names}}
-        return walk.alone(reals, changed, names, batches, what=f"ranges times {factor:g}", progress=progress)
+        return walk.alone(reals, changed, names, batches, what=f"ranges times {factor:g}: batch", progress=progress)
 
     before = alone(names, 1.0)
     tried = [name for name in names if before[name] * len(names) > SHARE * sum(before.values())]

@@ -18,6 +18,7 @@ from qjax.export.emit.c.blocks import Source
 from qjax.export.emit.c.program import Program, build
 from qjax.export.files import write_all
 from qjax.graph.ir import Graph
+from qjax.progress import say
 from qjax.run.interpreter import Interpreter
 
 __all__ = ["emit", "to_files"]
@@ -43,7 +44,7 @@ def emit(graph: Graph, path: str | os.PathLike[str], *, name: str = "model", bat
     folder = os.fspath(path)
     os.makedirs(folder, exist_ok=True)
     write_all({os.path.join(folder, file): text.encode("ascii") for file, text in texts.items()})
-    print(
+    say(
         f"{os.path.join(folder, name)}.c: arena of {program.plan.size} bytes (at least {program.plan.bound} are alive "
         f"at once), local arrays of {program.stack} bytes, constants of {program.source.table_bytes} bytes (weights "
         f"{program.source.weight_bytes}), batch {batch}"
