@@ -34,8 +34,11 @@ from qjax.problems import Unsupported
 from qjax.version import __version__
 
 STYLE = "integer"
-VERSION = 2
-"""Since 2, 8-bit products are of uint8, and a requantization is a few operators where that is proven to be the same."""
+VERSION = 3
+"""Since 2, 8-bit products are of uint8, and a requantization is a few operators where that is proven to be the same.
+
+Since 3, loops over time are Scan.
+"""
 
 
 def to_model(graph: Graph, *, batch: int | None = None, vnni: bool = False, version: int = VERSION) -> onnx.ModelProto:
@@ -47,7 +50,15 @@ def to_model(graph: Graph, *, batch: int | None = None, vnni: bool = False, vers
     """
     if batch is not None and (type(batch) is not int or batch < 1):
         raise ValueError(f"emit: expected a batch of at least 1, or None for any. Got {batch!r}.")
-    return Writer(check_integer(graph), batch, version, vnni=vnni).model()
+    from qjax.export.emit.onnx.rolled import Rolled, loops_of
+
+    loops = loops_of(check_integer(graph)) if version > 2 else []
+    if loops:
+        try:
+            return Rolled(graph, batch, version, vnni=vnni, loops=loops).model()
+        except Unsupported:
+            pass  # node by node each may have a form, or its own message
+    return Writer(graph, batch, version if version < 3 else 2, vnni=vnni).model()
 
 
 class Writer:
@@ -72,8 +83,7 @@ class Writer:
             tensor = graph.tensors[name]
             shape = tuple(self.size if n is None else n for n in tensor.shape)
             self.views[name] = View.full(name, tensor.dtype, shape)
-        for node in graph.nodes:
-            self.node(node)
+        self.every_node()
         used: set[str] = set()
         outputs = [self.output(name, used) for name in graph.outputs]
         unread = self.unread()
@@ -93,7 +103,18 @@ class Writer:
             producer_name="qjax",
             producer_version=_versions(),
         )
-        facts = {
+        tensors.put(model, {**self.facts(), "unread": unread, "metadata": dict(graph.metadata)})
+        return model
+
+    def every_node(self) -> None:
+        """Write the nodes."""
+        for node in self.graph.nodes:
+            self.node(node)
+
+    def facts(self) -> dict[str, Any]:
+        """What the model's metadata says of the graph, apart from its own metadata."""
+        graph = self.graph
+        return {
             "style": STYLE,
             "version": self.version,
             "batch": self.batch,
@@ -104,11 +125,7 @@ class Writer:
             "inputs": list(graph.inputs),
             "outputs": list(graph.outputs),
             "tensors": list(graph.tensors),
-            "unread": unread,
-            "metadata": dict(graph.metadata),
         }
-        tensors.put(model, facts)
-        return model
 
     def node(self, node: Node) -> None:
         graph = self.graph

@@ -128,6 +128,26 @@ def write(library: Library, call: Call, free: int | None, stored: Mapping[str, s
 _FACTS = ("dtype", "input_dtypes", "qmin", "qmax")
 
 
+def of_function(
+    library: Library, title: str, function: Callable[..., jax.Array], views: Sequence[View], free: int | None
+) -> tuple[str, tuple[int, ...]]:
+    """Add a function of arrays to the library: its name there, and the shape of its result in its own order of axes.
+
+    views: what it is called with, each with its axes in their own order.
+
+    Raises:
+      NeedsBatch: what it computes depends on the size of the batch.
+    """
+    names = [f"x{index}" for index in range(len(views))]
+    builder = Builder(library, names)
+    given = [dataclasses.replace(view, name=name) for name, view in zip(names, views, strict=True)]
+    t = Translator(builder, free, next((view for view in given if _follows(view, free)), None))
+    result = _translated(t, function, given)
+    output = t.materialized(result)
+    output = builder.op("Identity", output) if output in names else output
+    return library.add(title, names, (output,), builder.live([output])), result.shape
+
+
 def _follows(view: View, free: int | None) -> bool:
     return free is not None and any(size and size % free == 0 for size in view.stored)
 

@@ -14,7 +14,7 @@ import onnx
 from onnx import numpy_helper
 
 from qjax.export.artifact import fields
-from qjax.export.emit.onnx import integer, qdq, qoperator, tensors
+from qjax.export.emit.onnx import document, integer, qdq, qoperator, tensors
 from qjax.export.emit.onnx.attributes import decoded
 from qjax.export.emit.onnx.builder import DOMAIN
 from qjax.export.read.restored import OPERATORS, check_version, restored
@@ -97,6 +97,11 @@ def _tensor(described: Mapping[str, Any], held: Mapping[str, onnx.TensorProto]) 
 
 def _of_calls(model: onnx.ModelProto, facts: Mapping[str, Any]) -> Graph:
     proto = model.graph
+    if "document" in facts:
+        known = document.unpacked(facts["document"])
+        held = {constant.name: constant for constant in proto.initializer}
+        found = [_constant(entry, held) for entry in known["tensors"]]
+        return fields.graph_of(facts, found, map(fields.node_of, known["nodes"]))
     found = {name: tensors.tensor_of(name, described) for name, described in facts["unread"].items()}
     for value in (*proto.input, *proto.value_info, *proto.output):
         described = tensors.taken(value)
@@ -117,6 +122,17 @@ def _of_calls(model: onnx.ModelProto, facts: Mapping[str, Any]) -> Graph:
             first, second = node.input[0], node.output[0]
             renamed[second if first in found else first] = first if first in found else second
     return fields.graph_of(facts, [found[name] for name in facts["tensors"]], nodes)
+
+
+def _constant(entry: Mapping[str, Any], held: Mapping[str, onnx.TensorProto]) -> Tensor:
+    """A tensor of a document, whose constants are initializers or stated there."""
+    name = entry.get("constant")
+    if name is None:
+        value = entry.get("value")
+        return tensors.tensor_of(entry["name"], entry, None if value is None else np.asarray(value, entry["dtype"]))
+    facts = tensors.taken(held[name])
+    stored = tensors.tensor_of(name, facts, _array(held[name]))
+    return tensors.tensor_of(entry["name"], entry, np.asarray(stored.value))
 
 
 def _node(node: onnx.NodeProto, function: onnx.FunctionProto, renamed: Mapping[str, str]) -> Node:
