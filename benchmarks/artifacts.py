@@ -30,9 +30,9 @@ from benchmarks.networks import NETWORKS, Network, trained
 from benchmarks.shipping import Way, ways
 from benchmarks.timing import Paired, paired
 from experiments.data import Digits, digits
-from experiments.machine import machine
 from experiments.training import accuracy, scores
 from qjax.cli.inputs import random_codes
+from qjax.lab.machine import machine
 
 BATCHES = (1, 32)
 

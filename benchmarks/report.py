@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.timing import Result
-from experiments.machine import machine
+from qjax.lab.machine import machine
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich import box
 from rich.table import Table
 
-from experiments.machine import machine
+from qjax.lab.machine import machine
 
 
 @dataclasses.dataclass

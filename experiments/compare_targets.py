@@ -18,9 +18,9 @@ from rich.table import Table
 
 import qjax
 from experiments.data import digits
-from experiments.machine import machine
 from experiments.models import ResNet
 from experiments.training import Schedule, one_hot, train
+from qjax.lab.machine import machine
 
 TARGETS = (
     "nearest_even",

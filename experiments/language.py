@@ -24,7 +24,7 @@ from flax import nnx
 from orbax import checkpoint
 
 import qjax
-from experiments.machine import machine
+from qjax.lab.machine import machine
 
 LAYERS = "blocks/.*/(query|key|value|out|up|down)"
 FOUR = qjax.QSpec(bits=4, axis=-1, group_size=32)

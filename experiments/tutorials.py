@@ -21,8 +21,8 @@ from pathlib import Path
 
 import jax
 
-from experiments.machine import machine
 from experiments.notebooks import PAGES, RUNS, parts_of
+from qjax.lab.machine import machine
 
 TIME = re.compile(r"^\*It takes about .*\*$", flags=re.M)
 STAMP = re.compile(r"\n<!-- python -m experiments\.tutorials wrote the outputs: (\w+), (.*) -->\n\Z")

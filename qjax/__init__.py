@@ -132,6 +132,7 @@ _MODULES = (
     "calibration",
     "conformance",
     "export",
+    "lab",
     "layers",
     "numerics",
     "ops",

@@ -22,9 +22,9 @@ from rich.table import Table
 
 import qjax
 from experiments.data import Digits, digits
-from experiments.machine import machine
 from experiments.models import CNN, MLP
 from experiments.training import Schedule, accuracy, one_hot, scores, train
+from qjax.lab.machine import machine
 
 MODELS: dict[str, Callable[..., Any]] = {"MLP": MLP, "CNN": CNN}
 BITS = (8, 4, 3, 2)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments.accuracy.row import Row
-from experiments.machine import machine
+from qjax.lab.machine import machine
 
 PAGE = """# How accurate are networks after quantized training?
 

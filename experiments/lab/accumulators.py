@@ -12,8 +12,8 @@ from experiments.lab import accumulators_training as training
 from experiments.lab import accumulators_widths as widths
 from experiments.lab.accumulators_conclusion import conclusion
 from experiments.lab.accumulators_picture import draw
-from experiments.lab.study import Measurement, Prediction, Settings, Study, Table, binomial_band
 from experiments.training import accuracy, scores
+from qjax.lab.study import Measurement, Prediction, Settings, Study, Table, binomial_band
 
 SIGMAS = (20, 24, 28, 32, 40, 48, 64, 96)
 """Standard deviations of int8 weights."""
@@ -297,4 +297,10 @@ STUDY = Study(
     predict=predict,
     measure=measure,
     draw=draw,
+    answer=(
+        "Ask `qjax.accumulators` which register your graph needs; it proves the worst case. If a register is too "
+        "narrow, let it saturate, and train with A2Q+ for the promise that no input overflows it. Search the scales "
+        "as well: with calibrated scales the bound costs far more accuracy."
+    ),
+    command="python -m experiments accumulators",
 )

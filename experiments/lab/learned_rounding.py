@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 import qjax
 from experiments.data import Digits, digits
 from experiments.lab.roundings import OneLayer, patches, penalty
-from experiments.lab.study import Measurement, Prediction, Settings, Study, Table
 from experiments.models import CNN
 from experiments.training import Schedule, accuracy, one_hot, scores, train
+from qjax.lab.study import Measurement, Prediction, Settings, Study, Table
 
 WAYS = ("nearest", "bias correction", "AdaRound", "AdaRound, bias correction")
 DRAWS = 1000
@@ -280,4 +280,10 @@ STUDY = Study(
     predict=predict,
     measure=measure,
     draw=draw,
+    answer=(
+        "If 4-bit weights lose accuracy, try `qjax.training.adaround` on calibration data before you train. Use "
+        "`qjax.training.correct_bias` where you do not use AdaRound; after AdaRound it adds little. Scales and cost "
+        "at run time stay the same."
+    ),
+    command="python -m experiments learned_rounding",
 )

@@ -2,7 +2,7 @@
 
 import importlib
 
-from experiments.lab.study import Study
+from qjax.lab.study import Study
 
 STUDIES = (
     "ties",

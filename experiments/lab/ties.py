@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.lab.study import Measurement, Prediction, Settings, Study, Table, mean_band
+from qjax.lab.study import Measurement, Prediction, Settings, Study, Table, mean_band
 from qjax.numerics import Multiplier, quantize_multiplier, requantize, rounding_right_shift
 
 SHIFTS = tuple(range(1, 13))
@@ -284,4 +284,10 @@ STUDY = Study(
     predict,
     measure,
     draw,
+    answer=(
+        "Convert with the rule of your runtime; then ties cost nothing, whatever they do. If you design the "
+        "arithmetic, real-valued scales have almost no ties, so any way to round them will do. With scales that are "
+        "powers of two, round half to even: a shift by one bit with half-up adds a quarter of a step."
+    ),
+    command="python -m experiments ties",
 )

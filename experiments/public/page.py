@@ -3,8 +3,8 @@
 import argparse
 from collections.abc import Mapping, Sequence
 
-from experiments.machine import machine
 from experiments.public.row import OTHER_SIZE, Row
+from qjax.lab.machine import machine
 
 COLUMNS = (
     "model",

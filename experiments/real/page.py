@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from experiments.machine import machine
 from experiments.real.methods import METHODS
 from experiments.real.network import Network
 from experiments.real.row import Row
+from qjax.lab.machine import machine
 
 PAGE = """# How accurate are real networks before any training?
 

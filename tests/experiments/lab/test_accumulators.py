@@ -13,9 +13,9 @@ from experiments.lab.accumulators_conclusion import conclusion
 from experiments.lab.accumulators_pairs import measured_share, normal_weights, saturating_share, uniform_weights
 from experiments.lab.accumulators_training import NARROW, Run, schedule_rows
 from experiments.lab.accumulators_widths import Widths, pairs, under_widths
-from experiments.lab.study import Settings, binomial_band
 from experiments.models import MLP
 from experiments.training import Schedule
+from qjax.lab.study import Settings, binomial_band
 
 
 def test_share_of_clamped_pairs_by_counting_all_of_them():

@@ -9,7 +9,7 @@ from flax import nnx
 import qjax
 from experiments.lab import double_rounding as study
 from experiments.lab.network_accumulators import distinct
-from experiments.lab.study import Settings
+from qjax.lab.study import Settings
 from qjax.numerics import quantize_multiplier
 
 

@@ -10,7 +10,7 @@ from flax import nnx
 import qjax
 from experiments.lab.oscillating import Separable, Way, toy_codes, tracked, train_tracked, turns
 from experiments.lab.oscillations import STUDY
-from experiments.lab.study import Settings
+from qjax.lab.study import Settings
 
 
 def test_one_weight_follows_the_recurrence_in_fractions():

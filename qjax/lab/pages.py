@@ -1,14 +1,17 @@
-"""A study's page: question, method, predictions beside what was measured, tables, picture, conclusion."""
+"""A study's page: question, answer and picture; then method, predictions and measurements."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.machine import machine
+from qjax.lab.machine import machine
 
 if TYPE_CHECKING:
-    from experiments.lab.run import Result
+    from qjax.lab.running import Result
+
+LONGEST_REASON = 60
+"""Letters of a reason within the table of predictions; a longer one is a note below."""
 
 
 def shown(value: Any) -> str:
@@ -20,7 +23,11 @@ def shown(value: Any) -> str:
 
 
 def page(result: "Result") -> str:
-    """The page in Markdown."""
+    """The page in Markdown.
+
+    Args:
+      result: of `run`.
+    """
     return "\n".join(_lines(result)) + "\n"
 
 
@@ -28,28 +35,46 @@ def _lines(result: "Result") -> Iterator[str]:
     study, measurement = result.study, result.measurement
     yield f"# {study.title}"
     yield f"\n{study.question}\n"
-    flags = " --full" if result.settings.full else ""
-    flags += f" --seed {result.settings.seed}" if result.settings.seed else ""
-    yield f"```sh\npython -m experiments {study.name}{flags}\n```\n"
+    if study.answer:
+        yield f"## What to do\n\n{study.answer}\n"
+    yield f"![{study.title}]({study.name}.png)\n"
+    if study.command:
+        flags = " --full" if result.settings.full else ""
+        flags += f" --seed {result.settings.seed}" if result.settings.seed else ""
+        yield f"```sh\n{study.command}{flags}\n```\n"
+    yield f"## What was measured\n\n{measurement.conclusion}\n"
     yield f"## Method\n\n{study.method}\n"
     yield "## Predicted, then measured\n"
+    notes: list[str] = []
     rows = [
-        (p.name, shown(p.low), shown(p.high), shown(measurement.values[p.name]), _verdict(p not in result.left), p.why)
+        (p.name, shown(p.low), shown(p.high), shown(measurement.values[p.name]), _verdict(p not in result.left), why)
         for p in result.predictions
+        for why in [_reason(p.why, notes)]
     ]
     yield from _table(("what", "low", "high", "measured", "", "why"), rows)
-    yield f"\n![{study.title}]({study.name}.png)\n"
+    yield ""
+    if notes:
+        yield from _table(("note", "reason"), [(str(number), note) for number, note in enumerate(notes, 1)])
+        yield ""
     for table in measurement.tables:
         yield f"## {table.title}\n"
         yield from _table(table.columns, [[shown(cell) for cell in row] for row in table.rows])
         yield ""
-    yield f"## Conclusion\n\n{measurement.conclusion}\n"
     made = machine()
     yield (
         f"Made in {result.seconds:.0f} s with seed {result.settings.seed}, on {made['cpu']}, {made['cores']} cores, "
         "jax "
         f"{made['jax']}. The figures behind it are in `{study.name}.json`."
     )
+
+
+def _reason(why: str, notes: list[str]) -> str:
+    """A short reason as it is; of a long one the number of a note below the table."""
+    if len(why) <= LONGEST_REASON:
+        return why
+    if why not in notes:
+        notes.append(why)
+    return f"note {notes.index(why) + 1}"
 
 
 def _verdict(holds: bool) -> str:

@@ -4,30 +4,31 @@ import dataclasses
 import io
 import json
 import math
-import os
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 from rich.console import Console
 from rich.table import Table as Printed
 
-from experiments.lab.page import page, shown
-from experiments.lab.study import Measurement, Prediction, Settings, Study
-from experiments.machine import machine
-
-matplotlib.use("Agg")  # draws to files; works without a display
-
-from matplotlib import pyplot as plt
+from qjax.export import files
+from qjax.lab.machine import machine
+from qjax.lab.pages import page, shown
+from qjax.lab.study import Measurement, Prediction, Settings, Study
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """A finished study. seconds: of predictions (some need a trained network) and measurement, by the clock."""
+    """A finished study.
+
+    Args:
+      study, settings: what ran.
+      predictions: all of them, as they were stated.
+      measurement: what came out.
+      seconds: of predictions (some need a trained network) and measurement, by the clock.
+    """
 
     study: Study
     settings: Settings
@@ -43,6 +44,11 @@ class Result:
 
 def run(study: Study, settings: Settings, console: Console | None = None) -> Result:
     """State the predictions, measure, compare.
+
+    Args:
+      study: what to run.
+      settings: its seed and its size.
+      console: where the progress is printed; None: standard error.
 
     Raises:
       ValueError: a study that does not measure what it predicts, or predicts one thing twice.
@@ -73,7 +79,15 @@ def run(study: Study, settings: Settings, console: Console | None = None) -> Res
 
 
 def write(result: Result, folder: Path) -> None:
-    """`NAME.json`, `NAME.png` and `NAME.md` in a folder; each appears whole or not at all."""
+    """`NAME.json`, `NAME.png` and `NAME.md` in a folder, all of them or none.
+
+    Args:
+      result: of `run`.
+      folder: made where it is missing.
+
+    Raises:
+      ModuleNotFoundError: matplotlib is missing. TypeError: the study's data are not JSON.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     name = result.study.name
     document = {
@@ -89,25 +103,30 @@ def write(result: Result, folder: Path) -> None:
         ],
         "tables": [dataclasses.asdict(table) for table in result.measurement.tables],
         "data": result.measurement.data,
+        "conclusion": result.measurement.conclusion,
         "seconds": round(result.seconds, 1),
         "machine": machine(),
     }
-    _write(folder / f"{name}.json", (json.dumps(_plain(document), indent=1, allow_nan=False) + "\n").encode())
-    figure = plt.figure(figsize=(10, 4.5), layout="constrained")
+    documents = {
+        f"{name}.json": json.dumps(_plain(document), indent=1, allow_nan=False) + "\n",
+        f"{name}.md": page(result),
+    }
+    contents = {str(folder / file): text.encode() for file, text in documents.items()}
+    files.write_all({**contents, str(folder / f"{name}.png"): _picture(result)})
+
+
+def _picture(result: Result) -> bytes:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError('A study draws with matplotlib: pip install "qjax-quant[lab]".') from error
+    figure = Figure(figsize=(10, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)  # draws to files; works without a display
     result.study.draw(figure, result.measurement.data)
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=110)
-    plt.close(figure)
-    _write(folder / f"{name}.png", picture.getvalue())
-    _write(folder / f"{name}.md", page(result).encode())
-
-
-def _write(path: Path, content: bytes) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent)
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)
-    os.chmod(temporary, 0o644)
-    os.replace(temporary, path)
+    return picture.getvalue()
 
 
 def _plain(value: Any) -> Any:

@@ -1,6 +1,8 @@
 """The frame of the lab: what is written, and when the command fails."""
 
+import dataclasses
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,9 @@ from matplotlib.figure import Figure
 
 from experiments import __main__ as command
 from experiments.lab import registry
-from experiments.lab.page import shown
-from experiments.lab.run import run
-from experiments.lab.study import (
+from qjax.lab.pages import page, shown
+from qjax.lab.running import run
+from qjax.lab.study import (
     Measurement,
     Prediction,
     Settings,
@@ -23,6 +25,7 @@ from experiments.lab.study import (
     mean_band,
 )
 
+ROOT = Path(__file__).parents[2]
 FIRST = Prediction("heads, share", 0.25, 0.75, "a coin")
 SECOND = Prediction("edges, count", 0, 0, "never")
 
@@ -36,7 +39,8 @@ def toy(values: Mapping[str, float], predictions: Any = (FIRST, SECOND), data: A
     def draw(figure: Figure, data: Mapping[str, Any]) -> None:
         figure.subplots().bar(range(3), data["bars"])
 
-    return Study("toy", "A coin", "How does it fall?", "Throw it.", lambda settings: predictions, measure, draw)
+    about = "A coin", "How does it fall?", "Throw it."
+    return Study("toy", *about, lambda settings: predictions, measure, draw, command="python -m experiments toy")
 
 
 def main(monkeypatch: pytest.MonkeyPatch, study: Study, *arguments: str) -> int:
@@ -147,3 +151,26 @@ def test_numbers_are_shown_to_four_digits_whatever_their_type() -> None:
         "x",
         "True",
     ]
+
+
+def test_the_answer_and_the_picture_come_first() -> None:
+    study = dataclasses.replace(toy({"heads, share": 0.5, "edges, count": 0}), answer="Throw it twice.")
+    text = page(run(study, Settings()))
+    places = [text.index(part) for part in ("## What to do\n\nThrow it twice.", "![A coin](toy.png)", "## Method")]
+    assert places == sorted(places)
+
+
+def test_a_long_reason_is_a_note_and_stands_once() -> None:
+    long = "a coin has two sides, and nobody has seen this one land on its edge, so far"
+    predictions = [dataclasses.replace(p, why=long) for p in (FIRST, SECOND)]
+    text = page(run(toy({"heads, share": 0.5, "edges, count": 0}, predictions), Settings()))
+    assert text.count(long) == 1
+    assert text.count("| note 1 |") == 2
+    assert f"| 1 | {long} |" in text
+
+
+@pytest.mark.parametrize("name", registry.STUDIES)
+def test_every_study_says_what_to_do_in_three_sentences(name: str) -> None:
+    study = registry.get(name)
+    assert len(re.split(r"(?<=[.!?]) (?=[A-Z])", study.answer)) == 3
+    assert f"## What to do\n\n{study.answer}" in (ROOT / "docs/experiments" / f"{name}.md").read_text()

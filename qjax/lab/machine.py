@@ -8,7 +8,7 @@ from typing import Any
 import flax
 import jax
 
-import qjax
+from qjax.version import __version__
 
 
 def machine() -> dict[str, Any]:
@@ -24,5 +24,5 @@ def machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "backend": jax.default_backend(),
         **versions,
-        "qjax": qjax.__version__,
+        "qjax": __version__,
     }

@@ -1,0 +1,26 @@
+"""Studies of your own: predict, measure, draw, and a page; sweeps that resume and give a table.
+
+Pictures need matplotlib: `pip install "qjax-quant[lab]"`.
+"""
+
+from qjax.lab.pages import page
+from qjax.lab.running import Result, run, write
+from qjax.lab.study import Measurement, Prediction, Settings, Study, Table, binomial_band, mean_band
+from qjax.lab.sweeping import Rows, SweepError, sweep
+
+__all__ = [
+    "Measurement",
+    "Prediction",
+    "Result",
+    "Rows",
+    "Settings",
+    "Study",
+    "SweepError",
+    "Table",
+    "binomial_band",
+    "mean_band",
+    "page",
+    "run",
+    "sweep",
+    "write",
+]

@@ -1,0 +1,123 @@
+"""What a study is: predictions with their bands, a measurement, a picture, and what they come to."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How a study runs.
+
+    Args:
+      seed: of everything that is drawn at random.
+      full: as many samples, sizes and seeds as the study can use.
+    """
+
+    seed: int = 0
+    full: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """A band, stated before anything is measured.
+
+    Args:
+      name: what is measured, with its unit.
+      low, high: the band, both ends inside.
+      why: the formula or the source, and where the width comes from.
+    """
+
+    name: str
+    low: float
+    high: float
+    why: str
+
+    def holds(self, value: float) -> bool:
+        """Whether a measured value lies in the band; NaN does not."""
+        return self.low <= value <= self.high
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Figures in rows.
+
+    Args:
+      title: the heading on the page.
+      columns: their names.
+      rows: one cell for each column; numbers are shown to four digits.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str | float | int]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """What came out.
+
+    Args:
+      values: one for each prediction, by its name.
+      tables: figures for the page.
+      data: what the picture draws, JSON values.
+      conclusion: what it comes to, Markdown. Figures in it are put in from the measurement, never written by hand.
+    """
+
+    values: Mapping[str, float]
+    tables: Sequence[Table]
+    data: Mapping[str, Any]
+    conclusion: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """One question.
+
+    Args:
+      name: of its files.
+      title: of its page.
+      question, method: Markdown, without figures that are measured.
+      predict: yields the predictions; it sees the settings only.
+      measure: does the work.
+      draw: fills a matplotlib figure from `Measurement.data`.
+      answer: what a practitioner should do, Markdown, at the top of the page.
+      command: that makes the page, for its readers.
+    """
+
+    name: str
+    title: str
+    question: str
+    method: str
+    predict: Callable[[Settings], Iterable[Prediction]]
+    measure: Callable[[Settings], Measurement]
+    draw: Callable[["Figure", Mapping[str, Any]], None]
+    answer: str = ""
+    command: str = ""
+
+
+def binomial_band(probability: float, samples: int, sigmas: float = 5.0) -> tuple[float, float]:
+    """Where the share of independent trials that succeed lies: `p -+ sigmas sqrt(p (1 - p) / n)`.
+
+    Args:
+      probability: of one success, p.
+      samples: the number of trials, n.
+      sigmas: half the width in standard deviations; a run in two millions leaves a band of 5.
+    """
+    spread = sigmas * (probability * (1 - probability) / samples) ** 0.5
+    return probability - spread, probability + spread
+
+
+def mean_band(mean: float, deviation: float, samples: int, sigmas: float = 5.0) -> tuple[float, float]:
+    """Where the mean of independent numbers lies: `mean -+ sigmas deviation / sqrt(n)`.
+
+    Args:
+      mean, deviation: of one number, its expectation and its standard deviation.
+      samples: how many numbers, n.
+      sigmas: half the width in standard errors.
+    """
+    spread = sigmas * deviation / samples**0.5
+    return mean - spread, mean + spread
