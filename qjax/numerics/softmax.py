@@ -1,4 +1,4 @@
-"""Softmax of int8 codes over the last axis, as TFLite's kernels compute it: int8 codes at 1/256, zero point -128.
+"""Softmax of 8-bit codes over the last axis, as TFLite's kernels compute it: codes at 1/256, the least one is 0.
 
 | method | who |
 | --- | --- |
@@ -8,6 +8,8 @@
 
 The input's zero point cancels. `prepare` turns its scale into int32 constants on the host; `softmax` is integers from
 there on, with the same bits in numpy and inside `jit`, and its axis may be batched by `vmap`.
+
+Codes are int8 with the zero point -128 or, for the first two methods, uint8 with the zero point 0, as in old files.
 """
 
 from typing import Any, Literal, NamedTuple, get_args
@@ -84,22 +86,22 @@ def prepare(method: SoftmaxMethod, x_scale: float | np.floating) -> Gemmlowp | T
 
 
 def softmax(codes: Any, constants: Gemmlowp | Table | Uint16) -> Any:
-    """int8 codes of the softmax over the last axis, at 1/256 with zero point -128.
+    """Codes of the softmax over the last axis, at 1/256: int8 with the zero point -128, uint8 with the zero point 0.
 
     Args:
-      codes: int8, (..., n) with n from 1 to 4095.
+      codes: int8 or, but for `uint16`, uint8, (..., n) with n from 1 to 4095.
       constants: of `prepare`; they choose the method.
 
     Returns:
-      int8 codes of the same shape: a numpy array for host inputs, a JAX array otherwise.
+      Codes of the same dtype and shape: a numpy array for host inputs, a JAX array otherwise.
 
     Raises:
-      TypeError: codes are not int8.
+      TypeError: other codes.
       ValueError: another n.
     """
     dtype = str(getattr(codes, "dtype", type(codes).__name__))
-    if dtype != "int8":
-        raise TypeError(f"softmax takes int8 codes. Got {dtype}.")
+    if dtype != "int8" and (dtype != "uint8" or isinstance(constants, Uint16)):
+        raise TypeError(f"softmax takes int8{'' if isinstance(constants, Uint16) else ' or uint8'} codes. Got {dtype}.")
     if np.ndim(codes) < 1 or not 1 <= np.shape(codes)[-1] < 1 << _SUM_BITS:
         raise ValueError(
             f"softmax takes from 1 to {(1 << _SUM_BITS) - 1} codes on its last axis, as their sum of exponentials is "
@@ -115,7 +117,8 @@ def softmax(codes: Any, constants: Gemmlowp | Table | Uint16) -> Any:
             found = _table(xp, difference, constants)
         case Uint16():
             found = quotient_uint16(xp, difference, constants)
-    return xp.clip(found - np.int32(128), np.int32(-128), np.int32(127)).astype(np.int8)
+    low = np.iinfo(dtype).min
+    return xp.clip(found + np.int32(low), np.int32(low), np.int32(low + 255)).astype(dtype)
 
 
 def _gemmlowp(xp: Any, difference: Any, constants: Gemmlowp) -> Any:

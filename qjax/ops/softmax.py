@@ -48,9 +48,9 @@ class Softmax(ChoosesNoPlace, Op):
     mask_inverted, and empty: the result of a row with all elements hidden ("uniform": the same share for each, as in
     JAX if masked numbers are replaced by a large negative number; "zero": `jax.nn.softmax(where=)`).
 
-    A target's own method (`Target.softmax`) is defined for int8 codes over the last axis without a mask, with the fixed
-    scale 1/256; everything else is "exact", see `numerics.integer_softmax`: within `1/2 + (n + 3) / (2^31 s_y) + 2^-15`
-    steps of the exact softmax of n codes.
+    A target's own method (`Target.softmax`) is defined for 8-bit codes over the last axis without a mask, with the
+    fixed scale 1/256, and "uint16" for int8 codes only. Everything else is "exact", see `numerics.integer_softmax`:
+    within `1/2 + (n + 3) / (2^31 s_y) + 2^-15` steps of the exact softmax of n codes.
     """
 
     name = "softmax"
@@ -117,12 +117,14 @@ class Softmax(ChoosesNoPlace, Op):
             and axes == [len(x.shape) - 1]
             and length is not None
             and 1 <= length < 4096
-            and x.dtype == y.dtype == "int8"
-            and (y.qmin, y.qmax) == (-128, 127)
+            and x.dtype == y.dtype
+            and y.dtype in (("int8",) if method == "uint16" else ("int8", "uint8"))
+            and y.qmin is not None
+            and y.qmax == y.qmin + 255
         )
         if native and not traced(y.scale):
-            # a graph that was read from a file can have another output scale
-            native = float(np.asarray(y.scale)) == 2.0**-8
+            # a graph that was read from a file can have other output parameters
+            native = float(np.asarray(y.scale)) == 2.0**-8 and (traced(y.zero_point) or np.all(y.zero_point == y.qmin))
         return str(method) if native else "exact"
 
     def arithmetic(self, attributes: Attributes) -> str:

@@ -171,6 +171,15 @@ def test_ends():
         assert set(softmax.softmax(np.zeros(1000, np.int8), constants).tolist()) == {-128}
 
 
+@pytest.mark.parametrize("method", ["gemmlowp", "float32"])
+def test_codes_of_uint8_are_those_of_int8_moved(method):
+    codes = rows(40, 19, 0.1, 3)
+    constants = softmax.prepare(method, 0.1)
+    moved = softmax.softmax((codes.astype(np.int32) + 128).astype(np.uint8), constants)
+    assert moved.dtype == np.uint8
+    assert np.array_equal(moved.astype(np.int32) - 128, softmax.softmax(codes, constants))
+
+
 def test_errors():
     constants = softmax.prepare("gemmlowp", 0.1)
     with pytest.raises(ValueError, match=r"a method out of gemmlowp, float32.*\. Got 'exact'"):
@@ -179,8 +188,10 @@ def test_errors():
         softmax.prepare("float32", -0.1)
     with pytest.raises(ValueError, match=r"input scales above 2\^-26"):
         softmax.prepare("gemmlowp", 2.0**-26)
-    with pytest.raises(TypeError, match=r"softmax takes int8 codes\. Got int32"):
+    with pytest.raises(TypeError, match=r"softmax takes int8 or uint8 codes\. Got int32"):
         softmax.softmax(np.zeros(3, np.int32), constants)
+    with pytest.raises(TypeError, match=r"softmax takes int8 codes\. Got uint8"):
+        softmax.softmax(np.zeros(3, np.uint8), softmax.prepare("uint16", 0.1))
     for shape in ((), (3, 0), (4096,)):
         with pytest.raises(ValueError, match="from 1 to 4095 codes on its last axis"):
             softmax.softmax(np.zeros(shape, np.int8), constants)

@@ -123,7 +123,9 @@ def _check_softmax(graph: Graph, target: targets.Target) -> None:
         listed = ", ".join(repr(node.name) for node in wrong)
         before = [name for node in wrong for name in node.inputs if name not in graph.inputs]
         part = f"Read the part before it, with outputs={before}" if before else "Leave it out of the model"
+        kinds = "int8" if target.softmax == "uint16" else "int8 and uint8"
         raise ReadError(
-            f"SOFTMAX {listed}: qjax has the bits of {target.name!r} for int8 codes, the output's grid (1/256, -128) "
-            f"and at most 4095 of them. {part}, or read it with target='nearest_even', whose softmax is rounded once."
+            f"SOFTMAX {listed}: qjax has the bits of {target.name!r} for {kinds} codes, an output scale of 1/256 with "
+            f"the least code as zero point, and at most 4095 of them. {part}, or read it with "
+            "target='nearest_even', whose softmax is rounded once."
         )

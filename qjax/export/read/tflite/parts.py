@@ -6,9 +6,15 @@ from qjax.export.read.tflite.axes import axis_of
 from qjax.export.read.tflite.errors import NUMBERS, bad
 from qjax.export.read.tflite.model import Operator
 from qjax.export.read.tflite.slices import box_attributes
+from qjax.export.read.tflite.trial import Function
 from qjax.export.read.tflite.values import Codes
 from qjax.export.read.tflite.walk import Walk, reads
+from qjax.graph.ir import Quantization
+from qjax.numerics.elementary import Expression
 from qjax.problems import Unsupported
+
+_IDENTITY = Expression((("mul", (0, (1.0).hex())),))
+"""Another scale and zero point for the same real numbers."""
 
 
 @reads("CONCATENATION")
@@ -55,9 +61,20 @@ def _joined(walk: Walk, operator: Operator, parts: list[Codes], number: int) -> 
             raise bad(operator, f"codes of shape {parts[0].shape} and {part.shape}")
     shape[axis] = sum(part.shape[axis] for part in parts)
     name, grid = walk.result(operator, shape)
-    for part in parts:
+    walk.node("concatenate", [_on_grid(walk, operator, part, name, grid) for part in parts], name, {"axis": axis})
+
+
+def _on_grid(walk: Walk, operator: Operator, part: Codes, name: str, grid: Quantization) -> Codes:
+    """The codes on the output's grid. Only the kernel of uint8 changes them, by a table that the runtime answers."""
+    q = part.quantization
+    same = q.scale == grid.scale and q.zero_point == grid.zero_point
+    if same or operator.name != "CONCATENATION" or (part.dtype, walk.output(operator).dtype) != ("uint8", "uint8"):
         walk.same_grid(operator, part, grid)
-    walk.node("concatenate", parts, name, {"axis": axis})
+        return part
+    moved = walk.between(f"{name}/part", part.shape, Codes(name, (), part.dtype, grid))
+    walk.functions[moved.name] = Function("CONCATENATION", {"axis": 1}, part.dtype, q, grid)
+    walk.node("table", [part], moved.name, {"expression": _IDENTITY.to_json()})
+    return moved
 
 
 @reads("UNPACK")
