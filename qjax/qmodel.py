@@ -30,9 +30,12 @@ from qjax.tracing import (
     Place,
     annotate,
     flag_roots,
+    made_of,
     observed,
+    sunk,
     with_dynamic,
     with_integers,
+    without_unread,
 )
 
 ModuleT = TypeVar("ModuleT", bound=nnx.Module)
@@ -102,13 +105,16 @@ class Plan:
 
     def read(self, traced: Traced) -> tuple[Traced, Annotation]:
         """A trace of the model with the products of `dynamic` as the recipe wants them, and its quantizers' places."""
+        program = sunk(traced.program)
         if self.dynamic:
             known = dict(self.dynamic)
 
             def setting_of(scope: str) -> Dynamic | WeightFormat | None:
                 return next((known[path] for path in (*ancestors(scope), "") if path in known), None)
 
-            traced = dataclasses.replace(traced, program=with_dynamic(traced.program, setting_of))
+            left = made_of(program, traced.adapters)
+            program = with_dynamic(program, setting_of, left)
+        traced = dataclasses.replace(traced, program=without_unread(program))
         ranges = {known.name: known for known in self.integers}
         traced = dataclasses.replace(traced, program=with_integers(traced.program, traced.names, ranges))
         return traced, self.annotate(traced)

@@ -14,6 +14,7 @@ from flax import nnx
 
 from qjax.batches import as_array, brief
 from qjax.layers.arguments import with_keywords
+from qjax.layers.frozen import frozen_parameters, put_back, replace_all
 from qjax.problems import Unsupported
 from qjax.tracing import Program, Value, from_jaxpr, rewrite, user_line
 
@@ -46,7 +47,8 @@ class Traced:
 
     read: the program before any rewriting. names: per program input, the path of the state or the name of the model's
     input. constant: per program input, whether it is state. args: the concrete inputs in the program's order.
-    aliases: per input of the model, the name of the argument that holds it.
+    aliases: per input of the model, the name of the argument that holds it. adapters: the inputs that are adapters
+    (`nnx.LoRAParam`).
     """
 
     program: Program
@@ -58,6 +60,7 @@ class Traced:
     _state_tree: Any
     _n_state: int
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    adapters: frozenset[Value] = frozenset()
 
     def spellings(self, name: str) -> tuple[str, ...]:
         """The names under which a user may mean an input, or integers that the model computes."""
@@ -112,20 +115,24 @@ def trace(model: nnx.Module, args: Sequence[Any], kwargs: dict[str, Any], expect
     labels = _labels(args, kwargs, dynamic)
     state = nnx.state(model)
     state_leaves, state_tree = jax.tree.flatten(state)
-    paths = [_keys(path) for path, _ in jax.tree_util.tree_flatten_with_path(state)[0]]
+    flat = jax.tree_util.tree_flatten_with_path(state)[0]
+    adapters = {_keys(path) for path, _ in jax.tree_util.tree_flatten_with_path(nnx.state(model, nnx.LoRAParam))[0]}
     read, shapes = _read(model, args, kwargs, dynamic, arrays, expected)
     out_tree = jax.tree.structure(shapes[0])
-    constant = (*(True,) * len(paths), *(False,) * len(arrays))
+    constant = (*(True,) * len(flat), *(False,) * len(arrays))
+    program = rewrite(read, constant)
+    inputs = zip(program.inputs, flat, strict=False)
     return Traced(
-        program=rewrite(read, constant),
+        program=program,
         read=read,
-        names=(*("/".join(path) for path in paths), *labels),
+        names=(*("/".join(_variable(path)) for path, _ in flat), *labels),
         constant=constant,
         args=[*state_leaves, *arrays],
         _out_tree=out_tree,
         _state_tree=state_tree,
         _n_state=len(state_leaves),
         aliases=_aliases(model, args, labels),
+        adapters=frozenset(value for value, (path, _) in inputs if _keys(path) in adapters),
     )
 
 
@@ -158,7 +165,10 @@ def _read(
             filled[i] = array
         copy = nnx.merge(graphdef, state_tree.unflatten(state_leaves))
         inner_args, inner_kwargs = with_keywords(copy.__call__, *tree.unflatten(filled))
+        frozen = list(frozen_parameters(copy))
+        replace_all(frozen)
         out = copy(*inner_args, **inner_kwargs)
+        put_back(frozen)
         return out, _kept(copy, paths)
 
     try:
@@ -196,6 +206,13 @@ def _keys(path: Any) -> tuple[str, ...]:
     if keys and isinstance(keys[-1], jax.tree_util.GetAttrKey) and keys[-1].name == "value":
         keys.pop()  # The path ends at the array inside of its nnx.Variable. A module may be called "value" too.
     return tuple(str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in keys)
+
+
+def _variable(path: Any) -> tuple[str, ...]:
+    """The path of a variable, whose array this is or one of whose arrays."""
+    keys = list(path)
+    ends = [i for i, key in enumerate(keys) if isinstance(key, jax.tree_util.GetAttrKey) and key.name == "value"]
+    return _keys(keys[: ends[-1] + 1] if ends else keys)
 
 
 def _labels(args: Sequence[Any], kwargs: dict[str, Any], dynamic: Sequence[int]) -> list[str]:

@@ -173,10 +173,14 @@ class DynamicProduct:
         return Conv() if self._is_conv else Dot()
 
     @property
+    def kept(self) -> tuple[int, ...]:
+        """The weight's axes that survive."""
+        return tuple(self._op.weight_axes(self.eqn, self.weight))
+
+    @property
     def _summed(self) -> tuple[int, ...]:
         """The weight's axes that do not survive."""
-        kept = self._op.weight_axes(self.eqn, self.weight)
-        return tuple(axis for axis in range(len(self.eqn.in_shapes[self.weight])) if axis not in kept)
+        return tuple(axis for axis in range(len(self.eqn.in_shapes[self.weight])) if axis not in self.kept)
 
     def weight_parts(self, w: jax.Array) -> list[jax.Array]:
         """What depends on the weight alone: its codes int8, their scales float32, their sums int32.
@@ -186,7 +190,7 @@ class DynamicProduct:
         """
         if isinstance(self.setting.weights, WeightFormat):
             codes, scale = encode(lax.stop_gradient(w).astype(jnp.float32), self.setting.weights)
-            return [codes, scale, jnp.sum(codes, axis=self._summed, dtype=jnp.int32, keepdims=True)]
+            return [codes, scale, self.sums(codes)]
         kept = self._op.weight_axes(self.eqn, self.weight)
         spec = self.setting.weights.replace(axis=None if self.setting.weights.axis is None else kept or None)
         if spec.group_size is not None:
@@ -201,10 +205,15 @@ class DynamicProduct:
             at, axes = self._summed[0], (*range(w.ndim),)
             keeps = axes if spec.axis is not None else (at,)
             scale = jnp.reshape(qparams.scale, [n if a in keeps else 1 for a, n in enumerate(self._grouped(w.shape))])
-            sums = jnp.sum(self._split(codes), axis=at + 1, dtype=jnp.int32)
-            return [codes, finished_on_cpu(scale), sums]
+            return [codes, finished_on_cpu(scale), self.sums(codes)]
         scale = finished_on_cpu(broadcast_to_tensor(qparams.scale, spec, w.shape))
-        return [codes, scale, jnp.sum(codes, axis=self._summed, dtype=jnp.int32, keepdims=True)]
+        return [codes, scale, self.sums(codes)]
+
+    def sums(self, codes: jax.Array) -> jax.Array:
+        """The sums of a weight's codes, one for each group where it has groups."""
+        if self.setting.weights.group_size is not None:
+            return jnp.sum(self._split(codes), axis=self._summed[0] + 1, dtype=jnp.int32)
+        return jnp.sum(codes, axis=self._summed, dtype=jnp.int32, keepdims=True)
 
     def _grouped(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The weight's shape with the number of groups along the axis that is summed."""

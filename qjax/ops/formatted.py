@@ -62,6 +62,11 @@ class FormattedProduct:
         jax.eval_shape(self.weight_parts, jax.ShapeDtypeStruct(self.layout.shape, jnp.float32))
 
     @property
+    def kept(self) -> tuple[int, ...]:
+        """The weight's axes that survive."""
+        return self.layout.kept
+
+    @property
     def layout(self) -> Layout:
         """How the weight becomes rows."""
         return Layout.of(self.eqn, self.weight)
@@ -72,12 +77,19 @@ class FormattedProduct:
 
     def __call__(self, x: jax.Array, w: jax.Array, *parts: jax.Array) -> list[jax.Array]:
         """The product of x and the dequantized weight. The gradient goes straight through to w."""
-        w = _dequantized(self, w, *parts)
+        return self.multiplied(x, _dequantized(self, w, *parts))
+
+    def multiplied(self, x: jax.Array, w: jax.Array) -> list[jax.Array]:
+        """The model's own product."""
         return self.eqn.bind(*((x, w) if self.weight == 1 else (w, x)))
+
+    def dequantized(self, codes: jax.Array, scales: jax.Array) -> jax.Array:
+        """The weight that codes and scales stand for."""
+        return self.layout.back(decode(codes, scales, self.setting)).astype(self.eqn.in_dtypes[self.weight])
 
 
 def _value(product: FormattedProduct, w: jax.Array, codes: jax.Array, scales: jax.Array) -> jax.Array:
-    return product.layout.back(decode(codes, scales, product.setting)).astype(product.eqn.in_dtypes[product.weight])
+    return product.dequantized(codes, scales)
 
 
 _dequantized = jax.custom_jvp(_value, nondiff_argnums=(0,))

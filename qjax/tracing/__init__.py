@@ -7,8 +7,9 @@ from qjax.tracing.marker import Layer, bind
 from qjax.tracing.meaning import lost_tables, said
 from qjax.tracing.program import ATOMIC, NAMED, SCOPE, Composite, Equation, Program, Value, from_jaxpr, user_line
 from qjax.tracing.rewrites import rewrite
-from qjax.tracing.rewrites.dynamic import dynamic_products, makes_codes, setting_of_product, with_dynamic
+from qjax.tracing.rewrites.dynamic import dynamic_products, makes_codes, product_of, setting_of_product, use_of, weight_of, with_dynamic
 from qjax.tracing.rewrites.flags import flag_roots
+from qjax.tracing.rewrites.frozen import made_of, sunk, uses_of_parameter, without_unread
 from qjax.tracing.rewrites.unread import needed
 
 __all__ = [
@@ -35,13 +36,20 @@ __all__ = [
     "from_jaxpr",
     "integer_roots",
     "lost_tables",
+    "made_of",
     "makes_codes",
     "needed",
     "observed",
+    "product_of",
     "rewrite",
     "said",
     "setting_of_product",
+    "sunk",
+    "use_of",
     "user_line",
+    "uses_of_parameter",
+    "weight_of",
     "with_dynamic",
     "with_integers",
+    "without_unread",
 ]

@@ -4,10 +4,23 @@ The group keeps its equations. In float parts of the model it computes, differen
 """
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from qjax.tracing.program import Composite, Equation, Program, Value
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Computed(Composite):
+    """An equation that another function computes.
+
+    function: arrays -> list of arrays.
+    """
+
+    function: Callable[..., list[Any]] = lambda *args: list(args)
+
+    def bind(self, args: Sequence[Any]) -> list[Any]:
+        return self.function(*args)
 
 
 def composite(

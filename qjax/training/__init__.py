@@ -7,6 +7,7 @@ from qjax.training.batch_norm import reestimate_batch_norm
 from qjax.training.bias_correction import Correction, correct_bias
 from qjax.training.dampening import dampening
 from qjax.training.distill import Distillation, Distilled, distill
+from qjax.training.frozen import FrozenBase, freeze_base, thaw_base
 from qjax.training.gptq import Solution, SolvedLayer, gptq
 from qjax.training.log import ScalarWriter, TrainingLog
 from qjax.training.migration import Migration, Moved, equalize, smooth
@@ -27,6 +28,7 @@ __all__ = [
     "Correction",
     "Distillation",
     "Distilled",
+    "FrozenBase",
     "Migration",
     "Moved",
     "Oscillations",
@@ -52,6 +54,7 @@ __all__ = [
     "dampening",
     "distill",
     "equalize",
+    "freeze_base",
     "gptq",
     "optimizer",
     "output_ranges",
@@ -62,6 +65,7 @@ __all__ = [
     "shardings",
     "smooth",
     "stochastic_forward",
+    "thaw_base",
     "weights_of",
     "widen_activations",
 ]

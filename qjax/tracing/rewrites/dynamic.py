@@ -12,7 +12,7 @@ The recipe is not known when a model is read, so this is not among `REWRITERS`.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -20,7 +20,10 @@ import jax
 from qjax.numerics.weight_formats import WeightFormat
 from qjax.ops.dynamic import Dynamic, DynamicCodes, DynamicProduct
 from qjax.ops.formatted import FormattedProduct
-from qjax.tracing.program import Composite, Equation, Program, Value
+from qjax.ops.frozen import FrozenProduct, Use
+from qjax.tracing.composite import Computed
+from qjax.tracing.program import Equation, Program, Value
+from qjax.tracing.rewrites.frozen import behind, frozen_of
 
 Setting = Dynamic | WeightFormat
 SettingOf = Callable[[str], Setting | None]
@@ -33,36 +36,27 @@ _Coded = dict[tuple[Value, DynamicCodes], tuple[Value, ...]]
 """The codes that a program has so far."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Computed(Composite):
-    """An equation that another function computes.
-
-    function: arrays -> list of arrays.
-    """
-
-    function: Callable[..., list[Any]] = lambda *args: list(args)
-
-    def bind(self, args: Sequence[Any]) -> list[Any]:
-        return self.function(*args)
-
-
-def with_dynamic(program: Program, setting_of: SettingOf) -> Program:
+def with_dynamic(program: Program, setting_of: SettingOf, left: Collection[Value] = ()) -> Program:
     """The program with those products on codes, in bodies too.
+
+    left: weights that stay float, as those of adapters do.
 
     Raises:
       ValueError: a product that cannot be computed so; the message names the module and the user's line.
     """
     equations: list[Equation] = []
     coded: _Coded = {}
+    made: dict[Value, Equation] = {}
     for eqn in program.equations:
+        made.update(dict.fromkeys(eqn.outputs, eqn))
         setting = setting_of(eqn.scope)
         weight = None if setting is None else _weight(eqn)
         if eqn.body is not None:
-            equations.append(dataclasses.replace(eqn, body=with_dynamic(eqn.body, setting_of)))
-        elif setting is None or weight is None:
+            equations.append(dataclasses.replace(eqn, body=with_dynamic(eqn.body, setting_of, left)))
+        elif setting is None or weight is None or eqn.inputs[weight] in left:
             equations.append(eqn)
         else:
-            equations += _split(eqn, weight, setting, coded)
+            equations += _split(eqn, weight, setting, coded, made)
     return dataclasses.replace(program, equations=tuple(equations))
 
 
@@ -76,8 +70,22 @@ def dynamic_products(program: Program) -> Iterator[tuple[Equation, Setting]]:
 
 def setting_of_product(eqn: Equation) -> Setting | None:
     """The setting of a product that `with_dynamic` made; None for any other equation."""
-    function = eqn.source.function if isinstance(eqn.source, _Computed) else None
-    return function.setting if isinstance(function, DynamicProduct | FormattedProduct) else None
+    product = product_of(eqn)
+    return None if product is None else product.setting
+
+
+def product_of(eqn: Equation) -> DynamicProduct | FormattedProduct | None:
+    """The product that `with_dynamic` made an equation of."""
+    function = eqn.source.function if isinstance(eqn.source, Computed) else None
+    function = function.product if isinstance(function, FrozenProduct) else function
+    return function if isinstance(function, DynamicProduct | FormattedProduct) else None
+
+
+def weight_of(eqn: Equation) -> DynamicProduct | FormattedProduct | None:
+    """The product for which an equation makes codes of a float weight."""
+    function = eqn.source.function if isinstance(eqn.source, Computed) else None
+    product = getattr(function, "__self__", None) if eqn.primitive == _WEIGHT else None
+    return product if isinstance(product, DynamicProduct | FormattedProduct) else None
 
 
 def makes_codes(eqn: Equation) -> bool:
@@ -95,7 +103,9 @@ def _weight(eqn: Equation) -> int | None:
     return fixed.index(True) if fixed in ([True, False], [False, True]) else None
 
 
-def _split(eqn: Equation, weight: int, setting: Setting, coded: _Coded) -> list[Equation]:
+def _split(
+    eqn: Equation, weight: int, setting: Setting, coded: _Coded, made: Mapping[Value, Equation]
+) -> list[Equation]:
     try:
         formatted = isinstance(setting, WeightFormat)
         product = FormattedProduct(eqn, weight, setting) if formatted else DynamicProduct(eqn, weight, setting)
@@ -106,22 +116,35 @@ def _split(eqn: Equation, weight: int, setting: Setting, coded: _Coded) -> list[
     equations: list[Equation] = []
 
     def computed(name: str, inputs: tuple[Value, ...], outputs: tuple[Value, ...], function: Any) -> None:
-        source = _Computed((eqn,), inputs, outputs, function)
+        source = Computed((eqn,), inputs, outputs, function)
         equations.append(dataclasses.replace(eqn, primitive=name, inputs=inputs, outputs=outputs, source=source))
 
-    def made(name: str, read: Value, function: Any) -> tuple[Value, ...]:
-        shapes = jax.eval_shape(function, jax.ShapeDtypeStruct(read.shape, read.dtype))
-        results = tuple(Value(shape.shape, shape.dtype, fixed=read is w) for shape in shapes)
-        computed(name, (read,), results, function)
+    def results_of(name: str, read: tuple[Value, ...], function: Any) -> tuple[Value, ...]:
+        shapes = jax.eval_shape(function, *(jax.ShapeDtypeStruct(v.shape, v.dtype) for v in read))
+        results = tuple(Value(shape.shape, shape.dtype, fixed=name == _WEIGHT) for shape in shapes)
+        computed(name, read, results, function)
         return results
 
-    if isinstance(product, FormattedProduct):
-        computed(_FORMATTED, (x, w, *made(_WEIGHT, w, product.weight_parts)), eqn.outputs, product)
-        return equations
-    key = x, product.coding
-    if key not in coded:
-        coded[key] = made(_CODES, x, product.coding)
-    parts = made(_WEIGHT, w, product.weight_parts)
     # the float operands are there only for their gradients; the result does not depend on them
-    computed(_PRODUCTS[eqn.primitive], (x, w, *coded[key], *parts), eqn.outputs, product)
+    kept, function, of_weight = (w,), product, product.weight_parts
+    source, moves = behind(made, w)
+    frozen = frozen_of(made[source]) if source in made else None
+    if frozen is not None and not frozen.stack and frozen.use == use_of(product, moves):
+        kept = made[source].inputs
+        function = FrozenProduct(product, frozen, len(kept))
+        of_weight = function.parts
+    codes: tuple[Value, ...] = ()
+    if isinstance(product, DynamicProduct):
+        key = x, product.coding
+        if key not in coded:
+            coded[key] = results_of(_CODES, (x,), product.coding)
+        codes = coded[key]
+    parts = results_of(_WEIGHT, kept, of_weight)
+    name = _FORMATTED if isinstance(product, FormattedProduct) else _PRODUCTS[eqn.primitive]
+    computed(name, (x, *kept, *codes, *parts), eqn.outputs, function)
     return equations
+
+
+def use_of(product: DynamicProduct | FormattedProduct, moves: tuple[Any, ...]) -> Use:
+    """How a product reads its weight, which lies behind these moves."""
+    return Use(product.setting, moves, tuple(product.eqn.in_shapes[product.weight]), product.kept)

@@ -1,0 +1,38 @@
+"""Codes of two and four bits, several to a byte, inside of JAX programs.
+
+The layout is that of artifacts: the first code lies in the lowest bits. Wider codes take one or two bytes each.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+WIDTHS = (2, 4, 8, 16)
+"""Bits that one code can take."""
+
+
+def width_of(bits: int) -> int:
+    """The bits that a code of `bits` bits takes in memory."""
+    return next(width for width in WIDTHS if width >= bits)
+
+
+def to_bytes(codes: jax.Array, width: int) -> jax.Array:
+    """Codes from 0 to 2^width - 1 of any shape as a vector: uint8, of 16 bits uint16."""
+    flat = codes.reshape(-1).astype(jnp.uint16 if width == 16 else jnp.uint8)
+    if width >= 8:
+        return flat
+    each = 8 // width
+    rows = jnp.pad(flat, (0, -flat.size % each)).reshape(-1, each)
+    shifts = (np.arange(each) * width).astype(np.uint8)
+    return jnp.sum(rows << shifts, axis=1, dtype=jnp.uint8)
+
+
+def from_bytes(packed: jax.Array, width: int, shape: tuple[int, ...]) -> jax.Array:
+    """The codes that `to_bytes` packed: uint8, of 16 bits uint16, of this shape."""
+    if width >= 8:
+        return packed.reshape(shape)
+    shifts = (np.arange(8 // width) * width).astype(np.uint8)
+    codes = (packed[:, None] >> shifts) & np.uint8(2**width - 1)
+    return codes.reshape(-1)[: math.prod(shape)].reshape(shape)

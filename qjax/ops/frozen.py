@@ -1,0 +1,174 @@
+"""Weights that training does not move: kept as packed codes, which each product unpacks anew in both directions.
+
+A frozen weight has the codes that its product would make of the float weight. So the product's result keeps its bits.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from qjax.numerics.affine import QParams, QSpec, dequantize
+from qjax.numerics.narrow_codes import from_bytes, to_bytes, width_of
+from qjax.numerics.unfused import unfused
+from qjax.numerics.weight_formats import WeightFormat, decode
+from qjax.ops.dynamic import Dynamic, DynamicProduct
+from qjax.ops.formatted import FormattedProduct, Layout
+
+Move = tuple[str, tuple[int, ...]]
+"""("transpose", permutation) or ("reshape", the new shape)."""
+
+
+def moved(x: jax.Array, moves: Sequence[Move]) -> jax.Array:
+    """An array after moves."""
+    for kind, value in moves:
+        x = x.reshape(value) if kind == "reshape" else jnp.transpose(x, value)
+    return x
+
+
+@dataclasses.dataclass(frozen=True)
+class Use:
+    """How a product reads a parameter. Two uses that are equal have the same codes.
+
+    setting: the codes. moves: from the parameter to the operand of the product. shape: of that operand. kept: its axes
+    that the product does not sum over.
+    """
+
+    setting: QSpec | Dynamic | WeightFormat
+    moves: tuple[Move, ...]
+    shape: tuple[int, ...]
+    kept: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    """A parameter as codes: what is known of it without its numbers.
+
+    shape, dtype: of the parameter, without the axes of scans. stack: lengths of the scans around it, from the outside.
+    """
+
+    use: Use
+    shape: tuple[int, ...]
+    dtype: str
+    stack: tuple[int, ...] = ()
+
+    @property
+    def _code_shape(self) -> tuple[int, ...]:
+        if isinstance(self.use.setting, WeightFormat):
+            return tuple(jax.eval_shape(self._layout.rows, jax.ShapeDtypeStruct(self.use.shape, jnp.float32)).shape)
+        return self.use.shape
+
+    @property
+    def _layout(self) -> Layout:
+        return Layout(self.use.shape, self.use.kept)
+
+    @property
+    def _codes(self) -> tuple[int, int, Any]:
+        """Bits of a code in memory, the least code, and the dtype of codes."""
+        setting = self.use.setting.weights if isinstance(self.use.setting, Dynamic) else self.use.setting
+        if isinstance(setting, QSpec):
+            return width_of(setting.bits), setting.qmin, setting.dtype
+        if setting.is_integer:
+            return 2, -1, jnp.int8
+        return width_of((len(setting.values) - 1).bit_length()), 0, jnp.uint8
+
+    def packed(self, parts: Sequence[jax.Array]) -> list[jax.Array]:
+        """What is kept of what a product or a quantizer makes of a weight: packed codes, scales, zero points."""
+        width, low, _ = self._codes
+        codes, *rest = parts
+        kept = 1 if isinstance(self.use.setting, Dynamic) else len(rest)  # sums follow from the codes
+        return [to_bytes(codes.astype(jnp.int32) - low, width), *rest[:kept]]
+
+    def unpacked(self, packed: Sequence[jax.Array]) -> list[jax.Array]:
+        """The inverse of `packed`, without sums; of one iteration."""
+        width, low, dtype = self._codes
+        codes = from_bytes(packed[0], width, self._code_shape).astype(jnp.int32) + low
+        return [codes.astype(dtype), *packed[1:]]
+
+    def operand(self, packed: Sequence[jax.Array]) -> jax.Array:
+        """float32: the weight as its product reads it; of one iteration."""
+        codes, scale, *rest = self.unpacked(packed)
+        setting = self.use.setting
+        if isinstance(setting, WeightFormat):
+            return self._layout.back(decode(codes, scale, setting))
+        if isinstance(setting, QSpec):
+            return dequantize(codes, QParams(scale, rest[0], setting))
+        for axis, (size, count) in enumerate(zip(codes.shape, scale.shape, strict=True)):
+            if count not in (1, size):
+                scale = jnp.repeat(scale, size // count, axis=axis)
+        return unfused(codes.astype(jnp.float32) * jnp.broadcast_to(scale, codes.shape))
+
+    def back(self, operand: jax.Array) -> jax.Array:
+        """An array of the operand's shape, moved to that of the parameter."""
+        shapes = [self.shape]
+        for kind, value in self.use.moves:
+            shapes.append(value if kind == "reshape" else tuple(shapes[-1][axis] for axis in value))
+        for (kind, value), shape in zip(reversed(self.use.moves), reversed(shapes[:-1]), strict=True):
+            if kind == "reshape":
+                operand = operand.reshape(shape)
+            else:
+                operand = jnp.transpose(operand, [int(axis) for axis in np.argsort(value)])
+        return operand
+
+    def __call__(self, *packed: jax.Array) -> list[jax.Array]:
+        """The parameter in its own shape and dtype, with the axes of scans in front."""
+        thaw = lambda *packed: self.back(self.operand(packed)).astype(self.dtype)  # noqa: E731
+        for _ in self.stack:
+            thaw = jax.vmap(thaw)
+        return [thaw(*packed)]
+
+    def of_iteration(self) -> "Frozen":
+        """The same within the outermost scan."""
+        return dataclasses.replace(self, stack=self.stack[1:])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FrozenProduct:
+    """A product with a frozen weight. kept: how many arrays hold the weight in memory."""
+
+    product: DynamicProduct | FormattedProduct
+    frozen: Frozen
+    kept: int
+
+    def parts(self, *packed: jax.Array) -> list[jax.Array]:
+        """What the product makes of a float weight, from memory."""
+        found = self.frozen.unpacked(packed)
+        return [*found, self.product.sums(found[0])] if isinstance(self.product, DynamicProduct) else found
+
+    def __call__(self, x: jax.Array, *arrays: jax.Array) -> list[jax.Array]:
+        """arrays: those in memory, the codes of x if the product has any, and `parts`.
+
+        The gradient reads those in memory alone, so nothing that is unpacked waits for the backward.
+        """
+        return [_product(self, x, *arrays)]
+
+    def value(self, x: jax.Array, *arrays: jax.Array) -> jax.Array:
+        """The product from all that `__call__` gets."""
+        coded = arrays[self.kept :]
+        if isinstance(self.product, DynamicProduct):
+            return self.product.value(*coded)
+        return self.product.multiplied(x, self.product.dequantized(*coded))[0]
+
+    def along_x(self, dx: jax.Array, *packed: jax.Array) -> jax.Array:
+        """The product of dx and the dequantized weight."""
+        codes, scale, *_ = self.frozen.unpacked(packed)
+        if isinstance(self.product, DynamicProduct):
+            return self.product.along_x(dx, codes, scale)
+        return self.product.multiplied(dx, self.product.dequantized(codes, scale))[0]
+
+
+def _value(product: FrozenProduct, x: jax.Array, *arrays: jax.Array) -> jax.Array:
+    return product.value(x, *arrays)
+
+
+_product = jax.custom_jvp(_value, nondiff_argnums=(0,))
+
+
+@_product.defjvp
+def _(product: FrozenProduct, primals: Any, tangents: Any) -> Any:  # pyright: ignore[reportUnusedFunction]
+    _, *arrays = primals
+    along = jax.checkpoint(product.along_x)
+    return product.value(*primals), along(tangents[0], *arrays[: product.kept])

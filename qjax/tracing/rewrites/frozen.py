@@ -1,0 +1,175 @@
+"""Finds frozen weights: parameters whose codes are inputs of the program (see `ops.frozen`).
+
+The model's own equations read floats. An equation "frozen" makes them from the codes. What reads a frozen weight as the
+product for which it was frozen takes the codes instead, and the equation is dropped.
+"""
+
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+import jax
+import numpy as np
+
+from qjax.ops.frozen import Frozen, Move
+from qjax.tracing.composite import Computed
+from qjax.tracing.expressions import IDENTITIES
+from qjax.tracing.marker import Layer, bind
+from qjax.tracing.program import Equation, Program, Value
+
+FROZEN = "frozen"
+_RESHAPES = frozenset({"reshape", "squeeze", "expand_dims"})
+
+
+def thaw(frozen: Frozen, packed: Sequence[jax.Array]) -> jax.Array:
+    """The parameter as floats, by one equation that a program shows."""
+    names = tuple(f"part{index}" for index in range(len(packed)))
+    return bind(Layer(FROZEN, names, (), frozen), *packed)[0]
+
+
+def frozen_of(eqn: Equation) -> Frozen | None:
+    """What an equation thaws."""
+    return eqn.params["layer"].function if eqn.primitive == FROZEN else None
+
+
+def move_of(eqn: Equation) -> Move | None:
+    """An equation that moves elements one to one, as a move; a cast or copy is a reshape to the same shape."""
+    shape = eqn.out_shapes[0]
+    if eqn.primitive == "transpose":
+        return "transpose", tuple(int(axis) for axis in eqn.params["permutation"])
+    if eqn.primitive in _RESHAPES and not eqn.params.get("dimensions") or eqn.primitive in ("squeeze", "expand_dims"):
+        return "reshape", shape
+    if eqn.primitive == "broadcast_in_dim" and np.prod(shape) == np.prod(eqn.in_shapes[0]):
+        return ("reshape", shape) if list(eqn.params["broadcast_dimensions"]) == sorted(
+            eqn.params["broadcast_dimensions"]
+        ) else None
+    cast = eqn.primitive == "convert_element_type" and eqn.inputs[0].is_float and eqn.outputs[0].is_float
+    return ("reshape", shape) if cast or eqn.primitive in IDENTITIES else None
+
+
+def behind(made: Mapping[Value, Equation], value: Value) -> tuple[Value, tuple[Move, ...]]:
+    """The value before casts and moves, and the moves in order; moves that change nothing are left out."""
+    moves: list[Move] = []
+    while (eqn := made.get(value)) is not None and len(eqn.inputs) == 1 and eqn.body is None:
+        move = move_of(eqn)
+        if move is None:
+            break
+        if move != ("reshape", eqn.in_shapes[0]):
+            moves.append(move)
+        value = eqn.inputs[0]
+    return value, tuple(reversed(moves))
+
+
+def sunk(program: Program) -> Program:
+    """The program in which bodies of scans and remat read codes, and thaw within, so no float stack is made."""
+    equations: list[Equation] = []
+    thawing: dict[Value, Equation] = {}
+    for eqn in program.equations:
+        if frozen_of(eqn) is not None:
+            thawing[eqn.outputs[0]] = eqn
+        if eqn.body is not None:
+            eqn = _with_codes(eqn, eqn.body, thawing)
+        equations.append(eqn)
+    return dataclasses.replace(program, equations=tuple(equations))
+
+
+def _with_codes(eqn: Equation, body: Program, thawing: Mapping[Value, Equation]) -> Equation:
+    scan = eqn.primitive == "scan"
+    fixed, carried = (eqn.params["num_consts"], eqn.params["num_carry"]) if scan else (len(eqn.inputs), 0)
+    outer: list[Value] = []
+    inner: list[Value] = []
+    inside: list[Equation] = []
+    added = 0
+    for index, (value, own) in enumerate(zip(eqn.inputs, body.inputs, strict=True)):
+        source, sliced = thawing.get(value), index >= fixed + carried
+        frozen = None if source is None else frozen_of(source)
+        if source is None or frozen is None or fixed <= index < fixed + carried or (sliced and not frozen.stack):
+            outer.append(value)
+            inner.append(own)
+            continue
+        parts = tuple(Value(v.shape[1:] if sliced else v.shape, v.dtype, fixed=True) for v in source.inputs)
+        outer += source.inputs
+        inner += parts
+        inside.append(_thawing(source, frozen.of_iteration() if sliced else frozen, parts, own))
+        if not sliced:
+            added += len(parts) - 1
+    if not inside:
+        return dataclasses.replace(eqn, body=sunk(body))
+    params = {**eqn.params, "num_consts": fixed + added} if scan else eqn.params
+    body = dataclasses.replace(body, inputs=tuple(inner), equations=(*inside, *body.equations))
+    return dataclasses.replace(eqn, inputs=tuple(outer), params=params, body=sunk(body))
+
+
+def _thawing(source: Equation, frozen: Frozen, inputs: tuple[Value, ...], output: Value) -> Equation:
+    layer = dataclasses.replace(source.params["layer"], function=frozen)
+    computed = Computed((source,), inputs, (output,), frozen)
+    return dataclasses.replace(source, inputs=inputs, outputs=(output,), params={"layer": layer}, source=computed)
+
+
+def without_unread(program: Program) -> Program:
+    """The program without frozen weights that nothing reads as floats, and without moves of those."""
+    return _without(program, set(program.outputs))
+
+
+def _without(program: Program, read: set[Value]) -> Program:
+    kept: list[Equation] = []
+    read = set(read)
+    for eqn in reversed(program.equations):
+        only_moves = move_of(eqn) is not None if len(eqn.inputs) == 1 and eqn.body is None else False
+        if (eqn.primitive == FROZEN or (only_moves and eqn.outputs[0].fixed)) and eqn.outputs[0] not in read:
+            continue
+        if eqn.body is not None:
+            eqn = dataclasses.replace(eqn, body=_without(eqn.body, set(eqn.body.outputs)))
+        read.update(eqn.inputs)
+        kept.append(eqn)
+    return dataclasses.replace(program, equations=tuple(reversed(kept)))
+
+
+def made_of(program: Program, inputs: Collection[Value]) -> set[Value]:
+    """The values that are made of some of these inputs and of other parameters and literals alone."""
+    found = set(inputs)
+    for eqn in program.equations:
+        if eqn.body is not None:
+            pairs = zip(eqn.inputs, eqn.body.inputs, strict=True)
+            found |= made_of(eqn.body, {own for value, own in pairs if value in found and own.fixed})
+        if all(eqn.fixed) and any(value in found for value in eqn.inputs):
+            found.update(eqn.outputs)
+    return found
+
+
+def uses_of_parameter(program: Program, value: Value) -> Iterator[tuple[Equation, int, tuple[Move, ...], int]]:
+    """Every equation that reads a parameter behind moves: (equation, operand, moves, scans around it).
+
+    Casts and moves themselves are not among them. A carry of a scan counts as read by the scan.
+    """
+    yield from _uses(program, {value: ()}, 0)
+
+
+def _uses(
+    program: Program, known: dict[Value, tuple[Move, ...]], depth: int
+) -> Iterator[tuple[Equation, int, tuple[Move, ...], int]]:
+    known = dict(known)
+    for eqn in program.equations:
+        found = [(index, known[value]) for index, value in enumerate(eqn.inputs) if value in known]
+        if not found:
+            continue
+        if eqn.body is not None:
+            scan = eqn.primitive == "scan"
+            fixed, carried = (eqn.params["num_consts"], eqn.params["num_carry"]) if scan else (len(eqn.inputs), 0)
+            consts, slices = dict[Value, tuple[Move, ...]](), dict[Value, tuple[Move, ...]]()
+            for index, moves in found:
+                if fixed <= index < fixed + carried or (index >= fixed and moves):
+                    yield eqn, index, moves, depth
+                elif index < fixed:
+                    consts[eqn.body.inputs[index]] = moves
+                else:
+                    slices[eqn.body.inputs[index]] = moves
+            yield from _uses(eqn.body, consts, depth)
+            yield from _uses(eqn.body, slices, depth + 1)
+            continue
+        move = move_of(eqn) if len(eqn.inputs) == 1 else None
+        if move is None:
+            for index, moves in found:
+                yield eqn, index, moves, depth
+            continue
+        moved = found[0][1] if move == ("reshape", eqn.in_shapes[0]) else (*found[0][1], move)
+        known[eqn.outputs[0]] = moved
