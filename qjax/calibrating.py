@@ -88,10 +88,31 @@ def calibrate(
         except ValueError as error:
             raise ValueError(f"Quantizer {name!r}: {error}") from error
         _warn_of_noise(places[name], q, powers)
-        module = qmodel.quantizers[name]
-        for key, value in values.items():
-            variable = getattr(module, key)
-            variable[...] = jnp.asarray(value, variable[...].dtype)
+        _write(qmodel, name, values)
+
+
+def calibrate_weights(qmodel: QuantizedModel, args: tuple[Any, ...], chosen: Callable[[str], bool]) -> None:
+    """New scales for the quantizers of weights that `chosen` names, from the weights as they are.
+
+    args: those of one call.
+    """
+    plan, observers = qmodel.plan, dict(qmodel.plan.observers)
+    names = [name for name, detail in plan.details if detail[0] == "weight" and chosen(name)]
+    if not names:
+        return
+    graphdef, state = nnx.split(evaluation_copy(qmodel.model))
+    weights = _compiled(_Watched(graphdef, plan, tuple(observers.items())))[1](state, *split_arguments(args))
+    for name in names:
+        q = plan.by_name[name]
+        values = q.init(_of_weight(q, np.asarray(next(iter(weights[name].values()))), observers[name]))
+        _write(qmodel, name, values)
+
+
+def _write(qmodel: QuantizedModel, name: str, values: dict[str, Any]) -> None:
+    module = qmodel.quantizers[name]
+    for key, value in values.items():
+        variable = getattr(module, key)
+        variable[...] = jnp.asarray(value, variable[...].dtype)
 
 
 @dataclasses.dataclass(frozen=True)

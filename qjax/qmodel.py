@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,7 @@ from qjax.tracing import (
     made_of,
     observed,
     sunk,
+    with_adapters_within,
     with_dynamic,
     with_integers,
     without_unread,
@@ -69,7 +70,8 @@ class Plan:
     quantizers: name -> quantizer. float_paths: modules left in reals. details: name -> (kind, module, op, shape).
     dynamic: modules whose products get scales at run time or a format of weights, and those within that do not (None).
     integers: the ranges of integers of which the model computes functions.
-    by_row: the quantizers of tables that have scales of their rows. profile: the name of the device, or None.
+    by_row: the quantizers of tables that have scales of their rows. adapters: see `Recipe`; "merged": they are zeros
+    and left out. profile: the name of the device, or None.
     """
 
     quantizers: tuple[tuple[str, Quantizer], ...]
@@ -81,6 +83,7 @@ class Plan:
     dynamic: tuple[tuple[str, Dynamic | WeightFormat | None], ...] = ()
     integers: tuple[Integers, ...] = ()
     by_row: frozenset[str] = frozenset()
+    adapters: Literal["beside", "within", "merged"] = "beside"
     profile: str | None = None
 
     @functools.cached_property
@@ -106,6 +109,8 @@ class Plan:
     def read(self, traced: Traced) -> tuple[Traced, Annotation]:
         """A trace of the model with the products of `dynamic` as the recipe wants them, and its quantizers' places."""
         program = sunk(traced.program)
+        if self.adapters != "beside":
+            program = with_adapters_within(program, traced.adapters, dropped=self.adapters == "merged")
         if self.dynamic:
             known = dict(self.dynamic)
 
@@ -184,7 +189,16 @@ def unquantized(recipe: Recipe, types: Mapping[str, type]) -> Plan:
     """What a recipe says of a model before it has quantizers. types: module path -> class."""
     profile = None if recipe.profile is None else profiles.get(recipe.profile).name
     dynamic = recipe.dynamic_paths(types)
-    return Plan((), recipe.float_paths(types), (), recipe.target, (), dynamic=dynamic, profile=profile)
+    return Plan(
+        (),
+        recipe.float_paths(types),
+        (),
+        recipe.target,
+        (),
+        dynamic=dynamic,
+        adapters=recipe.adapters,
+        profile=profile,
+    )
 
 
 class QuantizedModel(nnx.Module):

@@ -20,6 +20,7 @@ from qjax.tracing import Integers, Place
 
 WeightObserver = Literal["auto", "minmax", "mse", "lsq"]
 ScanMode = Literal["stacked", "shared"]
+AdapterMode = Literal["beside", "within"]
 
 
 _ELSEWHERE = {
@@ -132,6 +133,9 @@ class Recipe:
         * 127 * 128 < 2^15. On other CPUs the bit is lost for nothing. `qjax.accumulators` counts the pairs at risk.
       integers: the ranges of integer inputs of which the model computes functions, see `qjax.integers`. For other
         integer inputs the range is that of the batches that `quantize` and `calibrate` see.
+      adapters: how low-rank adapters (`nnx.LoRAParam`) are quantized. "beside": as layers of their own; in parts with
+        `Dynamic` or a `WeightFormat` they stay float. "within": as a part of the weight beside which they lie, so that
+        merging changes no code, see `qjax.training.merge_adapters`.
       profile: the device that the model is for: a name out of `qjax.profiles.names()`, or a `Profile`. It fills in what
         is not given: target, weights, activations, and sometimes methods. A setting that contradicts it is an error
         here. Parts of the model that the device does not take are an error of `quantize`, `convert` and `graph.emit`.
@@ -159,6 +163,7 @@ class Recipe:
     scan: ScanMode = "stacked"
     reduce_range: bool = False
     integers: Sequence[Integers] = ()
+    adapters: AdapterMode = "beside"
     profile: str | profiles.Profile | None = None
 
     def __post_init__(self) -> None:
@@ -183,6 +188,7 @@ class Recipe:
         for name, known in (
             ("weight_observer", get_args(WeightObserver)),
             ("scan", get_args(ScanMode)),
+            ("adapters", get_args(AdapterMode)),
         ):
             _one_of(f"Recipe: {name}", getattr(self, name), known)
         if self.method == "pact":

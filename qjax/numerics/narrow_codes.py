@@ -4,6 +4,7 @@ The layout is that of artifacts: the first code lies in the lowest bits. Wider c
 """
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,14 +26,17 @@ def to_bytes(codes: jax.Array, width: int) -> jax.Array:
         return flat
     each = 8 // width
     rows = jnp.pad(flat, (0, -flat.size % each)).reshape(-1, each)
-    shifts = (np.arange(each) * width).astype(np.uint8)
-    return jnp.sum(rows << shifts, axis=1, dtype=jnp.uint8)
+    return jnp.sum(rows << _shifts(width), axis=1, dtype=jnp.uint8)
 
 
 def from_bytes(packed: jax.Array, width: int, shape: tuple[int, ...]) -> jax.Array:
     """The codes that `to_bytes` packed: uint8, of 16 bits uint16, of this shape."""
     if width >= 8:
         return packed.reshape(shape)
-    shifts = (np.arange(8 // width) * width).astype(np.uint8)
-    codes = (packed[:, None] >> shifts) & np.uint8(2**width - 1)
+    codes = (packed[:, None] >> _shifts(width)) & np.uint8(2**width - 1)
     return codes.reshape(-1)[: math.prod(shape)].reshape(shape)
+
+
+def _shifts(width: int) -> np.ndarray[Any, Any]:
+    """Where each code of a byte begins."""
+    return (np.arange(8 // width) * width).astype(np.uint8)[None]

@@ -29,6 +29,16 @@ def moved(x: jax.Array, moves: Sequence[Move]) -> jax.Array:
     return x
 
 
+def moved_back(x: jax.Array, moves: Sequence[Move], shape: tuple[int, ...]) -> jax.Array:
+    """The inverse of `moved`. shape: of the array before."""
+    shapes = [shape]
+    for kind, value in moves:
+        shapes.append(value if kind == "reshape" else tuple(shapes[-1][axis] for axis in value))
+    for (kind, value), before in zip(reversed(moves), reversed(shapes[:-1]), strict=True):
+        x = x.reshape(before) if kind == "reshape" else jnp.transpose(x, [int(axis) for axis in np.argsort(value)])
+    return x
+
+
 @dataclasses.dataclass(frozen=True)
 class Use:
     """How a product reads a parameter. Two uses that are equal have the same codes.
@@ -101,21 +111,9 @@ class Frozen:
                 scale = jnp.repeat(scale, size // count, axis=axis)
         return unfused(codes.astype(jnp.float32) * jnp.broadcast_to(scale, codes.shape))
 
-    def back(self, operand: jax.Array) -> jax.Array:
-        """An array of the operand's shape, moved to that of the parameter."""
-        shapes = [self.shape]
-        for kind, value in self.use.moves:
-            shapes.append(value if kind == "reshape" else tuple(shapes[-1][axis] for axis in value))
-        for (kind, value), shape in zip(reversed(self.use.moves), reversed(shapes[:-1]), strict=True):
-            if kind == "reshape":
-                operand = operand.reshape(shape)
-            else:
-                operand = jnp.transpose(operand, [int(axis) for axis in np.argsort(value)])
-        return operand
-
     def __call__(self, *packed: jax.Array) -> list[jax.Array]:
         """The parameter in its own shape and dtype, with the axes of scans in front."""
-        thaw = lambda *packed: self.back(self.operand(packed)).astype(self.dtype)  # noqa: E731
+        thaw = lambda *packed: moved_back(self.operand(packed), self.use.moves, self.shape).astype(self.dtype)  # noqa: E731
         for _ in self.stack:
             thaw = jax.vmap(thaw)
         return [thaw(*packed)]

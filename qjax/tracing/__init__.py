@@ -7,7 +7,16 @@ from qjax.tracing.marker import Layer, bind
 from qjax.tracing.meaning import lost_tables, said
 from qjax.tracing.program import ATOMIC, NAMED, SCOPE, Composite, Equation, Program, Value, from_jaxpr, user_line
 from qjax.tracing.rewrites import rewrite
-from qjax.tracing.rewrites.dynamic import dynamic_products, makes_codes, product_of, setting_of_product, use_of, weight_of, with_dynamic
+from qjax.tracing.rewrites.adapters import Adapter, adapter_of, joined, with_adapters_within
+from qjax.tracing.rewrites.dynamic import (
+    dynamic_products,
+    makes_codes,
+    product_of,
+    setting_of_product,
+    use_of,
+    weight_of,
+    with_dynamic,
+)
 from qjax.tracing.rewrites.flags import flag_roots
 from qjax.tracing.rewrites.frozen import made_of, sunk, uses_of_parameter, without_unread
 from qjax.tracing.rewrites.unread import needed
@@ -16,6 +25,7 @@ __all__ = [
     "ATOMIC",
     "NAMED",
     "SCOPE",
+    "Adapter",
     "Annotation",
     "Composite",
     "Equation",
@@ -29,12 +39,14 @@ __all__ = [
     "Recorder",
     "Taps",
     "Value",
+    "adapter_of",
     "annotate",
     "bind",
     "dynamic_products",
     "flag_roots",
     "from_jaxpr",
     "integer_roots",
+    "joined",
     "lost_tables",
     "made_of",
     "makes_codes",
@@ -49,6 +61,7 @@ __all__ = [
     "user_line",
     "uses_of_parameter",
     "weight_of",
+    "with_adapters_within",
     "with_dynamic",
     "with_integers",
     "without_unread",

@@ -2,6 +2,7 @@
 
 from qjax.training.a2q import AccumulatorConstraint, accumulator_bound, constrain_accumulators
 from qjax.training.adam import optimizer
+from qjax.training.adapters import merge_adapters
 from qjax.training.adaround import RoundedLayer, Rounding, adaround
 from qjax.training.batch_norm import reestimate_batch_norm
 from qjax.training.bias_correction import Correction, correct_bias
@@ -56,6 +57,7 @@ __all__ = [
     "equalize",
     "freeze_base",
     "gptq",
+    "merge_adapters",
     "optimizer",
     "output_ranges",
     "post_training",

@@ -17,6 +17,7 @@ from flax import nnx
 from jax.core import Tracer
 
 from qjax.batches import arguments_of
+from qjax.layers.frozen import FrozenParam
 from qjax.nearest import did_you_mean
 from qjax.numerics.affine import broadcast_to_tensor, centered_bounds
 from qjax.ops import Quantized
@@ -74,6 +75,11 @@ def parameters(qmodel: QuantizedModel, names: Iterable[str]) -> dict[str, nnx.Va
     """
     known = {"/".join(map(str, path)): variable for path, variable in nnx.to_flat_state(nnx.state(qmodel.model))}
     wanted = list(names)
+    if frozen := [name for name in wanted if isinstance(known.get(name), FrozenParam)]:
+        raise ValueError(
+            f"Expected parameters in float, got {', '.join(map(repr, frozen))}, which freeze_base made codes. Call "
+            "qjax.training.thaw_base(qmodel) first."
+        )
     unknown = [name for name in wanted if name not in known]
     if unknown:
         raise ValueError(

@@ -5,10 +5,10 @@ product for which it was frozen takes the codes instead, and the equation is dro
 """
 
 import dataclasses
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import jax
-import numpy as np
 
 from qjax.ops.frozen import Frozen, Move
 from qjax.tracing.composite import Computed
@@ -16,8 +16,7 @@ from qjax.tracing.expressions import IDENTITIES
 from qjax.tracing.marker import Layer, bind
 from qjax.tracing.program import Equation, Program, Value
 
-FROZEN = "frozen"
-_RESHAPES = frozenset({"reshape", "squeeze", "expand_dims"})
+FROZEN, ADAPTED = "frozen", "adapted_weight"
 
 
 def thaw(frozen: Frozen, packed: Sequence[jax.Array]) -> jax.Array:
@@ -36,14 +35,12 @@ def move_of(eqn: Equation) -> Move | None:
     shape = eqn.out_shapes[0]
     if eqn.primitive == "transpose":
         return "transpose", tuple(int(axis) for axis in eqn.params["permutation"])
-    if eqn.primitive in _RESHAPES and not eqn.params.get("dimensions") or eqn.primitive in ("squeeze", "expand_dims"):
-        return "reshape", shape
-    if eqn.primitive == "broadcast_in_dim" and np.prod(shape) == np.prod(eqn.in_shapes[0]):
-        return ("reshape", shape) if list(eqn.params["broadcast_dimensions"]) == sorted(
-            eqn.params["broadcast_dimensions"]
-        ) else None
+    places = [int(axis) for axis in eqn.params.get("broadcast_dimensions", ())]
+    same = eqn.primitive == "broadcast_in_dim" and math.prod(shape) == math.prod(eqn.in_shapes[0])
+    in_order = eqn.primitive in ("squeeze", "expand_dims") or (same and places == sorted(places))
+    in_order = in_order or (eqn.primitive == "reshape" and not eqn.params.get("dimensions"))
     cast = eqn.primitive == "convert_element_type" and eqn.inputs[0].is_float and eqn.outputs[0].is_float
-    return ("reshape", shape) if cast or eqn.primitive in IDENTITIES else None
+    return ("reshape", shape) if in_order or cast or eqn.primitive in IDENTITIES else None
 
 
 def behind(made: Mapping[Value, Equation], value: Value) -> tuple[Value, tuple[Move, ...]]:
@@ -131,21 +128,24 @@ def made_of(program: Program, inputs: Collection[Value]) -> set[Value]:
         if eqn.body is not None:
             pairs = zip(eqn.inputs, eqn.body.inputs, strict=True)
             found |= made_of(eqn.body, {own for value, own in pairs if value in found and own.fixed})
-        if all(eqn.fixed) and any(value in found for value in eqn.inputs):
+        if all(eqn.fixed) and any(value in found for value in eqn.inputs) and eqn.primitive != ADAPTED:
             found.update(eqn.outputs)
     return found
 
 
-def uses_of_parameter(program: Program, value: Value) -> Iterator[tuple[Equation, int, tuple[Move, ...], int]]:
+def uses_of_parameter(
+    program: Program, value: Value, *, through: bool = True
+) -> Iterator[tuple[Equation, int, tuple[Move, ...], int]]:
     """Every equation that reads a parameter behind moves: (equation, operand, moves, scans around it).
 
-    Casts and moves themselves are not among them. A carry of a scan counts as read by the scan.
+    Casts and moves themselves are not among them. A carry of a scan counts as read by the scan. through: what reads the
+    parameter with its adapters counts, and not the equation that adds these.
     """
-    yield from _uses(program, {value: ()}, 0)
+    yield from _uses(program, {value: ()}, 0, through)
 
 
 def _uses(
-    program: Program, known: dict[Value, tuple[Move, ...]], depth: int
+    program: Program, known: dict[Value, tuple[Move, ...]], depth: int, through: bool
 ) -> Iterator[tuple[Equation, int, tuple[Move, ...], int]]:
     known = dict(known)
     for eqn in program.equations:
@@ -163,10 +163,13 @@ def _uses(
                     consts[eqn.body.inputs[index]] = moves
                 else:
                     slices[eqn.body.inputs[index]] = moves
-            yield from _uses(eqn.body, consts, depth)
-            yield from _uses(eqn.body, slices, depth + 1)
+            yield from _uses(eqn.body, consts, depth, through)
+            yield from _uses(eqn.body, slices, depth + 1, through)
             continue
         move = move_of(eqn) if len(eqn.inputs) == 1 else None
+        if eqn.primitive == ADAPTED and found[0][0] == 0 and through:
+            known[eqn.outputs[0]] = found[0][1]
+            continue
         if move is None:
             for index, moves in found:
                 yield eqn, index, moves, depth
