@@ -64,7 +64,7 @@ TAKE: dict[str, Take] = {
     "gptq": lambda *given, **inputs: qjax.training.gptq(made()[1], *given, **inputs),
     "smooth": lambda *given, **inputs: qjax.training.smooth(made()[1], *given, **inputs),
     "output_ranges": lambda *given, **inputs: qjax.training.output_ranges(made()[1], *given, **inputs),
-    "widen_activations": lambda *given, **inputs: qjax.training.widen_activations(made()[1], *given, **inputs),
+    "widen": lambda *given, **inputs: qjax.training.widen(made()[1], *given, **inputs),
 }
 """Every function that takes batches."""
 

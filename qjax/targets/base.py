@@ -74,6 +74,7 @@ class Target:
         -128, or 1/128 with zero point 0.
       mixed_widths: whether one layer may have activations of 8 bits and another of 16. A TFLite model is int8 or
         int16x8 as a whole; PyTorch's engines have 8 bits only.
+      wide_weights: whether a layer may have weights of more than 8 bits.
       composed: operations without an operator in the runtime, which a program holds as chains of operators. Codes for
         which an operation has no chain stay one operation.
       description: what was modelled: runtime, version, kernels.
@@ -113,6 +114,7 @@ class Target:
     softmax: SoftmaxMethod | None = None
     unit_grids: bool = False
     mixed_widths: bool = True
+    wide_weights: bool = True
     composed: frozenset[str] = frozenset()
     description: str = ""
 

@@ -29,6 +29,7 @@ TFLITE_MICRO = register(
         softmax="gemmlowp",
         unit_grids=True,
         mixed_widths=False,
+        wide_weights=False,
         description="TFLite Micro, portable kernels: gemmlowp's two roundings",
     )
 )
@@ -70,6 +71,7 @@ TFLITE_OPTIMIZED_X86 = register(
         softmax="float32",
         unit_grids=True,
         mixed_widths=False,
+        wide_weights=False,
         composed=_COMPOSED,
         description="LiteRT's optimised kernels on x86, without delegates: two roundings, ties up",
     )
@@ -109,6 +111,7 @@ TFLITE_XNNPACK = register(
         softmax="float32",
         unit_grids=True,
         mixed_widths=False,
+        wide_weights=False,
         composed=_COMPOSED,
         description="LiteRT's default, XNNPACK, on x86: one rounding of a float32 product, ties to even",
     )

@@ -20,6 +20,7 @@ TORCH_FBGEMM = register(
         same_grid=frozenset({"mean", "average_pool"}),
         quantize="reciprocal_fma",
         mixed_widths=False,
+        wide_weights=False,
         description="PyTorch's engine fbgemm, and x86 without VNNI: a float32 bias, one rounding of a float32 product",
     )
 )

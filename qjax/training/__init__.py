@@ -14,7 +14,7 @@ from qjax.training.log import ScalarWriter, TrainingLog
 from qjax.training.migration import Migration, Moved, equalize, smooth
 from qjax.training.oscillations import Oscillations
 from qjax.training.post_training import post_training
-from qjax.training.precision import Precision, Wider, widen_activations
+from qjax.training.precision import Precision, Wider, widen
 from qjax.training.ranges import Ranged, Ranges, output_ranges
 from qjax.training.report import PostTrainingReport, Score, StepReport
 from qjax.training.sharding import shardings
@@ -69,5 +69,5 @@ __all__ = [
     "stochastic_forward",
     "thaw_base",
     "weights_of",
-    "widen_activations",
+    "widen",
 ]

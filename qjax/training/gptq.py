@@ -10,7 +10,8 @@ QEP (Arai and Ichikawa 2025, arXiv 2504.09629). If the layer has a bias, the mom
 the mean error.
 
 0. Damping: d times the mean of H's diagonal is added to the diagonal. This keeps weights near their float values where
-   the data do not determine them. d is chosen by cross-validation: W* of one half of the data is tested on the other.
+   the data do not determine them. The last quarter of the data takes no part in the fit of any layer. By the error on
+   it each layer chooses d for W*, and with few bits another d for the rounding. W itself instead of W* is a choice too.
 1. Scales: each channel tries several scales up to its present one, and keeps the one with the least error after
    nearest rounding.
 2. GPTQ (Frantar et al. 2023, arXiv 2210.17323): the weights are rounded input by input, the most important input first.
@@ -32,14 +33,17 @@ from qjax.batches import Batches, Inputs
 from qjax.numerics.affine import QParams, broadcast_to_tensor
 from qjax.qmodel import QuantizedModel, check_quantized
 from qjax.summary import decibels_text, table
-from qjax.training.matrix import Matrix, Moments, halved, joined, moments
+from qjax.training.matrix import Matrix, Moments, moments, parted
 from qjax.training.simulated import bounds_of, grid_of, qparams_of, set_qparams
 from qjax.training.walk import Stop, Stream, Walk
 from qjax.training.weights import parameters
 
 BLOCK = 64
-DAMPING = (0.01, 0.1, 1.0)
-"""The values of d that are tried, see the module's docstring."""
+DAMPING = (0.01, 0.1, 1.0, 10.0, float("inf"))
+"""The values of d that are tried for W*; an infinite one is W itself."""
+ROUNDING = (0.01, 0.1, 1.0)
+"""The values of d that are tried for the rounding of weights of at most `FEW` bits. Others take the middle one."""
+FEW = 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +91,7 @@ def gptq(
     *,
     inputs: Inputs | None = None,
     reference: QuantizedModel | None = None,
-    rounds: int = 4,
+    rounds: int = 2,
     damping: float | None = None,
     progress: bool | None = None,
 ) -> Solution:
@@ -127,7 +131,7 @@ def solve(
     walk: Walk,
     batches: Sequence[tuple[Any, ...]],
     *,
-    rounds: int = 4,
+    rounds: int = 2,
     damping: float | None = None,
     carried: bool = True,
     progress: bool | None = None,
@@ -148,15 +152,21 @@ def solve(
         if not carried:
             pairs = [(a, a) for a, _ in pairs]
         movable = product.shift is not None and shifts.count(product.shift) == 1
-        halves = [moments(half) for half in halved(pairs)]
-        seen = joined(halves)
+        fit, held = (pairs, []) if damping is not None else parted(pairs)
+        seen = moments(fit)
+        judge = moments(held) if held else seen
         if movable:
-            halves, seen = [half.centred() for half in halves], seen.centred()
+            seen, judge = seen.centred(), judge.centred()
         qparams = qparams_of(qmodel, name)
         w = np.asarray(reals.parameters[name], np.float64)
-        # without earlier errors the float weights themselves are the target, whatever the damping is
-        chosen = damping if damping is not None else best_damping(halves, matrix.columns(w)) if carried else DAMPING[0]
-        layer = _Layer(matrix, seen, w, qparams, chosen)
+        if damping is not None:
+            layer = _Layer(matrix, seen, w, qparams, target(seen, matrix.columns(w), damping), damping)
+        else:
+            # without earlier errors the float weights themselves are the target
+            wanted = best_target(seen, judge, matrix.columns(w)) if carried else matrix.columns(w)
+            choices = ROUNDING if q.spec.bits <= FEW else ROUNDING[1:2]
+            tried = [_Layer(matrix, seen, w, qparams, wanted, d) for d in choices]
+            layer = min(tried, key=lambda one: error_of(judge, one.w, one.rounded()) if len(tried) > 1 else 0.0)
         nearest = layer.codes_of(np.asarray(own.parameters[name], np.float64))
         codes, scale = layer.solved(nearest, rounds)
         used = set_qparams(qmodel, name, QParams(scale, qparams.zero_point, q.spec))
@@ -193,24 +203,24 @@ def ridge(seen: Moments, damping: float) -> np.ndarray:
     return np.where(extra > 0, extra, 1.0)[:, None, None] * np.eye(diagonal.shape[-1])
 
 
-def target(seen: Moments, w: np.ndarray, extra: np.ndarray) -> np.ndarray:
+def target(seen: Moments, w: np.ndarray, damping: float) -> np.ndarray:
     """W*: the float weights with the least error on the quantized inputs."""
+    if damping == float("inf"):
+        return w
+    extra = ridge(seen, damping)
     return np.linalg.solve(seen.quantized + extra, np.matmul(seen.mixed, w) + np.matmul(extra, w))
 
 
-def best_damping(halves: Sequence[Moments], w: np.ndarray) -> float:
-    """The damping with the least error when W* of each half of the data is tested on the other half."""
-    if len(halves) < 2:
-        return DAMPING[-1]
+def best_target(seen: Moments, judge: Moments, w: np.ndarray) -> np.ndarray:
+    """W* of the damping that has the least error on other data."""
+    found = [target(seen, w, damping) for damping in DAMPING]
+    return min(found, key=lambda one: error_of(judge, w, one))
 
-    def error(damping: float) -> float:
-        total = 0.0
-        for own, other in (halves, halves[::-1]):
-            found = target(own, w, ridge(own, damping))
-            total += _quadratic(other.quantized, found) - 2 * float(np.sum(found * np.matmul(other.mixed, w)))
-        return total
 
-    return min(DAMPING, key=error)
+def error_of(seen: Moments, w: np.ndarray, solved: np.ndarray) -> float:
+    """`mean (x W - x_q W_q)^2`, summed over the outputs."""
+    cross = float(np.sum(solved * np.matmul(seen.mixed, w)))
+    return max(0.0, _quadratic(seen.quantized, solved) - 2 * cross + _quadratic(seen.reals, w))
 
 
 def _set(variable: nnx.Variable[Any], stream: Stream, path: str, value: np.ndarray) -> None:
@@ -220,18 +230,16 @@ def _set(variable: nnx.Variable[Any], stream: Stream, path: str, value: np.ndarr
 class _Layer:
     """The least squares of one layer, float64 arrays [groups, K, N]."""
 
-    def __init__(self, matrix: Matrix, seen: Moments, w: np.ndarray, qparams: QParams, damping: float) -> None:
+    def __init__(
+        self, matrix: Matrix, seen: Moments, w: np.ndarray, qparams: QParams, wanted: np.ndarray, damping: float
+    ) -> None:
         self._matrix, self._spec, self._shape = matrix, qparams.spec, w.shape
         low, high = bounds_of(qparams)
         self.scale = self.spread(np.asarray(qparams.scale))
         self._low, self._high = self.spread(low), self.spread(high)
-        self.w = w = matrix.columns(w)
-        extra = ridge(seen, damping)
-        self._h = seen.quantized + extra
-        self._target = target(seen, w, extra)
-        self.signal = _quadratic(seen.reals, w)
-        # The error that remains even without quantization.
-        self._rest = self.signal + _quadratic(extra, w) - _quadratic(self._h, self._target)
+        self.w, self._seen, self._target = matrix.columns(w), seen, wanted
+        self._h = seen.quantized + ridge(seen, damping)
+        self.signal = _quadratic(seen.reals, self.w)
 
     def spread(self, values: np.ndarray) -> np.ndarray:
         """Numbers of the scale's shape, for every weight."""
@@ -253,8 +261,12 @@ class _Layer:
         return np.sum(d * np.matmul(self._h, d), axis=1)
 
     def error(self, w: np.ndarray) -> float:
-        """The whole error, with what damping adds."""
-        return max(0.0, float(self.costs(w).sum()) + self._rest)
+        """Of these weights, on the data of the fit."""
+        return error_of(self._seen, self.w, w)
+
+    def rounded(self) -> np.ndarray:
+        """The weights that GPTQ alone gives with the present scales."""
+        return self._carried(self.scale) * self.scale
 
     def solved(self, nearest: np.ndarray, rounds: int) -> tuple[np.ndarray, np.ndarray]:
         """Codes, and scales of their quantizer's shape."""

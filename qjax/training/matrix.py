@@ -164,31 +164,19 @@ Pairs = list[tuple[jax.Array, jax.Array]]
 """(quantized, real) rows [groups, rows, K], one pair for each batch."""
 
 
-def halved(pairs: Pairs) -> list[Pairs]:
-    """Two halves of the data: every second batch, or the first and the second half of the rows of a single one."""
-    if len(pairs) > 1:
-        return [pairs[::2], pairs[1::2]]
-    ((quantized, reals),) = pairs
-    middle = quantized.shape[1] // 2
-    if middle == 0:
-        return [pairs]
-    return [[(quantized[:, :middle], reals[:, :middle])], [(quantized[:, middle:], reals[:, middle:])]]
-
-
-def joined(parts: list[Moments]) -> Moments:
-    """The moments of several parts of the data together, none of them centred."""
-    rows = sum(part.rows for part in parts)
-
-    def mean(values: list[np.ndarray]) -> np.ndarray:
-        return sum((part.rows / rows * value for part, value in zip(parts, values, strict=True)), np.zeros(()))
-
-    return Moments(
-        mean([part.quantized for part in parts]),
-        mean([part.mixed for part in parts]),
-        mean([part.reals for part in parts]),
-        (mean([part.means[0] for part in parts]), mean([part.means[1] for part in parts])),
-        rows,
-    )
+def parted(pairs: Pairs) -> tuple[Pairs, Pairs]:
+    """(what is fitted, what judges): the last quarter of the batches; of fewer than four, of the rows of each."""
+    if len(pairs) >= 4:
+        count = len(pairs) // 4
+        return pairs[:-count], pairs[-count:]
+    if any(quantized.shape[1] < 4 for quantized, _ in pairs):
+        return pairs, []
+    fit, judge = Pairs(), Pairs()
+    for quantized, reals in pairs:
+        first = quantized.shape[1] - quantized.shape[1] // 4
+        fit.append((quantized[:, :first], reals[:, :first]))
+        judge.append((quantized[:, first:], reals[:, first:]))
+    return fit, judge
 
 
 def moments(pairs: Pairs) -> Moments:

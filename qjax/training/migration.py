@@ -11,14 +11,16 @@ by existing parameters.
 | (mean abs x_c) ^ a | AWQ, Lin et al. 2024, eq. 5 |
 
 Sources: arXiv 1906.04721, 2211.10438 and 2306.00978. The strength a is searched for each pair. A candidate's score is
-the error of the layers that read the tensor, with the tensor and their weights quantized. If no candidate is better
-than s = 1, the pair is not changed.
+the error of the layers that read the tensor, with the tensor and their weights quantized. The best candidate of a pair
+is then judged at the model's output, on other examples and together with all pairs before it. A pair that does not
+bring less noise there is not changed.
 """
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -27,30 +29,35 @@ from qjax.batches import Batches, Inputs
 from qjax.calibrating import calibrate
 from qjax.calibration.learned import Quantizer
 from qjax.numerics.affine import choose_qparams
+from qjax.progress import track
 from qjax.qmodel import QuantizedModel, check_quantized, evaluation_copy
 from qjax.summary import decibels_text, table
 from qjax.training.pairs import Pair, find_pairs, input_axis
 from qjax.training.products import Product
-from qjax.training.simulated import grid_of, rounded_to
-from qjax.training.walk import Stop, Stream, Walk
+from qjax.training.simulated import Grid, grid_of, rounded_to
+from qjax.training.walk import Stop, Stream, Walk, noise_of
 from qjax.training.weights import parameters
 
 STRENGTHS = (0.25, 0.5, 0.75, 1.0)
-GAIN = 0.98
-"""A pair is changed only if the error falls below this share of its earlier value."""
+GAIN = 0.8
+"""Scales are a candidate only if the error of the layers behind falls below this share of its earlier value."""
+GAIN_TOGETHER = 0.995
+"""They are taken only if the noise at the model's output falls below this share of its earlier value."""
+EXAMPLES = 16
+"""How many examples judge, of those that the search has seen and again of others."""
 MARGIN = 1.1
 """How far a channel stays below a clip, as a factor of the greatest number that the calibration data gave it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Moved:
-    """One pair. Errors: `sum (y - y_q)^2 / sum y^2` of the layers behind, before and with the scales that were taken.
+    """One pair. before, after: the noise at the model's output (`Score`), without and with the scales that were taken.
 
     Attributes:
       made: the parameters in front.
       read: the weights behind.
       way: the formula and its strength.
-      before, after: the errors.
+      before, after: the noise.
       spread: max s / min s.
     """
 
@@ -169,34 +176,91 @@ def migrate(
     known = {product.name: pair for pair in pairs for product in pair.read if pair.norm == norm}
     left = {**walk.left, **left}
     left |= {product.name: _OTHER[norm] for pair in pairs if pair.norm != norm for product in pair.read}
-    reals = Stream.of(qmodel, quantized=False)
-    chosen: list[tuple[Pair, np.ndarray]] = []
-    moved: list[Moved] = []
-    done, kept = set[Pair](), 0
+    reals = Stream.of(models[-1], quantized=False)
+    seen, held = held_out(batches)
+    found: list[tuple[_Search, str, np.ndarray]] = []
+    done = set[Pair]()
 
     def visit(stop: Stop) -> None:
-        nonlocal kept
         pair = known.get(stop.product.name)
         if pair is None or pair in done:
             return
         done.add(pair)
         search = _Search(qmodel, pair, stop.data[0], reals.parameters)
-        way, scale, before, after = search.best()
-        if way is None:
-            kept += 1
-            return
-        chosen.append((pair, scale))
-        made, read = tuple(m.path for m in pair.made), tuple(p.name for p in pair.read)
-        moved.append(Moved(made, read, way, before, after, float(scale.max() / scale.min())))
+        way, scale = search.best()
+        if way is not None:
+            found.append((search, way, scale))
 
     if known:
-        walk.run([reals], batches, visit, what="move scales: layer", progress=progress)
-    for model in models:
-        for pair, scale in chosen:
+        walk.run([reals], seen, visit, what="move scales: layer", progress=progress)
+    together = _Together(qmodel, walk, reals, [_some(seen), _some(held)])
+    moved: list[Moved] = []
+    for search, way, scale in track(found, "judge moved scales: pair", enabled=progress):
+        noises = together.tried(search, scale)
+        if noises is None:
+            continue
+        pair = search.pair
+        for model in models:
             move(model, pair, scale)
-    if chosen:
+        made, read = tuple(m.path for m in pair.made), tuple(p.name for p in pair.read)
+        moved.append(Moved(made, read, way, *noises, float(scale.max() / scale.min())))
+    if moved:
         calibrate(qmodel, list(batches), progress=False)
-    return Migration(tuple(moved), kept, left)
+    return Migration(tuple(moved), len(done) - len(moved), left)
+
+
+def held_out(batches: Sequence[tuple[Any, ...]]) -> tuple[Sequence[tuple[Any, ...]], Sequence[tuple[Any, ...]]]:
+    """(what candidates are made from, what they are judged by): the last quarter; of one batch, the same."""
+    count = max(1, len(batches) // 4)
+    return (batches[:-count], batches[-count:]) if len(batches) > 1 else (batches, batches)
+
+
+class _Together:
+    """Accepts the scales of one pair after the other, by the noise at the model's output with all that was accepted.
+
+    The noise must fall on each of several groups of examples.
+
+    The error of a single layer does not tell what a pair does to the model. Its channels grow into a clip that other
+    inputs reach, or its weights lose more than its tensor gains.
+    """
+
+    def __init__(
+        self, qmodel: QuantizedModel, walk: Walk, reals: Stream, groups: Sequence[Sequence[tuple[Any, ...]]]
+    ) -> None:
+        self._qmodel, self._walk, self._groups = qmodel, walk, groups
+        self._stream = Stream.of(qmodel)
+        self._truth = [walk.outputs(reals, group) for group in groups]
+        self._noise = self._of(self._stream)
+
+    def tried(self, search: "_Search", scale: np.ndarray) -> tuple[float, float] | None:
+        """The noise before and with the scales of a pair; None, and nothing changes, where it does not fall."""
+        parameters, grids = dict(self._stream.parameters), dict(self._stream.grids)
+        for path, axis, factors in touched(search.pair, scale):
+            parameters[path] = multiplied(parameters[path], axis, factors)
+        quantizers = self._qmodel.plan.by_name
+        for path, _, _ in touched(search.pair, scale):
+            if "scale" in grids.get(path, {}):
+                q = quantizers[path]
+                grids[path] = grid_of(q, calibration.weight_qparams(np.asarray(parameters[path], np.float32), q.spec))
+        name = search.pair.quantizer
+        if name is not None and "scale" in grids[name] and quantizers[name].fixed is None:
+            grids[name] = search.grid(quantizers[name], scale)
+        changed = Stream(parameters, grids)
+        noise, before = self._of(changed), self._noise
+        if not np.all(noise < GAIN_TOGETHER * before):
+            return None
+        self._stream, self._noise = changed, noise
+        return float(before.max()), float(noise.max())
+
+    def _of(self, stream: Stream) -> np.ndarray:
+        pairs = zip(self._truth, self._groups, strict=True)
+        return np.asarray([noise_of(truth, self._walk.outputs(stream, group)) for truth, group in pairs])
+
+
+def _some(batches: Sequence[tuple[Any, ...]]) -> Sequence[tuple[Any, ...]]:
+    """The first batches with about `EXAMPLES` examples."""
+    size = next((x.shape[0] for x in jax.tree.leaves(batches[0]) if getattr(x, "ndim", 0)), 1)
+    return batches[: max(1, EXAMPLES // size)]
 
 
 _OTHER = {True: "no norm makes its input (equalize)", False: "a norm makes its input (smooth)"}
@@ -204,18 +268,25 @@ _OTHER = {True: "no norm makes its input (equalize)", False: "a norm makes its i
 
 def move(qmodel: QuantizedModel, pair: Pair, scale: np.ndarray) -> None:
     """Divide a pair's tensor by `scale` [channels], in the parameters around it."""
-    for made in pair.made:
-        _multiply(qmodel, made.path, made.axis, 1 / scale)
+    for path, axis, factors in touched(pair, scale):
+        (variable,) = parameters(qmodel, [path]).values()
+        variable[...] = multiplied(variable[...], axis, factors)
+
+
+def touched(pair: Pair, scale: np.ndarray) -> list[tuple[str, int, np.ndarray]]:
+    """(parameter, axis, factors along it) of all that a pair's scales change."""
+    found = [(made.path, made.axis, 1 / scale) for made in pair.made]
     for product in pair.read:
-        found = input_axis(product)
-        assert found is not None
-        _multiply(qmodel, product.name, found[1], scale)
+        axes = input_axis(product)
+        assert axes is not None
+        found.append((product.name, axes[1], scale))
+    return found
 
 
-def _multiply(qmodel: QuantizedModel, path: str, axis: int, factors: np.ndarray) -> None:
-    (variable,) = parameters(qmodel, [path]).values()
-    old = np.asarray(variable[...], np.float64)
-    variable[...] = jnp.asarray(old * _along(factors, axis, old.shape), variable[...].dtype)
+def multiplied(value: Any, axis: int, factors: np.ndarray) -> Any:
+    """A parameter times factors along an axis, in its own dtype."""
+    old = np.asarray(value, np.float64)
+    return jnp.asarray(old * _along(factors, axis, old.shape), value.dtype)
 
 
 def _along(factors: np.ndarray, axis: int, shape: tuple[int, ...]) -> np.ndarray:
@@ -228,7 +299,7 @@ class _Search:
     """The candidates for one pair, judged on a sample of the rows that its readers multiply."""
 
     def __init__(self, qmodel: QuantizedModel, pair: Pair, data: Sequence[Any], parameters: Mapping[str, Any]) -> None:
-        self._pair, plan = pair, qmodel.plan
+        self.pair, plan = pair, qmodel.plan
         found = input_axis(pair.read[0])
         assert found is not None
         (self._axis, _) = found
@@ -249,24 +320,28 @@ class _Search:
         """[channels]: the greatest magnitude of the weights that read a channel."""
         found = input_axis(product)
         assert found is not None
-        moved = np.moveaxis(np.abs(w), found[1], 0).reshape(self._pair.channels, -1)
+        moved = np.moveaxis(np.abs(w), found[1], 0).reshape(self.pair.channels, -1)
         return moved.max(1).astype(np.float64)
 
     def _front_of(self, parameters: Mapping[str, Any]) -> np.ndarray:
-        made = self._pair.made[0]
+        made = self.pair.made[0]
         w = np.abs(np.asarray(parameters[made.path], np.float64))
-        return np.moveaxis(w, made.axis, 0).reshape(self._pair.channels, -1).max(1)
+        return np.moveaxis(w, made.axis, 0).reshape(self.pair.channels, -1).max(1)
 
-    def best(self) -> tuple[str | None, np.ndarray, float, float]:
-        """(formula or None, scales, error before, error with them)."""
-        ones = np.ones(self._pair.channels)
-        before = self._error(ones)
-        way, scale, least = None, ones, before * GAIN
+    def best(self) -> tuple[str | None, np.ndarray]:
+        """(formula or None, scales) with the least error of the readers."""
+        ones = np.ones(self.pair.channels)
+        way, scale, least = None, ones, self._error(ones) * GAIN
         for name, candidate in self._candidates():
             error = self._error(candidate)
             if error < least:
                 way, scale, least = name, candidate, error
-        return way, scale, before, least if way is not None else before
+        return way, scale
+
+    def grid(self, q: Quantizer, scale: np.ndarray) -> Grid:
+        """The numbers of the tensor's quantizer for the moved range."""
+        low, high = (self._low / scale).min(), (self._high / scale).max()
+        return grid_of(q, choose_qparams(np.float32(min(low, 0)), np.float32(max(high, 0)), q.spec))
 
     def _candidates(self) -> list[tuple[str, np.ndarray]]:
         with np.errstate(all="ignore"):
@@ -283,7 +358,7 @@ class _Search:
         middle = np.exp(np.mean(np.log(scale[good])))
         # A channel without data or without weights keeps its scale.
         scale = np.where(good, np.clip(scale / middle, 1e-4, 1e4), 1.0)
-        cap = self._pair.capped
+        cap = self.pair.capped
         if cap is None:
             return scale
         # Channels may grow up to the bound of the clip. Those that reach it keep their scale.
@@ -295,10 +370,8 @@ class _Search:
         """Of all readers together, relative to what they give."""
         x = self._x / _along(scale, self._axis, self._x.shape).astype(np.float32)
         if self._spec is not None:
-            low, high = (self._low / scale).min(), (self._high / scale).max()
             q = Quantizer(self._spec, "static", self._x.shape[1:])
-            qparams = choose_qparams(np.float32(min(low, 0)), np.float32(max(high, 0)), self._spec)
-            x = rounded_to(q, grid_of(q, qparams), jnp.asarray(x, jnp.float32))
+            x = rounded_to(q, self.grid(q, scale), jnp.asarray(x, jnp.float32))
         noise = signal = 0.0
         for (product, w, q), y in zip(self._weights, self._truth, strict=True):
             found = input_axis(product)

@@ -15,14 +15,15 @@ from flax import nnx
 
 from qjax.assign.backend import target_of
 from qjax.batches import Batches, Inputs, arguments_of, brief
-from qjax.conversion import graph_of
 from qjax.graph.unsupported import ConversionError
+from qjax.model import convert
+from qjax.profiles import ProfileError
 from qjax.qmodel import QuantizedModel
 from qjax.recipe import Recipe
 from qjax.training.judging import Batch, Judge, Scorer, size_of
-from qjax.training.precision import recipe_with
 from qjax.training.report import PostTrainingReport, StepReport
 from qjax.training.steps import AGAIN, EFFORTS, STEPS, TABLE, Effort, Skipped, Work
+from qjax.training.widths import recipe_with
 
 
 def post_training(
@@ -68,11 +69,12 @@ def post_training(
         raise TypeError(
             f"post_training: expected a qjax.Recipe, got {brief(recipe)}. The order is (model, recipe, batches)."
         )
-    mixed = target_of(recipe.target).mixed_widths
-    if steps is not None and "precision" in steps and not mixed:
+    target = target_of(recipe.target)
+    fixed = not target.mixed_widths and not target.wide_weights and getattr(recipe.weights, "bits", 8) >= 8
+    if steps is not None and "precision" in steps and fixed:
         raise ValueError(
-            f"post_training: step 'precision' mixes activations of 8 and 16 bits, which the kernels of target "
-            f"{target_of(recipe.target).name!r} do not take. Leave it out, or give all activations 16 bits."
+            f"post_training: step 'precision' mixes tensors of 8 and 16 bits, which the kernels of target "
+            f"{target.name!r} do not take. Leave it out, or give all activations 16 bits."
         )
     started = time.perf_counter()
     everything = list(Batches(batches, inputs, "post_training"))
@@ -90,9 +92,6 @@ def post_training(
     converts = _obstacle(work.qmodel, fit[0][1]) is None
 
     for name in names:
-        if name == "precision" and not mixed:
-            rows.append(StepReport(name, best, 0.0, None, f"target {target_of(recipe.target).name!r} has one width"))
-            continue
         for step in [TABLE[name], *([AGAIN[name]] if name in AGAIN else [])]:
             clock, before = time.perf_counter(), work.copied()
             try:
@@ -137,10 +136,10 @@ def post_training(
 
 
 def _obstacle(qmodel: QuantizedModel, args: tuple[Any, ...]) -> str | None:
-    """Why `convert` refuses the model; None where it does not."""
+    """Why `convert` refuses the model, by itself or by the rules of the recipe's profile; None where it does not."""
     try:
-        graph_of(qmodel, args, qmodel.plan.target)
-    except ConversionError as error:
+        convert(qmodel, args)
+    except (ConversionError, ProfileError) as error:
         return str(error).splitlines()[0]
     return None
 

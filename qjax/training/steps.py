@@ -12,15 +12,16 @@ from qjax.calibrating import calibrate
 from qjax.model import quantize
 from qjax.qmodel import QuantizedModel
 from qjax.recipe import Recipe
+from qjax.training import precision
 from qjax.training.adaround import Options, learn
 from qjax.training.bias_correction import correct
 from qjax.training.gptq import solve
 from qjax.training.judging import size_of
 from qjax.training.migration import migrate
-from qjax.training.precision import recipe_with, widen
 from qjax.training.ranges import choose
 from qjax.training.tables import row_scales, tables_of
 from qjax.training.walk import Walk
+from qjax.training.widths import recipe_with
 
 Effort = Literal["fast", "standard", "thorough"]
 
@@ -112,12 +113,19 @@ def _ranges(work: Work) -> tuple[str, Any]:
 
 
 def _precision(work: Work) -> tuple[str, Any]:
-    found = widen(work.qmodel, work.reference, work.walk, _some(work.fit), progress=work.progress)
+    if work.recipe.profile is not None:
+        raise Skipped(f"the profile {work.recipe.profile} sets the widths")
+    found = precision.choose(work.qmodel, work.reference, work.walk, _some(work.fit, 16), progress=work.progress)
     work.wider = (*work.wider, *(t.name for t in found.tensors))
     if not found.tensors:
-        raise Skipped("no activation costs more than its share")
+        whys = Counter(found.left.values()).most_common(1)
+        raise Skipped(whys[0][0] if whys else "no tensor costs more than its share")
+    weights = sum(t.kind == "weight" for t in found.tensors)
     names = ", ".join(t.name for t in found.tensors[:3]) + (", ..." if len(found.tensors) > 3 else "")
-    return f"16 bits for {len(found.tensors)} of {found.quantizers} tensors: {names}", found
+    return (
+        f"more bits for {weights} weights, {len(found.tensors) - weights} activations of {found.quantizers}: {names}",
+        found,
+    )
 
 
 def _gptq(work: Work, *, carried: bool = True) -> tuple[str, Any]:

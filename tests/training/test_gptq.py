@@ -30,7 +30,7 @@ class Layers(nnx.Module):
         return self.head(x.reshape(x.shape[0], -1, 6))
 
 
-IMAGES = [data(8, 6, 5, 4, seed=s) for s in range(2)]
+IMAGES = [data(8, 6, 5, 4, seed=s) for s in range(16)]
 FEW = qjax.Recipe(weights=qjax.QSpec(bits=3, axis=-1), activations=qjax.QSpec(bits=16, symmetric=False))
 
 
@@ -68,10 +68,12 @@ def test_every_layer_gains_and_so_does_the_output(layers):
         "head/kernel",
     ]
     assert all(layer.solved <= layer.nearest * (1 + 1e-9) for layer in found.layers)
-    walk, batches = Walk(before, [(x,) for x in IMAGES]), [(x,) for x in IMAGES]
+    # on other inputs too: what fits these inputs alone is not taken
+    batches = [(data(8, 6, 5, 4, seed=s),) for s in range(100, 116)]
+    walk = Walk(before, batches)
     streams = [Stream.of(before, quantized=False), Stream.of(before), Stream.of(after)]
     y, plain, solved = (np.concatenate(walk.outputs(stream, batches)) for stream in streams)
-    assert np.sum((y - solved) ** 2) < 0.8 * np.sum((y - plain) ** 2)
+    assert np.sum((y - solved) ** 2) < 0.95 * np.sum((y - plain) ** 2)
     assert "nearest, dB" in str(found)
 
 

@@ -57,7 +57,15 @@ def test_the_tensor_with_outliers_gets_16_bits_and_the_report_says_what_it_broug
     np.testing.assert_allclose(report.final.decibels, noise(model, qmodel, BATCHES[3:]), rtol=1e-4)
     assert (report.held_out, report.examples, report.seen) == (16, 64, False)
     text = str(report)
-    assert all(word in text for word in ("precision", "16 bits for 1 of", "true forward", "16 held-out examples of 64"))
+    assert all(
+        word in text
+        for word in (
+            "precision",
+            "more bits for 0 weights, 1 activations",
+            "true forward",
+            "16 held-out examples of 64",
+        )
+    )
 
 
 def test_what_it_returns_is_exact(outliers):
@@ -191,19 +199,47 @@ class Pooled(nnx.Module):
 
 def test_precision_sees_the_sums_behind_a_pool():
     x = jax.random.normal(jax.random.key(0), (8, 8, 8, 1))
-    # weights of 16 bits cost nothing, so all of the noise is that of activations
+    # weights of 12 bits cost nothing, so all of the noise is that of activations
     recipe = qjax.Recipe(weights=qjax.QSpec(bits=12, symmetric=True, axis=-1))
     qmodel = qjax.quantize(Pooled(), recipe, x)
     qjax.calibrate(qmodel, [x])
-    found = qjax.training.widen_activations(qmodel, [x], most=1.0)
+    found = qjax.training.widen(qmodel, [x], activations=1.0)
     assert "first" not in [t.name for t in found.tensors]
     qjax.convert(qmodel, x)
 
 
+class Wide(nnx.Module):
+    """A small layer with channels of unlike ranges, and a large one behind it."""
+
+    def __init__(self) -> None:
+        rngs = nnx.Rngs(0)
+        self.small = nnx.Linear(16, 4, rngs=rngs)
+        self.large = nnx.Linear(4, 2584, rngs=rngs)
+        # a large weight of an input that is nearly zero leaves few codes to the others
+        self.small.kernel[...] = self.small.kernel[...].at[0].multiply(30)
+
+    def __call__(self, x):
+        return self.large(self.small(x * jnp.asarray([[0.001, *[1.0] * 15]])))
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_small_weight_that_costs_most_gets_more_bits(bits):
+    x = data(16, 16)
+    recipe = qjax.Recipe(weights=qjax.QSpec(bits=bits, axis=-1), activations=qjax.QSpec(bits=16))
+    qmodel = qjax.quantize(Wide(), recipe, x)
+    found = qjax.training.widen(qmodel, [x], weights=0.1)
+    assert [(t.name, t.kind, t.before) for t in found.tensors] == [("small/kernel", "weight", bits)]
+    assert qmodel.plan.by_name["small/kernel"].spec.bits >= 8
+    assert found.bytes[0] < found.bytes[1] <= found.bytes[0] + 0.1 * 10400 / 8
+    assert "small/kernel" in str(found)
+    assert np.array_equal(qjax.exact(qmodel, x)(qmodel, x), qjax.convert(qmodel, x)(x))
+    kept = qjax.quantize(Wide(), qjax.Recipe(weights=recipe.weights, target="tflite_micro"), x)
+    assert all(t.bits == 8 for t in qjax.training.widen(kept, [x], weights=0.1).tensors)
+
+
 def test_a_step_after_which_convert_would_refuse_is_taken_back(monkeypatch):
     x = jax.random.normal(jax.random.key(0), (8, 8, 8, 1))
-    monkeypatch.setattr("qjax.training.precision._overflowing", lambda *_: [])
-    monkeypatch.setattr("qjax.training.precision._chosen", lambda *_: ["first"])
+    monkeypatch.setattr("qjax.training.precision._Space.chosen", lambda *_: ({"first": 16}, {}, {}))
     monkeypatch.setattr("qjax.training.judging.Judge.better", lambda *_: True)
     result = qjax.post_training(Pooled(), qjax.Recipe(weights=qjax.QSpec(bits=12, axis=-1)), [x], steps=["precision"])
     (row,) = [row for row in result.post_training_report.steps if row.step == "precision"]
