@@ -17,7 +17,6 @@ from qjax.assign import assign
 from qjax.assign.constants import kernel_scale
 from qjax.assign.partition import expand
 from qjax.assign.stated import STATED
-from qjax.graph.check import OF_TARGETS
 from qjax.graph.clean import remove_dead
 from qjax.graph.ir import Graph, Node, Tensor
 from qjax.graph.unsupported import ConversionError
@@ -27,6 +26,7 @@ from qjax.numerics.softfloat import Real
 from qjax.ops import Role
 from qjax.ops.epilogue import Affine, fold_sum
 from qjax.ops.facts import AverageFacts
+from qjax.ops.fields import OF_TARGETS
 
 _BOUNDS = ("clamp_min", "clamp_max")
 

@@ -6,8 +6,9 @@ import numpy as np
 from jax.core import Tracer
 
 from qjax import ops
-from qjax.graph.ir import INTEGER_DTYPES, REAL_DTYPE, REAL_DTYPES, Graph, Quantization, Tensor
+from qjax.graph.ir import INTEGER_DTYPES, REAL_DTYPE, REAL_DTYPES, Graph, Node, Quantization, Tensor
 from qjax.ops import backend, island
+from qjax.ops.fields import OF_TARGETS, OfTarget, problem
 
 
 class GraphError(ValueError):
@@ -57,10 +58,6 @@ def check(graph: Graph) -> Graph:
     return graph
 
 
-OF_TARGETS = ("rule", "formula", "accumulator", "rounding")
-"""Attributes that a target sets."""
-
-
 def check_quantized(graph: Graph) -> Graph:
     """Verify in addition the first stage: known operations, valid quantization parameters, and nothing of a target."""
     if graph.target or graph.quantized is not None:
@@ -72,6 +69,7 @@ def check_quantized(graph: Graph) -> Graph:
         given = [key for key in OF_TARGETS if key in node.attributes]
         if given:
             raise GraphError(f"Node {node.name!r}: {', '.join(given)} belong to a target, not to a quantized graph.")
+        _check_attributes(node, ops.get(node.op).fields)
     for tensor in graph.tensors.values():
         if tensor.dtype not in (*INTEGER_DTYPES, *REAL_DTYPES):
             raise GraphError(f"Tensor {tensor.name!r}: expected integers or floats, got {tensor.dtype}.")
@@ -85,8 +83,10 @@ def check_integer(graph: Graph) -> Graph:
     for node in graph.nodes:
         if node.op not in ops.names():
             raise GraphError(f"Node {node.name!r}: unknown operation {node.op!r}. Known: {', '.join(ops.names())}.")
-        if type(ops.get(node.op)).kernel is ops.Op.kernel:
+        op = ops.get(node.op)
+        if type(op).kernel is ops.Op.kernel:
             raise GraphError(f"Node {node.name!r}: {node.op!r} has no kernel. Only a quantized graph may hold it.")
+        _check_attributes(node, op.fields, op.prepared, *((OfTarget,) if op.role is ops.Role.PRODUCER else ()))
         if node.op == backend.NAME:
             try:
                 dtypes = [graph.tensors[name].dtype for name in node.inputs]
@@ -103,6 +103,12 @@ def check_integer(graph: Graph) -> Graph:
         if graph.tensors[name].dtype == "int64":
             raise GraphError(f"Tensor {name!r}: int64 is for constants, not for inputs or outputs.")
     return graph
+
+
+def _check_attributes(node: Node, *stated: type) -> None:
+    wrong = problem(stated, node.attributes)
+    if wrong is not None:
+        raise GraphError(f"Node {node.name!r}: {node.op!r} {wrong}")
 
 
 def _of_islands(graph: Graph) -> set[str]:

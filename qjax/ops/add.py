@@ -1,7 +1,7 @@
 """Addition and subtraction of two tensors of codes: residual connections."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import jax
 
@@ -11,11 +11,18 @@ from qjax.ops.epilogue import finish
 from qjax.ops.pending import Pending
 
 
+class Fields(TypedDict):
+    """subtract: the second input is subtracted, not added."""
+
+    subtract: bool
+
+
 @register
 class Add(Elementwise):
     """y = x0 + x1 or x0 - x1: both operands in fixed point on one grid finer than any code, then one rounding."""
 
     name = "add"
+    fields = Fields
     role = Role.PRODUCER
     primitives = ("add", "sub", "add_any")
     takes_steps = True

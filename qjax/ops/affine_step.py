@@ -1,7 +1,7 @@
 """Affine steps with constants: bias, scalar or per-channel multiplication, division, negation."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, NotRequired, TypedDict
 
 import numpy as np
 
@@ -12,11 +12,19 @@ from qjax.ops.epilogue import Affine
 from qjax.ops.pending import Pending
 
 
+class Fields(TypedDict):
+    """step: the primitive. reversed: the constant comes first, c - x."""
+
+    step: Literal["mul", "div", "neg", "add", "sub", "add_any"]
+    reversed: NotRequired[bool]
+
+
 @register
 class AffineStep(Elementwise):
     """y = x * c, x / c, -x, x + c, x - c or c - x with a constant c, folded into the producer before it."""
 
     name = "affine_step"
+    fields = Fields
     role = Role.CHAIN
     primitives = ("mul", "div", "neg", "add", "sub", "add_any")
     label = "rescale"

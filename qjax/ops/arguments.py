@@ -1,7 +1,7 @@
 """The index of the largest or smallest element: argmax, argmin, top_k. Codes have the order of their float values."""
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, Literal, NotRequired
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ from jax import lax
 
 from qjax.ops.base import Attributes, Bounds, Constants, Equation, Op, Quantized, Role, Shape, Site, real, register
 from qjax.ops.facts import always
+from qjax.ops.fields import Axis
 from qjax.ops.grid import GridOp
 
 
@@ -22,6 +23,12 @@ def first_greatest(x: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:
     return greatest, jnp.min(lax.select(holds, places, beyond), axis=axis, keepdims=True)
 
 
+class ArgumentFields(Axis):
+    """function: what is sought along `axis`."""
+
+    function: Literal["argmax", "argmin"]
+
+
 @register
 class Argument(Op):
     """`lax.argmax` and `lax.argmin` along one axis; the first of equal elements.
@@ -30,6 +37,7 @@ class Argument(Op):
     """
 
     name = "argument"
+    fields = ArgumentFields
     role = Role.INTEGER
     primitives = ("argmax", "argmin")
     keeps_batch = always
@@ -61,6 +69,13 @@ class Argument(Op):
         return jnp.squeeze(first_greatest(x, axis)[1], axis)
 
 
+class TopKFields(Axis):
+    """k: how many elements of `axis`. index: which result, 0 for the elements and 1 for their places."""
+
+    k: int
+    index: NotRequired[int]
+
+
 @register
 class TopK(GridOp):
     """`lax.top_k`: node 0 has the k largest elements in order, node 1 their indices (int32). Ties keep their order.
@@ -69,6 +84,7 @@ class TopK(GridOp):
     """
 
     name = "top_k"
+    fields = TopKFields
     primitives = ("top_k",)
     keeps_batch = always
 

@@ -18,7 +18,7 @@ A member is a list of [field, value], the fields being those of `FIELDS`:
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
 import jax
 import jax.numpy as jnp
@@ -217,11 +217,20 @@ def fused(attributes: Attributes, constants: Constants) -> Fused:
     )
 
 
+class Fields(TypedDict):
+    """members: those of the pattern, see the module. backend: None for a group of `compare`."""
+
+    backend: str | None
+    pattern: str
+    members: list[Any]
+
+
 @register
 class Backend(Op):
     """Codes -> codes by a registered kernel; see the module's docstring. Never read from a jaxpr."""
 
     name = NAME
+    fields = Fields
     role = Role.PRODUCER
     keeps_batch = always
     takes_steps = False

@@ -15,6 +15,7 @@ import numpy as np
 
 from qjax.nearest import did_you_mean
 from qjax.ops.facts import Attributes, ChoosesNoPlace, Facts, Role, Shape, always
+from qjax.ops.fields import NoFields
 from qjax.ops.required import missing
 from qjax.ops.values import Deferred as Deferred
 from qjax.ops.values import Quantized as Quantized
@@ -116,6 +117,10 @@ class Op(Facts, abc.ABC):
 
     name: ClassVar[str]
     role: ClassVar[Role]
+    fields: ClassVar[type]
+    """The attributes of a node in both stages, as a `TypedDict`: what is not stated there is an error."""
+    prepared: ClassVar[type] = NoFields
+    """The attributes that `prepare` adds in a program."""
     primitives: ClassVar[tuple[str, ...]] = ()
     """The jaxpr primitives (or the names of qjax's own layer markers) that may be read as this op."""
 

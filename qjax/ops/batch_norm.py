@@ -1,7 +1,7 @@
 """Batch normalisation with running statistics: an affine step per channel, folded after quantization."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +10,14 @@ from qjax.numerics.softfloat import Real
 from qjax.ops.base import Attributes, Constants, Elementwise, Equation, Role, real, register
 from qjax.ops.epilogue import Affine
 from qjax.ops.pending import Pending
+
+
+class Fields(TypedDict):
+    """epsilon: added to the variance. trailing: the axes behind that of the channels."""
+
+    epsilon: float
+    use_running_average: bool
+    trailing: int
 
 
 @register
@@ -21,6 +29,7 @@ class BatchNorm(Elementwise):
     """
 
     name = "batch_norm"
+    fields = Fields
     role = Role.CHAIN
     primitives = ("batch_norm",)
     clamps = False

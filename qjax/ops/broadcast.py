@@ -1,7 +1,7 @@
 """Broadcasting to a larger shape."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict
 
 import jax
 from jax import lax
@@ -11,11 +11,19 @@ from qjax.ops.facts import Follows, no_filling
 from qjax.ops.grid import GridOp
 
 
+class Fields(TypedDict):
+    """dimensions: the axis of the result for each axis of the operand."""
+
+    shape: list[int | None]
+    dimensions: list[int]
+
+
 @register
 class Broadcast(GridOp):
     """`lax.broadcast_in_dim`; None in `shape` takes the size of the operand's axis that maps there."""
 
     name = "broadcast"
+    fields = Fields
     primitives = ("broadcast_in_dim",)
     moves = True
     free: ClassVar[Mapping[str, Follows]] = {"shape": "sizes"}

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from qjax.ops.base import Attributes, Constants, Elementwise, Equation, Quantized, Role, Shape, real, register
+from qjax.ops.fields import NoFields
 from qjax.ops.pending import Pending
 
 _BESIDE = ("device_put", "sharding_constraint", "name")
@@ -19,6 +20,7 @@ class Cast(Elementwise):
     """`lax.convert_element_type` from float to float."""
 
     name = "cast"
+    fields = NoFields
     role = Role.CHAIN
     primitives = (
         *("convert_element_type", "reduce_precision", "copy", "optimization_barrier", "stop_gradient"),

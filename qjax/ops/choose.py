@@ -13,6 +13,7 @@ from qjax.numerics.softfloat import Real
 from qjax.ops.base import Attributes, Constants, Elementwise, Equation, Preparation, Prepared, Role, real, register
 from qjax.ops.epilogue import clamp_codes, finish
 from qjax.ops.facts import ChoosesNoPlace, no_formula
+from qjax.ops.fields import NoFields
 from qjax.ops.pending import Pending
 
 
@@ -28,6 +29,7 @@ class Choose(ChoosesNoPlace, Elementwise):
     """
 
     name = "choose"
+    fields = NoFields
     role = Role.PRODUCER
     primitives = ("select_n", "convert_element_type")
     takes_steps = True
@@ -79,6 +81,7 @@ class Number(ChoosesNoPlace, Elementwise):
     """y = float(x) for integers: the accumulator is the integer itself."""
 
     name = "number"
+    fields = NoFields
     role = Role.PRODUCER
     primitives = ("convert_element_type",)
     takes_steps = True

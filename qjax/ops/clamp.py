@@ -1,7 +1,7 @@
 """relu, relu6, clip, maximum and minimum with a constant: bounds on the codes."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +14,19 @@ from qjax.ops.epilogue import clamp_codes
 from qjax.ops.pending import Pending
 
 
+class Fields(TypedDict):
+    """relu, relu6: the bounds are 0, and 6. Others are constants."""
+
+    relu: NotRequired[bool]
+    relu6: NotRequired[bool]
+
+
 @register
 class Clamp(Elementwise):
     """y = min(max(x, low), high). Rounding is monotone, so clamping floats or codes results in the same codes."""
 
     name = "clamp"
+    fields = Fields
     role = Role.CHAIN
     primitives = ("relu", "relu6", "max", "min", "clamp")
     on_grid = True

@@ -1,7 +1,7 @@
 """Comparisons of codes with codes, of codes with a constant, and of integers. The result is boolean."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,12 @@ _FUNCTIONS: dict[str, Callable[..., jax.Array]] = {
 _ROLES = ("left", "right")
 
 
+class Fields(TypedDict):
+    """function: left and right are in this relation."""
+
+    function: Literal["gt", "lt", "ge", "le", "eq", "ne"]
+
+
 @register
 class Compare(ChoosesNoPlace, Elementwise):
     """x > y and its like: tensors on one grid compare as their codes do.
@@ -33,6 +39,7 @@ class Compare(ChoosesNoPlace, Elementwise):
     """
 
     name = "compare"
+    fields = Fields
     role = Role.INTEGER
     primitives = tuple(_FUNCTIONS)
 

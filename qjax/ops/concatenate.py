@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from qjax.ops.base import Attributes, Constants, Equation, Quantized, Shape, real, register
 from qjax.ops.facts import always
+from qjax.ops.fields import Axis
 from qjax.ops.grid import GridOp
 
 
@@ -16,6 +17,7 @@ class Concatenate(GridOp):
     """`lax.concatenate`; a part of size 1 along another axis is repeated (a class token, for every example)."""
 
     name = "concatenate"
+    fields = Axis
     primitives = ("concatenate",)
     moves = True
     keeps_batch = always

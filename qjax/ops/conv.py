@@ -16,7 +16,12 @@ from qjax.ops.channels import turned, weight_to_result
 from qjax.ops.epilogue import finish_weighted
 from qjax.ops.exact_float import Product, matmul_codes
 from qjax.ops.facts import ProductFacts, always, no_formula
+from qjax.ops.fields import Product as ProductFields
 from qjax.ops.pending import Pending
+
+
+class Fields(windows.Convolution, ProductFields):
+    """A window that moves over the input, and a product for each place."""
 
 
 @register
@@ -24,6 +29,7 @@ class Conv(ProductFacts, Op):
     """`lax.conv_general_dilated` with a constant kernel; padding adds the input's zero point."""
 
     name = "conv"
+    fields = Fields
     role = Role.PRODUCER
     primitives = ("conv_general_dilated",)
     permutable = False

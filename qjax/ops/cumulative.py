@@ -1,7 +1,7 @@
 """Cumulative sums, maxima and minima, in log2(n) steps of shift and combine."""
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from qjax.ops.base import Attributes, Bounds, Constants, Equation, Op, Quantized
 from qjax.ops.centered import centered
 from qjax.ops.epilogue import finish
 from qjax.ops.facts import ChoosesNoPlace, always, no_formula, scale_of_input
+from qjax.ops.fields import Axis
 from qjax.ops.grid import GridOp
 from qjax.ops.pending import Pending
 
@@ -33,11 +34,18 @@ def _scanned(attributes: Attributes, x: jax.Array, combine: Callable[..., jax.Ar
     return x
 
 
+class SumFields(Axis):
+    """reverse: from the end of `axis`."""
+
+    reverse: bool
+
+
 @register
 class CumulativeSum(Op):
     """`lax.cumsum`; the accumulator is the exact sum of centered codes."""
 
     name = "cumulative_sum"
+    fields = SumFields
     role = Role.PRODUCER
     primitives = ("cumsum",)
     keeps_batch = always
@@ -66,11 +74,18 @@ class CumulativeSum(Op):
         return finish([_scanned(attributes, centered(inputs[0], constants, 0), lax.add, 0)], constants, attributes)
 
 
+class ExtremumFields(SumFields):
+    """function: which of the elements so far."""
+
+    function: Literal["max", "min"]
+
+
 @register
 class CumulativeExtremum(GridOp):
     """`lax.cummax` and `lax.cummin`: codes are ordered like their values. attributes: function, axis, reverse."""
 
     name = "cumulative_extremum"
+    fields = ExtremumFields
     primitives = ("cummax", "cummin")
     keeps_batch = always
 
@@ -88,6 +103,12 @@ class CumulativeExtremum(GridOp):
         return _scanned(attributes, x, lax.min, info.max)
 
 
+class IntegerFields(SumFields):
+    """function: of the elements so far."""
+
+    function: Literal["sum", "max", "min"]
+
+
 @register
 class CumulativeInteger(ChoosesNoPlace, Op):
     """`lax.cumsum`, `cummax` and `cummin` of plain int32 (positions, counts); sums modulo 2^32.
@@ -96,6 +117,7 @@ class CumulativeInteger(ChoosesNoPlace, Op):
     """
 
     name = "cumulative_integer"
+    fields = IntegerFields
     role = Role.INTEGER
     primitives = ("cumsum", "cummax", "cummin")
     keeps_batch = always

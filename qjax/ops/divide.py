@@ -22,6 +22,7 @@ from qjax.ops.base import (
 )
 from qjax.ops.centered import centered
 from qjax.ops.epilogue import clamp_codes
+from qjax.ops.fields import NoFields
 from qjax.ops.pending import Pending
 
 
@@ -33,6 +34,7 @@ class Divide(Elementwise):
     """
 
     name = "divide"
+    fields = NoFields
     role = Role.PRODUCER
     primitives = ("div",)
     takes_steps = False

@@ -30,7 +30,17 @@ from qjax.ops.composed import Part, Steps
 from qjax.ops.epilogue import finish, finish_weighted
 from qjax.ops.exact_float import Product, matmul_codes
 from qjax.ops.facts import ProductFacts, always
+from qjax.ops.fields import Product as ProductFields
 from qjax.ops.pending import Pending
+
+
+class Fields(ProductFields):
+    """The axes that are summed, and those that both operands share, as `lax.dot_general` has them."""
+
+    lhs_contracting: list[int]
+    rhs_contracting: list[int]
+    lhs_batch: list[int]
+    rhs_batch: list[int]
 
 
 @register
@@ -38,6 +48,7 @@ class Dot(ProductFacts, Op):
     """`lax.dot_general`: y[b, m, n] = sum_k x[b, m, k] w[b, k, n], for any number of axes of each kind."""
 
     name = "dot"
+    fields = Fields
     role = Role.PRODUCER
     primitives = ("dot_general",)
     permutable = True

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from qjax.numerics.affine import broadcast_to_tensor
 from qjax.numerics.fake_quant import fake_quant_codes
 from qjax.ops.base import Elementwise, Equation, Quantized, Role, real, register
+from qjax.ops.fields import NoFields
 
 
 @register
@@ -20,6 +21,7 @@ class Dropout(Elementwise):
     """Zeroes codes and divides the scale by the probability of keeping one. In evaluation the layer vanishes."""
 
     name = "dropout"
+    fields = NoFields
     role = Role.CHAIN
     primitives = ("dropout",)
     on_grid = True

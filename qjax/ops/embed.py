@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from qjax.ops.base import Attributes, Constants, Elementwise, Equation, Quantized, Role, register
-from qjax.ops.indices import fills, outside, wrapped
+from qjax.ops.indices import Lookup, fills, outside, wrapped
 
 
 @register
@@ -18,6 +18,7 @@ class Embed(Elementwise):
     """
 
     name = "embed"
+    fields = Lookup
     role = Role.GRID
     primitives = ("embed",)
     indexed = "kernel"

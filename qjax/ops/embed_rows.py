@@ -17,7 +17,8 @@ from qjax.numerics.softfloat import Real
 from qjax.ops.base import Attributes, Constants, Equation, Preparation, Prepared, Quantized, Role, register
 from qjax.ops.embed import Embed
 from qjax.ops.epilogue import Affine, finish_sum, fold_sum, greatest_shift
-from qjax.ops.indices import outside, wrapped
+from qjax.ops.fields import Rounded
+from qjax.ops.indices import Lookup, outside, wrapped
 from qjax.ops.pending import Pending
 
 
@@ -48,6 +49,12 @@ def check_rows(spec: QSpec, shape: tuple[int, ...], name: str) -> None:
         raise ValueError(f"Quantizer {name!r}: {error}.") from None
 
 
+class Fields(Lookup):
+    """table: rows and columns of the table."""
+
+    table: list[int]
+
+
 @register
 class EmbedRows(Embed):
     """y = round(table[indices] * factor[rows of the indices]); what an `embed` with several scales becomes.
@@ -57,6 +64,8 @@ class EmbedRows(Embed):
     """
 
     name = "embed_rows"
+    fields = Fields
+    prepared = Rounded
     role = Role.PRODUCER
     primitives: ClassVar[tuple[str, ...]] = ()
     indexed = "weights"

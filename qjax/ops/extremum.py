@@ -1,7 +1,7 @@
 """Elementwise maximum or minimum of two tensors with the same scale, or of a tensor and an array of constants."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +9,12 @@ from jax import lax
 
 from qjax.ops.base import Attributes, Constants, Elementwise, Equation, Operand, Quantized, Role, real, register
 from qjax.ops.coded import code, steps_on
+
+
+class Fields(TypedDict):
+    """function: which of the two elements."""
+
+    function: Literal["max", "min"]
 
 
 @register
@@ -19,6 +25,7 @@ class Extremum(Elementwise):
     """
 
     name = "extremum"
+    fields = Fields
     role = Role.GRID
     primitives = ("max", "min")
 

@@ -1,13 +1,20 @@
 """A constant for every example of the batch, such as the initial state of a loop."""
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, TypedDict
 
 import jax
 import jax.numpy as jnp
 
 from qjax.ops.base import Attributes, Constants, Elementwise, Equation, Role, Shape, register
 from qjax.ops.facts import Follows
+
+
+class Fields(TypedDict):
+    """shape: None where the batch is. times: rows of that axis for each example."""
+
+    shape: list[int | None]
+    times: int
 
 
 @register
@@ -19,6 +26,7 @@ class Fill(Elementwise):
     """
 
     name = "fill"
+    fields = Fields
     role = Role.GRID
     primitives: ClassVar[tuple[str, ...]] = ()
     free: ClassVar[Mapping[str, Follows]] = {"shape": "sizes"}

@@ -6,7 +6,7 @@ its factor, and the sum is rounded once (`epilogue.finish_sum`). No group is rou
 
 import math
 from collections.abc import Collection, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,7 @@ from qjax.ops.base import (
 from qjax.ops.channels import weight_to_result
 from qjax.ops.epilogue import finish_sum, fold_sum
 from qjax.ops.facts import CountsProducts, always
+from qjax.ops.fields import Rounded
 from qjax.ops.pending import Pending
 
 _PRODUCTS = 2**61
@@ -113,6 +114,19 @@ def _kept(w: Quantized) -> tuple[int, ...]:
     return tuple(w.codes.shape[a] if a == axis else n for a, n in enumerate(w.scale.shape))
 
 
+class Fields(TypedDict):
+    """group_axis: of the weight, split into groups. summed: of the activations. The others are shared."""
+
+    weight: int
+    group_axis: int
+    summed: int
+    batch: list[int]
+    weight_batch: list[int]
+    channels: list[list[int]]
+    rank: int
+    permutation: list[int] | None
+
+
 @register
 class GroupedDot(CountsProducts, Op):
     """y = sum over groups of (sum_k x[k] w[k, n]) s[group, n]; what a `dot` whose weight has groups becomes.
@@ -123,6 +137,8 @@ class GroupedDot(CountsProducts, Op):
     """
 
     name = "grouped_dot"
+    fields = Fields
+    prepared = Rounded
     role = Role.PRODUCER
     primitives: ClassVar[tuple[str, ...]] = ()
     keeps_batch = always

@@ -10,13 +10,20 @@ say what JAX does:
 """
 
 import math
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from qjax.ops.base import Attributes
+
+
+class Lookup(TypedDict):
+    """What indices mean that are out of range, see the table above."""
+
+    fills: NotRequired[bool]
+    wraps: NotRequired[bool]
 
 
 def fills(params: Any) -> bool:

@@ -6,7 +6,7 @@ program. If two machines differ in a last bit, a code can differ by one.
 """
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,15 @@ from qjax.ops.facts import always
 NAME = "island"
 
 
+class Fields(TypedDict):
+    """The program and what flows in, see the class."""
+
+    program: list[Any]
+    results: list[int]
+    dtypes: list[str]
+    batch: list[int] | None
+
+
 @register
 class Island(Op):
     """codes -> floats -> program -> floats -> codes.
@@ -30,6 +39,7 @@ class Island(Op):
     """
 
     name = NAME
+    fields = Fields
     role = Role.INTEGER
     keeps_batch = always
 

@@ -31,8 +31,9 @@ from qjax.ops.base import (
 )
 from qjax.ops.epilogue import finish_sum, fold_sum, greatest_shift
 from qjax.ops.facts import ChoosesNoPlace, always
+from qjax.ops.fields import Axes, Rounded
 from qjax.ops.pending import Pending
-from qjax.ops.taking_part import attributes_of, taking_part, visible, works_along
+from qjax.ops.taking_part import Masked, attributes_of, taking_part, visible, works_along
 
 _LOG_STEP = 2.0**-LOG_BITS
 _CODE_BITS = 30
@@ -92,11 +93,23 @@ class _LogSum(ChoosesNoPlace, Op):
         return f"tables of exponentials and logarithms, one rounding ({attributes['rounding']})"
 
 
+class PreparedFields(Rounded):
+    """places: fractional bits of the logarithms."""
+
+    places: int
+
+
+class Fields(Axes, Masked):
+    """axes: over which the exponentials are summed; masks as in `ops.taking_part`."""
+
+
 @register
 class LogSoftmax(_LogSum):
     """y = x - log(sum(exp(x))) over some axes."""
 
     name = "log_softmax"
+    fields = Fields
+    prepared = PreparedFields
     primitives = ("log_softmax",)
     sign = -1
 
@@ -121,11 +134,19 @@ class LogSoftmax(_LogSum):
         return finish_sum([below << np.int32(attributes["places"]), logs], constants, attributes)
 
 
+class KeepFields(Fields):
+    """keep: the axes stay, with one element."""
+
+    keep: bool
+
+
 @register
 class LogSumExp(_LogSum):
     """y = log(sum(exp(x))) over some axes; attributes: keep: whether the axes stay, of one element each."""
 
     name = "logsumexp"
+    fields = KeepFields
+    prepared = PreparedFields
     primitives = ("logsumexp",)
     sign = 1
 

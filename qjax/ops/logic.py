@@ -1,7 +1,7 @@
 """Arithmetic of plain integers and booleans, which are not codes: masks, positions, counts."""
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,13 @@ _REDUCTIONS = ("reduce_and", "reduce_or", "reduce_sum", "reduce_max", "reduce_mi
 _CONVERT = "convert_element_type"
 
 
+class Fields(TypedDict):
+    """function: the name of the primitive. axes: of a reduction."""
+
+    function: str
+    axes: NotRequired[list[int]]
+
+
 @register
 class Logic(ChoosesNoPlace, Op):
     """Functions of int32 (modulo 2^32, as JAX computes them) and bool: elementwise, over axes, and between the two.
@@ -43,6 +50,7 @@ class Logic(ChoosesNoPlace, Op):
     """
 
     name = "logic"
+    fields = Fields
     role = Role.INTEGER
     primitives = (*_ELEMENTWISE, *_REDUCTIONS, _CONVERT)
     keeps_batch = always

@@ -10,8 +10,9 @@ from jax import lax
 
 from qjax.ops.base import Attributes, Constants, Equation, Shape, register
 from qjax.ops.facts import Filling, always, no_filling
+from qjax.ops.fields import Axes
 from qjax.ops.grid import GridOp
-from qjax.ops.windows import of_pool, reduce_window, slid
+from qjax.ops.windows import Pool, of_pool, reduce_window, slid
 
 
 @register
@@ -19,6 +20,7 @@ class MaxPool(GridOp):
     """`lax.reduce_window` with maximum; padding is below every code."""
 
     name = "max_pool"
+    fields = Pool
     primitives = ("reduce_window_max",)
     keeps_batch = always
 
@@ -48,6 +50,7 @@ class Max(GridOp):
     """`lax.reduce_max` over any axes."""
 
     name = "max"
+    fields = Axes
     primitives = ("reduce_max",)
     keeps_batch = always
     filling = no_filling

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from qjax.ops.base import Attributes, Constants, Equation, Shape, register
 from qjax.ops.facts import always, no_filling
+from qjax.ops.fields import Axes
 from qjax.ops.grid import GridOp
 
 
@@ -16,6 +17,7 @@ class Min(GridOp):
     """`lax.reduce_min` over any axes."""
 
     name = "min"
+    fields = Axes
     primitives = ("reduce_min",)
     keeps_batch = always
     filling = no_filling

@@ -10,6 +10,7 @@ from qjax.ops import reach
 from qjax.ops.base import Attributes, Bounds, Constants, Elementwise, Equation, Quantized, Role, Site, real, register
 from qjax.ops.centered import centered
 from qjax.ops.epilogue import finish
+from qjax.ops.fields import NoFields
 from qjax.ops.pending import Pending
 
 
@@ -18,6 +19,7 @@ class Multiply(Elementwise):
     """y = x0 * x1; the accumulator is the product of the centered codes."""
 
     name = "multiply"
+    fields = NoFields
     role = Role.PRODUCER
     primitives = ("mul",)
     takes_steps = True

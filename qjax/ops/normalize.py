@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,26 @@ from qjax.ops.channels import trailing
 from qjax.ops.composed import Part, Steps
 from qjax.ops.epilogue import Affine, finish_sum, fold_sum, greatest_shift
 from qjax.ops.facts import always
+from qjax.ops.fields import Rounded
 from qjax.ops.pending import Pending
+
+
+class PreparedFields(Rounded):
+    """span: the greatest distance of two codes."""
+
+    span: int
+
+
+class Fields(TypedDict):
+    """See the class."""
+
+    axes: list[int]
+    center: bool
+    divisor: int | None
+    epsilon: float
+    joined: Literal["add", "max"]
+    groups: int
+    feature_axes: list[int]
 
 
 @register
@@ -48,6 +67,8 @@ class Normalize(Op):
     """
 
     name = "normalize"
+    fields = Fields
+    prepared = PreparedFields
     role = Role.PRODUCER
     primitives = ("layer_norm", "rms_norm", "group_norm", "instance_norm", "normalize")
     keeps_batch = always

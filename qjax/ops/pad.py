@@ -1,7 +1,7 @@
 """Padding with zeros, or with the lowest value before a max pool."""
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +14,19 @@ from qjax.ops.facts import Filling, always
 from qjax.ops.grid import GridOp
 
 
+class Fields(TypedDict):
+    """padding: low, high and interior of each axis. lowest: with the lowest code, not with zero."""
+
+    padding: list[list[int]]
+    lowest: bool
+
+
 @register
 class Pad(GridOp):
     """`lax.pad` with 0.0 (the zero point among codes) or -inf (the lowest code)."""
 
     name = "pad"
+    fields = Fields
     primitives = ("pad",)
     keeps_batch = always
 

@@ -1,7 +1,7 @@
 """Padding with a constant other than zero."""
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,13 @@ from qjax.ops.facts import always
 from qjax.ops.grid import GridOp
 
 
+class Fields(TypedDict):
+    """padding: low, high and interior of each axis. number: of plain integers; codes have a constant."""
+
+    padding: list[list[int]]
+    number: NotRequired[int]
+
+
 @register
 class PadValue(GridOp):
     """`lax.pad` with a constant; one out of range is clipped, in training too. See `pad` for zero and -inf.
@@ -22,6 +29,7 @@ class PadValue(GridOp):
     """
 
     name = "pad_value"
+    fields = Fields
     primitives = ("pad",)
     moves = True
     keeps_batch = always

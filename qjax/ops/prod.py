@@ -14,10 +14,17 @@ from qjax.ops.base import Attributes, Bounds, Constants, Equation, Op, Quantized
 from qjax.ops.centered import centered
 from qjax.ops.epilogue import finish
 from qjax.ops.facts import always, no_formula
+from qjax.ops.fields import Axes
 from qjax.ops.pending import Pending
 
 MOST = 3
 """Factors of 8 bits whose product int32 holds: 255^3 < 2^24 is exact in float32 too, 255^4 leaves int32."""
+
+
+class Fields(Axes):
+    """factors: how many elements are multiplied."""
+
+    factors: int
 
 
 @register
@@ -29,6 +36,7 @@ class Prod(Op):
     """
 
     name = "prod"
+    fields = Fields
     role = Role.PRODUCER
     primitives = ("reduce_prod",)
     keeps_batch = always

@@ -1,6 +1,7 @@
 """The end of a chain: codes from an accumulator, at the scale and zero point of the result."""
 
 from qjax.ops.base import Elementwise, Role, register
+from qjax.ops.fields import NoFields
 
 
 @register
@@ -8,4 +9,5 @@ class Quantize(Elementwise):
     """A node of the quantized graph; `assign` folds it into its producer. No equation is read as one."""
 
     name = "quantize"
+    fields = NoFields
     role = Role.QUANTIZER

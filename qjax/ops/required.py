@@ -3,6 +3,7 @@
 | operation | must state | if it were forgotten |
 | --- | --- | --- |
 | every one | the abstract methods | sums could overflow, examples of a batch could mix |
+| every one | `fields` | a misspelt attribute would pass, a missing one would fail in the middle of a run |
 | PRODUCER | `takes_steps` | steps behind it would be folded into constants that cannot hold them |
 | PRODUCER that does not prepare | `operation` | the exact sum would replace the runtime's own formula |
 | the same without a weight | `scales` | the scales of further inputs would be ignored |

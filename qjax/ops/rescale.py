@@ -8,6 +8,7 @@ from qjax.ops.base import Attributes, Constants, Elementwise, Role, register
 from qjax.ops.centered import centered
 from qjax.ops.epilogue import finish
 from qjax.ops.facts import scale_of_input
+from qjax.ops.fields import NoFields
 
 
 @register
@@ -15,6 +16,7 @@ class Rescale(Elementwise):
     """y = g * x + b per channel; never read from a jaxpr, the lowering puts it where codes meet an affine step."""
 
     name = "rescale"
+    fields = NoFields
     role = Role.PRODUCER
     takes_steps = True
     scales = scale_of_input

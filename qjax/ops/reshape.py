@@ -1,7 +1,7 @@
 """reshape, squeeze and expand_dims."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict
 
 import jax
 
@@ -10,11 +10,18 @@ from qjax.ops.facts import Follows, always, no_filling
 from qjax.ops.grid import GridOp
 
 
+class Fields(TypedDict):
+    """shape: of the result, None for the batch."""
+
+    shape: list[int | None]
+
+
 @register
 class Reshape(GridOp):
     """The same codes in another shape; None in `shape` is the axis that holds the batch."""
 
     name = "reshape"
+    fields = Fields
     primitives = ("reshape", "squeeze", "expand_dims")
     moves = True
     free: ClassVar[Mapping[str, Follows]] = {"shape": "sizes"}

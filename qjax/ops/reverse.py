@@ -8,6 +8,7 @@ from jax import lax
 
 from qjax.ops.base import Attributes, Constants, Equation, Shape, register
 from qjax.ops.facts import always, no_filling
+from qjax.ops.fields import Axes
 from qjax.ops.grid import GridOp
 
 
@@ -16,6 +17,7 @@ class Reverse(GridOp):
     """`lax.rev`."""
 
     name = "reverse"
+    fields = Axes
     primitives = ("rev",)
     moves = True
     keeps_batch = always

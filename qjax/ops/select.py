@@ -11,6 +11,7 @@ from jax import lax
 from qjax.ops.base import Array, Attributes, Constants, Elementwise, Equation, Operand, Quantized, Role, real, register
 from qjax.ops.coded import code, steps_on
 from qjax.ops.facts import ChoosesNoPlace
+from qjax.ops.fields import NoFields
 
 _ROLES = {1: "off", 2: "on"}
 """Operand of `select_n` -> role of a constant in its place: the values for masks of False and of True."""
@@ -26,6 +27,7 @@ class Select(ChoosesNoPlace, Elementwise):
     """
 
     name = "select"
+    fields = NoFields
     role = Role.GRID
     primitives = ("select_n",)
     moves = True

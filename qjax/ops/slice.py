@@ -1,7 +1,7 @@
 """Strided slices with constant bounds, and splits."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NotRequired, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,16 @@ from jax import lax
 
 from qjax.ops.base import Attributes, Constants, Equation, Shape, register
 from qjax.ops.facts import Follows, always, no_filling
+from qjax.ops.fields import Axis
 from qjax.ops.grid import GridOp
+
+
+class SliceFields(TypedDict):
+    """One number for each axis; a limit of None is the end of the batch."""
+
+    start: list[int]
+    limit: list[int | None]
+    strides: list[int]
 
 
 @register
@@ -18,6 +27,7 @@ class Slice(GridOp):
     """`lax.slice`, and `lax.dynamic_slice` from constants on; None as a limit is the end of the axis."""
 
     name = "slice"
+    fields = SliceFields
     primitives = ("slice", "dynamic_slice")
     moves = True
     free: ClassVar[Mapping[str, Follows]] = {"limit": "ends"}
@@ -83,11 +93,19 @@ def _limit(attributes: Attributes, x: jax.Array) -> list[Any]:
     return [size if stop is None else stop for stop, size in zip(attributes["limit"], x.shape, strict=True)]
 
 
+class SplitFields(Axis):
+    """sizes: of the parts. index: which part this node is."""
+
+    sizes: list[int]
+    index: NotRequired[int]
+
+
 @register
 class Split(GridOp):
     """`lax.split`: one node per part, `index` says which (a split into one part has none)."""
 
     name = "split"
+    fields = SplitFields
     primitives = ("split",)
     moves = True
     keeps_batch = always

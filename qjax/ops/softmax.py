@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -33,11 +33,25 @@ from qjax.ops.base import (
 from qjax.ops.composed import Part, Steps
 from qjax.ops.epilogue import clamp_codes, finish_sum, fold_sum, greatest_shift
 from qjax.ops.facts import ChoosesNoPlace, always
+from qjax.ops.fields import Axes
 from qjax.ops.pending import Pending
-from qjax.ops.taking_part import FILL, attributes_of, taking_part, works_along
+from qjax.ops.taking_part import FILL, Masked, attributes_of, taking_part, works_along
 
 _STEP = np.float32(2.0**-BITS)
 _FIELDS = {"gemmlowp": runtimes.Gemmlowp, "float32": runtimes.Table, "uint16": runtimes.Uint16}
+
+
+class PreparedFields(TypedDict):
+    """method: "exact", or how a runtime computes it. rounding: of the exact one."""
+
+    method: str
+    rounding: NotRequired[str]
+
+
+class Fields(Axes, Masked):
+    """empty: what a row without any element holds; masks as in `ops.taking_part`."""
+
+    empty: NotRequired[str]
 
 
 @register
@@ -54,6 +68,8 @@ class Softmax(ChoosesNoPlace, Op):
     """
 
     name = "softmax"
+    fields = Fields
+    prepared = PreparedFields
     role = Role.PRODUCER
     primitives = ("softmax",)
     takes_steps = False

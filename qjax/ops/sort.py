@@ -9,6 +9,7 @@ from jax import lax
 
 from qjax.ops.base import Attributes, Constants, Equation, Shape, register
 from qjax.ops.facts import always, no_filling
+from qjax.ops.fields import Axis
 from qjax.ops.grid import GridOp
 
 
@@ -20,6 +21,7 @@ class Sort(GridOp):
     """
 
     name = "sort"
+    fields = Axis
     primitives = ("sort",)
     keeps_batch = always
     filling = no_filling

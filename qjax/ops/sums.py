@@ -17,9 +17,10 @@ from qjax.ops.base import Attributes, Bounds, Constants, Equation, Op, Quantized
 from qjax.ops.centered import centered
 from qjax.ops.epilogue import finish
 from qjax.ops.facts import AverageFacts, always, no_formula, scale_of_input
+from qjax.ops.fields import Axes
 from qjax.ops.formulas import get as get_formula
 from qjax.ops.pending import Pending
-from qjax.ops.windows import MOST_SLICES, of_pool, reduce_window, slid
+from qjax.ops.windows import MOST_SLICES, Pool, of_pool, reduce_window, slid
 
 
 def _training(eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
@@ -45,6 +46,7 @@ class Sum(AverageFacts, Op):
     """`lax.reduce_sum` over any axes."""
 
     name = "sum"
+    fields = Axes
     role = Role.PRODUCER
     primitives = ("reduce_sum",)
     average = "mean"
@@ -108,6 +110,7 @@ class WindowSum(AverageFacts, Op):
     """`lax.reduce_window` with addition: average pooling before its division. Padding adds real zeros."""
 
     name = "window_sum"
+    fields = Pool
     role = Role.PRODUCER
     primitives = ("reduce_window_sum",)
     average = "average_pool"

@@ -6,7 +6,7 @@ int16). Each entry is correctly rounded. There is no interpolation.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -35,11 +35,26 @@ from qjax.ops.pending import Pending
 _UNITS: dict[str | None, Unit] = {"logistic": "unsigned", "tanh": "signed"}
 
 
+class PreparedFields(TypedDict):
+    """range: the first and the last code that the table covers."""
+
+    range: list[int]
+
+
+class Fields(TypedDict):
+    """expression: the function, see `ops.recomputed`. range: the codes that the table covers."""
+
+    expression: Any
+    range: NotRequired[list[int]]
+
+
 @register
 class Table(Elementwise):
     """y = f(x), element by element; constants: `table`, attributes: `expression` and the input's `range` of codes."""
 
     name = "table"
+    fields = Fields
+    prepared = PreparedFields
     role = Role.PRODUCER
     primitives = ("table",)
     takes_steps = False

@@ -12,7 +12,7 @@ from jax import lax
 from qjax.ops.base import Attributes, Constants, Equation, Quantized, Shape, real, register
 from qjax.ops.facts import always
 from qjax.ops.grid import GridOp
-from qjax.ops.indices import fills, has_number, outside, wrapped
+from qjax.ops.indices import Lookup, fills, has_number, outside, wrapped
 
 _OUT = (
     "indices from {low} to {high} do not fit an axis of {size}. JAX fills with NaN there, which is no code: keep them "
@@ -63,6 +63,13 @@ class _Gather(GridOp):
         return outside(attributes, inputs[1], inputs[0].shape[attributes["axis"]])
 
 
+class TakeFields(Lookup):
+    """places: the axes of the result that come from the indices."""
+
+    axis: int
+    places: list[int]
+
+
 @register
 class Take(_Gather):
     """`lax.gather` of whole slices along one axis; inputs: the tensor, int32 indices with a last axis of size 1.
@@ -71,6 +78,7 @@ class Take(_Gather):
     """
 
     name = "take"
+    fields = TakeFields
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
         return not constant[0] and axis_of(eqn) is not None and not has_number(eqn.params, eqn.in_dtypes[0])
@@ -98,6 +106,15 @@ class Take(_Gather):
         return jnp.transpose(rows, order)
 
 
+class AlongFields(Lookup):
+    """operand, indices: the axes that the two share. places: those of the result from the indices."""
+
+    axis: int
+    operand: list[int]
+    indices: list[int]
+    places: list[int]
+
+
 @register
 class TakeAlong(_Gather):
     """`jnp.take_along_axis`: every example chooses for itself; the result is x where the place equals the index.
@@ -107,6 +124,7 @@ class TakeAlong(_Gather):
     """
 
     name = "take_along"
+    fields = AlongFields
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
         return not constant[0] and self._layout(eqn) is not None and not has_number(eqn.params, eqn.in_dtypes[0])

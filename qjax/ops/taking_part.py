@@ -1,7 +1,7 @@
 """Masks as operands: which elements of a row a softmax or a sum of exponentials includes."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,13 @@ from qjax.ops.base import Attributes, Equation
 
 FILL = -3e38
 """What a number that takes no part counts as, in float32: its exponential is 0 beside any other."""
+
+
+class Masked(TypedDict):
+    """mask_axes: per mask and axis of the codes, the mask's axis or None. mask_inverted: whether True hides."""
+
+    mask_axes: NotRequired[list[list[int | None]]]
+    mask_inverted: NotRequired[list[bool]]
 
 
 def attributes_of(eqn: Equation) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Permutations of axes."""
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +11,18 @@ from qjax.ops.facts import always, no_filling
 from qjax.ops.grid import GridOp
 
 
+class Fields(TypedDict):
+    """permutation: the order of the axes, as `lax.transpose` takes it."""
+
+    permutation: list[int]
+
+
 @register
 class Transpose(GridOp):
     """`lax.transpose`."""
 
     name = "transpose"
+    fields = Fields
     primitives = ("transpose",)
     moves = True
     keeps_batch = always

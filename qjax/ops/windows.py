@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import jax
 import numpy as np
@@ -49,6 +49,29 @@ def with_kernel(convolution: Attributes) -> dict[str, Any]:
     """The attributes of a convolution's node: what the lowering adds for a weight is added."""
     rhs, out = convolution["rhs_layout"], convolution["out_layout"]
     return {**convolution, "weight": 1, "channels": [[out[1], rhs[0]]], "rank": len(out), "permutation": None}
+
+
+class Convolution(TypedDict):
+    """One number, or [low, high], for each axis of the window. Layouts: batch, channels, then the window's axes."""
+
+    strides: list[int]
+    padding: list[list[int]]
+    lhs_dilation: list[int]
+    rhs_dilation: list[int]
+    groups: int
+    lhs_layout: list[int]
+    rhs_layout: list[int]
+    out_layout: list[int]
+
+
+class Pool(TypedDict):
+    """One number, or [low, high], for each axis of the input."""
+
+    window: list[int]
+    strides: list[int]
+    padding: list[list[int]]
+    base_dilation: list[int]
+    window_dilation: list[int]
 
 
 def pool(

@@ -28,12 +28,18 @@ def constant(name: str, codes, dtype: str, of: Quantization | None = None) -> Te
     return Tensor(name, value.shape, dtype, of, value)
 
 
-def graph_of(*constants: Tensor, attributes=None, metadata=None) -> Graph:
-    """A graph of one reshape that carries the given constants besides."""
+def holding(value) -> dict:
+    """The attributes of the one operation whose attributes may hold any JSON value: an expression."""
+    return {"expression": value, "range": [0, 1]}
+
+
+def graph_of(*constants: Tensor, value=None, attributes=None, metadata=None) -> Graph:
+    """A graph of one reshape that carries the given constants besides; value: held by the attribute of a table."""
     codes = quantization(zero_point=-3)
     flat = Tensor("y", (None, 4), "int8", codes)
     tensors = (Tensor("x", (None, 2, 2), "int8", codes), *constants, flat)
-    node = Node("flatten", "reshape", ("x",), "y", {}, attributes or {"shape": [None, 4]})
+    op, known = ("reshape", {"shape": [None, 4]}) if value is None else ("table", holding(value))
+    node = Node("flatten", op, ("x",), "y", {}, attributes or known)
     named = {tensor.name: tensor for tensor in tensors}
     return Graph(named, (node,), ("x",), ("y",), "nearest_even", metadata or {})
 
@@ -71,11 +77,11 @@ def rich_graph() -> Graph:
     nodes = (
         Node(
             name="première",
-            op="dot",
+            op="table",
             inputs=("x",),
             output="acc",
             constants={"weights": UNICODE, "bias": "s32"},
-            attributes={"b": [1, [2, [None, True]]], "a": (3, (4.5, -0.0)), "text": TEXT, "tiny": 5e-324},
+            attributes=holding([[1, [2, [None, True]]], (3, (4.5, -0.0)), TEXT, 5e-324]),
             location="model.py:12",
         ),
         Node("second", "rescale", ("acc",), "y", {"multiplier": "s32"}, {}, None),

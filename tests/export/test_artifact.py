@@ -37,8 +37,8 @@ def test_differences_sees_changes():
 
 
 def test_tuples_become_lists():
-    graph = from_bytes(to_bytes(graph_of(attributes={"a": (1, (2, [3]))}, metadata={"b": ({"c": ()},)})))
-    assert graph.nodes[0].attributes == {"a": [1, [2, [3]]]}
+    graph = from_bytes(to_bytes(graph_of(value=(1, (2, [3])), metadata={"b": ({"c": ()},)})))
+    assert graph.nodes[0].attributes["expression"] == [1, [2, [3]]]
     assert graph.metadata == {"b": [{"c": []}]}
 
 
@@ -160,32 +160,37 @@ def test_size_counts_constants_only():
 
 
 @pytest.mark.parametrize(
-    ("attributes", "message"),
+    ("value", "message"),
     [
         (
-            {"a": np.int32(3)},
+            np.int32(3),
             r"Node 'flatten': attributes: expected None, bool, .* got int32; convert it with int\(\)",
         ),
-        ({"a": float("nan")}, "Node 'flatten': attributes: expected a finite number, got nan"),
-        ({"a": [1.0, float("-inf")]}, "expected a finite number, got -inf"),
-        ({"a": 2**63}, "expected an integer within .* got 9223372036854775808"),
-        ({"a": "\ud800"}, "expected Unicode, got a lone surrogate"),
+        (float("nan"), "Node 'flatten': attributes: expected a finite number, got nan"),
+        ([1.0, float("-inf")], "expected a finite number, got -inf"),
+        (2**63, "expected an integer within .* got 9223372036854775808"),
+        ("\ud800", "expected Unicode, got a lone surrogate"),
         ({3: 1}, "a key: expected a string of 1 to 1040 characters, got int '3'"),
-        ({"a": {"b": 1}}, "attribute 'a': expected numbers, strings, null and lists of these, got an object"),
-        ({"a": {1, 2}}, "got set"),
-        ({"a": b"bytes"}, "got bytes"),
+        ({"b": 1}, "attribute 'expression': expected numbers, strings, null and lists of these, got an object"),
+        ({1, 2}, "got set"),
+        (b"bytes", "got bytes"),
     ],
 )
-def test_attributes_that_json_cannot_hold(attributes, message):
+def test_attributes_that_json_cannot_hold(value, message):
     with pytest.raises(ArtifactError, match=message):
-        to_bytes(graph_of(attributes=attributes))
+        to_bytes(graph_of(value=value))
+
+
+def test_attributes_that_the_operation_does_not_have():
+    with pytest.raises(GraphError, match="Node 'flatten': 'reshape' has no attribute 'a'. Its attributes: shape."):
+        to_bytes(graph_of(attributes={"shape": [None, 4], "a": 1}))
 
 
 def test_attributes_that_contain_themselves():
     loop: list = []
     loop.append(loop)
     with pytest.raises(ArtifactError, match="at most 24 levels deep"):
-        to_bytes(graph_of(attributes={"a": loop}))
+        to_bytes(graph_of(value=loop))
 
 
 def test_codes_outside_of_their_range():

@@ -78,5 +78,5 @@ FINITE = st.floats(allow_nan=False, allow_infinity=False)
 
 @given(st.recursive(SCALARS | FINITE, lambda inner: st.lists(inner, max_size=4), max_leaves=12))
 def test_any_attribute_round_trips(value):
-    graph = graph_of(attributes={"a": value}, metadata={"m": {"n": value}})
+    graph = graph_of(value=[value], metadata={"m": {"n": value}})
     assert differences(graph, from_bytes(to_bytes(graph))) == []

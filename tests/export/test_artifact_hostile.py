@@ -124,6 +124,8 @@ HOSTILE = [
     (node("attributes", to={"a": [[{}]]}), "attribute 'a': expected numbers, strings, null"),
     (node("attributes", to={"a": 2**63}), "expected an integer within"),
     (node("attributes", to={"": 1}), "expected a string of 1 to"),
+    (node("attributes", to={"shape": "4"}), "Node 'flatten': 'reshape' attribute 'shape': expected a list"),
+    (node("attributes", to={}), "Node 'flatten': 'reshape' lacks the attribute 'shape'"),
     (node("location", to=5), "Node 'flatten': expected a location of str or null, got int"),
     (change("arrays", "value:m", to=...), "expected data_offsets|expected arrays"),
     (array("value:m", "dtype", "F32"), "Tensor 'm': expected data of int32 and shape"),

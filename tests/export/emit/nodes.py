@@ -154,7 +154,7 @@ def of_operations() -> Named:
         "dot",
         [x, second],
         ((3, 2, 4), INT8),
-        {**product, "weight": None, "permutation": [0, 2, 1], "rounding": "nearest_even"},
+        {**product, "weight": None, "channels": [], "rank": 3, "permutation": [0, 2, 1], "rounding": "nearest_even"},
         **total,
     )
     _choices(add)

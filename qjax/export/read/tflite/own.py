@@ -20,9 +20,10 @@ from qjax.export.read.tflite.model import FileTensor, Model, parse
 from qjax.export.tflite_schema import layouts
 from qjax.export.tflite_schema.file import METADATA, METADATA_VERSION
 from qjax.graph import kernels
-from qjax.graph.check import OF_TARGETS, check_integer
+from qjax.graph.check import check_integer
 from qjax.graph.ir import INTEGER_DTYPES, Graph, Node, Quantization, Tensor
 from qjax.ops.channels import weight_to_result
+from qjax.ops.fields import OF_TARGETS
 from qjax.run import interpreter
 
 
