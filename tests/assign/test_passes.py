@@ -247,7 +247,7 @@ def wide_graph(count: int | None, op: str = "dot") -> Graph:
         Tensor("w", (count, 3) if op == "dot" else (2, count), "int16", grid),
         Tensor("y", (2, 3) if op == "dot" else (2, count), "int16", grid),
     ]
-    attributes = {**DENSE, "weight": None} if op == "dot" else {}
+    attributes = {**DENSE, "weight": None, "channels": [], "rank": 2, "permutation": None} if op == "dot" else {}
     node = Node("y", op, ("x", "w"), "y", {}, attributes, "user.py:9")
     return assemble(tensors, [node], "y", inputs=("x", "w"))
 

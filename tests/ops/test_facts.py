@@ -137,7 +137,7 @@ EXTREMES = {
             "dot",
             [INT8_LOW, INT8_HIGH],
             lambda n: ((1, n), (n, 1), (1, 1)),
-            lambda n: {**DENSE, "weight": None, "permutation": None},
+            lambda n: {**DENSE, "weight": None, "channels": [], "rank": 2, "permutation": None},
         ),
     ),
     "dot of a weight": Extreme(
@@ -300,15 +300,18 @@ def test_other_axes_keep_their_places(name: str) -> None:
     assert any(np.array_equal(turned, np.flip(plain, axis)) for axis in kept)
 
 
+NORM = {"center": True, "divisor": None, "epsilon": 1e-6, "joined": "add", "groups": 1, "feature_axes": [1]}
+
+
 @pytest.mark.parametrize(
     ("op", "attributes"),
     [
-        ("cumulative_sum", {"axis": 0}),
-        ("cumulative_extremum", {"axis": 0, "function": "max"}),
-        ("log_softmax", {"axes": [0]}),
-        ("normalize", {"axes": [0]}),
-        ("softmax", {"axes": [0]}),
-        ("take_along", {"axis": 0}),
+        ("cumulative_sum", {"axis": 0, "reverse": False}),
+        ("cumulative_extremum", {"axis": 0, "reverse": False, "function": "max"}),
+        ("log_softmax", {"axes": [0], "places": 10, "rounding": "nearest_even"}),
+        ("normalize", {"axes": [0], **NORM, "rounding": "nearest_even", "span": 255}),
+        ("softmax", {"axes": [0], "method": "exact"}),
+        ("take_along", {"axis": 0, "operand": [1], "indices": [1], "places": [0]}),
         ("reverse", {"axes": [0]}),
         ("sort", {"axis": 0}),
     ],
