@@ -139,6 +139,8 @@ def test_products_of_activations(name, x_grid, w_grid, out, rounding):
         "lhs_batch": list(batch[0]),
         "rhs_batch": list(batch[1]),
         "weight": None,
+        "channels": [],
+        "rank": acc.ndim,
         "permutation": permutation,
         "rounding": rounding,
     }
