@@ -182,7 +182,7 @@ def test_attributes_that_json_cannot_hold(value, message):
 
 
 def test_attributes_that_the_operation_does_not_have():
-    with pytest.raises(GraphError, match="Node 'flatten': 'reshape' has no attribute 'a'. Its attributes: shape."):
+    with pytest.raises(GraphError, match=r"Node 'flatten': 'reshape' has no attribute 'a'\. Its attributes: shape\."):
         to_bytes(graph_of(attributes={"shape": [None, 4], "a": 1}))
 
 
