@@ -247,6 +247,8 @@ OPTIONS: Mapping[str, tuple[int, Fields]] = {
         },
     ),
     "SOFTMAX": (9, {"beta": (0, "u32", 0)}),
+    "CALL_ONCE": (103, {"subgraph": (0, "i32", 0)}),
+    "VAR_HANDLE": (111, {"container": (0, "text", 0), "name": (1, "text", 0)}),
     "LEAKY_RELU": (75, {"alpha": (0, "u32", 0)}),
     "GELU": (116, {"approximate": (0, "bool", 0)}),
     "ARG_MAX": (40, {"type": (0, "i8", 0)}),

@@ -17,12 +17,14 @@ from qjax.export.read.errors import ReadError, reading
 from qjax.export.read.tflite import own
 from qjax.export.read.tflite.kernels import refused, targeted
 from qjax.export.read.tflite.model import Model, parse
+from qjax.export.read.tflite.variables import metadata_of, without_variables
 from qjax.export.read.tflite.walk import Walk, needed
 from qjax.export.tflite_schema.file import METADATA
 from qjax.graph.clean import remove_dead
 from qjax.graph.ir import Graph
 from qjax.lower import ConversionError
 from qjax.lower.batch import free_batch, independent
+from qjax.problems import Problems
 
 _HANDLERS = ("products", "clamps", "arithmetic", "shapes", "moves", "slices", "parts", "rows", "functions", "choices")
 _SIZES = (251, 257)
@@ -61,9 +63,13 @@ def read(
         graph = own.read(model)
         return graph if target is None else retarget(graph, target)
     chosen = targets.get(DEFAULT if target is None else target)
+    with reading("its variables"):
+        model, states, problems = without_variables(model)
     wanted = _wanted(model, outputs)
     with reading("the graph of its operators"):
-        graph, walk = _read(model, wanted, chosen)
+        graph, walk = _read(model, wanted, chosen, problems)
+    if outputs is None:
+        graph = graph.replace(metadata={**graph.metadata, **metadata_of(states, walk.names)})
     with reading(f"the graph under {chosen.name!r}", clear=ValueError):
         return targeted(remove_dead(graph), walk.marks, walk.functions, chosen)
 
@@ -84,12 +90,12 @@ def _wanted(model: Model, outputs: Sequence[str] | None) -> list[int]:
     return found
 
 
-def _read(model: Model, wanted: list[int], target: targets.Target) -> tuple[Graph, Walk]:
+def _read(model: Model, wanted: list[int], target: targets.Target, found: Problems) -> tuple[Graph, Walk]:
     walk = Walk(model, wanted)
     graph = walk.run()
-    problems = walk.problems.lines
+    problems = found.lines + walk.problems.lines
     if model.subgraphs > 1:
-        problems.append(f"{model.subgraphs} subgraphs. Leave control flow (IF, WHILE, CALL_ONCE) out of the model")
+        problems.append(f"{model.subgraphs} subgraphs. Leave control flow (IF, WHILE) out of the model")
     problems += refused(walk.marks, target)
     if problems:
         listed = "\n".join(f"  {line}." for line in problems)

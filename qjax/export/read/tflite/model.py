@@ -74,7 +74,7 @@ class Operator:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Model:
-    """The first subgraph; metadata by name. subgraphs: how many there are."""
+    """One subgraph, the first; metadata by name. subgraphs: how many there are. once: those that CALL_ONCE names."""
 
     data: bytes
     tensors: tuple[FileTensor, ...]
@@ -84,6 +84,7 @@ class Model:
     subgraphs: int
     description: str
     metadata: Mapping[str, tuple[int, int]]
+    once: "Mapping[int, Model]" = dataclasses.field(default_factory=dict)
 
     def array(self, tensor: FileTensor) -> NDArray[Any]:
         """The data of a tensor, as a new array; int4 becomes int8."""
@@ -115,15 +116,22 @@ def parse(data: bytes) -> Model:
     subgraphs = root.tables(2)
     if not subgraphs:
         raise damaged("it has no subgraph")
-    main = subgraphs[0]
-    tensors = tuple(_tensor(i, table, buffers) for i, table in enumerate(main.tables(0)))
-    operators = tuple(_operator(i, table, codes, len(tensors)) for i, table in enumerate(main.tables(3)))
-    inputs, outputs = (_indices(main, field, len(tensors), "the subgraph's") for field in (1, 2))
     metadata = {table.text(0): _buffer(buffers, table.scalar(1, "u32"), "metadata") for table in root.tables(6)}
     held = {name: span for name, span in metadata.items() if span is not None}
-    model = Model(data, tensors, operators, inputs, outputs, len(subgraphs), root.text(3), held)
-    _check_order(model)
-    return model
+
+    def graph(table: Table) -> Model:
+        tensors = tuple(_tensor(i, tensor, buffers) for i, tensor in enumerate(table.tables(0)))
+        operators = tuple(_operator(i, one, codes, len(tensors)) for i, one in enumerate(table.tables(3)))
+        inputs, outputs = (_indices(table, field, len(tensors), "the subgraph's") for field in (1, 2))
+        model = Model(data, tensors, operators, inputs, outputs, len(subgraphs), root.text(3), held)
+        _check_order(model)
+        return model
+
+    main = graph(subgraphs[0])
+    once = {operator.options["subgraph"] for operator in main.operators if operator.name == "CALL_ONCE"}
+    if not once <= set(range(1, len(subgraphs))):
+        raise damaged(f"CALL_ONCE of subgraph {max(once)} of {len(subgraphs)}")
+    return dataclasses.replace(main, once={index: graph(subgraphs[index]) for index in sorted(once)})
 
 
 def _span(table: Table, size: int) -> tuple[int, int] | None:
@@ -179,7 +187,9 @@ def _operator(index: int, table: Table, codes: Sequence[tuple[str, str]], count:
             raise damaged(f"{where} options of another operator")
         held = table.table(4) if given else None
         for field, (number, form, default) in fields.items():
-            if form == "ints":
+            if form == "text":
+                options[field] = "" if held is None else held.text(number)
+            elif form == "ints":
                 value = None if held is None else held.array(number, "int32")
                 options[field] = None if value is None else [int(n) for n in value]
             else:

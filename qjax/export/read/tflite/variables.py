@@ -1,0 +1,150 @@
+"""State that a model keeps from one call to the next: its variables become inputs and outputs.
+
+A streaming model reads a variable (READ_VARIABLE), appends what is new, and writes the rest back (ASSIGN_VARIABLE). The
+graph has an input for the value before the call and an output for the value behind it, so it has no state itself.
+CALL_ONCE names the subgraph with the first values; they are in the graph's metadata, "states".
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from qjax.export.read.tflite.flatbuffer import damaged
+from qjax.export.read.tflite.model import FileTensor, Model, Operator
+from qjax.problems import Problems, Unsupported
+
+KINDS = frozenset({"CALL_ONCE", "VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE"})
+_KEPT = "Leave it out of the model, and keep the value outside"
+
+
+@dataclasses.dataclass
+class State:
+    """One variable. before: the tensor that the call begins with. after: the one that it ends with."""
+
+    name: str
+    first: FileTensor
+    value: int
+    before: int | None = None
+    after: int | None = None
+
+
+def without_variables(model: Model) -> tuple[Model, list[State], Problems]:
+    """The model with its variables as inputs and outputs; those that are only read or only written are none."""
+    problems, states = Problems(), dict[str, State]()
+    if not any(operator.name in KINDS for operator in model.operators):
+        return model, [], problems
+    tensors, kept = list(model.tensors), list[Operator]()
+    handles, same = dict[int, str](), dict[int, int]()
+    once, unknown = 0, list[int]()
+    for operator in model.operators:
+        try:
+            if operator.name == "CALL_ONCE":
+                once += 1
+                states |= _first_values(model.once[operator.options["subgraph"]])
+            elif operator.name == "VAR_HANDLE":
+                handles |= _handle(operator)
+                for index in operator.outputs:
+                    # the variable's own name is the input's
+                    tensors[index] = dataclasses.replace(tensors[index], name=f"{tensors[index].name}/handle")
+            elif operator.name == "READ_VARIABLE":
+                state = _state(states, handles, operator)
+                (index,) = operator.outputs
+                latest = state.before if state.after is None else state.after
+                if latest is not None:
+                    same[index] = latest
+                else:
+                    _check_alike(state, tensors[index], state.first)
+                    tensors[index] = dataclasses.replace(tensors[index], name=state.name)
+                    state.before = index
+            elif operator.name == "ASSIGN_VARIABLE":
+                state = _state(states, handles, operator)
+                state.after = same.get(operator.inputs[1], operator.inputs[1])
+                _check_alike(
+                    state, tensors[state.after], state.first if state.before is None else tensors[state.before]
+                )
+            else:
+                inputs = tuple(same.get(index, index) for index in operator.inputs)
+                kept.append(dataclasses.replace(operator, inputs=inputs))
+        except Unsupported as error:
+            problems.found.append(error.at(f"operator {operator.index} {operator.name}"))
+            if operator.name == "READ_VARIABLE":
+                # as an input, so that the operators that read it are looked at too
+                unknown += operator.outputs
+    lasting = [state for state in states.values() if state.before is not None]
+    for state in lasting:
+        if state.after is None:
+            problems.add(f"variable {state.name!r}", "it is read and never written", "Make it a constant")
+    inputs = tuple(state.before for state in lasting if state.before is not None)
+    outputs = tuple(same.get(index, index) for index in model.outputs)
+    changed = dataclasses.replace(
+        model,
+        tensors=tuple(tensors),
+        operators=tuple(kept),
+        inputs=(*model.inputs, *inputs, *unknown),
+        outputs=outputs + tuple(state.after for state in lasting if state.after is not None),
+        subgraphs=model.subgraphs - once,
+    )
+    return changed, lasting, problems
+
+
+def metadata_of(states: list[State], names: Sequence[str]) -> dict[str, Any]:
+    """What the graph says about its states: input, output and the code that fills the first value."""
+    if not states:
+        return {}
+    rows = [{"input": names[s.before or 0], "output": names[s.after or 0], "first": s.value} for s in states]
+    return {"states": rows}
+
+
+def _handle(operator: Operator) -> dict[int, str]:
+    if len(operator.outputs) != 1:
+        raise damaged(f"operator {operator.index} (VAR_HANDLE): {len(operator.outputs)} outputs")
+    return {operator.outputs[0]: f"{operator.options['container']}{operator.options['name']}"}
+
+
+def _state(states: Mapping[str, State], handles: Mapping[int, str], operator: Operator) -> State:
+    count = 1 if operator.name == "READ_VARIABLE" else 2
+    if len(operator.inputs) != count or len(operator.outputs) != 2 - count:
+        raise damaged(f"operator {operator.index} ({operator.name}): {len(operator.inputs)} inputs")
+    name = handles.get(operator.inputs[0])
+    if name is None:
+        raise Unsupported("its variable comes from another operator than VAR_HANDLE", _KEPT)
+    if name not in states:
+        raise Unsupported(f"no CALL_ONCE gives the variable {name!r} a first value", _KEPT)
+    return states[name]
+
+
+def _first_values(model: Model) -> dict[str, State]:
+    """The states by name, from the subgraph that runs once: constants, each of one code."""
+    handles, found = dict[int, str](), dict[str, State]()
+    for operator in model.operators:
+        if operator.name == "VAR_HANDLE":
+            handles |= _handle(operator)
+        elif operator.name == "ASSIGN_VARIABLE" and len(operator.inputs) == 2 and operator.inputs[0] in handles:
+            name, tensor = handles[operator.inputs[0]], model.tensors[operator.inputs[1]]
+            if tensor.span is None:
+                raise Unsupported(f"the first value of {name!r} is no constant", _KEPT)
+            values = np.unique(model.array(tensor))
+            if values.size != 1:
+                raise Unsupported(f"the first value of {name!r} has several codes", _KEPT)
+            found[name] = State(name, tensor, int(values[0]))
+        else:
+            raise Unsupported(f"{operator.name} in the subgraph that runs once", _KEPT)
+    return found
+
+
+def _check_alike(state: State, tensor: FileTensor, other: FileTensor) -> None:
+    """A variable holds codes: whoever writes and whoever reads it must mean the same numbers."""
+    alike = (tensor.dtype, tensor.shape) == (other.dtype, other.shape)
+    scales = [t for t in (tensor, other) if t.scale.size]
+    if len(scales) == 2:
+        alike = (
+            alike and np.array_equal(tensor.scale, other.scale) and np.array_equal(tensor.zero_point, other.zero_point)
+        )
+    if not alike:
+        raise Unsupported(
+            f"the variable {state.name!r} is {tensor.dtype} {list(tensor.shape)} here and {other.dtype} "
+            f"{list(other.shape)}, or has another scale, elsewhere",
+            "Give both one quantizer",
+        )
