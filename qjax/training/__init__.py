@@ -6,6 +6,7 @@ from qjax.training.adapters import merge_adapters
 from qjax.training.adaround import RoundedLayer, Rounding, adaround
 from qjax.training.batch_norm import reestimate_batch_norm
 from qjax.training.bias_correction import Correction, correct_bias
+from qjax.training.brecq import RebuiltBlock, Reconstruction, brecq
 from qjax.training.dampening import dampening
 from qjax.training.distill import Distillation, Distilled, distill
 from qjax.training.frozen import FrozenBase, freeze_base, thaw_base
@@ -37,6 +38,8 @@ __all__ = [
     "Precision",
     "Ranged",
     "Ranges",
+    "RebuiltBlock",
+    "Reconstruction",
     "RoundedLayer",
     "Rounding",
     "ScalarWriter",
@@ -49,6 +52,7 @@ __all__ = [
     "Wider",
     "accumulator_bound",
     "adaround",
+    "brecq",
     "codes_of",
     "constrain_accumulators",
     "correct_bias",

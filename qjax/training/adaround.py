@@ -251,12 +251,12 @@ def _descend(
     """h(V) after all steps."""
     current: Any = jnp.asarray(v)
     for i, rows in enumerate(_batches(len(x), options, rng)):
-        weight, beta = _annealed(i, options)
+        weight, beta = annealed(i, options)
         current, state = step(current, state, x[rows], y[rows], np.float32(weight), np.float32(beta))
     return np.asarray(rectified_sigmoid(current))
 
 
-def _annealed(step: int, options: Options) -> tuple[float, float]:
+def annealed(step: int, options: Options) -> tuple[float, float]:
     """The regulariser's weight and exponent at a step."""
     warm = options.warm_up * options.steps
     if step < warm:

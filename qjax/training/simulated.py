@@ -135,8 +135,21 @@ def rounded_to(q: Quantizer, grid: Grid, x: jax.Array) -> jax.Array:
             return broadcast_to_tensor(value, q.spec, x.shape)
 
         scale, low, high = (spread(grid[key]) for key in ("scale", "low", "high"))
-        rounded = jnp.clip(round_to_grid(real, scale, Rounding.NEAREST_EVEN), low, high) * scale
+        rounded = _on_grid(real, scale, low, high)
     return jnp.where(grid["on"], rounded, real).astype(x.dtype)
+
+
+@jax.custom_jvp
+def _on_grid(x: jax.Array, scale: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
+    """The nearest number of the grid; its gradient is that of a clip."""
+    return jnp.clip(round_to_grid(x, scale, Rounding.NEAREST_EVEN), low, high) * scale
+
+
+@_on_grid.defjvp
+def _straight(numbers: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    x, scale, low, high = numbers
+    inside = (x >= low * scale) & (x <= high * scale)
+    return _on_grid(*numbers), jnp.where(inside, tangents[0], jnp.zeros_like(tangents[0]))
 
 
 def bounds_of(qparams: QParams) -> tuple[np.ndarray, np.ndarray]:

@@ -15,6 +15,7 @@ from qjax.recipe import Recipe
 from qjax.training import precision
 from qjax.training.adaround import Options, learn
 from qjax.training.bias_correction import correct
+from qjax.training.brecq import rebuild
 from qjax.training.gptq import solve
 from qjax.training.judging import size_of
 from qjax.training.migration import migrate
@@ -146,6 +147,15 @@ def _adaround(work: Work) -> tuple[str, Any]:
     return f"{changed:,} of {weights:,} codes in {len(found.layers)} layers", found
 
 
+def _brecq(work: Work) -> tuple[str, Any]:
+    if not work.walk.items:
+        raise Skipped("no dense layer or convolution uses its parameter without a transformation")
+    options = Options(steps=300, rate=2e-2, batch=1, weight=1.0)
+    found = rebuild(work.qmodel, work.reference, work.walk, work.fit, options, progress=work.progress)
+    changed, weights = (sum(getattr(block, name) for block in found.blocks) for name in ("changed", "weights"))
+    return f"{changed:,} of {weights:,} codes in {len(found.blocks)} blocks", found
+
+
 def _bias(work: Work) -> tuple[str, Any]:
     try:
         found = correct(work.qmodel, work.reference, work.walk, work.fit, progress=work.progress)
@@ -172,6 +182,7 @@ TABLE: dict[str, Step] = {
     "ranges": _ranges,
     "gptq": _gptq,
     "adaround": _adaround,
+    "brecq": _brecq,
     "bias": _bias,
 }
 # outliers that do not matter rule the least squares of all earlier errors, so one that failed is tried without those

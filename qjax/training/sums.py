@@ -68,12 +68,13 @@ def room_of(sums: list[Sum], name: str, grown: Mapping[str, int]) -> int:
 
 
 def _place(annotation: Annotation, made: Mapping[Any, Any], value: Any) -> Any:
-    """The quantizer of a tensor, also behind operations that keep its codes, such as a max pool."""
-    while value not in annotation.values and value in made:
-        eqn = made[value]
-        op = annotation.ops.get(eqn, (None,))[0]
-        flowing = [v for v, constant in zip(eqn.inputs, annotation.is_constant(eqn), strict=True) if not constant]
-        if op is None or op.role is not Role.GRID or not flowing:
-            return None
-        value = flowing[0]
-    return annotation.values.get(value)
+    """The quantizer of a tensor, also behind operations that keep its codes, such as a max pool or a select."""
+    if value in annotation.values or value not in made:
+        return annotation.values.get(value)
+    eqn = made[value]
+    op = annotation.ops.get(eqn, (None,))[0]
+    if op is None or op.role is not Role.GRID:
+        return None
+    # All operands that have codes share one quantizer; others, such as the mask of a select, have none.
+    found = (_place(annotation, made, operand) for operand in eqn.inputs)
+    return next((place for place in found if place is not None), None)

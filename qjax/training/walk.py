@@ -69,16 +69,17 @@ class Walk:
 
     def __init__(self, qmodel: QuantizedModel, batches: Sequence[Arguments]) -> None:
         self._qmodel = evaluation_copy(qmodel)
-        self._pieces: dict[Any, _Pieces] = {}
-        first = self._of(batches[0])
+        self._pieces: dict[Any, Pieces] = {}
+        first = self.pieces(batches[0])
         self.items, self.left = first.items, first.left
 
-    def _of(self, args: Arguments) -> "_Pieces":
+    def pieces(self, args: Arguments) -> "Pieces":
+        """The program of batches of these shapes."""
         leaves, tree = jax.tree.flatten(args)
         arrays = [isinstance(leaf, (jax.Array, np.ndarray)) for leaf in leaves]
         key = (tree, tuple((x.shape, str(x.dtype)) if a else x for x, a in zip(leaves, arrays, strict=True)))
         if key not in self._pieces:
-            self._pieces[key] = _Pieces(self._qmodel, args)
+            self._pieces[key] = Pieces(self._qmodel, args)
         return self._pieces[key]
 
     def outputs(self, stream: Stream, batches: Sequence[Arguments]) -> list[Any]:
@@ -89,7 +90,7 @@ class Walk:
         """Name of a quantizer of activations -> the least and the greatest number in front of it."""
         found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         for args in batches:
-            piece = self._of(args)
+            piece = self.pieces(args)
             live = piece.start(args)
             for index in range(len(self.items) + 1):
                 live, seen = piece.observe(index, stream, live)
@@ -121,7 +122,7 @@ class Walk:
         signal = np.zeros(())
         truth = self.outputs(stream, batches)
         for args, y in track(list(zip(batches, truth, strict=True)), what, enabled=progress):
-            piece = self._of(args)
+            piece = self.pieces(args)
             signal = signal + power(y)
             live = piece.start(args)
             for index in range(len(self.items) + 1):
@@ -146,7 +147,7 @@ class Walk:
         Args:
           visit: called in front of every layer of `items`; it may change the numbers of the streams.
         """
-        pieces = [self._of(args) for args in batches]
+        pieces = [self.pieces(args) for args in batches]
         lives = [[piece.start(args) for piece, args in zip(pieces, batches, strict=True)] for _ in streams]
         stops: Iterable[int] = range(len(self.items) + 1)
         if visit is not None:
@@ -171,7 +172,7 @@ class Walk:
 Live = dict[Value, Any]
 
 
-class _Pieces:
+class Pieces:
     """The program of batches of one shape, cut in front of every layer."""
 
     def __init__(self, qmodel: QuantizedModel, args: Arguments) -> None:
@@ -238,6 +239,18 @@ class _Pieces:
         """What is alive after a piece."""
         return self._steps[index](stream, live)
 
+    def entering(self, index: int) -> list[Value]:
+        """What is alive in front of a piece; behind the last one at `len(items) + 1`."""
+        return list(self._steps[index - 1].leave if index else self._steps[0].enter)
+
+    def reads(self, index: int) -> tuple[list[str], list[str]]:
+        """The paths of the parameters and the names of the quantizers that a piece reads."""
+        return self._steps[index].paths, self._steps[index].names
+
+    def single(self, index: int) -> bool:
+        """Whether a single tensor that the model computed is alive in front of a piece."""
+        return sum(value in self._made for value in self.entering(index)) == 1
+
     def observe(self, index: int, stream: Stream, live: Live) -> tuple[Live, list[tuple[Place, Any]]]:
         """The same, and the range in front of every quantizer of activations in it."""
         left, seen = self._steps[index].observe(stream, live)
@@ -274,7 +287,7 @@ class _Pieces:
 class _Piece:
     """Equations from one layer to the next, compiled: the live values in front of it to those behind it."""
 
-    def __init__(self, whole: _Pieces, equations: Sequence[Equation], needed: set[Value], *, first: bool) -> None:
+    def __init__(self, whole: Pieces, equations: Sequence[Equation], needed: set[Value], *, first: bool) -> None:
         own = [eqn for eqn in equations if not all(map(whole.fixed, eqn.inputs))]
         made = {value for eqn in own for value in eqn.outputs}
         read = {value for eqn in own for value in eqn.inputs}
@@ -283,24 +296,25 @@ class _Piece:
         start = [v for v in whole.program.inputs if v not in whole.state]
         arguments = dict.fromkeys(start if first else ())
         entered = {value for value in (*read, *needed) if not whole.fixed(value) and value not in made}
-        self._enter = [*arguments, *(value for value in entered if value not in arguments)]
-        self._leave = [value for value in (*made, *self._enter) if value in needed]
+        self.enter = [*arguments, *(value for value in entered if value not in arguments)]
+        self.leave = [value for value in (*made, *self.enter) if value in needed]
+        self.paths = [path for _, path in self._roots]
         self._own, self._first = own, set(start) if first else set[Value]()
         self._evaluation = whole.evaluation
         self.names = whole.evaluation.names(start if first else (), own)
         self._run, self._observe = jax.jit(self._forward), jax.jit(self._observed)
 
     def __call__(self, stream: Stream, live: Mapping[Value, Any]) -> Live:
-        return dict(zip(self._leave, self._run(*self._arguments(stream, live)), strict=True))
+        return dict(zip(self.leave, self._run(*self._arguments(stream, live)), strict=True))
 
     def observe(self, stream: Stream, live: Mapping[Value, Any]) -> tuple[Live, dict[str, Any]]:
         """The same, and label of a tensor -> its least and its greatest number."""
         left, seen = self._observe(*self._arguments(stream, live))
-        return dict(zip(self._leave, left, strict=True)), seen
+        return dict(zip(self.leave, left, strict=True)), seen
 
     def _arguments(self, stream: Stream, live: Mapping[Value, Any]) -> tuple[list[Any], list[Any], dict[str, Grid]]:
         parameters = [stream.parameters[path] for _, path in self._roots]
-        return parameters, [live[value] for value in self._enter], {name: stream.grids[name] for name in self.names}
+        return parameters, [live[value] for value in self.enter], {name: stream.grids[name] for name in self.names}
 
     def _forward(self, parameters: list[Any], entered: list[Any], grids: dict[str, Grid]) -> list[Any]:
         return self._computed(self._evaluation, parameters, entered, grids)[0]
@@ -318,12 +332,12 @@ class _Piece:
     ) -> tuple[list[Any], dict[str, Any]]:
         taps: dict[str, Any] = {}
         env: dict[Value, Any] = dict(zip((value for value, _ in self._roots), parameters, strict=True))
-        for value, x in zip(self._enter, entered, strict=True):
+        for value, x in zip(self.enter, entered, strict=True):
             env[value] = evaluation.entered(value, x, grids, taps) if value in self._first else x
         for eqn in self._constants:
             env.update(zip(eqn.outputs, eqn.bind(*inputs_of(eqn, env)), strict=True))
         evaluation.advance(self._own, env, grids, taps)
-        return [env[value] for value in self._leave], taps
+        return [env[value] for value in self.leave], taps
 
 
 def float_leaves(output: Any) -> list[np.ndarray]:

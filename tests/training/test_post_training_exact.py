@@ -64,7 +64,7 @@ def test_every_step_is_exact(model, batches, bits, monkeypatch, tmp_path):
     report = qmodel.post_training_report
     kept = {one.step for one in report.steps if one.kept}
     wanted = {"equalize", "precision"} if model is Convolutions else {"precision", "tables"}
-    assert kept >= wanted | {"gptq", "adaround", "bias"}, report
+    assert kept >= wanted | {"gptq", "adaround", "brecq", "bias"}, report
     x = batches[0]
     graph = qjax.convert(qmodel, x)
     assert np.array_equal(nnx.jit(qjax.exact(qmodel, x))(qmodel, x), graph(x))
