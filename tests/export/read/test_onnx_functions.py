@@ -6,9 +6,12 @@
 import importlib.util
 
 import numpy as np
+import onnx
 import pytest
 from onnx import helper
+from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
+import qjax
 from qjax.export.read.errors import ReadError
 from qjax.export.read.onnx import read, runtime_tables
 from qjax.export.read.onnx.functions import FORMS
@@ -47,10 +50,14 @@ def functions(dtype, sx, zx, sy, zy):
         names += PARTIAL
     m.quantize(m.node("PRelu", [x, m.constant("slope", np.float32(0.25))], "fp"), "prelu", sy, zy, dtype)
     m.quantize(m.node("Pow", [x, m.constant("three", np.float32(3))], "fw"), "cube", sy, zy, dtype)
+    m.quantize(m.node("Div", [x, m.constant("six", np.float32(6))], "fd"), "sixth", sy, zy, dtype)
+    m.quantize(
+        m.node("Div", [m.node("Abs", [x], "fa"), m.constant("odd", np.float32(0.7))], "fo"), "ratio", sy, zy, dtype
+    )
     m.quantize(m.node("Gelu", [x], "fg", approximate="tanh"), "gelu_tanh", sy, zy, dtype)
     m.quantize(m.node("Relu", [m.node("Sin", [x], "sin")], "fr"), "chain", sy, zy, dtype)
     m.quantize(m.node("Softplus", [m.node("Neg", [x], "neg")], "fs"), "two", sy, zy, dtype)
-    names += ["prelu", "cube", "gelu_tanh", "chain", "two"]
+    names += ["prelu", "cube", "sixth", "ratio", "gelu_tanh", "chain", "two"]
     if dtype != "int16":
         for op, attributes in ON_CODES.items():
             y = [*m.grid(f"{op}x", sx, zx, dtype), *m.grid(f"{op}y", sy, zy, dtype)]
@@ -110,6 +117,8 @@ def test_without_the_runtime_its_bits_are_not_known(monkeypatch):
             "is the result of 'c' in floats: a QuantizeLinear",
         ),
         (lambda m, x: m.node("Pow", [x, m.weight("p", 3)], "s"), "its second operand is not one constant number"),
+        (lambda m, x: m.node("Div", [x, x], "s"), "its second operand is not one constant number"),
+        (lambda m, x: m.node("Div", [x, m.constant("zero", np.float32(0))], "s"), "it divides by 0"),
     ],
 )
 def test_what_is_no_function_of_codes_is_refused(body, message):
@@ -118,3 +127,29 @@ def test_what_is_no_function_of_codes_is_refused(body, message):
     data = m.model({"x": ["n", 3, 4, 3]}, {"y": None}, kind=helper.np_dtype_to_tensor_dtype(np.dtype(np.uint8)))
     with pytest.raises(ReadError, match=message):
         read(data.SerializeToString())
+
+
+@pytest.mark.parametrize("form", [QuantFormat.QDQ, QuantFormat.QOperator], ids=str)
+def test_a_hard_swish_that_divides_by_six(form, tmp_path):
+    """As exporters write it and ONNX Runtime quantizes it: the division stays in floats between two quantizers."""
+    m = Maker(0)
+    numbers = {name: m.constant(name, np.float32(value)) for name, value in (("three", 3), ("zero", 0), ("six", 6))}
+    first, second = m.weight("first", 8, 3, 3, 3), m.weight("second", 8, 8, 1, 1)
+    h = m.node("Conv", ["x", first], "h", pads=[1, 1, 1, 1])
+    gate = m.node("Clip", [m.node("Add", [h, numbers["three"]], "a"), numbers["zero"], numbers["six"]], "b")
+    divided = m.node("Div", [m.node("Mul", [h, gate], "m"), numbers["six"]], "d")
+    m.node("Conv", [divided, second], "y")
+    model = m.model({"x": ["n", 3, 8, 8]}, {"y": None}, 17)
+    onnx.save(model, tmp_path / "float.onnx")
+
+    class Samples(CalibrationDataReader):
+        batches = iter([{"x": m.rng.normal(size=(16, 3, 8, 8)).astype(np.float32)}])
+
+        def get_next(self):
+            return next(self.batches, None)
+
+    path = tmp_path / "quantized.onnx"
+    quantize_static(tmp_path / "float.onnx", path, Samples(), quant_format=form, weight_type=QuantType.QInt8)
+    x = m.rng.normal(size=(64, 3, 8, 8)).astype(np.float32)
+    (want,) = session(path.read_bytes(), {}).run(None, {"x": x})
+    assert np.array_equal(np.asarray(qjax.read(path)(x)), want)

@@ -133,14 +133,20 @@ def _gelu_of_microsoft(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value
     return _function(walk, node, inputs)
 
 
-@handles("PRelu", "Pow")
+@handles("PRelu", "Pow", "Div")
 def _with_a_number(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
     number = inputs[1] if len(inputs) == 2 else None
     if not isinstance(number, Known) or number.value.size != 1 or number.type not in ("float32", "int32", "int64"):
         raise Unsupported("its second operand is not one constant number")
     value = float(np.float32(number.value.reshape(())))
-    steps = slope(value) if node.op == "PRelu" else [("pow", (0, _n(value)))]
-    return [applied(walk, node, first(node, inputs), steps, value)]
+    if node.op == "Div" and not (math.isfinite(value) and value):
+        raise Unsupported(f"it divides by {value}")
+    forms: dict[str, Steps] = {
+        "PRelu": slope(value),
+        "Pow": [("pow", (0, _n(value)))],
+        "Div": [("div", (0, _n(value)))],
+    }
+    return [applied(walk, node, first(node, inputs), forms[node.op], value)]
 
 
 def applied(walk: Walk, node: OnnxNode, x: Value, steps: Steps, constant: float | None) -> Pending:
