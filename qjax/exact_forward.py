@@ -11,7 +11,6 @@ from flax import nnx
 from qjax.assign.overflow import may_wrap
 from qjax.batches import arguments_of, brief
 from qjax.conversion import Batch, check_batch, graph_of
-from qjax.export.integer_graph import dequantize_outputs, inputs_of, quantize_inputs
 from qjax.graph.kernels import prepare
 from qjax.graph.state import Asked
 from qjax.graph.structure import sample_like
@@ -19,6 +18,7 @@ from qjax.numerics.surrogate import with_gradient_of
 from qjax.progress import stage
 from qjax.qmodel import QuantizedModel, check_quantized, evaluation_copy
 from qjax.run import looped
+from qjax.run.ends import dequantize_outputs, inputs_of, quantize_inputs
 from qjax.run.repeats import over_iterations, repeats
 from qjax.run.shared import SharedConstants
 

@@ -15,20 +15,25 @@ from qjax.numerics.weight_formats import WeightFormat as WeightFormat
 from qjax.ops import formulas
 from qjax.ops.dynamic import Dynamic as Dynamic
 from qjax.ops.embed_rows import has_scales_of_rows
+from qjax.override import (
+    ELSEWHERE,
+    Float,
+    bits_cure,
+    check_method,
+    check_pact,
+    check_spec,
+    in_floats,
+    one_of,
+    setting_of,
+)
+from qjax.override import FLOAT as FLOAT
+from qjax.override import Override as Override
 from qjax.places import ancestors, can_scale_rows, matches, paths_of, weight_spec
 from qjax.tracing import Integers, Place
 
 WeightObserver = Literal["auto", "minmax", "mse", "lsq"]
 ScanMode = Literal["stacked", "shared"]
 AdapterMode = Literal["beside", "within"]
-
-
-_ELSEWHERE = {
-    "bits": "Set bits for weights or for activations: Recipe(weights=QSpec(bits=4, axis=-1)).",
-    "axis": "Set the axis of the weights: weights=QSpec(axis=-1).",
-    "symmetric": "Set symmetry for weights or for activations: activations=QSpec(symmetric=False).",
-}
-"""What people look for in a recipe: where it is."""
 
 
 class _Unsaid(str):
@@ -39,17 +44,6 @@ _TARGET = _Unsaid("nearest_even")
 _WEIGHTS = QSpec(bits=8, axis=-1)
 _ACTIVATIONS = QSpec(bits=8, symmetric=False)
 """Defaults, which a profile replaces. A spec of the user's is another object, also where it is equal."""
-
-
-class _Float:
-    """The type of `FLOAT`."""
-
-    def __repr__(self) -> str:
-        return "qjax.FLOAT"
-
-
-FLOAT = _Float()
-"""As an override: leave this part of the model alone."""
 
 
 def integers(name: str, low: int, high: int) -> Integers:
@@ -65,44 +59,7 @@ def integers(name: str, low: int, high: int) -> Integers:
     return Integers(name, low, high)
 
 
-@known_fields(_ELSEWHERE)
-@dataclasses.dataclass(frozen=True)
-class Override:
-    """What differs for one part of the model. None keeps what the recipe says.
-
-    Args:
-      weights: the codes of weights. A `WeightFormat` leaves the activations in float, and takes no other argument.
-      activations: the codes of activations.
-      method: how scales of both are learned, as in `Recipe`.
-
-    Examples:
-      >>> import qjax
-      >>> wide = qjax.Override(activations=qjax.QSpec(bits=16), method="static")
-      >>> recipe = qjax.Recipe(overrides={"head": wide})
-    """
-
-    weights: QSpec | WeightFormat | None = None
-    activations: QSpec | None = None
-    method: Method | None = None
-
-    def __post_init__(self) -> None:
-        if isinstance(self.weights, WeightFormat):
-            if self.activations is not None or self.method is not None:
-                raise ValueError(
-                    f"Override: weights={self.weights!r} leaves activations in float: expected neither activations nor "
-                    "a method. Leave them out."
-                )
-            return
-        for name in ("weights", "activations"):
-            if getattr(self, name) is not None:
-                _check_spec(f"Override: {name}", getattr(self, name))
-        if self.method is not None:
-            _check_method("Override: method", self.method)
-        if self.method == "pact" and self.activations is not None:
-            _check_pact("Override: activations", self.activations)
-
-
-@known_fields(_ELSEWHERE)
+@known_fields(ELSEWHERE)
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """How a model is quantized: whose rounding, how many bits, and how scales are found and learned.
@@ -170,15 +127,15 @@ class Recipe:
         if self.profile is not None:
             self._take_profile(profiles.get(self.profile))
         formulas.check_target(target_of(self.target))
-        _check_spec("Recipe: weights", self.weights)
-        _check_spec("Recipe: activations", self.activations)
+        check_spec("Recipe: weights", self.weights)
+        check_spec("Recipe: activations", self.activations)
         if not self.activations.per_tensor:
             raise ValueError(
                 f"Recipe: expected per-tensor activations, got {self.activations}. Integer accumulators sum over an "
                 "activation's channels, which one scale must serve. Drop axis and group_size."
             )
-        _check_method("Recipe: method", self.method)
-        _check_method("Recipe: weight_method", self.weight_method)
+        check_method("Recipe: method", self.method)
+        check_method("Recipe: weight_method", self.weight_method)
         if calibration.estimator(self.method).follows_tensor:
             raise ValueError(
                 f'Recipe: "{calibration.estimator(self.method).name}" is for weights. Use method="static" for '
@@ -190,9 +147,9 @@ class Recipe:
             ("scan", get_args(ScanMode)),
             ("adapters", get_args(AdapterMode)),
         ):
-            _one_of(f"Recipe: {name}", getattr(self, name), known)
+            one_of(f"Recipe: {name}", getattr(self, name), known)
         if self.method == "pact":
-            _check_pact("Recipe: activations", self.activations)
+            check_pact("Recipe: activations", self.activations)
         if self.observer != "auto":
             calibration.get(self.observer)
         if not all(isinstance(known, Integers) for known in self.integers):
@@ -204,10 +161,10 @@ class Recipe:
             if bits is not None and not 2 <= bits <= 16:
                 raise ValueError(f"Recipe: {name} must lie in 2..16. Got {bits}.")
         for key, value in self.overrides.items():
-            if not isinstance(value, (QSpec, Override, _Float, Dynamic, WeightFormat)):
+            if not isinstance(value, (QSpec, Override, Float, Dynamic, WeightFormat)):
                 raise TypeError(
                     f"Recipe: override {key!r}: expected a QSpec, an Override, qjax.FLOAT, qjax.Dynamic() or a "
-                    f"qjax.WeightFormat, got {value!r}.{_bits_cure(value)}"
+                    f"qjax.WeightFormat, got {value!r}.{bits_cure(value)}"
                 )
             if isinstance(key, str):
                 try:
@@ -243,27 +200,27 @@ class Recipe:
 
     def float_paths(self, types: Mapping[str, type]) -> frozenset[str]:
         """The paths of modules that compute in float between their products."""
-        keys = [key for key, value in self.overrides.items() if _in_reals(value)]
+        keys = [key for key, value in self.overrides.items() if in_floats(value)]
         return frozenset(path for key in keys for path in paths_of(key, types))
 
     def dynamic_paths(self, types: Mapping[str, type]) -> tuple[tuple[str, "Dynamic | WeightFormat | None"], ...]:
         """Module path -> how its products run; None: in float after all, by a later override of that part."""
         found: dict[str, Dynamic | WeightFormat | None] = {}
         for key, value in self.overrides.items():
-            if _in_reals(value):
+            if in_floats(value):
                 tops = paths_of(key, types)
                 inside = [path for path in types if tops.intersection((*ancestors(path), ""))]
-                found.update(dict.fromkeys(inside, _setting(value)))
+                found.update(dict.fromkeys(inside, setting_of(value)))
         return tuple(found.items()) if any(found.values()) else ()
 
     def check_dynamic(self, modules: Collection[str], types: Mapping[str, type]) -> None:
         """Every `Dynamic` and `WeightFormat` must have a product to compute. modules: the paths of those that do."""
         inside = {path for module in modules for path in (*ancestors(module), "")}
         for key, value in self.overrides.items():
-            tops = paths_of(key, types) if _setting(value) is not None else frozenset[str]()
+            tops = paths_of(key, types) if setting_of(value) is not None else frozenset[str]()
             if tops and not tops & inside:
                 raise ValueError(
-                    f"Recipe: override {_name(key)}: qjax.{type(_setting(value)).__name__} is for products of an "
+                    f"Recipe: override {_name(key)}: qjax.{type(setting_of(value)).__name__} is for products of an "
                     f"activation with a weight, of which {', '.join(map(repr, sorted(tops)))} has none of its own. "
                     "Override the module whose __call__ multiplies, or use qjax.FLOAT to leave this one in float."
                 )
@@ -291,7 +248,7 @@ class Recipe:
         elif not spec.per_tensor:
             raise ValueError(f"Quantizer {place.name!r}: expected a per-tensor spec for an activation, got {spec}.")
         elif method == "pact":
-            _check_pact(f"Quantizer {place.name!r}", spec)
+            check_pact(f"Quantizer {place.name!r}", spec)
         stack = place.own(place.stack) if self.scan == "stacked" else ()
         shape = place.shape if weight else place.shape[1:]
         if place.unit is not None and spec.bits == 8 and target_of(self.target).unit_grids:
@@ -314,7 +271,7 @@ class Recipe:
         """Every override must match something; the error lists what there is to match."""
         used = {id(key) for place in places.values() for key, _ in self.overrides_of(place, types)}
         for key, value in self.overrides.items():
-            if _in_reals(value):
+            if in_floats(value):
                 found = bool(paths_of(key, types))
             else:
                 found = id(key) in used
@@ -367,49 +324,8 @@ class Recipe:
         paths = tuple(ancestors(place.module))
         classes = tuple(types[path] for path in paths if path in types and path)
         for key, value in self.overrides.items():
-            if not _in_reals(value) and matches(key, (place.name, *paths), classes):
+            if not in_floats(value) and matches(key, (place.name, *paths), classes):
                 yield key, value
-
-
-def _one_of(what: str, value: Any, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ValueError(
-            f"{what}: expected one of {', '.join(map(repr, known))}, got {value!r}.{did_you_mean(value, known)}"
-        )
-
-
-def _in_reals(value: Any) -> bool:
-    """Whether an override keeps floats between operations, without quantizers."""
-    return isinstance(value, _Float) or _setting(value) is not None
-
-
-def _setting(value: Any) -> Dynamic | WeightFormat | None:
-    """How the products of a part in float are computed."""
-    value = value.weights if isinstance(value, Override) else value
-    return value if isinstance(value, (Dynamic, WeightFormat)) else None
-
-
-def _check_method(what: str, value: Any) -> None:
-    if not isinstance(value, calibration.Estimator):
-        _one_of(what, value, calibration.estimators())
-
-
-def _check_spec(what: str, value: Any) -> None:
-    if not isinstance(value, QSpec):
-        raise TypeError(f"{what}: expected a QSpec, got {value!r}.{_bits_cure(value)}")
-
-
-def _bits_cure(value: Any) -> str:
-    return f" For {value} bits write QSpec(bits={value})." if type(value) is int else ""
-
-
-def _check_pact(what: str, spec: QSpec) -> None:
-    """PACT clips to [0, alpha], so the lowest code represents 0."""
-    if spec.symmetric and spec.signed:
-        raise ValueError(
-            f'{what}: method "pact" clips to [0, alpha], for which a signed symmetric spec has no codes. Got {spec}. '
-            f"Use QSpec(bits={spec.bits}, symmetric=False), or another method."
-        )
 
 
 def _name(key: str | type) -> str:

@@ -23,11 +23,12 @@ from qjax.comparison.causes import Finding, Key, Side, classify, explain, findin
 from qjax.comparison.inputs import INPUT_TEXTS, classify_input, input_codes, input_findings
 from qjax.comparison.pairing import check_signature, pairs
 from qjax.comparison.result import Cause, Comparison, Difference, NodeComparison
-from qjax.export.integer_graph import IntegerGraph, inputs_of
+from qjax.export.integer_graph import IntegerGraph
 from qjax.graph.ir import Graph, Node
 from qjax.graph.kernels import prepare
 from qjax.graph.view import NodeView
 from qjax.progress import track
+from qjax.run.ends import inputs_of
 from qjax.run.interpreter import check_shapes
 from qjax.run.stepwise import Env, Runner
 

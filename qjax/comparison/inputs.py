@@ -10,9 +10,9 @@ import numpy as np
 from qjax.comparison.causes import Key, differing_fields
 from qjax.comparison.exact_values import Ratio, compare_halves
 from qjax.comparison.findings import Finding
-from qjax.export.integer_graph import quantize_inputs
 from qjax.graph.ir import Graph, Quantization
 from qjax.graph.methods import QUANTIZATIONS
+from qjax.run.ends import quantize_inputs
 from qjax.run.stepwise import Runner
 
 INPUT_TEXTS = {

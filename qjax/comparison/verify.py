@@ -18,10 +18,11 @@ from qjax.comparison.verify_report import OutputReport as OutputReport
 from qjax.comparison.verify_report import RealReport as RealReport
 from qjax.comparison.verify_report import Report as Report
 from qjax.comparison.verify_report import cause_of, first_difference
-from qjax.export.integer_graph import IntegerGraph, dequantize_output, outputs_of
+from qjax.export.integer_graph import IntegerGraph
 from qjax.graph.ir import REAL_DTYPE, Graph
 from qjax.graph.structure import split_arguments
 from qjax.graph.view import NodeView
+from qjax.run.ends import dequantize_output, outputs_of
 from qjax.run.interpreter import run
 from qjax.run.stepwise import Runner
 

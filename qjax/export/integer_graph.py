@@ -2,14 +2,12 @@
 
 import functools
 import os
-from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from qjax import profiles, targets
 from qjax.assign.retarget import retarget
@@ -17,17 +15,22 @@ from qjax.export import artifact, contents
 from qjax.export.emit import emit
 from qjax.export.read import read as read_file
 from qjax.graph import state as states
-from qjax.graph.ir import REAL_DTYPE, Graph, Tensor
-from qjax.graph.structure import flatten_arguments, is_leaf, is_static, plain, rebuild
+from qjax.graph.ir import Graph, Tensor
 from qjax.graph.view import NodeView
-from qjax.numerics.affine import QParams, QSpec, dequantize, quantize
-from qjax.numerics.output_dequantization import OutputDequantization
-from qjax.numerics.unfused import unfused
 from qjax.progress import stage
 from qjax.run import faults
-from qjax.run.interpreter import Interpreter, check_count, check_shape, check_shapes
+from qjax.run.ends import (
+    check_integers,
+    dequantize_output,
+    dequantize_outputs,
+    inputs_of,
+    integers_checked,
+    quantize_input,
+    quantize_inputs,
+    result_of,
+)
+from qjax.run.interpreter import Interpreter, check_shape, check_shapes
 from qjax.summary import table
-from qjax.tracing import Integers
 
 
 class IntegerGraph:
@@ -180,7 +183,7 @@ class IntegerGraph:
             for position, name in enumerate(self.ir.outputs)
         ]
         counts = faults.input_faults(self.ir, arrays), faults.index_faults(self.ir, constants, env)
-        return _result(self.ir, leaves), (*counts, faults.code_faults(self.ir, arrays, self._kept))
+        return result_of(self.ir, leaves), (*counts, faults.code_faults(self.ir, arrays, self._kept))
 
     @functools.cached_property
     def _kept(self) -> frozenset[str]:
@@ -282,119 +285,6 @@ def read(path: str | os.PathLike[str], target: str | targets.Target | None = Non
     """
     with stage("read"):
         return IntegerGraph(read_file(path, target, **options))
-
-
-def inputs_of(ir: Graph, args: tuple[Any, ...]) -> list[Any]:
-    """The arrays of a call in the order of `ir.inputs`.
-
-    Args:
-      args: as the model takes them, or one array per input.
-    """
-    structure = ir.metadata.get("input_structure")
-    plain = len(args) == len(ir.inputs) and all(is_leaf(x) and not is_static(x) for x in args)
-    flat = structure is not None and all(isinstance(item, int) for item in structure[1])
-    if structure is None or plain or (flat and len(args) != len(ir.inputs)):
-        check_count(ir, args)
-        return list(args)
-    return flatten_arguments(structure, args if ir.call is None else ir.call.without_classes(args), len(ir.inputs))
-
-
-def integers_checked(ir: Graph, inputs: Sequence[Any]) -> list[Any]:
-    """The inputs, with concrete integers beyond int32, which JAX would cut to their low bits, refused."""
-    for name, x in zip(ir.inputs, inputs, strict=True):
-        if not isinstance(x, Tracer) and np.issubdtype(getattr(x, "dtype", np.int8), np.integer):
-            if jnp.can_cast(x.dtype, np.int32):
-                continue
-            known = np.asarray(x)
-            if known.size and (known.min() < -(2**31) or known.max() >= 2**31):
-                raise ValueError(
-                    f"Input {name!r}: expected integers within int32, got {known.min()} to {known.max()}. "
-                    "Check where they come from; a graph counts in 32 bits."
-                )
-    return list(inputs)
-
-
-def check_integers(ir: Graph, arrays: Sequence[Any]) -> None:
-    """Raise where integers lie outside of the range that a table of a function of them has."""
-    ranges: list[Any] = ir.metadata.get("integers") or []
-    for name, x, known in zip(ir.inputs, arrays, ranges, strict=False):
-        if known is not None:
-            Integers(name, int(known[0]), int(known[1])).check(name, x)
-
-
-def quantize_inputs(ir: Graph, inputs: Sequence[Any], kept: Collection[str] = ()) -> list[jax.Array]:
-    """Codes of real inputs, in the order of `ir.inputs`; index inputs pass as integers. kept: those that are codes."""
-    pairs = zip(ir.inputs, inputs, strict=True)
-    return [jnp.asarray(x) if name in kept else quantize_input(ir, ir.tensors[name], x) for name, x in pairs]
-
-
-def quantize_input(ir: Graph, tensor: Tensor, x: Any) -> jax.Array:
-    """Codes of one real input."""
-    x = jnp.asarray(x)
-    if tensor.quantization is not None:
-        return quantize(x, qparams_of(tensor), quantization=ir.quantization).astype(tensor.dtype)
-    if tensor.dtype == REAL_DTYPE and jnp.issubdtype(x.dtype, jnp.floating):
-        return x.astype(tensor.dtype)  # A float part of the model reads it unquantized.
-    if jnp.issubdtype(x.dtype, jnp.bool_ if tensor.dtype == "bool" else jnp.integer):
-        return x if tensor.dtype == "bool" else _within(x, tensor.dtype)
-    kind = "booleans" if tensor.dtype == "bool" else "integers"
-    raise TypeError(f"Input {tensor.name!r}: expected {kind}, got {x.dtype}.")
-
-
-def _within(x: jax.Array, dtype: str) -> jax.Array:
-    """Integers in another dtype; what does not fit becomes its greatest or least, not its low bits."""
-    own, wanted = np.iinfo(x.dtype), np.iinfo(dtype)
-    low, high = max(own.min, wanted.min), min(own.max, wanted.max)
-    if (low, high) != (own.min, own.max):
-        x = jnp.clip(x, np.asarray(low, x.dtype), np.asarray(high, x.dtype))
-    return x.astype(dtype)
-
-
-def dequantize_outputs(ir: Graph, codes: Sequence[Any]) -> Any:
-    """Real outputs, in the structure of the model's own output."""
-    return _result(ir, [dequantize_output(ir, name, c) for name, c in zip(ir.outputs, codes, strict=True)])
-
-
-def dequantize_output(ir: Graph, name: str, codes: Any) -> Any:
-    """The codes of one tensor as real numbers; integers and booleans without a scale as they are."""
-    return _reals(ir.tensors[name], codes, ir.dequantization)
-
-
-def _result(ir: Graph, leaves: Sequence[Any]) -> Any:
-    """What the model returns, with `leaves` for the graph's outputs."""
-    if ir.call is not None:
-        return ir.call.result(leaves)
-    structure = ir.metadata.get("output_structure")
-    return rebuild(structure, leaves) if structure is not None else leaves[0] if len(leaves) == 1 else tuple(leaves)
-
-
-def outputs_of(ir: Graph, returned: Any) -> list[Any]:
-    """The arrays of a model's result that the graph computes, in the order of `ir.outputs`."""
-    places = jax.tree.leaves(plain(_result(ir, range(len(ir.outputs)))))
-    leaves = jax.tree.leaves(plain(returned))
-    found = {place: leaf for place, leaf in zip(places, leaves, strict=True) if isinstance(place, int)}
-    return [found[index] for index in range(len(ir.outputs))]
-
-
-def _reals(tensor: Tensor, codes: Any, dequantization: OutputDequantization) -> Any:
-    q = tensor.quantization
-    if q is None:
-        return codes  # Plain integers, not codes.
-    if np.dtype(tensor.dtype).itemsize <= 2:
-        return dequantize(codes, qparams_of(tensor), dequantization=dequantization)
-    # The output is an accumulator, whose codes are wider than any spec has.
-    steps = jnp.asarray(codes).astype(jnp.int32) - jnp.asarray(q.zero_point)
-    return unfused(steps.astype(jnp.float32) * jnp.asarray(q.scale))
-
-
-def qparams_of(tensor: Tensor) -> QParams:
-    """A tensor's quantization as `QParams`."""
-    q = tensor.quantization
-    assert q is not None
-    signed = q.qmin < 0
-    bits = (q.qmax + 1).bit_length() if signed else q.qmax.bit_length()
-    spec = QSpec(bits=bits, signed=signed, symmetric=False, narrow_range=signed and q.qmin == -q.qmax)
-    return QParams(jnp.asarray(q.scale), jnp.asarray(q.zero_point), spec)
 
 
 def _grid(tensor: Tensor) -> tuple[str, str]:

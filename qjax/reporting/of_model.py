@@ -13,7 +13,7 @@ from qjax.analysis.effect import decibels
 from qjax.analysis.layers import batch_size
 from qjax.analysis.statistics import Statistics, TensorStatistics, statistics
 from qjax.comparison.verify import Report
-from qjax.export.integer_graph import IntegerGraph, outputs_of
+from qjax.export.integer_graph import IntegerGraph
 from qjax.lower import ConversionError
 from qjax.model import convert, verify
 from qjax.progress import stage
@@ -26,6 +26,7 @@ from qjax.reporting.of_graph import (
     node_table,
     overflow_advice,
 )
+from qjax.run.ends import outputs_of
 
 Metric = Callable[[Any, Any], Any]
 """(output of the model, batch) -> scalar, the mean over the batch; more is better."""

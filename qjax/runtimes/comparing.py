@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from qjax.export.integer_graph import IntegerGraph, dequantize_output
+from qjax.export.integer_graph import IntegerGraph
+from qjax.run.ends import dequantize_output
 from qjax.runtimes import RUNTIMES, prepare
 from qjax.runtimes.batches import Batch, batch_axis, batches, examples_of
 from qjax.runtimes.differences import Differing, report

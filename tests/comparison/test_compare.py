@@ -11,9 +11,10 @@ import pytest
 from flax import nnx
 
 import qjax
-from qjax.export.integer_graph import IntegerGraph, quantize_inputs
+from qjax.export.integer_graph import IntegerGraph
 from qjax.graph.ir import Graph, Node, Tensor
 from qjax.graph.kernels import prepare, run_node
+from qjax.run.ends import quantize_inputs
 from qjax.run.interpreter import run
 from tests.comparison.compared import REALS, RNG, built, counted, counts
 from tests.export.graphs import quantization

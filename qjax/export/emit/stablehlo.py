@@ -17,10 +17,10 @@ import numpy as np
 from jax import export
 
 from qjax.export import files
-from qjax.export.integer_graph import dequantize_outputs, quantize_inputs
 from qjax.graph.ir import Graph
 from qjax.graph.kernels import prepare
 from qjax.run import looped
+from qjax.run.ends import dequantize_outputs, quantize_inputs
 from qjax.run.repeats import over_iterations, repeats
 from qjax.run.shared import SharedConstants
 
