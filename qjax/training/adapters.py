@@ -33,6 +33,7 @@ def merge_adapters(qmodel: QuantizedModel, sample: Any) -> QuantizedModel:
     With "beside" they get new scales and new codes; so measure the merged model.
 
     Args:
+      qmodel: the model with adapters; it stays as it is.
       sample: one batch, an array or a tuple of the call's arguments; only its shapes matter.
 
     Raises:

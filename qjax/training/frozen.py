@@ -25,8 +25,10 @@ _Parts = Callable[[jax.Array, tuple[int, ...]], list[jax.Array]]
 class FrozenBase:
     """What `freeze_base` did.
 
-    names: the parameters that are codes now. left: (name, why) of the weights that are not. before, after: bytes of all
-    arrays of the model.
+    Args:
+      names: the parameters that are codes now.
+      left: (name, why) of the weights that are not.
+      before, after: bytes of all arrays of the model.
     """
 
     names: tuple[str, ...]
@@ -54,6 +56,7 @@ def freeze_base(qmodel: QuantizedModel, sample: Any, *, train: Any = nnx.LoRAPar
         optimizer.update(qmodel, grads)
 
     Args:
+      qmodel: its base becomes codes.
       sample: one batch, an array or a tuple of the call's arguments; only its shapes matter.
       train: an nnx filter of the parameters that train.
 
@@ -92,7 +95,11 @@ def freeze_base(qmodel: QuantizedModel, sample: Any, *, train: Any = nnx.LoRAPar
 
 
 def thaw_base(qmodel: QuantizedModel) -> None:
-    """The inverse of `freeze_base`, in place: weights are floats again, with the values of their codes."""
+    """The inverse of `freeze_base`, in place: weights are floats again, with the values of their codes.
+
+    Args:
+      qmodel: a model with a frozen base; any other stays as it is.
+    """
     check_quantized(qmodel, "thaw_base")
     known = {id(parameter): parameter for _, _, parameter in frozen_parameters(qmodel)}
     floats = {key: parameter.thawed() for key, parameter in known.items()}
