@@ -18,7 +18,7 @@ import optax
 from flax import nnx
 
 import qjax
-from experiments.language import FOUR, ROWS, Decoder, loss_of
+from experiments.language import FOUR, ROWS, Decoder, adapted, loss_of
 from qjax.lab.machine import machine
 
 BASES = "blocks/.*/base_module"
@@ -37,18 +37,6 @@ class Memory:
     @property
     def together(self) -> int:
         return self.model + self.optimizer + self.temporary
-
-
-def adapted(model: Decoder, rank: int) -> Decoder:
-    """The model with an `nnx.LoRA` around each linear layer of its blocks; its arrays are shared."""
-    model = nnx.clone(model, variables=False)
-    rngs = nnx.Rngs(1)
-    for block in model.blocks:
-        for name, layer in list(vars(block).items()):
-            if isinstance(layer, nnx.Linear):
-                lora = nnx.LoRA(layer.in_features, rank, layer.out_features, base_module=layer, rngs=rngs)
-                setattr(block, name, lora)
-    return model
 
 
 def quantized(model: Decoder, recipe: qjax.Recipe, rank: int, sample: Any) -> qjax.QuantizedModel:

@@ -2,8 +2,9 @@
 
 A decoder over bytes is trained on the help texts of Python (`pydoc_data.topics`), of which the last tenth is held out.
 Every method starts from the same float weights. Post-training quantization calibrates on eight batches; quantized
-training (QAT) goes on for `--tuning` steps, and so does float, for comparison. Each model is then converted, and its
-outputs are compared with those of `qjax.exact`. `--rows FILE` keeps every row, and a later run makes what is missing.
+training (QAT) goes on for `--tuning` steps, and so does float, for comparison. QLoRA trains adapters for as many steps
+beside a base that is frozen as codes, and merges them. Each model is then converted, and its outputs are compared with
+those of `qjax.exact`. `--rows FILE` keeps every row, and a later run makes what is missing.
 """
 
 import argparse
@@ -33,6 +34,7 @@ ROWS = qjax.QSpec(bits=8, symmetric=False)
 RECIPES = {
     "W8A8": qjax.Recipe(),
     "W4A8": qjax.Recipe(weights=qjax.QSpec(bits=4, axis=-1), first_last_bits=8),
+    "W4A8 in groups": qjax.Recipe(overrides={LAYERS: FOUR}),
     "8da4w": qjax.Recipe(overrides={LAYERS: qjax.Dynamic(weights=FOUR, activations=ROWS, per="row")}),
     "ternary": qjax.Recipe(
         overrides={LAYERS: qjax.Dynamic(weights=qjax.WeightFormat("ternary"), activations=ROWS, per="row")}
@@ -40,6 +42,7 @@ RECIPES = {
 }
 """Setting -> recipe. The last two keep embeddings, norms, attention and the head in 8-bit integers."""
 
+METHODS = ("PTQ", "QAT", "QLoRA")
 COLUMNS = ("setting", "method", "bits per byte", "behind float", "outputs", "exact: differ", "seconds")
 
 
@@ -131,14 +134,26 @@ def loss_of(model: Any, pieces: Any) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(scores, pieces[:, 1:]).mean() / np.float32(math.log(2))
 
 
-def fit(model: Any, optimizer: nnx.Optimizer[Any], data: Data, steps: int, seed: int) -> None:
+def adapted(model: Decoder, rank: int) -> Decoder:
+    """The model with an `nnx.LoRA` around each linear layer of its blocks; its arrays are shared."""
+    model = nnx.clone(model, variables=False)
+    rngs = nnx.Rngs(1)
+    for block in model.blocks:
+        for name, layer in list(vars(block).items()):
+            if isinstance(layer, nnx.Linear):
+                lora = nnx.LoRA(layer.in_features, rank, layer.out_features, base_module=layer, rngs=rngs)
+                setattr(block, name, lora)
+    return model
+
+
+def fit(model: Any, optimizer: nnx.Optimizer[Any], data: Data, steps: int, seed: int, trained: Any = nnx.Param) -> None:
     """Train in place."""
     graphdef, state = nnx.split((model, optimizer))
 
     @jax.jit
     def step(state: Any, pieces: jax.Array) -> tuple[Any, jax.Array]:
         model, optimizer = nnx.merge(graphdef, state)
-        loss, grads = nnx.value_and_grad(loss_of)(model, pieces)
+        loss, grads = nnx.value_and_grad(loss_of, argnums=nnx.DiffState(0, trained))(model, pieces)
         optimizer.update(model, grads)
         return nnx.state((model, optimizer)), loss
 
@@ -180,8 +195,17 @@ def measured(row: Row, model: Decoder, args: argparse.Namespace, data: Data) -> 
         row.bits = bits_per_byte(model, data, args.tests)
         return
     pieces = [piece[:, :-1] for piece in data.batches(8, 2)]
-    qmodel = qjax.quantize(model, RECIPES[row.setting], pieces[0])
+    recipe = RECIPES[row.setting]
+    if row.method == "QLoRA":
+        model, recipe = adapted(model, args.rank), dataclasses.replace(recipe, adapters="within")
+    qmodel = qjax.quantize(model, recipe, pieces[0])
     qjax.calibrate(qmodel, pieces)
+    if row.method == "QLoRA":
+        qjax.training.freeze_base(qmodel, pieces[0])
+        adam = optax.adam(optax.cosine_decay_schedule(1e-3, args.tuning))
+        optimizer = nnx.Optimizer(qmodel, adam, wrt=nnx.LoRAParam)
+        fit(qmodel, optimizer, data, args.tuning, 1, nnx.LoRAParam)
+        qmodel = qjax.training.merge_adapters(qmodel, pieces[0])
     if row.method == "QAT":
         adam = optax.adam(optax.cosine_decay_schedule(3e-4, args.tuning))
         fit(qmodel, nnx.Optimizer(qmodel, adam, wrt=nnx.Param), data, args.tuning, 1)
@@ -215,8 +239,9 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m experiments.language", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     sizes = {"width": 192, "layers": 4, "length": 128, "batch": 16, "steps": 2000, "tuning": 400, "tests": 24}
-    for name, value in {**sizes, "compared": 1}.items():
+    for name, value in {**sizes, "compared": 1, "rank": 8}.items():
         made.add_argument(f"--{name}", type=int, default=value, help=f"{value}")
+    made.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="NAME")
     made.add_argument("--settings", nargs="+", choices=list(RECIPES), default=list(RECIPES), metavar="NAME")
     made.add_argument("--folder", type=Path, default=Path("out/language"), help="where the float model is kept")
     made.add_argument("--rows", type=Path, metavar="FILE", help="keep every row there; make only what is missing")
@@ -232,7 +257,7 @@ def main(argv: list[str] | None = None) -> list[Row]:
     model = float_model(args, data)
     count = sum(int(np.size(leaf)) for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
     asked = [("float", "as trained"), ("float", "trained on")]
-    asked += [(setting, method) for setting in args.settings for method in ("PTQ", "QAT")]
+    asked += [(setting, method) for setting in args.settings for method in args.methods]
     lines = args.rows.read_text().splitlines() if args.rows is not None and args.rows.exists() else []
     known = {(row.setting, row.method): row for row in (Row(**json.loads(line)) for line in lines) if not row.error}
     rows: list[Row] = []

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ from qjax.layers import trace
 from qjax.numerics.affine import QParams
 from qjax.ops import Quantized
 from qjax.qmodel import Plan, QuantizedModel, check_quantized, evaluation_copy, widened
-from qjax.tracing import Evaluation, Place, observed
+from qjax.tracing import Annotation, Evaluation, Place, Program, observed, uses_of_parameter
 
 
 def calibrate(
@@ -54,6 +54,7 @@ def calibrate(
     watched = _Watched(graphdef, plan, tuple(observers.items()))
     step, weights_of = _compiled(watched)
     places: dict[str, Place] = {}
+    inputs_of: dict[str, int] = {}
     ranges = {known.name: known for known in plan.integers}
     seen: dict[str, Any] = {}
     samples: dict[str, list[jax.Array]] = {}
@@ -62,7 +63,7 @@ def calibrate(
         first = arrays is None
         arrays, rest = split_arguments(args)
         if first:
-            taps = functools.partial(watched.taps, rest=rest, kind="activation", places=places)
+            taps = functools.partial(watched.taps, rest=rest, kind="activation", places=places, direct=inputs_of)
             for name, records in jax.eval_shape(taps, state, arrays)[0].items():
                 seen[name] = _initial(observers[name], quantizers[name], next(iter(records.values())).shape)
         seen, samples, integers = step(state, seen, arrays, rest)
@@ -74,11 +75,15 @@ def calibrate(
         qmodel.plan = dataclasses.replace(plan, integers=tuple(ranges.values()))
         # A table over integers is a weight: with the new ranges it has all of its rows.
         weights_of = _compiled(dataclasses.replace(watched, plan=qmodel.plan))[1]
-    weights = weights_of(state, arrays, rest)
+    parameters = jax.tree.leaves(state)
+    made = frozenset(name for name, kind in kinds.items() if kind == "weight" and name not in inputs_of)
+    weights = weights_of(state, arrays, rest, made) if made else {}
     for name, q in plan.quantizers:
         try:
             if kinds[name] == "weight":
-                w = np.asarray(next(iter(weights[name].values())))
+                # a parameter itself: a copy of all of them would take as much memory as the model
+                known = name in inputs_of
+                w = np.asarray(parameters[inputs_of[name]] if known else next(iter(weights.pop(name).values())))
                 qparams = _of_weight(q, w, observers[name])
                 powers = [noise.of_weight(w, qparams, w.shape[w.ndim - len(q.shape) :])]
             else:
@@ -101,7 +106,9 @@ def calibrate_weights(qmodel: QuantizedModel, args: tuple[Any, ...], chosen: Cal
     if not names:
         return
     graphdef, state = nnx.split(evaluation_copy(qmodel.model))
-    weights = _compiled(_Watched(graphdef, plan, tuple(observers.items())))[1](state, *split_arguments(args))
+    weights = _compiled(_Watched(graphdef, plan, tuple(observers.items())))[1](
+        state, *split_arguments(args), frozenset(names)
+    )
     for name in names:
         q = plan.by_name[name]
         values = q.init(_of_weight(q, np.asarray(next(iter(weights[name].values()))), observers[name]))
@@ -124,11 +131,20 @@ class _Watched:
     observers: tuple[tuple[str, Any], ...]
 
     def taps(
-        self, state: Any, arrays: Any, *, rest: Any, kind: str, places: dict[str, Place] | None = None
+        self,
+        state: Any,
+        arrays: Any,
+        *,
+        rest: Any,
+        kind: str,
+        only: frozenset[str] | None = None,
+        places: dict[str, Place] | None = None,
+        direct: dict[str, int] | None = None,
     ) -> tuple[dict[str, dict[str, jax.Array]], Any]:
         """Name of the quantizer -> label of the tensor -> its real values; and the integers that tables are of.
 
-        places: gets the places of the quantizers by name.
+        only: the quantizers, if not all. places: gets the places of the quantizers by name. direct: gets the quantizers
+        of weights that are parameters as they are, and which leaf of the state each is.
         """
         plan, kinds = self.plan, {name: detail[0] for name, detail in self.plan.details}
         traced = trace(nnx.merge(self.graphdef, state), join_arguments(arrays, rest), {}, plan.expected)
@@ -136,9 +152,12 @@ class _Watched:
         traced, annotation = plan.read(traced)
         if places is not None:
             places.update(annotation.places())
+        if direct is not None:
+            direct.update(_direct(traced.program, annotation, len(jax.tree.leaves(state))))
 
         def record(place: Place, x: jax.Array, _: Quantized | None) -> jax.Array | None:
-            return x if (kinds.get(place.name) == "weight") == (kind == "weight") else None
+            asked = only is None or place.name in only
+            return x if asked and (kinds.get(place.name) == "weight") == (kind == "weight") else None
 
         evaluation = Evaluation(annotation, None, record, plan.shared)
         taps = evaluation.run(traced.program, traced.args, _nothing(plan))[1]
@@ -168,12 +187,24 @@ def _step(
     return seen, samples, integers
 
 
-def _weights(watched: _Watched, state: Any, arrays: Any, rest: Any) -> dict[str, dict[str, jax.Array]]:
-    return watched.taps(state, arrays, rest=rest, kind="weight")[0]
+def _weights(
+    watched: _Watched, state: Any, arrays: Any, rest: Any, names: frozenset[str]
+) -> dict[str, dict[str, jax.Array]]:
+    return watched.taps(state, arrays, rest=rest, kind="weight", only=names)[0]
+
+
+def _direct(program: Program, annotation: Annotation, count: int) -> Iterator[tuple[str, int]]:
+    """The quantizers of weights that are parameters as they are, and the place of each among the first inputs."""
+    for index, value in enumerate(program.inputs[:count]):
+        for eqn, operand, moves, depth in uses_of_parameter(program, value, through=False):
+            place = annotation.weights.get((eqn, operand))
+            same = not moves and eqn.in_dtypes[operand] == value.dtype
+            if place is not None and place.kind == "weight" and same and depth == len(place.stack) and not place.timed:
+                yield place.name, index
 
 
 _compiled_step = jax.jit(_step, static_argnums=(0, 4))
-_compiled_weights = jax.jit(_weights, static_argnums=(0, 3))
+_compiled_weights = jax.jit(_weights, static_argnums=(0, 3, 4))
 """Compiled once for a model and the shape of its batches: `quantize` has calibrated already, with its sample."""
 
 
@@ -185,7 +216,7 @@ def _compiled(watched: _Watched) -> tuple[Callable[..., Any], Callable[..., Any]
         # A module that has a dict or a list as an attribute, or an own observer, cannot be hashed, so no cache can hold
         # it.
         own = functools.partial(_step, watched), functools.partial(_weights, watched)
-        return jax.jit(own[0], static_argnums=3), jax.jit(own[1], static_argnums=2)
+        return jax.jit(own[0], static_argnums=3), jax.jit(own[1], static_argnums=(2, 3))
     return functools.partial(_compiled_step, watched), functools.partial(_compiled_weights, watched)
 
 

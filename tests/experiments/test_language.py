@@ -42,7 +42,7 @@ def test_a_tiny_run(tmp_path: Path) -> None:
     options = [part for name, value in sizes.items() for part in (f"--{name}", str(value))]
     options += ["--folder", str(tmp_path), "--rows", str(tmp_path / "rows")]
     rows = language.main(options)
-    assert [row.error for row in rows] == [""] * 10
+    assert [row.error for row in rows] == [""] * 17
     assert all(math.isfinite(row.bits) and row.differ == 0 for row in rows)
     kept = [language.Row(**json.loads(line)) for line in (tmp_path / "rows").read_text().splitlines()]
     assert language.main(options) == rows == kept

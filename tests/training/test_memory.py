@@ -2,11 +2,12 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import nnx
 
 import qjax
-from qjax import Recipe
+from qjax import Recipe, calibrating
 
 
 class Perceptron(nnx.Module):
@@ -46,3 +47,29 @@ def test_a_step_holds_no_more_than_a_float_step(recipe):
     x = jax.random.normal(jax.random.key(0), (2048, 256))
     qmodel = qjax.quantize(Perceptron(), recipe, x)
     assert temporary_bytes(qmodel, x) <= temporary_bytes(Perceptron(), x)
+
+
+class Turned(Perceptron):
+    """Its last weight is read transposed."""
+
+    def __call__(self, x):
+        return super().__call__(x) @ self.layers[0].kernel[...].T
+
+
+def test_weights_are_not_copied_to_find_their_scales(monkeypatch):
+    """What is a parameter itself is read where it lies; only the weight that the model computes is asked for."""
+    asked, weights_of = [], calibrating._compiled
+
+    def compiled(watched):
+        step, weights = weights_of(watched)
+        return step, lambda *args: (asked.append(args[-1]), weights(*args))[1]
+
+    monkeypatch.setattr(calibrating, "_compiled", compiled)
+    x = jax.random.normal(jax.random.key(0), (4, 8))
+    qmodel = qjax.quantize(Turned(depth=2, width=8), Recipe(), x)
+    assert asked == [frozenset({"layers/0/kernel#2"})]
+    monkeypatch.setattr(calibrating, "_direct", lambda *args: ())
+    other = qjax.quantize(Turned(depth=2, width=8), Recipe(), x)
+    assert len(asked[-1]) == 3
+    for name, found in other.qparams().items():
+        np.testing.assert_array_equal(found.scale, qmodel.qparams()[name].scale)
