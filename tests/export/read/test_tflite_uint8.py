@@ -1,4 +1,4 @@
-"""Old files of uint8: SOFTMAX, and CONCATENATION of tensors with other scales, beside LiteRT; the same codes in C."""
+"""Old files: SOFTMAX and CONCATENATION of uint8, places of int64, beside LiteRT; the same codes in C."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from qjax.export.read.errors import ReadError
 from qjax.run.interpreter import Interpreter
 from tests.export.emit.c_build import Compiled
 from tests.export.emit.tflite_runtimes import MODES, litert
-from tests.export.read.tflite_models import File, Grid
+from tests.export.read.tflite_models import File, Grid, schema
 
 UNIT = Grid(2.0**-8)
 
@@ -68,6 +68,24 @@ def test_concatenation_of_other_scales_is_that_of_litert(target):
         assert (np.asarray(y) != found).sum() == 0, (grids, out)
         compared += found.size
     assert compared > 100_000
+
+
+@pytest.mark.parametrize("target", MODES)
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_places_of_int64_are_those_of_litert(target, dtype):
+    """Few codes, so that the greatest occurs several times."""
+    file, shape = File(), (100, 120, 9)
+    x, axis = file.tensor(dtype, shape, Grid(0.1, 3)), file.numbers([-1])
+    outputs = [file.tensor("int64", shape[:-1]) for _ in range(2)]
+    for name, y in zip(("ARG_MAX", "ARG_MIN"), outputs, strict=True):
+        file.operator(name, [x, axis], [y], name.title().replace("_", ""), outputType=schema.TensorType.INT64)
+    data = file.to_bytes([x], outputs)
+    codes = np.random.default_rng(2).integers(0, 12, shape).astype(dtype)
+    graph = reader.read(data, target=target)
+    found = litert(data, MODES[target], [codes], every=False)
+    for name, y in zip(graph.outputs, Interpreter(graph)(codes), strict=True):
+        assert y.dtype == np.int32
+        assert np.array_equal(np.asarray(y), found[name])
 
 
 def test_both_in_c_and_under_another_target(tmp_path):

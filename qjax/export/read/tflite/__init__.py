@@ -17,6 +17,7 @@ from qjax.export.read.errors import ReadError, reading
 from qjax.export.read.tflite import own
 from qjax.export.read.tflite.kernels import refused, targeted
 from qjax.export.read.tflite.model import Model, parse
+from qjax.export.read.tflite.places import with_int32_places
 from qjax.export.read.tflite.variables import metadata_of, without_variables
 from qjax.export.read.tflite.walk import Walk, needed
 from qjax.export.tflite_schema.file import METADATA
@@ -64,7 +65,7 @@ def read(
         return graph if target is None else retarget(graph, target)
     chosen = targets.get(DEFAULT if target is None else target)
     with reading("its variables"):
-        model, states, problems = without_variables(model)
+        model, states, problems = without_variables(with_int32_places(model))
     wanted = _wanted(model, outputs)
     with reading("the graph of its operators"):
         graph, walk = _read(model, wanted, chosen, problems)
