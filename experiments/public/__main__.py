@@ -6,7 +6,8 @@ are random, sizes are small: this is about which programs convert, and with whic
 
 The Flax models of transformers need the package: `pip install "transformers<5"`. Flax's examples need a checkout of
 github.com/google/flax: `--examples FOLDER/examples`. The language models of google-tunix need
-`pip install --no-deps google-tunix jaxtyping wadler-lindig einops`. What is missing is left out, and the page says so.
+`pip install --no-deps google-tunix jaxtyping wadler-lindig einops`. Those of bonsai need a checkout of
+github.com/jax-ml/bonsai: `--bonsai FOLDER`. What is missing is left out, and the page says so.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from experiments.public import examples, hub, keras_models, page, tunix
+from experiments.public import bonsai, examples, hub, keras_models, page, tunix
 from experiments.public.models import Source
 from experiments.public.row import Row, run
 
@@ -32,27 +33,30 @@ COLLECTIONS = {
     "transformers": "transformers",
     "examples": "Flax's examples",
     "tunix": "google-tunix",
+    "bonsai": "jax-ml/bonsai",
     "keras": "Keras 3",
 }
 """Title of each collection by its name on the command line."""
 
 DEFAULT = ("transformers", "examples", "tunix")
-"""What docs/public-models.md shows; Keras has a page of its own."""
+"""What docs/public-models.md shows; Keras and bonsai are on other pages."""
 
 
-def sources(folder: Path | None, asked: Sequence[str] = DEFAULT) -> tuple[dict[str, Source], list[str]]:
+def sources(
+    folder: Path | None, asked: Sequence[str] = DEFAULT, bonsai_folder: Path | None = None
+) -> tuple[dict[str, Source], list[str]]:
     """The collections that are there by title, and a line for each that is not."""
+    folders = {"examples": folder, "bonsai": bonsai_folder}
     found: dict[str, Source] = {}
     missing: list[str] = []
     for name in asked:
         title = COLLECTIONS[name]
-        if name == "examples" and folder is None:
-            missing.append(f"{title}: no --examples FOLDER")
+        if name in folders and folders[name] is None:
+            missing.append(f"{title}: no --{name} FOLDER")
             continue
         try:
-            if name == "examples":
-                assert folder is not None
-                found[title] = examples.source(folder)
+            if (given := folders.get(name)) is not None:
+                found[title] = {"examples": examples.source, "bonsai": bonsai.source}[name](given)
             else:
                 found[title] = {"transformers": hub.source, "tunix": tunix.source, "keras": keras_models.source}[name]()
         except ModuleNotFoundError as error:
@@ -95,8 +99,9 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--only", nargs="+", metavar="NAME", help="these models; `--list` shows the names")
     made.add_argument("--list", action="store_true", help="list the models' names")
-    made.add_argument("--collections", nargs="+", choices=COLLECTIONS, help="only these; else all but keras")
+    made.add_argument("--collections", nargs="+", choices=COLLECTIONS, help="only these; else all but bonsai and keras")
     made.add_argument("--examples", type=Path, metavar="FOLDER", help="flax's examples, from a checkout of it")
+    made.add_argument("--bonsai", type=Path, metavar="FOLDER", help="a checkout of jax-ml/bonsai")
     made.add_argument("--no-exact", action="store_true", help="do not compile `qjax.exact`, which takes longest")
     made.add_argument("--target", default="nearest_even", help="whose rounding the integers obey")
     made.add_argument("--rows", type=Path, metavar="FOLDER", help="keep every row there; repeat only what failed")
@@ -109,7 +114,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> list[Row]:
     command = parser()
     args = command.parse_args(argv)
-    found, missing = sources(args.examples, args.collections or DEFAULT)
+    found, missing = sources(args.examples, args.collections or DEFAULT, args.bonsai)
     every = {name: build for source in found.values() for name, build in source.items()}
     if args.list:
         print("\n".join(every))
@@ -127,6 +132,7 @@ def main(argv: list[str] | None = None) -> list[Row]:
     options += ["--collections", *args.collections] if args.collections else []
     options += ["--no-exact"] if args.no_exact else []
     options += ["--examples", str(args.examples)] if args.examples is not None else []
+    options += ["--bonsai", str(args.bonsai)] if args.bonsai is not None else []
     console, rows = Console(width=200, highlight=False, soft_wrap=True), {}
     for name in names:
         row = known(name, args.rows) or run_apart(name, options)

@@ -64,11 +64,16 @@ def padding(n: int, length: int) -> jax.Array:
 
 
 def random_batch(sample: tuple[Any, ...], n: int, seed: int) -> tuple[Any, ...]:
-    """Arguments like the sample's for `n` examples: floats drawn from its own, integers the rows of its examples."""
+    """Arguments like the sample's for `n` examples: floats drawn from its own, integers the rows of its examples.
+
+    A number that belongs to no example, such as the place in a cache, stays.
+    """
     key = jax.random.key(seed)
     rows = jax.random.choice(key, sample[0].shape[0], (n,))
 
     def like(x: jax.Array) -> jax.Array:
+        if not x.ndim:
+            return x
         if jnp.issubdtype(x.dtype, jnp.floating):
             return jax.random.choice(key, x.ravel(), (n, *x.shape[1:]))
         return x[rows]

@@ -136,11 +136,17 @@ def built(name: str) -> nnx.Module:
 
 
 def empty_cache(model: nnx.Module, n: int, length: int) -> dict[str, Any]:
-    """A cache of zeros for `n` texts of at most `length` tokens, in the dtype of the weights."""
+    """A cache of zeros for `n` texts of at most `length` tokens, in the dtype of the weights.
+
+    Gemma 4 says itself how much its layers with a sliding window keep.
+    """
     dtype = jax.tree.leaves(nnx.state(model, nnx.Param))[0].dtype
     shape = (n, length, _SIZES["num_kv_heads"], _SIZES["head_dim"])
     layer = {"k": jnp.zeros(shape, dtype), "v": jnp.zeros(shape, dtype), "end_index": jnp.zeros((n,), jnp.int32)}
-    return {f"layer_{i}": dict(layer) for i in range(_SIZES["num_layers"])}
+    layers: Any = getattr(model, "layers", None)
+    own = [getattr(getattr(each, "attn", None), "init_cache", None) for each in layers]
+    made = [dict(layer) if make is None else make(n, length, dtype) for make in own]
+    return {f"layer_{i}": jax.tree.map(jnp.asarray, cache) for i, cache in enumerate(made)}
 
 
 def source() -> Source:

@@ -37,7 +37,10 @@ _KNOTS = (
 _CALLBACK = "A graph runs without Python: take the call out of what is converted, behind a flag of the module, say."
 _RANDOM = "Switch it off in evaluation mode (module.eval()), or draw the numbers outside and pass them in."
 _FREQUENCY = "A Fourier transform of fixed length is a product with a constant matrix: write it as one."
-_LOOP = "A loop of unknown length cannot become a graph; use a Python loop or lax.scan."
+_LOOP = (
+    "A loop of unknown length cannot become a graph, nor one of more than 4096 iterations: its condition must count "
+    "from a constant to a constant. Or use a Python loop or lax.scan, and keep what is done by jnp.where."
+)
 _CURES = {
     **dict.fromkeys(("sort", "argsort", "approx_top_k"), _ORDER),
     **dict.fromkeys(

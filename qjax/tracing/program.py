@@ -18,6 +18,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from qjax.tracing.counted import scanned
+
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _FOLDERS = {sysconfig.get_paths()[name] for name in ("purelib", "platlib", "stdlib")}
 _LIBRARIES = tuple(os.path.abspath(path) + os.sep for path in (*_FOLDERS, _HERE))
@@ -241,6 +243,9 @@ def _read(jaxpr: Any, env: dict[Any, Value], scope: str, location: str | None, o
             elif name in _CALLS or _contains_matmul(inner.jaxpr):
                 _inline(inner, inputs, eqn, env, here, line, out)
                 continue
+        if name == "while" and (loop := scanned(eqn, [value.constant for value in inputs], bind_equation)) is not None:
+            _inline(loop, inputs, eqn, env, here, line, out)
+            continue
         if name == "convert_element_type" and inputs[0].shape == () and isinstance(inputs[0].constant, np.ndarray):
             # the cast of a literal (`jnp.pad`, `jnp.clip` make them) is a literal
             (var,) = eqn.outvars

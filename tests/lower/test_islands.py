@@ -129,7 +129,7 @@ def test_parts_of_a_tensor_in_reals() -> None:
 def test_the_error_of_an_island_names_the_line_of_the_step() -> None:
     class Later(nnx.Module):
         def __call__(self, x: jax.Array) -> jax.Array:
-            y = jax.lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * 0.5), (0, x))[1]  # here
+            y = jax.lax.while_loop(lambda y: jnp.max(y) > 1, lambda y: y * 0.5, x)  # here
             return jnp.exp(y) + 1
 
     class Model(nnx.Module):

@@ -36,13 +36,13 @@ def convert(call: Callable[[Any, jax.Array], Any], recipe: qjax.Recipe | None = 
 
 
 def halve(m, x):
-    return lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * 0.5), (0, m.a(x)))[1]
+    return lax.while_loop(lambda y: jnp.max(y) > 1, lambda y: y * 0.5, m.a(x))
 
 
 UNCONVERTIBLE = {
     # a function on one line, the primitive named, the cure
     "sort": (lambda m, x: m.b(lax.sort([m.a(x), x])[1]), "'sort' on 4x4", "argmin, max, top_k and the sort of one"),
-    "while": (halve, "'while' on scalar, 4x4", "use a Python loop or lax.scan"),
+    "while": (halve, "'while' on 4x4", "use a Python loop or lax.scan"),
     "statistics of the batch": (
         lambda m, x: m.b(m.bn(m.a(x), use_running_average=False)),
         "in module 'bn': 'batch_norm' on",

@@ -1,5 +1,7 @@
 """Recurrent networks in ONNX, style "integer": one Scan over the steps, with the interpreter's codes."""
 
+from typing import Any, cast
+
 import jax.numpy as jnp
 import numpy as np
 import onnx
@@ -32,7 +34,8 @@ class Layers(nnx.Module):
         self.second = nnx.RNN(nnx.GRUCell(4, 4, rngs=nnx.Rngs(1)), return_carry=True)
 
     def __call__(self, x):
-        carry, y = self.second(self.first(x))
+        first: Any = self.first(x)
+        carry, y = cast("Any", self.second(first))
         return y[:, -1], carry
 
 
@@ -45,7 +48,7 @@ def check(graph, inputs, **options) -> onnx.ModelProto:
     model = integer.to_model(graph, **options)
     onnx.checker.check_model(model)
     session = onnxruntime.InferenceSession(model.SerializeToString())
-    found = session.run(None, {entry.name: x for entry, x in zip(session.get_inputs(), inputs, strict=True)})
+    found: Any = session.run(None, {entry.name: x for entry, x in zip(session.get_inputs(), inputs, strict=True)})
     wanted = [np.asarray(x) for x in Interpreter(graph)(*inputs)]
     for a, b in zip(found, wanted, strict=True):
         assert a.dtype == b.dtype

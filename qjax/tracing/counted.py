@@ -1,0 +1,115 @@
+"""Loops with a condition whose number of iterations is known when the model is traced, as scans of that length.
+
+`lax.while_loop` with a counter, `lax.fori_loop` with a bound that JAX does not take for static: the condition looks at
+numbers that begin as constants and of which each iteration makes the next from constants. So the iterations can be
+counted before any input is known. A scan has a gradient and an integer form.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.core import Tracer
+from jax.extend.core import jaxpr_as_fun
+
+MOST = 4096
+"""Iterations up to which they are counted."""
+
+
+def scanned(eqn: Any, constants: Sequence[Any], run: Callable[[Any, Sequence[Any]], list[Any]]) -> Any:
+    """The equation of a while loop as a closed jaxpr of the same inputs and outputs; None where data decide its length.
+
+    Args:
+      constants: of each input, its numbers if they are known. run: an equation and its inputs to its outputs.
+    """
+    cond, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
+    fixed, first = _counts(eqn)
+    given = list(constants[fixed:first])
+    count = _iterations(_Part(cond, constants[:fixed]), _Part(body, given), constants[first:], run)
+    if count is None:
+        return None
+    step = jaxpr_as_fun(body)
+
+    def loop(*inputs: Any) -> Any:
+        held = inputs[fixed:first]
+        if count == 0:
+            return inputs[first:]
+        return lax.scan(lambda carry, _: (tuple(step(*held, *carry)), None), inputs[first:], None, length=count)[0]
+
+    shapes = [jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in eqn.invars]
+    return jax.make_jaxpr(loop)(*shapes)
+
+
+def _counts(eqn: Any) -> tuple[int, int]:
+    """Where the constants of the body begin among the inputs, and where the state does."""
+    fixed = eqn.params["cond_nconsts"]
+    return fixed, fixed + eqn.params["body_nconsts"]
+
+
+class _Part:
+    """The condition or the body: a jaxpr whose first inputs are given once."""
+
+    def __init__(self, closed: Any, given: Sequence[Any]) -> None:
+        self.jaxpr = closed.jaxpr
+        self.given = dict(zip(self.jaxpr.invars, given, strict=False))
+        self.given |= dict(zip(self.jaxpr.constvars, closed.consts, strict=True))
+        self.state = self.jaxpr.invars[len(given) :]
+
+    def reads(self, outputs: Sequence[int]) -> tuple[set[Any], list[Any]]:
+        """What some outputs are made from: inputs, and equations in order."""
+        needed = {self.jaxpr.outvars[i] for i in outputs if not hasattr(self.jaxpr.outvars[i], "val")}
+        kept: list[Any] = []
+        for eqn in reversed(self.jaxpr.eqns):
+            if needed.intersection(eqn.outvars):
+                kept.append(eqn)
+                needed |= {var for var in eqn.invars if not hasattr(var, "val")}
+        return needed.intersection([*self.jaxpr.invars, *self.jaxpr.constvars]), kept[::-1]
+
+    def known(self, outputs: Sequence[int]) -> bool:
+        """Whether those outputs are made from numbers that are known, and from the state."""
+        inputs, eqns = self.reads(outputs)
+        return all(var in self.state or _is_number(self.given[var]) for var in inputs) and not any(
+            eqn.effects for eqn in eqns
+        )
+
+    def run(self, outputs: Sequence[int], state: dict[int, Any], bind: Any) -> list[Any]:
+        """Some outputs, from the numbers of the state that they need."""
+        env = {**self.given, **{self.state[i]: value for i, value in state.items()}}
+
+        def value(var: Any) -> Any:
+            return var.val if hasattr(var, "val") else env[var]
+
+        for eqn in self.reads(outputs)[1]:
+            env.update(zip(eqn.outvars, bind(eqn, [value(var) for var in eqn.invars]), strict=True))
+        return [value(self.jaxpr.outvars[i]) for i in outputs]
+
+
+def _iterations(cond: _Part, body: _Part, initial: Sequence[Any], bind: Any) -> int | None:
+    """How often the body runs; None where that is not known."""
+    counters: set[int] = set()
+    new = _positions(cond, [0])
+    while new - counters:
+        counters |= new
+        new = _positions(body, sorted(counters))
+    order = sorted(counters)
+    if not (cond.known([0]) and body.known(order) and all(_is_number(initial[i]) for i in order)):
+        return None
+    with jax.ensure_compile_time_eval():
+        state = {i: initial[i] for i in order}
+        for count in range(MOST + 1):
+            if not bool(np.asarray(cond.run([0], state, bind)[0])):
+                return count
+            state = dict(zip(order, body.run(order, state, bind), strict=True))
+    return None
+
+
+def _positions(part: _Part, outputs: Sequence[int]) -> set[int]:
+    """The parts of the state that some outputs are made from."""
+    inputs, _ = part.reads(outputs)
+    return {i for i, var in enumerate(part.state) if var in inputs}
+
+
+def _is_number(value: Any) -> bool:
+    return value is not None and not isinstance(value, Tracer)
