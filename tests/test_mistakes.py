@@ -53,6 +53,7 @@ TAKE: dict[str, Take] = {
     "search": lambda *given, **inputs: qjax.search(
         made()[0], qjax.Recipe(), X, *given, budget=qjax.Budget(size=10_000), **inputs
     ),
+    "rotate": lambda *given, **inputs: qjax.training.rotate(made()[1], *given, **inputs),
     "brecq": lambda *given, **inputs: qjax.training.brecq(made()[1], *given, **inputs),
     "adaround": lambda *given, **inputs: qjax.training.adaround(made()[1], *given, **inputs),
     "correct_bias": lambda *given, **inputs: qjax.training.correct_bias(made()[1], *given, **inputs),

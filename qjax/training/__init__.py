@@ -18,6 +18,7 @@ from qjax.training.post_training import post_training
 from qjax.training.precision import Precision, Wider, widen
 from qjax.training.ranges import Ranged, Ranges, output_ranges
 from qjax.training.report import PostTrainingReport, Score, StepReport
+from qjax.training.rotation import Rotated, rotate
 from qjax.training.sharding import shardings
 from qjax.training.steps import STEPS
 from qjax.training.stochastic import stochastic_forward
@@ -40,6 +41,7 @@ __all__ = [
     "Ranges",
     "RebuiltBlock",
     "Reconstruction",
+    "Rotated",
     "RoundedLayer",
     "Rounding",
     "ScalarWriter",
@@ -66,6 +68,7 @@ __all__ = [
     "output_ranges",
     "post_training",
     "reestimate_batch_norm",
+    "rotate",
     "row_scales",
     "set_codes",
     "shardings",

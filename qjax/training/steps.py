@@ -20,6 +20,7 @@ from qjax.training.gptq import solve
 from qjax.training.judging import size_of
 from qjax.training.migration import migrate
 from qjax.training.ranges import choose
+from qjax.training.rotation import turn
 from qjax.training.tables import row_scales, tables_of
 from qjax.training.walk import Walk
 from qjax.training.widths import recipe_with
@@ -89,6 +90,15 @@ def _tables(work: Work) -> tuple[str, Any]:
 
 def _equalize(work: Work) -> tuple[str, Any]:
     return _migrated(work, norm=False)
+
+
+def _rotate(work: Work) -> tuple[str, Any]:
+    try:
+        found = turn([work.qmodel, work.reference], work.walk, work.fit, progress=False)
+    except ValueError as error:
+        raise Skipped(str(error).partition(": ")[2]) from error
+    widths = ", ".join(map(str, found.widths))
+    return f"{len(found.widths)} residual streams of width {widths}", found
 
 
 def _smooth(work: Work) -> tuple[str, Any]:
@@ -176,6 +186,7 @@ def _some(batches: list[tuple[Any, ...]], examples: int = 32) -> list[tuple[Any,
 
 TABLE: dict[str, Step] = {
     "equalize": _equalize,
+    "rotate": _rotate,
     "smooth": _smooth,
     "precision": _precision,
     "tables": _tables,
@@ -192,6 +203,6 @@ STEPS = tuple(TABLE)
 """The steps in their order."""
 EFFORTS: dict[str, tuple[str, ...]] = {
     "fast": ("precision", "bias"),
-    "standard": ("equalize", "smooth", "precision", "tables", "ranges", "gptq", "bias"),
+    "standard": ("equalize", "rotate", "smooth", "precision", "tables", "ranges", "gptq", "bias"),
     "thorough": STEPS,
 }

@@ -1,0 +1,165 @@
+"""Rotation of a residual stream (QuaRot, Ashkboos et al. 2024, arXiv 2404.00456), folded into the weights around it.
+
+A few channels of a transformer's residual stream are a hundred times as great as the others. A rotation spreads each
+channel over all of them, so that one scale suits the tensor. With the rows x of the stream and an orthogonal Q:
+
+| parameter | becomes |
+| --- | --- |
+| W, b that write x | W Q, b Q; so do the rows of tables |
+| the scale g and bias c of a norm that reads x | 1, and (c / g) Q |
+| W that reads the norm's result | Q^T diag(g) W |
+| W that reads x itself | Q^T W |
+
+A norm that subtracts the mean commutes with Q only where Q leaves the vector of ones as it is. So Q = U^T S U: U has
+the constant function and others as rows, a Hadamard matrix times a cosine transform where the width is no power of two,
+and S has random signs, with +1 for the constant. Nothing runs later, and the float function stays the same.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from qjax.batches import Batches, Inputs
+from qjax.calibrating import calibrate
+from qjax.qmodel import QuantizedModel, check_quantized, evaluation_copy
+from qjax.training.streams import Residual, find_residuals
+from qjax.training.walk import Stream, Walk, noise_of
+from qjax.training.weights import parameters, weights_of
+
+SAME = 1e-6
+"""The greatest noise at the model's output that the rounding of parameters may cause."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rotated:
+    """The result of `rotate`.
+
+    Attributes:
+      widths: of the streams that were rotated.
+      parameters: how many changed.
+      left: why other streams were not.
+    """
+
+    widths: tuple[int, ...]
+    parameters: int
+    left: tuple[str, ...]
+
+    def __str__(self) -> str:
+        said = f"{len(self.widths)} residual streams of width {', '.join(map(str, self.widths))}: {self.parameters}"
+        return "\n".join([f"{said} parameters changed", *(f"left: {why}" for why in self.left)])
+
+
+def rotate(
+    qmodel: QuantizedModel,
+    batches: Iterable[Any],
+    *,
+    inputs: Inputs | None = None,
+    reference: QuantizedModel | None = None,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> Rotated:
+    """Rotate the residual streams of a transformer whose norms stand in front of its layers.
+
+    The float model stays the same function. A model whose residual stream is a norm's result (BERT) cannot be rotated.
+
+    Args:
+      qmodel: the quantized model; its parameters are changed, and it is calibrated anew on these batches.
+      batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, of anything. They are kept.
+      inputs: what of a batch the model is called with: `lambda batch: batch[0]` for pairs of images and labels.
+      reference: a model of the same parameters, whose parameters are changed alike.
+      seed: of the rotation.
+      progress: show a line of progress on stderr; None shows one on a terminal (`qjax.show_progress`).
+
+    Returns:
+      What was rotated.
+
+    Raises:
+      ValueError: no batch, no residual stream that can be rotated, or a scale of a norm that is nearly zero.
+    """
+    check_quantized(qmodel, "rotate")
+    kept = list(Batches(batches, inputs, "rotate").arguments())
+    models = [qmodel] if reference is None else [qmodel, reference]
+    return turn(models, Walk(qmodel, kept), kept, seed=seed, progress=progress)
+
+
+def turn(
+    models: Sequence[QuantizedModel],
+    walk: Walk,
+    batches: Sequence[tuple[Any, ...]],
+    *,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> Rotated:
+    """Rotate all `models` alike; the first is the quantized one, which is calibrated anew."""
+    qmodel = models[0]
+    call = evaluation_copy(qmodel).trace(*batches[0])
+    residuals, left = find_residuals(call, weights_of(qmodel, batches[0]).names)
+    if not residuals:
+        raise ValueError(
+            f"rotate: expected a residual stream between norms, got none{': ' if left else ''}{'; '.join(left)}."
+        )
+    before = Stream.of(models[-1], quantized=False)
+    numbers = {path: np.asarray(value, np.float64) for path, value in before.parameters.items() if _floats(value)}
+    changed = rotated(residuals, numbers, seed)
+    after = dict(before.parameters)
+    after |= {path: jnp.asarray(value, before.parameters[path].dtype) for path, value in changed.items()}
+    truth, found = (walk.outputs(Stream(p, before.grids), batches[:1]) for p in (before.parameters, after))
+    if not noise_of(truth, found) < SAME:
+        raise ValueError("rotate: expected the same float function, got another one; the model stays as it is.")
+    for model in models:
+        for path, variable in parameters(model, changed).items():
+            variable[...] = after[path]
+    calibrate(qmodel, list(batches), progress=progress)
+    return Rotated(tuple(one.width for one in residuals), len(changed), tuple(left))
+
+
+def rotated(residuals: Sequence[Residual], numbers: Mapping[str, np.ndarray], seed: int = 0) -> dict[str, np.ndarray]:
+    """The parameters that a rotation changes, in float64."""
+    found: dict[str, np.ndarray] = {}
+
+    def now(path: str) -> np.ndarray:
+        return found.get(path, numbers[path])
+
+    for index, residual in enumerate(residuals):
+        q = rotation(residual.width, np.random.default_rng([seed, index]))
+        for path, axis in residual.written.items():
+            found[path] = _along(now(path), axis, q)
+        for path, axis in residual.read.items():
+            found[path] = _along(now(path), axis, q)
+        for norm in residual.norms:
+            scale = np.ones(residual.width) if norm.scale is None else numbers[norm.scale]
+            if not np.min(np.abs(scale)) > 1e-4 * np.max(np.abs(scale)):
+                raise ValueError(f"rotate: expected scales of a norm that are not zero, got some in {norm.scale!r}.")
+            for path, axis in norm.read:
+                found[path] = _along(_along(now(path), axis, np.diag(scale)), axis, q)
+            if norm.scale is not None:
+                found[norm.scale] = np.ones_like(scale)
+            if norm.bias is not None:
+                found[norm.bias] = (numbers[norm.bias] / scale) @ q
+    return found
+
+
+def rotation(width: int, rng: np.random.Generator) -> np.ndarray:
+    """A symmetric orthogonal matrix that keeps the vector of ones, with entries of about `1 / sqrt(width)`."""
+    odd = width
+    while odd % 2 == 0:
+        odd //= 2
+    angles = np.pi * np.outer(np.arange(odd), np.arange(odd) + 0.5) / odd
+    rows = np.cos(angles) * np.where(np.arange(odd) == 0, np.sqrt(1 / odd), np.sqrt(2 / odd))[:, None]
+    while rows.shape[0] < width:
+        rows = np.kron(np.asarray([[1.0, 1.0], [1.0, -1.0]]) / np.sqrt(2), rows)
+    signs = rng.choice([-1.0, 1.0], width)
+    signs[0] = 1.0
+    return rows.T @ (signs[:, None] * rows)
+
+
+def _along(w: np.ndarray, axis: int, q: np.ndarray) -> np.ndarray:
+    """A tensor times a symmetric matrix along an axis."""
+    return np.moveaxis(np.tensordot(w, q, axes=(axis, 0)), -1, axis)
+
+
+def _floats(value: Any) -> bool:
+    return bool(jnp.issubdtype(value.dtype, jnp.floating))
