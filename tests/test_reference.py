@@ -1,6 +1,7 @@
 """The reference is whole: every public name and parameter; formula, source and example of methods and targets."""
 
 import dataclasses
+import enum
 import importlib
 import inspect
 import re
@@ -47,7 +48,7 @@ PUBLIC = public()
 CALLED = {
     name: value
     for name, value in PUBLIC.items()
-    if inspect.isfunction(value) or (inspect.isclass(value) and not issubclass(value, BaseException))
+    if inspect.isfunction(value) or (inspect.isclass(value) and not issubclass(value, (BaseException, enum.Enum)))
 }
 
 
