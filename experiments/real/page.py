@@ -23,6 +23,7 @@ the evaluation.
 | task | the task's own measure in percent; the section's first line has the float network's |
 | seconds | to quantize and calibrate, without conversion |
 
+- Seconds are those of one run, on a machine that had other work too.
 - A row with a message failed, or was refused by the method. A method without a row was not run on that network.
 - Every layer has the setting's bits, the first and the last included; `post_training` then gives some tensors more, see
   [What each step brings](#what-each-step-brings). qjax's rows are the outputs of the integer graph.
