@@ -65,7 +65,9 @@ def path_of(arguments: argparse.Namespace) -> str:
 def options_of(arguments: argparse.Namespace) -> str:
     """The options that chose the models."""
     chosen = f" --collections {' '.join(arguments.collections)}" if arguments.collections else ""
-    return chosen + (" --examples FOLDER" if arguments.examples is not None else "")
+    chosen += " --no-exact" if arguments.no_exact else ""
+    folders = ("examples", "bonsai")
+    return chosen + "".join(f" --{name} FOLDER" for name in folders if getattr(arguments, name, None) is not None)
 
 
 def page(groups: Mapping[str, Sequence[Row]], missing: Sequence[str], arguments: argparse.Namespace) -> str:
