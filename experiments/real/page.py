@@ -25,8 +25,9 @@ the evaluation.
 
 - Seconds are those of one run, on a machine that had other work too.
 - A row with a message failed, or was refused by the method. A method without a row was not run on that network.
-- Every layer has the setting's bits, the first and the last included; `post_training` then gives some tensors more, see
-  [What each step brings](#what-each-step-brings). qjax's rows are the outputs of the integer graph.
+- Every layer has the setting's bits, the first and the last included.
+- `post_training` gives some tensors more bits, see [What each step brings](#what-each-step-brings).
+- qjax's rows are the outputs of the integer graph.
 
 ## Summary
 
@@ -40,7 +41,8 @@ call, and what stands between their products stays in floats.
 
 Each cell is the signal-to-noise ratio in dB on held-out calibration data after a step of `post_training`, and its
 seconds. A dash is a step that found nothing to do. Brackets are a step that was taken back. `precision` gives more
-bits to at most a fifth of the tensors and one bit more to each weight on average; no other step costs memory.
+bits to at most a fifth of the tensors and one bit more to each weight on average. No other step costs memory.
+Rows that say "an earlier version of the steps" are older than the others.
 
 {steps}
 
@@ -100,17 +102,20 @@ STEP = re.compile(r"(\w+) (skipped|taken back|[-\d.]+ dB) \((\d+) s\)")
 
 def _steps(networks: Sequence[Network], rows: Sequence[Row]) -> list[str]:
     """One line for each network and setting, one column for each step; the last try of each."""
-    found = {row.key: STEP.findall(row.note) for row in rows if row.method == "post_training" and not row.error}
+    found = {
+        row.key: STEP.findall(row.note) for row in rows if row.method.startswith("post_training") and not row.error
+    }
     names = list(dict.fromkeys(name for steps in found.values() for name, _, _ in steps))
     if not names:
         return ["No row yet."]
     lines = ["| | " + " | ".join(names) + " |", "| --- |" + " ---: |" * len(names)]
     order = {network.name: index for index, network in enumerate(networks)}
-    for (network, _, setting), steps in sorted(found.items(), key=lambda item: order[item[0][0]]):
+    for (network, method, setting), steps in sorted(found.items(), key=lambda item: order[item[0][0]]):
         cells = dict.fromkeys(names, "")
         for name, state, seconds in steps:
             cells[name] = {"skipped": "-", "taken back": f"({seconds} s)"}.get(state, f"{state[:-3]}, {seconds} s")
-        lines.append(f"| {network}, {setting} | " + " | ".join(cells.values()) + " |")
+        alone = method.removeprefix("post_training")
+        lines.append(f"| {network}, {setting}{alone} | " + " | ".join(cells.values()) + " |")
     return lines
 
 
