@@ -145,9 +145,9 @@ def main(argv: list[str] | None = None) -> list[Row]:
             console.print(row.message + "\n", markup=False)
         if args.page is not None:
             groups = {title: [rows[name] for name in source if name in rows] for title, source in found.items()}
-            left = ", ".join(name for name in every if name not in rows)
+            left = [name for name in every if name not in rows]
             written = args.page.with_suffix(".new")
-            written.write_text(page.page(groups, [*missing, *([left] if left else [])], args))
+            written.write_text(page.page(groups, [*missing, *left], args))
             os.replace(written, args.page)
     console.print(page.summary(list(rows.values())), markup=False)
     return list(rows.values())
