@@ -38,10 +38,11 @@ def test_the_table_counts_from_float() -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_tiny_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("setting", language.RECIPES)
+def test_a_tiny_run(tmp_path: Path, setting: str) -> None:
     sizes = {"width": 32, "layers": 1, "length": 8, "batch": 2, "steps": 20, "tuning": 2, "tests": 2}
     options = [part for name, value in sizes.items() for part in (f"--{name}", str(value))]
-    options += ["--folder", str(tmp_path), "--rows", str(tmp_path / "rows"), "--settings", "8da4w"]
+    options += ["--folder", str(tmp_path), "--rows", str(tmp_path / "rows"), "--settings", setting]
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         rows = language.main(options)
     assert [row.error for row in rows] == [""] * 5
