@@ -69,7 +69,8 @@ def check_quantized(graph: Graph) -> Graph:
         given = [key for key in OF_TARGETS if key in node.attributes]
         if given:
             raise GraphError(f"Node {node.name!r}: {', '.join(given)} belong to a target, not to a quantized graph.")
-        _check_attributes(node, ops.get(node.op).fields)
+        # A node that a file states keeps the attributes that came with its constants.
+        _check_attributes(node, ops.get(node.op).fields, possible=(ops.get(node.op).prepared,))
     for tensor in graph.tensors.values():
         if tensor.dtype not in (*INTEGER_DTYPES, *REAL_DTYPES):
             raise GraphError(f"Tensor {tensor.name!r}: expected integers or floats, got {tensor.dtype}.")
@@ -105,8 +106,8 @@ def check_integer(graph: Graph) -> Graph:
     return graph
 
 
-def _check_attributes(node: Node, *stated: type) -> None:
-    wrong = problem(stated, node.attributes)
+def _check_attributes(node: Node, *stated: type, possible: tuple[type, ...] = ()) -> None:
+    wrong = problem(stated, node.attributes, possible)
     if wrong is not None:
         raise GraphError(f"Node {node.name!r}: {node.op!r} {wrong}")
 

@@ -15,6 +15,7 @@ from qjax.lower.values import Accumulator, Codes, Constant, Real, Step
 from qjax.numerics._namespace import traced
 from qjax.ops import Op
 from qjax.ops.facts import ProductFacts
+from qjax.ops.fields import plain
 from qjax.ops.grouped_dot import GroupedDot, layout
 from qjax.ops.rescale import Rescale
 from qjax.tracing import Equation, Value
@@ -75,9 +76,14 @@ def equation(builder: Builder, eqn: Equation, found: list[Any], step: Step) -> l
     return [_producer(builder, reading)]
 
 
+def _attributes(reading: _Reading) -> dict[str, Any]:
+    """The operation's attributes of an equation, as JSON has them."""
+    return {name: plain(value) for name, value in reading.op.attributes(reading.eqn).items()}
+
+
 def _producer(builder: Builder, reading: _Reading) -> Accumulator:
     op, eqn, found, step = reading.op, reading.eqn, reading.found, reading.step
-    attributes = op.attributes(eqn)
+    attributes = _attributes(reading)
     weight = reading.weight
     constants: dict[str, str] = {}
     channels: list[list[int]] = []
@@ -107,7 +113,7 @@ def _by_row(builder: Builder, reading: _Reading, inputs: list[str], kernel: str)
     assert weights.quantization is not None
     scale = weights.quantization.scale
     scale = builder.constant(f"{kernel}/scale", scale.reshape(scale.shape[0], -1))
-    attributes = {**reading.op.attributes(reading.eqn), "table": [int(n) for n in reading.eqn.in_shapes[1]]}
+    attributes = {**_attributes(reading), "table": [int(n) for n in reading.eqn.in_shapes[1]]}
     constants = {"weights": kernel, "weight_scale": scale}
     return builder.accumulator(reading.op.name, reading.eqn, inputs, constants, attributes, reading.step)
 
@@ -176,13 +182,13 @@ def _integers(builder: Builder, reading: _Reading) -> list[Any]:
     def tensor(name: str, value: Value) -> Tensor:
         return Tensor(name, value.shape, "bool" if value.dtype == np.bool_ else "int32")
 
-    return _node_per_output(builder, reading, inputs, constants, reading.op.attributes(reading.eqn), tensor)
+    return _node_per_output(builder, reading, inputs, constants, _attributes(reading), tensor)
 
 
 def _chain(builder: Builder, reading: _Reading) -> Accumulator:
     data = reading.data
     before = reading.found[data]
-    attributes = reading.op.attributes(reading.eqn)
+    attributes = _attributes(reading)
     if attributes.get("step") == "sub" and data == 1:
         attributes["reversed"] = True
     constants = _chain_constants(builder, reading)
@@ -191,7 +197,7 @@ def _chain(builder: Builder, reading: _Reading) -> Accumulator:
 
 
 def _grid(builder: Builder, reading: _Reading) -> list[Any]:
-    attributes = reading.op.attributes(reading.eqn)
+    attributes = _attributes(reading)
     weight = reading.weight
     if weight is not None:
         kernel = builder.kernel(reading.eqn, weight, reading.found[weight].value, reading.step)

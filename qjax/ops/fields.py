@@ -11,6 +11,8 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Literal, NotRequired, TypedDict
 
+import numpy as np
+
 from qjax.nearest import did_you_mean
 
 Pair = list[int]
@@ -69,9 +71,12 @@ OF_TARGETS = tuple(OfTarget.__annotations__)
 """Attributes that only a target sets; a quantized graph has none of them."""
 
 
-def problem(stated: tuple[Any, ...], given: Mapping[str, Any]) -> str | None:
-    """What is wrong with a node's attributes, or None; stated: the typed dictionaries that together name them."""
-    fields = _fields_of(stated)
+def problem(stated: tuple[Any, ...], given: Mapping[str, Any], possible: tuple[Any, ...] = ()) -> str | None:
+    """What is wrong with a node's attributes, or None.
+
+    stated: the typed dictionaries that together name them. possible: of attributes that may be there, all or some.
+    """
+    fields = {name: (kind, False) for name, (kind, _) in _fields_of(possible).items()} | _fields_of(stated)
     for name, value in given.items():
         if name not in fields:
             known = ", ".join(sorted(fields)) or "none"
@@ -90,6 +95,15 @@ def _fields_of(stated: tuple[Any, ...]) -> dict[str, tuple[Any, bool]]:
         hints = typing.get_type_hints(kind)
         found |= {name: (hint, name in kind.__required_keys__) for name, hint in hints.items()}
     return found
+
+
+def plain(value: Any) -> Any:
+    """Numbers of numpy, which a user's own axis may be, as Python's; lists of them too."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in typing.cast(Any, value)]
+    return value
 
 
 def fits(value: Any, kind: Any) -> bool:

@@ -138,7 +138,7 @@ def rotated(residuals: Sequence[Residual], numbers: Mapping[str, np.ndarray], se
             if norm.scale is not None:
                 found[norm.scale] = np.ones_like(scale)
             if norm.bias is not None:
-                found[norm.bias] = (numbers[norm.bias] / scale) @ q
+                found[norm.bias] = np.matmul(numbers[norm.bias] / scale, q)
     return found
 
 
@@ -153,7 +153,7 @@ def rotation(width: int, rng: np.random.Generator) -> np.ndarray:
         rows = np.kron(np.asarray([[1.0, 1.0], [1.0, -1.0]]) / np.sqrt(2), rows)
     signs = rng.choice([-1.0, 1.0], width)
     signs[0] = 1.0
-    return rows.T @ (signs[:, None] * rows)
+    return np.matmul(rows.T, signs[:, None] * rows)
 
 
 def _along(w: np.ndarray, axis: int, q: np.ndarray) -> np.ndarray:

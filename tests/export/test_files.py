@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import qjax
+from qjax import lab
 from qjax.analysis import picture
 from qjax.assign.retarget import retarget
 from qjax.cli import arrays
@@ -122,6 +123,15 @@ def recorded(folder: pathlib.Path) -> None:
     golden.save("some", golden.Recording("1", {}))
 
 
+FINISHED = lab.Result(
+    lab.Study("m", "", "", "", lambda settings: (), lambda settings: NOTHING, lambda figure, data: None),
+    lab.Settings(),
+    (),
+    NOTHING := lab.Measurement({}, (), {}, ""),
+    0.0,
+)
+ROWS = lab.Rows([{"bits": 8}], ["bits"])
+
 WRITERS = {
     "artifact": lambda folder: artifact.save(GRAPH, folder / "m.qjax"),
     "c": lambda folder: emit.emit(GRAPH, "c", folder, name="m"),
@@ -132,6 +142,8 @@ WRITERS = {
     "picture": lambda folder: picture.draw(folder / "m.svg", (1, 1), lambda figure: None),
     "recording": recorded,
     "report": lambda folder: qjax.report(IntegerGraph(GRAPH), path=folder / "m.html"),
+    "study": lambda folder: lab.write(FINISHED, folder),
+    "sweep": lambda folder: ROWS.csv(folder / "m.csv"),
     "node data": lambda folder: qjax.node_data(IntegerGraph(GRAPH), folder=folder),
 }
 

@@ -2,13 +2,14 @@
 
 from typing import Any, Literal, NotRequired, TypedDict
 
+import numpy as np
 import pytest
 
 from qjax import ops
 from qjax.graph.check import GraphError, check_integer, check_quantized
 from qjax.graph.ir import Graph, Node, Tensor
 from qjax.ops.base import Elementwise, Role, register
-from qjax.ops.fields import OfTarget, fits, problem
+from qjax.ops.fields import OfTarget, fits, plain, problem
 
 
 class Example(TypedDict):
@@ -16,6 +17,10 @@ class Example(TypedDict):
     shape: list[int | None]
     function: Literal["max", "min"]
     scale: NotRequired[float]
+
+
+class Prepared(TypedDict):
+    places: int
 
 
 GOOD: dict[str, Any] = {"axis": 1, "shape": [None, 3], "function": "max"}
@@ -83,3 +88,15 @@ def test_both_stages_of_a_graph_are_checked():
             check(wrong)
         with pytest.raises(GraphError, match="Node 'y': 'reverse' lacks the attribute 'axes'"):
             check(moving({}))
+
+
+def test_numbers_of_numpy_become_those_of_json():
+    found = plain({"axis": np.int64(1)}["axis"]), plain((np.int32(2), [np.bool_(True), np.float32(0.5)])), plain("a")
+    assert found == (1, [2, [True, 0.5]], "a")
+    assert [type(found[0]), type(found[1][0]), type(found[1][1][0])] == [int, int, bool]
+
+
+def test_what_a_target_prepares_may_be_there_in_a_quantized_graph():
+    assert problem((Example,), {**GOOD, "places": 3}, (Prepared,)) is None
+    assert problem((Example,), GOOD, (Prepared,)) is None
+    assert problem((Example,), {**GOOD, "places": "3"}, (Prepared,)) == "attribute 'places': expected integer, got '3'."

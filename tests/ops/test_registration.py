@@ -10,6 +10,7 @@ from qjax import ops
 from qjax.ops import Role
 from qjax.ops.base import Elementwise, Op, register
 from qjax.ops.facts import AverageFacts, Facts, ProductFacts
+from qjax.ops.fields import NoFields
 from qjax.ops.required import missing
 
 
@@ -27,11 +28,12 @@ class Half(Silent):
         return None
 
 
-UNSTATED = "keeps_batch, operation, scales, takes_steps"
+UNSTATED = "fields, keeps_batch, operation, scales, takes_steps"
 
 
 @pytest.mark.parametrize(
-    ("cls", "missing"), [(Silent, f"accumulator, {UNSTATED}, works_along"), (Half, f"{UNSTATED}, works_along")]
+    ("cls", "missing"),
+    [(Silent, f"accumulator, {UNSTATED}, works_along"), (Half, f"{UNSTATED}, works_along")],
 )
 def test_an_operation_without_the_facts_is_not_registered(cls: Any, missing: str) -> None:
     with pytest.raises(TypeError, match=f"'{cls.__name__}' does not state {missing}. Define"):
@@ -42,7 +44,7 @@ def test_an_operation_without_the_facts_is_not_registered(cls: Any, missing: str
 def stating(role: Role, **facts: Any) -> dict[str, Any]:
     """A class body with all facts that an op of the role must state."""
     every = dict.fromkeys(("accumulator", "works_along", "keeps_batch"), lambda self, *known: None)
-    return {"name": "complete", "role": role, **every, **facts}
+    return {"name": "complete", "role": role, "fields": NoFields, **every, **facts}
 
 
 COMPLETE = {
@@ -100,7 +102,9 @@ class Averaging(AverageFacts, Elementwise):
 
 
 def test_sums_and_products_state_more() -> None:
-    match = r"'Averaging' does not state average, is_average, is_spatial, operation, scales, takes_steps. Define"
+    match = (
+        r"'Averaging' does not state average, fields, is_average, is_spatial, operation, scales, takes_steps. Define"
+    )
     with pytest.raises(TypeError, match=match):
         register(Averaging)
     with pytest.raises(TypeError, match=r"does not state .*, groups_scales, .*, kind, .*, permutable, products, .*"):

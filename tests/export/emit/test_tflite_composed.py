@@ -92,7 +92,7 @@ def product(dtype: str) -> Graph:
     numbers = {"lhs_contracting": [2], "rhs_contracting": [2], "lhs_batch": [0], "rhs_batch": [0]}
     shape, zero = (None, ROWS, 8), 3 if dtype == "int8" else 0
     inputs: list[Any] = [(shape, dtype, grid(dtype, 4, zero)), (shape, dtype, grid(dtype, 3, -zero))]
-    attributes = {**numbers, "weight": None, "permutation": None}
+    attributes = {**numbers, "weight": None, "channels": [], "rank": 3, "permutation": None}
     return quantized("dot", inputs, ((None, ROWS, ROWS), dtype, grid(dtype, 6, zero)), attributes, {}, 0.3)
 
 
