@@ -124,7 +124,7 @@ def _operation(case: Case) -> tuple[str, dict[str, Any], dict[str, str]]:
         )
     if case.op == "matmul":
         numbers = {"lhs_contracting": [2], "rhs_contracting": [1], "lhs_batch": [0], "rhs_batch": [0]}
-        return "dot", {**numbers, "weight": None, "permutation": None}, {}
+        return "dot", {**numbers, "weight": None, "channels": [], "rank": 3, "permutation": None}, {}
     if case.op == "mean":
         return "sum", {"axes": list(case.attributes["axes"])}, {}
     return case.op, {"subtract": False} if case.op == "add" else {}, {}

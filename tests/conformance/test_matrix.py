@@ -6,12 +6,13 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from qjax import targets
-from qjax.conformance import cpu, golden
+from qjax import ops, targets
+from qjax.conformance import cpu, golden, single
 from qjax.conformance.__main__ import main
 from qjax.conformance.cpu import is_this
-from qjax.conformance.matrix import compare
+from qjax.conformance.matrix import InputRow, Row, compare
 from qjax.conformance.rows import ADAPTERS, ROWS
+from qjax.numerics.lookup import FUNCTIONS
 
 LIVE = ("litert-reference", "litert-optimized |", "litert-xnnpack |", "onnxruntime |", "onnxruntime-qdq")
 """Runtimes that the test environment holds: their rows must be answered by the runtime itself."""
@@ -30,6 +31,21 @@ def test_row(row):
     assert result.passed, f"{result.mismatches} of {result.compared} differ from {result.version} ({result.source})"
     # a row that claims no equality says by how much it fails
     assert row.exact or (row.note and result.mismatches < result.compared // 200)
+
+
+def test_the_operation_of_every_row_makes_a_graph():
+    """The rows above are sampled; a node that lacks an attribute must fail in every run."""
+    names = {name for name in ops.names() if ops.get(name).fields}
+    made = set()
+    for row in ROWS:
+        if isinstance(row, Row) and not isinstance(row, InputRow):
+            case = row.cases()[0]
+            if case.op in ("quantize", "softmax") or case.op in FUNCTIONS:
+                continue  # computed without a graph
+            graph = single.graph_of(case, targets.get(row.target))
+            made.add(graph.nodes[0].op)
+    assert made <= names
+    assert {"dot", "conv", "add", "multiply", "window_sum", "sum"} <= made
 
 
 @pytest.mark.oracle
