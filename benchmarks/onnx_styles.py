@@ -23,7 +23,7 @@ from onnxruntime import quantization
 import qjax
 from benchmarks.float_onnx import IR_VERSION, OPSET, Writer
 from benchmarks.timing import Failed, Result, paired, thread_time
-from qjax.conformance.cpu import flags
+from conformance.cpu import flags
 from qjax.runtimes.onnx import session_of
 
 IMAGES, TOKENS = (16, 32, 32, 3), (4, 64, 256)

@@ -17,9 +17,9 @@ import numpy as np
 from flax import nnx
 
 import qjax
+from conformance.runtimes.litert import RESOLVERS
 from experiments.architectures import arguments, batches, build
 from experiments.public import hub
-from qjax.conformance.runtimes.litert import RESOLVERS
 
 OWN = ("MLP-Mixer", "ViT", "BERT", "GPT, tied")
 PUBLIC = ("RoBERTa", "GPT-2")

@@ -130,7 +130,6 @@ _HOME = {name: module for module, names in _HOMES.items() for name in names}
 _MODULES = (
     "analysis",
     "calibration",
-    "conformance",
     "export",
     "lab",
     "layers",

@@ -76,7 +76,7 @@ def test_import_is_light_and_leaves_jax_alone():
 
 
 def test_no_file_of_the_library_imports_private_jax():
-    files = sorted((ROOT / "qjax").rglob("*.py"))
+    files = sorted(file for folder in ("qjax", "conformance") for file in (ROOT / folder).rglob("*.py"))
     assert files
     private = []
     for file in files:
@@ -94,7 +94,8 @@ def test_no_file_of_the_library_imports_private_jax():
 
 def test_nothing_tells_a_user_to_install_qjax_from_a_registry():
     """The package of that name on PyPI is another project's."""
-    folders = [ROOT / name for name in ("qjax", "docs", "tests", "tools", "benchmarks", "experiments", "requirements")]
+    names = ("qjax", "conformance", "docs", "tests", "tools", "benchmarks", "experiments", "requirements")
+    folders = [ROOT / name for name in names]
     files = [*ROOT.iterdir(), *(file for folder in folders for file in folder.rglob("*"))]
     texts = [file for file in files if file.suffix in (".py", ".md", ".sh", ".toml") or file.name == "Makefile"]
     assert len(texts) > 100

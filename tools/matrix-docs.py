@@ -8,17 +8,16 @@ from pathlib import Path
 DOCS = Path(__file__).parent.parent / "docs"
 
 
-def output(*arguments: str) -> str:
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "qjax.targets", *arguments], check=True, capture_output=True, text=True
-    ).stdout.rstrip()
+def output(*module: str) -> str:
+    command = [sys.executable, "-W", "ignore", "-m", *module]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.rstrip()
 
 
-matrix = output()
+matrix = output("conformance")
 (DOCS / "matrix.txt").write_text(matrix + "\n", encoding="utf-8")
 summary = matrix.rsplit("\n\n", 1)[1]
 page = (DOCS / "targets.md").read_text(encoding="utf-8")
-for name, text in (("summary", summary), ("list", output("--list"))):
+for name, text in (("summary", summary), ("list", output("qjax", "targets"))):
     block = f"<!-- {name} -->\n```\n{text}\n```\n<!-- end -->"
     page, found = re.subn(rf"<!-- {name} -->.*?<!-- end -->", lambda _, block=block: block, page, flags=re.DOTALL)
     if found != 1:

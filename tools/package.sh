@@ -15,7 +15,7 @@ rm -rf dist
 "$scratch/build/bin/python" -m twine check --strict dist/*
 
 listed=$("$python" -m zipfile -l dist/*.whl)
-if grep -E "conformance/recorded|^tests/|node_modules" <<<"$listed"; then
+if grep -E "(^|/)(conformance|tests)/|node_modules" <<<"$listed"; then
     echo "package.sh: the wheel holds what it should not" >&2
     exit 1
 fi

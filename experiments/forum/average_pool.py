@@ -12,12 +12,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from conformance import single
+from conformance.case import Case, Grid, Runtime
+from conformance.runtimes.litert import LiteRT
+from conformance.runtimes.torch_cpu import TorchCpu
 from experiments.forum import torch_programs
 from qjax import targets
-from qjax.conformance import single
-from qjax.conformance.case import Case, Grid, Runtime
-from qjax.conformance.runtimes.litert import LiteRT
-from qjax.conformance.runtimes.torch_cpu import TorchCpu
 
 WINDOWS = (2, 3, 4, 6, 7)
 RUN = (2, 3, 6)

@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 import qjax
-from qjax.conformance.case import Case, Grid
-from qjax.conformance.runtimes.torch_cpu import TorchCpu
+from conformance.case import Case, Grid
+from conformance.runtimes.torch_cpu import TorchCpu
 
 INPUTS, OUTPUTS, SEED = 8, 10, 1
 VALUES = np.arange(-4, 4, 0.01).astype(np.float32)

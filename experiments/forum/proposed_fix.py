@@ -13,7 +13,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from qjax.conformance.runtimes.neon import Neon
+from conformance.runtimes.neon import Neon
 from qjax.numerics import Multiplier, Rounding, requantize, rounding_right_shift, saturating_rounding_doubling_high_mul
 
 SHIFTS = range(-31, 1)

@@ -2,7 +2,7 @@
 
 `ask` runs this file under the Python that has PyTorch, with AVX2, on one thread; arrays travel pickled. The programs
 are what `torch.ao.quantization` puts into a model, called one by one with grids that are given: `prepare` and
-`convert` would choose these grids from data, and change nothing else. `qjax.conformance` has an adapter for single
+`convert` would choose these grids from data, and change nothing else. `conformance` has an adapter for single
 operators; here are those with a bias of floats, fake quantization, and adaptive pooling in both layouts.
 """
 
@@ -24,7 +24,7 @@ def ask(calls: list[dict[str, Any]]) -> tuple[str, list[Any]] | None:
 
     calls: keyword arguments of a program of this file, and its name as `program`.
     """
-    from qjax.conformance.runtimes.torch_cpu import PYTHON
+    from conformance.runtimes.torch_cpu import PYTHON
 
     python = sys.executable if importlib.util.find_spec("torch") is not None else os.environ.get(PYTHON)
     if python is None:

@@ -13,8 +13,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from qjax.conformance.runtimes.neon import Neon
-from qjax.conformance.runtimes.tvm import Tvm
+from conformance.runtimes.neon import Neon
+from conformance.runtimes.tvm import Tvm
 from qjax.numerics import Multiplier, effective_scale, quantize_multiplier, requantize
 
 ROWS, FEATURES, OUTPUTS = 512, 64, 9

@@ -14,11 +14,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from conformance import single
+from conformance.case import Case, Grid, Runtime
+from conformance.runtimes.litert import LiteRT
+from conformance.runtimes.tflite_micro import TFLiteMicro
 from qjax import targets
-from qjax.conformance import single
-from qjax.conformance.case import Case, Grid, Runtime
-from qjax.conformance.runtimes.litert import LiteRT
-from qjax.conformance.runtimes.tflite_micro import TFLiteMicro
 from qjax.numerics import effective_scale, get_rule, quantize_multiplier, requantize
 
 S_X, S_W, S_Y = (np.float32(s) for s in (0.05296124517917633, 0.024093778803944588, 0.11484327912330627))

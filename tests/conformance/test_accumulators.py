@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qjax.conformance import accumulators
+from conformance import accumulators
 from qjax.numerics import Multiplier, requantize
 
 

@@ -5,9 +5,9 @@ import sys
 import numpy as np
 import pytest
 
-from qjax.conformance.case import Case, Grid
-from qjax.conformance.runtimes import litert_arm
-from qjax.conformance.runtimes.litert_arm import LiteRTArm
+from conformance.case import Case, Grid
+from conformance.runtimes import litert_arm
+from conformance.runtimes.litert_arm import LiteRTArm
 
 UNIT = Grid(np.asarray(1, np.float32), 0, "int8")
 

@@ -6,12 +6,12 @@ from typing import get_args
 import numpy as np
 import pytest
 
+from conformance import cpu, golden, single
+from conformance.__main__ import main
+from conformance.cpu import is_this
+from conformance.matrix import InputRow, Row, compare
+from conformance.rows import ADAPTERS, ROWS
 from qjax import ops, targets
-from qjax.conformance import cpu, golden, single
-from qjax.conformance.__main__ import main
-from qjax.conformance.cpu import is_this
-from qjax.conformance.matrix import InputRow, Row, compare
-from qjax.conformance.rows import ADAPTERS, ROWS
 from qjax.numerics.lookup import FUNCTIONS
 
 LIVE = ("litert-reference", "litert-optimized |", "litert-xnnpack |", "onnxruntime |", "onnxruntime-qdq")
@@ -104,8 +104,7 @@ def test_the_command_prints_the_matrix(capsys):
     assert "qemu-aarch64" in text
     assert "2 of 2 rows that claim equality hold, 790872 codes compared" in text
     assert main(["no such runtime"]) == 2
-    assert main(["--list"]) == 0
-    assert all(name in capsys.readouterr().out for name in ("tflite_micro",))
+    assert "No row contains any of" in capsys.readouterr().err
 
 
 def test_a_runtime_without_answers_does_not_pass(monkeypatch, tmp_path):

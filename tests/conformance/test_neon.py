@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qjax.conformance import accumulators
-from qjax.conformance.runtimes.neon import Neon
+from conformance import accumulators
+from conformance.runtimes.neon import Neon
 from qjax.numerics import Multiplier, Real, get_rule, requantize
 from tests.numerics.exact import RULES
 

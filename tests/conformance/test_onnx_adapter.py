@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qjax.conformance.case import Case, Grid
-from qjax.conformance.runtimes.onnx_model import onnx_model
-from qjax.conformance.runtimes.onnxruntime import OnnxReference, OnnxRuntime
+from conformance.case import Case, Grid
+from conformance.runtimes.onnx_model import onnx_model
+from conformance.runtimes.onnxruntime import OnnxReference, OnnxRuntime
 
 EVERY = [
     OnnxRuntime(),

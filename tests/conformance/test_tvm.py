@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qjax.conformance import accumulators
-from qjax.conformance.runtimes.neon import Neon
-from qjax.conformance.runtimes.tvm import Tvm
+from conformance import accumulators
+from conformance.runtimes.neon import Neon
+from conformance.runtimes.tvm import Tvm
 from qjax.numerics import Multiplier, requantize
 
 LIMITS: dict[str, Any] = {"qmin": -(2**31), "qmax": 2**31 - 1}
@@ -75,7 +75,7 @@ def test_powers_of_two_that_do_not_compile(shift):
     with pytest.raises(ValueError, match=rf"2\^30 with shift 1 or -31: .* Got shift {shift}; leave such records out"):
         Tvm().requantize("tvm", np.array([3], np.int32), 2**30, shift)
     # It is TVM that cannot, not this adapter.
-    code = f"from qjax.conformance.runtimes import tvm as t; t._tvm().compile(t._dynamic_layer('f', 2**30, {shift}))"
+    code = f"from conformance.runtimes import tvm as t; t._tvm().compile(t._dynamic_layer('f', 2**30, {shift}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 1
     assert ("Shift amount must be non-negative" if shift == 1 else "exceeds range of int32") in done.stderr

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from conformance.runtimes.torch_cpu import PYTHON
 from experiments.forum import average_pool, by_hand, fbgemm_pairs, qat_convert, torch_programs, x585
-from qjax.conformance.runtimes.torch_cpu import PYTHON
 
 SCRIPTS = [average_pool, by_hand, fbgemm_pairs, qat_convert, x585]
 

@@ -12,17 +12,18 @@ import numpy as np
 import pytest
 
 import qjax
+from conformance import golden
 from qjax import lab
 from qjax.analysis import picture
 from qjax.assign.retarget import retarget
 from qjax.cli import arrays
-from qjax.conformance import golden
 from qjax.export import artifact, emit, files
 from qjax.export.integer_graph import IntegerGraph
 from tests.export.emit import nodes
 from tests.lower.lowered import dense_chain
 
-PACKAGE = pathlib.Path(qjax.__file__).parent
+ROOT = pathlib.Path(qjax.__file__).parent.parent
+FOLDERS = ("qjax", "conformance")
 GRAPH = nodes.finished(dense_chain(), "onnxruntime")
 OLD, NEW = {"a": b"old a", "b": b"old b"}, {"a": b"new a", "b": b"new b"}
 
@@ -165,11 +166,12 @@ def writes(call: ast.Call) -> bool:
 def test_every_writer_is_here():
     """Each module that calls the one helper has a case above; none makes files by other means."""
     users: set[str] = set()
-    for path in sorted({*PACKAGE.rglob("*.py")} - {PACKAGE / "export" / "files.py"}):
+    there = {path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
+    for path in sorted(there - {ROOT / "qjax" / "export" / "files.py"}):
         if path.parent.name == "runtimes":
             # what they compile lies in a temporary folder
             continue
-        place = path.relative_to(PACKAGE).as_posix()
+        place = path.relative_to(ROOT).as_posix()
         calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
         wrong = [ast.unparse(call) for call in calls if writes(call)]
         assert not wrong, f"{place}: {wrong}: write with qjax.export.files."

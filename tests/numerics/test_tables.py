@@ -5,7 +5,7 @@ import zlib
 import numpy as np
 import pytest
 
-from qjax.conformance import cases
+from conformance import cases
 from qjax.numerics.gemmlowp import gemmlowp_table
 from qjax.numerics.lookup import lookup_table
 from qjax.numerics.tables import TABLE_METHODS, function_table

@@ -159,7 +159,7 @@ MULTIPLY = {
 def test_products_are_multiplied_in_one_file() -> None:
     """`a @ b`, `lax.dot_general`, `jnp.einsum`, ... elsewhere would take their precision from a setting."""
     found: list[str] = []
-    for file in sorted((ROOT / "qjax").rglob("*.py")):
+    for file in sorted(file for folder in ("qjax", "conformance") for file in (ROOT / folder).rglob("*.py")):
         if file == ROOT / "qjax" / "ops" / "products.py":
             continue
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):

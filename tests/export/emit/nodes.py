@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from conformance import cases
+from conformance.case import Case
+from conformance.single import graph_of as case_graph
 from qjax import ops, targets
 from qjax.assign import assign
-from qjax.conformance import cases
-from qjax.conformance.case import Case
-from qjax.conformance.single import graph_of as case_graph
 from qjax.graph.ir import Graph
 from qjax.numerics.accumulator import Accumulator
 from qjax.ops import Operand, Preparation

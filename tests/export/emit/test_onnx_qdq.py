@@ -12,12 +12,12 @@ import onnxruntime as ort
 import pytest
 
 import qjax
+from conformance import cases
+from conformance.case import Case
+from conformance.single import graph_of
 from qjax import targets
 from qjax.assign import assign
 from qjax.assign.from_program import stated
-from qjax.conformance import cases
-from qjax.conformance.case import Case
-from qjax.conformance.single import graph_of
 from qjax.export.emit.onnx import emit, to_model
 from qjax.export.read import read
 from qjax.graph.check import GraphError

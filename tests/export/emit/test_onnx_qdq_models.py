@@ -7,9 +7,9 @@ import onnx
 import pytest
 
 import qjax
+from conformance import cases
+from conformance.single import graph_of
 from qjax import targets
-from qjax.conformance import cases
-from qjax.conformance.single import graph_of
 from qjax.export.emit.onnx import to_model
 from qjax.export.read import read
 from qjax.export.read.errors import ReadError

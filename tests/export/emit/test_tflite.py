@@ -16,9 +16,9 @@ from flax import nnx
 from jax import lax
 
 import qjax
+from conformance import cases, single
 from qjax import targets
 from qjax.assign.retarget import retarget
-from qjax.conformance import cases, single
 from qjax.export.emit.tflite import emit, to_bytes
 from qjax.graph.ir import Graph
 from qjax.run.interpreter import Interpreter

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import qjax
-from qjax.conformance.runtimes.litert_arm import LiteRTArm
+from conformance.runtimes.litert_arm import LiteRTArm
 from qjax.export.emit.tflite import to_bytes
 from tests.export.emit.tflite_runtimes import random_codes
 from tests.layers.round_trip import data

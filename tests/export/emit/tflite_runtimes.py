@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from qjax.conformance.runtimes.litert import RESOLVERS
+from conformance.runtimes.litert import RESOLVERS
 from qjax.export.emit.tflite import to_bytes
 from qjax.graph.ir import Graph
 from qjax.run.interpreter import Interpreter

@@ -5,7 +5,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from qjax.conformance import cases
+from conformance import cases
 from tests.numerics.exact import nearest_even, nearest_up
 from tests.numerics.float32 import nearest
 from tests.ops.formulas import tflite

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from conformance.case import Case, Grid, float_bias, output_shape, padding, strides, window
 from qjax import ops
 from qjax.assign import assign
-from qjax.conformance.case import Case, Grid, float_bias, output_shape, padding, strides, window
 from qjax.graph.ir import Graph, Node, Quantization, Tensor
 from qjax.graph.kernels import attributes, prepare
 from qjax.numerics import softmax

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from qjax.conformance.runtimes.neon import aarch64_tools
+from conformance.runtimes.neon import aarch64_tools
 
 RULES = ("tvm", "single_round", "neon")
 """The rules that TVM computes: by its default lowering, the one per axis, and the old one for NEON."""

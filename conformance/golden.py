@@ -1,6 +1,6 @@
 """Recordings of runtimes that not every machine has: what they answered to the matrix, and which version did.
 
-One `.npz` per runtime in `recorded/`, written by `python -m qjax.targets --record RUNTIME`. A row keeps the number of
+One `.npz` per runtime in `recorded/`, written by `python -m conformance --record RUNTIME`. A row keeps the number of
 its answers, the SHA-256 of all of them and a sample spread over them: the digest proves equality of every one, the
 sample shows where to look when it fails. The inputs are seeded (`cases`, `accumulators`) and not stored.
 """

@@ -9,8 +9,8 @@ import dataclasses
 
 import numpy as np
 
-from qjax.conformance.case import Case
-from qjax.conformance.pieces import (
+from conformance.case import Case
+from conformance.pieces import (
     draw_codes,
     draw_near_tie,
     draw_scale,

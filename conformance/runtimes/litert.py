@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from qjax.conformance.case import Case
-from qjax.conformance.runtimes import litert_worker
-from qjax.conformance.runtimes.tflite_model import tflite_model
+from conformance.case import Case
+from conformance.runtimes import litert_worker
+from conformance.runtimes.tflite_model import tflite_model
 
 Mode = Literal["reference", "optimized", "xnnpack"]
 

@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from conformance import golden, single
+from conformance.accumulators import Records
+from conformance.case import Case, Runtime
+from conformance.cpu import Cpu, is_this
 from qjax import targets
-from qjax.conformance import golden, single
-from qjax.conformance.accumulators import Records
-from qjax.conformance.case import Case, Runtime
-from qjax.conformance.cpu import Cpu, is_this
 from qjax.numerics.fixed_point import Multiplier
 from qjax.numerics.input_quantization import InputQuantization
 from qjax.numerics.requantize import requantize
@@ -146,7 +146,7 @@ def compare(row: AnyRow, adapter: Callable[[], Any], *, live: bool = True) -> Re
     try:
         mismatches = recorded.rows[row.key].mismatches(ours)
     except ValueError as error:
-        raise ValueError(f"{row.key}: {error} Record again: python -m qjax.targets --record {row.runtime}") from None
+        raise ValueError(f"{row.key}: {error} Record again: python -m conformance --record {row.runtime}") from None
     return Result(row, "golden", recorded.version, ours.size, mismatches)
 
 

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
-from qjax.conformance.case import Case
-from qjax.conformance.runtimes import litert_worker
-from qjax.conformance.runtimes.litert import RESOLVERS, Mode
-from qjax.conformance.runtimes.process import Process
-from qjax.conformance.runtimes.tflite_model import tflite_model
+from conformance.case import Case
+from conformance.runtimes import litert_worker
+from conformance.runtimes.litert import RESOLVERS, Mode
+from conformance.runtimes.process import Process
+from conformance.runtimes.tflite_model import tflite_model
 
 PYTHON = "QJAX_AARCH64_PYTHON"
 """The environment variable with the command of an AArch64 Python that has ai-edge-litert."""

@@ -8,53 +8,53 @@ from typing import Any
 
 import numpy as np
 
-from qjax.conformance import accumulators, cases
-from qjax.conformance.accumulators import Records
-from qjax.conformance.case import Case
-from qjax.conformance.matrix import InputRow, RecordRow, Row
+from conformance import accumulators, cases
+from conformance.accumulators import Records
+from conformance.case import Case
+from conformance.matrix import InputRow, RecordRow, Row
 from qjax.numerics.input_quantization import InputQuantization
 
 AnyRow = Row | RecordRow
 
 
 def _litert(mode: str) -> Any:
-    from qjax.conformance.runtimes.litert import LiteRT
+    from conformance.runtimes.litert import LiteRT
 
     return LiteRT(mode)  # pyright: ignore[reportArgumentType]
 
 
 def _litert_arm(mode: str) -> Any:
-    from qjax.conformance.runtimes.litert_arm import LiteRTArm
+    from conformance.runtimes.litert_arm import LiteRTArm
 
     return LiteRTArm(mode)  # pyright: ignore[reportArgumentType]
 
 
 def _micro() -> Any:
-    from qjax.conformance.runtimes.tflite_micro import TFLiteMicro
+    from conformance.runtimes.tflite_micro import TFLiteMicro
 
     return TFLiteMicro()
 
 
 def _onnxruntime(**options: Any) -> Any:
-    from qjax.conformance.runtimes.onnxruntime import OnnxRuntime
+    from conformance.runtimes.onnxruntime import OnnxRuntime
 
     return OnnxRuntime(**options)
 
 
 def _neon() -> Any:
-    from qjax.conformance.runtimes.neon import Neon
+    from conformance.runtimes.neon import Neon
 
     return Neon()
 
 
 def _tvm() -> Any:
-    from qjax.conformance.runtimes.tvm import Tvm
+    from conformance.runtimes.tvm import Tvm
 
     return Tvm()
 
 
 def _torch(engine: str, **options: Any) -> Any:
-    from qjax.conformance.runtimes.torch_cpu import TorchCpu
+    from conformance.runtimes.torch_cpu import TorchCpu
 
     return TorchCpu(engine, **options)  # pyright: ignore[reportArgumentType]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from qjax.conformance.case import Case, Grid
-from qjax.conformance.case import output_shape as _output_shape
+from conformance.case import Case, Grid
+from conformance.case import output_shape as _output_shape
 from qjax.export.tflite_schema.file import File, Scales
 
 _OPERATORS = {

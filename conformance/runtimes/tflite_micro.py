@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from qjax.conformance.case import Case
-from qjax.conformance.runtimes.tflite_model import output_shape, tflite_model
+from conformance.case import Case
+from conformance.runtimes.tflite_model import output_shape, tflite_model
 
 
 @dataclasses.dataclass(frozen=True)

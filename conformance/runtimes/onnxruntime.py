@@ -7,8 +7,8 @@ from typing import Any, get_args
 
 import numpy as np
 
-from qjax.conformance.case import Case
-from qjax.conformance.runtimes.onnx_model import Form, case_output, model_inputs, onnx_model
+from conformance.case import Case
+from conformance.runtimes.onnx_model import Form, case_output, model_inputs, onnx_model
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,35 +1,29 @@
-"""`python -m qjax.targets`: the matrix of runtimes and operations.
+"""`python -m conformance`: the matrix of runtimes and operations.
 
-python -m qjax.targets [PATTERN ...]       compare; rows whose runtime or operation contains a pattern
-python -m qjax.targets --recorded          from the recordings only, as a machine without the runtimes would
-python -m qjax.targets --record RUNTIME    write the recording of an installed runtime
-python -m qjax.targets --list              the targets, one line each
+python -m conformance [PATTERN ...]       compare; rows whose runtime or operation contains a pattern
+python -m conformance --recorded          from the recordings only, as a machine without the runtimes would
+python -m conformance --record RUNTIME    write the recording of an installed runtime
 """
 
 import argparse
 import sys
 from collections.abc import Sequence
 
-from qjax import targets
-from qjax.conformance import golden
-from qjax.conformance.cpu import is_this
-from qjax.conformance.matrix import Result, compare
-from qjax.conformance.rows import ADAPTERS, ROWS
+from conformance import golden
+from conformance.cpu import is_this
+from conformance.matrix import Result, compare
+from conformance.rows import ADAPTERS, ROWS
 from qjax.progress import track
 from qjax.summary import table
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; 0 if every claimed row holds."""
-    parser = argparse.ArgumentParser("python -m qjax.targets", description=__doc__, formatter_class=_Formatter)
+    parser = argparse.ArgumentParser("python -m conformance", description=__doc__, formatter_class=_Formatter)
     parser.add_argument("patterns", nargs="*", metavar="PATTERN", help="only rows that contain one of these")
     parser.add_argument("--recorded", action="store_true", help="do not run any runtime")
     parser.add_argument("--record", metavar="RUNTIME", choices=sorted(ADAPTERS), help="write a recording")
-    parser.add_argument("--list", action="store_true", help="list the targets")
     options = parser.parse_args(arguments)
-    if options.list:
-        print(table(("target", "what it is"), [(name, targets.get(name).description) for name in targets.names()]))
-        return 0
     if options.record:
         return _record(options.record)
     chosen = [row for row in ROWS if _matches(f"{row.key} {row.target}", options.patterns)]

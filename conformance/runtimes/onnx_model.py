@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from qjax.conformance.case import Case, Grid, padding, strides, window
+from conformance.case import Case, Grid, padding, strides, window
 
 Form = Literal["operators", "qdq"]
 

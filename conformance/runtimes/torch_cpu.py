@@ -14,8 +14,8 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from qjax.conformance.case import Case, Grid, float_bias, output_shape, padding, strides, window
-from qjax.conformance.runtimes.process import Process
+from conformance.case import Case, Grid, float_bias, output_shape, padding, strides, window
+from conformance.runtimes.process import Process
 
 Engine = Literal["fbgemm", "x86", "qnnpack", "onednn"]
 Instructions = Literal["avx2", "native"]

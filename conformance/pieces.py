@@ -5,7 +5,7 @@ Each takes numbers from the stream of `r` in a fixed order, on which recorded an
 
 import numpy as np
 
-from qjax.conformance.case import Case, Grid
+from conformance.case import Case, Grid
 
 
 def grid_of(scale: np.floating | np.ndarray, zero_point: int, dtype: str) -> Grid:
