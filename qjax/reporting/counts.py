@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qjax import ops
-from qjax.export.artifact.document import stored_bytes
+from qjax.export.artifact.program_document import stored_bytes
 from qjax.graph.ir import Graph, Node
 from qjax.ops import backend
 from qjax.ops.facts import CountsProducts

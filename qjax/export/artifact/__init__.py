@@ -9,7 +9,7 @@ code:
 
 "__metadata__" begins with four fields at fixed places, in every version: "format" ("qjax"), "sha256" (of the
 whole file, with these 64 digits read as zeros), "bytes" (the file's size, 19 digits) and "version"; then
-"graph", the structure as one JSON document (`document.py`). The digest finds damage; it is not a signature, so
+"graph", the structure as one JSON document (`program_document.py`). The digest finds damage; it is not a signature, so
 the content is not trusted. Equal graphs have equal bytes. To look inside:
 
     python -c "import json, sys; f = open(sys.argv[1], 'rb'); \
@@ -27,10 +27,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qjax.export import files
-from qjax.export.artifact import strict_json
-from qjax.export.artifact.document import MAX_BYTES, MAX_DIMENSION, MAX_RANK, Arrays, decode, encode, stored_bytes
-from qjax.export.artifact.strict_json import ArtifactError
+from qjax.export import files, strict_json
+from qjax.export.artifact.program_document import MAX_BYTES, Arrays, decode, encode, stored_bytes
+from qjax.export.document import MAX_DIMENSION, MAX_RANK
+from qjax.export.strict_json import ArtifactError
 from qjax.graph.check import GraphError
 from qjax.graph.ir import Graph
 

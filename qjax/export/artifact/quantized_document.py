@@ -20,14 +20,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qjax.export.artifact import fields, strict_json
-from qjax.export.artifact.strict_json import ArtifactError
+from qjax.export import document, strict_json
+from qjax.export.strict_json import ArtifactError
 from qjax.graph.check import check_quantized
 from qjax.graph.ir import INTEGER_DTYPES, REAL_DTYPES, Graph, Quantization, Tensor
 
 _FIELDS = ("inputs", "outputs", "nodes", "tensors", "parameters", "arrays")
 _TENSOR = ("name", "shape", "dtype", "parameters", "data")
-_PARAMETERS = ("scale", "zero_point", "qmin", "qmax", "axes")
+_PARAMETERS = ("scale", "zero_point", *document.PARAMETERS)
 _WHERE = "The quantized graph"
 
 Array = NDArray[Any]
@@ -73,7 +73,7 @@ class _Encoder:
         return {
             "inputs": graph.inputs,
             "outputs": graph.outputs,
-            "nodes": [fields.of_node(node) for node in graph.nodes],
+            "nodes": [document.of_node(node) for node in graph.nodes],
             "tensors": tensors,
             "parameters": self.parameters,
             "arrays": self.entries,
@@ -129,20 +129,20 @@ def decode(item: Any, program: Graph, take: Callable[[str], Array]) -> Graph:
       item: the part of the document. program: the decoded program.
       take: the array of a name, each once; raises where there is none.
     """
-    document = strict_json.fields(item, _FIELDS, _WHERE)
+    known = strict_json.fields(item, _FIELDS, _WHERE)
     parameters = [
         _parameters(entry, program, take)
-        for entry in strict_json.sequence(document["parameters"], f"{_WHERE}: parameters")
+        for entry in strict_json.sequence(known["parameters"], f"{_WHERE}: parameters")
     ]
-    arrays = [_array(entry, program, take) for entry in strict_json.sequence(document["arrays"], f"{_WHERE}: arrays")]
+    arrays = [_array(entry, program, take) for entry in strict_json.sequence(known["arrays"], f"{_WHERE}: arrays")]
     tensors: dict[str, Tensor] = {}
-    for entry in strict_json.sequence(document["tensors"], f"{_WHERE}: tensors"):
+    for entry in strict_json.sequence(known["tensors"], f"{_WHERE}: tensors"):
         tensor = _tensor(entry, parameters, arrays)
         if tensor.name in tensors:
             raise ArtifactError(f"{_WHERE}: expected every name once, got {tensor.name!r} twice.")
         tensors[tensor.name] = tensor
-    nodes = tuple(fields.node_of(entry) for entry in strict_json.sequence(document["nodes"], f"{_WHERE}: nodes"))
-    inputs, outputs = (strict_json.names(document[key], f"{_WHERE}: {key}") for key in ("inputs", "outputs"))
+    nodes = tuple(document.node_of(entry) for entry in strict_json.sequence(known["nodes"], f"{_WHERE}: nodes"))
+    inputs, outputs = (strict_json.names(known[key], f"{_WHERE}: {key}") for key in ("inputs", "outputs"))
     if (inputs, outputs) != (program.inputs, program.outputs):
         raise ArtifactError(f"{_WHERE}: expected the program's inputs and outputs, got {inputs} and {outputs}.")
     return check_quantized(Graph(tensors, nodes, inputs, outputs, ""))
@@ -157,15 +157,8 @@ def _parameters(entry: Any, program: Graph, take: Callable[[str], Array]) -> Qua
         # An object of its own: which tensors share it is known by identity.
         return Quantization(**vars(held.quantization))
     given = strict_json.fields(entry, _PARAMETERS, where)
-    low, high = np.iinfo(np.int32).min, np.iinfo(np.int32).max
-    axes = strict_json.sequence(given["axes"], f"{where}: axes")
-    return Quantization(
-        scale=take(strict_json.name(given["scale"], where)),
-        zero_point=take(strict_json.name(given["zero_point"], where)),
-        qmin=strict_json.integer(given["qmin"], low, high, f"{where}: qmin"),
-        qmax=strict_json.integer(given["qmax"], low, high, f"{where}: qmax"),
-        axes=tuple(strict_json.integer(axis, 0, 31, f"{where}: axes") for axis in axes),
-    )
+    scale, zero_point = (take(strict_json.name(given[key], where)) for key in ("scale", "zero_point"))
+    return document.parameters_of(given, scale, zero_point, "int32", document.MAX_RANK, where)
 
 
 def _array(entry: Any, program: Graph, take: Callable[[str], Array]) -> Array:
@@ -203,10 +196,7 @@ def _tensor(item: Any, parameters: list[Quantization], arrays: list[Array]) -> T
         place = entry[key]
         return None if place is None else known[strict_json.integer(place, 0, len(known) - 1, f"{where}: {key}")]
 
-    shape = tuple(
-        None if size is None else strict_json.integer(size, 0, 2**31 - 1, f"{where}: shape")
-        for size in strict_json.sequence(entry["shape"], f"{where}: shape")
-    )
+    shape = document.shape_of(entry["shape"], where)
     dtype, value = strict_json.name(entry["dtype"], f"{where}: dtype"), chosen("data", arrays)
     quantization = chosen("parameters", parameters)
     known = INTEGER_DTYPES if quantization is not None else (*INTEGER_DTYPES, *REAL_DTYPES)

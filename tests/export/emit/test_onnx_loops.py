@@ -10,8 +10,8 @@ import pytest
 from flax import nnx
 
 import qjax
-from qjax.export.artifact import fields
-from qjax.export.emit.onnx import document, integer, tensors
+from qjax.export import document
+from qjax.export.emit.onnx import integer, tensors
 from qjax.export.read.errors import ReadError
 from qjax.export.read.onnx import own
 from qjax.run.interpreter import Interpreter
@@ -56,7 +56,7 @@ def check(graph, inputs, **options) -> onnx.ModelProto:
     assert [entry.name for entry in session.get_outputs()] == list(graph.outputs)
     again = own.read(model)
     for ours, theirs in zip(graph.nodes, again.nodes, strict=True):
-        assert fields.of_node(ours) == fields.of_node(theirs)
+        assert document.of_node(ours) == document.of_node(theirs)
     assert list(again.tensors) == list(graph.tensors)
     for name, tensor in graph.tensors.items():
         if tensor.value is not None:
@@ -128,11 +128,11 @@ def test_a_changed_body_and_a_damaged_document_are_refused() -> None:
 
 
 def test_a_document_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = document.packed(CHAINS["state"], ())
-    assert document.unpacked(text)["nodes"]
-    monkeypatch.setattr(document, "LARGEST", 100)
+    text = document.compressed(CHAINS["state"], ())
+    assert document.uncompressed(text)["nodes"]
+    monkeypatch.setattr(document, "MAX_TEXT", 100)
     with pytest.raises(ValueError, match="damaged or larger than 100 bytes"):
-        document.unpacked(text)
+        document.uncompressed(text)
 
 
 def test_files_of_version_2_are_read() -> None:

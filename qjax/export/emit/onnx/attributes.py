@@ -6,6 +6,8 @@ from typing import Any
 import onnx
 from onnx import AttributeProto, helper
 
+from qjax.export import document
+
 _JSON = "json:"
 
 
@@ -15,7 +17,7 @@ def encoded(name: str, value: Any) -> onnx.AttributeProto:
         return helper.make_attribute(name, value)
     if isinstance(value, list | tuple) and value and all(type(item) is int for item in value):  # pyright: ignore[reportUnknownVariableType]
         return helper.make_attribute(name, list(value))  # pyright: ignore[reportUnknownArgumentType]
-    return helper.make_attribute(name, _JSON + json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+    return helper.make_attribute(name, _JSON + document.text(value))
 
 
 def decoded(attribute: onnx.AttributeProto) -> Any:

@@ -21,7 +21,7 @@ from onnx import helper, numpy_helper
 
 from qjax import ops, targets
 from qjax.assign.from_program import made_by_target
-from qjax.export.artifact import fields
+from qjax.export import document
 from qjax.export.emit.onnx import integer, tensors
 from qjax.export.emit.onnx.builder import DOMAIN, element_type
 from qjax.export.emit.onnx.codes import (
@@ -131,7 +131,7 @@ class CodesWriter(integer.Writer):
             "inputs": list(graph.inputs),
             "outputs": list(graph.outputs),
             "tensors": [self._described(name) for name in graph.tensors],
-            "nodes": [fields.of_node(node) for node in graph.nodes],
+            "nodes": [document.of_node(node) for node in graph.nodes],
             "metadata": dict(graph.metadata),
         }
 
@@ -139,8 +139,7 @@ class CodesWriter(integer.Writer):
         tensor = self.graph.tensors[name]
         if name in self.initializers and tensors.taken(self.initializers[name]) is not None:
             return {"name": name}
-        facts = tensors.described(tensor, range(len(tensor.shape)))
-        return facts if tensor.value is None else {**facts, "value": np.asarray(tensor.value).tolist()}
+        return document.of_tensor(tensor, data=True)
 
     def unread(self) -> dict[str, Any]:
         """Nothing: the metadata holds everything that the model does not mention."""

@@ -19,6 +19,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from qjax import ops
+from qjax.export import document
 from qjax.export.emit.onnx import nodes, tensors
 from qjax.export.emit.onnx.attributes import encoded
 from qjax.export.emit.onnx.builder import DOMAIN, IR_VERSION, Library, opset_imports
@@ -281,7 +282,7 @@ class Writer:
             if name in read or name in graph.inputs or name in graph.outputs:
                 continue
             if tensor.value is None:
-                found[name] = tensors.described(tensor, range(len(tensor.shape)))
+                found[name] = document.of_tensor(tensor)
             else:
                 self.initializers[name] = tensors.initializer(name, tensor)
         return found
@@ -293,7 +294,7 @@ class Writer:
             follows = self.free is not None and n and n % self.free == 0
             times = n // PRIME
             sizes.append(("batch" if times == 1 else f"{times}*batch") if follows else n)
-        facts = None if name is None else tensors.described(self.graph.tensors[name], view.axes)
+        facts = None if name is None else document.of_tensor(self.graph.tensors[name], view.axes)
         return tensors.value_info(view.name, view.dtype, sizes, facts)
 
 

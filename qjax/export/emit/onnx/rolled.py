@@ -20,10 +20,10 @@ from jax import lax
 from onnx import helper, numpy_helper
 
 from qjax import ops
+from qjax.export import document
 from qjax.export.emit.onnx import nodes as functions
 from qjax.export.emit.onnx import tensors
 from qjax.export.emit.onnx.builder import DOMAIN
-from qjax.export.emit.onnx.document import packed
 from qjax.export.emit.onnx.integer import Writer
 from qjax.export.emit.onnx.views import View
 from qjax.graph.ir import Graph, Node, Quantization, Tensor
@@ -64,7 +64,7 @@ class Rolled(Writer):
             self.node(node)
 
     def facts(self) -> dict[str, Any]:
-        return {**super().facts(), "document": packed(self.graph, self.kept)}
+        return {**super().facts(), "document": document.compressed(self.graph, self.kept)}
 
     # ------------------------------------------------------------------ tensors
 

@@ -4,7 +4,7 @@ Initialisers are integers only. A scale is a float, so it is in the metadata of 
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import ml_dtypes
@@ -12,9 +12,10 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from qjax.export import document
 from qjax.export.artifact import packing
 from qjax.export.emit.onnx.builder import element_type
-from qjax.graph.ir import Quantization, Tensor
+from qjax.graph.ir import Tensor
 
 KEY = "qjax"
 
@@ -22,50 +23,13 @@ KEY = "qjax"
 def put(owner: Any, value: Any, key: str = KEY) -> None:
     """Set one entry of a proto's metadata, a JSON value."""
     entry = owner.metadata_props.add()
-    entry.key, entry.value = key, json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    entry.key, entry.value = key, document.text(value)
 
 
 def taken(owner: Any, key: str = KEY) -> Any:
     """The JSON value that `put` set, or None."""
     found = [entry.value for entry in owner.metadata_props if entry.key == key]
     return json.loads(found[0]) if found else None
-
-
-def described(tensor: Tensor, order: Sequence[int]) -> dict[str, Any]:
-    """A tensor's type, for the metadata. order: for each axis of the file's tensor, the axis of the graph's tensor."""
-    facts: dict[str, Any] = {"name": tensor.name, "shape": list(tensor.shape), "dtype": tensor.dtype}
-    if list(order) != list(range(len(tensor.shape))):
-        facts["order"] = list(order)
-    q = tensor.quantization
-    if q is not None:
-        facts["quantization"] = {
-            # the decimal digits of a double hold a float32 exactly
-            "scale": np.asarray(q.scale).astype(np.float64).tolist(),
-            "zero_point": np.asarray(q.zero_point).tolist(),
-            "qmin": q.qmin,
-            "qmax": q.qmax,
-            "axes": list(q.axes),
-        }
-    return facts
-
-
-def tensor_of(name: str, facts: Mapping[str, Any], value: np.ndarray | None = None) -> Tensor:
-    """The inverse of `described`; value: in the file's order of axes."""
-    known = facts.get("quantization")
-    quantization = None
-    if known is not None:
-        quantization = Quantization(
-            np.asarray(known["scale"], np.float32),
-            np.asarray(known["zero_point"], np.int32),
-            known["qmin"],
-            known["qmax"],
-            tuple(known["axes"]),
-        )
-    if value is not None:
-        value = value.astype(facts["dtype"])
-        if "order" in facts:
-            value = np.ascontiguousarray(np.transpose(value, np.argsort(facts["order"])))
-    return Tensor(name, tuple(facts["shape"]), facts["dtype"], quantization, value)
 
 
 def initializer(
@@ -78,7 +42,7 @@ def initializer(
     value = np.ascontiguousarray(value).reshape(value.shape)
     kind = None if plain else narrow_type(tensor)
     proto = numpy_helper.from_array(value if kind is None else value.astype(kind), name)
-    put(proto, described(tensor, order))
+    put(proto, document.of_tensor(tensor, order))
     return proto
 
 

@@ -14,6 +14,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
+from qjax.export import document
 from qjax.export.emit.onnx import products, tensors
 from qjax.export.emit.onnx.builder import element_type
 from qjax.export.emit.onnx.codes import Bias, Operand
@@ -48,7 +49,7 @@ def weight_of(
     stored: Any = kind if not small else ml_dtypes.int4 if signed else ml_dtypes.uint4
     laid = (codes + offset).transpose(order).reshape(shape)
     proto = numpy_helper.from_array(np.ascontiguousarray(laid).astype(stored), name)
-    tensors.put(proto, {**tensors.described(tensor, order), "offset": offset})
+    tensors.put(proto, {**document.of_tensor(tensor, order), "offset": offset})
     held = held_as(w, name, proto)
     full = [codes.shape[a] for a in channels]
     scale, along = np.asarray(grid.scale, np.float32).reshape(()) if not grid.axes else None, None
@@ -98,7 +99,7 @@ def bias_of(
     vector = np.broadcast_to(row, tuple(sizes)).reshape(-1)
     proto = numpy_helper.from_array(np.ascontiguousarray(vector), name)
     if np.array_equal(vector, value.reshape(-1)):
-        tensors.put(proto, tensors.described(tensor, range(value.ndim)))
+        tensors.put(proto, document.of_tensor(tensor))
     held = held_as(w, name, proto)
     s_x = w.graph.tensors[node.inputs[0]].quantization
     assert s_x is not None

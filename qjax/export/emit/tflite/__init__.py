@@ -4,8 +4,16 @@ A .tflite file holds scales but no rounding. Each runtime rounds differently, so
 LiteRT's reference kernels, its optimised ones, XNNPACK and TFLite Micro. So only graphs of a target of that family are
 written. `graph.retarget` converts any other graph, and `qjax.compare` shows how much this changes.
 
-The file's metadata "qjax" holds as JSON what the format has no field for: the target, how inputs become codes, the
-structure of the output, and the nodes with their attributes and places in the user's code.
+The file's metadata "qjax" holds as JSON what the format has no field for, so that reading it restores the same graph:
+
+    {"version": 1, "target": ..., "quantization": ..., "metadata": ..., "inputs": [...], "outputs": [...],
+     "tensors": [[name, shape, dtype, range or null], ...], "nodes": [{...}, ...]}
+
+Tensors are in the graph's order. Scales, zero points and data are those of the file's tensors of the same name. A range
+is [qmin, qmax, axes, whether there is a zero point per scale]. A node has the fields of `ir.Node`, and "operators", the
+span [first, end) of the operators that compute it. "values" lists the constants that are neither tensors of the file
+(kernel, bias) nor derived by the target's rule or formula (`retarget`). These are clamps, counts of averages, the
+factors of an exact sum, the entries of a table, and the codes of constant operands.
 """
 
 # importing a file registers its lowerings
@@ -14,13 +22,14 @@ structure of the output, and the nodes with their attributes and places in the u
 import os
 from typing import Any
 
-from qjax.export import files
+import numpy as np
+
+from qjax.export import document, files, strict_json
 from qjax.export.emit.tflite import arithmetic, functions, moves, numbers, products, selections, tables
-from qjax.export.emit.tflite.metadata import metadata_of
 from qjax.export.emit.tflite.support import check_target, problems_of
 from qjax.export.emit.tflite.writer import Writer
-from qjax.export.tflite_schema.file import METADATA
-from qjax.graph.ir import Graph
+from qjax.export.tflite_schema.file import METADATA, METADATA_VERSION
+from qjax.graph.ir import Graph, Node, Tensor
 from qjax.problems import Problems
 
 __all__ = [
@@ -35,6 +44,9 @@ __all__ = [
     "tables",
     "to_bytes",
 ]
+
+_LISTED = ("count", "clamp_min", "clamp_max")
+"""Constants whose values are always listed."""
 
 
 def emit(graph: Graph, path: str | os.PathLike[str], *, batch: int = 1, int4: bool | None = None) -> None:
@@ -92,7 +104,7 @@ def _bytes(graph: Graph, writer: Writer) -> bytes:
             [*(writer.values[name].index for name in graph.inputs), *writer.unwritten],
             writer.outputs(),
             description=f"qjax, target {graph.target}",
-            metadata={METADATA: metadata_of(graph, writer)},
+            metadata={METADATA: _metadata(graph, writer)},
         )
     )
 
@@ -108,3 +120,32 @@ def _writer(graph: Graph, batch: int, int4: bool | None) -> Writer:
         ) from error
     writer.run()
     return writer
+
+
+def _metadata(graph: Graph, writer: Writer) -> bytes:
+    known = {
+        "version": METADATA_VERSION,
+        "target": graph.target,
+        "quantization": graph.quantization,
+        "metadata": graph.metadata,
+        "inputs": graph.inputs,
+        "outputs": graph.outputs,
+        "tensors": [_tensor(tensor) for tensor in graph.tensors.values()],
+        "nodes": [_node(graph, node, span) for node, span in zip(graph.nodes, writer.spans, strict=True)],
+    }
+    return strict_json.dumps(known, "The graph").encode()
+
+
+def _tensor(tensor: Tensor) -> list[Any]:
+    q = tensor.quantization
+    grid = None if q is None else [q.qmin, q.qmax, list(q.axes), np.ndim(q.zero_point) > 0]
+    return [tensor.name, list(tensor.shape), tensor.dtype, grid]
+
+
+def _node(graph: Graph, node: Node, span: tuple[int, int]) -> dict[str, Any]:
+    entry = {**document.of_node(node), "operators": list(span)}
+    exact = not {"rule", "formula"} & set(node.attributes)
+    listed = [role for role in node.constants if role in _LISTED or (exact and role not in ("kernel", "bias"))]
+    if listed:
+        entry["values"] = {role: np.asarray(graph.constant(node, role)).tolist() for role in listed}
+    return entry

@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from qjax.export.artifact import strict_json
+from qjax.export import strict_json
 from qjax.export.onnx_ops import METADATA
 from qjax.export.read.errors import ReadError
 from qjax.graph.check import check_integer

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from qjax.export.artifact.strict_json import MAX_NAME
 from qjax.export.read.errors import ReadError
 from qjax.export.read.onnx import tensors
 from qjax.export.read.onnx.values import Known
+from qjax.export.strict_json import MAX_NAME
 
 MAX_NODES = 50_000
 MAX_DEPTH = 32

@@ -13,8 +13,8 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from qjax.export.artifact import fields
-from qjax.export.emit.onnx import document, integer, qdq, qoperator, tensors
+from qjax.export import document
+from qjax.export.emit.onnx import integer, qdq, qoperator, tensors
 from qjax.export.emit.onnx.attributes import decoded
 from qjax.export.emit.onnx.builder import DOMAIN
 from qjax.export.read.restored import OPERATORS, check_version, restored
@@ -78,18 +78,17 @@ def _array(constant: onnx.TensorProto) -> np.ndarray:
 def _of_document(model: onnx.ModelProto, facts: Mapping[str, Any]) -> Graph:
     held = {constant.name: constant for constant in model.graph.initializer}
     found = [_tensor(described, held) for described in facts["tensors"]]
-    return fields.graph_of(facts, found, map(fields.node_of, facts["nodes"]))
+    return document.graph_of(facts, found, map(document.node_of, facts["nodes"]))
 
 
 def _tensor(described: Mapping[str, Any], held: Mapping[str, onnx.TensorProto]) -> Tensor:
-    name = described["name"]
     if "shape" in described:
-        value = described.get("value")
-        return tensors.tensor_of(name, described, None if value is None else np.asarray(value, np.int64))
+        return document.tensor_of(described)
+    name = described["name"]
     facts = tensors.taken(held[name])
     codes = _array(held[name]).astype(np.int64) - facts.get("offset", 0)
     order = facts.get("order", range(len(facts["shape"])))
-    return tensors.tensor_of(name, facts, codes.reshape([facts["shape"][axis] for axis in order]))
+    return document.tensor_of(facts, codes.reshape([facts["shape"][axis] for axis in order]), name)
 
 
 # ---------------------------------------------------------------------------- style "integer"
@@ -98,19 +97,19 @@ def _tensor(described: Mapping[str, Any], held: Mapping[str, onnx.TensorProto]) 
 def _of_calls(model: onnx.ModelProto, facts: Mapping[str, Any]) -> Graph:
     proto = model.graph
     if "document" in facts:
-        known = document.unpacked(facts["document"])
+        known = document.uncompressed(facts["document"])
         held = {constant.name: constant for constant in proto.initializer}
         found = [_constant(entry, held) for entry in known["tensors"]]
-        return fields.graph_of(facts, found, map(fields.node_of, known["nodes"]))
-    found = {name: tensors.tensor_of(name, described) for name, described in facts["unread"].items()}
+        return document.graph_of(facts, found, map(document.node_of, known["nodes"]))
+    found = {name: document.tensor_of(described, name=name) for name, described in facts["unread"].items()}
     for value in (*proto.input, *proto.value_info, *proto.output):
         described = tensors.taken(value)
         if described is not None:
-            found.setdefault(described["name"], tensors.tensor_of(described["name"], described))
+            found.setdefault(described["name"], document.tensor_of(described))
     for constant in proto.initializer:
         described = tensors.taken(constant)
         if described is not None:
-            found[constant.name] = tensors.tensor_of(constant.name, described, _array(constant))
+            found[constant.name] = document.tensor_of(described, _array(constant), constant.name)
     functions = {function.name: function for function in model.functions}
     renamed: dict[str, str] = {}
     nodes: list[Node] = []
@@ -121,18 +120,16 @@ def _of_calls(model: onnx.ModelProto, facts: Mapping[str, Any]) -> Graph:
             # The same tensor in another order of axes.
             first, second = node.input[0], node.output[0]
             renamed[second if first in found else first] = first if first in found else second
-    return fields.graph_of(facts, [found[name] for name in facts["tensors"]], nodes)
+    return document.graph_of(facts, [found[name] for name in facts["tensors"]], nodes)
 
 
 def _constant(entry: Mapping[str, Any], held: Mapping[str, onnx.TensorProto]) -> Tensor:
     """A tensor of a document, whose constants are initializers or stated there."""
     name = entry.get("constant")
     if name is None:
-        value = entry.get("value")
-        return tensors.tensor_of(entry["name"], entry, None if value is None else np.asarray(value, entry["dtype"]))
-    facts = tensors.taken(held[name])
-    stored = tensors.tensor_of(name, facts, _array(held[name]))
-    return tensors.tensor_of(entry["name"], entry, np.asarray(stored.value))
+        return document.tensor_of(entry)
+    stored = document.tensor_of(tensors.taken(held[name]), _array(held[name]))
+    return document.tensor_of(entry, np.asarray(stored.value))
 
 
 def _node(node: onnx.NodeProto, function: onnx.FunctionProto, renamed: Mapping[str, str]) -> Node:

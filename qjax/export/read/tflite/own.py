@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from qjax import targets
 from qjax.assign import assign
-from qjax.export.artifact import fields, strict_json
+from qjax.export import document, strict_json
 from qjax.export.read.restored import check_version, restored
 from qjax.export.read.tflite.model import FileTensor, Model, parse
 from qjax.export.tflite_schema import layouts
@@ -38,9 +38,9 @@ def read(model: Model) -> Graph:
 
     def make() -> Graph:
         where = f"its metadata {METADATA!r}"
-        document = strict_json.mapping(strict_json.loads(model.data[start:end].decode(), where), where)
-        check_version(document, METADATA_VERSION)
-        return _Claims(model, document).graph()
+        facts = strict_json.mapping(strict_json.loads(model.data[start:end].decode(), where), where)
+        check_version(facts, METADATA_VERSION)
+        return _Claims(model, facts).graph()
 
     return restored(make, lambda graph: _difference(graph, model))
 
@@ -48,27 +48,27 @@ def read(model: Model) -> Graph:
 class _Claims:
     """What the metadata says, with the data of the file."""
 
-    def __init__(self, model: Model, document: Mapping[str, Any]) -> None:
-        self.model, self.document = model, document
+    def __init__(self, model: Model, facts: Mapping[str, Any]) -> None:
+        self.model, self.facts = model, facts
         self.named: dict[str, list[FileTensor]] = {}
         for tensor in model.tensors:
             self.named.setdefault(tensor.name, []).append(tensor)
-        self.claimed = {entry[0]: entry for entry in document["tensors"]}
-        if len(self.claimed) != len(document["tensors"]):
+        self.claimed = {entry[0]: entry for entry in facts["tensors"]}
+        if len(self.claimed) != len(facts["tensors"]):
             raise ValueError("two tensors of one name")
 
     def graph(self) -> Graph:
         """The graph under its target."""
-        document = self.document
-        target = targets.get(document["target"])
-        entries = document["nodes"]
+        facts = self.facts
+        target = targets.get(facts["target"])
+        entries = facts["nodes"]
         held = self._constants(entries)
-        computed = {*document["inputs"], *(entry["output"] for entry in entries)}
+        computed = {*facts["inputs"], *(entry["output"] for entry in entries)}
         tensors = {
             name: self._tensor(name, held.get(name)) for name in self.claimed if name in computed or name in held
         }
         nodes = [self._bare(entry) for entry in entries]
-        bare = Graph(tensors, tuple(nodes), tuple(document["inputs"]), tuple(document["outputs"]), "")
+        bare = Graph(tensors, tuple(nodes), tuple(facts["inputs"]), tuple(facts["outputs"]), "")
         self._check_shapes(bare)
         made = assign(bare, target)
         final = {name: tensors.get(name) for name in self.claimed}
@@ -83,11 +83,9 @@ class _Claims:
         whole = {name: tensor for name, tensor in final.items() if tensor is not None}
         if len(whole) != len(final):
             raise ValueError("tensors that nothing computes")
-        graph = made.replace(
-            nodes=tuple(finished), tensors=whole, metadata=strict_json.mapping(document["metadata"], "")
-        )
-        if graph.quantization != document["quantization"]:
-            raise ValueError(f"inputs are quantized as {document['quantization']!r}")
+        graph = made.replace(nodes=tuple(finished), tensors=whole, metadata=strict_json.mapping(facts["metadata"], ""))
+        if graph.quantization != facts["quantization"]:
+            raise ValueError(f"inputs are quantized as {facts['quantization']!r}")
         return check_integer(graph)
 
     def _tensor(self, name: str, value: NDArray[Any] | None) -> Tensor:
@@ -109,7 +107,7 @@ class _Claims:
 
     def _bare(self, entry: Mapping[str, Any]) -> Node:
         """A node without the constants and attributes of its target."""
-        node = fields.node_of({key: entry[key] for key in fields.NODE})
+        node = document.node_of({key: entry[key] for key in document.NODE})
         attributes = {key: value for key, value in node.attributes.items() if key not in OF_TARGETS}
         known = {"kernel", "bias", *entry.get("values", {})}
         constants = {role: name for role, name in node.constants.items() if role in known}
@@ -118,7 +116,7 @@ class _Claims:
     def _constants(self, entries: list[Any]) -> dict[str, NDArray[Any]]:
         """The data of constants that the model has of itself."""
         found: dict[str, NDArray[Any]] = {}
-        computed = {*self.document["inputs"], *(entry["output"] for entry in entries)}
+        computed = {*self.facts["inputs"], *(entry["output"] for entry in entries)}
         for entry in entries:
             for name in entry["inputs"]:
                 if name not in computed:

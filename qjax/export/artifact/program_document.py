@@ -14,23 +14,21 @@ import numpy as np
 from jax.core import Tracer
 from numpy.typing import NDArray
 
-from qjax.export.artifact import fields, packing, quantized_document, strict_json
-from qjax.export.artifact.strict_json import ArtifactError
+from qjax.export import document, strict_json
+from qjax.export.artifact import packing, quantized_document
+from qjax.export.strict_json import ArtifactError
 from qjax.graph.check import GraphError, check_integer
 from qjax.graph.ir import INTEGER_DTYPES, REAL_DTYPE, Array, Graph, Quantization, Tensor
 from qjax.numerics.output_dequantization import OUTPUT_DEQUANTIZATIONS
 
 Arrays = Mapping[str, NDArray[Any]]
 
-MAX_RANK = 32
-MAX_DIMENSION = 2**31 - 1
 MAX_BYTES = 2**62
 
 _GRAPH = ("target", "quantization", "inputs", "outputs", "tensors", "nodes", "metadata")
 _OPTIONAL = ("dequantization", "quantized")
 """Fields that only graphs with another formula than the first have, and those that keep their quantized graph."""
 _TENSOR = ("name", "shape", "dtype", "quantization", "data")
-_QUANTIZATION = ("qmin", "qmax", "axes")
 
 
 def encode(graph: Graph) -> tuple[str, dict[str, NDArray[Any]]]:
@@ -44,21 +42,21 @@ def encode(graph: Graph) -> tuple[str, dict[str, NDArray[Any]]]:
             _refuse_tracers(tensor)
     check_integer(graph)
     arrays: dict[str, NDArray[Any]] = {}
-    document = {
+    known = {
         "target": graph.target,
         "quantization": graph.quantization,
         "inputs": graph.inputs,
         "outputs": graph.outputs,
         "tensors": [_encode_tensor(tensor, arrays) for tensor in graph.tensors.values()],
-        "nodes": [fields.of_node(node) for node in graph.nodes],
+        "nodes": [document.of_node(node) for node in graph.nodes],
         "metadata": graph.metadata,
     }
     if graph.dequantization != OUTPUT_DEQUANTIZATIONS[0]:
-        document["dequantization"] = graph.dequantization
+        known["dequantization"] = graph.dequantization
     quantized = quantized_document.encode(graph, arrays)
     if quantized is not None:
-        document["quantized"] = quantized
-    placed = {key: strict_json.plain(value, f"The graph's {key}") for key, value in document.items()}
+        known["quantized"] = quantized
+    placed = {key: strict_json.plain(value, f"The graph's {key}") for key, value in known.items()}
     return strict_json.dumps(placed, "The graph"), arrays
 
 
@@ -69,14 +67,14 @@ def decode(text: str, arrays: Arrays) -> Graph:
     """
     held = strict_json.mapping(strict_json.loads(text, "The graph's JSON"), "The graph")
     names = (*_GRAPH, *(key for key in _OPTIONAL if key in held))
-    document = strict_json.fields(held, names, "The graph")
+    known = strict_json.fields(held, names, "The graph")
     unused = set(arrays)
     tensors: dict[str, Tensor] = {}
-    for item in strict_json.sequence(document["tensors"], "The graph's tensors"):
+    for item in strict_json.sequence(known["tensors"], "The graph's tensors"):
         tensor = _decode_tensor(item, arrays, unused, tensors)
         tensors[tensor.name] = tensor
-    nodes = map(fields.node_of, strict_json.sequence(document["nodes"], "The graph's nodes"))
-    graph = fields.graph_of(document, tensors.values(), nodes)
+    nodes = map(document.node_of, strict_json.sequence(known["nodes"], "The graph's nodes"))
+    graph = document.graph_of(known, tensors.values(), nodes)
 
     def take(key: str) -> NDArray[Any]:
         if key not in unused:
@@ -84,7 +82,7 @@ def decode(text: str, arrays: Arrays) -> Graph:
         unused.remove(key)
         return arrays[key]
 
-    quantized = document.get("quantized")
+    quantized = known.get("quantized")
     if quantized is not None:
         graph = graph.replace(quantized=quantized_document.decode(quantized, graph, take))
     if unused:
@@ -127,12 +125,7 @@ def _decode_tensor(item: Any, arrays: Arrays, unused: set[str], known: Mapping[s
     where = f"Tensor {name!r}"
     if name in known:
         raise ArtifactError(f"{where}: expected every name once, got it twice.")
-    shape = tuple(
-        None if size is None else strict_json.integer(size, 0, MAX_DIMENSION, f"{where}: shape")
-        for size in strict_json.sequence(entry["shape"], f"{where}: shape")
-    )
-    if len(shape) > MAX_RANK:
-        raise ArtifactError(f"{where}: expected at most {MAX_RANK} dimensions, got {len(shape)}.")
+    shape = document.shape_of(entry["shape"], where)
     dtype = strict_json.name(entry["dtype"], f"{where}: dtype")
     known_dtypes = (*INTEGER_DTYPES, REAL_DTYPE)
     if dtype not in known_dtypes:
@@ -157,22 +150,10 @@ def _decode_tensor(item: Any, arrays: Arrays, unused: set[str], known: Mapping[s
 
 
 def _decode_quantization(item: Any, dtype: str, rank: int, scale: Array, zero_point: Array, where: str) -> Quantization:
-    entry = strict_json.fields(item, _QUANTIZATION, f"{where}: quantization")
+    entry = strict_json.fields(item, document.PARAMETERS, f"{where}: quantization")
     if dtype in (REAL_DTYPE, "bool"):
         raise ArtifactError(f"{where}: expected a tensor with a quantization to hold integer codes; got {dtype!r}.")
-    info = np.iinfo(dtype)
-    low, high = int(info.min), int(info.max)
-    axes = tuple(
-        strict_json.integer(axis, 0, rank - 1, f"{where}: axes")
-        for axis in strict_json.sequence(entry["axes"], f"{where}: axes")
-    )
-    return Quantization(
-        scale=scale,
-        zero_point=zero_point,
-        qmin=strict_json.integer(entry["qmin"], low, high, f"{where}: qmin"),
-        qmax=strict_json.integer(entry["qmax"], low, high, f"{where}: qmax"),
-        axes=axes,
-    )
+    return document.parameters_of(entry, scale, zero_point, dtype, rank, where)
 
 
 def _decode_value(

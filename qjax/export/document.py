@@ -1,0 +1,214 @@
+"""What the format of a file has no field for, as JSON: the same parts in `.qjax`, `.tflite` and `.onnx` files.
+
+The fields of the graph and of its nodes are the same in all three. A tensor's data, scale and type are where the format
+has them: as arrays in `.qjax`, as tensors in `.tflite`. ONNX has no scale of a tensor, so `of_tensor` writes it.
+"""
+
+import base64
+import json
+import zlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qjax.export import strict_json
+from qjax.export.strict_json import ArtifactError
+from qjax.graph.check import check_integer
+from qjax.graph.ir import Array, Graph, Node, Quantization, Tensor
+from qjax.numerics.input_quantization import INPUT_QUANTIZATIONS
+from qjax.numerics.output_dequantization import OUTPUT_DEQUANTIZATIONS
+
+NODE = ("name", "op", "inputs", "output", "constants", "attributes", "location")
+PARAMETERS = ("qmin", "qmax", "axes")
+MAX_RANK = 32
+MAX_DIMENSION = 2**31 - 1
+MAX_TEXT = 2**28
+"""Bytes of a compressed document; a file that claims more is refused."""
+
+_Name = TypeVar("_Name", bound=str)
+
+
+def text(value: Any) -> str:
+    """Compact JSON, keys in the order given."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+# ---------------------------------------------------------------------------- nodes and graphs, every field checked
+
+
+def of_node(node: Node) -> dict[str, Any]:
+    """A node's fields. Raises ArtifactError for attributes that are not JSON."""
+    return {key: strict_json.plain(getattr(node, key), f"Node {node.name!r}: {key}") for key in NODE}
+
+
+def node_of(item: Any) -> Node:
+    """The inverse. Raises ArtifactError."""
+    entry = strict_json.fields(item, NODE, "A node")
+    name = strict_json.name(entry["name"], "A node's name")
+    where = f"Node {name!r}"
+    constants = strict_json.mapping(entry["constants"], f"{where}: constants")
+    attributes = strict_json.mapping(entry["attributes"], f"{where}: attributes")
+    for key, value in attributes.items():
+        _refuse_mappings(value, f"{where}: attribute {key!r}")
+    location = entry["location"]
+    if location is not None and type(location) is not str:
+        raise ArtifactError(f"{where}: expected a location of str or null, got {type(location).__name__}.")
+    return Node(
+        name=name,
+        op=strict_json.name(entry["op"], f"{where}: op"),
+        inputs=strict_json.names(entry["inputs"], f"{where}: inputs"),
+        output=strict_json.name(entry["output"], f"{where}: output"),
+        constants={
+            role: strict_json.name(reference, f"{where}: constant {role!r}") for role, reference in constants.items()
+        },
+        attributes=attributes,
+        location=location,
+    )
+
+
+def graph_of(document: Mapping[str, Any], tensors: Iterable[Tensor], nodes: Iterable[Node]) -> Graph:
+    """A program of its parts and the document's other fields, checked by `check_integer`.
+
+    Raises:
+      ArtifactError: a field is not what it must be. GraphError: the parts are no valid graph.
+    """
+    graph = Graph(
+        tensors={tensor.name: tensor for tensor in tensors},
+        nodes=tuple(nodes),
+        inputs=strict_json.names(document["inputs"], "The graph's inputs"),
+        outputs=strict_json.names(document["outputs"], "The graph's outputs"),
+        target=strict_json.name(document["target"], "The graph's target"),
+        quantization=_one_of(document["quantization"], INPUT_QUANTIZATIONS, "quantization"),
+        dequantization=_one_of(
+            document.get("dequantization", OUTPUT_DEQUANTIZATIONS[0]), OUTPUT_DEQUANTIZATIONS, "dequantization"
+        ),
+        metadata=strict_json.mapping(document["metadata"], "The graph's metadata"),
+    )
+    return check_integer(graph)
+
+
+def shape_of(value: Any, where: str) -> tuple[int | None, ...]:
+    """A tensor's shape; None is a free size. Raises ArtifactError."""
+    sizes = strict_json.sequence(value, f"{where}: shape")
+    if len(sizes) > MAX_RANK:
+        raise ArtifactError(f"{where}: expected at most {MAX_RANK} dimensions, got {len(sizes)}.")
+    return tuple(
+        None if size is None else strict_json.integer(size, 0, MAX_DIMENSION, f"{where}: shape") for size in sizes
+    )
+
+
+def parameters_of(
+    entry: Mapping[str, Any], scale: Array, zero_point: Array, dtype: str, rank: int, where: str
+) -> Quantization:
+    """Quantization parameters of an entry with the fields `PARAMETERS`. Raises ArtifactError."""
+    low, high = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+    axes = strict_json.sequence(entry["axes"], f"{where}: axes")
+    return Quantization(
+        scale=scale,
+        zero_point=zero_point,
+        qmin=strict_json.integer(entry["qmin"], low, high, f"{where}: qmin"),
+        qmax=strict_json.integer(entry["qmax"], low, high, f"{where}: qmax"),
+        axes=tuple(strict_json.integer(axis, 0, rank - 1, f"{where}: axes") for axis in axes),
+    )
+
+
+def _one_of(value: Any, choices: tuple[_Name, ...], field: str) -> _Name:
+    given = strict_json.name(value, f"The graph's {field}")
+    for known in choices:
+        if given == known:
+            return known
+    raise ArtifactError(f"The graph's {field}: expected one of {', '.join(choices)}, got {given!r}.")
+
+
+def _refuse_mappings(value: Any, where: str) -> None:
+    if type(value) is dict:
+        raise ArtifactError(f"{where}: expected numbers, strings, null and lists of these, got an object.")
+    if type(value) is list:
+        for item in value:  # pyright: ignore[reportUnknownVariableType]
+            _refuse_mappings(item, where)
+
+
+# ---------------------------------------------------------------------------- tensors, with scales
+
+
+def of_tensor(tensor: Tensor, order: Sequence[int] | None = None, *, data: bool = False) -> dict[str, Any]:
+    """A tensor's type and quantization parameters.
+
+    Args:
+      order: for each axis of the file's tensor, the axis of the graph's tensor; None: the same.
+      data: whether a constant's numbers are listed too.
+    """
+    facts: dict[str, Any] = {"name": tensor.name, "shape": list(tensor.shape), "dtype": tensor.dtype}
+    if order is not None and list(order) != list(range(len(tensor.shape))):
+        facts["order"] = list(order)
+    q = tensor.quantization
+    if q is not None:
+        facts["quantization"] = {
+            # the decimal digits of a double hold a float32 exactly
+            "scale": np.asarray(q.scale).astype(np.float64).tolist(),
+            "zero_point": np.asarray(q.zero_point).tolist(),
+            "qmin": q.qmin,
+            "qmax": q.qmax,
+            "axes": list(q.axes),
+        }
+    if data and tensor.value is not None:
+        facts["value"] = np.asarray(tensor.value).tolist()
+    return facts
+
+
+def tensor_of(facts: Mapping[str, Any], value: NDArray[Any] | None = None, name: str | None = None) -> Tensor:
+    """The inverse, for files that are written again and compared: its fields are not checked.
+
+    Args:
+      value: in the file's order of axes; None: the numbers that are listed, if any. name: another one than is stated.
+    """
+    known = facts.get("quantization")
+    quantization = None
+    if known is not None:
+        quantization = Quantization(
+            np.asarray(known["scale"], np.float32),
+            np.asarray(known["zero_point"], np.int32),
+            known["qmin"],
+            known["qmax"],
+            tuple(known["axes"]),
+        )
+    if value is None and "value" in facts:
+        value = np.asarray(facts["value"], facts["dtype"])
+    if value is not None:
+        value = value.astype(facts["dtype"])
+        if "order" in facts:
+            value = np.ascontiguousarray(np.transpose(value, np.argsort(facts["order"])))
+    return Tensor(facts["name"] if name is None else name, tuple(facts["shape"]), facts["dtype"], quantization, value)
+
+
+# ---------------------------------------------------------------------------- all of it, compressed
+
+
+def compressed(graph: Graph, held: Collection[str]) -> str:
+    """The nodes and tensors of a graph as compressed text. held: the tensors whose data the file has elsewhere."""
+    same = {_content(graph.tensors[name].value): name for name in sorted(held) if name in graph.tensors}
+    listed: list[dict[str, Any]] = []
+    for name, tensor in graph.tensors.items():
+        holder = None
+        if tensor.value is not None:
+            holder = name if name in held else same.get(_content(tensor.value))
+        entry = of_tensor(tensor, data=holder is None)
+        listed.append(entry if holder is None else {**entry, "constant": holder})
+    whole = text({"tensors": listed, "nodes": [of_node(node) for node in graph.nodes]})
+    return base64.b64encode(zlib.compress(whole.encode(), 9)).decode()
+
+
+def uncompressed(packed: str) -> Mapping[str, Any]:
+    """The inverse, as JSON. Raises a ValueError for what is too large or no such text."""
+    reader = zlib.decompressobj()
+    found = reader.decompress(base64.b64decode(packed, validate=True), MAX_TEXT)
+    if reader.unconsumed_tail or not reader.eof:
+        raise ValueError(f"the document is damaged or larger than {MAX_TEXT} bytes")
+    return json.loads(found)
+
+
+def _content(value: Any) -> tuple[Any, ...]:
+    array = np.asarray(value)
+    return array.dtype.str, array.shape, array.tobytes()
