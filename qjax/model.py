@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from qjax import targets
+from qjax import profiles, targets
 from qjax.assign.backend import backend_of, target_of
 from qjax.batches import Batches, Inputs, arguments_of, brief, refuse_trace
 from qjax.calibrating import calibrate, stacked_qparams
@@ -18,21 +18,23 @@ from qjax.calibration.learned import Quantizer
 from qjax.comparison.verify import Report
 from qjax.comparison.verify import verify as compare_nodes
 from qjax.conversion import BATCH, Batch, check_batch, graph_of
-from qjax.explanation import obstacles, refused_rows
+from qjax.explanation import Explained, obstacles, refused_rows
 from qjax.export import contents
+from qjax.export.contents import check_graph
 from qjax.export.integer_graph import IntegerGraph
 from qjax.finite import check_bounds, check_finite
 from qjax.graph.ir import Graph
 from qjax.graph.state import STATE, Asked
 from qjax.graph.structure import join_arguments, split_arguments
 from qjax.layers import instrument, module_types, trace
+from qjax.lower import ConversionError
 from qjax.ops import backend
-from qjax.profiled import refuse_model
+from qjax.profiles import Profile, Verdict, Violation
 from qjax.progress import stage, track
 from qjax.qmodel import Plan, QuantizedModel, QuantizerState, check_quantized, evaluation_copy, unquantized
 from qjax.recipe import Recipe
 from qjax.runtimes.comparing import against_runtimes, check_runtimes
-from qjax.tracing import Annotation, dynamic_products, lost_tables, said
+from qjax.tracing import Annotation, Place, dynamic_products, lost_tables, said
 
 
 def quantize(model: nnx.Module, recipe: Recipe, sample: Any, *, progress: bool | None = None) -> QuantizedModel:
@@ -268,3 +270,38 @@ def _placeholder(q: Quantizer) -> dict[str, Any]:
 
 def _param_shape(q: Quantizer) -> tuple[int, ...]:
     return () if q.spec.per_tensor else q.spec.param_shape(q.shape)
+
+
+def refuse_model(
+    name: str,
+    quantizers: Mapping[str, Quantizer],
+    places: Mapping[str, Place],
+    refused: Sequence[Explained],
+    convert: Callable[[], Graph],
+) -> None:
+    """Raise a ProfileError for what the recipe and the model's structure break.
+
+    Args:
+      name: of the profile. refused: the equations without an integer form. convert: the graph of the model with
+        its present numbers; the rules that depend on trained numbers are left to `qjax.convert`.
+    """
+    profile = profiles.get(name)
+    found = [violation for key, q in quantizers.items() for violation in _of_quantizer(profile, q, places[key])]
+    for row in refused:
+        cure = " ".join(row.cures)
+        found.append(Violation("integers", row.module or row.primitive, "an integer form", row.problem, cure, "", None))
+    operators: tuple[tuple[str, int], ...] = ()
+    if not refused:
+        try:
+            # Faults of a spec were reported above, with its quantizer, so do not report them again.
+            verdict = check_graph(convert(), profile, trained=False, scheme=not found)
+        except ConversionError as error:
+            found.append(Violation("integers", "the model", "a graph of integers", str(error), "See there."))
+        else:
+            found += verdict.violations
+            operators = verdict.operators
+    Verdict(profile, tuple(found), operators).refuse("quantize")
+
+
+def _of_quantizer(profile: Profile, quantizer: Quantizer, place: Place) -> Sequence[Violation]:
+    return list(profiles.check_spec(profile, place.kind, quantizer.spec, f"quantizer {place.name!r}", place.location))

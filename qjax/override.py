@@ -5,7 +5,7 @@ from typing import Any
 
 from qjax import calibration
 from qjax.calibration.learned import Method
-from qjax.nearest import did_you_mean
+from qjax.names import did_you_mean
 from qjax.numerics.affine import QSpec
 from qjax.numerics.qspec import known_fields
 from qjax.numerics.weight_formats import WeightFormat

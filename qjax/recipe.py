@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 from qjax import calibration, profiles, targets
 from qjax.assign.backend import Backend, target_of
 from qjax.calibration.learned import Method, Quantizer
-from qjax.nearest import did_you_mean
+from qjax.names import did_you_mean
 from qjax.numerics.affine import QSpec
 from qjax.numerics.qspec import known_fields
 from qjax.numerics.weight_formats import WeightFormat as WeightFormat

@@ -14,7 +14,7 @@ import yaml
 import qjax
 from qjax import targets
 from qjax.installed import conflict
-from qjax.nearest import did_you_mean
+from qjax.names import did_you_mean
 
 ROOT = Path(__file__).parents[1]
 

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from qjax.nearest import did_you_mean
+from qjax.names import did_you_mean
 from qjax.numerics import gradients
 from qjax.numerics.affine import QParams, QSpec, choose_qparams, split_groups
 from qjax.numerics.gradients import Slopes

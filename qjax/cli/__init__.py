@@ -15,7 +15,7 @@ import click
 import qjax
 from qjax.cli.errors import REFUSED, Program, debug_option
 from qjax.installed import conflict, own_folder
-from qjax.nearest import did_you_mean
+from qjax.names import did_you_mean
 from qjax.version import __version__
 
 COMMANDS = ("inspect", "run", "verify", "compare", "report", "check", "emit", "read", "targets", "doctor")

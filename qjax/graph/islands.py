@@ -6,7 +6,7 @@ a result meets a quantizer or leaves the model, everything that it depends on be
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from qjax.graph.ir import Graph, Tensor
-from qjax.graph.platforms import plainest
 from qjax.graph.unsupported import ConversionError
 from qjax.ops import island, reals
 from qjax.tracing import Equation
@@ -252,3 +251,11 @@ def freed(node: Any, other: Any, inputs: Any, size: int, other_size: int) -> dic
             if batch is None and x != y and x % size == 0:
                 batch = [index, axis, x // size]
     return {**node.attributes, "program": program, "batch": batch}
+
+
+def plainest(params: Mapping[str, Any]) -> int:
+    """Which branch to read, from the parameters of a `platform_index`: the one for no platform in particular.
+
+    Every branch computes the same numbers. The others are written for what XLA is fast at.
+    """
+    return params["platforms"].index(None)

@@ -7,7 +7,7 @@ and calls the function. While it runs, the names of `jax.named_scope` say which 
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import jax
@@ -18,7 +18,6 @@ from flax import nnx
 from qjax.batches import brief
 from qjax.layers.arguments import with_keywords
 from qjax.layers.haiku import haiku_layers
-from qjax.layers.places import put, types_within
 from qjax.tracing import NAMED, SCOPE
 
 
@@ -238,3 +237,23 @@ def _fitting(
             "stream's name; for any other order of arguments write a function around apply."
         ) from None
     return args, kwargs
+
+
+def put(root: nnx.Module, place: Sequence[str], variable: Any, container: Callable[[], nnx.Module]) -> None:
+    """Set a variable at a path; modules that are missing on the way are made by `container`."""
+    node: Any = root
+    for name in place[:-1]:
+        if name not in vars(node):
+            setattr(node, name, container())
+        node = getattr(node, name)
+    setattr(node, place[-1], variable)
+
+
+def types_within(model: nnx.Module, types: Callable[[Any], Mapping[str, type] | None]) -> dict[str, type]:
+    """Path in `model` -> class. types: what a module says of the paths within it; None if it says nothing."""
+    found: dict[str, type] = {}
+    for path, node in nnx.iter_graph(model):
+        outer = "/".join(str(part) for part in path)
+        for inner, cls in (types(node) or {}).items():
+            found["/".join(part for part in (outer, inner) if part)] = cls
+    return found

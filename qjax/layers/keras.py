@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from qjax.batches import brief
+from qjax.layers.function import put, types_within
 from qjax.layers.keras_calls import intercepted
 from qjax.layers.keras_layers import marked
-from qjax.layers.places import put, types_within
 from qjax.names import lengthened
 
 

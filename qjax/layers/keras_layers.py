@@ -11,8 +11,8 @@ from typing import Any
 
 import jax
 
-from qjax.layers.embed import looked_up
 from qjax.layers.keras_calls import Handler, bare
+from qjax.layers.nnx_layers import looked_up
 from qjax.tracing import SCOPE, Layer, bind
 
 

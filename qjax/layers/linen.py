@@ -19,8 +19,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from qjax.layers.arguments import with_keywords
-from qjax.layers.dropout import dropped
-from qjax.layers.embed import looked_up
+from qjax.layers.nnx_layers import dropped, looked_up
 from qjax.tracing import SCOPE, Layer, bind
 
 _KINDS: dict[str, type[nnx.Variable[Any]]] = {

@@ -11,16 +11,16 @@ from typing import Any
 import jax
 from flax import nnx
 
-from qjax.layers import batch_norm, dropout, embed, normalization
+from qjax.layers import nnx_layers, normalization
 from qjax.layers.function import function_types
 from qjax.layers.keras import keras_types
 from qjax.layers.linen import linen_types
 from qjax.tracing import SCOPE, Program
 
 MARKED: dict[type, Callable[..., Any]] = {
-    nnx.BatchNorm: batch_norm.call,
-    nnx.Dropout: dropout.call,
-    nnx.Embed: embed.call,
+    nnx.BatchNorm: nnx_layers.batch_norm,
+    nnx.Dropout: nnx_layers.dropout,
+    nnx.Embed: nnx_layers.embed,
     **normalization.CALLS,
 }
 

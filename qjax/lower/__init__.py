@@ -21,9 +21,8 @@ from qjax.lower.batch import free_batch
 from qjax.lower.builder import Builder
 from qjax.lower.builder import ParamsOf as ParamsOf
 from qjax.lower.equations import equation
-from qjax.lower.loops import body
-from qjax.lower.quantizers import quantized
-from qjax.lower.reals import island_output
+from qjax.lower.quantizers import island_output, quantized
+from qjax.lower.stacks import part_of, stack_of
 from qjax.lower.values import Codes, Constant, Env, Real, Step, get
 from qjax.tracing import Annotation, Equation, Program
 
@@ -120,7 +119,7 @@ class _Walk:
             if all(isinstance(f, Constant) for f in found):
                 outputs = self.evaluation.outputs(eqn, found)
             elif eqn.body is not None:
-                outputs = body(self.builder, eqn, eqn.body, found, step, self.run)
+                outputs = self._of_body(eqn, eqn.body, found, step)
             else:
                 outputs = equation(self.builder, eqn, found, step)
             for value, output in zip(eqn.outputs, outputs, strict=True):
@@ -128,6 +127,40 @@ class _Walk:
                 place = values.get(value)
                 if place is not None:
                     env[value] = quantized(self.builder, place, value, output, eqn, step)
+
+    def _of_body(self, eqn: Equation, program: Program, found: list[Any], step: Step) -> list[Any]:
+        """What the outputs of an equation with a body are: remat lowers it once, a scan once per iteration."""
+        if eqn.primitive == "remat":
+            env: Env = dict(zip(program.inputs, found, strict=True))
+            self.run(program, env, step)
+            return [get(env, value) for value in program.outputs]
+        return self._scan(eqn, program, found, step)
+
+    def _scan(self, eqn: Equation, program: Program, found: list[Any], step: Step) -> list[Any]:
+        builder = self.builder
+        fixed, carried, length = eqn.params["num_consts"], eqn.params["num_carry"], eqn.params["length"]
+        carry = list(found[fixed : fixed + carried])
+        for index, f in enumerate(carry):
+            place = builder.annotation.weights.get((eqn, fixed + index))
+            if place is not None:
+                carry[index] = quantized(builder, place, eqn.inputs[fixed + index], f, eqn, step)
+        stacks: list[list[Any]] = [[None] * length for _ in eqn.outputs[carried:]]
+        order = range(length - 1, -1, -1) if eqn.params["reverse"] else range(length)
+        for iteration in order:
+            here = (*step, iteration)
+            parts = [part_of(builder, f, iteration, eqn, here) for f in found[fixed + carried :]]
+            env: Env = {}
+            for value, f in zip(program.inputs, [*found[:fixed], *carry, *parts], strict=True):
+                env[value] = f
+                place = builder.annotation.values.get(value)
+                if place is not None:
+                    env[value] = quantized(builder, place, value, f, eqn, here)
+            self.run(program, env, here)
+            outputs = [get(env, value) for value in program.outputs]
+            carry = outputs[:carried]
+            for stack, output in zip(stacks, outputs[carried:], strict=True):
+                stack[iteration] = output
+        return [*carry, *(stack_of(builder, stack, eqn, step) for stack in stacks)]
 
 
 class Evaluation:

@@ -1,15 +1,20 @@
-"""Applies a quantizer to a value: the result are codes with the quantizer's scale and zero point."""
+"""Makes codes of any value with the scale and zero point of a quantizer; makes one node of a float island.
+
+An island ends where a float result reaches a quantizer or an output of the model.
+"""
 
 from typing import Any
 
+import numpy as np
+
 from qjax.graph import islands
-from qjax.graph.ir import Node
+from qjax.graph.ir import Node, Tensor
 from qjax.graph.unsupported import unsupported
 from qjax.lower.builder import Builder
-from qjax.lower.reals import island_node
 from qjax.lower.stacks import joined
-from qjax.lower.values import Accumulator, Codes, Constant, Stack, Step
+from qjax.lower.values import Accumulator, Codes, Constant, Real, Stack, Step
 from qjax.lower.weights import weight_tensor
+from qjax.ops import island
 from qjax.ops.fill import Fill
 from qjax.ops.rescale import Rescale
 from qjax.tracing import Equation, Place, Value
@@ -46,3 +51,26 @@ def _filled(builder: Builder, place: Place, value: Value, number: Any, eqn: Equa
         Node(label, Fill.name, (builder.inputs[0],), output, {"value": codes.name}, attributes, eqn.location)
     )
     return Codes(output)
+
+
+def island_node(builder: Builder, found: islands.Float, output: str) -> Codes:
+    """A node that computes a real result, and puts it on the output's grid where it has one."""
+    program = islands.program_of(found, lambda f: isinstance(f, Constant))
+    inputs: list[str] = []
+    for leaf in program.data:
+        if isinstance(leaf.found, Real) and leaf.found.name not in builder.tensors:
+            builder.add(Tensor(leaf.found.name, leaf.shape, "float32"))
+        inputs.append(leaf.found.name if isinstance(leaf.found, Real) else leaf.found.tensor)
+    constants = {role: builder.constant(f"{output}/{role}", value) for role, value in program.constants.items()}
+    builder.nodes.append(
+        Node(output, island.NAME, tuple(inputs), output, constants, program.attributes, found.eqn.location)
+    )
+    return Codes(output)
+
+
+def island_output(builder: Builder, found: islands.Float, value: Value) -> Codes:
+    """A result that leaves the model, or that integers read, as it is."""
+    dtype = "bool" if value.dtype == np.bool_ else "float32" if value.is_float else "int32"
+    name = builder.fresh(f"{found.eqn.scope}/output" if found.eqn.scope else "output")
+    builder.add(Tensor(name, value.shape, dtype))
+    return island_node(builder, found, name)

@@ -4,12 +4,21 @@
 | --- | --- |
 | `gemmlowp` | TFLite Micro; LiteRT's reference kernels: 32-bit fixed point |
 | `float32` | LiteRT's optimised kernels on x86, and its default, which has no XNNPACK kernel for codes |
-| `uint16` | the same on AArch64, see `softmax_uint16` |
+| `uint16` | the same on AArch64: exponentials of 16 bits |
 
 The input's zero point cancels. `prepare` turns its scale into int32 constants on the host; `softmax` is integers from
 there on, with the same bits in numpy and inside `jit`, and its axis may be batched by `vmap`.
 
 Codes are int8 with the zero point -128 or, for the first two methods, uint8 with the zero point 0, as in old files.
+
+The method `uint16`, where d is the difference to the greatest code:
+
+    t_d = min(floor(double(float32(65535 expf(-s d))) + 1/2), 65535);  inv = float32(1 / float32(float32(sum t) / 256))
+    y = MBQM(t_i, inv) - 128
+
+(M, r) = quantize_multiplier(inv), and MBQM rounds twice: SRDHM(t, M), then a shift right by r with ties up (`neon`) in
+whole blocks of 16 codes of the last axis, with ties away from zero (`double_round`) in what is left of each row.
+Source: PopulateSoftmaxUInt8LookupTable and SoftmaxInt8LUT of TFLite, compiled by clang for AArch64 only.
 """
 
 from typing import Any, Literal, NamedTuple, get_args
@@ -20,11 +29,14 @@ import numpy as np
 
 from qjax.numerics import float32, libm
 from qjax.numerics._namespace import like_inputs
-from qjax.numerics.fixed_point import quantize_multiplier, rounding_divide_by_power_of_two
+from qjax.numerics.fixed_point import (
+    quantize_multiplier,
+    rounding_divide_by_power_of_two,
+    saturating_rounding_doubling_high_mul,
+)
 from qjax.numerics.gemmlowp_functions import exp_on_negative_values, one_over_one_plus_x, product
-from qjax.numerics.rounding import Rounding
+from qjax.numerics.rounding import Rounding, rounding_right_shift
 from qjax.numerics.softfloat import Real
-from qjax.numerics.softmax_uint16 import Uint16, prepare_uint16, quotient_uint16
 
 SoftmaxMethod = Literal["gemmlowp", "float32", "uint16"]
 
@@ -34,6 +46,8 @@ _INTEGER_BITS = 5
 """Differences to the greatest input are Q5.26: numbers above -32."""
 _SUM_BITS = 12
 """The sum of exponentials is Q12.19."""
+_BLOCK = 16
+"""Codes that one step of the kernel of AArch64 takes."""
 
 
 class Gemmlowp(NamedTuple):
@@ -56,6 +70,12 @@ class Table(NamedTuple):
     exponent: Any
 
 
+class Uint16(NamedTuple):
+    """Constants of the method `uint16`: exp(-scale * d) for d = 0, ..., 255 in steps of 1/65535, int32."""
+
+    powers: Any
+
+
 def prepare(method: SoftmaxMethod, x_scale: float | np.floating) -> Gemmlowp | Table | Uint16:
     """The constants of a softmax of codes with this scale, a float32 number; beta is 1.
 
@@ -73,7 +93,7 @@ def prepare(method: SoftmaxMethod, x_scale: float | np.floating) -> Gemmlowp | T
         steps = np.float32(-scale) * np.arange(256).astype(np.float32)
         return Table(*float32.of(libm.expf(steps)))
     if method == "uint16":
-        return prepare_uint16(scale)
+        return _prepare_uint16(scale)
     fraction = 31 - _INTEGER_BITS
     if scale >= 2.0 ** (_INTEGER_BITS - 1):
         # The next code has e^-16 at most, so only the greatest codes remain.
@@ -116,7 +136,7 @@ def softmax(codes: Any, constants: Gemmlowp | Table | Uint16) -> Any:
         case Table():
             found = _table(xp, difference, constants)
         case Uint16():
-            found = quotient_uint16(xp, difference, constants)
+            found = _uint16(xp, difference, constants)
     low = np.iinfo(dtype).min
     return xp.clip(found + np.int32(low), np.int32(low), np.int32(low + 255)).astype(dtype)
 
@@ -179,3 +199,27 @@ def _sum(xp: Any, terms: float32.Float32) -> float32.Float32:
     for index in range(columns.mantissa.shape[0]):
         first = float32.add(first, float32.Float32(*(field[index] for field in columns)))
     return first
+
+
+def _prepare_uint16(scale: np.float32) -> Uint16:
+    """The table of a softmax of codes with this scale."""
+    powers = libm.expf(np.float32(-scale) * np.arange(256).astype(np.float32)) * np.float32(65535)
+    nearest = np.floor(powers.astype(np.float64) + 0.5)
+    return Uint16(np.minimum(nearest, 65535).astype(np.int32))
+
+
+def _uint16(xp: Any, difference: Any, constants: Uint16) -> Any:
+    """256 times the softmax, int32, from differences to the greatest code, (..., n) with n below 2^15."""
+    # Mode "clip" is the form of a lookup that the emitters know. All differences lie within the table.
+    powers = xp.take(xp.asarray(constants.powers), -difference, mode="clip")
+    total = float32.from_int32(xp.sum(powers, axis=-1, keepdims=True, dtype=np.int32))
+    inverse = float32.of(float32.divide(float32.of(1.0), float32.multiply(total, float32.of(2.0**-8))))
+    # The greatest code contributes 65535, so the sum lies in [2^16 - 1, 2^31) and inv = M 2^(s - 31) in (2^-23, 2^-7).
+    multiplier, right = inverse.mantissa << np.int32(7), np.int32(-24) - inverse.exponent
+    high = saturating_rounding_doubling_high_mul(powers, xp.broadcast_to(multiplier, powers.shape))
+    right = xp.broadcast_to(right, powers.shape)
+    whole = powers.shape[-1] - powers.shape[-1] % _BLOCK
+    in_vectors = xp.arange(powers.shape[-1], dtype=np.int32) < np.int32(whole)
+    up = rounding_right_shift(high, right, Rounding.NEAREST_UP)
+    away = rounding_divide_by_power_of_two(high, right)
+    return xp.where(xp.broadcast_to(in_vectors, powers.shape), up, away)

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from qjax.nearest import did_you_mean
+from qjax.names import did_you_mean
 from qjax.numerics.dynamic import divided
 from qjax.numerics.qparams import SCALE_MAX, SCALE_MIN
 from qjax.numerics.rounding import Rounding, round_float

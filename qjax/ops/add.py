@@ -5,8 +5,7 @@ from typing import Any, TypedDict
 
 import jax
 
-from qjax.ops.base import Attributes, Constants, Elementwise, Equation, Quantized, Role, real, register
-from qjax.ops.centered import centered
+from qjax.ops.base import Attributes, Constants, Elementwise, Equation, Quantized, Role, centered, real, register
 from qjax.ops.epilogue import finish
 from qjax.ops.pending import Pending
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qjax.nearest import did_you_mean
+from qjax.names import did_you_mean
 from qjax.ops.facts import Attributes, ChoosesNoPlace, Facts, Role, Shape, always
 from qjax.ops.fields import NoFields
 from qjax.ops.required import missing
@@ -365,3 +365,8 @@ def read(eqn: Equation, constant: Sequence[bool]) -> Op | None:
         if (reals or op.moves or op.role is Role.INTEGER) and op.reads(eqn, constant):
             return op
     return None
+
+
+def centered(codes: jax.Array, constants: Constants, index: int) -> jax.Array:
+    """int32 `codes - zero_point` of data input `index`."""
+    return codes.astype(jnp.int32) - jnp.broadcast_to(jnp.asarray(constants[f"zero_point{index}"]), codes.shape)

@@ -9,8 +9,20 @@ import numpy as np
 from jax import lax
 
 from qjax.ops import reach
-from qjax.ops.base import Attributes, Bounds, Constants, Equation, Op, Quantized, Role, Shape, Site, real, register
-from qjax.ops.centered import centered
+from qjax.ops.base import (
+    Attributes,
+    Bounds,
+    Constants,
+    Equation,
+    Op,
+    Quantized,
+    Role,
+    Shape,
+    Site,
+    centered,
+    real,
+    register,
+)
 from qjax.ops.epilogue import finish
 from qjax.ops.facts import ChoosesNoPlace, always, no_formula, scale_of_input
 from qjax.ops.fields import Axis

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qjax.numerics.quotient import fold_quotient, quotient
+from qjax.numerics.division import fold_quotient, quotient
 from qjax.ops.base import (
     Attributes,
     Constants,
@@ -17,10 +17,10 @@ from qjax.ops.base import (
     Prepared,
     Quantized,
     Role,
+    centered,
     real,
     register,
 )
-from qjax.ops.centered import centered
 from qjax.ops.epilogue import clamp_codes
 from qjax.ops.fields import NoFields
 from qjax.ops.pending import Pending

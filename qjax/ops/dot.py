@@ -1,16 +1,19 @@
 """Matrix products of any rank: dense layers, LinearGeneral, Einsum, attention's products of activations."""
 
+import dataclasses
 import math
 from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from qjax.numerics.accumulator import EXACT, Accumulator
 from qjax.numerics.rules import Product as RuleProduct
-from qjax.ops import accumulate, dot_parts, grouped_dot, narrow, products, reach
+from qjax.numerics.softfloat import Real
+from qjax.ops import accumulate, grouped_dot, narrow, products, reach
 from qjax.ops.base import (
     Attributes,
     Bounds,
@@ -26,8 +29,8 @@ from qjax.ops.base import (
     register,
 )
 from qjax.ops.channels import turned, weight_to_result
-from qjax.ops.composed import Part, Steps
-from qjax.ops.epilogue import finish, finish_weighted
+from qjax.ops.composed import Codes, Part, Steps, symmetric
+from qjax.ops.epilogue import Affine, finish, finish_weighted
 from qjax.ops.exact_float import Product, matmul_codes
 from qjax.ops.facts import ProductFacts, always
 from qjax.ops.fields import Product as ProductFields
@@ -144,7 +147,7 @@ class Dot(ProductFacts, Op):
         return narrow.fold(attributes, constants, summed)
 
     def composed(self, given: Preparation, steps: Steps) -> list[Part] | None:
-        return dot_parts.parts(given, given.affine, steps)
+        return _with_factor(given, given.affine, steps)
 
     def scales(self, attributes: Attributes, inputs: Sequence[Any]) -> list[Any]:
         return [inputs[0] * inputs[1]]
@@ -247,3 +250,31 @@ def _corrected(acc: jax.Array, x: jax.Array, w: jax.Array, z_x: Any, z_w: Any, n
 def _in_result(value: Quantized, channels: list[list[int]], rank: int) -> jax.Array:
     vector = weight_to_result(value.scale, channels, rank)
     return vector.reshape((1,) * (rank - vector.ndim) + tuple(vector.shape))
+
+
+def _with_factor(given: Preparation, affine: Affine, steps: Steps) -> list[Part] | None:
+    """A product of two activations with a factor behind it; None: no factor, or other steps than factors.
+
+    No runtime's product of activations takes a factor g. With y's scale s_y and zero point z_y,
+
+        p = x w, scale s_y / |g|, zero point z_y         BATCH_MATMUL
+        y = p |g|, the constant being the code 1         MUL
+
+    has one rounding only: the codes of p are those of y, because the scales cancel. So g must not be negative.
+    """
+    y, attributes = given.output, given.attributes
+    numbers = [value for _, constants in steps for value in constants.values()]
+    if attributes["weight"] is not None or not steps or y.dtype not in ("int8", "int16"):
+        return None
+    if any(own.get("step") not in ("mul", "div") for own, _ in steps) or any(
+        math.prod(np.shape(n)) != 1 for n in numbers
+    ):
+        return None
+    factor = abs(affine.g).maximum(Real.of(np.float32(2.0**-100))).reshape(())
+    scale = (Real.of(y.scale) / factor).to_float32()
+    product = Part("product", "dot", (0, 1), y.shape, dataclasses.replace(y, shape=(), scale=scale), attributes)
+    grid = symmetric(factor, 8 if y.dtype == "int8" else 16)
+    shape = (1,) * len(y.shape)
+    code = affine.g.reshape(shape).sign.astype(y.dtype)
+    constant = Codes("factor", code, dataclasses.replace(grid, shape=shape))
+    return [product, Part("scaled", "multiply", (product, constant), y.shape, finishes=True)]

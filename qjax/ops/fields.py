@@ -13,7 +13,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 import numpy as np
 
-from qjax.nearest import did_you_mean
+from qjax.names import did_you_mean
 
 Pair = list[int]
 

@@ -7,8 +7,19 @@ import jax
 from jax import lax
 
 from qjax.ops import reach
-from qjax.ops.base import Attributes, Bounds, Constants, Elementwise, Equation, Quantized, Role, Site, real, register
-from qjax.ops.centered import centered
+from qjax.ops.base import (
+    Attributes,
+    Bounds,
+    Constants,
+    Elementwise,
+    Equation,
+    Quantized,
+    Role,
+    Site,
+    centered,
+    real,
+    register,
+)
 from qjax.ops.epilogue import finish
 from qjax.ops.fields import NoFields
 from qjax.ops.pending import Pending

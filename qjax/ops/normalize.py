@@ -23,10 +23,10 @@ from qjax.ops.base import (
     Role,
     Shape,
     Site,
+    centered,
     real,
     register,
 )
-from qjax.ops.centered import centered
 from qjax.ops.channels import trailing
 from qjax.ops.composed import Part, Steps
 from qjax.ops.epilogue import Affine, finish_sum, fold_sum, greatest_shift

@@ -10,8 +10,20 @@ import jax.numpy as jnp
 from jax import lax
 
 from qjax.ops import reach
-from qjax.ops.base import Attributes, Bounds, Constants, Equation, Op, Quantized, Role, Shape, Site, real, register
-from qjax.ops.centered import centered
+from qjax.ops.base import (
+    Attributes,
+    Bounds,
+    Constants,
+    Equation,
+    Op,
+    Quantized,
+    Role,
+    Shape,
+    Site,
+    centered,
+    real,
+    register,
+)
 from qjax.ops.epilogue import finish
 from qjax.ops.facts import always, no_formula
 from qjax.ops.fields import Axes

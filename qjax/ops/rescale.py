@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import jax
 
-from qjax.ops.base import Attributes, Constants, Elementwise, Role, register
-from qjax.ops.centered import centered
+from qjax.ops.base import Attributes, Constants, Elementwise, Role, centered, register
 from qjax.ops.epilogue import finish
 from qjax.ops.facts import scale_of_input
 from qjax.ops.fields import NoFields

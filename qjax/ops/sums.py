@@ -13,8 +13,20 @@ from jax import lax
 
 from qjax.ops import accumulate, reach
 from qjax.ops.averages import Average
-from qjax.ops.base import Attributes, Bounds, Constants, Equation, Op, Quantized, Role, Shape, Site, real, register
-from qjax.ops.centered import centered
+from qjax.ops.base import (
+    Attributes,
+    Bounds,
+    Constants,
+    Equation,
+    Op,
+    Quantized,
+    Role,
+    Shape,
+    Site,
+    centered,
+    real,
+    register,
+)
 from qjax.ops.epilogue import finish
 from qjax.ops.facts import AverageFacts, always, no_formula, scale_of_input
 from qjax.ops.fields import Axes

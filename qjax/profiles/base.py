@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from qjax.nearest import did_you_mean
+from qjax.names import did_you_mean
 from qjax.numerics.qspec import QSpec
 from qjax.profiles.rules import Rule, Source
 from qjax.profiles.scheme import Scheme

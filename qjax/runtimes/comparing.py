@@ -13,7 +13,48 @@ from qjax.export.integer_graph import IntegerGraph
 from qjax.run.ends import dequantize_output
 from qjax.runtimes import RUNTIMES, prepare
 from qjax.runtimes.batches import Batch, batch_axis, batches, examples_of
-from qjax.runtimes.differences import Differing, report
+from qjax.summary import table
+
+
+@dataclasses.dataclass
+class Differing:
+    """What was counted of one output.
+
+    largest: the greatest absolute difference. first: the place of the first one, the example counted over all
+    batches; with both values.
+    """
+
+    name: str
+    compared: int = 0
+    count: int = 0
+    largest: float = 0
+    first: str = "-"
+    examples: int = 0
+
+    def add(self, expected: np.ndarray, got: np.ndarray, axis: int | None = None) -> None:
+        """One batch; axis: that of the examples, None where there is none.
+
+        Raises:
+          ValueError: another shape or dtype than expected.
+        """
+        if expected.shape != got.shape or expected.dtype != got.dtype:
+            raise ValueError(
+                f"output {self.name!r}: expected {expected.dtype} of shape {expected.shape}, "
+                f"got {got.dtype} of shape {got.shape}."
+            )
+        wrong = expected != got
+        self.compared += expected.size
+        found = int(np.sum(wrong))
+        if found:
+            wide = np.int64 if expected.dtype.kind in "iu" else np.float64
+            steps = np.abs(got[wrong].astype(wide) - expected[wrong].astype(wide))
+            self.largest = max(self.largest, steps.max().item())
+            if not self.count:
+                place = tuple(int(i) for i in np.argwhere(wrong)[0])
+                shown = [str(i + self.examples if k == axis else i) for k, i in enumerate(place)]
+                self.first = f"[{', '.join(shown)}]: {expected[place]} expected, {got[place]}"
+        self.count += found
+        self.examples += 0 if axis is None else expected.shape[axis]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,3 +226,10 @@ def _hint(runtime: str, target: str) -> str:
     arm = platform.machine().lower() in ("aarch64", "arm64")
     here = next((name for name in own if name.endswith("_arm") == arm), own[0])
     return f"{runtime} computes here as the target {here} does, and this graph as {target}: try --target {here}."
+
+
+def report(outputs: Sequence[Differing]) -> str:
+    """The table of all outputs."""
+    header = ("output", "compared", "differ", "by at most", "first at")
+    rows = [(o.name, o.compared, o.count, f"{o.largest:.6g}", o.first) for o in outputs]
+    return table(header, rows)

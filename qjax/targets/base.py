@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Literal, get_args
 
-from qjax.nearest import did_you_mean
+from qjax.names import did_you_mean
 from qjax.numerics.accumulator import EXACT, Accumulator
 from qjax.numerics.input_quantization import INPUT_QUANTIZATIONS, InputQuantization
 from qjax.numerics.output_dequantization import OUTPUT_DEQUANTIZATIONS, OutputDequantization

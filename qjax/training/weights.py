@@ -18,7 +18,7 @@ from jax.core import Tracer
 
 from qjax.batches import arguments_of
 from qjax.layers.frozen import FrozenParam
-from qjax.nearest import did_you_mean
+from qjax.names import did_you_mean
 from qjax.numerics.affine import broadcast_to_tensor, centered_bounds
 from qjax.ops import Quantized
 from qjax.qmodel import QuantizedModel, check_quantized, evaluation_copy

@@ -9,7 +9,7 @@ from qjax import compare, runtimes, targets
 from qjax.cli import inputs
 from qjax.runtimes import comparing
 from qjax.runtimes.batches import batches
-from qjax.runtimes.differences import Differing
+from qjax.runtimes.comparing import Differing
 
 
 @pytest.mark.parametrize("runtime", ["c", "onnxruntime"])

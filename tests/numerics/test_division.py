@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from qjax.numerics import integer_rsqrt, integer_sqrt
-from qjax.numerics.division import rounding_divide
-from qjax.numerics.quotient import fold_quotient, quotient
+from qjax.numerics.division import fold_quotient, quotient, rounding_divide
 
 
 def numbers(least: int) -> np.ndarray:

@@ -5,7 +5,7 @@ import pytest
 from flax import nnx
 
 import qjax
-from qjax.training.blocks import blocks_of
+from qjax.training.brecq import blocks_of
 from qjax.training.walk import Stream, Walk, noise_of
 from tests.analysis.models import data
 

@@ -9,7 +9,7 @@ import os
 from typing import Any
 
 from qjax.graph.ir import Graph
-from qjax.nearest import did_you_mean
+from qjax.names import did_you_mean
 from qjax.ops import island
 from qjax.progress import stage
 

@@ -16,7 +16,7 @@ from jax import export
 
 from qjax import ops, targets
 from qjax.assign import assign
-from qjax.assign.from_program import stated
+from qjax.assign.retarget import stated
 from qjax.export.emit import stablehlo
 from qjax.export.emit.onnx import to_model
 from qjax.graph.check import check_integer

@@ -17,7 +17,7 @@ from conformance.case import Case
 from conformance.single import graph_of
 from qjax import targets
 from qjax.assign import assign
-from qjax.assign.from_program import stated
+from qjax.assign.retarget import stated
 from qjax.export.emit.onnx import emit, to_model
 from qjax.export.read import read
 from qjax.graph.check import GraphError

@@ -9,7 +9,7 @@ import pytest
 
 from qjax import targets
 from qjax.assign import assign
-from qjax.assign.from_program import stated
+from qjax.assign.retarget import stated
 from qjax.export.emit.tflite import to_bytes
 from qjax.export.read import tflite as reader
 from qjax.graph.check import check_integer

@@ -31,7 +31,7 @@ from qjax.export.emit.c.values import (
     reshaped,
     transposed,
 )
-from qjax.graph.platforms import plainest
+from qjax.graph.islands import plainest
 from qjax.problems import Unsupported
 
 _CALLS = {

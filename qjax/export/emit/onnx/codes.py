@@ -12,6 +12,8 @@ from qjax.graph.ir import Graph, Node
 VERSION = 2
 """As that of style "integer"."""
 TARGETS = ("onnxruntime", "onnxruntime_avx2")
+CODES = ("int8", "uint8")
+"""The dtypes of ONNX Runtime's 8-bit kernels."""
 
 INT8_OPTION = "session.qdqisint8allowed"
 RESCALE_OPTION = "session.disable_double_qdq_remover"
@@ -109,3 +111,22 @@ WHY = {
     "x86, all or some",
     RESCALE_OPTION: "without it two quantizers behind one another are merged into one",
 }
+
+
+def fits(graph: Graph, node: Node, *, wide: bool = False) -> bool:
+    """Whether the 8-bit kernels take the tensors of a node: all codes of one dtype, with one scale each.
+
+    wide: of any dtype, for what is computed in floats.
+    """
+    names = [*node.inputs, node.output]
+    found = [graph.tensors[name] for name in names]
+    kinds = {tensor.dtype for tensor in found}
+    if any(t.quantization is None or np.size(t.quantization.scale) != 1 for t in found):
+        return False
+    if any(t.quantization is not None and np.size(t.quantization.zero_point) != 1 for t in found):
+        return False
+    if any(np.size(graph.constant(node, role)) != 1 for role in ("clamp_min", "clamp_max") if role in node.constants):
+        return False
+    if wide:
+        return kinds <= {*CODES, "int16", "uint16"}
+    return len(kinds) == 1 and kinds <= set(CODES)

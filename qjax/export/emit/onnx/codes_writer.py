@@ -20,7 +20,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from qjax import ops, targets
-from qjax.assign.from_program import made_by_target
+from qjax.assign.retarget import made_by_target
 from qjax.export import document
 from qjax.export.emit.onnx import integer, tensors
 from qjax.export.emit.onnx.builder import DOMAIN, element_type

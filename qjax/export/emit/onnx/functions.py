@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qjax.export.emit.onnx.codes import fits
 from qjax.export.emit.onnx.codes_writer import CodesWriter
-from qjax.export.emit.onnx.fitting import fits
 from qjax.graph.ir import Node, Quantization
 from qjax.numerics.elementary import Expression
 
@@ -28,7 +28,7 @@ def table(w: CodesWriter, node: Node) -> bool:
     tensors = w.graph.tensors
     x, y = tensors[node.inputs[0]].quantization, tensors[node.output].quantization
     info = np.iinfo(tensors[node.inputs[0]].dtype)
-    if not fits(w, node) or list(node.attributes["range"]) != [info.min, info.max] or x is None or y is None:
+    if not fits(w.graph, node) or list(node.attributes["range"]) != [info.min, info.max] or x is None or y is None:
         return False
     expression = Expression.from_json(node.attributes["expression"])
     codes = np.arange(info.min, info.max + 1)

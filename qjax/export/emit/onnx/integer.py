@@ -21,8 +21,8 @@ from onnx import helper, numpy_helper
 from qjax import ops
 from qjax.export import document
 from qjax.export.emit.onnx import nodes, tensors
-from qjax.export.emit.onnx.attributes import encoded
 from qjax.export.emit.onnx.builder import DOMAIN, IR_VERSION, Library, opset_imports
+from qjax.export.emit.onnx.tensors import encoded
 from qjax.export.emit.onnx.tracing import PRIME
 from qjax.export.emit.onnx.views import NeedsBatch, View
 from qjax.graph.check import check_integer

@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from qjax.export.emit.onnx.codes import Operand
+from qjax.export.emit.onnx.codes import CODES, Operand, fits
 from qjax.export.emit.onnx.codes_writer import CodesWriter
-from qjax.export.emit.onnx.fitting import CODES, fits
 from qjax.export.emit.onnx.functions import table
 from qjax.export.emit.onnx.views import View
 from qjax.export.emit.onnx.weights import bias_of, weight_of
@@ -49,7 +48,7 @@ def _conv(w: CodesWriter, node: Node) -> bool:
     lhs, rhs, out = (known[f"{side}_layout"] for side in ("lhs", "rhs", "out"))
     inside = all(n >= 0 for pair in known["padding"] for n in pair)
     plain = all(n == 1 for n in known["lhs_dilation"]) and inside and 1 <= len(known["strides"]) <= 3
-    if known["rule"] != "float32" or not plain or not fits(w, node) or known.get("permutation") is not None:
+    if known["rule"] != "float32" or not plain or not fits(w.graph, node) or known.get("permutation") is not None:
         return False
     if known["channels"] != [[out[1], rhs[0]]]:
         return False
@@ -80,7 +79,7 @@ def _dot(w: CodesWriter, node: Node) -> bool:
     if node.attributes["weight"] is None:
         return _matmul(w, node)
     known = node.attributes
-    if known["rule"] != "float32" or known["weight"] != 1 or known["lhs_batch"] or not fits(w, node):
+    if known["rule"] != "float32" or known["weight"] != 1 or known["lhs_batch"] or not fits(w.graph, node):
         return False
     shape, kernel = w.sizes(node.inputs[0]), w.sizes(node.constants["kernel"])
     lc, rc = known["lhs_contracting"], known["rhs_contracting"]
@@ -115,7 +114,7 @@ def _raw_order(permutation: Sequence[int] | None, rank: int) -> tuple[int, ...]:
 
 def _matmul(w: CodesWriter, node: Node) -> bool:
     known = node.attributes
-    if known.get("formula") != "float32/f32" or not fits(w, node):
+    if known.get("formula") != "float32/f32" or not fits(w.graph, node):
         return False
     shapes = [w.sizes(name) for name in node.inputs]
     orders: list[tuple[int, ...]] = []
@@ -156,11 +155,11 @@ def _common(w: CodesWriter, node: Node) -> tuple[list[Operand], tuple[int, ...]]
 def _add(w: CodesWriter, node: Node) -> bool:
     formula = node.attributes.get("formula")
     if formula == "onnx_float_add":
-        if not fits(w, node, wide=True):
+        if not fits(w.graph, node, wide=True):
             return False
         operands, order = _common(w, node)
         return w.write(node, order, "Sub" if node.attributes.get("subtract") else "Add", operands)
-    if formula != "onnx_add" or not fits(w, node) or _exchanges(w, node):
+    if formula != "onnx_add" or not fits(w.graph, node) or _exchanges(w, node):
         return False
     operands, order = _common(w, node)
     return w.write(node, order, "Add", operands)
@@ -175,14 +174,14 @@ def _exchanges(w: CodesWriter, node: Node) -> bool:
 
 
 def _multiply(w: CodesWriter, node: Node) -> bool:
-    if node.attributes.get("formula") != "onnx_multiply" or not fits(w, node):
+    if node.attributes.get("formula") != "onnx_multiply" or not fits(w.graph, node):
         return False
     operands, order = _common(w, node)
     return w.write(node, order, "Mul", operands)
 
 
 def _rescale(w: CodesWriter, node: Node) -> bool:
-    if node.attributes.get("formula") != "onnx_rescale" or not fits(w, node, wide=True):
+    if node.attributes.get("formula") != "onnx_rescale" or not fits(w.graph, node, wide=True):
         return False
     (view,) = _inputs(w, node)
     return w.write(node, view.axes, None, [w.operand(node.inputs[0], view)])
@@ -190,7 +189,7 @@ def _rescale(w: CodesWriter, node: Node) -> bool:
 
 def _mean(w: CodesWriter, node: Node) -> bool:
     """Every average over axes is one over the last two, of an image with one channel per kept element."""
-    if node.attributes.get("formula") != "onnx_global_average" or not fits(w, node):
+    if node.attributes.get("formula") != "onnx_global_average" or not fits(w.graph, node):
         return False
     (name,) = node.inputs
     sizes, view = w.sizes(name), w.value(name)
@@ -252,7 +251,7 @@ def _average_pool(w: CodesWriter, node: Node) -> bool:
     (view,) = _inputs(w, node)
     order = _channels_first(view, known)
     plain = known.get("formula") == "onnx_average_pool" and all(n == 1 for n in known["window_dilation"])
-    if order is None or not plain or not _within(known) or not fits(w, node) or "count" not in node.constants:
+    if order is None or not plain or not _within(known) or not fits(w.graph, node) or "count" not in node.constants:
         return False
     count = np.asarray(w.graph.constant(node, "count"))
     whole = math.prod(known["window"])

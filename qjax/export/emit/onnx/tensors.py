@@ -1,6 +1,7 @@
-"""Tensors of a graph in ONNX, and as JSON under the key "qjax" what ONNX has no field for.
+"""Tensors and attributes of a graph in ONNX, and as JSON under the key "qjax" what ONNX has no field for.
 
-Initialisers are integers only. A scale is a float, so it is in the metadata of its tensor.
+Initialisers are integers only. A scale is a float, so it is in the metadata of its tensor. A node's attributes are
+integers, lists of integers and text; others are JSON text.
 """
 
 import json
@@ -10,7 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import AttributeProto, helper, numpy_helper
 
 from qjax.export import document
 from qjax.export.artifact import packing
@@ -60,3 +61,27 @@ def value_info(name: str, dtype: str, sizes: Sequence[int | str], facts: Any = N
     if facts is not None:
         put(info, facts)
     return info
+
+
+_JSON = "json:"
+
+
+def encoded(name: str, value: Any) -> onnx.AttributeProto:
+    """One attribute."""
+    if type(value) is int or (type(value) is str and not value.startswith(_JSON)):
+        return helper.make_attribute(name, value)
+    if isinstance(value, list | tuple) and value and all(type(item) is int for item in value):  # pyright: ignore[reportUnknownVariableType]
+        return helper.make_attribute(name, list(value))  # pyright: ignore[reportUnknownArgumentType]
+    return helper.make_attribute(name, _JSON + document.text(value))
+
+
+def decoded(attribute: onnx.AttributeProto) -> Any:
+    """The inverse. Raises ValueError for anything that `encoded` does not write."""
+    if attribute.type == AttributeProto.INT:
+        return attribute.i
+    if attribute.type == AttributeProto.INTS:
+        return list(attribute.ints)
+    if attribute.type == AttributeProto.STRING:
+        text = attribute.s.decode()
+        return json.loads(text[len(_JSON) :]) if text.startswith(_JSON) else text
+    raise ValueError(f"attribute {attribute.name!r}: expected an integer, a list of integers or text.")

@@ -19,7 +19,7 @@ from qjax.export.emit.onnx.products import dot_general
 from qjax.export.emit.onnx.structure import STRUCTURE
 from qjax.export.emit.onnx.views import View, Views
 from qjax.export.emit.onnx.windows import reduce_window_max, reduce_window_sum
-from qjax.graph.platforms import plainest
+from qjax.graph.islands import plainest
 from qjax.tracing.program import with_counts
 
 _ONE: dict[str, Callable[[Views, Any, Sequence[View]], View]] = {

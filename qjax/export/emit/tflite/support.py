@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from qjax.assign.from_program import made_by_target
+from qjax.assign.retarget import made_by_target
 from qjax.graph.clean import remove_dead
 from qjax.graph.ir import Graph
 from qjax.numerics.accumulator import EXACT, Accumulator

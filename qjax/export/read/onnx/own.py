@@ -15,8 +15,8 @@ from onnx import numpy_helper
 
 from qjax.export import document
 from qjax.export.emit.onnx import integer, qdq, qoperator, tensors
-from qjax.export.emit.onnx.attributes import decoded
 from qjax.export.emit.onnx.builder import DOMAIN
+from qjax.export.emit.onnx.tensors import decoded
 from qjax.export.read.restored import OPERATORS, check_version, restored
 from qjax.graph.ir import Graph, Node, Tensor
 

@@ -8,6 +8,7 @@ A file that qjax wrote holds the graph itself in its metadata "qjax" (see `own`)
 flatbuffers or TensorFlow.
 """
 
+import dataclasses
 import importlib
 from collections.abc import Sequence
 
@@ -17,7 +18,6 @@ from qjax.export.read.errors import ReadError, reading
 from qjax.export.read.tflite import own
 from qjax.export.read.tflite.kernels import refused, targeted
 from qjax.export.read.tflite.model import Model, parse
-from qjax.export.read.tflite.places import with_int32_places
 from qjax.export.read.tflite.variables import metadata_of, without_variables
 from qjax.export.read.tflite.walk import Walk, needed
 from qjax.export.tflite_schema.file import METADATA
@@ -135,3 +135,18 @@ def _batched(model: Model, wanted: list[int]) -> tuple[frozenset[int], int]:
     if len(sizes) != 1 or not min(sizes):
         return frozenset(), 1
     return frozenset(t.index for t in chosen), sizes.pop()
+
+
+def with_int32_places(model: Model) -> Model:
+    """The model whose ARG_MAX and ARG_MIN make int32, which holds every place along an axis."""
+    wide = {
+        index
+        for operator in model.operators
+        if operator.name in ("ARG_MAX", "ARG_MIN")
+        for index in operator.outputs
+        if model.tensors[index].dtype == "int64"
+    }
+    if not wide:
+        return model
+    tensors = (dataclasses.replace(t, dtype="int32") if t.index in wide else t for t in model.tensors)
+    return dataclasses.replace(model, tensors=tuple(tensors))

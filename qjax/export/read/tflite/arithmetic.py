@@ -4,12 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from qjax.export.read.tflite.axes import axes_of
 from qjax.export.read.tflite.clamps import clamped, clamps
-from qjax.export.read.tflite.errors import FLOATS, bad
 from qjax.export.read.tflite.model import Operator
 from qjax.export.read.tflite.products import strides_of, windows
-from qjax.export.read.tflite.values import CODES, WHOLE_NUMBERS
+from qjax.export.read.tflite.values import CODES, FLOATS, WHOLE_NUMBERS, axes_of, bad
 from qjax.export.read.tflite.walk import Walk, reads
 from qjax.ops.windows import inside, pool, product_of_axes
 from qjax.problems import Unsupported

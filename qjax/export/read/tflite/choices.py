@@ -4,10 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from qjax.export.read.tflite.axes import axis_of
-from qjax.export.read.tflite.errors import bad
 from qjax.export.read.tflite.model import Operator
-from qjax.export.read.tflite.values import Codes
+from qjax.export.read.tflite.values import Codes, axis_of, bad
 from qjax.export.read.tflite.walk import Walk, reads
 from qjax.numerics.fixed_point import (
     quantize_multiplier,

@@ -4,10 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from qjax.export.read.tflite.errors import bad
 from qjax.export.read.tflite.kernels import RELU, RELU6
 from qjax.export.read.tflite.model import Operator
-from qjax.export.read.tflite.values import Codes
+from qjax.export.read.tflite.values import Codes, bad
 from qjax.export.read.tflite.walk import Walk, reads
 from qjax.export.tflite_schema.activations import BOUNDS, activation_codes
 from qjax.export.tflite_schema.enums import ACTIVATIONS

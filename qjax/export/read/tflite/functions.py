@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from qjax.export.read.tflite.axes import axis_of
-from qjax.export.read.tflite.errors import bad
 from qjax.export.read.tflite.model import Operator
 from qjax.export.read.tflite.trial import Function
+from qjax.export.read.tflite.values import axis_of, bad
 from qjax.export.read.tflite.walk import Walk, reads
 from qjax.numerics.elementary import Expression
 from qjax.problems import Unsupported

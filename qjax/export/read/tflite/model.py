@@ -14,10 +14,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qjax.export.read.errors import ReadError
-from qjax.export.read.tflite.compiled import COMPILED
 from qjax.export.read.tflite.flatbuffer import Bytes, Table, damaged
 from qjax.export.tflite_schema.enums import BUILTIN_OPERATORS, OPTIONS, TENSOR_TYPES
 from qjax.export.tflite_schema.file import IDENTIFIER, SCHEMA_VERSION
+
+COMPILED = {
+    "CUSTOM 'ethos-u'": (
+        "it is a program for Arm's Ethos-U, which Vela compiled from the model",
+        "Read the .tflite file that Vela was given",
+    ),
+    "CUSTOM 'edgetpu-custom-op'": (
+        "it is a program for Google's Edge TPU, which edgetpu_compiler compiled from the model",
+        "Read the .tflite file that the compiler was given",
+    ),
+}
+"""name -> what it is, and the cure."""
+
 
 MAX_RANK = 8
 MAX_ELEMENTS = 2**28

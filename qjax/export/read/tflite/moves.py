@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from qjax.export.read.tflite.axes import axes_of, axis_of
-from qjax.export.read.tflite.errors import bad
 from qjax.export.read.tflite.model import Operator
+from qjax.export.read.tflite.values import axes_of, axis_of, bad
 from qjax.export.read.tflite.walk import Walk, reads
 from qjax.problems import Unsupported
 

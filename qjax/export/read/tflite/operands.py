@@ -6,10 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qjax.export.read.tflite.draft import Draft
-from qjax.export.read.tflite.errors import FLOATS, NUMBERS, bad
-from qjax.export.read.tflite.grids import grid_of, kind_of
 from qjax.export.read.tflite.model import FileTensor, Model, Operator
-from qjax.export.read.tflite.values import CODES, INTEGERS, WHOLE_NUMBERS, Codes
+from qjax.export.read.tflite.values import CODES, FLOATS, INTEGERS, NUMBERS, WHOLE_NUMBERS, Codes, bad, grid_of, kind_of
 from qjax.graph.ir import Quantization, Tensor
 from qjax.problems import Unsupported
 

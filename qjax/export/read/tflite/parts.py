@@ -2,12 +2,10 @@
 
 import numpy as np
 
-from qjax.export.read.tflite.axes import axis_of
-from qjax.export.read.tflite.errors import NUMBERS, bad
 from qjax.export.read.tflite.model import Operator
 from qjax.export.read.tflite.slices import box_attributes
 from qjax.export.read.tflite.trial import Function
-from qjax.export.read.tflite.values import Codes
+from qjax.export.read.tflite.values import NUMBERS, Codes, axis_of, bad
 from qjax.export.read.tflite.walk import Walk, reads
 from qjax.graph.ir import Quantization
 from qjax.numerics.elementary import Expression

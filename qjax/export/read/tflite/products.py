@@ -9,13 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qjax.export.read.tflite.axes import volume
 from qjax.export.read.tflite.clamps import clamps
-from qjax.export.read.tflite.errors import FLOATS, bad
-from qjax.export.read.tflite.grids import code_range, scales
 from qjax.export.read.tflite.kernels import CONV, DEPTHWISE, GROUPED, SINGLE, TRANSPOSED
 from qjax.export.read.tflite.model import FileTensor, Operator
-from qjax.export.read.tflite.values import Codes
+from qjax.export.read.tflite.values import FLOATS, Codes, bad, code_range, scales, volume
 from qjax.export.read.tflite.walk import Walk, reads
 from qjax.export.tflite_schema.enums import PADDINGS
 from qjax.export.tflite_schema.layouts import same_padding

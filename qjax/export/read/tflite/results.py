@@ -6,12 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qjax.export.read.tflite.axes import volume
-from qjax.export.read.tflite.errors import FLOATS, NUMBERS, bad
-from qjax.export.read.tflite.grids import grid_of, kind_of
 from qjax.export.read.tflite.model import MAX_ELEMENTS, FileTensor, Operator
 from qjax.export.read.tflite.operands import KNOWN_ELEMENTS, Operands
-from qjax.export.read.tflite.values import CODES, Codes
+from qjax.export.read.tflite.values import CODES, FLOATS, NUMBERS, Codes, bad, grid_of, kind_of, volume
 from qjax.graph.ir import Quantization
 from qjax.problems import Unsupported
 

@@ -2,11 +2,8 @@
 
 import numpy as np
 
-from qjax.export.read.tflite.axes import axis_of
-from qjax.export.read.tflite.errors import NUMBERS, bad
-from qjax.export.read.tflite.grids import grid_of
 from qjax.export.read.tflite.model import Operator
-from qjax.export.read.tflite.values import Codes
+from qjax.export.read.tflite.values import NUMBERS, Codes, axis_of, bad, grid_of
 from qjax.export.read.tflite.walk import Walk, reads
 from qjax.problems import Unsupported
 

@@ -5,10 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from qjax.export.read.tflite.axes import axes_of, axis_of, volume
-from qjax.export.read.tflite.errors import bad
 from qjax.export.read.tflite.model import Operator
-from qjax.export.read.tflite.values import Codes
+from qjax.export.read.tflite.values import Codes, axes_of, axis_of, bad, volume
 from qjax.export.read.tflite.walk import Walk, reads
 from qjax.problems import Unsupported
 

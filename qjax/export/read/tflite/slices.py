@@ -5,9 +5,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from qjax.export.read.tflite.errors import bad
 from qjax.export.read.tflite.model import Operator
-from qjax.export.read.tflite.values import Codes
+from qjax.export.read.tflite.values import Codes, bad
 from qjax.export.read.tflite.walk import Walk, reads
 from qjax.problems import Unsupported
 

@@ -1,10 +1,47 @@
-"""The values that operators read and compute."""
+"""Messages about operators that are damaged, or that have no integer form here."""
 
 import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
 
-from qjax.export.read.tflite.errors import NUMBERS
-from qjax.graph.ir import Quantization
+import numpy as np
+from numpy.typing import NDArray
+
+from qjax.export.read.errors import SCALES, ReadError, usable
+from qjax.export.read.tflite.flatbuffer import damaged
+from qjax.export.read.tflite.model import FileTensor, Operator
+from qjax.graph.ir import INTEGER_DTYPES, Quantization
 from qjax.problems import Unsupported
+
+NUMBERS = "Only indices of an embedding may be whole numbers: compute with them before the model"
+FLOATS = (
+    "Quantize the whole model to integers (full integer quantization with a representative dataset), or read the part "
+    "that is: read(..., outputs=[...]) with names of quantized tensors"
+)
+
+
+def bad(operator: Operator, what: str) -> ReadError:
+    """The error for an operator that cannot be what the file states."""
+    return damaged(f"operator {operator.index} ({operator.name}): {what}")
+
+
+def axis_of(number: int, rank: int, operator: Operator) -> int:
+    """An axis, counted from the end where it is negative."""
+    if not -rank <= number < rank:
+        raise bad(operator, f"axis {number} of {rank}")
+    return number % rank
+
+
+def axes_of(numbers: NDArray[Any], rank: int, operator: Operator) -> list[int]:
+    """The different axes of a vector, in order."""
+    return sorted({axis_of(int(n), rank, operator) for n in numbers.reshape(-1)})
+
+
+def volume(shape: Sequence[int]) -> int:
+    """How many elements a shape has."""
+    return math.prod(shape)
+
 
 CODES = ("int8", "uint8", "int16")
 """What activations may be."""
@@ -34,3 +71,41 @@ class Codes:
     def zero_point(self) -> int:
         """The code of zero."""
         return int(self.quantization.zero_point)
+
+
+def grid_of(tensor: FileTensor) -> Quantization:
+    """The one scale and zero point of a tensor of codes."""
+    if tensor.scale.size != 1:
+        what = "no scale" if not tensor.scale.size else f"{tensor.scale.size} scales"
+        raise Unsupported(f"{tensor.name!r} has {what}", FLOATS)
+    low, high = code_range(tensor)
+    scale, zero_point = scales(tensor, low, high)
+    return Quantization(scale[0], zero_point[0], low, high)
+
+
+def scales(tensor: FileTensor, low: int, high: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The scales and zero points of a tensor, float32 and int32, one each."""
+    scale, zero_point = tensor.scale, tensor.zero_point
+    if not usable(scale):
+        raise damaged(f"tensor {tensor.name[:60]!r}: {SCALES}, got {scale[:4]}")
+    if zero_point.size not in (1, scale.size):
+        raise damaged(f"tensor {tensor.name[:60]!r}: {scale.size} scales and {zero_point.size} zero points")
+    if ((zero_point < low) | (zero_point > high)).any():
+        raise damaged(f"tensor {tensor.name[:60]!r}: a zero point out of [{low}, {high}]")
+    return scale, np.broadcast_to(zero_point, scale.shape).astype(np.int32)
+
+
+def code_range(tensor: FileTensor) -> tuple[int, int]:
+    """The codes that a tensor's type can hold."""
+    if tensor.dtype == "int4":
+        return -8, 7
+    if tensor.dtype not in INTEGER_DTYPES:
+        raise Unsupported(f"{tensor.name!r} is {kind_of(tensor)}", FLOATS)
+    info = np.iinfo(tensor.dtype)
+    return int(info.min), int(info.max)
+
+
+def kind_of(tensor: FileTensor) -> str:
+    """What a tensor is, in words."""
+    without = "" if tensor.scale.size or tensor.dtype not in CODES else " without a scale"
+    return f"{tensor.dtype}{without}"

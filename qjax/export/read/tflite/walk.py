@@ -9,13 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from qjax.export.read.errors import reading
-from qjax.export.read.tflite.compiled import COMPILED
-from qjax.export.read.tflite.errors import FLOATS
-from qjax.export.read.tflite.grids import grid_of, kind_of
-from qjax.export.read.tflite.model import FileTensor, Model, Operator
+from qjax.export.read.tflite.model import COMPILED, FileTensor, Model, Operator
 from qjax.export.read.tflite.results import Results
 from qjax.export.read.tflite.trial import Function
-from qjax.export.read.tflite.values import CODES, INTEGERS, WHOLE_NUMBERS, Codes
+from qjax.export.read.tflite.values import CODES, FLOATS, INTEGERS, WHOLE_NUMBERS, Codes, grid_of, kind_of
 from qjax.graph.ir import Graph
 from qjax.problems import Problems, Unsupported
 

@@ -1,0 +1,94 @@
+"""`nnx.BatchNorm`, `Dropout` and `Embed` as one marked operation each."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+
+from qjax.tracing import Layer, bind
+
+
+def batch_norm(module: Any, base: type, x: jax.Array, use_running_average: bool | None = None, **kwargs: Any) -> Any:
+    """The layer as flax computes it, statistics included, in one equation.
+
+    With a mask or statistics over a mapped axis the layer is left to the tracer as it is: such a model trains,
+    and converts in evaluation mode, where neither plays a part.
+    """
+    running = module.use_running_average if use_running_average is None else use_running_average
+    axis = module.axis
+    if running is None or kwargs.get("mask") is not None or not isinstance(axis, int):
+        return base.__call__(module, x, use_running_average, **kwargs)
+    if module.axis_name is not None and not running:
+        return base.__call__(module, x, use_running_average, **kwargs)
+    graphdef, state = nnx.split(module)
+    paths, treedef = jax.tree_util.tree_flatten_with_path(state)
+    names = tuple(_name(path) for path, _ in paths)
+
+    def function(x: jax.Array, *leaves: jax.Array) -> list[jax.Array]:
+        copy = nnx.merge(graphdef, treedef.unflatten(leaves))
+        y = base.__call__(copy, x, use_running_average=running)
+        return [y] if running else [y, *jax.tree.leaves(nnx.state(copy))]
+
+    attributes = {
+        "epsilon": float(module.epsilon),
+        "trailing": x.ndim - 1 - axis % x.ndim,
+        "use_running_average": bool(running),
+    }
+    layer = Layer("batch_norm", ("x", *names), tuple(sorted(attributes.items())), function)
+    y, *leaves = bind(layer, x, *(leaf for _, leaf in paths))
+    if not running:
+        nnx.update(module, treedef.unflatten(leaves))
+    return y
+
+
+def _name(path: Any) -> str:
+    keys = [str(getattr(key, "key", getattr(key, "name", ""))) for key in path]
+    return next(key for key in keys if key in ("bias", "mean", "scale", "var"))
+
+
+def dropout(module: Any, base: type, x: jax.Array, *, deterministic: bool | None = None, rngs: Any = None) -> Any:
+    """Drops the same elements as flax does from the same stream; in evaluation mode it is absent."""
+    off = module.deterministic if deterministic is None else deterministic
+    source = module.rngs if rngs is None else rngs
+    if off is None or off or not 0.0 < module.rate < 1.0 or source is None:
+        return base.__call__(module, x, deterministic=deterministic, rngs=rngs)
+    if isinstance(source, nnx.Rngs):
+        source = source[module.rng_collection]
+    key = source if isinstance(source, jax.Array) else source()
+    return dropped(x, key, module.rate, module.broadcast_dims)
+
+
+def dropped(x: jax.Array, key: jax.Array, rate: float, broadcast_dims: Sequence[int]) -> jax.Array:
+    """x with elements set to 0 at that rate, the same ones along `broadcast_dims`, and the others enlarged."""
+    keep = 1.0 - rate
+    shape = [1 if axis in {d % x.ndim for d in broadcast_dims} else n for axis, n in enumerate(x.shape)]
+
+    def function(x: jax.Array, key: jax.Array) -> list[jax.Array]:
+        mask = jnp.broadcast_to(jax.random.bernoulli(key, p=keep, shape=shape), x.shape)
+        return [lax.select(mask, x / keep, jnp.zeros_like(x))]
+
+    (y,) = bind(Layer("dropout", ("x", "key"), (("rate", float(rate)),), function), x, key)
+    return y
+
+
+def embed(module: Any, base: type, inputs: jax.Array, *args: Any, **kwargs: Any) -> Any:
+    """The lookup in one equation."""
+    if args or any(v is not None for v in kwargs.values()) or module.num_embeddings == 1:
+        return base.__call__(module, inputs, *args, **kwargs)
+    if not jnp.issubdtype(inputs.dtype, jnp.integer):
+        raise ValueError(f"Embed: expected integer indices, got {inputs.dtype}.")
+    (table,) = module.promote_dtype((module.embedding[...],), dtype=module.dtype, inexact=False)
+    return looked_up(inputs, table)
+
+
+def looked_up(inputs: jax.Array, table: jax.Array) -> jax.Array:
+    """Rows of the table."""
+
+    def function(indices: jax.Array, table: jax.Array) -> list[jax.Array]:
+        return [jnp.take(table, indices, axis=0)]
+
+    (y,) = bind(Layer("embed", ("indices", "table"), (), function), inputs, table)
+    return y
