@@ -17,10 +17,10 @@ from qjax.graph.structure import sample_like
 from qjax.numerics.surrogate import with_gradient_of
 from qjax.progress import stage
 from qjax.qmodel import QuantizedModel, check_quantized, evaluation_copy
-from qjax.run import looped
+from qjax.run import loop_execution
 from qjax.run.ends import dequantize_outputs, inputs_of, quantize_inputs
 from qjax.run.repeats import over_iterations, repeats
-from qjax.run.shared import SharedConstants
+from qjax.run.shared_constants import SharedConstants
 
 Forward = Callable[..., Any]
 
@@ -80,7 +80,7 @@ def exact(
             loops = repeats(ir, own)
             # Without the barrier XLA may compute a constant again for every output that reads it.
             constants = jax.lax.optimization_barrier(SharedConstants.of(own, over_iterations(ir, loops)))
-            env = looped.outputs(ir, loops, constants, quantize_inputs(ir, arrays), ir.outputs)
+            env = loop_execution.outputs(ir, loops, constants, quantize_inputs(ir, arrays), ir.outputs)
             value = dequantize_outputs(ir, [env[name] for name in ir.outputs])
             wraps = may_wrap(ir)
             surrogate = jax.tree.map(lambda y, v: y.astype(v.dtype), view(*inputs), value)

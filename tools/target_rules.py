@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from qjax import targets
-from qjax.graph.methods import QUANTIZATIONS, phrase, rule_phrase
+from qjax.graph.rounding_phrases import QUANTIZATIONS, phrase, rule_phrase
 from qjax.numerics.accumulator import EXACT
 from qjax.numerics.rules import get_rule, rule_names
 from qjax.ops import formulas

@@ -11,7 +11,7 @@ from experiments.data import Digits
 from experiments.models import CNN
 from experiments.training import Schedule, one_hot, train
 from qjax.graph import kernels
-from qjax.run import interpreter, probe
+from qjax.run import accumulators, interpreter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ def distinct(graph: qjax.IntegerGraph, images: Any) -> list[Accumulators]:
         if "multiplier" not in node.constants:
             continue
         inputs = [env[name] for name in node.inputs]
-        (acc,) = probe.accumulators(node.op, kernels.attributes(ir, node), constants[node.name], inputs)
+        (acc,) = accumulators.accumulators(node.op, kernels.attributes(ir, node), constants[node.name], inputs)
         multiplier, shift = (np.asarray(ir.constant(node, role)) for role in ("multiplier", "shift"))
         scale = multiplier.astype(np.float64) * 2.0 ** (shift.astype(np.float64) - 31)
         channels = acc.shape[-1]

@@ -11,8 +11,8 @@ from qjax import targets
 from qjax.assign.bounds import codes_of_bounds
 from qjax.assign.chains import fuse
 from qjax.assign.composed import compose
+from qjax.assign.file_nodes import restate, stated_nodes
 from qjax.assign.overflow import check_accumulators
-from qjax.assign.stated import restate, stated_nodes
 from qjax.graph import islands
 from qjax.graph.check import check, check_integer, check_quantized
 from qjax.graph.clean import remove_dead

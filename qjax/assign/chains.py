@@ -35,7 +35,7 @@ from qjax.assign.constants import (
 from qjax.assign.formulas import formula_of
 from qjax.graph.ir import Graph, Node, Quantization, Tensor
 from qjax.graph.unsupported import ConversionError
-from qjax.graph.weighted import arithmetic_of, kind_of
+from qjax.graph.weighted_product import arithmetic_of, kind_of
 from qjax.numerics.together import derived
 from qjax.ops import Operand, Role
 from qjax.ops.channels import result_to_weight

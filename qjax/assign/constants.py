@@ -16,7 +16,7 @@ from jax.core import Tracer
 from qjax import ops, targets
 from qjax.assign.bounds import operand
 from qjax.graph.ir import Graph, Node
-from qjax.graph.weighted import scale_in_rank
+from qjax.graph.weighted_product import scale_in_rank
 from qjax.numerics.rules import get_rule
 from qjax.numerics.softfloat import Real
 from qjax.ops import Op, Operand, Preparation

@@ -3,7 +3,7 @@
 Programs of files of format version 2 and of other formats have no quantized graph, so `from_program` makes one. A
 program holds what a model says of itself (codes of weights, biases, scales, zero points, clamps) beside what a target
 made of it (rules, formulas, multipliers, shifts). Here the second part is taken away. What a target folds beyond
-recovery is either stated as it is, in a form that every target takes (`assign.stated`), or an error: `from_program`
+recovery is either stated as it is, in a form that every target takes (`assign.file_nodes`), or an error: `from_program`
 returns only a graph whose program under the same target is the given one, constant by constant.
 """
 
@@ -16,8 +16,8 @@ import numpy as np
 from qjax import ops, targets
 from qjax.assign import assign
 from qjax.assign.constants import kernel_scale
+from qjax.assign.file_nodes import STATED
 from qjax.assign.partition import expand
-from qjax.assign.stated import STATED
 from qjax.graph.clean import remove_dead
 from qjax.graph.ir import Graph, Node, Tensor
 from qjax.graph.unsupported import ConversionError

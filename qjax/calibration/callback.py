@@ -12,7 +12,7 @@ from jax.core import Tracer
 
 from qjax.calibration.channels import check_batch
 from qjax.calibration.observer import Bounds, BoundsObserver, State
-from qjax.calibration.tally import Tally, count_batch, require_usable, zero_tally
+from qjax.calibration.value_counts import Tally, count_batch, require_usable, zero_tally
 from qjax.numerics.affine import QSpec
 
 

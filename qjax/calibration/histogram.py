@@ -15,7 +15,7 @@ from jax import Array, lax
 from qjax.calibration.channels import batch_rows, row_bounds
 from qjax.calibration.counter import Counter, add, scatter, to_host, zero_counter
 from qjax.calibration.observer import BoundsObserver
-from qjax.calibration.tally import Tally, count_batch, require_usable, zero_tally
+from qjax.calibration.value_counts import Tally, count_batch, require_usable, zero_tally
 from qjax.numerics.affine import QSpec
 
 _MIN_EXPONENT = -126  # the narrowest bin is the smallest normal float32

@@ -9,7 +9,7 @@ from jax import Array
 
 from qjax.calibration.channels import batch_rows, row_bounds
 from qjax.calibration.observer import Bounds, BoundsObserver
-from qjax.calibration.tally import Tally, count_batch, require_usable, zero_tally
+from qjax.calibration.value_counts import Tally, count_batch, require_usable, zero_tally
 from qjax.numerics.affine import QSpec
 
 

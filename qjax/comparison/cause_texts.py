@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from qjax.comparison.sides import Side
-from qjax.graph.methods import method_of
+from qjax.comparison.compared_node import Side
+from qjax.graph.rounding_phrases import method_of
 
 Key = tuple[str, str]
 """(kind, side): the side is "a", "b" or "both" where one of the two is to blame, else ""."""

@@ -30,6 +30,8 @@ import numpy as np
 from qjax.comparison.cause_texts import Key as Key
 from qjax.comparison.cause_texts import explain as explain
 from qjax.comparison.cause_texts import summary as summary
+from qjax.comparison.compared_node import Side as Side
+from qjax.comparison.compared_node import kernel_scale, scalar_scale
 from qjax.comparison.exact_values import (
     FLOAT32_CONSTANTS,
     Ratio,
@@ -44,10 +46,8 @@ from qjax.comparison.findings import Finding as Finding
 from qjax.comparison.findings import differing_fields as differing_fields
 from qjax.comparison.findings import findings as findings
 from qjax.comparison.findings import grid_findings
-from qjax.comparison.sides import Side as Side
-from qjax.comparison.sides import kernel_scale, scalar_scale
 from qjax.ops import backend
-from qjax.run.probe import signed_scales
+from qjax.run.accumulators import signed_scales
 
 _TWICE = (
     "double_round",

@@ -5,10 +5,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from qjax.comparison.compared_node import Side, kernel_scale, scalar_scale
 from qjax.comparison.exact_values import Ratio, bias_of, scale_of
-from qjax.comparison.sides import Side, kernel_scale, scalar_scale
 from qjax.graph.ir import Quantization
-from qjax.graph.methods import method_of, phrase
+from qjax.graph.rounding_phrases import method_of, phrase
 from qjax.numerics.accumulator import Accumulator
 from qjax.numerics.fixed_point import effective_scale
 from qjax.ops import backend

@@ -11,7 +11,7 @@ from qjax.comparison.causes import Key, differing_fields
 from qjax.comparison.exact_values import Ratio, compare_halves
 from qjax.comparison.findings import Finding
 from qjax.graph.ir import Graph, Quantization
-from qjax.graph.methods import QUANTIZATIONS
+from qjax.graph.rounding_phrases import QUANTIZATIONS
 from qjax.run.ends import quantize_inputs
 from qjax.run.stepwise import Runner
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from qjax import ops
 from qjax.graph.ir import Graph, Node
-from qjax.graph.methods import method_of, phrase
+from qjax.graph.rounding_phrases import method_of, phrase
 from qjax.numerics.accumulator import EXACT, Accumulator
 from qjax.ops import backend
 from qjax.summary import Grid, Printed

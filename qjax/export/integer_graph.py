@@ -18,7 +18,7 @@ from qjax.graph import state as states
 from qjax.graph.ir import Graph, Tensor
 from qjax.graph.view import NodeView
 from qjax.progress import stage
-from qjax.run import faults
+from qjax.run import input_checks
 from qjax.run.ends import (
     check_integers,
     dequantize_output,
@@ -79,13 +79,13 @@ class IntegerGraph:
         with nullcontext() if known in self._called else stage(f"compiling a graph of {len(self.ir.nodes)} nodes"):
             outputs, *counts = self._jitted(self.interpreter.constants, arrays)
         self._called.add(known)
-        faults.refuse(self.ir, *counts)
+        input_checks.refuse(self.ir, *counts)
         return outputs
 
     def _real(self, constants: Any, inputs: list[Any]) -> Any:
-        wanted = [*self.ir.outputs, *faults.chosen_by(self.ir)]
+        wanted = [*self.ir.outputs, *input_checks.chosen_by(self.ir)]
         env = self.interpreter.tensors(constants, quantize_inputs(self.ir, inputs), wanted)
-        counts = faults.input_faults(self.ir, inputs), faults.index_faults(self.ir, constants, env)
+        counts = input_checks.input_faults(self.ir, inputs), input_checks.index_faults(self.ir, constants, env)
         return self.dequantize(*(env[name] for name in self.ir.outputs)), *counts
 
     def quantize(self, *inputs: Any) -> Any:
@@ -97,7 +97,7 @@ class IntegerGraph:
         arrays = integers_checked(self.ir, inputs_of(self.ir, inputs))
         check_shapes(self.ir, [tuple(np.shape(x)) for x in arrays])
         check_integers(self.ir, arrays)
-        faults.refuse(self.ir, faults.input_faults(self.ir, arrays), {})
+        input_checks.refuse(self.ir, input_checks.input_faults(self.ir, arrays), {})
         codes = quantize_inputs(self.ir, arrays)
         return codes[0] if len(codes) == 1 else tuple(codes)
 
@@ -171,19 +171,19 @@ class IntegerGraph:
                     "graph.state(values) makes codes of floats."
                 )
         result, counts = self._step(self.interpreter.constants, arrays)
-        faults.refuse(self.ir, *counts)
+        input_checks.refuse(self.ir, *counts)
         return where.split(result)
 
     def _stepped(self, constants: Any, arrays: list[Any]) -> Any:
         codes = quantize_inputs(self.ir, arrays, self._kept)
-        env = self.interpreter.tensors(constants, codes, [*self.ir.outputs, *faults.chosen_by(self.ir)])
+        env = self.interpreter.tensors(constants, codes, [*self.ir.outputs, *input_checks.chosen_by(self.ir)])
         kept = {part.output for part in states.parts(self.ir)}
         leaves = [
             env[name] if position in kept else dequantize_output(self.ir, name, env[name])
             for position, name in enumerate(self.ir.outputs)
         ]
-        counts = faults.input_faults(self.ir, arrays), faults.index_faults(self.ir, constants, env)
-        return result_of(self.ir, leaves), (*counts, faults.code_faults(self.ir, arrays, self._kept))
+        counts = input_checks.input_faults(self.ir, arrays), input_checks.index_faults(self.ir, constants, env)
+        return result_of(self.ir, leaves), (*counts, input_checks.code_faults(self.ir, arrays, self._kept))
 
     @functools.cached_property
     def _kept(self) -> frozenset[str]:

@@ -12,8 +12,8 @@ from jax.core import Tracer
 
 from qjax.graph.ir import Array, Graph, Node, Tensor
 from qjax.graph.kernels import attributes
-from qjax.graph.methods import method_of
-from qjax.graph.weighted import scale_in_rank
+from qjax.graph.rounding_phrases import method_of
+from qjax.graph.weighted_product import scale_in_rank
 from qjax.numerics.accumulator import EXACT, Accumulator, bits_for
 from qjax.ops import backend
 from qjax.ops import get as get_op

@@ -11,7 +11,7 @@ import numpy as np
 
 from qjax.export.integer_graph import IntegerGraph
 from qjax.graph.ir import Node, Tensor
-from qjax.graph.methods import phrase
+from qjax.graph.rounding_phrases import phrase
 from qjax.graph.view import NodeView
 from qjax.reporting import facts
 

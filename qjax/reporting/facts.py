@@ -7,7 +7,7 @@ import numpy as np
 from qjax.assign.overflow import bounds, product_bounds
 from qjax.export.integer_graph import IntegerGraph
 from qjax.graph.ir import Graph, Node, Tensor
-from qjax.graph.methods import method_of
+from qjax.graph.rounding_phrases import method_of
 from qjax.graph.view import NodeView, accumulator_text
 from qjax.numerics.accumulator import bits_for
 from qjax.reporting import counts

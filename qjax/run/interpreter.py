@@ -12,9 +12,9 @@ from qjax.batches import WITHOUT_LABELS
 from qjax.graph.ir import Graph, Tensor
 from qjax.graph.kernels import Constants, alive, forks, prepare, run_node
 from qjax.numerics.fence import computed_once
-from qjax.run import looped
+from qjax.run import loop_execution
 from qjax.run.repeats import over_iterations, repeats
-from qjax.run.shared import SharedConstants
+from qjax.run.shared_constants import SharedConstants
 
 
 def run(graph: Graph, constants: Constants, inputs: Sequence[Any]) -> dict[str, Any]:
@@ -51,7 +51,7 @@ class Interpreter:
         self, constants: SharedConstants, inputs: Sequence[Any], wanted: Collection[str]
     ) -> dict[str, jax.Array]:
         """The wanted tensors by name; loops run as loops."""
-        return looped.outputs(self.graph, self.loops, constants, inputs, wanted)
+        return loop_execution.outputs(self.graph, self.loops, constants, inputs, wanted)
 
     def __call__(self, *inputs: Any) -> list[jax.Array]:
         """Codes in the order of `graph.inputs`; their dtypes and shapes are checked, never cast."""

@@ -13,7 +13,7 @@ import numpy as np
 from qjax import ops
 from qjax.graph.ir import Graph, Node
 from qjax.graph.kernels import attributes
-from qjax.run.probe import accumulators
+from qjax.run.accumulators import accumulators
 
 
 @functools.lru_cache(maxsize=1024)

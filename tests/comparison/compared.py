@@ -13,7 +13,7 @@ from qjax.assign import assign
 from qjax.export.integer_graph import IntegerGraph
 from qjax.graph.ir import Node
 from qjax.graph.kernels import attributes
-from qjax.run.probe import accumulators
+from qjax.run.accumulators import accumulators
 from tests.lower.lowered import residual_network
 
 RNG = np.random.default_rng(0)

@@ -13,13 +13,13 @@ import pytest
 from qjax.comparison.causes import Side, classify, findings
 from qjax.graph.ir import Graph, Node, Tensor
 from qjax.graph.kernels import attributes, prepare, run_node
-from qjax.graph.methods import FORMULAS, QUANTIZATIONS, RULES, phrase, rule_phrase
+from qjax.graph.rounding_phrases import FORMULAS, QUANTIZATIONS, RULES, phrase, rule_phrase
 from qjax.numerics import float32
 from qjax.numerics.fixed_point import effective_scale
 from qjax.numerics.input_quantization import INPUT_QUANTIZATIONS
 from qjax.numerics.rules import get_rule, rule_names
 from qjax.ops import formulas
-from qjax.run.probe import accumulators
+from qjax.run.accumulators import accumulators
 from tests.export.graphs import quantization
 from tests.lower.lowered import DENSE
 

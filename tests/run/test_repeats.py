@@ -11,10 +11,10 @@ from flax import nnx
 import qjax
 from qjax.graph.ir import Graph, Node, Tensor
 from qjax.graph.kernels import prepare
-from qjax.run import looped
+from qjax.run import loop_execution
 from qjax.run.interpreter import run
 from qjax.run.repeats import Carried, Inside, Outside, over_iterations, repeats
-from qjax.run.shared import SharedConstants
+from qjax.run.shared_constants import SharedConstants
 
 
 class Recurrent(nnx.Module):
@@ -73,7 +73,7 @@ def assert_equal_to_unrolled(graph, x):
     names = [node.output for node in ir.nodes]
     constants = graph.interpreter.constants
     unrolled = jax.jit(lambda c, i: run(ir, c, i))(constants, [codes])
-    compiled = jax.jit(lambda c, i: looped.outputs(ir, loops, c, i, names))(constants, [codes])
+    compiled = jax.jit(lambda c, i: loop_execution.outputs(ir, loops, c, i, names))(constants, [codes])
     for name in names:
         assert np.array_equal(compiled[name], unrolled[name]), name
         assert compiled[name].dtype == unrolled[name].dtype

@@ -16,7 +16,7 @@ from jax import lax
 import qjax
 from qjax import targets
 from qjax.export import artifact
-from qjax.graph.methods import method_of
+from qjax.graph.rounding_phrases import method_of
 from qjax.numerics.accumulator import EXACT
 from tests.export.graphs import differences
 from tests.layers.round_trip import assert_same, data, train_step

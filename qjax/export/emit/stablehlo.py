@@ -19,10 +19,10 @@ from jax import export
 from qjax.export import files
 from qjax.graph.ir import Graph
 from qjax.graph.kernels import prepare
-from qjax.run import looped
+from qjax.run import loop_execution
 from qjax.run.ends import dequantize_outputs, quantize_inputs
 from qjax.run.repeats import over_iterations, repeats
-from qjax.run.shared import SharedConstants
+from qjax.run.shared_constants import SharedConstants
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 
@@ -60,7 +60,7 @@ def to_bytes(
 
     def function(*inputs: Any) -> Any:
         codes = quantize_inputs(graph, inputs) if reals else list(inputs)
-        env = looped.outputs(graph, loops, constants, codes, graph.outputs)
+        env = loop_execution.outputs(graph, loops, constants, codes, graph.outputs)
         outputs = [env[name] for name in graph.outputs]
         if reals:
             return dequantize_outputs(graph, outputs)

@@ -21,7 +21,7 @@ from qjax.tracing.rewrites.masked_logs import mask_logs
 from qjax.tracing.rewrites.masks import part_masks
 from qjax.tracing.rewrites.moves import simplify_moves
 from qjax.tracing.rewrites.normalize import find_normalize
-from qjax.tracing.rewrites.own import take_own
+from qjax.tracing.rewrites.per_example_gathers import take_own
 from qjax.tracing.rewrites.places import place_constants
 from qjax.tracing.rewrites.repeats import read_unrepeated
 from qjax.tracing.rewrites.slices import place_slices

@@ -6,7 +6,7 @@ import pytest
 from qjax import ops, targets
 from qjax.export.emit.onnx import to_model
 from qjax.export.emit.onnx.functions import leaky_slope
-from qjax.export.read.onnx import own
+from qjax.export.read.onnx import written_by_qjax
 from qjax.graph.check import check_integer
 from qjax.graph.ir import Graph, Node, Quantization, Tensor
 from qjax.numerics.elementary import Expression
@@ -66,7 +66,7 @@ def test_every_code_of_many_grids(expression, real, fused, dtype, tmp_path):
         written = sum(node.op_type in (real, fused) for node in model.graph.node)
         assert operators.count(fused) == written
         native += written
-        again = own.read(model)
+        again = written_by_qjax.read(model)
         assert again is not None
         assert differences(again, graph) == []
     # the rest are results that float32 might put on the other side of a tie

@@ -6,7 +6,7 @@ import pytest
 
 from qjax.export.emit.onnx import to_model
 from qjax.export.emit.onnx.integer import STYLE
-from qjax.export.read.onnx import own
+from qjax.export.read.onnx import written_by_qjax
 from qjax.run.interpreter import Interpreter
 from tests.export.emit.nodes import Named, of_operations, of_targets
 from tests.export.emit.onnx_runs import by_onnxruntime, by_reference, checked, differing, element_types
@@ -30,7 +30,7 @@ def disagreements(named: Named) -> dict[str, str]:
         counts = {level: differing(got, want) for level, got in by_onnxruntime(model, feeds)}
         if sum(codes.size for codes in inputs) <= SMALL:
             counts["reference"] = differing(by_reference(model, feeds), want)
-        again = own.read(onnx.load_model_from_string(model.SerializeToString()))
+        again = written_by_qjax.read(onnx.load_model_from_string(model.SerializeToString()))
         known = differences(again, graph)
         floats = element_types(model) - INTEGERS
         if any(counts.values()) or known or floats:

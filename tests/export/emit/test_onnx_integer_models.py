@@ -11,7 +11,7 @@ import qjax
 from qjax.assign.retarget import retarget
 from qjax.export.emit.onnx import emit, to_model
 from qjax.export.read.errors import ReadError
-from qjax.export.read.onnx import own
+from qjax.export.read.onnx import written_by_qjax
 from qjax.graph.ir import Graph
 from tests.export.emit.onnx_runs import by_onnxruntime, by_reference, checked, differing
 from tests.export.graphs import differences
@@ -90,9 +90,9 @@ def test_codes_of_four_bits_take_four_bits(graph, model):
 
 def test_it_reads_back_as_the_graph(graph, model):
     again = onnx.load_model_from_string(model.SerializeToString())
-    assert own.style_of(again) == "integer"
-    assert differences(own.read(again), graph) == []
-    other = retarget(own.read(again), "tflite_micro")
+    assert written_by_qjax.style_of(again) == "integer"
+    assert differences(written_by_qjax.read(again), graph) == []
+    other = retarget(written_by_qjax.read(again), "tflite_micro")
     assert differences(other, retarget(graph, "tflite_micro")) == []
 
 
@@ -102,7 +102,7 @@ def test_a_place_in_the_tensor_needs_a_batch(graph):
         to_model(placed)
     fixed = checked(to_model(placed, batch=3))
     assert_runs(placed, fixed, 3)
-    assert differences(own.read(fixed), placed) == []
+    assert differences(written_by_qjax.read(fixed), placed) == []
 
 
 def test_a_row_by_itself_is_not_like_the_others(graph):
@@ -144,11 +144,11 @@ def test_a_file_that_was_changed_is_refused(model):
         copy.graph.initializer[0].data_location = onnx.TensorProto.EXTERNAL
 
     with pytest.raises(ReadError, match=r"the function 'requantize_nearest_even.* is not what its rule becomes"):
-        own.read(changed(body))
+        written_by_qjax.read(changed(body))
     for change in (wire, weights, lambda copy: copy.graph.node.pop(), lambda copy: copy.functions.pop()):
         with pytest.raises(ValueError):
-            own.read(changed(change))
-    assert own.style_of(onnx.ModelProto()) is None
+            written_by_qjax.read(changed(change))
+    assert written_by_qjax.style_of(onnx.ModelProto()) is None
 
 
 def test_files_and_options(graph, model, tmp_path):

@@ -13,7 +13,7 @@ import qjax
 from qjax.export import document
 from qjax.export.emit.onnx import integer, tensors
 from qjax.export.read.errors import ReadError
-from qjax.export.read.onnx import own
+from qjax.export.read.onnx import written_by_qjax
 from qjax.run.interpreter import Interpreter
 from tests.export.emit.test_c_loops import CHAINS
 from tests.run.test_repeats import Both, Recurrent, Stack, converted
@@ -54,7 +54,7 @@ def check(graph, inputs, **options) -> onnx.ModelProto:
         assert a.dtype == b.dtype
         np.testing.assert_array_equal(a, b)
     assert [entry.name for entry in session.get_outputs()] == list(graph.outputs)
-    again = own.read(model)
+    again = written_by_qjax.read(model)
     for ours, theirs in zip(graph.nodes, again.nodes, strict=True):
         assert document.of_node(ours) == document.of_node(theirs)
     assert list(again.tensors) == list(graph.tensors)
@@ -118,13 +118,13 @@ def test_a_changed_body_and_a_damaged_document_are_refused() -> None:
     body = next(a.g for node in model.graph.node if node.op_type == "Scan" for a in node.attribute if a.name == "body")
     body.node[0].op_type = "Identity"
     with pytest.raises(ReadError, match="does not describe the file"):
-        own.read(model)
+        written_by_qjax.read(model)
     model = integer.to_model(graph.ir)
     facts = tensors.taken(model)
     del model.metadata_props[:]
     tensors.put(model, {**facts, "document": facts["document"][:-80]})
     with pytest.raises(ReadError, match="damaged"):
-        own.read(model)
+        written_by_qjax.read(model)
 
 
 def test_a_document_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,4 +139,4 @@ def test_files_of_version_2_are_read() -> None:
     _, graph, _ = converted(Recurrent(), (2, 6, 3))
     old = integer.to_model(graph.ir, version=2)
     assert scans(old) == 0
-    assert len(own.read(old).nodes) == len(graph.ir.nodes)
+    assert len(written_by_qjax.read(old).nodes) == len(graph.ir.nodes)

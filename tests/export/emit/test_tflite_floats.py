@@ -13,7 +13,7 @@ from qjax.export.emit import stablehlo
 from qjax.export.emit.onnx import to_model
 from qjax.export.integer_graph import IntegerGraph
 from qjax.export.read import tflite
-from qjax.export.read.onnx import own
+from qjax.export.read.onnx import written_by_qjax
 from qjax.numerics.affine import dequantize
 from tests.export.emit import tflite_runtimes
 from tests.export.read.tflite_models import File, Grid
@@ -108,7 +108,7 @@ def test_a_file_keeps_the_formula():
     graph = tflite.read(floats(1, 13), target="tflite_optimized_x86")
     assert graph.dequantization == "product_sum"
     assert artifact.from_bytes(artifact.to_bytes(graph)).dequantization == "product_sum"
-    assert own.read(to_model(graph, style="integer", batch=1)).dequantization == "product_sum"
+    assert written_by_qjax.read(to_model(graph, style="integer", batch=1)).dequantization == "product_sum"
     assert IntegerGraph(graph).retarget("tflite_xnnpack").ir.dequantization == "product"
     exported = jax.export.deserialize(bytearray(stablehlo.to_bytes(graph, reals=True)))
     for batch in (1, 5):

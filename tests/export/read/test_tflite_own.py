@@ -11,7 +11,7 @@ from qjax.export.emit.tflite import to_bytes
 from qjax.export.read import tflite as reader
 from qjax.export.read.errors import ReadError
 from qjax.export.read.tflite.model import parse
-from qjax.export.read.tflite.own import compared
+from qjax.export.read.tflite.written_by_qjax import compared
 from qjax.run.interpreter import Interpreter
 from tests.export.emit.tflite_runtimes import TARGETS, random_codes
 from tests.export.graphs import assert_equal

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from qjax.export.emit.c import inner, leaves
+from qjax.export.emit.c import element_reads, inner_loops
 from qjax.export.emit.c.blocks import Access, Block, Body, Source, loop_head, nested
 from qjax.export.emit.c.index import Index, Indices, flat
 from qjax.export.emit.c.printer import Printer
@@ -173,7 +173,7 @@ class Layer(Body):
             self.accesses.append(Access(value.name, place.key, block.inner or conditional))
             return f"{value.name}[{place}]"
         if isinstance(value, Table):
-            return leaves.constant(self, value, at)
+            return element_reads.constant(self, value, at)
         if isinstance(value, Register):
             if value.place is not None and [i.key for i in value.place] != [i.key for i in at]:
                 raise Unsupported("a scan whose steps read their carry at another place has no form in C.")
@@ -183,11 +183,11 @@ class Layer(Body):
             text = text if text.isidentifier() else f"({text})"
             return text if value.dtype == "int32" else f"({TYPES[value.dtype]}){text}"
         if isinstance(value, Guarded):
-            return leaves.guarded(self, block, value, at)
+            return element_reads.guarded(self, block, value, at)
         if isinstance(value, Joined):
-            return leaves.joined(self, block, value, at, conditional)
+            return element_reads.joined(self, block, value, at, conditional)
         if isinstance(value, Chosen):
-            return leaves.chosen(self, block, value, at, conditional)
+            return element_reads.chosen(self, block, value, at, conditional)
         if isinstance(value, Kept):
             return self.leaf(block, self.stored(value.source), at, conditional)
         if isinstance(value, Reduced | Looped):
@@ -198,9 +198,9 @@ class Layer(Body):
             found = block.known(key)
             if found is None:
                 found = (
-                    inner.reduce(self, block, value, at)
+                    inner_loops.reduce(self, block, value, at)
                     if isinstance(value, Reduced)
-                    else inner.loop(self, block, value, at)
+                    else inner_loops.loop(self, block, value, at)
                 )
                 block.done[key] = found
                 self.kept.append(value)

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from qjax.export import document, files, strict_json
-from qjax.export.emit.tflite import arithmetic, functions, moves, numbers, products, selections, tables
+from qjax.export.emit.tflite import arithmetic, functions, moves, plain_integers, products, selections, tables
 from qjax.export.emit.tflite.support import check_target, problems_of
 from qjax.export.emit.tflite.writer import Writer
 from qjax.export.tflite_schema.file import METADATA, METADATA_VERSION
@@ -38,7 +38,7 @@ __all__ = [
     "emit",
     "functions",
     "moves",
-    "numbers",
+    "plain_integers",
     "products",
     "selections",
     "tables",

@@ -3,7 +3,7 @@
 import numpy as np
 
 from qjax.export.emit.tflite.draft import Value
-from qjax.export.emit.tflite.moving import Moving
+from qjax.export.emit.tflite.move_operators import Moving
 from qjax.export.tflite_schema.activations import activation_codes
 from qjax.graph.ir import Node, Quantization
 

@@ -14,7 +14,7 @@ import numpy as np
 from qjax import targets
 from qjax.export.emit.tflite.draft import Value
 from qjax.export.emit.tflite.moves import repeated
-from qjax.export.emit.tflite.numbers import as_dtype, combined, halved, scanned, without
+from qjax.export.emit.tflite.plain_integers import as_dtype, combined, halved, scanned, without
 from qjax.export.emit.tflite.support import MICRO
 from qjax.export.emit.tflite.writer import Writer, lowers
 from qjax.graph import kernels

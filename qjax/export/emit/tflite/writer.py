@@ -1,7 +1,7 @@
 """Translates nodes to operators, with one lowering per operation.
 
 A lowering (`lowers`) is a function of the writer and the node. It returns the value that it computed. The last tensor
-that it makes gets the name of the node's output. Tensors and operators (`draft`), moves (`moving`) and clamps
+that it makes gets the name of the node's output. Tensors and operators (`draft`), moves (`move_operators`) and clamps
 (`clamping`) are methods of the writer.
 """
 

@@ -34,9 +34,9 @@ _HANDLERS = (
     "transposed",
     "elementwise",
     "functions",
-    "choices",
+    "selections",
     "moves",
-    "spaces",
+    "image_moves",
     "folding",
 )
 _SIZES = (251, 257)
@@ -70,9 +70,9 @@ def read(
         raise ModuleNotFoundError("Reading .onnx files needs the package onnx: pip install onnx onnxruntime")
     with reading("the file's tables"):
         proto = parse(data)
-        from qjax.export.read.onnx import own
+        from qjax.export.read.onnx import written_by_qjax
 
-        graph = own.read(proto) if metadata and own.style_of(proto) else None
+        graph = written_by_qjax.read(proto) if metadata and written_by_qjax.style_of(proto) else None
     if graph is not None:
         return graph if target is None else retarget(graph, target)
     for name in _HANDLERS:

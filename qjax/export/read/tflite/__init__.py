@@ -4,8 +4,8 @@ A .tflite file holds scales and no rounding, so the same file has other codes in
 optimised ones, XNNPACK and TFLite Micro: the target says which of them the graph equals. A float input whose only
 reader is a QUANTIZE becomes codes (the graph quantizes as that operator does), and a DEQUANTIZE at the end likewise.
 
-A file that qjax wrote holds the graph itself in its metadata "qjax" (see `own`). Other files are read without
-flatbuffers or TensorFlow.
+A file that qjax wrote holds the graph itself in its metadata "qjax" (see `written_by_qjax`). Other files are read
+without flatbuffers or TensorFlow.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from qjax import targets
 from qjax.assign.retarget import retarget
 from qjax.export.read.errors import ReadError, reading
-from qjax.export.read.tflite import own
+from qjax.export.read.tflite import written_by_qjax
 from qjax.export.read.tflite.kernels import refused, targeted
 from qjax.export.read.tflite.model import Model, parse
 from qjax.export.read.tflite.variables import metadata_of, without_variables
@@ -27,7 +27,18 @@ from qjax.lower import ConversionError
 from qjax.lower.batch import free_batch, independent
 from qjax.problems import Problems
 
-_HANDLERS = ("products", "clamps", "arithmetic", "shapes", "moves", "slices", "parts", "rows", "functions", "choices")
+_HANDLERS = (
+    "products",
+    "clamps",
+    "arithmetic",
+    "shapes",
+    "moves",
+    "slices",
+    "joins_and_splits",
+    "lookups",
+    "functions",
+    "selections",
+)
 _SIZES = (251, 257)
 """How many times the file's batch two readings have, whose differences follow the batch."""
 
@@ -61,7 +72,7 @@ def read(
     with reading("the file's tables"):
         model = parse(data)
     if metadata and outputs is None and METADATA in model.metadata:
-        graph = own.read(model)
+        graph = written_by_qjax.read(model)
         return graph if target is None else retarget(graph, target)
     chosen = targets.get(DEFAULT if target is None else target)
     with reading("its variables"):

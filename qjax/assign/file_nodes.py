@@ -18,7 +18,7 @@ from qjax.assign.bounds import operand
 from qjax.assign.constants import BARE, Case, derive, kernel_scale, scales_alone, step_of, weighted_of
 from qjax.assign.formulas import formula_for
 from qjax.graph.ir import Graph, Node, Tensor
-from qjax.graph.weighted import arithmetic_of, kind_of
+from qjax.graph.weighted_product import arithmetic_of, kind_of
 from qjax.names import lengthened
 from qjax.ops import Operand, Preparation, Role
 from qjax.ops.epilogue import Affine

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from qjax.run.shared import SharedConstants
+from qjax.run.shared_constants import SharedConstants
 
 
 def test_equal_arrays_are_one_leaf():
