@@ -24,6 +24,12 @@ CALIBRATION_PHOTOS = (
     "skimage/data/retina.jpg",
     "sklearn/china.jpg",
     "skimage/data/ihc.png",
+    *(
+        f"foolbox/data/imagenet_{index:02}_{label}.jpg"
+        for index, label in enumerate(
+            (243, 559, 438, 990, 949, 853, 609, 609, 915, 455, 541, 630, 741, 471, 129, 99, 251, 22, 317, 305)
+        )
+    ),
 )
 TEST_PHOTOS = (
     "skimage/data/camera.png",

@@ -41,7 +41,8 @@ call, and what stands between their products stays in floats.
 
 Each cell is the signal-to-noise ratio in dB on held-out calibration data after a step of `post_training`, and its
 seconds. A dash is a step that found nothing to do. Brackets are a step that was taken back. `precision` gives more
-bits to at most a fifth of the tensors and one bit more to each weight on average. No other step costs memory.
+bits to at most a fifth of the tensors, and one and a half bits more to each weight on average. No other step costs
+memory.
 Rows that say "an earlier version of the steps" are older than the others.
 
 {steps}

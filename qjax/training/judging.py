@@ -29,9 +29,12 @@ class Judge:
         self.float_score = Score(0.0)
         self._truth: list[Any] = []
 
-    def prepare(self, walk: Walk, reference: QuantizedModel) -> None:
-        """Run the float model."""
-        self._truth = walk.outputs(Stream.of(reference, quantized=False), self._arguments)
+    def prepare(self, walk: Walk, reference: QuantizedModel, model: nnx.Module) -> None:
+        """Run the float model; reference: its quantized copy."""
+        # Products with scales found at run time have no quantizer that could be switched off.
+        dynamic = bool(reference.plan.dynamic)
+        real = Stream.of(reference, quantized=False)
+        self._truth = self._outputs(model) if dynamic else walk.outputs(real, self._arguments)
         if not all(np.isfinite(leaf).any() for y in self._truth for leaf in float_leaves(y)):
             raise ValueError(
                 "post_training: expected finite outputs of the float model, got NaN or infinity alone. Find what makes "
@@ -47,9 +50,12 @@ class Judge:
 
     def true(self, qmodel: QuantizedModel) -> Score:
         """By the fake-quantized forward itself."""
-        graphdef, state = nnx.split(evaluation_copy(qmodel))
+        return self._score(self._outputs(qmodel))
+
+    def _outputs(self, model: nnx.Module) -> list[Any]:
+        graphdef, state = nnx.split(evaluation_copy(model))
         forward = jax.jit(lambda state, args: nnx.merge(graphdef, state)(*args))
-        return self._score([forward(state, args) for args in self._arguments])
+        return [forward(state, args) for args in self._arguments]
 
     def better(self, score: Score, than: Score) -> bool:
         """Whether a score is no worse than another."""

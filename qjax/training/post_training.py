@@ -83,8 +83,8 @@ def post_training(
     judge = Judge(held, loss, metric)
 
     clock = time.perf_counter()
-    work = Work.begun(model, recipe, [args for _, args in fit], effort, progress)
-    judge.prepare(work.walk, work.reference)
+    work = Work.begun(model, recipe, [args for _, args in fit], names, progress)
+    judge.prepare(work.walk, work.reference, model)
     best = judge.simulated(work.walk, work.qmodel)
     said = f"{len(work.qmodel.plan.quantizers)} quantizers"
     rows = [StepReport("calibrated", best, time.perf_counter() - clock, True, said)]

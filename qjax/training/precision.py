@@ -28,7 +28,7 @@ SHARE = 1.0
 STEP = 4
 """By how many bits more than 8 grow at a time: 24 dB. The sums of a product have room for some only."""
 
-MOST, MORE = 0.2, 1.0
+MOST, MORE = 0.2, 1.5
 """The budgets of `widen`: a share of the tensors, and bits for each weight on average."""
 
 
@@ -129,12 +129,19 @@ def choose(
     activations: float = MOST,
     weights: float = MORE,
     *,
+    solved: QuantizedModel | None = None,
     progress: bool | None = None,
 ) -> Precision:
-    """`widen` along a walk that is compiled already."""
+    """`widen` along a walk that is compiled already; solved: with the weights and biases as `gptq` will choose them."""
     space = _Space(qmodel, batches[0], activations, weights)
-    reals, grids = Stream.of(reference, quantized=False), grids_of(qmodel)
-    noise = walk.alone(reals, grids, space.names, batches, what="measure tensors: batch", progress=progress)
+    reals, grids, rounded = Stream.of(reference, quantized=False), grids_of(qmodel), dict[str, dict[str, Any]]()
+    if solved is not None:
+        own = Stream.of(solved)
+        paths = {item.name: [path for path in (item.name, item.shift) if path is not None] for item in walk.items}
+        rounded = {name: {path: own.parameters[path] for path in read} for name, read in paths.items()}
+        grids |= {name: own.grids[name] for name in rounded}
+    what = "measure tensors: batch"
+    noise = walk.alone(reals, grids, space.names, batches, rounded=rounded, what=what, progress=progress)
     bits, rest, left = space.chosen(noise)
     wide = [name for name in bits if space.kinds[name] != "weight"]
     ranges = walk.ranges(Stream.of(qmodel), batches) if wide else {}

