@@ -95,6 +95,20 @@ def post_trained(network: Network, setting: Setting, *, exact: bool, **options: 
     return judged(qmodel, network, seconds, exact=exact, note=_steps(report))
 
 
+def at_run_time(network: Network, setting: Setting, *, exact: bool) -> Result:
+    """`qjax.Dynamic`: products of integers with scales found at run time, of each row where the network has no windows.
+
+    Between products the tensors are float, as with `quantize_dynamic` and qwix.
+    """
+    per = "tensor" if any(isinstance(part, nnx.Conv) for _, part in nnx.iter_graph(network.model)) else "row"
+    own = recipe(setting)
+    begin = time.perf_counter()
+    everywhere = qjax.Dynamic(weights=own.weights, activations=own.activations, per=per)
+    qmodel = qjax.quantize(network.model, qjax.Recipe(overrides={".*": everywhere}), network.calibration[0])
+    note = "one scale for each row" if per == "row" else "one scale for each batch"
+    return judged(qmodel, network, time.perf_counter() - begin, exact=exact, note=note)
+
+
 def _steps(report: Any) -> str:
     said: list[str] = []
     for step in report.steps:
@@ -106,6 +120,7 @@ def _steps(report: Any) -> str:
 METHODS: dict[str, Method] = {
     "calibrate": calibrated,
     "post_training": post_trained,
+    "Dynamic": at_run_time,
     **{
         f"post_training, {step} alone": functools.partial(post_trained, steps=[step])
         for step in ("precision", "gptq", "bias")
