@@ -118,7 +118,7 @@ class Plan:
                 return next((known[path] for path in (*ancestors(scope), "") if path in known), None)
 
             left = made_of(program, traced.adapters)
-            program = with_dynamic(program, setting_of, left)
+            program = with_dynamic(program, setting_of, left, target_of(self.target).dynamic)
         traced = dataclasses.replace(traced, program=without_unread(program))
         ranges = {known.name: known for known in self.integers}
         traced = dataclasses.replace(traced, program=with_integers(traced.program, traced.names, ranges))

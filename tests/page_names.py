@@ -148,7 +148,7 @@ NAMES: dict[str, Callable[[], dict[str, Any]]] = {
     "docs/accuracy.md": dense,
     "docs/backends.md": backend,
     "docs/compare.md": residual,
-    "docs/dynamic.md": lambda: {"qjax": qjax},
+    "docs/dynamic.md": dense,
     "docs/integers.md": lambda: {"qjax": qjax},
     "docs/language-models.md": decoder,
     "docs/own-training.md": dense,

@@ -36,6 +36,7 @@ BLOCK = re.compile(r"^```(python|c|sh)\n(.*?)^```", flags=re.M | re.S)
 LEFT = {
     "README.md": {"model.qjax", "model.tflite", "firmware", "report.html"},
     "docs/c.md": {"net", "output.txt"},
+    "docs/dynamic.md": {"model.tflite"},
     "docs/own-study.md": {"my_ties.md", "my_ties.json", "my_ties.png", "ties.jsonl", "ties.csv"},
     "docs/report.md": {"report.html", "two.html"},
 }

@@ -21,6 +21,7 @@ UNARY = ("add", "subtract", "multiply", "matmul", "rescale", "mean", "average_po
 SETTINGS = {
     "quantize": ("inputs", "qjax.numerics.input_quantization", "how floats become codes"),
     "dequantize": ("outputs", "qjax.numerics.output_dequantization", "how codes become floats"),
+    "dynamic": ("rows of floats", "qjax.numerics.dynamic_formulas", "how rows get codes at run time"),
     "tables": ("tables", "qjax.numerics.tables", "how functions of 8-bit codes are tabulated"),
     "softmax": ("softmax", "qjax.numerics.softmax", "how softmax is computed"),
 }

@@ -39,7 +39,7 @@ def assign(graph: Graph, target: targets.Target, alike: Mapping[str, Sequence[An
     check_target(target)
     stated = stated_nodes(check_quantized(graph))
     made = restate(check(fuse(check(compose(graph, target)), target)), stated, target, alike or {})
-    made = islands.finished(remove_dead(check(codes_of_bounds(made))))
+    made = islands.finished(remove_dead(check(codes_of_bounds(made))), target)
     made = made.replace(
         target=target.name, quantization=target.quantize, dequantization=target.dequantize, quantized=graph
     )

@@ -9,7 +9,7 @@ import numpy as np
 from jax.core import Tracer
 
 from qjax.graph.ir import Graph, Node, Quantization, Tensor
-from qjax.ops import Operand, get, island
+from qjax.ops import Operand, get
 from qjax.ops.coded import code
 
 
@@ -30,7 +30,7 @@ def codes_of_bounds(graph: Graph) -> Graph:
             constants = {role: graph.constant(node, role) for role in node.constants}
             found = bound_constants(*op.bounds(node.attributes, constants), quantization)
             node = dataclasses.replace(node, constants={}, attributes={})
-        elif reals and node.op != island.NAME:
+        elif reals and not op.reals:
             grid = next(tensors[name] for name in node.inputs if tensors[name].quantization is not None)
             constants = {role: graph.constant(node, role) for role in reals}
             found = op.in_codes(node.attributes, constants, operand(grid))

@@ -117,7 +117,8 @@ def stated(graph: Graph) -> Graph:
 def _stated(graph: Graph, tensors: dict[str, Tensor], node: Node) -> Node:
     op = ops.get(node.op)
     if op.role is not Role.PRODUCER:
-        return node
+        own = {key: value for key, value in node.attributes.items() if key not in OF_TARGETS}
+        return dataclasses.replace(node, attributes=own) if op.reals else node
     _quantization(graph, node.output)
     own = {key: value for key, value in node.attributes.items() if key not in OF_TARGETS}
     if op.prepares:

@@ -33,7 +33,7 @@ def check_islands(graph: Graph, format: str) -> None:
     for node in graph.nodes:
         if node.op != island.NAME:
             continue
-        why = next(_uncertain(graph, node), None)
+        why = next(uncertain(graph, node), None)
         if why is not None:
             raise Unsupported(
                 f"a float part with {why}, so {format} files have no certain bits for it",
@@ -44,7 +44,7 @@ def check_islands(graph: Graph, format: str) -> None:
             )
 
 
-def _uncertain(graph: Graph, node: Node) -> Iterator[str]:
+def uncertain(graph: Graph, node: Node) -> Iterator[str]:
     """What in an island's program has no certain bits."""
     attributes = node.attributes
     batch = 1

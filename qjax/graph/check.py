@@ -7,7 +7,7 @@ from jax.core import Tracer
 
 from qjax import ops
 from qjax.graph.ir import INTEGER_DTYPES, REAL_DTYPE, REAL_DTYPES, Graph, Node, Quantization, Tensor
-from qjax.ops import backend, island
+from qjax.ops import backend
 from qjax.ops.fields import OF_TARGETS, OfTarget, problem
 
 
@@ -113,11 +113,11 @@ def _check_attributes(node: Node, *stated: type, possible: tuple[type, ...] = ()
 
 
 def _of_islands(graph: Graph) -> set[str]:
-    """The tensors that may hold floats: those that only float islands read and compute."""
+    """The tensors that may hold floats: those that only float parts read and compute."""
     found: set[str] = set()
     others: set[str] = set()
     for node in graph.nodes:
-        (found if node.op == island.NAME else others).update((*node.inputs, node.output, *node.constants.values()))
+        (found if ops.get(node.op).reals else others).update((*node.inputs, node.output, *node.constants.values()))
     return found - others
 
 

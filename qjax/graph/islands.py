@@ -13,13 +13,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from qjax import ops
 from qjax.graph.ir import Graph, Tensor
 from qjax.graph.unsupported import ConversionError
-from qjax.ops import island, reals
-from qjax.tracing import Equation
+from qjax.ops import reals
+from qjax.ops.dynamic_dot import DynamicDot
+from qjax.targets import Target
+from qjax.tracing import Equation, Value
+from qjax.tracing.composite import Computed
 
 _PART = "qjax_part_"
 """Marks the equation of the program that an equation of an island's jaxpr belongs to, for errors."""
+
+_PASSED = "passed"
 
 _CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 
@@ -67,6 +73,21 @@ def calls(eqn: Equation, found: Sequence[Any]) -> list[Float]:
     """The results of an equation in reals."""
     call = Call(eqn, tuple(found))
     return [Float(call, index) for index in range(len(eqn.outputs))]
+
+
+def passed(eqn: Equation, value: Value, found: Any) -> Float:
+    """A tensor as a result in reals, computed by an equation that changes nothing.
+
+    eqn: whose place in the user's code it has. value: what the tensor is in the program. found: the tensor.
+    """
+    same = dataclasses.replace(eqn, primitive=_PASSED, inputs=(value,), outputs=(value,), params={}, body=None)
+    same = dataclasses.replace(same, source=Computed((eqn,), (value,), (value,)))
+    return Float(Call(same, (found,)), 0)
+
+
+def passing(result: Float) -> Any:
+    """The tensor of a result that `passed` made; None for another."""
+    return result.call.found[0] if result.eqn.primitive == _PASSED else None
 
 
 def program_of(result: Float, is_constant: Any) -> Program:
@@ -222,17 +243,30 @@ def _stored(value: Any) -> Any:
     return value.astype(wanted)
 
 
-def finished(graph: Graph) -> Graph:
-    """The islands with the scales of what flows in and out as constants: after the passes, when they are known."""
-    if not any(node.op == island.NAME for node in graph.nodes):
+def finished(graph: Graph, target: Target) -> Graph:
+    """The float parts with the scales of what they read and make as constants, and with the target's formula.
+
+    Comes after the passes, when the scales are known.
+
+    Raises:
+      ConversionError: a product that the target's runtime does not have.
+    """
+    if not any(ops.get(node.op).reals for node in graph.nodes):
         return graph
     tensors, nodes = dict(graph.tensors), list(graph.nodes)
     for position, node in enumerate(nodes):
-        if node.op != island.NAME:
+        op = ops.get(node.op)
+        if not op.reals:
             continue
+        if isinstance(op, DynamicDot):
+            why = op.in_target(node.attributes, tensors[node.constants["kernel"]], target.dynamic)
+            if why is not None:
+                raise ConversionError(f"{why}. The target is {target.name!r}.", where=node.location)
+            node = dataclasses.replace(node, attributes={**node.attributes, "dynamic": target.dynamic})
         constants = dict(node.constants)
         scales = {f"x_scale{i}": tensors[name].quantization for i, name in enumerate(node.inputs)}
         scales["y_scale"] = tensors[node.output].quantization
+        scales |= {f"{role}_scale": tensors[name].quantization for role, name in node.constants.items()}
         for role, quantization in scales.items():
             if quantization is not None:
                 name = f"{node.output}/{role}"

@@ -29,6 +29,8 @@ class Builder:
         self.tensors: dict[str, Tensor] = {}
         self.nodes: list[Node] = []
         self.inputs: list[str] = []
+        self.floats: dict[Any, str] = {}
+        """Float tensors of results that several products read."""
         self._labels = {place.label for place in annotation.values.values()}
         self._names = Names(between="#", beside=self.tensors)
         self._grids: dict[tuple[str, tuple[int, ...]], tuple[Quantization, str]] = {}

@@ -11,14 +11,16 @@ from qjax.graph import islands
 from qjax.graph.ir import Node, Tensor
 from qjax.graph.unsupported import ConversionError, unsupported
 from qjax.lower.builder import Builder
+from qjax.lower.float_rows import rows_product
 from qjax.lower.values import Accumulator, Codes, Constant, Real, Step
 from qjax.numerics._namespace import traced
 from qjax.ops import Op
+from qjax.ops.dynamic import DynamicProduct
 from qjax.ops.facts import ProductFacts
 from qjax.ops.fields import plain
 from qjax.ops.grouped_dot import GroupedDot, layout
 from qjax.ops.rescale import Rescale
-from qjax.tracing import Equation, Value
+from qjax.tracing import Equation, Value, product_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -48,6 +50,9 @@ class _Reading:
 def equation(builder: Builder, eqn: Equation, found: list[Any], step: Step) -> list[Any]:
     """What the outputs of an equation without a body are."""
     annotated = builder.annotation.ops.get(eqn)
+    product = product_of(eqn)
+    if isinstance(product, DynamicProduct) and product.formula != "onnx":
+        return [rows_product(builder, eqn, product, found)]
     if eqn in builder.annotation.floats or any(isinstance(f, islands.Float) for f in found):
         return list(islands.calls(eqn, found))
     if annotated is None or any(isinstance(f, Real) for f in found):

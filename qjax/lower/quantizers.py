@@ -69,7 +69,10 @@ def island_node(builder: Builder, found: islands.Float, output: str) -> Codes:
 
 
 def island_output(builder: Builder, found: islands.Float, value: Value) -> Codes:
-    """A result that leaves the model, or that integers read, as it is."""
+    """A result that leaves the model, or that other nodes read, as it is."""
+    held = islands.passing(found)
+    if isinstance(held, Codes) and builder.tensors[held.tensor].dtype == "float32":
+        return held
     dtype = "bool" if value.dtype == np.bool_ else "float32" if value.is_float else "int32"
     name = builder.fresh(f"{found.eqn.scope}/output" if found.eqn.scope else "output")
     builder.add(Tensor(name, value.shape, dtype))

@@ -21,6 +21,7 @@ from jax import lax
 
 from qjax.numerics.affine import QSpec, broadcast_to_tensor, choose_qparams, quantize, split_groups
 from qjax.numerics.dynamic import dynamic_codes
+from qjax.numerics.dynamic_formulas import DynamicFormula, grouped_scales, of_groups, of_sums, row_codes
 from qjax.numerics.fence import finished_on_cpu
 from qjax.numerics.unfused import unfused
 from qjax.numerics.weight_formats import INTEGERS, WeightFormat, encode
@@ -100,10 +101,11 @@ class Dynamic:
 
 @dataclasses.dataclass(frozen=True)
 class DynamicCodes:
-    """Codes of an activation; reduced: its axes that share a scale."""
+    """Codes of an activation; reduced: its axes that share a scale. formula: see `numerics.dynamic_formulas`."""
 
     spec: QSpec
     reduced: tuple[int, ...]
+    formula: DynamicFormula = "onnx"
 
     def __call__(self, x: jax.Array) -> list[jax.Array]:
         """Codes in int8 (unsigned ones less 128), float32 scales, int32 zero points of those int8 codes.
@@ -112,6 +114,9 @@ class DynamicCodes:
         """
         # the product defines its own derivative; nothing flows through the quantizer
         x = lax.stop_gradient(x).astype(jnp.float32)
+        if self.formula != "onnx":
+            codes, scale, zero_point = row_codes(x, self.spec.symmetric, self.reduced, self.formula)
+            return [finished_on_cpu(codes), scale, zero_point]
         codes, scale, zero_point = dynamic_codes(x, self.spec, self.reduced)
         offset = np.int32(accumulate.signed_offset(self.spec.dtype.name))
         return [finished_on_cpu((codes - offset).astype(jnp.int8)), scale, zero_point - offset]
@@ -121,7 +126,8 @@ class DynamicCodes:
 class DynamicProduct:
     """One `dot_general` or `conv_general_dilated` of an activation and a weight.
 
-    eqn: the float product. weight: which operand is the weight.
+    eqn: the float product. weight: which operand is the weight. formula: see `numerics.dynamic_formulas`; others than
+    "onnx" for products that they have, see `ops.dynamic_rows`.
 
     Raises:
       ValueError: rows or groups of a convolution, groups that do not fit, or sums that int32 may not hold.
@@ -130,6 +136,7 @@ class DynamicProduct:
     eqn: Equation
     weight: int
     setting: Dynamic
+    formula: DynamicFormula = "onnx"
 
     def __post_init__(self) -> None:
         if self._is_conv and self.setting.per == "row":
@@ -141,7 +148,7 @@ class DynamicProduct:
         spec = self.setting.activations
         reach = spec.qmax if spec.symmetric else spec.qmax - spec.qmin
         shape = self.eqn.in_shapes[self.weight]
-        summed = self.setting.weights.group_size or math.prod(shape[axis] for axis in self._summed)
+        summed = self.setting.weights.group_size or math.prod(shape[axis] for axis in self.summed)
         most = (2**31 - 1) // (reach * self.setting.weights.qmax)
         if summed > most:
             raise ValueError(
@@ -153,14 +160,14 @@ class DynamicProduct:
         size, shape = self.setting.weights.group_size, self.eqn.in_shapes[self.weight]
         if size is None:
             return
-        if self._is_conv or len(self._summed) != 1:
+        if self._is_conv or len(self.summed) != 1:
             raise ValueError(
                 f"Dynamic with groups of {size} weights: expected a product that sums over one axis, got "
-                f"{'a convolution' if self._is_conv else f'a sum over {len(self._summed)} axes'}. Leave group_size out."
+                f"{'a convolution' if self._is_conv else f'a sum over {len(self.summed)} axes'}. Leave group_size out."
             )
-        if shape[self._summed[0]] % size:
+        if shape[self.summed[0]] % size:
             raise ValueError(
-                f"Dynamic with groups of {size} weights: expected a divisor of the {shape[self._summed[0]]} weights "
+                f"Dynamic with groups of {size} weights: expected a divisor of the {shape[self.summed[0]]} weights "
                 "that are summed. Choose another group_size."
             )
 
@@ -178,7 +185,7 @@ class DynamicProduct:
         return tuple(self._op.weight_axes(self.eqn, self.weight))
 
     @property
-    def _summed(self) -> tuple[int, ...]:
+    def summed(self) -> tuple[int, ...]:
         """The weight's axes that do not survive."""
         return tuple(axis for axis in range(len(self.eqn.in_shapes[self.weight])) if axis not in self.kept)
 
@@ -194,15 +201,17 @@ class DynamicProduct:
         kept = self._op.weight_axes(self.eqn, self.weight)
         spec = self.setting.weights.replace(axis=None if self.setting.weights.axis is None else kept or None)
         if spec.group_size is not None:
-            spec = spec.replace(group_axis=self._summed[0])
+            spec = spec.replace(group_axis=self.summed[0])
         # the product defines its own derivative; nothing flows through the quantizer
         w = lax.stop_gradient(w).astype(jnp.float32)
         view, axes = split_groups(w, spec)
         largest = jnp.max(jnp.abs(view), axes)
         qparams = choose_qparams(-largest, largest, spec)
+        if self.formula == "xnnpack" and spec.group_size is not None:
+            qparams = dataclasses.replace(qparams, scale=grouped_scales(qparams.scale))
         codes = finished_on_cpu(quantize(w, qparams))
         if spec.group_size is not None:
-            at, axes = self._summed[0], (*range(w.ndim),)
+            at, axes = self.summed[0], (*range(w.ndim),)
             keeps = axes if spec.axis is not None else (at,)
             scale = jnp.reshape(qparams.scale, [n if a in keeps else 1 for a, n in enumerate(self._grouped(w.shape))])
             return [codes, finished_on_cpu(scale), self.sums(codes)]
@@ -212,24 +221,25 @@ class DynamicProduct:
     def sums(self, codes: jax.Array) -> jax.Array:
         """The sums of a weight's codes, one for each group where it has groups."""
         if self.setting.weights.group_size is not None:
-            return jnp.sum(self._split(codes), axis=self._summed[0] + 1, dtype=jnp.int32)
-        return jnp.sum(codes, axis=self._summed, dtype=jnp.int32, keepdims=True)
+            return jnp.sum(self._split(codes), axis=self.summed[0] + 1, dtype=jnp.int32)
+        return jnp.sum(codes, axis=self.summed, dtype=jnp.int32, keepdims=True)
 
     def _grouped(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The weight's shape with the number of groups along the axis that is summed."""
-        size, at = self.setting.weights.group_size, self._summed[0]
+        size, at = self.setting.weights.group_size, self.summed[0]
         assert size is not None
         return (*shape[:at], shape[at] // size, *shape[at + 1 :])
 
     def _split(self, w: jax.Array) -> jax.Array:
         """The weight with the axis that is summed in two: groups, and what is in one."""
-        shape, at = self._grouped(w.shape), self._summed[0]
+        shape, at = self._grouped(w.shape), self.summed[0]
         return w.reshape(*shape[: at + 1], w.shape[at] // shape[at], *shape[at + 1 :])
 
     @property
     def coding(self) -> "DynamicCodes":
         """What makes codes of the activation; products that share the activation and this share its codes."""
-        return DynamicCodes(self.setting.activations, self._sharing(len(self.eqn.in_shapes[1 - self.weight])))
+        sharing = self._sharing(len(self.eqn.in_shapes[1 - self.weight]))
+        return DynamicCodes(self.setting.activations, sharing, self.formula)
 
     def __call__(self, x: jax.Array, w: jax.Array, *coded: jax.Array) -> list[jax.Array]:
         """The product in the model's dtype; coded: the results of `coding` for x, and of `weight_parts` for w.
@@ -259,17 +269,17 @@ class DynamicProduct:
         if self.setting.weights.group_size is not None:
             return self._sum_of_groups(x_codes, scale, zero, w_codes, w_scale, sums)
         acc = self.accumulator(x_codes, zero, w_codes, sums)
-        if self.setting.per == "tensor":
-            # compute this small array once; fused, each element of the result would multiply the two scales again
-            scales = self._of_weight(finished_on_cpu(unfused(scale * w_scale)))
-        else:
-            scales = unfused(self._of_x(scale, x_codes.ndim) * self._of_weight(w_scale))
+        if self.setting.per == "row":
+            of_x, of_weight = self._of_x(scale, x_codes.ndim), self._of_weight(w_scale)
+            return of_sums(acc, of_x, of_weight, self.formula).astype(self.eqn.out_dtypes[0])
+        # compute this small array once; fused, each element of the result would multiply the two scales again
+        scales = self._of_weight(finished_on_cpu(unfused(scale * w_scale)))
         # round the product before the model's bias is added: without this, jit could fuse both into one rounding
         return unfused(acc.astype(jnp.float32) * scales).astype(self.eqn.out_dtypes[0])
 
     def _sum_of_groups(self, x: jax.Array, scale: jax.Array, zero: jax.Array, w: jax.Array, *parts: jax.Array) -> Any:
         contracting, batch = self.eqn.params["dimension_numbers"]
-        at, axis, first = self._summed[0], int(contracting[1 - self.weight][0]), self.weight
+        at, axis, first = self.summed[0], int(contracting[1 - self.weight][0]), self.weight
         layout = {
             "weight": first,
             "group_axis": at,
@@ -279,22 +289,17 @@ class DynamicProduct:
         }
         acc = accumulators(layout, x, self._split(w), accumulate.dot)
         of_x, zero_of_x = self._of_x(scale, x.ndim), self._of_x(zero, x.ndim)
-        total: jax.Array | None = None
-        for index in range(acc.shape[0]):
-            own, sums = (self._of_weight(lax.slice_in_dim(part, index, index + 1, axis=at)) for part in parts)
-            group = lax.index_in_dim(acc, index, 0, keepdims=False)
-            if not self.setting.activations.symmetric:
-                group = group - zero_of_x * sums
-            product = unfused(group.astype(jnp.float32) * unfused(of_x * own))
-            # XLA keeps the order of additions that are written one by one
-            total = product if total is None else total + product
-        assert total is not None
-        return unfused(total).astype(self.eqn.out_dtypes[0])
+        groups = [lax.index_in_dim(acc, index, 0, keepdims=False) for index in range(acc.shape[0])]
+        own, sums = (
+            [self._of_weight(lax.slice_in_dim(part, index, index + 1, axis=at)) for index in range(len(groups))]
+            for part in parts
+        )
+        return of_groups(groups, sums, own, of_x, zero_of_x, self.formula).astype(self.eqn.out_dtypes[0])
 
     def along_x(self, dx: jax.Array, w_codes: jax.Array, w_scale: jax.Array) -> jax.Array:
         """The product of dx and the dequantized weight."""
         if self.setting.weights.group_size is not None:
-            w_scale = jnp.repeat(w_scale, self.setting.weights.group_size, axis=self._summed[0])
+            w_scale = jnp.repeat(w_scale, self.setting.weights.group_size, axis=self.summed[0])
         w = w_codes.astype(jnp.float32) * jnp.broadcast_to(w_scale, w_codes.shape)
         return self._real(dx, finished_on_cpu(w.astype(self.eqn.in_dtypes[self.weight])))
 

@@ -58,6 +58,9 @@ class Facts(abc.ABC):
     per_example: ClassVar[str | None] = None
     """The role of a constant with one row per example, of which the graph keeps one: all must be equal."""
 
+    reals: ClassVar[bool] = False
+    """INTEGER: may read and compute floats, in float parts of a model."""
+
     indexed: ClassVar[str | None] = None
     """The role of the constant whose rows the integer input chooses."""
 

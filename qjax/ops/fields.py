@@ -49,14 +49,16 @@ class Product(TypedDict):
 
 
 class OfTarget(TypedDict):
-    """What a target may add to a node that makes codes of an accumulator.
+    """What a target may add to a node that makes codes of an accumulator, or of rows.
 
     rule: of the requantization of a product with weights. formula: that of a runtime's own operator.
-    rounding: of an exact sum. accumulator: its register, where it is not exact (`Accumulator.to_json`).
+    dynamic: that of rows that get codes at run time. rounding: of an exact sum.
+    accumulator: its register, where it is not exact (`Accumulator.to_json`).
     """
 
     rule: NotRequired[str]
     formula: NotRequired[str]
+    dynamic: NotRequired[str]
     rounding: NotRequired[str]
     accumulator: NotRequired[list[Any]]
 

@@ -41,6 +41,7 @@ class Island(Op):
     name = NAME
     fields = Fields
     role = Role.INTEGER
+    reals = True
     keeps_batch = always
 
     def accumulator(self, site: Site) -> Bounds | None:
@@ -48,7 +49,9 @@ class Island(Op):
         return None
 
     def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
-        # a program can mix elements along any axis
+        if all(_is_elementwise(*step) for step in attributes["program"]):
+            return [()] * len(inputs)
+        # any other program can mix elements along any axis
         return [range(len(shape)) for shape in inputs]
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
@@ -75,3 +78,9 @@ class Island(Op):
         bounds = centered_bounds(zero_point, attributes["qmin"], attributes["qmax"])
         codes = jnp.clip(steps, *bounds).astype(jnp.int32) + zero_point
         return codes.astype(attributes["dtype"])
+
+
+def _is_elementwise(name: str, operands: Sequence[Any], params: Any) -> bool:
+    """Whether a step computes each element from those at its place alone; constants may be repeated."""
+    repeats = name == "broadcast_in_dim" and all(kind != "value" for kind, *_ in operands)
+    return repeats or name in reals.ELEMENTWISE

@@ -20,6 +20,8 @@ Step = Callable[..., Any]
 _UNARY = """neg sign floor ceil exp exp2 log log1p expm1 tanh logistic sin cos tan asin acos atan sinh cosh erf erfc
 erf_inv sqrt rsqrt cbrt abs is_finite square""".split()  # noqa: SIM905
 _BINARY = "add sub mul div max min pow rem atan2 eq ne lt le gt ge".split()  # noqa: SIM905
+ELEMENTWISE = frozenset((*_UNARY, *_BINARY))
+"""Steps whose results depend on the elements at their own place alone."""
 _REDUCTIONS = {
     "reduce_sum": jnp.sum,
     "reduce_max": jnp.max,
@@ -190,18 +192,19 @@ def run(
     for name, operands, params in program:
         if name not in STEPS:
             raise ValueError(f"A float island has the step {name!r}; known are {', '.join(sorted(STEPS))}.")
-        sized = {key: _tuples(_sized(value, batch)) for key, value in params}
-        outcome = STEPS[name][1](sized, *(operand(item) for item in operands))
+        given = {key: _tuples(sized(value, batch)) for key, value in params}
+        outcome = STEPS[name][1](given, *(operand(item) for item in operands))
         values.extend(outcome if isinstance(outcome, (list, tuple)) else [outcome])
     return [values[index] for index in results]
 
 
-def _sized(value: Any, batch: int) -> Any:
+def sized(value: Any, batch: int) -> Any:
+    """A parameter with the sizes ["batch", k] as numbers."""
     if isinstance(value, (list, tuple)):
         items: list[Any] = list(value)
         if len(items) == 2 and items[0] == "batch":
             return items[1] * batch
-        return [_sized(item, batch) for item in items]
+        return [sized(item, batch) for item in items]
     return value
 
 

@@ -52,6 +52,7 @@ class Profile:
       options: options of the emitter.
       emits: whether qjax writes a file that the device or its compiler takes. Otherwise only the rules are checked.
       cut: whether everything after the first operator that breaks a rule runs elsewhere, too.
+      floats: whether float parts with `qjax.Dynamic` may be in its files.
       recipe: further fields of `Recipe` that are proposed.
 
     Examples:
@@ -74,6 +75,7 @@ class Profile:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     emits: bool = True
     cut: bool = False
+    floats: bool = False
     recipe: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property

@@ -153,7 +153,10 @@ def bias(dtypes: Collection[str], source: Source, *, cure: str) -> Rule:
     """A bias of those dtypes; codes have the scale of the input times that of the weights."""
 
     def test(operator: Operator) -> str | None:
-        tensor = operator.biases
+        tensor, first = operator.biases, operator.inputs[0] if operator.inputs else None
+        if tensor is not None and tensor.dtype == "float32" and first is not None and first.dtype == "float32":
+            # a product of floats has a bias of floats
+            return None
         if tensor is None or tensor.dtype in dtypes:
             return None if tensor is None or tensor.dtype == "float32" else _bias_scale(operator, tensor)
         return f"{tensor.name!r} of {tensor.dtype}"

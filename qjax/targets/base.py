@@ -5,6 +5,7 @@ from typing import Literal, get_args
 
 from qjax.names import did_you_mean
 from qjax.numerics.accumulator import EXACT, Accumulator
+from qjax.numerics.dynamic_formulas import DYNAMIC_FORMULAS, DynamicFormula
 from qjax.numerics.input_quantization import INPUT_QUANTIZATIONS, InputQuantization
 from qjax.numerics.output_dequantization import OUTPUT_DEQUANTIZATIONS, OutputDequantization
 from qjax.numerics.rounding import Rounding
@@ -75,6 +76,9 @@ class Target:
       mixed_widths: whether one layer may have activations of 8 bits and another of 16. A TFLite model is int8 or
         int16x8 as a whole; PyTorch's engines have 8 bits only.
       wide_weights: whether a layer may have weights of more than 8 bits.
+      dynamic: how rows get codes at run time in products that `qjax.Dynamic(per="row")` names, and what their sums
+        become: "onnx", "tflite" or "xnnpack", see `qjax.numerics.dynamic_formulas`. A product that the runtime does not
+        have keeps the first.
       composed: operations without an operator in the runtime, which a program holds as chains of operators. Codes for
         which an operation has no chain stay one operation.
       description: what was modelled: runtime, version, kernels.
@@ -115,6 +119,7 @@ class Target:
     unit_grids: bool = False
     mixed_widths: bool = True
     wide_weights: bool = True
+    dynamic: DynamicFormula = "onnx"
     composed: frozenset[str] = frozenset()
     description: str = ""
 
@@ -145,6 +150,7 @@ class Target:
         for field, known in (
             ("dequantize", OUTPUT_DEQUANTIZATIONS),
             ("tables", TABLE_METHODS),
+            ("dynamic", DYNAMIC_FORMULAS),
             ("softmax", (None, *SOFTMAX_METHODS)),
         ):
             if getattr(self, field) not in known:

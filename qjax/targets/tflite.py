@@ -41,6 +41,7 @@ TFLITE_REFERENCE = register(
         wide_dot=Weighted("float64_away"),
         tables="tflite",
         multiply="tflite_multiply",
+        dynamic="tflite",
         composed=_COMPOSED,
         description="LiteRT's reference kernels (BUILTIN_REF): FULLY_CONNECTED in doubles, the others gemmlowp's",
     )
@@ -72,6 +73,7 @@ TFLITE_OPTIMIZED_X86 = register(
         unit_grids=True,
         mixed_widths=False,
         wide_weights=False,
+        dynamic="tflite",
         composed=_COMPOSED,
         description="LiteRT's optimised kernels on x86, without delegates: two roundings, ties up",
     )
@@ -80,8 +82,9 @@ TFLITE_OPTIMIZED_X86 = register(
 TFLITE_OPTIMIZED_ARM = register(
     TFLITE_OPTIMIZED_X86.replace(
         name="tflite_optimized_arm",
-        # not measured on ARM, where the compiler may fuse the sum
+        # These two were not measured on ARM, where the compiler may fuse the sum.
         dequantize="product",
+        dynamic="onnx",
         requantize=Weighted("tflite_arm_gemm"),
         dot=Weighted("tflite_arm_gemm", "f32"),
         dot_per_channel=Weighted("tflite_arm_gemm", "f64"),
@@ -112,6 +115,7 @@ TFLITE_XNNPACK = register(
         unit_grids=True,
         mixed_widths=False,
         wide_weights=False,
+        dynamic="xnnpack",
         composed=_COMPOSED,
         description="LiteRT's default, XNNPACK, on x86: one rounding of a float32 product, ties to even",
     )
@@ -120,6 +124,8 @@ TFLITE_XNNPACK = register(
 TFLITE_XNNPACK_ARM = register(
     TFLITE_XNNPACK.replace(
         name="tflite_xnnpack_arm",
+        # not measured on ARM
+        dynamic="onnx",
         multiply="xnnpack_multiply_arm",
         mean="xnnpack_mean_arm",
         softmax="uint16",

@@ -8,12 +8,12 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from qjax import ops
 from qjax.assign.retarget import retarget
 from qjax.export.emit import onnx as onnx_emitter
 from qjax.export.emit import tflite as tflite_emitter
 from qjax.export.read import sniffed
 from qjax.graph.ir import Graph
-from qjax.ops import island
 from qjax.problems import Problems, Unsupported
 from qjax.profiles import Operator, Profile, ProfileError, Verdict, Violation, check_operators, get
 
@@ -74,7 +74,7 @@ def operators_of_graph(
     """
     islands = Problems()
     for node in graph.nodes:
-        if node.op == island.NAME:
+        if ops.get(node.op).reals and not profile.floats:
             islands.add(repr(node.name), "a float island", "Drop their qjax.FLOAT or qjax.Dynamic", node.location)
     if islands:
         return [], islands.found

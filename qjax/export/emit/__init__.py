@@ -10,12 +10,9 @@ from typing import Any
 
 from qjax.graph.ir import Graph
 from qjax.names import did_you_mean
-from qjax.ops import island
 from qjax.progress import stage
 
 FORMATS = ("c", "onnx", "stablehlo", "tflite")
-HOLDS_REALS = ("stablehlo", "onnx", "c")
-"""The formats that have a place for float islands; the last two for those with certain bits, see `export.ieee`."""
 
 
 def emit(graph: Graph, format: str, path: str | os.PathLike[str], **options: Any) -> None:
@@ -28,12 +25,6 @@ def emit(graph: Graph, format: str, path: str | os.PathLike[str], **options: Any
     if format not in FORMATS:
         raise ValueError(
             f"emit: expected one of the formats {', '.join(FORMATS)}, got {format!r}.{did_you_mean(format, FORMATS)}"
-        )
-    islands = [node.name for node in graph.nodes if node.op == island.NAME]
-    if islands and format not in HOLDS_REALS:
-        raise ValueError(
-            f"emit: {format} files hold integers only, and these nodes are float islands: {', '.join(islands)}. Drop "
-            f"their qjax.FLOAT or qjax.Dynamic, or emit {', '.join(HOLDS_REALS)}."
         )
     with stage(f"emit: {format}"):
         importlib.import_module(f"qjax.export.emit.{format}").emit(graph, path, **options)

@@ -222,7 +222,10 @@ OPTIONS: Mapping[str, tuple[int, Fields]] = {
         },
     ),
     "TRANSPOSE_CONV": (49, _STRIDES | {"activation": (3, "i8", 0)}),
-    "FULLY_CONNECTED": (8, {"activation": (0, "i8", 0), "format": (1, "i8", 0), "keep_dims": (2, "bool", 0)}),
+    "FULLY_CONNECTED": (
+        8,
+        {"activation": (0, "i8", 0), "format": (1, "i8", 0), "keep_dims": (2, "bool", 0), "asymmetric": (3, "bool", 0)},
+    ),
     "BATCH_MATMUL": (101, {"adj_x": (0, "bool", 0), "adj_y": (1, "bool", 0)}),
     "ADD": (11, {"activation": (0, "i8", 0), "powers_of_two": (1, "bool", 1)}),
     "SUB": (28, {"activation": (0, "i8", 0), "powers_of_two": (1, "bool", 1)}),

@@ -24,6 +24,7 @@ ALIGNMENT = 16
 
 TYPES = {
     "float32": "FLOAT32",
+    "float16": "FLOAT16",
     "int4": "INT4",
     "int8": "INT8",
     "uint8": "UINT8",
@@ -37,11 +38,15 @@ TYPES = {
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Scales:
-    """The quantization of a tensor: float32 scale () or (channels,) along `axis`, and its zero point."""
+    """The quantization of a tensor: float32 scale () or (channels,) along `axis`, and its zero point.
+
+    block: the length of groups along the last axis; then the scale is float16 (channels, groups).
+    """
 
     scale: Any
     zero_point: Any = 0
     axis: int = 0
+    block: int | None = None
 
     @property
     def per_channel(self) -> bool:
@@ -88,7 +93,9 @@ class File:
         tensor.type = getattr(self._schema.TensorType, TYPES[dtype])
         if signature is not None:
             tensor.shapeSignature = [int(n) for n in signature]
-        if scales is not None:
+        if scales is not None and scales.block is not None:
+            tensor.quantization = self._blockwise(name, scales)
+        elif scales is not None:
             held = tensor.quantization = self._schema.QuantizationParametersT()
             held.scale = np.atleast_1d(np.asarray(scales.scale, np.float32)).ravel()
             held.zeroPoint = np.broadcast_to(np.asarray(scales.zero_point, np.int64), held.scale.shape).copy()
@@ -98,6 +105,15 @@ class File:
         self.tensors.append(tensor)
         self._facts.append(_Facts(dtype, len(tensor.shape), scales is not None and scales.per_channel))
         return len(self.tensors) - 1
+
+    def _blockwise(self, name: str, scales: Scales) -> Any:
+        """Scales in a tensor of their own, which comes before the tensor that they are of."""
+        held, details = self._schema.QuantizationParametersT(), self._schema.BlockwiseQuantizationT()
+        data = np.asarray(scales.scale, np.float16)
+        details.scales, details.zeroPoints = self.tensor(f"{name}/scales", data.shape, "float16", None, data), -1
+        details.blockSize = scales.block
+        held.detailsType, held.details = self._schema.QuantizationDetails.BlockwiseQuantization, details
+        return held
 
     def buffer(self, data: memoryview | bytes) -> int:
         """The buffer that holds these bytes."""

@@ -34,6 +34,7 @@ OPERATORS: Mapping[str, Operator] = {
     "ADD": Operator("AddOptions", {"8": 2, "int16": 3, "int64": 4}),
     "SUB": Operator("SubOptions", {"8": 2, "int16": 5, "int64": 4}),
     "MUL": Operator("MulOptions", {"8": 3, "int16": 4, "int64": 5}),
+    "DEQUANTIZE": Operator("DequantizeOptions", {"8": 2, "int16": 3}),
     "QUANTIZE": Operator("QuantizeOptions", {"8": 2, "int16": 2, "float32": 2}),
     "AVERAGE_POOL_2D": Operator("Pool2DOptions", _POOL),
     "MAX_POOL_2D": Operator("Pool2DOptions", _POOL),
@@ -74,9 +75,11 @@ OPERATORS: Mapping[str, Operator] = {
 }
 
 _SINCE: Mapping[tuple[str, int], str] = {
+    ("FULLY_CONNECTED", 3): "1.14.0",
     ("FULLY_CONNECTED", 4): "1.14.0",
     ("FULLY_CONNECTED", 5): "2.0.0",
     ("FULLY_CONNECTED", 7): "2.3.0",
+    ("FULLY_CONNECTED", 9): "2.3.0",
     ("FULLY_CONNECTED", 10): "2.11.0",
     ("FULLY_CONNECTED", 11): "2.15.0",
     ("FULLY_CONNECTED", 12): "2.17.0",
@@ -96,6 +99,8 @@ _SINCE: Mapping[tuple[str, int], str] = {
     ("SUB", 5): "2.4.0",
     ("MUL", 3): "1.15.0",
     ("MUL", 4): "2.3.0",
+    ("DEQUANTIZE", 2): "1.14.0",
+    ("DEQUANTIZE", 3): "2.2.0",
     ("QUANTIZE", 2): "2.2.0",
     ("AVERAGE_POOL_2D", 2): "1.14.0",
     ("AVERAGE_POOL_2D", 3): "2.3.0",
@@ -182,6 +187,9 @@ def version(
         return 10 if operator == "FULLY_CONNECTED" else 7
     if operator == "FULLY_CONNECTED" and per_channel:
         return 11 if dtype == "int16" else 12
+    if operator == "FULLY_CONNECTED" and dtype == "float32" and dtypes[1] == "int8":
+        # 3 has symmetric codes of rows only
+        return 9
     if operator == "CONV_2D" and grouped:
         return 6
     if known.large is not None and rank > known.large[0]:

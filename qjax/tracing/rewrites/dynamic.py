@@ -17,7 +17,9 @@ from typing import Any
 
 import jax
 
+from qjax.numerics.dynamic_formulas import DynamicFormula
 from qjax.numerics.weight_formats import WeightFormat
+from qjax.ops import dynamic_rows
 from qjax.ops.dynamic import Dynamic, DynamicCodes, DynamicProduct
 from qjax.ops.formatted import FormattedProduct
 from qjax.ops.frozen import FrozenProduct, Use
@@ -36,10 +38,12 @@ _Coded = dict[tuple[Value, DynamicCodes], tuple[Value, ...]]
 """The codes that a program has so far."""
 
 
-def with_dynamic(program: Program, setting_of: SettingOf, left: Collection[Value] = ()) -> Program:
+def with_dynamic(
+    program: Program, setting_of: SettingOf, left: Collection[Value] = (), formula: DynamicFormula = "onnx"
+) -> Program:
     """The program with those products on codes, in bodies too.
 
-    left: weights that stay float, as those of adapters do.
+    left: weights that stay float, as those of adapters do. formula: the target's, for products that it has.
 
     Raises:
       ValueError: a product that cannot be computed so; the message names the module and the user's line.
@@ -52,11 +56,11 @@ def with_dynamic(program: Program, setting_of: SettingOf, left: Collection[Value
         setting = setting_of(eqn.scope)
         weight = None if setting is None else _weight(eqn)
         if eqn.body is not None:
-            equations.append(dataclasses.replace(eqn, body=with_dynamic(eqn.body, setting_of, left)))
+            equations.append(dataclasses.replace(eqn, body=with_dynamic(eqn.body, setting_of, left, formula)))
         elif setting is None or weight is None or eqn.inputs[weight] in left:
             equations.append(eqn)
         else:
-            equations += _split(eqn, weight, setting, coded, made)
+            equations += _split(eqn, weight, setting, coded, made, formula)
     return dataclasses.replace(program, equations=tuple(equations))
 
 
@@ -104,11 +108,20 @@ def _weight(eqn: Equation) -> int | None:
 
 
 def _split(
-    eqn: Equation, weight: int, setting: Setting, coded: _Coded, made: Mapping[Value, Equation]
+    eqn: Equation,
+    weight: int,
+    setting: Setting,
+    coded: _Coded,
+    made: Mapping[Value, Equation],
+    formula: DynamicFormula,
 ) -> list[Equation]:
     try:
-        formatted = isinstance(setting, WeightFormat)
-        product = FormattedProduct(eqn, weight, setting) if formatted else DynamicProduct(eqn, weight, setting)
+        if isinstance(setting, WeightFormat):
+            product = FormattedProduct(eqn, weight, setting)
+        else:
+            product = DynamicProduct(eqn, weight, setting)
+            if dynamic_rows.problem(product, formula) is None:
+                product = dataclasses.replace(product, formula=formula)
     except ValueError as error:
         module = f" in module {eqn.scope!r}" if eqn.scope else ""
         raise ValueError(f"{eqn.location or 'unknown line'}{module}: {error}") from None

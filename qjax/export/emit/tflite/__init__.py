@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from qjax.export import document, files, strict_json
-from qjax.export.emit.tflite import arithmetic, functions, moves, plain_integers, products, selections, tables
+from qjax.export.emit.tflite import arithmetic, floats, functions, moves, plain_integers, products, selections, tables
 from qjax.export.emit.tflite.support import check_target, problems_of
 from qjax.export.emit.tflite.writer import Writer
 from qjax.export.tflite_schema.file import METADATA, METADATA_VERSION
@@ -36,6 +36,7 @@ __all__ = [
     "arithmetic",
     "attempt",
     "emit",
+    "floats",
     "functions",
     "moves",
     "plain_integers",
@@ -144,7 +145,7 @@ def _tensor(tensor: Tensor) -> list[Any]:
 
 def _node(graph: Graph, node: Node, span: tuple[int, int]) -> dict[str, Any]:
     entry = {**document.of_node(node), "operators": list(span)}
-    exact = not {"rule", "formula"} & set(node.attributes)
+    exact = not {"rule", "formula", "dynamic"} & set(node.attributes)
     listed = [role for role in node.constants if role in _LISTED or (exact and role not in ("kernel", "bias"))]
     if listed:
         entry["values"] = {role: np.asarray(graph.constant(node, role)).tolist() for role in listed}

@@ -75,9 +75,3 @@ def embed_rows(writer: Writer, node: Node) -> Value:
         "a lookup in a table whose rows have scales of their own",
         f"TFLite has one scale for what a GATHER returns: leave out the table's override with axis=0; {_ELSEWHERE}",
     )
-
-
-@lowers("island")
-def island(writer: Writer, node: Node) -> Value:
-    """Refused: real numbers."""
-    raise Unsupported("a part in real numbers", "Quantize it, or keep it out of the model that you ship")

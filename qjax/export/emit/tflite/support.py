@@ -51,7 +51,8 @@ def problems_of(graph: Graph) -> Problems:
     for name in (*graph.inputs, *(node.output for node in graph.nodes)):
         tensor = graph.tensors[name]
         if tensor.quantization is None:
-            if tensor.dtype not in ("int32", "bool"):
+            # floats are in float parts only, whose lowerings know what the runtime has
+            if tensor.dtype not in ("int32", "bool", "float32"):
                 found.add(f"tensor {name!r}", f"integers of {tensor.dtype}", "Give indices as int32, masks as booleans")
         elif tensor.dtype not in ("int8", "int16"):
             found.add(f"tensor {name!r}", f"codes of {tensor.dtype}", _CURE_SIGNED)

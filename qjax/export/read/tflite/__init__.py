@@ -37,6 +37,7 @@ _HANDLERS = (
     "joins_and_splits",
     "lookups",
     "functions",
+    "floats",
     "selections",
 )
 _SIZES = (251, 257)

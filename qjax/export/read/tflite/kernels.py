@@ -27,6 +27,10 @@ DEPTHWISE = "DEPTHWISE_CONV_2D of uint8"
 GROUPED = "CONV_2D of several groups"
 SINGLE = "DEPTHWISE_CONV_2D of one channel"
 CONV = "CONV_2D or TRANSPOSE_CONV of uint8"
+ROWS = "FULLY_CONNECTED of floats with int8 weights"
+INT4_ROWS = "FULLY_CONNECTED of floats with int4 weights"
+ODD_INT4_ROWS = "FULLY_CONNECTED of floats with rows of an odd number of int4 weights"
+BLOCKS = "FULLY_CONNECTED of floats with blockwise weights"
 
 _UINT8 = Weighted("double_round", "f32")
 # With one input channel the only group makes it look like any other convolution to a target.
@@ -46,12 +50,17 @@ _RULES: Mapping[str, Mapping[str, Mapping[str, str | Weighted]]] = {
 }
 """target -> mark -> the fields of the target that differ. Kernels of uint8 form the scale in float32."""
 
+_FLOATS = (ROWS, INT4_ROWS, ODD_INT4_ROWS, BLOCKS)
+
 _UNKNOWN: Mapping[str, frozenset[str]] = {
     # Its RELU6 kernel compares codes on the input's grid with bounds on the output's grid.
-    "tflite_micro": frozenset({RELU6}),
-    "cmsis_nn": frozenset({RELU6}),
-    "tflite_optimized_arm": frozenset({RELU, RELU6, TRANSPOSED, CONV, DEPTHWISE, SINGLE, GROUPED}),
-    "tflite_xnnpack_arm": frozenset({RELU, RELU6}),
+    "tflite_micro": frozenset({RELU6, *_FLOATS}),
+    "cmsis_nn": frozenset({RELU6, *_FLOATS}),
+    "tflite_reference": frozenset({BLOCKS}),
+    "tflite_optimized_x86": frozenset({INT4_ROWS, ODD_INT4_ROWS, BLOCKS}),
+    "tflite_optimized_arm": frozenset({RELU, RELU6, TRANSPOSED, CONV, DEPTHWISE, SINGLE, GROUPED, *_FLOATS}),
+    "tflite_xnnpack": frozenset({ODD_INT4_ROWS}),
+    "tflite_xnnpack_arm": frozenset({RELU, RELU6, *_FLOATS}),
 }
 """target -> marks whose bits qjax does not have."""
 
@@ -61,10 +70,15 @@ def refused(marks: Mapping[str, str], target: targets.Target) -> list[str]:
     unknown = _UNKNOWN.get(target.name, frozenset())
     return [
         f"{name!r}: {mark} has a kernel of its own under {target.name!r}, whose bits qjax does not have. "
-        "Read it with target='tflite_reference'"
+        f"Read it with target={_known(mark)!r}"
         for name, mark in marks.items()
         if mark in unknown
     ]
+
+
+def _known(mark: str) -> str:
+    """A target whose runtime computes a marked node as qjax does."""
+    return next(name for name in ("tflite_reference", "tflite_xnnpack") if mark not in _UNKNOWN[name])
 
 
 def targeted(

@@ -32,6 +32,8 @@ COMPILED = {
 
 
 MAX_RANK = 8
+_BLOCKWISE = 2
+"""BlockwiseQuantization in the schema's union of quantizations."""
 MAX_ELEMENTS = 2**28
 """Elements of a tensor without data, for one batch: more than any model has, few enough for this machine."""
 
@@ -53,7 +55,8 @@ class FileTensor:
     """A tensor as the file states it.
 
     span: the first byte of its data and the byte behind it; None for what is computed. scale: () floats where it has
-    no scales. unusual: what about it the graph cannot express (a variable, sparse weights), or "".
+    no scales. blocks: of scales for groups along the last axis, the index of their tensor and the length of a group.
+    unusual: what about it the graph cannot express (a variable, sparse weights), or "".
     """
 
     index: int
@@ -66,6 +69,7 @@ class FileTensor:
     zero_point: NDArray[Any]
     axis: int
     unusual: str
+    blocks: tuple[int, int] | None = None
 
     @property
     def size(self) -> int:
@@ -97,6 +101,21 @@ class Model:
     description: str
     metadata: Mapping[str, tuple[int, int]]
     once: "Mapping[int, Model]" = dataclasses.field(default_factory=dict)
+
+    def block_scales(self, tensor: FileTensor) -> NDArray[Any]:
+        """The float32 scales (channels, groups) of a matrix that has `blocks`.
+
+        Raises:
+          ReadError: they do not fit the tensor.
+        """
+        assert tensor.blocks is not None
+        index, size = tensor.blocks
+        held = self.tensors[index] if 0 <= index < len(self.tensors) else None
+        if held is None or held.span is None or held.dtype not in ("float16", "float32"):
+            raise damaged(f"tensor {tensor.name[:60]!r}: no tensor {index} of scales")
+        if len(tensor.shape) != 2 or held.shape != (tensor.shape[0], tensor.shape[1] // size) or tensor.shape[1] % size:
+            raise damaged(f"tensor {tensor.name[:60]!r} of shape {tensor.shape}: scales {held.shape}, blocks of {size}")
+        return self.array(held).astype(np.float32)
 
     def array(self, tensor: FileTensor) -> NDArray[Any]:
         """The data of a tensor, as a new array; int4 becomes int8."""
@@ -241,10 +260,23 @@ def _tensor(index: int, table: Table, buffers: Sequence[tuple[int, int] | None])
     zero_point = None if q is None else q.array(3, "int64")
     scale = np.zeros(0, np.float32) if scale is None else scale
     zero_point = np.zeros(scale.shape, np.int64) if zero_point is None or not zero_point.size else zero_point
-    if q is not None and q.scalar(4, "u8") and not unusual:
+    kind = 0 if q is None else q.scalar(4, "u8")
+    blocks = _blocks(q, where) if q is not None and kind == _BLOCKWISE else None
+    if kind and blocks is None and not unusual:
         unusual = "a quantization that is no scale and zero point"
     axis = 0 if q is None else q.scalar(6, "i32")
-    return FileTensor(index, name, shape, signature, dtype, span, scale, zero_point, axis, unusual)
+    return FileTensor(index, name, shape, signature, dtype, span, scale, zero_point, axis, unusual, blocks)
+
+
+def _blocks(q: Table, where: str) -> tuple[int, int] | None:
+    """Of a blockwise quantization without zero points: the tensor of its scales, and the size of a block."""
+    details = q.table(5)
+    if details is None or details.scalar(1, "i32", -1) > 0:
+        return None
+    scales, size = details.scalar(0, "i32"), details.scalar(2, "i32")
+    if size < 1:
+        raise damaged(f"{where}: blocks of {size}")
+    return scales, size
 
 
 def _sizes(table: Table, field: int, where: str, least: int = 0) -> tuple[int, ...]:

@@ -32,6 +32,20 @@ def reads(*names: str) -> Callable[[Handler], Handler]:
     return register
 
 
+FLOAT_HANDLERS: dict[str, Handler] = {}
+"""The same for operators on floats."""
+
+
+def reads_floats(*names: str) -> Callable[[Handler], Handler]:
+    """Decorator: the function reads operators of these names whose data are floats."""
+
+    def register(function: Handler) -> Handler:
+        FLOAT_HANDLERS.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
 class Walk(Results):
     """A model on its way to a graph.
 
@@ -72,7 +86,7 @@ class Walk(Results):
                     self._pretend(self.model.tensors[index])
         for operator in operators:
             try:
-                handler = HANDLERS.get(operator.name)
+                handler = self._handler(operator)
                 if operator.name in COMPILED:
                     raise Unsupported(*COMPILED[operator.name])
                 if handler is None:
@@ -91,6 +105,28 @@ class Walk(Results):
         self._float_inputs(read)
         outputs = [self._output(index) for index in self._wanted]
         return Graph(self.tensors, tuple(self.nodes), tuple(self.inputs), tuple(outputs), "", self._metadata())
+
+    def _handler(self, operator: Operator) -> Handler | None:
+        """The handler of an operator, by what flows into it."""
+        read = (self.model.tensors[index] for index in operator.inputs if index >= 0)
+        floats = any(tensor.dtype == "float32" and tensor.span is None for tensor in read)
+        if floats and operator.name in FLOAT_HANDLERS:
+            return FLOAT_HANDLERS[operator.name]
+        return HANDLERS.get(operator.name)
+
+    def floats_of(self, operator: Operator, place: int) -> Codes:
+        """A float tensor that flows."""
+        tensor = self.operand(operator, place)
+        if tensor.index in self.floats and tensor.index not in self.codes:
+            shape = self.scaled(tensor) if tensor.index in self._batched else tensor.shape
+            self._sources[tensor.index] = self.add(tensor, shape, None)
+        found = self.codes.get(tensor.index)
+        if found is None or found.dtype != "float32":
+            raise Unsupported(
+                f"its operand {tensor.name!r} is {kind_of(tensor)}",
+                "Floats must come from a float input of the model, or from a product of floats with int8 weights",
+            )
+        return found
 
     def _metadata(self) -> dict[str, Any]:
         return {"description": self.model.description} if self.model.description else {}
@@ -162,7 +198,7 @@ class Walk(Results):
     def _output(self, index: int) -> str:
         tensor = self.model.tensors[index]
         found = self.codes.get(index) or self.reals.get(index)
-        if found is not None and (found.grid is not None or tensor.dtype in INTEGERS):
+        if found is not None and (found.grid is not None or tensor.dtype in (*INTEGERS, "float32")):
             return found.name
         if not self.problems:
             self.problems.add(f"output {tensor.name!r}", kind_of(tensor), FLOATS)

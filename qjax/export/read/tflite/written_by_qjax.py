@@ -21,7 +21,7 @@ from qjax.export.tflite_schema import layouts
 from qjax.export.tflite_schema.file import METADATA, METADATA_VERSION
 from qjax.graph import kernels
 from qjax.graph.check import check_integer
-from qjax.graph.ir import INTEGER_DTYPES, Graph, Node, Quantization, Tensor
+from qjax.graph.ir import INTEGER_DTYPES, REAL_DTYPE, Graph, Node, Quantization, Tensor
 from qjax.ops.channels import weight_to_result
 from qjax.ops.fields import OF_TARGETS
 from qjax.run import interpreter
@@ -99,9 +99,13 @@ class _Claims:
             low, high, axes, several = grid
             stored = self._all(name)
             sizes = [shape[axis] for axis in axes]
-            scale = np.concatenate([t.scale for t in stored]) if len(stored) > 1 else stored[0].scale
+            if stored[0].blocks is not None:
+                scale, zero = self.model.block_scales(stored[0]), 0
+            else:
+                scale = np.concatenate([t.scale for t in stored]) if len(stored) > 1 else stored[0].scale
+                zero = stored[0].zero_point[0]
             scale = scale[:1].reshape(()) if not axes else scale.reshape(sizes)
-            zero_point = np.full(sizes if several else (), stored[0].zero_point[0], np.int32)
+            zero_point = np.full(sizes if several else (), zero, np.int32)
             quantization = Quantization(scale, zero_point, low, high, tuple(axes))
         return Tensor(name, tuple(shape), dtype, quantization, value)
 
@@ -159,10 +163,13 @@ class _Claims:
             names = {operator.name for operator in self.model.operators[first:end]}
             stored = layouts.depthwise(stored) if "DEPTHWISE_CONV_2D" in names else stored
             return np.ascontiguousarray(layouts.from_ohwi(stored, attributes["rhs_layout"]))
-        return stored
+        # groups lie behind one another in the file
+        return stored.reshape(shape)
 
     def _bias(self, entry: Mapping[str, Any], kernel: NDArray[Any]) -> NDArray[Any]:
         name, attributes = entry["constants"]["bias"], entry["attributes"]
+        if self.claimed[name][2] == REAL_DTYPE:
+            return self._data(name)
         kept = [w for _, w in attributes["channels"]]
         sizes = [n if axis in kept else 1 for axis, n in enumerate(kernel.shape)]
         vector = weight_to_result(self._data(name).reshape(sizes), attributes["channels"], attributes["rank"])
@@ -191,7 +198,9 @@ class _Claims:
 
 
 def _listed(value: Any, dtype: str) -> NDArray[Any]:
-    """Numbers of a document as integers of that type."""
+    """Numbers of a document as that type."""
+    if dtype == REAL_DTYPE:
+        return np.asarray(value, np.float32)
     if dtype not in INTEGER_DTYPES:
         raise ValueError(f"constants of {dtype}")
     numbers = np.asarray(value, np.int64)
@@ -249,6 +258,7 @@ def compared(a: Model, b: Model) -> str:
             return f"operator {y.index} {y.name}"
     for s, t in zip(a.tensors, b.tensors, strict=True):
         same = (s.name, s.shape, s.signature, s.dtype, s.unusual) == (t.name, t.shape, t.signature, t.dtype, t.unusual)
+        same = same and s.blocks == t.blocks
         same = same and np.array_equal(s.scale, t.scale) and np.array_equal(s.zero_point, t.zero_point)
         if not same or s.axis != t.axis or _bytes(a, s) != _bytes(b, t):
             return f"tensor {t.name!r}"

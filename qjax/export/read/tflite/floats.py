@@ -1,0 +1,213 @@
+"""Float parts of a model: FULLY_CONNECTED with int8 or int4 weights ("dynamic range"), and steps between such products.
+
+The steps are those whose bits are certain: sums, products and bounds of floats, and what only moves them.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qjax.export.read.tflite.kernels import BLOCKS, INT4_ROWS, ODD_INT4_ROWS, ROWS
+from qjax.export.read.tflite.model import FileTensor, Operator
+from qjax.export.read.tflite.values import FLOATS, Codes, bad, code_range, volume
+from qjax.export.read.tflite.walk import Walk, reads_floats
+from qjax.export.tflite_schema.activations import BOUNDS
+from qjax.export.tflite_schema.enums import ACTIVATIONS
+from qjax.graph.ir import Quantization
+from qjax.problems import Unsupported
+
+_BINARY = {"ADD": "add", "SUB": "sub", "MUL": "mul", "MAXIMUM": "max", "MINIMUM": "min"}
+
+
+@reads_floats("FULLY_CONNECTED")
+def fully_connected(walk: Walk, operator: Operator) -> None:
+    """Rows of floats, which get codes at run time, times a matrix (out, in)."""
+    if operator.options["format"]:
+        raise Unsupported("its weights are shuffled", "Convert the model again without that option")
+    x, stored = walk.floats_of(operator, 0), walk.operand(operator, 1)
+    if stored.span is None or stored.dtype not in ("int8", "int4"):
+        raise Unsupported(
+            f"its weights {stored.name!r} are no constant of 8 or 4 bits",
+            "Quantize them: to integers as a whole, or the weights alone (dynamic range)",
+        )
+    if len(stored.shape) != 2 or not volume(stored.shape) or volume(x.shape) % stored.shape[1]:
+        raise bad(operator, f"an input of {x.shape}, weights of {stored.shape}")
+    n, depth = stored.shape
+    keep = bool(operator.options["keep_dims"])
+    if keep and (not x.shape or x.shape[-1] != depth):
+        raise bad(operator, f"an input of {x.shape}, weights of {stored.shape}")
+    rows = x.shape[:-1] if keep else (volume(x.shape) // depth,)
+    x = _reshaped(walk, x, (*rows, depth), f"{walk.name_of(operator)}/input")
+    kernel, grid = _kernel(walk, stored)
+    constants = {"kernel": walk.held(operator, 1, kernel, grid)}
+    if walk.has(operator, 2):
+        bias = walk.operand(operator, 2)
+        if bias.span is None or bias.dtype != "float32" or bias.size != n:
+            raise Unsupported(f"its bias {bias.name!r} is no constant of {n} floats", FLOATS)
+        constants["bias"] = walk.held(operator, 2, walk.array(bias).reshape(-1))
+    attributes = {"symmetric": not operator.options["asymmetric"], "summed": 1, "features": [n]}
+    y = _behind(walk, operator, (*rows, n))
+    walk.marks[y.name] = _mark(stored)
+    walk.node("dynamic_dot", [x], y.name, attributes, constants)
+    _activated(walk, operator, y)
+
+
+@reads_floats(*_BINARY)
+def binary(walk: Walk, operator: Operator) -> None:
+    """A sum, a product or a bound of floats, element by element."""
+    sides = [_side(walk, operator, place) for place in (0, 1)]
+    try:
+        shape = np.broadcast_shapes(*(side.shape for side in sides))
+    except ValueError:
+        raise bad(operator, "shapes of its sides") from None
+    flowing = [side for side in sides if isinstance(side, Codes)]
+    constants: dict[str, str] = {}
+    program: list[Any] = []
+    operands: list[Any] = []
+    for side in sides:
+        if isinstance(side, Codes):
+            operand: list[Any] = ["value", flowing.index(side)]
+        else:
+            role = f"constant{len(constants)}"
+            constants[role] = walk.constant(f"{walk.name_of(operator)}/{role}", side)
+            operand = ["constant", role, "float32"]
+        if side.shape != shape:
+            axes = list(range(len(shape) - len(side.shape), len(shape)))
+            program.append(["broadcast_in_dim", [operand], [["shape", list(shape)], ["broadcast_dimensions", axes]]])
+            operand = ["step", len(program) - 1]
+        operands.append(operand)
+    program.append([_BINARY[operator.name], operands, []])
+    fused = operator.name not in ("MAXIMUM", "MINIMUM")
+    y = _behind(walk, operator, shape) if fused else _result(walk, operator, shape)
+    _island(walk, y.name, flowing, program, constants)
+    if fused:
+        _activated(walk, operator, y)
+
+
+@reads_floats(*BOUNDS)
+def activation(walk: Walk, operator: Operator) -> None:
+    """Bounds of floats."""
+    x = walk.floats_of(operator, 0)
+    _island(walk, _result(walk, operator, x.shape).name, [x], _bounds(operator.name), {})
+
+
+@reads_floats("RESHAPE")
+def reshape(walk: Walk, operator: Operator) -> None:
+    """The shape of floats."""
+    x = walk.floats_of(operator, 0)
+    stated = walk.output(operator)
+    if walk.scale != 1 and stated.shape and x.shape[0] != walk.operand(operator, 0).shape[0]:
+        shape = (stated.shape[0] * walk.scale, *stated.shape[1:])
+    else:
+        shape = stated.shape
+    if volume(shape) != volume(x.shape):
+        raise bad(operator, f"floats of shape {x.shape} as {shape}")
+    _island(walk, _result(walk, operator, shape).name, [x], [_reshape(shape)], {})
+
+
+def _kernel(walk: Walk, stored: FileTensor) -> tuple[NDArray[Any], Quantization]:
+    """The codes and their scales; those of groups as (out, groups, size)."""
+    codes = walk.array(stored)
+    low, high = code_range(stored)
+    low += not (codes == low).any()
+    zero_point = np.zeros((), np.int32)
+    if stored.blocks is not None:
+        scale = walk.model.block_scales(stored)
+        grouped = codes.reshape(stored.shape[0], scale.shape[1], stored.blocks[1])
+        _check(stored, scale)
+        return grouped, Quantization(scale, zero_point, low, high, (0, 1))
+    if stored.zero_point.any() or (stored.scale.size > 1 and stored.axis != 0):
+        raise Unsupported(
+            f"its weights {stored.name!r} have a zero point, or scales along axis {stored.axis}",
+            "Its kernel has symmetric weights with one scale, or one for each output channel",
+        )
+    if stored.scale.size not in (1, stored.shape[0]):
+        raise Unsupported(f"its weights {stored.name!r} have {stored.scale.size} scales", FLOATS)
+    _check(stored, stored.scale)
+    one = stored.scale.size == 1
+    scale = stored.scale.reshape(()) if one else stored.scale
+    return codes, Quantization(scale, zero_point, low, high, () if one else (0,))
+
+
+def _check(stored: FileTensor, scale: NDArray[Any]) -> None:
+    if not (np.isfinite(scale).all() and (scale > 0).all()):
+        raise Unsupported(f"its weights {stored.name!r} have a scale that is no positive number", FLOATS)
+
+
+def _mark(stored: FileTensor) -> str:
+    if stored.blocks is not None:
+        return BLOCKS
+    if stored.dtype == "int4":
+        return ODD_INT4_ROWS if stored.shape[1] % 2 else INT4_ROWS
+    return ROWS
+
+
+def _side(walk: Walk, operator: Operator, place: int) -> Any:
+    """A float tensor that flows, or the numbers of a constant."""
+    tensor = walk.operand(operator, place)
+    if tensor.span is not None and tensor.dtype == "float32":
+        return walk.array(tensor)
+    return walk.floats_of(operator, place)
+
+
+def _result(walk: Walk, operator: Operator, shape: Sequence[int]) -> Codes:
+    tensor = walk.output(operator)
+    if tensor.dtype != "float32":
+        raise Unsupported(f"its output {tensor.name!r} is {tensor.dtype}", FLOATS)
+    walk.add(tensor, tuple(shape), None)
+    return walk.codes[tensor.index]
+
+
+def _behind(walk: Walk, operator: Operator, shape: Sequence[int]) -> Codes:
+    """What an operator computes before the activation that is fused into it."""
+    if not operator.options["activation"]:
+        return _result(walk, operator, shape)
+    return walk.between(f"{walk.name_of(operator)}/sum", shape, Codes("", (), "float32", None))
+
+
+def _activated(walk: Walk, operator: Operator, y: Codes) -> None:
+    number = operator.options["activation"]
+    if not number:
+        return
+    if not 0 < number < len(ACTIVATIONS) or ACTIVATIONS[number] not in BOUNDS:
+        raise Unsupported(f"the activation number {number}", "Its kernels have RELU, RELU6 and RELU_N1_TO_1 only")
+    _island(walk, _result(walk, operator, y.shape).name, [y], _bounds(ACTIVATIONS[number]), {})
+
+
+def _bounds(name: str) -> list[Any]:
+    low, high = BOUNDS[name]
+    program: list[Any] = [["max", [["value", 0], ["literal", low, "float32"]], []]]
+    if high is not None:
+        program.append(["min", [["step", 0], ["literal", high, "float32"]], []])
+    return program
+
+
+def _reshaped(walk: Walk, x: Codes, shape: Sequence[int], name: str) -> Codes:
+    if tuple(shape) == x.shape:
+        return x
+    flat = walk.between(name, shape, x)
+    _island(walk, flat.name, [x], [_reshape(shape)], {})
+    return flat
+
+
+def _reshape(shape: Sequence[int]) -> list[Any]:
+    return ["reshape", [["value", 0]], [["new_sizes", list(shape)]]]
+
+
+def _island(walk: Walk, name: str, inputs: Sequence[Codes], program: list[Any], constants: dict[str, str]) -> None:
+    """A node of float steps; ["step", i] is the result of the i-th of them, the last one the output."""
+    count = len(inputs)
+
+    def placed(operand: list[Any]) -> list[Any]:
+        return ["value", count + operand[1]] if operand[0] == "step" else operand
+
+    steps = [[primitive, [placed(item) for item in operands], params] for primitive, operands, params in program]
+    attributes = {
+        "program": steps,
+        "results": [count + len(steps) - 1],
+        "dtypes": ["float32"] * count,
+        "batch": None,
+    }
+    walk.node("island", inputs, name, attributes, constants)

@@ -1,0 +1,188 @@
+"""How runtimes quantize rows at run time, and what they do with the sums: by name, as a target states it.
+
+| formula | runtime | codes of a row | a sum becomes a float |
+| --- | --- | --- | --- |
+| "onnx" | ONNX Runtime, and qjax where no runtime is named | see `numerics.dynamic` | `sum * (s_x * s_w)` |
+| "tflite" | LiteRT's own kernels, reference and optimised | see `tflite_qparams` | `sum * (s_x * s_w)` |
+| "xnnpack" | XNNPACK, LiteRT's default | see `xnnpack_qparams` | `(sum * s_x) * s_w` |
+
+All is float32, and each step is rounded once. LiteRT's formulas make int8 codes in [-128, 127].
+
+Sources: LiteRT's `fully_connected.cc` and `portable_tensor_utils.cc`; XNNPACK's `quantization.h` and its microkernels
+`f32-qs8-vcvt`, `qd8-f32-qc8w-gemm` and `qd8-f32-qb4w-gemm`.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from qjax.numerics.fused import fused_multiply_add
+from qjax.numerics.qspec import QSpec
+from qjax.numerics.rounding import Rounding, round_float
+from qjax.numerics.unfused import unfused
+
+DynamicFormula = Literal["onnx", "tflite", "xnnpack"]
+DYNAMIC_FORMULAS: tuple[DynamicFormula, ...] = ("onnx", "tflite", "xnnpack")
+
+_LOW, _HIGH, _SPAN, _ONE, _ZERO = (np.float32(n) for n in (-128, 127, 255, 1, 0))
+_UNSIGNED = np.int32(128)
+
+
+def unsupported(formula: DynamicFormula, activations: QSpec, weights: QSpec) -> str | None:
+    """What about the codes of a product the formula does not have, with a cure; None for nothing."""
+    if formula == "onnx":
+        return None
+    if activations.bits != 8:
+        return f"activations of {activations.bits} bits, and LiteRT's have 8: use activations=QSpec(bits=8)"
+    if weights.group_size is not None and formula == "tflite":
+        return (
+            "weights in groups, whose arithmetic in LiteRT's own kernels is not known: use the target 'tflite_xnnpack'"
+        )
+    if formula == "tflite":
+        if weights.qmin < -127:
+            return "weights with the code -128, whose products overflow in LiteRT's kernels: use narrow_range=True"
+        return None
+    if activations.symmetric:
+        return "symmetric activations, and XNNPACK's have a zero point: use activations=QSpec(bits=8, symmetric=False)"
+    if weights.group_size is not None and (weights.bits > 4 or weights.group_size % 32):
+        return (
+            f"weights of {weights.bits} bits in groups of {weights.group_size}, and XNNPACK's have 4 bits and groups "
+            "of 32, 64, 96, ...: use weights=QSpec(bits=4, axis=-1, group_size=32)"
+        )
+    return None
+
+
+def row_codes(
+    x: jax.Array, symmetric: bool, reduced: Sequence[int], formula: DynamicFormula
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """int8 codes of a tensor under LiteRT's formulas, their scales and their zero points.
+
+    Rows must be finite: what the runtimes do with others is not defined.
+
+    Args:
+      x: float32. symmetric: codes with the zero point 0. reduced: the axes that share a scale. formula: "tflite" or
+        "xnnpack".
+
+    Returns:
+      codes: int8, of x's shape. scale: float32, zero_point: int32, both of the shape that the other axes leave.
+    """
+    kept = tuple(axis for axis in range(x.ndim) if axis not in reduced)
+    if formula == "xnnpack":
+        factor, scale, zero_point = xnnpack_qparams(x, reduced)
+    else:
+        factor, scale, zero_point = tflite_qparams(x, symmetric, reduced)
+    # Broadcast explicitly: what jnp broadcasts depends on which sizes are 1.
+    factors, zeros = (lax.broadcast_in_dim(v, x.shape, kept) for v in (factor, zero_point))
+    rounding = Rounding.NEAREST_EVEN if formula == "xnnpack" else Rounding.NEAREST_AWAY
+    steps = round_float(unfused(x * factors), rounding)
+    least = np.float32(-127) if symmetric and formula == "tflite" else _LOW
+    zero = zeros.astype(jnp.float32)
+    codes = jnp.clip(steps, least - zero, _HIGH - zero) + zero
+    # NaN has no code; an integer that every machine agrees on
+    codes = jnp.where(jnp.isnan(codes), jnp.zeros_like(codes), codes)
+    return codes.astype(jnp.int32).astype(jnp.int8), scale, zero_point
+
+
+def tflite_qparams(x: jax.Array, symmetric: bool, reduced: Sequence[int]) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """What x is multiplied by, the scale and the zero point of each row, as LiteRT's own kernels find them.
+
+    Symmetric: `range = max|x|`, `scale = range / 127`, the factor `127 / range`. Otherwise the range is widened to
+    hold 0; `scale = (hi - lo) / 255`, the factor `1 / scale`. The zero point follows from the end of the range that
+    rounds better, ties away from zero.
+    """
+    axes = tuple(reduced)
+    if symmetric:
+        largest = jnp.max(jnp.abs(x), axes)
+        nothing = largest == _ZERO
+        scale = jnp.where(nothing, _ONE, _quotient(largest, _HIGH))
+        factor = jnp.where(nothing, _ZERO, _quotient(_HIGH, largest))
+        return factor, scale, jnp.zeros_like(scale, jnp.int32)
+    lo, hi = _range(x, axes)
+    nothing = lo == hi
+    scale = jnp.where(nothing, _ONE, _quotient(hi - lo, _SPAN))
+    below, above = _quotient(lo, scale), _quotient(hi, scale)
+    better = (-_LOW + jnp.abs(below)) < (_HIGH + jnp.abs(above))
+    zero_point = round_float(jnp.where(better, _LOW - below, _HIGH - above), Rounding.NEAREST_AWAY)
+    zero_point = jnp.where(nothing, _ZERO, jnp.clip(zero_point, _LOW, _HIGH))
+    return _quotient(_ONE, scale), scale, _integer(zero_point)
+
+
+def xnnpack_qparams(x: jax.Array, reduced: Sequence[int]) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The same as XNNPACK finds them.
+
+    The factor is `255 / (hi - lo)` with the range widened to hold 0, and the scale is its reciprocal. The zero point
+    follows from the end of the range that rounds better, ties to even.
+    """
+    lo, hi = _range(x, tuple(reduced))
+    factor = jnp.where(lo == hi, _ONE, _quotient(_SPAN, hi - lo))
+    below, above = unfused(lo * factor), unfused(hi * factor)
+    better = (_LOW + below) + (_HIGH + above) > _ZERO
+    zero_point = jnp.clip(jnp.where(better, _LOW - below, _HIGH - above), _LOW, _HIGH)
+    return factor, _quotient(_ONE, factor), _integer(round_float(zero_point, Rounding.NEAREST_EVEN))
+
+
+def of_sums(acc: jax.Array, of_x: jax.Array, of_weight: jax.Array, formula: DynamicFormula) -> jax.Array:
+    """Floats of int32 sums. acc, of_x, of_weight (float32 scales): of one shape."""
+    sums = acc.astype(jnp.float32)
+    if formula == "xnnpack":
+        return unfused(unfused(sums * of_x) * of_weight)
+    return unfused(sums * unfused(of_x * of_weight))
+
+
+def of_groups(
+    accs: Sequence[jax.Array],
+    sums: Sequence[jax.Array],
+    scales: Sequence[jax.Array],
+    of_x: jax.Array,
+    zero: jax.Array,
+    formula: DynamicFormula,
+) -> jax.Array:
+    """Floats of the sums of groups, in their order.
+
+    Under "xnnpack" 128 is added to codes and zero points here. What the zero point adds is subtracted from all groups
+    first, and each product is fused with its addition, as in XNNPACK's kernels for AVX512-VNNI.
+
+    Args:
+      accs: int32 sums of products of codes. sums: int32 sums of the codes of weights. scales: float32, see
+        `grouped_scales`. of_x: float32. zero: int32. All of the result's shape.
+    """
+    if formula != "xnnpack":
+        total = None
+        for acc, some, scale in zip(accs, sums, scales, strict=True):
+            product = of_sums(acc - zero * some, of_x, scale, formula)
+            # XLA keeps the order of additions that are written one by one
+            total = product if total is None else total + product
+        assert total is not None
+        return unfused(total)
+    weights = unfused(sums[0].astype(jnp.float32) * scales[0])
+    for some, scale in zip(sums[1:], scales[1:], strict=True):
+        weights = weights + unfused(some.astype(jnp.float32) * scale)
+    total = -unfused(weights * (zero + _UNSIGNED).astype(jnp.float32))
+    for acc, some, scale in zip(accs, sums, scales, strict=True):
+        total = fused_multiply_add((acc + _UNSIGNED * some).astype(jnp.float32), scale, total)
+    return unfused(total * of_x)
+
+
+def grouped_scales(scale: jax.Array) -> jax.Array:
+    """The scales of groups as XNNPACK holds them: rounded to bfloat16."""
+    return scale.astype(jnp.bfloat16).astype(jnp.float32)
+
+
+def _range(x: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+    return jnp.minimum(jnp.min(x, axes), _ZERO), jnp.maximum(jnp.max(x, axes), _ZERO)
+
+
+def _quotient(a: jax.Array | np.float32, b: jax.Array | np.float32) -> jax.Array:
+    """The IEEE quotient. See `numerics.dynamic.divided`: XLA must not know that the divisor is a constant."""
+    varying = a if isinstance(a, jax.Array) else b
+    assert isinstance(varying, jax.Array)
+    number = varying == varying
+    return jnp.where(number, a, varying) / jnp.where(number, b, varying)
+
+
+def _integer(x: jax.Array) -> jax.Array:
+    return jnp.where(jnp.isnan(x), jnp.zeros_like(x), x).astype(jnp.int32)

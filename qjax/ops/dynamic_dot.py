@@ -1,0 +1,129 @@
+"""A product of float rows with int8 or int4 weights, as LiteRT's FULLY_CONNECTED computes it with float activations.
+
+The rows get codes at run time. The formula of the target says how, and how the int32 sums become floats: see
+`numerics.dynamic_formulas`.
+"""
+
+import math
+from collections.abc import Collection, Sequence
+from typing import Any, TypedDict
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from qjax.numerics import dynamic_formulas as formulas
+from qjax.numerics._namespace import traced
+from qjax.numerics.dynamic import dynamic_codes
+from qjax.numerics.fused import fused_multiply_add
+from qjax.numerics.qspec import QSpec
+from qjax.numerics.unfused import unfused
+from qjax.ops import accumulate
+from qjax.ops.base import Attributes, Bounds, Constants, Op, Role, Shape, Site, register
+from qjax.ops.facts import always
+
+
+class Fields(TypedDict):
+    """symmetric: whether the codes of rows have the zero point 0, which XNNPACK ignores as it does in a file.
+
+    summed: how many axes of x, the last ones, are summed. features: the last axes of the result.
+    """
+
+    symmetric: bool
+    summed: int
+    features: list[int]
+
+
+class OfTarget(TypedDict):
+    """dynamic: the formula, out of `numerics.dynamic_formulas`."""
+
+    dynamic: formulas.DynamicFormula
+
+
+@register
+class DynamicDot(Op):
+    """y[..., n] = sum_k x[..., k] w[n, k] + bias[n], with codes of x that are found at run time.
+
+    constants: kernel, int8 codes (n, k), or (n, groups, size) with scales of the groups; kernel_scale, float32, which
+    a program has beside; bias, float32 (n,), where there is one.
+    """
+
+    name = "dynamic_dot"
+    fields = Fields
+    prepared = OfTarget
+    role = Role.INTEGER
+    reals = True
+    keeps_batch = always
+
+    def accumulator(self, site: Site) -> Bounds | None:
+        kernel = site.constants["kernel"]
+        if traced(kernel):
+            return None
+        sums = np.abs(np.asarray(kernel, np.int64)).sum(-1)
+        most = 255 * int(sums.max(initial=0))
+        return -most, most
+
+    def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
+        rank = len(inputs[0])
+        return [range(rank - attributes["summed"], rank)]
+
+    def in_target(self, attributes: Attributes, kernel: Any, formula: formulas.DynamicFormula) -> str | None:
+        """What of the product a runtime with that formula does not have; kernel: its tensor."""
+        low, high = kernel.quantization.qmin, kernel.quantization.qmax
+        bits = 4 if low >= -8 and high <= 7 else 8
+        size = kernel.shape[2] if len(kernel.shape) == 3 else None
+        weights = QSpec(bits=bits, axis=0, group_size=size, narrow_range=low > -(2 ** (bits - 1)))
+        return formulas.unsupported(formula, QSpec(bits=8, symmetric=False), weights)
+
+    def runtime(self, attributes: Attributes, constants: Constants) -> Constants:
+        kernel, scale = jnp.asarray(constants["kernel"]), jnp.asarray(constants["kernel_scale"])
+        held = dict(constants)
+        if kernel.ndim == 3 and attributes["dynamic"] == "xnnpack":
+            scale = formulas.grouped_scales(scale)
+        held["kernel_scale"] = jnp.broadcast_to(scale, kernel.shape[:-1])
+        held["sums"] = jnp.sum(kernel, -1, dtype=jnp.int32)
+        return held
+
+    def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
+        formula = attributes["dynamic"]
+        x = inputs[0].astype(jnp.float32)
+        lead = x.shape[: x.ndim - attributes["summed"]]
+        kernel = constants["kernel"]
+        n, depth = kernel.shape[0], math.prod(kernel.shape[1:])
+        rows = x.reshape(math.prod(lead), depth)
+        codes, scale, zero = _codes(rows, attributes["symmetric"], formula)
+        shape = (rows.shape[0], n)
+        of_x, zeros = (jnp.broadcast_to(v[:, None], shape) for v in (scale, zero))
+        held = constants["kernel_scale"], constants["sums"]
+        if kernel.ndim == 3:
+            scales, sums = ([jnp.broadcast_to(v[None, :, g], shape) for g in range(kernel.shape[1])] for v in held)
+            split = codes.reshape(rows.shape[0], *kernel.shape[1:])
+            accs = [_product(split[:, g], kernel[:, g]) for g in range(kernel.shape[1])]
+            y = formulas.of_groups(accs, sums, scales, of_x, zeros, formula)
+            y = y if "bias" not in constants else y + constants["bias"][None]
+        else:
+            of_w, sums = (jnp.broadcast_to(v[None], shape) for v in held)
+            y = _with_bias(_product(codes, kernel) - zeros * sums, of_x, of_w, constants.get("bias"), formula)
+        return y.reshape(*lead, *attributes["features"])
+
+
+def _codes(rows: jax.Array, symmetric: bool, formula: formulas.DynamicFormula) -> tuple[jax.Array, ...]:
+    if formula != "onnx":
+        return formulas.row_codes(rows, symmetric, (1,), formula)
+    codes, scale, zero = dynamic_codes(rows, QSpec(bits=8, symmetric=symmetric), (1,))
+    return codes.astype(jnp.int8), scale, zero
+
+
+def _product(x: jax.Array, w: jax.Array) -> jax.Array:
+    return accumulate.dot(x, w, (((1,), (1,)), ((), ())))
+
+
+def _with_bias(
+    acc: jax.Array, of_x: jax.Array, of_weight: jax.Array, bias: Any, formula: formulas.DynamicFormula
+) -> jax.Array:
+    if bias is None:
+        return formulas.of_sums(acc, of_x, of_weight, formula)
+    bias = jnp.broadcast_to(jnp.asarray(bias)[None], acc.shape)
+    if formula == "xnnpack":
+        return fused_multiply_add(unfused(acc.astype(jnp.float32) * of_x), of_weight, bias)
+    return formulas.of_sums(acc, of_x, of_weight, formula) + bias

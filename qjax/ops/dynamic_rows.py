@@ -1,0 +1,70 @@
+"""Products of `qjax.Dynamic` that are rows times one matrix, as LiteRT's FULLY_CONNECTED multiplies them."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from qjax.numerics.dynamic_formulas import DynamicFormula, unsupported
+from qjax.numerics.qspec import QSpec
+from qjax.ops.dynamic import DynamicProduct
+
+
+def problem(product: DynamicProduct, formula: DynamicFormula) -> str | None:
+    """Why a formula does not have a product, with a cure; None where it has."""
+    setting, eqn = product.setting, product.eqn
+    if formula == "onnx":
+        return None
+    if eqn.primitive != "dot_general":
+        return "a convolution, whose arithmetic in LiteRT with float activations is not known: quantize it statically"
+    if setting.per != "row":
+        return 'one scale for all rows, and LiteRT finds one for each: use per="row"'
+    if not isinstance(setting.weights, QSpec):
+        return f"weights in the format {setting.weights}: use a QSpec"
+    contracting, batch = eqn.params["dimension_numbers"]
+    summed = contracting[1 - product.weight]
+    rank = len(eqn.in_shapes[1 - product.weight])
+    if product.weight != 1 or batch[0] or sorted(summed) != list(range(rank - len(summed), rank)):
+        return "a product of another form than x[..., k] @ w[k, n]: move the summed axes of x to its end"
+    if {str(dtype) for dtype in (*eqn.in_dtypes, *eqn.out_dtypes)} != {"float32"}:
+        return f"numbers of {eqn.in_dtypes[0]}: use float32"
+    return unsupported(formula, setting.activations, setting.weights)
+
+
+def attributes(product: DynamicProduct) -> dict[str, object]:
+    """Of a `dynamic_dot` node."""
+    shape = product.eqn.out_shapes[0]
+    summed = len(product.summed)
+    return {
+        "symmetric": product.setting.activations.symmetric,
+        "summed": summed,
+        "features": list(shape[len(product.eqn.in_shapes[0]) - summed :]),
+    }
+
+
+def matrix(product: DynamicProduct, codes: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The weight's codes as (n, k), or (n, groups, size), and its scales as (), (n,) or (n, groups)."""
+    contracting, _ = product.eqn.params["dimension_numbers"]
+    # the order in which the summed axes lie in x
+    order = [w for _, w in sorted(zip(contracting[0], contracting[1], strict=True))]
+    axes = [*product.kept, *order]
+    n = math.prod(codes.shape[axis] for axis in product.kept)
+    kernel = jnp.transpose(codes, axes).reshape(n, -1)
+    size = product.setting.weights.group_size
+    if size is not None:
+        groups = kernel.shape[1] // size
+        whole = jnp.transpose(scale, axes)
+        whole = jnp.broadcast_to(whole, (*(codes.shape[axis] for axis in product.kept), groups))
+        return kernel.reshape(n, groups, size), whole.reshape(n, groups)
+    if scale.size == 1:
+        return kernel, scale.reshape(())
+    whole = jnp.transpose(scale, axes)
+    whole = jnp.broadcast_to(whole, (*(codes.shape[axis] for axis in product.kept), *(1 for _ in order)))
+    return kernel, whole.reshape(n)
+
+
+def quantization_range(product: DynamicProduct) -> tuple[int, int]:
+    """The least and the greatest code of the weight."""
+    spec = product.setting.weights
+    assert isinstance(spec, QSpec)
+    return spec.qmin, spec.qmax
