@@ -140,6 +140,7 @@ def of_groups(
     of_x: jax.Array,
     zero: jax.Array,
     formula: DynamicFormula,
+    size: int,
 ) -> jax.Array:
     """Floats of the sums of groups, in their order.
 
@@ -149,6 +150,7 @@ def of_groups(
     Args:
       accs: int32 sums of products of codes. sums: int32 sums of the codes of weights. scales: float32, see
         `grouped_scales`. of_x: float32. zero: int32. All of the result's shape.
+      size: of a group.
     """
     if formula != "xnnpack":
         total = None
@@ -163,7 +165,10 @@ def of_groups(
         weights = weights + unfused(some.astype(jnp.float32) * scale)
     total = -unfused(weights * (zero + _UNSIGNED).astype(jnp.float32))
     for acc, some, scale in zip(accs, sums, scales, strict=True):
-        total = fused_multiply_add((acc + _UNSIGNED * some).astype(jnp.float32), scale, total)
+        whole = (acc + _UNSIGNED * some).astype(jnp.float32)
+        # With sums of 16 bits and scales of 8 bits float32 holds the product, so there is nothing to fuse.
+        short = size * 255 * 8 <= 2**16
+        total = total + unfused(whole * scale) if short else fused_multiply_add(whole, scale, total)
     return unfused(total * of_x)
 
 

@@ -294,7 +294,10 @@ class DynamicProduct:
             [self._of_weight(lax.slice_in_dim(part, index, index + 1, axis=at)) for index in range(len(groups))]
             for part in parts
         )
-        return of_groups(groups, sums, own, of_x, zero_of_x, self.formula).astype(self.eqn.out_dtypes[0])
+        size = self.setting.weights.group_size
+        assert size is not None
+        total = of_groups(groups, sums, own, of_x, zero_of_x, self.formula, size)
+        return total.astype(self.eqn.out_dtypes[0])
 
     def along_x(self, dx: jax.Array, w_codes: jax.Array, w_scale: jax.Array) -> jax.Array:
         """The product of dx and the dequantized weight."""

@@ -16,7 +16,7 @@ from qjax.export.tflite_schema.file import File, Scales
 from qjax.run.interpreter import Interpreter
 from tests.export.emit.dynamic_graphs import KINDS, product, rows
 from tests.export.emit.tflite_runtimes import MODES, litert
-from tests.layers.dynamic_models import ASYMMETRIC, MLP, X
+from tests.layers.dynamic_models import ASYMMETRIC, MLP, Stack, X
 
 F32 = np.float32
 SIZES = ((64, 96, 200), (17, 63, 31), (9, 512, 1))
@@ -62,22 +62,25 @@ def test_the_formulas_differ() -> None:
     assert np.array_equal(Interpreter(product(names[0], 64, 96, symmetric=True))(x)[0], asymmetric[0])
 
 
-def converted(target: str, setting: Dynamic, paths: str) -> Any:
-    qmodel = qjax.quantize(MLP(), Recipe(target=target, overrides={paths: setting}), X)
+def converted(target: str, setting: Dynamic, paths: str, model: type = MLP) -> Any:
+    qmodel = qjax.quantize(model(), Recipe(target=target, overrides={paths: setting}), X)
     qmodel.eval()
     return qmodel, qjax.convert(qmodel, X)
 
 
-@pytest.mark.parametrize("paths", [".*", "first", "last"])
+@pytest.mark.parametrize(
+    ("model", "paths"), [(MLP, ".*"), (MLP, "first"), (MLP, "last"), (Stack, "block/mlp/(up|down)")]
+)
 @pytest.mark.sampled(1)
-def test_models(paths: str) -> None:
-    qmodel, graph = converted("tflite_xnnpack", Dynamic(per="row", activations=ASYMMETRIC), paths)
+def test_models(model: type, paths: str) -> None:
+    qmodel, graph = converted("tflite_xnnpack", Dynamic(per="row", activations=ASYMMETRIC), paths, model)
     x = rows("normal", 300, 8)
     codes = np.asarray(graph.quantize(x))
     expected = np.asarray(graph.run(codes))
-    (found,) = litert(to_bytes(graph.ir), "xnnpack", [codes], every=False).values()
+    data = to_bytes(graph.ir, batch=len(x))
+    (found,) = litert(data, "xnnpack", [codes], every=False).values()
     np.testing.assert_array_equal(found, expected)
-    again = read(to_bytes(graph.ir))
+    again = read(data)
     np.testing.assert_array_equal(Interpreter(again)(codes)[0], expected)
     reals = graph.dequantize(expected) if expected.dtype == np.int8 else expected
     np.testing.assert_array_equal(qjax.exact(qmodel, X)(qmodel, x), reals)
