@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
-from numpy.typing import NDArray
 
 from qjax.assign.bounds import operand
 from qjax.graph.ir import Graph, Node
@@ -77,7 +77,7 @@ def _wide(value: Any) -> jax.Array:
     return jnp.asarray(value).astype(jnp.int64)
 
 
-def product_bounds(graph: Graph, node: Node, *, stored: bool = False) -> tuple[NDArray[Any], NDArray[Any]] | None:
+def product_bounds(graph: Graph, node: Node, *, stored: bool = False) -> tuple[np.ndarray, np.ndarray] | None:
     """`reach.product_bounds` of a node."""
     return reach.product_bounds(site(graph, node), stored=stored)
 

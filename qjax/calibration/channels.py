@@ -1,7 +1,7 @@
 """Lays a tensor out as one row per scale, so that every observer reduces along the last axis."""
 
 import math
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from jax import Array
 
 from qjax.numerics.affine import QSpec, split_groups
 
-ArrayT = TypeVar("ArrayT", jax.Array, np.ndarray[Any, Any])
+ArrayT = TypeVar("ArrayT", jax.Array, np.ndarray)
 
 _TINY = np.float32(2.0**-126)
 

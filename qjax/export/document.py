@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from qjax.export import strict_json
 from qjax.export.strict_json import ArtifactError
@@ -158,7 +157,7 @@ def of_tensor(tensor: Tensor, order: Sequence[int] | None = None, *, data: bool 
     return facts
 
 
-def tensor_of(facts: Mapping[str, Any], value: NDArray[Any] | None = None, name: str | None = None) -> Tensor:
+def tensor_of(facts: Mapping[str, Any], value: np.ndarray | None = None, name: str | None = None) -> Tensor:
     """The inverse, for files that are written again and compared: its fields are not checked.
 
     Args:

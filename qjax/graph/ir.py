@@ -120,6 +120,10 @@ class Graph:
         """The tensors that carry data."""
         return (tensor for tensor in self.tensors.values() if tensor.value is not None)
 
+    def data(self) -> dict[str, Array]:
+        """The data of the tensors that carry some, by name."""
+        return {name: tensor.value for name, tensor in self.tensors.items() if tensor.value is not None}
+
     def constant(self, node: Node, role: str) -> Array:
         """The data of one of a node's constants."""
         value = self.tensors[node.constants[role]].value

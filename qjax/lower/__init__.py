@@ -23,7 +23,7 @@ from qjax.lower.builder import ParamsOf as ParamsOf
 from qjax.lower.equations import equation
 from qjax.lower.quantizers import island_output, quantized
 from qjax.lower.stacks import part_of, stack_of
-from qjax.lower.values import Codes, Constant, Env, Real, Step, get
+from qjax.lower.values import Codes, Constant, Env, Found, Real, Step, get
 from qjax.tracing import Annotation, Equation, Program
 
 
@@ -116,8 +116,10 @@ class _Walk:
         values = self.builder.annotation.values
         for eqn in program.equations:
             found = [get(env, value) for value in eqn.inputs]
-            if all(isinstance(f, Constant) for f in found):
-                outputs = self.evaluation.outputs(eqn, found)
+            constants = [f for f in found if isinstance(f, Constant)]
+            outputs: Sequence[Found]
+            if len(constants) == len(found):
+                outputs = self.evaluation.outputs(eqn, constants)
             elif eqn.body is not None:
                 outputs = self._of_body(eqn, eqn.body, found, step)
             else:
@@ -128,7 +130,7 @@ class _Walk:
                 if place is not None:
                     env[value] = quantized(self.builder, place, value, output, eqn, step)
 
-    def _of_body(self, eqn: Equation, program: Program, found: list[Any], step: Step) -> list[Any]:
+    def _of_body(self, eqn: Equation, program: Program, found: list[Found], step: Step) -> list[Found]:
         """What the outputs of an equation with a body are: remat lowers it once, a scan once per iteration."""
         if eqn.primitive == "remat":
             env: Env = dict(zip(program.inputs, found, strict=True))
@@ -136,7 +138,7 @@ class _Walk:
             return [get(env, value) for value in program.outputs]
         return self._scan(eqn, program, found, step)
 
-    def _scan(self, eqn: Equation, program: Program, found: list[Any], step: Step) -> list[Any]:
+    def _scan(self, eqn: Equation, program: Program, found: list[Found], step: Step) -> list[Found]:
         builder = self.builder
         fixed, carried, length = eqn.params["num_consts"], eqn.params["num_carry"], eqn.params["length"]
         carry = list(found[fixed : fixed + carried])
@@ -144,7 +146,7 @@ class _Walk:
             place = builder.annotation.weights.get((eqn, fixed + index))
             if place is not None:
                 carry[index] = quantized(builder, place, eqn.inputs[fixed + index], f, eqn, step)
-        stacks: list[list[Any]] = [[None] * length for _ in eqn.outputs[carried:]]
+        stacks: list[list[Found | None]] = [[None] * length for _ in eqn.outputs[carried:]]
         order = range(length - 1, -1, -1) if eqn.params["reverse"] else range(length)
         for iteration in order:
             here = (*step, iteration)

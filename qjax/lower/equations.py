@@ -12,7 +12,7 @@ from qjax.graph.ir import Node, Tensor
 from qjax.graph.unsupported import ConversionError, unsupported
 from qjax.lower.builder import Builder
 from qjax.lower.float_rows import rows_product
-from qjax.lower.values import Accumulator, Codes, Constant, Real, Step
+from qjax.lower.values import Accumulator, Codes, Constant, Found, Real, Step, tensor_of, value_of
 from qjax.numerics._namespace import traced
 from qjax.ops import Op
 from qjax.ops.dynamic import DynamicProduct
@@ -33,7 +33,7 @@ class _Reading:
     op: Op
     eqn: Equation
     constant: tuple[bool, ...]
-    found: list[Any]
+    found: list[Found]
     step: Step
 
     @property
@@ -47,7 +47,7 @@ class _Reading:
         return self.op.weight(self.eqn, self.constant)
 
 
-def equation(builder: Builder, eqn: Equation, found: list[Any], step: Step) -> list[Any]:
+def equation(builder: Builder, eqn: Equation, found: list[Found], step: Step) -> list[Found]:
     """What the outputs of an equation without a body are."""
     annotated = builder.annotation.ops.get(eqn)
     product = product_of(eqn)
@@ -67,10 +67,12 @@ def equation(builder: Builder, eqn: Equation, found: list[Any], step: Step) -> l
     if not op.has_integer_form(eqn):
         raise unsupported(eqn)
     if mode == "permute":
-        return [_permuted(builder, eqn, found[0])]
+        first = found[0]
+        assert isinstance(first, Accumulator)
+        return [_permuted(builder, eqn, first)]
     if mode == "start":
         data = reading.data
-        acc = builder.accumulator(Rescale.name, eqn, [found[data].tensor], {}, {}, step)
+        acc = builder.accumulator(Rescale.name, eqn, [tensor_of(found[data])], {}, {}, step)
         return [_chain(builder, dataclasses.replace(reading, found=[*found[:data], acc, *found[data + 1 :]]))]
     if mode == "chain":
         return [_chain(builder, reading)]
@@ -102,7 +104,7 @@ def _producer(builder: Builder, reading: _Reading) -> Accumulator:
         }
     inputs = _operands(builder, reading)
     if weight is not None:
-        constants["kernel"] = builder.kernel(eqn, weight, found[weight].value, step)
+        constants["kernel"] = builder.kernel(eqn, weight, value_of(found[weight]), step)
         if op.scales_rows:
             return _by_row(builder, reading, inputs, constants["kernel"])
         if len(builder.tensors[constants["kernel"]].shape) > len(eqn.in_shapes[weight]):
@@ -157,7 +159,7 @@ def _operands(builder: Builder, reading: _Reading) -> list[str]:
     for index in sorted({*op.data(eqn, constant), *integers} - {weight}):
         value = reading.found[index]
         if not isinstance(value, Constant):
-            names.append(value.tensor)
+            names.append(tensor_of(value))
         elif index in integers or not eqn.inputs[index].is_float:
             wrong = None if _unknown(value.value) else op.refuses(eqn, index, np.asarray(value.value))
             if wrong is not None:
@@ -176,10 +178,10 @@ def _chain_constants(builder: Builder, reading: _Reading) -> dict[str, str]:
     """The constants that the op uses as real numbers, by role."""
     name = builder.name(reading.eqn, reading.step)
     roles = reading.op.chain_constants(reading.eqn, reading.constant)
-    return {role: builder.constant(f"{name}/{role}", reading.found[index].value) for role, index in roles.items()}
+    return {role: builder.constant(f"{name}/{role}", value_of(reading.found[index])) for role, index in roles.items()}
 
 
-def _integers(builder: Builder, reading: _Reading) -> list[Any]:
+def _integers(builder: Builder, reading: _Reading) -> list[Found]:
     """Integers and booleans have no grid."""
     inputs = _operands(builder, reading)
     constants = _chain_constants(builder, reading)
@@ -193,6 +195,7 @@ def _integers(builder: Builder, reading: _Reading) -> list[Any]:
 def _chain(builder: Builder, reading: _Reading) -> Accumulator:
     data = reading.data
     before = reading.found[data]
+    assert isinstance(before, Accumulator)
     attributes = _attributes(reading)
     if attributes.get("step") == "sub" and data == 1:
         attributes["reversed"] = True
@@ -201,11 +204,11 @@ def _chain(builder: Builder, reading: _Reading) -> Accumulator:
     return dataclasses.replace(before, tensor=acc.tensor)
 
 
-def _grid(builder: Builder, reading: _Reading) -> list[Any]:
+def _grid(builder: Builder, reading: _Reading) -> list[Found]:
     attributes = _attributes(reading)
     weight = reading.weight
     if weight is not None:
-        kernel = builder.kernel(reading.eqn, weight, reading.found[weight].value, reading.step)
+        kernel = builder.kernel(reading.eqn, weight, value_of(reading.found[weight]), reading.step)
         source, constants = builder.tensors[kernel], {"kernel": kernel}
         inputs = _operands(builder, reading)
     else:
@@ -229,10 +232,10 @@ def _node_per_output(
     constants: dict[str, str],
     attributes: dict[str, Any],
     tensor: Callable[[str, Value], Tensor],
-) -> list[Any]:
+) -> list[Found]:
     """A node for each output; which one it computes is an attribute where there are several."""
     op, eqn = reading.op, reading.eqn
-    outputs: list[Any] = []
+    outputs: list[Found] = []
     for index, value in enumerate(eqn.outputs):
         extra = {"index": index} if len(eqn.outputs) > 1 else {}
         name = builder.unlabelled(builder.name(eqn, reading.step))

@@ -12,7 +12,7 @@ from qjax.graph.ir import Node, Tensor
 from qjax.graph.unsupported import unsupported
 from qjax.lower.builder import Builder
 from qjax.lower.stacks import joined
-from qjax.lower.values import Accumulator, Codes, Constant, Real, Stack, Step
+from qjax.lower.values import Accumulator, Codes, Constant, Found, Real, Stack, Step
 from qjax.lower.weights import weight_tensor
 from qjax.ops import island
 from qjax.ops.fill import Fill
@@ -20,7 +20,7 @@ from qjax.ops.rescale import Rescale
 from qjax.tracing import Equation, Place, Value
 
 
-def quantized(builder: Builder, place: Place, value: Value, found: Any, eqn: Equation, step: Step) -> Codes:
+def quantized(builder: Builder, place: Place, value: Value, found: Found, eqn: Equation, step: Step) -> Codes:
     """The codes of a value, whatever it was before. eqn: the one that makes it, or the scan that takes it in."""
     if isinstance(found, Constant):
         return _filled(builder, place, value, found.value, eqn, step)

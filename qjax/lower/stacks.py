@@ -8,7 +8,7 @@ import jax
 from qjax.graph.ir import Node, Tensor
 from qjax.graph.unsupported import stacked
 from qjax.lower.builder import Builder, stepped
-from qjax.lower.values import Accumulator, Codes, Constant, Stack, Step
+from qjax.lower.values import Accumulator, Codes, Constant, Found, Stack, Step
 from qjax.ops.concatenate import Concatenate
 from qjax.ops.rescale import Rescale
 from qjax.ops.reshape import Reshape
@@ -16,7 +16,7 @@ from qjax.ops.slice import Slice
 from qjax.tracing import Equation, Place, Value
 
 
-def part_of(builder: Builder, found: Any, iteration: int, eqn: Equation, step: Step) -> Any:
+def part_of(builder: Builder, found: Found, iteration: int, eqn: Equation, step: Step) -> Found:
     """One iteration's part of what a scan runs along."""
     if isinstance(found, Constant):
         if isinstance(found.value, jax.ShapeDtypeStruct):
@@ -35,17 +35,17 @@ def part_of(builder: Builder, found: Any, iteration: int, eqn: Equation, step: S
     return Codes(_moved(builder, Reshape.name, whole, shape, [part], {"shape": list(shape)}, eqn, step))
 
 
-def stack_of(builder: Builder, parts: list[Any], eqn: Equation, step: Step) -> Any:
+def stack_of(builder: Builder, parts: list[Found | None], eqn: Equation, step: Step) -> Found:
     """What a scan stacks, one part per iteration."""
-    if parts and all(isinstance(part, Constant) for part in parts):
-        values = [part.value for part in parts]
+    values = [part.value for part in parts if isinstance(part, Constant)]
+    if parts and len(values) == len(parts):
         if any(isinstance(value, jax.ShapeDtypeStruct) for value in values):
             return Constant(jax.ShapeDtypeStruct((len(parts), *values[0].shape), values[0].dtype))
         return Constant(jax.numpy.stack([jax.numpy.asarray(value) for value in values]))
-    if parts and all(isinstance(part, Codes) for part in parts):
-        tensors = [builder.tensors[part.tensor] for part in parts]
-        if all(tensor.quantization is tensors[0].quantization for tensor in tensors):
-            return Codes(_concatenated(builder, tensors, eqn, step))
+    tensors = [builder.tensors[part.tensor] for part in parts if isinstance(part, Codes)]
+    alike = all(tensor.quantization is tensors[0].quantization for tensor in tensors)
+    if parts and len(tensors) == len(parts) and alike:
+        return Codes(_concatenated(builder, tensors, eqn, step))
     return Stack(eqn, tuple(parts))
 
 

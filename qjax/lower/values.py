@@ -1,19 +1,14 @@
-"""The states of a program's value during lowering.
-
-A further state is `islands.Float`: a float result that has not reached a quantizer yet.
-"""
+"""The states of a program's value during lowering. `Float` is a float result that has not reached a quantizer yet."""
 
 import dataclasses
 from typing import Any
 
+from qjax.graph.islands import Float
 from qjax.graph.unsupported import stacked
 from qjax.tracing import Equation, Value
 
 Step = tuple[int, ...]
 """The iteration of every scan around an equation, the outermost first."""
-
-Env = dict[Value, Any]
-"""What the values of a program are, as far as it has been lowered."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,12 +48,30 @@ class Stack:
     """
 
     eqn: Equation
-    parts: tuple[Any, ...]
+    parts: tuple["Found | None", ...]
 
 
-def get(env: Env, value: Value) -> Any:
+Found = Constant | Codes | Accumulator | Real | Stack | Float
+"""What a value is while its program is lowered."""
+Env = dict[Value, Found]
+"""What the values of a program are, as far as it has been lowered."""
+
+
+def get(env: Env, value: Value) -> Found:
     """What a value is for an equation that reads it."""
     found = Constant(value.constant) if value.constant is not None else env[value]
     if isinstance(found, Stack):
         raise stacked(found.eqn)
     return found
+
+
+def tensor_of(found: Found) -> str:
+    """The tensor of a value that flows."""
+    assert isinstance(found, Codes | Accumulator)
+    return found.tensor
+
+
+def value_of(found: Found) -> Any:
+    """The array of a constant."""
+    assert isinstance(found, Constant)
+    return found.value

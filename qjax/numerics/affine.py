@@ -205,7 +205,7 @@ def float_tensor(x: Any) -> jax.Array:
     return x
 
 
-def _check_range(lo: np.ndarray[Any, Any], hi: np.ndarray[Any, Any], spec: QSpec) -> None:
+def _check_range(lo: np.ndarray, hi: np.ndarray, spec: QSpec) -> None:
     if not (np.isfinite(lo).all() and np.isfinite(hi).all()):
         raise ValueError(
             "choose_qparams: the range is not finite: NaN, infinity or a number beyond float32 was observed. "

@@ -4,7 +4,6 @@ The layout is that of artifacts: the first code lies in the lowest bits. Wider c
 """
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +36,6 @@ def from_bytes(packed: jax.Array, width: int, shape: tuple[int, ...]) -> jax.Arr
     return codes.reshape(-1)[: math.prod(shape)].reshape(shape)
 
 
-def _shifts(width: int) -> np.ndarray[Any, Any]:
+def _shifts(width: int) -> np.ndarray:
     """Where each code of a byte begins."""
     return (np.arange(8 // width) * width).astype(np.uint8)[None]

@@ -109,7 +109,7 @@ def broadcast_to_tensor(param: jax.Array, spec: QSpec, shape: tuple[int, ...]) -
     return jnp.reshape(repeated, (*sizes[: after - 1], shape[after - 1], *sizes[after:]))
 
 
-def as_float32(value: Any) -> jax.Array | np.ndarray[Any, Any]:
+def as_float32(value: Any) -> jax.Array | np.ndarray:
     """A traced value as a float32 tracer, a concrete one as a numpy array to check."""
     array = value if traced(value) else np.asarray(value)
     if not (jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)):
@@ -120,7 +120,7 @@ def as_float32(value: Any) -> jax.Array | np.ndarray[Any, Any]:
     return array.astype(jnp.float32)
 
 
-def _zero_point(value: Any) -> jax.Array | np.ndarray[Any, Any]:
+def _zero_point(value: Any) -> jax.Array | np.ndarray:
     """An integer zero point as int32, a float latent as float32; concrete ones as numpy arrays."""
     array = value if traced(value) else np.asarray(value)
     if jnp.issubdtype(array.dtype, jnp.floating):
@@ -132,7 +132,7 @@ def _zero_point(value: Any) -> jax.Array | np.ndarray[Any, Any]:
     return array.astype(np.int32)
 
 
-def _check_scale(scale: np.ndarray[Any, Any]) -> None:
+def _check_scale(scale: np.ndarray) -> None:
     bad = ~((scale >= SCALE_MIN) & (scale <= SCALE_MAX))
     if bad.any():
         raise ValueError(
@@ -141,7 +141,7 @@ def _check_scale(scale: np.ndarray[Any, Any]) -> None:
         )
 
 
-def _check_zero_point(zero_point: np.ndarray[Any, Any], spec: QSpec) -> None:
+def _check_zero_point(zero_point: np.ndarray, spec: QSpec) -> None:
     if np.issubdtype(zero_point.dtype, np.floating):
         if not np.isfinite(zero_point).all():
             raise ValueError("QParams: a learned zero_point must be finite")

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 T = TypeVar("T")
-ArrayT = TypeVar("ArrayT", jax.Array, np.ndarray[Any, Any])
+ArrayT = TypeVar("ArrayT", jax.Array, np.ndarray)
 
 
 _ELSEWHERE = {

@@ -19,7 +19,6 @@ float32, because XLA and numpy differ there.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +34,7 @@ from qjax.numerics.unfused import unfused
 _TINY = np.float32(2.0**-126)
 
 
-def _floats(exponent: int, mantissa: int, bias: int, count: int) -> np.ndarray[Any, Any]:
+def _floats(exponent: int, mantissa: int, bias: int, count: int) -> np.ndarray:
     """The values of the codes 0 to count - 1 of a float format with subnormal numbers."""
     code = np.arange(count)
     field, rest = code >> mantissa, code & (2**mantissa - 1)
@@ -62,7 +61,7 @@ class _Kind:
     for a scale per channel, 0 for one per tensor. scale: of groups along the last axis.
     """
 
-    magnitudes: np.ndarray[Any, Any] | None
+    magnitudes: np.ndarray | None
     sign: int
     group: int | None
     scale: Callable[..., jax.Array]
@@ -183,7 +182,7 @@ class WeightFormat:
         return 1
 
     @property
-    def values(self) -> np.ndarray[Any, Any]:
+    def values(self) -> np.ndarray:
         """float32: the value of each code of a format of floats; 0 for codes that no weight gets (NaN, infinity)."""
         kind = _KINDS[self.name]
         if kind.magnitudes is None:
@@ -241,7 +240,7 @@ def decode(codes: jax.Array, scales: jax.Array, format: WeightFormat) -> jax.Arr
     return unfused(real * jnp.broadcast_to(scales, real.shape))
 
 
-def _code_of(x: jax.Array, magnitudes: np.ndarray[Any, Any]) -> jax.Array:
+def _code_of(x: jax.Array, magnitudes: np.ndarray) -> jax.Array:
     """The code of the nearest magnitude, ties to the even one; the last one for what is greater."""
     middle = (magnitudes[1:].astype(np.float64) + magnitudes[:-1]) / 2
     # between an even code and the next one the tie belongs below: the number must be greater than the middle
@@ -250,7 +249,7 @@ def _code_of(x: jax.Array, magnitudes: np.ndarray[Any, Any]) -> jax.Array:
     return jnp.searchsorted(jnp.asarray(bounds), x, side="right").astype(jnp.int32)
 
 
-def _above(middle: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _above(middle: np.ndarray) -> np.ndarray:
     """The least float32 above each number."""
     near = middle.astype(np.float32)
     return np.where(near.astype(np.float64) > middle, near, np.nextafter(near, np.float32(np.inf)))

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 from jax.core import Tracer
-from numpy.typing import NDArray
 
 from qjax.numerics.accumulator import Accumulator
 from qjax.ops.base import Bounds, Operand, Shape, Site
@@ -55,7 +54,7 @@ def weighted(site: Site) -> Bounds | None:
     return int((low + offset).min(initial=0)), int((high + offset).max(initial=0))
 
 
-def product_bounds(site: Site, *, stored: bool = False) -> tuple[NDArray[Any], NDArray[Any]] | None:
+def product_bounds(site: Site, *, stored: bool = False) -> tuple[np.ndarray, np.ndarray] | None:
     """The least and the greatest sum of products with a kernel, per channel; None while the kernel is traced.
 
     Both are reached: every weight meets the code that is worst for it. They bound all partial sums as well, in any

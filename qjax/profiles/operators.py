@@ -5,9 +5,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+Array = np.ndarray
 
 PARAMETERS = "parameters"
 """The key of an operator's options with its constant numbers (axes, shapes, strides) by the position of the input."""

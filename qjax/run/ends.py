@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from qjax.graph.ir import REAL_DTYPE, Graph, Tensor
+from qjax.graph.ir import REAL_DTYPE, Array, Graph, Tensor
 from qjax.graph.structure import flatten_arguments, is_leaf, is_static, plain, rebuild
 from qjax.numerics.affine import QParams, QSpec, dequantize, quantize
 from qjax.numerics.output_dequantization import OutputDequantization
@@ -32,7 +32,7 @@ def inputs_of(ir: Graph, args: tuple[Any, ...]) -> list[Any]:
     return flatten_arguments(structure, args if ir.call is None else ir.call.without_classes(args), len(ir.inputs))
 
 
-def integers_checked(ir: Graph, inputs: Sequence[Any]) -> list[Any]:
+def integers_checked(ir: Graph, inputs: Sequence[Array]) -> list[Any]:
     """The inputs, with concrete integers beyond int32, which JAX would cut to their low bits, refused."""
     for name, x in zip(ir.inputs, inputs, strict=True):
         if not isinstance(x, Tracer) and np.issubdtype(getattr(x, "dtype", np.int8), np.integer):
@@ -55,7 +55,7 @@ def check_integers(ir: Graph, arrays: Sequence[Any]) -> None:
             Integers(name, int(known[0]), int(known[1])).check(name, x)
 
 
-def quantize_inputs(ir: Graph, inputs: Sequence[Any], kept: Collection[str] = ()) -> list[jax.Array]:
+def quantize_inputs(ir: Graph, inputs: Sequence[Array], kept: Collection[str] = ()) -> list[jax.Array]:
     """Codes of real inputs, in the order of `ir.inputs`; index inputs pass as integers. kept: those that are codes."""
     pairs = zip(ir.inputs, inputs, strict=True)
     return [jnp.asarray(x) if name in kept else quantize_input(ir, ir.tensors[name], x) for name, x in pairs]

@@ -12,7 +12,7 @@ import numpy as np
 from jax.core import Tracer
 
 from qjax import ops
-from qjax.graph.ir import Graph
+from qjax.graph.ir import Array, Graph
 from qjax.graph.kernels import Constants, attributes
 
 _CURE = "They have no code, and runtimes disagree about what they become: clean the data first."
@@ -22,7 +22,7 @@ _INDICES = (
 )
 
 
-def input_faults(graph: Graph, inputs: Sequence[Any]) -> dict[str, jax.Array]:
+def input_faults(graph: Graph, inputs: Sequence[Array]) -> dict[str, jax.Array]:
     """Per quantized float input: int32 [how many are NaN, how many are infinite]. May be traced."""
     found: dict[str, jax.Array] = {}
     for name, x in zip(graph.inputs, inputs, strict=True):
@@ -38,7 +38,7 @@ def chosen_by(graph: Graph) -> list[str]:
     return [name for node in graph.nodes if ops.get(node.op).chooses for name in node.inputs]
 
 
-def index_faults(graph: Graph, constants: Constants, env: Mapping[str, Any]) -> dict[str, jax.Array]:
+def index_faults(graph: Graph, constants: Constants, env: Mapping[str, Array]) -> dict[str, jax.Array]:
     """Per node that chooses by indices: int32, how many of them choose what is not there. env: see `chosen_by`."""
     found: dict[str, jax.Array] = {}
     for node in graph.nodes:
@@ -51,7 +51,7 @@ def index_faults(graph: Graph, constants: Constants, env: Mapping[str, Any]) -> 
     return found
 
 
-def code_faults(graph: Graph, inputs: Sequence[Any], kept: Collection[str]) -> dict[str, jax.Array]:
+def code_faults(graph: Graph, inputs: Sequence[Array], kept: Collection[str]) -> dict[str, jax.Array]:
     """Per input that is codes (`kept`): int32, how many of them its bits do not have."""
     found: dict[str, jax.Array] = {}
     for name, x in zip(graph.inputs, inputs, strict=True):

@@ -9,7 +9,7 @@ import numpy as np
 from jax.core import Tracer
 
 from qjax.batches import WITHOUT_LABELS
-from qjax.graph.ir import Graph, Tensor
+from qjax.graph.ir import Array, Graph, Tensor
 from qjax.graph.kernels import Constants, alive, forks, prepare, run_node
 from qjax.numerics.fence import computed_once
 from qjax.run import loop_execution
@@ -17,11 +17,10 @@ from qjax.run.repeats import over_iterations, repeats
 from qjax.run.shared_constants import SharedConstants
 
 
-def run(graph: Graph, constants: Constants, inputs: Sequence[Any]) -> dict[str, Any]:
+def run(graph: Graph, constants: Constants, inputs: Sequence[Array]) -> dict[str, Array]:
     """All nodes one after another; returns every tensor by name. Pure JAX: may be traced, jitted, batched."""
-    env: dict[str, Any] = dict(zip(graph.inputs, inputs, strict=True))
-    for tensor in graph.constants():
-        env[tensor.name] = tensor.value
+    env: dict[str, Array] = dict(zip(graph.inputs, inputs, strict=True))
+    env |= graph.data()
     living, forked = alive(constants), forks(graph)
     for node in graph.nodes:
         arguments = [jnp.asarray(env[name]) for name in node.inputs]
@@ -42,13 +41,13 @@ class Interpreter:
         self.constants = jax.device_put(shared)
         self._jitted = jax.jit(self.outputs)
 
-    def outputs(self, constants: SharedConstants, inputs: Sequence[Any]) -> list[Any]:
+    def outputs(self, constants: SharedConstants, inputs: Sequence[Array]) -> list[Any]:
         """The integer function itself, for use inside another trace."""
         env = self.tensors(constants, inputs, self.graph.outputs)
         return [env[name] for name in self.graph.outputs]
 
     def tensors(
-        self, constants: SharedConstants, inputs: Sequence[Any], wanted: Collection[str]
+        self, constants: SharedConstants, inputs: Sequence[Array], wanted: Collection[str]
     ) -> dict[str, jax.Array]:
         """The wanted tensors by name; loops run as loops."""
         return loop_execution.outputs(self.graph, self.loops, constants, inputs, wanted)
@@ -61,7 +60,7 @@ class Interpreter:
         """The jaxpr of the integer function, for inspection."""
         return jax.make_jaxpr(self.outputs)(self.constants, self.checked(inputs))
 
-    def checked(self, inputs: Sequence[Any]) -> list[Any]:
+    def checked(self, inputs: Sequence[Array]) -> list[Any]:
         """The inputs as arrays, or an error that says what the graph expects."""
         graph = self.graph
         check_count(graph, inputs)
@@ -97,7 +96,7 @@ def _check_codes(tensor: Tensor, array: Any) -> None:
         )
 
 
-def check_count(graph: Graph, inputs: Sequence[Any]) -> None:
+def check_count(graph: Graph, inputs: Sequence[Array]) -> None:
     """Raise unless there is one value per input of the graph."""
     if len(inputs) != len(graph.inputs):
         raise TypeError(

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from qjax import ops
-from qjax.graph.ir import Graph, Node
+from qjax.graph.ir import Array, Graph, Node
 from qjax.graph.kernels import alive, attributes, forks, run_node
 from qjax.numerics.fence import computed_once
 from qjax.run.repeats import Carried, Inside, Outside, Repeat, read_outside, varies
@@ -23,7 +23,7 @@ def outputs(
     graph: Graph,
     loops: Sequence[Repeat],
     constants: SharedConstants,
-    inputs: Sequence[Any],
+    inputs: Sequence[Array],
     wanted: Collection[str],
 ) -> dict[str, jax.Array]:
     """The wanted tensors by name. Pure JAX: may be traced, jitted, batched.
@@ -50,12 +50,12 @@ class _Run:
         graph: Graph,
         loops: Sequence[Repeat],
         constants: SharedConstants,
-        inputs: Sequence[Any],
+        inputs: Sequence[Array],
         wanted: Collection[str],
     ) -> None:
         self.graph, self.constants = graph, constants
-        self.env: dict[str, Any] = dict(zip(graph.inputs, inputs, strict=True))
-        self.env |= {tensor.name: tensor.value for tensor in graph.constants()}
+        self.env: dict[str, Array | _Part] = dict(zip(graph.inputs, inputs, strict=True))
+        self.env |= graph.data()
         self.alive, self.forks = alive(constants), forks(graph)
         self.needed = read_outside(graph, loops, wanted)
         at = 0

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from qjax import ops
-from qjax.graph.ir import Graph, Node
+from qjax.graph.ir import Array, Graph, Node
 from qjax.graph.kernels import attributes
 from qjax.run.accumulators import accumulators
 
@@ -37,17 +37,17 @@ class Runner:
     def __init__(self, ir: Graph, label: str, constants: Mapping[str, Mapping[str, Any]]) -> None:
         self.ir, self.label, self.constants = ir, label, constants
         self.nodes = {node.name: node for node in ir.nodes}
-        self.data = {tensor.name: tensor.value for tensor in ir.constants()}
+        self.data = ir.data()
 
-    def output(self, node: Node, inputs: Sequence[Any]) -> jax.Array:
+    def output(self, node: Node, inputs: Sequence[Array]) -> jax.Array:
         """The node on codes."""
         return self._run("output", node, inputs)
 
-    def accumulators(self, node: Node, inputs: Sequence[Any]) -> list[np.ndarray]:
+    def accumulators(self, node: Node, inputs: Sequence[Array]) -> list[np.ndarray]:
         """What the node has before it rounds."""
         return [np.asarray(array) for array in self._run("accumulators", node, inputs)]
 
-    def _run(self, what: Literal["output", "accumulators"], node: Node, inputs: Sequence[Any]) -> Any:
+    def _run(self, what: Literal["output", "accumulators"], node: Node, inputs: Sequence[Array]) -> Any:
         facts = json.dumps(attributes(self.ir, node), sort_keys=True)
         return _jitted(what, node.op, facts)(self.constants[node.name], list(inputs))
 
@@ -59,7 +59,7 @@ class Runner:
 class Env:
     """The tensors of one run of one graph; each is dropped behind its last reader."""
 
-    def __init__(self, graph: Runner, inputs: Sequence[Any]) -> None:
+    def __init__(self, graph: Runner, inputs: Sequence[Array]) -> None:
         self.graph = graph
         self.values: dict[str, Any] = dict(zip(graph.ir.inputs, inputs, strict=True))
         self.left = graph.readers()

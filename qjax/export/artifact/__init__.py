@@ -25,7 +25,6 @@ import sys
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from qjax.export import files, strict_json
 from qjax.export.artifact.program_document import MAX_BYTES, Arrays, decode, encode, stored_bytes
@@ -213,7 +212,7 @@ def _digest(data: bytes | bytearray) -> str:
 
 def _arrays(header: dict[str, Any], data: memoryview) -> Arrays:
     """The arrays that a header describes: back to back, in its order, over the whole of the data."""
-    arrays: dict[str, NDArray[Any]] = {}
+    arrays: dict[str, np.ndarray] = {}
     position = 0
     for key, item in header.items():
         where = f"Array {key!r}"
@@ -248,7 +247,7 @@ def _arrays(header: dict[str, Any], data: memoryview) -> Arrays:
     return arrays
 
 
-def _view(data: memoryview, dtype: np.dtype[Any]) -> NDArray[Any]:
+def _view(data: memoryview, dtype: np.dtype[Any]) -> np.ndarray:
     if not len(data):
         return np.zeros(0, dtype)
     array = np.frombuffer(data, dtype.newbyteorder("<"))

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from jax.core import Tracer
-from numpy.typing import NDArray
 
 from qjax.export import document, strict_json
 from qjax.export.artifact import packing, quantized_document
@@ -21,7 +20,7 @@ from qjax.graph.check import GraphError, check_integer
 from qjax.graph.ir import INTEGER_DTYPES, REAL_DTYPE, Array, Graph, Quantization, Tensor
 from qjax.numerics.output_dequantization import OUTPUT_DEQUANTIZATIONS
 
-Arrays = Mapping[str, NDArray[Any]]
+Arrays = Mapping[str, np.ndarray]
 
 MAX_BYTES = 2**62
 
@@ -31,7 +30,7 @@ _OPTIONAL = ("dequantization", "quantized")
 _TENSOR = ("name", "shape", "dtype", "quantization", "data")
 
 
-def encode(graph: Graph) -> tuple[str, dict[str, NDArray[Any]]]:
+def encode(graph: Graph) -> tuple[str, dict[str, np.ndarray]]:
     """The document and the arrays of a finished graph, each in an order that depends on the graph only.
 
     Raises GraphError for a graph that is not finished or breaks a rule, and ArtifactError for what a file cannot
@@ -41,7 +40,7 @@ def encode(graph: Graph) -> tuple[str, dict[str, NDArray[Any]]]:
         for tensor in stage.tensors.values() if stage is not None else ():
             _refuse_tracers(tensor)
     check_integer(graph)
-    arrays: dict[str, NDArray[Any]] = {}
+    arrays: dict[str, np.ndarray] = {}
     known = {
         "target": graph.target,
         "quantization": graph.quantization,
@@ -76,7 +75,7 @@ def decode(text: str, arrays: Arrays) -> Graph:
     nodes = map(document.node_of, strict_json.sequence(known["nodes"], "The graph's nodes"))
     graph = document.graph_of(known, tensors.values(), nodes)
 
-    def take(key: str) -> NDArray[Any]:
+    def take(key: str) -> np.ndarray:
         if key not in unused:
             raise ArtifactError(f"The quantized graph: expected an array {key!r}, got none.")
         unused.remove(key)
@@ -99,7 +98,7 @@ def stored_bytes(tensor: Tensor) -> int:
     return packing.packed_size(count, bits) if bits else count * np.dtype(tensor.dtype).itemsize
 
 
-def _encode_tensor(tensor: Tensor, arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
+def _encode_tensor(tensor: Tensor, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
     quantization = tensor.quantization
     if quantization is not None:
         arrays[f"scale:{tensor.name}"] = np.asarray(quantization.scale)
@@ -131,7 +130,7 @@ def _decode_tensor(item: Any, arrays: Arrays, unused: set[str], known: Mapping[s
     if dtype not in known_dtypes:
         raise ArtifactError(f"{where}: expected a dtype of {', '.join(known_dtypes)}; got {dtype[:40]!r}.")
 
-    def take(role: str) -> NDArray[Any]:
+    def take(role: str) -> np.ndarray:
         key = f"{role}:{name}"
         if key not in unused:
             raise ArtifactError(f"{where}: expected an array {key!r}, got none.")
@@ -157,13 +156,13 @@ def _decode_quantization(item: Any, dtype: str, rank: int, scale: Array, zero_po
 
 
 def _decode_value(
-    stored: NDArray[Any],
+    stored: np.ndarray,
     layout: Any,
     shape: tuple[int | None, ...],
     dtype: str,
     quantization: Quantization | None,
     where: str,
-) -> NDArray[Any]:
+) -> np.ndarray:
     bits = packing.packed_bits(dtype, quantization)
     if layout != _layout(bits):
         raise ArtifactError(f"{where}: expected its data to be {_layout(bits)!r}, got {str(layout)[:40]!r}.")

@@ -18,7 +18,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from qjax.export import document, strict_json
 from qjax.export.strict_json import ArtifactError
@@ -30,7 +29,7 @@ _TENSOR = ("name", "shape", "dtype", "parameters", "data")
 _PARAMETERS = ("scale", "zero_point", *document.PARAMETERS)
 _WHERE = "The quantized graph"
 
-Array = NDArray[Any]
+Array = np.ndarray
 
 
 def encode(program: Graph, arrays: dict[str, Array]) -> dict[str, Any] | None:

@@ -2,10 +2,8 @@
 
 import contextlib
 from collections.abc import Generator
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from qjax.graph.check import GraphError
 from qjax.lower import ConversionError
@@ -43,7 +41,7 @@ def reading(
         ) from error
 
 
-def usable(scale: NDArray[Any]) -> bool:
+def usable(scale: np.ndarray) -> bool:
     """Whether scales are positive, finite and normal numbers of float32; processors take subnormal ones for zero."""
     return bool(np.isfinite(scale).all() and (scale >= np.finfo(np.float32).tiny).all())
 

@@ -169,7 +169,7 @@ def _below(codes: Codes, acc: Integers, steps: Integers, span: Span) -> NDArray[
 
 
 def _search(
-    codes: Codes, wanted: Integers, low: Integers, high: Integers, channels: NDArray[Any] | None = None
+    codes: Codes, wanted: Integers, low: Integers, high: Integers, channels: np.ndarray | None = None
 ) -> Integers:
     """The least accumulator in [low, high] that becomes the wanted code or more; `high` itself is not evaluated."""
     shape = wanted.shape
@@ -195,7 +195,7 @@ def _search(
         low[open_] = np.where(index > 0, probes[np.maximum(index - 1, 0), column] + 1, low[open_])
 
 
-def evaluated(codes: Codes, acc: Integers, channels: NDArray[Any]) -> Integers:
+def evaluated(codes: Codes, acc: Integers, channels: np.ndarray) -> Integers:
     """The codes, computed in blocks of one size."""
     size = acc.size
     padded = -(-size // _BLOCK) * _BLOCK
@@ -225,7 +225,7 @@ def _solve(problem: "_Problem", kinked: bool) -> tuple[Integers, list[tuple[Inte
     kink = np.clip(span.kink, span.low, span.high + 1)
     sides = [(span.low, kink - 1), (kink, span.high)] if kinked else [(span.low, span.high)]
 
-    def room(factor: Integers, at: NDArray[Any]) -> Integers:
+    def room(factor: Integers, at: np.ndarray) -> Integers:
         widths: list[Integers] = []
         for low, high in sides:
             least, most = _offsets(found[:, at], steps, low[at], high[at], one, factor)

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from qjax.export.emit.onnx.builder import Builder, parameters
 from qjax.export.emit.onnx.views import NeedsBatch, View, Views
@@ -78,7 +77,7 @@ def unsigned(t: Views, x: View) -> View:
     return dataclasses.replace(x, name=raised(t.builder, x.name), dtype="uint8") if x.dtype == "int8" else x
 
 
-def never_saturates(kernel: NDArray[Any], summed: Sequence[int], greatest: int) -> bool:
+def never_saturates(kernel: np.ndarray, summed: Sequence[int], greatest: int) -> bool:
     """Whether no two products of a weight with a code of uint8, up to the greatest, leave int16 together.
 
     In any order of the products: the two greatest weights of an output are taken for neighbours, and the two least.

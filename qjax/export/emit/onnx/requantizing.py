@@ -22,7 +22,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from numpy.typing import NDArray
 
 from qjax.export.emit.onnx.lines import Codes, Integers, Line, Span, evaluated, fit
 from qjax.export.emit.onnx.views import View, Views
@@ -45,7 +44,7 @@ class Product:
     """
 
     attributes: Mapping[str, Any]
-    values: Mapping[str, NDArray[Any]]
+    values: Mapping[str, np.ndarray]
     low: int
     high: int
 
@@ -97,7 +96,7 @@ def line_of(product: Product) -> tuple[Line, tuple[int, ...]] | None:
     return None if line is None else (line, shape)
 
 
-def _bounds(attributes: Mapping[str, Any], values: Mapping[str, NDArray[Any]]) -> tuple[int, int]:
+def _bounds(attributes: Mapping[str, Any], values: Mapping[str, np.ndarray]) -> tuple[int, int]:
     """The least and the greatest code after the clamps."""
     lowest, highest = attributes["qmin"], attributes["qmax"]
     if "clamp_min" in values:
@@ -107,11 +106,11 @@ def _bounds(attributes: Mapping[str, Any], values: Mapping[str, NDArray[Any]]) -
     return lowest, highest
 
 
-def _raw(rule: str, flat: Mapping[str, NDArray[Any]], zero_point: NDArray[Any]) -> Codes:
+def _raw(rule: str, flat: Mapping[str, np.ndarray], zero_point: np.ndarray) -> Codes:
     """The rule's kernel, bias and zero point included and without a clamp, on any accumulators of any channels."""
     program = _program(rule)
 
-    def raw(acc: Integers, channels: NDArray[Any]) -> Integers:
+    def raw(acc: Integers, channels: np.ndarray) -> Integers:
         given = {role: value[channels] for role, value in flat.items()}
         return np.asarray(program(acc.astype(np.int32), given, zero_point)).astype(np.int64)
 
@@ -178,7 +177,7 @@ def _written(t: Views, dtype: str, acc: View, line: Line, shape: Sequence[int]) 
     return dataclasses.replace(acc, name=b.cast(quotient, dtype), dtype=dtype)
 
 
-def _laid(values: NDArray[Any], shape: Sequence[int], acc: View) -> NDArray[Any]:
+def _laid(values: np.ndarray, shape: Sequence[int], acc: View) -> np.ndarray:
     """Values of channels in the order in which the accumulator's axes are stored; one number if all are equal."""
     if values.size and np.all(values == values[0]):
         return values[0]

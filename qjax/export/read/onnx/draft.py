@@ -61,7 +61,7 @@ class _Entry:
     shape: tuple[int, ...]
     dtype: str
     grid: Grid | None
-    value: NDArray[Any] | None = None
+    value: np.ndarray | None = None
     quantization: Quantization | None = None
 
 
@@ -99,7 +99,7 @@ class Draft:
         return name
 
     def constant(
-        self, name: str, value: NDArray[Any], quantization: Quantization | None = None, grid: Grid | None = None
+        self, name: str, value: np.ndarray, quantization: Quantization | None = None, grid: Grid | None = None
     ) -> str:
         """A tensor that carries data; the same data under the same name is one tensor."""
         held = self.tensors.get(name)

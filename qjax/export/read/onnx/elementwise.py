@@ -70,7 +70,7 @@ def _offset(walk: Walk, node: OnnxNode, value: Pending, number: NDArray[np.float
     return _step(walk, value, "add", number)
 
 
-def _along(number: NDArray[Any], axis: int, shape: tuple[int, ...]) -> bool:
+def _along(number: np.ndarray, axis: int, shape: tuple[int, ...]) -> bool:
     """Whether numbers run along one axis of a shape, and that one only."""
     full = (1,) * (len(shape) - number.ndim) + number.shape
     return all(n == (shape[a] if a == axis else 1) for a, n in enumerate(full))

@@ -164,7 +164,7 @@ def _weighted(walk: Walk, value: Pending, name: str, grid: Grid) -> dict[str, st
 
 
 def _rescaled(
-    quantization: Quantization, scale: NDArray[Any], channels: Any, rank: int, weight_rank: int
+    quantization: Quantization, scale: np.ndarray, channels: Any, rank: int, weight_rank: int
 ) -> Quantization:
     axes = tuple(sorted(w for _, w in channels)) if scale.size > 1 else ()
     full = np.asarray(result_to_weight(scale, channels, rank, weight_rank))
@@ -172,7 +172,7 @@ def _rescaled(
     return dataclasses.replace(quantization, scale=scale, zero_point=np.zeros(scale.shape, np.int32), axes=axes)
 
 
-def _bias(bias: Known | Weight, s_x: NDArray[Any], s_w: NDArray[Any], value: Pending) -> NDArray[np.int32]:
+def _bias(bias: Known | Weight, s_x: np.ndarray, s_w: np.ndarray, value: Pending) -> NDArray[np.int32]:
     """The bias in steps of the accumulator, in the shape of a vector of the result."""
     rank = value.attributes["rank"]
     codes = bias.value if isinstance(bias, Known) else bias.codes
@@ -182,7 +182,7 @@ def _bias(bias: Known | Weight, s_x: NDArray[Any], s_w: NDArray[Any], value: Pen
     shape = [1] * rank
     shape[axis] = codes.size
 
-    def vector(numbers: NDArray[Any]) -> NDArray[Any]:
+    def vector(numbers: np.ndarray) -> np.ndarray:
         return trailing(numbers.reshape(shape))
 
     if isinstance(bias, Known) and codes.dtype == np.int32:
@@ -209,7 +209,7 @@ def _bias(bias: Known | Weight, s_x: NDArray[Any], s_w: NDArray[Any], value: Pen
     return numbers.astype(np.int32)
 
 
-def centred(weight: Weight, pairs: bool) -> tuple[NDArray[Any], Quantization]:
+def centred(weight: Weight, pairs: bool) -> tuple[np.ndarray, Quantization]:
     """Codes minus their zero points, as int8 where that holds them, and their quantization parameters.
 
     pairs: the target sums products of uint8 and int8 in int16 pairs; a weight that is uint8 in the file is not such.

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from qjax.export.read.errors import ReadError
 from qjax.export.read.onnx.model import OnnxNode
@@ -18,7 +17,7 @@ from qjax.export.read.onnx.walk import Walk, folds, handles
 from qjax.problems import Unsupported
 
 Inputs = list[Value | None]
-Numbers = NDArray[Any]
+Numbers = np.ndarray
 
 MAX_ELEMENTS = 2**22
 

@@ -12,7 +12,6 @@ import importlib.util
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from qjax.export.onnx_ops import MICROSOFT
 from qjax.export.read.onnx.tensors import code_range
@@ -52,7 +51,7 @@ class Answer:
     option: of the session, without which they would be others; None where no option is needed.
     """
 
-    codes: NDArray[Any] | None
+    codes: np.ndarray | None
     option: str | None
 
 
@@ -78,7 +77,7 @@ def answer(question: Question) -> Answer:
     return Answer(found, None if np.array_equal(found, plain) else INT8_OPTION)
 
 
-def _run(runtime: Any, data: bytes, codes: NDArray[Any], config: dict[str, str]) -> NDArray[Any] | None:
+def _run(runtime: Any, data: bytes, codes: np.ndarray, config: dict[str, str]) -> np.ndarray | None:
     """The result for every code, or None where one code has two."""
     options = runtime.SessionOptions()
     options.intra_op_num_threads = 1
@@ -87,7 +86,7 @@ def _run(runtime: Any, data: bytes, codes: NDArray[Any], config: dict[str, str])
         options.add_session_config_entry(key, value)
     session = runtime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
 
-    def run(x: NDArray[Any]) -> NDArray[Any]:
+    def run(x: np.ndarray) -> np.ndarray:
         return np.asarray(session.run(None, {"x": x})[0])
 
     found = run(codes)

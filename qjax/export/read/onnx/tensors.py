@@ -52,7 +52,7 @@ def code_range(name: str) -> tuple[int, int]:
     return found if found is not None else (int(np.iinfo(name).min), int(np.iinfo(name).max))
 
 
-def array(proto: Any, where: str) -> tuple[NDArray[Any], str]:
+def array(proto: Any, where: str) -> tuple[np.ndarray, str]:
     """The data of a TensorProto, and the name of its type in the file ("int4" has no NumPy dtype of its own: int8).
 
     Raises:
@@ -93,7 +93,7 @@ def dimensions(dims: Any, where: str) -> tuple[int, ...]:
     return shape
 
 
-def _raw(data: bytes, name: str, bits: int, size: int) -> NDArray[Any]:
+def _raw(data: bytes, name: str, bits: int, size: int) -> np.ndarray:
     if bits < 8:
         return _unpacked(np.frombuffer(data, np.uint8), name, bits, size)
     if name == "bfloat16":
@@ -104,12 +104,12 @@ def _raw(data: bytes, name: str, bits: int, size: int) -> NDArray[Any]:
     return values if sys.byteorder == "little" else values.astype(name)
 
 
-def _bfloat16(bits: NDArray[Any]) -> NDArray[np.float32]:
+def _bfloat16(bits: np.ndarray) -> NDArray[np.float32]:
     """The upper half of a float32."""
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
-def _typed(values: Any, name: str, bits: int, size: int, where: str) -> NDArray[Any]:
+def _typed(values: Any, name: str, bits: int, size: int, where: str) -> np.ndarray:
     if name in ("float32", "float64", "int64", "uint64", "int32"):
         return np.array(values, dtype=name)
     numbers = np.array(values, dtype=np.uint64 if name == "uint32" else np.int64)
@@ -126,7 +126,7 @@ def _typed(values: Any, name: str, bits: int, size: int, where: str) -> NDArray[
     return numbers.astype(name)
 
 
-def _unpacked(data: NDArray[np.uint8], name: str, bits: int, size: int) -> NDArray[Any]:
+def _unpacked(data: NDArray[np.uint8], name: str, bits: int, size: int) -> np.ndarray:
     """Elements below 8 bits: the first in the lowest bits of a byte."""
     mask, signed = (1 << bits) - 1, name.startswith("int")
     parts = np.stack([(data >> shift) & mask for shift in range(0, 8, bits)], axis=-1).reshape(-1)[:size]

@@ -19,7 +19,7 @@ from qjax.ops.facts import AverageFacts, ProductFacts
 class Known:
     """Numbers that do not depend on any input; name: of the initializer or of the value."""
 
-    value: NDArray[Any]
+    value: np.ndarray
     name: str = ""
     stored: str = ""
     """The type in the file where NumPy has none ("int4"), else ""."""
@@ -57,7 +57,7 @@ class Weight:
     """
 
     name: str
-    codes: NDArray[Any]
+    codes: np.ndarray
     stored: str
     scale: NDArray[np.float32]
     zero_point: NDArray[np.int32]

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from qjax.export.read.tflite.flatbuffer import damaged
 from qjax.export.read.tflite.model import FileTensor, Model
@@ -48,7 +47,7 @@ class Draft:
         self.codes[tensor.index] = Codes(name, shape, tensor.dtype, grid)
         return name
 
-    def constant(self, name: str, value: NDArray[Any], grid: Quantization | None = None) -> str:
+    def constant(self, name: str, value: np.ndarray, grid: Quantization | None = None) -> str:
         """A constant of the graph; returns its name."""
         name = self.fresh(name)
         self.tensors[name] = Tensor(name, tuple(value.shape), str(value.dtype), grid, value)

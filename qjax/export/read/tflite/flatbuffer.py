@@ -8,10 +8,8 @@ Source: the flatbuffers binary format (flatbuffers.dev/internals).
 """
 
 import struct
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from qjax.export.read.errors import ReadError
 
@@ -116,7 +114,7 @@ class Table:
         places = range(start, start + 4 * count, 4)
         return [Table(self._file, at + self._file.number(_U32, at)) for at in places]
 
-    def array(self, field: int, dtype: str) -> NDArray[Any] | None:
+    def array(self, field: int, dtype: str) -> np.ndarray | None:
         """A vector of numbers, as a copy; None where the field is absent."""
         kind = np.dtype(dtype).newbyteorder("<")
         found = self._vector(field, kind.itemsize)

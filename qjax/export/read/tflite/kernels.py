@@ -6,10 +6,8 @@ with ai-edge-litert 2.3.0 (x86-64) and tflite-micro: 0 mismatches for the one th
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from qjax import targets
 from qjax.assign import assign
@@ -108,7 +106,7 @@ def targeted(
     return made.replace(quantized=quantized)
 
 
-def _tabled(graph: Graph, functions: Mapping[str, Function], tables: Mapping[str, NDArray[Any]]) -> Graph:
+def _tabled(graph: Graph, functions: Mapping[str, Function], tables: Mapping[str, np.ndarray]) -> Graph:
     """The graph with these tables, by node."""
     nodes, tensors = list(graph.nodes), dict(graph.tensors)
     for index, node in enumerate(nodes):

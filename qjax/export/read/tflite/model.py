@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from qjax.export.read.errors import ReadError
 from qjax.export.read.tflite.flatbuffer import Bytes, Table, damaged
@@ -65,8 +64,8 @@ class FileTensor:
     signature: tuple[int, ...]
     dtype: str
     span: tuple[int, int] | None
-    scale: NDArray[Any]
-    zero_point: NDArray[Any]
+    scale: np.ndarray
+    zero_point: np.ndarray
     axis: int
     unusual: str
     blocks: tuple[int, int] | None = None
@@ -102,7 +101,7 @@ class Model:
     metadata: Mapping[str, tuple[int, int]]
     once: "Mapping[int, Model]" = dataclasses.field(default_factory=dict)
 
-    def block_scales(self, tensor: FileTensor) -> NDArray[Any]:
+    def block_scales(self, tensor: FileTensor) -> np.ndarray:
         """The float32 scales (channels, groups) of a matrix that has `blocks`.
 
         Raises:
@@ -117,7 +116,7 @@ class Model:
             raise damaged(f"tensor {tensor.name[:60]!r} of shape {tensor.shape}: scales {held.shape}, blocks of {size}")
         return self.array(held).astype(np.float32)
 
-    def array(self, tensor: FileTensor) -> NDArray[Any]:
+    def array(self, tensor: FileTensor) -> np.ndarray:
         """The data of a tensor, as a new array; int4 becomes int8."""
         assert tensor.span is not None
         start, end = tensor.span

@@ -1,9 +1,6 @@
 """What an operator reads: computed codes, constants, and known integers."""
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
 from qjax.export.read.tflite.draft import Draft
 from qjax.export.read.tflite.model import FileTensor, Model, Operator
@@ -20,9 +17,9 @@ class Operands(Draft):
 
     def __init__(self, model: Model, scale: int) -> None:
         super().__init__(model, scale)
-        self.known: dict[int, NDArray[Any]] = {}
+        self.known: dict[int, np.ndarray] = {}
         """Whole numbers that operators compute, by a tensor's index in the file."""
-        self._arrays: dict[int, NDArray[Any]] = {}
+        self._arrays: dict[int, np.ndarray] = {}
 
     def operand(self, operator: Operator, place: int) -> FileTensor:
         """The tensor at a place of the inputs."""
@@ -43,7 +40,7 @@ class Operands(Draft):
         tensor = self.operand(operator, place)
         return tensor.shape if tensor.index in self.codes else None
 
-    def array(self, tensor: FileTensor) -> NDArray[Any]:
+    def array(self, tensor: FileTensor) -> np.ndarray:
         """The data of a constant."""
         if tensor.index not in self._arrays:
             self._arrays[tensor.index] = self.model.array(tensor)
@@ -95,7 +92,7 @@ class Operands(Draft):
         name = self.constant(self.names[tensor.index], value.astype(tensor.dtype))
         return Codes(name, tuple(value.shape), tensor.dtype, None)
 
-    def held(self, operator: Operator, place: int, value: NDArray[Any], grid: Quantization | None = None) -> str:
+    def held(self, operator: Operator, place: int, value: np.ndarray, grid: Quantization | None = None) -> str:
         """A constant made of an operand, under its name; one for all operators that read it alike."""
         name = self.name_at(operator, place)
         before = self.tensors.get(name)
@@ -110,7 +107,7 @@ class Operands(Draft):
 
     # ------------------------------------------------------------------ as numbers
 
-    def numbers(self, operator: Operator, place: int) -> NDArray[Any]:
+    def numbers(self, operator: Operator, place: int) -> np.ndarray:
         """An operand of whole numbers that are known: axes, sizes."""
         tensor = self.operand(operator, place)
         found = self.known_numbers(tensor)
@@ -120,7 +117,7 @@ class Operands(Draft):
             )
         return found
 
-    def known_numbers(self, tensor: FileTensor) -> NDArray[Any] | None:
+    def known_numbers(self, tensor: FileTensor) -> np.ndarray | None:
         """Whole numbers that are known at reading, or None."""
         if tensor.index in self.known:
             return self.known[tensor.index]
@@ -130,6 +127,6 @@ class Operands(Draft):
             raise Unsupported(f"{tensor.name!r} has {tensor.size} whole numbers", NUMBERS)
         return self.array(tensor) if tensor.span is not None else np.zeros(tensor.shape, tensor.dtype)
 
-    def numbers_of(self, operator: Operator, place: int) -> NDArray[Any] | None:
+    def numbers_of(self, operator: Operator, place: int) -> np.ndarray | None:
         """An operand, where it is whole numbers that are known; None for codes."""
         return self.known_numbers(self.operand(operator, place))

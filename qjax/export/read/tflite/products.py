@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from qjax.export.read.tflite.clamps import clamps
 from qjax.export.read.tflite.kernels import CONV, DEPTHWISE, GROUPED, SINGLE, TRANSPOSED
@@ -144,7 +143,7 @@ def _weighted(
     operator: Operator,
     op: str,
     x: Codes,
-    kernel: tuple[NDArray[Any], Quantization],
+    kernel: tuple[np.ndarray, Quantization],
     shape: Sequence[int],
     attributes: dict[str, Any],
     bias: int,
@@ -176,7 +175,7 @@ def _bias(walk: Walk, operator: Operator, place: int, features: int, name: str) 
     return walk.held(operator, place, value.astype(np.int32))
 
 
-def _kernel(walk: Walk, operator: Operator, x: Codes, channels: int) -> tuple[NDArray[Any], Quantization]:
+def _kernel(walk: Walk, operator: Operator, x: Codes, channels: int) -> tuple[np.ndarray, Quantization]:
     """The kernel as it lies in the file, its zero point taken off; channels: the axis that may have scales."""
     tensor = walk.operand(operator, 1)
     low, high = code_range(tensor) if tensor.dtype in ("int4", "int8", "uint8") else (0, 0)

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from qjax.export.read.tflite.model import MAX_ELEMENTS, FileTensor, Operator
 from qjax.export.read.tflite.operands import KNOWN_ELEMENTS, Operands
@@ -55,7 +54,7 @@ class Results(Operands):
         own = self.tensors[name]
         return self.between(f"{name}/flat", shape, Codes(name, (), own.dtype, own.quantization))
 
-    def know(self, operator: Operator, value: NDArray[Any]) -> None:
+    def know(self, operator: Operator, value: np.ndarray) -> None:
         """State whole numbers as the operator's output."""
         if value.size > KNOWN_ELEMENTS:
             raise Unsupported(f"it makes {value.size} whole numbers", NUMBERS)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from numpy.typing import NDArray
+import numpy as np
 
 from qjax.export.read.tflite.model import Operator
 from qjax.export.read.tflite.values import Codes, bad
@@ -58,7 +58,7 @@ def strided_slice(walk: Walk, operator: Operator) -> None:
     if any(len(ranges[axis]) != 1 for axis in dropped):
         raise bad(operator, f"an index out of {shape}")
     if known is not None:
-        picked: NDArray[Any] = known
+        picked: np.ndarray = known
         for axis, found in enumerate(ranges):
             picked = picked.take(list(found), axis)
         walk.know(operator, picked.reshape([len(r) for a, r in enumerate(ranges) if a not in dropped]))

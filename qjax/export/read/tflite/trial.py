@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from qjax.export.read.errors import ReadError
 from qjax.export.tflite_schema.file import File, Scales
@@ -42,7 +41,7 @@ class Function:
     y: Quantization
 
 
-def codes_of(function: Function, target: str) -> NDArray[Any]:
+def codes_of(function: Function, target: str) -> np.ndarray:
     """The codes that the kernel computes for every code of its input, in order.
 
     Raises:
@@ -63,7 +62,7 @@ def _model(function: Function) -> bytes:
     return bytes(file.to_bytes(indices[:1], indices[1:]))
 
 
-def _run(model: bytes, target: str, function: Function) -> NDArray[Any]:
+def _run(model: bytes, target: str, function: Function) -> np.ndarray:
     other = "Read it with the target of another runtime, or with target='nearest_even' for the correctly rounded table."
     kernel = f"{function.operator} of {function.dtype} under {target!r}"
     info = np.iinfo(function.dtype)
@@ -86,7 +85,7 @@ def _run(model: bytes, target: str, function: Function) -> NDArray[Any]:
         raise ReadError(f"{kernel}: the runtime has no such kernel ({str(error)[:120]}). {other}") from None
 
 
-def _litert(module: Any, resolver: str, model: bytes, codes: NDArray[Any]) -> NDArray[Any]:
+def _litert(module: Any, resolver: str, model: bytes, codes: np.ndarray) -> np.ndarray:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         interpreter = module.Interpreter(
@@ -100,7 +99,7 @@ def _litert(module: Any, resolver: str, model: bytes, codes: NDArray[Any]) -> ND
     return interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
 
 
-def _micro(module: Any, model: bytes, codes: NDArray[Any]) -> NDArray[Any]:
+def _micro(module: Any, model: bytes, codes: np.ndarray) -> np.ndarray:
     interpreter = module.runtime.Interpreter.from_bytes(model, arena_size=(1 << 16) + 16 * codes.size)
     interpreter.set_input(codes, 0)
     interpreter.invoke()

@@ -3,10 +3,8 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from qjax.export.read.errors import SCALES, ReadError, usable
 from qjax.export.read.tflite.flatbuffer import damaged
@@ -33,7 +31,7 @@ def axis_of(number: int, rank: int, operator: Operator) -> int:
     return number % rank
 
 
-def axes_of(numbers: NDArray[Any], rank: int, operator: Operator) -> list[int]:
+def axes_of(numbers: np.ndarray, rank: int, operator: Operator) -> list[int]:
     """The different axes of a vector, in order."""
     return sorted({axis_of(int(n), rank, operator) for n in numbers.reshape(-1)})
 
@@ -83,7 +81,7 @@ def grid_of(tensor: FileTensor) -> Quantization:
     return Quantization(scale[0], zero_point[0], low, high)
 
 
-def scales(tensor: FileTensor, low: int, high: int) -> tuple[NDArray[Any], NDArray[Any]]:
+def scales(tensor: FileTensor, low: int, high: int) -> tuple[np.ndarray, np.ndarray]:
     """The scales and zero points of a tensor, float32 and int32, one each."""
     scale, zero_point = tensor.scale, tensor.zero_point
     if not usable(scale):

@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from numpy.typing import NDArray
 
 from qjax import targets
 from qjax.assign import assign
@@ -88,7 +87,7 @@ class _Claims:
             raise ValueError(f"inputs are quantized as {facts['quantization']!r}")
         return check_integer(graph)
 
-    def _tensor(self, name: str, value: NDArray[Any] | None) -> Tensor:
+    def _tensor(self, name: str, value: np.ndarray | None) -> Tensor:
         _, shape, dtype, grid = self.claimed[name]
         if value is not None and (list(value.shape) != shape or str(value.dtype) != dtype):
             raise ValueError(f"tensor {name!r} is stated as {dtype} {shape}")
@@ -117,9 +116,9 @@ class _Claims:
         constants = {role: name for role, name in node.constants.items() if role in known}
         return dataclasses.replace(node, constants=constants, attributes=attributes)
 
-    def _constants(self, entries: list[Any]) -> dict[str, NDArray[Any]]:
+    def _constants(self, entries: list[Any]) -> dict[str, np.ndarray]:
         """The data of constants that the model has of itself."""
-        found: dict[str, NDArray[Any]] = {}
+        found: dict[str, np.ndarray] = {}
         computed = {*self.facts["inputs"], *(entry["output"] for entry in entries)}
         for entry in entries:
             for name in entry["inputs"]:
@@ -140,7 +139,7 @@ class _Claims:
             raise ValueError(f"the file has no tensor {name!r}")
         return self.named[name]
 
-    def _data(self, name: str) -> NDArray[Any]:
+    def _data(self, name: str) -> np.ndarray:
         """The data of a name, that of all groups of a convolution behind one another."""
         stored = self._all(name)
         if any(tensor.span is None for tensor in stored):
@@ -148,7 +147,7 @@ class _Claims:
         parts = [self.model.array(tensor) for tensor in stored]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def _kernel(self, entry: Mapping[str, Any]) -> NDArray[Any]:
+    def _kernel(self, entry: Mapping[str, Any]) -> np.ndarray:
         name, attributes = entry["constants"]["kernel"], entry["attributes"]
         stored, shape = self._data(name), self.claimed[name][1]
         if entry["op"] == "dot":
@@ -166,7 +165,7 @@ class _Claims:
         # groups lie behind one another in the file
         return stored.reshape(shape)
 
-    def _bias(self, entry: Mapping[str, Any], kernel: NDArray[Any]) -> NDArray[Any]:
+    def _bias(self, entry: Mapping[str, Any], kernel: np.ndarray) -> np.ndarray:
         name, attributes = entry["constants"]["bias"], entry["attributes"]
         if self.claimed[name][2] == REAL_DTYPE:
             return self._data(name)
@@ -197,7 +196,7 @@ class _Claims:
             raise ValueError(f"batches of {sorted(sizes)}")
 
 
-def _listed(value: Any, dtype: str) -> NDArray[Any]:
+def _listed(value: Any, dtype: str) -> np.ndarray:
     """Numbers of a document as that type."""
     if dtype == REAL_DTYPE:
         return np.asarray(value, np.float32)
