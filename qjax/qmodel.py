@@ -67,7 +67,7 @@ class QuantizerState(nnx.Module):
 class Plan:
     """What `quantize` decided, fixed for the life of the model; hashable.
 
-    quantizers: name -> quantizer. float_paths: modules left in reals. details: name -> (kind, module, op, shape).
+    quantizers: name -> quantizer. float_paths: modules that stay float. details: name -> (kind, module, op, shape).
     dynamic: modules whose products get scales at run time or a format of weights, and those within that do not (None).
     integers: the ranges of integers of which the model computes functions.
     by_row: the quantizers of tables that have scales of their rows. adapters: see `Recipe`; "merged": they are zeros
@@ -103,7 +103,7 @@ class Plan:
         return f"The model was quantized with {', '.join(inputs)}." if inputs else ""
 
     def is_float(self, path: str) -> bool:
-        """Whether the inside of a module stays in reals."""
+        """Whether the inside of a module stays float."""
         return "" in self.float_paths or any(path in self.float_paths for path in ancestors(path))
 
     def read(self, traced: Traced) -> tuple[Traced, Annotation]:

@@ -95,7 +95,7 @@ class Space:
         return size, sum(layer.macs * bits[layer] * self.input_bits(layer) for layer in self.fixed)
 
     def recipe_of(self, choice: Mapping[Unit, Candidate]) -> Recipe:
-        """The recipe with an override for each weight, each input and each layer left in reals."""
+        """The recipe with an override for each weight, each input and each layer that stays float."""
         own: dict[str, Any] = {
             re.escape(layer.module): FLOAT
             for unit, candidate in choice.items()

@@ -46,7 +46,7 @@ from qjax.ops.facts import AverageFacts
 def fuse(graph: Graph, target: targets.Target) -> Graph:
     """See the module's docstring."""
     nodes: list[Node | _Fused] = []
-    known: dict[Any, _Fused] = {}
+    known: dict[object, _Fused] = {}
     readers: dict[str, list[Node]] = {node.output: [] for node in graph.nodes}
     for node in graph.nodes:
         for name in set(node.inputs) & readers.keys():

@@ -32,7 +32,7 @@ def compose(graph: Graph, target: targets.Target) -> Graph:
             readers.setdefault(name, []).append(node)
     made = _Made(graph)
     gone: set[str] = set()
-    known: dict[Any, list[Part] | None] = {}
+    known: dict[object, list[Part] | None] = {}
     for node in graph.nodes:
         if node.name in gone:
             continue
@@ -64,7 +64,7 @@ def _chain(graph: Graph, readers: dict[str, list[Node]], node: Node) -> list[Nod
 
 
 def _parts(
-    graph: Graph, target: targets.Target, node: Node, chain: Sequence[Node], known: dict[Any, list[Part] | None]
+    graph: Graph, target: targets.Target, node: Node, chain: Sequence[Node], known: dict[object, list[Part] | None]
 ) -> list[Part] | None:
     """The parts; nodes of equal inputs share them, and so the constants that follow."""
     op, tensors, output = ops.get(node.op), graph.tensors, graph.tensors[chain[-1].output]

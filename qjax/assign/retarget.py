@@ -2,9 +2,9 @@
 
 Programs of files of format version 2 and of other formats have no quantized graph, so `from_program` makes one. A
 program holds what a model says of itself (codes of weights, biases, scales, zero points, clamps) beside what a target
-made of it (rules, formulas, multipliers, shifts). Here the second part is taken away. What a target folds beyond
-recovery is either stated as it is, in a form that every target takes (`assign.file_nodes`), or an error: `from_program`
-returns only a graph whose program under the same target is the given one, constant by constant.
+made of it (rules, formulas, multipliers, shifts). `from_program` removes the second part. Where a target folded a value
+that cannot be recovered, the node keeps its constants in a form that every target takes (`assign.file_nodes`), or an
+error says so. It returns only a graph whose program under the same target has the given constants.
 """
 
 import dataclasses

@@ -42,7 +42,7 @@ def run(
 
 
 def outputs(graph: IntegerGraph, given: Sequence[np.ndarray | jax.Array], *, codes: bool) -> list[np.ndarray]:
-    """The outputs of one batch of codes: codes, or reals."""
+    """The outputs of one batch of codes: codes, or floats."""
     found = graph.interpreter(*given)
     if not codes:
         # One array per output, without the structure of the model's own result.

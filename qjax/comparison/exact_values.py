@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from jax.typing import ArrayLike
 
 from qjax.numerics import float32
 from qjax.numerics.fixed_point import Multiplier
@@ -91,7 +92,7 @@ def _double(num: int, den: int) -> float:
         return 2.0**1023 if num > 0 else -(2.0**1023)
 
 
-def compare_halves(value: Ratio, codes: Any) -> np.ndarray:
+def compare_halves(value: Ratio, codes: ArrayLike) -> np.ndarray:
     """int8: -2 where value < code - 1/2, -1 where it equals that, 0 within, 1 where it equals code + 1/2, 2 above."""
     twice = Ratio(value.num * 2, value.den) - Ratio.of(2 * np.asarray(codes, np.int64))
     low, high = (twice + Ratio.of(np.int64(1))).sign(), (twice - Ratio.of(np.int64(1))).sign()

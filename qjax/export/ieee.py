@@ -63,7 +63,7 @@ def uncertain(graph: Graph, node: Node) -> Iterator[str]:
     yield from _of(jax.make_jaxpr(program)(*given).jaxpr, {})
 
 
-def _of(jaxpr: Any, made: dict[Any, Any]) -> Iterator[str]:
+def _of(jaxpr: Any, made: dict[object, Any]) -> Iterator[str]:
     """made: what computed each value, past moves."""
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
@@ -91,7 +91,7 @@ def _of(jaxpr: Any, made: dict[Any, Any]) -> Iterator[str]:
             yield "a division that XLA may replace by a product with the reciprocal"
 
 
-def _is_guarded(divisor: Any, made: dict[Any, Any]) -> bool:
+def _is_guarded(divisor: Any, made: dict[object, Any]) -> bool:
     """Whether the divisor is in the form of `numerics.dynamic.divided`, which XLA leaves alone."""
     return _is_variable(divisor) and _name(made.get(divisor)) == "select_n"
 

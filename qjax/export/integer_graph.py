@@ -48,7 +48,7 @@ class IntegerGraph:
         self.interpreter = Interpreter(graph)
         self._jitted = jax.jit(self._real)
         self._step = jax.jit(self._stepped)
-        self._called: set[Any] = set()
+        self._called: set[object] = set()
 
     def __reduce__(self) -> Any:
         # compiled functions cannot be pickled

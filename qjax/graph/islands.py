@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import JaxprEqn
 
 from qjax import ops
 from qjax.graph.ir import Graph, Tensor
@@ -70,7 +71,7 @@ class Program:
 
 
 def calls(eqn: Equation, found: Sequence[Any]) -> list[Float]:
-    """The results of an equation in reals."""
+    """The float results of an equation."""
     call = Call(eqn, tuple(found))
     return [Float(call, index) for index in range(len(eqn.outputs))]
 
@@ -172,7 +173,7 @@ class _Writer:
 
     def read(self, jaxpr: Any, consts: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
         """The operands that a jaxpr's outputs are."""
-        env: dict[Any, Any] = dict(zip(jaxpr.invars, operands, strict=True))
+        env: dict[object, Any] = dict(zip(jaxpr.invars, operands, strict=True))
         for variable, value in zip(jaxpr.constvars, consts, strict=True):
             role = f"captured{len(self.constants)}"
             self.constants[role] = value
@@ -189,7 +190,7 @@ class _Writer:
             value = bool(number) if number.dtype == np.bool_ else number.item() if number.dtype.kind in "iu" else None
             return ["literal", float(number) if value is None else value, str(atom.aval.dtype)]
 
-        platforms: dict[Any, int] = {}
+        platforms: dict[object, int] = {}
         for eqn in jaxpr.eqns:
             if eqn.primitive.name == "platform_index":
                 platforms[eqn.outvars[0]] = plainest(eqn.params)
@@ -214,7 +215,7 @@ class _Writer:
             env.update(zip(eqn.outvars, outputs, strict=True))
         return [get(atom) for atom in jaxpr.outvars]
 
-    def _step(self, eqn: Any, inputs: list[Any]) -> list[Any]:
+    def _step(self, eqn: JaxprEqn, inputs: list[Any]) -> list[Any]:
         name = eqn.primitive.name
         if name in ("stop_gradient", "optimization_barrier"):
             return inputs

@@ -22,11 +22,11 @@ Constants = Mapping[str, Mapping[str, Any]]
 
 def prepare(graph: Graph) -> dict[str, dict[str, Any]]:
     """The constants of every node's kernel, ready to run."""
-    known: dict[Any, Mapping[str, Any]] = {}
+    known: dict[object, Mapping[str, Any]] = {}
     return {node.name: dict(_prepare(graph, node, known)) for node in graph.nodes}
 
 
-def _prepare(graph: Graph, node: Node, known: dict[Any, Mapping[str, Any]]) -> Mapping[str, Any]:
+def _prepare(graph: Graph, node: Node, known: dict[object, Mapping[str, Any]]) -> Mapping[str, Any]:
     facts, constants = attributes(graph, node), constants_of(graph, node)
     # the iterations of a loop share constants: computed once
     key = (node.op, repr(sorted(facts.items())), *((role, id(constants[role])) for role in sorted(constants)))

@@ -111,7 +111,7 @@ def find(graph: Graph, patterns: Sequence[Pattern], *, overlapping: bool = False
         for root in reversed(graph.nodes):
             if root.name in claimed:
                 continue
-            seen: set[Any] = set()
+            seen: set[object] = set()
             for state in index.tensor(pattern, root.output, _State(), claimed):
                 if root.name not in {node.name for _, node in state.nodes} or not index.closed(state, root):
                     continue

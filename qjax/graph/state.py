@@ -10,6 +10,7 @@ from typing import Any, TypeAlias, cast
 
 import jax
 import numpy as np
+from jax.typing import DTypeLike
 
 from qjax.graph.ir import REAL_DTYPE, Graph, Node, Tensor
 from qjax.graph.structure import flatten_arguments, is_leaf, plain
@@ -118,7 +119,7 @@ def _alike(part: Any, state: Any) -> bool:
     return all(tuple(a.shape) == tuple(np.shape(b)) and _kind(a.dtype) == _kind(b.dtype) for a, b in pairs)
 
 
-def _kind(dtype: Any) -> str:
+def _kind(dtype: DTypeLike) -> str:
     return "float" if jax.dtypes.issubdtype(dtype, np.floating) else np.dtype(dtype).kind
 
 

@@ -77,7 +77,7 @@ def _flat(state: Any) -> dict[tuple[Any, ...], Any]:
             f"Expected the state as a nested dict of arrays, as model.state() is, got {type(state).__name__}."
         )
     found: dict[tuple[Any, ...], Any] = {}
-    for key, value in cast("dict[Any, Any]", state).items():
+    for key, value in cast("dict[object, Any]", state).items():
         if isinstance(value, dict):
             found |= {(key, *path): leaf for path, leaf in _flat(value).items()}
         else:
@@ -85,8 +85,8 @@ def _flat(state: Any) -> dict[tuple[Any, ...], Any]:
     return found
 
 
-def _nested(flat: dict[tuple[Any, ...], Any]) -> dict[Any, Any]:
-    found: dict[Any, Any] = {}
+def _nested(flat: dict[tuple[Any, ...], Any]) -> dict[object, Any]:
+    found: dict[object, Any] = {}
     for path, value in flat.items():
         place = found
         for key in path[:-1]:

@@ -10,12 +10,14 @@ Results below the normal numbers are 0; beyond the greatest number they are mean
 """
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike
 
 from qjax.numerics.fence import apart
 
@@ -31,7 +33,7 @@ Pattern = jax.Array
 Integers = Callable[..., Pattern]
 
 
-def pack(xp: Any, sign: Any, mantissa: Any, exponent: Any) -> Any:
+def pack(xp: ModuleType, sign: Any, mantissa: Any, exponent: Any) -> Any:
     """The pattern of sign * mantissa * 2^exponent in canonical form; out of range it is 0 or the greatest."""
     field = exponent.astype(np.int32) + np.int32(_BIAS)
     bits = (mantissa & _FRACTION) | (xp.clip(field, np.int32(1), np.int32(2046)).astype(_U) << _U(52))
@@ -52,7 +54,7 @@ def unpack(bits: Pattern) -> tuple[jax.Array, jax.Array, jax.Array]:
     )
 
 
-def of_float32(x: Any) -> Pattern:
+def of_float32(x: ArrayLike) -> Pattern:
     """The pattern of finite float32 numbers, exact; by integers, because XLA may flush subnormal floats to zero."""
     bits = lax.bitcast_convert_type(x, jnp.uint32)
     magnitude = bits & np.uint32(0x7FFFFFFF)

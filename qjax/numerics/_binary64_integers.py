@@ -5,6 +5,7 @@ Written for numpy and `jax.numpy` alike, on numbers sign * mantissa * 2^exponent
 """
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ class Parts(NamedTuple):
     exponent: Any
 
 
-def rounded(xp: Any, sign: Any, mantissa: Any, exponent: Any) -> Parts:
+def rounded(xp: ModuleType, sign: Any, mantissa: Any, exponent: Any) -> Parts:
     """The canonical Real of sign * mantissa * 2^exponent for any uint64, rounded to 53 bits, ties to even.
 
     A mantissa of 55 bits or more may carry in its last bit whatever was lost below it (a sticky bit).
@@ -41,7 +42,7 @@ def rounded(xp: Any, sign: Any, mantissa: Any, exponent: Any) -> Parts:
     )
 
 
-def add(xp: Any, a: Parts, b: Parts) -> Parts:
+def add(xp: ModuleType, a: Parts, b: Parts) -> Parts:
     """The sum, with 10 guard bits and one sticky bit for what is shifted out of the smaller operand.
 
     The sticky sum is an odd integer within 1 of the exact one whenever bits were lost, and every number where the
@@ -57,7 +58,7 @@ def add(xp: Any, a: Parts, b: Parts) -> Parts:
     return rounded(xp, big.sign, total, big.exponent - np.int32(10))
 
 
-def multiply(xp: Any, a: Parts, b: Parts) -> Parts:
+def multiply(xp: ModuleType, a: Parts, b: Parts) -> Parts:
     """The product: 106 bits by 32-bit limbs, of which 64 and a sticky bit are kept before rounding."""
     high, low = multiply_wide(a.mantissa, b.mantissa)
     kept = (high << _U(22)) | (low >> _U(42))
@@ -65,7 +66,7 @@ def multiply(xp: Any, a: Parts, b: Parts) -> Parts:
     return rounded(xp, a.sign * b.sign, kept | sticky.astype(_U), a.exponent + b.exponent + np.int32(42))
 
 
-def divide(xp: Any, a: Parts, b: Parts) -> Parts:
+def divide(xp: ModuleType, a: Parts, b: Parts) -> Parts:
     """The quotient: schoolbook division, 11 bits a step, to at least 55 bits and a sticky remainder."""
     divisor = xp.where((b.sign == 0), _U(1 << 52), b.mantissa)
     rest, quotient = a.mantissa, xp.zeros_like(a.mantissa)
@@ -78,7 +79,7 @@ def divide(xp: Any, a: Parts, b: Parts) -> Parts:
     return rounded(xp, a.sign * b.sign, quotient, a.exponent - b.exponent - np.int32(55))
 
 
-def sqrt(xp: Any, a: Parts) -> Parts:
+def sqrt(xp: ModuleType, a: Parts) -> Parts:
     """The square root.
 
     The mantissa is brought to an even exponent and extended to 112 bits, whose integer root has 56; the remainder is

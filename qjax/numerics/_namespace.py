@@ -6,6 +6,7 @@ must agree. So the integer code of this package is written once, for a namespace
 
 import contextlib
 from collections.abc import Generator
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -19,18 +20,18 @@ def traced(*values: Any) -> bool:
     return any(isinstance(v, Tracer) for v in values)
 
 
-def host_or_trace(*values: Any) -> Any:
+def host_or_trace(*values: Any) -> ModuleType:
     """`jax.numpy` where a value is traced, numpy otherwise: concrete JAX arrays are read to the host."""
     return jnp if traced(*values) else np
 
 
-def like_inputs(*values: Any) -> Any:
+def like_inputs(*values: Any) -> ModuleType:
     """`jax.numpy` where a value is a JAX array (concrete or traced), numpy otherwise."""
     return jnp if any(isinstance(v, jax.Array) for v in values) else np
 
 
 @contextlib.contextmanager
-def wide(xp: Any) -> Generator[None]:
+def wide(xp: ModuleType) -> Generator[None]:
     """Allow 64-bit integers of `xp` for the duration of a block, whatever `jax_enable_x64` says.
 
     numpy warns when a *scalar* integer operation wraps (an array operation never does); the wraps in this

@@ -1,10 +1,12 @@
 """Words of 64 bits: the unsigned integer steps under `Real`, written for numpy and `jax.numpy` alike."""
 
+from types import ModuleType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from qjax.numerics.fence import apart as _apart
 from qjax.numerics.rounding import Rounding
@@ -19,7 +21,7 @@ FLOAT_FORMATS = {
 }
 
 
-def unpack_float(xp: Any, x: Any, unsigned: str, stored: int, exponent_bits: int) -> tuple[Any, Any, Any]:
+def unpack_float(xp: ModuleType, x: Any, unsigned: str, stored: int, exponent_bits: int) -> tuple[Any, Any, Any]:
     """Sign, mantissa (below 2^53) and exponent of finite floats, read from their bits; 0 has mantissa 0.
 
     A float operation would do for normal numbers only: XLA may flush subnormal ones to zero.
@@ -40,7 +42,7 @@ def unpack_float(xp: Any, x: Any, unsigned: str, stored: int, exponent_bits: int
     return sign, mantissa, exponent
 
 
-def normalized(xp: Any, m: Any) -> tuple[Any, Any]:
+def normalized(xp: ModuleType, m: Any) -> tuple[Any, Any]:
     """The word shifted left until its top bit is set, and by how much (int32); meaningless for 0."""
     if xp is jnp:
         # One instruction. The steps below would be most of what the exact forward compiles.
@@ -54,7 +56,9 @@ def normalized(xp: Any, m: Any) -> tuple[Any, Any]:
     return m, lifted
 
 
-def round_off(xp: Any, m: Any, shift: Any, rounding: Rounding = Rounding.NEAREST_EVEN, sign: Any = None) -> Any:
+def round_off(
+    xp: ModuleType, m: Any, shift: ArrayLike, rounding: Rounding = Rounding.NEAREST_EVEN, sign: Any = None
+) -> Any:
     """The magnitude m / 2^shift of a number of the given sign, rounded; m below 2^64 and shift in [0, 63]."""
     q = m >> shift
     rest = m - (q << shift)
@@ -78,7 +82,7 @@ def round_off(xp: Any, m: Any, shift: Any, rounding: Rounding = Rounding.NEAREST
     return q + up.astype(_U)
 
 
-def sticky_right_shift(xp: Any, m: Any, shift: Any) -> Any:
+def sticky_right_shift(xp: ModuleType, m: Any, shift: ArrayLike) -> Any:
     """The word m >> shift, with the last bit set where a set bit was shifted out; shift in [0, 63]."""
     q = m >> shift
     return q | ((q << shift) != m).astype(_U)
@@ -94,7 +98,7 @@ def multiply_wide(a: Any, b: Any) -> tuple[Any, Any]:
     return a1 * b1 + (middle >> _U(32)), (middle << _U(32)) | (low & mask)
 
 
-def repeat(xp: Any, times: int, step: Any, state: Any) -> Any:
+def repeat(xp: ModuleType, times: int, step: Any, state: Any) -> Any:
     """Apply `step` to `state` a number of times: a loop of the trace, or of Python on the host."""
     if xp is jnp:
         return jax.lax.fori_loop(0, times, lambda _, s: step(s), state)
@@ -103,7 +107,7 @@ def repeat(xp: Any, times: int, step: Any, state: Any) -> Any:
     return state
 
 
-def apart(xp: Any, compute: Any, *operands: Any) -> Any:
+def apart(xp: ModuleType, compute: Any, *operands: Any) -> Any:
     """`compute(*operands)`, in a trace as a computation of its own; the operands begin with a `Real`."""
     if xp is not jnp or operands[0].mantissa.size == 0:
         return compute(*operands)

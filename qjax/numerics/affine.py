@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from qjax.numerics.input_quantization import InputQuantization, emulated_steps
 from qjax.numerics.output_dequantization import OutputDequantization, dequantized
@@ -90,7 +91,7 @@ def reciprocal(scale: jax.Array) -> jax.Array:
 
 
 def quantize(
-    x: Any,
+    x: ArrayLike,
     qparams: QParams,
     *,
     rounding: Rounding | str = Rounding.NEAREST_EVEN,
@@ -125,7 +126,7 @@ def _quantize(x: jax.Array, qparams: QParams, rounding: Any, key: Any, quantizat
     return (centered.astype(jnp.int32) + zero_point).astype(spec.dtype)
 
 
-def dequantize(codes: Any, qparams: QParams, *, dequantization: OutputDequantization = "product") -> jax.Array:
+def dequantize(codes: ArrayLike, qparams: QParams, *, dequantization: OutputDequantization = "product") -> jax.Array:
     """float32 values of integer codes: `(codes - zero_point) * scale`, the subtraction in int32.
 
     Args:
@@ -197,7 +198,7 @@ def power_of_two_at_least(x: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type((bits + np.int32(0x7FFFFF)) & np.int32(0x7F800000), jnp.float32)
 
 
-def float_tensor(x: Any) -> jax.Array:
+def float_tensor(x: ArrayLike) -> jax.Array:
     """`x` as a JAX array; TypeError where it is not a float one."""
     x = jnp.asarray(x)
     if not jnp.issubdtype(x.dtype, jnp.floating):

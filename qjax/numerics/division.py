@@ -8,11 +8,13 @@ exact for these m and t, ties to even. m is the ratio's 30 leading bits; a ratio
 2^-45. Numerator and divisor are below 2^62 for centered codes of 17 bits.
 """
 
+from types import ModuleType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from qjax.numerics._namespace import host_or_trace, like_inputs, wide
 from qjax.numerics.softfloat import Real
@@ -23,7 +25,7 @@ _END = np.int64(1 << 20)
 """Beyond every code of 16 bits, a zero point included."""
 
 
-def divide_to_even(xp: Any, numerator: Any, divisor: Any) -> Any:
+def divide_to_even(xp: ModuleType, numerator: Any, divisor: Any) -> Any:
     """rint(numerator / divisor), ties to even: for kernels, nothing is checked.
 
     Arrays of namespace xp, of one signed dtype and shape; the divisor is positive and |numerator| below the type's
@@ -41,7 +43,7 @@ def divide_to_even(xp: Any, numerator: Any, divisor: Any) -> Any:
     return xp.where(up, quotient + one, quotient)
 
 
-def truncated(xp: Any, numerator: Any, divisor: Any) -> Any:
+def truncated(xp: ModuleType, numerator: Any, divisor: Any) -> Any:
     """C's integer division: towards zero."""
     if xp is jnp:
         return jax.lax.div(numerator, divisor)
@@ -49,7 +51,7 @@ def truncated(xp: Any, numerator: Any, divisor: Any) -> Any:
     return np.where((numerator < 0) != (divisor < 0), -magnitude, magnitude)
 
 
-def rounding_divide(numerator: Any, divisor: Any) -> Any:
+def rounding_divide(numerator: ArrayLike, divisor: ArrayLike) -> Any:
     """rint(numerator / divisor), ties to even, exact.
 
     Args:
@@ -73,7 +75,7 @@ def rounding_divide(numerator: Any, divisor: Any) -> Any:
         return divide_to_even(xp, *(xp.broadcast_to(xp.asarray(x), shape) for x in (numerator, divisor)))
 
 
-def fold_quotient(x_scale: Any, divisor_scale: Any, y_scale: Any) -> dict[str, Any]:
+def fold_quotient(x_scale: ArrayLike, divisor_scale: Any, y_scale: ArrayLike) -> dict[str, Any]:
     """The constants of `quotient`, int32 scalars: factor (m) and shift (t). Scales are float32, also traced."""
     ratio = Real.of(x_scale) / (Real.of(divisor_scale) * Real.of(y_scale))
     xp = host_or_trace(ratio.mantissa)
@@ -84,7 +86,7 @@ def fold_quotient(x_scale: Any, divisor_scale: Any, y_scale: Any) -> dict[str, A
     return {"factor": factor.to_int32(), "shift": shift}
 
 
-def quotient(dividend: Any, divisor: Any, constants: Any) -> Any:
+def quotient(dividend: ArrayLike, divisor: ArrayLike, constants: Any) -> Any:
     """int32 of one shape -> int32 in steps of y; what lies beyond +-2^20 is that.
 
     A divisor of 0 gives +-2^20 by the sign of the dividend, and 0 / 0 is 0.

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
+from jax.typing import ArrayLike
 
 from qjax.numerics._namespace import traced
 from qjax.numerics.affine import (
@@ -46,7 +47,7 @@ __all__ = [
 
 
 def fake_quant(
-    x: Any,
+    x: ArrayLike,
     qparams: QParams,
     *,
     gradient: Gradient = "ste",
@@ -84,9 +85,9 @@ def fake_quant(
 
 
 def fake_quant_codes(
-    x: Any,
-    scale: Any,
-    zero_point: Any,
+    x: ArrayLike,
+    scale: ArrayLike,
+    zero_point: ArrayLike,
     qmin: int,
     qmax: int,
     *,

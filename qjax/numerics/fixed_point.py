@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from qjax.numerics._namespace import host_or_trace, like_inputs, wide
 from qjax.numerics._words import apart
@@ -29,7 +30,7 @@ class Multiplier(NamedTuple):
     shift: Any
 
 
-def effective_scale(s_x: Any, s_w: Any, s_y: Any, *, form: Literal["f64", "f32"] = "f64") -> Real:
+def effective_scale(s_x: ArrayLike, s_w: ArrayLike, s_y: ArrayLike, *, form: Literal["f64", "f32"] = "f64") -> Real:
     """The factor from accumulator to output codes, s_x * s_w / s_y, as C computes it in doubles.
 
     "f64": double(s_x) * double(s_w) / double(s_y), as TFLite's PopulateConvolutionQuantizationParams does for
@@ -129,7 +130,7 @@ def saturating_rounding_doubling_high_mul(a: Any, b: Any) -> Any:
         return xp.minimum(high, np.int64(_INT32_MAX)).astype(np.int32)
 
 
-def rounding_divide_by_power_of_two(x: Any, exponent: Any) -> Any:
+def rounding_divide_by_power_of_two(x: ArrayLike, exponent: ArrayLike) -> Any:
     """Divide x by 2^exponent, ties away from zero: gemmlowp's RoundingDivideByPOT.
 
     gemmlowp adds 1 to the floor where the remainder exceeds (2^exponent - 1) >> 1, plus 1 for a negative x:

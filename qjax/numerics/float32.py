@@ -13,11 +13,13 @@ Not to be confused with `Real`, which is binary64 for constants; this one is mad
 operations, elementwise, fused by XLA. Operands broadcast by numpy's rules.
 """
 
+from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from qjax.numerics._namespace import like_inputs, wide
 from qjax.numerics.rounding import Rounding, right_shift_with_headroom
@@ -234,7 +236,7 @@ def _wide_mantissa(a: Float32) -> Any:
     return a.mantissa.astype(_I64)
 
 
-def _bit_length(xp: Any, magnitude: Any) -> Any:
+def _bit_length(xp: ModuleType, magnitude: Any) -> Any:
     """How many bits a nonnegative integer has, int32; 0 for 0."""
     width = 8 * magnitude.dtype.itemsize
     if xp is jnp:
@@ -244,7 +246,7 @@ def _bit_length(xp: Any, magnitude: Any) -> Any:
     return np.bitwise_count(magnitude).astype(_I32)
 
 
-def _rounded(xp: Any, m: Any, e: Any) -> Float32:
+def _rounded(xp: ModuleType, m: Any, e: Any) -> Float32:
     """The float32 nearest to m * 2^e, ties to even, for int64 m with |m| < 2^61.
 
     The last bit of an m of 27 bits or more may represent whatever was lost below it (a sticky bit).
@@ -257,30 +259,30 @@ def _rounded(xp: Any, m: Any, e: Any) -> Float32:
     return Float32(mantissa, xp.maximum(e + shift, _I32(_LEAST)))
 
 
-def _exponents(xp: Any, ma: Any, ea: Any, mb: Any, eb: Any) -> tuple[Any, Any]:
+def _exponents(xp: ModuleType, ma: Any, ea: Any, mb: Any, eb: Any) -> tuple[Any, Any]:
     """The exponents of two summands, where a zero takes that of the other."""
     return xp.where(ma == 0, eb, ea), xp.where(mb == 0, ea, eb)
 
 
-def _sum(xp: Any, ma: Any, ea: Any, mb: Any, eb: Any) -> Float32:
+def _sum(xp: ModuleType, ma: Any, ea: Any, mb: Any, eb: Any) -> Float32:
     """The float32 of ma * 2^ea + mb * 2^eb: the summand of the smaller exponent is shifted down, with a sticky bit."""
     e = xp.maximum(ea, eb)
     return _rounded(xp, _sticky(xp, ma, e - ea) + _sticky(xp, mb, e - eb), e)
 
 
-def _sticky(xp: Any, m: Any, shift: Any) -> Any:
+def _sticky(xp: ModuleType, m: Any, shift: ArrayLike) -> Any:
     """The floor of m / 2^shift, made odd where a set bit was shifted out: on the right side of every tie."""
     shift = xp.minimum(shift, _I32(62)).astype(_I64)
     q = m >> shift
     return q | ((q << shift) != m).astype(_I64)
 
 
-def _to_top(xp: Any, m: Any, e: Any) -> tuple[Any, Any]:
+def _to_top(xp: ModuleType, m: Any, e: Any) -> tuple[Any, Any]:
     """The same number with 60 bits of mantissa; 0 stays 0."""
     lift = _I32(60) - _bit_length(xp, xp.abs(m))
     return m << lift.astype(_I64), e - lift
 
 
-def _order(xp: Any, bits: Any) -> Any:
+def _order(xp: ModuleType, bits: Any) -> Any:
     """Integers in the order of the float32 numbers with these bits."""
     return xp.where(bits < 0, _I32(_INT32_MIN) - bits, bits)

@@ -14,11 +14,12 @@ multiplication of a division and a fused multiply-add of a product and a sum, so
 (`numerics.float32`).
 """
 
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from qjax.numerics import float32
 from qjax.numerics.rounding import Rounding
@@ -30,7 +31,7 @@ InputQuantization = Literal[
 INPUT_QUANTIZATIONS: tuple[InputQuantization, ...] = get_args(InputQuantization)
 
 
-def emulated_steps(x: jax.Array, scale: Any, zero_point: Any, name: InputQuantization) -> jax.Array:
+def emulated_steps(x: jax.Array, scale: ArrayLike, zero_point: ArrayLike, name: InputQuantization) -> jax.Array:
     """float32 `code - zero_point` before clamping, for every name but "reciprocal"; NaN stays NaN.
 
     Args:

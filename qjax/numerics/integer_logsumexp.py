@@ -13,6 +13,7 @@ less than 2^-28 together, and the last rounding 2^-26. So `|2^-25 l - L| <= 2^-2
 
 from decimal import ROUND_HALF_EVEN, Decimal, localcontext
 from functools import cache
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -75,7 +76,7 @@ def log_sums(
         return greatest, _logarithm(xp, shift, mantissa, xp.asarray(logs))
 
 
-def _logarithm(xp: Any, shift: Any, mantissa: Any, logs: Any) -> Any:
+def _logarithm(xp: ModuleType, shift: Any, mantissa: Any, logs: Any) -> Any:
     """rint(2^25 (shift log 2 + log(mantissa / 2^30))), ties up: int32; mantissa in [2^30, 2^31)."""
     rest = mantissa - np.int64(1 << BITS)
     index = (rest >> _BETWEEN).astype(np.int32)

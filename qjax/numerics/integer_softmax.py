@@ -11,11 +11,13 @@ half a step. So `|2^30 P - p| <= 1 + P (n + 1) / 2 <= (n + 3) / 2` for n element
 """
 
 from decimal import ROUND_HALF_EVEN, Decimal, localcontext
+from types import ModuleType
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from qjax.numerics._namespace import like_inputs, traced, wide
 from qjax.numerics.division import divide_to_even
@@ -31,7 +33,7 @@ _DIGITS = 60
 _RECIPROCAL_BITS = 61
 
 
-def exponentials(scale: Any, count: int) -> Any:
+def exponentials(scale: ArrayLike, count: int) -> Any:
     """rint(2^30 exp(-scale * d)) for d = 0, ..., count - 1, ties to even: int32 of shape (count,).
 
     Each entry is correctly rounded: powers of exp(-scale) with 60 decimal digits are off by less than 10^-54. On the
@@ -50,7 +52,7 @@ def exponentials(scale: Any, count: int) -> Any:
     return found[: int(np.count_nonzero(found)) + 1]
 
 
-def _powers(scale: Any, count: int) -> np.ndarray:
+def _powers(scale: ArrayLike, count: int) -> np.ndarray:
     step = float(np.asarray(scale).reshape(()))
     found = np.zeros(count, np.int32)
     if not (np.isfinite(step) and step > 0):
@@ -97,14 +99,14 @@ def shares(codes: Any, table: Any, axes: tuple[int, ...], taking_part: Any = Non
     return _shares(xp, powers, axes)
 
 
-def looked_up(xp: Any, table: Any, index: Any) -> Any:
+def looked_up(xp: ModuleType, table: Any, index: Any) -> Any:
     """table[index] for int32 indices of any shape, of which those beyond the table read its last entry."""
     if xp is jnp:
         return jnp.take(table, index, axis=0, mode="clip")
     return table[np.minimum(index, table.shape[0] - 1)]
 
 
-def _shares(xp: Any, powers: Any, axes: tuple[int, ...]) -> Any:
+def _shares(xp: ModuleType, powers: Any, axes: tuple[int, ...]) -> Any:
     count = int(np.prod([powers.shape[axis] for axis in axes]))
     with wide(xp):
         total = xp.sum(powers.astype(np.int64), axis=axes, keepdims=True)
@@ -119,7 +121,7 @@ def _shares(xp: Any, powers: Any, axes: tuple[int, ...]) -> Any:
         return right_shift_with_headroom(xp, product, places, Rounding.NEAREST_EVEN).astype(np.int32)
 
 
-def leading(xp: Any, total: Any, count: int) -> tuple[Any, Any]:
+def leading(xp: ModuleType, total: Any, count: int) -> tuple[Any, Any]:
     """The least j for which `total / 2^j` is below 2^31, and the floor of that quotient; call it inside `wide`.
 
     total: int64 of any shape, positive, at most 2^30 count; count: at most 2^31.

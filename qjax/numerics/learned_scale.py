@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.typing import ArrayLike
 
 from qjax.numerics.fence import apart
 
@@ -86,7 +87,7 @@ def _high_word(a: jax.Array, b: jax.Array) -> jax.Array:
         return (product >> np.uint64(32)).astype(jnp.uint32)
 
 
-def log2_scale_of(scale: Any) -> np.ndarray:
+def log2_scale_of(scale: ArrayLike) -> np.ndarray:
     """Raw float32 parameters whose `learned_scale` is `scale`, as nearly as they can say; on the host.
 
     Near r = -7, say, raw values are 2^-21 apart, so the scale comes back to within 2^-21.5 of its value;

@@ -7,12 +7,12 @@ jit, vmap and scan work.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike, DTypeLike
 
 from qjax.numerics.accumulator import PAIR_MAX, PAIR_MIN
 
@@ -22,7 +22,7 @@ BLOCK = 8
 State = tuple[jax.Array, ...]
 
 
-def saturating_sum(x: jax.Array, w: jax.Array, zero_point: Any, bits: int) -> jax.Array:
+def saturating_sum(x: jax.Array, w: jax.Array, zero_point: ArrayLike, bits: int) -> jax.Array:
     """sum_k (x_k - zero_point) w_k, clamped to `bits` after every addition, k ascending.
 
     Args:
@@ -34,12 +34,12 @@ def saturating_sum(x: jax.Array, w: jax.Array, zero_point: Any, bits: int) -> ja
     return _saturating(x, w, zero_point, bits, events=False)[0]
 
 
-def saturating_sum_events(x: jax.Array, w: jax.Array, zero_point: Any, bits: int) -> State:
+def saturating_sum_events(x: jax.Array, w: jax.Array, zero_point: ArrayLike, bits: int) -> State:
     """`saturating_sum`, and how many of the K additions saturated: int32 (batch, M, N) each."""
     return _saturating(x, w, zero_point, bits, events=True)
 
 
-def pair_sum(x: jax.Array, w: jax.Array, zero_point: Any = 0) -> jax.Array:
+def pair_sum(x: jax.Array, w: jax.Array, zero_point: ArrayLike = 0) -> jax.Array:
     """sum_i clamp_int16(p_2i + p_2i+1) with p_k = (x_k - zero_point) w_k: vpmaddubsw, then exact additions.
 
     Args:
@@ -52,7 +52,7 @@ def pair_sum(x: jax.Array, w: jax.Array, zero_point: Any = 0) -> jax.Array:
     return _paired(x, w, zero_point, events=False)[0]
 
 
-def pair_sum_events(x: jax.Array, w: jax.Array, zero_point: Any = 0) -> State:
+def pair_sum_events(x: jax.Array, w: jax.Array, zero_point: ArrayLike = 0) -> State:
     """`pair_sum`, and how many of its pairs saturated: int32 (batch, M, N) each.
 
     Args:
@@ -62,7 +62,7 @@ def pair_sum_events(x: jax.Array, w: jax.Array, zero_point: Any = 0) -> State:
     return _paired(x, w, zero_point, events=True)
 
 
-def running_sums(x: jax.Array, w: jax.Array, zero_point: Any, dtype: Any = jnp.int32) -> State:
+def running_sums(x: jax.Array, w: jax.Array, zero_point: ArrayLike, dtype: DTypeLike = jnp.int32) -> State:
     """The sum in unbounded integers (as far as `dtype` holds them), and the least and greatest of its partial sums.
 
     Partial sums are those after 0, 1, ..., K products. int64 needs `jax.enable_x64`.
@@ -77,7 +77,7 @@ def running_sums(x: jax.Array, w: jax.Array, zero_point: Any, dtype: Any = jnp.i
     return _loop(x, w, zero_point, 1, step, (zero, zero, zero))
 
 
-def _saturating(x: jax.Array, w: jax.Array, zero_point: Any, bits: int, *, events: bool) -> State:
+def _saturating(x: jax.Array, w: jax.Array, zero_point: ArrayLike, bits: int, *, events: bool) -> State:
     low, high = np.int32(-(2 ** (bits - 1))), np.int32(2 ** (bits - 1) - 1)
     # |(x - z) w| < 2^width. Does its sum with a register of up to 2^(bits - 1) fit int32?
     width = 8 * (x.dtype.itemsize + w.dtype.itemsize) - 1
@@ -102,7 +102,7 @@ def _saturating(x: jax.Array, w: jax.Array, zero_point: Any, bits: int, *, event
     return _loop(x, w, zero_point, 1, step, (zero, zero) if events else (zero,))
 
 
-def _paired(x: jax.Array, w: jax.Array, zero_point: Any, *, events: bool) -> State:
+def _paired(x: jax.Array, w: jax.Array, zero_point: ArrayLike, *, events: bool) -> State:
     def step(state: State, products: Sequence[jax.Array]) -> State:
         pair = products[0] + products[1]
         clamped = jnp.minimum(jnp.maximum(pair, np.int32(PAIR_MIN)), np.int32(PAIR_MAX))
@@ -114,14 +114,14 @@ def _paired(x: jax.Array, w: jax.Array, zero_point: Any, *, events: bool) -> Sta
     return _loop(x, w, zero_point, 2, step, (zero, zero) if events else (zero,))
 
 
-def _zeros(x: jax.Array, w: jax.Array, dtype: Any) -> jax.Array:
+def _zeros(x: jax.Array, w: jax.Array, dtype: DTypeLike) -> jax.Array:
     return jnp.zeros((x.shape[1], x.shape[2], w.shape[2]), dtype)
 
 
 def _loop(
     x: jax.Array,
     w: jax.Array,
-    zero_point: Any,
+    zero_point: ArrayLike,
     together: int,
     step: Callable[[State, Sequence[jax.Array]], State],
     state: State,

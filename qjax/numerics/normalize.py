@@ -19,6 +19,7 @@ import math
 from typing import Any, Literal
 
 import numpy as np
+from jax.typing import ArrayLike
 
 from qjax.numerics._namespace import host_or_trace, like_inputs, wide
 from qjax.numerics.reciprocal_root import RECIPROCAL_BITS, reciprocal_root
@@ -69,7 +70,7 @@ class Setup:
         return cls(count, centered, gain, 30 - (widest - 1).bit_length())
 
 
-def prepare(setup: Setup, divisor: int, epsilon: float, x_scale: Any, joined: Joined = "add") -> dict[str, Any]:
+def prepare(setup: Setup, divisor: int, epsilon: float, x_scale: ArrayLike, joined: Joined = "add") -> dict[str, Any]:
     """The constants of `normalized`, int32 scalars by name.
 
     `sqrt(sum (x - mean)^2 / divisor + epsilon)` divides (or, joined by "max", the greater of the root and epsilon):
@@ -111,7 +112,7 @@ def factor(setup: Setup, divisor: int) -> Real:
 
 
 def normalized(
-    codes: Any, axes: tuple[int, ...], setup: Setup, constants: dict[str, Any], joined: Joined = "add"
+    codes: ArrayLike, axes: tuple[int, ...], setup: Setup, constants: dict[str, Any], joined: Joined = "add"
 ) -> Any:
     """t, int32 of the codes' shape; 0 where W + E is 0.
 

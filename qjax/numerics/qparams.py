@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from qjax.numerics._namespace import traced
 from qjax.numerics.qspec import QSpec
@@ -35,7 +36,7 @@ class QParams:
     zero_point: jax.Array
     spec: QSpec
 
-    def __init__(self, scale: Any, zero_point: Any, spec: QSpec) -> None:
+    def __init__(self, scale: ArrayLike, zero_point: Any, spec: QSpec) -> None:
         if not isinstance(spec, QSpec):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"QParams: spec must be a QSpec. Got {type(spec).__name__}")
         scale, zero_point = as_float32(scale), _zero_point(zero_point)

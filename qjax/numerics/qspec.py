@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
+from jax.typing import ArrayLike
 
 T = TypeVar("T")
 ArrayT = TypeVar("ArrayT", jax.Array, np.ndarray)
@@ -203,7 +204,7 @@ def _integer(name: str, value: Any) -> int:
         raise TypeError(f"QSpec: {name} must be an integer. Got {value!r}") from None
 
 
-def _boolean(name: str, value: Any) -> bool:
+def _boolean(name: str, value: ArrayLike) -> bool:
     if not isinstance(value, bool | np.bool_):
         raise TypeError(f"QSpec: {name} must be True or False. Got {value!r}")
     return bool(value)

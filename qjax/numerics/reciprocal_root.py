@@ -3,10 +3,12 @@
 Written for numpy and `jax.numpy` alike; numbers are int64 below 2^62.
 """
 
+from types import ModuleType
 from typing import Any
 
 import jax
 import numpy as np
+from jax.typing import ArrayLike
 
 from qjax.numerics._namespace import like_inputs, wide
 from qjax.numerics.division import divide_to_even
@@ -18,7 +20,7 @@ _I = np.int64
 _LIMIT = 1 << 62
 
 
-def integer_sqrt(x: Any) -> Any:
+def integer_sqrt(x: ArrayLike) -> Any:
     """floor(sqrt(x)), exact.
 
     Args:
@@ -34,7 +36,7 @@ def integer_sqrt(x: Any) -> Any:
         return xp.where(xp.asarray(x) == _I(0), _I(0), lifted_root(xp, lifted) >> half)
 
 
-def integer_rsqrt(x: Any) -> tuple[Any, Any]:
+def integer_rsqrt(x: ArrayLike) -> tuple[Any, Any]:
     """(r, h) with 1 / sqrt(x) = r 2^(h - 61) (1 + e): r = rint(2^61 / floor(sqrt(4^h x))) in [2^30, 2^31].
 
     h is the greatest for which 4^h x is below 2^62, so the root has 31 bits; its floor and the rounding of the
@@ -51,14 +53,14 @@ def integer_rsqrt(x: Any) -> tuple[Any, Any]:
         return reciprocal_root(xp, xp.asarray(x))
 
 
-def reciprocal_root(xp: Any, x: Any) -> tuple[Any, Any]:
+def reciprocal_root(xp: ModuleType, x: ArrayLike) -> tuple[Any, Any]:
     """`integer_rsqrt` for kernels: an array of namespace xp, nothing is checked."""
     lifted, half = lift(xp, x)
     root = lifted_root(xp, lifted)
     return divide_to_even(xp, xp.full_like(root, _I(1 << RECIPROCAL_BITS)), root), half
 
 
-def lift(xp: Any, x: Any) -> tuple[Any, Any]:
+def lift(xp: ModuleType, x: Any) -> tuple[Any, Any]:
     """(4^h x, h): into [2^60, 2^62), for x in [1, 2^62)."""
     half = xp.zeros_like(x)
     for step in (16, 8, 4, 2, 1):
@@ -68,7 +70,7 @@ def lift(xp: Any, x: Any) -> tuple[Any, Any]:
     return x, half
 
 
-def lifted_root(xp: Any, x: Any) -> Any:
+def lifted_root(xp: ModuleType, x: Any) -> Any:
     """floor(sqrt(x)) for x in [2^60, 2^62).
 
     With s = x / 2^62 in [1/4, 1): the tangent (s + 1/2) / sqrt(2) is at least sqrt(s), and at most 6.07% above it. A
@@ -81,12 +83,12 @@ def lifted_root(xp: Any, x: Any) -> Any:
     return xp.where(y * y > x, y - _I(1), y)
 
 
-def _quotient(xp: Any, a: Any, b: Any) -> Any:
+def _quotient(xp: ModuleType, a: Any, b: Any) -> Any:
     # of positive numbers
     return a // b if xp is np else jax.lax.div(a, b)
 
 
-def _checked(name: str, x: Any, least: int) -> Any:
+def _checked(name: str, x: ArrayLike, least: int) -> Any:
     dtype = str(getattr(x, "dtype", type(x).__name__))
     if dtype != "int64":
         raise TypeError(f"{name}: expected an array of int64. Got {dtype}.")

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from qjax.numerics._namespace import like_inputs, traced
 from qjax.numerics.rounding import check_key
@@ -84,7 +85,7 @@ def _requantize(
         return jnp.minimum(jnp.maximum(rounded, low), high) + zero_point
 
 
-def _as_accumulator(rule: Rule, acc: Any) -> Any:
+def _as_accumulator(rule: Rule, acc: ArrayLike) -> Any:
     dtype = str(getattr(acc, "dtype", type(acc).__name__))
     if dtype not in rule.accumulators:
         raise TypeError(
@@ -95,7 +96,7 @@ def _as_accumulator(rule: Rule, acc: Any) -> Any:
     return acc if dtype == "int64" else jnp.asarray(acc)
 
 
-def _as_constants(rule: Rule, scale: Any) -> Any:
+def _as_constants(rule: Rule, scale: ArrayLike) -> Any:
     if isinstance(scale, rule.constants):
         if rule.check is not None and not traced(*jax.tree.leaves(scale)):
             rule.check(scale)
@@ -108,7 +109,7 @@ def _as_constants(rule: Rule, scale: Any) -> Any:
     return rule.prepare(Real.of(scale))
 
 
-def _as_zero_point(zero_point: Any, qmin: int, qmax: int) -> Any:
+def _as_zero_point(zero_point: ArrayLike, qmin: int, qmax: int) -> Any:
     if not _INT32_MIN <= qmin <= qmax <= _INT32_MAX:
         raise ValueError(f"the codes must satisfy -2^31 <= qmin <= qmax < 2^31. Got qmin={qmin}, qmax={qmax}.")
     if isinstance(zero_point, int):
@@ -131,7 +132,7 @@ def _as_zero_point(zero_point: Any, qmin: int, qmax: int) -> Any:
     return zero_point
 
 
-def _expand(name: str, value: Any, shape: tuple[int, ...]) -> Any:
+def _expand(name: str, value: ArrayLike, shape: tuple[int, ...]) -> Any:
     """`value` with leading axes of 1, so that it broadcasts to `shape` without a promotion of ranks."""
     have = tuple(np.shape(value))
     fits = len(have) <= len(shape)

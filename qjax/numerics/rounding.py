@@ -5,11 +5,13 @@ only places that turn a fraction into an integer; every fixed-point rule is buil
 """
 
 import enum
+from types import ModuleType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from qjax.numerics._namespace import like_inputs, traced
 
@@ -53,7 +55,9 @@ def check_key(rounding: str, needs_key: bool, key: jax.Array | None) -> None:
         )
 
 
-def round_float(x: Any, rounding: Rounding | str = Rounding.NEAREST_EVEN, *, key: jax.Array | None = None) -> jax.Array:
+def round_float(
+    x: ArrayLike, rounding: Rounding | str = Rounding.NEAREST_EVEN, *, key: jax.Array | None = None
+) -> jax.Array:
     """Round a float array to integer values of the same dtype.
 
     Every deterministic rounding is exact for every finite input: no rule adds 1/2 to its operand, because
@@ -139,7 +143,9 @@ def rounding_right_shift(x: Any, shift: Any, rounding: Rounding | str, *, key: j
     return q + (total >> shift.astype(unsigned)).astype(x.dtype)
 
 
-def right_shift_with_headroom(xp: Any, x: Any, shift: Any, rounding: Rounding, key: jax.Array | None = None) -> Any:
+def right_shift_with_headroom(
+    xp: ModuleType, x: ArrayLike, shift: ArrayLike, rounding: Rounding, key: jax.Array | None = None
+) -> Any:
     """`rounding_right_shift` for kernels: (x + b) >> shift, fewer operations, and nothing is checked.
 
     x and shift are arrays of namespace xp, of one signed dtype and of shapes that broadcast under the
@@ -148,7 +154,7 @@ def right_shift_with_headroom(xp: Any, x: Any, shift: Any, rounding: Rounding, k
     return (x + _bias(xp, x, shift, rounding, key)) >> shift
 
 
-def _bias(xp: Any, x: Any, shift: Any, rounding: Rounding, key: jax.Array | None) -> Any:
+def _bias(xp: ModuleType, x: Any, shift: Any, rounding: Rounding, key: jax.Array | None) -> Any:
     """What to add to x so that the floor of x / 2^shift rounds as asked; in [0, 2^shift), so 0 for shift 0.
 
     With half = 2^(shift - 1): half rounds ties up; half - 1 down; half - 1 + (q odd) to the even of q and q +
@@ -185,7 +191,7 @@ def _key(key: jax.Array | None) -> jax.Array:
     return key
 
 
-def _as_float(x: Any) -> jax.Array:
+def _as_float(x: ArrayLike) -> jax.Array:
     if type(x) is float:
         return jnp.float32(x)
     dtype = str(getattr(x, "dtype", type(x).__name__))
@@ -206,7 +212,7 @@ def _keep_subnormals(x: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(jnp.where(subnormal, tiny, bits), jnp.float32)
 
 
-def _as_shift_operands(xp: Any, x: Any, shift: Any) -> tuple[Any, Any]:
+def _as_shift_operands(xp: ModuleType, x: Any, shift: Any) -> tuple[Any, Any]:
     if isinstance(x, int) and not isinstance(x, bool):
         x = np.int32(x)
     dtype = str(getattr(x, "dtype", type(x).__name__))

@@ -14,6 +14,7 @@ inside a trace the range is that of normal doubles, below which a result is 0.
 
 import dataclasses
 import operator
+from types import ModuleType
 from typing import Any, Literal
 
 import jax
@@ -318,7 +319,7 @@ def _is(x: Real, number: Literal[0, 1]) -> bool:
     )
 
 
-def _broadcast(xp: Any, x: Real, shape: tuple[int, ...]) -> Real:
+def _broadcast(xp: ModuleType, x: Real, shape: tuple[int, ...]) -> Real:
     if xp is np or not traced(*x.parts()):
         return Real(*(np.broadcast_to(np.asarray(p), shape) for p in x.parts()))
     if "_bits" in x.__dict__ and x.shape == shape:
@@ -339,7 +340,7 @@ def _on_patterns(name: str) -> Any:
 _PATTERNS = {name: _on_patterns(name) for name in integers.FORMULAS}
 
 
-def _arithmetic(name: str, xp: Any, *operands: Real) -> Real:
+def _arithmetic(name: str, xp: ModuleType, *operands: Real) -> Real:
     """On the host in integers; in a trace by the processor's own binary64, or in integers where it has none."""
     with wide(xp):
         if xp is np:

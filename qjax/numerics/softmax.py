@@ -21,11 +21,13 @@ whole blocks of 16 codes of the last axis, with ties away from zero (`double_rou
 Source: PopulateSoftmaxUInt8LookupTable and SoftmaxInt8LUT of TFLite, compiled by clang for AArch64 only.
 """
 
+from types import ModuleType
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from qjax.numerics import float32, libm
 from qjax.numerics._namespace import like_inputs
@@ -105,7 +107,7 @@ def prepare(method: SoftmaxMethod, x_scale: float | np.floating) -> Gemmlowp | T
     return Gemmlowp(multiplier, shift, np.int32(-radius))
 
 
-def softmax(codes: Any, constants: Gemmlowp | Table | Uint16) -> Any:
+def softmax(codes: ArrayLike, constants: Gemmlowp | Table | Uint16) -> Any:
     """Codes of the softmax over the last axis, at 1/256: int8 with the zero point -128, uint8 with the zero point 0.
 
     Args:
@@ -141,7 +143,7 @@ def softmax(codes: Any, constants: Gemmlowp | Table | Uint16) -> Any:
     return xp.clip(found + np.int32(low), np.int32(low), np.int32(low + 255)).astype(dtype)
 
 
-def _gemmlowp(xp: Any, difference: Any, constants: Gemmlowp) -> Any:
+def _gemmlowp(xp: ModuleType, difference: ArrayLike, constants: Gemmlowp) -> Any:
     """256 times the softmax, int32, from differences to the greatest code.
 
     exp of each difference as Q0.31, their sum as Q12.19, its reciprocal by Newton's method, one product and one
@@ -163,14 +165,14 @@ def _gemmlowp(xp: Any, difference: Any, constants: Gemmlowp) -> Any:
     return xp.where(inside & (right <= 31), rounded, np.int32(0))
 
 
-def _leading_zeros(xp: Any, x: Any) -> Any:
+def _leading_zeros(xp: ModuleType, x: Any) -> Any:
     """How many zero bits a positive int32 begins with."""
     if xp is jnp:
         return jax.lax.clz(x)
     return (np.int32(32) - np.frexp(x.astype(np.float64))[1]).astype(np.int32)
 
 
-def _table(xp: Any, difference: Any, constants: Table) -> Any:
+def _table(xp: ModuleType, difference: Any, constants: Table) -> Any:
     """256 times the softmax, int32, from differences to the greatest code.
 
     float32(e_i * float32(1 / float32(sum * float32(1/256)))), the sum in float32 from left to right, rounded to an
@@ -186,7 +188,7 @@ def _table(xp: Any, difference: Any, constants: Table) -> Any:
     return float32.to_int32(float32.multiply(powers, inverse), Rounding.NEAREST_AWAY)
 
 
-def _sum(xp: Any, terms: float32.Float32) -> float32.Float32:
+def _sum(xp: ModuleType, terms: float32.Float32) -> float32.Float32:
     """The sum over the last axis, one float32 addition after the other."""
     columns = float32.Float32(*(xp.moveaxis(field, -1, 0) for field in terms))
     first = float32.Float32(*(xp.zeros_like(field[0]) for field in columns))
@@ -208,7 +210,7 @@ def _prepare_uint16(scale: np.float32) -> Uint16:
     return Uint16(np.minimum(nearest, 65535).astype(np.int32))
 
 
-def _uint16(xp: Any, difference: Any, constants: Uint16) -> Any:
+def _uint16(xp: ModuleType, difference: Any, constants: Uint16) -> Any:
     """256 times the softmax, int32, from differences to the greatest code, (..., n) with n below 2^15."""
     # Mode "clip" is the form of a lookup that the emitters know. All differences lie within the table.
     powers = xp.take(xp.asarray(constants.powers), -difference, mode="clip")

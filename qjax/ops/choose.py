@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import DTypeLike
 
 from qjax.numerics._namespace import host_or_trace
 from qjax.numerics.softfloat import Real
@@ -17,7 +18,7 @@ from qjax.ops.fields import NoFields
 from qjax.ops.pending import Pending
 
 
-def _is_float(dtype: Any) -> bool:
+def _is_float(dtype: DTypeLike) -> bool:
     return jnp.issubdtype(dtype, jnp.floating)
 
 

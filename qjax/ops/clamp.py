@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike
 
 from qjax.ops.base import Attributes, Constants, Elementwise, Equation, Quantized, Role, real, register
 from qjax.ops.coded import steps_on
@@ -74,7 +75,7 @@ class Clamp(Elementwise):
             return self._on_accumulator(eqn, inputs)
         x = inputs[position]
 
-        def code(bound: Any) -> jax.Array:
+        def code(bound: ArrayLike) -> jax.Array:
             return steps_on(jnp.asarray(bound).reshape(()), x)
 
         if eqn.primitive == "relu":

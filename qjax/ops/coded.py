@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.typing import ArrayLike
 
 from qjax.numerics.affine import centered_bounds, reciprocal, round_to_grid
 from qjax.numerics.softfloat import Real
@@ -18,7 +19,7 @@ _FAR = 2**20
 """Beyond the codes of every grid, and exact in float32."""
 
 
-def steps(value: Any, scale: Any, zero_point: Any, qmin: int, qmax: int) -> jax.Array:
+def steps(value: Any, scale: ArrayLike, zero_point: ArrayLike, qmin: int, qmax: int) -> jax.Array:
     """The code of real numbers less the zero point, float32; a number beyond the grid becomes the grid's end."""
     value, scale = jnp.asarray(value).astype(jnp.float32), jnp.asarray(scale).reshape(())
     low, high = centered_bounds(jnp.asarray(zero_point).reshape(()), qmin, qmax)
@@ -54,7 +55,7 @@ def code(value: Any, grid: Operand) -> Any:
     return found if isinstance(found, Tracer) else np.asarray(found)
 
 
-def threshold(comparison: str, value: Any, scale: Any) -> Any:
+def threshold(comparison: str, value: Any, scale: ArrayLike) -> Any:
     """t, int32, such that `steps <comparison> t` holds for integers just where `steps * scale <comparison> value` does.
 
     x > v is steps > floor(v / s), and x >= v is steps >= ceil(v / s). The quotient of two float32 is never so near an

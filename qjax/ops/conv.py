@@ -7,6 +7,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import ArrayLike
 
 from qjax.numerics.accumulator import EXACT, Accumulator
 from qjax.numerics.rules import Product as RuleProduct
@@ -203,7 +204,7 @@ def layout_of(attributes: Attributes) -> convolution.Layout:
     return attributes["lhs_layout"], attributes["rhs_layout"], attributes["out_layout"]
 
 
-def convolved(x: jax.Array, w: jax.Array, zero_point: Any, attributes: Attributes) -> jax.Array:
+def convolved(x: jax.Array, w: jax.Array, zero_point: ArrayLike, attributes: Attributes) -> jax.Array:
     """The int32 convolution of codes whose padding is the code of zero."""
     return convolution.conv(
         padded(x, jnp.asarray(zero_point).astype(x.dtype), attributes),

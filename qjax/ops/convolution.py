@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import DTypeLike
 
 from qjax.ops import products
 from qjax.ops.accumulate import dot, taps
@@ -138,7 +139,7 @@ def is_depthwise(x: Sequence[int], w: Sequence[int], groups: int, layout: Layout
 
 
 def depthwise(
-    x: jax.Array, w: jax.Array, *, strides: Sequence[int], rhs_dilation: Sequence[int], layout: Layout, dtype: Any
+    x: jax.Array, w: jax.Array, *, strides: Sequence[int], rhs_dilation: Sequence[int], layout: Layout, dtype: DTypeLike
 ) -> jax.Array:
     """A depthwise convolution without padding, in `dtype` (int32, or float32 for integer-valued operands).
 

@@ -133,7 +133,7 @@ class Dot(ProductFacts, Op):
                 return grouped_dot.training(eqn, (x, w)[1 - index], operand, index, self.channels(eqn, index))
         numbers = eqn.params["dimension_numbers"]
 
-        def integers(a: jax.Array, b: jax.Array, zero_a: Any, zero_b: Any) -> jax.Array:
+        def integers(a: jax.Array, b: jax.Array, zero_a: jax.Array | None, zero_b: jax.Array | None) -> jax.Array:
             return _corrected(accumulate.dot(a, b, numbers), a, b, zero_a, zero_b, numbers)
 
         acc = matmul_codes(x, w, numbers[0][::-1], self.product(eqn), eqn.params["precision"], integers)

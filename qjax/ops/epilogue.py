@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from qjax.numerics import float32
 from qjax.numerics._namespace import host_or_trace, wide
@@ -68,7 +69,11 @@ class Folded:
 
 
 def fold_weighted(
-    x_scale: Any, w_scale: Any, y_scale: Any, affine: Affine, weighted: Callable[[bool], Weighted] | None = None
+    x_scale: ArrayLike,
+    w_scale: ArrayLike,
+    y_scale: ArrayLike,
+    affine: Affine,
+    weighted: Callable[[bool], Weighted] | None = None,
 ) -> Folded:
     """Fold the steps after `sum (q_x - z_x) q_w` into the weight's scale, the bias and the multiplier.
 
@@ -197,7 +202,9 @@ NARROW_MAX_SHIFT = 52
 """The same for codes of 8 bits: (2^62 - 2^61) / 2^52 = 2^9 steps still hide that an offset was cut."""
 
 
-def fold_sum(scales: Sequence[Any], y_scale: Any, affine: Affine, max_shift: int = _MAX_SHIFT) -> dict[str, Array]:
+def fold_sum(
+    scales: Sequence[Any], y_scale: ArrayLike, affine: Affine, max_shift: int = _MAX_SHIFT
+) -> dict[str, Array]:
     """Constants for `y = (g * sum_i s_i acc_i + b) / s_y = (sum_i acc_i m_i + offset) / 2^shift`.
 
     The factors m_i share one shift per channel, chosen so that the largest has 30 bits; products and offset are

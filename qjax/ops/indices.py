@@ -15,6 +15,7 @@ from typing import Any, NotRequired, TypedDict
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from qjax.ops.base import Attributes
 
@@ -31,7 +32,7 @@ def fills(params: Any) -> bool:
     return "FILL" in str(params.get("mode", "fill")).upper()
 
 
-def has_number(params: Any, dtype: Any) -> bool:
+def has_number(params: Any, dtype: DTypeLike) -> bool:
     """Whether a gather returns the user's number out of range, for which a kernel would need a code.
 
     JAX's defaults do not count: NaN, the lowest signed integer, the highest unsigned integer or boolean.

@@ -7,11 +7,13 @@ K (`Rows`), and `numerics.narrow_sums` adds them in order.
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from qjax.numerics._namespace import host_or_trace
 from qjax.numerics.accumulator import EXACT, Accumulator, wrap
@@ -68,7 +70,7 @@ def fold(attributes: Attributes, constants: Constants, summed: Sequence[int]) ->
     return folded
 
 
-def sum_rows(accumulator: Accumulator, rows: Rows, zero_point: Any) -> jax.Array:
+def sum_rows(accumulator: Accumulator, rows: Rows, zero_point: ArrayLike) -> jax.Array:
     """The register of a saturating accumulator, or the sum of int16 pairs; int32, before the node's permutation."""
     if not accumulator.pairs:
         subtracted = zero_point if accumulator.operands == "centered" else 0
@@ -88,7 +90,7 @@ def cut(acc: jax.Array, accumulator: Accumulator, constants: Constants) -> jax.A
     return wrap(acc + jnp.broadcast_to(offset, acc.shape), accumulator.bits)
 
 
-def _times_sums(xp: Any, attributes: Attributes, kernel: Array, summed: Sequence[int], factor: Any) -> Any:
+def _times_sums(xp: ModuleType, attributes: Attributes, kernel: Array, summed: Sequence[int], factor: ArrayLike) -> Any:
     """factor * sum of the weights, modulo 2^32, as a vector of the result."""
     with np.errstate(over="ignore"):
         sums = xp.sum(xp.asarray(kernel), axis=tuple(summed), dtype=np.int32, keepdims=True)
@@ -96,7 +98,7 @@ def _times_sums(xp: Any, attributes: Attributes, kernel: Array, summed: Sequence
         return vector * xp.broadcast_to(factor, vector.shape)
 
 
-def _minus(xp: Any, a: Any, b: Any) -> Any:
+def _minus(xp: ModuleType, a: Any, b: Any) -> Any:
     shape = np.broadcast_shapes(np.shape(a), np.shape(b))
     with np.errstate(over="ignore"):
         return xp.broadcast_to(xp.asarray(a), shape) - xp.broadcast_to(xp.asarray(b), shape)

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike, DTypeLike
 
 from qjax.numerics.calls import traced_once
 from qjax.numerics.unfused import unfused
@@ -40,27 +41,27 @@ class Pending(Deferred):
     average: Average | None = None
 
     @classmethod
-    def start(cls, acc: jax.Array, scale: jax.Array, dtype: Any, *, rounded: bool = True) -> "Pending":
+    def start(cls, acc: jax.Array, scale: jax.Array, dtype: DTypeLike, *, rounded: bool = True) -> "Pending":
         """An accumulator before any step."""
         scale = jnp.broadcast_to(scale, (1,) * acc.ndim) if scale.ndim == 0 else scale
         return cls(acc, scale, jnp.zeros((1,) * acc.ndim, jnp.float32), dtype, rounded)
 
     @classmethod
-    def of_real(cls, x: jax.Array, dtype: Any) -> "Pending":
+    def of_real(cls, x: jax.Array, dtype: DTypeLike) -> "Pending":
         """A float32 tensor before any step."""
         return cls.start(x, jnp.ones((), jnp.float32), dtype, rounded=False)
 
-    def times(self, factor: Any) -> "Pending":
+    def times(self, factor: ArrayLike) -> "Pending":
         """Multiply by a constant that broadcasts."""
         average = self.average and self.average.divided("mul", factor)
         return self._scaled(self._vector(factor), average)
 
-    def over(self, divisor: Any) -> "Pending":
+    def over(self, divisor: ArrayLike) -> "Pending":
         """Divide by a constant that broadcasts."""
         average = self.average and self.average.divided("div", divisor)
         return self._scaled(self._vector(1.0 / divisor), average)
 
-    def plus(self, offset: Any) -> "Pending":
+    def plus(self, offset: ArrayLike) -> "Pending":
         """Add a constant that broadcasts."""
         return dataclasses.replace(self, offset=self.offset + self._vector(offset), average=None)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from jax.core import Tracer
+from jax.typing import ArrayLike
 
 from qjax.numerics.accumulator import Accumulator
 from qjax.ops.base import Bounds, Operand, Shape, Site
@@ -71,7 +72,7 @@ def product_bounds(site: Site, *, stored: bool = False) -> tuple[np.ndarray, np.
     return reached(site, *span(site.inputs[0], stored=stored))
 
 
-def reached(site: Site, low: Any, high: Any) -> tuple[Any, Any]:
+def reached(site: Site, low: ArrayLike, high: ArrayLike) -> tuple[Any, Any]:
     """The least and the greatest sum of products with factors in [low, high], per channel; the kernel may be traced."""
     # low <= 0 <= high, so a positive weight times the lowest code is its smallest product
     positive = _per_channel(site, lambda kernel: kernel.clip(min=0))

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike
 
 from qjax.ops import products
 
@@ -86,7 +87,7 @@ def _dot(p: Mapping[str, Any], x: Any, w: Any) -> Any:
     return products.dot_general(x, w, p["dimension_numbers"], kind)
 
 
-def _gather(p: Mapping[str, Any], x: Any, indices: Any) -> Any:
+def _gather(p: Mapping[str, Any], x: ArrayLike, indices: ArrayLike) -> Any:
     mode = lax.GatherScatterMode[p["mode"]]
     return lax.gather(x, indices, lax.GatherDimensionNumbers(*p["dimension_numbers"]), p["slice_sizes"], mode=mode)
 
@@ -95,7 +96,7 @@ def _iota(p: Mapping[str, Any]) -> Any:
     return lax.broadcasted_iota(jnp.dtype(p["dtype"]), p["shape"], p["dimension"])
 
 
-def _fft(p: Mapping[str, Any], x: Any) -> Any:
+def _fft(p: Mapping[str, Any], x: ArrayLike) -> Any:
     return lax.fft(x, p["fft_type"], p["fft_lengths"])
 
 

@@ -7,6 +7,7 @@ from typing import Any, NotRequired, TypedDict
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from qjax.numerics import softmax as runtimes
 from qjax.numerics._namespace import traced
@@ -168,11 +169,11 @@ class Softmax(ChoosesNoPlace, Op):
         return finish_sum([p], constants, attributes)
 
 
-def _of_runtime(method: str, scale: Any) -> dict[str, Array]:
+def _of_runtime(method: str, scale: ArrayLike) -> dict[str, Array]:
     """The constants of a runtime's method by name; a traced scale is sent to the host."""
     fields = _FIELDS[method]
 
-    def prepared(scale: Any) -> Any:
+    def prepared(scale: ArrayLike) -> Any:
         value = np.float32(np.asarray(scale).reshape(()))
         return tuple(np.asarray(c, np.int32) for c in runtimes.prepare(method, value))  # pyright: ignore[reportArgumentType]
 

@@ -95,7 +95,7 @@ def _tensor(tensor: Tensor, batch: int) -> dict[str, Any]:
 
 
 def _grid(tensor: Tensor) -> dict[str, Any]:
-    """Scale, zero point, range of codes and of reals; a list of them along `axes`."""
+    """Scale, zero point, range of codes and of real numbers; a list of them along `axes`."""
     q = tensor.quantization
     if q is None:
         return {"scale": None, "zero_point": None, "codes": None, "axes": None, "reals": None}

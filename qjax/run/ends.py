@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.typing import ArrayLike
 
 from qjax.graph.ir import REAL_DTYPE, Array, Graph, Tensor
 from qjax.graph.structure import flatten_arguments, is_leaf, is_static, plain, rebuild
@@ -88,7 +89,7 @@ def dequantize_outputs(ir: Graph, codes: Sequence[Any]) -> Any:
     return result_of(ir, [dequantize_output(ir, name, c) for name, c in zip(ir.outputs, codes, strict=True)])
 
 
-def dequantize_output(ir: Graph, name: str, codes: Any) -> Any:
+def dequantize_output(ir: Graph, name: str, codes: ArrayLike) -> Any:
     """The codes of one tensor as real numbers; integers and booleans without a scale as they are."""
     return _reals(ir.tensors[name], codes, ir.dequantization)
 
@@ -109,7 +110,7 @@ def outputs_of(ir: Graph, returned: Any) -> list[Any]:
     return [found[index] for index in range(len(ir.outputs))]
 
 
-def _reals(tensor: Tensor, codes: Any, dequantization: OutputDequantization) -> Any:
+def _reals(tensor: Tensor, codes: ArrayLike, dequantization: OutputDequantization) -> Any:
     q = tensor.quantization
     if q is None:
         return codes  # Plain integers, not codes.

@@ -131,7 +131,7 @@ class _Run:
             shapes = jax.eval_shape(
                 lambda state, given: body(state, given), initial, jax.tree.map(lambda x: x[0], body.given)
             )
-            # of what is read behind the loop only in its last state, nothing else is kept
+            # keep only the last state of tensors that are read after the loop in no other state
             ends = {b: jnp.zeros(shapes[b].shape, shapes[b].dtype) for b in last}
 
             def step(state: Any, given: Any) -> tuple[Any, Any]:
@@ -153,7 +153,7 @@ class _Body:
         self.run, self.loop = run, loop
         self.nodes = [loop.nodes(run.graph, position) for position in range(loop.period)]
         self.same: list[dict[str, Any]] = []
-        self.given: dict[Any, Any] = {}
+        self.given: dict[tuple[int | str, ...], Any] = {}
         """What differs between the iterations, stacked."""
         self.outer: dict[str, jax.Array] = {}
         """What is read from outside and is the same for all. Made here: in the body it would be part of the loop."""
@@ -172,7 +172,9 @@ class _Body:
                 elif isinstance(read, Outside):
                     self.given[position, "input", index] = run.stacked(read.names)
 
-    def __call__(self, state: dict[tuple[int, str], jax.Array], given: dict[Any, Any]) -> list[jax.Array]:
+    def __call__(
+        self, state: dict[tuple[int, str], jax.Array], given: dict[tuple[int | str, ...], Any]
+    ) -> list[jax.Array]:
         """What every node of the body computes."""
         codes: list[jax.Array] = []
         for position, (nodes, reads) in enumerate(zip(self.nodes, self.loop.reads, strict=True)):

@@ -111,7 +111,7 @@ class _Finder:
 
     def __init__(self, graph: Graph, constants: Constants) -> None:
         self.nodes = graph.nodes
-        known: dict[Any, int] = {}
+        known: dict[object, int] = {}
         types = [known.setdefault(_type(graph, node, constants[node.name]), len(known)) for node in graph.nodes]
         self.types = np.asarray(types, np.int64)
         self.producer = {node.output: index for index, node in enumerate(graph.nodes)}

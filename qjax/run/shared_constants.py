@@ -43,7 +43,7 @@ class SharedConstants(Mapping[str, Mapping[str, Any]]):
         iterations: groups of nodes that stand for one node of a loop's body. Their constants have equal roles, shapes
           and dtypes.
         """
-        places, arrays, stacks = _Places(), list[Any](), dict[Any, int]()
+        places, arrays, stacks = _Places(), list[Any](), dict[object, int]()
         keys = _Keys()
         for group in iterations:
             for role in constants[group[0]]:
@@ -57,7 +57,7 @@ class SharedConstants(Mapping[str, Mapping[str, Any]]):
                     arrays.append(jnp.stack(values) if traced else np.stack(values))
                 for index, name in enumerate(group):
                     places.of.setdefault(name, {})[role] = (stacks[content], index)
-        known: dict[Any, int] = {}
+        known: dict[object, int] = {}
         for node, roles in constants.items():
             found = places.of.pop(node, {})
             for role in (role for role in roles if role not in found):

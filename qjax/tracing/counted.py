@@ -57,7 +57,7 @@ class _Part:
         self.given |= dict(zip(self.jaxpr.constvars, closed.consts, strict=True))
         self.state = self.jaxpr.invars[len(given) :]
 
-    def reads(self, outputs: Sequence[int]) -> tuple[set[Any], list[Any]]:
+    def reads(self, outputs: Sequence[int]) -> tuple[set[object], list[Any]]:
         """What some outputs are made from: inputs, and equations in order."""
         needed = {self.jaxpr.outvars[i] for i in outputs if not hasattr(self.jaxpr.outvars[i], "val")}
         kept: list[Any] = []

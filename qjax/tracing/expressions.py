@@ -71,7 +71,7 @@ class Builder:
         return [self._step(eqn.primitive, eqn.params, operands, dtypes, eqn.outputs[0].shape, eqn.outputs[0].dtype)]
 
     def _call(self, closed: Any, operands: Sequence[Operand]) -> list[Operand]:
-        env: dict[Any, Operand] = dict(zip(closed.jaxpr.invars, operands, strict=True))
+        env: dict[object, Operand] = dict(zip(closed.jaxpr.invars, operands, strict=True))
         for var, const in zip(closed.jaxpr.constvars, closed.consts, strict=True):
             env[var] = constant(const)
 

@@ -200,7 +200,7 @@ def from_jaxpr(closed: Any) -> Program:
 
 
 def _program(jaxpr: Any, consts: Sequence[Any], scope: str) -> Program:
-    env: dict[Any, Value] = {}
+    env: dict[object, Value] = {}
     for var, const in zip(jaxpr.constvars, consts, strict=True):
         env[var] = Value(tuple(var.aval.shape), var.aval.dtype, const)
     inputs = tuple(_new(var, env) for var in jaxpr.invars)
@@ -209,19 +209,19 @@ def _program(jaxpr: Any, consts: Sequence[Any], scope: str) -> Program:
     return Program(inputs, tuple(_lookup(var, env) for var in jaxpr.outvars), tuple(equations))
 
 
-def _new(var: Any, env: dict[Any, Value]) -> Value:
+def _new(var: Any, env: dict[object, Value]) -> Value:
     value = Value(tuple(var.aval.shape), var.aval.dtype)
     env[var] = value
     return value
 
 
-def _lookup(var: Any, env: dict[Any, Value]) -> Value:
+def _lookup(var: Any, env: dict[object, Value]) -> Value:
     if hasattr(var, "val"):
         return Value(tuple(np.shape(var.val)), var.aval.dtype, np.asarray(var.val, dtype=var.aval.dtype))
     return env[var]
 
 
-def _read(jaxpr: Any, env: dict[Any, Value], scope: str, location: str | None, out: list[Equation]) -> None:
+def _read(jaxpr: Any, env: dict[object, Value], scope: str, location: str | None, out: list[Equation]) -> None:
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
         if name in _VARYING:
@@ -275,12 +275,12 @@ def _inline(
     inner: Any,
     inputs: Sequence[Value],
     eqn: Any,
-    env: dict[Any, Value],
+    env: dict[object, Value],
     scope: str,
     line: str | None,
     out: list[Equation],
 ) -> None:
-    local: dict[Any, Value] = dict(zip(inner.jaxpr.invars, inputs, strict=True))
+    local: dict[object, Value] = dict(zip(inner.jaxpr.invars, inputs, strict=True))
     for var, const in zip(inner.jaxpr.constvars, inner.consts, strict=True):
         local[var] = Value(tuple(var.aval.shape), var.aval.dtype, const)
     _read(inner.jaxpr, local, scope, line, out)

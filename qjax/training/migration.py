@@ -367,7 +367,7 @@ class _Search:
         return np.where(self._high < cap, np.clip(scale, np.maximum(room, 1e-4), 1.0), 1.0)
 
     def _error(self, scale: np.ndarray) -> float:
-        """Of all readers together, relative to what they give."""
+        """Of all readers together, relative to their outputs."""
         x = self._x / _along(scale, self._axis, self._x.shape).astype(np.float32)
         if self._spec is not None:
             q = Quantizer(self._spec, "static", self._x.shape[1:])

@@ -32,7 +32,7 @@ class Product:
     adds: bool
 
     def __call__(self, x: jax.Array, w: jax.Array) -> jax.Array:
-        """The product of reals."""
+        """The product of float tensors."""
         return self.equation.bind(*((w, x) if self.weight == 0 else (x, w)))[0]
 
     def summed(self, y: jax.Array) -> jax.Array:

@@ -64,7 +64,7 @@ class Work:
         return cls(model, recipe, qmodel, nnx.clone(qmodel), Walk(qmodel, fit), fit, steps, progress)
 
     def copied(self) -> "Work":
-        """As it stands; no later step changes it."""
+        """A copy of the present state, which no later step changes."""
         return dataclasses.replace(self, qmodel=nnx.clone(self.qmodel), reference=nnx.clone(self.reference))
 
 

@@ -69,7 +69,7 @@ class Walk:
 
     def __init__(self, qmodel: QuantizedModel, batches: Sequence[Arguments]) -> None:
         self._qmodel = evaluation_copy(qmodel)
-        self._pieces: dict[Any, Pieces] = {}
+        self._pieces: dict[object, Pieces] = {}
         first = self.pieces(batches[0])
         self.items, self.left = first.items, first.left
 

@@ -46,9 +46,9 @@ class _Encoder:
         self.entries: list[Any] = []
         self._known_parameters: dict[int, int] = {}
         self._known_arrays: dict[int, int] = {}
-        self._grids: dict[Any, str] = {}
-        self._codes: dict[Any, str] = {}
-        self._magnitudes: dict[Any, list[str]] = {}
+        self._grids: dict[object, str] = {}
+        self._codes: dict[object, str] = {}
+        self._magnitudes: dict[object, list[str]] = {}
         for tensor in program.tensors.values():
             if tensor.quantization is not None:
                 self._grids.setdefault(_content_of(tensor.quantization), tensor.name)
@@ -153,7 +153,7 @@ def _parameters(entry: Any, program: Graph, take: Callable[[str], Array]) -> Qua
         held = program.tensors.get(entry)
         if held is None or held.quantization is None:
             raise ArtifactError(f"{where}: expected a tensor of the program with a scale, got {entry[:40]!r}.")
-        # An object of its own: which tensors share it is known by identity.
+        # A new object: tensors share quantization parameters if they hold the same object.
         return Quantization(**vars(held.quantization))
     given = strict_json.fields(entry, _PARAMETERS, where)
     scale, zero_point = (take(strict_json.name(given[key], where)) for key in ("scale", "zero_point"))
@@ -171,7 +171,7 @@ def _array(entry: Any, program: Graph, take: Callable[[str], Array]) -> Array:
         raise ArtifactError(f"{where}: expected a constant of the program, got {str(given['tensor'])[:40]!r}.")
     value = np.asarray(held.value)
     if given["negated"] is None:
-        # A view is an object of its own: which constants are one array is known by identity.
+        # A view is a new object: constants are one array if they hold the same object.
         return value.view()
     negated = strict_json.sequence(given["negated"], where)
     if len(negated) != 2:

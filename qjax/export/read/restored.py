@@ -1,7 +1,7 @@
-"""Files that qjax wrote: the graph in their metadata, taken at its word only where it proves true.
+"""Files that qjax wrote hold the graph in their metadata; this checks that it describes the file.
 
-The graph is written again, and must come out as the file at hand. A file that another tool changed fails this, and so
-does a forged one.
+The graph is written again, and the result must be the same file. A file that another tool changed fails this check, and
+so does a forged one.
 """
 
 from collections.abc import Callable, Mapping

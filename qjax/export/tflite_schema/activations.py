@@ -3,9 +3,8 @@
 TFLite's kernels round a bound to a code half away from zero (CalculateActivationRangeQuantized), XNNPACK half to even.
 """
 
-from typing import Any
-
 import numpy as np
+from jax.typing import ArrayLike
 
 from qjax.numerics.rounding import Rounding, round_float
 
@@ -20,7 +19,9 @@ BOUNDS: dict[str, tuple[float, float | None]] = {
 """By activation: the least and the greatest real; None: there is none."""
 
 
-def activation_codes(activation: str, scale: Any, zero_point: Any, low: int, high: int) -> tuple[int, int] | None:
+def activation_codes(
+    activation: str, scale: ArrayLike, zero_point: ArrayLike, low: int, high: int
+) -> tuple[int, int] | None:
     """The codes of an activation's bounds, within [low, high]; None where the runtimes disagree about them."""
     step, zero = np.float32(np.asarray(scale)), int(np.asarray(zero_point))
     found: list[int] = []

@@ -65,6 +65,6 @@ def channel_vector(vector: Any, attributes: Mapping[str, Any], kernel: np.ndarra
 
 
 def same_padding(size: int, window: int, stride: int, dilation: int = 1) -> tuple[int, int]:
-    """TFLite's SAME: as little as gives ceil(size / stride) outputs, the odd one behind."""
+    """TFLite's SAME: the least padding that makes ceil(size / stride) outputs; an odd one goes behind."""
     total = max((-(-size // stride) - 1) * stride + (window - 1) * dilation + 1 - size, 0)
     return total // 2, total - total // 2

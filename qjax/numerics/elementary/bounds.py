@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from jax.typing import ArrayLike
 
 Interval = tuple[Any, Any]
 """(low, high); the same object twice for exact numbers. nan in both: no value."""
@@ -31,7 +32,7 @@ def is_exact(*intervals: Interval) -> bool:
     return all(low is high for low, high in intervals)
 
 
-def widened(low: Any, high: Any, relative: float) -> Interval:
+def widened(low: ArrayLike, high: ArrayLike, relative: float) -> Interval:
     """Both ends moved apart; a number too large for float64 is somewhere between the largest one and infinity."""
     largest = np.finfo(np.float64).max
     low = np.where(low == np.inf, largest, low - np.abs(low) * relative - TINY)
@@ -39,7 +40,7 @@ def widened(low: Any, high: Any, relative: float) -> Interval:
     return low, high
 
 
-def unless_exact(value: Any, exact: Any) -> Interval:
+def unless_exact(value: ArrayLike, exact: Any) -> Interval:
     """An exact number where that is so for all; else each by itself."""
     if np.all(exact):
         return value, value
@@ -61,7 +62,7 @@ def exact_product(a: Any, b: Any) -> tuple[Any, Any]:
 def each(function: Callable[[float], float]) -> Callable[[Any], Any]:
     """A function of one float, on arrays."""
 
-    def apply(x: Any) -> Any:
+    def apply(x: ArrayLike) -> Any:
         return np.asarray([function(v) for v in np.ravel(x).tolist()], np.float64).reshape(np.shape(x))
 
     return apply

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from jax.typing import ArrayLike
 
 from qjax.numerics.elementary.bounds import (
     TINY,
@@ -204,7 +205,7 @@ class Steps:
         return self._jump(np.rint, a)
 
     def _round_away(self, a: Interval) -> Interval:
-        def rounded(x: Any) -> Any:
+        def rounded(x: ArrayLike) -> Any:
             whole = np.trunc(x)
             return whole + np.sign(x) * (np.abs(x - whole) >= 0.5)
 
@@ -316,11 +317,11 @@ _LOGIC: Mapping[str, Callable[..., Any]] = {
 }
 
 
-def _missing(low: Any, high: Any) -> Any:
+def _missing(low: ArrayLike, high: ArrayLike) -> Any:
     return np.isnan(low) | np.isnan(high)
 
 
-def _zero(low: Any, high: Any) -> Interval:
+def _zero(low: ArrayLike, high: ArrayLike) -> Interval:
     bad = ~np.isfinite(low) | ~np.isfinite(high)
     return point(np.where(bad, np.nan, 0.0))
 

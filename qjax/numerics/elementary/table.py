@@ -9,6 +9,7 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+from jax.typing import ArrayLike
 
 from qjax.numerics.elementary import reals
 from qjax.numerics.elementary.bounds import point
@@ -21,10 +22,10 @@ _MOST_CODES = 1 << 16
 def table(
     expression: Expression,
     parameters: Sequence[Any],
-    x_scale: Any,
+    x_scale: ArrayLike,
     x_zero_point: Any,
     x_range: tuple[int, int],
-    y_scale: Any,
+    y_scale: ArrayLike,
     y_zero_point: Any,
     y_range: tuple[int, int],
 ) -> np.ndarray:
@@ -77,7 +78,7 @@ def evaluate(expression: Expression, x: Any, parameters: Sequence[Any] = ()) -> 
     return float(value)
 
 
-def _scale(name: str, value: Any) -> float:
+def _scale(name: str, value: ArrayLike) -> float:
     scale = float(np.asarray(value).astype(np.float64).reshape(()))
     if not (np.isfinite(scale) and scale > 0):
         raise ValueError(f"table: {name} must be finite and positive. Got {scale}.")

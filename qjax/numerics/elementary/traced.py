@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike
 
 from qjax.numerics.elementary.expression import Expression, number
 
@@ -30,7 +31,7 @@ def float32(expression: Expression, x: jax.Array, parameters: Sequence[Any] = ()
     return jnp.broadcast_to(values[-1], x.shape)
 
 
-def _parameter(value: Any) -> jax.Array:
+def _parameter(value: ArrayLike) -> jax.Array:
     array = jnp.asarray(value).reshape(())
     return array if array.dtype == jnp.bool_ else array.astype(jnp.float32)
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from qjax.numerics import float32
 from qjax.numerics._namespace import host_or_trace, traced, wide
@@ -61,7 +62,7 @@ def float32_scale(effective_scale: Any) -> Float32:
     return Float32(*(xp.where(positive, v, np.int32(0)) for v in e))
 
 
-def float32_scale_and_bias(effective_scale: Any, bias: Any = 0.0) -> Float32WithBias:
+def float32_scale_and_bias(effective_scale: Any, bias: ArrayLike = 0.0) -> Float32WithBias:
     """The two as float32.
 
     Args:

@@ -4,11 +4,13 @@ Notation as in `classic`: acc * e ~ acc * M * 2^(s-31), so t = 31 - s is the rig
 """
 
 from functools import partial
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from qjax.numerics._namespace import host_or_trace, like_inputs, traced, wide
 from qjax.numerics.fixed_point import MAX_SHIFT, Multiplier, quantize_multiplier
@@ -104,7 +106,7 @@ def _with_shift_below(effective_scale: Any, rule: str, highest: int) -> Multipli
     return Multiplier(m.multiplier, xp.minimum(m.shift, np.int32(highest)))
 
 
-def _fifteen_bits(xp: Any, multiplier: Any) -> Any:
+def _fifteen_bits(xp: ModuleType, multiplier: Any) -> Any:
     """M / 2^16 rounded, ties up, at most 0x7FFF; int64."""
     return xp.minimum((multiplier.astype(np.int64) + np.int64(2**15)) >> np.int64(16), np.int64(0x7FFF))
 
@@ -237,7 +239,7 @@ def tosa_double(acc: jax.Array, c: TosaScale, call: Call) -> jax.Array:
     return _apply_scale_32(acc, c, double_round=True)
 
 
-def apply_scale_16(value: Any, multiplier: Any, shift: Any) -> Any:
+def apply_scale_16(value: ArrayLike, multiplier: ArrayLike, shift: ArrayLike) -> Any:
     """TOSA 1.0 apply_scale_16: (value * multiplier + 2^(shift-1)) >> shift for values of 48 bits.
 
     Args:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.typing import ArrayLike
 
 from qjax.numerics import float32
 from qjax.numerics._namespace import host_or_trace
@@ -95,22 +96,24 @@ def _reciprocal(x: Float32) -> Float32:
     return float32.divide(_one(), x)
 
 
-def _twice_inverted(x: Any) -> Float32:
+def _twice_inverted(x: ArrayLike) -> Float32:
     return _reciprocal(_reciprocal(float32.of(x)))
 
 
-def _fbgemm(effective_scale: Any, bias: Any = 0.0) -> Fbgemm:
+def _fbgemm(effective_scale: Any, bias: ArrayLike = 0.0) -> Fbgemm:
     """bias: in steps of the accumulator."""
     return Fbgemm(*_fields(float32_scale(effective_scale), float32.of(bias), _one()))
 
 
-def _fbgemm_of_scales(s_x: Any, s_w: Any, s_y: Any, bias: Any, per_channel: bool) -> Fbgemm:
+def _fbgemm_of_scales(s_x: ArrayLike, s_w: ArrayLike, s_y: ArrayLike, bias: ArrayLike, per_channel: bool) -> Fbgemm:
     p, b = float32.multiply(float32.of(s_x), float32.of(s_w)), float32.of(bias)
     e = float32.divide(p, float32.of(s_y))
     return Fbgemm(*_fields(e, *((float32.divide(b, p), _one()) if per_channel else (b, _reciprocal(p)))))
 
 
-def _qnnpack_of_scales(s_x: Any, s_w: Any, s_y: Any, bias: Any, per_channel: bool) -> Float32WithBias:
+def _qnnpack_of_scales(
+    s_x: ArrayLike, s_w: ArrayLike, s_y: ArrayLike, bias: ArrayLike, per_channel: bool
+) -> Float32WithBias:
     p = float32.multiply(float32.of(s_x), float32.of(s_w))
     e = float32.multiply(p, _reciprocal(float32.of(s_y)))
     steps = float32.to_int32(float32.multiply(float32.of(bias), _reciprocal(p)))
@@ -118,18 +121,20 @@ def _qnnpack_of_scales(s_x: Any, s_w: Any, s_y: Any, bias: Any, per_channel: boo
     return Float32WithBias(*_fields(e, float32.from_int32(steps)))
 
 
-def _onednn(effective_scale: Any, bias: Any = 0.0) -> Onednn:
+def _onednn(effective_scale: Any, bias: ArrayLike = 0.0) -> Onednn:
     """bias: in steps of the accumulator."""
     e = float32_scale(effective_scale)
     return Onednn(*_fields(e, float32.multiply(float32.of(bias), e), _one()))
 
 
-def _onednn_of_scales(s_x: Any, s_w: Any, s_y: Any, bias: Any, per_channel: bool) -> Onednn:
+def _onednn_of_scales(s_x: ArrayLike, s_w: ArrayLike, s_y: ArrayLike, bias: ArrayLike, per_channel: bool) -> Onednn:
     p = float32.multiply(_twice_inverted(s_x), _twice_inverted(s_w))
     return Onednn(*_fields(p, float32.of(bias), _reciprocal(float32.of(s_y))))
 
 
-def _onednn_conv_of_scales(s_x: Any, s_w: Any, s_y: Any, bias: Any, per_channel: bool) -> Onednn:
+def _onednn_conv_of_scales(
+    s_x: ArrayLike, s_w: ArrayLike, s_y: ArrayLike, bias: ArrayLike, per_channel: bool
+) -> Onednn:
     p = float32.multiply(_twice_inverted(s_x), float32.of(s_w))
     return Onednn(*_fields(p, float32.of(bias), _reciprocal(float32.of(s_y))))
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
+from jax.extend.core import JaxprEqn
 
 from qjax.export.emit.c.index import Index, Indices
 from qjax.export.emit.c.products import read_convolution, read_dot
@@ -74,7 +75,7 @@ def _abstract(value: Value) -> Any:
 
 def read(jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Value]) -> list[Value]:
     """The outputs of a jaxpr."""
-    env: dict[Any, Value] = dict(zip(jaxpr.invars, arguments, strict=True))
+    env: dict[object, Value] = dict(zip(jaxpr.invars, arguments, strict=True))
     for variable, value in zip(jaxpr.constvars, consts, strict=True):
         env[variable] = value if isinstance(value, Value) else of_array(np.asarray(value), "constant")
 
@@ -126,7 +127,7 @@ def _equation(eqn: Any, inputs: list[Value]) -> list[Value]:
     return [reader(eqn, inputs, shape, dtype)]
 
 
-def _folded(eqn: Any, inputs: list[Value]) -> Value:
+def _folded(eqn: JaxprEqn, inputs: list[Value]) -> Value:
     arrays = [
         value.array if isinstance(value, Table) else np.full(value.shape, value.value, np.dtype(value.dtype))
         for value in inputs
@@ -192,7 +193,7 @@ def _power(source: Value, exponent: int) -> Value:
 _Reader = Callable[[Any, list[Value], tuple[int, ...], str], Value]
 
 
-def _broadcast(eqn: Any, inputs: list[Value], shape: tuple[int, ...], dtype: str) -> Value:
+def _broadcast(eqn: JaxprEqn, inputs: list[Value], shape: tuple[int, ...], dtype: str) -> Value:
     source, axes = inputs[0], eqn.params["broadcast_dimensions"]
     if isinstance(source, Literal):
         return Literal(shape, dtype, source.value)
@@ -203,17 +204,17 @@ def _broadcast(eqn: Any, inputs: list[Value], shape: tuple[int, ...], dtype: str
     return View(shape, dtype, source, where)
 
 
-def _reshape(eqn: Any, inputs: list[Value], shape: tuple[int, ...], dtype: str) -> Value:
+def _reshape(eqn: JaxprEqn, inputs: list[Value], shape: tuple[int, ...], dtype: str) -> Value:
     if isinstance(inputs[0], Literal):
         return Literal(shape, dtype, inputs[0].value)
     return reshaped(inputs[0], shape)
 
 
-def _transpose(eqn: Any, inputs: list[Value], shape: tuple[int, ...], dtype: str) -> Value:
+def _transpose(eqn: JaxprEqn, inputs: list[Value], shape: tuple[int, ...], dtype: str) -> Value:
     return transposed(inputs[0], eqn.params["permutation"])
 
 
-def _reverse(eqn: Any, inputs: list[Value], shape: tuple[int, ...], dtype: str) -> Value:
+def _reverse(eqn: JaxprEqn, inputs: list[Value], shape: tuple[int, ...], dtype: str) -> Value:
     axes = eqn.params["dimensions"]
 
     def where(at: Indices) -> Indices:
@@ -222,13 +223,13 @@ def _reverse(eqn: Any, inputs: list[Value], shape: tuple[int, ...], dtype: str) 
     return View(shape, dtype, inputs[0], where)
 
 
-def _slice(eqn: Any, inputs: list[Value], shape: tuple[int, ...], dtype: str) -> Value:
+def _slice(eqn: JaxprEqn, inputs: list[Value], shape: tuple[int, ...], dtype: str) -> Value:
     start = [int(n) for n in eqn.params["start_indices"]]
     step = [int(n) for n in eqn.params["strides"] or (1,) * len(start)]
     return View(shape, dtype, inputs[0], lambda at: tuple(i * n + s for i, n, s in zip(at, step, start, strict=True)))
 
 
-def _pad(eqn: Any, inputs: list[Value], shape: tuple[int, ...], dtype: str) -> Value:
+def _pad(eqn: JaxprEqn, inputs: list[Value], shape: tuple[int, ...], dtype: str) -> Value:
     source, fill = inputs
     config = [tuple(int(n) for n in triple) for triple in eqn.params["padding_config"]]
     steps = tuple(inner + 1 for _, _, inner in config)
@@ -237,21 +238,21 @@ def _pad(eqn: Any, inputs: list[Value], shape: tuple[int, ...], dtype: str) -> V
     )
 
 
-def _concatenate(eqn: Any, inputs: list[Value], shape: tuple[int, ...], dtype: str) -> Value:
+def _concatenate(eqn: JaxprEqn, inputs: list[Value], shape: tuple[int, ...], dtype: str) -> Value:
     return inputs[0] if len(inputs) == 1 else Joined(shape, dtype, tuple(inputs), eqn.params["dimension"])
 
 
-def _stack(eqn: Any, inputs: list[Value], shape: tuple[int, ...], dtype: str) -> Value:
+def _stack(eqn: JaxprEqn, inputs: list[Value], shape: tuple[int, ...], dtype: str) -> Value:
     axis = eqn.params["axis"]
     parts = tuple(reshaped(value, (*value.shape[:axis], 1, *value.shape[axis:])) for value in inputs)
     return parts[0] if len(parts) == 1 else Joined(shape, dtype, parts, axis)
 
 
-def _iota(eqn: Any, inputs: list[Value], shape: tuple[int, ...], dtype: str) -> Value:
+def _iota(eqn: JaxprEqn, inputs: list[Value], shape: tuple[int, ...], dtype: str) -> Value:
     return Counter(shape, dtype, eqn.params["dimension"])
 
 
-def _gather(eqn: Any, inputs: list[Value], shape: tuple[int, ...], dtype: str) -> Value:
+def _gather(eqn: JaxprEqn, inputs: list[Value], shape: tuple[int, ...], dtype: str) -> Value:
     source, rows = inputs
     numbers, params = eqn.params["dimension_numbers"], eqn.params
     rank = len(shape)
@@ -273,7 +274,7 @@ def _gather(eqn: Any, inputs: list[Value], shape: tuple[int, ...], dtype: str) -
     return Chosen(shape, dtype, source, cast(clipped, "int32"))
 
 
-def _reduction(eqn: Any, inputs: list[Value], shape: tuple[int, ...], dtype: str) -> Value:
+def _reduction(eqn: JaxprEqn, inputs: list[Value], shape: tuple[int, ...], dtype: str) -> Value:
     (source,) = inputs
     axes = eqn.params["axes"]
     extra = tuple(source.shape[axis] for axis in axes)
@@ -305,7 +306,7 @@ def _neutral(function: str, dtype: str) -> Any:
     return {"add": 0, "or": 0, "max": low, "min": high, "and": high if dtype in ("bool",) else -1}[function]
 
 
-def _window(eqn: Any, inputs: list[Value], shape: tuple[int, ...], dtype: str) -> Value:
+def _window(eqn: JaxprEqn, inputs: list[Value], shape: tuple[int, ...], dtype: str) -> Value:
     source, params, name = inputs[0], eqn.params, eqn.primitive.name
     if name == "reduce_window":
         steps = [inner.primitive.name for inner in params["jaxpr"].eqns]

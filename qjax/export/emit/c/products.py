@@ -1,9 +1,9 @@
 """Sums of products as values: `lax.dot_general` and convolutions. Weights are stored in the order of reading."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
+from jax.extend.core import JaxprEqn
 
 from qjax.export.emit.c.index import Index, Indices
 from qjax.export.emit.c.values import (
@@ -20,7 +20,7 @@ from qjax.export.emit.c.values import (
 from qjax.problems import Unsupported
 
 
-def read_dot(eqn: Any, inputs: list[Value], shape: tuple[int, ...], dtype: str) -> Value:
+def read_dot(eqn: JaxprEqn, inputs: list[Value], shape: tuple[int, ...], dtype: str) -> Value:
     """The equation of a `dot_general`."""
     contracting, batch = eqn.params["dimension_numbers"]
     return product(inputs[0], inputs[1], contracting, batch, dtype)
@@ -94,7 +94,7 @@ def _stored(source: Value, order: Sequence[int]) -> Value:
     return cast(Table(array.shape, table.dtype, array, table.role), source.dtype)
 
 
-def read_convolution(eqn: Any, inputs: list[Value], shape: tuple[int, ...], dtype: str) -> Value:
+def read_convolution(eqn: JaxprEqn, inputs: list[Value], shape: tuple[int, ...], dtype: str) -> Value:
     """The equation of a `conv_general_dilated`."""
     params = eqn.params
     if params["batch_group_count"] != 1:

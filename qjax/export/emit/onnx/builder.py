@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from jax.typing import DTypeLike
 from onnx import helper, numpy_helper
 
 from qjax.names import Names
@@ -24,7 +25,7 @@ def opset_imports() -> list[onnx.OperatorSetIdProto]:
     return [helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, 1)]
 
 
-def element_type(dtype: Any) -> int:
+def element_type(dtype: DTypeLike) -> int:
     """ONNX's number for a numpy dtype or its name."""
     return helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
 
@@ -72,7 +73,7 @@ class Builder:
         # a subgraph sees the outer names and must not reuse one of them
         self._names = parent._names if parent is not None else Names(bare=False)
         self._names.add(*reserved)
-        self._known: dict[Any, str] = {}
+        self._known: dict[object, str] = {}
 
     def fresh(self, hint: str) -> str:
         """A name that nothing in the body has yet."""
@@ -112,7 +113,7 @@ class Builder:
         """A constant of axes, shapes or indices."""
         return self.constant(np.asarray(values, np.int64))
 
-    def cast(self, name: str, dtype: Any) -> str:
+    def cast(self, name: str, dtype: DTypeLike) -> str:
         """The same integers in another dtype; what does not fit keeps its low bits, as ONNX's Cast says."""
         return self.op("Cast", name, to=element_type(dtype))
 

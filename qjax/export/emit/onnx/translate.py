@@ -39,7 +39,7 @@ class Translator(Views):
     def run(self, closed: Any, arguments: Sequence[View]) -> list[View]:
         """The results of a closed jaxpr."""
         jaxpr, consts = (closed.jaxpr, closed.consts) if isinstance(closed, ClosedJaxpr) else (closed, ())
-        env: dict[Any, View] = {}
+        env: dict[object, View] = {}
 
         def read(atom: Any) -> View:
             if isinstance(atom, Literal):

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from jax.typing import ArrayLike
 
 from qjax.export.read.onnx import runtime_tables
 from qjax.export.read.onnx.draft import Grid
@@ -215,7 +216,7 @@ def _asked(walk: Walk, value: Pending, x: Grid, y: Grid) -> Any:
     return found.codes
 
 
-def _kept(expression: Expression, codes: Any, x: Grid, y: Grid) -> Expression:
+def _kept(expression: Expression, codes: ArrayLike, x: Grid, y: Grid) -> Expression:
     """The function under a name that no target looks up, where the runtime's codes are not the correctly rounded ones.
 
     Of the named functions a target knows its own table; ONNX Runtime's is meant to be the correctly rounded one.

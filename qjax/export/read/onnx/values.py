@@ -94,7 +94,7 @@ class Pending:
 
     op, attributes: of the node to be. inputs: tensors of the graph. shape: of the result, before `moves`.
     kernel, bias: of a product with weights; bias in reals, or int32 on the accumulator's grid, or a Weight of that.
-    steps: affine steps behind it, ("add" | "mul", float32 that broadcasts). low, high: clamps, in reals.
+    steps: affine steps behind it, ("add" | "mul", float32 that broadcasts). low, high: clamps, as real numbers.
     moves: operations on codes behind it. parts: of a concatenation, its operands. table: of a lookup.
     names: of the values of the file that it has been, one after the other.
     floats: why the runtime computes it in floats, where it does.

@@ -1,4 +1,4 @@
-"""Reads back what the ONNX emitter wrote: the very graph.
+"""Reads back the graph that the ONNX emitter wrote.
 
 The model's metadata under the key "qjax" has the fields of the graph. In the styles "qdq" and "qoperator" it has those
 of the tensors and nodes too, and the initializers hold the weights. In style "integer" the nodes are the calls of

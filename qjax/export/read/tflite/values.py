@@ -1,4 +1,4 @@
-"""Messages about operators that are damaged, or that have no integer form here."""
+"""What operators read and compute: codes with their scale and zero point, axes, and the errors about them."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""Reads back what the TFLite emitter wrote: the very graph.
+"""Reads back the graph that the TFLite emitter wrote.
 
 The file's metadata "qjax" names the nodes and tensors; scales and data are the file's. See `restored`: the graph is
 written again, and must come out as the file, operator for operator and byte for byte of its data.
