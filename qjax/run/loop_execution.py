@@ -190,7 +190,7 @@ class _Body:
                         inputs.append(state[at, initial])
                     case Outside(names):
                         inputs.append(self.outer[names[0]] if read.same else given[position, "input", index])
-            own = {key[2]: value for key, value in given.items() if key[:2] == (position, "constant")}
+            own = {str(key[2]): value for key, value in given.items() if key[:2] == (position, "constant")}
             value = run_node(self.run.graph, nodes[0], self.same[position] | own, inputs)
             codes.append(self.run.once(value, [node.output for node in nodes]))
         return codes
