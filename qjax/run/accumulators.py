@@ -17,7 +17,7 @@ _FINISH = ("y_zero_point", "clamp_min", "clamp_max")
 
 
 def accumulators(
-    op: str, attributes: Mapping[str, Any], constants: Mapping[str, Any], inputs: Sequence[jax.Array]
+    op: str, attributes: Mapping[str, Any], constants: Mapping[str, Any], inputs: Sequence[Any]
 ) -> list[jax.Array]:
     """The int32 arrays that a node would round; [] where it only moves codes.
 
