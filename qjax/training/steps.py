@@ -22,7 +22,7 @@ from qjax.training.migration import migrate
 from qjax.training.ranges import choose
 from qjax.training.rotation import turn
 from qjax.training.tables import row_scales, tables_of
-from qjax.training.walk import Walk
+from qjax.training.walk import Stream, Walk, noise_of
 from qjax.training.widths import recipe_with
 
 Effort = Literal["fast", "standard", "thorough"]
@@ -124,12 +124,15 @@ def _ranges(work: Work) -> tuple[str, Any]:
     return f"other scales for {len(found.tensors)} of {found.quantizers} activations", found
 
 
-def _precision(work: Work) -> tuple[str, Any]:
+def _precision(work: Work, *, nearest: bool = False) -> tuple[str, Any]:
     if work.recipe.profile is not None:
         raise Skipped(f"the profile {work.recipe.profile} sets the widths")
-    solved = _solved(work)
-    # GPTQ fits all but the last batches, on which its weights look better than they are.
-    batches = _some(work.fit if solved is None else work.fit[::-1], 16)
+    # GPTQ fits all but the last batches. On those that it fits its weights look better than they are.
+    last = _some(work.fit[::-1], 16)
+    if nearest and not _rounds_later(work):
+        raise Skipped("there is no other measure")
+    solved = None if nearest else _solved(work, last)
+    batches = _some(work.fit, 16) if solved is None else last
     options = {"solved": solved, "progress": work.progress}
     found = precision.choose(work.qmodel, work.reference, work.walk, batches, **options)
     work.wider = (*work.wider, *(t.name for t in found.tensors))
@@ -144,14 +147,23 @@ def _precision(work: Work) -> tuple[str, Any]:
     )
 
 
-def _solved(work: Work) -> QuantizedModel | None:
-    """A copy with weights by GPTQ where that comes later and changes much; which tensors cost most is then another."""
-    few = any(work.qmodel.plan.by_name[item.name].spec.bits <= FEW for item in work.walk.items)
-    if "gptq" not in work.steps or not few:
+def _solved(work: Work, batches: list[tuple[Any, ...]]) -> QuantizedModel | None:
+    """A copy with weights by GPTQ, if that step comes later, has few bits to round to, and helps on these batches.
+
+    Which tensors cost most is another question after it than before.
+    """
+    if not _rounds_later(work):
         return None
     copy = nnx.clone(work.qmodel)
     solve(copy, work.reference, work.walk, work.fit, carried=False, progress=work.progress)
-    return copy
+    truth = work.walk.outputs(Stream.of(work.reference, quantized=False), batches)
+    before, after = (noise_of(truth, work.walk.outputs(Stream.of(q), batches)) for q in (work.qmodel, copy))
+    return copy if after < before else None
+
+
+def _rounds_later(work: Work) -> bool:
+    bits = [work.qmodel.plan.by_name[item.name].spec.bits for item in work.walk.items]
+    return "gptq" in work.steps and min(bits, default=FEW + 1) <= FEW
 
 
 def _gptq(work: Work, *, carried: bool = True) -> tuple[str, Any]:
@@ -211,8 +223,12 @@ TABLE: dict[str, Step] = {
     "brecq": _brecq,
     "bias": _bias,
 }
-# outliers that do not matter rule the least squares of all earlier errors, so one that failed is tried without those
-AGAIN: dict[str, Step] = {"gptq": functools.partial(_gptq, carried=False)}
+# Outliers that do not matter rule the least squares of all earlier errors, so one that failed is tried without those.
+# Little data can mislead GPTQ, and what is measured behind it.
+AGAIN: dict[str, Step] = {
+    "precision": functools.partial(_precision, nearest=True),
+    "gptq": functools.partial(_gptq, carried=False),
+}
 """What is tried where a step was taken back."""
 STEPS = tuple(TABLE)
 """The steps in their order."""
