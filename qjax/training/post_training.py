@@ -92,11 +92,13 @@ def post_training(
     converts = _obstacle(work.qmodel, fit[0][1]) is None
 
     for name in names:
-        for step in [TABLE[name], *([AGAIN[name]] if name in AGAIN else [])]:
+        for retry, step in enumerate([TABLE[name], *([AGAIN[name]] if name in AGAIN else [])]):
             clock, before = time.perf_counter(), work.copied()
             try:
                 said, details = step(work)
             except Skipped as reason:
+                if retry:
+                    break  # the row of the first try says what happened
                 rows.append(StepReport(name, best, time.perf_counter() - clock, None, str(reason)))
                 break
             score = judge.simulated(work.walk, work.qmodel)
