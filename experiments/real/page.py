@@ -28,12 +28,14 @@ the evaluation.
 - Every layer has the setting's bits, the first and the last included.
 - `post_training` gives some tensors more bits, see [What each step brings](#what-each-step-brings).
 - qjax's rows are the outputs of the integer graph.
+- `Dynamic` is [qjax.Dynamic](dynamic.md): products of integers with scales found at run time, floats between them. Compare it with qwix and
+  `quantize_dynamic`, which compute alike. `calibrate` and `post_training` leave integers only.
 
 ## Summary
 
 Each cell is dB / the task's measure. "Best of others" is the method of ONNX Runtime or qwix with the most dB. An empty
-cell has no row yet, or every method in it failed. Scales of qwix and of `quantize_dynamic` are found anew for each
-call, and what stands between their products stays in floats.
+cell has no row yet, or every method in it failed. qwix and `quantize_dynamic` find scales anew for each call, and keep
+floats between their products.
 
 {summary}
 
@@ -43,7 +45,6 @@ Each cell is the signal-to-noise ratio in dB on held-out calibration data after 
 seconds. A dash is a step that found nothing to do. Brackets are a step that was taken back. `precision` gives more
 bits to at most a fifth of the tensors, and one and a half bits more to each weight on average. No other step costs
 memory.
-Rows that say "an earlier version of the steps" are older than the others.
 
 {steps}
 
@@ -76,8 +77,8 @@ def _table(rows: Iterable[Row]) -> list[str]:
 def _summary(networks: Sequence[Network], rows: Sequence[Row]) -> list[str]:
     """One line for each network and setting."""
     lines = [
-        "| | float's task | calibrate | post_training | best of others | |",
-        "| --- | ---: | ---: | ---: | ---: | --- |",
+        "| | float's task | calibrate | post_training | Dynamic | best of others | |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | --- |",
     ]
 
     def cell(row: Row | None) -> str:
@@ -91,7 +92,7 @@ def _summary(networks: Sequence[Network], rows: Sequence[Row]) -> list[str]:
             known = {row.method: row for row in good}
             others = [row for row in good if row.method not in METHODS]
             best = max(others, key=lambda row: row.decibels or 0.0, default=None)
-            cells = [cell(known.get("calibrate")), cell(known.get("post_training")), cell(best)]
+            cells = [*(cell(known.get(own)) for own in ("calibrate", "post_training", "Dynamic")), cell(best)]
             name = "" if best is None else best.method
             lines.append("| " + " | ".join([f"{network.name}, {setting}", task, *cells, name]) + " |")
     return lines

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -152,17 +152,34 @@ def qwix_calibrated(network: Network, setting: Setting, *, exact: bool, module: 
     method: Any = importlib.import_module(f"qwix.contrib.{module}")
     begin = time.perf_counter()
     rules = _rule(getattr(method, f"{prefix}Rule"), setting)
+    sample = network.calibration[0]
     collecting: Any = qwix.quantize_model(
-        network.model, getattr(method, f"{prefix}CalibrationProvider")(rules), *network.calibration[0]
+        network.model, getattr(method, f"{prefix}CalibrationProvider")(rules), *sample
     )
     for batch in network.calibration:
         collecting(*batch)
-    provider = getattr(method, f"{prefix}InferenceProvider", qwix.PtqProvider)(rules)
-    quantized: Any = qwix.quantize_model(network.model, provider, *network.calibration[0])
+    # Its documentation wants the tree of the PTQ model here. With the tree of its own model weights stay float.
+    quantized: Any = qwix.quantize_model(network.model, qwix.PtqProvider(rules), *sample)
     parameters, statistics = (nnx.to_pure_dict(nnx.state(collecting, t)) for t in (nnx.Param, qwix.QuantStat))
-    nnx.update(quantized, method.quantize_params(parameters, quantized, statistics))
+    found = method.quantize_params(parameters, quantized, statistics)
+    own = getattr(method, f"{prefix}InferenceProvider", None)
+    if own is None:
+        nnx.update(quantized, found)
+    else:
+        quantized = qwix.quantize_model(network.model, own(rules), *sample)
+        _put(quantized, found)
     seconds = time.perf_counter() - begin
     return Result(_qwix_outputs(quantized, network), seconds)
+
+
+def _put(module: Any, tree: dict[Any, Any]) -> None:
+    """Set the variables of a module, whose values may change their type."""
+    for key, value in tree.items():
+        variable = module[key] if isinstance(key, int) else getattr(module, key)
+        if isinstance(value, dict):
+            _put(variable, cast("dict[Any, Any]", value))
+        else:
+            variable.set_value(value)
 
 
 RIVALS: dict[str, Callable[..., Result]] = {

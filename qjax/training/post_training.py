@@ -22,7 +22,7 @@ from qjax.qmodel import QuantizedModel
 from qjax.recipe import Recipe
 from qjax.training.judging import Batch, Judge, Scorer, size_of
 from qjax.training.report import PostTrainingReport, StepReport
-from qjax.training.steps import AGAIN, EFFORTS, STEPS, TABLE, Effort, Skipped, Work
+from qjax.training.steps import AGAIN, EFFORTS, STEPS, TABLE, Effort, Skipped, Step, Work
 from qjax.training.widths import recipe_with
 
 
@@ -92,7 +92,8 @@ def post_training(
     converts = _obstacle(work.qmodel, fit[0][1]) is None
 
     for name in names:
-        for retry, step in enumerate([TABLE[name], *([AGAIN[name]] if name in AGAIN else [])]):
+        tries: list[Step] = [TABLE[name], *([AGAIN[name]] if name in AGAIN else [])]
+        for retry, step in enumerate(tries):
             clock, before = time.perf_counter(), work.copied()
             try:
                 said, details = step(work)
