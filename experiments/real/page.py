@@ -28,8 +28,8 @@ the evaluation.
 - Every layer has the setting's bits, the first and the last included.
 - `post_training` gives some tensors more bits, see [What each step brings](#what-each-step-brings).
 - qjax's rows are the outputs of the integer graph.
-- `Dynamic` is [qjax.Dynamic](dynamic.md): products of integers with scales found at run time, floats between them. Compare it with qwix and
-  `quantize_dynamic`, which compute alike. `calibrate` and `post_training` leave integers only.
+- `Dynamic` is [qjax.Dynamic](dynamic.md): products of integers with scales found at run time, floats between them.
+  Compare it with qwix and `quantize_dynamic`, which compute alike. `calibrate` and `post_training` leave integers only.
 
 ## Summary
 

@@ -141,7 +141,7 @@ def test_rows_are_kept_and_shown(tmp_path):
     assert [len(batch[0]) for batch in batches] == [2, 2]
     network = Network("net", "a CNN", "package, file", nnx.Module(), batches, batches, "right", lambda *_: 50.0)
     text = page.page([network], [Row("net", "float", "float", score=60.0, original=1e-6), *rows, other])
-    assert "| net, W8A8 | 60.0 | exact / 50.0 |  | 20.0 / 40.0 | qwix PTQ |" in text
+    assert "| net, W8A8 | 60.0 | exact / 50.0 |  |  | 20.0 / 40.0 | qwix PTQ |" in text
     assert "Task: right. Float: 60.0 %." in text
     assert "| calibrate | exact | 1.000 | 50.0 | 2 |  |" in text
     assert "| net | package, file | 4 | 4 | 1.0e-06 |" in text
