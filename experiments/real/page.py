@@ -34,8 +34,8 @@ the evaluation.
 ## Summary
 
 Each cell is dB / the task's measure. "Best of others" is the method of ONNX Runtime or qwix with the most dB. An empty
-cell has no row yet, or every method in it failed. qwix and `quantize_dynamic` find scales anew for each call, and keep
-floats between their products.
+cell has no row yet, or every method in it failed. Some others (qwix, `quantize_dynamic`) find scales anew for each
+call, and keep floats between their products.
 
 {summary}
 
