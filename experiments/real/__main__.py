@@ -76,7 +76,8 @@ def made(row: Row, make: Callable[[Row], None], verbose: bool) -> Row:
         make(row)
     except Exception as error:  # the table says which method fails on which network, and why
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        row.error = f"{type(error).__name__}: {lines[0] if lines else ''}"
+        first = (lines[0] if lines else "").replace(f"{Path(__file__).parents[2]}/", "")
+        row.error = f"{type(error).__name__}: {first}"
         if verbose:
             traceback.print_exc()
     return row
