@@ -150,7 +150,7 @@ def learn(
         y = np.concatenate([np.asarray(part) for part in outputs])
         layers.append(_round(qmodel, product, np.asarray(w, np.float64), x, y, options, rng))
         (variable,) = parameters(qmodel, [product.name]).values()
-        own.parameters[product.name] = variable[...]
+        own.take(product.name, variable)
 
     walk.run([own, reals], batches, visit, what="adaround: layer", progress=progress)
     return Rounding(tuple(layers), dict(walk.left))

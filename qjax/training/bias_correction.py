@@ -10,6 +10,7 @@ import numpy as np
 
 from qjax.batches import Batches, Inputs
 from qjax.qmodel import QuantizedModel, check_quantized
+from qjax.training.parts import quantizer_of
 from qjax.training.simulated import rounded_to
 from qjax.training.walk import Stop, Stream, Walk
 from qjax.training.weights import parameters
@@ -95,7 +96,11 @@ def correct(
         if name not in names:
             return
         means = [
-            mean_of(stop, data, rounded_to(qmodel.plan.by_name[name], stream.grids[name], stream.parameters[name]))
+            mean_of(
+                stop,
+                data,
+                rounded_to(quantizer_of(qmodel.plan.by_name, name), stream.grids[name], stream.parameters[name]),
+            )
             for stream, data in zip((own, reals), stop.data, strict=True)
         ]
         sign = 1.0 if stop.product.adds else -1.0
@@ -103,7 +108,8 @@ def correct(
         shift = ((means[1] + before[1]) - (means[0] + before[0])).astype(np.float32)
         (variable,) = parameters(qmodel, [path]).values()
         moved = variable[...].astype(jnp.float32) + np.float32(sign) * shift
-        variable[...] = own.parameters[path] = moved.astype(variable[...].dtype)
+        variable[...] = moved.astype(variable[...].dtype)
+        own.take(path, variable)
         shifts[name] = (path, shift)
 
     walk.run([own, reals], batches, visit, what="correct biases: layer", progress=progress)

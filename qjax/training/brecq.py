@@ -212,13 +212,14 @@ def _rebuilt(
     variables = parameters(qmodel, block.names)
     old = {name: variable[...] for name, variable in variables.items()}
     set_codes(qmodel, codes)
-    own.parameters.update({name: variable[...] for name, variable in variables.items()})
+    for name, variable in variables.items():
+        own.take(name, variable)
     after = error(own)
     changed = sum(int((codes[name] != rounding.now[name]).sum()) for name in block.names)
     if not after < before:
         for name, variable in variables.items():
             variable[...] = old[name]
-        own.parameters.update(old)
+            own.take(name, variable)
         after, changed = before, 0
     return RebuiltBlock(block.names, before, after, changed, sum(code.size for code in codes.values()))
 

@@ -34,6 +34,7 @@ from qjax.numerics.affine import QParams, broadcast_to_tensor
 from qjax.qmodel import QuantizedModel, check_quantized
 from qjax.summary import decibels_text, table
 from qjax.training.matrix import Matrix, Moments, moments, parted
+from qjax.training.parts import Part, quantizer_of
 from qjax.training.simulated import bounds_of, grid_of, qparams_of, set_qparams
 from qjax.training.walk import Stop, Stream, Walk
 from qjax.training.weights import parameters
@@ -99,7 +100,8 @@ def gptq(
 
     Layer by layer, in one pass over the model; see the module for the method. The real weights become `code * scale`,
     biases (or running means of a batch norm) directly behind a layer take the mean error. Scales per channel, per
-    tensor and per group all work; those of groups keep the values that they have.
+    tensor and per group all work; those of groups keep the values that they have. Each layer of a scan has moments of
+    its own, and becomes what it would become outside of the scan.
 
     Args:
       qmodel: the quantized model; it is changed.
@@ -145,7 +147,7 @@ def solve(
 
     def visit(stop: Stop) -> None:
         product = stop.product
-        name, q = product.name, qmodel.plan.by_name[product.name]
+        name, q = product.name, quantizer_of(qmodel.plan.by_name, product.name)
         matrix = Matrix(product)
         matrices = [Matrix(one) for one in stop.products]
         pairs = [(m.rows(a), m.rows(b)) for m, a, b in zip(matrices, *stop.data, strict=True)]
@@ -223,8 +225,9 @@ def error_of(seen: Moments, w: np.ndarray, solved: np.ndarray) -> float:
     return max(0.0, _quadratic(seen.quantized, solved) - 2 * cross + _quadratic(seen.reals, w))
 
 
-def _set(variable: nnx.Variable[Any], stream: Stream, path: str, value: np.ndarray) -> None:
-    variable[...] = stream.parameters[path] = jnp.asarray(value, variable[...].dtype)
+def _set(variable: nnx.Variable[Any] | Part, stream: Stream, path: str, value: np.ndarray) -> None:
+    variable[...] = jnp.asarray(value, variable[...].dtype)
+    stream.take(path, variable)
 
 
 class _Layer:

@@ -24,6 +24,7 @@ from qjax.numerics.rounding import Rounding
 from qjax.ops.conv import Conv
 from qjax.qmodel import QuantizedModel
 from qjax.tracing import Equation, Evaluation, Place, Program, Taps, Value
+from qjax.training.parts import Part, Stacks, quantizer_of, split
 
 Grid = dict[str, Any]
 """scale: as the quantizer keeps it. low, high: float32, the least and the greatest code without the zero point. on:
@@ -54,18 +55,24 @@ def switched(grids: Mapping[str, Grid], names: Iterable[str]) -> dict[str, Grid]
 
 
 def set_qparams(qmodel: QuantizedModel, name: str, qparams: QParams) -> QParams:
-    """Give a quantizer other numbers; returns them as it will use them (a method may round its scales)."""
-    q, module = qmodel.plan.by_name[name], qmodel.quantizers[name]
-    for key, value in q.init(qparams).items():
-        variable: nnx.Variable[Any] = getattr(module, key)
-        variable[...] = jnp.asarray(value, variable[...].dtype)
+    """Give a quantizer other numbers; returns them as it will use them (a method may round its scales).
+
+    name: of a quantizer, or of one layer of a scan's.
+    """
+    by_name = qmodel.plan.by_name
+    base, index = split(name, by_name)
+    for key, value in quantizer_of(by_name, name).init(qparams).items():
+        variable: nnx.Variable[Any] = getattr(qmodel.quantizers[base], key)
+        part = Part(variable, index) if index else variable
+        part[...] = jnp.asarray(value, variable[...].dtype)
     return qparams_of(qmodel, name)
 
 
 def qparams_of(qmodel: QuantizedModel, name: str) -> QParams:
     """The numbers of one quantizer; not of one that follows its tensor."""
-    q = qmodel.plan.by_name[name]
-    return q.qparams(with_scales({name: q}, {name: qmodel.quantizers[name].values()})[name])
+    q, whole = quantizer_of(qmodel.plan.by_name, name), split(name, qmodel.plan.by_name)[0]
+    values = Stacks({whole: qmodel.quantizers[whole].values()})[name]
+    return q.qparams(with_scales({name: q}, {name: values})[name])
 
 
 @dataclasses.dataclass(frozen=True)

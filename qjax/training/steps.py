@@ -19,6 +19,7 @@ from qjax.training.brecq import rebuild
 from qjax.training.gptq import FEW, solve
 from qjax.training.judging import size_of
 from qjax.training.migration import migrate
+from qjax.training.parts import quantizer_of
 from qjax.training.ranges import choose
 from qjax.training.rotation import turn
 from qjax.training.tables import row_scales, tables_of
@@ -162,7 +163,7 @@ def _solved(work: Work, batches: list[tuple[Any, ...]]) -> QuantizedModel | None
 
 
 def _rounds_later(work: Work) -> bool:
-    bits = [work.qmodel.plan.by_name[item.name].spec.bits for item in work.walk.items]
+    bits = [quantizer_of(work.qmodel.plan.by_name, item.name).spec.bits for item in work.walk.items]
     return "gptq" in work.steps and min(bits, default=FEW + 1) <= FEW
 
 

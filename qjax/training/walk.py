@@ -20,11 +20,14 @@ from flax import nnx
 
 from qjax.batches import arguments_of
 from qjax.calibration import track
+from qjax.calibration.learned import Quantizer
 from qjax.qmodel import QuantizedModel, evaluation_copy
 from qjax.tracing import Equation, Place, Value
+from qjax.training.parts import Part, Stacks, quantizer_of, split, stacked
 from qjax.training.products import Product, find_products
 from qjax.training.simulated import Grid, Simulated, grids_of, inputs_of, switched
-from qjax.training.weights import weights_of
+from qjax.training.unrolled import unrolled
+from qjax.training.weights import unchanged
 
 Arguments = tuple[Any, ...]
 
@@ -36,6 +39,9 @@ class Stream:
     parameters: dict[str, Any]
     grids: dict[str, Grid]
 
+    def __post_init__(self) -> None:
+        self.parameters, self.grids = Stacks(self.parameters), Stacks(self.grids)
+
     @classmethod
     def of(cls, qmodel: QuantizedModel, *, quantized: bool = True) -> "Stream":
         """A model with its present numbers; not `quantized`: all of its quantizers off."""
@@ -43,6 +49,13 @@ class Stream:
         grids = grids_of(qmodel)
         parameters = {"/".join(map(str, path)): variable[...] for path, variable in flat}
         return cls(parameters, grids if quantized else switched(grids, ()))
+
+    def take(self, path: str, variable: "nnx.Variable[Any] | Part") -> None:
+        """Read a parameter again, or the stack that holds it."""
+        if isinstance(variable, Part):
+            self.parameters[split(path, ())[0]] = variable.stack[...]
+        else:
+            self.parameters[path] = variable[...]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -63,8 +76,8 @@ Visitor = Callable[[Stop], None]
 class Walk:
     """The compiled pieces of a model, for any numbers of its parameters and quantizers.
 
-    items: the layers that have a stop, of the first batch's shapes. left: name of a quantized weight -> why it has
-    none.
+    items: the layers that have a stop, of the first batch's shapes; a scan's layers have one each, named
+    "blocks/up/kernel[2]". left: name of a quantized weight -> why it has none.
     """
 
     def __init__(self, qmodel: QuantizedModel, batches: Sequence[Arguments]) -> None:
@@ -100,7 +113,7 @@ class Walk:
                     low, high = low.min(axes), high.max(axes)
                     known = found.get(place.name, (low, high))
                     found[place.name] = np.minimum(known[0], low), np.maximum(known[1], high)
-        return found
+        return stacked(found, self._qmodel.plan.by_name)
 
     def alone(
         self,
@@ -179,10 +192,10 @@ class Pieces:
     """The program of batches of one shape, cut in front of every layer."""
 
     def __init__(self, qmodel: QuantizedModel, args: Arguments) -> None:
-        call = qmodel.trace(*args)
+        call = unrolled(qmodel.trace(*args), qmodel.plan.by_name)
         traced, annotation = call.traced, call.annotation
         self._traced, self._annotation = traced, annotation
-        names = weights_of(qmodel, args)
+        names = unchanged(call, qmodel.plan)
         items, reasons = find_products(call, names.names)
         self.left = {**dict(names.left), **reasons}
         self.program = program = traced.program
@@ -198,7 +211,9 @@ class Pieces:
             if all(map(self.fixed, eqn.inputs)):
                 self._fixed.update(eqn.outputs)
         self._order = order
-        self.evaluation = Simulated(annotation, None, shared=qmodel.plan.shared, quantizers=qmodel.plan.by_name)
+        self.evaluation = Simulated(
+            annotation, None, shared=qmodel.plan.shared, quantizers=_Quantizers(qmodel.plan.by_name)
+        )
         ends = [order[product.equation] for product in self.items]
         cuts = [0, *ends, len(program.equations)]
         self._steps = [
@@ -267,9 +282,14 @@ class Pieces:
         return self.finish(stream, live)
 
     def begins(self, index: int) -> list[str]:
-        """The quantizers that are met first in a piece."""
-        earlier = {name for step in self._steps[:index] for name in step.names}
-        return [name for name in self._steps[index].names if name not in earlier]
+        """The quantizers that are met first in a piece; one of a scan is met with its first layer."""
+        whole = self.evaluation.quantizers
+
+        def of(step: "_Piece") -> dict[str, None]:
+            return dict.fromkeys(split(name, whole)[0] for name in step.names)
+
+        earlier = {name for step in self._steps[:index] for name in of(step)}
+        return [name for name in of(self._steps[index]) if name not in earlier]
 
     def data(self, index: int, stream: Stream, live: Live) -> jax.Array:
         """What flows into a layer."""
@@ -285,6 +305,13 @@ class Pieces:
         for eqn in equations:
             env.update(zip(eqn.outputs, eqn.bind(*inputs_of(eqn, env)), strict=True))
         return self._traced.outputs([v.constant if v.constant is not None else env[v] for v in program.outputs])
+
+
+class _Quantizers(dict[str, Quantizer]):
+    """The quantizers of a plan by name, and those of the layers of a scan."""
+
+    def __missing__(self, name: str) -> Quantizer:
+        return quantizer_of(self, name)
 
 
 class _Piece:

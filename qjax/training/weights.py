@@ -17,11 +17,13 @@ from flax import nnx
 from jax.core import Tracer
 
 from qjax.batches import arguments_of
+from qjax.call import Call
 from qjax.layers.frozen import FrozenParam
 from qjax.names import did_you_mean
 from qjax.numerics.affine import broadcast_to_tensor, centered_bounds
 from qjax.ops import Quantized
-from qjax.qmodel import QuantizedModel, check_quantized, evaluation_copy
+from qjax.qmodel import Plan, QuantizedModel, check_quantized, evaluation_copy
+from qjax.training.parts import Part, Stacks, part_of, quantizer_of, split
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +48,11 @@ def weights_of(qmodel: QuantizedModel, sample: Any) -> Weights:
     """
     check_quantized(qmodel, "weights_of", numbers=False)
     # A trace in evaluation mode changes nothing, and the weights are the same in both modes.
-    call = evaluation_copy(qmodel).trace(*arguments_of(sample, "weights_of", traced=True))
+    return unchanged(evaluation_copy(qmodel).trace(*arguments_of(sample, "weights_of", traced=True)), qmodel.plan)
+
+
+def unchanged(call: Call, plan: Plan) -> Weights:
+    """Which quantized weights of a call are unchanged parameters, and why others are not."""
     traced, annotation = call.traced, call.annotation
     path_of = dict(zip(traced.program.inputs, traced.names, strict=True))
     names: dict[str, None] = {}
@@ -54,45 +60,47 @@ def weights_of(qmodel: QuantizedModel, sample: Any) -> Weights:
     for (eqn, index), place in annotation.weights.items():
         if place.kind != "weight":
             continue
+        quantizer = quantizer_of(plan.by_name, place.name)
         if place.stack:
             left[place.name] = "it lives in a scan"
+        elif place.name in plan.shared:
+            left[place.name] = "the layers of a scan share its scale"
         elif path_of.get(eqn.inputs[index]) != place.name:
             left[place.name] = "the model computes it from a parameter, and no layer reads that parameter itself"
-        elif qmodel.plan.by_name[place.name].follows_tensor:
-            left[place.name] = (
-                f'its scale follows it at every step (method "{qmodel.plan.by_name[place.name].estimator.name}")'
-            )
+        elif quantizer.follows_tensor:
+            left[place.name] = f'its scale follows it at every step (method "{quantizer.estimator.name}")'
         else:
             names[place.name] = None
     return Weights(tuple(name for name in names if name not in left), tuple(left.items()))
 
 
-def parameters(qmodel: QuantizedModel, names: Iterable[str]) -> dict[str, nnx.Variable[Any]]:
-    """Name -> the variable itself: writing to it changes the model.
+def parameters(qmodel: QuantizedModel, names: Iterable[str]) -> dict[str, nnx.Variable[Any] | Part]:
+    """Name -> the variable itself, or one layer of a scan's: writing to it changes the model.
 
     Raises:
       ValueError: a name that is no parameter of the model.
     """
     known = {"/".join(map(str, path)): variable for path, variable in nnx.to_flat_state(nnx.state(qmodel.model))}
     wanted = list(names)
-    if frozen := [name for name in wanted if isinstance(known.get(name), FrozenParam)]:
+    if frozen := [name for name in wanted if isinstance(known.get(split(name, known)[0]), FrozenParam)]:
         raise ValueError(
             f"Expected parameters in float, got {', '.join(map(repr, frozen))}, which freeze_base made codes. Call "
             "qjax.training.thaw_base(qmodel) first."
         )
-    unknown = [name for name in wanted if name not in known]
+    found = {name: part_of(known, qmodel.plan.by_name, name) for name in wanted}
+    unknown = [name for name, variable in found.items() if variable is None]
     if unknown:
         raise ValueError(
             f"Expected names of parameters, got {', '.join(map(repr, unknown))}.{did_you_mean(unknown[0], known)} "
             f"Take them from qjax.training.weights_of(qmodel, sample).names; the model has {', '.join(known)}."
         )
-    return {name: known[name] for name in wanted}
+    return {name: variable for name, variable in found.items() if variable is not None}
 
 
 def quantized_weights(qmodel: QuantizedModel, names: Iterable[str]) -> dict[str, Quantized]:
     """Name -> the weight on its grid, by the quantizer of the forward pass: centred codes in float32, and a scale."""
-    values, by_name = qmodel.quantizer_values(), qmodel.plan.by_name
-    return {name: by_name[name](values[name], p[...]) for name, p in parameters(qmodel, names).items()}
+    values, by_name = Stacks(qmodel.quantizer_values()), qmodel.plan.by_name
+    return {name: quantizer_of(by_name, name)(values[name], p[...]) for name, p in parameters(qmodel, names).items()}
 
 
 def codes_of(qmodel: QuantizedModel, names: Iterable[str]) -> dict[str, jax.Array]:
@@ -130,9 +138,9 @@ def set_codes(qmodel: QuantizedModel, codes: Mapping[str, Any]) -> None:
     Raises:
       ValueError: a name that is no parameter, another shape, codes beyond the grid, or a scale that follows its weight.
     """
-    values = qmodel.quantizer_values()
+    values = Stacks(qmodel.quantizer_values())
     for name, parameter in parameters(qmodel, codes).items():
-        quantizer, shape = qmodel.plan.by_name[name], parameter[...].shape
+        quantizer, shape = quantizer_of(qmodel.plan.by_name, name), parameter[...].shape
         if jnp.shape(codes[name]) != shape:
             raise ValueError(f"set_codes: {name!r}: expected codes of shape {shape}, got {jnp.shape(codes[name])}.")
         if quantizer.follows_tensor:

@@ -119,9 +119,10 @@ def test_no_layer_gets_worse_and_only_weights_move(convs):
 
 
 def test_what_cannot_be_rounded_is_named():
-    found = qjax.training.adaround(qjax.quantize(Deep(), coarse(3), data(8, 3)), [data(8, 3)], steps=2)
+    shared = qjax.quantize(Deep(), coarse(3, scan="shared"), data(8, 3))
+    found = qjax.training.adaround(shared, [data(8, 3)], steps=2)
     assert [layer.name for layer in found.layers] == ["stem/kernel", "head/kernel"]
-    assert found.left == {"layers/kernel": "it lives in a scan"}
+    assert found.left == {"layers/kernel": "the layers of a scan share its scale"}
     with pytest.raises(ValueError, match="at least one batch"):
         qjax.training.adaround(qjax.quantize(One(), recipe(3), BATCHES[0]), [])
 
