@@ -1,9 +1,8 @@
 """Many small arrays as one vector and back, in programs that compile fast.
 
-XLA compiles equal loops once. A slice becomes a loop that contains its offset, so n slices are n different loops. The
-CPU's compiler fuses each slice into its reader, so equal blocks of a network become different programs. Here a vector
-is cut in several rounds into a few pieces each, most of them of the same form, and every piece is computed before it is
-read.
+XLA compiles equal loops once. A slice becomes a loop that contains its offset, so n slices are n different loops. Here
+the offset is an operand of the loop, so all pieces of one size are one loop. Every piece is computed before it is read:
+the CPU's compiler would fuse it into its reader, and equal blocks of a network would become different programs.
 """
 
 import functools
@@ -16,9 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.core import Tracer
-
-PIECES = 8
-"""Into how many pieces a part of the vector is cut in one round."""
 
 Shape = tuple[int, ...]
 
@@ -48,7 +44,7 @@ def _unpacked(shapes: tuple[Shape, ...], vector: jax.Array) -> list[jax.Array]:
     sizes = [math.prod(shape) for shape in shapes]
     # Compilers for other platforms merge slices themselves.
     pieces = lax.platform_dependent(
-        vector, cpu=lambda vector: _in_rounds(vector, sizes), default=lambda vector: lax.split(vector, sizes)
+        vector, cpu=lambda vector: _pieces(vector, sizes), default=lambda vector: lax.split(vector, sizes)
     )
     return [jnp.reshape(piece, shape) for piece, shape in zip(pieces, shapes, strict=True)]
 
@@ -62,23 +58,9 @@ _unpacked.defvjp(
 )
 
 
-def _in_rounds(vector: jax.Array, sizes: Sequence[int]) -> list[jax.Array]:
-    runs = [(size, len(list(same))) for size, same in itertools.groupby(sizes)]
-    parts = _finished(lax.split(vector, [size * count for size, count in runs]))
-    return [piece for part, (size, count) in zip(parts, runs, strict=True) for piece in _equal(part, size, count)]
-
-
-def _equal(vector: jax.Array, size: int, count: int) -> list[jax.Array]:
-    """`count` pieces of `size` elements."""
-    if count == 1:
-        return [vector]
-    each = 1
-    while each * PIECES < count:
-        each *= PIECES
-    counts = [each] * (count // each) + ([count % each] if count % each else [])
-    parts = _finished(lax.split(vector, [size * n for n in counts]))
-    return [piece for part, n in zip(parts, counts, strict=True) for piece in _equal(part, size, n)]
-
-
-def _finished(arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    return [lax.optimization_barrier(array) for array in arrays]
+def _pieces(vector: jax.Array, sizes: Sequence[int]) -> list[jax.Array]:
+    ends = list(itertools.accumulate(sizes))
+    # Behind the barrier the compiler does not know the numbers. Signed ones could be negative, which costs operations.
+    starts = lax.optimization_barrier([np.uint32(end - size) for end, size in zip(ends, sizes, strict=True)])
+    cut = [lax.dynamic_slice(vector, (start,), (size,)) for start, size in zip(starts, sizes, strict=True)]
+    return lax.optimization_barrier(cut)

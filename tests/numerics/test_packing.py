@@ -60,12 +60,11 @@ def test_under_vmap() -> None:
         np.testing.assert_array_equal(b, jnp.stack([a, -a]))
 
 
-def test_of_many_slices_few_differ() -> None:
-    """Kernels of one text are compiled once."""
+def test_pieces_of_one_size_are_one_kernel() -> None:
+    """Kernels of one text are compiled once: no offset may be part of it."""
     count = 500
     program = jax.jit(lambda v: [jnp.sin(a) for a in unpacked(v, [()] * count)])
     text = program.lower(jnp.ones(count)).compile().as_text()
     assert text is not None
-    slices = re.findall(r"(\w+\[\d*\])\S* slice\(.*?slice=(\{[^}]*\})", text)
-    assert len(slices) >= count
-    assert len(set(slices)) <= 40
+    assert len(re.findall(r" dynamic-slice\(", text)) >= count
+    assert not re.findall(r" slice\(", text)
