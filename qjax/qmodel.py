@@ -16,6 +16,7 @@ from qjax.assign.backend import target_of
 from qjax.batches import brief, refuse_trace, traced_message
 from qjax.calibration.learned import Quantizer, with_scales
 from qjax.call import Call
+from qjax.compiled_call import compiled
 from qjax.fingerprint import compare, fingerprint, rows
 from qjax.layers import Traced, trace
 from qjax.numerics.affine import QParams
@@ -219,6 +220,12 @@ class QuantizedModel(nnx.Module):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with stage(f"{type(self.model).__name__} with {len(self.plan.quantizers)} quantizers: the first call compiles"):
+            program = compiled(self, args, kwargs)
+            if program is not None:
+                self.check_state()
+                if self.plan.integers:
+                    self.trace(*args, **kwargs)  # Their range can be checked only where the numbers are known.
+                return program()
             call = self.trace(*args, **kwargs)
             evaluated = call.evaluate()
             call.write(evaluated)

@@ -1,0 +1,50 @@
+"""A call outside of any trace, as one compiled program instead of hundreds."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from flax import nnx
+from jax.core import Tracer
+
+from qjax.batches import as_array
+from qjax.call import Call
+from qjax.graph.structure import join_arguments, split_arguments
+from qjax.layers import write_state
+
+
+def compiled(qmodel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
+    """The call of a quantized model, ready to run; None where JAX is tracing it already, or where no cache can hold it.
+
+    Running it returns the model's output and moves the model's own state. It is compiled once for a model, a mode and
+    the shapes of the arguments. The numbers of the model are arguments of the program.
+
+    Args:
+      qmodel: a `QuantizedModel`. args, kwargs: those of its `__call__`.
+    """
+    definition, state = nnx.split(qmodel)
+    arrays, rest = split_arguments((args, kwargs))
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((state, arrays))):
+        return None
+    try:
+        hash((definition, rest))
+    except TypeError:
+        return None  # A module that has a dict or a list as an attribute.
+
+    def call() -> Any:
+        output, changed = _compiled(definition, state, [as_array(x) for x in arrays], rest)
+        if changed is not None:
+            write_state(qmodel.model, changed)
+        return output
+
+    return call
+
+
+def _outputs(definition: Any, state: Any, arrays: Any, rest: Any) -> tuple[Any, Any]:
+    args, kwargs = join_arguments(arrays, rest)
+    call: Call = nnx.merge(definition, state).trace(*args, **kwargs)
+    evaluated = call.evaluate()
+    return evaluated.output, call.traced.new_state(evaluated.values)
+
+
+_compiled = jax.jit(_outputs, static_argnums=(0, 3))
