@@ -3,6 +3,10 @@
 Nearest rounding minimises the error of each weight. What matters is the error of the layer's output, where errors of
 weights add up with signs. AdaRound minimises that over all ways to round, layer by layer, without labels and with the
 scales as they are.
+
+The paper draws batches of examples. The squared error of a product is a quadratic function of the weights, whose
+coefficients are second moments of the layer's inputs. So here every step has the gradient of all data, and its cost
+does not depend on how many examples there are.
 """
 
 import dataclasses
@@ -15,9 +19,10 @@ import numpy as np
 import optax
 
 from qjax.batches import Batches, Inputs
+from qjax.ops import products
 from qjax.qmodel import QuantizedModel, check_quantized
 from qjax.summary import table
-from qjax.training.products import Product
+from qjax.training.matrix import Matrix, Pairs, errors_on, moments
 from qjax.training.walk import Stop, Stream, Walk
 from qjax.training.weights import code_bounds, codes_of, parameters, quantized_weights, set_codes
 
@@ -67,11 +72,10 @@ class Rounding:
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """steps, rate, batch: of the optimizer. weight: of the regulariser. betas: its exponent, first and last."""
+    """steps, rate: of the optimizer. weight: of the regulariser. betas: its exponent, first and last."""
 
     steps: int
     rate: float
-    batch: int
     weight: float
     betas: tuple[float, float] = (20.0, 2.0)
     warm_up: float = 0.2
@@ -84,9 +88,7 @@ def adaround(
     inputs: Inputs | None = None,
     steps: int = 1000,
     learning_rate: float = 1e-2,
-    batch_size: int = 64,
     regularization: float = 1.0,
-    seed: int = 0,
     progress: bool | None = None,
 ) -> Rounding:
     """Round the weights of dense layers and convolutions up or down so that their outputs change least.
@@ -107,11 +109,10 @@ def adaround(
     Args:
       qmodel: the quantized model; its weights are changed.
       batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, of anything. They are kept, and
-        one layer's inputs and outputs with them.
+        what flows between two layers with them. At most 8192 rows of a layer's input are used of each batch.
       inputs: what of a batch the model is called with.
-      steps, learning_rate, batch_size: of Adam, for each layer; batch_size counts examples.
+      steps, learning_rate: of Adam, for each layer.
       regularization: the weight of the term that drives h to 0 or 1.
-      seed: of the order of examples.
       progress: show a line of progress on stderr; None shows one on a terminal (`qjax.show_progress`).
 
     Raises:
@@ -123,8 +124,8 @@ def adaround(
     if not walk.items:
         reasons = "; ".join(f"{name}: {why}" for name, why in walk.left.items()) or "it has no quantized weight"
         raise ValueError(f"adaround: expected a dense layer or a convolution to round, got none. {reasons}.")
-    options = Options(steps, learning_rate, batch_size, regularization)
-    return learn(qmodel, qmodel, walk, kept, options, seed=seed, progress=progress)
+    options = Options(steps, learning_rate, regularization)
+    return learn(qmodel, qmodel, walk, kept, options, progress=progress)
 
 
 def learn(
@@ -134,75 +135,62 @@ def learn(
     batches: Sequence[tuple[Any, ...]],
     options: Options,
     *,
-    seed: int = 0,
     progress: bool | None = None,
 ) -> Rounding:
     """`adaround` along a walk that is compiled already."""
     own, reals = Stream.of(qmodel), Stream.of(reference, quantized=False)
-    rng = np.random.default_rng(seed)
     layers: list[RoundedLayer] = []
 
     def visit(stop: Stop) -> None:
-        product = stop.product
-        w = reals.parameters[product.name]
-        x = np.concatenate([np.asarray(part) for part in stop.data[0]])
-        outputs = [one(part, w) for one, part in zip(stop.products, stop.data[1], strict=True)]
-        y = np.concatenate([np.asarray(part) for part in outputs])
-        layers.append(_round(qmodel, product, np.asarray(w, np.float64), x, y, options, rng))
-        (variable,) = parameters(qmodel, [product.name]).values()
-        own.take(product.name, variable)
+        name, matrix = stop.product.name, Matrix(stop.product)
+        matrices = [Matrix(one) for one in stop.products]
+        pairs = [(m.rows(a), m.rows(b)) for m, a, b in zip(matrices, *stop.data, strict=True)]
+        w = matrix.columns(np.asarray(reals.parameters[name], np.float64))
+        layers.append(_round(qmodel, matrix, w, pairs, options))
+        (variable,) = parameters(qmodel, [name]).values()
+        own.take(name, variable)
 
     walk.run([own, reals], batches, visit, what="adaround: layer", progress=progress)
     return Rounding(tuple(layers), dict(walk.left))
 
 
-def _round(
-    qmodel: QuantizedModel,
-    product: Product,
-    w: np.ndarray,
-    x: np.ndarray,
-    y: np.ndarray,
-    options: Options,
-    rng: np.random.Generator,
-) -> RoundedLayer:
-    """Learn one layer's codes and set them. w: its float weights, in float64."""
-    name = product.name
+def _round(qmodel: QuantizedModel, matrix: Matrix, w: np.ndarray, pairs: Pairs, options: Options) -> RoundedLayer:
+    """Learn one layer's codes and set them. w: its float weights, float64 [groups, K, N]."""
+    name, seen = matrix.product.name, moments(pairs, w)
     (grid,) = quantized_weights(qmodel, [name]).values()
-    (nearest,) = (np.asarray(c) for c in codes_of(qmodel, [name]).values())
-    low, high = (np.asarray(end) for end in code_bounds(grid))
-    scale = np.broadcast_to(np.asarray(grid.scale), nearest.shape)
-    steps = w / scale.astype(np.float64)
+    (now,) = (np.asarray(c) for c in codes_of(qmodel, [name]).values())
+
+    def spread(values: Any) -> np.ndarray:
+        return matrix.columns(np.broadcast_to(np.asarray(values, np.float64), now.shape))
+
+    nearest, scale = spread(now), spread(grid.scale)
+    low, high = map(spread, code_bounds(grid))
+    steps = w / scale
     # The nearest code is one of the two, also where float32 and float64 decide a tie differently. A code that another
     # method chose may be neither; it stays unless the learned ones are better.
     floor = np.clip(np.floor(steps), low, high)
     floor = np.where(np.abs(nearest - steps) <= 1, np.clip(floor, np.maximum(nearest - 1, low), nearest), floor)
     start = np.clip(steps - floor, 0.01, 0.99)
     # The inverse of h.
-    v = -np.log((ZETA - GAMMA) / (start - GAMMA) - 1).astype(np.float32)
-    base = _errors(product, x, y, nearest * scale)
-    learned = _learn(product, x, y, floor.astype(np.float32), v, scale, low, high, base / x.shape[0], options, rng)
-    codes = np.clip(floor + (learned >= 0.5), low, high)
-    found = _errors(product, x, y, codes * scale)
-    codes = np.where(np.broadcast_to(found < base, codes.shape), codes, nearest).astype(np.int32)
-    set_codes(qmodel, {name: codes})
+    v = -np.log((ZETA - GAMMA) / (start - GAMMA) - 1)
+    base = errors_on(pairs, w, nearest * scale)
+    # Where nearest rounding leaves no error, divide by 1.
+    unit = np.where(base > 0, base, 1.0)
+    # mean (y - x_q W_q)^2 = d^T H d - 2 d^T c + constant, with d = W_q - W and c = mean x_q^T (y - x_q W)
+    numbers = (seen.quantized, seen.toward - np.matmul(seen.quantized, w), w, floor, scale, low, high, unit)
+    h = _learned(v, numbers, options)
+    codes = np.clip(floor + (h >= 0.5), low, high)
+    found = errors_on(pairs, w, codes * scale)
+    codes = np.where((found < base)[:, None], codes, nearest)
+    set_codes(qmodel, {name: matrix.restored(codes).astype(np.int32)})
     return RoundedLayer(
         name,
-        float(base.sum() / y.size),
-        float(np.minimum(found, base).sum() / y.size),
-        float(np.sum(np.square(y.astype(np.float64))) / y.size),
+        float(base.mean()),
+        float(np.minimum(found, base).mean()),
+        float(seen.signal.mean()),
         int((codes != nearest).sum()),
         int(codes.size),
     )
-
-
-def _errors(product: Product, x: np.ndarray, y: np.ndarray, w: np.ndarray, rows: int = 256) -> np.ndarray:
-    """float64, broadcastable to the weight: each channel's sum of squared errors over all examples."""
-    w = w.astype(np.float32)
-    total: Any = 0.0
-    for first in range(0, len(x), rows):
-        difference = product(jnp.asarray(x[first : first + rows]), jnp.asarray(w)) - y[first : first + rows]
-        total = total + np.asarray(product.summed(jnp.square(difference)), np.float64)
-    return total
 
 
 def rectified_sigmoid(v: jax.Array) -> jax.Array:
@@ -210,50 +198,36 @@ def rectified_sigmoid(v: jax.Array) -> jax.Array:
     return jnp.clip(jax.nn.sigmoid(v) * np.float32(ZETA - GAMMA) + np.float32(GAMMA), 0.0, 1.0)
 
 
-def _learn(
-    product: Product,
-    x: np.ndarray,
-    y: np.ndarray,
-    floor: np.ndarray,
-    v: np.ndarray,
-    scale: np.ndarray,
-    low: np.ndarray,
-    high: np.ndarray,
-    base: np.ndarray,
-    options: Options,
-    rng: np.random.Generator,
-) -> np.ndarray:
-    """h(V) after the last step, of the weight's shape."""
-    # Where nearest rounding leaves no error, divide by 1.
-    unit = np.where(base > 0, base, 1.0).astype(np.float32)
-
-    def loss_of(v: jax.Array, x: jax.Array, y: jax.Array, weight: jax.Array, beta: jax.Array) -> jax.Array:
-        h = rectified_sigmoid(v)
-        w = jnp.clip(floor + h, low, high) * scale
-        error = product.summed(jnp.square(product(x, w) - y)) / np.float32(x.shape[0])
-        return jnp.mean(error / unit) + weight * jnp.mean(1 - jnp.abs(2 * h - 1) ** beta)
-
-    adam = optax.adam(options.rate)
-
-    @jax.jit
-    def step(v: jax.Array, state: Any, x: jax.Array, y: jax.Array, weight: jax.Array, beta: jax.Array) -> Any:
-        updates, state = adam.update(jax.grad(loss_of)(v, x, y, weight, beta), state, v)
-        return optax.apply_updates(v, updates), state
-
+def _learned(v: np.ndarray, numbers: tuple[np.ndarray, ...], options: Options) -> np.ndarray:
+    """h(V) after the last step, [groups, K, N]."""
+    schedule = np.asarray([annealed(step, options) for step in range(options.steps)], np.float32).reshape(-1, 2)
     # optax promotes dtypes and ranks, which the caller's JAX settings may forbid.
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        return _descend(step, adam.init(jnp.asarray(v)), v, x, y, options, rng)
+        given = [np.asarray(value, np.float32) for value in numbers]
+        return np.asarray(_descended(np.asarray(v, np.float32), given, schedule, np.float32(options.rate)))
 
 
-def _descend(
-    step: Any, state: Any, v: np.ndarray, x: np.ndarray, y: np.ndarray, options: Options, rng: np.random.Generator
-) -> np.ndarray:
-    """h(V) after all steps."""
-    current: Any = jnp.asarray(v)
-    for i, rows in enumerate(_batches(len(x), options, rng)):
-        weight, beta = annealed(i, options)
-        current, state = step(current, state, x[rows], y[rows], np.float32(weight), np.float32(beta))
-    return np.asarray(rectified_sigmoid(current))
+@jax.jit
+def _descended(v: jax.Array, numbers: list[jax.Array], schedule: jax.Array, rate: jax.Array) -> jax.Array:
+    """All steps; schedule: the regulariser's weight and exponent at each, float32 [steps, 2]."""
+    moments, toward, w, floor, scale, low, high, unit = numbers
+    adam = optax.adam(rate)
+
+    def loss_of(v: jax.Array, weight: jax.Array, beta: jax.Array) -> jax.Array:
+        h = rectified_sigmoid(v)
+        d = jnp.clip(floor + h, low, high) * scale - w
+        product = products.dot_general(moments, d, (((2,), (1,)), ((0,), (0,))), jnp.float32)
+        error = jnp.sum(d * (product - 2 * toward), axis=1)
+        return jnp.mean(error / unit) + weight * jnp.mean(1 - jnp.abs(2 * h - 1) ** beta)
+
+    def step(carry: tuple[jax.Array, Any], now: jax.Array) -> tuple[tuple[jax.Array, Any], None]:
+        v, state = carry
+        updates, state = adam.update(jax.grad(loss_of)(v, now[0], now[1]), state, v)
+        moved: Any = optax.apply_updates(v, updates)
+        return (moved, state), None
+
+    (v, _), _ = jax.lax.scan(step, (v, adam.init(v)), schedule)
+    return rectified_sigmoid(v)
 
 
 def annealed(step: int, options: Options) -> tuple[float, float]:
@@ -264,13 +238,3 @@ def annealed(step: int, options: Options) -> tuple[float, float]:
     done = (step - warm) / max(1.0, options.steps - warm)
     first, last = options.betas
     return options.weight, last + 0.5 * (first - last) * (1 + float(np.cos(done * np.pi)))
-
-
-def _batches(examples: int, options: Options, rng: np.random.Generator) -> Iterable[Sequence[int] | np.ndarray]:
-    """Rows of each step: permutations of all examples, cut into batches of one size."""
-    size, order = min(options.batch, examples), np.empty(0, np.int64)
-    for _ in range(options.steps):
-        if len(order) < size:
-            order = rng.permutation(examples)
-        rows, order = order[:size], order[size:]
-        yield rows

@@ -158,7 +158,7 @@ def brecq(
     if not walk.items:
         reasons = "; ".join(f"{name}: {why}" for name, why in walk.left.items()) or "it has no quantized weight"
         raise ValueError(f"brecq: expected a dense layer or a convolution, got none. {reasons}.")
-    options = Options(steps, learning_rate, 1, regularization)
+    options = Options(steps, learning_rate, regularization)
     return rebuild(qmodel, reference or qmodel, walk, kept, options, seed=seed, progress=progress)
 
 

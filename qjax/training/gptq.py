@@ -3,7 +3,7 @@
 x is the layer's input in the float model, x_q its input in the quantized model, whose earlier layers are solved
 already. Each layer minimises over codes and scales
 
-    mean (x W - x_q W_q)^2 = (W_q - W*)^T H (W_q - W*) + constant,   H = mean x_q^T x_q,   H W* = (mean x_q^T x) W
+    mean (x W - x_q W_q)^2 = (W_q - W*)^T H (W_q - W*) + constant,   H = mean x_q^T x_q,   H W* = mean x_q^T x W
 
 so the target W* already corrects what the quantized inputs do, as in Qronos (Zhang et al. 2025, arXiv 2505.11695) and
 QEP (Arai and Ichikawa 2025, arXiv 2504.09629). If the layer has a bias, the moments are centred, and the bias absorbs
@@ -28,12 +28,13 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from scipy import linalg
 
 from qjax.batches import Batches, Inputs
 from qjax.numerics.affine import QParams, broadcast_to_tensor
 from qjax.qmodel import QuantizedModel, check_quantized
 from qjax.summary import decibels_text, table
-from qjax.training.matrix import Matrix, Moments, moments, parted
+from qjax.training.matrix import Matrix, Moments, errors_on, moments, parted
 from qjax.training.parts import Part, quantizer_of
 from qjax.training.simulated import bounds_of, grid_of, qparams_of, set_qparams
 from qjax.training.walk import Stop, Stream, Walk
@@ -155,20 +156,21 @@ def solve(
             pairs = [(a, a) for a, _ in pairs]
         movable = product.shift is not None and shifts.count(product.shift) == 1
         fit, held = (pairs, []) if damping is not None else parted(pairs)
-        seen = moments(fit)
-        judge = moments(held) if held else seen
-        if movable:
-            seen, judge = seen.centred(), judge.centred()
+        w = matrix.columns(np.asarray(reals.parameters[name], np.float64))
+        seen = moments(fit, w, centred=movable)
         qparams = qparams_of(qmodel, name)
-        w = np.asarray(reals.parameters[name], np.float64)
+
+        def judged(solved: np.ndarray) -> float:
+            return float(errors_on(held or fit, w, solved, centred=movable).sum())
+
         if damping is not None:
-            layer = _Layer(matrix, seen, w, qparams, target(seen, matrix.columns(w), damping), damping)
+            layer = _Layer(matrix, seen, qparams, target(seen, w, damping), damping)
         else:
             # without earlier errors the float weights themselves are the target
-            wanted = best_target(seen, judge, matrix.columns(w)) if carried else matrix.columns(w)
+            wanted = min((target(seen, w, d) for d in DAMPING), key=judged) if carried else w
             choices = ROUNDING if q.spec.bits <= FEW else ROUNDING[1:2]
-            tried = [_Layer(matrix, seen, w, qparams, wanted, d) for d in choices]
-            layer = min(tried, key=lambda one: error_of(judge, one.w, one.rounded()) if len(tried) > 1 else 0.0)
+            tried = [_Layer(matrix, seen, qparams, wanted, d) for d in choices]
+            layer = min(tried, key=lambda one: judged(one.rounded())) if len(tried) > 1 else tried[0]
         nearest = layer.codes_of(np.asarray(own.parameters[name], np.float64))
         codes, scale = layer.solved(nearest, rounds)
         used = set_qparams(qmodel, name, QParams(scale, qparams.zero_point, q.spec))
@@ -177,18 +179,16 @@ def solve(
         own.grids[name] = grid_of(q, used)
         if movable:
             path, sign = str(product.shift), 1.0 if product.adds else -1.0
-            means = [
-                np.squeeze(np.matmul(m[:, None], w), 1).ravel()
-                for m, w in zip(seen.means, (solved, layer.w), strict=True)
-            ]
-            shift = np.asarray(reals.parameters[path], np.float64) + sign * (means[1] - means[0])
+            x, y = seen.means
+            mean = (y - np.squeeze(np.matmul(x[:, None], solved), 1)).ravel()
+            shift = np.asarray(reals.parameters[path], np.float64) + sign * mean
             _set(variables[path], own, path, shift)
-        signal = max(layer.signal, 1e-300)
+        signal = max(float(seen.signal.sum()), 1e-300)
         layers.append(
             SolvedLayer(
                 name,
-                layer.error(nearest * layer.scale) / signal,
-                layer.error(solved) / signal,
+                float(seen.errors(nearest * layer.scale).sum()) / signal,
+                float(seen.errors(solved).sum()) / signal,
                 int((codes != nearest).sum()),
                 int(codes.size),
             )
@@ -198,31 +198,39 @@ def solve(
     return Solution(tuple(layers), dict(walk.left))
 
 
-def ridge(seen: Moments, damping: float) -> np.ndarray:
-    """What is added to H: [groups, K, K]."""
+def damped(seen: Moments, damping: float) -> tuple[np.ndarray, np.ndarray]:
+    """H with its greater diagonal, [groups, K, K], and what was added, [groups]."""
     diagonal = np.einsum("gkk->gk", seen.quantized)
     extra = damping * diagonal.mean(-1) + 1e-12 * max(1e-30, float(diagonal.max(initial=0.0)))
-    return np.where(extra > 0, extra, 1.0)[:, None, None] * np.eye(diagonal.shape[-1])
+    extra = np.where(extra > 0, extra, 1.0)
+    h = seen.quantized.copy()
+    np.einsum("gkk->gk", h)[...] += extra[:, None]
+    return h, extra
 
 
 def target(seen: Moments, w: np.ndarray, damping: float) -> np.ndarray:
     """W*: the float weights with the least error on the quantized inputs."""
     if damping == float("inf"):
         return w
-    extra = ridge(seen, damping)
-    return np.linalg.solve(seen.quantized + extra, np.matmul(seen.mixed, w) + np.matmul(extra, w))
+    h, extra = damped(seen, damping)
+    right = seen.toward + extra[:, None, None] * w
+    return np.stack([solve_positive(*one) for one in zip(h, right, strict=True)])
 
 
-def best_target(seen: Moments, judge: Moments, w: np.ndarray) -> np.ndarray:
-    """W* of the damping that has the least error on other data."""
-    found = [target(seen, w, damping) for damping in DAMPING]
-    return min(found, key=lambda one: error_of(judge, w, one))
+def solve_positive(h: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """`h^-1 right` of a positive definite matrix."""
+    return linalg.cho_solve(linalg.cho_factor(h, lower=True, check_finite=False), right, check_finite=False)
 
 
-def error_of(seen: Moments, w: np.ndarray, solved: np.ndarray) -> float:
-    """`mean (x W - x_q W_q)^2`, summed over the outputs."""
-    cross = float(np.sum(solved * np.matmul(seen.mixed, w)))
-    return max(0.0, _quadratic(seen.quantized, solved) - 2 * cross + _quadratic(seen.reals, w))
+def inverse_factor(h: np.ndarray) -> np.ndarray:
+    """The upper triangular U with `U^T U = h^-1`."""
+    # With rows and columns in reverse order: h = L L^T, so h^-1 = L^-T L^-1.
+    lower = linalg.cholesky(h[::-1, ::-1], lower=True, check_finite=False)
+    (invert,) = linalg.get_lapack_funcs(("trtri",), (lower,))
+    inverse, failed = invert(lower, lower=1)
+    if failed:
+        raise linalg.LinAlgError(f"a triangular factor has no inverse ({failed})")
+    return inverse[::-1, ::-1]
 
 
 def _set(variable: nnx.Variable[Any] | Part, stream: Stream, path: str, value: np.ndarray) -> None:
@@ -233,16 +241,13 @@ def _set(variable: nnx.Variable[Any] | Part, stream: Stream, path: str, value: n
 class _Layer:
     """The least squares of one layer, float64 arrays [groups, K, N]."""
 
-    def __init__(
-        self, matrix: Matrix, seen: Moments, w: np.ndarray, qparams: QParams, wanted: np.ndarray, damping: float
-    ) -> None:
-        self._matrix, self._spec, self._shape = matrix, qparams.spec, w.shape
+    def __init__(self, matrix: Matrix, seen: Moments, qparams: QParams, wanted: np.ndarray, damping: float) -> None:
+        self._matrix, self._spec, self._shape = matrix, qparams.spec, matrix.shape
         low, high = bounds_of(qparams)
         self.scale = self.spread(np.asarray(qparams.scale))
         self._low, self._high = self.spread(low), self.spread(high)
-        self.w, self._seen, self._target = matrix.columns(w), seen, wanted
-        self._h = seen.quantized + ridge(seen, damping)
-        self.signal = _quadratic(seen.reals, self.w)
+        self._target = wanted
+        self._h, _ = damped(seen, damping)
 
     def spread(self, values: np.ndarray) -> np.ndarray:
         """Numbers of the scale's shape, for every weight."""
@@ -262,10 +267,6 @@ class _Layer:
         """[groups, N]: what these weights cost, by which the error grows."""
         d = w - self._target
         return np.sum(d * np.matmul(self._h, d), axis=1)
-
-    def error(self, w: np.ndarray) -> float:
-        """Of these weights, on the data of the fit."""
-        return error_of(self._seen, self.w, w)
 
     def rounded(self) -> np.ndarray:
         """The weights that GPTQ alone gives with the present scales."""
@@ -342,7 +343,7 @@ class _Layer:
         order = np.argsort(-np.einsum("gkk->gk", self._h), axis=1, kind="stable")
         rows = np.arange(groups)[:, None]
         h = self._h[np.arange(groups)[:, None, None], order[:, :, None], order[:, None, :]]
-        upper = np.swapaxes(np.linalg.cholesky(np.linalg.inv(h)), 1, 2)
+        upper = np.stack([inverse_factor(one) for one in h])
         w, s = self._target[rows, order].copy(), scale[rows, order]
         low, high = self._low[rows, order], self._high[rows, order]
         codes = np.empty_like(w)
@@ -378,11 +379,6 @@ class _Layer:
             gradient[:, :start] -= np.matmul(h[:, :start, start:end], moved)
             gradient[:, end:] -= np.matmul(h[:, end:, start:end], moved)
         return codes
-
-
-def _quadratic(h: np.ndarray, w: np.ndarray) -> float:
-    """`trace(w^T h w)`, summed over the groups."""
-    return float(np.sum(w * np.matmul(h, w)))
 
 
 def _nearest(w: np.ndarray, scale: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:

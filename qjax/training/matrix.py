@@ -1,7 +1,7 @@
 """A dense layer or convolution as one matrix product per group: rows of data, columns of weights.
 
-Methods that choose a weight's codes need only the second moments of the data, `X^T X` of the rows that are multiplied
-with the weight. Their size does not depend on the number of examples.
+Methods that choose a weight's codes need only second moments of the rows that are multiplied with the weight, and of
+the outputs. Their size does not depend on the number of examples.
 
 | layer | groups | rows | summed axes |
 | --- | --- | --- | --- |
@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import itertools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +34,11 @@ class Matrix:
 
     product: Product
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the weight."""
+        return self._equation.in_shapes[self.product.weight]
+
     def columns(self, w: np.ndarray) -> np.ndarray:
         """A tensor of the weight's shape as [groups, K, N]."""
         if self._conv:
@@ -48,7 +54,7 @@ class Matrix:
 
     def restored(self, columns: np.ndarray) -> np.ndarray:
         """The tensor of the weight's shape again."""
-        shape = self.product.equation.in_shapes[self.product.weight]
+        shape = self.shape
         if self._conv:
             spec, groups = self._numbers.rhs_spec, self._groups
             out, taps = shape[spec[0]], [shape[axis] for axis in spec[2:]]
@@ -139,25 +145,25 @@ def _windows_rows(x: jax.Array, windows: _Windows) -> jax.Array:
     return jnp.transpose(grouped, (2, 1, 0, 3)).reshape(windows.groups, rows, -1)
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Moments:
-    """Second moments of a layer's inputs over all batches, float64 [groups, K, K], each divided by the number of rows.
+    """Second moments of a layer's quantized inputs x_q and its wanted outputs y = x W, float64, means over all rows.
 
-    quantized: X_q^T X_q. mixed: X_q^T X. reals: X^T X. Of `centred` ones the means are taken out first: what the mean
-    of the error adds is left to the layer's bias.
+    quantized: x_q^T x_q, [groups, K, K]. toward: x_q^T y, [groups, K, N]. signal: y^2, [groups, N]. means: of x_q,
+    [groups, K], and of y, [groups, N]. rows: how many were taken. Centred ones are about the means: what the mean of
+    the error adds is left to the layer's bias.
     """
 
     quantized: np.ndarray
-    mixed: np.ndarray
-    reals: np.ndarray
+    toward: np.ndarray
+    signal: np.ndarray
     means: tuple[np.ndarray, np.ndarray]
     rows: int
 
-    def centred(self) -> "Moments":
-        """About the means: what the mean of the error adds is left to the layer's bias."""
-        a, b = self.means
-        outer = [x[:, :, None] * y[:, None, :] for x, y in ((a, a), (a, b), (b, b))]
-        return Moments(self.quantized - outer[0], self.mixed - outer[1], self.reals - outer[2], self.means, self.rows)
+    def errors(self, w: np.ndarray) -> np.ndarray:
+        """[groups, N]: `mean (y - x_q w)^2` of weights [groups, K, N]."""
+        cross = np.sum(w * self.toward, axis=1)
+        return np.maximum(self.signal - 2 * cross + np.sum(w * np.matmul(self.quantized, w), axis=1), 0.0)
 
 
 Pairs = list[tuple[jax.Array, jax.Array]]
@@ -179,28 +185,54 @@ def parted(pairs: Pairs) -> tuple[Pairs, Pairs]:
     return fit, judge
 
 
-def moments(pairs: Pairs) -> Moments:
-    """Of all rows of some batches."""
+def moments(pairs: Pairs, w: np.ndarray, *, centred: bool = False) -> Moments:
+    """Of all rows of some batches; w: the float weights, [groups, K, N]."""
+    means, rows = _sums(_means, pairs)
+    # The means are taken from the rows. Taken from the sums of squares, small variances would be lost in rounding.
+    middle = means if centred else [np.zeros_like(part) for part in means]
+    (quantized, toward, signal), _ = _sums(_products, pairs, w, *middle)
+    return Moments(quantized, toward, signal, (means[0], np.squeeze(np.matmul(means[1][:, None], w), 1)), rows)
+
+
+def errors_on(pairs: Pairs, w: np.ndarray, solved: np.ndarray, *, centred: bool = False) -> np.ndarray:
+    """[groups, N]: `mean (x W - x_q W_q)^2` from the rows themselves; `centred`: without the error's own mean.
+
+    `Moments.errors` is the same without a look at the data, but a small error is lost there in the rounding of sums.
+    """
+    (first, second), _ = _sums(_differences, pairs, w, solved)
+    return second - first * first if centred else second
+
+
+def _sums(function: Any, pairs: Pairs, *weights: np.ndarray) -> tuple[list[np.ndarray], int]:
+    """The means over all rows of what a function sums over the rows of a batch, and how many rows that are."""
+    given = [jnp.asarray(w, jnp.float32) for w in weights]
     total: list[np.ndarray] = []
     rows = 0
     for quantized, reals in pairs:
-        found = [np.asarray(part, np.float64) for part in _products(quantized, reals)]
-        total = found if not total else [a + b for a, b in zip(total, found, strict=True)]
+        found = [np.asarray(part, np.float64) for part in function(quantized, reals, *given)]
+        total = [a + b for a, b in zip(total, found, strict=True)] if total else found
         rows += quantized.shape[1]
-    second, first = [part / rows for part in total[:3]], [part / rows for part in total[3:]]
-    return Moments(*second, means=(first[0], first[1]), rows=rows)
+    return [part / rows for part in total], rows
+
+
+def _product(a: jax.Array, b: jax.Array, axis: int) -> jax.Array:
+    """Of each group: a's given axis with b's rows."""
+    return products.dot_general(a, b, (((axis,), (1,)), ((0,), (0,))), jnp.float32)
 
 
 @jax.jit
-def _products(quantized: jax.Array, reals: jax.Array) -> list[jax.Array]:
-    def of(a: jax.Array, b: jax.Array) -> jax.Array:
-        numbers = (((1,), (1,)), ((0,), (0,)))
-        return products.dot_general(a, b, numbers, jnp.float32)
+def _means(quantized: jax.Array, reals: jax.Array) -> list[jax.Array]:
+    return [jnp.sum(quantized, axis=1), jnp.sum(reals, axis=1)]
 
-    return [
-        of(quantized, quantized),
-        of(quantized, reals),
-        of(reals, reals),
-        jnp.sum(quantized, axis=1),
-        jnp.sum(reals, axis=1),
-    ]
+
+@jax.jit
+def _products(quantized: jax.Array, reals: jax.Array, w: jax.Array, *middle: jax.Array) -> list[jax.Array]:
+    quantized, reals = (x - mean[:, None] for x, mean in zip((quantized, reals), middle, strict=True))
+    y = _product(reals, w, 2)
+    return [_product(quantized, quantized, 1), _product(quantized, y, 1), jnp.sum(jnp.square(y), axis=1)]
+
+
+@jax.jit
+def _differences(quantized: jax.Array, reals: jax.Array, w: jax.Array, solved: jax.Array) -> list[jax.Array]:
+    error = _product(reals, w, 2) - _product(quantized, solved, 2)
+    return [jnp.sum(error, axis=1), jnp.sum(jnp.square(error), axis=1)]

@@ -179,7 +179,7 @@ def _gptq(work: Work, *, carried: bool = True) -> tuple[str, Any]:
 def _adaround(work: Work) -> tuple[str, Any]:
     if not work.walk.items:
         raise Skipped("no dense layer or convolution uses its parameter without a transformation")
-    options = Options(steps=400, rate=1e-2, batch=32, weight=1.0)
+    options = Options(steps=1000, rate=1e-2, weight=1.0)
     found = learn(work.qmodel, work.reference, work.walk, work.fit, options, progress=work.progress)
     changed, weights = (sum(getattr(layer, name) for layer in found.layers) for name in ("changed", "weights"))
     return f"{changed:,} of {weights:,} codes in {len(found.layers)} layers", found
@@ -188,7 +188,7 @@ def _adaround(work: Work) -> tuple[str, Any]:
 def _brecq(work: Work) -> tuple[str, Any]:
     if not work.walk.items:
         raise Skipped("no dense layer or convolution uses its parameter without a transformation")
-    options = Options(steps=300, rate=2e-2, batch=1, weight=1.0)
+    options = Options(steps=300, rate=2e-2, weight=1.0)
     found = rebuild(work.qmodel, work.reference, work.walk, work.fit, options, progress=work.progress)
     changed, weights = (sum(getattr(block, name) for block in found.blocks) for name in ("changed", "weights"))
     return f"{changed:,} of {weights:,} codes in {len(found.blocks)} blocks", found

@@ -105,7 +105,7 @@ def test_learned_codes_are_those_that_ship(one):
 def convs():
     before = qjax.quantize(Convs(), recipe(2), IMAGES[0])
     after = nnx.clone(before)
-    return before, after, qjax.training.adaround(after, IMAGES, steps=60, batch_size=16)
+    return before, after, qjax.training.adaround(after, IMAGES, steps=60)
 
 
 def test_no_layer_gets_worse_and_only_weights_move(convs):
