@@ -149,7 +149,7 @@ def measure(name: str, call: str, folder: str | None = None) -> First:
         case "convert":
             qjax.convert(qmodel, x)
         case "verify":
-            assert qjax.verify(graph, qmodel, [x]).exact
+            qjax.verify(graph, qmodel, [x])
         case _:
             raise ValueError(f"expected a call out of {', '.join(CALLS)}, got {call!r}")
     return First(name, call, time.process_time() - start, done)

@@ -88,7 +88,7 @@ def _macs(program: Program, annotation: Annotation, times: int = 1) -> dict[str,
     totals: dict[str, int] = {}
     for eqn in program.equations:
         if eqn.body is not None:
-            length = int(eqn.params["length"]) if eqn.primitive == "scan" else 1
+            length = int(eqn.params["length"]) if eqn.is_scan else 1
             for name, count in _macs(eqn.body, annotation, times * length).items():
                 totals[name] = totals.get(name, 0) + count
         reading = annotation.ops.get(eqn)

@@ -99,7 +99,7 @@ class _Annotator(Scans):
             self.keep_origin(eqn)
             return
         if eqn.body is not None:
-            (self.scan if eqn.primitive == "scan" else self._remat)(eqn, eqn.body, constant, stack)
+            (self.scan if eqn.is_scan else self._remat)(eqn, eqn.body, constant, stack)
             return
         op = None if eqn.function or self.is_float(eqn.scope) else ops.read(eqn, constant)
         if op is not None and not self._applies(op, eqn, constant):

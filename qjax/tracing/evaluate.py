@@ -79,7 +79,7 @@ class Evaluation:
                     inputs[index] = self._at(place, x, params, taps)
             if eqn.body is None:
                 outputs = self._equation(eqn, inputs)
-            elif eqn.primitive == "scan":
+            elif eqn.is_scan:
                 outputs = self._scan(eqn, eqn.body, inputs, params, taps, known)
             else:
                 outputs = self._remat(eqn, eqn.body, inputs, params, taps, known)

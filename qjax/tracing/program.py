@@ -119,6 +119,11 @@ class Equation:
         return tuple(value.constant for value in self.inputs)
 
     @property
+    def is_scan(self) -> bool:
+        """Whether it runs its body once for each row of its inputs; the other equation with a body is "remat"."""
+        return self.primitive == "scan"
+
+    @property
     def where(self) -> str:
         """The user's line and module, for messages."""
         module = f" in module {self.scope!r}" if self.scope else ""

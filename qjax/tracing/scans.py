@@ -21,7 +21,7 @@ def constant_outputs(program: Program, constant: Sequence[bool]) -> list[bool]:
         if all(flags):
             known.update(eqn.outputs)
         elif eqn.body is not None:
-            inner = steady(eqn, eqn.body, flags) if eqn.primitive == "scan" else flags
+            inner = steady(eqn, eqn.body, flags) if eqn.is_scan else flags
             found = constant_outputs(eqn.body, inner)
             known.update(value for value, flag in zip(eqn.outputs, found, strict=True) if flag)
     return [value.constant is not None or value in known for value in program.outputs]

@@ -93,7 +93,7 @@ def _matrices(
         known = [v.constant if v.constant is not None else env.get(v) for v in eqn.inputs]
         adapter = adapter_of(eqn)
         if eqn.body is not None:
-            scan = eqn.primitive == "scan"
+            scan = eqn.is_scan
             fixed, carried = (eqn.params["num_consts"], eqn.params["num_carry"]) if scan else (len(known), 0)
             for index in range(eqn.params["length"] if scan else 1):
                 inner = {own: x for own, x in zip(eqn.body.inputs[:fixed], known, strict=False) if x is not None}

@@ -22,7 +22,7 @@ from qjax.batches import Batches, Inputs
 from qjax.ops import products
 from qjax.qmodel import QuantizedModel, check_quantized
 from qjax.summary import table
-from qjax.training.matrix import Matrix, Pairs, errors_on, moments
+from qjax.training.matrix import Matrix, Pairs, errors_on, moments, rows_of
 from qjax.training.walk import Stop, Stream, Walk
 from qjax.training.weights import code_bounds, codes_of, parameters, quantized_weights, set_codes
 
@@ -101,10 +101,10 @@ def adaround(
 
     (equations 21 to 25 of the paper, without the activation), the first mean taken per channel as a part of nearest
     rounding's. beta falls from 20 to 2 along a cosine, after a fifth of the steps without regulariser; h ends at 0 or
-    1. Each output channel keeps what was learned only if its error over all of the data is less than with nearest
-    rounding, so no layer's error can be greater. Then the real weights are set to `code * scale`: everything
-    downstream (`convert`, `verify`) uses the learned codes. The earlier float weights are gone from `qmodel`: keep a
-    copy (`nnx.clone`) to compare with.
+    1. Each output channel keeps what was learned only if its error on the rows that are used is less than with
+    nearest rounding, so no layer's error on them can be greater. Then the real weights are set to `code * scale`, and
+    everything downstream (`convert`, `verify`) uses the learned codes. The earlier float weights are gone from
+    `qmodel`: keep a copy (`nnx.clone`) to compare with.
 
     Args:
       qmodel: the quantized model; its weights are changed.
@@ -143,10 +143,8 @@ def learn(
 
     def visit(stop: Stop) -> None:
         name, matrix = stop.product.name, Matrix(stop.product)
-        matrices = [Matrix(one) for one in stop.products]
-        pairs = [(m.rows(a), m.rows(b)) for m, a, b in zip(matrices, *stop.data, strict=True)]
         w = matrix.columns(np.asarray(reals.parameters[name], np.float64))
-        layers.append(_round(qmodel, matrix, w, pairs, options))
+        layers.append(_round(qmodel, matrix, w, rows_of(stop.products, stop.data), options))
         (variable,) = parameters(qmodel, [name]).values()
         own.take(name, variable)
 

@@ -34,7 +34,7 @@ from qjax.batches import Batches, Inputs
 from qjax.numerics.affine import QParams, broadcast_to_tensor
 from qjax.qmodel import QuantizedModel, check_quantized
 from qjax.summary import decibels_text, table
-from qjax.training.matrix import Matrix, Moments, errors_on, moments, parted
+from qjax.training.matrix import Matrix, Moments, errors_on, moments, parted, rows_of
 from qjax.training.parts import Part, quantizer_of
 from qjax.training.simulated import bounds_of, grid_of, qparams_of, set_qparams
 from qjax.training.walk import Stop, Stream, Walk
@@ -116,16 +116,25 @@ def gptq(
       progress: show a line of progress on stderr; None shows one on a terminal (`qjax.show_progress`).
 
     Raises:
-      ValueError: no batch, or no dense layer or convolution whose weight is an unchanged parameter.
+      ValueError: no batch, no dense layer or convolution whose weight is an unchanged parameter, a damping that is
+        negative or no finite number, or one too small for the data.
     """
     check_quantized(qmodel, "gptq")
+    if damping is not None and not 0 <= damping < float("inf"):
+        raise ValueError(f"gptq: damping: expected a finite number that is not negative, got {damping!r}.")
     kept = list(Batches(batches, inputs, "gptq").arguments())
     walk = Walk(qmodel, kept)
     if not walk.items:
         reasons = "; ".join(f"{name}: {why}" for name, why in walk.left.items()) or "it has no quantized weight"
         raise ValueError(f"gptq: expected a dense layer or a convolution, got none. {reasons}.")
     options = {"rounds": rounds, "damping": damping, "progress": progress}
-    return solve(qmodel, reference or qmodel, walk, kept, **options)
+    try:
+        return solve(qmodel, reference or qmodel, walk, kept, **options)
+    except linalg.LinAlgError as error:
+        raise ValueError(
+            f"gptq: expected inputs of a layer that determine its weights, got moments without an inverse with damping "
+            f"{damping!r} ({error}). Give a greater damping, such as 0.01, or more data."
+        ) from error
 
 
 def solve(
@@ -150,8 +159,7 @@ def solve(
         product = stop.product
         name, q = product.name, quantizer_of(qmodel.plan.by_name, product.name)
         matrix = Matrix(product)
-        matrices = [Matrix(one) for one in stop.products]
-        pairs = [(m.rows(a), m.rows(b)) for m, a, b in zip(matrices, *stop.data, strict=True)]
+        pairs = rows_of(stop.products, stop.data)
         if not carried:
             pairs = [(a, a) for a, _ in pairs]
         movable = product.shift is not None and shifts.count(product.shift) == 1

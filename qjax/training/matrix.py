@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -170,6 +170,11 @@ Pairs = list[tuple[jax.Array, jax.Array]]
 """(quantized, real) rows [groups, rows, K], one pair for each batch."""
 
 
+def rows_of(layers: Sequence[Product], data: Sequence[Sequence[jax.Array]]) -> Pairs:
+    """What flows into a layer as rows. layers: its product for each batch. data: of both models, for each batch."""
+    return [(m.rows(a), m.rows(b)) for m, a, b in zip(map(Matrix, layers), *data, strict=True)]
+
+
 def parted(pairs: Pairs) -> tuple[Pairs, Pairs]:
     """(what is fitted, what judges): the last quarter of the batches; of fewer than four, of the rows of each."""
     if len(pairs) >= 4:
@@ -188,9 +193,12 @@ def parted(pairs: Pairs) -> tuple[Pairs, Pairs]:
 def moments(pairs: Pairs, w: np.ndarray, *, centred: bool = False) -> Moments:
     """Of all rows of some batches; w: the float weights, [groups, K, N]."""
     means, rows = _sums(_means, pairs)
-    # The means are taken from the rows. Taken from the sums of squares, small variances would be lost in rounding.
+    # Means are taken out of the rows. Taken out of the sums of squares, small variances would be lost in rounding.
     middle = means if centred else [np.zeros_like(part) for part in means]
-    (quantized, toward, signal), _ = _sums(_products, pairs, w, *middle)
+    (quantized, toward, signal, x, y), _ = _sums(_products, pairs, w, *middle)
+    if centred:  # what float32 has left of the means
+        quantized = quantized - x[:, :, None] * x[:, None, :]
+        toward, signal = toward - x[:, :, None] * y[:, None, :], signal - y * y
     return Moments(quantized, toward, signal, (means[0], np.squeeze(np.matmul(means[1][:, None], w), 1)), rows)
 
 
@@ -203,7 +211,7 @@ def errors_on(pairs: Pairs, w: np.ndarray, solved: np.ndarray, *, centred: bool 
     return second - first * first if centred else second
 
 
-def _sums(function: Any, pairs: Pairs, *weights: np.ndarray) -> tuple[list[np.ndarray], int]:
+def _sums(function: Callable[..., list[jax.Array]], pairs: Pairs, *weights: np.ndarray) -> tuple[list[np.ndarray], int]:
     """The means over all rows of what a function sums over the rows of a batch, and how many rows that are."""
     given = [jnp.asarray(w, jnp.float32) for w in weights]
     total: list[np.ndarray] = []
@@ -229,7 +237,8 @@ def _means(quantized: jax.Array, reals: jax.Array) -> list[jax.Array]:
 def _products(quantized: jax.Array, reals: jax.Array, w: jax.Array, *middle: jax.Array) -> list[jax.Array]:
     quantized, reals = (x - mean[:, None] for x, mean in zip((quantized, reals), middle, strict=True))
     y = _product(reals, w, 2)
-    return [_product(quantized, quantized, 1), _product(quantized, y, 1), jnp.sum(jnp.square(y), axis=1)]
+    sums = [jnp.sum(part, axis=1) for part in (jnp.square(y), quantized, y)]
+    return [_product(quantized, quantized, 1), _product(quantized, y, 1), *sums]
 
 
 @jax.jit

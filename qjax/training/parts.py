@@ -85,6 +85,13 @@ def quantizer_of(quantizers: Mapping[str, Quantizer], name: str) -> Quantizer:
     return dataclasses.replace(q, stack=q.stack[len(index) :]) if index else q
 
 
+class Quantizers(dict[str, Quantizer]):
+    """The quantizers of a plan by name, and those of the layers of a scan."""
+
+    def __missing__(self, name: str) -> Quantizer:
+        return quantizer_of(self, name)
+
+
 def stacked(ends: Mapping[str, tuple[Any, ...]], quantizers: Mapping[str, Quantizer]) -> dict[str, tuple[Any, ...]]:
     """Arrays of quantizers, those of the layers of a scan as one stack."""
     found: dict[str, tuple[Any, ...]] = {}

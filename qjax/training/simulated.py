@@ -97,7 +97,7 @@ class Simulated(Evaluation):
                     inputs[index] = self._at(place, x, grids, taps)
             if eqn.body is None:
                 outputs = self._equation(eqn, inputs)
-            elif eqn.primitive == "scan":
+            elif eqn.is_scan:
                 outputs = self._scan(eqn, eqn.body, inputs, grids, taps, {})
             else:
                 outputs = self._remat(eqn, eqn.body, inputs, grids, taps, {})

@@ -63,7 +63,7 @@ class _Writer:
         for eqn in equations:
             if eqn.body is None or eqn in self._old.timed:
                 found.append(self._copied(eqn, known, index))
-            elif eqn.primitive == "scan":
+            elif eqn.is_scan:
                 found += self._scan(eqn, eqn.body, known, index)
             else:
                 found += self._inlined(eqn, eqn.body, known, index)

@@ -20,10 +20,9 @@ from flax import nnx
 
 from qjax.batches import arguments_of
 from qjax.calibration import track
-from qjax.calibration.learned import Quantizer
 from qjax.qmodel import QuantizedModel, evaluation_copy
 from qjax.tracing import Equation, Place, Value
-from qjax.training.parts import Part, Stacks, quantizer_of, split, stacked
+from qjax.training.parts import Part, Quantizers, Stacks, split, stacked
 from qjax.training.products import Product, find_products
 from qjax.training.simulated import Grid, Simulated, grids_of, inputs_of, switched
 from qjax.training.unrolled import unrolled
@@ -211,9 +210,8 @@ class Pieces:
             if all(map(self.fixed, eqn.inputs)):
                 self._fixed.update(eqn.outputs)
         self._order = order
-        self.evaluation = Simulated(
-            annotation, None, shared=qmodel.plan.shared, quantizers=_Quantizers(qmodel.plan.by_name)
-        )
+        quantizers = Quantizers(qmodel.plan.by_name)
+        self.evaluation = Simulated(annotation, None, shared=qmodel.plan.shared, quantizers=quantizers)
         ends = [order[product.equation] for product in self.items]
         cuts = [0, *ends, len(program.equations)]
         self._steps = [
@@ -305,13 +303,6 @@ class Pieces:
         for eqn in equations:
             env.update(zip(eqn.outputs, eqn.bind(*inputs_of(eqn, env)), strict=True))
         return self._traced.outputs([v.constant if v.constant is not None else env[v] for v in program.outputs])
-
-
-class _Quantizers(dict[str, Quantizer]):
-    """The quantizers of a plan by name, and those of the layers of a scan."""
-
-    def __missing__(self, name: str) -> Quantizer:
-        return quantizer_of(self, name)
 
 
 class _Piece:

@@ -8,7 +8,8 @@ import pytest
 from flax import nnx
 
 import qjax
-from qjax.training.matrix import Matrix
+from qjax.training.gptq import inverse_factor
+from qjax.training.matrix import Matrix, moments
 from qjax.training.walk import Stream, Walk
 from tests.analysis.models import data
 
@@ -130,3 +131,38 @@ def test_a_model_without_a_layer_says_so():
 
     with pytest.raises(ValueError, match="expected a dense layer or a convolution"):
         qjax.training.gptq(qjax.quantize(Nothing(), qjax.Recipe(), data(4, 3)), [data(4, 3)])
+
+
+def test_inputs_far_from_zero_keep_their_small_variance():
+    class One(nnx.Module):
+        def __init__(self):
+            self.layer = nnx.Linear(8, 4, rngs=nnx.Rngs(1))
+
+        def __call__(self, x):
+            return self.layer(x)
+
+    batches = [data(32, 8, seed=seed) * np.float32(0.01) + np.float32(1000) for seed in range(4)]
+    pairs = [(x[None], x[None]) for x in batches]
+    rows = np.concatenate([np.asarray(x, np.float64) for x in batches])
+    rows = rows - rows.mean(0)
+    weights = np.asarray(One().layer.kernel[...], np.float64)[None]
+    seen = moments(pairs, weights, centred=True)
+    np.testing.assert_allclose(seen.quantized[0], rows.T @ rows / len(rows), rtol=0, atol=1e-6 * np.mean(rows**2))
+    qmodel = qjax.quantize(One(), FEW, batches[0])
+    (layer,) = qjax.training.gptq(qmodel, batches).layers
+    assert layer.solved <= layer.nearest
+
+
+@pytest.mark.parametrize("bad", [-0.1, float("nan"), float("inf")])
+def test_a_damping_that_is_none(bad):
+    with pytest.raises(ValueError, match="damping: expected a finite number"):
+        qjax.training.gptq(qjax.quantize(Layers(), FEW, IMAGES[0]), IMAGES, damping=bad)
+
+
+def test_the_inverse_factor_is_that_of_the_inverse():
+    x = np.random.default_rng(0).normal(size=(40, 7))
+    upper = inverse_factor(x.T @ x)
+    assert np.array_equal(upper, np.triu(upper))
+    np.testing.assert_allclose(upper.T @ upper, np.linalg.inv(x.T @ x), rtol=1e-9)
+    with pytest.raises(np.linalg.LinAlgError):
+        inverse_factor(-np.eye(3))

@@ -1,5 +1,6 @@
 """Methods that work layer by layer treat each layer of a scan as the same layer outside of one."""
 
+import re
 from typing import Any
 
 import jax
@@ -188,5 +189,5 @@ def test_scans_in_scans_and_loops_over_time() -> None:
 
 @pytest.mark.parametrize("name", ["blocks/up/kernel[3]", "blocks/up/kernel[0][0][0]", "stem/kernel[x]", "blocks/up[0]"])
 def test_a_layer_that_is_not_there(nets: dict[str, qjax.QuantizedModel], name: str) -> None:
-    with pytest.raises(ValueError, match=r"Expected names of parameters, got 'blocks|stem"):
+    with pytest.raises(ValueError, match=re.escape(f"Expected names of parameters, got {name!r}")):
         parameters(nets["scan"], [name])

@@ -56,7 +56,7 @@ def _each(program: Program, change: Callable[[Equation, Program], tuple[list[Equ
 
 def _constants(eqn: Equation) -> int:
     """How many of a body's inputs, from the first on, are the same in every iteration."""
-    return int(eqn.params["num_consts"]) if eqn.primitive == "scan" else len(eqn.inputs)
+    return int(eqn.params["num_consts"]) if eqn.is_scan else len(eqn.inputs)
 
 
 def _with_inputs(eqn: Equation, body: Program, outer: list[Value], inner: list[Value]) -> Equation:
@@ -67,7 +67,7 @@ def _with_inputs(eqn: Equation, body: Program, outer: list[Value], inner: list[V
     body = dataclasses.replace(body, inputs=(*body.inputs[:first], *inner, *body.inputs[first:]))
     inputs = (*eqn.inputs[:first], *outer, *eqn.inputs[first:])
     params = eqn.params
-    if eqn.primitive == "scan":
+    if eqn.is_scan:
         params = {**params, "num_consts": first + len(outer)}
     return dataclasses.replace(eqn, inputs=inputs, params=params, body=body)
 

@@ -70,7 +70,7 @@ def sunk(program: Program) -> Program:
 
 
 def _with_codes(eqn: Equation, body: Program, thawing: Mapping[Value, Equation]) -> Equation:
-    scan = eqn.primitive == "scan"
+    scan = eqn.is_scan
     fixed, carried = (eqn.params["num_consts"], eqn.params["num_carry"]) if scan else (len(eqn.inputs), 0)
     outer: list[Value] = []
     inner: list[Value] = []
@@ -153,7 +153,7 @@ def _uses(
         if not found:
             continue
         if eqn.body is not None:
-            scan = eqn.primitive == "scan"
+            scan = eqn.is_scan
             fixed, carried = (eqn.params["num_consts"], eqn.params["num_carry"]) if scan else (len(eqn.inputs), 0)
             consts, slices = dict[Value, tuple[Move, ...]](), dict[Value, tuple[Move, ...]]()
             for index, moves in found:

@@ -11,7 +11,7 @@ from qjax.tracing.program import Equation, Program, Value
 
 def drop_unread(program: Program) -> Program:
     """The program whose scans hold what is read of them; a carry that nobody reads stays as it is."""
-    if not any(eqn.primitive == "scan" for eqn in program.walk()):
+    if not any(eqn.is_scan for eqn in program.walk()):
         return program
     return _dropped(program, set(program.outputs))
 
@@ -33,7 +33,7 @@ def _dropped(program: Program, outputs: set[Value]) -> Program:
         kept = eqn
         if eqn.body is not None and wanted.intersection(eqn.outputs):
             inner = _read_inside(eqn, eqn.body, wanted)[0]
-            kept = _without(eqn, eqn.body, inner) if eqn.primitive == "scan" else _inside(eqn, eqn.body, inner)
+            kept = _without(eqn, eqn.body, inner) if eqn.is_scan else _inside(eqn, eqn.body, inner)
             gone.update(set(eqn.outputs).difference(kept.outputs))
         equations.append(kept)
     return dataclasses.replace(program, equations=tuple(equations))
