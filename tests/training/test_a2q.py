@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import qjax
@@ -94,6 +94,7 @@ def test_the_bounds_are_the_papers():
 
 @pytest.mark.parametrize("plus", [False, True])
 @given(seed=st.integers(0, 2**32 - 1), bits=st.integers(6, 13), spread=st.floats(-2, 3))
+@example(seed=2762, bits=6, spread=-1.0)
 @settings(max_examples=30)
 def test_projected_codes_cannot_overflow(net, plus, seed, bits, spread):
     rng = np.random.default_rng(seed)
@@ -104,11 +105,13 @@ def test_projected_codes_cannot_overflow(net, plus, seed, bits, spread):
         layer.kernel[...] = jnp.asarray(kernel, jnp.float32)
         scale = qmodel.quantizers[name].log2_scale
         scale[...] = jnp.asarray(rng.uniform(-4, 1, scale.shape), jnp.float32)
+    before = weight_codes(qmodel)
     project(constraint, qmodel)
     qparams = qmodel.qparams()
     for (name, codes), source in zip(weight_codes(qmodel).items(), ("input", "conv"), strict=True):
         spec, zero_point = qparams[source].spec, int(qparams[source].zero_point)
-        assert codes.any()
+        # Small weights on coarse scales have no codes to begin with. The projection leaves some of all others.
+        assert codes.any() == before[name].any()
         for column in codes.T:
             low, high = worst(column, spec.qmin - zero_point, spec.qmax - zero_point)
             assert low >= -(2 ** (bits - 1)), name
