@@ -16,10 +16,11 @@ import qjax
 
 
 @pytest.mark.exhaustive
-def test_eight_devices_compute_what_one_computes() -> None:
+@pytest.mark.parametrize("script", ["devices", "scanned_devices"])
+def test_eight_devices_compute_what_one_computes(script: str) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.training.devices"],
+        [sys.executable, "-W", "ignore", "-m", f"tests.training.{script}"],
         capture_output=True,
         text=True,
         env=environment,
