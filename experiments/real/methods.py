@@ -50,6 +50,21 @@ def outputs_of(call: Callable[..., Any], batches: Sequence[tuple[np.ndarray, ...
     return tuple(np.concatenate([np.asarray(part[i]) for part in parts]) for i in range(len(parts[0])))
 
 
+def in_batches(call: Callable[..., tuple[np.ndarray, ...]], size: int) -> Callable[..., tuple[np.ndarray, ...]]:
+    """A function of batches of one size, for batches of any size: the last part is filled with its last example."""
+
+    def of_any(*batch: np.ndarray) -> tuple[np.ndarray, ...]:
+        parts: list[Any] = []
+        for start in range(0, len(batch[0]), size):
+            rows = [array[start : start + size] for array in batch]
+            short = size - len(rows[0])
+            full = [np.concatenate([a, np.repeat(a[-1:], short, axis=0)]) if short else a for a in rows]
+            parts.append([np.asarray(out)[: size - short] for out in call(*full)])
+        return tuple(np.concatenate(columns) for columns in zip(*parts, strict=True))
+
+    return of_any
+
+
 def float_outputs(network: Network) -> Outputs:
     """The float network's."""
     call = nnx.jit(lambda model, *args: model(*args))

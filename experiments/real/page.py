@@ -6,6 +6,7 @@ from pathlib import Path
 
 from experiments.real.methods import METHODS
 from experiments.real.network import Network
+from experiments.real.rivals import STATIC
 from experiments.real.row import Row
 from qjax.lab.machine import machine
 
@@ -29,13 +30,13 @@ the evaluation.
 - `post_training` gives some tensors more bits, see [What each step brings](#what-each-step-brings).
 - qjax's rows are the outputs of the integer graph.
 - `Dynamic` is [qjax.Dynamic](dynamic.md): products of integers with scales found at run time, floats between them.
-  Compare it with qwix and `quantize_dynamic`, which compute alike. `calibrate` and `post_training` leave integers only.
+  `calibrate` and `post_training` leave integers only.
 
 ## Summary
 
-Each cell is dB / the task's measure. "Best of others" is the method of ONNX Runtime or qwix with the most dB. An empty
-cell has no row yet, or every method in it failed. Some others (qwix, `quantize_dynamic`) find scales anew for each
-call, and keep floats between their products.
+Each cell is dB / the task's measure. Of other tools it has the method with the most dB. An empty cell has no row yet,
+or every method in it failed. Compare a method with the next column. "Static" has integers only, as `calibrate` and
+`post_training`. The last column's methods have floats between their products, as `Dynamic`.
 
 {summary}
 
@@ -65,7 +66,8 @@ def _cells(row: Row) -> list[str]:
     if row.error:
         return [row.method, row.error, "", "", "", ""]
 
-    numbers = (_number(row.decibels, 1), _number(row.cosine, 3), _number(row.score, 1), _number(row.seconds, 0))
+    seconds = "" if row.seconds is None else f"{row.seconds:.0f}"
+    numbers = (_number(row.decibels, 1), _number(row.cosine, 3), _number(row.score, 1), seconds)
     return [row.method, *numbers, row.note]
 
 
@@ -77,12 +79,16 @@ def _table(rows: Iterable[Row]) -> list[str]:
 def _summary(networks: Sequence[Network], rows: Sequence[Row]) -> list[str]:
     """One line for each network and setting."""
     lines = [
-        "| | float's task | calibrate | post_training | Dynamic | best of others | |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | --- |",
+        "| | float's task | calibrate | post_training | others, static | Dynamic | others, scales at run time |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
 
     def cell(row: Row | None) -> str:
         return "" if row is None else f"{_number(row.decibels, 1)} / {_number(row.score, 1)}"
+
+    def best(others: Iterable[Row]) -> str:
+        row = max(others, key=lambda row: row.decibels or 0.0, default=None)
+        return "" if row is None else f"{cell(row)} {row.method}"
 
     for network in networks:
         mine = [row for row in rows if row.network == network.name]
@@ -91,10 +97,10 @@ def _summary(networks: Sequence[Network], rows: Sequence[Row]) -> list[str]:
             good = [row for row in mine if row.setting == setting and not row.error and row.decibels is not None]
             known = {row.method: row for row in good}
             others = [row for row in good if row.method not in METHODS]
-            best = max(others, key=lambda row: row.decibels or 0.0, default=None)
-            cells = [*(cell(known.get(own)) for own in ("calibrate", "post_training", "Dynamic")), cell(best)]
-            name = "" if best is None else best.method
-            lines.append("| " + " | ".join([f"{network.name}, {setting}", task, *cells, name]) + " |")
+            static, at_run_time = (best(r for r in others if (r.method in STATIC) == kind) for kind in (True, False))
+            own = [cell(known.get(name)) for name in ("calibrate", "post_training", "Dynamic")]
+            cells = [f"{network.name}, {setting}", task, *own[:2], static, own[2], at_run_time]
+            lines.append("| " + " | ".join(cells) + " |")
     return lines
 
 

@@ -1,7 +1,8 @@
 """The same networks, quantized by others, from the same calibration batches.
 
 ONNX Runtime gets each float network as jax2onnx writes it, with batch norms folded as its own guide advises. qwix gets
-the Flax network as it stands. Its activations have scales of their own for each call; embeddings stay in floats.
+the Flax network as it stands. Its activations have scales of their own for each call; embeddings stay in floats. Its
+AWQ multiplies in floats. For LiteRT see `experiments.real.edge`.
 """
 
 import functools
@@ -19,7 +20,8 @@ import onnxruntime
 from flax import nnx
 from onnxruntime import quantization
 
-from experiments.real.methods import Result, Setting, outputs_of
+from experiments.real.edge import EDGE
+from experiments.real.methods import Result, Setting, in_batches, outputs_of
 from experiments.real.network import Network
 
 OPSET = 21
@@ -57,19 +59,11 @@ def _outputs(path: Path, network: Network) -> Any:
     """What the file returns for the test batches, which are cut to the size of the calibration batches."""
     session = _session(path)
     names = [value.name for value in session.get_inputs()]
-    size = len(network.calibration[0][0])
 
     def call(*batch: np.ndarray) -> tuple[np.ndarray, ...]:
-        parts: list[Any] = []
-        for start in range(0, len(batch[0]), size):
-            rows = [array[start : start + size] for array in batch]
-            short = size - len(rows[0])
-            full = [np.concatenate([a, np.repeat(a[-1:], short, axis=0)]) if short else a for a in rows]
-            found = session.run(None, dict(zip(names, full, strict=True)))
-            parts.append([np.asarray(out)[: size - short] for out in found])
-        return tuple(np.concatenate(columns) for columns in zip(*parts, strict=True))
+        return tuple(np.asarray(out) for out in session.run(None, dict(zip(names, batch, strict=True))))
 
-    return outputs_of(call, network.test)
+    return outputs_of(in_batches(call, len(network.calibration[0][0])), network.test)
 
 
 class _Reader(quantization.CalibrationDataReader):
@@ -161,15 +155,25 @@ def qwix_calibrated(network: Network, setting: Setting, *, exact: bool, module: 
     # Its documentation wants the tree of the PTQ model here. With the tree of its own model weights stay float.
     quantized: Any = qwix.quantize_model(network.model, qwix.PtqProvider(rules), *sample)
     parameters, statistics = (nnx.to_pure_dict(nnx.state(collecting, t)) for t in (nnx.Param, qwix.QuantStat))
-    found = method.quantize_params(parameters, quantized, statistics)
     own = getattr(method, f"{prefix}InferenceProvider", None)
     if own is None:
-        nnx.update(quantized, found)
+        nnx.update(quantized, method.quantize_params(parameters, quantized, statistics))
     else:
+        # Given a module it returns bare arrays, without the axis that its own provider needs. Given a tree it does not.
+        found = method.quantize_params(parameters, _tree(quantized, parameters), statistics)
         quantized = qwix.quantize_model(network.model, own(rules), *sample)
         _put(quantized, found)
     seconds = time.perf_counter() - begin
     return Result(_qwix_outputs(quantized, network), seconds)
+
+
+def _tree(module: Any, like: dict[Any, Any]) -> dict[Any, Any]:
+    """The values of a module's variables as a tree of dictionaries."""
+    found: dict[Any, Any] = {}
+    for key, value in like.items():
+        part = module[key] if isinstance(key, int) else getattr(module, key)
+        found[key] = _tree(part, cast("dict[Any, Any]", value)) if isinstance(value, dict) else part
+    return found
 
 
 def _put(module: Any, tree: dict[Any, Any]) -> None:
@@ -178,15 +182,21 @@ def _put(module: Any, tree: dict[Any, Any]) -> None:
         variable = module[key] if isinstance(key, int) else getattr(module, key)
         if isinstance(value, dict):
             _put(variable, cast("dict[Any, Any]", value))
+        elif isinstance(variable, nnx.Variable):
+            cast("nnx.Variable[Any]", variable).set_value(value)
         else:
-            variable.set_value(value)
+            setattr(module, str(key), value)  # what stands for a quantized parameter
 
 
 RIVALS: dict[str, Callable[..., Result]] = {
     "onnxruntime quantize_static": functools.partial(static, reduce_range=False),
     "onnxruntime quantize_dynamic": dynamic,
+    **EDGE,
     "qwix PTQ": qwix_ptq,
     "qwix GPTQ": functools.partial(qwix_calibrated, module="gptq", prefix="Gptq"),
     "qwix AWQ": functools.partial(qwix_calibrated, module="awq", prefix="Awq"),
     "qwix SmoothQuant": functools.partial(qwix_calibrated, module="smooth_quant", prefix="Sq"),
 }
+
+STATIC = ("onnxruntime quantize_static", "ai-edge-quantizer static")
+"""Those whose activations have scales from calibration; the others find them at run time."""

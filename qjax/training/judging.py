@@ -1,5 +1,6 @@
 """How good a quantized model is on held-out data, and which of two scores is the better one."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ from flax import nnx
 
 from qjax.batches import brief
 from qjax.qmodel import QuantizedModel, evaluation_copy
+from qjax.summary import decibels_text
 from qjax.training.report import Score
 from qjax.training.walk import Stream, Walk, float_leaves, noise_of
 
@@ -17,6 +19,15 @@ Scorer = Callable[[Any, Any], Any]
 
 Batch = tuple[Any, tuple[Any, ...]]
 """What the caller gave, and the arguments of the model's call."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Unseen:
+    """Noise that a step measured by cross-validation: `Score.noise` before and after it, and on how many examples."""
+
+    before: float
+    after: float
+    examples: int
 
 
 class Judge:
@@ -57,23 +68,34 @@ class Judge:
         forward = jax.jit(lambda state, args: nnx.merge(graphdef, state)(*args))
         return [forward(state, args) for args in self._arguments]
 
-    def better(self, score: Score, than: Score) -> bool:
-        """Whether a score is no worse than another."""
+    def better(self, score: Score, than: Score, unseen: Unseen | None = None) -> bool:
+        """Whether a score is no worse than another.
+
+        unseen: counts where the noise decides, as if its examples were held out too. An outlier is rare, so few
+        held-out examples alone cannot tell what a wider range is worth.
+        """
         if score.loss is not None and than.loss is not None:
             return score.loss <= than.loss
         if score.metric is not None and than.metric is not None:
             gained = (score.metric - than.metric) * self.examples
             if abs(gained) > 1.0 + 1e-6:
                 return gained > 0
-        return score.noise <= than.noise
+        if unseen is None:
+            return score.noise <= than.noise
+        gain = self.examples * (than.noise - score.noise) + unseen.examples * (unseen.before - unseen.after)
+        return gain >= 0
 
-    def why(self, score: Score, than: Score) -> str:
+    def why(self, score: Score, than: Score, unseen: Unseen | None = None) -> str:
         """Why a step was taken back."""
         if score.loss is not None and than.loss is not None:
             return f"loss {score.loss:.4g}, before {than.loss:.4g}"
         if score.metric is not None and than.metric is not None and score.noise <= than.noise:
             return f"metric {score.metric:.4g}, before {than.metric:.4g}"
-        return f"{score.decibels:.2f} dB, before {than.decibels:.2f} dB"
+        text = f"{score.decibels:.2f} dB, before {than.decibels:.2f} dB"
+        if unseen is None:
+            return text
+        after, before = (decibels_text(noise) for noise in (unseen.after, unseen.before))
+        return f"{text}; with ranges of other batches {after} dB, before {before} dB"
 
     def _score(self, outputs: list[Any]) -> Score:
         return Score(

@@ -103,11 +103,12 @@ def post_training(
                 rows.append(StepReport(name, best, time.perf_counter() - clock, None, str(reason)))
                 break
             score = judge.simulated(work.walk, work.qmodel)
-            kept = judge.better(score, best)
+            unseen, work.unseen = work.unseen, None
+            kept = judge.better(score, best, unseen)
             # A step may grow sums beyond int32. A model that converted before it must convert after it.
             refused = _obstacle(work.qmodel, fit[0][1]) if kept and converts else None
             if not kept or refused is not None:
-                why = judge.why(score, best) if refused is None else f"convert would refuse it: {refused}"
+                why = judge.why(score, best, unseen) if refused is None else f"convert would refuse it: {refused}"
                 work, said, kept = before, f"{said}; {why}", False
             rows.append(StepReport(name, score, time.perf_counter() - clock, kept, said, details))
             if kept:

@@ -17,7 +17,7 @@ from qjax.training.adaround import Options, learn
 from qjax.training.bias_correction import correct
 from qjax.training.brecq import rebuild
 from qjax.training.gptq import FEW, solve
-from qjax.training.judging import size_of
+from qjax.training.judging import Unseen, size_of
 from qjax.training.migration import migrate
 from qjax.training.parts import quantizer_of
 from qjax.training.ranges import choose
@@ -41,7 +41,7 @@ class Work:
     another one, with its reference, walk and recipe. reference: the model whose parameters, unquantized, are the float
     model's.
     fit: the batches that steps may look at. steps: the names of all that are taken. wider: the activations that a step
-    gave more bits.
+    gave more bits. unseen: what the last step measured on data that it left out, where it did.
     """
 
     model: nnx.Module
@@ -53,6 +53,7 @@ class Work:
     steps: Sequence[str]
     progress: bool | None
     wider: tuple[str, ...] = ()
+    unseen: Unseen | None = None
 
     @classmethod
     def begun(
@@ -119,9 +120,12 @@ def _migrated(work: Work, *, norm: bool) -> tuple[str, Any]:
 
 
 def _ranges(work: Work) -> tuple[str, Any]:
-    found = choose(work.qmodel, work.reference, work.walk, _some(work.fit, 16), progress=work.progress)
+    judged = _some(work.fit, 16, at_least=4)
+    found = choose(work.qmodel, work.reference, work.walk, judged, work.fit, progress=work.progress)
     if not found.tensors:
         raise Skipped(f"no other scale of {found.quantizers} activations is better")
+    if len(work.fit) > 1:
+        work.unseen = Unseen(found.before, found.after, sum(map(size_of, judged)))
     return f"other scales for {len(found.tensors)} of {found.quantizers} activations", found
 
 
@@ -202,11 +206,11 @@ def _bias(work: Work) -> tuple[str, Any]:
     return f"{len(found.shifts)} biases moved", found
 
 
-def _some(batches: list[tuple[Any, ...]], examples: int = 32) -> list[tuple[Any, ...]]:
+def _some(batches: list[tuple[Any, ...]], examples: int = 32, *, at_least: int = 1) -> list[tuple[Any, ...]]:
     """The first batches with so many examples."""
     kept: list[tuple[Any, ...]] = []
     for args in batches:
-        if kept and sum(map(size_of, kept)) >= examples:
+        if len(kept) >= at_least and sum(map(size_of, kept)) >= examples:
             break
         kept.append(args)
     return kept

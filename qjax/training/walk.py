@@ -117,7 +117,7 @@ class Walk:
     def alone(
         self,
         stream: Stream,
-        grids: Mapping[str, Grid],
+        grids: Mapping[str, Grid] | Sequence[Mapping[str, Grid]],
         names: Iterable[str],
         batches: Sequence[Arguments],
         *,
@@ -128,14 +128,16 @@ class Walk:
         """What each of these quantizers does to the model's output if it alone is on: `ratio` of noise and signal.
 
         Args:
-          stream: the float model. grids: the numbers of the quantizers. names: those to look at.
+          stream: the float model. grids: the numbers of the quantizers, or those for each batch. names: those to look
+            at.
           rounded: name -> other parameters for the time that this quantizer is on.
         """
         wanted = list(names)
         noise: dict[str, np.ndarray] = dict.fromkeys(wanted, np.zeros(()))
         signal = np.zeros(())
         truth = self.outputs(stream, batches)
-        for args, y in track(list(zip(batches, truth, strict=True)), what, enabled=progress):
+        each = [grids] * len(batches) if isinstance(grids, Mapping) else grids
+        for args, y, own_grids in track(list(zip(batches, truth, each, strict=True)), what, enabled=progress):
             piece = self.pieces(args)
             signal = signal + power(y)
             live = piece.start(args)
@@ -143,7 +145,7 @@ class Walk:
                 for name in piece.begins(index):
                     if name in noise:
                         parameters = {**stream.parameters, **(rounded or {}).get(name, {})}
-                        own = Stream(parameters, switched({**stream.grids, name: grids[name]}, (name,)))
+                        own = Stream(parameters, switched({**stream.grids, name: own_grids[name]}, (name,)))
                         noise[name] = noise[name] + distance(y, piece.rest(index, own, live))
                 live = piece.step(index, stream, live)
         return {name: ratio(np.broadcast_to(value, signal.shape), signal) for name, value in noise.items()}

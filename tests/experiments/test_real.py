@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from experiments.real import data, page, torch_file, weights
+from experiments.real import data, edge, page, torch_file, weights
+from experiments.real.methods import in_batches
 from experiments.real.network import Network, batched, built, loaded, put
 from experiments.real.networks.crepe import CENTS, cents
 from experiments.real.networks.mtcnn import overlap
@@ -136,12 +137,38 @@ def test_rows_are_kept_and_shown(tmp_path):
     keep(path, [Row("net", "calibrate", "W8A8", decibels=float("inf"), cosine=1.0, score=50.0, seconds=2.0)])
     rows = list(read(path).values())
     assert [row.error for row in rows] == [""]
-    other = Row("net", "qwix PTQ", "W8A8", decibels=20.0, cosine=1.0, score=40.0, seconds=2.0)
+    other = Row("net", "qwix PTQ", "W8A8", decibels=20.0, cosine=1.0, score=40.0, seconds=1200.0)
+    static = Row("net", "ai-edge-quantizer static", "W8A8", decibels=10.0, cosine=1.0, score=30.0, seconds=2.0)
     batches = batched(2, np.zeros((5, 3)))
     assert [len(batch[0]) for batch in batches] == [2, 2]
     network = Network("net", "a CNN", "package, file", nnx.Module(), batches, batches, "right", lambda *_: 50.0)
-    text = page.page([network], [Row("net", "float", "float", score=60.0, original=1e-6), *rows, other])
-    assert "| net, W8A8 | 60.0 | exact / 50.0 |  |  | 20.0 / 40.0 | qwix PTQ |" in text
+    text = page.page([network], [Row("net", "float", "float", score=60.0, original=1e-6), *rows, other, static])
+    summary = "60.0 | exact / 50.0 |  | 10.0 / 30.0 ai-edge-quantizer static |  | 20.0 / 40.0 qwix PTQ |"
+    assert f"| net, W8A8 | {summary}" in text
+    assert "| qwix PTQ | 20.0 | 1.000 | 40.0 | 1200 |  |" in text
     assert "Task: right. Float: 60.0 %." in text
     assert "| calibrate | exact | 1.000 | 50.0 | 2 |  |" in text
     assert "| net | package, file | 4 | 4 | 1.0e-06 |" in text
+
+
+def test_batches_of_any_size_from_a_function_of_one_size():
+    seen: list[int] = []
+
+    def call(x, y):
+        seen.append(len(x))
+        return x + y, x
+
+    x = np.arange(7.0)
+    sums, same = in_batches(call, 3)(x, 10 * x)
+    assert np.array_equal(sums, 11 * x)
+    assert np.array_equal(same, x)
+    assert seen == [3, 3, 3]
+
+
+def test_codes_of_a_litert_file():
+    detail = {"quantization": (0.5, 3), "dtype": np.int8}
+    codes = edge.codes(np.array([-100.0, 0.0, 0.75, 100.0], np.float32), detail)
+    assert np.array_equal(codes, np.array([-128, 3, 5, 127], np.int8))
+    assert np.array_equal(edge.reals(codes, detail), np.array([-65.5, 0.0, 1.0, 62.0], np.float32))
+    floats = {"quantization": (0.0, 0), "dtype": np.float32}
+    assert np.array_equal(edge.reals(edge.codes(codes, floats), floats), codes)
