@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -50,9 +51,15 @@ def weight_qparams(w: Any, spec: QSpec, method: WeightMethod = "minmax") -> QPar
 
 def squared_error(w: np.ndarray, qparams: QParams) -> np.ndarray:
     """Per scale, the float64 sum of squared differences between `w` and its quantized value."""
-    real = np.asarray(dequantize(quantize(w, qparams), qparams))
-    rows = to_rows((w.astype(np.float64) - real.astype(np.float64)) ** 2, qparams.spec)
+    difference = np.subtract(w, np.asarray(_restored(w, qparams)), dtype=np.float64)
+    rows = to_rows(np.square(difference, out=difference), qparams.spec)
     return rows.sum(axis=1).reshape(qparams.scale.shape)
+
+
+@jax.jit
+def _restored(w: Any, qparams: QParams) -> jax.Array:
+    """One pass over the memory of a weight; a search makes a hundred."""
+    return dequantize(quantize(w, qparams), qparams)
 
 
 def _least_squares(w: np.ndarray, lo: np.ndarray, hi: np.ndarray, spec: QSpec) -> tuple[np.ndarray, np.ndarray]:

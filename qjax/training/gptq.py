@@ -22,6 +22,7 @@ the mean error.
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -177,8 +178,9 @@ def solve(
             # without earlier errors the float weights themselves are the target
             wanted = min((target(seen, w, d) for d in DAMPING), key=judged) if carried else w
             choices = ROUNDING if q.spec.bits <= FEW else ROUNDING[1:2]
-            tried = [_Layer(matrix, seen, qparams, wanted, d) for d in choices]
-            layer = min(tried, key=lambda one: judged(one.rounded())) if len(tried) > 1 else tried[0]
+            # One after the other: each holds matrices of the size of H.
+            tried = (_Layer(matrix, seen, qparams, wanted, d) for d in choices)
+            layer = min(tried, key=lambda one: judged(one.rounded())) if len(choices) > 1 else next(tried)
         nearest = layer.codes_of(np.asarray(own.parameters[name], np.float64))
         codes, scale = layer.solved(nearest, rounds)
         used = set_qparams(qmodel, name, QParams(scale, qparams.zero_point, q.spec))
@@ -235,7 +237,7 @@ def inverse_factor(h: np.ndarray) -> np.ndarray:
     # With rows and columns in reverse order: h = L L^T, so h^-1 = L^-T L^-1.
     lower = linalg.cholesky(h[::-1, ::-1], lower=True, check_finite=False)
     (invert,) = linalg.get_lapack_funcs(("trtri",), (lower,))
-    inverse, failed = invert(lower, lower=1)
+    inverse, failed = invert(lower, lower=1, overwrite_c=1)
     if failed:
         raise linalg.LinAlgError(f"a triangular factor has no inverse ({failed})")
     return inverse[::-1, ::-1]
@@ -246,8 +248,17 @@ def _set(variable: nnx.Variable[Any] | Part, stream: Stream, path: str, value: n
     stream.take(path, variable)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Choice:
+    """Codes, [groups, K, N], scales, [groups, K or 1, N], and what they cost, [groups, N]."""
+
+    codes: np.ndarray
+    scale: np.ndarray
+    costs: np.ndarray
+
+
 class _Layer:
-    """The least squares of one layer, float64 arrays [groups, K, N]."""
+    """The least squares of one layer, float64 arrays [groups, K, N]; scales and bounds may be [groups, 1, N]."""
 
     def __init__(self, matrix: Matrix, seen: Moments, qparams: QParams, wanted: np.ndarray, damping: float) -> None:
         self._matrix, self._spec, self._shape = matrix, qparams.spec, matrix.shape
@@ -258,11 +269,12 @@ class _Layer:
         self._h, _ = damped(seen, damping)
 
     def spread(self, values: np.ndarray) -> np.ndarray:
-        """Numbers of the scale's shape, for every weight."""
+        """Numbers of the scale's shape as [groups, K, N]; [groups, 1, N] where all inputs of a channel share them."""
         full = broadcast_to_tensor(jnp.asarray(values), self._spec, self._shape)
         if self._spec.per_tensor:
             full = jnp.reshape(full, (1,) * len(self._shape))
-        return self._matrix.columns(np.broadcast_to(np.asarray(full, np.float64), self._shape))
+        wide = self._matrix.columns(np.broadcast_to(np.asarray(full, np.float64), self._shape))
+        return wide[:, :1] if wide.strides[1] == 0 else wide
 
     def codes_of(self, w: np.ndarray) -> np.ndarray:
         """The nearest codes of weights of their own shape."""
@@ -283,26 +295,30 @@ class _Layer:
     def solved(self, nearest: np.ndarray, rounds: int) -> tuple[np.ndarray, np.ndarray]:
         """Codes, and scales of their quantizer's shape."""
         scale = self._ranged()
-        best = self._least((nearest, self.scale), (self._carried(scale), scale))
+        best = self._least(self._choice(nearest, self.scale), self._choice(self._carried(scale), scale))
         for _ in range(rounds):
-            codes = self._descended(*best)
-            fitted = self._fitted(codes, best[1])
-            found = self._least(best, (codes, best[1]), (codes, fitted))
-            done = self.costs(found[0] * found[1]).sum() > 0.9999 * self.costs(best[0] * best[1]).sum()
+            codes = self._descended(best.codes, best.scale)
+            found = self._least(best, self._choice(codes, best.scale))
+            if self._single:
+                found = self._least(found, self._choice(codes, self._fitted(codes, best.scale)))
+            done = found.costs.sum() > 0.9999 * best.costs.sum()
             best = found
             if done:
                 break
-        codes, scale = best
-        return codes, self._gathered(scale)
+        return best.codes, self._gathered(best.scale)
 
-    def _least(self, *choices: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """For every scale the choice that costs least, all weights on that scale together."""
-        costs = np.stack([self._per_scale(self.costs(codes * scale)) for codes, scale in choices])
-        pick = np.argmin(costs, axis=0)[:, None, :]
-        codes, scale = choices[0]
-        for index, (other, own) in enumerate(choices[1:], 1):
-            codes, scale = np.where(pick == index, other, codes), np.where(pick == index, own, scale)
-        return codes, scale
+    def _choice(self, codes: np.ndarray, scale: np.ndarray) -> _Choice:
+        return _Choice(codes, scale, self.costs(codes * scale))
+
+    def _least(self, first: _Choice, second: _Choice) -> _Choice:
+        """For every scale the choice that costs less, all weights on that scale together; the first of equals."""
+        better = self._per_scale(second.costs) < self._per_scale(first.costs)
+        wide = better[:, None, :]
+        return _Choice(
+            np.where(wide, second.codes, first.codes),
+            np.where(wide, second.scale, first.scale),
+            np.where(better, second.costs, first.costs),
+        )
 
     def _per_scale(self, costs: np.ndarray) -> np.ndarray:
         """[groups, N]: summed over the channels that share a scale."""
@@ -323,24 +339,30 @@ class _Layer:
         """The best scales of several, after nearest rounding."""
         # With many codes per channel, clipping helps little, so try few factors.
         factors = np.linspace(1.0, 0.85, 4) if self._spec.bits >= 6 else np.linspace(1.0, 0.5, 16)
-        choices = [(self._nearest(self._target, self.scale * f), self.scale * f) for f in factors]
-        return self._least(*choices)[1]
+        least = np.full(self._target.shape[::2], np.inf)
+        best = np.ones_like(least)
+        for factor in factors:
+            scale = self.scale * factor
+            costs = self._per_scale(self.costs(self._nearest(self._target, scale) * scale))
+            best, least = np.where(costs < least, factor, best), np.minimum(costs, least)
+        return self.scale * best[:, None, :]
 
     def _fitted(self, codes: np.ndarray, scale: np.ndarray) -> np.ndarray:
         """The best scales of given codes, by least squares; unchanged where they would not be positive."""
-        if not self._single:
-            return scale
-        toward = np.matmul(self._h, self._target)
-        above = self._per_scale(np.sum(codes * toward, axis=1))
+        above = self._per_scale(np.sum(codes * self._toward, axis=1))
         below = self._per_scale(np.sum(codes * np.matmul(self._h, codes), axis=1))
         with np.errstate(all="ignore"):
             ratio = above / below
         good = np.isfinite(ratio) & (ratio > 0.25 * scale[:, 0]) & (ratio < 4 * scale[:, 0])
         return np.where(good[:, None], ratio[:, None], scale)
 
+    @functools.cached_property
+    def _toward(self) -> np.ndarray:
+        return np.matmul(self._h, self._target)
+
     def _gathered(self, scale: np.ndarray) -> np.ndarray:
         """Scales of every weight as the quantizer keeps them."""
-        full = self._matrix.restored(scale)
+        full = self._matrix.restored(np.broadcast_to(scale, self._target.shape))
         sizes = self._spec.param_sizes(self._shape)
         index = tuple(np.arange(n) * (full.shape[a] // n) for a, n in enumerate(sizes))
         return full[np.ix_(*index)].reshape(self._spec.param_shape(self._shape)).astype(np.float32)
@@ -348,12 +370,12 @@ class _Layer:
     def _carried(self, scale: np.ndarray) -> np.ndarray:
         """GPTQ's codes: errors carried on by the Cholesky factor of the inverse, inputs of great diagonal first."""
         groups, size, _ = self._target.shape
-        order = np.argsort(-np.einsum("gkk->gk", self._h), axis=1, kind="stable")
+        order, upper = self._factor
         rows = np.arange(groups)[:, None]
-        h = self._h[np.arange(groups)[:, None, None], order[:, :, None], order[:, None, :]]
-        upper = np.stack([inverse_factor(one) for one in h])
-        w, s = self._target[rows, order].copy(), scale[rows, order]
-        low, high = self._low[rows, order], self._high[rows, order]
+        w = self._target[rows, order]
+        # What a channel's inputs share is the same in every order.
+        ordered = (x if x.shape[1] == 1 else x[rows, order] for x in (scale, self._low, self._high))
+        s, low, high = (np.broadcast_to(x, w.shape) for x in ordered)
         codes = np.empty_like(w)
         for start in range(0, size, BLOCK):
             end = min(start + BLOCK, size)
@@ -368,9 +390,17 @@ class _Layer:
         result[rows, order] = codes
         return result
 
+    @functools.cached_property
+    def _factor(self) -> tuple[np.ndarray, np.ndarray]:
+        """The order of the inputs, [groups, K], and in it the factors of H^-1."""
+        order = np.argsort(-np.einsum("gkk->gk", self._h), axis=1, kind="stable")
+        upper = [inverse_factor(h[np.ix_(own, own)]) for h, own in zip(self._h, order, strict=True)]
+        return order, np.stack(upper)
+
     def _descended(self, codes: np.ndarray, scale: np.ndarray) -> np.ndarray:
         """One round of coordinate descent over all inputs."""
         h, size = self._h, codes.shape[1]
+        scale, low, high = (np.broadcast_to(x, codes.shape) for x in (scale, self._low, self._high))
         values = codes * scale
         codes = codes.copy()
         gradient = np.matmul(h, self._target - values)
@@ -380,7 +410,7 @@ class _Layer:
             moved = np.zeros_like(own)
             for k in range(start, end):
                 best = values[:, k] + own[:, k - start] / h[:, k, k, None]
-                code = _nearest(best, scale[:, k], self._low[:, k], self._high[:, k])
+                code = _nearest(best, scale[:, k], low[:, k], high[:, k])
                 step = code * scale[:, k] - values[:, k]
                 codes[:, k], moved[:, k - start] = code, step
                 own -= h[:, start:end, k, None] * step[:, None]
