@@ -4,6 +4,7 @@ A step changes parameters, scales or widths of the fake-quantized model, never i
 `convert` makes is exact as always.
 """
 
+import itertools
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -79,7 +80,7 @@ def post_training(
     started = time.perf_counter()
     everything = list(Batches(batches, inputs, "post_training"))
     _check_finite(everything)
-    fit, held, seen = _split(everything, inputs)
+    fit, held, seen = split(everything, inputs)
     judge = Judge(held, loss, metric)
 
     clock = time.perf_counter()
@@ -177,7 +178,7 @@ def _check_finite(batches: Sequence[Batch]) -> None:
                     )
 
 
-def _split(batches: list[Batch], inputs: Inputs | None) -> tuple[list[Batch], list[Batch], bool]:
+def split(batches: list[Batch], inputs: Inputs | None) -> tuple[list[Batch], list[Batch], bool]:
     """(what the steps look at, what is held out, whether that is the same)."""
     if len(batches) > 1:
         count = max(1, len(batches) // 4)
@@ -186,14 +187,14 @@ def _split(batches: list[Batch], inputs: Inputs | None) -> tuple[list[Batch], li
     size = size_of(args)
     if size < 2:
         return batches, batches, True
-    first = size - max(1, size // 4)
-    # Two halves would be one more shape to compile; three quarters and one quarter are two shapes as well.
+    # Equal quarters have one shape, which compiles once, and ranges of three batches can be judged by each other.
+    ends = [size * k // 4 for k in range(5)] if size % 4 == 0 else [0, size - max(1, size // 4), size]
     parts: list[Batch] = []
-    for rows in (slice(0, first), slice(first, size)):
+    for rows in itertools.starmap(slice, itertools.pairwise(ends)):
 
         def cut(x: Any, rows: slice = rows) -> Any:
             return x[rows] if getattr(x, "ndim", 0) and x.shape[0] == size else x
 
         part = jax.tree.map(cut, batch)
         parts.append((part, arguments_of(part if inputs is None else inputs(part), "post_training")))
-    return parts[:1], parts[1:], False
+    return parts[:-1], parts[-1:], False

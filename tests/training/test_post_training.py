@@ -10,6 +10,7 @@ from flax import nnx
 
 import qjax
 from qjax.training import steps
+from qjax.training.post_training import split
 from qjax.training.walk import Stream, Walk, noise_of
 from tests.analysis.models import data
 
@@ -289,3 +290,22 @@ def test_a_step_after_which_convert_would_refuse_is_taken_back(monkeypatch):
     assert row.kept is False
     assert "convert would refuse it" in row.said
     qjax.convert(result, x)
+
+
+@pytest.mark.parametrize(("size", "sizes"), [(8, [2, 2, 2, 2]), (4, [1, 1, 1, 1]), (6, [5, 1]), (3, [2, 1])])
+def test_a_single_batch_is_cut_into_parts_to_fit_and_one_to_judge(size, sizes):
+    images, labels = np.arange(size * 2.0).reshape(size, 2), np.arange(size)
+    fit, held, seen = split([((images, labels), (images,))], lambda batch: batch[0])
+    assert not seen
+    assert [len(args[0]) for _, args in (*fit, *held)] == sizes
+    assert len(held) == 1
+    for position in range(2):
+        joined = np.concatenate([batch[position] for batch, _ in (*fit, *held)])
+        assert np.array_equal(joined, (images, labels)[position])
+
+
+def test_one_example_is_fitted_and_judged():
+    images = np.zeros((1, 2))
+    fit, held, seen = split([(images, (images,))], None)
+    assert seen
+    assert fit == held
