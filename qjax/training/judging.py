@@ -23,11 +23,10 @@ Batch = tuple[Any, tuple[Any, ...]]
 
 @dataclasses.dataclass(frozen=True)
 class Unseen:
-    """Noise that a step measured by cross-validation: `Score.noise` before and after it, and on how many examples."""
+    """Noise that a step measured by cross-validation, `Score.noise` before and after it."""
 
     before: float
     after: float
-    examples: int
 
 
 class Judge:
@@ -71,7 +70,7 @@ class Judge:
     def better(self, score: Score, than: Score, unseen: Unseen | None = None) -> bool:
         """Whether a score is no worse than another.
 
-        unseen: counts where the noise decides, as if its examples were held out too. An outlier is rare, so few
+        unseen: decides where the noise would. It must have counted the held-out batches too. An outlier is rare, so few
         held-out examples alone cannot tell what a wider range is worth.
         """
         if score.loss is not None and than.loss is not None:
@@ -80,10 +79,7 @@ class Judge:
             gained = (score.metric - than.metric) * self.examples
             if abs(gained) > 1.0 + 1e-6:
                 return gained > 0
-        if unseen is None:
-            return score.noise <= than.noise
-        gain = self.examples * (than.noise - score.noise) + unseen.examples * (unseen.before - unseen.after)
-        return gain >= 0
+        return score.noise <= than.noise if unseen is None else unseen.after <= unseen.before
 
     def why(self, score: Score, than: Score, unseen: Unseen | None = None) -> str:
         """Why a step was taken back."""
@@ -91,11 +87,10 @@ class Judge:
             return f"loss {score.loss:.4g}, before {than.loss:.4g}"
         if score.metric is not None and than.metric is not None and score.noise <= than.noise:
             return f"metric {score.metric:.4g}, before {than.metric:.4g}"
-        text = f"{score.decibels:.2f} dB, before {than.decibels:.2f} dB"
-        if unseen is None:
-            return text
-        after, before = (decibels_text(noise) for noise in (unseen.after, unseen.before))
-        return f"{text}; with ranges of other batches {after} dB, before {before} dB"
+        if unseen is not None:
+            after, before = (decibels_text(noise) for noise in (unseen.after, unseen.before))
+            return f"{after} dB by cross-validation, before {before} dB"
+        return f"{score.decibels:.2f} dB, before {than.decibels:.2f} dB"
 
     def _score(self, outputs: list[Any]) -> Score:
         return Score(

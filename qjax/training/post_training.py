@@ -84,7 +84,8 @@ def post_training(
     judge = Judge(held, loss, metric)
 
     clock = time.perf_counter()
-    work = Work.begun(model, recipe, [args for _, args in fit], names, progress)
+    to_fit, to_judge = ([args for _, args in part] for part in (fit, held))
+    work = Work.begun(model, recipe, to_fit, to_judge, names, progress)
     judge.prepare(work.walk, work.reference, model)
     best = judge.simulated(work.walk, work.qmodel)
     said = f"{len(work.qmodel.plan.quantizers)} quantizers"

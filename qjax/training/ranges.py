@@ -20,7 +20,7 @@ import numpy as np
 from qjax.batches import Batches, Inputs
 from qjax.qmodel import QuantizedModel, check_quantized
 from qjax.summary import decibels_text, table
-from qjax.training.simulated import Grid, grids_of, qparams_of, set_qparams
+from qjax.training.simulated import Grid, grids_of, qparams_of, set_qparams, switched
 from qjax.training.walk import Arguments, Stream, Walk, noise_of
 
 FACTORS = ((0.84, 0.7, 0.59, 0.5, 0.35, 0.25, 0.18, 0.12, 0.06, 0.03), (1.1, 1.25, 1.5, 2.0))
@@ -56,8 +56,8 @@ class Ranges:
     Attributes:
       tensors: those that changed, the one with the greatest gain first.
       quantizers: how many were tried.
-      before, after: noise of the model's output with all quantizers, as in `Score`, on batches that the ranges left
-        out.
+      before, after: noise of the model's output with all quantizers of activations, as in `Score`, on batches that the
+        ranges left out.
     """
 
     tensors: tuple[Ranged, ...]
@@ -105,20 +105,24 @@ def choose(
     walk: Walk,
     batches: Sequence[Arguments],
     seen: Sequence[Arguments],
+    held: Sequence[Arguments] = (),
     *,
     progress: bool | None = None,
 ) -> Ranges:
-    """`output_ranges` along a walk that is compiled already, judged on some of the batches `seen`, the first ones."""
+    """`output_ranges` along a walk that is compiled already, judged on some of the batches `seen`, the first ones.
+
+    held: batches that gave no range. They count in `Ranges.before` and `after` alone.
+    """
     kinds = {name: detail[0] for name, detail in qmodel.plan.details}
     reals, known = Stream.of(reference, quantized=False), grids_of(qmodel)
     names = [n for n, q in qmodel.plan.quantizers if kinds[n] != "weight" and q.fixed is None and "scale" in known[n]]
     grids = left_out(qmodel, walk, reals, names, len(batches), seen)
 
-    def scaled(factors: Mapping[str, float]) -> list[dict[str, Grid]]:
-        return [{**fold, **{name: _scaled(fold[name], f) for name, f in factors.items()}} for fold in grids]
+    def scaled(factors: Mapping[str, float], folds: Sequence[dict[str, Grid]]) -> list[dict[str, Grid]]:
+        return [{**fold, **{name: _scaled(fold[name], f) for name, f in factors.items()}} for fold in folds]
 
     def alone(names: Collection[str], factor: float) -> dict[str, float]:
-        changed, what = scaled(dict.fromkeys(names, factor)), f"ranges times {factor:g}: batch"
+        changed, what = scaled(dict.fromkeys(names, factor), grids), f"ranges times {factor:g}: batch"
         return walk.alone(reals, changed, names, batches, what=what, progress=progress)
 
     before = alone(names, 1.0)
@@ -134,20 +138,26 @@ def choose(
                     best[name] = factor, found[name]
             last = found
     changed = [Ranged(n, factor, before[n], noise) for n, (factor, noise) in best.items() if noise < GAIN * before[n]]
+    changed.sort(key=lambda t: t.after - t.before)
 
-    truth = walk.outputs(reals, batches)
-    own = Stream.of(qmodel)
+    # With the weights off: GPTQ chooses codes of weights anew, and few bits would hide what a range does.
+    others = {name: grid for name, grid in switched(known, ()).items() if kinds[name] == "weight"}
 
-    def whole(factors: Mapping[str, float]) -> float:
-        folds = zip(scaled(factors), batches, strict=True)
-        return noise_of(truth, [walk.outputs(Stream(own.parameters, fold), [args])[0] for fold, args in folds])
+    def together(factors: Mapping[str, float], batches: Sequence[Arguments], folds: Sequence[dict[str, Grid]]) -> float:
+        pairs = zip(scaled(factors, folds), batches, strict=True)
+        found = [walk.outputs(Stream(reals.parameters, {**fold, **others}), [args])[0] for fold, args in pairs]
+        return noise_of(walk.outputs(reals, batches), found)
 
-    result = Ranges(
-        tuple(sorted(changed, key=lambda t: t.after - t.before)),
-        len(tried),
-        whole({}),
-        whole({t.name: t.factor for t in changed}),
-    )
+    chosen: dict[str, float] = {}
+    least = together({}, batches, grids)
+    for t in changed:
+        noise = together({**chosen, t.name: t.factor}, batches, grids)
+        if noise < least:
+            chosen[t.name], least = t.factor, noise
+    changed = [t for t in changed if t.name in chosen]
+
+    judged = [*batches, *held], [*grids, *([known] * len(held))]
+    result = Ranges(tuple(changed), len(tried), together({}, *judged), together(chosen, *judged))
     for t in changed:
         qparams = qparams_of(qmodel, t.name)
         scale = np.asarray(qparams.scale, np.float32) * np.float32(t.factor)

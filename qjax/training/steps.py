@@ -40,8 +40,9 @@ class Work:
     model, recipe: of which `qmodel` was made; the model is not changed. qmodel: a step changes it in place, or sets
     another one, with its reference, walk and recipe. reference: the model whose parameters, unquantized, are the float
     model's.
-    fit: the batches that steps may look at. steps: the names of all that are taken. wider: the activations that a step
-    gave more bits. unseen: what the last step measured on data that it left out, where it did.
+    fit: the batches that steps may look at. held: those that judge them. steps: the names of all that are taken.
+    wider: the activations that a step gave more bits. unseen: what the last step measured on data that it left out,
+    where it did.
     """
 
     model: nnx.Module
@@ -50,6 +51,7 @@ class Work:
     reference: QuantizedModel
     walk: Walk
     fit: list[tuple[Any, ...]]
+    held: list[tuple[Any, ...]]
     steps: Sequence[str]
     progress: bool | None
     wider: tuple[str, ...] = ()
@@ -57,13 +59,19 @@ class Work:
 
     @classmethod
     def begun(
-        cls, model: nnx.Module, recipe: Recipe, fit: list[tuple[Any, ...]], steps: Sequence[str], progress: bool | None
+        cls,
+        model: nnx.Module,
+        recipe: Recipe,
+        fit: list[tuple[Any, ...]],
+        held: list[tuple[Any, ...]],
+        steps: Sequence[str],
+        progress: bool | None,
     ) -> "Work":
         """Of a model that is quantized and calibrated here."""
         qmodel = quantize(model, recipe, fit[0])
         calibrate(qmodel, fit, progress=progress)
         qmodel.eval()
-        return cls(model, recipe, qmodel, nnx.clone(qmodel), Walk(qmodel, fit), fit, steps, progress)
+        return cls(model, recipe, qmodel, nnx.clone(qmodel), Walk(qmodel, fit), fit, held, steps, progress)
 
     def copied(self) -> "Work":
         """A copy of the present state, which no later step changes."""
@@ -83,7 +91,7 @@ def _tables(work: Work) -> tuple[str, Any]:
     nnx.update(model, nnx.state(work.reference.model))
     recipe = row_scales(work.qmodel, recipe_with(work.recipe, work.qmodel, work.wider))
     try:
-        begun = Work.begun(model, recipe, work.fit, work.steps, work.progress)
+        begun = Work.begun(model, recipe, work.fit, work.held, work.steps, work.progress)
     except (ValueError, NotImplementedError) as error:
         raise Skipped(f"the model takes no scales of rows: {str(error).partition('. ')[0]}") from error
     work.recipe, work.qmodel, work.reference, work.walk = recipe, begun.qmodel, begun.reference, begun.walk
@@ -121,11 +129,12 @@ def _migrated(work: Work, *, norm: bool) -> tuple[str, Any]:
 
 def _ranges(work: Work) -> tuple[str, Any]:
     judged = _some(work.fit, 16, at_least=4)
-    found = choose(work.qmodel, work.reference, work.walk, judged, work.fit, progress=work.progress)
+    options = {"progress": work.progress}
+    found = choose(work.qmodel, work.reference, work.walk, judged, work.fit, work.held, **options)
     if not found.tensors:
         raise Skipped(f"no other scale of {found.quantizers} activations is better")
     if len(work.fit) > 1:
-        work.unseen = Unseen(found.before, found.after, sum(map(size_of, judged)))
+        work.unseen = Unseen(found.before, found.after)
     return f"other scales for {len(found.tensors)} of {found.quantizers} activations", found
 
 

@@ -135,12 +135,15 @@ def test_a_range_without_a_batch_is_that_of_the_other_batches(symmetric):
             assert np.array_equal(fold[name]["high"] - fold[name]["low"], wanted[name]["high"] - wanted[name]["low"])
 
 
-def test_a_step_by_cross_validation_counts_its_own_examples():
+def test_a_step_by_cross_validation_is_judged_by_it():
     judge = Judge([(None, (np.zeros((2, 3)),))], None, None)
     better = functools.partial(judge.better, Score(0.02), Score(0.01))
     assert not better()
-    assert better(Unseen(0.1, 0.05, 4))
-    assert not better(Unseen(0.1, 0.099, 4))
+    assert better(Unseen(before=0.1, after=0.05))
+    assert not better(Unseen(before=0.1, after=0.11))
+    # a loss is what the user asked for
+    lossy = Judge([(None, (np.zeros((2, 3)),))], lambda *_: 1.0, None)
+    assert not lossy.better(Score(0.01, loss=2.0), Score(0.01, loss=1.0), Unseen(before=0.1, after=0.05))
 
 
 def test_a_model_without_a_table_says_so():
