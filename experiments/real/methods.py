@@ -111,17 +111,17 @@ def post_trained(network: Network, setting: Setting, *, exact: bool, **options: 
 
 
 def at_run_time(network: Network, setting: Setting, *, exact: bool) -> Result:
-    """`qjax.Dynamic`: products of integers with scales found at run time, of each row where the network has no windows.
+    """`qjax.Dynamic`: products of integers with scales found at run time.
 
-    Between products the tensors are float, as with `quantize_dynamic` and qwix.
+    A row has a scale of its own, or an example where the network has windows. Between products
+    the tensors are float, as with `quantize_dynamic` and qwix.
     """
-    per = "tensor" if any(isinstance(part, nnx.Conv) for _, part in nnx.iter_graph(network.model)) else "row"
+    per = "example" if any(isinstance(part, nnx.Conv) for _, part in nnx.iter_graph(network.model)) else "row"
     own = recipe(setting)
     begin = time.perf_counter()
     everywhere = qjax.Dynamic(weights=own.weights, activations=own.activations, per=per)
     qmodel = qjax.quantize(network.model, qjax.Recipe(overrides={".*": everywhere}), network.calibration[0])
-    note = "one scale for each row" if per == "row" else "one scale for each batch"
-    return judged(qmodel, network, time.perf_counter() - begin, exact=exact, note=note)
+    return judged(qmodel, network, time.perf_counter() - begin, exact=exact, note=f"one scale for each {per}")
 
 
 def _steps(report: Any) -> str:

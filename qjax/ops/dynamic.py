@@ -33,7 +33,7 @@ from qjax.ops.dot import Dot
 from qjax.ops.grouped_dot import accumulators
 from qjax.ops.recomputed import is_recomputed
 
-Per = Literal["tensor", "row"]
+Per = Literal["tensor", "example", "row"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,8 @@ class Dynamic:
         `WeightFormat("ternary")` with `per="row"` is the scheme of BitNet b1.58; "binary" has -1 and 1 alone.
       activations: codes of 2 to 8 bits, symmetric (then signed) or asymmetric.
       per: what shares a scale of the activations: the whole "tensor", so that an example's codes depend on the others
-        of its batch; or a "row", every vector that a product sums over.
+        of its batch; an "example", one index of the first axis, or of a convolution's batch axis; or a "row", every
+        vector that a product sums over, which convolutions do not have.
 
     Examples:
       >>> import qjax
@@ -142,7 +143,12 @@ class DynamicProduct:
         if self._is_conv and self.setting.per == "row":
             raise ValueError(
                 'Dynamic(per="row") on a convolution, whose windows overlap and share no rows: expected '
-                'per="tensor". Override the convolutions of the module on their own.'
+                'per="example" or per="tensor". Override the convolutions of the module on their own.'
+            )
+        if self.setting.per == "example" and not self._kept(len(self.eqn.in_shapes[1 - self.weight])):
+            raise ValueError(
+                'Dynamic(per="example") on a product that sums over the first axis of its activations, '
+                'so its examples share a sum: expected per="row" or per="tensor".'
             )
         self._check_groups()
         spec = self.setting.activations
@@ -252,6 +258,8 @@ class DynamicProduct:
 
     def accumulator(self, x_codes: jax.Array, zero: jax.Array, w_codes: jax.Array, sums: jax.Array) -> jax.Array:
         """The int32 sums of the result's shape, free of zero points."""
+        if self._is_conv and self.setting.per == "example":
+            return self._convolved_examples(x_codes, zero, w_codes)
         if self._is_conv:
             acc = convolved(x_codes, w_codes, zero, Conv().attributes(self.eqn))
         else:
@@ -261,6 +269,19 @@ class DynamicProduct:
             return acc
         return acc - self._of_x(zero, x_codes.ndim) * self._of_weight(sums)
 
+    def _convolved_examples(self, x_codes: jax.Array, zero: jax.Array, w_codes: jax.Array) -> jax.Array:
+        """A convolution whose examples have zero points of their own, so that no one number could pad them."""
+        attributes = Conv().attributes(self.eqn)
+        acc = convolved(x_codes, w_codes, 0, attributes)
+        if self.setting.activations.symmetric:
+            return acc
+        # padding adds nothing to the sums, so near an edge a zero point counts for fewer weights
+        axis, out = (attributes[name][0] for name in ("lhs_layout", "out_layout"))
+        one = jnp.ones([1 if a == axis else n for a, n in enumerate(x_codes.shape)], jnp.int8)
+        weights = lax.squeeze(convolved(one, w_codes, 0, attributes), (out,))
+        others = [a for a in range(acc.ndim) if a != out]
+        return acc - self._of_x(zero, x_codes.ndim) * lax.broadcast_in_dim(weights, acc.shape, others)
+
     # ------------------------------------------------------------------ value and derivative
 
     def value(self, *coded: jax.Array) -> jax.Array:
@@ -269,7 +290,7 @@ class DynamicProduct:
         if self.setting.weights.group_size is not None:
             return self._sum_of_groups(x_codes, scale, zero, w_codes, w_scale, sums)
         acc = self.accumulator(x_codes, zero, w_codes, sums)
-        if self.setting.per == "row":
+        if self.setting.per != "tensor":
             of_x, of_weight = self._of_x(scale, x_codes.ndim), self._of_weight(w_scale)
             return of_sums(acc, of_x, of_weight, self.formula).astype(self.eqn.out_dtypes[0])
         # compute this small array once; fused, each element of the result would multiply the two scales again
@@ -327,7 +348,18 @@ class DynamicProduct:
         """The axes of x that share a scale."""
         if self.setting.per == "tensor":
             return tuple(range(rank))
+        if self.setting.per == "example":
+            through = [axis for _, axis in self._through()]
+            example = through[0] if self._is_conv else 0
+            return tuple(axis for axis in range(rank) if axis != example or axis not in through)
         return tuple(self.eqn.params["dimension_numbers"][0][1 - self.weight])
+
+    def _through(self) -> list[tuple[int, int]]:
+        """The axes of x that the result has: (the result's, x's); of a convolution its batch axis."""
+        if self._is_conv:
+            attributes = Conv().attributes(self.eqn)
+            return [(int(attributes["out_layout"][0]), int(attributes["lhs_layout"][0]))]
+        return [(int(out), int(axis)) for out, axis in Dot().channels(self.eqn, 1 - self.weight)]
 
     def _kept(self, rank: int) -> tuple[int, ...]:
         """The axes of x along which scales differ."""
@@ -339,7 +371,7 @@ class DynamicProduct:
         shape, kept = self.eqn.out_shapes[0], self._kept(rank)
         if not kept:
             return lax.broadcast_in_dim(value, shape, ())
-        places = sorted((out, kept.index(axis)) for out, axis in Dot().channels(self.eqn, 1 - self.weight))
+        places = sorted((out, kept.index(axis)) for out, axis in self._through() if axis in kept)
         value = lax.transpose(value, [axis for _, axis in places])
         return lax.broadcast_in_dim(value, shape, [out for out, _ in places])
 

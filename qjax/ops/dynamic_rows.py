@@ -18,7 +18,7 @@ def problem(product: DynamicProduct, formula: DynamicFormula) -> str | None:
     if eqn.primitive != "dot_general":
         return "a convolution, whose arithmetic in LiteRT with float activations is not known: quantize it statically"
     if setting.per != "row":
-        return 'one scale for all rows, and LiteRT finds one for each: use per="row"'
+        return 'one scale for several rows, and LiteRT finds one for each: use per="row"'
     if not isinstance(setting.weights, QSpec):
         return f"weights in the format {setting.weights}: use a QSpec"
     contracting, batch = eqn.params["dimension_numbers"]
