@@ -4,7 +4,8 @@ A decoder over bytes is trained on the help texts of Python (`pydoc_data.topics`
 Every method starts from the same float weights. Post-training quantization calibrates on eight batches; quantized
 training (QAT) goes on for `--tuning` steps, and so does float, for comparison. QLoRA trains adapters for as many steps
 beside a base that is frozen as codes, and merges them. Each model is then converted, and its outputs are compared with
-those of `qjax.exact`. `--rows FILE` keeps every row, and a later run makes what is missing.
+those of `qjax.exact`: with a cache, those of single steps with those of a whole text. `--rows FILE` keeps every row,
+and a later run makes what is missing.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import json
 import math
 import platform
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from flax import nnx
 from orbax import checkpoint
 
 import qjax
+from experiments import language_cache
 from qjax.lab.machine import machine
 
 LAYERS = "blocks/.*/(query|key|value|out|up|down)"
@@ -128,9 +131,18 @@ class Data:
         return list(whole[:count])
 
 
-def loss_of(model: Any, pieces: Any) -> jax.Array:
+Call = Callable[[Any, Any], jax.Array]
+"""(model, tokens) -> scores."""
+
+
+def plain(model: Any, tokens: Any) -> jax.Array:
+    """A model of tokens alone."""
+    return model(tokens)
+
+
+def loss_of(model: Any, pieces: Any, call: Call = plain) -> jax.Array:
     """Mean bits per byte."""
-    scores = model(pieces[:, :-1])
+    scores = call(model, pieces[:, :-1])
     return optax.softmax_cross_entropy_with_integer_labels(scores, pieces[:, 1:]).mean() / np.float32(math.log(2))
 
 
@@ -146,14 +158,22 @@ def adapted(model: Decoder, rank: int) -> Decoder:
     return model
 
 
-def fit(model: Any, optimizer: nnx.Optimizer[Any], data: Data, steps: int, seed: int, trained: Any = nnx.Param) -> None:
+def fit(
+    model: Any,
+    optimizer: nnx.Optimizer[Any],
+    data: Data,
+    steps: int,
+    seed: int,
+    trained: Any = nnx.Param,
+    call: Call = plain,
+) -> None:
     """Train in place."""
     graphdef, state = nnx.split((model, optimizer))
 
     @jax.jit
     def step(state: Any, pieces: jax.Array) -> tuple[Any, jax.Array]:
         model, optimizer = nnx.merge(graphdef, state)
-        loss, grads = nnx.value_and_grad(loss_of, argnums=nnx.DiffState(0, trained))(model, pieces)
+        loss, grads = nnx.value_and_grad(loss_of, argnums=nnx.DiffState(0, trained))(model, pieces, call)
         optimizer.update(model, grads)
         return nnx.state((model, optimizer)), loss
 
@@ -164,10 +184,10 @@ def fit(model: Any, optimizer: nnx.Optimizer[Any], data: Data, steps: int, seed:
     nnx.update((model, optimizer), state)
 
 
-def bits_per_byte(model: Any, data: Data, count: int) -> float:
+def bits_per_byte(model: Any, data: Data, count: int, call: Call = plain) -> float:
     """On the held-out text."""
     graphdef, state = nnx.split(model)
-    run = jax.jit(lambda state, pieces: loss_of(nnx.merge(graphdef, state), pieces))
+    run = jax.jit(lambda state, pieces: loss_of(nnx.merge(graphdef, state), pieces, call))
     return float(np.mean([run(state, pieces) for pieces in data.tests(count)]))
 
 
@@ -194,28 +214,40 @@ def measured(row: Row, model: Decoder, args: argparse.Namespace, data: Data) -> 
             fit(model, nnx.Optimizer(model, adam, wrt=nnx.Param), data, args.tuning, 1)
         row.bits = bits_per_byte(model, data, args.tests)
         return
-    pieces = [piece[:, :-1] for piece in data.batches(8, 2)]
-    recipe = RECIPES[row.setting]
+    tokens = [piece[:, :-1] for piece in data.batches(8, 2)]
+    cached = row.setting in language_cache.RECIPES
+    recipe = (language_cache.RECIPES if cached else RECIPES)[row.setting]
+    net: Any = language_cache.Cached(model) if cached else model
     if row.method == "QLoRA":
-        model, recipe = adapted(model, args.rank), dataclasses.replace(recipe, adapters="within")
-    qmodel = qjax.quantize(model, recipe, pieces[0])
-    qjax.calibrate(qmodel, pieces)
+        net, recipe = adapted(model, args.rank), dataclasses.replace(recipe, adapters="within")
+
+    def arguments(tokens: Any) -> tuple[Any, ...]:
+        return language_cache.arguments(net, tokens) if cached else (tokens,)
+
+    def call(model: Any, tokens: Any) -> jax.Array:
+        return model(*arguments(tokens))[0] if cached else model(tokens)
+
+    sample = arguments(tokens[0])
+    qmodel = qjax.quantize(net, recipe, sample)
+    qjax.calibrate(qmodel, [arguments(batch) for batch in tokens])
     if row.method == "QLoRA":
-        qjax.training.freeze_base(qmodel, pieces[0])
+        qjax.training.freeze_base(qmodel, sample)
         adam = optax.adam(optax.cosine_decay_schedule(1e-3, args.tuning))
         optimizer = nnx.Optimizer(qmodel, adam, wrt=nnx.LoRAParam)
         fit(qmodel, optimizer, data, args.tuning, 1, nnx.LoRAParam)
-        qmodel = qjax.training.merge_adapters(qmodel, pieces[0])
+        qmodel = qjax.training.merge_adapters(qmodel, sample)
     if row.method == "QAT":
         adam = optax.adam(optax.cosine_decay_schedule(3e-4, args.tuning))
-        fit(qmodel, nnx.Optimizer(qmodel, adam, wrt=nnx.Param), data, args.tuning, 1)
+        fit(qmodel, nnx.Optimizer(qmodel, adam, wrt=nnx.Param), data, args.tuning, 1, call=call)
     qmodel.eval()
-    row.bits = bits_per_byte(qmodel, data, args.tests)
-    graph = qjax.convert(qmodel, pieces[0])
-    few = data.tests(args.compared)
-    forward = nnx.jit(qjax.exact(qmodel, pieces[0]))
-    for piece in few:
-        mine, theirs = np.asarray(graph(piece[:, :-1])), np.asarray(forward(qmodel, piece[:, :-1]))
+    row.bits = bits_per_byte(qmodel, data, args.tests, call)
+    first = arguments(tokens[0][:, :1]) if cached else sample
+    graph = qjax.convert(qmodel, first, state="cache" if cached else None)
+    forward = nnx.jit(qjax.exact(qmodel, sample))
+    for piece in data.tests(args.compared):
+        given = piece[:, :-1]
+        mine = np.asarray(language_cache.stepwise(graph, given) if cached else graph(given))
+        theirs = np.asarray(call(functools.partial(forward, qmodel), given))
         row.outputs += mine.size
         row.differ += int((mine != theirs).sum())
 
@@ -242,7 +274,8 @@ def parser() -> argparse.ArgumentParser:
     for name, value in {**sizes, "compared": 1, "rank": 8}.items():
         made.add_argument(f"--{name}", type=int, default=value, help=f"{value}")
     made.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="NAME")
-    made.add_argument("--settings", nargs="+", choices=list(RECIPES), default=list(RECIPES), metavar="NAME")
+    settings = [*RECIPES, *language_cache.RECIPES]
+    made.add_argument("--settings", nargs="+", choices=settings, default=settings, metavar="NAME")
     made.add_argument("--folder", type=Path, default=Path("out/language"), help="where the float model is kept")
     made.add_argument("--rows", type=Path, metavar="FILE", help="keep every row there; make only what is missing")
     made.add_argument("--page", type=Path, metavar="FILE", help="write the table there, as Markdown")
@@ -256,8 +289,11 @@ def main(argv: list[str] | None = None) -> list[Row]:
     data = Data(whole[:cut], whole[cut:], args.length, args.batch)
     model = float_model(args, data)
     count = sum(int(np.size(leaf)) for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
-    asked = [("float", "as trained"), ("float", "trained on")]
-    asked += [(setting, method) for setting in args.settings for method in args.methods]
+    asked = [("float", "as trained")]
+    if set(args.methods) != {"PTQ"}:  # what is trained further is compared with it
+        asked.append(("float", "trained on"))
+    pairs = [(setting, method) for setting in args.settings for method in args.methods]
+    asked += [(setting, method) for setting, method in pairs if method != "QLoRA" or setting in RECIPES]
     lines = args.rows.read_text().splitlines() if args.rows is not None and args.rows.exists() else []
     known = {(row.setting, row.method): row for row in (Row(**json.loads(line)) for line in lines) if not row.error}
     rows: list[Row] = []

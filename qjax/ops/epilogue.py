@@ -16,7 +16,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from qjax.numerics import float32
-from qjax.numerics._namespace import host_or_trace, wide
+from qjax.numerics._namespace import host_or_trace, traced, wide
 from qjax.numerics.fixed_point import effective_scale
 from qjax.numerics.requantize import requantize
 from qjax.numerics.rounding import Rounding, right_shift_with_headroom
@@ -141,8 +141,10 @@ def requantization(
 
 
 def scale_codes(codes: Any, factor: Any) -> Any:
-    """`rint(codes * factor)` in the dtype of the codes; |factor| <= 1."""
+    """`rint(codes * factor)` in the dtype of the codes; |factor| <= 1. The codes themselves where it is 1."""
     xp = host_or_trace(codes, factor)
+    if not traced(factor) and np.all(np.equal(factor, 1)):
+        return codes  # no copy of a model's weights
     product = xp.asarray(codes).astype(np.float32) * xp.broadcast_to(xp.asarray(factor), codes.shape)
     return xp.rint(product).astype(codes.dtype)
 

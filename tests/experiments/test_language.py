@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import language
+from experiments import language, language_cache
 
 
 def test_texts_are_held_out_and_batches_are_pieces_of_the_others() -> None:
@@ -38,15 +38,19 @@ def test_the_table_counts_from_float() -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("setting", language.RECIPES)
+@pytest.mark.parametrize("setting", [*language.RECIPES, *language_cache.RECIPES])
 def test_a_tiny_run(tmp_path: Path, setting: str) -> None:
     sizes = {"width": 32, "layers": 1, "length": 8, "batch": 2, "steps": 20, "tuning": 2, "tests": 2}
     options = [part for name, value in sizes.items() for part in (f"--{name}", str(value))]
     options += ["--folder", str(tmp_path), "--rows", str(tmp_path / "rows"), "--settings", setting]
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         rows = language.main(options)
-    assert [row.error for row in rows] == [""] * 5
-    assert all(math.isfinite(row.bits) and row.differ == 0 for row in rows)
+    # Adapters have no rows with a cache.
+    assert [row.error for row in rows] == [""] * (5 if setting in language.RECIPES else 4)
+    assert all(math.isfinite(row.bits) for row in rows)
+    # Attention in floats adds in another order for a whole text than for single steps.
+    assert setting == "W8A8, float cache" or all(row.differ == 0 for row in rows)
+    assert all(row.outputs == 2 * 8 * 256 for row in rows[2:])
     kept = [language.Row(**json.loads(line)) for line in (tmp_path / "rows").read_text().splitlines()]
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         assert language.main(options) == rows == kept

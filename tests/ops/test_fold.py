@@ -88,6 +88,7 @@ def test_scale_codes():
     assert np.array_equal(scale_codes(codes, np.float32(-1)), -codes)
     assert np.array_equal(scale_codes(codes, np.float32(0.5)), [[-64, 0, 0, 0, 1, 2, 64]])
     assert np.array_equal(scale_codes(codes, np.float32(0)), np.zeros((1, 7)))
+    assert scale_codes(codes, np.ones((1, 7), np.float32)) is codes
     assert scale_codes(codes, np.float32(0.3)).dtype == np.int8
 
 
