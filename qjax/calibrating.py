@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import sys
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -83,9 +84,8 @@ def calibrate(
             if kinds[name] == "weight":
                 # a parameter itself: a copy of all of them would take as much memory as the model
                 known = name in inputs_of
-                w = np.asarray(parameters[inputs_of[name]] if known else next(iter(weights.pop(name).values())))
-                qparams = _of_weight(q, w, observers[name])
-                powers = [noise.of_weight(w, qparams, w.shape[w.ndim - len(q.shape) :])]
+                w = parameters[inputs_of[name]] if known else next(iter(weights.pop(name).values()))
+                qparams, powers = _searched(name, q, w, observers[name])
             else:
                 qparams = _finish(observers[name], jax.tree.map(np.asarray, seen[name]), q)
                 powers = [noise.of_activation(np.asarray(x), qparams) for x in samples[name]]
@@ -120,6 +120,10 @@ def _write(qmodel: QuantizedModel, name: str, values: dict[str, Any]) -> None:
     for key, value in values.items():
         variable = getattr(module, key)
         variable[...] = jnp.asarray(value, variable[...].dtype)
+
+
+_Searched = tuple[QParams, list[tuple[float, float]]]
+"""Parameters of a weight, and the powers of signal and noise."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -264,6 +268,24 @@ def _finish(observer: Any, state: Any, q: Quantizer) -> QParams:
         return observer.qparams(state, q.spec)
     parts = [observer.qparams(jax.tree.map(lambda a, i=index: a[i], state), q.spec) for index in np.ndindex(*q.stack)]
     return _stack(parts, q)
+
+
+_SEARCHED: dict[tuple[int, str], tuple[weakref.ref[jax.Array], Quantizer, Any, _Searched]] = {}
+"""Of arrays that are alive: `quantize` has searched the scales of every weight when `calibrate` begins."""
+
+
+def _searched(name: str, q: Quantizer, w: Any, way: Any) -> _Searched:
+    """The parameters of a weight and its noise. An array of JAX never changes, so each is searched once."""
+    key = id(w), name
+    array, *asked, found = _SEARCHED.get(key, (lambda: None, None, None, None))
+    if found is not None and array() is w and asked == [q, way]:
+        return found
+    values = np.asarray(w)
+    qparams = _of_weight(q, values, way)
+    found = qparams, [noise.of_weight(values, qparams, values.shape[values.ndim - len(q.shape) :])]
+    if isinstance(w, jax.Array):
+        _SEARCHED[key] = weakref.ref(w, lambda _: _SEARCHED.pop(key, None)), q, way, found
+    return found
 
 
 def _of_weight(q: Quantizer, w: np.ndarray, way: Any) -> QParams:

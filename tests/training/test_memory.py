@@ -1,5 +1,8 @@
 """What a training step holds."""
 
+import gc
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -73,3 +76,33 @@ def test_weights_are_not_copied_to_find_their_scales(monkeypatch):
     assert len(asked[-1]) == 3
     for name, found in other.qparams().items():
         np.testing.assert_array_equal(found.scale, qmodel.qparams()[name].scale)
+
+
+def test_the_scales_of_a_weight_are_searched_once(monkeypatch):
+    """`calibrate` finds those of `quantize`, as long as the weight is the same array and its codes are the same."""
+    searched, of_weight = [], calibrating._of_weight
+    monkeypatch.setattr(
+        calibrating, "_of_weight", lambda q, w, way: (searched.append(w.shape), of_weight(q, w, way))[1]
+    )
+    x = jax.random.normal(jax.random.key(0), (4, 8))
+    model = Perceptron(depth=2, width=8)
+    qmodel = qjax.quantize(model, Recipe(weights=qjax.QSpec(bits=4, axis=-1)), x)
+    found = qmodel.qparams()
+    assert len(searched) == 2
+    learned: Any = qmodel.quantizers["layers/0/kernel"]
+    learned.log2_scale[...] = jnp.zeros(8)
+    qjax.calibrate(qmodel, [x, 2 * x])
+    assert len(searched) == 2
+    for name in ("layers/0/kernel", "layers/1/kernel"):
+        np.testing.assert_array_equal(qmodel.qparams()[name].scale, found[name].scale)
+    inner: Any = qmodel.model
+    inner.layers[0].kernel[...] = 2 * inner.layers[0].kernel[...]
+    qjax.calibrate(qmodel, [x])
+    assert len(searched) == 3
+    np.testing.assert_array_equal(qmodel.qparams()["layers/0/kernel"].scale, 2 * found["layers/0/kernel"].scale)
+    qjax.quantize(model, Recipe(weights=qjax.QSpec(bits=3, axis=-1)), x)
+    assert len(searched) == 5
+    before = len(calibrating._SEARCHED)
+    del model, qmodel, inner, learned
+    gc.collect()
+    assert len(calibrating._SEARCHED) < before
