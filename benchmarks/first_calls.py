@@ -2,7 +2,7 @@
 
 A first call is traced and compiled before it runs, and that is most of its time. Each call is measured in a process of
 its own, in seconds of the processor, all threads together: they survive a busy machine better. Operations are counted
-in the StableHLO text that XLA gets.
+in the StableHLO text that XLA gets, kernels in the program that it makes.
 """
 
 import dataclasses
@@ -71,12 +71,13 @@ CACHED = ", cached"
 
 @dataclasses.dataclass(frozen=True)
 class Stages:
-    """A training step before it runs: seconds to trace it, to lower it, and in XLA's compiler; its operations."""
+    """A training step before it runs: seconds to trace it, to lower it, and in XLA's compiler; how large it is."""
 
     trace: float
     lower: float
     compile: float
     operations: int
+    kernels: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +93,21 @@ class First:
 def operations(text: str) -> int:
     """The operations of a StableHLO program."""
     return len(re.findall(r"= \"?(?:stablehlo|chlo)\.\w|\bcall @", text))
+
+
+def kernels(text: str) -> int:
+    """The different fusions of a compiled program: XLA compiles equal ones once, and each takes about ten milliseconds.
+
+    text: the program after XLA's own optimizations.
+    """
+    called = set(re.findall(r" fusion\(.*calls=%([\w.-]+)", text))
+    found: set[str] = set()
+    for name, body in re.findall(r"^%([\w.-]+) \(.*?\{\n(.*?)^\}", text, re.MULTILINE | re.DOTALL):
+        if name in called:
+            names: dict[str, str] = {}
+            bare = re.sub(r", (?:metadata=\{[^}]*\}|backend_config=\{.*\}$)", "", body, flags=re.MULTILINE)
+            found.add(re.sub(r"%[\w.-]+", lambda m, names=names: names.setdefault(m[0], str(len(names))), bare))
+    return len(found)
 
 
 def step_of(model: Any, x: Any, forward: Callable[[Any, Any], Any] = lambda model, x: model(x)) -> Stages:
@@ -116,7 +132,9 @@ def step_of(model: Any, x: Any, forward: Callable[[Any, Any], Any] = lambda mode
     compiled = lowered.compile()
     third = time.process_time()
     jax.block_until_ready(compiled(state, x))
-    return Stages(first - start, second - first, third - second, operations(lowered.as_text()))
+    text = compiled.as_text()
+    assert text is not None
+    return Stages(first - start, second - first, third - second, operations(lowered.as_text()), kernels(text))
 
 
 def measure(name: str, call: str, folder: str | None = None) -> First:
@@ -180,8 +198,11 @@ def table(results: Sequence[First]) -> Grid:
     for result in results:
         against, stages = floats.get(result.model), result.stages
         ratio = "" if against is None else f"{result.seconds / against.seconds:.1f}"
-        found = ("",) * 4
+        found = ("",) * 5
         if stages is not None:
-            found = (f"{stages.trace:.1f}", f"{stages.lower:.1f}", f"{stages.compile:.1f}", f"{stages.operations:,}")
+            seconds = (f"{x:.1f}" for x in (stages.trace, stages.lower, stages.compile))
+            found = (*seconds, f"{stages.operations:,}", f"{stages.kernels:,}")
         rows.append((f"{result.model}: {result.call}", f"{result.seconds:.1f}", ratio, *found))
-    return Grid(("first call", "s", "/ float step", "trace, s", "lower, s", "compile, s", "operations"), rows)
+    return Grid(
+        ("first call", "s", "/ float step", "trace, s", "lower, s", "compile, s", "operations", "kernels"), rows
+    )

@@ -31,6 +31,7 @@ from qjax.assign.constants import (
     kernel_scale,
     scales_alone,
     step_of,
+    uniform,
 )
 from qjax.assign.formulas import formula_of
 from qjax.graph.ir import Graph, Node, Quantization, Tensor
@@ -80,7 +81,11 @@ def fuse(graph: Graph, target: targets.Target) -> Graph:
         nodes.append(dataclasses.replace(known[key], node=node, quantize=following[0]))
     fused = list(known.values())
     constants = derived(
-        functools.partial(derive, target), [one.case for one in fused], alive, functools.partial(by_channel, target)
+        functools.partial(derive, target),
+        [one.case for one in fused],
+        alive,
+        elementwise=functools.partial(by_channel, target),
+        uniform=functools.partial(uniform, target),
     )
     tensors = dict(graph.tensors)
     first = [_finished(graph, tensors, one, made, target) for one, made in zip(fused, constants, strict=True)]

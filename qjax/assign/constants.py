@@ -17,6 +17,7 @@ from qjax import ops, targets
 from qjax.assign.bounds import operand
 from qjax.graph.ir import Graph, Node
 from qjax.graph.weighted_product import scale_in_rank
+from qjax.numerics._namespace import wide
 from qjax.numerics.rules import get_rule
 from qjax.numerics.softfloat import Real
 from qjax.ops import Op, Operand, Preparation
@@ -40,13 +41,26 @@ BARE = Step("", {}, {})
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Uniform:
+    """What the constants of a product with one scale a channel follow from, in one form for all kinds and chains.
+
+    g, b: of the `Affine` that the chain is, the bit patterns of vectors over channels.
+    """
+
+    g: Any
+    b: Any
+    weighted: targets.Weighted
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Case:
     """Everything that the constants of a node follow from, except the target; nothing else, see `derived`.
 
     producer: with its real constants, its kernel left out. chain: the affine steps. kernel: its scale as a vector of
     the result, else None. kind, wide: what a target asks of a product with weights. formula: the name of a runtime's
     own, and what it may know. bias, count: in place of a chain, where a file has them: the bias in steps of the
-    accumulator (integers) or as real numbers, the number of elements of an average.
+    accumulator (integers) or as real numbers, the number of elements of an average. uniform: in place of the chain, the
+    kind and its width.
     """
 
     producer: Step
@@ -59,6 +73,7 @@ class Case:
     formula: tuple[str, Setting] | None = None
     bias: Any = None
     count: Any = None
+    uniform: Uniform | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -117,18 +132,36 @@ def by_channel(target: targets.Target, case: Case) -> bool:
     return np.size(case.kernel) > 1 and rule.of_scales is None
 
 
+def uniform(target: targets.Target, case: Case) -> Case:
+    """The first part of `derive` for a case that is `by_channel`, inside a trace."""
+    affine, shape = _affine(case), np.shape(case.kernel)
+    with wide(jnp):
+        g, b = (jnp.broadcast_to(number.pattern(), shape) for number in (affine.g, affine.b))
+    found = Uniform(g, b, target.weighted(case.kind, per_channel=True, wide=case.wide))
+    return dataclasses.replace(case, chain=(), kind="dot", wide=False, uniform=found)
+
+
+def _affine(case: Case) -> Affine:
+    if case.uniform is not None:
+        return Affine(Real.of_pattern(case.uniform.g), Real.of_pattern(case.uniform.b))
+    affine = Affine.identity()
+    for step in case.chain:
+        affine = ops.get(step.op).compose(step.attributes, step.constants, affine)
+    return affine
+
+
 def derive(target: targets.Target, case: Case) -> Constants:
     """The constants of a case, but for the kernel's codes and the bounds on the output's."""
     if case.bias is not None:
         return _counted(target, case)
-    affine = Affine.identity()
-    for step in case.chain:
-        affine = ops.get(step.op).compose(step.attributes, step.constants, affine)
+    affine = _affine(case)
     producer, s_y = case.producer, case.output.scale
     scales = [x.scale for x in case.inputs if x.scale is not None]
     if case.kernel is not None:
 
         def weighted(per_channel: bool) -> targets.Weighted:
+            if case.uniform is not None:
+                return case.uniform.weighted
             return target.weighted(case.kind, per_channel=per_channel, wide=case.wide)
 
         folded = fold_weighted(scales[0], case.kernel, s_y, affine, weighted)

@@ -42,16 +42,24 @@ def pack(xp: ModuleType, sign: Any, mantissa: Any, exponent: Any) -> Any:
     return xp.where((sign == np.int32(0)) | (field < np.int32(1)), _U(0), bits)
 
 
+def sign(bits: Pattern) -> jax.Array:
+    """-1, 0 or 1, int32."""
+    return jnp.where(bits == _U(0), np.int32(0), jnp.where(bits >= _NEGATIVE, np.int32(-1), np.int32(1)))
+
+
+def mantissa(bits: Pattern) -> jax.Array:
+    """0, or in [2^52, 2^53), uint64."""
+    return jnp.where(bits == _U(0), _U(0), (bits & _FRACTION) | _IMPLICIT)
+
+
+def exponent(bits: Pattern) -> jax.Array:
+    """The power of two that the mantissa is multiplied by, int32; of 0 it is 0."""
+    return jnp.where(bits == _U(0), np.int32(0), _field(bits) - np.int32(_BIAS))
+
+
 def unpack(bits: Pattern) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Sign (int32), mantissa (uint64) and exponent (int32) in canonical form."""
-    zero = bits == _U(0)
-    sign = jnp.where(bits >= _NEGATIVE, np.int32(-1), np.int32(1))
-    exponent = _field(bits) - np.int32(_BIAS)
-    return (
-        jnp.where(zero, np.int32(0), sign),
-        jnp.where(zero, _U(0), (bits & _FRACTION) | _IMPLICIT),
-        jnp.where(zero, np.int32(0), exponent),
-    )
+    """Sign, mantissa and exponent in canonical form."""
+    return sign(bits), mantissa(bits), exponent(bits)
 
 
 def of_float32(x: ArrayLike) -> Pattern:
@@ -127,6 +135,11 @@ def ordered(bits: Pattern) -> jax.Array:
     return jnp.where(bits >= _NEGATIVE, -magnitude, magnitude)
 
 
+def alive(bits: Pattern) -> jax.Array:
+    """Always true, but the compiler cannot prove it: a pattern is never -0."""
+    return bits.reshape(-1)[0] != _NEGATIVE
+
+
 def _either(native: Integers, integers: Integers, *operands: Pattern) -> Pattern:
     # TPUs have no binary64
     return lax.platform_dependent(*operands, tpu=integers, default=native)
@@ -136,7 +149,7 @@ def _once(compute: Integers, *operands: Pattern) -> Pattern:
     """Compiled as a separate computation: it is long, and XLA would copy it into each of its readers."""
     if operands[0].size == 0:
         return compute(*operands)
-    return apart(operands[0].reshape(-1)[0] != _NEGATIVE, compute, *operands)
+    return apart(alive(operands[0]), compute, *operands)
 
 
 def _divide(a: Pattern, b: Pattern) -> Pattern:
@@ -145,7 +158,7 @@ def _divide(a: Pattern, b: Pattern) -> Pattern:
     The estimate is some units off, so x - q' y is less than 2^60 in magnitude, and 64-bit words that wrap give it
     exactly. A quotient of two 53-bit numbers never lies halfway between two of 53 bits.
     """
-    sign = (a ^ b) & _NEGATIVE
+    negative = (a ^ b) & _NEGATIVE
     zero = a == _U(0)
     x, y = (a & _FRACTION) | _IMPLICIT, (b & _FRACTION) | _IMPLICIT
     below = (x < y).astype(_U)
@@ -163,7 +176,7 @@ def _divide(a: Pattern, b: Pattern) -> Pattern:
     # q may be 2^53: the carry runs into the exponent
     field = _field(a) - _field(b) + np.int32(1022) - below.astype(jnp.int32)
     bits = q + (jnp.clip(field, np.int32(0), np.int32(2045)).astype(_U) << _U(52))
-    return jnp.where(zero | (field < np.int32(0)), _U(0), bits | sign)
+    return jnp.where(zero | (field < np.int32(0)), _U(0), bits | negative)
 
 
 def _field(bits: Pattern) -> jax.Array:

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from qjax.numerics.fence import apart as _apart
 from qjax.numerics.rounding import Rounding
 
 _U = np.uint64
@@ -105,11 +104,3 @@ def repeat(xp: ModuleType, times: int, step: Any, state: Any) -> Any:
     for _ in range(times):
         state = step(state)
     return state
-
-
-def apart(xp: ModuleType, compute: Any, *operands: Any) -> Any:
-    """`compute(*operands)`, in a trace as a computation of its own; the operands begin with a `Real`."""
-    if xp is not jnp or operands[0].mantissa.size == 0:
-        return compute(*operands)
-    # a mantissa's top bit is never set
-    return _apart(operands[0].mantissa.reshape(-1)[0] < _U(1 << 63), compute, *operands)

@@ -10,6 +10,9 @@ import jax.numpy as jnp
 
 from qjax.numerics.calls import traced_once
 
+KEEPS_BARRIERS = jax.__version_info__ >= (0, 12)
+"""Whether XLA for CPUs fuses nothing across a barrier. That of jax 0.10.2 drops optimization barriers before fusion."""
+
 _shared: contextvars.ContextVar[jax.Array | None] = contextvars.ContextVar("_shared", default=None)
 
 
@@ -28,12 +31,14 @@ def apart(alive: jax.Array, compute: Callable[..., Any], *operands: Any) -> Any:
 
     XLA's fusion copies a chain of cheap operations into every reader. A constant that takes fifty integer operations to
     derive from a scale would be derived again for each element that it multiplies, and a few chained steps would take
-    minutes to compile. Some versions drop optimization barriers before fusion. They keep a branch on a value that is
-    only known at run time.
+    minutes to compile. Versions that drop optimization barriers before fusion still keep a branch on a value that is
+    only known at run time. The barrier compiles faster: it needs no predicate and no second branch.
 
     Args:
       alive: a boolean scalar that is always true, computed from traced values so that the compiler cannot know it.
     """
+    if KEEPS_BARRIERS:
+        return jax.lax.optimization_barrier(compute(*operands))
     shared = _shared.get()
     alive = alive if shared is None else shared
     shapes = jax.eval_shape(compute, *operands)

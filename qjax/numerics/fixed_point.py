@@ -10,7 +10,6 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from qjax.numerics._namespace import host_or_trace, like_inputs, wide
-from qjax.numerics._words import apart
 from qjax.numerics.rounding import Rounding, right_shift_with_headroom, rounding_right_shift
 from qjax.numerics.softfloat import Real
 
@@ -100,8 +99,7 @@ def quantize_multiplier(effective_scale: Any) -> Multiplier:
         zero = np.int32(0)
         return Multiplier(xp.where(nothing, zero, multiplier), xp.where(nothing, zero, shift))
 
-    with wide(xp):
-        return apart(xp, compute, e)
+    return e.read(compute)
 
 
 def saturating_rounding_doubling_high_mul(a: Any, b: Any) -> Any:

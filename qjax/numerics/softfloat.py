@@ -14,6 +14,7 @@ inside a trace the range is that of normal doubles, below which a result is 0.
 
 import dataclasses
 import operator
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Literal
 
@@ -25,7 +26,8 @@ from qjax.numerics import _binary64 as binary64
 from qjax.numerics import _binary64_integers as integers
 from qjax.numerics._binary64_integers import BITS, Parts
 from qjax.numerics._namespace import host_or_trace, traced, wide
-from qjax.numerics._words import FLOAT_FORMATS, apart, round_off, unpack_float
+from qjax.numerics._words import FLOAT_FORMATS, round_off, unpack_float
+from qjax.numerics.fence import apart
 from qjax.numerics.rounding import Rounding
 
 _U = np.uint64
@@ -68,9 +70,10 @@ class Real:
           ValueError: NaN or infinity on the host; inside a trace they give a meaningless finite value.
         """
         if isinstance(x, Real):
-            if str(x.mantissa.dtype) != "uint64":
+            mantissa = x._held()[-1] if "_bits" in x.__dict__ else x.mantissa
+            if str(mantissa.dtype) != "uint64":
                 raise TypeError(
-                    f"a Real's mantissa must be uint64. Got {x.mantissa.dtype}: it crossed the boundary of a "
+                    f"a Real's mantissa must be uint64. Got {mantissa.dtype}: it crossed the boundary of a "
                     "jit where 64-bit types are disabled. Build it inside the jitted function from float32."
                 )
             return x
@@ -98,17 +101,27 @@ class Real:
         """Take a where the boolean condition holds, b elsewhere; the three broadcast together."""
         xp, a, b = _operands(a, b, condition)
         with wide(xp):
-            shape = np.broadcast_shapes(np.shape(condition), np.shape(a.sign))
+            shape = np.broadcast_shapes(np.shape(condition), a.shape)
             a, b = a.broadcast_to(shape), b.broadcast_to(shape)
             c = xp.broadcast_to(xp.asarray(condition), shape)
             if xp is jnp:
                 return _of_pattern(jnp.where(c, _pattern(a), _pattern(b)))
             return Real(*(xp.where(c, p, q) for p, q in zip(a.parts(), b.parts(), strict=True)))
 
+    @staticmethod
+    def of_pattern(bits: Any) -> "Real":
+        """The number whose `pattern` this is; inside a trace."""
+        return _of_pattern(bits)
+
+    def pattern(self) -> Any:
+        """The bits of the double, uint64: what carries a number inside a trace in one array."""
+        with wide(host_or_trace(*self._held())):
+            return _pattern(self)
+
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape shared by the three fields."""
-        return tuple(np.shape(self.sign))
+        return tuple(np.shape(self._held()[0]))
 
     @property
     def is_zero(self) -> Any:
@@ -117,7 +130,7 @@ class Real:
 
     def broadcast_to(self, shape: tuple[int, ...]) -> "Real":
         """The same values, broadcast to `shape`."""
-        xp = host_or_trace(*self.parts())
+        xp = host_or_trace(*self._held())
         with wide(xp):
             return _broadcast(xp, self, shape)
 
@@ -241,29 +254,28 @@ class Real:
             bits = xp.where(a.sign < 0, bits | np.int32(-(2**31)), bits)
             return jax.lax.bitcast_convert_type(bits, jnp.float32) if xp is jnp else np.asarray(bits).view(np.float32)
 
-        with wide(xp):
-            return apart(xp, compute, a)
+        return a.read(compute)
 
     def to_float64(self) -> Any:
         """The value as numpy float64, on the host only; out of its range it behaves as ldexp does."""
-        if traced(*self.parts()):
+        if traced(*self._held()):
             raise TypeError("to_float64 works on the host only. Inside a trace use to_float32.")
         return np.ldexp((np.asarray(self.sign) * np.asarray(self.mantissa).astype(np.float64)), self.exponent)
 
     def to_int32(self, rounding: Rounding | str = Rounding.NEAREST_EVEN) -> Any:
         """The nearest integer by `rounding` (not stochastic), clamped to [-2^31, 2^31 - 1]."""
-        with wide(host_or_trace(*self.parts())):
-            return self._to_integer(32, Rounding.of(rounding)).astype(np.int32)
+        return self._to_integer(np.int32, Rounding.of(rounding))
 
     def to_int64(self, rounding: Rounding | str = Rounding.NEAREST_EVEN) -> Any:
         """The nearest integer by `rounding` (not stochastic), clamped to [-2^63, 2^63 - 1].
 
         Inside a trace the result is used where 64-bit types are enabled.
         """
-        return self._to_integer(64, Rounding.of(rounding))
+        return self._to_integer(np.int64, Rounding.of(rounding))
 
-    def _to_integer(self, bits: int, rounding: Rounding) -> Any:
+    def _to_integer(self, dtype: Any, rounding: Rounding) -> Any:
         xp, a, _ = _operands(self, self)
+        bits = np.iinfo(dtype).bits
 
         def compute(a: Real) -> Any:
             # Mantissas are at least 2^52. Shifted left by 11 they are at least 2^63, beyond either type.
@@ -272,10 +284,19 @@ class Real:
             magnitude = round_off(xp, a.mantissa << left, right, rounding, a.sign)
             limit = xp.where(a.sign < 0, _U(1 << (bits - 1)), _U((1 << (bits - 1)) - 1))
             # the magnitude 2^63 wraps to the least int64, and so does its negative
-            return xp.minimum(magnitude, limit).astype(np.int64) * a.sign.astype(np.int64)
+            return (xp.minimum(magnitude, limit).astype(np.int64) * a.sign.astype(np.int64)).astype(dtype)
 
+        return a.read(compute)
+
+    def read(self, compute: Callable[["Real"], Any]) -> Any:
+        """`compute(self)`: arrays from the three fields; in a trace a computation of its own, see `fence.apart`."""
+        xp = host_or_trace(*self._held())
         with wide(xp):
-            return apart(xp, compute, a)
+            if xp is np or 0 in self.shape:
+                return compute(self)
+            # The pattern alone goes in: XLA would make one array of each field.
+            pattern = _pattern(self)
+            return apart(binary64.alive(pattern), lambda pattern: compute(_of_pattern(pattern)), pattern)
 
     def __getitem__(self, index: Any) -> "Real":
         return self._moved(lambda p: p[index]) or Real(*(p[index] for p in self.parts()))
@@ -286,7 +307,7 @@ class Real:
 
     def _moved(self, change: Any) -> "Real | None":
         """The number whose pattern is the changed one of this; None on the host."""
-        if not traced(*self.parts()):
+        if not traced(*self._held()):
             return None
         with wide(jnp):
             return _of_pattern(change(_pattern(self)))
@@ -295,11 +316,23 @@ class Real:
         """The three fields."""
         return Parts(self.sign, self.mantissa, self.exponent)
 
+    def __getattr__(self, name: str) -> Any:
+        """A field of a number that is held as its pattern; most are never read."""
+        if name not in Parts._fields or "_bits" not in self.__dict__:
+            raise AttributeError(name)
+        with wide(jnp):
+            # Not kept: inside of a branch or a loop it would be a value of that trace.
+            return getattr(binary64, name)(self.__dict__["_bits"])
+
+    def _held(self) -> tuple[Any, ...]:
+        """The arrays that are there: the fields, the pattern, or both."""
+        return tuple(self.__dict__.values())
+
 
 def _operands(a: Any, b: Any, *more: Any) -> tuple[Any, Real, Real]:
     """The namespace for the operands, and the two broadcast to one shape in it."""
     a, b = Real.of(a), Real.of(b)
-    xp = host_or_trace(*a.parts(), *b.parts(), *more)
+    xp = host_or_trace(*a._held(), *b._held(), *more)
     shape = np.broadcast_shapes(a.shape, b.shape)
     with wide(xp):
         return xp, _broadcast(xp, a, shape), _broadcast(xp, b, shape)
@@ -311,7 +344,7 @@ def _is(x: Real, number: Literal[0, 1]) -> bool:
     A sum with 0, a product with 0 or 1, a quotient of 0 or by 1 is then one of the operands, and no operation of the
     program: most accumulators have no factor and no bias behind them.
     """
-    if traced(*x.parts()):
+    if traced(*x._held()):
         return False
     mantissa = (0, 1 << (BITS - 1))[number]
     return bool(np.all((x.sign == np.int32(number)) & (x.mantissa == _U(mantissa)))) and bool(
@@ -320,7 +353,7 @@ def _is(x: Real, number: Literal[0, 1]) -> bool:
 
 
 def _broadcast(xp: ModuleType, x: Real, shape: tuple[int, ...]) -> Real:
-    if xp is np or not traced(*x.parts()):
+    if xp is np or not traced(*x._held()):
         return Real(*(np.broadcast_to(np.asarray(p), shape) for p in x.parts()))
     if "_bits" in x.__dict__ and x.shape == shape:
         return x
@@ -349,8 +382,8 @@ def _arithmetic(name: str, xp: ModuleType, *operands: Real) -> Real:
 
 
 def _of_pattern(pattern: Any) -> Real:
-    result = Real(*binary64.unpack(pattern))
-    # Keep the packed bits, so that a chain of operations does not unpack and pack between every two of them.
+    # The pattern alone: a chain of operations does not unpack and pack between every two of them.
+    result = object.__new__(Real)
     object.__setattr__(result, "_bits", pattern)
     return result
 
@@ -358,7 +391,7 @@ def _of_pattern(pattern: Any) -> Real:
 def _pattern(x: Real) -> Any:
     if "_bits" not in x.__dict__:
         # For known numbers the packed bits are a constant of the program instead of a computation in it.
-        xp = host_or_trace(*x.parts())
+        xp = host_or_trace(*x._held())
         object.__setattr__(x, "_bits", xp.asarray(binary64.pack(xp, *(xp.asarray(p) for p in x.parts()))))
     return x.__dict__["_bits"]
 

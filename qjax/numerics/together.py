@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from qjax.numerics._namespace import wide
 from qjax.numerics.fence import sharing
 from qjax.numerics.packing import packed, unpacked
 
@@ -31,6 +32,7 @@ def derived(
     cases: Sequence[Any],
     alive: Callable[[Any], jax.Array],
     elementwise: Callable[[Any], bool] = lambda case: False,
+    uniform: Callable[[Any], Any] = lambda case: case,
 ) -> list[Any]:
     """`[derive(case) for case in cases]`, the same bits.
 
@@ -41,6 +43,8 @@ def derived(
         called only for cases that have some.
       elementwise: whether the results of a case are vectors whose elements each follow from one element of its traced
         arrays, which are scalars or vectors of one size. Such vectors of several sizes are computed as one.
+      uniform: the first part of `derive` for such cases: a case -> one of which `derive` makes the same. It is called
+        for the joined cases of a kind. Kinds that it makes equal are one kind for the rest of `derive`.
 
     Returns:
       Results are structures as cases are; what does not depend on traced arrays in them is the same for a kind.
@@ -52,15 +56,21 @@ def derived(
         shapes = tuple((array.ndim if flat else array.shape, str(array.dtype)) for array in arrays)
         kinds.setdefault((key, shapes, flat) if arrays else position, []).append(position)
     results: list[Any] = [None] * len(cases)
+    uniforms: dict[Any, list[_Joined]] = {}
     for kind, positions in kinds.items():
         chosen = [parts[i] for i in positions]
+        if isinstance(kind, tuple) and kind[2]:
+            one = _joined(uniform, chosen, positions)
+            uniforms.setdefault((one.key, tuple(array.dtype for array in one.arrays)), []).append(one)
+            continue
         if len(positions) == 1:
             found = [derive(cases[positions[0]])]
-        elif kind[2]:
-            found = _joined(derive, chosen)
         else:
             found = _stacked(derive, chosen, alive(cases[positions[0]]))
         for position, result in zip(positions, found, strict=True):
+            results[position] = result
+    for several in uniforms.values():
+        for position, result in _cut(derive, several):
             results[position] = result
     return results
 
@@ -71,7 +81,22 @@ def _length(arrays: Sequence[Any]) -> int | None:
     return next(iter(shapes))[0] if len(shapes) == 1 and len(next(iter(shapes))) == 1 else None
 
 
-def _joined(derive: Callable[[Any], Any], parts: Sequence[Any]) -> list[Any]:
+@dataclasses.dataclass(frozen=True)
+class _Joined:
+    """Cases of one kind as one of longer vectors, `case`; the same made uniform, and split.
+
+    positions, sizes: of the cases that were joined.
+    """
+
+    case: Any
+    key: Any
+    arrays: list[Any]
+    skeleton: Any
+    positions: list[int]
+    sizes: list[int]
+
+
+def _joined(uniform: Callable[[Any], Any], parts: Sequence[Any], positions: Sequence[int]) -> _Joined:
     sizes = [_length(arrays) or 0 for _, arrays, _ in parts]
     # Pieces of one size lie side by side, see `packed`.
     order = sorted(range(len(parts)), key=lambda i: sizes[i])
@@ -82,11 +107,28 @@ def _joined(derive: Callable[[Any], Any], parts: Sequence[Any]) -> list[Any]:
         same = column[0].ndim == 0 and all(x is column[0] for x in column)
         full = [jnp.broadcast_to(x, (size,)) for x, size in zip(column, sizes, strict=True)]
         operands.append(column[0] if same else packed(full))
-    _, vectors, rest = _split(derive(_filled(parts[0][2], operands)), every=True)
-    shapes = [(size,) for size in sizes]
-    pieces = [unpacked(jnp.broadcast_to(vector, (sum(sizes),)), shapes) for vector in vectors]
-    results = {at: _filled(rest, [own[i] for own in pieces]) for i, at in enumerate(order)}
-    return [results[at] for at in range(len(parts))]
+    case = _filled(parts[0][2], operands)
+    key, arrays, skeleton = _split(uniform(case))
+    return _Joined(case, key, arrays, skeleton, [positions[i] for i in order], sizes)
+
+
+def _cut(derive: Callable[[Any], Any], several: Sequence[_Joined]) -> list[tuple[int, Any]]:
+    """The results of several kinds that `uniform` made one, each with the position of its case."""
+    positions = [position for one in several for position in one.positions]
+    case = several[0].case
+    if len(positions) == 1:
+        return [(positions[0], derive(case))]
+    if len(several) > 1:
+        with wide(jnp):  # Bit patterns of doubles have 64 bits.
+            operands = [
+                packed([jnp.broadcast_to(x, (sum(one.sizes),)) for one, x in zip(several, column, strict=True)])
+                for column in zip(*(one.arrays for one in several), strict=True)
+            ]
+        case = _filled(several[0].skeleton, operands)
+    _, vectors, rest = _split(derive(case), every=True)
+    sizes = [size for one in several for size in one.sizes]
+    pieces = [unpacked(jnp.broadcast_to(vector, (sum(sizes),)), [(size,) for size in sizes]) for vector in vectors]
+    return [(position, _filled(rest, [own[i] for own in pieces])) for i, position in enumerate(positions)]
 
 
 def _stacked(derive: Callable[[Any], Any], parts: Sequence[Any], alive: jax.Array) -> list[Any]:

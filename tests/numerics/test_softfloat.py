@@ -211,6 +211,30 @@ def test_carried_as_a_pytree_inside_one_trace():
     assert np.array_equal(np.asarray(jax.jit(newton)(x)), r.astype(np.float32))
 
 
+def test_the_pattern_is_that_of_the_double():
+    x = np.array([0.1, -0.7, 0, 3e38, -1e-38], np.float32)
+    bits = x.astype(np.float64).view(np.uint64)
+    with jax.enable_x64(True):
+        traced = jax.jit(lambda x: Real.of_pattern(Real.of(x).pattern()).pattern())(x)
+    assert np.array_equal(Real.of(x).pattern(), bits)
+    assert np.array_equal(traced, bits)
+
+
+def test_fields_that_a_branch_reads_first_are_read_again_outside():
+    x = np.array([0.1, -0.7], np.float32)
+
+    def program(x):
+        r = Real.of(x) * Real.of(np.float32(0.3))
+        inside = jax.lax.cond(x[0] > 0, lambda: r.exponent, lambda: -r.exponent)
+        return inside, r.sign, r.exponent
+
+    inside, sign, exponent = jax.jit(program)(x)
+    host = Real.of(x) * Real.of(np.float32(0.3))
+    assert np.array_equal(inside, host.exponent)
+    assert np.array_equal(sign, host.sign)
+    assert np.array_equal(exponent, host.exponent)
+
+
 finite = st.floats(min_value=2.0**-200, max_value=2.0**200) | st.floats(min_value=-(2.0**200), max_value=-(2.0**-200))
 
 

@@ -79,6 +79,33 @@ def test_vectors_of_several_sizes_are_one_computation_where_elements_are_indepen
         assert np.array_equal(found["low"], wanted["low"])
 
 
+def test_kinds_that_differ_in_their_first_part_alone_are_one_behind_it():
+    biases = [numbers(size, seed=size) for size in (7, 2, 7, 3)]
+    scales = [numbers(seed=20 + i) for i in range(4)]
+    factors = [None, np.float32(3), None, np.float32(0.1)]
+
+    def uniform(case):
+        bias = case.bias if case.settings is None else case.bias * case.settings
+        return Case(case.scale, bias, ())
+
+    def derive(case):
+        calls.append(case)
+        case = case if isinstance(case.settings, tuple) else uniform(case)
+        return (Real.of(case.bias) / Real.of(case.scale)).to_int32()
+
+    def run(scales, biases):
+        cases = [Case(*case) for case in zip(scales, biases, factors, strict=True)]
+        return derived(derive, cases, alive, lambda case: True, uniform)
+
+    calls: list[Case] = []
+    expected = run(scales, biases)
+    calls.clear()
+    results = jax.jit(run)(scales, biases)
+    assert len(calls) == 1
+    assert calls[0].bias.shape == (19,)
+    assert all(np.array_equal(found, wanted) for found, wanted in zip(results, expected, strict=True))
+
+
 def test_which_arrays_are_the_same_is_part_of_the_kind():
     def derive(case):
         return "one" if case.scale is case.bias else "two"
