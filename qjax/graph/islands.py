@@ -18,7 +18,7 @@ from qjax import ops
 from qjax.graph.ir import Graph, Tensor
 from qjax.graph.unsupported import ConversionError
 from qjax.ops import reals
-from qjax.ops.dynamic_dot import DynamicDot
+from qjax.ops.dynamic_dot import RunTimeCodes
 from qjax.targets import Target
 from qjax.tracing import Equation, Value
 from qjax.tracing.composite import Computed
@@ -259,7 +259,7 @@ def finished(graph: Graph, target: Target) -> Graph:
         op = ops.get(node.op)
         if not op.reals:
             continue
-        if isinstance(op, DynamicDot):
+        if isinstance(op, RunTimeCodes):
             why = op.in_target(node.attributes, tensors[node.constants["kernel"]], target.dynamic)
             if why is not None:
                 raise ConversionError(f"{why}. The target is {target.name!r}.", where=node.location)

@@ -20,6 +20,7 @@ from qjax.ops import (
     divide,
     dot,
     dropout,
+    dynamic_conv,
     dynamic_dot,
     embed,
     embed_rows,

@@ -25,7 +25,7 @@ from qjax.numerics.dynamic_formulas import DynamicFormula, grouped_scales, of_gr
 from qjax.numerics.fence import finished_on_cpu
 from qjax.numerics.unfused import unfused
 from qjax.numerics.weight_formats import INTEGERS, WeightFormat, encode
-from qjax.ops import accumulate
+from qjax.ops import accumulate, dynamic_windows
 from qjax.ops.base import Equation
 from qjax.ops.channels import weight_to_result
 from qjax.ops.conv import Conv, convolved
@@ -49,7 +49,7 @@ class Dynamic:
       activations: codes of 2 to 8 bits, symmetric (then signed) or asymmetric.
       per: what shares a scale of the activations: the whole "tensor", so that an example's codes depend on the others
         of its batch; an "example", one index of the first axis, or of a convolution's batch axis; or a "row", every
-        vector that a product sums over, which convolutions do not have.
+        vector that a product sums over. Of convolutions those with windows of one pixel have rows.
 
     Examples:
       >>> import qjax
@@ -140,10 +140,10 @@ class DynamicProduct:
     formula: DynamicFormula = "onnx"
 
     def __post_init__(self) -> None:
-        if self._is_conv and self.setting.per == "row":
+        if self._is_conv and self.setting.per == "row" and len(self._through()) == 1:
             raise ValueError(
-                'Dynamic(per="row") on a convolution, whose windows overlap and share no rows: expected '
-                'per="example" or per="tensor". Override the convolutions of the module on their own.'
+                'Dynamic(per="row") on a convolution whose windows share no rows, since they overlap or leave pixels '
+                'out: expected per="example" or per="tensor". Override the convolutions of the module on their own.'
             )
         if self.setting.per == "example" and not self._kept(len(self.eqn.in_shapes[1 - self.weight])):
             raise ValueError(
@@ -258,8 +258,9 @@ class DynamicProduct:
 
     def accumulator(self, x_codes: jax.Array, zero: jax.Array, w_codes: jax.Array, sums: jax.Array) -> jax.Array:
         """The int32 sums of the result's shape, free of zero points."""
-        if self._is_conv and self.setting.per == "example":
-            return self._convolved_examples(x_codes, zero, w_codes)
+        if self._is_conv and self.setting.per != "tensor":
+            zeros = None if self.setting.activations.symmetric else self._of_x(zero, x_codes.ndim)
+            return dynamic_windows.centred_sums(self.eqn, x_codes, w_codes, zeros)
         if self._is_conv:
             acc = convolved(x_codes, w_codes, zero, Conv().attributes(self.eqn))
         else:
@@ -268,19 +269,6 @@ class DynamicProduct:
         if self.setting.activations.symmetric:
             return acc
         return acc - self._of_x(zero, x_codes.ndim) * self._of_weight(sums)
-
-    def _convolved_examples(self, x_codes: jax.Array, zero: jax.Array, w_codes: jax.Array) -> jax.Array:
-        """A convolution whose examples have zero points of their own, so that no one number could pad them."""
-        attributes = Conv().attributes(self.eqn)
-        acc = convolved(x_codes, w_codes, 0, attributes)
-        if self.setting.activations.symmetric:
-            return acc
-        # padding adds nothing to the sums, so near an edge a zero point counts for fewer weights
-        axis, out = (attributes[name][0] for name in ("lhs_layout", "out_layout"))
-        one = jnp.ones([1 if a == axis else n for a, n in enumerate(x_codes.shape)], jnp.int8)
-        weights = lax.squeeze(convolved(one, w_codes, 0, attributes), (out,))
-        others = [a for a in range(acc.ndim) if a != out]
-        return acc - self._of_x(zero, x_codes.ndim) * lax.broadcast_in_dim(weights, acc.shape, others)
 
     # ------------------------------------------------------------------ value and derivative
 
@@ -348,17 +336,15 @@ class DynamicProduct:
         """The axes of x that share a scale."""
         if self.setting.per == "tensor":
             return tuple(range(rank))
+        axes = [axis for _, axis in self._through()]
         if self.setting.per == "example":
-            through = [axis for _, axis in self._through()]
-            example = through[0] if self._is_conv else 0
-            return tuple(axis for axis in range(rank) if axis != example or axis not in through)
-        return tuple(self.eqn.params["dimension_numbers"][0][1 - self.weight])
+            axes = [axis for axis in axes if axis == (axes[0] if self._is_conv else 0)]
+        return tuple(axis for axis in range(rank) if axis not in axes)
 
     def _through(self) -> list[tuple[int, int]]:
-        """The axes of x that the result has: (the result's, x's); of a convolution its batch axis."""
+        """The axes of x that are not summed over: (the result's, x's)."""
         if self._is_conv:
-            attributes = Conv().attributes(self.eqn)
-            return [(int(attributes["out_layout"][0]), int(attributes["lhs_layout"][0]))]
+            return dynamic_windows.through(self.eqn)
         return [(int(out), int(axis)) for out, axis in Dot().channels(self.eqn, 1 - self.weight)]
 
     def _kept(self, rank: int) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ The rows get codes at run time. The formula of the target says how, and how the 
 `numerics.dynamic_formulas`.
 """
 
+import abc
 import math
 from collections.abc import Collection, Sequence
 from typing import Any, TypedDict
@@ -40,8 +41,36 @@ class OfTarget(TypedDict):
     dynamic: formulas.DynamicFormula
 
 
+class RunTimeCodes(Op):
+    """A product of floats that get codes at run time with int8 weights, whose first axis is that of the results."""
+
+    role = Role.INTEGER
+    reals = True
+    keeps_batch = always
+
+    def accumulator(self, site: Site) -> Bounds | None:
+        kernel = site.constants["kernel"]
+        if traced(kernel):
+            return None
+        sums = np.abs(np.asarray(kernel, np.int64)).sum(self.summed(kernel.shape))
+        most = 255 * int(sums.max(initial=0))
+        return -most, most
+
+    @abc.abstractmethod
+    def summed(self, kernel: Shape) -> tuple[int, ...]:
+        """The axes of the kernel along which one int32 sum runs."""
+
+    def in_target(self, attributes: Attributes, kernel: Any, formula: formulas.DynamicFormula) -> str | None:
+        """What of the product a runtime with that formula does not have; kernel: its tensor."""
+        low, high = kernel.quantization.qmin, kernel.quantization.qmax
+        bits = 4 if low >= -8 and high <= 7 else 8
+        size = kernel.shape[2] if len(kernel.shape) == 3 else None
+        weights = QSpec(bits=bits, axis=0, group_size=size, narrow_range=low > -(2 ** (bits - 1)))
+        return formulas.unsupported(formula, QSpec(bits=8, symmetric=False), weights)
+
+
 @register
-class DynamicDot(Op):
+class DynamicDot(RunTimeCodes):
     """y[..., n] = sum_k x[..., k] w[n, k] + bias[n], with codes of x that are found at run time.
 
     constants: kernel, int8 codes (n, k), or (n, groups, size) with scales of the groups; kernel_scale, float32, which
@@ -51,29 +80,13 @@ class DynamicDot(Op):
     name = "dynamic_dot"
     fields = Fields
     prepared = OfTarget
-    role = Role.INTEGER
-    reals = True
-    keeps_batch = always
 
-    def accumulator(self, site: Site) -> Bounds | None:
-        kernel = site.constants["kernel"]
-        if traced(kernel):
-            return None
-        sums = np.abs(np.asarray(kernel, np.int64)).sum(-1)
-        most = 255 * int(sums.max(initial=0))
-        return -most, most
+    def summed(self, kernel: Shape) -> tuple[int, ...]:
+        return (len(kernel) - 1,)
 
     def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
         rank = len(inputs[0])
         return [range(rank - attributes["summed"], rank)]
-
-    def in_target(self, attributes: Attributes, kernel: Any, formula: formulas.DynamicFormula) -> str | None:
-        """What of the product a runtime with that formula does not have; kernel: its tensor."""
-        low, high = kernel.quantization.qmin, kernel.quantization.qmax
-        bits = 4 if low >= -8 and high <= 7 else 8
-        size = kernel.shape[2] if len(kernel.shape) == 3 else None
-        weights = QSpec(bits=bits, axis=0, group_size=size, narrow_range=low > -(2 ** (bits - 1)))
-        return formulas.unsupported(formula, QSpec(bits=8, symmetric=False), weights)
 
     def runtime(self, attributes: Attributes, constants: Constants) -> Constants:
         kernel, scale = jnp.asarray(constants["kernel"]), jnp.asarray(constants["kernel_scale"])
@@ -91,7 +104,7 @@ class DynamicDot(Op):
         kernel = constants["kernel"]
         n, depth = kernel.shape[0], math.prod(kernel.shape[1:])
         rows = x.reshape(math.prod(lead), depth)
-        codes, scale, zero = _codes(rows, attributes["symmetric"], formula)
+        codes, scale, zero = codes_of(rows, attributes["symmetric"], (1,), formula)
         shape = (rows.shape[0], n)
         of_x, zeros = (jnp.broadcast_to(v[:, None], shape) for v in (scale, zero))
         held = constants["kernel_scale"], constants["sums"]
@@ -103,14 +116,17 @@ class DynamicDot(Op):
             y = y if "bias" not in constants else y + constants["bias"][None]
         else:
             of_w, sums = (jnp.broadcast_to(v[None], shape) for v in held)
-            y = _with_bias(_product(codes, kernel) - zeros * sums, of_x, of_w, constants.get("bias"), formula)
+            y = with_bias(_product(codes, kernel) - zeros * sums, of_x, of_w, constants.get("bias"), formula)
         return y.reshape(*lead, *attributes["features"])
 
 
-def _codes(rows: jax.Array, symmetric: bool, formula: formulas.DynamicFormula) -> tuple[jax.Array, ...]:
+def codes_of(
+    x: jax.Array, symmetric: bool, shared: tuple[int, ...], formula: formulas.DynamicFormula
+) -> tuple[jax.Array, ...]:
+    """int8 codes of floats, their scales and zero points; shared: the axes that share one."""
     if formula != "onnx":
-        return formulas.row_codes(rows, symmetric, (1,), formula)
-    codes, scale, zero = dynamic_codes(rows, QSpec(bits=8, symmetric=symmetric), (1,))
+        return formulas.row_codes(x, symmetric, shared, formula)
+    codes, scale, zero = dynamic_codes(x, QSpec(bits=8, symmetric=symmetric), shared)
     return codes.astype(jnp.int8), scale, zero
 
 
@@ -118,12 +134,13 @@ def _product(x: jax.Array, w: jax.Array) -> jax.Array:
     return accumulate.dot(x, w, (((1,), (1,)), ((), ())))
 
 
-def _with_bias(
+def with_bias(
     acc: jax.Array, of_x: jax.Array, of_weight: jax.Array, bias: Any, formula: formulas.DynamicFormula
 ) -> jax.Array:
+    """Floats of int32 sums. bias: float32, for the last axis. XNNPACK adds it with the last multiplication (FMA)."""
     if bias is None:
         return formulas.of_sums(acc, of_x, of_weight, formula)
-    bias = jnp.broadcast_to(jnp.asarray(bias)[None], acc.shape)
+    bias = jnp.broadcast_to(jnp.asarray(bias), acc.shape)
     if formula == "xnnpack":
         return fused_multiply_add(unfused(acc.astype(jnp.float32) * of_x), of_weight, bias)
     return formulas.of_sums(acc, of_x, of_weight, formula) + bias

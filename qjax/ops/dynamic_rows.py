@@ -1,4 +1,4 @@
-"""Products of `qjax.Dynamic` that are rows times one matrix, as LiteRT's FULLY_CONNECTED multiplies them."""
+"""Products of `qjax.Dynamic` that LiteRT has: rows times one matrix as FULLY_CONNECTED, windows as CONV_2D."""
 
 import math
 
@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from qjax.numerics.dynamic_formulas import DynamicFormula, unsupported
 from qjax.numerics.qspec import QSpec
+from qjax.ops import dynamic_windows
 from qjax.ops.dynamic import DynamicProduct
 
 
@@ -15,19 +16,23 @@ def problem(product: DynamicProduct, formula: DynamicFormula) -> str | None:
     setting, eqn = product.setting, product.eqn
     if formula == "onnx":
         return None
-    if eqn.primitive != "dot_general":
-        return "a convolution, whose arithmetic in LiteRT with float activations is not known: quantize it statically"
-    if setting.per != "row":
-        return 'one scale for several rows, and LiteRT finds one for each: use per="row"'
     if not isinstance(setting.weights, QSpec):
         return f"weights in the format {setting.weights}: use a QSpec"
+    if {str(dtype) for dtype in (*eqn.in_dtypes, *eqn.out_dtypes)} != {"float32"}:
+        return f"numbers of {eqn.in_dtypes[0]}: use float32"
+    if eqn.primitive != "dot_general":
+        if formula != "xnnpack":
+            return (
+                "a convolution, whose arithmetic in LiteRT's own kernels is not known: use the target 'tflite_xnnpack'"
+            )
+        return dynamic_windows.problem(eqn, setting.per) or unsupported(formula, setting.activations, setting.weights)
+    if setting.per != "row":
+        return 'one scale for several rows, and LiteRT finds one for each: use per="row"'
     contracting, batch = eqn.params["dimension_numbers"]
     summed = contracting[1 - product.weight]
     rank = len(eqn.in_shapes[1 - product.weight])
     if product.weight != 1 or batch[0] or sorted(summed) != list(range(rank - len(summed), rank)):
         return "a product of another form than x[..., k] @ w[k, n]: move the summed axes of x to its end"
-    if {str(dtype) for dtype in (*eqn.in_dtypes, *eqn.out_dtypes)} != {"float32"}:
-        return f"numbers of {eqn.in_dtypes[0]}: use float32"
     return unsupported(formula, setting.activations, setting.weights)
 
 

@@ -1,4 +1,4 @@
-"""Float parts: FULLY_CONNECTED with float activations, and the steps between such products.
+"""Float parts: FULLY_CONNECTED and CONV_2D with float activations, and the steps between such products.
 
 Only steps with certain bits are written, see `export.ieee`; of these LiteRT's float operators have the same bits.
 """
@@ -12,6 +12,7 @@ import numpy as np
 
 from qjax import targets
 from qjax.export.emit.tflite.draft import Value
+from qjax.export.emit.tflite.products import surrounded
 from qjax.export.emit.tflite.writer import Writer, lowers
 from qjax.export.ieee import uncertain
 from qjax.export.tflite_schema.file import Scales
@@ -28,6 +29,11 @@ _ROWS = (
     "Drop qjax.FLOAT. Of qjax.Dynamic, LiteRT has rows with 8-bit codes: use "
     'qjax.Dynamic(per="row", activations=qjax.QSpec(bits=8, symmetric=False)) and a target of LiteRT on x86, see '
     "docs/dynamic.md"
+)
+
+_WINDOWS = (
+    'Use qjax.Dynamic(per="example", activations=qjax.QSpec(bits=8, symmetric=False)) and the target '
+    "'tflite_xnnpack', see docs/dynamic.md"
 )
 
 
@@ -70,6 +76,45 @@ def dynamic_dot(writer: Writer, node: Node) -> Value:
         keepNumDims=False,
     )
     return writer.reshape(y, (*lead, *attributes["features"]), frozenset(axis for axis in x.free if axis < rank))
+
+
+@lowers("dynamic_conv")
+def dynamic_conv(writer: Writer, node: Node) -> Value:
+    """CONV_2D of floats with int8 weights."""
+    attributes = node.attributes
+    if attributes["dynamic"] != "xnnpack":
+        raise Unsupported(
+            f"a convolution that gets codes at run time, which was not measured for {writer.graph.target!r}", _WINDOWS
+        )
+    kernel = writer.graph.tensors[node.constants["kernel"]]
+    assert kernel.quantization is not None
+    codes, scale = np.asarray(kernel.value), np.asarray(kernel.quantization.scale)
+    strides, dilation = list(attributes["strides"]), list(attributes["rhs_dilation"])
+    window = codes.shape[1:3]
+    # Zeros around floats change no range that holds 0, so they may be an operator of their own.
+    x, padding = surrounded(writer, writer.input(node), attributes["padding"], window, strides, dilation)
+    inputs: list[Value | int] = [x, writer.weights("kernel", node, codes, Scales(scale), "int8")]
+    # LiteRT's operator must have a bias. Zeros leave the rounded product as it is.
+    bias = np.zeros(codes.shape[0], np.float32)
+    if "bias" in node.constants:
+        bias = np.asarray(writer.graph.constant(node, "bias"))
+    inputs.append(
+        writer.file.tensor(node.constants.get("bias", f"{node.name}/bias"), bias.shape, "float32", None, bias)
+    )
+    return writer.apply(
+        "CONV_2D",
+        inputs,
+        (x.shape[0], *writer.shapes[node.output][1:]),
+        x.free - {1, 2},
+        "float32",
+        None,
+        fusedActivationFunction="NONE",
+        padding=padding,
+        strideH=strides[0],
+        strideW=strides[1],
+        dilationHFactor=dilation[0],
+        dilationWFactor=dilation[1],
+    )
 
 
 def _type(packed: bool) -> str:

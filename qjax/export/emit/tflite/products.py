@@ -131,7 +131,7 @@ def conv(writer: Writer, node: Node) -> Value:
     stored = layouts.ohwi(kernel.value, attributes["rhs_layout"])
     for axis, step in enumerate(between):
         x = writer.dilate(x, axis + 1, step, x.zero_point)
-    x, name = _surrounded(writer, x, padding, stored.shape[1:3], strides, dilation)
+    x, name = surrounded(writer, x, padding, stored.shape[1:3], strides, dilation)
     groups, features = attributes["groups"], stored.shape[0]
     options: dict[str, Any] = {
         "padding": name,
@@ -179,7 +179,7 @@ def _by_group(
     return writer.moved("CONCATENATION", parts, shape, free, parts[0], axis=3)
 
 
-def _surrounded(
+def surrounded(
     writer: Writer,
     x: Value,
     padding: Sequence[Sequence[int]],
@@ -196,7 +196,8 @@ def _surrounded(
         for d in range(2)
     ):
         return x, "SAME"
-    return padded(writer, x, [(0, 0), *padding, (0, 0)], x.zero_point), "VALID"
+    zero = 0 if x.quantization is None else x.zero_point
+    return padded(writer, x, [(0, 0), *padding, (0, 0)], zero), "VALID"
 
 
 def _weighted(

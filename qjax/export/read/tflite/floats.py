@@ -1,4 +1,4 @@
-"""Float parts of a model: FULLY_CONNECTED with int8 or int4 weights ("dynamic range"), and steps between such products.
+"""Float parts of a model: FULLY_CONNECTED and CONV_2D with integers as weights ("dynamic range"), and what is between.
 
 The steps are those whose bits are certain: sums, products and bounds of floats, and what only moves them.
 """
@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qjax.export.read.tflite.kernels import BLOCKS, INT4_ROWS, ODD_INT4_ROWS, ROWS
+from qjax.export.read.tflite.kernels import BLOCKS, INT4_ROWS, ODD_INT4_ROWS, ROWS, WINDOWS
 from qjax.export.read.tflite.model import FileTensor, Operator
+from qjax.export.read.tflite.products import dilation_of, strides_of, windows
 from qjax.export.read.tflite.values import FLOATS, Codes, bad, code_range, volume
 from qjax.export.read.tflite.walk import Walk, reads_floats
 from qjax.export.tflite_schema.activations import BOUNDS
@@ -42,16 +43,45 @@ def fully_connected(walk: Walk, operator: Operator) -> None:
     x = _reshaped(walk, x, (*rows, depth), f"{walk.name_of(operator)}/input")
     kernel, grid = _kernel(walk, stored)
     constants = {"kernel": walk.held(operator, 1, kernel, grid)}
-    if walk.has(operator, 2):
-        bias = walk.operand(operator, 2)
-        if bias.span is None or bias.dtype != "float32" or bias.size != n:
-            raise Unsupported(f"its bias {bias.name!r} is no constant of {n} floats", FLOATS)
-        constants["bias"] = walk.held(operator, 2, walk.array(bias).reshape(-1))
+    constants |= _bias(walk, operator, n)
     attributes = {"symmetric": not operator.options["asymmetric"], "summed": 1, "features": [n]}
     y = _behind(walk, operator, (*rows, n))
     walk.marks[y.name] = _mark(stored)
     walk.node("dynamic_dot", [x], y.name, attributes, constants)
     _activated(walk, operator, y)
+
+
+@reads_floats("CONV_2D")
+def conv(walk: Walk, operator: Operator) -> None:
+    """A convolution of floats, which get codes at run time, with a kernel (out, height, width, in)."""
+    x, stored = walk.floats_of(operator, 0), walk.operand(operator, 1)
+    if stored.span is None or stored.dtype != "int8":
+        raise Unsupported(
+            f"its weights {stored.name!r} are no constant of 8 bits",
+            "Quantize them: to integers as a whole, or the weights alone (dynamic range)",
+        )
+    if len(x.shape) != 4 or len(stored.shape) != 4 or not volume(stored.shape):
+        raise bad(operator, f"an input of {x.shape}, weights of {stored.shape}")
+    if x.shape[3] != stored.shape[3]:
+        raise Unsupported(f"an input of {x.shape} and weights of {stored.shape}, so groups", FLOATS)
+    strides, dilation = strides_of(operator), dilation_of(operator)
+    padding, sizes = windows(operator, x.shape[1:3], stored.shape[1:3], strides, dilation)
+    kernel, grid = _kernel(walk, stored)
+    constants = {"kernel": walk.held(operator, 1, kernel, grid), **_bias(walk, operator, stored.shape[0])}
+    attributes = {"symmetric": False, "strides": strides, "padding": padding, "rhs_dilation": dilation}
+    y = _behind(walk, operator, (x.shape[0], *sizes, stored.shape[0]))
+    walk.marks[y.name] = WINDOWS
+    walk.node("dynamic_conv", [x], y.name, attributes, constants)
+    _activated(walk, operator, y)
+
+
+def _bias(walk: Walk, operator: Operator, n: int) -> dict[str, str]:
+    if not walk.has(operator, 2):
+        return {}
+    bias = walk.operand(operator, 2)
+    if bias.span is None or bias.dtype != "float32" or bias.size != n:
+        raise Unsupported(f"its bias {bias.name!r} is no constant of {n} floats", FLOATS)
+    return {"bias": walk.held(operator, 2, walk.array(bias).reshape(-1))}
 
 
 @reads_floats(*_BINARY)

@@ -28,6 +28,7 @@ CONV = "CONV_2D or TRANSPOSE_CONV of uint8"
 ROWS = "FULLY_CONNECTED of floats with int8 weights"
 INT4_ROWS = "FULLY_CONNECTED of floats with int4 weights"
 ODD_INT4_ROWS = "FULLY_CONNECTED of floats with rows of an odd number of int4 weights"
+WINDOWS = "CONV_2D of floats with int8 weights"
 BLOCKS = "FULLY_CONNECTED of floats with blockwise weights"
 
 _UINT8 = Weighted("double_round", "f32")
@@ -48,14 +49,14 @@ _RULES: Mapping[str, Mapping[str, Mapping[str, str | Weighted]]] = {
 }
 """target -> mark -> the fields of the target that differ. Kernels of uint8 form the scale in float32."""
 
-_FLOATS = (ROWS, INT4_ROWS, ODD_INT4_ROWS, BLOCKS)
+_FLOATS = (ROWS, INT4_ROWS, ODD_INT4_ROWS, BLOCKS, WINDOWS)
 
 _UNKNOWN: Mapping[str, frozenset[str]] = {
     # Its RELU6 kernel compares codes on the input's grid with bounds on the output's grid.
     "tflite_micro": frozenset({RELU6, *_FLOATS}),
     "cmsis_nn": frozenset({RELU6, *_FLOATS}),
-    "tflite_reference": frozenset({BLOCKS}),
-    "tflite_optimized_x86": frozenset({INT4_ROWS, ODD_INT4_ROWS, BLOCKS}),
+    "tflite_reference": frozenset({BLOCKS, WINDOWS}),
+    "tflite_optimized_x86": frozenset({INT4_ROWS, ODD_INT4_ROWS, BLOCKS, WINDOWS}),
     "tflite_optimized_arm": frozenset({RELU, RELU6, TRANSPOSED, CONV, DEPTHWISE, SINGLE, GROUPED, *_FLOATS}),
     "tflite_xnnpack": frozenset({ODD_INT4_ROWS}),
     "tflite_xnnpack_arm": frozenset({RELU, RELU6, *_FLOATS}),

@@ -69,7 +69,7 @@ def conv(walk: Walk, operator: Operator) -> None:
     groups = channels if depthwise else channels // max(into, 1)
     if groups * into != channels or features % max(groups, 1) or not codes.size or (depthwise and into != 1):
         raise bad(operator, f"an input of {x.shape}, weights of {stored.shape}")
-    strides, dilation = strides_of(operator), _dilation(operator)
+    strides, dilation = strides_of(operator), dilation_of(operator)
     padding, sizes = windows(operator, x.shape[1:3], (height, width), strides, dilation)
     if x.dtype == "uint8":
         walk.marks[walk.name_of(operator)] = DEPTHWISE if depthwise else CONV
@@ -226,7 +226,8 @@ def strides_of(operator: Operator) -> list[int]:
     return found
 
 
-def _dilation(operator: Operator) -> list[int]:
+def dilation_of(operator: Operator) -> list[int]:
+    """(height, width)."""
     found = [operator.options["dilation_h"], operator.options["dilation_w"]]
     if min(found) < 1:
         raise bad(operator, f"dilation of {found}")

@@ -1,0 +1,74 @@
+"""Convolutions of `qjax.Dynamic`: which of their activations share a scale, and what LiteRT has as one operator."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from qjax.ops.base import Attributes, Equation
+from qjax.ops.conv import Conv, convolved
+
+_LAST = [0, 3, 1, 2]
+"""NHWC: batch, channels, height, width."""
+
+
+def through(eqn: Equation) -> list[tuple[int, int]]:
+    """The axes of x that no window runs over, the batch first: (the result's, x's)."""
+    attributes = Conv().attributes(eqn)
+    lhs, out = attributes["lhs_layout"], attributes["out_layout"]
+    pairs = [(int(b), int(a)) for a, b in zip(lhs, out, strict=True)]
+    return [pairs[0], *(pairs[2:] if is_pointwise(eqn, attributes) else ())]
+
+
+def is_pointwise(eqn: Equation, attributes: Attributes) -> bool:
+    """Whether every window is one pixel, each pixel has one, and nothing is between and around them."""
+    shape = eqn.in_shapes[1]
+    sizes = {shape[axis] for axis in attributes["rhs_layout"][2:]}
+    steps = {*attributes["strides"], *attributes["lhs_dilation"]}
+    return sizes | steps == {1} and not any(map(any, attributes["padding"]))
+
+
+def centred_sums(eqn: Equation, x: jax.Array, w: jax.Array, zero: jax.Array | None) -> jax.Array:
+    """int32 sums of codes less their zero points, which no one number could pad; zero: of the result's shape."""
+    attributes = Conv().attributes(eqn)
+    acc = convolved(x, w, 0, attributes)
+    if zero is None:
+        return acc
+    # Padding adds nothing to the sums, so near an edge a zero point counts for fewer weights.
+    axis, out = attributes["lhs_layout"][0], attributes["out_layout"][0]
+    one = jnp.ones([1 if a == axis else n for a, n in enumerate(x.shape)], jnp.int8)
+    weights = lax.squeeze(convolved(one, w, 0, attributes), (out,))
+    return acc - zero * lax.broadcast_in_dim(weights, acc.shape, [a for a in range(acc.ndim) if a != out])
+
+
+def problem(eqn: Equation, per: str) -> str | None:
+    """Why XNNPACK does not have a convolution with codes that are found at run time, with a cure."""
+    attributes = Conv().attributes(eqn)
+    if any(attributes[name] != _LAST for name in ("lhs_layout", "out_layout")):
+        return "a convolution that is not over height and width of NHWC, which is all that LiteRT has"
+    if attributes["groups"] > 1:
+        return "a convolution in groups, whose arithmetic in LiteRT is not known: quantize it statically"
+    if set(attributes["lhs_dilation"]) != {1} or any(n < 0 for pair in attributes["padding"] for n in pair):
+        return "a transposed or cropping convolution, which LiteRT does not have: quantize it statically"
+    sizes = {eqn.in_shapes[1][axis] for axis in attributes["rhs_layout"][2:]}
+    if sizes | set(attributes["strides"]) == {1} and any(map(any, attributes["padding"])):
+        return "a window of one pixel with padding, which a file has as two operators: pad in front of the layer"
+    wanted = "row" if is_pointwise(eqn, attributes) else "example"
+    if per != wanted:
+        what = "a window of one pixel" if wanted == "row" else "a larger window, or strides"
+        return f'per="{per}" on a convolution with {what}, where XNNPACK has other scales: use per="{wanted}"'
+    return None
+
+
+def attributes_of(eqn: Equation, *, symmetric: bool) -> dict[str, Any]:
+    """Of a `dynamic_conv` node."""
+    whole = Conv().attributes(eqn)
+    return {"symmetric": symmetric, **{name: whole[name] for name in ("strides", "padding", "rhs_dilation")}}
+
+
+def kernel(eqn: Equation, codes: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The weight's codes as (out, height, width, in), and its scales as () or (out,)."""
+    rhs = Conv().attributes(eqn)["rhs_layout"]
+    moved = jnp.transpose(codes, [rhs[0], *rhs[2:], rhs[1]])
+    return moved, scale.reshape(()) if scale.size == 1 else scale.reshape(moved.shape[0])
