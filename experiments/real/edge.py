@@ -1,18 +1,23 @@
 """LiteRT's own quantizer on the same networks: `ai-edge-quantizer`, run by LiteRT.
 
-`litert-converter` makes the float `.tflite` file of the Flax network out of JAX's StableHLO.
+`litert-converter` makes the float `.tflite` file of the Flax network out of JAX's StableHLO. All of it runs in a
+process of its own, because it ends with a segmentation fault on minilm.
 """
 
 import functools
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from flax import nnx
 
-from experiments.real.methods import Result, Setting, in_batches, outputs_of
+from experiments.real.methods import SETTINGS, Result, Setting, in_batches, outputs_of
 from experiments.real.network import Network
 
 TOLERANCE = 1e-4
@@ -85,17 +90,32 @@ def reals(y: np.ndarray, detail: dict[str, Any]) -> np.ndarray:
     return (y.astype(np.float32) - zero_point) * np.float32(scale) if scale else y
 
 
-def _quantized(network: Network, setting: Setting, *, exact: bool, static: bool, algorithm: str) -> Result:
+def quantized(network: Network, setting: Setting, *, exact: bool, kind: str) -> Result:
+    """A row of a process of its own; kind: "static" or "dynamic"."""
     del exact
-    from ai_edge_quantizer import quantizer  # pyright: ignore[reportMissingImports]
-
     if setting.activations != 8:
         raise NotImplementedError("ai-edge-quantizer has activations of 8 or 16 bits")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "outputs.npz")
+        command = [sys.executable, "-m", "experiments.real.edge", network.name, str(setting), kind, str(path)]
+        done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+        if done.returncode:
+            said = done.stderr.strip().splitlines()[-1:] if done.returncode > 0 else []
+            raise RuntimeError(" ".join([f"ai-edge-quantizer ended with code {done.returncode}.", *said]))
+        with np.load(path) as file:
+            outputs = tuple(file[name] for name in _names("output", len(file.files) - 1))
+            return Result(outputs, float(file["seconds"]))
+
+
+def _made(network: Network, setting: Setting, kind: str) -> Result:
+    """The same in this process."""
+    from ai_edge_quantizer import quantizer  # pyright: ignore[reportMissingImports]
+
     content = _float_file(network)
     begin = time.perf_counter()
     work = quantizer.Quantizer(bytearray(content))
-    options = {"regex": ".*", "operation_name": "*", "algorithm_key": algorithm}
-    if static:
+    options = {"regex": ".*", "operation_name": "*"}
+    if kind == "static":
         work.add_static_config(activation_num_bits=setting.activations, weight_num_bits=setting.weights, **options)
     else:
         work.add_dynamic_config(num_bits=setting.weights, **options)
@@ -111,6 +131,18 @@ def _quantized(network: Network, setting: Setting, *, exact: bool, static: bool,
 
 
 EDGE: dict[str, Callable[..., Result]] = {
-    "ai-edge-quantizer static": functools.partial(_quantized, static=True, algorithm="min_max_uniform_quantize"),
-    "ai-edge-quantizer dynamic": functools.partial(_quantized, static=False, algorithm="min_max_uniform_quantize"),
+    f"ai-edge-quantizer {kind}": functools.partial(quantized, kind=kind) for kind in ("static", "dynamic")
 }
+
+
+def main(name: str, setting: str, kind: str, path: str) -> None:
+    """Write a row's outputs and its seconds."""
+    from experiments.real.networks import NETWORKS
+
+    result = _made(NETWORKS[name](), SETTINGS[setting], kind)
+    outputs = dict(zip(_names("output", len(result.outputs)), result.outputs, strict=True))
+    np.savez(path, allow_pickle=False, seconds=np.float64(result.seconds), **outputs)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -15,7 +15,7 @@ import pytest
 from flax import nnx
 
 from experiments.real import data, edge, page, torch_file, weights
-from experiments.real.methods import in_batches
+from experiments.real.methods import Setting, in_batches
 from experiments.real.network import Network, batched, built, loaded, put
 from experiments.real.networks.crepe import CENTS, cents
 from experiments.real.networks.mtcnn import overlap
@@ -172,3 +172,15 @@ def test_codes_of_a_litert_file():
     assert np.array_equal(edge.reals(codes, detail), np.array([-65.5, 0.0, 1.0, 62.0], np.float32))
     floats = {"quantization": (0.0, 0), "dtype": np.float32}
     assert np.array_equal(edge.reals(edge.codes(codes, floats), floats), codes)
+
+
+def test_a_rival_that_crashes_is_an_error_of_its_row(monkeypatch):
+    batches = batched(2, np.zeros((4, 3)))
+    network = Network("no such network", "a CNN", "package", nnx.Module(), batches, batches, "right", lambda *_: 0.0)
+    with pytest.raises(RuntimeError, match="ended with code 1. KeyError: 'no such network'"):
+        edge.quantized(network, Setting(8, 8), exact=False, kind="static")
+    monkeypatch.setattr(edge.sys, "executable", "/bin/false")
+    with pytest.raises(RuntimeError, match="ended with code 1"):
+        edge.quantized(network, Setting(8, 8), exact=False, kind="dynamic")
+    with pytest.raises(NotImplementedError, match="8 or 16 bits"):
+        edge.quantized(network, Setting(4, 4), exact=False, kind="static")
