@@ -13,26 +13,22 @@ from qjax.graph.unsupported import unsupported
 from qjax.lower.builder import Builder
 from qjax.lower.quantizers import island_output
 from qjax.lower.values import Codes, Real
-from qjax.ops import dynamic_rows, dynamic_windows
+from qjax.ops import dynamic_rows
 from qjax.ops.dynamic import DynamicProduct
-from qjax.ops.dynamic_conv import DynamicConv
-from qjax.ops.dynamic_dot import DynamicDot
 from qjax.tracing import Equation
 
 
 def rows_product(builder: Builder, eqn: Equation, product: DynamicProduct, found: Sequence[Any]) -> islands.Float:
     """A node for a product of floats that a runtime has as one operator; its result, for the float part behind."""
-    windows = product.eqn.primitive == "conv_general_dilated"
-    op = DynamicConv.name if windows else DynamicDot.name
+    op, attributes = dynamic_rows.operator(product)
     name = f"{eqn.scope}/{op}" if eqn.scope else op
     x = _float_tensor(builder, found[0], eqn)
     codes, scale = (found[index].value for index in (-3, -2))
-    laid_out = partial(dynamic_windows.kernel, product.eqn) if windows else partial(dynamic_rows.matrix, product)
     if isinstance(codes, jax.ShapeDtypeStruct):
-        kernel, scale = jax.eval_shape(laid_out, codes, scale)
+        kernel, scale = jax.eval_shape(partial(dynamic_rows.kernel, product), codes, scale)
         data = None
     else:
-        kernel, scale = laid_out(codes, scale)
+        kernel, scale = dynamic_rows.kernel(product, codes, scale)
         data = kernel
     low, high = dynamic_rows.quantization_range(product)
     axes = tuple(range(len(scale.shape)))
@@ -44,10 +40,6 @@ def rows_product(builder: Builder, eqn: Equation, product: DynamicProduct, found
     builder.add(Tensor(held, tuple(kernel.shape), "int8", Quantization(scale, zero_point, low, high, axes), data))
     output = builder.unlabelled(name)
     builder.add(Tensor(output, eqn.out_shapes[0], "float32"))
-    symmetric = product.setting.activations.symmetric
-    attributes = (
-        dynamic_windows.attributes_of(product.eqn, symmetric=symmetric) if windows else dynamic_rows.attributes(product)
-    )
     builder.nodes.append(Node(output, op, (x,), output, {"kernel": held}, attributes, eqn.location))
     return islands.passed(eqn, eqn.outputs[0], Codes(output))
 

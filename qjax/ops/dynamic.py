@@ -140,7 +140,7 @@ class DynamicProduct:
     formula: DynamicFormula = "onnx"
 
     def __post_init__(self) -> None:
-        if self._is_conv and self.setting.per == "row" and len(self._through()) == 1:
+        if self.is_convolution and self.setting.per == "row" and len(self._through()) == 1:
             raise ValueError(
                 'Dynamic(per="row") on a convolution whose windows share no rows, since they overlap or leave pixels '
                 'out: expected per="example" or per="tensor". Override the convolutions of the module on their own.'
@@ -166,10 +166,11 @@ class DynamicProduct:
         size, shape = self.setting.weights.group_size, self.eqn.in_shapes[self.weight]
         if size is None:
             return
-        if self._is_conv or len(self.summed) != 1:
+        if self.is_convolution or len(self.summed) != 1:
+            found = "a convolution" if self.is_convolution else f"a sum over {len(self.summed)} axes"
             raise ValueError(
-                f"Dynamic with groups of {size} weights: expected a product that sums over one axis, got "
-                f"{'a convolution' if self._is_conv else f'a sum over {len(self.summed)} axes'}. Leave group_size out."
+                f"Dynamic with groups of {size} weights: expected a product that sums over one axis, got {found}. "
+                "Leave group_size out."
             )
         if shape[self.summed[0]] % size:
             raise ValueError(
@@ -178,12 +179,13 @@ class DynamicProduct:
             )
 
     @property
-    def _is_conv(self) -> bool:
+    def is_convolution(self) -> bool:
+        """Whether it has windows."""
         return self.eqn.primitive == "conv_general_dilated"
 
     @property
     def _op(self) -> Conv | Dot:
-        return Conv() if self._is_conv else Dot()
+        return Conv() if self.is_convolution else Dot()
 
     @property
     def kept(self) -> tuple[int, ...]:
@@ -258,10 +260,10 @@ class DynamicProduct:
 
     def accumulator(self, x_codes: jax.Array, zero: jax.Array, w_codes: jax.Array, sums: jax.Array) -> jax.Array:
         """The int32 sums of the result's shape, free of zero points."""
-        if self._is_conv and self.setting.per != "tensor":
+        if self.is_convolution and self.setting.per != "tensor":
             zeros = None if self.setting.activations.symmetric else self._of_x(zero, x_codes.ndim)
-            return dynamic_windows.centred_sums(self.eqn, x_codes, w_codes, zeros)
-        if self._is_conv:
+            return dynamic_windows.centred_sums(Conv().attributes(self.eqn), x_codes, w_codes, zeros)
+        if self.is_convolution:
             acc = convolved(x_codes, w_codes, zero, Conv().attributes(self.eqn))
         else:
             operands = (x_codes, w_codes) if self.weight == 1 else (w_codes, x_codes)
@@ -338,12 +340,12 @@ class DynamicProduct:
             return tuple(range(rank))
         axes = [axis for _, axis in self._through()]
         if self.setting.per == "example":
-            axes = [axis for axis in axes if axis == (axes[0] if self._is_conv else 0)]
+            axes = [axis for axis in axes if axis == (axes[0] if self.is_convolution else 0)]
         return tuple(axis for axis in range(rank) if axis not in axes)
 
     def _through(self) -> list[tuple[int, int]]:
         """The axes of x that are not summed over: (the result's, x's)."""
-        if self._is_conv:
+        if self.is_convolution:
             return dynamic_windows.through(self.eqn)
         return [(int(out), int(axis)) for out, axis in Dot().channels(self.eqn, 1 - self.weight)]
 

@@ -10,13 +10,12 @@ from typing import Any, TypedDict
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
+from qjax.numerics.dynamic_formulas import DynamicFormula
 from qjax.ops.base import Attributes, Constants, Shape, register
-from qjax.ops.conv import convolved
 from qjax.ops.dynamic_dot import OfTarget, RunTimeCodes, codes_of, with_bias
-from qjax.ops.windows import convolution
-
-_LAST = [0, 3, 1, 2]
+from qjax.ops.dynamic_windows import centred_sums, is_pointwise, padded_pixels, whole
 
 
 class Fields(TypedDict):
@@ -49,33 +48,24 @@ class DynamicConv(RunTimeCodes):
     def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
         return [range(1, 4)]
 
+    def in_target(self, attributes: Attributes, kernel: Any, formula: DynamicFormula) -> str | None:
+        if formula == "tflite":
+            return "a convolution of floats, whose bits in LiteRT's own kernels are not known: use 'tflite_xnnpack'"
+        why = padded_pixels(whole(attributes), kernel.shape) if formula == "xnnpack" else None
+        return why or super().in_target(attributes, kernel, formula)
+
     def runtime(self, attributes: Attributes, constants: Constants) -> Constants:
         kernel, scale = jnp.asarray(constants["kernel"]), jnp.asarray(constants["kernel_scale"])
         return {**constants, "kernel_scale": jnp.broadcast_to(scale, kernel.shape[:1])}
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
-        formula, w = attributes["dynamic"], constants["kernel"]
+        formula, w, own = attributes["dynamic"], constants["kernel"], whole(attributes)
         x = inputs[0].astype(jnp.float32)
-        shared = (3,) if is_pointwise(w.shape, attributes) else (1, 2, 3)
+        shared = (3,) if is_pointwise(own, w.shape) else (1, 2, 3)
         codes, scale, zero = codes_of(x, attributes["symmetric"], shared, formula)
-
-        window = {name: attributes[name] for name in ("strides", "padding", "rhs_dilation")}
-        whole = convolution(**window, layouts=(_LAST, _LAST, _LAST))
-        acc = convolved(codes, w, 0, whole)
-        # Padding adds nothing to the sums, so near an edge a zero point counts for fewer weights.
-        weights = convolved(jnp.ones((1, *x.shape[1:]), jnp.int8), w, 0, whole)
-        of_x, zeros = (_spread(value, acc.shape) for value in (scale, zero))
-        acc = acc - zeros * jnp.broadcast_to(weights, acc.shape)
-        of_w = jnp.broadcast_to(constants["kernel_scale"], acc.shape)
+        shape = jax.eval_shape(lambda: centred_sums(own, codes, w, None)).shape
+        # numbers of examples, or of pixels, for each element of the result
+        of_x, zeros = (lax.broadcast_in_dim(value, shape, range(value.ndim)) for value in (scale, zero))
+        acc = centred_sums(own, codes, w, zeros)
+        of_w = jnp.broadcast_to(constants["kernel_scale"], shape)
         return with_bias(acc, of_x, of_w, constants.get("bias"), formula)
-
-
-def is_pointwise(kernel: Sequence[int], attributes: Attributes) -> bool:
-    """Whether XNNPACK multiplies rows of a matrix, one for each pixel; kernel: its shape (out, height, width, in)."""
-    one = tuple(kernel[1:3]) == (1, 1) and list(attributes["strides"]) == [1, 1]
-    return one and not any(map(any, attributes["padding"]))
-
-
-def _spread(value: Any, shape: Sequence[int]) -> jax.Array:
-    """Numbers of examples, or of pixels, for each element of the result."""
-    return jax.lax.broadcast_in_dim(value, tuple(shape), tuple(range(value.ndim)))

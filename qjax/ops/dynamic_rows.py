@@ -9,6 +9,8 @@ from qjax.numerics.dynamic_formulas import DynamicFormula, unsupported
 from qjax.numerics.qspec import QSpec
 from qjax.ops import dynamic_windows
 from qjax.ops.dynamic import DynamicProduct
+from qjax.ops.dynamic_conv import DynamicConv
+from qjax.ops.dynamic_dot import DynamicDot
 
 
 def problem(product: DynamicProduct, formula: DynamicFormula) -> str | None:
@@ -20,7 +22,7 @@ def problem(product: DynamicProduct, formula: DynamicFormula) -> str | None:
         return f"weights in the format {setting.weights}: use a QSpec"
     if {str(dtype) for dtype in (*eqn.in_dtypes, *eqn.out_dtypes)} != {"float32"}:
         return f"numbers of {eqn.in_dtypes[0]}: use float32"
-    if eqn.primitive != "dot_general":
+    if product.is_convolution:
         if formula != "xnnpack":
             return (
                 "a convolution, whose arithmetic in LiteRT's own kernels is not known: use the target 'tflite_xnnpack'"
@@ -36,18 +38,24 @@ def problem(product: DynamicProduct, formula: DynamicFormula) -> str | None:
     return unsupported(formula, setting.activations, setting.weights)
 
 
-def attributes(product: DynamicProduct) -> dict[str, object]:
-    """Of a `dynamic_dot` node."""
-    shape = product.eqn.out_shapes[0]
+def operator(product: DynamicProduct) -> tuple[str, dict[str, object]]:
+    """The operation of its node, and the node's attributes."""
+    symmetric = product.setting.activations.symmetric
+    if product.is_convolution:
+        return DynamicConv.name, dynamic_windows.attributes_of(product.eqn, symmetric=symmetric)
     summed = len(product.summed)
-    return {
-        "symmetric": product.setting.activations.symmetric,
-        "summed": summed,
-        "features": list(shape[len(product.eqn.in_shapes[0]) - summed :]),
-    }
+    features = list(product.eqn.out_shapes[0][len(product.eqn.in_shapes[0]) - summed :])
+    return DynamicDot.name, {"symmetric": symmetric, "summed": summed, "features": features}
 
 
-def matrix(product: DynamicProduct, codes: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array]:
+def kernel(product: DynamicProduct, codes: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The weight's codes as its node has them, and their scales."""
+    if product.is_convolution:
+        return dynamic_windows.kernel(product.eqn, codes, scale)
+    return _matrix(product, codes, scale)
+
+
+def _matrix(product: DynamicProduct, codes: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The weight's codes as (n, k), or (n, groups, size), and its scales as (), (n,) or (n, groups)."""
     contracting, _ = product.eqn.params["dimension_numbers"]
     # the order in which the summed axes lie in x

@@ -1,5 +1,6 @@
 """Convolutions of `qjax.Dynamic`: which of their activations share a scale, and what LiteRT has as one operator."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -8,9 +9,10 @@ from jax import lax
 
 from qjax.ops.base import Attributes, Equation
 from qjax.ops.conv import Conv, convolved
+from qjax.ops.windows import convolution
 
 _LAST = [0, 3, 1, 2]
-"""NHWC: batch, channels, height, width."""
+"""NHWC, and a kernel (out, height, width, in)."""
 
 
 def through(eqn: Equation) -> list[tuple[int, int]]:
@@ -18,20 +20,21 @@ def through(eqn: Equation) -> list[tuple[int, int]]:
     attributes = Conv().attributes(eqn)
     lhs, out = attributes["lhs_layout"], attributes["out_layout"]
     pairs = [(int(b), int(a)) for a, b in zip(lhs, out, strict=True)]
-    return [pairs[0], *(pairs[2:] if is_pointwise(eqn, attributes) else ())]
+    return [pairs[0], *(pairs[2:] if is_pointwise(attributes, eqn.in_shapes[1]) else ())]
 
 
-def is_pointwise(eqn: Equation, attributes: Attributes) -> bool:
-    """Whether every window is one pixel, each pixel has one, and nothing is between and around them."""
-    shape = eqn.in_shapes[1]
-    sizes = {shape[axis] for axis in attributes["rhs_layout"][2:]}
-    steps = {*attributes["strides"], *attributes["lhs_dilation"]}
-    return sizes | steps == {1} and not any(map(any, attributes["padding"]))
+def is_pointwise(attributes: Attributes, kernel: Sequence[int]) -> bool:
+    """Whether each pixel is a window, and nothing is between and around them; kernel: its shape."""
+    return _of_one_pixel(attributes, kernel) and not any(map(any, attributes["padding"]))
 
 
-def centred_sums(eqn: Equation, x: jax.Array, w: jax.Array, zero: jax.Array | None) -> jax.Array:
+def _of_one_pixel(attributes: Attributes, kernel: Sequence[int]) -> bool:
+    sizes = {kernel[axis] for axis in attributes["rhs_layout"][2:]}
+    return sizes | {*attributes["strides"], *attributes["lhs_dilation"]} == {1}
+
+
+def centred_sums(attributes: Attributes, x: jax.Array, w: jax.Array, zero: jax.Array | None) -> jax.Array:
     """int32 sums of codes less their zero points, which no one number could pad; zero: of the result's shape."""
-    attributes = Conv().attributes(eqn)
     acc = convolved(x, w, 0, attributes)
     if zero is None:
         return acc
@@ -44,21 +47,34 @@ def centred_sums(eqn: Equation, x: jax.Array, w: jax.Array, zero: jax.Array | No
 
 def problem(eqn: Equation, per: str) -> str | None:
     """Why XNNPACK does not have a convolution with codes that are found at run time, with a cure."""
-    attributes = Conv().attributes(eqn)
+    attributes, kernel = Conv().attributes(eqn), eqn.in_shapes[1]
     if any(attributes[name] != _LAST for name in ("lhs_layout", "out_layout")):
         return "a convolution that is not over height and width of NHWC, which is all that LiteRT has"
     if attributes["groups"] > 1:
         return "a convolution in groups, whose arithmetic in LiteRT is not known: quantize it statically"
     if set(attributes["lhs_dilation"]) != {1} or any(n < 0 for pair in attributes["padding"] for n in pair):
         return "a transposed or cropping convolution, which LiteRT does not have: quantize it statically"
-    sizes = {eqn.in_shapes[1][axis] for axis in attributes["rhs_layout"][2:]}
-    if sizes | set(attributes["strides"]) == {1} and any(map(any, attributes["padding"])):
-        return "a window of one pixel with padding, which a file has as two operators: pad in front of the layer"
-    wanted = "row" if is_pointwise(eqn, attributes) else "example"
+    why = padded_pixels(attributes, kernel)
+    if why is not None:
+        return why
+    wanted = "row" if is_pointwise(attributes, kernel) else "example"
     if per != wanted:
         what = "a window of one pixel" if wanted == "row" else "a larger window, or strides"
         return f'per="{per}" on a convolution with {what}, where XNNPACK has other scales: use per="{wanted}"'
     return None
+
+
+def padded_pixels(attributes: Attributes, kernel: Sequence[int]) -> str | None:
+    """A file pads such windows by another operator, and XNNPACK then has a scale for each pixel."""
+    if _of_one_pixel(attributes, kernel) and not is_pointwise(attributes, kernel):
+        return "a window of one pixel with padding, which a file has as two operators: pad in front of the layer"
+    return None
+
+
+def whole(attributes: Attributes) -> dict[str, Any]:
+    """The attributes of a convolution out of those of a `dynamic_conv` node."""
+    own = {name: attributes[name] for name in ("strides", "padding", "rhs_dilation")}
+    return convolution(**own, layouts=(_LAST, _LAST, _LAST))
 
 
 def attributes_of(eqn: Equation, *, symmetric: bool) -> dict[str, Any]:

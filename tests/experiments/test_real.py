@@ -177,7 +177,7 @@ def test_codes_of_a_litert_file():
 def test_a_rival_that_crashes_is_an_error_of_its_row(monkeypatch):
     batches = batched(2, np.zeros((4, 3)))
     network = Network("no such network", "a CNN", "package", nnx.Module(), batches, batches, "right", lambda *_: 0.0)
-    with pytest.raises(RuntimeError, match="ended with code 1. KeyError: 'no such network'"):
+    with pytest.raises(RuntimeError, match=r"ended with code 1\. KeyError: 'no such network'"):
         edge.quantized(network, Setting(8, 8), exact=False, kind="static")
     monkeypatch.setattr(edge.sys, "executable", "/bin/false")
     with pytest.raises(RuntimeError, match="ended with code 1"):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax import lax
 
 import qjax
 from qjax import Dynamic, QSpec, Recipe
@@ -70,19 +71,34 @@ def test_files_have_the_codes_of_the_graph(spec: QSpec) -> None:
     assert [result.differ for result in results] == [0, 0]
 
 
-@pytest.mark.parametrize("name", ["symmetric", "int8"])
+@pytest.mark.parametrize("name", ["symmetric", "int8", "uint8"])
 def test_gradients_are_those_of_the_examples_alone(name: str) -> None:
-    x = images()
+    rng, spec = np.random.default_rng(0), SPECS[name]
+    # numbers that are codes times a power of two, so that every sum is exact in any order
+    low, high = (spec.qmin, spec.qmax) if spec.symmetric else (-100, 155)
+    x, w, g = (rng.integers(-8, 9, shape).astype(F32) for shape in ((3, 5, 5, 2), (3, 3, 2, 4), (3, 5, 5, 4)))
+    x[:, 0, 0, 0], x[:, 0, 0, 1], w[0, 0] = low, high, 127
+    x *= F32(2) ** np.array([-3, 0, 2], F32)[:, None, None, None]
 
-    def loss(qmodel: qjax.QuantizedModel, x: Any) -> jax.Array:
-        return jnp.sum(jnp.sin(qmodel(x)))
+    def conv(x: Any, w: Any) -> jax.Array:
+        return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
-    whole = nnx.grad(loss)(quantized(SPECS[name], "example"), x)
-    parts = [nnx.grad(loss)(quantized(SPECS[name], "tensor"), x[i : i + 1]) for i in range(len(x))]
-    assert len(jax.tree.leaves(whole)) == 6
-    for found, *each in zip(*(jax.tree.leaves(state) for state in (whole, *parts)), strict=True):
-        # sums over the batch in another order
-        np.testing.assert_allclose(found, sum(each), rtol=1e-4, atol=1e-4 * float(np.abs(found).max()))
+    def pulled(x: Any, g: Any, per: Any) -> tuple[Any, Any, Any]:
+        product = product_of(conv, x, w, Dynamic(activations=spec, per=per))
+
+        def value(x: Any, w: Any) -> jax.Array:
+            return product(x, w, *product.coding(x), *product.weight_parts(w))[0]
+
+        y, pull = jax.vjp(value, jnp.asarray(x), jnp.asarray(w))
+        return y, *pull(jnp.asarray(g))
+
+    y, dx, dw = pulled(x, g, "example")
+    each = [pulled(x[i : i + 1], g[i : i + 1], "tensor") for i in range(len(x))]
+    assert np.array_equal(y, np.concatenate([one[0] for one in each]))
+    assert np.array_equal(dx, np.concatenate([one[1] for one in each]))
+    assert np.array_equal(dw, sum(np.asarray(one[2]) for one in each))
+    # the numbers are their own codes, so nothing is rounded at all
+    assert np.array_equal(y, conv(x, w))
 
 
 def test_a_dense_layer_has_a_scale_for_all_rows_of_an_example() -> None:

@@ -29,6 +29,7 @@ WINDOWS: dict[str, dict[str, Any]] = {
     "1 x 3, one channel out": {"window": (1, 3), "features": 1},
     "padded on one side": {"window": (3, 3), "padding": [[2, 0], [0, 1]], "strides": (2, 2)},
     "a pixel": {"window": (1, 1)},
+    "a pixel, dilated": {"window": (1, 1), "dilation": (2, 2)},
     "a pixel with strides": {"window": (1, 1), "strides": (2, 2)},
     "as large as the image": {"window": (9, 7)},
 }
@@ -193,6 +194,25 @@ def test_what_litert_does_not_have_is_refused(target: str, layer: dict[str, Any]
     why = rf"one that LiteRT does not have under '{target}'|a float part with the step 'reduce_min'"
     with pytest.raises(ValueError, match=why):
         to_bytes(graph.ir)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"target": "tflite_reference"}, "bits in LiteRT's own kernels are not known"),
+        ({"target": "tflite_optimized_x86"}, "bits in LiteRT's own kernels are not known"),
+        ({"window": (1, 1), "padding": [[1, 0], [0, 0]]}, "one pixel with padding.*pad in front of the layer"),
+    ],
+)
+def test_a_graph_for_a_kernel_that_is_not_known_is_refused(settings: dict[str, Any], why: str) -> None:
+    with pytest.raises(qjax.ConversionError, match=why):
+        convolution(**{"window": (3, 3), **settings})
+
+
+def test_a_target_that_was_not_measured_gets_no_file() -> None:
+    graph = convolution((3, 3), target="tflite_micro")
+    with pytest.raises(ValueError, match="was not measured for 'tflite_micro'"):
+        to_bytes(graph)
 
 
 def test_rows_of_a_convolution_with_one_pixel_are_those_of_a_dense_layer() -> None:
