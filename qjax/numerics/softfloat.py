@@ -83,9 +83,9 @@ class Real:
         dtype = str(x.dtype)
         with wide(xp):
             if xp is jnp and dtype == "float32":
-                return _of_pattern(binary64.of_float32(x))
+                return Real.of_pattern(binary64.of_float32(x))
             if xp is jnp and dtype in ("int32", "int16", "int8", "uint8", "uint16", "uint32"):
-                return _of_pattern(binary64.of_integer(x))
+                return Real.of_pattern(binary64.of_integer(x))
             if dtype in FLOAT_FORMATS:
                 return Real(*integers.rounded(xp, *unpack_float(xp, x, *FLOAT_FORMATS[dtype])))
             if np.issubdtype(x.dtype, np.integer):
@@ -105,13 +105,15 @@ class Real:
             a, b = a.broadcast_to(shape), b.broadcast_to(shape)
             c = xp.broadcast_to(xp.asarray(condition), shape)
             if xp is jnp:
-                return _of_pattern(jnp.where(c, _pattern(a), _pattern(b)))
+                return Real.of_pattern(jnp.where(c, _pattern(a), _pattern(b)))
             return Real(*(xp.where(c, p, q) for p, q in zip(a.parts(), b.parts(), strict=True)))
 
     @staticmethod
     def of_pattern(bits: Any) -> "Real":
         """The number whose `pattern` this is; inside a trace."""
-        return _of_pattern(bits)
+        result = object.__new__(Real)
+        object.__setattr__(result, "_bits", bits)
+        return result
 
     def pattern(self) -> Any:
         """The bits of the double, uint64: what carries a number inside a trace in one array."""
@@ -232,7 +234,7 @@ class Real:
             if xp is jnp and _is(a, 0):
                 return a
             if xp is jnp:
-                return _of_pattern(binary64.scaled(_pattern(a), k))
+                return Real.of_pattern(binary64.scaled(_pattern(a), k))
             return Real(a.sign, a.mantissa, xp.where(a.is_zero, np.int32(0), a.exponent + k))
 
     def to_float32(self) -> Any:
@@ -296,7 +298,7 @@ class Real:
                 return compute(self)
             # The pattern alone goes in: XLA would make one array of each field.
             pattern = _pattern(self)
-            return apart(binary64.alive(pattern), lambda pattern: compute(_of_pattern(pattern)), pattern)
+            return apart(binary64.alive(pattern), lambda pattern: compute(Real.of_pattern(pattern)), pattern)
 
     def __getitem__(self, index: Any) -> "Real":
         return self._moved(lambda p: p[index]) or Real(*(p[index] for p in self.parts()))
@@ -310,14 +312,14 @@ class Real:
         if not traced(*self._held()):
             return None
         with wide(jnp):
-            return _of_pattern(change(_pattern(self)))
+            return Real.of_pattern(change(_pattern(self)))
 
     def parts(self) -> Parts:
         """The three fields."""
         return Parts(self.sign, self.mantissa, self.exponent)
 
     def __getattr__(self, name: str) -> Any:
-        """A field of a number that is held as its pattern; most are never read."""
+        """A field of a number that is held as its pattern. A chain of operations reads none between two of them."""
         if name not in Parts._fields or "_bits" not in self.__dict__:
             raise AttributeError(name)
         with wide(jnp):
@@ -357,7 +359,7 @@ def _broadcast(xp: ModuleType, x: Real, shape: tuple[int, ...]) -> Real:
         return Real(*(np.broadcast_to(np.asarray(p), shape) for p in x.parts()))
     if "_bits" in x.__dict__ and x.shape == shape:
         return x
-    return _of_pattern(jnp.broadcast_to(_pattern(x), shape))
+    return Real.of_pattern(jnp.broadcast_to(_pattern(x), shape))
 
 
 def _on_patterns(name: str) -> Any:
@@ -378,14 +380,7 @@ def _arithmetic(name: str, xp: ModuleType, *operands: Real) -> Real:
     with wide(xp):
         if xp is np:
             return Real(*integers.FORMULAS[name](np, *(x.parts() for x in operands)))
-        return _of_pattern(getattr(binary64, name)(*(_pattern(x) for x in operands), _PATTERNS[name]))
-
-
-def _of_pattern(pattern: Any) -> Real:
-    # The pattern alone: a chain of operations does not unpack and pack between every two of them.
-    result = object.__new__(Real)
-    object.__setattr__(result, "_bits", pattern)
-    return result
+        return Real.of_pattern(getattr(binary64, name)(*(_pattern(x) for x in operands), _PATTERNS[name]))
 
 
 def _pattern(x: Real) -> Any:

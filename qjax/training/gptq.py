@@ -22,7 +22,6 @@ the mean error.
 """
 
 import dataclasses
-import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -32,16 +31,16 @@ from flax import nnx
 from scipy import linalg
 
 from qjax.batches import Batches, Inputs
-from qjax.numerics.affine import QParams, broadcast_to_tensor
+from qjax.numerics.affine import QParams
 from qjax.qmodel import QuantizedModel, check_quantized
 from qjax.summary import decibels_text, table
+from qjax.training.gptq_layer import Layer, damped
 from qjax.training.matrix import Matrix, Moments, errors_on, moments, parted, rows_of
 from qjax.training.parts import Part, quantizer_of
-from qjax.training.simulated import bounds_of, grid_of, qparams_of, set_qparams
+from qjax.training.simulated import grid_of, qparams_of, set_qparams
 from qjax.training.walk import Stop, Stream, Walk
 from qjax.training.weights import parameters
 
-BLOCK = 64
 DAMPING = (0.01, 0.1, 1.0, 10.0, float("inf"))
 """The values of d that are tried for W*; an infinite one is W itself."""
 ROUNDING = (0.01, 0.1, 1.0)
@@ -173,13 +172,13 @@ def solve(
             return float(errors_on(held or fit, w, solved, centred=movable).sum())
 
         if damping is not None:
-            layer = _Layer(matrix, seen, qparams, target(seen, w, damping), damping)
+            layer = Layer(matrix, seen, qparams, target(seen, w, damping), damping)
         else:
             # without earlier errors the float weights themselves are the target
             wanted = min((target(seen, w, d) for d in DAMPING), key=judged) if carried else w
             choices = ROUNDING if q.spec.bits <= FEW else ROUNDING[1:2]
             # One after the other: each holds matrices of the size of H.
-            tried = (_Layer(matrix, seen, qparams, wanted, d) for d in choices)
+            tried = (Layer(matrix, seen, qparams, wanted, d) for d in choices)
             layer = min(tried, key=lambda one: judged(one.rounded())) if len(choices) > 1 else next(tried)
         nearest = layer.codes_of(np.asarray(own.parameters[name], np.float64))
         codes, scale = layer.solved(nearest, rounds)
@@ -208,16 +207,6 @@ def solve(
     return Solution(tuple(layers), dict(walk.left))
 
 
-def damped(seen: Moments, damping: float) -> tuple[np.ndarray, np.ndarray]:
-    """H with its greater diagonal, [groups, K, K], and what was added, [groups]."""
-    diagonal = np.einsum("gkk->gk", seen.quantized)
-    extra = damping * diagonal.mean(-1) + 1e-12 * max(1e-30, float(diagonal.max(initial=0.0)))
-    extra = np.where(extra > 0, extra, 1.0)
-    h = seen.quantized.copy()
-    np.einsum("gkk->gk", h)[...] += extra[:, None]
-    return h, extra
-
-
 def target(seen: Moments, w: np.ndarray, damping: float) -> np.ndarray:
     """W*: the float weights with the least error on the quantized inputs."""
     if damping == float("inf"):
@@ -232,193 +221,6 @@ def solve_positive(h: np.ndarray, right: np.ndarray) -> np.ndarray:
     return linalg.cho_solve(linalg.cho_factor(h, lower=True, check_finite=False), right, check_finite=False)
 
 
-def inverse_factor(h: np.ndarray) -> np.ndarray:
-    """The upper triangular U with `U^T U = h^-1`."""
-    # With rows and columns in reverse order: h = L L^T, so h^-1 = L^-T L^-1.
-    lower = linalg.cholesky(h[::-1, ::-1], lower=True, check_finite=False)
-    (invert,) = linalg.get_lapack_funcs(("trtri",), (lower,))
-    inverse, failed = invert(lower, lower=1, overwrite_c=1)
-    if failed:
-        raise linalg.LinAlgError(f"a triangular factor has no inverse ({failed})")
-    return inverse[::-1, ::-1]
-
-
 def _set(variable: nnx.Variable[Any] | Part, stream: Stream, path: str, value: np.ndarray) -> None:
     variable[...] = jnp.asarray(value, variable[...].dtype)
     stream.take(path, variable)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Choice:
-    """Codes, [groups, K, N], scales, [groups, K or 1, N], and what they cost, [groups, N]."""
-
-    codes: np.ndarray
-    scale: np.ndarray
-    costs: np.ndarray
-
-
-class _Layer:
-    """The least squares of one layer, float64 arrays [groups, K, N]; scales and bounds may be [groups, 1, N]."""
-
-    def __init__(self, matrix: Matrix, seen: Moments, qparams: QParams, wanted: np.ndarray, damping: float) -> None:
-        self._matrix, self._spec, self._shape = matrix, qparams.spec, matrix.shape
-        low, high = bounds_of(qparams)
-        self.scale = self.spread(np.asarray(qparams.scale))
-        self._low, self._high = self.spread(low), self.spread(high)
-        self._target = wanted
-        self._h, _ = damped(seen, damping)
-
-    def spread(self, values: np.ndarray) -> np.ndarray:
-        """Numbers of the scale's shape as [groups, K, N]; [groups, 1, N] where all inputs of a channel share them."""
-        full = broadcast_to_tensor(jnp.asarray(values), self._spec, self._shape)
-        if self._spec.per_tensor:
-            full = jnp.reshape(full, (1,) * len(self._shape))
-        wide = self._matrix.columns(np.broadcast_to(np.asarray(full, np.float64), self._shape))
-        return wide[:, :1] if wide.strides[1] == 0 else wide
-
-    def codes_of(self, w: np.ndarray) -> np.ndarray:
-        """The nearest codes of weights of their own shape."""
-        return self._nearest(self._matrix.columns(w), self.scale)
-
-    def _nearest(self, w: np.ndarray, scale: np.ndarray) -> np.ndarray:
-        return _nearest(w, scale, self._low, self._high)
-
-    def costs(self, w: np.ndarray) -> np.ndarray:
-        """[groups, N]: what these weights cost, by which the error grows."""
-        d = w - self._target
-        return np.sum(d * np.matmul(self._h, d), axis=1)
-
-    def rounded(self) -> np.ndarray:
-        """The weights that GPTQ alone gives with the present scales."""
-        return self._carried(self.scale) * self.scale
-
-    def solved(self, nearest: np.ndarray, rounds: int) -> tuple[np.ndarray, np.ndarray]:
-        """Codes, and scales of their quantizer's shape."""
-        scale = self._ranged()
-        best = self._least(self._choice(nearest, self.scale), self._choice(self._carried(scale), scale))
-        for _ in range(rounds):
-            codes = self._descended(best.codes, best.scale)
-            found = self._least(best, self._choice(codes, best.scale))
-            if self._single:
-                found = self._least(found, self._choice(codes, self._fitted(codes, best.scale)))
-            done = found.costs.sum() > 0.9999 * best.costs.sum()
-            best = found
-            if done:
-                break
-        return best.codes, self._gathered(best.scale)
-
-    def _choice(self, codes: np.ndarray, scale: np.ndarray) -> _Choice:
-        return _Choice(codes, scale, self.costs(codes * scale))
-
-    def _least(self, first: _Choice, second: _Choice) -> _Choice:
-        """For every scale the choice that costs less, all weights on that scale together; the first of equals."""
-        better = self._per_scale(second.costs) < self._per_scale(first.costs)
-        wide = better[:, None, :]
-        return _Choice(
-            np.where(wide, second.codes, first.codes),
-            np.where(wide, second.scale, first.scale),
-            np.where(better, second.costs, first.costs),
-        )
-
-    def _per_scale(self, costs: np.ndarray) -> np.ndarray:
-        """[groups, N]: summed over the channels that share a scale."""
-        # If one scale serves several columns, the whole layer chooses together.
-        return costs if self._independent else np.full_like(costs, costs.sum())
-
-    @property
-    def _independent(self) -> bool:
-        """Whether every column has scales of its own."""
-        return {axis for _, axis in self._matrix.product.channels} <= set(self._spec.param_axes(len(self._shape)))
-
-    @property
-    def _single(self) -> bool:
-        """Whether all weights of a column have one scale."""
-        return self._spec.group_size is None
-
-    def _ranged(self) -> np.ndarray:
-        """The best scales of several, after nearest rounding."""
-        # With many codes per channel, clipping helps little, so try few factors.
-        factors = np.linspace(1.0, 0.85, 4) if self._spec.bits >= 6 else np.linspace(1.0, 0.5, 16)
-        least = np.full(self._target.shape[::2], np.inf)
-        best = np.ones_like(least)
-        for factor in factors:
-            scale = self.scale * factor
-            costs = self._per_scale(self.costs(self._nearest(self._target, scale) * scale))
-            best, least = np.where(costs < least, factor, best), np.minimum(costs, least)
-        return self.scale * best[:, None, :]
-
-    def _fitted(self, codes: np.ndarray, scale: np.ndarray) -> np.ndarray:
-        """The best scales of given codes, by least squares; unchanged where they would not be positive."""
-        above = self._per_scale(np.sum(codes * self._toward, axis=1))
-        below = self._per_scale(np.sum(codes * np.matmul(self._h, codes), axis=1))
-        with np.errstate(all="ignore"):
-            ratio = above / below
-        good = np.isfinite(ratio) & (ratio > 0.25 * scale[:, 0]) & (ratio < 4 * scale[:, 0])
-        return np.where(good[:, None], ratio[:, None], scale)
-
-    @functools.cached_property
-    def _toward(self) -> np.ndarray:
-        return np.matmul(self._h, self._target)
-
-    def _gathered(self, scale: np.ndarray) -> np.ndarray:
-        """Scales of every weight as the quantizer keeps them."""
-        full = self._matrix.restored(np.broadcast_to(scale, self._target.shape))
-        sizes = self._spec.param_sizes(self._shape)
-        index = tuple(np.arange(n) * (full.shape[a] // n) for a, n in enumerate(sizes))
-        return full[np.ix_(*index)].reshape(self._spec.param_shape(self._shape)).astype(np.float32)
-
-    def _carried(self, scale: np.ndarray) -> np.ndarray:
-        """GPTQ's codes: errors carried on by the Cholesky factor of the inverse, inputs of great diagonal first."""
-        groups, size, _ = self._target.shape
-        order, upper = self._factor
-        rows = np.arange(groups)[:, None]
-        w = self._target[rows, order]
-        # What a channel's inputs share is the same in every order.
-        ordered = (x if x.shape[1] == 1 else x[rows, order] for x in (scale, self._low, self._high))
-        s, low, high = (np.broadcast_to(x, w.shape) for x in ordered)
-        codes = np.empty_like(w)
-        for start in range(0, size, BLOCK):
-            end = min(start + BLOCK, size)
-            errors = np.empty_like(w[:, start:end])
-            for k in range(start, end):
-                codes[:, k] = _nearest(w[:, k], s[:, k], low[:, k], high[:, k])
-                error = (w[:, k] - codes[:, k] * s[:, k]) / upper[:, k, k, None]
-                w[:, k:end] -= upper[:, k, k:end, None] * error[:, None]
-                errors[:, k - start] = error
-            w[:, end:] -= np.matmul(np.swapaxes(upper[:, start:end, end:], 1, 2), errors)
-        result = np.empty_like(codes)
-        result[rows, order] = codes
-        return result
-
-    @functools.cached_property
-    def _factor(self) -> tuple[np.ndarray, np.ndarray]:
-        """The order of the inputs, [groups, K], and in it the factors of H^-1."""
-        order = np.argsort(-np.einsum("gkk->gk", self._h), axis=1, kind="stable")
-        upper = [inverse_factor(h[np.ix_(own, own)]) for h, own in zip(self._h, order, strict=True)]
-        return order, np.stack(upper)
-
-    def _descended(self, codes: np.ndarray, scale: np.ndarray) -> np.ndarray:
-        """One round of coordinate descent over all inputs."""
-        h, size = self._h, codes.shape[1]
-        scale, low, high = (np.broadcast_to(x, codes.shape) for x in (scale, self._low, self._high))
-        values = codes * scale
-        codes = codes.copy()
-        gradient = np.matmul(h, self._target - values)
-        for start in range(0, size, BLOCK):
-            end = min(start + BLOCK, size)
-            own = gradient[:, start:end]
-            moved = np.zeros_like(own)
-            for k in range(start, end):
-                best = values[:, k] + own[:, k - start] / h[:, k, k, None]
-                code = _nearest(best, scale[:, k], low[:, k], high[:, k])
-                step = code * scale[:, k] - values[:, k]
-                codes[:, k], moved[:, k - start] = code, step
-                own -= h[:, start:end, k, None] * step[:, None]
-            gradient[:, :start] -= np.matmul(h[:, :start, start:end], moved)
-            gradient[:, end:] -= np.matmul(h[:, end:, start:end], moved)
-        return codes
-
-
-def _nearest(w: np.ndarray, scale: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Codes in float64. The model computes its own from `code * scale`, which its formula takes back to `code`."""
-    return np.clip(np.rint(w / scale), low, high)

@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 import qjax
-from qjax.training.gptq import inverse_factor
+from qjax.training.gptq_layer import inverse_factor
 from qjax.training.matrix import Matrix, moments
 from qjax.training.walk import Stream, Walk
 from tests.analysis.models import data
