@@ -57,7 +57,7 @@ class Ranges:
       tensors: those that changed, the one with the greatest gain first.
       quantizers: how many were tried.
       before, after: noise of the model's output with all quantizers of activations, as in `Score`, on batches that the
-        ranges left out.
+        ranges left out; of a single batch, on that one.
     """
 
     tensors: tuple[Ranged, ...]
