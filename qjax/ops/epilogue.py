@@ -144,7 +144,7 @@ def scale_codes(codes: Any, factor: Any) -> Any:
     """`rint(codes * factor)` in the dtype of the codes; |factor| <= 1. The codes themselves where it is 1."""
     xp = host_or_trace(codes, factor)
     if not traced(factor) and np.all(np.equal(factor, 1)):
-        return codes  # no copy of a model's weights
+        return xp.asarray(codes)  # no copy of a model's weights
     product = xp.asarray(codes).astype(np.float32) * xp.broadcast_to(xp.asarray(factor), codes.shape)
     return xp.rint(product).astype(codes.dtype)
 

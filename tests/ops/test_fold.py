@@ -311,3 +311,11 @@ def test_the_registry_names_what_it_knows():
         ValueError, match=r"Unknown operation 'unknown'\. Known operations: add, affine_step, .*, split"
     ):
         get("unknown")
+
+
+def test_codes_without_a_factor_are_an_array_of_numpy_in_the_same_memory():
+    codes = jnp.arange(-8, 8, dtype=jnp.int8)
+    found = scale_codes(codes, np.float32(1))
+    assert isinstance(found, np.ndarray)
+    assert np.shares_memory(found, np.asarray(codes))
+    assert np.array_equal(scale_codes(codes, np.float32(0.5)), np.rint(np.arange(-8, 8) * 0.5))
