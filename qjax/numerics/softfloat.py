@@ -70,7 +70,7 @@ class Real:
           ValueError: NaN or infinity on the host; inside a trace they give a meaningless finite value.
         """
         if isinstance(x, Real):
-            mantissa = x._held()[-1] if "_bits" in x.__dict__ else x.mantissa
+            mantissa = x.held()[-1] if "_bits" in x.__dict__ else x.mantissa
             if str(mantissa.dtype) != "uint64":
                 raise TypeError(
                     f"a Real's mantissa must be uint64. Got {mantissa.dtype}: it crossed the boundary of a "
@@ -117,13 +117,13 @@ class Real:
 
     def pattern(self) -> Any:
         """The bits of the double, uint64: what carries a number inside a trace in one array."""
-        with wide(host_or_trace(*self._held())):
+        with wide(host_or_trace(*self.held())):
             return _pattern(self)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape shared by the three fields."""
-        return tuple(np.shape(self._held()[0]))
+        return tuple(np.shape(self.held()[0]))
 
     @property
     def is_zero(self) -> Any:
@@ -132,7 +132,7 @@ class Real:
 
     def broadcast_to(self, shape: tuple[int, ...]) -> "Real":
         """The same values, broadcast to `shape`."""
-        xp = host_or_trace(*self._held())
+        xp = host_or_trace(*self.held())
         with wide(xp):
             return _broadcast(xp, self, shape)
 
@@ -260,7 +260,7 @@ class Real:
 
     def to_float64(self) -> Any:
         """The value as numpy float64, on the host only; out of its range it behaves as ldexp does."""
-        if traced(*self._held()):
+        if traced(*self.held()):
             raise TypeError("to_float64 works on the host only. Inside a trace use to_float32.")
         return np.ldexp((np.asarray(self.sign) * np.asarray(self.mantissa).astype(np.float64)), self.exponent)
 
@@ -292,7 +292,7 @@ class Real:
 
     def read(self, compute: Callable[["Real"], Any]) -> Any:
         """`compute(self)`: arrays from the three fields; in a trace a computation of its own, see `fence.apart`."""
-        xp = host_or_trace(*self._held())
+        xp = host_or_trace(*self.held())
         with wide(xp):
             if xp is np or 0 in self.shape:
                 return compute(self)
@@ -309,7 +309,7 @@ class Real:
 
     def _moved(self, change: Any) -> "Real | None":
         """The number whose pattern is the changed one of this; None on the host."""
-        if not traced(*self._held()):
+        if not traced(*self.held()):
             return None
         with wide(jnp):
             return Real.of_pattern(change(_pattern(self)))
@@ -326,7 +326,7 @@ class Real:
             # Not kept: inside of a branch or a loop it would be a value of that trace.
             return getattr(binary64, name)(self.__dict__["_bits"])
 
-    def _held(self) -> tuple[Any, ...]:
+    def held(self) -> tuple[Any, ...]:
         """The arrays that are there: the fields, the pattern, or both."""
         return tuple(self.__dict__.values())
 
@@ -334,7 +334,7 @@ class Real:
 def _operands(a: Any, b: Any, *more: Any) -> tuple[Any, Real, Real]:
     """The namespace for the operands, and the two broadcast to one shape in it."""
     a, b = Real.of(a), Real.of(b)
-    xp = host_or_trace(*a._held(), *b._held(), *more)
+    xp = host_or_trace(*a.held(), *b.held(), *more)
     shape = np.broadcast_shapes(a.shape, b.shape)
     with wide(xp):
         return xp, _broadcast(xp, a, shape), _broadcast(xp, b, shape)
@@ -346,7 +346,7 @@ def _is(x: Real, number: Literal[0, 1]) -> bool:
     A sum with 0, a product with 0 or 1, a quotient of 0 or by 1 is then one of the operands, and no operation of the
     program: most accumulators have no factor and no bias behind them.
     """
-    if traced(*x._held()):
+    if traced(*x.held()):
         return False
     mantissa = (0, 1 << (BITS - 1))[number]
     return bool(np.all((x.sign == np.int32(number)) & (x.mantissa == _U(mantissa)))) and bool(
@@ -355,7 +355,7 @@ def _is(x: Real, number: Literal[0, 1]) -> bool:
 
 
 def _broadcast(xp: ModuleType, x: Real, shape: tuple[int, ...]) -> Real:
-    if xp is np or not traced(*x._held()):
+    if xp is np or not traced(*x.held()):
         return Real(*(np.broadcast_to(np.asarray(p), shape) for p in x.parts()))
     if "_bits" in x.__dict__ and x.shape == shape:
         return x
@@ -386,7 +386,7 @@ def _arithmetic(name: str, xp: ModuleType, *operands: Real) -> Real:
 def _pattern(x: Real) -> Any:
     if "_bits" not in x.__dict__:
         # For known numbers the packed bits are a constant of the program instead of a computation in it.
-        xp = host_or_trace(*x._held())
+        xp = host_or_trace(*x.held())
         object.__setattr__(x, "_bits", xp.asarray(binary64.pack(xp, *(xp.asarray(p) for p in x.parts()))))
     return x.__dict__["_bits"]
 
