@@ -41,6 +41,7 @@ from qjax.ops import (
     reach,
     rescale,
     reshape,
+    resize_bilinear,
     reverse,
     select,
     slice,

@@ -7,6 +7,7 @@ from qjax.names import did_you_mean
 from qjax.numerics.accumulator import EXACT, Accumulator
 from qjax.numerics.dynamic_formulas import DYNAMIC_FORMULAS, DynamicFormula
 from qjax.numerics.input_quantization import INPUT_QUANTIZATIONS, InputQuantization
+from qjax.numerics.interpolation import RESIZE_METHODS, ResizeMethod
 from qjax.numerics.output_dequantization import OUTPUT_DEQUANTIZATIONS, OutputDequantization
 from qjax.numerics.rounding import Rounding
 from qjax.numerics.rules import get_rule
@@ -71,6 +72,7 @@ class Target:
       dequantize: how output codes become floats, see `numerics.output_dequantization`.
       tables: how the tables of 8-bit functions (logistic, tanh) are computed, see `numerics.tables`.
       softmax: how codes become codes of their softmax, see `numerics.softmax`. None means that it is not known.
+      resize: how images of codes are resized bilinearly, see `numerics.interpolation`.
       unit_grids: whether functions with values in [0, 1] or [-1, 1] have fixed scales at 8 bits: 1/256 with zero point
         -128, or 1/128 with zero point 0.
       mixed_widths: whether one layer may have activations of 8 bits and another of 16. A TFLite model is int8 or
@@ -116,6 +118,7 @@ class Target:
     dequantize: OutputDequantization = "product"
     tables: TableMethod = "exact"
     softmax: SoftmaxMethod | None = None
+    resize: ResizeMethod = "exact"
     unit_grids: bool = False
     mixed_widths: bool = True
     wide_weights: bool = True
@@ -152,6 +155,7 @@ class Target:
             ("tables", TABLE_METHODS),
             ("dynamic", DYNAMIC_FORMULAS),
             ("softmax", (None, *SOFTMAX_METHODS)),
+            ("resize", RESIZE_METHODS),
         ):
             if getattr(self, field) not in known:
                 raise ValueError(

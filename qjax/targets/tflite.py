@@ -27,6 +27,7 @@ TFLITE_MICRO = register(
         wide="int16x8",
         tables="gemmlowp",
         softmax="gemmlowp",
+        resize="tflite",
         unit_grids=True,
         mixed_widths=False,
         wide_weights=False,
@@ -70,6 +71,7 @@ TFLITE_OPTIMIZED_X86 = register(
         dequantize="product_sum",
         tables="tflite",
         softmax="float32",
+        resize="tflite_optimized",
         unit_grids=True,
         mixed_widths=False,
         wide_weights=False,
@@ -90,6 +92,7 @@ TFLITE_OPTIMIZED_ARM = register(
         dot_per_channel=Weighted("tflite_arm_gemm", "f64"),
         depthwise=Weighted("tflite_arm_depthwise"),
         softmax="uint16",
+        resize="tflite_arm",
         description="LiteRT's optimised kernels on AArch64: ruy's single rounding, NEON's two for a batch of one",
     )
 )
@@ -112,6 +115,7 @@ TFLITE_XNNPACK = register(
         wide_dot=Weighted("float64_away"),
         tables="xnnpack",
         softmax="float32",
+        resize="xnnpack",
         unit_grids=True,
         mixed_widths=False,
         wide_weights=False,
@@ -129,6 +133,7 @@ TFLITE_XNNPACK_ARM = register(
         multiply="xnnpack_multiply_arm",
         mean="xnnpack_mean_arm",
         softmax="uint16",
+        resize="xnnpack_arm",
         description="LiteRT's default, XNNPACK, on AArch64: MUL rounds ties up, MEAN adds in a fused step",
     )
 )

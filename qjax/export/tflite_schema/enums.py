@@ -256,6 +256,7 @@ OPTIONS: Mapping[str, tuple[int, Fields]] = {
     "GELU": (116, {"approximate": (0, "bool", 0)}),
     "ARG_MAX": (40, {"type": (0, "i8", 0)}),
     "ARG_MIN": (57, {"type": (0, "i8", 0)}),
+    "RESIZE_BILINEAR": (15, {"align_corners": (2, "bool", 0), "half_pixel_centers": (3, "bool", 0)}),
     "RESIZE_NEAREST_NEIGHBOR": (74, {"align_corners": (0, "bool", 0), "half_pixel_centers": (1, "bool", 0)}),
     "MIRROR_PAD": (77, {"mode": (0, "i8", 0)}),
     "SPACE_TO_DEPTH": (19, {"block": (0, "i32", 0)}),

@@ -63,6 +63,7 @@ OPERATORS: Mapping[str, Operator] = {
     "STRIDED_SLICE": Operator("StridedSliceOptions", {"8": 2, "bool": 3}, large=(4, 4)),
     "BROADCAST_TO": Operator("BroadcastToOptions", {"8": 3, "int16": 3, "int32": 2, "bool": 2}),
     "GATHER": Operator("GatherOptions", {"8": 2, "int16": 4, "bool": 3}),
+    "RESIZE_BILINEAR": Operator("ResizeBilinearOptions", {"8": 3, "int16": 4}),
     "CAST": Operator("CastOptions", {"8": 3}),
     # functions of one tensor that qjax does not write, but asks a runtime for
     **dict.fromkeys(("ELU", "LOG", "SQRT", "RSQRT", "RELU_0_TO_1"), Operator("")),
@@ -158,6 +159,8 @@ _SINCE: Mapping[tuple[str, int], str] = {
     ("GATHER", 3): "1.15.0",
     ("GATHER", 4): "2.4.0",
     ("GATHER", 5): "2.5.0",
+    ("RESIZE_BILINEAR", 3): "2.2.0",
+    ("RESIZE_BILINEAR", 4): "2.6.0",
     ("CAST", 3): "2.8.0",
 }
 """The first TensorFlow Lite that knows a version; all others: 1.5.0."""

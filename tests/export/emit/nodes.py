@@ -291,6 +291,15 @@ def _rows(add: Any) -> None:
     made("norm", "normalize", [(wide, INT16)], ((2, 3, 6), INT16), norm, scale=scale)
     made("group_norm", "normalize", [(x, INT8)], ((2, 3, 6), INT16), {**layer, "axes": [1, 2], "groups": 3}, bias=bias)
     second = UINT8_MIDDLE.codes(rng, (3, 1))
+    image, wide_image = INT8.codes(rng, (2, 5, 4, 3)), INT16.codes(rng, (1, 3, 3, 2))
+    resize = {"axes": [1, 2], "size": [7, 9], "align_corners": False, "half_pixel_centers": True}
+    made("resize_bilinear", "resize_bilinear", [(image, INT8)], ((2, 7, 9, 3), INT8), resize)
+    made("resize_bilinear_grid", "resize_bilinear", [(image, INT8)], ((2, 7, 9, 3), INT16), resize)
+    turned = {**resize, "axes": [2, 1]}
+    made("resize_bilinear_wide", "resize_bilinear", [(wide_image, INT16)], ((1, 9, 7, 2), INT16), turned)
+    twice = {**resize, "size": [10, 2]}
+    unsigned = UINT8_MIDDLE.codes(rng, (2, 5, 4, 3))
+    made("resize_bilinear_bytes", "resize_bilinear", [(unsigned, UINT8_MIDDLE)], ((2, 10, 2, 3), UINT8_MIDDLE), twice)
     made("divide", "divide", [(x, INT8), (second, UINT8_MIDDLE)], ((2, 3, 6), INT8), {})
 
 

@@ -38,17 +38,17 @@ def test_operators_that_need_scales_refuse_whole_numbers(name):
 
 
 def test_what_stands_behind_an_obstacle_is_read_with_its_own_scale():
-    """A resize that qjax cannot read, then a sum of its codes, then another obstacle: two lines, no invented scale."""
+    """A sum that qjax cannot read, then a sum of its codes, then another obstacle: two lines, no invented scale."""
     file = File()
     x, a, b, c = (file.tensor("int8", (1, 4, 4, 2), Grid(0.1 + 0.1 * i, 3 + i)) for i in range(4))
-    file.operator("RESIZE_BILINEAR", [x, file.numbers([4, 4])], [a], "ResizeBilinear")
+    file.operator("CUMSUM", [x, file.numbers(1)], [a], "Cumsum")
     file.operator("ADD", [x, a], [b], "Add")
     file.operator(
         "CONCATENATION", [a, b], [d := file.tensor("int8", (1, 4, 4, 4), Grid(0.2, 4))], "Concatenation", axis=3
     )
     file.operator("RELU", [b], [c])
     text = refused(file, [x], [d, c])
-    assert "operator 0 RESIZE_BILINEAR" in text
+    assert "operator 0 CUMSUM" in text
     # the sum is read; only the concatenation of two scales is not
     assert text.startswith("2 parts of the model")
     assert "operator 2 CONCATENATION" in text

@@ -192,6 +192,12 @@ def choices(dtype: str, **chosen: Any) -> bytes:
     m.simple("nearest", name, (IMAGE,), (1, 12, 15, 4), numbers=[[12, 15]], **nearest)
     m.simple("nearest, odd", name, (IMAGE,), (1, 11, 3, 4), numbers=[[11, 3]], halfPixelCenters=True, **nearest)
     m.simple("nearest, corners", name, (IMAGE,), (1, 9, 8, 4), numbers=[[9, 8]], alignCorners=True, **nearest)
+    bilinear: dict[str, Any] = {"options": "ResizeBilinear", **kept}
+    name = "RESIZE_BILINEAR"
+    m.simple("bilinear", name, (IMAGE,), (1, 11, 3, 4), numbers=[[11, 3]], **bilinear)
+    m.simple("bilinear, twice", name, (IMAGE,), (1, 12, 10, 4), numbers=[[12, 10]], halfPixelCenters=True, **bilinear)
+    m.simple("bilinear, half", name, (IMAGE,), (1, 13, 3, 4), numbers=[[13, 3]], halfPixelCenters=True, **bilinear)
+    m.simple("bilinear, corners", name, (IMAGE,), (1, 9, 1, 4), numbers=[[9, 1]], alignCorners=True, **bilinear)
     mirrored = [[0, 0], [2, 1], [0, 3], [0, 0]]
     m.simple("mirror_pad", "MIRROR_PAD", (IMAGE,), (1, 9, 8, 4), "MirrorPad", [mirrored], **kept)
     m.simple("mirror_pad, symmetric", "MIRROR_PAD", (IMAGE,), (1, 9, 8, 4), "MirrorPad", [mirrored], mode=1, **kept)

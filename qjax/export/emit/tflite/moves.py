@@ -163,6 +163,21 @@ def repeated(writer: Writer, x: Value, shape: Sequence[int], free: frozenset[int
     return writer.moved("BROADCAST_TO", [x, writer.integers(list(shape))], shape, free, x)
 
 
+@lowers("resize_bilinear")
+def resize_bilinear(writer: Writer, node: Node) -> Value:
+    """RESIZE_BILINEAR, which keeps the grid and resizes the two middle axes of an image."""
+    x, attributes = writer.input(node), node.attributes
+    if attributes["method"] == "exact" or len(x.shape) != 4 or attributes["axes"] != [1, 2]:
+        raise Unsupported(
+            "a bilinear resize onto another grid, or of other axes", "Give both sides one quantizer, in NHWC"
+        )
+    chosen = {"alignCorners": attributes["align_corners"], "halfPixelCenters": attributes["half_pixel_centers"]}
+    operands = [x, writer.integers(attributes["size"])]
+    return writer.bounded(
+        node, writer.moved("RESIZE_BILINEAR", operands, writer.shapes[node.output], x.free, x, **chosen)
+    )
+
+
 @lowers("clamp")
 def clamp(writer: Writer, node: Node) -> Value:
     """MAXIMUM and MINIMUM with a constant on the same grid."""

@@ -150,13 +150,32 @@ def picked(walk: Walk, operator: Operator, x: Codes, rows: Mapping[int, Sequence
 @reads("RESIZE_NEAREST_NEIGHBOR")
 def resize(walk: Walk, operator: Operator) -> None:
     """Rows and columns of the image, by indices that the kernels compute in float32."""
+    x, sizes = _image(walk, operator)
+    rows = {axis: _nearest(operator, x.shape[axis], size) for axis, size in zip((1, 2), sizes, strict=True)}
+    picked(walk, operator, x, rows)
+
+
+def _image(walk: Walk, operator: Operator) -> tuple[Codes, list[int]]:
+    """An image of codes, and the height and width that it becomes."""
     x = walk.codes_of(operator, 0)
     sizes = [int(n) for n in walk.numbers(operator, 1).reshape(-1)]
     if len(x.shape) != 4 or len(sizes) != 2 or min(sizes) < 1 or min(x.shape[1:3]) < 1 or max(sizes) > 2**16:
         raise bad(operator, f"an image of {x.shape} as {sizes}")
     walk.bounded(operator, (x.shape[0], *sizes, x.shape[3]))
-    rows = {axis: _nearest(operator, x.shape[axis], size) for axis, size in zip((1, 2), sizes, strict=True)}
-    picked(walk, operator, x, rows)
+    return x, sizes
+
+
+@reads("RESIZE_BILINEAR")
+def resize_bilinear(walk: Walk, operator: Operator) -> None:
+    """Four codes with weights, which the target's kernel chooses."""
+    x, sizes = _image(walk, operator)
+    name, grid = walk.result(operator, (x.shape[0], *sizes, x.shape[3]))
+    walk.same_grid(operator, x, grid)
+    corners, half = operator.options["align_corners"], operator.options["half_pixel_centers"]
+    if corners and half:
+        raise bad(operator, "corners and the centers of pixels that both coincide")
+    attributes = {"axes": [1, 2], "size": sizes, "align_corners": bool(corners), "half_pixel_centers": bool(half)}
+    walk.node("resize_bilinear", [x], name, attributes)
 
 
 def _nearest(operator: Operator, size: int, wanted: int) -> list[int]:
