@@ -24,6 +24,7 @@ SETTINGS = {
     "dynamic": ("rows of floats", "qjax.numerics.dynamic_formulas", "how rows get codes at run time"),
     "tables": ("tables", "qjax.numerics.tables", "how functions of 8-bit codes are tabulated"),
     "softmax": ("softmax", "qjax.numerics.softmax", "how softmax is computed"),
+    "lstm": ("LSTM", "qjax.numerics.lstm", "how a step of an LSTM is computed"),
     "resize": ("bilinear resizing", "qjax.numerics.interpolation", "how images are resized bilinearly"),
 }
 """What a target chooses besides, and the module that says what each choice means."""

@@ -30,6 +30,7 @@ from qjax.ops import (
     island,
     log_softmax,
     logic,
+    lstm,
     max_pool,
     min,
     multiply,

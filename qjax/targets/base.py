@@ -8,6 +8,7 @@ from qjax.numerics.accumulator import EXACT, Accumulator
 from qjax.numerics.dynamic_formulas import DYNAMIC_FORMULAS, DynamicFormula
 from qjax.numerics.input_quantization import INPUT_QUANTIZATIONS, InputQuantization
 from qjax.numerics.interpolation import RESIZE_METHODS, ResizeMethod
+from qjax.numerics.lstm import LSTM_METHODS, LstmMethod
 from qjax.numerics.output_dequantization import OUTPUT_DEQUANTIZATIONS, OutputDequantization
 from qjax.numerics.rounding import Rounding
 from qjax.numerics.rules import get_rule
@@ -73,6 +74,7 @@ class Target:
       tables: how the tables of 8-bit functions (logistic, tanh) are computed, see `numerics.tables`.
       softmax: how codes become codes of their softmax, see `numerics.softmax`. None means that it is not known.
       resize: how images of codes are resized bilinearly, see `numerics.interpolation`.
+      lstm: how a step of an LSTM is computed, see `numerics.lstm`. None means that it is not known.
       unit_grids: whether functions with values in [0, 1] or [-1, 1] have fixed scales at 8 bits: 1/256 with zero point
         -128, or 1/128 with zero point 0.
       mixed_widths: whether one layer may have activations of 8 bits and another of 16. A TFLite model is int8 or
@@ -119,6 +121,7 @@ class Target:
     tables: TableMethod = "exact"
     softmax: SoftmaxMethod | None = None
     resize: ResizeMethod = "exact"
+    lstm: LstmMethod | None = "exact"
     unit_grids: bool = False
     mixed_widths: bool = True
     wide_weights: bool = True
@@ -156,6 +159,7 @@ class Target:
             ("dynamic", DYNAMIC_FORMULAS),
             ("softmax", (None, *SOFTMAX_METHODS)),
             ("resize", RESIZE_METHODS),
+            ("lstm", (None, *LSTM_METHODS)),
         ):
             if getattr(self, field) not in known:
                 raise ValueError(

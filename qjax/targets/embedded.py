@@ -7,6 +7,7 @@ from qjax.targets.tflite import TFLITE_MICRO
 CMSIS_NN = register(
     TFLITE_MICRO.replace(
         name="cmsis_nn",
+        lstm=None,
         description="CMSIS-NN as TFLite Micro builds it: arm_nn_requantize, gemmlowp's two roundings",
     )
 )

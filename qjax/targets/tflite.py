@@ -28,6 +28,7 @@ TFLITE_MICRO = register(
         tables="gemmlowp",
         softmax="gemmlowp",
         resize="tflite",
+        lstm="tflite_micro",
         unit_grids=True,
         mixed_widths=False,
         wide_weights=False,
@@ -38,6 +39,7 @@ TFLITE_MICRO = register(
 TFLITE_REFERENCE = register(
     TFLITE_MICRO.replace(
         name="tflite_reference",
+        lstm="tflite",
         dot=Weighted("float64_away"),
         wide_dot=Weighted("float64_away"),
         tables="tflite",
@@ -72,6 +74,7 @@ TFLITE_OPTIMIZED_X86 = register(
         tables="tflite",
         softmax="float32",
         resize="tflite_optimized",
+        lstm="tflite",
         unit_grids=True,
         mixed_widths=False,
         wide_weights=False,
@@ -93,6 +96,7 @@ TFLITE_OPTIMIZED_ARM = register(
         depthwise=Weighted("tflite_arm_depthwise"),
         softmax="uint16",
         resize="tflite_arm",
+        lstm=None,
         description="LiteRT's optimised kernels on AArch64: ruy's single rounding, NEON's two for a batch of one",
     )
 )
@@ -116,6 +120,7 @@ TFLITE_XNNPACK = register(
         tables="xnnpack",
         softmax="float32",
         resize="xnnpack",
+        lstm="tflite",
         unit_grids=True,
         mixed_widths=False,
         wide_weights=False,
@@ -134,6 +139,7 @@ TFLITE_XNNPACK_ARM = register(
         mean="xnnpack_mean_arm",
         softmax="uint16",
         resize="xnnpack_arm",
+        lstm=None,
         description="LiteRT's default, XNNPACK, on AArch64: MUL rounds ties up, MEAN adds in a fused step",
     )
 )

@@ -252,6 +252,16 @@ OPTIONS: Mapping[str, tuple[int, Fields]] = {
     "SOFTMAX": (9, {"beta": (0, "u32", 0)}),
     "CALL_ONCE": (103, {"subgraph": (0, "i32", 0)}),
     "VAR_HANDLE": (111, {"container": (0, "text", 0), "name": (1, "text", 0)}),
+    "UNIDIRECTIONAL_SEQUENCE_LSTM": (
+        71,
+        {
+            "activation": (0, "i8", 0),
+            "cell_clip": (1, "u32", 0),
+            "proj_clip": (2, "u32", 0),
+            "time_major": (3, "bool", 0),
+            "diagonal": (5, "bool", 0),
+        },
+    ),
     "LEAKY_RELU": (75, {"alpha": (0, "u32", 0)}),
     "GELU": (116, {"approximate": (0, "bool", 0)}),
     "ARG_MAX": (40, {"type": (0, "i8", 0)}),

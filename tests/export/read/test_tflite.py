@@ -190,7 +190,7 @@ def test_what_has_no_integers_is_listed_at_once():
     last = x
     for name in names:
         y = file.tensor("int8", (1, 4), Grid(1 / 256, -128))
-        file.operator(name, [last], [y], *(["Softmax"] if name == "SOFTMAX" else []))
+        file.operator(name, [last], [y], "Softmax" if name == "SOFTMAX" else "")
         last = y
     other = file.tensor("float32", (1, 4))
     file.operator("ADD", [last, file.tensor("float32", (1, 4), None, np.zeros(4, np.float32))], [other], "Add")

@@ -52,7 +52,13 @@ class File:
         return self.tensor(dtype, held.shape, None, held)
 
     def operator(
-        self, name: str, inputs: Sequence[int], outputs: Sequence[int], options: str = "", **fields: Any
+        self,
+        name: str,
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        options: str = "",
+        intermediates: Sequence[int] = (),
+        **fields: Any,
     ) -> None:
         code = schema.OperatorCodeT()
         code.builtinCode = getattr(schema.BuiltinOperator, name)
@@ -61,6 +67,7 @@ class File:
         operator = schema.OperatorT()
         operator.opcodeIndex = len(self.model.operatorCodes) - 1
         operator.inputs, operator.outputs = list(inputs), list(outputs)
+        operator.intermediates = list(intermediates) or None
         if options:
             operator.builtinOptionsType = getattr(schema.BuiltinOptions, f"{options}Options")
             operator.builtinOptions = getattr(schema, f"{options}OptionsT")()

@@ -16,7 +16,7 @@ from qjax import targets
 from qjax.assign.retarget import retarget
 from qjax.export.read.errors import ReadError, reading
 from qjax.export.read.tflite import written_by_qjax
-from qjax.export.read.tflite.kernels import refused, targeted
+from qjax.export.read.tflite.kernels import refused, targeted, with_tables
 from qjax.export.read.tflite.model import Model, parse
 from qjax.export.read.tflite.variables import metadata_of, without_variables
 from qjax.export.read.tflite.walk import Walk, needed
@@ -36,6 +36,7 @@ _HANDLERS = (
     "slices",
     "joins_and_splits",
     "lookups",
+    "recurrent",
     "functions",
     "floats",
     "selections",
@@ -84,7 +85,8 @@ def read(
     if outputs is None:
         graph = graph.replace(metadata={**graph.metadata, **metadata_of(states, walk.names)})
     with reading(f"the graph under {chosen.name!r}", clear=ValueError):
-        return targeted(remove_dead(graph), walk.marks, walk.functions, chosen)
+        graph = remove_dead(with_tables(graph, walk.unit_tables, chosen))
+        return targeted(graph, walk.marks, walk.functions, chosen)
 
 
 def _wanted(model: Model, outputs: Sequence[str] | None) -> list[int]:

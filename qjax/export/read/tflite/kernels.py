@@ -14,7 +14,8 @@ from qjax.assign import assign
 from qjax.export.read.errors import ReadError
 from qjax.export.read.tflite.trial import RUNTIMES, Function, codes_of
 from qjax.graph.clean import remove_dead
-from qjax.graph.ir import Graph, Tensor
+from qjax.graph.ir import Graph, Node, Tensor
+from qjax.names import lengthened
 from qjax.numerics.tables import GEMMLOWP_GRIDS
 from qjax.targets.base import Weighted
 
@@ -78,6 +79,27 @@ def refused(marks: Mapping[str, str], target: targets.Target) -> list[str]:
 def _known(mark: str) -> str:
     """A target whose runtime computes a marked node as qjax does."""
     return next(name for name in ("tflite_reference", "tflite_xnnpack") if mark not in _UNKNOWN[name])
+
+
+def with_tables(graph: Graph, tables: Mapping[str, Mapping[str, Function]], target: targets.Target) -> Graph:
+    """The graph with the functions that a runtime has in tables of its own; tables: by node and role."""
+    if target.lstm != "tflite_micro" or not tables:
+        return graph
+    tensors, known = dict(graph.tensors), dict[tuple[str, float], str]()
+
+    def held(function: Function) -> str:
+        key = function.operator, float(function.x.scale)
+        if key not in known:
+            known[key] = lengthened(f"{function.operator.lower()} of {key[1]}", tensors, "'")
+            codes = codes_of(function, target.name)
+            tensors[known[key]] = Tensor(known[key], codes.shape, str(codes.dtype), None, codes)
+        return known[key]
+
+    def added(node: Node) -> Node:
+        roles = {role: held(function) for role, function in tables.get(node.name, {}).items()}
+        return dataclasses.replace(node, constants={**node.constants, **roles})
+
+    return graph.replace(nodes=tuple(added(node) for node in graph.nodes), tensors=tensors)
 
 
 def targeted(

@@ -49,6 +49,9 @@ ITEM_BITS = {
 }
 
 
+VARIABLE = "a variable, which keeps its value from one run to the next"
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class FileTensor:
     """A tensor as the file states it.
@@ -78,13 +81,14 @@ class FileTensor:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Operator:
-    """One operator. inputs: indices of tensors, -1 where an optional one is left out."""
+    """One operator. inputs: indices of tensors, -1 where an optional one is left out. intermediates: those inside."""
 
     index: int
     name: str
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     options: Mapping[str, Any]
+    intermediates: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -224,7 +228,7 @@ def _operator(index: int, table: Table, codes: Sequence[tuple[str, str]], count:
                 options[field] = None if value is None else [int(n) for n in value]
             else:
                 options[field] = default if held is None else held.scalar(number, form, default)
-    return Operator(index, name, inputs, outputs, options)
+    return Operator(index, name, inputs, outputs, options, _indices(table, 8, count, where, -1))
 
 
 def _tensor(index: int, table: Table, buffers: Sequence[tuple[int, int] | None]) -> FileTensor:
@@ -241,7 +245,7 @@ def _tensor(index: int, table: Table, buffers: Sequence[tuple[int, int] | None])
     span = _buffer(buffers, table.scalar(2, "u32"), where)
     unusual = ""
     if table.scalar(5, "bool"):
-        unusual = "a variable, which keeps its value from one run to the next"
+        unusual = VARIABLE
     elif table.table(6) is not None:
         unusual = "sparse weights"
     elif table.scalar(10, "u32"):

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from qjax.export.read.tflite.flatbuffer import damaged
-from qjax.export.read.tflite.model import FileTensor, Model, Operator
+from qjax.export.read.tflite.model import VARIABLE, FileTensor, Model, Operator
 from qjax.problems import Problems, Unsupported
 
 KINDS = frozenset({"CALL_ONCE", "VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE"})
+RECURRENT = frozenset({"UNIDIRECTIONAL_SEQUENCE_LSTM"})
 _KEPT = "Leave it out of the model, and keep the value outside"
 
 
@@ -32,6 +33,39 @@ class State:
 
 def without_variables(model: Model) -> tuple[Model, list[State], Problems]:
     """The model with its variables as inputs and outputs; those that are only read or only written are none."""
+    model, own = _of_operators(model)
+    changed, states, problems = _without_handles(model)
+    return changed, [*own, *states], problems
+
+
+def _of_operators(model: Model) -> tuple[Model, list[State]]:
+    """Tensors that recurrent operators read and write: the value behind the call becomes another output of theirs."""
+    tensors, states, operators = list(model.tensors), list[State](), list[Operator]()
+    readers = [index for operator in model.operators for index in operator.inputs if index >= 0]
+    for operator in model.operators:
+        for index in operator.inputs if operator.name in RECURRENT else ():
+            held = tensors[index] if index >= 0 else None
+            if held is None or held.unusual != VARIABLE or held.span is not None or readers.count(index) > 1:
+                continue
+            # a variable of int8 begins as its zero point, one of int16 as 0
+            first = int(held.zero_point[0]) if held.dtype == "int8" and held.zero_point.size else 0
+            before = dataclasses.replace(held, unusual="")
+            after = dataclasses.replace(before, index=len(tensors), name=f"{held.name}/next")
+            tensors[index] = before
+            tensors.append(after)
+            operator = dataclasses.replace(operator, outputs=(*operator.outputs, after.index))
+            states.append(State(held.name, before, first, index, after.index))
+        operators.append(operator)
+    if not states:
+        return model, []
+    inputs = (*model.inputs, *(state.before for state in states if state.before is not None))
+    outputs = (*model.outputs, *(state.after for state in states if state.after is not None))
+    return dataclasses.replace(
+        model, tensors=tuple(tensors), operators=tuple(operators), inputs=inputs, outputs=outputs
+    ), states
+
+
+def _without_handles(model: Model) -> tuple[Model, list[State], Problems]:
     problems, states = Problems(), dict[str, State]()
     if not any(operator.name in KINDS for operator in model.operators):
         return model, [], problems

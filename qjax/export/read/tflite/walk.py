@@ -67,6 +67,8 @@ class Walk(Results):
         """Nodes whose kernels may round in a way of their own, see `kernels`."""
         self.functions: dict[str, Function] = {}
         """Nodes that are tables of what the runtime's kernel computes."""
+        self.unit_tables: dict[str, dict[str, Function]] = {}
+        """Nodes that look up functions of the runtime, by the roles of these constants."""
         self.problems = Problems()
         self._wanted = list(outputs)
         self._batched = batched
@@ -141,7 +143,7 @@ class Walk(Results):
     def _cure(self, operator: Operator) -> str:
         found = (i for i in operator.inputs if i >= 0 and i in self._computed)
         names = [self.names[i] for i in found if self.model.tensors[i].dtype in CODES]
-        how = f"Read the part before it, with outputs=[{names[0]!r}]" if names else "Leave it out of the model"
+        how = f"Read the part before it, with outputs={names}" if names else "Leave it out of the model"
         return f"{how}, and compute it outside"
 
     def _pretend(self, tensor: FileTensor) -> None:
