@@ -53,6 +53,12 @@ def _tvm() -> Any:
     return Tvm()
 
 
+def _openvino() -> Any:
+    from conformance.runtimes.openvino import Openvino
+
+    return Openvino()
+
+
 def _torch(engine: str, **options: Any) -> Any:
     from conformance.runtimes.torch_cpu import TorchCpu
 
@@ -69,6 +75,7 @@ ADAPTERS: dict[str, Callable[[], Any]] = {
     "onnxruntime": partial(_onnxruntime, precise=True),
     "onnxruntime-qdq": partial(_onnxruntime, precise=True, form="qdq", fuse_int8=True),
     "onnxruntime-avx2": _onnxruntime,
+    "openvino": _openvino,
     "neon": _neon,
     "tvm": _tvm,
     **{f"torch-{engine}": partial(_torch, engine) for engine in ("fbgemm", "x86", "qnnpack", "onednn")},
@@ -228,6 +235,36 @@ def _onnx_avx2() -> list[AnyRow]:
     ]
 
 
+def _openvino_rows() -> list[AnyRow]:
+    runtime, target = "openvino", "openvino_cpu"
+    rows: list[AnyRow] = [
+        Row(
+            runtime,
+            f"{label}, {scales}",
+            target,
+            partial(make, "uint8", per_channel=per_channel, **more),
+            cpu="AVX-512 VNNI",
+        )
+        for label, make, more in (
+            ("MatMul", cases.fully_connected, {}),
+            ("Conv", cases.conv2d, {}),
+            ("depthwise Conv", cases.depthwise_conv2d, {"channels": _DEPTHWISE_CHANNELS}),
+            ("depthwise Conv, multiplier 2", cases.depthwise_conv2d, {"multiplier": 2}),
+        )
+        for scales, per_channel in (("per tensor", False), ("per channel", True))
+    ]
+    return [
+        *rows,
+        Row(runtime, "Add", target, partial(cases.elementwise, "add", "uint8")),
+        Row(runtime, "Mul", target, partial(cases.elementwise, "multiply", "uint8")),
+        Row(runtime, "a change of scale", target, partial(cases.rescale, "uint8", "uint8", count=400)),
+        Row(runtime, "inputs of float32", target, partial(cases.quantize, "uint8")),
+        Row(runtime, "AveragePool", target, partial(cases.average_pool, "uint8", same_grid=False)),
+        Row(runtime, "ReduceMean over height and width", target, partial(cases.mean, "uint8")),
+        Row(runtime, "ReduceMean, other axes", target, partial(cases.mean_elsewhere, "uint8")),
+    ]
+
+
 def _float32_multipliers() -> Records:
     """Multipliers of 24 bits: XNNPACK makes its own from a float32 scale."""
     acc, multiplier, shift = accumulators.all_records()
@@ -357,6 +394,7 @@ ROWS: list[AnyRow] = [
     *_onnx("onnxruntime", "onnxruntime"),
     *_onnx("onnxruntime-qdq", "onnxruntime"),
     *_onnx_avx2(),
+    *_openvino_rows(),
     *_rules(),
     *_pytorch("fbgemm", "torch_fbgemm"),
     *_pytorch("x86", "torch_fbgemm"),

@@ -242,6 +242,9 @@ def _seen_in_float32(rule: Rule, constants: Mapping[str, np.ndarray], acc: np.nd
         case "torch_onednn" | "torch_onednn_conv":
             steps = float32.multiply(float32.add(float32.multiply(value, part()), part("addend_")), part("share_"))
             value = float32.add(steps, point)
+        case "openvino":
+            bias = float32.add(float32.multiply(part("addend_"), part("share_")), point)
+            value = float32.add(float32.multiply(value, part()), bias)
         case _:
             value = float32.multiply(value, part())
     seen = Ratio.dyadic(value.mantissa, value.exponent)

@@ -1,6 +1,6 @@
 """What a runtime computes, by name."""
 
-from qjax.targets import embedded, fpga, generic, onnx, tflite, torch, tvm
+from qjax.targets import embedded, fpga, generic, onnx, openvino, tflite, torch, tvm
 from qjax.targets.base import Target, Weighted, get, names, register
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "get",
     "names",
     "onnx",
+    "openvino",
     "register",
     "tflite",
     "torch",

@@ -183,7 +183,9 @@ def test_how_far_each_is_from_the_real_value(table: tuple[np.ndarray, dict[str, 
     assert abs(found["off", "b"] - off[1]) <= overflown
 
 
-@pytest.mark.parametrize("name", ["float32_bias", "torch_fbgemm", "torch_onednn", "torch_onednn_conv", "torch_qnnpack"])
+@pytest.mark.parametrize(
+    "name", ["float32_bias", "openvino", "torch_fbgemm", "torch_onednn", "torch_onednn_conv", "torch_qnnpack"]
+)
 def test_a_bias_within_the_rule(name: str) -> None:
     """Against an int32 bias: where they part, the biases decide, or the float32 steps of one of the two."""
     scales = np.asarray([0.031, 0.07], np.float32)

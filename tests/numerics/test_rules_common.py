@@ -16,7 +16,7 @@ FIELDS = {
     "torch_fbgemm": ("mantissa", "exponent", "addend_mantissa", "addend_exponent", "step_mantissa", "step_exponent"),
     "torch_qnnpack": ("mantissa", "exponent", "bias_mantissa", "bias_exponent"),
     **dict.fromkeys(
-        ("torch_onednn", "torch_onednn_conv"),
+        ("torch_onednn", "torch_onednn_conv", "openvino"),
         ("mantissa", "exponent", "addend_mantissa", "addend_exponent", "share_mantissa", "share_exponent"),
     ),
     "float64_away": ("mantissa_high", "mantissa_low", "exponent"),

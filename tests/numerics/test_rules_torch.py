@@ -1,4 +1,7 @@
-"""PyTorch's rules against numpy's float32 operations, the fused one against fractions, from scales and a real bias."""
+"""PyTorch's rules, and OpenVINO's, against numpy's float32 operations, from scales and a real bias.
+
+The fused one is compared with fractions.
+"""
 
 from fractions import Fraction
 from typing import Any
@@ -12,7 +15,7 @@ from tests.numerics.float32 import nearest
 
 F32 = np.float32
 ONE = F32(1)
-RULES = ("torch_fbgemm", "torch_qnnpack", "torch_onednn", "torch_onednn_conv")
+RULES = ("torch_fbgemm", "torch_qnnpack", "torch_onednn", "torch_onednn_conv", "openvino")
 ROWS, CHANNELS = 1500, 32
 
 
@@ -46,6 +49,10 @@ def expected(rule: str, acc: np.ndarray, s_x: Any, s_w: np.ndarray, s_y: Any, b:
         bias = np.clip(np.rint((b * (ONE / p)).astype(np.float64)), -(2.0**31), 2.0**31 - 1).astype(np.int64)
         value = (acc.astype(np.int64) + bias + 2**31) % 2**32 - 2**31
         return rint(value.astype(F32) * (p * (ONE / s_y)), indefinite=True) + zero_point
+    if rule == "openvino":
+        exact = [Fraction(float(s_x)) * Fraction(float(w)) / Fraction(float(s_y)) for w in np.atleast_1d(s_w)]
+        e = np.array([float(nearest(value)) for value in exact], F32)
+        return rint(acc.astype(F32) * e + (b * (ONE / s_y) + F32(zero_point)), indefinite=False)
     weight = s_w if rule == "torch_onednn_conv" else ONE / (ONE / s_w)
     real = acc.astype(F32) * (ONE / (ONE / s_x) * weight) + b
     return rint(real * (ONE / s_y) + F32(zero_point), indefinite=False)
@@ -127,5 +134,5 @@ def test_one_scale_and_one_scale_per_channel_differ():
 def test_overflow():
     acc = np.array([2**31 - 1, -(2**31)], np.int32)
     for rule in RULES:
-        want = [127, -128] if "onednn" in rule else [-128, -128]
+        want = [127, -128] if "onednn" in rule or rule == "openvino" else [-128, -128]
         assert requantize(acc, 2.0, rule=rule).tolist() == want, rule

@@ -14,6 +14,7 @@ NAMED = (
     "nearest_even",
     "nvdla",
     "onnxruntime",
+    "openvino_cpu",
     "tflite_micro",
     "tflite_optimized_arm",
     "tflite_optimized_x86",

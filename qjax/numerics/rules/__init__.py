@@ -9,12 +9,13 @@
 | `published` | TVM, XNNPACK, NVDLA, TOSA, TFLite's int16 activations, NEMO |
 | `power_of_two` | one shift, with the roundings and overflows of ap_fixed |
 | `torch` | PyTorch's engines, whose float steps begin at the scales |
+| `openvino` | OpenVINO's CPU plugin |
 
 A rule is a `Rule` in the registry. To add one, write its `prepare` and `apply` and register it; whoever names it
 finds it, and a graph stores its constants by their field names.
 """
 
-from qjax.numerics.rules import classic, floating, power_of_two, published, tflite, tflite_arm, torch
+from qjax.numerics.rules import classic, floating, openvino, power_of_two, published, tflite, tflite_arm, torch
 from qjax.numerics.rules.floating import Float32WithBias, Float64
 from qjax.numerics.rules.power_of_two import PowerOfTwo
 from qjax.numerics.rules.published import ScaledInteger, TosaScale, apply_scale_16
@@ -41,6 +42,7 @@ __all__ = [
     "classic",
     "floating",
     "get_rule",
+    "openvino",
     "power_of_two",
     "published",
     "register_family",

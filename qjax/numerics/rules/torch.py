@@ -84,7 +84,7 @@ def _one() -> Float32:
     return float32.of(1.0)
 
 
-def _fields(*numbers: Float32) -> list[Any]:
+def fields_of(*numbers: Float32) -> list[Any]:
     """The mantissas and exponents of numbers, all of one shape."""
     fields = [field for number in numbers for field in number]
     xp = host_or_trace(*fields)
@@ -92,51 +92,52 @@ def _fields(*numbers: Float32) -> list[Any]:
     return [xp.broadcast_to(xp.asarray(field), shape) for field in fields]
 
 
-def _reciprocal(x: Float32) -> Float32:
+def reciprocal(x: Float32) -> Float32:
+    """The number 1 / x, rounded once."""
     return float32.divide(_one(), x)
 
 
 def _twice_inverted(x: ArrayLike) -> Float32:
-    return _reciprocal(_reciprocal(float32.of(x)))
+    return reciprocal(reciprocal(float32.of(x)))
 
 
 def _fbgemm(effective_scale: Any, bias: ArrayLike = 0.0) -> Fbgemm:
     """bias: in steps of the accumulator."""
-    return Fbgemm(*_fields(float32_scale(effective_scale), float32.of(bias), _one()))
+    return Fbgemm(*fields_of(float32_scale(effective_scale), float32.of(bias), _one()))
 
 
 def _fbgemm_of_scales(s_x: ArrayLike, s_w: ArrayLike, s_y: ArrayLike, bias: ArrayLike, per_channel: bool) -> Fbgemm:
     p, b = float32.multiply(float32.of(s_x), float32.of(s_w)), float32.of(bias)
     e = float32.divide(p, float32.of(s_y))
-    return Fbgemm(*_fields(e, *((float32.divide(b, p), _one()) if per_channel else (b, _reciprocal(p)))))
+    return Fbgemm(*fields_of(e, *((float32.divide(b, p), _one()) if per_channel else (b, reciprocal(p)))))
 
 
 def _qnnpack_of_scales(
     s_x: ArrayLike, s_w: ArrayLike, s_y: ArrayLike, bias: ArrayLike, per_channel: bool
 ) -> Float32WithBias:
     p = float32.multiply(float32.of(s_x), float32.of(s_w))
-    e = float32.multiply(p, _reciprocal(float32.of(s_y)))
-    steps = float32.to_int32(float32.multiply(float32.of(bias), _reciprocal(p)))
+    e = float32.multiply(p, reciprocal(float32.of(s_y)))
+    steps = float32.to_int32(float32.multiply(float32.of(bias), reciprocal(p)))
     # an integer with 24 bits, or the greatest int32, which `to_int32` restores
-    return Float32WithBias(*_fields(e, float32.from_int32(steps)))
+    return Float32WithBias(*fields_of(e, float32.from_int32(steps)))
 
 
-def _onednn(effective_scale: Any, bias: ArrayLike = 0.0) -> Onednn:
+def onednn(effective_scale: Any, bias: ArrayLike = 0.0) -> Onednn:
     """bias: in steps of the accumulator."""
     e = float32_scale(effective_scale)
-    return Onednn(*_fields(e, float32.multiply(float32.of(bias), e), _one()))
+    return Onednn(*fields_of(e, float32.multiply(float32.of(bias), e), _one()))
 
 
 def _onednn_of_scales(s_x: ArrayLike, s_w: ArrayLike, s_y: ArrayLike, bias: ArrayLike, per_channel: bool) -> Onednn:
     p = float32.multiply(_twice_inverted(s_x), _twice_inverted(s_w))
-    return Onednn(*_fields(p, float32.of(bias), _reciprocal(float32.of(s_y))))
+    return Onednn(*fields_of(p, float32.of(bias), reciprocal(float32.of(s_y))))
 
 
 def _onednn_conv_of_scales(
     s_x: ArrayLike, s_w: ArrayLike, s_y: ArrayLike, bias: ArrayLike, per_channel: bool
 ) -> Onednn:
     p = float32.multiply(_twice_inverted(s_x), float32.of(s_w))
-    return Onednn(*_fields(p, float32.of(bias), _reciprocal(float32.of(s_y))))
+    return Onednn(*fields_of(p, float32.of(bias), reciprocal(float32.of(s_y))))
 
 
 def _fbgemm_bias(c: Fbgemm, step: Real) -> Real:
@@ -145,11 +146,13 @@ def _fbgemm_bias(c: Fbgemm, step: Real) -> Real:
     return Real.where(factor == Real.of(1), addend * step, addend)
 
 
-def _onednn_bias(c: Onednn, step: Real) -> Real:
+def onednn_bias(c: Onednn, step: Real) -> Real:
+    """The real bias of constants that hold it as it is."""
     return real_of(part_of(c, "addend"))
 
 
-def _check(c: Any) -> None:
+def check_steps(c: Any) -> None:
+    """Raise a TypeError or ValueError for constants, on the host, that are no float32 numbers."""
     for factor in ("step", "share"):
         if f"{factor}_mantissa" in c._fields:
             check_with_bias(Float32WithBias(*part_of(c, factor), *part_of(c, "addend")))
@@ -161,7 +164,7 @@ def _check(c: Any) -> None:
     prepare=_fbgemm,
     of_scales=_fbgemm_of_scales,
     constants=Fbgemm,
-    check=_check,
+    check=check_steps,
     takes_bias=True,
     real_bias=_fbgemm_bias,
     monotone=True,
@@ -209,12 +212,12 @@ def _onednn_apply(acc: jax.Array, c: Onednn, call: Call) -> jax.Array:
 for _name, _of_scales in (("torch_onednn", _onednn_of_scales), ("torch_onednn_conv", _onednn_conv_of_scales)):
     registered(
         _name,
-        prepare=_onednn,
+        prepare=onednn,
         of_scales=_of_scales,
         constants=Onednn,
-        check=_check,
+        check=check_steps,
         takes_bias=True,
-        real_bias=_onednn_bias,
+        real_bias=onednn_bias,
         finishes=True,
         monotone=True,
     )(_onednn_apply)

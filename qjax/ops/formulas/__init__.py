@@ -10,6 +10,7 @@ from qjax.ops.formulas import onnx_add as onnx_add
 from qjax.ops.formulas import onnx_average as onnx_average
 from qjax.ops.formulas import onnx_float as onnx_float
 from qjax.ops.formulas import onnx_multiply as onnx_multiply
+from qjax.ops.formulas import openvino_add as openvino_add
 from qjax.ops.formulas import tflite_add as tflite_add
 from qjax.ops.formulas import tflite_average_pool as tflite_average_pool
 from qjax.ops.formulas import tflite_mean as tflite_mean

@@ -26,7 +26,7 @@ REFUSED = {
     ("fpga", "int8", name) for name in ("dense_channels", "conv", "conv_channels", "depthwise_channels", "multiply")
 }
 """Target, dtype and case that cannot be: one shift has no constants for these scales. All others must be."""
-CASES = 308
+CASES = 319
 """Targets x dtypes x cases of `of_targets`."""
 
 
@@ -37,7 +37,7 @@ def of_targets() -> Named:
     count = 0
     for name in targets.names():
         target = targets.get(name)
-        unsigned = name.startswith(("torch", "onnx"))
+        unsigned = name.startswith(("torch", "onnx", "openvino"))
         for dtype in ("uint8",) if unsigned else ("int8", "int16") if name.startswith("tflite") else ("int8",):
             for label, case in _cases(dtype, target):
                 count += 1

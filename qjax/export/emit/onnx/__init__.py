@@ -14,8 +14,11 @@ from qjax.export import files
 from qjax.export.ieee import check_islands
 from qjax.graph.ir import Graph
 
-STYLES = {"integer": "integer", "qdq": "qdq", "qoperator": "qoperator"}
+STYLES = {"integer": "integer", "qdq": "qdq", "qoperator": "qoperator", "openvino": "openvino"}
 """Style -> the module of this package with its `to_model(graph, *, batch, ...)`."""
+
+_OWN = {"onnxruntime": "qdq", "onnxruntime_avx2": "qdq", "openvino_cpu": "openvino"}
+"""Target -> the style that is written for its runtime."""
 
 PORTABLE = ("floats", "codes")
 """How biases may be written for other runtimes than ONNX Runtime."""
@@ -34,7 +37,8 @@ def emit(
     """Write a graph as an ONNX model, all or nothing.
 
     Args:
-      style: one of `STYLES`; None: "qdq" for a graph under a target of ONNX Runtime, "integer" for all others.
+      style: one of `STYLES`; None: "qdq" for a graph under a target of ONNX Runtime, "openvino" for one under
+        `openvino_cpu`, "integer" for all others.
       batch: the size of the batch in the file; None leaves it free.
       codes: whether the inputs and outputs of the model are codes rather than floats; those of "integer" always are.
       portable: of style "qdq": write it for other runtimes than ONNX Runtime, every operator between DequantizeLinear
@@ -60,7 +64,7 @@ def to_model(
 ) -> Any:
     """The `onnx.ModelProto` that `emit` writes."""
     if style is None:
-        style = "qdq" if graph.target.startswith("onnxruntime") else "integer"
+        style = _OWN.get(graph.target, "integer")
     if style not in STYLES:
         raise ValueError(f"emit: expected one of the styles {', '.join(STYLES)}, got {style!r}.")
     if portable is not None and (portable not in PORTABLE or style != "qdq"):

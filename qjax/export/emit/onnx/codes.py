@@ -1,7 +1,7 @@
 """Shared by the styles "qdq" and "qoperator": operations on codes, supported graphs, session options."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,10 @@ class Operand:
 
 @dataclasses.dataclass(frozen=True)
 class Bias:
-    """An int32 bias on the accumulator's grid; scale: the name of its step, axis: as an operand's."""
+    """An int32 bias on the accumulator's grid; scale: the name of its step, axis: as an operand's.
+
+    Of a runtime whose rule takes the bias, codes are float32, and scale is the effective scale.
+    """
 
     codes: str
     scale: str
@@ -54,13 +57,34 @@ class Operation:
 
     real: ONNX's operator on floats for it; None for a requantization.
     result: the quantization parameters of the result, and the name under which its codes are computed.
+    node: that it writes. span: the lowest and the highest code of the result.
     """
 
     real: str | None
     operands: Sequence[Operand]
     result: Operand
+    node: Node
+    span: tuple[int, int]
     bias: Bias | None = None
     attributes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Runtime:
+    """What a runtime has on codes.
+
+    operations: by the graph's operation, what writes a node of it as one of the runtime's, or says that it cannot.
+    rule: of its products. formulas: of its operations without weights, by the field of a target.
+    weight_of, bias_of: how it wants weights and biases, see `weights`.
+    clamps: whether it bounds codes. Otherwise an operation's `span` does.
+    """
+
+    operations: Mapping[str, Callable[[Any, Node], bool]]
+    rule: str
+    formulas: Mapping[str, str]
+    weight_of: Callable[..., Operand | None]
+    bias_of: Callable[..., Bias | None]
+    clamps: bool = True
 
 
 def limits(graph: Graph, node: Node) -> tuple[int, int]:
@@ -83,17 +107,13 @@ def is_narrower(dtype: str, low: int, high: int) -> bool:
 
 def checked(graph: Graph, style: str, options: Options) -> Graph:
     """The graph, if a style of ONNX Runtime's operators can hold it. Raises ValueError."""
-    batch, codes = options.batch, options.codes
     if graph.target not in TARGETS:
         raise ValueError(
             f"emit: style {style!r} is the arithmetic of the targets {', '.join(TARGETS)}; the graph obeys "
             f"{graph.target!r}. graph.retarget('onnxruntime') changes its rounding; style='integer' keeps it."
         )
-    if batch is not None and (type(batch) is not int or batch < 1):
-        raise ValueError(f"emit: expected a batch of at least 1, or None for any. Got {batch!r}.")
-    if type(codes) is not bool:
-        raise ValueError(f"emit: expected codes=True for integer inputs and outputs, or False. Got {codes!r}.")
-    if not codes and graph.quantization != "division":
+    check_options(options)
+    if not options.codes and graph.quantization != "division":
         raise ValueError(
             f"emit: QuantizeLinear divides, but the graph makes codes of its inputs by {graph.quantization!r}: emit it "
             "with codes=True and quantize outside, or convert the model for the target 'onnxruntime'."
@@ -101,10 +121,21 @@ def checked(graph: Graph, style: str, options: Options) -> Graph:
     return check_integer(graph)
 
 
+def check_options(options: Options) -> None:
+    """Raise a ValueError for a batch or for codes of another kind."""
+    batch, codes = options.batch, options.codes
+    if batch is not None and (type(batch) is not int or batch < 1):
+        raise ValueError(f"emit: expected a batch of at least 1, or None for any. Got {batch!r}.")
+    if type(codes) is not bool:
+        raise ValueError(f"emit: expected codes=True for integer inputs and outputs, or False. Got {codes!r}.")
+
+
 DOC = {
     "onnxruntime": "qjax, target onnxruntime: the bits of ONNX Runtime's CPU provider on x86.",
     "onnxruntime_avx2": "qjax, target onnxruntime_avx2: the bits of ONNX Runtime's CPU provider on an x86 CPU without "
     "VNNI, whose products of uint8 and int8 saturate to int16 in pairs; session.x64quantprecision must not be set.",
+    "openvino_cpu": "qjax, target openvino_cpu: the bits of OpenVINO's CPU plugin on an x86 CPU with VNNI, under "
+    "INFERENCE_PRECISION_HINT=f32.",
 }
 WHY = {
     INT8_OPTION: "without it operations on int8 codes between DequantizeLinear and QuantizeLinear stay in float32 on "

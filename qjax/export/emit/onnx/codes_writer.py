@@ -12,7 +12,7 @@ Products of int8 activations are computed on uint8, the codes plus 128: their su
 the zero point. Additions and averages keep int8, because their float32 steps do.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ from qjax.export.emit.onnx.codes import (
     Operand,
     Operation,
     Options,
+    Runtime,
     is_narrower,
     limits,
 )
@@ -49,8 +50,7 @@ Spelling = Callable[["CodesWriter", Operation, str], None]
 class CodesWriter(integer.Writer):
     """One model.
 
-    style: its name. spelling: how it writes an operation. operations: by the graph's operation, what writes a node of
-    it as one of the runtime's, or says that it cannot.
+    style: its name. spelling: how it writes an operation. runtime: what there is to write.
     """
 
     def __init__(
@@ -59,10 +59,10 @@ class CodesWriter(integer.Writer):
         options: Options,
         style: str,
         spelling: Spelling,
-        operations: "Mapping[str, Callable[[CodesWriter, Node], bool]]",
+        runtime: Runtime,
     ) -> None:
         super().__init__(graph, options.batch, options.version, vnni=options.vnni)
-        self.style, self.spelling, self.operations, self.codes = style, spelling, operations, options.codes
+        self.style, self.spelling, self.runtime, self.codes = style, spelling, runtime, options.codes
         self.options: dict[str, str] = {}
         self.reals: dict[Operand, str] = {}
         self.names = Names(graph.tensors, beside=self.initializers)
@@ -214,7 +214,7 @@ class CodesWriter(integer.Writer):
 
     def node(self, node: Node) -> None:
         """One node of the graph: one operation on codes, or moves of codes, or a function of integers."""
-        written = self.operations.get(node.op)
+        written = self.runtime.operations.get(node.op)
         if written is not None and node.name in self.own and written(self, node):
             return
         super().node(node)
@@ -359,7 +359,7 @@ class CodesWriter(integer.Writer):
         tensor = self.graph.tensors[node.output]
         assert tensor.quantization is not None
         span, dtype = limits(self.graph, node), tensor.dtype
-        clips = is_narrower(dtype, *span)
+        clips = self.runtime.clamps and is_narrower(dtype, *span)
         steps = ([] if not clips else ["clipped"]) + ([] if shape is None else ["reshaped"])
         place = name = self.place(node.output, order)
         if unsigned:
@@ -367,7 +367,7 @@ class CodesWriter(integer.Writer):
         names = [self.fresh(f"{node.output}/{step}") for step in ("raw", *steps[:-1])[: len(steps)]] + [name]
         zero_point = self.unsigned_zero_point if unsigned else self.zero_point
         result = Operand(names[0], self.scale(node.output), zero_point(node.output))
-        self.spelling(self, Operation(real, operands, result, bias, attributes), node.name)
+        self.spelling(self, Operation(real, operands, result, node, span, bias, attributes), node.name)
         if clips:
             self.nodes += self.clip(dtype, names[0], names[1], *span)
         if shape is not None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from qjax.export.emit.onnx.codes import CODES, Operand, fits
+from qjax.export.emit.onnx.codes import CODES, Operand, Runtime, fits
 from qjax.export.emit.onnx.codes_writer import CodesWriter
 from qjax.export.emit.onnx.functions import table
 from qjax.export.emit.onnx.views import View
@@ -48,15 +48,15 @@ def _conv(w: CodesWriter, node: Node) -> bool:
     lhs, rhs, out = (known[f"{side}_layout"] for side in ("lhs", "rhs", "out"))
     inside = all(n >= 0 for pair in known["padding"] for n in pair)
     plain = all(n == 1 for n in known["lhs_dilation"]) and inside and 1 <= len(known["strides"]) <= 3
-    if known["rule"] != "float32" or not plain or not fits(w.graph, node) or known.get("permutation") is not None:
+    if known["rule"] != w.runtime.rule or not plain or not fits(w.graph, node) or known.get("permutation") is not None:
         return False
     if known["channels"] != [[out[1], rhs[0]]]:
         return False
     kernel = w.graph.tensors[node.constants["kernel"]]
     shape = [n for n in kernel.shape if n is not None]
     ordered = [shape[axis] for axis in rhs]
-    weight = weight_of(w, node, tuple(rhs), ordered, (rhs[0],), 0)
-    bias = None if weight is None else bias_of(w, node, weight, tuple(out), (out[1],), (ordered[0],))
+    weight = w.runtime.weight_of(w, node, tuple(rhs), ordered, (rhs[0],), 0)
+    bias = None if weight is None else w.runtime.bias_of(w, node, weight, tuple(out), (out[1],), (ordered[0],))
     if weight is None or bias is None:
         return False
     x = w.in_order(w.value(node.inputs[0]), tuple(lhs))
@@ -79,7 +79,7 @@ def _dot(w: CodesWriter, node: Node) -> bool:
     if node.attributes["weight"] is None:
         return _matmul(w, node)
     known = node.attributes
-    if known["rule"] != "float32" or known["weight"] != 1 or known["lhs_batch"] or not fits(w.graph, node):
+    if known["rule"] != w.runtime.rule or known["weight"] != 1 or known["lhs_batch"] or not fits(w.graph, node):
         return False
     shape, kernel = w.sizes(node.inputs[0]), w.sizes(node.constants["kernel"])
     lc, rc = known["lhs_contracting"], known["rhs_contracting"]
@@ -94,9 +94,9 @@ def _dot(w: CodesWriter, node: Node) -> bool:
         return False
     if back is not None and (0 in back or w.dims([m, k]) is None):
         return False
-    weight = weight_of(w, node, (*rc, *free), [k, n], tuple(free), 1)
+    weight = w.runtime.weight_of(w, node, (*rc, *free), [k, n], tuple(free), 1)
     sizes = tuple(kernel[axis] for axis in free)
-    bias = None if weight is None else bias_of(w, node, weight, order, order[len(left) :], sizes)
+    bias = None if weight is None else w.runtime.bias_of(w, node, weight, order, order[len(left) :], sizes)
     x = None if bias is None else _flat(w, node.inputs[0], (*left, *lc), (m, k))
     if weight is None or bias is None or x is None:
         return False
@@ -159,7 +159,11 @@ def _add(w: CodesWriter, node: Node) -> bool:
             return False
         operands, order = _common(w, node)
         return w.write(node, order, "Sub" if node.attributes.get("subtract") else "Add", operands)
-    if formula != "onnx_add" or not fits(w.graph, node) or _exchanges(w, node):
+    if (
+        formula != w.runtime.formulas["add"]
+        or not fits(w.graph, node)
+        or (formula == "onnx_add" and _exchanges(w, node))
+    ):
         return False
     operands, order = _common(w, node)
     return w.write(node, order, "Add", operands)
@@ -174,14 +178,14 @@ def _exchanges(w: CodesWriter, node: Node) -> bool:
 
 
 def _multiply(w: CodesWriter, node: Node) -> bool:
-    if node.attributes.get("formula") != "onnx_multiply" or not fits(w.graph, node):
+    if node.attributes.get("formula") != w.runtime.formulas["multiply"] or not fits(w.graph, node):
         return False
     operands, order = _common(w, node)
     return w.write(node, order, "Mul", operands)
 
 
 def _rescale(w: CodesWriter, node: Node) -> bool:
-    if node.attributes.get("formula") != "onnx_rescale" or not fits(w.graph, node, wide=True):
+    if node.attributes.get("formula") != w.runtime.formulas["rescale"] or not fits(w.graph, node, wide=True):
         return False
     (view,) = _inputs(w, node)
     return w.write(node, view.axes, None, [w.operand(node.inputs[0], view)])
@@ -189,7 +193,7 @@ def _rescale(w: CodesWriter, node: Node) -> bool:
 
 def _mean(w: CodesWriter, node: Node) -> bool:
     """Every average over axes is one over the last two, of an image with one channel per kept element."""
-    if node.attributes.get("formula") != "onnx_global_average" or not fits(w.graph, node):
+    if node.attributes.get("formula") != w.runtime.formulas["mean"] or not fits(w.graph, node):
         return False
     (name,) = node.inputs
     sizes, view = w.sizes(name), w.value(name)
@@ -214,7 +218,7 @@ def _mean(w: CodesWriter, node: Node) -> bool:
 # ---------------------------------------------------------------------------- windows
 
 
-def _channels_first(view: View, known: Any) -> tuple[int, ...] | None:
+def channels_first(view: View, known: Any) -> tuple[int, ...] | None:
     """An order of axes in which the window leaves the first two alone; the stored one, if it does."""
 
     def alone(axis: int) -> bool:
@@ -249,8 +253,8 @@ def _within(known: Any) -> bool:
 def _average_pool(w: CodesWriter, node: Node) -> bool:
     known = node.attributes
     (view,) = _inputs(w, node)
-    order = _channels_first(view, known)
-    plain = known.get("formula") == "onnx_average_pool" and all(n == 1 for n in known["window_dilation"])
+    order = channels_first(view, known)
+    plain = known.get("formula") == w.runtime.formulas["average_pool"] and all(n == 1 for n in known["window_dilation"])
     if order is None or not plain or not _within(known) or not fits(w.graph, node) or "count" not in node.constants:
         return False
     count = np.asarray(w.graph.constant(node, "count"))
@@ -283,7 +287,7 @@ def _max_pool(w: CodesWriter, node: Node) -> bool:
     """MaxPool has a form for codes of 8 bits; its padding is less than every code."""
     known = node.attributes
     (view,) = _inputs(w, node)
-    order = _channels_first(view, known)
+    order = channels_first(view, known)
     tensor = w.graph.tensors[node.output]
     if order is None or not _within(known) or tensor.dtype not in CODES:
         return False
@@ -306,3 +310,17 @@ OPERATIONS: dict[str, Written] = {
     "max_pool": _max_pool,
     "table": table,
 }
+
+ONNXRUNTIME = Runtime(
+    OPERATIONS,
+    "float32",
+    {
+        "add": "onnx_add",
+        "multiply": "onnx_multiply",
+        "rescale": "onnx_rescale",
+        "mean": "onnx_global_average",
+        "average_pool": "onnx_average_pool",
+    },
+    weight_of,
+    bias_of,
+)

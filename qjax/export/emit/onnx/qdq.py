@@ -14,7 +14,7 @@ import onnx
 
 from qjax.export.emit.onnx.codes import INT8_OPTION, RESCALE_OPTION, Operation, Options, checked
 from qjax.export.emit.onnx.codes_writer import CodesWriter
-from qjax.export.emit.onnx.operations import OPERATIONS
+from qjax.export.emit.onnx.operations import ONNXRUNTIME
 from qjax.graph.ir import Graph
 
 STYLE = "qdq"
@@ -26,7 +26,7 @@ _LEFT_IN_FLOATS = "Sub"
 def to_model(graph: Graph, **options: Any) -> onnx.ModelProto:
     """The model; options: those of `codes.Options`."""
     made = Options(**options)
-    return CodesWriter(checked(graph, STYLE, made), made, STYLE, write, OPERATIONS).model()
+    return CodesWriter(checked(graph, STYLE, made), made, STYLE, write, ONNXRUNTIME).model()
 
 
 def write(writer: CodesWriter, operation: Operation, title: str) -> None:

@@ -11,7 +11,7 @@ import onnx
 from qjax.export.emit.onnx import qdq
 from qjax.export.emit.onnx.codes import Operation, Options, checked
 from qjax.export.emit.onnx.codes_writer import CodesWriter
-from qjax.export.emit.onnx.operations import OPERATIONS
+from qjax.export.emit.onnx.operations import ONNXRUNTIME
 from qjax.export.onnx_ops import OF_REAL
 from qjax.graph.ir import Graph
 
@@ -21,7 +21,7 @@ STYLE = "qoperator"
 def to_model(graph: Graph, **options: Any) -> onnx.ModelProto:
     """The model; options: those of `codes.Options`."""
     made = Options(**options)
-    return CodesWriter(checked(graph, STYLE, made), made, STYLE, write, OPERATIONS).model()
+    return CodesWriter(checked(graph, STYLE, made), made, STYLE, write, ONNXRUNTIME).model()
 
 
 def write(writer: CodesWriter, operation: Operation, title: str) -> None:

@@ -88,15 +88,12 @@ def bias_of(
     order: the axis of the graph's result that each axis of the file's is. channels: those of the graph's result that
     the weight's channels are; sizes: of the weight's.
     """
-    name, rank = node.constants["bias"], len(order)
+    name = node.constants["bias"]
     tensor = w.graph.tensors[name]
     value = np.asarray(tensor.value, np.int32)
-    full = value.reshape((1,) * (rank - value.ndim) + value.shape)
-    if any(n != 1 for axis, n in enumerate(full.shape) if axis not in channels):
+    vector = channel_vector(value, len(order), channels, sizes)
+    if vector is None:
         return None
-    rest = [axis for axis in range(rank) if axis not in channels]
-    row = full.transpose((*channels, *rest)).reshape([full.shape[axis] for axis in channels])
-    vector = np.broadcast_to(row, tuple(sizes)).reshape(-1)
     proto = numpy_helper.from_array(np.ascontiguousarray(vector), name)
     if np.array_equal(vector, value.reshape(-1)):
         tensors.put(proto, document.of_tensor(tensor))
@@ -106,6 +103,21 @@ def bias_of(
     s_w = numpy_helper.to_array(w.initializers[weight.scale])
     step = np.asarray(s_x.scale, np.float32).reshape(()) * s_w
     return Bias(held, w.stored(f"{held}/scale", step), None if weight.axis is None else 0)
+
+
+def channel_vector(
+    value: NDArray[Any], rank: int, channels: Sequence[int], sizes: Sequence[int]
+) -> NDArray[Any] | None:
+    """Numbers that broadcast against a result of that rank, as one per channel; None where they vary elsewhere.
+
+    channels, sizes: as those of `bias_of`.
+    """
+    full = value.reshape((1,) * (rank - value.ndim) + value.shape)
+    if any(n != 1 for axis, n in enumerate(full.shape) if axis not in channels):
+        return None
+    rest = [axis for axis in range(rank) if axis not in channels]
+    row = full.transpose((*channels, *rest)).reshape([full.shape[axis] for axis in channels])
+    return np.broadcast_to(row, tuple(sizes)).reshape(-1)
 
 
 def held_as(w: CodesWriter, name: str, proto: onnx.TensorProto) -> str:

@@ -1,0 +1,16 @@
+"""Records OpenVINO's codes on the networks of `openvino_networks`: python -m tests.export.emit.record_openvino."""
+
+import numpy as np
+
+from conformance.runtimes.openvino import Openvino, answer
+from tests.export.emit.openvino_networks import NETWORKS, graph_of, images
+from tests.export.emit.test_onnx_openvino import FOLDER
+
+FOLDER.mkdir(exist_ok=True)
+for name in NETWORKS:
+    _, graph = graph_of(name)
+    inputs = np.asarray(graph.quantize(images(16, 10)))
+    (outputs,) = answer(graph.ir, [inputs], codes=True)["outputs"]
+    graph.save(FOLDER / f"{name}.qjax")
+    np.savez_compressed(FOLDER / f"{name}.npz", inputs=inputs, outputs=outputs)
+    print(name, outputs.shape, Openvino().version())
