@@ -49,6 +49,7 @@ from qjax.ops import (
     softmax,
     sort,
     sums,
+    svdf,
     table,
     take,
     transpose,

@@ -8,6 +8,7 @@ CMSIS_NN = register(
     TFLITE_MICRO.replace(
         name="cmsis_nn",
         lstm=None,
+        svdf=None,
         description="CMSIS-NN as TFLite Micro builds it: arm_nn_requantize, gemmlowp's two roundings",
     )
 )

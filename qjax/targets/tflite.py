@@ -29,6 +29,7 @@ TFLITE_MICRO = register(
         softmax="gemmlowp",
         resize="tflite",
         lstm="tflite_micro",
+        svdf="tflite",
         unit_grids=True,
         mixed_widths=False,
         wide_weights=False,
@@ -75,6 +76,7 @@ TFLITE_OPTIMIZED_X86 = register(
         softmax="float32",
         resize="tflite_optimized",
         lstm="tflite",
+        svdf="tflite",
         unit_grids=True,
         mixed_widths=False,
         wide_weights=False,
@@ -97,6 +99,7 @@ TFLITE_OPTIMIZED_ARM = register(
         softmax="uint16",
         resize="tflite_arm",
         lstm=None,
+        svdf=None,
         description="LiteRT's optimised kernels on AArch64: ruy's single rounding, NEON's two for a batch of one",
     )
 )
@@ -121,6 +124,7 @@ TFLITE_XNNPACK = register(
         softmax="float32",
         resize="xnnpack",
         lstm="tflite",
+        svdf="tflite",
         unit_grids=True,
         mixed_widths=False,
         wide_weights=False,
@@ -140,6 +144,7 @@ TFLITE_XNNPACK_ARM = register(
         softmax="uint16",
         resize="xnnpack_arm",
         lstm=None,
+        svdf=None,
         description="LiteRT's default, XNNPACK, on AArch64: MUL rounds ties up, MEAN adds in a fused step",
     )
 )

@@ -252,6 +252,7 @@ OPTIONS: Mapping[str, tuple[int, Fields]] = {
     "SOFTMAX": (9, {"beta": (0, "u32", 0)}),
     "CALL_ONCE": (103, {"subgraph": (0, "i32", 0)}),
     "VAR_HANDLE": (111, {"container": (0, "text", 0), "name": (1, "text", 0)}),
+    "SVDF": (6, {"rank": (0, "i32", 0), "activation": (1, "i8", 0)}),
     "UNIDIRECTIONAL_SEQUENCE_LSTM": (
         71,
         {

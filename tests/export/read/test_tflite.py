@@ -1,5 +1,7 @@
 """Models that other tools could have written, read as graphs: LiteRT and TFLite Micro give the graph's codes."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -226,6 +228,24 @@ def test_a_part_of_a_model(tmp_path):
 def test_kernels_whose_bits_are_not_known_are_refused(target, group, label):
     with pytest.raises(ReadError, match=f"kernel of its own under '{target}'"):
         reader.read(group("int8", only=label), target=target)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16"])
+def test_a_transposed_convolution_whose_size_is_an_input(dtype):
+    """The graph has the size that the file states for the result; the input stays one of the graph."""
+    m = Models(dtype, 8)
+    two: dict[str, Any] = {"strideH": 2, "strideW": 3}
+    m.weighted("y", "TRANSPOSE_CONV", (1, 3, 2, 4), (5, 3, 3, 4), (1, 6, 6, 5), "TransposeConv", 0, first=[0], **two)
+    size = m.file.tensor("int32", (4,), name="size")
+    m.file.graph.operators[0].inputs[0] = size
+    m.inputs.insert(0, size)
+    data, wanted = m.to_bytes(), np.asarray([1, 6, 6, 5], np.int32)
+    for target, mode in (*MODES.items(), ("tflite_micro", "")):
+        graph = reader.read(data, target=target)
+        x = np.random.default_rng(0).integers(m.low, m.high + 1, (1, 3, 2, 4)).astype(dtype)
+        ours = np.asarray(Interpreter(graph)(wanted, x)[0])
+        run = litert(data, mode, [wanted, x], every=False) if mode else micro(data, [wanted, x], ["y"])
+        assert np.array_equal(ours, run["y"]), target
 
 
 def test_names_are_unique():

@@ -36,6 +36,11 @@ _INDICES = ("int32", "int64")
 _CURES = {
     "DynamicQuantizeLinear": "its scale depends on the data: quantize statically, with calibration data",
     "DynamicQuantizeMatMul": "its scale depends on the data: quantize statically, with calibration data",
+    **dict.fromkeys(
+        ("DynamicQuantizeLSTM", "LSTM", "GRU", "RNN"),
+        "ONNX Runtime computes its gates and its state in floats, which no integers reproduce: leave the layer out, "
+        "or write its steps as products, Sigmoid, Tanh, Mul and Add between quantizers",
+    ),
     "MatMulIntegerToFloat": "its result stays in floats: let a QuantizeLinear follow",
 }
 

@@ -25,6 +25,7 @@ TRANSPOSED = "TRANSPOSE_CONV of int8"
 DEPTHWISE = "DEPTHWISE_CONV_2D of uint8"
 GROUPED = "CONV_2D of several groups"
 SINGLE = "DEPTHWISE_CONV_2D of one channel"
+SVDF8 = "SVDF with a state of int8"
 CONV = "CONV_2D or TRANSPOSE_CONV of uint8"
 ROWS = "FULLY_CONNECTED of floats with int8 weights"
 INT4_ROWS = "FULLY_CONNECTED of floats with int4 weights"
@@ -56,11 +57,11 @@ _UNKNOWN: Mapping[str, frozenset[str]] = {
     # Its RELU6 kernel compares codes on the input's grid with bounds on the output's grid.
     "tflite_micro": frozenset({RELU6, *_FLOATS}),
     "cmsis_nn": frozenset({RELU6, *_FLOATS}),
-    "tflite_reference": frozenset({BLOCKS, WINDOWS}),
-    "tflite_optimized_x86": frozenset({INT4_ROWS, ODD_INT4_ROWS, BLOCKS, WINDOWS}),
-    "tflite_optimized_arm": frozenset({RELU, RELU6, TRANSPOSED, CONV, DEPTHWISE, SINGLE, GROUPED, *_FLOATS}),
-    "tflite_xnnpack": frozenset({ODD_INT4_ROWS}),
-    "tflite_xnnpack_arm": frozenset({RELU, RELU6, *_FLOATS}),
+    "tflite_reference": frozenset({BLOCKS, WINDOWS, SVDF8}),
+    "tflite_optimized_x86": frozenset({INT4_ROWS, ODD_INT4_ROWS, BLOCKS, WINDOWS, SVDF8}),
+    "tflite_optimized_arm": frozenset({RELU, RELU6, TRANSPOSED, CONV, DEPTHWISE, SINGLE, GROUPED, SVDF8, *_FLOATS}),
+    "tflite_xnnpack": frozenset({ODD_INT4_ROWS, SVDF8}),
+    "tflite_xnnpack_arm": frozenset({RELU, RELU6, SVDF8, *_FLOATS}),
 }
 """target -> marks whose bits qjax does not have."""
 
@@ -78,7 +79,7 @@ def refused(marks: Mapping[str, str], target: targets.Target) -> list[str]:
 
 def _known(mark: str) -> str:
     """A target whose runtime computes a marked node as qjax does."""
-    return next(name for name in ("tflite_reference", "tflite_xnnpack") if mark not in _UNKNOWN[name])
+    return next(name for name in ("tflite_reference", "tflite_xnnpack", "tflite_micro") if mark not in _UNKNOWN[name])
 
 
 def with_tables(graph: Graph, tables: Mapping[str, Mapping[str, Function]], target: targets.Target) -> Graph:

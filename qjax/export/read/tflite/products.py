@@ -84,7 +84,7 @@ def conv(walk: Walk, operator: Operator) -> None:
 @reads("TRANSPOSE_CONV")
 def transpose_conv(walk: Walk, operator: Operator) -> None:
     """A convolution of the input with zeros between its codes, and the kernel turned by half a circle."""
-    shape = [int(n) for n in walk.numbers(operator, 0).reshape(-1)]
+    shape = _size_of_result(walk, operator)
     x, stored = walk.codes_of(operator, 2), walk.operand(operator, 1)
     _require_ranks(operator, x, stored)
     codes, grid = _kernel(walk, operator, x, 0)
@@ -108,6 +108,13 @@ def transpose_conv(walk: Walk, operator: Operator) -> None:
     attributes = with_kernel(convolution([1, 1], padding, lhs_dilation=strides))
     kernel = np.ascontiguousarray(turned), _along(grid, 3)
     _weighted(walk, operator, "conv", x, kernel, (x.shape[0], *shape[1:]), attributes, 3)
+
+
+def _size_of_result(walk: Walk, operator: Operator) -> list[int]:
+    """The shape as a constant; where it is an input of the model, what the file states for the result."""
+    if walk.operand(operator, 0).index in walk.model.inputs:
+        return list(walk.output(operator).shape)
+    return [int(n) for n in walk.numbers(operator, 0).reshape(-1)]
 
 
 @reads("BATCH_MATMUL")

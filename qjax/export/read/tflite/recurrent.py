@@ -1,10 +1,11 @@
-"""UNIDIRECTIONAL_SEQUENCE_LSTM of int8 with an int16 cell, step by step.
+"""UNIDIRECTIONAL_SEQUENCE_LSTM of int8 with an int16 cell, step by step, and SVDF of int8.
 
-Its variables, the hidden state and the cell, are inputs of the graph, and outputs behind the last step: `variables`.
+Their variables, such as the hidden state, are inputs of the graph, and outputs behind the call: `variables`.
 """
 
 import numpy as np
 
+from qjax.export.read.tflite.kernels import SVDF8
 from qjax.export.read.tflite.model import FileTensor, Operator
 from qjax.export.read.tflite.slices import box_attributes
 from qjax.export.read.tflite.trial import Function
@@ -163,3 +164,50 @@ def _function(operator: str, bits: int) -> Function:
     zero = np.asarray(0, np.int32)
     grids = (Quantization(np.asarray(2.0**-n, np.float32), zero, *ends) for n in (bits, UNIT_BITS))
     return Function(operator, {}, "int16", *grids)
+
+
+@reads("SVDF")
+def svdf(walk: Walk, operator: Operator) -> None:
+    """Features of the frame, which push the oldest ones out of the state, and the weighted sum of what is kept."""
+    x, state = walk.codes_of(operator, 0), walk.codes_of(operator, 4)
+    feature, time = walk.operand(operator, 1), walk.operand(operator, 2)
+    rank = operator.options["rank"]
+    if len(feature.shape) != 2 or len(time.shape) != 2 or rank < 1 or feature.shape[0] % rank:
+        raise bad(operator, f"weights of {feature.shape} and {time.shape} for the rank {rank}")
+    filters, memory = time.shape
+    if feature.shape != (filters, x.shape[-1]) or len(x.shape) != 2 or state.shape != (x.shape[0], filters * memory):
+        raise bad(operator, f"an input of {x.shape}, a state of {state.shape}, weights of {feature.shape}")
+    if x.dtype != "int8" or state.dtype not in ("int8", "int16") or (state.dtype == "int16" and state.zero_point):
+        raise Unsupported(f"an input of {x.dtype} with a state of {state.dtype}", "Its kernels have int8 and int16")
+    if ACTIVATIONS[operator.options["activation"]] != "RELU":
+        raise Unsupported("an SVDF whose activation is not RELU", "Its kernels of integers have RELU only")
+    units = filters // rank
+    name, _ = walk.result(operator, (x.shape[0], units))
+    if walk.output(operator).dtype != "int8":
+        raise Unsupported(f"a result of {walk.output(operator).dtype}", "Its kernels have int8")
+    if state.dtype == "int8":
+        walk.marks[name] = SVDF8
+    codes, scale = _matrix(walk, operator, 1, (filters, x.shape[1]))
+    constants = {"kernel": np.ascontiguousarray(codes.T), "scale": np.asarray(scale, np.float32)}
+    held = {role: walk.constant(f"{name}/feature_{role}", value) for role, value in constants.items()}
+    made = walk.between(f"{name}/feature", (x.shape[0], filters), state)
+    walk.node("svdf_feature", [x], made.name, {}, held)
+    frames = walk.reshaped(made, (*made.shape, 1), f"{name}/newest")
+    if memory > 1:
+        before = walk.reshaped(state, (x.shape[0], filters, memory), f"{name}/state")
+        kept = walk.between(f"{name}/kept", (x.shape[0], filters, memory - 1), state)
+        walk.node("slice", [before], kept.name, box_attributes(before, {2: (1, memory)}))
+        both = walk.between(f"{name}/frames", before.shape, state)
+        walk.node("concatenate", [kept, frames], both.name, {"axis": 2})
+        frames = both
+    after = _named(walk, walk.output(operator, 1), state)
+    walk.node("reshape", [frames], after.name, {"shape": list(state.shape)})
+    if time.span is None or time.dtype != state.dtype or time.scale.size != 1 or time.zero_point.any():
+        raise Unsupported(f"its weights {time.name!r} are no constant of {state.dtype} with one scale", FLOATS)
+    constants = {
+        "kernel": np.ascontiguousarray(walk.array(time).reshape(units, rank * memory)),
+        "bias": _bias(walk, operator, 3, units),
+        "scale": np.asarray(time.scale[0], np.float32),
+    }
+    held = {role: walk.constant(f"{name}/time_{role}", value) for role, value in constants.items()}
+    walk.node("svdf_time", [frames], name, {}, held)

@@ -16,7 +16,7 @@ from qjax.export.read.tflite.model import VARIABLE, FileTensor, Model, Operator
 from qjax.problems import Problems, Unsupported
 
 KINDS = frozenset({"CALL_ONCE", "VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE"})
-RECURRENT = frozenset({"UNIDIRECTIONAL_SEQUENCE_LSTM"})
+RECURRENT = frozenset({"UNIDIRECTIONAL_SEQUENCE_LSTM", "SVDF"})
 _KEPT = "Leave it out of the model, and keep the value outside"
 
 
