@@ -1,0 +1,1 @@
+"""Quantized .tflite files of public repositories, read and compared with their runtimes."""
