@@ -14,7 +14,7 @@ from qjax.export import files
 from qjax.export.ieee import check_islands
 from qjax.graph.ir import Graph
 
-STYLES = {"integer": "integer", "qdq": "qdq", "qoperator": "qoperator", "openvino": "openvino"}
+STYLES = {"integer": "integer", "qdq": "qdq", "qoperator": "qoperator", "openvino": "openvino", "qonnx": "qonnx"}
 """Style -> the module of this package with its `to_model(graph, *, batch, ...)`."""
 
 _OWN = {"onnxruntime": "qdq", "onnxruntime_avx2": "qdq", "openvino_cpu": "openvino"}

@@ -136,6 +136,7 @@ DOC = {
     "VNNI, whose products of uint8 and int8 saturate to int16 in pairs; session.x64quantprecision must not be set.",
     "openvino_cpu": "qjax, target openvino_cpu: the bits of OpenVINO's CPU plugin on an x86 CPU with VNNI, under "
     "INFERENCE_PRECISION_HINT=f32.",
+    "fpga": "qjax, target fpga: a QONNX model. Every number and every sum is exact in float32; the Quant nodes round.",
 }
 WHY = {
     INT8_OPTION: "without it operations on int8 codes between DequantizeLinear and QuantizeLinear stay in float32 on "

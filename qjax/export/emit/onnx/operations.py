@@ -153,7 +153,7 @@ def _common(w: CodesWriter, node: Node) -> tuple[list[Operand], tuple[int, ...]]
 
 
 def _add(w: CodesWriter, node: Node) -> bool:
-    formula = node.attributes.get("formula")
+    formula = node.attributes.get("formula", "")
     if formula == "onnx_float_add":
         if not fits(w.graph, node, wide=True):
             return False
@@ -178,14 +178,14 @@ def _exchanges(w: CodesWriter, node: Node) -> bool:
 
 
 def _multiply(w: CodesWriter, node: Node) -> bool:
-    if node.attributes.get("formula") != w.runtime.formulas["multiply"] or not fits(w.graph, node):
+    if node.attributes.get("formula", "") != w.runtime.formulas["multiply"] or not fits(w.graph, node):
         return False
     operands, order = _common(w, node)
     return w.write(node, order, "Mul", operands)
 
 
 def _rescale(w: CodesWriter, node: Node) -> bool:
-    if node.attributes.get("formula") != w.runtime.formulas["rescale"] or not fits(w.graph, node, wide=True):
+    if node.attributes.get("formula", "") != w.runtime.formulas["rescale"] or not fits(w.graph, node, wide=True):
         return False
     (view,) = _inputs(w, node)
     return w.write(node, view.axes, None, [w.operand(node.inputs[0], view)])
@@ -193,7 +193,7 @@ def _rescale(w: CodesWriter, node: Node) -> bool:
 
 def _mean(w: CodesWriter, node: Node) -> bool:
     """Every average over axes is one over the last two, of an image with one channel per kept element."""
-    if node.attributes.get("formula") != w.runtime.formulas["mean"] or not fits(w.graph, node):
+    if node.attributes.get("formula", "") != w.runtime.formulas["mean"] or not fits(w.graph, node):
         return False
     (name,) = node.inputs
     sizes, view = w.sizes(name), w.value(name)
@@ -254,7 +254,9 @@ def _average_pool(w: CodesWriter, node: Node) -> bool:
     known = node.attributes
     (view,) = _inputs(w, node)
     order = channels_first(view, known)
-    plain = known.get("formula") == w.runtime.formulas["average_pool"] and all(n == 1 for n in known["window_dilation"])
+    plain = known.get("formula", "") == w.runtime.formulas["average_pool"] and all(
+        n == 1 for n in known["window_dilation"]
+    )
     if order is None or not plain or not _within(known) or not fits(w.graph, node) or "count" not in node.constants:
         return False
     count = np.asarray(w.graph.constant(node, "count"))

@@ -19,7 +19,7 @@ from qjax.export.emit.onnx import products, tensors
 from qjax.export.emit.onnx.builder import element_type
 from qjax.export.emit.onnx.codes import Bias, Operand
 from qjax.export.emit.onnx.codes_writer import CodesWriter
-from qjax.graph.ir import Node
+from qjax.graph.ir import Node, Quantization
 
 
 def weight_of(
@@ -51,22 +51,27 @@ def weight_of(
     proto = numpy_helper.from_array(np.ascontiguousarray(laid).astype(stored), name)
     tensors.put(proto, {**document.of_tensor(tensor, order), "offset": offset})
     held = held_as(w, name, proto)
-    full = [codes.shape[a] for a in channels]
-    scale, along = np.asarray(grid.scale, np.float32).reshape(()) if not grid.axes else None, None
-    if scale is None:
-        # the scale has the order of the tensor's axes; bring it to the order of `channels`
-        spread = np.asarray(grid.scale, np.float32).reshape(
-            [n if a in grid.axes else 1 for a, n in enumerate(codes.shape)]
-        )
-        rest = [a for a in range(codes.ndim) if a not in channels]
-        spread = spread.transpose((*channels, *rest)).reshape(
-            [n if a in grid.axes else 1 for a, n in zip(channels, full, strict=True)]
-        )
-        scale, along = np.broadcast_to(spread, full).reshape(-1), axis
+    scale = kernel_scale(grid, codes.shape, channels)
+    along = axis if grid.axes else None
     if small:
         held = w.cast(held, element_type(kind))
     zero_point = np.full(scale.shape, offset, kind)
     return Operand(held, w.stored(f"{name}/scale", scale), w.stored(f"{name}/zero_point", zero_point), along)
+
+
+def kernel_scale(grid: Quantization, sizes: Sequence[int], channels: Sequence[int]) -> NDArray[np.float32]:
+    """A kernel's only scale, or one for each of its channels. sizes: of the kernel. channels: axes of it."""
+    scale = np.asarray(grid.scale, np.float32)
+    if not grid.axes:
+        return scale.reshape(())
+    # the scale has the order of the tensor's axes; bring it to the order of `channels`
+    spread = scale.reshape([n if a in grid.axes else 1 for a, n in enumerate(sizes)])
+    rest = [a for a in range(len(sizes)) if a not in channels]
+    full = [sizes[a] for a in channels]
+    spread = spread.transpose((*channels, *rest)).reshape(
+        [n if a in grid.axes else 1 for a, n in zip(channels, full, strict=True)]
+    )
+    return np.broadcast_to(spread, full).reshape(-1)
 
 
 def _are_signed(w: CodesWriter, node: Node, codes: NDArray[np.int32], channels: Sequence[int]) -> bool:
