@@ -40,7 +40,7 @@ test-compat: venv-compat ## a fast subset without slow tests, under the oldest P
 
 test-py311: test-compat
 
-test-oracles: venv-oracles ## tests against torch, tflite-micro, TVM, Vela, OpenVINO, QONNX, NEON, LiteRT for AArch64 and cross compilers, which the lock does not hold
+test-oracles: venv-oracles ## tests against torch, tflite-micro, TVM, Vela, OpenVINO, QONNX, hls4ml, NEON, LiteRT for AArch64 and cross compilers, which the lock does not hold
 	tools/aarch64.sh
 	tools/aarch64-litert.sh .venv-aarch64
 	tools/cross.sh
