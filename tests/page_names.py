@@ -141,7 +141,9 @@ def decoder() -> dict[str, Any]:
     net = Cached()
     x = jax.random.normal(jax.random.key(0), (2, 1, 8))
     names = {"qjax": qjax, "nnx": nnx, "model": Masked(), "batches": [tuple(step.values())], "net": net, "x": x}
-    return {**names, **step, **whole}
+    loop = {"jax": jax, "jnp": jnp, "lax": jax.lax, "first": step["tokens"], "mask_of": lambda place: step["mask"]}
+    drawn = {"k": 2, "temperature": 0.7, "noise": jax.random.gumbel(jax.random.key(1), (2, 1, 2))}
+    return {**names, **step, **whole, **loop, **drawn}
 
 
 NAMES: dict[str, Callable[[], dict[str, Any]]] = {

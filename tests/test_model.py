@@ -3,6 +3,8 @@
 # flax annotates what its constructors make as optional or as a bare Module
 # pyright: reportAttributeAccessIssue=false
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -169,7 +171,10 @@ def test_batch_statistics_move_as_in_flax():
 @pytest.mark.sampled(2)
 def test_every_observer_by_name(qmodel, name):
     model = nnx.clone(qmodel)
-    qjax.calibrate(model, [IMAGES, 2 * IMAGES], observer=name)
+    # a moving average lies below the last batch, which is twice as large, and clips it
+    clips = pytest.warns(UserWarning, match="keeps .* dB") if name == "moving_average" else contextlib.nullcontext()
+    with clips:
+        qjax.calibrate(model, [IMAGES, 2 * IMAGES], observer=name)
     for key, p in model.qparams().items():
         scale = np.asarray(p.scale)
         assert np.isfinite(scale).all(), key
@@ -273,10 +278,10 @@ class Small(nnx.Module):
         return self.b(nnx.relu(self.a(x)))
 
 
-def fit(qmodel, x, steps=12, forward=None):
+def fit(qmodel, x, steps=12, forward=None, eps=1e-8):
     """Adam towards a fixed target; the losses."""
     forward = forward or (lambda m, x: m(x))
-    optimizer = nnx.Optimizer(qmodel, optax.adam(3e-2), wrt=nnx.Param)
+    optimizer = nnx.Optimizer(qmodel, optax.adam(3e-2, eps=eps), wrt=nnx.Param)
     target = data(x.shape[0], 3, seed=7)
 
     @nnx.jit
@@ -337,7 +342,8 @@ def test_methods_learn_and_convert(name):
 def test_low_precision_models(dtype):
     x = data(16, 6)
     qmodel = qjax.quantize(Small(dtype=dtype, param_dtype=dtype), Recipe(), x)
-    losses = fit(qmodel, x)
+    # Adam's own 1e-8 is zero in float16, and a division by it infinite
+    losses = fit(qmodel, x, eps=1e-4)
     assert losses[-1] < 0.8 * losses[0]
     qmodel.eval()
     assert qmodel(x).dtype == dtype

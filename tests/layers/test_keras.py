@@ -150,11 +150,11 @@ def test_attention_and_groups():
 def test_recurrent_layers_with_a_mask():
     inputs = keras.Input((4,), dtype="int32")
     x = layers.Embedding(9, 4, mask_zero=True, name="tokens")(inputs)
-    x = layers.Bidirectional(layers.LSTM(3, return_sequences=True), name="both")(x)
+    x = layers.Bidirectional(layers.LSTM(3, return_sequences=True, name="cells"), name="both")(x)
     model = keras.Model(inputs, layers.Dense(2)(layers.GRU(3, unroll=True)(x)))
     tokens = jnp.asarray([[1, 2, 0, 0], [3, 4, 5, 6], [7, 0, 0, 0]], jnp.int32)
     qmodel, _ = verified(model, tokens)
-    assert "both/forward_lstm/lstm_cell/kernel" in qmodel.qparams()
+    assert "both/forward_cells/lstm_cell/kernel" in qmodel.qparams()
 
 
 def masked_attention():
