@@ -22,6 +22,7 @@ from qjax.tracing import (
     Composite,
     Equation,
     Program,
+    keeps_number,
     lost_tables,
     makes_codes,
     said,
@@ -178,7 +179,7 @@ def _row(eqn: Equation, annotation: Annotation, plan: Plan) -> Explained:
         return Explained(eqn.scope, product.primitive, str(setting), form, shape, count, eqn.location)
     if plan.is_float(eqn.scope) or eqn in annotation.floats:
         return Explained(eqn.scope, name, "", "float", shape, count, eqn.location)
-    if eqn.primitive == "convert_element_type" and eqn.inputs[0].is_float == eqn.outputs[0].is_float:
+    if keeps_number(eqn):
         form = "moved" if eqn.inputs[0].is_float else "index"
         return Explained(eqn.scope, name, "", form, shape, count, eqn.location)
     problem, cures = problem_of(eqn), cures_of(eqn)

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import nnx
 
+import qjax
 from experiments.public.models import Public, Source, integers, normal, padding, positions
 
 N, LENGTH, VOCABULARY = 3, 8, 40
@@ -132,6 +133,20 @@ def _lm1b(folder: Path) -> Public:
     return _linen(models.TransformerLM(config), _tokens())
 
 
+def _lm1b_step(folder: Path) -> Public:
+    """One token with the cache that Linen keeps in its variables."""
+    models = _load(folder / "lm1b", "models")
+    options = {**_TRANSFORMER, "max_len": LENGTH}
+    config = models.TransformerConfig(VOCABULARY, VOCABULARY, deterministic=True, decode=True, **options)
+    net = models.TransformerLM(config)
+    model = qjax.from_linen(net, net.init(jax.random.key(0), jnp.zeros((N, LENGTH), jnp.int32)))
+    step = qjax.stateful(model, nnx.Cache)
+    state = step.state()
+    for token in range(LENGTH // 2):  # a cache that the model has filled itself
+        _, state = step(state, integers(N, 1, below=VOCABULARY, start=2, seed=token))
+    return Public(step, None, (state, integers(N, 1, below=VOCABULARY, start=2)))
+
+
 def _lm1b_packed(folder: Path) -> Public:
     models = _load(folder / "lm1b", "models")
     config = models.TransformerConfig(VOCABULARY, VOCABULARY, deterministic=True, **_TRANSFORMER)
@@ -166,7 +181,7 @@ def _sst2(folder: Path) -> Public:
     return _linen(net, _tokens(), padding(N, LENGTH).sum(1), deterministic=True)
 
 
-def _gemma(folder: Path) -> Public:
+def _gemma(folder: Path, cached: bool = False) -> Public:
     loaded = _load(folder / "gemma", "transformer")
     modes = loaded.modules.AttentionType
     config = loaded.TransformerConfig(
@@ -185,9 +200,18 @@ def _gemma(folder: Path) -> Public:
         use_qk_norm=True,
         sliding_window_size=4,
     )
+    net = loaded.Transformer(config, rngs=nnx.Rngs(0))
+    if cached:
+        cache = net.init_cache(LENGTH, N, jnp.float32)
+        half = LENGTH // 2
+        for place in range(half + 1):  # a cache that the model has filled itself
+            seen = jnp.broadcast_to(jnp.arange(LENGTH) <= place, (N, 1, LENGTH))
+            sample = (integers(N, 1, below=VOCABULARY, seed=place), jnp.full((N, 1), place), cache, seen)
+            _, cache = net(*sample)
+        return Public(net, None, sample)
     tokens = padding(N, LENGTH) > 0
     sample = (_tokens(), loaded.build_positions_from_mask(tokens), None, loaded.make_causal_attn_mask(tokens))
-    return Public(loaded.Transformer(config, rngs=nnx.Rngs(0)), None, sample)
+    return Public(net, None, sample)
 
 
 def _ogbg(folder: Path, name: str) -> Public:
@@ -235,10 +259,12 @@ _EXAMPLES: dict[str, Callable[[Path], Public]] = {
     "ppo": _ppo,
     "lm1b": _lm1b,
     "lm1b, packed": _lm1b_packed,
+    "lm1b, step": _lm1b_step,
     "wmt": _wmt,
     "nlp_seq": _nlp_seq,
     "sst2": _sst2,
     "gemma": _gemma,
+    "gemma, step": lambda folder: _gemma(folder, cached=True),
     "ogbg_molpcba": lambda folder: _ogbg(folder, "GraphNet"),
     "ogbg_molpcba, convolution": lambda folder: _ogbg(folder, "GraphConvNet"),
     "linen_design_test, MLP": _mlp,

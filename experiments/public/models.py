@@ -63,13 +63,18 @@ def padding(n: int, length: int) -> jax.Array:
     return jnp.asarray(np.arange(length) < length - np.arange(n)[:, None] % (length // 2), jnp.int32)
 
 
+def examples(sample: tuple[Any, ...]) -> int:
+    """How many examples a batch has; the place in a cache is a number and has none."""
+    return next(x.shape[0] for x in jax.tree.leaves(sample) if x.ndim)
+
+
 def random_batch(sample: tuple[Any, ...], n: int, seed: int) -> tuple[Any, ...]:
     """Arguments like the sample's for `n` examples: floats drawn from its own, integers the rows of its examples.
 
     A number that belongs to no example, such as the place in a cache, stays.
     """
     key = jax.random.key(seed)
-    rows = jax.random.choice(key, sample[0].shape[0], (n,))
+    rows = jax.random.choice(key, examples(sample), (n,))
 
     def like(x: jax.Array) -> jax.Array:
         if not x.ndim:

@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 
 import qjax
-from experiments.public.models import Public, random_batch
+from experiments.public.models import Public, examples, random_batch
 
 OTHER_SIZE = 5
 """A batch size that is not the sample's."""
@@ -84,7 +84,7 @@ def run(
         model = public.model()
         sample = public.sample
         row.parameters = sum(x.size for x in jax.tree.leaves(nnx.state(model, nnx.Param)))
-        n = jax.tree.leaves(sample)[0].shape[0]
+        n = examples(sample)
         batch = random_batch(sample, OTHER_SIZE, 1)
         stage = "float"
         wanted = model(*batch)

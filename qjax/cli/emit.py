@@ -22,7 +22,9 @@ OPTIONS = {
 @click.option(
     "--batch", metavar="N", type=click.IntRange(min=1), help="Fix the batch size; default for c and tflite: 1."
 )
-@click.option("--style", metavar="NAME", help="onnx: integer, qdq, qoperator, openvino or qonnx; default: of the target.")
+@click.option(
+    "--style", metavar="NAME", help="onnx: integer, qdq, qoperator, openvino or qonnx; default: of the target."
+)
 @click.option("--codes", is_flag=True, default=None, help="onnx, styles qdq and qoperator: take and return codes.")
 @click.option(
     "--portable",

@@ -1,6 +1,7 @@
 """Errors about what has no integer form: they name the primitive, the user's line and the cure."""
 
 import jax.numpy as jnp
+import numpy as np
 
 from qjax.ops import reals
 from qjax.problems import Unsupported
@@ -37,6 +38,10 @@ _KNOTS = (
 _CALLBACK = "A graph runs without Python: take the call out of what is converted, behind a flag of the module, say."
 _RANDOM = "Switch it off in evaluation mode (module.eval()), or draw the numbers outside and pass them in."
 _FREQUENCY = "A Fourier transform of fixed length is a product with a constant matrix: write it as one."
+_UNSIGNED = (
+    "A graph holds integers as int32, where numbers of uint32 from 2^31 on are negative. Compute with int32, or cast "
+    "with .astype(jnp.int32) before you compare or choose."
+)
 _LOOP = (
     "A loop of unknown length cannot become a graph, nor one of more than 4096 iterations: its condition must count "
     "from a constant to a constant. Or use a Python loop or lax.scan, and keep what is done by jnp.where."
@@ -89,7 +94,10 @@ def cures_of(eqn: Equation) -> tuple[str, str]:
     """Two ways out, the first for this primitive."""
     possible = eqn.scope and all(primitive in reals.STEPS for primitive in _primitives(eqn))
     second = _ISLAND.format(scope=eqn.scope) if possible else _CUT
-    first = _FREQUENCY if _becomes_complex(eqn) else _CURES.get(eqn.function or eqn.primitive, _STATISTICS)
+    unsigned = bool(eqn.out_dtypes) and eqn.out_dtypes[0] == np.uint32
+    first = _CURES.get(eqn.function or eqn.primitive, _UNSIGNED if unsigned else _STATISTICS)
+    if _becomes_complex(eqn):
+        first = _FREQUENCY
     return first, second
 
 

@@ -20,7 +20,7 @@ from qjax.ops.facts import ProductFacts
 from qjax.ops.fields import plain
 from qjax.ops.grouped_dot import GroupedDot, layout
 from qjax.ops.rescale import Rescale
-from qjax.tracing import Equation, Value, product_of
+from qjax.tracing import Equation, Value, keeps_number, product_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -57,7 +57,7 @@ def equation(builder: Builder, eqn: Equation, found: list[Found], step: Step) ->
         return list(islands.calls(eqn, found))
     if annotated is None or any(isinstance(f, Real) for f in found):
         # A cast between integers, or of floats that are not quantized yet, needs no node. Its reader decides.
-        if eqn.primitive == "convert_element_type" and eqn.inputs[0].is_float == eqn.outputs[0].is_float:
+        if keeps_number(eqn):
             return found
         raise unsupported(eqn)
     op, mode = annotated

@@ -20,6 +20,7 @@ from qjax.tracing.rewrites.dynamic import (
 from qjax.tracing.rewrites.flags import flag_roots
 from qjax.tracing.rewrites.frozen import made_of, sunk, uses_of_parameter, without_unread
 from qjax.tracing.rewrites.unread import needed
+from qjax.tracing.rewrites.wraps import keeps_number
 
 __all__ = [
     "ATOMIC",
@@ -47,6 +48,7 @@ __all__ = [
     "from_jaxpr",
     "integer_roots",
     "joined",
+    "keeps_number",
     "lost_tables",
     "made_of",
     "makes_codes",

@@ -31,6 +31,7 @@ from qjax.tracing.rewrites.tables import find_tables
 from qjax.tracing.rewrites.truth import keep_truth
 from qjax.tracing.rewrites.uniform import share_rows
 from qjax.tracing.rewrites.unread import drop_unread
+from qjax.tracing.rewrites.wraps import write_wraps, write_wraps_inside
 
 Rewriter = Callable[[Program], Program]
 
@@ -55,8 +56,12 @@ REWRITERS: tuple[Rewriter, ...] = (
     find_tables,
     read_unrepeated,
     spread_operands,
+    write_wraps,
     fold_literals,
 )
+
+_INSIDE: dict[Rewriter, Rewriter] = {write_wraps: write_wraps_inside}
+"""What rewrites bodies in the place of a rewriter."""
 
 
 def rewrite(program: Program, constant: Sequence[bool] = ()) -> Program:
@@ -69,7 +74,7 @@ def rewrite(program: Program, constant: Sequence[bool] = ()) -> Program:
 
 
 def _rewrite(program: Program, rewriters: Sequence[Rewriter]) -> Program:
-    inner = [rewriter for rewriter in rewriters if rewriter is not find_integer_functions]
+    inner = [_INSIDE.get(rewriter, rewriter) for rewriter in rewriters if rewriter is not find_integer_functions]
     equations = tuple(
         eqn if eqn.body is None else dataclasses.replace(eqn, body=_rewrite(eqn.body, inner))
         for eqn in program.equations

@@ -5,6 +5,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -40,8 +41,8 @@ def simplify_moves(program: Program) -> Program:
         if eqn.primitive == "select_n" and eqn.in_dtypes[0] != np.bool_:
             equations += inlined(_select, eqn.inputs, eqn.outputs, eqn)[0]
             continue
-        if eqn.primitive == "gather" and _is_lookup(eqn):
-            equations += _lookup(eqn)
+        if eqn.primitive == "gather" and (axis := _looked_along(eqn)) is not None:
+            equations += _lookup(eqn, axis)
             continue
         moved = eqn.outputs[0].is_float or eqn.primitive not in _OF_REALS
         if eqn.primitive in WRITTEN and set(eqn.params.get("base_dilation", ())) <= {1} and moved:
@@ -60,22 +61,49 @@ def _select(which: Any, first: Any, *others: Any) -> Any:
     return chosen
 
 
-def _is_lookup(eqn: Equation) -> bool:
-    """Rows of a table of parameters, chosen by data: an embedding without `nnx.Embed`."""
+def lookups(equations: Sequence[Equation]) -> list[Equation]:
+    """The equations, with those of them that read rows of parameters as embeddings."""
+    found: list[Equation] = []
+    for eqn in equations:
+        axis = _looked_along(eqn) if eqn.primitive == "gather" else None
+        found += [eqn] if axis is None else _lookup(eqn, axis)
+    return found
+
+
+def _looked_along(eqn: Equation) -> int | None:
+    """The axis of a table of parameters along which data chooses: an embedding without `nnx.Embed`."""
     table, indices = eqn.inputs
-    rank = len(indices.shape) - 1
-    rows = tuple(range(rank, rank + len(table.shape) - 1))
-    if has_number(eqn.params, eqn.in_dtypes[0]):
-        return False
     fixed = (table.fixed or table.constant is not None) and not indices.fixed and indices.constant is None
-    return fixed and table.is_float and axis_of(eqn) == 0 and tuple(eqn.params["dimension_numbers"].offset_dims) == rows
+    if not fixed or not table.is_float or has_number(eqn.params, eqn.in_dtypes[0]):
+        return None
+    return axis_of(eqn)
 
 
-def _lookup(eqn: Equation) -> list[Equation]:
+def _lookup(eqn: Equation, axis: int) -> list[Equation]:
+    """The table with that axis first, its rows, and the axes of the result in the order of the gather's."""
     table, indices = eqn.inputs
+    numbers = eqn.params["dimension_numbers"]
+    rank, mode, fill = len(indices.shape) - 1, eqn.params["mode"], eqn.params["fill_value"]
+    rest = [size for a, size in enumerate(table.shape) if a != axis]
+    rows = lax.GatherDimensionNumbers(tuple(range(rank, rank + len(rest))), (0,), (0,))
+
+    def chosen(at: Any, table: Any) -> Any:
+        return lax.gather(table, lax.reshape(at, (*at.shape, 1)), rows, (1, *rest), mode=mode, fill_value=fill)
+
     before, (own,) = inlined(lambda x: lax.reshape(x, x.shape[:-1]), [indices], None, eqn)
-    inner, _ = inlined(lambda x: lax.reshape(x, (*x.shape, 1)), [own], [indices], eqn)
-    return [*before, composite("embed", [*inner, eqn], [own, table], eqn.outputs, {"mode": eqn.params["mode"]})]
+    if axis:
+        turned, (table,) = inlined(lambda x: jnp.moveaxis(x, axis, 0), [table], None, eqn)
+        before += turned
+    places = [i for i in range(len(eqn.out_shapes[0])) if i not in numbers.offset_dims]
+    order = [
+        places.index(i) if i in places else rank + numbers.offset_dims.index(i) for i in range(len(places) + len(rest))
+    ]
+    if order == list(range(len(order))):
+        inner, _ = inlined(chosen, [own, table], eqn.outputs, eqn)
+        return [*before, composite("embed", inner, [own, table], eqn.outputs, {"mode": mode})]
+    inner, looked = inlined(chosen, [own, table], None, eqn)
+    after, _ = inlined(lambda x: x.transpose(order), looked, eqn.outputs, eqn)
+    return [*before, composite("embed", inner, [own, table], looked, {"mode": mode}), *after]
 
 
 def read(equations: Sequence[Equation], outputs: Sequence[Value]) -> list[Equation]:

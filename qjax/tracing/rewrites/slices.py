@@ -24,6 +24,7 @@ from qjax.tracing.program import Equation, Program, Value
 from qjax.tracing.rewrites.flow import Flow
 from qjax.tracing.rewrites.inline import inlined
 from qjax.tracing.rewrites.literals import numbers
+from qjax.tracing.rewrites.moves import lookups
 
 Array = Any
 Number = Callable[[Value], np.ndarray | None]
@@ -45,7 +46,7 @@ def place_slices(program: Program) -> Program:
             function, inputs = _scatter(eqn, flow, number)
         elif eqn.primitive in KINDS and any(number(v) is None for v in eqn.inputs if not v.shape):
             function = _taken(eqn) if eqn.primitive == "dynamic_slice" else _updated(eqn)
-        equations += [eqn] if function is None else inlined(function, inputs, eqn.outputs, eqn)[0]
+        equations += [eqn] if function is None else lookups(inlined(function, inputs, eqn.outputs, eqn)[0])
     return dataclasses.replace(program, equations=tuple(equations))
 
 
@@ -91,7 +92,10 @@ def _updated(eqn: Equation) -> Callable[..., Array]:
 
 def _int32(place: Array) -> Array:
     """A place as int32; unsigned ones beyond int32 become its greatest, not negative."""
-    if jnp.issubdtype(place.dtype, jnp.unsignedinteger) and place.dtype.itemsize >= 4:
+    if place.dtype == jnp.uint32:
+        bits = place.astype(jnp.int32)
+        return jnp.where(bits < np.int32(0), np.int32(2**31 - 1), bits)
+    if jnp.issubdtype(place.dtype, jnp.unsignedinteger) and place.dtype.itemsize > 4:
         place = jnp.minimum(place, np.array(2**31 - 1, place.dtype))
     return place.astype(jnp.int32)
 

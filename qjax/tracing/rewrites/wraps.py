@@ -1,0 +1,152 @@
+"""Casts and arithmetic of integers that may wrap, written out in int32.
+
+A graph holds every integer as int32, where a cast between integers is no operation. So a cast that may change the
+number is written as arithmetic:
+
+    x.astype(int8)                             ->    ((x & 255) ^ 128) - 128
+    x.astype(uint8)                            ->    x & 255
+    x.astype(uint32), + - * & | ^ ~ of uint32  ->    the same in int32, whose bits are equal
+
+The last line holds for the bits, not for the order: a number of 2^31 and more is negative in int32. So it is used only
+where all that reads the result is such arithmetic again, a cast to other integers, or the caller.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from qjax.tracing.composite import composite
+from qjax.tracing.expressions import IDENTITIES
+from qjax.tracing.program import Equation, Program, Value
+from qjax.tracing.rewrites.inline import inlined
+
+SAME = "same_number"
+"""The primitive of a cast between integers that does not change the number that the graph holds."""
+
+_RING: dict[str, Callable[..., Any]] = {
+    "add": lax.add,
+    "sub": lax.sub,
+    "mul": lax.mul,
+    "and": lax.bitwise_and,
+    "or": lax.bitwise_or,
+    "xor": lax.bitwise_xor,
+    "not": lax.bitwise_not,
+}
+_MOVES = IDENTITIES | frozenset(
+    "broadcast_in_dim reshape squeeze expand_dims transpose slice rev concatenate".split()  # noqa: SIM905
+)
+
+
+def keeps_number(eqn: Equation) -> bool:
+    """Whether a cast keeps the number that a graph holds: between floats, or between integers none of which wraps."""
+    if eqn.primitive == SAME:
+        return True
+    if eqn.primitive != "convert_element_type" or eqn.inputs[0].is_float != eqn.outputs[0].is_float:
+        return False
+    if eqn.inputs[0].is_float:
+        return True
+    before, after = np.dtype(eqn.in_dtypes[0]), np.dtype(eqn.out_dtypes[0])
+    # an input of 64 bits is checked to be within int32, and int32 has the bits of uint32
+    return np.can_cast(before, after) or (after.kind == "i" and after.itemsize >= 4)
+
+
+def write_wraps(program: Program) -> Program:
+    """The program with such casts and arithmetic in int32."""
+    return _Wraps(program, set(program.outputs)).rewritten()
+
+
+def write_wraps_inside(program: Program) -> Program:
+    """The same for a body, whose results other equations read."""
+    return _Wraps(program, set()).rewritten()
+
+
+class _Wraps:
+    """returned: the values that the caller gets."""
+
+    def __init__(self, program: Program, returned: set[Value]) -> None:
+        self.program = program
+        self.returned = returned
+        self.readers: dict[Value, list[Equation]] = {}
+        for eqn in program.equations:
+            for value in eqn.inputs:
+                self.readers.setdefault(value, []).append(eqn)
+
+    def rewritten(self) -> Program:
+        if not any(_narrows(eqn) or _unsigned(eqn) for eqn in self.program.equations):
+            return self.program
+        equations: list[Equation] = []
+        known: dict[Value, bool] = {}
+        for eqn in self.program.equations:
+            if _narrows(eqn):
+                equations += _written(eqn, _narrowed(np.dtype(eqn.out_dtypes[0])))
+            elif _unsigned(eqn) and self._is_free(eqn.outputs[0], known):
+                equations += _written(eqn, _RING.get(eqn.primitive, lambda x: x))
+            else:
+                equations.append(eqn)
+        return dataclasses.replace(self.program, equations=tuple(equations))
+
+    def _is_free(self, value: Value, known: dict[Value, bool]) -> bool:
+        """Whether nothing reads the order of a value: its bits are enough."""
+        if value not in known:
+            known[value] = True  # no equation reads its own result
+            readers = self.readers.get(value, ())
+            inside = value not in self.program.outputs or value in self.returned
+            known[value] = inside and all(self._reads_bits(eqn, known) for eqn in readers)
+        return known[value]
+
+    def _reads_bits(self, eqn: Equation, known: dict[Value, bool]) -> bool:
+        if eqn.body is not None or eqn.function:
+            return False
+        if eqn.primitive == "convert_element_type":
+            kind = np.dtype(eqn.out_dtypes[0])
+            return kind.kind in "biu" and (not _unsigned(eqn) or self._is_free(eqn.outputs[0], known))
+        if _unsigned(eqn) or eqn.primitive in _MOVES:
+            return self._is_free(eqn.outputs[0], known)
+        return False
+
+
+def _is_data(eqn: Equation) -> bool:
+    return any(not v.fixed and v.constant is None for v in eqn.inputs)
+
+
+def _narrows(eqn: Equation) -> bool:
+    """A cast of data to integers of 8 or 16 bits that may change the number."""
+    if eqn.primitive != "convert_element_type" or keeps_number(eqn) or not _is_data(eqn):
+        return False
+    before, after = np.dtype(eqn.in_dtypes[0]), np.dtype(eqn.out_dtypes[0])
+    return before.kind in "iu" and after.kind in "iu" and after.itemsize < 4
+
+
+def _unsigned(eqn: Equation) -> bool:
+    """A cast of data to uint32 that may change the number, or arithmetic of uint32."""
+    if len(eqn.outputs) != 1 or eqn.out_dtypes[0] != np.uint32 or not _is_data(eqn):
+        return False
+    if eqn.primitive == "convert_element_type":
+        return np.dtype(eqn.in_dtypes[0]).kind in "iu" and not keeps_number(eqn)
+    return eqn.primitive in _RING
+
+
+def _narrowed(dtype: np.dtype[Any]) -> Callable[[Any], Any]:
+    mask = np.int32(2 ** (8 * dtype.itemsize) - 1)
+    sign = np.int32(2 ** (8 * dtype.itemsize - 1))
+
+    def narrowed(x: Any) -> Any:
+        low = x & mask
+        return low if dtype.kind == "u" else (low ^ sign) - sign
+
+    return narrowed
+
+
+def _written(eqn: Equation, function: Callable[..., Any]) -> list[Equation]:
+    """The equation's function on int32, and its result in the equation's dtype."""
+    before, (whole,) = inlined(lambda *x: function(*_as_int32(x)), eqn.inputs, None, eqn)
+    back, _ = inlined(lambda x: x.astype(eqn.out_dtypes[0]), [whole], eqn.outputs, eqn)
+    return [*before, composite(SAME, back, [whole], eqn.outputs)]
+
+
+def _as_int32(values: Sequence[Any]) -> list[Any]:
+    return [x.astype(jnp.int32) for x in values]
