@@ -25,6 +25,7 @@ SETTINGS = {
     "tables": ("tables", "qjax.numerics.tables", "how functions of 8-bit codes are tabulated"),
     "softmax": ("softmax", "qjax.numerics.softmax", "how softmax is computed"),
     "lstm": ("LSTM", "qjax.numerics.lstm", "how a step of an LSTM is computed"),
+    "squared_difference": ("squared difference", "qjax.ops.squared_difference", "how (x - y)^2 is computed"),
     "svdf": ("SVDF", "qjax.ops.svdf", "how SVDF is computed"),
     "resize": ("bilinear resizing", "qjax.numerics.interpolation", "how images are resized bilinearly"),
 }

@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -44,6 +45,14 @@ def files_of(folder: Path) -> tuple[list[tuple[str, Path, Path]], dict[str, int]
             found.append((root.relative_to(folder).as_posix(), root, path))
         seen.add(digest)
     return found, left
+
+
+def commit_of(root: Path) -> str:
+    """The commit of a checkout, shortened; nothing for a folder that is none."""
+    if not (root / ".git").exists():
+        return ""
+    done = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    return done.stdout.strip()[:10]
 
 
 def row_of(text: str) -> Row:
@@ -80,7 +89,8 @@ def main(argv: list[str] | None = None) -> list[Row]:
         rows = list(pool.map(row, chosen))
     if args.page is not None:
         written = args.page.with_suffix(".new")
-        written.write_text(page.page(rows, left, f"docs/{args.page.name}", machine()))
+        commits = {name: commit_of(root) for name, root, _ in chosen}
+        written.write_text(page.page(rows, left, f"docs/{args.page.name}", machine(), commits))
         os.replace(written, args.page)
     print(page.summary(rows))
     return rows

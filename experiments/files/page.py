@@ -22,8 +22,8 @@ knowledge of qjax.
 | Micro | the same for the outputs and TFLite Micro |
 | C | outputs of the emitted C that differ from the graph's, of one call |
 | ONNX | outputs of the graph retargeted to ONNX Runtime that differ there, as an .onnx file |
-| part | the model was read up to these tensors with `outputs=`, because what follows has no integers |
 
+A file marked "(part)" was read up to some tensors with `outputs=`, because what follows has no integers.
 A dash means that there is nothing to compare; the list below each table says why. {left}
 
 {tables}
@@ -64,12 +64,19 @@ def summary(rows: Sequence[Row]) -> str:
     )
 
 
-def page(rows: Sequence[Row], left: Mapping[str, int], path: str, made: Mapping[str, object]) -> str:
-    """The page. Files of one operator have one line together, by folder and operator."""
+def page(
+    rows: Sequence[Row],
+    left: Mapping[str, int],
+    path: str,
+    made: Mapping[str, object],
+    commits: Mapping[str, str] | None = None,
+) -> str:
+    """The page. Files of one operator have one line together, by folder and operator; commits: by repository."""
     tables: list[str] = []
     for repository in dict.fromkeys(row.repository for row in rows):
         own = [row for row in rows if row.repository == repository]
-        tables.append(_table(repository, own))
+        commit = (commits or {}).get(repository)
+        tables.append(_table(f"{repository} at {commit}" if commit else repository, own))
     without = ", ".join(f"{count} {reason}" for reason, count in left.items() if count)
     return PAGE.format(
         path=path,
@@ -80,8 +87,8 @@ def page(rows: Sequence[Row], left: Mapping[str, int], path: str, made: Mapping[
     )
 
 
-def _table(repository: str, rows: Sequence[Row]) -> str:
-    lines = [f"## {repository}", "", summary(rows), ""]
+def _table(title: str, rows: Sequence[Row]) -> str:
+    lines = [f"## {title}", "", summary(rows), ""]
     lines += ["| " + " | ".join(COLUMNS) + " |", "| --- | --- |" + " ---: |" * (len(COLUMNS) - 2)]
     good = [row for row in rows if not row.error]
     groups: dict[str, list[Row]] = {}

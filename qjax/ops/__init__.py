@@ -48,6 +48,7 @@ from qjax.ops import (
     slice,
     softmax,
     sort,
+    squared_difference,
     sums,
     svdf,
     table,

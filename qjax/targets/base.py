@@ -75,6 +75,7 @@ class Target:
       softmax: how codes become codes of their softmax, see `numerics.softmax`. None means that it is not known.
       resize: how images of codes are resized bilinearly, see `numerics.interpolation`.
       lstm: how a step of an LSTM is computed, see `numerics.lstm`. None means that it is not known.
+      squared_difference: how squares of differences are computed, see `qjax.ops.squared_difference`: "exact", "tflite".
       svdf: how SVDF is computed, see `qjax.ops.svdf`: "exact" or "tflite". None means that it is not known.
       unit_grids: whether functions with values in [0, 1] or [-1, 1] have fixed scales at 8 bits: 1/256 with zero point
         -128, or 1/128 with zero point 0.
@@ -123,6 +124,7 @@ class Target:
     softmax: SoftmaxMethod | None = None
     resize: ResizeMethod = "exact"
     lstm: LstmMethod | None = "exact"
+    squared_difference: Literal["exact", "tflite"] = "exact"
     svdf: Literal["exact", "tflite"] | None = "exact"
     unit_grids: bool = False
     mixed_widths: bool = True
@@ -162,6 +164,7 @@ class Target:
             ("softmax", (None, *SOFTMAX_METHODS)),
             ("resize", RESIZE_METHODS),
             ("lstm", (None, *LSTM_METHODS)),
+            ("squared_difference", ("exact", "tflite")),
             ("svdf", (None, "exact", "tflite")),
         ):
             if getattr(self, field) not in known:

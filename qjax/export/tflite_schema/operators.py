@@ -63,6 +63,7 @@ OPERATORS: Mapping[str, Operator] = {
     "STRIDED_SLICE": Operator("StridedSliceOptions", {"8": 2, "bool": 3}, large=(4, 4)),
     "BROADCAST_TO": Operator("BroadcastToOptions", {"8": 3, "int16": 3, "int32": 2, "bool": 2}),
     "GATHER": Operator("GatherOptions", {"8": 2, "int16": 4, "bool": 3}),
+    "SQUARED_DIFFERENCE": Operator("SquaredDifferenceOptions", {"8": 2}),
     "RESIZE_BILINEAR": Operator("ResizeBilinearOptions", {"8": 3, "int16": 4}),
     "CAST": Operator("CastOptions", {"8": 3}),
     # functions of one tensor that qjax does not write, but asks a runtime for
@@ -159,6 +160,7 @@ _SINCE: Mapping[tuple[str, int], str] = {
     ("GATHER", 3): "1.15.0",
     ("GATHER", 4): "2.4.0",
     ("GATHER", 5): "2.5.0",
+    ("SQUARED_DIFFERENCE", 2): "2.5.0",
     ("RESIZE_BILINEAR", 3): "2.2.0",
     ("RESIZE_BILINEAR", 4): "2.6.0",
     ("CAST", 3): "2.8.0",

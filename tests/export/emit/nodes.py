@@ -290,6 +290,8 @@ def _rows(add: Any) -> None:
     norm = {**layer, "axes": [1], "center": False, "divisor": 1, "joined": "max"}
     made("norm", "normalize", [(wide, INT16)], ((2, 3, 6), INT16), norm, scale=scale)
     made("group_norm", "normalize", [(x, INT8)], ((2, 3, 6), INT16), {**layer, "axes": [1, 2], "groups": 3}, bias=bias)
+    other = INT8.codes(rng, (3, 1)), INT8
+    made("squared_difference", "squared_difference", [(x, INT8), other], ((2, 3, 6), INT8), {})
     second = UINT8_MIDDLE.codes(rng, (3, 1))
     image, wide_image = INT8.codes(rng, (2, 5, 4, 3)), INT16.codes(rng, (1, 3, 3, 2))
     resize = {"axes": [1, 2], "size": [7, 9], "align_corners": False, "half_pixel_centers": True}

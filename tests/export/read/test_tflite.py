@@ -17,9 +17,13 @@ from tests.export.read.tflite_models import File, Grid, Models
 RUNS = 2
 NOT_IN_LITERT = {
     "int8": (),
-    "uint8": ("batch_matmul", "batch_matmul, adjoint", "elu", "exp", "log", "sqrt", "rsqrt", "abs"),
+    "uint8": (
+        *("squared_difference", "squared_difference, rows", "batch_matmul", "batch_matmul, adjoint", "elu", "exp"),
+        *("log", "sqrt", "rsqrt", "abs"),
+    ),
     # sums of products of two tensors of 16 bits may need more than 32
     "int16": (
+        *("squared_difference", "squared_difference, rows"),
         *("relu_n1_to_1", "relu_n1_to_1, other grid", "batch_matmul", "batch_matmul, adjoint", "hard_swish", "elu"),
         *("log", "sqrt", "rsqrt", "relu_0_to_1", "softmax", "greater", "less_equal", "equal", "arg_max", "arg_min"),
         *("space_to_depth", "depth_to_space"),

@@ -105,6 +105,9 @@ def elementwise(dtype: str, **chosen: Any) -> bytes:
         shape = (1, 6, 5, 1) if keep else (1, 6, 5)
         m.simple(f"mean of channels, {keep}", "MEAN", (IMAGE,), shape, "Reducer", [[-1]], keepDims=keep)
         m.simple(f"reduce_max, {keep}", "REDUCE_MAX", (IMAGE,), shape, "Reducer", [[3]], same=True, keepDims=keep)
+    name, of = "SQUARED_DIFFERENCE", "SquaredDifference"
+    m.simple("squared_difference", name, (IMAGE, IMAGE), IMAGE, of, y_grid=Grid(0.9, m.low + 20))
+    m.simple("squared_difference, rows", name, (IMAGE, (1, 6, 5, 1)), IMAGE, of, y_grid=Grid(1.7, m.low))
     m.simple("quantize", "QUANTIZE", (IMAGE,), IMAGE, "Quantize")
     for name in ("RELU", "RELU6", "RELU_N1_TO_1"):
         m.simple(name.lower(), name, (IMAGE,), IMAGE, same=True)

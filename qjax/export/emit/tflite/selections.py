@@ -177,3 +177,14 @@ def take_along(writer: Writer, node: Node) -> Value:
     found = writer.reshape(found, shape, following)
     targets = [at[a] for a in front] + [a for a in range(len(shape)) if a not in at]
     return writer.transpose(found, [targets.index(a) for a in range(len(shape))])
+
+
+@lowers("squared_difference")
+def squared_difference(writer: Writer, node: Node) -> Value:
+    """SQUARED_DIFFERENCE."""
+    if node.attributes["method"] == "exact":
+        raise Unsupported("the square of a difference of other codes than int8", "Use 8 bits for both sides")
+    shape, (dtype, quantization) = writer.shapes[node.output], writer.grid(node)
+    operands, free = aligned(writer, [writer.input(node, index) for index in (0, 1)], shape)
+    found = writer.apply("SQUARED_DIFFERENCE", operands, shape, free, dtype, quantization)
+    return writer.bounded(node, found)

@@ -42,6 +42,20 @@ def binary(walk: Walk, operator: Operator) -> None:
     walk.node("add", [first, second], name, {"subtract": operator.name == "SUB"}, constants)
 
 
+@reads("SQUARED_DIFFERENCE")
+def squared_difference(walk: Walk, operator: Operator) -> None:
+    """The square of a difference, as in a variance."""
+    first, second = (walk.codes_of(operator, place) for place in (0, 1))
+    if not first.dtype == second.dtype == walk.output(operator).dtype == "int8":
+        raise Unsupported(f"codes of {first.dtype} and {second.dtype}", "LiteRT's kernel of codes has int8 only")
+    try:
+        shape = np.broadcast_shapes(first.shape, second.shape)
+    except ValueError:
+        raise bad(operator, f"shapes {first.shape} and {second.shape}") from None
+    name, _ = walk.result(operator, shape)
+    walk.node("squared_difference", [walk.ranked(x, len(shape), name) for x in (first, second)], name)
+
+
 @reads("QUANTIZE")
 def quantize(walk: Walk, operator: Operator) -> None:
     """Codes of the model's float input, or codes of codes on another grid."""
