@@ -24,7 +24,7 @@ knowledge of qjax.
 | ONNX | outputs of the graph retargeted to ONNX Runtime that differ there, as an .onnx file |
 
 A file marked "(part)" was read up to some tensors with `outputs=`, because what follows has no integers.
-A dash means that there is nothing to compare; the list below each table says why. {left}
+A dash means that there is nothing to compare; the second table of a repository says why. {left}
 
 {tables}
 {machine}
@@ -104,15 +104,17 @@ def _table(title: str, rows: Sequence[Row]) -> str:
         counts = [[row.counts[name] for row in members] for name in TARGETS]
         counts += [[row.c for row in members], [row.onnx for row in members]]
         lines.append("| " + " | ".join([*head, *(_cell(_added(each)) for each in counts)]) + " |")
-    reasons = [f"- **{_name(row)}** is not read: {_plain(row.error)}" for row in rows if row.error]
-    reasons += [f"- **{_name(row)}**, part: {', '.join(f'`{name}`' for name in row.part)}" for row in good if row.part]
+    reasons = [f"| {_name(row)} | not read | {_plain(row.error)} |" for row in rows if row.error]
+    reasons += [f"| {_name(row)} | part | {', '.join(f'`{name}`' for name in row.part)} |" for row in good if row.part]
     missing: dict[str, list[str]] = {}
     for row in good:
         for name, count in (*row.counts.items(), ("C", row.c), ("ONNX", row.onnx)):
             if not count.compared:
-                missing.setdefault(f"{name}: {_plain(count.error)}", []).append(_name(row))
-    reasons += [f"- {why} ({_listed(names)})" for why, names in missing.items()]
-    return "\n".join([*lines, "", *reasons, ""])
+                missing.setdefault(f"{name} | {_plain(count.error)}", []).append(_name(row))
+    reasons += [f"| {_listed(names)} | {why} |" for why, names in missing.items()]
+    if reasons:
+        reasons = ["", "| file | what is missing | why |", "| --- | --- | --- |", *reasons]
+    return "\n".join([*lines, *reasons, ""])
 
 
 def _added(counts: Sequence[Count]) -> Count:

@@ -278,6 +278,6 @@ def _short(message: str) -> str:
     """The first obstacle of an error, and how many there are."""
     lines = message.strip().splitlines() or [""]
     text = lines[1].strip() if len(lines) > 1 and lines[1].startswith("  ") else lines[0]
-    text = re.sub(r"'([^']{12})[^']{12,}'", r"'\1...'", text)  # names of fused layers are long
+    text = re.sub(r"'([^' ]{12})[^']{12,}'", r"'\1...'", text)  # names of fused layers are long
     text = text if len(text) <= _LONGEST else text[:_LONGEST] + " ..."
     return text if len(lines) < 3 else f"{text} And {len(lines) - 2} more."

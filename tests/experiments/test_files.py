@@ -61,7 +61,7 @@ def test_rows_and_page(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert by_name["lstm"].counts["Micro"].compared == 3 * 18
     text = (folder / "page.md").read_text()
     assert "Of 3 different quantized files, 2 are read whole and 1 in part." in text
-    assert "- **again**, part: `logits`" in text
+    assert "| again | part | `logits` |" in text
     assert "1 of floats" in text
     assert command.main([str(folder), "--rows", str(folder / "rows")]) == rows
 
@@ -72,6 +72,6 @@ def test_the_page_shows_what_is_wrong() -> None:
     wrong.counts = {name: Count(1, 0) for name in ("reference", "XNNPACK", "Micro")}
     text = page.page([refused, wrong], {}, "docs/x.md", {"cpu": "a CPU", "jax": "1"})
     assert "Of 10 codes, 2 differ." in text
-    assert "- **one** is not read: operator 0 / (SIN)" in text
+    assert "| one | not read | operator 0 / (SIN) |" in text
     assert "| 2 of 7 | - |" in text
-    assert "- ONNX: none (two)" in text
+    assert "| two | ONNX | none |" in text
