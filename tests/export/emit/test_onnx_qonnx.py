@@ -90,6 +90,8 @@ def test_what_has_no_exact_form(tmp_path):
         graph.emit("onnx", tmp_path / "model.onnx", style="qonnx", codes=True)
     with pytest.raises(ValueError, match="expected a batch of at least 1"):
         to_model(graph.ir, style="qonnx", batch=0)
+    with pytest.raises(ValueError, match=r"'qonnx' has one form for every CPU\. Got vnni=True; leave it out"):
+        to_model(graph.ir, style="qonnx", vnni=True)
     plain = qjax.Recipe(target="fpga", method="tqt", weight_method="tqt", activations=qjax.QSpec(symmetric=False))
     qmodel = qjax.quantize(NETWORKS["rows"][0](_rngs()), plain, inputs("rows", 16, 0))
     qmodel.eval()

@@ -77,6 +77,8 @@ def to_model(
             "emit: expected vnni=True or False, and False with portable or under a target whose pairs of products "
             f"saturate. Got vnni={vnni!r} with portable={portable!r} under {graph.target!r}."
         )
+    if vnni and style in ("openvino", "qonnx"):
+        raise ValueError(f"emit: style {style!r} has one form for every CPU. Got vnni=True; leave it out.")
     check_islands(graph, "onnx")
     module = importlib.import_module(f"qjax.export.emit.onnx.{STYLES[style]}")
     options: dict[str, Any] = {} if style == "integer" else {"codes": codes}
