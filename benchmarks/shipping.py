@@ -12,8 +12,10 @@ import numpy as np
 import qjax
 from benchmarks.machines import MACHINES, Built, Machine
 from benchmarks.networks import TARGET
-from qjax.export.emit.onnx import STYLES
 from qjax.runtimes import RUNTIMES, prepare
+
+STYLES = ("integer", "qdq", "qoperator")
+"""Of .onnx files that ONNX Runtime computes exactly."""
 
 Call = Callable[[np.ndarray], np.ndarray]
 

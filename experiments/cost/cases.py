@@ -99,14 +99,18 @@ def _outputs(model: Any, batches: Sequence[tuple[np.ndarray, ...]]) -> Outputs:
     return tuple(np.concatenate([np.asarray(out) for out in column]) for column in zip(*found, strict=True))
 
 
-def trained(name: str, setting: str, folder: Path, epochs: int = 2) -> Case:
-    """Quantization-aware training on Fashion-MNIST from the float weights; first and last layer at 8 bits."""
+EPOCHS = {"fashion": 2, "digits": 20}
+"""Of the quantized training, by data."""
+
+
+def trained(name: str, setting: str, folder: Path) -> Case:
+    """Quantization-aware training from the float weights; first and last layer at 8 bits."""
     task = TASKS[name]
-    data = DATA[task.data]()
+    data, epochs = DATA[task.data](), EPOCHS[task.data]
     start = Start(float_model(name, task, data, 0, folder), data, TRAINED[setting], epochs, 1000, task.rate)
     qmodel = learned(start).model
     labels = data.test_labels
-    test = batched(500, data.test_images)
+    test = batched(min(500, len(data.test_images)), data.test_images)
     return Case(qmodel, (data.test_images[:4],), test, _class, lambda found: accuracy(found[0], labels))
 
 
@@ -114,7 +118,7 @@ CASES: dict[tuple[str, str], Callable[..., Case]] = {
     **{(name, setting): pretrained for name in DECISIONS for setting in ("W8A8", "W4A8")},
     **{
         (name, setting): trained
-        for name in ("ResNet", "depthwise CNN", "GRU", "transformer")
+        for name in ("CNN on digits", "ResNet", "depthwise CNN", "GRU", "transformer")
         for setting in ("W8A8", "W4A4", "W2A2")
     },
 }

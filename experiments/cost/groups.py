@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 import qjax
@@ -74,7 +75,10 @@ def rows(network: str, setting: str, case: Case, targets: Sequence[str]) -> list
 
 
 def _run(graph: qjax.IntegerGraph, case: Case) -> tuple[np.ndarray, ...]:
-    return outputs_of(graph, case.test)
+    found = outputs_of(graph, case.test)
+    # a process can map only so many compiled kernels (Linux: vm.max_map_count)
+    jax.clear_caches()
+    return found
 
 
 def _merged(groups: Sequence[_Group]) -> list[_Group]:
@@ -97,6 +101,7 @@ def _judged(network: str, setting: str, case: Case, even: _Group, group: _Group)
     row.changed, row.decisions, row.score = int(np.sum(mine != theirs)), mine.size, case.score(group.outputs)
     if group is not even:
         _where(row, qjax.compare(even.graph, group.graph, [_examples(case, even, group)]))
+        jax.clear_caches()
     return row
 
 

@@ -34,7 +34,8 @@ targets. Targets whose sums of pairs saturate (`*_avx2`) are left out here. They
 Every network is quantized once for each setting. Its integer graph is then run under every target on the same
 inputs. `{reference}` rounds the exact real value to the nearest code, ties to even. Every other target is compared
 with it. Pretrained networks at W8A8 are calibrated only, at fewer bits they get `post_training`. The others are
-trained with quantization for two epochs of Fashion-MNIST. Their first and last layers have 8 bits.
+trained with quantization, for two epochs of Fashion-MNIST or twenty of the digits. Their first and last layers have 8
+bits.
 
 | column | meaning |
 | --- | --- |

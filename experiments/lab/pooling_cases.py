@@ -19,6 +19,7 @@ TIES: dict[str, dict[str, str]] = {
         "onnx_average_pool": "even",
         "torch_average_pool": "even",
         "torch_qnnpack_average": "even",
+        "float32": "even",
     },
     "add": {
         "tflite_add": "away",
@@ -28,6 +29,7 @@ TIES: dict[str, dict[str, str]] = {
         "onnx_add": "even",
         "torch_add": "even",
         "torch_qnnpack_add": "away",
+        "openvino_add": "even",
     },
 }
 """Where each runtime's formula sends a tie, read off its source (see the modules of `qjax.ops.formulas`)."""

@@ -61,7 +61,7 @@ def test_the_collections() -> None:
     assert missing[0] == "Flax's examples: no --examples FOLDER"
     if "google-tunix" not in found:
         assert missing[1].startswith("google-tunix: no tunix: pip install --no-deps google-tunix")
-    assert len(sources(Path("examples"), ["examples"])[0]["Flax's examples"]) == 19
+    assert len(sources(Path("examples"), ["examples"])[0]["Flax's examples"]) == 21
 
 
 def test_a_failing_model_is_a_row() -> None:
