@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from experiments.cost.cases import CASES
 from experiments.cost.groups import COMPARED, REFERENCE, Row
 from qjax.export import files
 from qjax.lab.machine import machine
@@ -14,7 +15,11 @@ change, and does accuracy fall?
 
 ## What to do
 
-{answer}
+Convert for the runtime that you ship to: then there is no difference to explain. Another rounding may change most
+output codes of a network, but it changes few decisions, and accuracy hardly at all. Look at your own network with
+[`qjax.compare`](compare.md) before you search for a fault in training.
+
+{worst}
 
 `make weights && python -m experiments.cost --rows out/cost.jsonl --page docs/rounding-cost.md` writes this page.
 
@@ -24,6 +29,8 @@ Each cell is the most decisions that any target changes, in percent, and the ran
 targets. Targets whose sums of pairs saturate (`*_avx2`) are left out here. They are in the tables below.
 
 {summary}
+
+{missing}
 
 ## Targets
 
@@ -121,25 +128,27 @@ def _targets(found: Sequence[Row]) -> list[str]:
     return lines
 
 
-def _answer(found: Sequence[Row]) -> str:
-    """Three sentences with this run's numbers."""
+def _worst(found: Sequence[Row]) -> list[str]:
+    """One line a setting: the most decisions and the greatest loss, over all networks and targets."""
     even = {(row.network, row.setting): row.score or 0.0 for row in found if REFERENCE in row.targets}
-
-    def worst(setting: str) -> str:
+    lines = ["| setting | networks | decisions changed, at most | task, at worst |", "| --- | ---: | ---: | ---: |"]
+    for setting in dict.fromkeys(row.setting for row in found):
         mine = [row for row in found if row.setting == setting and _compared(row) and not _saturates(row)]
         share = max((row.changed / row.decisions for row in mine), default=0.0)
         loss = min(((row.score or 0.0) - even[row.network, setting] for row in mine), default=0.0)
-        return (
-            f"at {setting} at most {100 * share:.1f} % of the decisions, and the task's measure by {loss:+.2f} points"
-        )
+        networks = len({row.network for row in found if row.setting == setting})
+        lines.append(f"| {setting} | {networks} | {100 * share:.1f} % | {loss:+.2f} points |")
+    return lines
 
-    settings = list(dict.fromkeys(row.setting for row in found))
-    said = "; ".join(worst(setting) for setting in settings)
-    return (
-        "Convert for the runtime that you ship to: then there is no difference to explain. "
-        f"Another rounding than that changes, at worst over these networks, {said}. "
-        "Look at your own network with `qjax.compare` before you search for a fault in training."
-    )
+
+def _missing(found: Sequence[Row]) -> str:
+    """What the command knows and the page has no rows of."""
+    known = {(row.network, row.setting) for row in found}
+    rest: dict[str, list[str]] = {}
+    for network, setting in CASES:
+        if (network, setting) not in known:
+            rest.setdefault(network, []).append(setting)
+    return "\n".join(["Not run here:", "", *(f"- {name}: {', '.join(s)}" for name, s in rest.items())]) if rest else ""
 
 
 def text(found: Sequence[Row]) -> str:
@@ -149,7 +158,8 @@ def text(found: Sequence[Row]) -> str:
         mine = [row for row in found if (row.network, row.setting) == key]
         parts += [f"## {key[0]}, {key[1]}", "", *table(mine), ""]
     return PAGE.format(
-        answer=_answer(found),
+        worst="\n".join(_worst(found)),
+        missing=_missing(found),
         summary="\n".join(_summary(found)),
         targets="\n".join(_targets(found)),
         tables="\n".join(parts).rstrip(),
