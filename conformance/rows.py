@@ -2,7 +2,7 @@
 
 import dataclasses
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from conformance import accumulators, cases
 from conformance.accumulators import Records
 from conformance.case import Case
+from conformance.cpu import Cpu
 from conformance.matrix import InputRow, RecordRow, Row
 from qjax.numerics.input_quantization import InputQuantization
 
@@ -215,44 +216,36 @@ def _onnx(runtime: str, target: str) -> list[AnyRow]:
     return rows
 
 
-def _onnx_avx2() -> list[AnyRow]:
-    runtime, target = "onnxruntime-avx2", "onnxruntime_avx2"
+def _uint8_products(
+    runtime: str, target: str, cpu: Cpu, made: Sequence[tuple[str, Any, dict[str, Any]]]
+) -> list[AnyRow]:
+    """Products of uint8 with int8 weights; made: labels, cases and their options."""
     return [
-        Row(
-            runtime,
-            f"{label} uint8 x int8, {scales}",
-            target,
-            partial(make, "uint8", per_channel=per_channel, **more),
-            cpu="no VNNI",
-        )
-        for label, make, more in (
-            ("QLinearMatMul", cases.fully_connected, {}),
-            ("QLinearConv", cases.conv2d, {}),
-            ("depthwise QLinearConv", cases.depthwise_conv2d, {}),
-            ("depthwise QLinearConv, multiplier 2,", cases.depthwise_conv2d, {"multiplier": 2}),
-        )
+        Row(runtime, f"{label}, {scales}", target, partial(make, "uint8", per_channel=per_channel, **more), cpu=cpu)
+        for label, make, more in made
         for scales, per_channel in (("per tensor", False), ("per channel", True))
     ]
+
+
+def _onnx_avx2() -> list[AnyRow]:
+    made = (
+        ("QLinearMatMul uint8 x int8", cases.fully_connected, {}),
+        ("QLinearConv uint8 x int8", cases.conv2d, {}),
+        ("depthwise QLinearConv uint8 x int8", cases.depthwise_conv2d, {}),
+        ("depthwise QLinearConv, multiplier 2, uint8 x int8", cases.depthwise_conv2d, {"multiplier": 2}),
+    )
+    return _uint8_products("onnxruntime-avx2", "onnxruntime_avx2", "no VNNI", made)
 
 
 def _openvino_rows() -> list[AnyRow]:
     runtime, target = "openvino", "openvino_cpu"
-    rows: list[AnyRow] = [
-        Row(
-            runtime,
-            f"{label}, {scales}",
-            target,
-            partial(make, "uint8", per_channel=per_channel, **more),
-            cpu="AVX-512 VNNI",
-        )
-        for label, make, more in (
-            ("MatMul", cases.fully_connected, {}),
-            ("Conv", cases.conv2d, {}),
-            ("depthwise Conv", cases.depthwise_conv2d, {"channels": _DEPTHWISE_CHANNELS}),
-            ("depthwise Conv, multiplier 2", cases.depthwise_conv2d, {"multiplier": 2}),
-        )
-        for scales, per_channel in (("per tensor", False), ("per channel", True))
-    ]
+    made = (
+        ("MatMul", cases.fully_connected, {}),
+        ("Conv", cases.conv2d, {}),
+        ("depthwise Conv", cases.depthwise_conv2d, {"channels": _DEPTHWISE_CHANNELS}),
+        ("depthwise Conv, multiplier 2", cases.depthwise_conv2d, {"multiplier": 2}),
+    )
+    rows = _uint8_products(runtime, target, "AVX-512 VNNI", made)
     return [
         *rows,
         Row(runtime, "Add", target, partial(cases.elementwise, "add", "uint8")),

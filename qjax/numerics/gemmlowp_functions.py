@@ -15,7 +15,7 @@ from qjax.numerics.fixed_point import rounding_divide_by_power_of_two, saturatin
 ONE = 2**31 - 1
 """The greatest Q0.31, which represents 1."""
 
-_EXP_OF_MINUS_POWERS = {
+EXP_OF_MINUS_POWERS = {
     -2: 1672461947,
     -1: 1302514674,
     0: 790015084,
@@ -35,7 +35,7 @@ def exp_on_negative_values(x: Any, integer_bits: int) -> Any:
     rest = (x & (quarter - np.int32(1))) - quarter
     y = _exp_on_quarter(rest << np.int32(integer_bits))
     remainder = rest - x
-    for exponent, factor in _EXP_OF_MINUS_POWERS.items():
+    for exponent, factor in EXP_OF_MINUS_POWERS.items():
         if exponent < integer_bits:
             bit = (remainder >> np.int32(fraction + exponent)) & np.int32(1)
             y = xp.where(bit != 0, product(y, factor), y)

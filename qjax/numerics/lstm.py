@@ -22,6 +22,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from qjax.numerics.elementary import Expression, table
+from qjax.numerics.gemmlowp_functions import EXP_OF_MINUS_POWERS
 
 LstmMethod = Literal["exact", "tflite", "tflite_micro"]
 LSTM_METHODS: tuple[LstmMethod, ...] = get_args(LstmMethod)
@@ -32,15 +33,6 @@ UNIT_BITS = 15
 """Results of sigmoid and tanh have the scale 2^-15."""
 _CODES = np.arange(-(2**15), 2**15, dtype=np.int64)
 _ONE = 2**15 - 1
-_EXP_OF_MINUS_POWERS = {
-    -2: 1672461947,
-    -1: 1302514674,
-    0: 790015084,
-    1: 290630308,
-    2: 39332535,
-    3: 720401,
-    4: 242,
-}
 
 
 def exact_table(function: str, bits: int) -> np.ndarray:
@@ -93,7 +85,7 @@ def _exp(a: np.ndarray, integer_bits: int) -> np.ndarray:
     rest = (a & (quarter - 1)) - quarter
     y = _exp_on_quarter(_shifted_left(rest, integer_bits))
     remainder = _wrapped(rest - a)
-    for exponent, factor in _EXP_OF_MINUS_POWERS.items():
+    for exponent, factor in EXP_OF_MINUS_POWERS.items():
         if integer_bits > exponent:
             bit = (remainder >> (fraction + exponent)) & 1
             y = np.where(bit != 0, _product(y, _constant(factor)), y)

@@ -17,9 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from qjax.numerics._namespace import host_or_trace, wide
-from qjax.numerics.rounding import Rounding, right_shift_with_headroom
+from qjax.numerics.rounding import Rounding
 from qjax.numerics.softfloat import Real
 from qjax.ops.formulas.base import Array, Formula, Setting, register
+from qjax.ops.formulas.two_factors import shifted_sum
 
 _FACTOR_BITS = 14
 _MAX_SHIFT = 40
@@ -47,14 +48,8 @@ def _prepare(setting: Setting) -> dict[str, Array]:
 
 
 def _kernel(operands: Sequence[jax.Array], constants: Mapping[str, Any], attributes: Mapping[str, Any]) -> jax.Array:
-    shape = jnp.broadcast_shapes(*(codes.shape for codes in operands))
-    with jax.enable_x64(True):
-        total = jnp.zeros(shape, jnp.int64)
-        for i, codes in enumerate(operands):
-            factor = jnp.asarray(constants[f"factor{i}"]).astype(jnp.int64)
-            total = total + jnp.broadcast_to(codes.astype(jnp.int64), shape) * jnp.broadcast_to(factor, shape)
-        shift = jnp.broadcast_to(jnp.asarray(constants["shift"]).astype(jnp.int64), shape)
-        rounded = right_shift_with_headroom(jnp, total, shift, Rounding.NEAREST_EVEN)
+    with wide(jnp):
+        rounded = shifted_sum(operands, constants, Rounding.NEAREST_EVEN)
         # codes of 16 bits may leave int32
         rounded = jnp.clip(rounded, np.int64(-(2**30)), np.int64(2**30)).astype(jnp.int32)
     return rounded + jnp.asarray(constants["y_zero_point"])
