@@ -1,18 +1,97 @@
-"""Functions that JAX traces once for equal arguments.
+"""Functions that stay one call in a trace: to be traced once for equal arguments, or to be known by their name.
 
 The layers of a deep network are mostly equal. A function under `jax.jit` is traced, differentiated and lowered once for
 equal shapes, dtypes and static arguments. Its later uses cost a call in the program, which XLA inlines.
+
+A writer of files translates a trace operation by operation. It can do better where it knows what a group of operations
+computes: a rounded shift is one rounding of a float64. Inside of `names_kept`, such a function is a call with a name.
 """
 
+import contextlib
+import contextvars
+import dataclasses
 import functools
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from collections.abc import Callable, Generator
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 from jax.core import Tracer
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+
+
+@dataclasses.dataclass(frozen=True)
+class Named:
+    """What a call with a name is. function: the name. static: the arguments that are no arrays, in their order."""
+
+    function: str
+    static: tuple[Any, ...]
+
+
+_NAMED: dict[str, Named] = {}
+_KEPT = contextvars.ContextVar("names_kept", default=False)
+
+
+@contextlib.contextmanager
+def names_kept() -> Generator[None]:
+    """Inside, `named` functions of traced arrays are calls in the trace. Their operations stay the same."""
+    token = _KEPT.set(True)
+    try:
+        yield
+    finally:
+        _KEPT.reset(token)
+
+
+def are_names_kept() -> bool:
+    """Whether this is inside of `names_kept`."""
+    return _KEPT.get()
+
+
+def named_call(name: str) -> Named | None:
+    """What the call with that name in a trace is; None for any other call."""
+    return _NAMED.get(name)
+
+
+def named(*static: int) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Decorates a function of pytrees of arrays whose positional arguments `static` are hashable values.
+
+    Outside of `names_kept`, the function runs as it is. Inside, all arguments must be positional.
+    """
+
+    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        @functools.cache
+        def as_call(values: tuple[Any, ...]) -> Callable[..., Any]:
+            key = f"{function.__name__}#{len(_NAMED)}"
+            _NAMED[key] = Named(function.__name__, values)
+
+            def run(*arrays: Any) -> Any:
+                given = list(arrays)
+                for index, value in zip(static, values, strict=True):
+                    given.insert(index, value)
+                return function(*given)  # pyright: ignore[reportCallIssue]
+
+            run.__name__ = key
+            return jax.jit(run)
+
+        @functools.wraps(function)
+        def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            if not _KEPT.get() or kwargs:
+                return function(*args, **kwargs)
+            arrays = [arg for index, arg in enumerate(args) if index not in static]
+            if not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(arrays)):
+                return function(*args, **kwargs)
+            return as_call(tuple(args[index] for index in static))(*arrays)
+
+        return call
+
+    return decorate
+
+
+@named(1, 2)
+def within(x: Any, low: int, high: int) -> Any:
+    """x, of which a formula knows that it lies in [low, high]."""
+    return x
 
 
 def traced_once(*static: int) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:

@@ -17,6 +17,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from qjax.numerics._namespace import host_or_trace, like_inputs, wide
+from qjax.numerics.calls import named
 from qjax.numerics.softfloat import Real
 
 _BITS = 30
@@ -25,6 +26,7 @@ _END = np.int64(1 << 20)
 """Beyond every code of 16 bits, a zero point included."""
 
 
+@named(0)
 def divide_to_even(xp: ModuleType, numerator: Any, divisor: Any) -> Any:
     """rint(numerator / divisor), ties to even: for kernels, nothing is checked.
 

@@ -20,6 +20,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from qjax.numerics._namespace import like_inputs, traced, wide
+from qjax.numerics.calls import named, within
 from qjax.numerics.division import divide_to_even
 from qjax.numerics.rounding import Rounding, right_shift_with_headroom
 
@@ -113,14 +114,16 @@ def _shares(xp: ModuleType, powers: Any, axes: tuple[int, ...]) -> Any:
         # A row of zeros, because nothing took part: any divisor leads to 0.
         total = xp.maximum(total, np.int64(1))
         shift, _ = leading(xp, total, count)
-        divisor = right_shift_with_headroom(xp, total, shift, Rounding.NEAREST_EVEN)
+        divisor = within(right_shift_with_headroom(xp, total, shift, Rounding.NEAREST_EVEN), 1, 1 << (BITS + 1))
         numerator = xp.full_like(divisor, np.int64(1 << _RECIPROCAL_BITS))
         reciprocal = divide_to_even(xp, numerator, divisor)
-        product = powers.astype(np.int64) * xp.broadcast_to(reciprocal, powers.shape)
+        # no power is above its row's sum
+        product = within(powers.astype(np.int64) * xp.broadcast_to(reciprocal, powers.shape), 0, 1 << 62)
         places = xp.broadcast_to(shift + np.int64(_RECIPROCAL_BITS - BITS), powers.shape)
         return right_shift_with_headroom(xp, product, places, Rounding.NEAREST_EVEN).astype(np.int32)
 
 
+@named(0, 2)
 def leading(xp: ModuleType, total: Any, count: int) -> tuple[Any, Any]:
     """The least j for which `total / 2^j` is below 2^31, and the floor of that quotient; call it inside `wide`.
 

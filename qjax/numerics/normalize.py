@@ -22,6 +22,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from qjax.numerics._namespace import host_or_trace, like_inputs, wide
+from qjax.numerics.calls import within
 from qjax.numerics.reciprocal_root import RECIPROCAL_BITS, reciprocal_root
 from qjax.numerics.rounding import Rounding, right_shift_with_headroom
 from qjax.numerics.softfloat import Real
@@ -144,4 +145,4 @@ def normalized(
         shift = xp.minimum(xp.maximum(shift, _I(0)), _I(62))
         product = deviation * xp.broadcast_to(r, c.shape)
         t = right_shift_with_headroom(xp, product, xp.broadcast_to(shift, c.shape), Rounding.NEAREST_EVEN)
-        return t.astype(np.int32)
+        return within(t, -(1 << 30), 1 << 30).astype(np.int32)

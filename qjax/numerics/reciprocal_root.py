@@ -11,6 +11,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from qjax.numerics._namespace import like_inputs, wide
+from qjax.numerics.calls import named
 from qjax.numerics.division import divide_to_even
 
 RECIPROCAL_BITS = 61
@@ -60,6 +61,7 @@ def reciprocal_root(xp: ModuleType, x: ArrayLike) -> tuple[Any, Any]:
     return divide_to_even(xp, xp.full_like(root, _I(1 << RECIPROCAL_BITS)), root), half
 
 
+@named(0)
 def lift(xp: ModuleType, x: Any) -> tuple[Any, Any]:
     """(4^h x, h): into [2^60, 2^62), for x in [1, 2^62)."""
     half = xp.zeros_like(x)
@@ -70,6 +72,7 @@ def lift(xp: ModuleType, x: Any) -> tuple[Any, Any]:
     return x, half
 
 
+@named(0)
 def lifted_root(xp: ModuleType, x: Any) -> Any:
     """floor(sqrt(x)) for x in [2^60, 2^62).
 

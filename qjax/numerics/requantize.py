@@ -16,6 +16,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from qjax.numerics._namespace import like_inputs, traced
+from qjax.numerics.calls import are_names_kept
 from qjax.numerics.rounding import check_key
 from qjax.numerics.rules import Call, Rule, get_rule
 from qjax.numerics.softfloat import Real
@@ -70,11 +71,12 @@ def requantize(
     zero_point = _expand("zero_point", _as_zero_point(zero_point, qmin, qmax), acc.shape)
     # an int64 accumulator crosses the boundary of this jit
     with jax.enable_x64(True) if acc.dtype == np.int64 else contextlib.nullcontext():
-        return _requantize(chosen, qmin, qmax, acc, constants, zero_point, key)
+        # a compiled program that was traced before has no names
+        steps = _steps if are_names_kept() else _requantize
+        return steps(chosen, qmin, qmax, acc, constants, zero_point, key)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2), inline=True)
-def _requantize(
+def _steps(
     rule: Rule, qmin: int, qmax: int, acc: Any, constants: Any, zero_point: Any, key: jax.Array | None
 ) -> jax.Array:
     with jax.enable_x64(True):
@@ -83,6 +85,9 @@ def _requantize(
             return rounded
         low, high = np.int32(qmin) - zero_point, np.int32(qmax) - zero_point
         return jnp.minimum(jnp.maximum(rounded, low), high) + zero_point
+
+
+_requantize = functools.partial(jax.jit, static_argnums=(0, 1, 2), inline=True)(_steps)
 
 
 def _as_accumulator(rule: Rule, acc: ArrayLike) -> Any:

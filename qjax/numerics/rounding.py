@@ -14,6 +14,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from qjax.numerics._namespace import like_inputs, traced
+from qjax.numerics.calls import named
 
 _FLOATS = ("float16", "bfloat16", "float32")
 
@@ -151,7 +152,15 @@ def right_shift_with_headroom(
     x and shift are arrays of namespace xp, of one signed dtype and of shapes that broadcast under the
     strictest promotion. The caller guarantees that |x| + 2^shift fits the dtype.
     """
+    if key is None:
+        return rounded_shift(xp, x, shift, rounding)
     return (x + _bias(xp, x, shift, rounding, key)) >> shift
+
+
+@named(0, 3)
+def rounded_shift(xp: ModuleType, x: Any, shift: Any, rounding: Rounding) -> Any:
+    """`right_shift_with_headroom` without random numbers, which a trace may keep as one call."""
+    return (x + _bias(xp, x, shift, rounding, None)) >> shift
 
 
 def _bias(xp: ModuleType, x: Any, shift: Any, rounding: Rounding, key: jax.Array | None) -> Any:

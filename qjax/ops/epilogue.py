@@ -17,6 +17,7 @@ from jax.typing import ArrayLike
 
 from qjax.numerics import float32
 from qjax.numerics._namespace import host_or_trace, traced, wide
+from qjax.numerics.calls import named
 from qjax.numerics.fixed_point import effective_scale
 from qjax.numerics.requantize import requantize
 from qjax.numerics.rounding import Rounding, right_shift_with_headroom
@@ -260,6 +261,25 @@ def greatest_shift(qmin: int | None, qmax: int | None) -> int:
 
 def finish_sum(accumulators: Sequence[jax.Array], constants: Constants, attributes: Attributes) -> jax.Array:
     """int32 accumulators -> codes under `fold_sum`'s constants."""
+    factors = [f"factor{i}" for i in range(len(accumulators))]
+    bounds = [role for role in ("clamp_min", "clamp_max") if role in constants]
+    roles = ("shift", "offset_high", "offset_low", *factors, "y_zero_point", *bounds)
+    ends = attributes["qmin"], attributes["qmax"], attributes["dtype"]
+    return finished_sum(
+        tuple(accumulators), tuple(constants[role] for role in roles), roles, attributes["rounding"], ends
+    )
+
+
+@named(2, 3, 4)
+def finished_sum(
+    accumulators: Sequence[jax.Array],
+    values: Sequence[Any],
+    roles: Sequence[str],
+    rounding: str,
+    ends: tuple[int, int, str],
+) -> jax.Array:
+    """`finish_sum` of constants in the order of their roles. ends: the least code, the greatest, and their dtype."""
+    constants, (qmin, qmax, dtype) = dict(zip(roles, values, strict=True)), ends
     shape = jnp.broadcast_shapes(*(acc.shape for acc in accumulators))
     with jax.enable_x64(True):
 
@@ -269,10 +289,10 @@ def finish_sum(accumulators: Sequence[jax.Array], constants: Constants, attribut
         total = (wide_("offset_high") << 31) + wide_("offset_low")
         for i, acc in enumerate(accumulators):
             total = total + jnp.broadcast_to(acc, shape).astype(jnp.int64) * wide_(f"factor{i}")
-        rounded = right_shift_with_headroom(jnp, total, wide_("shift"), Rounding(attributes["rounding"]))
+        rounded = right_shift_with_headroom(jnp, total, wide_("shift"), Rounding(rounding))
         codes = rounded + wide_("y_zero_point")
-        codes = jnp.clip(codes, np.int64(attributes["qmin"]), np.int64(attributes["qmax"]))
-        return clamp_codes(codes.astype(jnp.int32), constants).astype(attributes["dtype"])
+        codes = jnp.clip(codes, np.int64(qmin), np.int64(qmax))
+        return clamp_codes(codes.astype(jnp.int32), constants).astype(dtype)
 
 
 # ---------------------------------------------------------------------------- formulas of runtimes

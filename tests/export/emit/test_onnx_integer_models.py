@@ -126,6 +126,29 @@ def test_pairs_that_saturate_run_on_any_cpu():
     assert differing(by_reference(model, {graph.inputs[0]: codes}), [want]) == 0
 
 
+class Hashed(nnx.Module):
+    """A row of a table by a hash of the ids: a sum that wraps."""
+
+    def __init__(self) -> None:
+        self.rows = nnx.Embed(3, 4, rngs=nnx.Rngs(0))
+
+    def __call__(self, ids: jax.Array) -> jax.Array:
+        found = jnp.sum(ids * jnp.int32(1000003), axis=1)
+        return self.rows((found > 0).astype(jnp.int32) + (jnp.abs(found) > 2**28).astype(jnp.int32))
+
+
+def test_a_sum_that_wraps():
+    ids = np.random.default_rng(0).integers(0, 100_000, (16, 50)).astype(np.int32)
+    qmodel = qjax.quantize(Hashed(), qjax.Recipe(), ids)
+    qmodel.eval()
+    graph = qjax.convert(qmodel, ids).ir
+    want = np.asarray(qjax.IntegerGraph(graph).run(ids))
+    model = checked(to_model(graph, style="integer"))
+    for _, got in by_onnxruntime(model, {graph.inputs[0]: ids}):
+        assert differing(got, [want]) == 0
+    assert differing(by_reference(model, {graph.inputs[0]: ids}), [want]) == 0
+
+
 def test_a_file_that_was_changed_is_refused(model):
     def changed(change) -> onnx.ModelProto:
         copy = onnx.ModelProto()

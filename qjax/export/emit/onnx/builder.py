@@ -35,10 +35,11 @@ class Library:
 
     version: of the form in which they are written, so that the readers can write a file of an earlier one again.
     signed: whether weights of int8 may meet activations of uint8 in MatMulInteger, whatever their size.
+    for_runtime: whether the file is for ONNX Runtime alone: with float64 where that is exact, and by its speeds.
     """
 
-    def __init__(self, version: int, *, signed: bool = False) -> None:
-        self.version, self.signed = version, signed
+    def __init__(self, version: int, *, signed: bool = False, for_runtime: bool = False) -> None:
+        self.version, self.signed, self.for_runtime = version, signed, for_runtime
         self.functions: dict[str, onnx.FunctionProto] = {}
         self._by_body: dict[bytes, str] = {}
         self._names = Names()

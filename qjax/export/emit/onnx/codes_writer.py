@@ -53,6 +53,8 @@ class CodesWriter(integer.Writer):
     style: its name. spelling: how it writes an operation. runtime: what there is to write.
     """
 
+    for_runtime = True
+
     def __init__(
         self,
         graph: Graph,
@@ -67,8 +69,11 @@ class CodesWriter(integer.Writer):
         self.reals: dict[Operand, str] = {}
         self.names = Names(graph.tensors, beside=self.initializers)
         self.results: dict[str, str] = {}
+        self.kept: set[str] = set()
+        """The initializers of the file."""
         self.casts: dict[str, str] = {}
         self.unsigned: dict[str, str] = {}
+        self.flat: dict[tuple[str, str], str] = {}
         self.lowered: list[str] = []
         self.pairs = targets.get(graph.target).accumulator.pairs
         self.own = made_by_target(graph)
@@ -137,9 +142,14 @@ class CodesWriter(integer.Writer):
 
     def _described(self, name: str) -> dict[str, Any]:
         tensor = self.graph.tensors[name]
-        if name in self.initializers and tensors.taken(self.initializers[name]) is not None:
+        if name in self.kept and tensors.taken(self.initializers[name]) is not None:
             return {"name": name}
         return document.of_tensor(tensor, data=True)
+
+    def read_initializers(self, nodes: Sequence[onnx.NodeProto]) -> list[onnx.TensorProto]:
+        found = super().read_initializers(nodes)
+        self.kept = {proto.name for proto in found}
+        return found
 
     def unread(self) -> dict[str, Any]:
         """Nothing: the metadata holds everything that the model does not mention."""

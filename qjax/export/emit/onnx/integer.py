@@ -10,7 +10,7 @@ metadata has the order. So channels-last networks have one transpose at the inpu
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -24,21 +24,23 @@ from qjax.export.emit.onnx import nodes, tensors
 from qjax.export.emit.onnx.builder import DOMAIN, IR_VERSION, Library, opset_imports
 from qjax.export.emit.onnx.tensors import encoded
 from qjax.export.emit.onnx.tracing import PRIME
+from qjax.export.emit.onnx.translate import RANGES
 from qjax.export.emit.onnx.views import NeedsBatch, View
 from qjax.graph.check import check_integer
 from qjax.graph.ir import Graph, Node
 from qjax.graph.kernels import attributes as attributes_of
 from qjax.names import lengthened
 from qjax.numerics.output_dequantization import OUTPUT_DEQUANTIZATIONS
+from qjax.ops import Role
 from qjax.ops.facts import ProductFacts
 from qjax.problems import Unsupported
 from qjax.version import __version__
 
 STYLE = "integer"
-VERSION = 3
+VERSION = 4
 """Since 2, 8-bit products are of uint8, and a requantization is a few operators where that is proven to be the same.
 
-Since 3, loops over time are Scan.
+Since 3, loops over time are Scan. Since 4, integers are held in the narrowest type, see `carried`.
 """
 
 
@@ -59,15 +61,20 @@ def to_model(graph: Graph, *, batch: int | None = None, vnni: bool = False, vers
             return Rolled(graph, batch, version, vnni=vnni, loops=loops).model()
         except Unsupported:
             pass  # node by node each may have a form, or its own message
-    return Writer(graph, batch, version if version < 3 else 2, vnni=vnni).model()
+    return Writer(graph, batch, version if version != 3 else 2, vnni=vnni).model()
 
 
 class Writer:
-    """One model under construction; `node` decides what a node of the graph becomes."""
+    """One model under construction; `node` decides what a node of the graph becomes.
+
+    for_runtime: see `Library`.
+    """
+
+    for_runtime = False
 
     def __init__(self, graph: Graph, batch: int | None, version: int, *, vnni: bool = False) -> None:
         self.graph, self.batch, self.version, self.vnni = graph, batch, version, vnni
-        self.library = Library(version, signed=vnni)
+        self.library = Library(version, signed=vnni, for_runtime=self.for_runtime)
         self.size = PRIME if batch is None else batch
         self.free = PRIME if batch is None and _has_batch(graph) else None
         self.nodes: list[onnx.NodeProto] = []
@@ -140,6 +147,9 @@ class Writer:
         call = nodes.Call(node.op, known, tuple(inputs), constants, stored, choices)
         if nodes.is_native(call):
             call = dataclasses.replace(call, values=self.known(node), range=self.range(node.inputs[0]))
+        if self.version >= RANGES:
+            ranges = [self.certain_range(name) for name in node.inputs]
+            call = dataclasses.replace(call, facts=self.facts_of(node, points), ranges=ranges)
         order = nodes.wanted_order(call)
         if order is None and ops.get(node.op).one_order and len({view.axes for view in inputs}) > 1:
             order = next(view.axes for view in inputs if list(view.axes) != list(range(len(view.axes))))
@@ -187,6 +197,22 @@ class Writer:
         assert q is not None
         ends = (q.qmin, q.qmax) if self.graph.producer(name) is not None else (int(info.min), int(info.max))
         return *ends, int(np.asarray(q.zero_point).reshape(()))
+
+    def facts_of(self, node: Node, points: Mapping[str, str]) -> dict[str, np.ndarray]:
+        """The values of a node's constants by role, and of zero points. points: the tensor of each of those."""
+        found = {role: np.asarray(self.graph.constant(node, role)) for role in node.constants}
+        for role, name in points.items():
+            quantization = self.graph.tensors[name].quantization
+            assert quantization is not None
+            found[role] = np.asarray(quantization.zero_point, np.int32)
+        return found
+
+    def certain_range(self, name: str) -> tuple[int, int] | None:
+        """The codes that a tensor can have: those of its grid only where a kernel clamps them."""
+        made, quantization = self.graph.producer(name), self.graph.tensors[name].quantization
+        if made is None or quantization is None or ops.get(made.op).role is not Role.PRODUCER:
+            return None
+        return quantization.qmin, quantization.qmax
 
     def place(self, output: str, axes: Sequence[int]) -> str:
         """The name under which a node's output is computed: its own, unless a result must be transposed first."""

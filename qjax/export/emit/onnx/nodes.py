@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from qjax import ops
-from qjax.export.emit.onnx import products, requantizing
+from qjax.export.emit.onnx import bounds, products, requantizing
 from qjax.export.emit.onnx.builder import Builder, Library
 from qjax.export.emit.onnx.tracing import trace
 from qjax.export.emit.onnx.translate import Translator
@@ -40,6 +40,7 @@ class Call:
     constants: by role, as the file stores them. zero_points: by role of the kernel, the dtype in which the file holds
     each. choices: the values of those constants in `CHOICES`. values: those of all constants, and of "y_zero_point",
     of a node with weights. range: the least and the greatest code of its input, and the zero point.
+    facts: since version 4, the values of all constants and zero points. ranges: of the codes of each input.
     """
 
     op: str
@@ -50,6 +51,8 @@ class Call:
     choices: Mapping[str, Any]
     values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     range: tuple[int, int, int] = (0, 0, 0)
+    facts: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    ranges: Sequence[bounds.Range | None] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,6 +161,9 @@ def _traced(
     """The whole kernel, its preparation (zero points folded into the bias) included."""
     wide = {role: t.cast(view, "int32") for role, view in zero_points.items()}
     known = {role: view for role, view in {**constants, **wide}.items() if role not in call.choices}
+    if t.knows_ranges:
+        known = {role: _with_value(t, view, call.facts.get(role)) for role, view in known.items()}
+        x = [_with_range(view, found) for view, found in zip(x, call.ranges or [None] * len(x), strict=True)]
     op = ops.get(call.op)
 
     def kernel(*arrays: jax.Array) -> jax.Array:
@@ -165,6 +171,20 @@ def _traced(
         return op.kernel(call.attributes, op.runtime(call.attributes, given), list(arrays[: len(x)]))
 
     return _translated(t, kernel, [*x, *known.values()])
+
+
+def _with_value(t: Translator, view: View, value: np.ndarray | None) -> View:
+    """A constant with its numbers: one number is written into the function, of several the range is known."""
+    if value is None or view.dtype not in bounds.INTEGERS or not value.size:
+        return view
+    if value.size == 1:
+        held = dataclasses.replace(t.number(value.reshape(()), view.dtype, view.shape))
+        return dataclasses.replace(held, known=value)
+    return dataclasses.replace(view, low=int(value.min()), high=int(value.max()), known=value)
+
+
+def _with_range(view: View, found: bounds.Range | None) -> View:
+    return view if found is None else dataclasses.replace(view, low=found[0], high=found[1])
 
 
 def _native(
@@ -276,9 +296,11 @@ def _finished(t: Translator, attributes: Mapping[str, Any], acc: View, constants
 
 
 def _translated(t: Translator, function: Callable[..., jax.Array], views: Sequence[View]) -> View:
-    closed = trace(function, [(view.shape, view.dtype) for view in views])
+    closed = trace(function, [(view.shape, view.dtype) for view in views], names=t.knows_ranges)
     (result,) = t.run(closed, views)
-    return result
+    if not t.knows_ranges:
+        return result
+    return dataclasses.replace(t.settled(result), low=None, high=None, known=None)
 
 
 def _title(call: Call) -> tuple[str, str]:

@@ -13,6 +13,7 @@ import numpy as np
 from qjax.export.emit.onnx.codes import CODES, Operand, Runtime, fits
 from qjax.export.emit.onnx.codes_writer import CodesWriter
 from qjax.export.emit.onnx.functions import table
+from qjax.export.emit.onnx.translate import RANGES
 from qjax.export.emit.onnx.views import View
 from qjax.export.emit.onnx.weights import bias_of, weight_of
 from qjax.graph.ir import Node
@@ -36,8 +37,11 @@ def _flat(w: CodesWriter, name: str, order: Sequence[int], shape: Sequence[int])
     if dims is None or 0 in dims:
         return None
     target = w.stored(f"shape/{'x'.join(map(str, dims))}", np.asarray(dims, np.int64))
-    flat = w.add("Reshape", [view.name, target], w.fresh(f"{view.name}/flat"))
-    return Operand(flat, w.scale(name), w.zero_point(name))
+    # one for all readers, and so one unsigned form of it; every reader had its own before version 4
+    key = (view.name, target)
+    if key not in w.flat or w.version < RANGES:
+        w.flat[key] = w.add("Reshape", [view.name, target], w.fresh(f"{view.name}/flat"))
+    return Operand(w.flat[key], w.scale(name), w.zero_point(name))
 
 
 # ---------------------------------------------------------------------------- products with weights

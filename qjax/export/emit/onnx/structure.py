@@ -161,6 +161,17 @@ def _spread(t: Views, view: View, axis: int, between: int, value: str) -> View:
 def gather(t: Views, params: Any, x: Sequence[View]) -> View:
     """Rows of a table: `jnp.take(table, indices, axis=0)` with indices that are clipped or known to be in range."""
     table, indices = x
+    kept = rows_of_table(t, params, table, indices)
+    b = t.builder
+    place, zero, high = b.cast(t.materialized(kept), "int64"), np.int64(0), np.int64(table.shape[0] - 1)
+    for kind, bound in (("Max", zero), ("Min", high)):
+        place = extreme(b, kind, "int64", place, b.constant(bound))
+    name = b.op("Gather", t.materialized(table), place, axis=0)
+    return View.full(name, table.dtype, (*kept.shape, *table.shape[1:]))
+
+
+def rows_of_table(t: Views, params: Any, table: View, indices: View) -> View:
+    """The places of the rows that a gather reads. Raises ValueError for any other gather."""
     numbers, mode = params["dimension_numbers"], str(params["mode"])
     rank = len(indices.shape) - 1
     whole = tuple(params["slice_sizes"]) == (1, *table.shape[1:])
@@ -168,13 +179,7 @@ def gather(t: Views, params: Any, x: Sequence[View]) -> View:
     placed = tuple(numbers.offset_dims) == tuple(range(rank, rank + len(table.shape) - 1))
     if not (whole and rows and placed) or "FILL" in mode:
         raise ValueError(f"ONNX: no form for a gather of {params}.")
-    kept = t.reshape(indices, indices.shape[:-1])
-    b = t.builder
-    place, zero, high = b.cast(t.materialized(kept), "int64"), np.int64(0), np.int64(table.shape[0] - 1)
-    for kind, bound in (("Max", zero), ("Min", high)):
-        place = extreme(b, kind, "int64", place, b.constant(bound))
-    name = b.op("Gather", t.materialized(table), place, axis=0)
-    return View.full(name, table.dtype, (*kept.shape, *table.shape[1:]))
+    return t.reshape(indices, indices.shape[:-1])
 
 
 def iota(t: Views, params: Any, x: Sequence[View]) -> View:

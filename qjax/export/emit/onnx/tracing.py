@@ -6,6 +6,7 @@ sizes. Traces with batches of 1 and 2 must have the same arithmetic. Kernels tha
 tensor, or that treat a single row differently, fail.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from qjax.export.emit.onnx.views import NeedsBatch, Shape
+from qjax.numerics.calls import names_kept
 
 PRIME = 1009
 _OTHERS = (1, 2, 2003)
@@ -23,17 +25,17 @@ Argument = tuple[Shape, str]
 """Shape and dtype; sizes that are multiples of `PRIME` follow the batch."""
 
 
-def trace(function: Callable[..., Any], arguments: Sequence[Argument]) -> ClosedJaxpr:
-    """The closed jaxpr of a function of arrays.
+def trace(function: Callable[..., Any], arguments: Sequence[Argument], *, names: bool = False) -> ClosedJaxpr:
+    """The closed jaxpr of a function of arrays. names: whether some functions stay calls, see `numerics.calls`.
 
     Raises:
       NeedsBatch: its arithmetic depends on the size of the batch.
     """
-    traced = _trace(function, arguments, PRIME)
+    traced = _trace(function, arguments, PRIME, names)
     if any(size % PRIME == 0 for shape, _ in arguments for size in shape if size):
         sized = list(_signature(traced.jaxpr, traced.consts, PRIME))
         for batch in _OTHERS:
-            other = _trace(function, arguments, batch)
+            other = _trace(function, arguments, batch, names)
             if batch > 2:
                 same = list(_signature(other.jaxpr, other.consts, batch)) == sized
             else:
@@ -43,13 +45,15 @@ def trace(function: Callable[..., Any], arguments: Sequence[Argument]) -> Closed
     return traced
 
 
-def _trace(function: Callable[..., Any], arguments: Sequence[Argument], batch: int) -> ClosedJaxpr:
+def _trace(function: Callable[..., Any], arguments: Sequence[Argument], batch: int, names: bool) -> ClosedJaxpr:
     def size(n: int) -> int:
         return n // PRIME * batch if n and n % PRIME == 0 else n
 
     given = [jax.ShapeDtypeStruct(tuple(map(size, shape)), np.dtype(dtype)) for shape, dtype in arguments]
     try:
-        return jax.make_jaxpr(function)(*given)
+        with names_kept() if names else contextlib.nullcontext():
+            # a new function: JAX knows the trace of one that it has seen, with or without names
+            return jax.make_jaxpr(lambda *arrays: function(*arrays))(*given)
     except OverflowError:
         # the kernel computes positions in the tensor, which exceed int32 for so large a batch
         raise NeedsBatch from None

@@ -2,6 +2,9 @@
 
 This file contains no formula. The kernel is traced, and each primitive of the trace has one entry in `elementwise`,
 `structure`, `windows` or `products`. Loops become Scan.
+
+Since version 4 of the form, the integers of a trace have ranges (see `carried`), and some functions of the kernels are
+known by their names (see `named_calls`).
 """
 
 import dataclasses
@@ -14,12 +17,16 @@ from jax.extend.core import ClosedJaxpr, Literal
 from onnx import helper
 
 from qjax.export.emit.onnx.builder import Builder, element_type
+from qjax.export.emit.onnx.carried import Carried
 from qjax.export.emit.onnx.elementwise import ELEMENTWISE
+from qjax.export.emit.onnx.named_calls import NAMED
 from qjax.export.emit.onnx.products import dot_general
+from qjax.export.emit.onnx.ranged import RANGED
 from qjax.export.emit.onnx.structure import STRUCTURE
 from qjax.export.emit.onnx.views import View, Views
 from qjax.export.emit.onnx.windows import reduce_window_max, reduce_window_sum
 from qjax.graph.islands import plainest
+from qjax.numerics.calls import named_call
 from qjax.tracing.program import with_counts
 
 _ONE: dict[str, Callable[[Views, Any, Sequence[View]], View]] = {
@@ -30,11 +37,18 @@ _ONE: dict[str, Callable[[Views, Any, Sequence[View]], View]] = {
 }
 
 _NESTED = ("pjit", "jit", "closed_call", "core_call", "remat", "checkpoint", "custom_jvp_call", "custom_vjp_call")
+RANGES = 4
+"""The first version of the form that uses them."""
 _SAME = ("copy", "copy_p", "optimization_barrier", "stop_gradient")
 
 
-class Translator(Views):
-    """Writes the nodes of a jaxpr into a builder."""
+class Translator(Carried):
+    """Writes the nodes of a jaxpr into a builder. free, source: see `Views`."""
+
+    def __init__(self, builder: Builder, free: int | None = None, source: View | None = None) -> None:
+        super().__init__(builder, free, source)
+        self.for_runtime = builder.library.for_runtime
+        self.knows_ranges = builder.library.version >= RANGES
 
     def run(self, closed: Any, arguments: Sequence[View]) -> list[View]:
         """The results of a closed jaxpr."""
@@ -56,6 +70,36 @@ class Translator(Views):
 
     def equation(self, equation: Any, x: list[View]) -> list[View]:
         """The results of one equation."""
+        if not self.knows_ranges:
+            return self.plainly(equation, x)
+        found = self.with_ranges(equation, x)
+        if found is not None:
+            return found
+        results = self.plainly(equation, [self.settled(view) for view in x])
+        return [dataclasses.replace(self.settled(view), low=None, high=None, known=None) for view in results]
+
+    def with_ranges(self, equation: Any, x: list[View]) -> list[View] | None:
+        """The results, with what is known of their ranges; None where nothing is."""
+        name, params = equation.primitive.name, equation.params
+        if name in _SAME:
+            return list(x)
+        if name in _NESTED:
+            call = named_call(params.get("name", ""))
+            found = None if call is None else NAMED[call.function](self, call, x)
+            return found if found is not None else self.run(_inner(params), x)
+        if name == "cond" and x[0].value is not None:
+            return self.run(params["branches"][int(x[0].value)], x[1:])
+        if name in RANGED:
+            found = RANGED[name](self, params, x)
+            return None if found is None else [found]
+        if name in ELEMENTWISE:
+            out = equation.outvars[0].aval
+            found = self.in_range(name, params, x, tuple(out.shape), np.dtype(out.dtype).name)
+            return None if found is None else [found]
+        return None
+
+    def plainly(self, equation: Any, x: list[View]) -> list[View]:
+        """The results, each of the type of the trace."""
         name, params = equation.primitive.name, equation.params
         if name in ELEMENTWISE:
             out = equation.outvars[0].aval
@@ -72,8 +116,7 @@ class Translator(Views):
         if name in _SAME:
             return list(x)
         if name in _NESTED:
-            inner = next(params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in params)
-            return self.run(inner, x)
+            return self.run(_inner(params), x)
         if name == "platform_index":
             return [self.literal(np.int32(plainest(params)))]
         if name == "cond" and x[0].value is not None:
@@ -88,17 +131,8 @@ class Translator(Views):
             kept = _unchanged(name, x)
             if kept is not None:
                 return kept
-        views = [dataclasses.replace(view, shape=shape) if not view.shape else view for view in x]
-        order = self.common_order(views)
-        aligned = [self.aligned(view, order) for view in views]
-        result = ELEMENTWISE[name](self.builder, x[-1].dtype, params, [view.name for view in aligned])
-        widest = max(aligned, key=lambda view: len(view.axes))
-        stored = [1] * len(widest.axes)
-        for view in aligned:
-            for index, size in enumerate(view.stored):
-                place = len(stored) - len(view.stored) + index
-                stored[place] = max(stored[place], size)
-        return View(result, dtype, shape, tuple(stored), widest.axes)
+        kind = x[-1].dtype
+        return self.apply(lambda *names: ELEMENTWISE[name](self.builder, kind, params, names), x, shape, dtype)
 
     def scan(self, params: Any, x: list[View]) -> list[View]:
         """`lax.scan` as Scan: what does not change is captured by name, the carry is stored in full."""
@@ -114,7 +148,7 @@ class Translator(Views):
             name = body.fresh("state")
             declared.append(helper.make_tensor_value_info(name, element_type(view.dtype), None))
             arguments.append(View.full(name, view.dtype, view.shape))
-        results = inner.run(params["jaxpr"], [*captured, *arguments])
+        results = [inner.settled(view) for view in inner.run(params["jaxpr"], [*captured, *arguments])]
         names = [body.op("Identity", inner.materialized(view)) for view in results]
         outputs = [
             helper.make_tensor_value_info(name, element_type(view.dtype), None)
@@ -126,6 +160,11 @@ class Translator(Views):
         shapes = [view.shape for view in carry]
         shapes += [(params["length"], *view.shape) for view in results[carried:]]
         return [View.full(name, view.dtype, shape) for name, view, shape in zip(finished, results, shapes, strict=True)]
+
+
+def _inner(params: Any) -> Any:
+    """The program of a call."""
+    return next(params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in params)
 
 
 def _unchanged(name: str, x: list[View]) -> View | None:

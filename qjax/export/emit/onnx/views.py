@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from qjax.export.emit.onnx import bounds
 from qjax.export.emit.onnx.builder import Builder
 from qjax.problems import Unsupported
 
@@ -36,6 +37,9 @@ class View:
     name: of the ONNX tensor. dtype: numpy's name. shape: of the value. stored: sizes of the tensor's axes, each that of
     the value or 1 (repeated). axes: the axis of the value that each of the tensor's is; the value's other axes are
     repeated. value: the number itself, of a literal.
+
+    Of integers whose range is known, see `carried`: low, high; and held: the type of the tensor if it is not dtype.
+    known: the numbers themselves, of a constant, in the value's own shape.
     """
 
     name: str
@@ -44,6 +48,23 @@ class View:
     stored: Shape
     axes: tuple[int, ...]
     value: int | bool | None = None
+    low: int | None = None
+    high: int | None = None
+    held: str | None = None
+    known: np.ndarray | None = dataclasses.field(default=None, compare=False)
+
+    @property
+    def kind(self) -> str:
+        """The type of the tensor."""
+        return self.held or self.dtype
+
+    @property
+    def range(self) -> bounds.Range:
+        """The least and the greatest number that an integer may be."""
+        if self.value is not None:
+            return int(self.value), int(self.value)
+        low, high = bounds.of_dtype(self.dtype)
+        return low if self.low is None else self.low, high if self.high is None else self.high
 
     @classmethod
     def full(cls, name: str, dtype: str, shape: Shape, order: Sequence[int] | None = None) -> "View":

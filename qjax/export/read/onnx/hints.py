@@ -6,7 +6,8 @@
      "ranges": {CONSTANT: [LEAST CODE, GREATEST CODE]},
      "locations": {NODE: "file:line"}, "metadata": {...}}
 
-Every field but the version, 1 or 2, is optional. A hint never changes a number: it names, orders and annotates.
+Every field but the version is optional: that of the form in `emit.onnx.codes`, or an earlier one. A hint never changes
+a number: it names, orders and annotates.
 """
 
 import dataclasses
@@ -14,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from qjax.export import strict_json
+from qjax.export.emit.onnx.codes import VERSION
 from qjax.export.onnx_ops import METADATA
 from qjax.export.read.errors import ReadError
 from qjax.graph.check import check_integer
@@ -43,8 +45,8 @@ def hints_of(metadata: Mapping[str, str]) -> Hints:
         found = strict_json.loads(metadata[METADATA], where)
     except ValueError as error:
         raise ReadError(str(error)) from None
-    if not isinstance(found, dict) or found.get("version") not in (1, 2):
-        raise ReadError(f"{where}: expected an object of version 1 or 2. Read it with the qjax that wrote it.")
+    if not isinstance(found, dict) or found.get("version") not in range(1, VERSION + 1):
+        raise ReadError(f"{where}: expected an object of version 1 to {VERSION}. Read it with the qjax that wrote it.")
     fields = {field.name for field in dataclasses.fields(Hints)}
     chosen = {key: value for key, value in found.items() if key in fields}
     strings = all(isinstance(chosen.get(key, ""), str) for key in ("target", "quantization"))

@@ -1,0 +1,250 @@
+"""Functions of the kernels that have a shorter form in ONNX than their operations one by one.
+
+A trace has them as calls with a name, see `numerics.calls`. Each entry gives the same integers on the ranges that it
+checks. Where it has no proof it returns None, and the operations of the function are translated.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from qjax.export.emit.onnx import bounds, sums
+from qjax.export.emit.onnx.arithmetic import unsigned
+from qjax.export.emit.onnx.carried import EXACT, FLOATS, Carried
+from qjax.export.emit.onnx.views import View
+from qjax.numerics.calls import Named
+from qjax.numerics.integer_softmax import BITS
+from qjax.numerics.rounding import Rounding
+
+Entry = Callable[[Carried, Named, Sequence[View]], list[View] | None]
+"""(translator, the call, operands) -> the results, or None."""
+
+_LIMIT = 62
+"""Of `lift`: numbers are below 2^62."""
+
+
+def _ranged(view: View, found: bounds.Range) -> View:
+    return dataclasses.replace(view, low=found[0], high=found[1], value=None, known=None)
+
+
+def _within(t: Carried, call: Named, x: Sequence[View]) -> list[View] | None:
+    low, high = call.static
+    (view,) = x
+    return [_ranged(view, (max(low, view.range[0]), min(high, view.range[1])))]
+
+
+# ---------------------------------------------------------------------------- rounded shifts
+
+
+def _rounded_shift(t: Carried, call: Named, operands: Sequence[View]) -> list[View] | None:
+    _, rounding = call.static
+    x, shift = operands
+    shape = np.broadcast_shapes(x.shape, shift.shape)
+    if x.value is not None:
+        return None
+    found = bounds.of_rounded_shift(x.range, shift.range, rounding)
+    if found is None:
+        return None
+    result = _shift_of_float(t, x, shift, shape, rounding)
+    if result is None:
+        result = _shift_of_unsigned(t, x, shift, shape, rounding)
+    return None if result is None else [_ranged(result, found)]
+
+
+def _shift_of_float(t: Carried, x: View, shift: View, shape: tuple[int, ...], rounding: Rounding) -> View | None:
+    """x / 2^shift is exact in float64, as a product with a power of two."""
+    operator = {Rounding.NEAREST_EVEN: "Round", Rounding.FLOOR: "Floor"}.get(rounding)
+    if operator is None or not t.for_runtime or max(-x.range[0], x.range[1]) > EXACT:
+        return None
+    if shift.value is not None:
+        power = t.number(math.ldexp(1.0, -int(shift.value)), FLOATS)
+    else:
+        table = t.builder.constant(np.ldexp(1.0, -np.arange(shift.range[1] + 1)))
+        settled = t.settled(shift)
+        power = dataclasses.replace(settled, name=t.builder.op("Gather", table, settled.name, axis=0))
+    given = [t.carried(x, FLOATS), power]
+    result = t.apply(lambda *names: t.builder.op(operator, t.builder.op("Mul", *names)), given, shape, x.dtype)
+    return dataclasses.replace(result, held=FLOATS)
+
+
+def _shift_of_unsigned(t: Carried, x: View, shift: View, shape: tuple[int, ...], rounding: Rounding) -> View | None:
+    """(x + half - 1 + (bit `shift` of x)) >> shift, of a number that is not negative and a shift of at least 1."""
+    if rounding is not Rounding.NEAREST_EVEN or x.range[0] < 0 or shift.range[0] < 1:
+        return None
+    b, dtype, kind = t.builder, x.dtype, unsigned(x.dtype)
+    one = b.constant(np.asarray(1, kind))
+    amount = t.settled(shift)
+    bits = b.cast(amount.name, kind)
+    below = b.op("Sub", b.op("BitShift", one, b.op("Sub", bits, one), direction="LEFT"), one)
+    whole = t.settled(x)
+    given = [dataclasses.replace(whole, name=b.cast(whole.name, kind))]
+    given += [dataclasses.replace(amount, name=name, value=None) for name in (bits, below)]
+
+    def write(x: str, bits: str, below: str) -> str:
+        odd = b.op("BitwiseAnd", b.op("BitShift", x, bits, direction="RIGHT"), one)
+        total = b.op("Add", x, b.op("Add", odd, below))
+        return b.cast(b.op("BitShift", total, bits, direction="RIGHT"), dtype)
+
+    return t.apply(write, given, shape, dtype)
+
+
+# ---------------------------------------------------------------------------- quotients and roots
+
+
+def _divide_to_even(t: Carried, call: Named, operands: Sequence[View]) -> list[View] | None:
+    """The quotient q, and 1 where 2 r + (q odd) is above the divisor: r is above half of it, or at half and q odd."""
+    numerator, divisor = operands
+    if numerator.range[0] < 0 or divisor.range[0] < 1 or divisor.range[1] >= 2**61:
+        return None
+    b, dtype = t.builder, numerator.dtype
+    one = b.constant(np.asarray(1, dtype))
+
+    def write(a: str, divisor: str) -> str:
+        q = b.op("Div", a, divisor)
+        rest = b.op("Sub", a, b.op("Mul", q, divisor))
+        twice = b.op("Add", b.op("Add", rest, rest), b.op("BitwiseAnd", q, one))
+        return b.op("Add", q, b.cast(b.op("Greater", twice, divisor), dtype))
+
+    result = t.apply(write, [t.settled(x) for x in operands], divisor.shape, dtype)
+    return [_ranged(result, bounds.of_rounded_quotient(numerator.range, divisor.range))]
+
+
+def _counted(t: Carried, x: View, limits: Sequence[int], operator: str) -> View:
+    """How many limits a number is below (Less), or has reached (GreaterOrEqual); int64."""
+    b = t.builder
+    last = b.op("Unsqueeze", x.name, b.integers([len(x.stored)]))
+    flags = b.op(operator, last, b.constant(np.asarray(limits, np.int64)))
+    # int32, as ONNX Runtime is slower in int64
+    count = b.op("ReduceSum", b.cast(flags, "int32"), b.integers([len(x.stored)]), keepdims=0)
+    return dataclasses.replace(x, name=count, held="int32", low=0, high=len(limits), value=None, known=None)
+
+
+def _lift(t: Carried, call: Named, operands: Sequence[View]) -> list[View] | None:
+    (x,) = operands
+    if x.range[0] < 1 or x.range[1] >= 1 << _LIMIT:
+        return None
+    x = t.settled(x)
+    limits = [1 << (_LIMIT - 2 * h) for h in range(1, _LIMIT // 2)]
+    least = sum(x.range[1] < limit for limit in limits)
+    limits = [limit for limit in limits if x.range[0] < limit]
+    half = dataclasses.replace(_counted(t, x, limits, "Less"), low=least)
+    powers = t.builder.constant(np.left_shift(np.int64(1), 2 * np.arange(len(limits) + 1, dtype=np.int64)))
+    factor = t.builder.op("Gather", powers, half.name, axis=0)
+    lifted = dataclasses.replace(x, name=t.builder.op("Mul", x.name, factor))
+    return [_ranged(lifted, (1 << (_LIMIT - 2), (1 << _LIMIT) - 1)), half]
+
+
+def _lifted_root(t: Carried, call: Named, operands: Sequence[View]) -> list[View] | None:
+    """The floor of a root in [2^30, 2^31): float64 is off by 2^-21, so that a little more is the floor or one above."""
+    (x,) = operands
+    if not t.for_runtime or x.range[0] < 1 << (_LIMIT - 2) or x.range[1] >= 1 << _LIMIT:
+        return None
+    b, x = t.builder, t.settled(x)
+    root = b.op("Sqrt", b.cast(x.name, FLOATS))
+    near = b.cast(b.op("Add", root, b.constant(np.float64(2.0**-16))), x.dtype)
+    above = b.cast(b.op("Greater", b.op("Mul", near, near), x.name), x.dtype)
+    floor = dataclasses.replace(x, name=b.op("Sub", near, above))
+    return [_ranged(floor, (1 << (_LIMIT // 2 - 1), (1 << _LIMIT // 2) - 1))]
+
+
+def _leading(t: Carried, call: Named, operands: Sequence[View]) -> list[View] | None:
+    (total,) = operands
+    if total.range[0] < 1:
+        return None
+    total = t.settled(total)
+    # the least j for which total / 2^j is below 2^31
+    limits = [1 << (BITS + j) for j in range(1, max(1, total.range[1].bit_length() - BITS))]
+    if not limits:
+        return [t.number(0, "int64", total.shape), total]
+    shift = _counted(t, total, limits, "GreaterOrEqual")
+    rest = t.in_range("shift_right_arithmetic", None, [total, shift], total.shape, total.dtype)
+    return None if rest is None else [shift, rest]
+
+
+# ---------------------------------------------------------------------------- requantization of a sum
+
+
+def _finished_sum(t: Carried, call: Named, operands: Sequence[View]) -> list[View] | None:
+    """Of one accumulator with known constants: in float64, or by a floor in int64, where `sums` proves one of them."""
+    roles, rounding, (qmin, qmax, dtype) = call.static
+    acc, count = operands[0], len(operands) - len(roles)
+    values = {role: view.known for role, view in zip(roles, operands[count:], strict=True)}
+    known = {role: np.asarray(value, np.int64) for role, value in values.items() if value is not None}
+    single = [role for role in ("y_zero_point", "clamp_min", "clamp_max") if role in roles]
+    if count != 1 or len(known) < len(roles) or any(known[role].size != 1 for role in single):
+        return None
+    lowest = max([qmin, *(int(known[role].item()) for role in single if role == "clamp_min")])
+    highest = min([qmax, *(int(known[role].item()) for role in single if role == "clamp_max")])
+    shape = np.broadcast_shapes(*(known[role].shape for role in ("shift", "offset_high", "offset_low", "factor0")))
+    if lowest > highest or 0 in shape or max(-acc.range[0], acc.range[1]) > 2**31:
+        return None
+    offset = (known["offset_high"] << 31) + known["offset_low"]
+    factor, offset, shift = (np.broadcast_to(x, shape).reshape(-1) for x in (known["factor0"], offset, known["shift"]))
+    form = sums.Sum(factor, offset, shift, int(known["y_zero_point"].item()), Rounding(rounding), lowest, highest)
+    write = _in_floats if t.for_runtime else _in_integers
+    found = write(t, form, acc, shape, dtype)
+    return None if found is None else [dataclasses.replace(found, dtype=dtype, held=None, low=lowest, high=highest)]
+
+
+def _channels(t: Carried, values: np.ndarray, shape: tuple[int, ...], whole: tuple[int, ...]) -> View:
+    """A constant per channel, which broadcasts against the trailing axes; one number if all are equal."""
+    if np.all(values == values[0]):
+        return t.number(values[0], values.dtype.name)
+    laid = values.reshape(shape)
+    axes = tuple(range(len(whole) - laid.ndim, len(whole)))
+    return View(t.builder.constant(laid), values.dtype.name, whole, laid.shape, axes)
+
+
+def _in_floats(t: Carried, form: sums.Sum, acc: View, shape: tuple[int, ...], dtype: str) -> View | None:
+    found, b = sums.exact(form, acc.range), t.builder
+    if found is None:
+        return None
+    slope, start = (_channels(t, x, shape, acc.shape) for x in (found.slope, found.start))
+    scaled = t.apply(lambda *names: b.op("Mul", *names), [t.carried(acc, FLOATS), slope], acc.shape, FLOATS)
+    if start.value != 0:
+        scaled = t.apply(lambda *names: b.op("Add", *names), [scaled, start], acc.shape, FLOATS)
+    name = b.op(found.operator, scaled.name)
+    if found.after:
+        name = b.op("Add", name, b.constant(np.float64(found.after)))
+    name = b.op("Clip", name, *(b.constant(np.float64(bound)) for bound in (form.lowest, form.highest)))
+    return dataclasses.replace(scaled, name=b.cast(name, dtype))
+
+
+def _in_integers(t: Carried, form: sums.Sum, acc: View, shape: tuple[int, ...], dtype: str) -> View | None:
+    found, b = sums.floored(form, acc.range), t.builder
+    if found is None:
+        return None
+    ends = np.stack([found.factor.astype(object) * end + found.offset for end in acc.range])
+    quotients = ends >> found.shift.astype(object)
+    # a multiple of 2^bits that keeps the sum positive; the last cast drops it
+    bits = np.iinfo(dtype).bits
+    lift = max(0, -(int(quotients.min()) >> bits)) << bits
+    offset = found.offset.astype(object) + (lift << found.shift.astype(object))
+    if int(quotients.max()) + lift >= 2**31 or (abs(ends).max() + offset.max()) >= 2**63 or abs(ends).max() >= 2**62:
+        return None
+    factor, offset, shift = (
+        _channels(t, x, shape, acc.shape)
+        for x in (found.factor, offset.astype(np.int64), found.shift.astype(np.uint64))
+    )
+    scaled = t.apply(lambda *names: b.op("Mul", *names), [t.carried(acc, "int64"), factor], acc.shape, "int64")
+    total = t.apply(lambda *names: b.op("Add", *names), [scaled, offset], acc.shape, "int64")
+    positive = dataclasses.replace(total, name=b.cast(total.name, "uint64"))
+    moved = t.apply(lambda *names: b.op("BitShift", *names, direction="RIGHT"), [positive, shift], acc.shape, "uint64")
+    name = b.cast(moved.name, "int32")
+    if quotients.min() < form.lowest or quotients.max() > form.highest:
+        name = b.op("Clip", name, *(b.constant(np.int32(bound + lift)) for bound in (form.lowest, form.highest)))
+    return dataclasses.replace(moved, name=b.cast(name, dtype))
+
+
+NAMED: dict[str, Entry] = {
+    "within": _within,
+    "rounded_shift": _rounded_shift,
+    "divide_to_even": _divide_to_even,
+    "lift": _lift,
+    "lifted_root": _lifted_root,
+    "leading": _leading,
+    "finished_sum": _finished_sum,
+}
+"""The name of the function -> its entry."""
