@@ -126,7 +126,10 @@ class Evaluation:
         if isinstance(quantized, Quantized):
             # Otherwise XLA fuses the quantization into every consumer and computes the codes once for each.
             return dataclasses.replace(quantized, codes=finished_on_cpu(quantized.codes))
-        return x if quantized is None else quantized
+        if quantized is not None:
+            return quantized
+        # Otherwise XLA computes a residual stream anew in every block that reads it, and compiles all of that.
+        return finished_on_cpu(x) if isinstance(x, Tracer) and self.record is not None else x
 
     def _averaged(self, place: Place, x: Any, nearest: Quantized) -> Quantized:
         """The codes of an average as the target computes them; those of anything else as they are."""

@@ -12,7 +12,6 @@ import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jax import lax
 from onnx import helper
 
 from qjax.export.emit.onnx import bounds, sums
@@ -30,6 +29,7 @@ from qjax.numerics.reciprocal_root import lift, lifted_root
 from qjax.numerics.rounding import Rounding, right_shift_with_headroom
 from qjax.ops.epilogue import finish_sum
 from tests.export.emit.onnx_runs import by_onnxruntime, nodes_of
+from tests.export.emit.random_integers import random_program
 
 Range = tuple[int, int]
 
@@ -318,46 +318,6 @@ def test_sums_that_leave_float64_or_wrap(dtype):
                 return jnp.sum(x.astype(dtype), axis=1, dtype=dtype)
 
         agree(total, words)
-
-
-def random_program(seed: int) -> Callable[..., Any]:
-    """A function of two tensors of int8: twenty random operations in int64, some of which wrap."""
-
-    def program(x: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
-        rng = np.random.default_rng(seed)
-        with jax.enable_x64(True):
-            pool = [x.astype(jnp.int64), y.astype(jnp.int32).astype(jnp.int64)]
-            for _ in range(20):
-                a, b = (pool[rng.integers(len(pool))] for _ in range(2))
-                number = np.int64(int(rng.integers(-(2 ** int(rng.integers(1, 40))), 2**20)))
-                places = np.int64(rng.integers(0, 20))
-                made = [
-                    lambda a=a, b=b: a + b,
-                    lambda a=a, b=b: a - b,
-                    lambda a=a, b=b: a * b,
-                    lambda a=a, n=number: a * n,
-                    lambda a=a, n=number: lax.max(a, jnp.full_like(a, n)),
-                    lambda a=a, b=b: jnp.minimum(a, b),
-                    lambda a=a, n=number: a & n,
-                    lambda a=a, b=b: a | b,
-                    lambda a=a, b=b: a ^ b,
-                    lambda a=a, p=places: a >> p,
-                    lambda a=a, p=places: a << p,
-                    lambda a=a: -a,
-                    lambda a=a: jnp.abs(a),
-                    lambda a=a, b=b: jnp.where(a > b, a, b + np.int64(1)),
-                    lambda a=a: a.astype(jnp.int32).astype(jnp.int64),
-                    lambda a=a: a.astype(jnp.int8).astype(jnp.int64),
-                    lambda a=a: jnp.broadcast_to(jnp.sum(a, axis=1, keepdims=True), a.shape),
-                    lambda a=a: jnp.clip(a, np.int64(-1000), np.int64(90)),
-                    lambda a=a, b=b: (a >= b).astype(jnp.int64),
-                    lambda a=a, p=places: right_shift_with_headroom(jnp, a, jnp.full_like(a, p), Rounding.NEAREST_EVEN),
-                    lambda a=a: a.T.reshape(a.shape),
-                ]
-                pool.append(made[rng.integers(len(made))]())
-            return tuple(pool[-6:])
-
-    return program
 
 
 @pytest.mark.parametrize("seed", range(24))

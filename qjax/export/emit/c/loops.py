@@ -42,6 +42,13 @@ _INLINE = 60
 
 _RANGES = ((-31, 31), (0, 63), (-128, 127), (0, 255), (-32768, 32767), (0, 65535), (0, 2**31 - 1))
 """What is assumed of constants: the first of these intervals that holds them, so that layers share functions."""
+_OF_ROLES = {
+    "shift": ((-31, -1), (0, 31)),
+    "multiplier": ((2**30, 2**31 - 1),),
+    "bias": ((-(2**23), 2**23),),
+    "acc": ((-(2**23), 2**23),),
+}
+"""Narrower ones of the constants of a requantization, and of sums. With them it needs int64 for its product only."""
 
 
 class Layer(Body):
@@ -230,14 +237,19 @@ def _leaf_name(value: Value) -> str:
 
 def _interval(value: Value, at: Indices) -> Interval:
     if isinstance(value, Table) and value.array.size and value.dtype != "float32":
-        low, high = int(value.array.min()), int(value.array.max())
-        return next(
-            ((a, b) for a, b in _RANGES if a <= low and high <= b and _within((a, b), value.dtype)),
-            limits(value.dtype),
-        )
+        return _assumed(value, value.role, int(value.array.min()), int(value.array.max()))
+    if isinstance(value, Register) and value.reach is not None:
+        return _assumed(value, "acc", -value.reach, value.reach)
     if isinstance(value, Counter):
         return at[value.axis].bounds if at[value.axis].terms else limits(value.dtype)
     return limits(value.dtype)
+
+
+def _assumed(value: Value, role: str, low: int, high: int) -> Interval:
+    ranges = (*_OF_ROLES.get(role, ()), *(_RANGES if role != "acc" else ()))
+    return next(
+        ((a, b) for a, b in ranges if a <= low and high <= b and _within((a, b), value.dtype)), limits(value.dtype)
+    )
 
 
 def _within(interval: Interval, dtype: str) -> bool:

@@ -47,10 +47,14 @@ class Buffer(Value):
 
 @dataclasses.dataclass(eq=False)
 class Register(Value):
-    """A local variable of the loop body that holds the element at the body's own indices, `place`."""
+    """A local variable of the loop body that holds the element at the body's own indices, `place`.
+
+    reach: no absolute value is greater; None where nothing is known.
+    """
 
     name: str
     place: Indices | None = None
+    reach: int | None = None
 
 
 @dataclasses.dataclass(eq=False)

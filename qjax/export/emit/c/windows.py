@@ -67,7 +67,8 @@ class _Nest:
             _variable(self.block, self.heads, name, size) for name, size in zip(("n", *space), sizes, strict=True)
         ]
         self.tap_names = tuple(f"k{name}" for name in space)
-        fits = _fits(window)
+        self.reach = _reach(window)
+        fits = self.reach < 2**31
         self.kind = "int32_t" if fits else "uint32_t"
         x_type, w_type = window.x.dtype, window.kernel.dtype.name
         reach = math.prod(max(abs(limit) for limit in limits(dtype)) for dtype in (x_type, w_type))
@@ -211,7 +212,8 @@ class _Nest:
             places[axis] = index
         at: Indices = tuple(places)
         last = Block(self.block)
-        text, _ = layer.expression(last, self.epilogue(Register(target.shape, "int32", acc, at)), at, root=True)
+        total = Register(target.shape, "int32", acc, at, self.reach)
+        text, _ = layer.expression(last, self.epilogue(total), at, root=True)
         where = flat(at, target.shape)
         layer.writes.append(where.key)
         return [*last.lines, f"{target.name}[{where}] = {stripped(text)};"]
@@ -230,8 +232,8 @@ def _variable(block: Block, heads: list[str], name: str, size: int) -> Index:
     return Index.variable(name, size)
 
 
-def _fits(window: Window) -> bool:
-    """Whether no input makes a sum, or a part of it, leave int32."""
+def _reach(window: Window) -> int:
+    """No input makes the absolute value of a sum, or of a part of it, greater."""
     reach = max(abs(limit) for limit in limits(window.x.dtype))
     sums = np.abs(window.kernel.astype(np.int64)).reshape(window.kernel.shape[0], -1).sum(axis=1)
-    return int(sums.max(initial=0)) * reach < 2**31
+    return int(sums.max(initial=0)) * reach
