@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import onnx
 import pytest
+from flax import nnx
 
 import qjax
 from conformance import cases
@@ -153,3 +154,32 @@ def test_a_file_that_was_changed_is_what_its_operators_compute(small, tmp_path):
         read_back(changed, tmp_path)
     alone = read(tmp_path / "model.onnx", metadata=False)
     assert differing([np.asarray(qjax.IntegerGraph(alone).run(codes))], got) == 0
+
+
+class Weighing(nnx.Module):
+    """Rows of values weighed by probabilities, the values first or last, in several orders of their axes."""
+
+    def __init__(self, subscripts: str) -> None:
+        self.subscripts = subscripts
+        self.score = nnx.Linear(6, 24, rngs=nnx.Rngs(0))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        batch, length, _ = x.shape
+        values = self.score(x).reshape(batch, length, 3, 8)
+        shares = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", values, values))
+        operands = (values, shares) if self.subscripts.startswith("bkhd") else (shares, values)
+        return jnp.einsum(self.subscripts, *operands)
+
+
+@pytest.mark.parametrize("subscripts", ["bkhd,bhqk->bqhd", "bhqk,bkhd->bqhd", "bkhd,bhqk->bhdq", "bhqk,bkhd->bhqd"])
+def test_products_of_activations_move_the_fewer_codes(subscripts, tmp_path):
+    x = jax.random.normal(jax.random.key(0), (4, 10, 6))
+    graph = converted(Weighing(subscripts), x, target="onnxruntime")
+    codes = np.asarray(graph.quantize(x))
+    for style in STYLES:
+        model = checked(to_model(graph.ir, style=style, codes=True))
+        got, _ = run(model, {graph.ir.inputs[0]: codes}, tmp_path)
+        assert differing(got, [np.asarray(graph.run(codes))]) == 0
+        assert_equal(read_back(model, tmp_path), graph.ir)
+        moved = {node.input[0] for node in model.graph.node if node.op_type == "Transpose"}
+        assert not any(name.startswith("softmax") for name in moved)

@@ -121,28 +121,49 @@ def _matmul(w: CodesWriter, node: Node) -> bool:
     if known.get("formula") != "float32/f32" or not fits(w.graph, node):
         return False
     shapes = [w.sizes(name) for name in node.inputs]
-    orders: list[tuple[int, ...]] = []
-    sizes: list[list[int]] = []
-    sides: list[list[int]] = []
-    for index, (side, shape) in enumerate(zip(("lhs", "rhs"), shapes, strict=True)):
-        summed, batch = known[f"{side}_contracting"], known[f"{side}_batch"]
-        free = [axis for axis in range(len(shape)) if axis not in (*summed, *batch)]
-        inner = [math.prod(shape[a] for a in free), math.prod(shape[a] for a in summed)]
-        orders.append((*batch, *free, *summed) if index == 0 else (*batch, *summed, *free))
-        sizes.append([shape[a] for a in batch] + (inner if index == 0 else inner[::-1]))
-        sides.append([shape[a] for a in free])
-    batch = [shapes[0][a] for a in known["lhs_batch"]]
-    result = [*batch, *sides[0], *sides[1]]
-    order = _raw_order(known["permutation"], len(result))
-    plain = len(sides[0]) == len(sides[1]) == 1
+    summed, batch = ([known[f"{side}_{kind}"] for side in ("lhs", "rhs")] for kind in ("contracting", "batch"))
+    free = [
+        [axis for axis in range(len(shape)) if axis not in (*summed[i], *batch[i])] for i, shape in enumerate(shapes)
+    ]
+
+    def axes(first: int) -> list[tuple[int, ...]]:
+        """The orders of the axes of the first operand of MatMul and of the second."""
+        second = 1 - first
+        return [(*batch[first], *free[first], *summed[first]), (*batch[second], *summed[second], *free[second])]
+
+    # sums are exact, so the operands may change places: fewer codes are moved
+    first = 0
+    if w.version >= RANGES:
+        moved = [
+            sum(_moved(w, node.inputs[i], order) for i, order in zip((side, 1 - side), axes(side), strict=True))
+            for side in (0, 1)
+        ]
+        first = int(moved[1] < moved[0])
+    second = 1 - first
+    counts = [[math.prod(shapes[i][a] for a in part[i]) for part in (free, summed)] for i in (0, 1)]
+    leading = [shapes[0][a] for a in batch[0]]
+    sizes = [[*leading, *counts[first]], [*leading, *counts[second][::-1]]]
+    result = [*leading, *(shapes[i][a] for i in (first, second) for a in free[i])]
+    raw = _raw_order(known["permutation"], len(result))
+    parts = {0: raw[len(leading) : len(leading) + len(free[0])], 1: raw[len(leading) + len(free[0]) :]}
+    order = (*raw[: len(leading)], *parts[first], *parts[second])
+    plain = len(free[0]) == len(free[1]) == 1
     back = None if plain else w.dims(result)
     if 0 in (*result, *sizes[0]) or (back is None and not plain) or any(w.dims(s) is None for s in sizes):
         return False
-    operands = [_flat(w, *given) for given in zip(node.inputs, orders, sizes, strict=True)]
+    names = [node.inputs[first], node.inputs[second]]
+    operands = [_flat(w, *given) for given in zip(names, axes(first), sizes, strict=True)]
     if operands[0] is None or operands[1] is None:
         return False
-    factors = [w.factor(name, x) for name, x in zip(node.inputs, operands, strict=True) if x is not None]
+    factors = [w.factor(name, x) for name, x in zip(names, operands, strict=True) if x is not None]
     return w.write(node, order, "MatMul", factors, None, back, unsigned=w.moves_to_unsigned(node))
+
+
+def _moved(w: CodesWriter, name: str, order: Sequence[int]) -> int:
+    """How many codes a Transpose to an order of axes moves; axes of size 1 do not count."""
+    sizes = w.sizes(name)
+    stored, wanted = ([axis for axis in axes if sizes[axis] != 1] for axes in (w.value(name).axes, order))
+    return 0 if stored == wanted else math.prod(sizes)
 
 
 # ---------------------------------------------------------------------------- operations without weights
