@@ -123,8 +123,8 @@ def fingerprint(graph: qjax.IntegerGraph) -> str:
             digest.update(role.encode() + np.asarray(value).tobytes())
     for name in ir.inputs:
         quantization = ir.tensors[name].quantization
-        assert quantization is not None
-        digest.update(np.asarray(quantization.scale).tobytes() + np.asarray(quantization.zero_point).tobytes())
+        if quantization is not None:  # an input of integers, such as ids, is read as it is
+            digest.update(np.asarray(quantization.scale).tobytes() + np.asarray(quantization.zero_point).tobytes())
     return digest.hexdigest()
 
 

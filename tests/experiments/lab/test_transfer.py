@@ -46,6 +46,14 @@ def test_a_fingerprint_is_of_the_arithmetic(qmodel: qjax.QuantizedModel, images:
     assert micro == cmsis != even
 
 
+def test_a_fingerprint_of_a_graph_that_reads_ids() -> None:
+    ids = np.arange(12, dtype=np.int32).reshape(3, 4)
+    qmodel = qjax.quantize(nnx.Embed(12, 5, rngs=nnx.Rngs(0)), qjax.Recipe(), ids)
+    qmodel.eval()
+    first, again = (fingerprint(qjax.convert(qmodel, ids, target=name)) for name in ("cmsis_nn", "tflite_micro"))
+    assert first == again
+
+
 def test_counts() -> None:
     a, b = made([[1, 5], [7, 3]], "a"), made([[2, 5], [3, 3]], "b")
     assert flips(a, b) == 0.0  # the first of equal scores counts
