@@ -99,10 +99,15 @@ def _judged(network: str, setting: str, case: Case, even: _Group, group: _Group)
     differ = sum(int(np.sum(a != b)) for a, b in zip(group.outputs, even.outputs, strict=True))
     row = Row(network, setting, group.targets, differ, sum(out.size for out in even.outputs))
     row.changed, row.decisions, row.score = int(np.sum(mine != theirs)), mine.size, case.score(group.outputs)
-    if group is not even:
+    if group is not even and _same_nodes(even.graph, group.graph):
         _where(row, qjax.compare(even.graph, group.graph, [_examples(case, even, group)]))
         jax.clear_caches()
     return row
+
+
+def _same_nodes(a: qjax.IntegerGraph, b: qjax.IntegerGraph) -> bool:
+    """Whether `compare` can pair them: a target may write a normalisation as several operations."""
+    return [(node.name, node.op) for node in a.ir.nodes] == [(node.name, node.op) for node in b.ir.nodes]
 
 
 def _examples(case: Case, even: _Group, group: _Group) -> tuple[np.ndarray, ...]:

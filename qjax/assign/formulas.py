@@ -55,6 +55,9 @@ def formula_for(
         formula = None if name is None else get(name)
     if formula is None:
         return None
+    widths = frozenset(np.dtype(tensor.dtype).itemsize for tensor in (*(tensors[name] for name in node.inputs), output))
+    if formula.widths is not None and widths not in formula.widths:
+        return None
     setting = Setting(
         op,
         tuple(q.scale for q in inputs),

@@ -52,6 +52,8 @@ class Formula:
       windows: an average whose result depends on the order of its summands: its operand is not their sum but the
         centred codes themselves, stacked on a new leading axis in the window's order (rows, then columns), with zeros
         for padding. attributes["whole"]: the window is the whole image, without padding.
+      widths: the sets of bytes of a code, inputs and output together, that the runtime has an operation for; None for
+        any. Elsewhere its intermediate numbers may leave their type, and the exact sum takes its place.
     """
 
     name: str
@@ -61,7 +63,13 @@ class Formula:
     same_grid: bool = False
     elsewhere: str | None = None
     windows: bool = False
+    widths: frozenset[frozenset[int]] | None = None
 
+
+ONE_BYTE = frozenset({frozenset({1})})
+"""Of `Formula.widths`: codes of 8 bits."""
+ONE_WIDTH = ONE_BYTE | {frozenset({2})}
+"""Codes of 8 bits, or of 16, but not both."""
 
 _formulas: dict[str, Formula] = {}
 

@@ -27,7 +27,7 @@ import numpy as np
 from qjax.numerics._namespace import traced
 from qjax.numerics.fixed_point import quantize_multiplier, saturating_rounding_doubling_high_mul
 from qjax.numerics.softfloat import Real
-from qjax.ops.formulas.base import Array, Formula, Setting, register
+from qjax.ops.formulas.base import ONE_WIDTH, Array, Formula, Setting, register
 from qjax.ops.formulas.tflite_steps import constant, in_vectors, is_wide, roles, scaled, wrap16
 
 
@@ -98,6 +98,8 @@ def _one_shape(operands: Sequence[jax.Array]) -> list[jax.Array]:
     return [jnp.broadcast_to(x, shape) for x in operands]
 
 
-tflite_add = register(Formula("tflite_add", frozenset({"add", "subtract"}), add_roles, reference_add))
+tflite_add = register(Formula("tflite_add", frozenset({"add", "subtract"}), add_roles, reference_add, widths=ONE_WIDTH))
 
-tflite_add_neon = register(Formula("tflite_add_neon", frozenset({"add", "subtract"}), add_roles, neon_add))
+tflite_add_neon = register(
+    Formula("tflite_add_neon", frozenset({"add", "subtract"}), add_roles, neon_add, widths=ONE_WIDTH)
+)

@@ -19,7 +19,7 @@ import numpy as np
 from qjax.numerics.requantize import requantize
 from qjax.numerics.rules import TosaScale, get_rule
 from qjax.numerics.softfloat import Real
-from qjax.ops.formulas.base import Array, Formula, Setting, register
+from qjax.ops.formulas.base import ONE_BYTE, Array, Formula, Setting, register
 
 _RULE = "tosa_single"
 _BITS = 20
@@ -64,5 +64,5 @@ def _pool(operands: Sequence[jax.Array], constants: Mapping[str, Any], attribute
     return _scaled(operands[0], constants, "", jnp.asarray(constants["y_zero_point"]))
 
 
-register(Formula("tosa_add", frozenset({"add", "subtract"}), _add_roles, _add))
+register(Formula("tosa_add", frozenset({"add", "subtract"}), _add_roles, _add, widths=ONE_BYTE))
 register(Formula("tosa_average_pool", frozenset({"average_pool"}), _pool_roles, _pool, same_grid=True))
