@@ -29,6 +29,9 @@ class Named:
     static: tuple[Any, ...]
 
 
+NAMED_FUNCTIONS: set[str] = set()
+"""The names of all functions that `named` decorates."""
+
 _NAMED: dict[str, Named] = {}
 _KEPT = contextvars.ContextVar("names_kept", default=False)
 
@@ -60,6 +63,8 @@ def named(*static: int) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        NAMED_FUNCTIONS.add(function.__name__)
+
         @functools.cache
         def as_call(values: tuple[Any, ...]) -> Callable[..., Any]:
             key = f"{function.__name__}#{len(_NAMED)}"

@@ -24,7 +24,7 @@ def random_program(seed: int, *, sums: bool = True) -> Callable[..., Any]:
             for _ in range(20):
                 a, b = (pool[rng.integers(len(pool))] for _ in range(2))
                 number = np.int64(int(rng.integers(-(2 ** int(rng.integers(1, 40))), 2**20)))
-                places = np.int64(rng.integers(0, 20))
+                places = np.int64(rng.integers(0, 64 if rng.random() < 0.3 else 20))
                 made = [
                     lambda a=a, b=b: a + b,
                     lambda a=a, b=b: a - b,
@@ -45,7 +45,9 @@ def random_program(seed: int, *, sums: bool = True) -> Callable[..., Any]:
                     lambda a=a: jnp.broadcast_to(jnp.sum(a, axis=1, keepdims=True), a.shape),
                     lambda a=a: jnp.clip(a, np.int64(-1000), np.int64(90)),
                     lambda a=a, b=b: (a >= b).astype(jnp.int64),
-                    lambda a=a, p=places: right_shift_with_headroom(jnp, a, jnp.full_like(a, p), Rounding.NEAREST_EVEN),
+                    lambda a=a, p=places: right_shift_with_headroom(
+                        jnp, a, jnp.full_like(a, min(p, 40)), Rounding.NEAREST_EVEN
+                    ),
                     lambda a=a: a.T.reshape(a.shape),
                 ]
                 number_of = rng.integers(len(made))

@@ -102,8 +102,7 @@ def joined(high: jax.Array, low: jax.Array, found: Range) -> jax.Array:
 
 
 def test_every_name_has_an_entry():
-    used = {entry.function for entry in (named_call(key) for key in list(calls._NAMED)) if entry is not None}
-    assert used <= set(NAMED)
+    assert calls.NAMED_FUNCTIONS == set(NAMED)
 
 
 def test_a_function_keeps_its_name_only_inside():
@@ -318,6 +317,23 @@ def test_sums_that_leave_float64_or_wrap(dtype):
                 return jnp.sum(x.astype(dtype), axis=1, dtype=dtype)
 
         agree(total, words)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@pytest.mark.parametrize("found", [(0, 5), (-5, 5), (-1, 0), (-5, -1), (-(2**31), 2**31 - 1)])
+def test_shifts_by_every_number(dtype, found):
+    x = np.unique(np.clip([-(2**31), -5, -1, 0, 1, 5, 2**31 - 1], *found)).astype(np.int32)
+    # more elements than decide between a division and a shift
+    x = np.resize(x, (7, 700))
+
+    def shifted(x: jax.Array) -> list[jax.Array]:
+        with jax.enable_x64(True):
+            wider = within(x, *found).astype(dtype)
+            amounts = [jnp.asarray(n, dtype) for n in range(8 * np.dtype(dtype).itemsize)]
+            return [wider >> n for n in amounts] + [wider << n for n in amounts]
+
+    for feed in (x, x[:, :3]):
+        agree(shifted, [feed])
 
 
 @pytest.mark.parametrize("seed", range(24))

@@ -37,7 +37,7 @@ Apply = Callable[..., str]
 
 
 class Carried(Views):
-    """for_runtime: see `Library`."""
+    """Operations on integers of known ranges. for_runtime: see `Library`."""
 
     for_runtime = False
 
@@ -94,6 +94,8 @@ class Carried(Views):
         found = bounds.of(name, [view.range for view in x])
         if found is None or not bounds.fits(found, dtype) or any(view.dtype.startswith("u") for view in x):
             return None
+        if found[0] == found[1]:
+            return self.number(found[0], dtype, shape)
         if name in ("shift_left", "shift_right_arithmetic"):
             return self._shifted(name, x[0], x[1], shape, found)
         if x[-1].dtype == "bool":
@@ -155,11 +157,12 @@ class Carried(Views):
             result = self._by_tensor(name, x, amount, shape, found)
         return None if result is None else dataclasses.replace(result, low=found[0], high=found[1])
 
-    def _by_number(self, name: str, x: View, bits: int, shape: tuple[int, ...], found: bounds.Range) -> View:
+    def _by_number(self, name: str, x: View, bits: int, shape: tuple[int, ...], found: bounds.Range) -> View | None:
         dtype, one = x.dtype, 1 << bits
         if name == "shift_left":
-            # a factor of 2^63 is not in int64, but only 0 can be shifted so far
-            return self._written("mul", None, [x, self.number(min(one, 2**62), dtype)], shape, dtype, found)
+            if not bounds.fits((one, one), dtype):
+                return None
+            return self._written("mul", None, [x, self.number(one, dtype)], shape, dtype, found)
         if x.kind == FLOATS:
             scaled = self.builder.op("Mul", x.name, self.builder.constant(np.float64(1 / one)))
             return dataclasses.replace(x, name=self.builder.op("Floor", scaled), shape=shape)

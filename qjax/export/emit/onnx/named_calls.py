@@ -42,7 +42,7 @@ def _rounded_shift(t: Carried, call: Named, operands: Sequence[View]) -> list[Vi
     _, rounding = call.static
     x, shift = operands
     shape = np.broadcast_shapes(x.shape, shift.shape)
-    if x.value is not None:
+    if x.value is not None or shift.range[1] >= 8 * np.dtype(x.dtype).itemsize:
         return None
     found = bounds.of_rounded_shift(x.range, shift.range, rounding)
     if found is None:

@@ -178,8 +178,7 @@ def _with_value(t: Translator, view: View, value: np.ndarray | None) -> View:
     if value is None or view.dtype not in bounds.INTEGERS or not value.size:
         return view
     if value.size == 1:
-        held = dataclasses.replace(t.number(value.reshape(()), view.dtype, view.shape))
-        return dataclasses.replace(held, known=value)
+        return dataclasses.replace(t.number(value.reshape(()), view.dtype, view.shape), known=value)
     return dataclasses.replace(view, low=int(value.min()), high=int(value.max()), known=value)
 
 
