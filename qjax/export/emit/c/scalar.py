@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from qjax.export.emit import bounds
 from qjax.export.emit.c.text import literal
 from qjax.problems import Unsupported
 
@@ -22,10 +23,7 @@ SIGNED = ("int8", "int16", "int32", "int64")
 
 def limits(dtype: str) -> tuple[int, int]:
     """The least and the greatest value; of floats, which have no interval, two numbers without a meaning."""
-    if dtype in ("bool", "float32"):
-        return 0, 1
-    info = np.iinfo(dtype)
-    return int(info.min), int(info.max)
+    return (0, 1) if dtype == "float32" else bounds.of_dtype(dtype)
 
 
 def bits(dtype: str) -> int:
@@ -48,8 +46,12 @@ class Scalar:
     def value(self) -> int | None:
         return self.low if self.low == self.high else None
 
+    @property
+    def interval(self) -> bounds.Range:
+        return self.low, self.high
 
-Interval = tuple[int, int]
+
+Interval = bounds.Range
 
 
 class Expressions:
@@ -133,7 +135,7 @@ class Expressions:
             return b
         if b.value == 0:
             return a
-        return self.arithmetic("add", args, dtype, (a.low + b.low, a.high + b.high))
+        return self.arithmetic("add", args, dtype, _interval("add", args))
 
     def sub(self, args: list[Scalar], dtype: str) -> Scalar:
         a, b = args
@@ -143,7 +145,7 @@ class Expressions:
             return self.constant(0, dtype)
         if a.value == 0:
             return self.neg([b], dtype)
-        return self.arithmetic("sub", args, dtype, (a.low - b.high, a.high - b.low))
+        return self.arithmetic("sub", args, dtype, _interval("sub", args))
 
     def mul(self, args: list[Scalar], dtype: str) -> Scalar:
         a, b = args
@@ -151,18 +153,16 @@ class Expressions:
             return b
         if b.value == 1:
             return a
-        corners = [x * y for x in (a.low, a.high) for y in (b.low, b.high)]
-        return self.arithmetic("mul", args, dtype, (min(corners), max(corners)))
+        return self.arithmetic("mul", args, dtype, _interval("mul", args))
 
     def neg(self, args: list[Scalar], dtype: str) -> Scalar:
-        (a,) = args
-        return self.arithmetic("neg", args, dtype, (-a.high, -a.low))
+        return self.arithmetic("neg", args, dtype, _interval("neg", args))
 
     def absolute(self, args: list[Scalar], dtype: str) -> Scalar:
         (a,) = args
         if a.low >= 0:
             return a
-        return self.arithmetic("abs", args, dtype, (0 if a.high >= 0 else -a.high, max(-a.low, a.high)))
+        return self.arithmetic("abs", args, dtype, _interval("abs", args))
 
     def sign(self, args: list[Scalar], dtype: str) -> Scalar:
         (a,) = args
@@ -177,9 +177,7 @@ class Expressions:
         if function == "rem":
             size = max(abs(b.low), abs(b.high)) - 1
             return self._intern("rem", args, dtype, max(-size, min(a.low, 0)), min(size, max(a.high, 0)))
-        corners = [_truncated(x, y) for x in (a.low, a.high) for y in (b.low, b.high)]
-        corners += [0] if a.low <= 0 <= a.high else []
-        return self._intern("div", args, dtype, min(corners), max(corners))
+        return self._intern("div", args, dtype, *_interval("div", args))
 
     def extreme(self, function: str, args: list[Scalar], dtype: str) -> Scalar:
         a, b = args
@@ -189,10 +187,9 @@ class Expressions:
         if function == "max":
             if b.low >= a.high:
                 return b
-            return self._intern("max", args, dtype, max(a.low, b.low), max(a.high, b.high))
-        if a.high <= b.low:
+        elif a.high <= b.low:
             return a
-        return self._intern("min", args, dtype, min(a.low, b.low), min(a.high, b.high))
+        return self._intern(function, args, dtype, *_interval(function, args))
 
     # ------------------------------------------------------------------ bits
 
@@ -212,17 +209,7 @@ class Expressions:
             # bits that are all taken
             if function == "and" and this.value is not None and other.low >= 0 and _is_mask(this.value, other.high):
                 return other
-        low, high = limits(dtype)
-        if function == "and":
-            for this, other in ((a, b), (b, a)):
-                if this.low >= -1 and this.high <= 0:
-                    # `this` is 0 or all ones, so the result is 0 or `other`
-                    low, high = max(low, min(other.low, 0)), min(high, max(other.high, 0))
-                if this.low >= 0:
-                    low, high = max(low, 0), min(high, this.high)
-        elif a.low >= 0 and b.low >= 0:
-            low, high = max(0, max(a.low, b.low) if function == "or" else 0), 2 ** max(a.high, b.high).bit_length() - 1
-        return self._intern(function, args, dtype, low, min(high, limits(dtype)[1]))
+        return self._intern(function, args, dtype, *_interval(function, args))
 
     def inverted(self, args: list[Scalar], dtype: str) -> Scalar:
         (a,) = args
@@ -250,12 +237,10 @@ class Expressions:
             beyond = self.constant(0, dtype) if function != "sar" else self.shift(function, [a, last], dtype)
             return self.select(known, beyond, self.shift(function, [a, inside], dtype), dtype)
         if function == "shl":
-            corners = [x << n for x in (a.low, a.high) for n in (s.low, s.high)]
-            return self.arithmetic("shl", args, dtype, (min(corners), max(corners)))
+            return self.arithmetic("shl", args, dtype, _interval("shift_left", args))
         if function == "shr" and a.low < 0:
             return self._intern("shr_wrap", args, dtype, *limits(dtype))
-        corners = [x >> n for x in (a.low, a.high) for n in (s.low, s.high)]
-        return self._intern("sar" if a.low < 0 else "shr", args, dtype, min(corners), max(corners))
+        return self._intern("sar" if a.low < 0 else "shr", args, dtype, *_interval("shift_right_arithmetic", args))
 
     def leading_zeros(self, args: list[Scalar], dtype: str) -> Scalar:
         (a,) = args
@@ -267,16 +252,8 @@ class Expressions:
 
     def compare(self, function: str, args: list[Scalar]) -> Scalar:
         a, b = args
-        known: bool | None = None
-        if function in ("lt", "ge"):
-            known = True if a.high < b.low else False if a.low >= b.high else None
-            known = known if function == "lt" or known is None else not known
-        elif function in ("gt", "le"):
-            known = True if a.low > b.high else False if a.high <= b.low else None
-            known = known if function == "gt" or known is None else not known
-        elif a.high < b.low or a.low > b.high:
-            known = function == "ne"
-        elif a is b or (a.value is not None and a.value == b.value):
+        known = bounds.decided(function, a.interval, b.interval)
+        if a is b and function in ("eq", "ne"):
             known = function == "eq"
         if known is not None:
             return self.constant(int(known), "bool")
@@ -289,7 +266,7 @@ class Expressions:
             return no
         if dtype == "bool" and (yes.value, no.value) == (1, 0):
             return condition
-        return self._intern("select", [condition, no, yes], dtype, min(no.low, yes.low), max(no.high, yes.high))
+        return self._intern("select", [condition, no, yes], dtype, *_interval("select_n", [condition, no, yes]))
 
     def cast(self, args: list[Scalar], dtype: str) -> Scalar:
         """`convert_element_type` between integers: modulo 2^n; to bool: whether it is not 0."""
@@ -314,9 +291,11 @@ def _is_mask(value: int, most: int) -> bool:
     return value > 0 and value & (value + 1) == 0 and value >= most
 
 
-def _truncated(x: int, y: int) -> int:
-    q = abs(x) // abs(y)
-    return q if (x < 0) == (y < 0) else -q
+def _interval(primitive: str, args: Sequence[Scalar]) -> Interval:
+    """Of a primitive that has one for these operands."""
+    found = bounds.of(primitive, [arg.interval for arg in args])
+    assert found is not None
+    return found
 
 
 def _power(made: Expressions, args: list[Scalar], dtype: str) -> Scalar:

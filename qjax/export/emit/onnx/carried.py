@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from qjax.export.emit.onnx import bounds
+from qjax.export.emit import bounds
 from qjax.export.emit.onnx.arithmetic import unsigned
 from qjax.export.emit.onnx.elementwise import ELEMENTWISE
 from qjax.export.emit.onnx.views import View, Views

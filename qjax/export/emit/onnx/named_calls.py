@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from qjax.export.emit.onnx import bounds, sums
+from qjax.export.emit import bounds
+from qjax.export.emit.onnx import sums
 from qjax.export.emit.onnx.arithmetic import unsigned
 from qjax.export.emit.onnx.carried import EXACT, FLOATS, Carried
 from qjax.export.emit.onnx.views import View

@@ -15,7 +15,8 @@ import jax
 import numpy as np
 
 from qjax import ops
-from qjax.export.emit.onnx import bounds, products, requantizing
+from qjax.export.emit import bounds
+from qjax.export.emit.onnx import products, requantizing
 from qjax.export.emit.onnx.builder import Builder, Library
 from qjax.export.emit.onnx.tracing import trace
 from qjax.export.emit.onnx.translate import Translator

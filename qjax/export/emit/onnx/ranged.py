@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from qjax.export.emit.onnx import bounds
+from qjax.export.emit import bounds
 from qjax.export.emit.onnx.carried import EXACT, FLOATS, Carried
 from qjax.export.emit.onnx.structure import STRUCTURE, rows_of_table
 from qjax.export.emit.onnx.views import View

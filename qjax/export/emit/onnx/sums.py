@@ -16,7 +16,7 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from qjax.export.emit.onnx.bounds import Range
+from qjax.export.emit.bounds import Range
 from qjax.numerics.rounding import Rounding, right_shift_with_headroom
 
 Integers = NDArray[np.int64]

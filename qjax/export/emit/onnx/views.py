@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from qjax.export.emit.onnx import bounds
+from qjax.export.emit import bounds
 from qjax.export.emit.onnx.builder import Builder
 from qjax.problems import Unsupported
 

@@ -1,7 +1,7 @@
-"""The range of every integer of a traced kernel, from the ranges of its operands.
+"""The range of every integer of a traced kernel, from the ranges of its operands, for every emitter of traces.
 
-With them a translation uses narrower types, leaves out clamps, and proves that float64 holds a number exactly. A range
-is that of the mathematical result. Where it leaves the dtype, the operation may wrap, and nothing is known.
+With them a translation uses narrower types, leaves out clamps, and proves that nothing overflows. A range is that of
+the mathematical result. Where it leaves the dtype, the operation may wrap, and nothing is known.
 """
 
 import itertools
@@ -102,8 +102,10 @@ _BY_ORDER: dict[str, tuple[Callable[[Any, Any], bool], Callable[[Any, Any], bool
 
 def decided(name: str, a: Range, b: Range) -> bool | None:
     """The result of a comparison that the ranges decide."""
-    if name not in _BY_ORDER:
-        return None
+    if name in ("eq", "ne"):
+        if a[1] < b[0] or b[1] < a[0]:
+            return name == "ne"
+        return name == "eq" if a == b and a[0] == a[1] else None
     holds, fails = _BY_ORDER[name]
     # the pair of ends for which the comparison is hardest to satisfy, and the one for which it is hardest to fail
     hard, easy = ((a[1], b[0]), (a[0], b[1])) if name in ("lt", "le") else ((a[0], b[1]), (a[1], b[0]))
@@ -137,17 +139,27 @@ def _absolute(x: Range) -> Range:
 
 
 def _quotient(a: Range, b: Range) -> Range | None:
-    """Toward zero, of divisors above 0."""
-    if b[0] <= 0:
+    """Toward zero, of divisors other than 0."""
+    if b[0] <= 0 <= b[1]:
         return None
-    found = [abs(x) // y * (1 if x >= 0 else -1) for x, y in itertools.product(a, b)]
+    found = [abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1) for x, y in itertools.product(a, b)]
     return min(found), max(found)
 
 
-def _and(a: Range, b: Range) -> Range | None:
-    """Of a number that is not negative: at most that. Of two that may be negative: no wider than the wider."""
-    ends = [x[1] for x in (a, b) if x[0] >= 0]
-    return (0, min(ends)) if ends else _bits(a, b)
+def _and(a: Range, b: Range) -> Range:
+    """No number that is not negative is exceeded; with 0 or all ones, the result is 0 or the other number."""
+    low, high = _bits(a, b)
+    for this, other in ((a, b), (b, a)):
+        if this[0] >= -1 and this[1] <= 0:
+            low, high = max(low, min(other[0], 0)), min(high, max(other[1], 0))
+        if this[0] >= 0:
+            low, high = max(low, 0), min(high, this[1])
+    return low, high
+
+
+def _or(a: Range, b: Range) -> Range:
+    low, high = _bits(a, b)
+    return (max(a[0], b[0]) if a[0] >= 0 and b[0] >= 0 else low), high
 
 
 def _bits(a: Range, b: Range) -> Range:
@@ -175,7 +187,7 @@ _RULES: dict[str, Callable[..., Range | None]] = {
     "min": lambda a, b: (min(a[0], b[0]), min(a[1], b[1])),
     "div": _quotient,
     "and": _and,
-    "or": _bits,
+    "or": _or,
     "xor": _bits,
     "shift_left": _shifted_left,
     "shift_right_arithmetic": _shifted_right,
