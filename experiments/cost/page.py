@@ -53,8 +53,9 @@ bits.
 | first difference | the first node that differs though its inputs agree; its operation; the share of its codes; why |
 | nodes | in how many nodes differences arise, from the same inputs |
 
-The last two columns come from `qjax.compare` on {compared} examples, those with other outputs first. A row without
-numbers lists targets that cannot take the network, and the reason.
+The last two columns come from `qjax.compare` on {compared} examples, those with other outputs first. They are empty
+where a target needs several nodes for one of the reference. A row without numbers lists targets that cannot take the
+network, and the reason.
 
 {tables}
 

@@ -15,10 +15,10 @@ from experiments.models import MLP
 TARGETS = ("tflite_micro", "cmsis_nn", "nearest_even", "fpga")
 
 
-def case(*_: object) -> Case:
-    """A perceptron of 64-32-10 with random weights."""
+def case(*_: object, model: nnx.Module | None = None) -> Case:
+    """A perceptron of 64-32-10 with random weights, or another model of 64 features."""
     x = np.asarray(jax.random.normal(jax.random.key(0), (256, 64)))
-    qmodel = qjax.quantize(MLP((32,), rngs=nnx.Rngs(0)), qjax.Recipe(), x[:8])
+    qmodel = qjax.quantize(model or MLP((32,), rngs=nnx.Rngs(0)), qjax.Recipe(), x[:8])
     qjax.calibrate(qmodel, [x], progress=False)
     qmodel.eval()
     test = [(x[:128],), (x[128:],)]
@@ -68,3 +68,12 @@ def test_every_network_names_its_decisions():
     assert list(cases.DECISIONS["minilm"]((np.asarray([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]),))) == [1, 0, 1]
     with pytest.raises(ValueError, match="unpack"):
         cases.DECISIONS["mtcnn-onet"]((np.zeros((2, 4)),))
+
+
+def test_a_target_that_needs_several_nodes_for_one_is_counted_without_a_place():
+    model = nnx.Sequential(nnx.Linear(64, 16, rngs=nnx.Rngs(0)), nnx.LayerNorm(16, rngs=nnx.Rngs(0)))
+    found = rows("net", "W8A8", case(model=model), ("tflite_xnnpack", "double_round"))
+    composed = next(row for row in found if "tflite_xnnpack" in row.targets)
+    assert composed.refused == ""
+    assert composed.compared == 256 * 16
+    assert (composed.first, composed.nodes) == ("", 0)
