@@ -285,7 +285,7 @@ def test_a_range_holds_every_result(data):
     function: dict[str, Callable[..., int]] = {
         "square": lambda x: x * x,
         "abs": lambda x: max(x, -x),
-        "div": lambda x, y: abs(x) // y * (1 if x >= 0 else -1),
+        "div": lambda x, y: abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1),
         "shift_left": lambda x, n: x << n,
         "shift_right_arithmetic": lambda x, n: x >> n,
     }
