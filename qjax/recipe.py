@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from qjax import calibration, profiles, targets
+from qjax.assign import wide
 from qjax.assign.backend import Backend, target_of
 from qjax.calibration.learned import Method, Quantizer
 from qjax.names import did_you_mean
@@ -231,6 +232,7 @@ class Recipe:
         spec, method = self._spec_of(place, types, edge=edge, output=output)
         if self.reduce_range and not weight and spec.bits == 8:
             spec = spec.replace(bits=7)
+        wide.check_spec(f"Quantizer {place.name!r}", spec, target_of(self.target))
         if weight:
             spec = weight_spec(spec, place)
             method = "lsq" if method == "pact" else method
@@ -289,15 +291,15 @@ class Recipe:
 
     def _spec_of(self, place: Place, types: Mapping[str, type], *, edge: bool, output: bool) -> tuple[QSpec, Method]:
         """What the recipe and its overrides say of a place."""
-        weight = place.kind == "weight"
+        weight, target = place.kind == "weight", target_of(self.target)
         spec, method = (self.weights, self.weight_method) if weight else (self.activations, self.method)
         if place.integers:
             # The table holds activations of at least 8 bits: no training adapts them to fewer.
-            spec = spec.replace(bits=max(8, spec.bits, self.activations.bits))
+            spec = target.with_bits(spec, max(8, spec.bits, self.activations.bits))
         if edge and self.first_last_bits is not None:
-            spec = spec.replace(bits=self.first_last_bits)
+            spec = target.with_bits(spec, self.first_last_bits)
         if output:
-            spec = spec.replace(bits=max(spec.bits, self.output_bits))
+            spec = target.with_bits(spec, max(spec.bits, self.output_bits))
         for _, value in self.overrides_of(place, types):
             override = Override(weights=value) if isinstance(value, QSpec) else value
             chosen = override.weights if weight else override.activations

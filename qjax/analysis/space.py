@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from qjax.analysis.layers import FLOAT_BITS, Layer, batch_size, read_layers
+from qjax.assign.backend import target_of
 from qjax.layers import module_types
 from qjax.places import ancestors
 from qjax.qmodel import QuantizedModel
@@ -127,7 +128,8 @@ class Space:
             if inside and name not in widest and name in self._quantizers:
                 widest[name] = self._quantizers[name].spec.bits
         for name in sorted(widest, key=lambda name: (name.count("/"), len(name), name)):
-            own[re.escape(name)] = Override(activations=self.recipe.activations.replace(bits=widest[name]))
+            spec = target_of(self.recipe.target).with_bits(self.recipe.activations, widest[name])
+            own[re.escape(name)] = Override(activations=spec)
         return self._with(own)
 
     def _with(self, own: Mapping[str, Any]) -> Recipe:

@@ -13,6 +13,7 @@ from qjax.assign.chains import fuse
 from qjax.assign.composed import compose
 from qjax.assign.file_nodes import restate, stated_nodes
 from qjax.assign.overflow import check_accumulators
+from qjax.assign.wide import check_codes
 from qjax.graph import islands
 from qjax.graph.check import check, check_integer, check_quantized
 from qjax.graph.clean import remove_dead
@@ -34,10 +35,12 @@ def assign(graph: Graph, target: targets.Target, alike: Mapping[str, Sequence[An
     Raises:
       GraphError: the graph breaks a rule of its stage.
       ValueError: the target names an unknown formula; an output's scale is far too small for its input.
-      ConversionError: an accumulator may overflow; the sign of a weight's codes cannot change.
+      ConversionError: an accumulator may overflow; the sign of a weight's codes cannot change; the runtime has no
+        tensors of such codes.
     """
     check_target(target)
-    stated = stated_nodes(check_quantized(graph))
+    check_codes(check_quantized(graph), target)
+    stated = stated_nodes(graph)
     made = restate(check(fuse(check(compose(graph, target)), target)), stated, target, alike or {})
     made = islands.finished(remove_dead(check(codes_of_bounds(made))), target)
     made = made.replace(

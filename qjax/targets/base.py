@@ -10,6 +10,7 @@ from qjax.numerics.input_quantization import INPUT_QUANTIZATIONS, InputQuantizat
 from qjax.numerics.interpolation import RESIZE_METHODS, ResizeMethod
 from qjax.numerics.lstm import LSTM_METHODS, LstmMethod
 from qjax.numerics.output_dequantization import OUTPUT_DEQUANTIZATIONS, OutputDequantization
+from qjax.numerics.qspec import QSpec
 from qjax.numerics.rounding import Rounding
 from qjax.numerics.rules import get_rule
 from qjax.numerics.softmax import SOFTMAX_METHODS, SoftmaxMethod
@@ -82,6 +83,8 @@ class Target:
       mixed_widths: whether one layer may have activations of 8 bits and another of 16. A TFLite model is int8 or
         int16x8 as a whole; PyTorch's engines have 8 bits only.
       wide_weights: whether a layer may have weights of more than 8 bits.
+      wide_zero_points: whether codes of more than 8 bits may have a zero point, or be unsigned. Without it they are
+        int16 with the zero point 0, and `convert` refuses others. A runtime of which it is not known has none.
       dynamic: how rows get codes at run time in products that `qjax.Dynamic(per="row")` names, and what their sums
         become: "onnx", "tflite" or "xnnpack", see `qjax.numerics.dynamic_formulas`. A product that the runtime does not
         have keeps the first.
@@ -129,6 +132,7 @@ class Target:
     unit_grids: bool = False
     mixed_widths: bool = True
     wide_weights: bool = True
+    wide_zero_points: bool = False
     dynamic: DynamicFormula = "onnx"
     composed: frozenset[str] = frozenset()
     description: str = ""
@@ -183,6 +187,16 @@ class Target:
         if wide:
             choices = [self.wide_dot if op == "dot" else None, self.wide, *choices]
         return next(choice for choice in choices if choice is not None)
+
+    def takes(self, spec: QSpec) -> bool:
+        """Whether the runtime has tensors of such codes, as far as their width and zero point decide it."""
+        return spec.bits <= 8 or self.wide_zero_points or (spec.signed and spec.symmetric)
+
+    def with_bits(self, spec: QSpec, bits: int) -> QSpec:
+        """The same spec with another width: signed and symmetric where the runtime has no others of that width."""
+        wider = spec.replace(bits=bits)
+        taken = bits == spec.bits or self.takes(wider)
+        return wider if taken else wider.replace(signed=True, symmetric=True, narrow_range=None)
 
     def formula(self, op: str) -> str | None:
         """The name of the formula of an operation without weights; None is the exact sum."""

@@ -3,15 +3,24 @@
 from qjax.numerics.rounding import Rounding
 from qjax.targets.base import Target, register
 
-NEAREST_EVEN = register(Target("nearest_even", description="one exact rounding everywhere, ties to even"))
+NEAREST_EVEN = register(
+    Target("nearest_even", wide_zero_points=True, description="one exact rounding everywhere, ties to even")
+)
 SINGLE_ROUND = register(
-    Target("single_round", "single_round", Rounding.NEAREST_UP, description="one exact rounding everywhere, ties up")
+    Target(
+        "single_round",
+        "single_round",
+        Rounding.NEAREST_UP,
+        wide_zero_points=True,
+        description="one exact rounding everywhere, ties up",
+    )
 )
 DOUBLE_ROUND = register(
     Target(
         "double_round",
         "double_round",
         Rounding.NEAREST_AWAY,
+        wide_zero_points=True,
         description="gemmlowp's two roundings behind products, one rounding with ties away from zero elsewhere",
     )
 )

@@ -17,6 +17,7 @@ ONNXRUNTIME = register(
         mean="onnx_global_average",
         average_pool="onnx_average_pool",
         quantize="division",
+        wide_zero_points=True,
         description="ONNX Runtime's CPU provider on x86: QLinear operators, one rounding of a float32 product",
     )
 )

@@ -13,6 +13,7 @@ TVM = register(
         matmul="single_round",
         rescale="single_round",
         quantize="division",
+        wide_zero_points=True,
         description="TVM's q_multiply_shift, default lowering: one rounding, ties up; scales per channel per axis",
     )
 )
@@ -26,6 +27,7 @@ TVM_NEON = register(
         matmul="neon",
         rescale="neon",
         quantize="division",
+        wide_zero_points=True,
         description="TVM up to 0.19 on arm_cpu where it vectorised by four: SQRDMULH and SRSHL, two roundings",
     )
 )

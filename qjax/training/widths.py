@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from flax import nnx
 
+from qjax.assign.backend import target_of
 from qjax.calibration.learned import Quantizer
 from qjax.calibration.minmax import MinMax
 from qjax.calibration.weights import weight_qparams
@@ -34,7 +35,8 @@ def set_bits(
     kinds = kinds_of(qmodel)
     changed: dict[str, Quantizer] = {}
     for name, width in bits.items():
-        q = dataclasses.replace(plan.by_name[name], spec=plan.by_name[name].spec.replace(bits=width), fixed=None)
+        spec = target_of(plan.target).with_bits(plan.by_name[name].spec, width)
+        q = dataclasses.replace(plan.by_name[name], spec=spec, fixed=None)
         changed[name] = q
         weight = kinds[name] == "weight"
         qparams = _of_weight(qmodel, name, q) if weight else covering(q, *_with_margin(ranges[name], width))
