@@ -39,7 +39,8 @@ int main(void)
 class Machine:
     """A compiler, with its flags, and what runs its programs.
 
-    emulator: a command; "" runs them here, None nowhere. big: it stores the high byte of an integer first.
+    emulator: a command; "" runs them here, None nowhere. big: it stores the high byte of an integer first. simd: whether
+    the code is emitted for vectors.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Machine:
     flags: tuple[str, ...] = ("-O3",)
     emulator: str | None = ""
     big: bool = False
+    simd: bool = False
 
     @property
     def tools(self) -> list[str]:
@@ -67,7 +69,10 @@ class Machine:
 MACHINES = (
     Machine("gcc -O3", "gcc"),
     Machine("gcc -O3 -march=native", "gcc", ("-O3", "-march=native")),
+    Machine("gcc -O3 -march=native, simd", "gcc", ("-O3", "-march=native"), simd=True),
+    Machine("gcc -O3 -mavx2, simd", "gcc", ("-O3", "-mavx2"), simd=True),
     Machine("AArch64, QEMU", "aarch64-linux-gnu-gcc", emulator="qemu-aarch64"),
+    Machine("AArch64, simd, QEMU", "aarch64-linux-gnu-gcc", emulator="qemu-aarch64", simd=True),
     Machine("32-bit ARM, QEMU", "arm-linux-gnueabihf-gcc", emulator="qemu-arm"),
     Machine("s390x (big-endian), QEMU", "s390x-linux-gnu-gcc", emulator="qemu-s390x", big=True),
     Machine("Cortex-M4, -Os, built only", "arm-none-eabi-gcc", ("-Os", "-mcpu=cortex-m4", "-mthumb"), emulator=None),
@@ -82,7 +87,7 @@ class Built:
 
     def __init__(self, graph: qjax.IntegerGraph, folder: Path, batch: int, machine: Machine) -> None:
         self.folder, self.machine = folder, machine
-        texts = to_files(graph.ir, batch=batch, vectors=0)
+        texts = to_files(graph.ir, batch=batch, vectors=0, simd=machine.simd)
         (x,), (y,) = graph.ir.inputs, graph.ir.outputs
         tensor = graph.ir.tensors[y]
         self.input = np.dtype(graph.ir.tensors[x].dtype)

@@ -16,7 +16,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from qjax.numerics._namespace import like_inputs, traced
-from qjax.numerics.calls import are_names_kept
+from qjax.numerics.calls import are_names_kept, named
 from qjax.numerics.rounding import check_key
 from qjax.numerics.rules import Call, Rule, get_rule
 from qjax.numerics.softfloat import Real
@@ -72,13 +72,15 @@ def requantize(
     # an int64 accumulator crosses the boundary of this jit
     with jax.enable_x64(True) if acc.dtype == np.int64 else contextlib.nullcontext():
         # a compiled program that was traced before has no names
-        steps = _steps if are_names_kept() else _requantize
+        steps = rounded_codes if are_names_kept() else _requantize
         return steps(chosen, qmin, qmax, acc, constants, zero_point, key)
 
 
-def _steps(
+@named(0, 1, 2)
+def rounded_codes(
     rule: Rule, qmin: int, qmax: int, acc: Any, constants: Any, zero_point: Any, key: jax.Array | None
 ) -> jax.Array:
+    """`requantize` of arguments that are checked and broadcast."""
     with jax.enable_x64(True):
         rounded = rule.apply(acc, constants, Call(zero_point, qmin, qmax, key))
         if rule.finishes:
@@ -87,7 +89,7 @@ def _steps(
         return jnp.minimum(jnp.maximum(rounded, low), high) + zero_point
 
 
-_requantize = functools.partial(jax.jit, static_argnums=(0, 1, 2), inline=True)(_steps)
+_requantize = functools.partial(jax.jit, static_argnums=(0, 1, 2), inline=True)(rounded_codes)
 
 
 def _as_accumulator(rule: Rule, acc: ArrayLike) -> Any:

@@ -42,8 +42,10 @@ def prepare(graph: Any, folder: str, batch: int, mode: str, options: dict[str, A
         with open(os.path.join(folder, name), "w", encoding="ascii") as file:
             file.write(text)
     program = os.path.join(folder, "model")
+    # vectors are chosen by the compiler's flags
+    here = ["-march=native"] if options.get("simd") else []
     built = subprocess.run(
-        [*compiler, "-std=c99", "-O2", "-o", program, "model.c", "main.c"],
+        [*compiler, "-std=c99", "-O2", *here, "-o", program, "model.c", "main.c"],
         cwd=folder,
         capture_output=True,
         text=True,

@@ -54,6 +54,8 @@ class Formula:
         for padding. attributes["whole"]: the window is the whole image, without padding.
       widths: the sets of bytes of a code, inputs and output together, that the runtime has an operation for; None for
         any. Elsewhere its intermediate numbers may leave their type, and the exact sum takes its place.
+      pointwise: whether an element of the result depends on the operands' elements at its place alone, and neither on
+        the place nor on the shapes. An emitter may then write another computation with the same codes.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Formula:
     elsewhere: str | None = None
     windows: bool = False
     widths: frozenset[frozenset[int]] | None = None
+    pointwise: bool = False
 
 
 ONE_BYTE = frozenset({frozenset({1})})

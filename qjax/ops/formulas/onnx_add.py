@@ -38,4 +38,4 @@ def _kernel(operands: Sequence[jax.Array], constants: Mapping[str, Any], attribu
     return float32.to_int32(total, overflow="indefinite")
 
 
-onnx_add = register(Formula("onnx_add", frozenset({"add"}), _prepare, _kernel))
+onnx_add = register(Formula("onnx_add", frozenset({"add"}), _prepare, _kernel, pointwise=True))

@@ -53,8 +53,10 @@ def _average_pool(
 
 
 onnx_rescale = register(Formula("onnx_rescale", frozenset({"rescale"}), _prepare, _rescale))
-onnx_float_add = register(Formula("onnx_float_add", frozenset({"add", "subtract"}), _prepare, _add))
-onnx_float_multiply = register(Formula("onnx_float_multiply", frozenset({"multiply"}), _prepare, _multiply))
+onnx_float_add = register(Formula("onnx_float_add", frozenset({"add", "subtract"}), _prepare, _add, pointwise=True))
+onnx_float_multiply = register(
+    Formula("onnx_float_multiply", frozenset({"multiply"}), _prepare, _multiply, pointwise=True)
+)
 onnx_float_average_pool = register(
     Formula("onnx_float_average_pool", frozenset({"average_pool"}), window_roles, _average_pool, windows=True)
 )

@@ -24,4 +24,4 @@ def _kernel(operands: Sequence[jax.Array], constants: Mapping[str, Any], attribu
     return round_inside(dequantize(operands[0] * operands[1], number(constants, "ratio")), constants, "indefinite")
 
 
-onnx_multiply = register(Formula("onnx_multiply", frozenset({"multiply"}), _prepare, _kernel))
+onnx_multiply = register(Formula("onnx_multiply", frozenset({"multiply"}), _prepare, _kernel, pointwise=True))

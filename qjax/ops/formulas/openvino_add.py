@@ -55,4 +55,4 @@ def _kernel(operands: Sequence[jax.Array], constants: Mapping[str, Any], attribu
     return rounded + jnp.asarray(constants["y_zero_point"])
 
 
-openvino_add = register(Formula("openvino_add", frozenset({"add", "subtract"}), _prepare, _kernel))
+openvino_add = register(Formula("openvino_add", frozenset({"add", "subtract"}), _prepare, _kernel, pointwise=True))

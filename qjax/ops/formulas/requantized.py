@@ -49,7 +49,8 @@ def requantized(rule: str, form: Form = "f64") -> Formula:
         )
 
     name = rule if form == "f64" else f"{rule}/{form}"
-    return Formula(name, frozenset({"multiply", "matmul", "rescale", "mean", "average_pool"}), prepare, kernel)
+    ops = frozenset({"multiply", "matmul", "rescale", "mean", "average_pool"})
+    return Formula(name, ops, prepare, kernel, pointwise=chosen.monotone)
 
 
 def _scale(setting: Setting, form: Form) -> Real:

@@ -98,7 +98,9 @@ def _one_shape(operands: Sequence[jax.Array]) -> list[jax.Array]:
     return [jnp.broadcast_to(x, shape) for x in operands]
 
 
-tflite_add = register(Formula("tflite_add", frozenset({"add", "subtract"}), add_roles, reference_add, widths=ONE_WIDTH))
+tflite_add = register(
+    Formula("tflite_add", frozenset({"add", "subtract"}), add_roles, reference_add, widths=ONE_WIDTH, pointwise=True)
+)
 
 tflite_add_neon = register(
     Formula("tflite_add_neon", frozenset({"add", "subtract"}), add_roles, neon_add, widths=ONE_WIDTH)

@@ -52,6 +52,8 @@ def neon_multiply(
     return jnp.where(in_vectors(product.shape, block), narrow, product + zero_point)
 
 
-tflite_multiply = register(Formula("tflite_multiply", frozenset({"multiply"}), multiply_roles, _reference))
+tflite_multiply = register(
+    Formula("tflite_multiply", frozenset({"multiply"}), multiply_roles, _reference, pointwise=True)
+)
 
 tflite_multiply_neon = register(Formula("tflite_multiply_neon", frozenset({"multiply"}), multiply_roles, neon_multiply))

@@ -46,4 +46,4 @@ def _kernel(operands: Sequence[jax.Array], constants: Mapping[str, Any], attribu
     return rounded + jnp.asarray(constants["y_zero_point"])
 
 
-torch_qnnpack_add = register(Formula("torch_qnnpack_add", frozenset({"add"}), _prepare, _kernel))
+torch_qnnpack_add = register(Formula("torch_qnnpack_add", frozenset({"add"}), _prepare, _kernel, pointwise=True))

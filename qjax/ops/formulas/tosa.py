@@ -64,5 +64,5 @@ def _pool(operands: Sequence[jax.Array], constants: Mapping[str, Any], attribute
     return _scaled(operands[0], constants, "", jnp.asarray(constants["y_zero_point"]))
 
 
-register(Formula("tosa_add", frozenset({"add", "subtract"}), _add_roles, _add, widths=ONE_BYTE))
+register(Formula("tosa_add", frozenset({"add", "subtract"}), _add_roles, _add, widths=ONE_BYTE, pointwise=True))
 register(Formula("tosa_average_pool", frozenset({"average_pool"}), _pool_roles, _pool, same_grid=True))

@@ -60,4 +60,4 @@ def _kernel(operands: Sequence[jax.Array], constants: Mapping[str, Any], attribu
     return either(constants["delegated"], xnnpack, kept)
 
 
-xnnpack_add = register(Formula("xnnpack_add", frozenset({"add", "subtract"}), _prepare, _kernel))
+xnnpack_add = register(Formula("xnnpack_add", frozenset({"add", "subtract"}), _prepare, _kernel, pointwise=True))

@@ -43,4 +43,4 @@ def _kernel(operands: Sequence[jax.Array], constants: Mapping[str, Any], attribu
     return either(constants["delegated"], xnnpack, kept)
 
 
-xnnpack_multiply = register(Formula("xnnpack_multiply", frozenset({"multiply"}), _prepare, _kernel))
+xnnpack_multiply = register(Formula("xnnpack_multiply", frozenset({"multiply"}), _prepare, _kernel, pointwise=True))

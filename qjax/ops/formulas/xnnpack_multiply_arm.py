@@ -47,4 +47,6 @@ def _kernel(operands: Sequence[jax.Array], constants: Mapping[str, Any], attribu
     return either(constants["delegated"], xnnpack, kept)
 
 
-xnnpack_multiply_arm = register(Formula("xnnpack_multiply_arm", frozenset({"multiply"}), _prepare, _kernel))
+xnnpack_multiply_arm = register(
+    Formula("xnnpack_multiply_arm", frozenset({"multiply"}), _prepare, _kernel, pointwise=True)
+)

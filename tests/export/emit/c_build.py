@@ -28,11 +28,11 @@ Named = Mapping[str, tuple[Graph, Sequence[np.ndarray]]]
 class Compiled:
     """Many graphs in one C file, what they are fed, and what the interpreter makes of it."""
 
-    def __init__(self, given: Named, folder: pathlib.Path, batch: int = 1) -> None:
+    def __init__(self, given: Named, folder: pathlib.Path, batch: int = 1, *, simd: bool = False) -> None:
         self.graphs = {name: graph for name, (graph, _) in given.items()}
         self.inputs = {name: list(inputs) for name, (_, inputs) in given.items()}
         self.folder = folder
-        self.programs, self.text = programs(self.graphs, batch)
+        self.programs, self.text = programs(self.graphs, batch, simd=simd)
 
     @functools.cached_property
     def expected(self) -> dict[str, list[np.ndarray]]:
@@ -66,9 +66,9 @@ class Compiled:
         assert not wrong, wrong
 
 
-def programs(graphs: Mapping[str, Graph], batch: int = 1) -> tuple[dict[str, Program], str]:
+def programs(graphs: Mapping[str, Graph], batch: int = 1, *, simd: bool = False) -> tuple[dict[str, Program], str]:
     """The models by name, and one C file that holds all of them."""
-    source = Source()
+    source = Source(simd=simd)
     built = {name: build(graph, batch, source, f"{name}_") for name, graph in graphs.items()}
     text = "\n\n".join(["#include <stdint.h>", *_prototypes(built), *_definitions(built, source)])
     return built, text + "\n"
@@ -86,7 +86,7 @@ def compiled(text: str, folder: pathlib.Path, *flags: str, compiler: Sequence[st
     """A shared library, under every warning as an error."""
     source, library = folder / "models.c", folder / "models.so"
     source.write_text(text)
-    _check([*compiler, *WARNINGS, *(flags or ("-O1",)), "-shared", "-fPIC", "-o", str(library), str(source)])
+    check([*compiler, *WARNINGS, *(flags or ("-O1",)), "-shared", "-fPIC", "-o", str(library), str(source)])
     return library
 
 
@@ -136,7 +136,7 @@ def run_program(
     """The outputs of a program of its own, perhaps of another machine."""
     source, program = folder / "program.c", folder / "program"
     source.write_text(text + driver(built))
-    _check([compiler, *WARNINGS, *flags, "-o", str(program), str(source)])
+    check([compiler, *WARNINGS, *flags, "-o", str(program), str(source)])
     order = ">" if big_endian else "<"
 
     def as_stored(array: np.ndarray) -> bytes:
@@ -159,6 +159,6 @@ def run_program(
     return found
 
 
-def _check(command: Sequence[str]) -> None:
+def check(command: Sequence[str]) -> None:
     done = subprocess.run(list(command), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]

@@ -39,7 +39,7 @@ def of_targets() -> Named:
         target = targets.get(name)
         unsigned = name.startswith(("torch", "onnx", "openvino"))
         for dtype in ("uint8",) if unsigned else ("int8", "int16") if name.startswith("tflite") else ("int8",):
-            for label, case in _cases(dtype, target):
+            for label, case in labelled(dtype, target):
                 count += 1
                 if (name, dtype, label) in REFUSED:
                     with pytest.raises(ValueError, match="power_of_two needs effective scales"):
@@ -58,7 +58,7 @@ def of_targets() -> Named:
     return found
 
 
-def _cases(dtype: str, target: targets.Target) -> Iterator[tuple[str, Case]]:
+def labelled(dtype: str, target: targets.Target) -> Iterator[tuple[str, Case]]:
     # extreme accumulators first: what comes first is kept
     for per_channel in (True, False):
         suffix = "_channels" if per_channel else ""

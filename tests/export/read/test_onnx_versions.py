@@ -9,6 +9,7 @@ import onnxruntime
 import pytest
 
 from qjax.export.emit.onnx import to_model
+from qjax.export.emit.onnx.integer import VERSION
 from qjax.export.read import read
 from qjax.run.interpreter import Interpreter
 
@@ -21,7 +22,7 @@ def test_a_file_of_version_1(style, tmp_path):
     graph = read(path)
     again = to_model(graph, style=style)
     facts = {entry.key: entry.value for entry in again.metadata_props}
-    assert json.loads(facts["qjax"])["version"] == 4
+    assert json.loads(facts["qjax"])["version"] == VERSION
     # both files, and the graph, are one function; codes are fed to all three
     codes = np.random.default_rng(0).integers(-128, 128, (3, 4, 4, 2), dtype=np.int8)
     (want,) = Interpreter(graph)(codes)

@@ -24,7 +24,15 @@ from qjax.run.interpreter import Interpreter
 __all__ = ["emit", "to_files"]
 
 
-def emit(graph: Graph, path: str | os.PathLike[str], *, name: str = "model", batch: int = 1, vectors: int = 4) -> None:
+def emit(
+    graph: Graph,
+    path: str | os.PathLike[str],
+    *,
+    name: str = "model",
+    batch: int = 1,
+    vectors: int = 4,
+    simd: bool = False,
+) -> None:
     """Write NAME.c, NAME.h, NAME_test.c and a Makefile into a folder, and print the size of the arena.
 
     Args:
@@ -33,6 +41,9 @@ def emit(graph: Graph, path: str | os.PathLike[str], *, name: str = "model", bat
       name: of the files, the function `NAME_run` and the macros; a C identifier.
       batch: how many examples one call takes; it is fixed in the file.
       vectors: how many golden runs `NAME_test.c` holds; the first two are of the least and the greatest codes.
+      simd: whether dense layers and convolutions of 8-bit codes are written for the vectors of x86-64 (AVX2, AVX-VNNI,
+        AVX-512 VNNI) and AArch64 (NEON, with and without dot products). The compiler's flags choose; without any of
+        them, plain loops compute the same codes. Weights of 4 and 2 bits then take a byte.
 
     Raises:
       ValueError: a name that is no identifier, a batch below 1, fewer than 0 vectors, or a node that holds what has no
@@ -40,7 +51,7 @@ def emit(graph: Graph, path: str | os.PathLike[str], *, name: str = "model", bat
       GraphError: the graph is not finished.
       OSError: the folder cannot be written.
     """
-    program, texts = _emitted(graph, name, batch, vectors)
+    program, texts = _emitted(graph, name, batch, vectors, simd)
     folder = os.fspath(path)
     os.makedirs(folder, exist_ok=True)
     write_all({os.path.join(folder, file): text.encode("ascii") for file, text in texts.items()})
@@ -51,17 +62,19 @@ def emit(graph: Graph, path: str | os.PathLike[str], *, name: str = "model", bat
     )
 
 
-def to_files(graph: Graph, *, name: str = "model", batch: int = 1, vectors: int = 4) -> dict[str, str]:
+def to_files(
+    graph: Graph, *, name: str = "model", batch: int = 1, vectors: int = 4, simd: bool = False
+) -> dict[str, str]:
     """The texts that `emit` writes, by file name. Raises as `emit` does."""
-    return _emitted(graph, name, batch, vectors)[1]
+    return _emitted(graph, name, batch, vectors, simd)[1]
 
 
-def _emitted(graph: Graph, name: str, batch: int, vectors: int) -> tuple[Program, dict[str, str]]:
+def _emitted(graph: Graph, name: str, batch: int, vectors: int, simd: bool) -> tuple[Program, dict[str, str]]:
     if re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) is None:
         raise ValueError(f"C: expected a name of ASCII letters, digits and underscores, got {name!r}.")
     if vectors < 0:
         raise ValueError(f"C: expected at least 0 vectors, got {vectors}.")
-    source = Source()
+    source = Source(simd=simd)
     for own in ("run", "arena", "init", "step", "state"):
         source.names.fresh(f"{name}_{own}")
     program = build(graph, batch, source, f"{name}_")

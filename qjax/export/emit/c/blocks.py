@@ -19,8 +19,12 @@ from qjax.names import Names
 
 @dataclasses.dataclass
 class Source:
-    """What the functions of one file share: functions of integers, tables, helpers."""
+    """What the functions of one file share: functions of integers, tables, helpers.
 
+    simd: whether products are written for the vectors of a processor.
+    """
+
+    simd: bool = False
     functions: dict[str, str] = dataclasses.field(default_factory=dict)
     """Text with a placeholder for the name -> name."""
     texts: list[str] = dataclasses.field(default_factory=list)

@@ -5,6 +5,7 @@ one instruction.
 """
 
 from collections.abc import Iterable
+from importlib import resources
 
 _NARROWING = """\
 static inline int{n}_t to_i{n}(uint{n}_t x)
@@ -219,6 +220,8 @@ def _all() -> dict[str, tuple[str, tuple[str, ...]]]:
     found["floats"] = (_FLOATS, ())
     for name, text in _OF_FLOATS.items():
         found[f"{name}_f32"] = (text, ("floats", *(("round_f32",) if name in ("floor", "ceil") else ())))
+    own = resources.files("qjax.export.emit.c").joinpath("vectors.h").read_text("ascii")
+    found["vectors"] = (f"#include <string.h>\n\n{own.rstrip()}", ())
     return found
 
 

@@ -6,6 +6,7 @@ file contains no formula, and a new operation needs no line here.
 """
 
 import dataclasses
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,15 +14,19 @@ from typing import Any
 import numpy as np
 
 from qjax import ops
-from qjax.export.emit.c import windows
+from qjax.export.emit import planes
+from qjax.export.emit.c import requantizing, vector_windows, windows
 from qjax.export.emit.c.blocks import Source
 from qjax.export.emit.c.jaxprs import trace
 from qjax.export.emit.c.loops import Layer
 from qjax.export.emit.c.products import convolution, product
+from qjax.export.emit.c.scalar import limits
 from qjax.export.emit.c.text import identifier
-from qjax.export.emit.c.values import Buffer, Table, Value, piece_of, transposed
+from qjax.export.emit.c.values import Buffer, Table, Value, laid_out, piece_of, reshaped, transposed
+from qjax.export.emit.requantizations import Finish, finish_of_codes
 from qjax.graph import kernels
 from qjax.graph.ir import Graph, Node
+from qjax.numerics.accumulator import EXACT
 from qjax.numerics.rules import get_rule
 from qjax.ops import formulas, narrow
 from qjax.ops.epilogue import finish_weighted
@@ -99,9 +104,12 @@ def _lowered(
         if piece is not None:
             return Lowered([buffer.name for buffer in buffers].index(piece[0].name), piece[1])
         if isinstance(value, _Windowed):
-            windows.store(layer, target, value.window, value.epilogue)
+            if source.simd and vector_windows.fits(value.window):
+                vector_windows.store(layer, target, value.window, value.epilogue, value.finish)
+            else:
+                windows.store(layer, target, value.window, value.epilogue)
         else:
-            layer.store(target, value)
+            layer.store(laid_out(target, value.shape), value)
     except Unsupported as error:
         raise error.at(f"Node {node.name!r} ({node.op})") from None
     return Lowered(layer=layer, in_place=_in_place(layer, buffers, target))
@@ -111,6 +119,7 @@ def _lowered(
 class _Windowed:
     window: windows.Window
     epilogue: Callable[[Value], Value]
+    finish: Finish | None
 
 
 def _value(graph: Graph, node: Node, inputs: Sequence[Value], target: Buffer) -> "Value | _Windowed":
@@ -122,6 +131,13 @@ def _value(graph: Graph, node: Node, inputs: Sequence[Value], target: Buffer) ->
             x = inputs[0]
             assert isinstance(x, Buffer)
             return _weighted(node, attributes, raw, x, target, accumulator)
+    plane = planes.of_node(node.op, attributes, raw)
+    if plane is not None:
+        # elements in one row need one loop
+        row = (math.prod(target.shape),)
+        flat = [reshaped(x, row) if x.shape == target.shape else x for x in inputs]
+        given = flat if all(x.shape == row for x in flat) else inputs
+        return trace(planes.kernel(plane, target.dtype), {"a": given[0], "b": given[1]})
     constants = ops.get(node.op).runtime(attributes, raw)
     tables = {role: _table(value, role) for role, value in constants.items()}
     names = {f"input {index}": value for index, value in enumerate(inputs)}
@@ -147,9 +163,11 @@ def _weighted(
         known = {role: values[role] for role in tables}
         return finish_weighted(narrow.cut(values["acc"], accumulator, known), known, attributes)
 
-    def finished(acc: Value) -> Value:
+    def whole(acc: Value) -> Value:
         return trace(epilogue, {**tables, "acc": acc})
 
+    short = _short(attributes, raw, x) if accumulator == EXACT else None
+    finished = requantizing.finished(short, target.dtype) if short is not None and requantizing.pays(short) else whole
     if isinstance(op, ProductFacts) and op.is_convolution:
         zero_point = int(np.asarray(constants["zero_point0"]))
         layout = tuple(tuple(attributes[key]) for key in ("lhs_layout", "rhs_layout", "out_layout"))
@@ -170,7 +188,7 @@ def _weighted(
                 attributes["groups"],
                 (out[0], *out[2:], out[1]),
             )
-            return _Windowed(window, finished)
+            return _Windowed(window, finished, short)
         acc = convolution(
             x,
             kernel,
@@ -187,13 +205,18 @@ def _weighted(
     else:
         window = _dense(attributes, x, kernel, target)
         if window is not None:
-            return _Windowed(window, finished)
+            return _Windowed(window, finished, short)
         operands = (x, kernel) if attributes["weight"] == 1 else (kernel, x)
         contracting = attributes["lhs_contracting"], attributes["rhs_contracting"]
         acc = product(*operands, contracting, (attributes["lhs_batch"], attributes["rhs_batch"]), "int32")
         if attributes["permutation"] is not None:
             acc = transposed(acc, attributes["permutation"])
     return finished(acc)
+
+
+def _short(attributes: Mapping[str, Any], raw: Mapping[str, Any], x: Buffer) -> Finish | None:
+    values = {role: np.asarray(value) for role, value in raw.items() if value is not None}
+    return finish_of_codes(attributes, values, limits(x.dtype))
 
 
 def _dense(attributes: Mapping[str, Any], x: Buffer, kernel: Table, target: Buffer) -> windows.Window | None:

@@ -110,6 +110,10 @@ class _Builder:
         """The inputs of a node that are no tables."""
         return [name for name in node.inputs if self.graph.tensors[name].value is None]
 
+    def apart(self) -> Source:
+        """For texts that go into no file."""
+        return Source(simd=self.source.simd)
+
     def lowered(self, node: Node, source: Source | None = None) -> tuple[str, Lowered]:
         """A node's function and its name; source: where the file's texts go, by default into the file."""
         source = self.source if source is None else source
@@ -216,7 +220,7 @@ class _Body:
             inputs = self._inputs(position, local)
             if inputs is None:
                 return False
-            _, lowered = builder.lowered(nodes[0], Source())
+            _, lowered = builder.lowered(nodes[0], builder.apart())
             if lowered.layer is not None:
                 if varies(nodes):
                     return False
@@ -276,7 +280,7 @@ class _Body:
             return access.moved(lowered.offset)
         if access.turn:
             return None
-        found = [lowered, *(self.builder.lowered(node, Source())[1] for node in nodes[1:])]
+        found = [lowered, *(self.builder.lowered(node, self.builder.apart())[1] for node in nodes[1:])]
         if any(one.layer is not None for one in found):
             return None
         return in_order([access.moved(one.offset) for one in found])
@@ -334,7 +338,7 @@ class _Body:
                 builder.steps.append(Step(name, node, lowered.layer, inputs, output, lowered.in_place))
                 local.append(output)
                 continue
-            _, lowered = builder.lowered(node, Source())
+            _, lowered = builder.lowered(node, builder.apart())
             assert lowered.alias is not None
             moved = self._moved(nodes, lowered, inputs[lowered.alias])
             assert moved is not None

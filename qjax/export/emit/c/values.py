@@ -160,12 +160,17 @@ def of_array(array: np.ndarray, role: str) -> Value:
     return Table(array.shape, array.dtype.name, array, role)
 
 
+def laid_out(buffer: Buffer, shape: tuple[int, ...]) -> Buffer:
+    """The same memory as an array of another shape."""
+    return Buffer(shape, buffer.dtype, buffer.name)
+
+
 def reshaped(source: Value, shape: tuple[int, ...]) -> Value:
     """The same elements in the same order."""
     if shape == source.shape:
         return source
     if isinstance(source, Buffer):
-        return Buffer(shape, source.dtype, source.name)
+        return laid_out(source, shape)
     return View(shape, source.dtype, source, lambda at: unflat(flat(at, shape), source.shape))
 
 

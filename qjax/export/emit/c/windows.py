@@ -67,12 +67,12 @@ class _Nest:
             _variable(self.block, self.heads, name, size) for name, size in zip(("n", *space), sizes, strict=True)
         ]
         self.tap_names = tuple(f"k{name}" for name in space)
-        self.reach = _reach(window)
+        self.reach = reach(window)
         fits = self.reach < 2**31
         self.kind = "int32_t" if fits else "uint32_t"
         x_type, w_type = window.x.dtype, window.kernel.dtype.name
-        reach = math.prod(max(abs(limit) for limit in limits(dtype)) for dtype in (x_type, w_type))
-        self.cast = "int32_t" if fits or reach < 2**31 else "uint32_t"
+        greatest = math.prod(max(abs(limit) for limit in limits(dtype)) for dtype in (x_type, w_type))
+        self.cast = "int32_t" if fits or greatest < 2**31 else "uint32_t"
 
     def write(self) -> None:
         count = math.prod(self.taps) * self.per_group
@@ -180,15 +180,7 @@ class _Nest:
         """The pointer to the channels that one tap meets, and the index of the first of the group's."""
         window, layer = self.window, self.layer
         shape = window.x.shape
-        places: list[Index] = [self.outer[0]]
-        tests: list[str] = []
-        for d, (k, size) in enumerate(zip(tap, shape[1:-1], strict=True)):
-            place = self.outer[1 + d] * window.strides[d] + k * window.dilation[d] + -window.before[d]
-            low, high = place.bounds
-            tests += [f"{place} >= 0"] if low < 0 else []
-            tests += [f"{place} < {size}"] if high >= size else []
-            places.append(place)
-        start = flat((*places, Index()), shape)
+        tests, start = inside(window, self.outer, tap)
         first = group * self.per_group
         layer.reads_elsewhere(window.x)
         if not tests:
@@ -196,10 +188,8 @@ class _Nest:
         values = np.full(shape[-1], window.zero_point, np.dtype(window.x.dtype))
         padding = layer.source.table(f"{layer.prefix}_padding", values)
         name = block.fresh("row")
-        inside = f"&{window.x.name}[{start}]"
-        block.add(
-            f"const {STORED[window.x.dtype]} *const {name} =", f"    {' && '.join(tests)} ? {inside} : {padding};"
-        )
+        there = f"&{window.x.name}[{start}]"
+        block.add(f"const {STORED[window.x.dtype]} *const {name} =", f"    {' && '.join(tests)} ? {there} : {padding};")
         return name, first
 
     def _finish(self, acc: str, c: Index) -> list[str]:
@@ -232,8 +222,22 @@ def _variable(block: Block, heads: list[str], name: str, size: int) -> Index:
     return Index.variable(name, size)
 
 
-def _reach(window: Window) -> int:
+def inside(window: Window, outer: Sequence[Index], tap: Sequence[Index]) -> tuple[list[str], Index]:
+    """What must hold for a tap to meet the input, and where the channels that it then meets begin."""
+    shape = window.x.shape
+    places: list[Index] = [outer[0]]
+    tests: list[str] = []
+    for d, (k, size) in enumerate(zip(tap, shape[1:-1], strict=True)):
+        place = outer[1 + d] * window.strides[d] + k * window.dilation[d] + -window.before[d]
+        low, high = place.bounds
+        tests += [f"{place} >= 0"] if low < 0 else []
+        tests += [f"{place} < {size}"] if high >= size else []
+        places.append(place)
+    return tests, flat((*places, Index()), shape)
+
+
+def reach(window: Window) -> int:
     """No input makes the absolute value of a sum, or of a part of it, greater."""
-    reach = max(abs(limit) for limit in limits(window.x.dtype))
+    greatest = max(abs(limit) for limit in limits(window.x.dtype))
     sums = np.abs(window.kernel.astype(np.int64)).reshape(window.kernel.shape[0], -1).sum(axis=1)
-    return int(sums.max(initial=0)) * reach
+    return int(sums.max(initial=0)) * greatest

@@ -14,6 +14,7 @@ from qjax.export.emit import bounds
 from qjax.export.emit.onnx import sums
 from qjax.export.emit.onnx.arithmetic import unsigned
 from qjax.export.emit.onnx.carried import EXACT, FLOATS, Carried
+from qjax.export.emit.onnx.named_rules import rounded_codes
 from qjax.export.emit.onnx.views import View
 from qjax.numerics.calls import Named
 from qjax.numerics.integer_softmax import BITS
@@ -247,5 +248,6 @@ NAMED: dict[str, Entry] = {
     "lifted_root": _lifted_root,
     "leading": _leading,
     "finished_sum": _finished_sum,
+    "rounded_codes": rounded_codes,
 }
 """The name of the function -> its entry."""

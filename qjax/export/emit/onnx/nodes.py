@@ -15,12 +15,13 @@ import jax
 import numpy as np
 
 from qjax import ops
-from qjax.export.emit import bounds
+from qjax.export.emit import bounds, planes
 from qjax.export.emit.onnx import products, requantizing
 from qjax.export.emit.onnx.builder import Builder, Library
 from qjax.export.emit.onnx.tracing import trace
 from qjax.export.emit.onnx.translate import Translator
 from qjax.export.emit.onnx.views import View
+from qjax.export.emit.requantizations import Product
 from qjax.numerics.accumulator import EXACT
 from qjax.numerics.rules import get_rule
 from qjax.ops import formulas, narrow
@@ -165,6 +166,10 @@ def _traced(
     if t.knows_ranges:
         known = {role: _with_value(t, view, call.facts.get(role)) for role, view in known.items()}
         x = [_with_range(view, found) for view, found in zip(x, call.ranges or [None] * len(x), strict=True)]
+    if t.builder.library.version >= requantizing.PLANES and not call.choices:
+        plane = planes.of_node(call.op, call.attributes, call.facts)
+        if plane is not None:
+            return _translated(t, planes.kernel(plane, call.attributes["dtype"]), x)
     op = ops.get(call.op)
 
     def kernel(*arrays: jax.Array) -> jax.Array:
@@ -234,7 +239,7 @@ def _short(t: Translator, call: Call, acc: View) -> View | None:
     """The requantization in few operators, a function with the name of its rule; None where there are none."""
     inner = Translator(Builder(t.builder.library, ("acc",)), t.free)
     low, high, zero_point = call.range
-    product = requantizing.Product(call.attributes, call.values, min(low - zero_point, 0), max(high - zero_point, 0))
+    product = Product(call.attributes, call.values, min(low - zero_point, 0), max(high - zero_point, 0))
     result = requantizing.short(inner, product, dataclasses.replace(acc, name="acc"))
     if result is None:
         return None

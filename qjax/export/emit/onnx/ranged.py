@@ -9,6 +9,8 @@ import numpy as np
 
 from qjax.export.emit import bounds
 from qjax.export.emit.onnx.carried import EXACT, FLOATS, Carried
+from qjax.export.emit.onnx.products import dot_general
+from qjax.export.emit.onnx.requantizing import PLANES
 from qjax.export.emit.onnx.structure import STRUCTURE, rows_of_table
 from qjax.export.emit.onnx.views import View
 
@@ -160,7 +162,23 @@ def _read(t: Carried, table: str, place: View) -> str:
     return t.reshaped(t.builder.op("GatherElements", table, flat, axis=0), place.stored)
 
 
+def _product(t: Carried, params: Any, x: Sequence[View]) -> View | None:
+    """The operators that there are, with the range of a sum of so many products."""
+    (contracted, _), _ = params["dimension_numbers"]
+    terms = [x[0].shape[axis] for axis in contracted]
+    found = bounds.of("mul", [view.range for view in x])
+    if t.builder.library.version < PLANES or found is None or any(t.is_free(size) for size in terms):
+        return None
+    count = math.prod(terms)
+    sums = count * found[0], count * found[1]
+    if not bounds.fits(sums, "int32"):
+        return None
+    made = dot_general(t, params, [t.settled(view) for view in x])
+    return dataclasses.replace(made, low=sums[0], high=sums[1])
+
+
 RANGED: dict[str, Entry] = {
+    "dot_general": _product,
     **{name: _moved(name) for name in _MOVES},
     "convert_element_type": _cast,
     "clamp": _clamp,

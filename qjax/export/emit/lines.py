@@ -15,6 +15,7 @@ how a rule rounds.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,8 +36,7 @@ _BITS = 62
 _SPARE_BITS = 16
 _FREE = 2**61
 """An offset without a bound."""
-_MOST_RAISED = 16
-_NEVER = -(2**31)
+NEVER = -(2**31)
 """No accumulator."""
 
 
@@ -45,8 +45,8 @@ class Line:
     """code = clamp(floor((factor * acc + (offset if acc >= kink else below)) / 2^shift), lowest, highest).
 
     Per channel, int64. kink, below: None where one offset serves all accumulators. raised: (n, channels) accumulators
-    that are taken for the next one, None for none. least, most: of the quotient, before the clamp. product: the
-    greatest absolute value of factor * acc, with and without an offset.
+    that are taken for the next one, or NEVER; None for none. least, most: of the quotient, before the clamp. product:
+    the greatest absolute value of factor * acc, with and without an offset.
     """
 
     factor: Integers
@@ -89,8 +89,14 @@ class _Problem:
         return np.int64(1) << np.int64(self.shift)
 
 
-def fit(codes: Codes, span: Span, lowest: int, highest: int) -> Line | None:
-    """The line of a monotone function of the accumulator with values in [lowest, highest], or None where none is it."""
+def fit(
+    codes: Codes, span: Span, lowest: int, highest: int, *, bits: int | None = None, most_raised: int = 16
+) -> Line | None:
+    """The line of a monotone function of the accumulator with values in [lowest, highest], or None where none is it.
+
+    bits: those of a factor that is preferred, its sign not counted. One of more bits is taken where no other fits.
+    most_raised: how many accumulators of a channel may be raised.
+    """
     found = _thresholds(codes, span, lowest, highest)
     steps = np.arange(lowest + 1, highest + 1, dtype=np.int64)[:, None]
     inner = (found > span.low) & (found <= span.high)
@@ -103,10 +109,15 @@ def fit(codes: Codes, span: Span, lowest: int, highest: int) -> Line | None:
     greatest = np.max(2 * slope * np.maximum(abs(span.low), abs(span.high)), initial=1.0) + 2.0 * max(-lowest, highest)
     free = _BITS - int(greatest).bit_length() - 1
     enough = 2 * int(np.max(reach, initial=1)).bit_length() + _SPARE_BITS
+    last_shift = min(free, enough)
     # in 32 bits there is seldom room for the factor; a first attempt where there may be
     narrow = 31 - int(greatest).bit_length() - 1
     shifts = [narrow] if narrow >= int(np.max(reach, initial=1)).bit_length() else []
-    for shift in (*shifts, min(free, enough)):
+    if bits is not None:
+        steepest = float(np.max(slope, initial=0.0)) * (1 + 2.0**-8)
+        short = bits - math.ceil(math.log2(steepest)) if steepest else 0
+        shifts += [short] if narrow < short < last_shift else []
+    for shift in (*shifts, last_shift):
         if shift < 1:
             continue
         problem = _problem(found, steps, span, shift, (count, reach))
@@ -120,8 +131,9 @@ def fit(codes: Codes, span: Span, lowest: int, highest: int) -> Line | None:
         if all(np.all(least <= most) for least, most in sides):
             return _line(problem, bent, [_middle(*side) for side in sides], None)
         offset = np.where(least <= most, _middle(least, most), most)
-        raised = _raised(problem, factor, offset)
-        return None if raised is None else _line(problem, factor, [offset], raised)
+        raised = _raised(problem, factor, offset, most_raised)
+        if raised is not None:
+            return _line(problem, factor, [offset], raised)
     return None
 
 
@@ -258,12 +270,12 @@ def _middle(least: Integers, most: Integers) -> Integers:
     return np.where(open_, np.where(least > -_FREE, least, np.where(most < _FREE, most, 0)), (least + most) // 2)
 
 
-def _raised(problem: "_Problem", factor: Integers, offset: Integers) -> Integers | None:
+def _raised(problem: "_Problem", factor: Integers, offset: Integers, limit: int) -> Integers | None:
     """The accumulators, padded to one number per channel, whose code is that of the next one; None for too many."""
     found, span = problem.found, problem.span
     late = (found <= span.high) & (np.maximum(found, span.low) * factor + offset < problem.steps * problem.one)
     most = int(late.sum(0).max(initial=0))
-    if most > _MOST_RAISED:
+    if most > limit:
         return None
     order = np.argsort(~late, axis=0, kind="stable")[:most]
     at = np.take_along_axis(np.maximum(found, span.low), order, 0)
@@ -271,7 +283,7 @@ def _raised(problem: "_Problem", factor: Integers, offset: Integers) -> Integers
     code = problem.steps[0, 0] - 1 + (found[None] <= at[:, None]).sum(1)
     lowest, highest = problem.steps[0, 0] - 1, problem.steps[-1, 0]
     line = np.clip((factor * (at + 1) + offset) >> np.int64(problem.shift), lowest, highest)
-    return np.where(there, at, _NEVER) if np.array_equal(code[there], line[there]) else None
+    return np.where(there, at, NEVER) if np.array_equal(code[there], line[there]) else None
 
 
 def _line(problem: "_Problem", factor: Integers, offsets: Sequence[Integers], raised: Integers | None) -> Line | None:

@@ -1,0 +1,188 @@
+"""The line of a node with weights: what follows its accumulator, as one multiplication and one shift.
+
+`lines` finds the numbers, from the rule's own kernel and the accumulators that the weights allow. There is none for a
+rule that is not monotone, and none for codes of 16 bits. Its kernel is then translated as it is.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from qjax.export.emit.lines import NEVER, Codes, Integers, Line, Span, evaluated, fit
+from qjax.numerics.rules import Rule, get_rule
+from qjax.numerics.softfloat import Real
+from qjax.ops.channels import weight_to_result
+from qjax.ops.epilogue import finish_weighted
+
+_INT32, _TAME = 2**31, 2**29
+_MOST_CODES = 2**10
+"""Codes of 16 bits have too many thresholds."""
+MOST_RAISED = 32
+"""Of a channel. A rule in float32, written in integers, takes more operations than that."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """What is known of a node with weights when its file is written.
+
+    attributes: of the node. values: its constants by role, and "y_zero_point". low, high: the least and the greatest
+    code minus zero point of its input, 0 among them.
+    """
+
+    attributes: Mapping[str, Any]
+    values: Mapping[str, np.ndarray]
+    low: int
+    high: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Finish:
+    """What follows a sum of stored codes, whose zero point and bias are part of the offset.
+
+    line: per channel. shape: of the channels; it broadcasts against the result's trailing axes.
+    """
+
+    line: Line
+    shape: tuple[int, ...]
+
+
+def finish_of_codes(
+    attributes: Mapping[str, Any], values: Mapping[str, np.ndarray], codes: tuple[int, int]
+) -> Finish | None:
+    """For the sum of all codes times their weights, of inputs that hold any code in `codes`; None where no line is it.
+
+    values: the constants of the node by role, with "zero_point0", which is the code outside of the input.
+    """
+    zero_point = int(values["zero_point0"].reshape(()))
+    product = Product(attributes, values, min(codes[0] - zero_point, 0), max(codes[1] - zero_point, 0))
+    found = line_of(product, bits=31, most_raised=MOST_RAISED)
+    if found is None:
+        return None
+    line, shape = found
+    kernel = values["kernel"].astype(np.int64)
+    kept = [axis for _, axis in attributes["channels"]]
+    sums = kernel.sum(axis=tuple(axis for axis in range(kernel.ndim) if axis not in kept), keepdims=True)
+    sums = np.broadcast_to(weight_to_result(sums, attributes["channels"], attributes["rank"]), shape).reshape(-1)
+    moved = _moved(line, zero_point * sums)
+    return None if moved is None else Finish(moved, shape)
+
+
+def _moved(line: Line, by: Integers) -> Line | None:
+    """The line of accumulators that are greater by a number per channel; None where it leaves 62 bits."""
+    more = line.factor.astype(object) * by.astype(object)
+    product = line.product + int(max(abs(more), default=0))
+    if product >= 2**62:
+        return None
+    return dataclasses.replace(
+        line,
+        offset=line.offset - line.factor * by,
+        product=product,
+        kink=None if line.kink is None else line.kink + by,
+        below=None if line.below is None else line.below - line.factor * by,
+        raised=None if line.raised is None else np.where(line.raised == NEVER, NEVER, line.raised + by),
+    )
+
+
+def line_of(product: Product, **options: int) -> tuple[Line, tuple[int, ...]] | None:
+    """The line, and the shape of its channels, which broadcasts against the result's trailing axes; see `fit`."""
+    attributes, values = product.attributes, product.values
+    rule = get_rule(attributes["rule"])
+    if not rule.monotone or attributes["qmin"] is None:
+        return None
+    if any(values[role].size != 1 for role in ("clamp_min", "clamp_max", "y_zero_point") if role in values):
+        return None
+    kernel = values["kernel"].astype(np.int64)
+    kept = [axis for _, axis in attributes["channels"]]
+    summed = tuple(axis for axis in range(kernel.ndim) if axis not in kept)
+    positive, negative = (
+        weight_to_result(part.sum(axis=summed, keepdims=True), attributes["channels"], attributes["rank"])
+        for part in (kernel.clip(min=0), kernel.clip(max=0))
+    )
+    roles = ("bias", *rule.fields)
+    shape = np.broadcast_shapes(positive.shape, *(values[role].shape for role in roles))
+    flat = {role: np.broadcast_to(values[role], shape).reshape(-1) for role in roles}
+    low, high = (
+        np.broadcast_to(a * product.low + b * product.high, shape).reshape(-1)
+        for a, b in ((positive, negative), (negative, positive))
+    )
+    line = line_within(rule, flat, values["y_zero_point"], (low, high), _bounds(attributes, values), **options)
+    return None if line is None else (line, shape)
+
+
+def line_within(
+    rule: Rule,
+    flat: Mapping[str, np.ndarray],
+    zero_point: np.ndarray,
+    ends: tuple[Integers, Integers],
+    codes: tuple[int, int],
+    **options: int,
+) -> Line | None:
+    """The line of a monotone rule between two accumulators per channel; None where there is none.
+
+    flat: the rule's constants and "bias", which is added to the accumulator, as vectors. codes: the least and the
+    greatest one. options: of `fit`.
+    """
+    bias = flat["bias"].astype(np.int64)
+    if rule.real_bias is not None:
+        # the rule adds a bias of its own; in steps of the accumulator, if it adds it to that
+        own = rule.real_bias(rule.constants(**{role: flat[role] for role in rule.fields}), Real.of(np.float32(1)))
+        bias = bias + np.rint(np.clip(own.to_float64(), -(2.0**32), 2.0**32)).astype(np.int64)
+    (low, high), (lowest, highest) = ends, codes
+    for end in (low, high, low + bias, high + bias):
+        if not low.size or end.min() <= -_INT32 or end.max() >= _INT32 - 1:
+            return None
+    if not 0 <= highest - lowest < _MOST_CODES:
+        return None
+    raw = _raw(rule.name, flat, zero_point.reshape(()))
+    span = Span(low, high, -bias)
+    if not _is_tame(raw, span):
+        return None
+    return fit(lambda acc, channels: np.clip(raw(acc, channels), lowest, highest), span, lowest, highest, **options)
+
+
+def _bounds(attributes: Mapping[str, Any], values: Mapping[str, np.ndarray]) -> tuple[int, int]:
+    """The least and the greatest code after the clamps."""
+    lowest, highest = attributes["qmin"], attributes["qmax"]
+    if "clamp_min" in values:
+        lowest = max(lowest, int(values["clamp_min"].reshape(())))
+    if "clamp_max" in values:
+        highest = min(highest, int(values["clamp_max"].reshape(())))
+    return lowest, highest
+
+
+def _raw(rule: str, flat: Mapping[str, np.ndarray], zero_point: np.ndarray) -> Codes:
+    """The rule's kernel, bias and zero point included and without a clamp, on any accumulators of any channels."""
+    program = _program(rule)
+
+    def raw(acc: Integers, channels: np.ndarray) -> Integers:
+        given = {role: value[channels] for role, value in flat.items()}
+        return np.asarray(program(acc.astype(np.int32), given, zero_point)).astype(np.int64)
+
+    return raw
+
+
+@functools.cache
+def _program(rule: str) -> Callable[..., jax.Array]:
+    """Compiled once per rule, for vectors of one length."""
+    attributes = {"rule": rule, "qmin": -(2**30), "qmax": 2**30 - 1, "dtype": "int32"}
+
+    def raw(acc: jax.Array, given: Mapping[str, jax.Array], zero_point: jax.Array) -> jax.Array:
+        return finish_weighted(acc, {**given, "y_zero_point": zero_point}, attributes)
+
+    return jax.jit(raw)
+
+
+def _is_tame(raw: Codes, span: Span) -> bool:
+    """Whether the rule stays within (-2^29, 2^29) on the span, before any clamp, so that it is monotone there.
+
+    From one power of two to the next, what it gives doubles. So it cannot pass a greater number unseen.
+    """
+    powers = np.int64(1) << np.arange(32, dtype=np.int64)
+    probes = np.concatenate([-powers[::-1], np.zeros(1, np.int64), powers])[:, None] + span.kink
+    probes = np.clip(probes, span.low, span.high)
+    channels = np.broadcast_to(np.arange(span.low.size), probes.shape)
+    return bool(np.all(np.abs(evaluated(raw, probes.reshape(-1), channels.reshape(-1))) < _TAME))

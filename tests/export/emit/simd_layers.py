@@ -1,0 +1,94 @@
+"""Layers of many shapes for emitted C with vectors, side by side in one model."""
+
+import dataclasses
+
+import jax
+import numpy as np
+from flax import nnx
+
+import qjax
+from qjax.graph.ir import Graph
+
+SHAPE = (9, 7, 36)
+"""Of an input: height, width, channels."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """A convolution of the first channels of the input; window: its height and width."""
+
+    channels: int
+    features: int
+    window: tuple[int, int] = (1, 1)
+    strides: tuple[int, int] = (1, 1)
+    padding: str = "SAME"
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+
+
+LAYERS = (
+    Layer(1, 16, (3, 3)),
+    Layer(3, 20, (3, 3), (2, 2)),
+    Layer(3, 5, (2, 3), (1, 2), "VALID"),
+    Layer(4, 16),
+    Layer(8, 17, (3, 3)),
+    Layer(12, 40, (3, 1), (2, 1), "VALID"),
+    Layer(36, 36, (3, 3), (1, 1), "SAME", (2, 2)),
+    Layer(5, 33, (3, 3), (2, 1), "SAME"),
+    Layer(36, 1),
+    Layer(16, 16, (3, 3), (1, 1), "SAME", (1, 1), 16),
+    Layer(20, 20, (3, 3), (2, 2), "VALID", (1, 1), 20),
+    Layer(36, 36, (5, 3), (1, 1), "SAME", (1, 2), 36),
+    # these have no form in vectors: few channels, or several of them in a group
+    Layer(8, 8, (3, 3), (1, 1), "SAME", (1, 1), 8),
+    Layer(36, 36, (3, 3), (1, 1), "SAME", (1, 1), 2),
+)
+
+
+class Many(nnx.Module):
+    """One result for each layer, and dense layers of the mean and of every position."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.layers = nnx.List(
+            nnx.Conv(
+                layer.channels,
+                layer.features,
+                layer.window,
+                layer.strides,
+                padding=layer.padding,
+                kernel_dilation=layer.dilation,
+                feature_group_count=layer.groups,
+                bias_init=nnx.initializers.normal(1.0),
+                rngs=rngs,
+            )
+            for layer in LAYERS
+        )
+        self.dense = nnx.List(nnx.Linear(36, features, rngs=rngs) for features in (3, 16, 70))
+        self.wide = nnx.Linear(SHAPE[0] * SHAPE[1] * SHAPE[2], 10, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> list[jax.Array]:
+        found = [layer(x[..., : own.channels]) for layer, own in zip(self.layers, LAYERS, strict=True)]
+        found[3] = nnx.relu(found[3])
+        mean = x.mean(axis=(1, 2))
+        return [*found, *(layer(mean) for layer in self.dense), self.dense[1](x), self.wide(x.reshape(len(x), -1))]
+
+
+def graph(target: str, bits: int = 8) -> Graph:
+    """All layers under a target; bits: of the weights."""
+    x = jax.random.normal(jax.random.key(0), (4, *SHAPE))
+    recipe = qjax.Recipe(target=target, weights=qjax.QSpec(bits=bits, axis=-1))
+    qmodel = qjax.quantize(Many(nnx.Rngs(0)), recipe, x)
+    qjax.calibrate(qmodel, [x])
+    qmodel.eval()
+    return qjax.convert(qmodel, x).ir
+
+
+def codes(given: Graph, batch: int) -> list[np.ndarray]:
+    """Random codes of the input, its least and greatest ones among them."""
+    (name,) = given.inputs
+    info = np.iinfo(given.tensors[name].dtype)
+    rng = np.random.default_rng(0)
+    found = rng.integers(info.min, info.max + 1, (batch, *SHAPE))
+    found[rng.random(found.shape) < 0.1] = info.min
+    found[rng.random(found.shape) < 0.1] = info.max
+    return [found.astype(info.dtype)]

@@ -1,0 +1,90 @@
+"""Emitted C with vectors: the codes of the interpreter under every set of instructions that this machine has."""
+
+import pathlib
+
+import pytest
+
+from qjax.export.emit.c import to_files
+from qjax.export.integer_graph import IntegerGraph
+from tests.export.emit import c_build, nodes, simd_layers
+
+VARIANTS = {
+    "none": ((), ["-O2"]),
+    "AVX2": (("avx2",), ["-O2", "-mavx2"]),
+    "AVX-VNNI": (("avx_vnni",), ["-O2", "-mavx2", "-mavxvnni"]),
+    "AVX-512 VNNI": (("avx512_vnni", "avx512bw"), ["-O2", "-mavx512f", "-mavx512bw", "-mavx512vnni"]),
+    "VNNI of 256 bits": (("avx512_vnni", "avx512vl"), ["-O2", "-mavx2", "-mavx512vnni", "-mavx512vl"]),
+}
+"""What a variant needs of a processor, as Linux names it, and the flags that choose it."""
+TARGETS = {"tflite_micro": 8, "onnxruntime": 8, "tflite_xnnpack": 4, "single_round": 8}
+"""Target -> bits of the weights."""
+MACHINES = {
+    "NEON": ("aarch64-linux-gnu-gcc", "qemu-aarch64", "-march=armv8-a", False),
+    "NEON with dot products": ("aarch64-linux-gnu-gcc", "qemu-aarch64", "-march=armv8.2-a+dotprod", False),
+    "s390x": ("s390x-linux-gnu-gcc", "qemu-s390x", "-O1", True),
+}
+
+
+def _has(flags: tuple[str, ...]) -> bool:
+    info = pathlib.Path("/proc/cpuinfo")
+    words = set(info.read_text().split()) if info.exists() else set[str]()
+    return set(flags) <= words
+
+
+@pytest.fixture(scope="module")
+def graphs():
+    return {target: simd_layers.graph(target, bits) for target, bits in TARGETS.items()}
+
+
+@pytest.fixture(scope="module", params=[1, 3])
+def layers(request, graphs, tmp_path_factory):
+    batch = request.param
+    given = {name: (graph, simd_layers.codes(graph, batch)) for name, graph in graphs.items()}
+    return c_build.Compiled(given, tmp_path_factory.mktemp("simd"), batch, simd=True)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_layers_of_every_shape(variant, layers):
+    needed, flags = VARIANTS[variant]
+    # built under every warning also where it cannot run
+    c_build.compiled(layers.text, layers.folder, *flags)
+    if _has(needed):
+        layers.assert_equal(layers.called(*flags))
+
+
+def test_layers_under_sanitizers(layers):
+    flags = next(flags for needed, flags in reversed(VARIANTS.values()) if _has(needed))
+    layers.assert_equal(layers.run(*c_build.SANITIZERS, *flags[1:]))
+
+
+def test_vectors_are_used(graphs):
+    for target, graph in graphs.items():
+        text = to_files(graph, simd=True, vectors=0)["model.c"]
+        body = text[text.index("static void") :]
+        calls = body.count("= sums16_add_") + body.count("= sums16_rows_")
+        finished = body.count("numbers16_quotients(") + body.count("numbers16_sides(")
+        assert calls > 12, target
+        assert finished == calls, target
+        assert "sums16" not in to_files(graph, vectors=0)["model.c"]
+
+
+@pytest.mark.parametrize("variant", ["none", "AVX2"])
+def test_every_operation_rule_and_formula(variant, tmp_path):
+    needed, flags = VARIANTS[variant]
+    if not _has(needed):
+        return
+    everything = c_build.Compiled({**nodes.of_operations(), **nodes.of_targets()}, tmp_path, simd=True)
+    everything.assert_equal(everything.called(*flags))
+
+
+def test_the_files_pass_their_own_test(graphs, tmp_path):
+    IntegerGraph(graphs["tflite_micro"]).emit("c", tmp_path, name="net", simd=True)
+    c_build.check(["make", "-C", str(tmp_path), "test", "CFLAGS=-O2 -march=native"])
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("machine", MACHINES)
+def test_other_machines(machine, layers):
+    compiler, emulator, flag, big = MACHINES[machine]
+    emulated = [emulator] if big else [emulator, "-cpu", "max"]
+    layers.assert_equal(layers.run("-O2", "-static", flag, compiler=compiler, emulator=emulated, big_endian=big))

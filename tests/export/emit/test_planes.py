@@ -1,0 +1,98 @@
+"""Additions and products of two tensors of codes as planes: the codes of the node for every pair, or none."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from conformance.single import graph_of as case_graph
+from qjax import targets
+from qjax.export.emit import planes
+from qjax.export.emit.c import to_files
+from qjax.export.emit.onnx import to_model
+from qjax.graph import kernels
+from qjax.ops import formulas
+from qjax.ops.formulas import Setting
+from qjax.run.interpreter import Interpreter
+from tests.export.emit import nodes
+
+ELEMENTWISE = ("add", "subtract", "multiply")
+BY_PLACE = {"tflite_add_neon", "tflite_multiply_neon", "torch_add", "torch_multiply"}
+"""Formulas whose runtime computes whole blocks of elements otherwise than the rest."""
+NO_PLANE = {("tflite_micro", "multiply"), ("tflite_reference", "multiply"), ("cmsis_nn", "multiply")}
+"""Two roundings, which send negative products another way."""
+
+
+def of_case(target: str, label: str):
+    own = targets.get(target)
+    dtype = "uint8" if target.startswith(("torch", "onnx", "openvino")) else "int8"
+    return case_graph(next(case for name, case in nodes.labelled(dtype, own) if name == label), own)
+
+
+@pytest.mark.parametrize("target", targets.names())
+@pytest.mark.parametrize("label", ["add", "multiply"])
+def test_a_plane_is_the_node(target, label):
+    if (target, "int8", label) in nodes.REFUSED:
+        return
+    graph = of_case(target, label)
+    (node,) = graph.nodes
+    found = planes.of_node(node.op, kernels.attributes(graph, node), kernels.constants_of(graph, node))
+    by_place = node.attributes.get("formula") in BY_PLACE
+    assert (found is None) == (by_place or (target, label) in NO_PLANE)
+    if found is None:
+        return
+    a, b = (graph.tensors[name].dtype for name in graph.inputs)
+    codes = [np.arange(np.iinfo(dtype).min, np.iinfo(dtype).max + 1) for dtype in (a, b)]
+    pairs = [grid.reshape(-1) for grid in np.meshgrid(*codes, indexing="ij")]
+    shape = tuple(n or 1 for n in graph.tensors[graph.inputs[0]].shape[1:])
+    size = int(np.prod(shape))
+    rows = [np.resize(x, (-(-x.size // size), *shape)).astype(dtype) for x, dtype in zip(pairs, (a, b), strict=True)]
+    (want,) = Interpreter(graph)(*rows)
+    assert np.array_equal(found.codes(*(x.astype(np.int64) for x in rows)), np.asarray(want))
+
+
+def setting(op: str, rng: np.random.Generator, dtype: str) -> Setting:
+    scales = tuple(np.float32(rng.uniform(0.01, 0.1)) for _ in range(2))
+    zeros = tuple(np.int32(rng.integers(0, 100)) for _ in range(2))
+    return Setting(op, scales, zeros, np.float32(rng.uniform(0.01, 0.1)), np.int32(3), dtype)
+
+
+@pytest.mark.parametrize("name", formulas.names())
+def test_a_pointwise_formula_ignores_places_and_shapes(name):
+    formula = formulas.get(name)
+    ops = sorted(formula.ops & set(ELEMENTWISE))
+    assert formula.pointwise == (bool(ops) and name not in BY_PLACE)
+    rng = np.random.default_rng(0)
+    for op in ops:
+        found = setting(op, rng, "uint8" if name.startswith(("torch", "onnx", "openvino")) else "int8")
+        constants = {**formula.prepare(found), "y_zero_point": found.y_zero_point}
+        constants |= {f"zero_point{i}": z for i, z in enumerate(found.zero_points)}
+        attributes = {"dtype": found.dtype, "qmin": -(2**15), "qmax": 2**15, "subtract": op == "subtract"}
+        x, y = (jnp.asarray(rng.integers(-128, 128, 1031), jnp.int32) for _ in range(2))
+        parts = [slice(0, 1031), slice(0, 1), slice(1, 8), slice(8, 41), slice(41, 105), slice(105, 1031)]
+        results = [np.asarray(formula.kernel([x[part], y[part]], constants, attributes)) for part in parts]
+        same = np.array_equal(results[0], np.concatenate(results[1:]))
+        if formula.pointwise:
+            assert same
+            boxes = np.asarray(formula.kernel([v[:1020].reshape(4, 15, 17) for v in (x, y)], constants, attributes))
+            assert np.array_equal(boxes.reshape(-1), results[0][:1020])
+
+
+@pytest.mark.parametrize(("slopes", "offset"), [((0.3017, -0.6931), 0.1), ((1.0, 1.0), 0.5), ((0.0131, 2.0), -3.0)])
+def test_fit_finds_a_plane_and_no_other_surface(slopes, offset):
+    a = np.arange(-128, 128)
+    height = slopes[0] * a[:, None] + slopes[1] * a + offset
+    table = np.clip(np.floor(height), -128, 127).astype(np.int64)
+    found = planes.fit(table, a, a)
+    assert found is not None
+    assert np.array_equal(found.codes(a[:, None], a), table)
+    table[17, 40] += 3
+    assert planes.fit(table, a, a) is None
+
+
+def test_emitters_write_planes():
+    graph = of_case("onnxruntime", "add")
+    function = to_model(graph, style="integer").functions[-1]
+    assert len(function.node) < 30
+    text = to_files(graph, vectors=0)["model.c"]
+    assert "float32" not in text.split("The formula")[0]
+    assert "sar_i64(total" in text
