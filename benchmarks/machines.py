@@ -39,8 +39,8 @@ int main(void)
 class Machine:
     """A compiler, with its flags, and what runs its programs.
 
-    emulator: a command; "" runs them here, None nowhere. big: it stores the high byte of an integer first. simd: whether
-    the code is emitted for vectors.
+    emulator: a command; "" runs them here, None nowhere. big: it stores the high byte of an integer first.
+    simd: whether the code is emitted for vectors.
     """
 
     name: str
