@@ -95,6 +95,11 @@ def _runtime(sessions: Sequence[tuple[qjax.IntegerGraph, Any]], x: jax.Array) ->
         if differ := int(np.sum(call()[0] != np.asarray(graph.run(codes)))):
             raise AssertionError(f"{differ:,} codes differ", differ)
         calls.append(call)
+    return least_call(calls)
+
+
+def least_call(calls: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
+    """The fastest of some calls."""
     return min(calls, key=_least)
 
 

@@ -3,7 +3,7 @@
 import functools
 import os
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,9 @@ from qjax.run.ends import (
 )
 from qjax.run.interpreter import Interpreter, check_shape, check_shapes
 from qjax.summary import table
+
+if TYPE_CHECKING:
+    from qjax.export.native import Native
 
 
 class IntegerGraph:
@@ -220,6 +223,24 @@ class IntegerGraph:
             options = contents.options_for(known, options)
             contents.check_graph(self.ir, known, options=options).refuse("emit")
         emit(self.ir, format, path, **options)
+
+    def native(self, batch: int = 1) -> "Native":
+        """The integer part as machine code: `graph.native(batch).run(codes)` is `graph.run(codes)`, bit for bit.
+
+        It is the C of `graph.emit("c", folder, simd=True)`, compiled for this machine by the compiler that the variable
+        CC names, or by cc, gcc or clang. It runs on one thread, and is not JAX: it takes and returns numpy arrays.
+
+        Args:
+          batch: examples of one call.
+
+        Raises:
+          FileNotFoundError: no compiler. RuntimeError: it fails. OSError: on Windows.
+          ValueError: the graph holds what has no form in C.
+        """
+        from qjax.export.native import Native
+
+        with stage("native"):
+            return Native(self.ir, batch, self.interpreter)
 
     def check(self, profile: str | profiles.Profile) -> profiles.Verdict:
         """Judge the graph by what a device demands; `str()` of the verdict lists every violation with its cure.

@@ -3,13 +3,13 @@
 import importlib
 import os
 import shlex
-import shutil
 import subprocess
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from qjax.export import native
 from qjax.runtimes import Run
 from qjax.runtimes.batches import shape_of, tensor_bytes
 
@@ -31,7 +31,7 @@ int main(void)
 
 def prepare(graph: Any, folder: str, batch: int, mode: str, options: dict[str, Any]) -> Run:
     """A program that reads the codes of one batch from its standard input and writes those of the outputs."""
-    compiler = _compiler()
+    compiler = native.compiler()
     emitter: Any = importlib.import_module("qjax.export.emit.c")
     texts = emitter.to_files(graph.ir, name="model", batch=batch, vectors=0, **options)
     for name, text in {
@@ -67,15 +67,6 @@ def prepare(graph: Any, folder: str, batch: int, mode: str, options: dict[str, A
         return found
 
     return run
-
-
-def _compiler() -> list[str]:
-    if os.environ.get("CC"):
-        return shlex.split(os.environ["CC"])
-    for name in ("cc", "gcc", "clang"):
-        if shutil.which(name):
-            return [name]
-    raise FileNotFoundError("no C compiler (cc, gcc, clang) was found: install one, or name it in the variable CC.")
 
 
 def _main(ir: Any, batch: int) -> str:

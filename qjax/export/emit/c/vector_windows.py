@@ -1,8 +1,8 @@
 """Products of channels-last codes of 8 bits with weights, sixteen features at a time; see `vectors.h`.
 
-Every position of the result has the same features. So four positions, a tile, share every vector of weights that is
-read. A tap is one position of the window, and its codes lie one behind the other. If their number is no multiple of
-four, the codes of all taps are copied to a local array first.
+Every position of the result has the same features. So a few positions, a tile, share every vector of weights that is
+read, and a few blocks of features share the codes. A tap is one position of the window, and its codes lie one behind
+the other. If their number is no multiple of four, the codes of all taps are copied to a local array first.
 
 The last tile and the last block of features may overlap the ones before them. What they compute twice is the same.
 """
@@ -24,7 +24,9 @@ from qjax.export.emit.requantizations import Finish
 FEATURES = 16
 """Of a block."""
 _QUAD = 4
-"""Codes that one step adds, and positions of a tile."""
+"""Codes that one step adds, and sums side by side where registers are few."""
+_MOST_SUMS = 8
+"""Sums side by side where there are 32 registers of 64 bytes: a step waits for the one before it on the same sum."""
 _POINTER = 8
 
 
@@ -39,11 +41,11 @@ def fits(window: Window) -> bool:
         and window.out_axes == tuple(range(len(window.out_axes)))
         and reach(window) < 2**31
     )
-    pointers = _POINTER * _QUAD * (math.prod(taps) + _QUAD)
+    pointers = _POINTER * _MOST_SUMS * (math.prod(taps) + _QUAD)
     if not plain or pointers > MOST_LOCAL:
         return False
     if window.groups == 1:
-        return per_group % _QUAD == 0 or _QUAD * (math.prod(taps) * per_group + _QUAD) <= MOST_LOCAL
+        return per_group % _QUAD == 0 or _MOST_SUMS * (math.prod(taps) * per_group + _QUAD) <= MOST_LOCAL
     return window.groups == features == window.x.shape[-1] and features >= FEATURES
 
 
@@ -129,7 +131,23 @@ class _Nest:
     # ------------------------------------------------------------------ products
 
     def by_product(self) -> None:
-        """Features share their codes. A tile has four positions and one block of features, or one and up to four."""
+        """Features share their codes."""
+        # as many sums as there are registers for
+        wide, narrow = (self._product(*self._tile(sums)) for sums in (_MOST_SUMS, _QUAD))
+        both = ["#if QJAX_SUMS >= 8", *wide, "#else", *narrow, "#endif"]
+        self.layer.root.add(*(narrow if wide == narrow else both))
+
+    def _tile(self, sums: int) -> tuple[int, int]:
+        """How many positions and blocks of features are summed side by side, given how many sums there may be."""
+        blocks = len(self.starts)
+        if self.positions < _QUAD:
+            return 1, min(sums, blocks)
+        if blocks > 1 or self.positions < sums:
+            return _QUAD, min(sums // _QUAD, blocks)
+        return sums, 1
+
+    def _product(self, own: int, together: int) -> list[str]:
+        """The nest. own: positions of a tile. together: blocks."""
         kernel = self.window.kernel.reshape(self.features, -1, self.per_group)
         copies = self.per_group % _QUAD != 0
         if copies:
@@ -138,8 +156,7 @@ class _Nest:
         _, taps, each = kernel.shape
         name = self._blocks(kernel.reshape(self.features, -1))
         length = taps * each * FEATURES
-        own, together = (_QUAD, 1) if self.positions >= _QUAD else (1, min(_QUAD, len(self.starts)))
-        sums = [(f"sums{p + b}", p, b) for p in range(own) for b in range(together)]
+        sums = [(f"sums{p * together + b}", p, b) for p in range(own) for b in range(together)]
         add = f"sums16_add_{self.suffix}"
         steps = [f"{total} = {add}({total}, x{p} + k, {_plus('w', b * length)});" for total, p, b in sums]
         tap = Index.variable("t", taps) * own
@@ -159,7 +176,7 @@ class _Nest:
         if together > 1:
             first = self._least(counter, turns, together, len(self.starts) - together)
             body = [f"const int32_t block = {first};", *body]
-        self._done(own, [*self._rows(own, copies, taps, each), *nested([loop_head(counter, turns)], body)])
+        return self._tiled(own, [*self._rows(own, copies, taps, each), *nested([loop_head(counter, turns)], body)])
 
     # ------------------------------------------------------------------ channels
 
@@ -185,7 +202,7 @@ class _Nest:
             *self._rows(1, False, taps, self.features, whole=True),
             *nested([loop_head("block", len(self.starts))], inner),
         ]
-        self._done(1, lines)
+        self.layer.root.add(*self._tiled(1, lines))
 
     # ------------------------------------------------------------------ parts
 
@@ -349,11 +366,10 @@ class _Nest:
             "}",
         ]
 
-    def _done(self, own: int, lines: list[str]) -> None:
+    def _tiled(self, own: int, lines: list[str]) -> list[str]:
+        """A loop over tiles of so many positions."""
         turns = -(-self.positions // own)
         if self.positions == 1:
-            self.layer.root.add(*nested(["{"], lines))
-            return
-        head = loop_head("tile", turns)
+            return nested(["{"], lines)
         first = f"const int32_t first = {self._least('tile', turns, own, self.positions - own)};"
-        self.layer.root.add(*nested([head], [first, *lines]))
+        return nested([loop_head("tile", turns)], [first, *lines])

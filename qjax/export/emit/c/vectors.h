@@ -1,6 +1,7 @@
 /* Sixteen sums of 32 bits at a time, with the vectors of the processor for which the compiler builds.
  *
- * Every form computes the same integers. Weights lie in blocks of 16 features times 4 codes, 64 bytes.
+ * Every form computes the same integers. Weights lie in blocks of 16 features times 4 codes, 64 bytes. QJAX_SUMS: how
+ * many sums16 stay in registers.
  *
  * sums16_start_i8/u8   the sums before the first code, of inputs that are int8 or uint8. `start` is -128 times (int8) or
  *                      128 times (uint8) the sum of the weights: what a form that flips the sign of the codes has to add.
@@ -14,6 +15,7 @@
  */
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VNNI__)
 #define QJAX_VECTORS "AVX-512 VNNI"
+#define QJAX_SUMS 8
 #include <immintrin.h>
 
 typedef __m512i sums16;
@@ -136,6 +138,7 @@ static inline void numbers16_u8(numbers16 codes, uint8_t *out)
 }
 
 #elif defined(__AVX2__)
+#define QJAX_SUMS 4
 #include <immintrin.h>
 
 typedef struct {
@@ -414,6 +417,7 @@ static inline void numbers16_u8(numbers16 codes, uint8_t *out)
 }
 
 #elif defined(__aarch64__) && defined(__ARM_NEON)
+#define QJAX_SUMS 4
 #include <arm_neon.h>
 
 typedef struct {
@@ -640,6 +644,7 @@ static inline void numbers16_u8(numbers16 codes, uint8_t *out)
 
 #else
 #define QJAX_VECTORS "none"
+#define QJAX_SUMS 4
 
 typedef struct {
     int32_t of[16];

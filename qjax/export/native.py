@@ -1,0 +1,96 @@
+"""A graph as machine code in this process: the emitted C, compiled for this machine by its own compiler."""
+
+import ctypes
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from qjax.export.emit.c import to_files
+from qjax.graph.ir import Graph
+from qjax.run.interpreter import Interpreter, check_shape
+
+FLAGS = ("-std=c99", "-O3", "-march=native", "-shared", "-fPIC")
+_NAME = "model"
+
+
+def compiler() -> list[str]:
+    """The command of the C compiler: the variable CC, or the first of cc, gcc and clang that is installed.
+
+    Raises:
+      FileNotFoundError: there is none.
+    """
+    if os.environ.get("CC"):
+        return shlex.split(os.environ["CC"])
+    for name in ("cc", "gcc", "clang"):
+        if shutil.which(name):
+            return [name]
+    raise FileNotFoundError("no C compiler (cc, gcc, clang) was found: install one, or name it in the variable CC.")
+
+
+class Native:
+    """The integer part of a graph for one size of the batch, on one thread. Calls from several threads may overlap.
+
+    Args:
+      graph: a finished graph. batch: examples of one call.
+      interpreter: of the graph; it checks the inputs.
+      flags: of the compiler.
+
+    Raises:
+      FileNotFoundError: no compiler. RuntimeError: the compiler fails; the message holds what it says.
+      ValueError: the graph holds what has no form in C.
+    """
+
+    def __init__(self, graph: Graph, batch: int, interpreter: Interpreter, flags: Sequence[str] = FLAGS) -> None:
+        if platform.system() == "Windows":
+            raise OSError("native: compiled graphs need a POSIX system; graph.emit('c', folder) writes the same code.")
+        self.graph, self.batch, self._interpreter = graph, batch, interpreter
+        texts = to_files(graph, name=_NAME, batch=batch, vectors=0, simd=True)
+        with tempfile.TemporaryDirectory(prefix="qjax-native-") as folder:
+            for file in (f"{_NAME}.c", f"{_NAME}.h"):
+                with open(os.path.join(folder, file), "w", encoding="ascii") as opened:
+                    opened.write(texts[file])
+            command = [*compiler(), *flags, "-o", f"{_NAME}.so", f"{_NAME}.c"]
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise RuntimeError(f"{shlex.join(command)} failed:\n{done.stderr.strip()}")
+            # a loaded library stays, though its file goes
+            self._function: Any = ctypes.CDLL(os.path.join(folder, f"{_NAME}.so"))[f"{_NAME}_run"]
+        self._function.restype = None
+        lines = texts[f"{_NAME}.h"].splitlines()
+        self._arena_size = int(next(line.split()[2] for line in lines if line.startswith("#define MODEL_ARENA_SIZE ")))
+        self._own = threading.local()
+        self._outputs = [(self._shape(name), np.dtype(graph.tensors[name].dtype)) for name in graph.outputs]
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.batch if size is None else size for size in self.graph.tensors[name].shape)
+
+    def run(self, *codes: Any) -> Any:
+        """Codes to codes, as `IntegerGraph.run`, for the batch of this object. Arrays of numpy.
+
+        Raises:
+          TypeError, ValueError: other dtypes, shapes or batches than the graph's, and codes that the bits do not have.
+        """
+        arrays = self._interpreter.checked([np.asarray(x) for x in codes])
+        for name, array in zip(self.graph.inputs, arrays, strict=True):
+            check_shape(name, self._shape(name), tuple(array.shape))
+        given = [np.ascontiguousarray(array) for array in arrays]
+        found = [np.empty(shape, dtype) for shape, dtype in self._outputs]
+        arena = getattr(self._own, "arena", None)
+        if arena is None:
+            arena = self._own.arena = np.empty(self._arena_size // 8 + 1, np.int64)
+        self._function(*(ctypes.c_void_p(array.ctypes.data) for array in (*given, *found, arena)))
+        return found[0] if len(found) == 1 else tuple(found)
+
+    def __repr__(self) -> str:
+        return f"<Native: {len(self.graph.nodes)} nodes, batch {self.batch}>"
+
+
+__all__ = ["FLAGS", "Native", "compiler"]
