@@ -63,7 +63,7 @@ def test_errors_say_what_was_expected(graph, monkeypatch):
     with pytest.raises(ValueError, match="expected a batch of at least 1"):
         graph.native(0)
     monkeypatch.setenv("CC", "false")
-    with pytest.raises(RuntimeError, match="false -std=c99 .* failed"):
+    with pytest.raises(RuntimeError, match=r"false -std=c99 .* failed"):
         graph.native()
     monkeypatch.delenv("CC")
     monkeypatch.setenv("PATH", "")

@@ -61,6 +61,14 @@ class Line:
     below: Integers | None = None
     raised: Integers | None = None
 
+    def codes(self, acc: Integers) -> Integers:
+        """The codes of accumulators of shape (n, channels)."""
+        x = acc if self.raised is None else acc + (acc[:, None] == self.raised[None]).any(1)
+        offset = self.offset
+        if self.kink is not None and self.below is not None:
+            offset = np.where(x < self.kink, self.below, offset)
+        return np.clip((self.factor * x + offset) >> np.int64(self.shift), self.lowest, self.highest)
+
 
 @dataclasses.dataclass(frozen=True)
 class Span:

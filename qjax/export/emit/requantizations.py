@@ -13,6 +13,8 @@ import jax
 import numpy as np
 
 from qjax.export.emit.lines import NEVER, Codes, Integers, Line, Span, evaluated, fit
+from qjax.export.emit.scaled import Scaled
+from qjax.numerics.float32 import Float32
 from qjax.numerics.rules import Rule, get_rule
 from qjax.numerics.softfloat import Real
 from qjax.ops.channels import weight_to_result
@@ -44,10 +46,12 @@ class Finish:
     """What follows a sum of stored codes, whose zero point and bias are part of the offset.
 
     line: per channel. shape: of the channels; it broadcasts against the result's trailing axes.
+    scaled: the same codes by one product in float32, of a rule that is one.
     """
 
     line: Line
     shape: tuple[int, ...]
+    scaled: Scaled | None = None
 
 
 def finish_of_codes(
@@ -59,16 +63,33 @@ def finish_of_codes(
     """
     zero_point = int(values["zero_point0"].reshape(()))
     product = Product(attributes, values, min(codes[0] - zero_point, 0), max(codes[1] - zero_point, 0))
-    found = line_of(product, bits=31, most_raised=MOST_RAISED)
-    if found is None:
+    facts = _facts_of(product)
+    line = None if facts is None else _line_of(facts, product, bits=31, most_raised=MOST_RAISED)
+    if facts is None or line is None:
         return None
-    line, shape = found
+    shape = facts.shape
     kernel = values["kernel"].astype(np.int64)
     kept = [axis for _, axis in attributes["channels"]]
     sums = kernel.sum(axis=tuple(axis for axis in range(kernel.ndim) if axis not in kept), keepdims=True)
     sums = np.broadcast_to(weight_to_result(sums, attributes["channels"], attributes["rank"]), shape).reshape(-1)
     moved = _moved(line, zero_point * sums)
-    return None if moved is None else Finish(moved, shape)
+    if moved is None:
+        return None
+    scaled = _scaled_of(facts, product, line)
+    if scaled is not None:
+        scaled = dataclasses.replace(scaled, bias=scaled.bias - zero_point * sums)
+    return Finish(moved, shape, scaled)
+
+
+def _scaled_of(facts: "_Facts", product: Product, line: Line) -> Scaled | None:
+    """The rule as one product in float32; None for a rule that is none, and where its codes are others."""
+    if facts.rule.constants is not Float32:
+        return None
+    flat = facts.flat
+    scale = np.ldexp(flat["mantissa"].astype(np.float32), flat["exponent"]).astype(np.float32)
+    zero_point = int(product.values["y_zero_point"].reshape(()))
+    found = Scaled(flat["bias"].astype(np.int64), scale, zero_point, line.lowest, line.highest)
+    return found if found.is_line(line, facts.low, facts.high) else None
 
 
 def _moved(line: Line, by: Integers) -> Line | None:
@@ -89,6 +110,29 @@ def _moved(line: Line, by: Integers) -> Line | None:
 
 def line_of(product: Product, **options: int) -> tuple[Line, tuple[int, ...]] | None:
     """The line, and the shape of its channels, which broadcasts against the result's trailing axes; see `fit`."""
+    facts = _facts_of(product)
+    line = None if facts is None else _line_of(facts, product, **options)
+    return None if facts is None or line is None else (line, facts.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Facts:
+    """shape: of the channels. flat: "bias" and the rule's constants, as vectors. low, high: of the accumulators."""
+
+    rule: Rule
+    shape: tuple[int, ...]
+    flat: Mapping[str, np.ndarray]
+    low: Integers
+    high: Integers
+
+
+def _line_of(facts: _Facts, product: Product, **options: int) -> Line | None:
+    values, ends = product.values, (facts.low, facts.high)
+    codes = _bounds(product.attributes, values)
+    return line_within(facts.rule, facts.flat, values["y_zero_point"], ends, codes, **options)
+
+
+def _facts_of(product: Product) -> _Facts | None:
     attributes, values = product.attributes, product.values
     rule = get_rule(attributes["rule"])
     if not rule.monotone or attributes["qmin"] is None:
@@ -109,8 +153,7 @@ def line_of(product: Product, **options: int) -> tuple[Line, tuple[int, ...]] | 
         np.broadcast_to(a * product.low + b * product.high, shape).reshape(-1)
         for a, b in ((positive, negative), (negative, positive))
     )
-    line = line_within(rule, flat, values["y_zero_point"], (low, high), _bounds(attributes, values), **options)
-    return None if line is None else (line, shape)
+    return _Facts(rule, shape, flat, low, high)
 
 
 def line_within(

@@ -7,7 +7,6 @@ the other. If their number is no multiple of four, the codes of all taps are cop
 The last tile and the last block of features may overlap the ones before them. What they compute twice is the same.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable
 
@@ -18,6 +17,7 @@ from qjax.export.emit.c.index import Index, Indices, flat
 from qjax.export.emit.c.loops import Layer
 from qjax.export.emit.c.text import STORED, stripped
 from qjax.export.emit.c.values import Buffer, Register, Value
+from qjax.export.emit.c.vector_codes import Codes, codes_of
 from qjax.export.emit.c.windows import MOST_LOCAL, Window, inside, reach
 from qjax.export.emit.requantizations import Finish
 
@@ -53,53 +53,11 @@ def store(
     layer: Layer, target: Buffer, window: Window, epilogue: Callable[[Register], Value], finish: Finish | None
 ) -> None:
     """The nest of loops. epilogue: from the sums to the codes, where `finish` is None or has no form in vectors."""
-    nest = _Nest(layer, target, window, epilogue, _Codes.of(finish, window, target.dtype))
+    nest = _Nest(layer, target, window, epilogue, codes_of(finish, window.kernel.shape[0], target.dtype))
     if window.groups > 1:
         nest.by_channel()
     else:
         nest.by_product()
-
-
-@dataclasses.dataclass(frozen=True)
-class _Codes:
-    """A line whose quotients are not negative: `lift` was added to all of them."""
-
-    factor: np.ndarray
-    offset: np.ndarray
-    kink: np.ndarray | None
-    below: np.ndarray | None
-    raised: list[np.ndarray]
-    shift: int
-    lift: int
-    least: int
-    most: int
-
-    @classmethod
-    def of(cls, finish: Finish | None, window: Window, dtype: str) -> "_Codes | None":
-        """None where the codes take more than 8 bits, or a number more than its type."""
-        if finish is None or dtype not in ("int8", "uint8"):
-            return None
-        line, features = finish.line, window.kernel.shape[0]
-        lift = max(0, -line.least)
-        fit = int(abs(line.factor).max(initial=0)) < 2**31 and (line.most + lift + 1) << line.shift < 2**63
-        if not fit or math.prod(finish.shape) not in (1, features):
-            return None
-
-        def vector(values: np.ndarray, kind: type[np.integer]) -> np.ndarray:
-            return np.broadcast_to(values, (features,)).astype(kind)
-
-        more = np.int64(lift) << np.int64(line.shift)
-        return cls(
-            vector(line.factor, np.int32),
-            vector(line.offset + more, np.int64),
-            None if line.kink is None else vector(line.kink, np.int32),
-            None if line.below is None else vector(line.below + more, np.int64),
-            [] if line.raised is None else [vector(row, np.int32) for row in line.raised],
-            line.shift,
-            lift,
-            line.lowest,
-            line.highest,
-        )
 
 
 def _plus(name: str, more: int) -> str:
@@ -113,7 +71,7 @@ class _Nest:
         target: Buffer,
         window: Window,
         epilogue: Callable[[Register], Value],
-        codes: _Codes | None,
+        codes: Codes | None,
     ) -> None:
         self.layer, self.target, self.window, self.epilogue, self.codes = layer, target, window, epilogue, codes
         layer.source.helpers.add("vectors")
@@ -319,19 +277,11 @@ class _Nest:
             out = f"{self.target.name} + {place} * {self.features} + {first}"
         if self.codes is None:
             return self._scalar(sums, place, first)
-        codes = self.codes
-        given = [self._table("factor", self._blocked(codes.factor)), self._table("offset", self._blocked(codes.offset))]
-        function = "numbers16_quotients"
-        if codes.kink is not None and codes.below is not None:
-            function = "numbers16_sides"
-            given += [self._table("kink", self._blocked(codes.kink)), self._table("below", self._blocked(codes.below))]
-        vectors = ", ".join(f"{name} + {block} * {FEATURES}" for name in given)
-        numbers = f"{codes.shift}, {codes.lift}, {codes.least}, {codes.most}"
-        number = f"sums16_numbers({sums})"
-        for row, raised in enumerate(codes.raised):
-            table = self._table(f"raised{row}", self._blocked(raised))
-            number = f"numbers16_raised({number}, {table} + {block} * {FEATURES})"
-        made = f"{function}({number}, {vectors}, {numbers})"
+
+        def vector(role: str, values: np.ndarray) -> str:
+            return f"{self._table(role, self._blocked(values))} + {block} * {FEATURES}"
+
+        made = self.codes.text(f"sums16_numbers({sums})", vector)
         suffix = "u8" if self.target.dtype == "uint8" else "i8"
         if self.features >= FEATURES:
             return [f"numbers16_{suffix}({made}, {out});"]

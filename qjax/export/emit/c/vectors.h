@@ -11,6 +11,8 @@
  * numbers16_raised     takes one number of each feature for the next one.
  * numbers16_quotients  floor((number * factor + offset) / 2^shift) - lift, clamped; the quotient is not negative.
  * numbers16_sides      the same with another offset below `kink`.
+ * numbers16_scaled     float(number + bias) * scale to the nearest integer, ties to even, plus zero, clamped. It needs the
+ *                      rounding mode in which every program starts.
  * numbers16_i8/u8      writes numbers as codes; numbers16_store: as they are.
  */
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VNNI__)
@@ -125,6 +127,15 @@ static inline numbers16 numbers16_sides(
     const __m512i offset0 = _mm512_mask_loadu_epi64(_mm512_loadu_si512(offset), (__mmask8)under, below);
     const __m512i offset1 = _mm512_mask_loadu_epi64(_mm512_loadu_si512(offset + 8), (__mmask8)(under >> 8), below + 8);
     return line16(numbers, factor, offset0, offset1, shift, lift, least, most);
+}
+
+static inline numbers16 numbers16_scaled(
+    numbers16 numbers, const int32_t *bias, const float *scale, int32_t zero, int32_t least, int32_t most)
+{
+    const __m512 sums = _mm512_cvtepi32_ps(_mm512_add_epi32(numbers, _mm512_loadu_si512(bias)));
+    const __m512i rounded = _mm512_cvtps_epi32(_mm512_mul_ps(sums, _mm512_loadu_ps(scale)));
+    const __m512i codes = _mm512_add_epi32(rounded, _mm512_set1_epi32(zero));
+    return _mm512_min_epi32(_mm512_max_epi32(codes, _mm512_set1_epi32(least)), _mm512_set1_epi32(most));
 }
 
 static inline void numbers16_i8(numbers16 codes, int8_t *out)
@@ -397,6 +408,26 @@ static inline numbers16 numbers16_sides(
     return codes;
 }
 
+static inline __m256i scaled8(
+    __m256i numbers, const int32_t *bias, const float *scale, int32_t zero, int32_t least, int32_t most)
+{
+    const __m256i biases = _mm256_loadu_si256((const __m256i *)(const void *)bias);
+    const __m256 sums = _mm256_cvtepi32_ps(_mm256_add_epi32(numbers, biases));
+    const __m256i rounded = _mm256_cvtps_epi32(_mm256_mul_ps(sums, _mm256_loadu_ps(scale)));
+    const __m256i codes = _mm256_add_epi32(rounded, _mm256_set1_epi32(zero));
+    return _mm256_min_epi32(_mm256_max_epi32(codes, _mm256_set1_epi32(least)), _mm256_set1_epi32(most));
+}
+
+static inline numbers16 numbers16_scaled(
+    numbers16 numbers, const int32_t *bias, const float *scale, int32_t zero, int32_t least, int32_t most)
+{
+    const numbers16 codes = {
+        scaled8(numbers.low, bias, scale, zero, least, most),
+        scaled8(numbers.high, bias + 8, scale + 8, zero, least, most),
+    };
+    return codes;
+}
+
 static inline __m256i packed16(numbers16 codes)
 {
     return _mm256_permute4x64_epi64(_mm256_packs_epi32(codes.low, codes.high), 0xD8);
@@ -628,6 +659,19 @@ static inline numbers16 numbers16_sides(
     return numbers;
 }
 
+static inline numbers16 numbers16_scaled(
+    numbers16 numbers, const int32_t *bias, const float *scale, int32_t zero, int32_t least, int32_t most)
+{
+    int i;
+    for (i = 0; i < 4; i++) {
+        const float32x4_t sums = vcvtq_f32_s32(vaddq_s32(numbers.of4[i], vld1q_s32(bias + 4 * i)));
+        const int32x4_t rounded = vcvtnq_s32_f32(vmulq_f32(sums, vld1q_f32(scale + 4 * i)));
+        const int32x4_t codes = vaddq_s32(rounded, vdupq_n_s32(zero));
+        numbers.of4[i] = vminq_s32(vmaxq_s32(codes, vdupq_n_s32(least)), vdupq_n_s32(most));
+    }
+    return numbers;
+}
+
 static inline void numbers16_i8(numbers16 codes, int8_t *out)
 {
     const int16x8_t low = vcombine_s16(vmovn_s32(codes.of4[0]), vmovn_s32(codes.of4[1]));
@@ -741,6 +785,18 @@ static inline numbers16 numbers16_sides(
     for (i = 0; i < 16; i++) {
         const int64_t own = numbers.of[i] < kink[i] ? below[i] : offset[i];
         numbers.of[i] = quotient(numbers.of[i], factor[i], own, shift, lift, least, most);
+    }
+    return numbers;
+}
+
+static inline numbers16 numbers16_scaled(
+    numbers16 numbers, const int32_t *bias, const float *scale, int32_t zero, int32_t least, int32_t most)
+{
+    int i;
+    for (i = 0; i < 16; i++) {
+        const float product = (float)(numbers.of[i] + bias[i]) * scale[i];
+        const int32_t code = (int32_t)round_f32(product) + zero;
+        numbers.of[i] = code < least ? least : code > most ? most : code;
     }
     return numbers;
 }

@@ -1,0 +1,59 @@
+"""A rule of requantization as one product in float32, as its runtime computes it, where it has the codes of its line.
+
+    code = clamp(round(float32(acc + bias) * scale) + zero point), ties to even
+
+Every step is one operation of IEEE 754. The rule's line is exact on all accumulators that can occur (see `lines`). Both
+are monotone. So they are equal on all of them if they are at both sides of every place where the line's code changes.
+"""
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qjax.export.emit.lines import NEVER, Integers, Line
+
+_MOST = 2.0**21
+"""Of the product: so that adding and subtracting 1.5 * 2^23 rounds it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaled:
+    """bias: int64, scale: float32, per channel."""
+
+    bias: Integers
+    scale: NDArray[np.float32]
+    zero_point: int
+    lowest: int
+    highest: int
+
+    def codes(self, acc: Integers) -> Integers:
+        """The codes of accumulators of shape (n, channels)."""
+        product = (acc + self.bias).astype(np.float32) * self.scale
+        return np.clip(np.rint(product).astype(np.int64) + self.zero_point, self.lowest, self.highest)
+
+    def is_line(self, line: Line, low: Integers, high: Integers) -> bool:
+        """Whether it has the line's codes on all accumulators between two, per channel."""
+        if not np.all(self.scale > 0) or not np.all(line.factor > 0):
+            return False
+        greatest = np.maximum(abs(low + self.bias), abs(high + self.bias)).max(initial=0)
+        if greatest >= 2**31 or float(greatest) * float(self.scale.max(initial=0)) >= _MOST:
+            return False
+        places = np.clip(changes(line), low, high)
+        places = np.concatenate([places, low[None], high[None]])
+        return np.array_equal(self.codes(places), line.codes(places))
+
+
+def changes(line: Line) -> Integers:
+    """Accumulators of shape (n, channels): both sides of every place where a line's code changes."""
+    steps = np.arange(line.lowest + 1, line.highest + 1, dtype=np.int64)[:, None] << np.int64(line.shift)
+    offsets = [line.offset] if line.below is None else [line.offset, line.below]
+    found = [-((offset - steps) // line.factor) for offset in offsets]
+    if line.kink is not None:
+        found.append(line.kink[None])
+    # a raised accumulator has the code of the next one, so that a code begins one earlier
+    near = [place + more for place in found for more in (-2, -1, 0, 1)]
+    if line.raised is not None:
+        raised = np.where(line.raised == NEVER, found[0][:1], line.raised)
+        near += [raised + more for more in (-1, 0, 1)]
+    return np.concatenate(near)
