@@ -23,6 +23,9 @@ from conformance.pieces import (
 
 Cases = list[Case]
 
+DEPTHWISE_CHANNELS = (16, 32, 12, 7, 41, 17)
+"""Whole vectors of 8 channels and rests; the optimised kernels finish a rest otherwise."""
+
 
 def fully_connected(
     x: str, *, per_channel: bool, kernel: str = "int8", codes: tuple[int, int] | None = None, seed: int = 1

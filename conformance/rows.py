@@ -12,6 +12,7 @@ from conformance import accumulators, cases
 from conformance.accumulators import Records
 from conformance.case import Case
 from conformance.cpu import Cpu
+from conformance.executorch_rows import executorch_rows
 from conformance.matrix import InputRow, RecordRow, Row
 from qjax.numerics.input_quantization import InputQuantization
 
@@ -60,6 +61,12 @@ def _openvino() -> Any:
     return Openvino()
 
 
+def _executorch() -> Any:
+    from conformance.runtimes.executorch import ExecuTorch
+
+    return ExecuTorch()
+
+
 def _torch(engine: str, **options: Any) -> Any:
     from conformance.runtimes.torch_cpu import TorchCpu
 
@@ -77,6 +84,7 @@ ADAPTERS: dict[str, Callable[[], Any]] = {
     "onnxruntime-qdq": partial(_onnxruntime, precise=True, form="qdq", fuse_int8=True),
     "onnxruntime-avx2": _onnxruntime,
     "openvino": _openvino,
+    "executorch": _executorch,
     "neon": _neon,
     "tvm": _tvm,
     **{f"torch-{engine}": partial(_torch, engine) for engine in ("fbgemm", "x86", "qnnpack", "onednn")},
@@ -86,9 +94,6 @@ ADAPTERS: dict[str, Callable[[], Any]] = {
     },
 }
 
-
-_DEPTHWISE_CHANNELS = (16, 32, 12, 7, 41, 17)
-"""Whole vectors of 8 channels and rests; the optimised kernels finish a rest otherwise."""
 
 _QUANTIZE_TAIL = (
     "the cases hold whole vectors of 8 numbers; of a tensor of another size, the last size mod 8 numbers "
@@ -103,7 +108,7 @@ def _known_tanhf() -> bool:
 
 
 def _tflite(runtime: str, target: str) -> list[AnyRow]:
-    depthwise = partial(cases.depthwise_conv2d, channels=_DEPTHWISE_CHANNELS)
+    depthwise = partial(cases.depthwise_conv2d, channels=cases.DEPTHWISE_CHANNELS)
     tables = partial(cases.table, count=400, near_ties=True)
     fixed_point = runtime == "tflite-micro"
     living = runtime in ("litert-reference", "litert-optimized", "litert-xnnpack")
@@ -242,7 +247,7 @@ def _openvino_rows() -> list[AnyRow]:
     made = (
         ("MatMul", cases.fully_connected, {}),
         ("Conv", cases.conv2d, {}),
-        ("depthwise Conv", cases.depthwise_conv2d, {"channels": _DEPTHWISE_CHANNELS}),
+        ("depthwise Conv", cases.depthwise_conv2d, {"channels": cases.DEPTHWISE_CHANNELS}),
         ("depthwise Conv, multiplier 2", cases.depthwise_conv2d, {"multiplier": 2}),
     )
     rows = _uint8_products(runtime, target, "AVX-512 VNNI", made)
@@ -388,6 +393,7 @@ ROWS: list[AnyRow] = [
     *_onnx("onnxruntime-qdq", "onnxruntime"),
     *_onnx_avx2(),
     *_openvino_rows(),
+    *executorch_rows(),
     *_rules(),
     *_pytorch("fbgemm", "torch_fbgemm"),
     *_pytorch("x86", "torch_fbgemm"),

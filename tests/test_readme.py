@@ -27,6 +27,7 @@ PAGES = (
     "docs/own-study.md",
     "docs/reading.md",
     "docs/report.md",
+    "docs/executorch.md",
     "docs/stablehlo.md",
     "docs/target-rules.md",
     "docs/tflite.md",
@@ -43,6 +44,8 @@ LEFT = {
 """What running a page leaves behind."""
 ELSEWHERE = {
     "docs/backends.md": {1},  # a sketch with "..."; experiments/accelerator.py is whole
+    "docs/executorch.md": {1},  # tests/export/emit/test_oracle_pte.py
+    "docs/onnx.md": {1},  # tests/export/emit/test_oracle_openvino_codes.py
     "docs/precision.md": {1},  # a study of minutes
     "docs/profiles.md": {1},  # tests/cli
 }

@@ -67,7 +67,13 @@ def found() -> list[tuple[str, str, bool]]:
 
     from qjax.runtimes import RUNTIMES
 
-    needs = {"litert": "ai_edge_litert", "onnx": "onnxruntime", "tflite_micro": "tflite_micro", "stablehlo": "jax"}
+    needs = {
+        "executorch": "executorch",
+        "litert": "ai_edge_litert",
+        "onnx": "onnxruntime",
+        "tflite_micro": "tflite_micro",
+        "stablehlo": "jax",
+    }
     rows: list[tuple[str, str, bool]] = []
     for name, runtime in RUNTIMES.items():
         if runtime.module == "c":

@@ -8,19 +8,20 @@ from qjax.cli.parameters import model_argument, output_option, subcommand, targe
 OPTIONS = {
     "c": ("batch", "name", "vectors"),
     "onnx": ("batch", "style", "codes", "portable", "vnni"),
+    "pte": ("batch",),
     "stablehlo": ("batch", "reals"),
     "tflite": ("batch", "int4"),
 }
 """Per format, the options below that it takes."""
 
 
-@subcommand(name="emit", short_help="Write a model as C, ONNX, StableHLO or .tflite.")
+@subcommand(name="emit", short_help="Write a model as C, ONNX, StableHLO, .tflite or .pte.")
 @model_argument
 @click.argument("format", type=click.Choice(list(OPTIONS)), metavar="FORMAT")
 @output_option
 @target_option
 @click.option(
-    "--batch", metavar="N", type=click.IntRange(min=1), help="Fix the batch size; default for c and tflite: 1."
+    "--batch", metavar="N", type=click.IntRange(min=1), help="Fix the batch size; default for c, tflite and pte: 1."
 )
 @click.option(
     "--style", metavar="NAME", help="onnx: integer, qdq, qoperator, openvino or qonnx; default: of the target."
@@ -38,10 +39,10 @@ OPTIONS = {
 @click.option("--int4/--no-int4", default=None, help="tflite: pack 4-bit weights; default: where it is safe.")
 @click.option("--reals", is_flag=True, default=None, help="stablehlo: take and return floats instead of codes.")
 def command(model: str, format: str, output: str, target: str | None, profile: str | None, **options: object) -> None:
-    r"""Write a model as FORMAT: c (a folder), onnx, stablehlo or tflite.
+    r"""Write a model as FORMAT: c (a folder), onnx, stablehlo, tflite or pte (ExecuTorch).
 
-    c, onnx and stablehlo hold the rounding of any target; a .tflite is rounded by the runtime that loads it, so its
-    graph must be of such a target.
+    c, onnx and stablehlo hold the rounding of any target; a .tflite or a .pte is rounded by the runtime that loads it,
+    so its graph must be of such a target.
 
     \b
     Examples:

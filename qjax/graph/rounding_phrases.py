@@ -43,6 +43,7 @@ RULES = {
 }
 
 FORMULAS = {
+    "executorch_rescale": "dequantizes to float32, multiplies by 1/s and rounds once",
     "onnx_add": "multiplies and adds in float32, the zero points in one constant, and rounds once",
     "onnx_average_pool": "adds the window in float32, one code after the other, divides, and rounds once",
     "onnx_float_add": "dequantizes to float32, adds, divides by the scale and rounds once",

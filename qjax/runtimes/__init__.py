@@ -30,6 +30,7 @@ class Runtime:
 
 RUNTIMES = {
     "c": Runtime("c", "", "C99 compiled for this machine"),
+    "executorch": Runtime("executorch", "", "ExecuTorch's XNNPACK delegate on a .pte", ("executorch_xnnpack",)),
     "litert": Runtime(
         "litert", "AUTO", "LiteRT's default, XNNPACK, on a .tflite", ("tflite_xnnpack", "tflite_xnnpack_arm")
     ),

@@ -1,12 +1,13 @@
 """What a runtime computes, by name."""
 
-from qjax.targets import embedded, fpga, generic, onnx, openvino, tflite, torch, tvm
+from qjax.targets import embedded, executorch, fpga, generic, onnx, openvino, tflite, torch, tvm
 from qjax.targets.base import Target, Weighted, get, names, register
 
 __all__ = [
     "Target",
     "Weighted",
     "embedded",
+    "executorch",
     "fpga",
     "generic",
     "get",

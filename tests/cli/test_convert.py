@@ -8,13 +8,19 @@ import pytest
 from qjax import load, targets
 from qjax.cli.emit import OPTIONS
 from qjax.export import emit as emitters
-from qjax.export.emit import c, onnx, stablehlo, tflite
+from qjax.export.emit import c, onnx, pte, stablehlo, tflite
 from tests.export.graphs import assert_equal
 
 
 def test_the_command_knows_every_format_and_option():
     assert tuple(OPTIONS) == emitters.FORMATS
-    functions = {"c": c.emit, "onnx": onnx.emit, "stablehlo": stablehlo.to_bytes, "tflite": tflite.emit}
+    functions = {
+        "c": c.emit,
+        "onnx": onnx.emit,
+        "pte": pte.emit,
+        "stablehlo": stablehlo.to_bytes,
+        "tflite": tflite.emit,
+    }
     for name, function in functions.items():
         keywords = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
         # which platforms a function is lowered for stays a matter of the library

@@ -10,6 +10,7 @@ from qjax.targets import Target, Weighted
 
 NAMED = (
     "cmsis_nn",
+    "executorch_xnnpack",
     "fpga",
     "nearest_even",
     "nvdla",

@@ -12,6 +12,7 @@ from qjax import ops
 from qjax.assign.retarget import retarget
 from qjax.export.emit import onnx as onnx_emitter
 from qjax.export.emit import tflite as tflite_emitter
+from qjax.export.emit.pte import FORM
 from qjax.export.read import sniffed
 from qjax.graph.ir import Graph
 from qjax.problems import Problems, Unsupported
@@ -28,9 +29,9 @@ def check_file(data: bytes, profile: str | Profile) -> Verdict:
       ReadError: the file is damaged. ValueError: an unknown profile, or a file of another format than its own.
     """
     known, format = get(profile), sniffed(data)
-    if format != known.format:
+    if format != _judged(known):
         raise ValueError(
-            f"profile {known.name!r}: expected a .{known.format} file, got .{format}. Read it and check the graph: "
+            f"profile {known.name!r}: expected a .{_judged(known)} file, got .{format}. Read it and check the graph: "
             f"qjax.read(path).check({known.name!r})."
         )
     return check_operators(known, _reader(format).operators_of_bytes(data))
@@ -78,7 +79,9 @@ def operators_of_graph(
             islands.add(repr(node.name), "a float island", "Drop their qjax.FLOAT or qjax.Dynamic", node.location)
     if islands:
         return [], islands.found
-    reader = _reader(profile.format)
+    reader = _reader(_judged(profile))
+    if profile.format == "pte":
+        options = {**options, **FORM}
     if profile.format == "tflite":
         data, problems = tflite_emitter.attempt(graph, **options)
         return (reader.operators_of_bytes(data) if data else []), problems.found
@@ -86,6 +89,11 @@ def operators_of_graph(
         # The profile judges operators, which do not depend on the target; it may belong to a device that takes no ONNX.
         graph = retarget(graph, "onnxruntime")
     return reader.operators_of(onnx_emitter.to_model(graph, **options), _places(graph)), []
+
+
+def _judged(profile: Profile) -> str:
+    """The format whose operators are judged: a .pte is made of a QDQ model."""
+    return "onnx" if profile.format == "pte" else profile.format
 
 
 def _reader(format: str) -> Any:

@@ -6,6 +6,7 @@ import numpy as np
 from jax.core import Tracer
 
 from qjax.numerics.rules import get_rule, rule_names
+from qjax.ops.formulas import executorch_rescale as executorch_rescale
 from qjax.ops.formulas import onnx_add as onnx_add
 from qjax.ops.formulas import onnx_average as onnx_average
 from qjax.ops.formulas import onnx_float as onnx_float
