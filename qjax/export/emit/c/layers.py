@@ -167,7 +167,8 @@ def _weighted(
         return trace(epilogue, {**tables, "acc": acc})
 
     short = _short(attributes, raw, x) if accumulator == EXACT else None
-    finished = requantizing.finished(short, target.dtype) if short is not None and requantizing.pays(short) else whole
+    shorter = short is not None and requantizing.pays(short, get_rule(attributes["rule"]))
+    finished = requantizing.finished(short, target.dtype) if short is not None and shorter else whole
     if isinstance(op, ProductFacts) and op.is_convolution:
         zero_point = int(np.asarray(constants["zero_point0"]))
         layout = tuple(tuple(attributes[key]) for key in ("lhs_layout", "rhs_layout", "out_layout"))

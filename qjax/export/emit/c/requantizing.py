@@ -14,14 +14,19 @@ import numpy as np
 from qjax.export.emit.c.jaxprs import trace
 from qjax.export.emit.c.values import Table, Value
 from qjax.export.emit.requantizations import Finish
+from qjax.numerics.rules import Rule
 
 _MOST_RAISED = 4
 
 
-def pays(finish: Finish) -> bool:
-    """Whether the line takes no more flash than the constants of a rule, or saves much: a rule in float32."""
+def pays(finish: Finish, rule: Rule) -> bool:
+    """Whether the line is shorter than a rule in plain loops: a rule in floats is, whose steps are emulated.
+
+    The fixed-point rules need fewer instructions of a Cortex-M than the line, whose sum has 64 bits.
+    """
     line = finish.line
-    return line.kink is None and (line.raised is None or len(line.raised) <= _MOST_RAISED)
+    in_floats = any("mantissa" in field for field in rule.fields)
+    return in_floats and line.kink is None and (line.raised is None or len(line.raised) <= _MOST_RAISED)
 
 
 def finished(finish: Finish, dtype: str) -> Callable[[Value], Value]:
