@@ -2,8 +2,8 @@
 
 The decoder of `experiments.language_cache`, with random weights, writes one token in the middle of its cache. float32
 is the model itself, compiled by XLA. The others compute the W8A8 graph: the interpreter (`graph.step` under `jax.jit`),
-ONNX Runtime (style "integer") and the emitted C, which has one thread. All take turns, step by step, and a ratio is the
-median over the turns. Their codes are compared first. Exit code 1: codes differ.
+ONNX Runtime (style "integer") and the emitted C (simd=True), which has one thread. All take turns, step by step, and a
+ratio is the median over the turns. Their codes are compared first. Exit code 1: codes differ.
 """
 
 import argparse
@@ -45,7 +45,7 @@ class InC:
     """The emitted C as a library of this process."""
 
     def __init__(self, graph: qjax.IntegerGraph, folder: Path) -> None:
-        graph.emit("c", folder, name="net", batch=1, vectors=0)
+        graph.emit("c", folder, name="net", batch=1, vectors=0, simd=True)
         (folder / "size.c").write_text(_SIZE)
         subprocess.run([*COMPILER, "-o", "net.so", "net.c", "size.c"], cwd=folder, check=True)
         library = ctypes.CDLL(str(folder / "net.so"))
