@@ -2,8 +2,9 @@
 
 `NAME.c` and `NAME.h` use only integers: no float, no allocation, no library beyond <stdint.h>. Float islands are the
 exception: they are float32, and only those whose every step IEEE 754 rounds exactly have a form. So is `simd=True`: a
-rule that is one product in float32 is computed so. Constants are `static const` (flash). Intermediate tensors are in one arena, whose size is a macro of the header. The code equals the
-interpreter bit for bit under every target, because it is translated from the kernels of `qjax.ops`, traced by JAX.
+rule that is one product in float32 is computed so. Constants are `static const` (flash). Intermediate tensors are in
+one arena, whose size is a macro of the header. The code equals the interpreter bit for bit under every target, because
+it is translated from the kernels of `qjax.ops`, traced by JAX, or from a shorter form that is proven to be the same.
 `NAME_test.c` checks this on the machine that it runs on.
 """
 
