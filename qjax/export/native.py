@@ -53,12 +53,10 @@ class Native:
             raise OSError("native: compiled graphs need a POSIX system; graph.emit('c', folder) writes the same code.")
         self.graph, self.batch, self._interpreter = graph, batch, interpreter
         texts = to_files(graph, name=_NAME, batch=batch, vectors=0, simd=True)
+        source = texts[f"{_NAME}.c"].replace(f'#include "{_NAME}.h"', texts[f"{_NAME}.h"])
         with tempfile.TemporaryDirectory(prefix="qjax-native-") as folder:
-            for file in (f"{_NAME}.c", f"{_NAME}.h"):
-                with open(os.path.join(folder, file), "w", encoding="ascii") as opened:
-                    opened.write(texts[file])
-            command = [*compiler(), *flags, "-o", f"{_NAME}.so", f"{_NAME}.c"]
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+            command = [*compiler(), *flags, "-o", f"{_NAME}.so", "-x", "c", "-"]
+            done = subprocess.run(command, input=source, cwd=folder, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise RuntimeError(f"{shlex.join(command)} failed:\n{done.stderr.strip()}")
             # a loaded library stays, though its file goes

@@ -98,7 +98,7 @@ def test_other_outputs_than_expected(qjax, folder, outputs):
 
 
 def test_refused(refused, folder, outputs):
-    assert refused("verify", "dense.qjax").startswith("Give --runtime (c, litert, ")
+    assert refused("verify", "dense.qjax").startswith("Give --runtime (c, executorch, litert, ")
     assert "needs the inputs" in refused("verify", "dense.qjax", "--expect", "codes.npy")
     assert "'tensorrt' is not one of" in refused("verify", "dense.qjax", "--runtime", "tensorrt")
     assert "--style is for the runtimes" in refused("verify", "dense.qjax", "--runtime", "c", "--style", "integer")

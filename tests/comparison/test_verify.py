@@ -148,7 +148,9 @@ def test_a_file_that_differs_is_not_exact():
 
 def test_runtimes_that_are_unknown():
     qmodel, graph = made("nearest_even")
-    with pytest.raises(ValueError, match=r"expected runtimes= of c, litert, .* got 'onnx-runtime'. Did you mean 'onnx"):
+    with pytest.raises(
+        ValueError, match=r"expected runtimes= of c, executorch, litert, .* got 'onnx-runtime'. Did you mean 'onnx"
+    ):
         qjax.verify(graph, qmodel, [X], runtimes=["onnx-runtime"])
     with pytest.raises(TypeError, match=r"a list of names, got a string: write \['c'\]"):
         qjax.verify(graph, qmodel, [X], runtimes="c")

@@ -64,7 +64,7 @@ def test_a_part_is_written_onto_its_page(measured, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["artefacts"], "expected parts out of primitive, steps, speed, kernels, styles, artifacts"),
+        (["artefacts"], "expected parts out of primitive, steps, speed, kernels, native, styles, artifacts"),
         (["speed", "--only", "VGG"], "--only: expected names out of BERT-small; DS-CNN; .* Got VGG"),
         (["speed", "--only", "LSTM", "--docs", "docs"], "--docs wants whole tables"),
         (["speed", "artifacts", "--docs", "{tmp}"], "no such file"),

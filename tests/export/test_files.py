@@ -7,6 +7,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from qjax.analysis import picture
 from qjax.assign.retarget import retarget
 from qjax.cli import arrays
 from qjax.export import artifact, emit, files
+from qjax.export.emit import pte
 from qjax.export.integer_graph import IntegerGraph
 from tests.export.emit import nodes
 from tests.lower.lowered import dense_chain
@@ -133,10 +135,18 @@ FINISHED = lab.Result(
 )
 ROWS = lab.Rows([{"bits": 8}], ["bits"])
 
+
+def program(folder: pathlib.Path) -> None:
+    """What ExecuTorch makes of the graph is not here: it is a package of its own."""
+    with mock.patch.object(pte, "to_bytes", return_value=b"program"):
+        emit.emit(GRAPH, "pte", folder / "m.pte")
+
+
 WRITERS = {
     "artifact": lambda folder: artifact.save(GRAPH, folder / "m.qjax"),
     "c": lambda folder: emit.emit(GRAPH, "c", folder, name="m"),
     "onnx": lambda folder: emit.emit(GRAPH, "onnx", folder / "m.onnx", codes=True),
+    "pte": program,
     "stablehlo": lambda folder: emit.emit(GRAPH, "stablehlo", folder / "m.stablehlo"),
     "tflite": lambda folder: emit.emit(retarget(GRAPH, "tflite_micro"), "tflite", folder / "m.tflite"),
     "arrays": lambda folder: arrays.write(str(folder / "m.npz"), {"x": np.zeros(1)}),

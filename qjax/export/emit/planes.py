@@ -143,7 +143,7 @@ def fit(table: Integers, a: Integers, b: Integers, centers: tuple[int, int] | No
                 return plane
         # turn the plane about the two pairs that leave the least room
         apart = np.array([t[i] - t[j] for t in found])
-        size = float(apart @ apart)
+        size = float(np.sum(apart * apart))
         if size == 0:
             return None
         slopes = slopes + apart * ((max(-gap, 0.0) + _ROOM) / size)

@@ -26,6 +26,8 @@ REFUSED = {
     ("fpga", "int8", name) for name in ("dense_channels", "conv", "conv_channels", "depthwise_channels", "multiply")
 }
 """Target, dtype and case that cannot be: one shift has no constants for these scales. All others must be."""
+TARGETS = targets.names()
+"""Those of qjax: a tutorial that ran in this process may have registered its own."""
 CASES = 330
 """Targets x dtypes x cases of `of_targets`."""
 
@@ -35,7 +37,7 @@ def of_targets() -> Named:
     found: Named = {}
     seen: set[str] = set()
     count = 0
-    for name in targets.names():
+    for name in TARGETS:
         target = targets.get(name)
         unsigned = name.startswith(("torch", "onnx", "openvino"))
         for dtype in ("uint8",) if unsigned else ("int8", "int16") if name.startswith("tflite") else ("int8",):

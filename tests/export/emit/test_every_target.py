@@ -27,6 +27,8 @@ from tests.export.emit.onnx_runs import by_onnxruntime, differing
 
 GRAPHS = 161
 """Those of `nodes.of_operations`, the bare sums, and softmax on a runtime's own grid."""
+TARGETS = targets.names()
+"""Those of qjax: a tutorial that ran in this process may have registered its own."""
 DISTINCT = 1153
 """Of GRAPHS x targets, those that differ from each other."""
 REFUSED = 170
@@ -111,7 +113,7 @@ class Everything:
         self.refused = 0
         seen: set[tuple[object, ...]] = set()
         for name, (graph, inputs) in given.items():
-            for target in targets.names():
+            for target in TARGETS:
                 if has_no_such_codes(graph, targets.get(target)):
                     with pytest.raises(ConversionError, match="to be int16 with the zero point 0"):
                         assign(stated(graph), targets.get(target))
@@ -177,9 +179,9 @@ def test_all_operations_under_all_targets_are_here(everything):
     recurrent = {"lstm_cell", "lstm_hidden", "svdf_feature", "svdf_time"}
     elsewhere = {"backend", "dynamic_conv", "dynamic_dot", "island"} | recurrent
     known = set(ops.names()) - without - elsewhere
-    assert set(everything.covered) == {(op, target) for op in known for target in targets.names()}
+    assert set(everything.covered) == {(op, target) for op in known for target in TARGETS}
     assert everything.graphs == GRAPHS
-    assert everything.covered.total() + everything.refused == GRAPHS * len(targets.names())
+    assert everything.covered.total() + everything.refused == GRAPHS * len(TARGETS)
     assert everything.refused == REFUSED, everything.refused
     assert len(everything.named) == DISTINCT, len(everything.named)
     assert len(chosen(everything.named)) == ARITHMETICS
@@ -202,7 +204,7 @@ def test_c_and_onnx_of_softmax(everything, tmp_path):
     """Run here; `test_c_ops` and `test_onnx_integer` run every operation, rule and formula."""
     named = {name: each for name, each in everything.named.items() if name.startswith("softmax_unit")}
     methods = {graph.nodes[0].attributes["method"] for graph, _ in named.values()}
-    assert methods == {"exact", *(target.softmax for target in map(targets.get, targets.names()) if target.softmax)}
+    assert methods == {"exact", *(target.softmax for target in map(targets.get, TARGETS) if target.softmax)}
     check(named, tmp_path)
 
 
