@@ -221,7 +221,7 @@ def _all() -> dict[str, tuple[str, tuple[str, ...]]]:
     for name, text in _OF_FLOATS.items():
         found[f"{name}_f32"] = (text, ("floats", *(("round_f32",) if name in ("floor", "ceil") else ())))
     own = resources.files("qjax.export.emit.c").joinpath("vectors.h").read_text("ascii")
-    found["vectors"] = (f"#include <string.h>\n\n{own.rstrip()}", ("floats", "round_f32"))
+    found["vectors"] = (f"#include <string.h>\n\n{own.rstrip()}", ())
     return found
 
 

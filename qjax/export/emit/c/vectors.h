@@ -795,7 +795,11 @@ static inline numbers16 numbers16_scaled(
     int i;
     for (i = 0; i < 16; i++) {
         const float product = (float)(numbers.of[i] + bias[i]) * scale[i];
-        const int32_t code = (int32_t)round_f32(product) + zero;
+        const int32_t whole = (int32_t)product;
+        const float rest = product - (float)whole;
+        const int32_t up = rest > 0.5f || (rest >= 0.5f && (whole & 1) != 0);
+        const int32_t down = rest < -0.5f || (rest <= -0.5f && (whole & 1) != 0);
+        const int32_t code = whole + up - down + zero;
         numbers.of[i] = code < least ? least : code > most ? most : code;
     }
     return numbers;
