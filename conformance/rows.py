@@ -1,6 +1,7 @@
 """The rows of the matrix, and which adapter answers for which runtime."""
 
 import dataclasses
+import importlib
 import platform
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,79 +20,32 @@ from qjax.numerics.input_quantization import InputQuantization
 AnyRow = Row | RecordRow
 
 
-def _litert(mode: str) -> Any:
-    from conformance.runtimes.litert import LiteRT
+def _adapter(module: str, name: str, *arguments: Any, **options: Any) -> Callable[[], Any]:
+    """Makes the adapter of a runtime, whose module is imported only then: it may not be installed."""
 
-    return LiteRT(mode)  # pyright: ignore[reportArgumentType]
+    def make() -> Any:
+        return getattr(importlib.import_module(f"conformance.runtimes.{module}"), name)(*arguments, **options)
 
-
-def _litert_arm(mode: str) -> Any:
-    from conformance.runtimes.litert_arm import LiteRTArm
-
-    return LiteRTArm(mode)  # pyright: ignore[reportArgumentType]
+    return make
 
 
-def _micro() -> Any:
-    from conformance.runtimes.tflite_micro import TFLiteMicro
-
-    return TFLiteMicro()
-
-
-def _onnxruntime(**options: Any) -> Any:
-    from conformance.runtimes.onnxruntime import OnnxRuntime
-
-    return OnnxRuntime(**options)
-
-
-def _neon() -> Any:
-    from conformance.runtimes.neon import Neon
-
-    return Neon()
-
-
-def _tvm() -> Any:
-    from conformance.runtimes.tvm import Tvm
-
-    return Tvm()
-
-
-def _openvino() -> Any:
-    from conformance.runtimes.openvino import Openvino
-
-    return Openvino()
-
-
-def _executorch() -> Any:
-    from conformance.runtimes.executorch import ExecuTorch
-
-    return ExecuTorch()
-
-
-def _torch(engine: str, **options: Any) -> Any:
-    from conformance.runtimes.torch_cpu import TorchCpu
-
-    return TorchCpu(engine, **options)  # pyright: ignore[reportArgumentType]
-
+_ONNXRUNTIME = partial(_adapter, "onnxruntime", "OnnxRuntime")
+_TORCH = partial(_adapter, "torch_cpu", "TorchCpu")
 
 ADAPTERS: dict[str, Callable[[], Any]] = {
-    "tflite-micro": _micro,
-    "litert-reference": partial(_litert, "reference"),
-    "litert-optimized": partial(_litert, "optimized"),
-    "litert-xnnpack": partial(_litert, "xnnpack"),
-    "litert-optimized-arm": partial(_litert_arm, "optimized"),
-    "litert-xnnpack-arm": partial(_litert_arm, "xnnpack"),
-    "onnxruntime": partial(_onnxruntime, precise=True),
-    "onnxruntime-qdq": partial(_onnxruntime, precise=True, form="qdq", fuse_int8=True),
-    "onnxruntime-avx2": _onnxruntime,
-    "openvino": _openvino,
-    "executorch": _executorch,
-    "neon": _neon,
-    "tvm": _tvm,
-    **{f"torch-{engine}": partial(_torch, engine) for engine in ("fbgemm", "x86", "qnnpack", "onednn")},
-    "onnxruntime-vnni": _onnxruntime,
-    **{
-        f"torch-{engine}-vnni": partial(_torch, engine, instructions="native") for engine in ("fbgemm", "x86", "onednn")
-    },
+    "tflite-micro": _adapter("tflite_micro", "TFLiteMicro"),
+    **{f"litert-{mode}": _adapter("litert", "LiteRT", mode) for mode in ("reference", "optimized", "xnnpack")},
+    **{f"litert-{mode}-arm": _adapter("litert_arm", "LiteRTArm", mode) for mode in ("optimized", "xnnpack")},
+    "onnxruntime": _ONNXRUNTIME(precise=True),
+    "onnxruntime-qdq": _ONNXRUNTIME(precise=True, form="qdq", fuse_int8=True),
+    "onnxruntime-avx2": _ONNXRUNTIME(),
+    "openvino": _adapter("openvino", "Openvino"),
+    "executorch": _adapter("executorch", "ExecuTorch"),
+    "neon": _adapter("neon", "Neon"),
+    "tvm": _adapter("tvm", "Tvm"),
+    **{f"torch-{engine}": _TORCH(engine) for engine in ("fbgemm", "x86", "qnnpack", "onednn")},
+    "onnxruntime-vnni": _ONNXRUNTIME(),
+    **{f"torch-{engine}-vnni": _TORCH(engine, instructions="native") for engine in ("fbgemm", "x86", "onednn")},
 }
 
 

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -41,21 +40,20 @@ class Native:
     Args:
       graph: a finished graph. batch: examples of one call.
       interpreter: of the graph; it checks the inputs.
-      flags: of the compiler.
 
     Raises:
       FileNotFoundError: no compiler. RuntimeError: the compiler fails; the message holds what it says.
       ValueError: the graph holds what has no form in C.
     """
 
-    def __init__(self, graph: Graph, batch: int, interpreter: Interpreter, flags: Sequence[str] = FLAGS) -> None:
+    def __init__(self, graph: Graph, batch: int, interpreter: Interpreter) -> None:
         if platform.system() == "Windows":
             raise OSError("native: compiled graphs need a POSIX system; graph.emit('c', folder) writes the same code.")
         self.graph, self.batch, self._interpreter = graph, batch, interpreter
         texts = to_files(graph, name=_NAME, batch=batch, vectors=0, simd=True)
         source = texts[f"{_NAME}.c"].replace(f'#include "{_NAME}.h"', texts[f"{_NAME}.h"])
         with tempfile.TemporaryDirectory(prefix="qjax-native-") as folder:
-            command = [*compiler(), *flags, "-o", f"{_NAME}.so", "-x", "c", "-"]
+            command = [*compiler(), *FLAGS, "-o", f"{_NAME}.so", "-x", "c", "-"]
             done = subprocess.run(command, input=source, cwd=folder, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise RuntimeError(f"{shlex.join(command)} failed:\n{done.stderr.strip()}")

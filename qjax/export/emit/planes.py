@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qjax import ops
+from qjax.export.emit.lines import Line
 from qjax.numerics.rounding import Rounding, right_shift_with_headroom
 from qjax.ops import formulas
 from qjax.ops.base import Elementwise
@@ -69,15 +70,20 @@ def kernel(plane: Plane, dtype: str) -> Callable[[jax.Array, jax.Array], jax.Arr
             total = jnp.full(shape, plane.offset, jnp.int64)
             for factor, term in zip(plane.factors, terms(x, y, plane.centers), strict=True):
                 total = total + term.astype(jnp.int64) * np.int64(factor)
-            shift = jnp.full_like(total, plane.shift)
-            quotient = right_shift_with_headroom(jnp, total, shift, Rounding.FLOOR).astype(jnp.int32)
-            if plane.least < plane.lowest:
-                quotient = jnp.maximum(quotient, np.int32(plane.lowest))
-            if plane.most > plane.highest:
-                quotient = jnp.minimum(quotient, np.int32(plane.highest))
-            return quotient.astype(dtype)
+            return clamped_floor(total, plane).astype(dtype)
 
     return codes
+
+
+def clamped_floor(total: jax.Array, form: Plane | Line) -> jax.Array:
+    """clamp(floor(total / 2^shift), lowest, highest), int32; a clamp only where the quotient leaves the codes."""
+    shift = jnp.full_like(total, form.shift)
+    quotient = right_shift_with_headroom(jnp, total, shift, Rounding.FLOOR).astype(jnp.int32)
+    if form.least < form.lowest:
+        quotient = jnp.maximum(quotient, np.int32(form.lowest))
+    if form.most > form.highest:
+        quotient = jnp.minimum(quotient, np.int32(form.highest))
+    return quotient
 
 
 def of_node(op: str, attributes: Mapping[str, Any], constants: Mapping[str, Any]) -> Plane | None:

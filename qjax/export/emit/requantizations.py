@@ -14,6 +14,7 @@ import numpy as np
 
 from qjax.export.emit.lines import NEVER, Codes, Integers, Line, Span, evaluated, fit
 from qjax.export.emit.scaled import Scaled
+from qjax.numerics import float32
 from qjax.numerics.float32 import Float32
 from qjax.numerics.rules import Rule, get_rule
 from qjax.numerics.softfloat import Real
@@ -86,7 +87,7 @@ def _scaled_of(facts: "_Facts", product: Product, line: Line) -> Scaled | None:
     if facts.rule.constants is not Float32:
         return None
     flat = facts.flat
-    scale = np.ldexp(flat["mantissa"].astype(np.float32), flat["exponent"]).astype(np.float32)
+    scale = np.asarray(float32.to_array(Float32(flat["mantissa"], flat["exponent"])))
     zero_point = int(product.values["y_zero_point"].reshape(()))
     found = Scaled(flat["bias"].astype(np.int64), scale, zero_point, line.lowest, line.highest)
     return found if found.is_line(line, facts.low, facts.high) else None

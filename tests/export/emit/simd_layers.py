@@ -73,10 +73,11 @@ class Many(nnx.Module):
         return [*found, *(layer(mean) for layer in self.dense), self.dense[1](x), self.wide(x.reshape(len(x), -1))]
 
 
-def graph(target: str, bits: int = 8) -> Graph:
-    """All layers under a target; bits: of the weights."""
+def graph(target: str, bits: int = 8, *, signed: bool = True) -> Graph:
+    """All layers under a target; bits: of the weights. signed: whether activations are int8, not uint8."""
     x = jax.random.normal(jax.random.key(0), (4, *SHAPE))
-    recipe = qjax.Recipe(target=target, weights=qjax.QSpec(bits=bits, axis=-1))
+    activations = qjax.QSpec(bits=8, signed=signed, symmetric=False)
+    recipe = qjax.Recipe(target=target, weights=qjax.QSpec(bits=bits, axis=-1), activations=activations)
     qmodel = qjax.quantize(Many(nnx.Rngs(0)), recipe, x)
     qjax.calibrate(qmodel, [x])
     qmodel.eval()

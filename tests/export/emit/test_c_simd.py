@@ -16,8 +16,8 @@ VARIANTS = {
     "VNNI of 256 bits": (("avx512_vnni", "avx512vl"), ["-O2", "-mavx2", "-mavx512vnni", "-mavx512vl"]),
 }
 """What a variant needs of a processor, as Linux names it, and the flags that choose it."""
-TARGETS = {"tflite_micro": 8, "onnxruntime": 8, "tflite_xnnpack": 4}
-"""Target -> bits of the weights."""
+TARGETS = {"tflite_micro": (8, True), "onnxruntime": (8, False), "tflite_xnnpack": (4, True)}
+"""Target -> bits of the weights, and whether the activations are int8; uint8 otherwise."""
 MACHINES = {
     "NEON": ("aarch64-linux-gnu-gcc", "qemu-aarch64", "-march=armv8-a", False),
     "NEON with dot products": ("aarch64-linux-gnu-gcc", "qemu-aarch64", "-march=armv8.2-a+dotprod", False),
@@ -33,7 +33,7 @@ def _has(flags: tuple[str, ...]) -> bool:
 
 @pytest.fixture(scope="module")
 def graphs():
-    return {target: simd_layers.graph(target, bits) for target, bits in TARGETS.items()}
+    return {target: simd_layers.graph(target, bits, signed=signed) for target, (bits, signed) in TARGETS.items()}
 
 
 def compiled(graphs, batch, folder):
@@ -69,6 +69,8 @@ def test_vectors_are_used(graphs):
         integers = body.count("numbers16_quotients(") + body.count("numbers16_sides(")
         floats = body.count("numbers16_scaled(")
         assert calls > 12, target
+        suffix = "i8" if TARGETS[target][1] else "u8"
+        assert calls == body.count(f"= sums16_add_{suffix}(") + body.count(f"= sums16_rows_{suffix}(")
         # the rules of these two runtimes are one product in float32
         assert (integers, floats) == ((0, calls) if target in ("onnxruntime", "tflite_xnnpack") else (calls, 0))
         assert "sums16" not in to_files(graph, vectors=0)["model.c"]

@@ -47,8 +47,8 @@ def emit(
         them, plain loops compute the same codes. Weights of 4 and 2 bits then take a byte.
 
     Raises:
-      ValueError: a name that is no identifier, a batch below 1, fewer than 0 vectors, or a node that holds what has no
-        form in C; the message names it.
+      ValueError: a name that is no identifier, a batch below 1, fewer than 0 vectors, a simd that is no bool, or a node
+        that holds what has no form in C; the message names it.
       GraphError: the graph is not finished.
       OSError: the folder cannot be written.
     """
@@ -75,6 +75,8 @@ def _emitted(graph: Graph, name: str, batch: int, vectors: int, simd: bool) -> t
         raise ValueError(f"C: expected a name of ASCII letters, digits and underscores, got {name!r}.")
     if vectors < 0:
         raise ValueError(f"C: expected at least 0 vectors, got {vectors}.")
+    if type(simd) is not bool:
+        raise ValueError(f"C: expected simd=True for the vectors of a processor, or False. Got {simd!r}.")
     source = Source(simd=simd)
     for own in ("run", "arena", "init", "step", "state"):
         source.names.fresh(f"{name}_{own}")

@@ -13,6 +13,7 @@ import numpy as np
 
 from qjax.export.emit.c.jaxprs import trace
 from qjax.export.emit.c.values import Table, Value
+from qjax.export.emit.planes import clamped_floor
 from qjax.export.emit.requantizations import Finish
 from qjax.numerics.rules import Rule
 
@@ -66,12 +67,7 @@ def finished(finish: Finish, dtype: str) -> Callable[[Value], Value]:
             if line.kink is not None:
                 offset = jnp.where(x < constant("kink"), constant("below"), offset)
             total = x.astype(wide) * constant("factor").astype(wide) + offset
-            quotient = (total >> jnp.full_like(total, line.shift)).astype(np.int32)
-            if line.least < line.lowest:
-                quotient = jnp.maximum(quotient, np.int32(line.lowest))
-            if line.most > line.highest:
-                quotient = jnp.minimum(quotient, np.int32(line.highest))
-            return quotient.astype(dtype)
+            return clamped_floor(total, line).astype(dtype)
 
     def value(acc: Value) -> Value:
         with jax.enable_x64(True):
