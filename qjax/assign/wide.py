@@ -1,6 +1,6 @@
 """Codes of more than 8 bits: many runtimes have them only as int16 with the zero point 0.
 
-TFLite's kernels for int16 refuse another zero point, and TOSA has zero points in 8 bits only. Both hold no uint16.
+TFLite's kernels for int16 refuse another zero point, and TOSA's int16 has none. Neither computes on uint16.
 """
 
 import numpy as np

@@ -13,6 +13,7 @@ TVM = register(
         matmul="single_round",
         rescale="single_round",
         quantize="division",
+        # `relax.op.quantize` of TVM 0.27 writes int16 and uint16 with any zero point
         wide_zero_points=True,
         description="TVM's q_multiply_shift, default lowering: one rounding, ties up; scales per channel per axis",
     )
