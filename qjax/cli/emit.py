@@ -36,7 +36,12 @@ OPTIONS = {
 @click.option("--profile", metavar="NAME", help="Write for this device, after a check of its rules (see: qjax check).")
 @click.option("--name", metavar="NAME", help="c: name of the files and functions; default: model.")
 @click.option("--vectors", metavar="N", type=click.IntRange(min=0), help="c: golden runs in the self-test.")
-@click.option("--simd", is_flag=True, default=None, help="c: products for the vectors of x86-64 and AArch64.")
+@click.option(
+    "--simd", "simd", flag_value=True, type=click.UNPROCESSED, help="c: products for the vectors of x86-64 and AArch64."
+)
+@click.option(
+    "--cortex-m", "simd", flag_value="cortex_m", type=click.UNPROCESSED, help="c: products for those of a Cortex-M."
+)
 @click.option("--int4/--no-int4", default=None, help="tflite: pack 4-bit weights; default: where it is safe.")
 @click.option("--reals", is_flag=True, default=None, help="stablehlo: take and return floats instead of codes.")
 def command(model: str, format: str, output: str, target: str | None, profile: str | None, **options: object) -> None:

@@ -44,6 +44,12 @@ def test_c_is_a_folder(qjax, folder):
         assert f"  {file}: {(folder / 'firmware' / file).stat().st_size:,} bytes\n" in said
 
 
+@pytest.mark.parametrize(("option", "call"), [("--simd", "sums16_add"), ("--cortex-m", "qjax_sums1")])
+def test_c_with_vectors(qjax, folder, option, call):
+    qjax("emit", "dense.qjax", "c", "-o", f"firmware{option}", option)
+    assert call in (folder / f"firmware{option}" / "model.c").read_text()
+
+
 def test_another_target(qjax, folder):
     said = qjax("emit", "dense.qjax", "tflite", "-o", "micro.tflite", "--target", "tflite_reference").stdout
     assert said.startswith("micro.tflite: tflite, target tflite_reference\n")

@@ -2,13 +2,15 @@
 
 import shutil
 
+import jax
 import pytest
 
 import qjax
 from experiments.firmware import __main__ as command
+from experiments.firmware import cmsis_nn
 from experiments.firmware.boards import BOARDS
 from experiments.firmware.build import run
-from tests.export.emit import nodes
+from tests.export.emit import nodes, simd_layers
 from tests.lower.lowered import residual_network
 
 
@@ -18,12 +20,54 @@ def network() -> qjax.IntegerGraph:
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("board", BOARDS)
-def test_every_code_of_a_residual_network(board, tmp_path):
-    found = run(network(), BOARDS[board], tmp_path)
+@pytest.mark.parametrize("simd", [False, "cortex_m"])
+def test_every_code_of_a_residual_network(board, simd, tmp_path):
+    found = run(network(), BOARDS[board], tmp_path, simd=simd)
     assert found.differ == 0
     assert found.codes > 0
     assert found.instructions > 0
     assert 0 < found.stack < 0x10000
+
+
+@pytest.fixture(scope="module", params=[("tflite_micro", True), ("onnxruntime", False)], ids=["int8", "uint8"])
+def layers(request):
+    target, signed = request.param
+    return qjax.IntegerGraph(simd_layers.graph(target, signed=signed))
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("level", ["-O0", "-O2"])
+@pytest.mark.parametrize("board", BOARDS)
+def test_layers_of_every_shape_with_vectors(board, level, layers, tmp_path):
+    found = run(layers, BOARDS[board], tmp_path, simd="cortex_m", level=level)
+    assert found.differ == 0
+    assert found.codes > 60_000
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("board", ["mps2-an386", "mps3-an547"])
+def test_vectors_take_a_third_of_the_instructions(board, tmp_path):
+    with jax.numpy_dtype_promotion("standard"):
+        graph = command.converted("DS-CNN", "tflite_micro")
+    plain, vectors = (run(graph, BOARDS[board], tmp_path, simd=simd) for simd in (False, "cortex_m"))
+    assert (plain.differ, vectors.differ) == (0, 0)
+    assert 3 * vectors.instructions < plain.instructions
+    assert vectors.flash < 1.1 * plain.flash
+
+
+def test_layers_call_cmsis_nn(tmp_path):
+    """The text alone: no test has a checkout of CMSIS-NN."""
+    graph = network().retarget("cmsis_nn")
+    graph.emit("c", tmp_path, name="net")
+    text = cmsis_nn.rewritten((tmp_path / "net.c").read_text(), graph)
+    products = [node for node in graph.ir.nodes if node.op in ("conv", "dot", "add")]
+    calls = ("arm_convolve_wrapper_s8(", "arm_fully_connected_per_channel_s8(", "arm_elementwise_add_s8(")
+    assert sum(text.count(call) for call in calls) == len(products) > 2
+
+
+def test_another_folder_than_cmsis_nn_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="expected a checkout of CMSIS-NN in"):
+        cmsis_nn.archive(tmp_path, tmp_path, (), lambda *_, **__: "")
 
 
 @pytest.mark.oracle

@@ -28,7 +28,7 @@ Named = Mapping[str, tuple[Graph, Sequence[np.ndarray]]]
 class Compiled:
     """Many graphs in one C file, what they are fed, and what the interpreter makes of it."""
 
-    def __init__(self, given: Named, folder: pathlib.Path, batch: int = 1, *, simd: bool = False) -> None:
+    def __init__(self, given: Named, folder: pathlib.Path, batch: int = 1, *, simd: bool | str = False) -> None:
         self.graphs = {name: graph for name, (graph, _) in given.items()}
         self.inputs = {name: list(inputs) for name, (_, inputs) in given.items()}
         self.folder = folder
@@ -66,7 +66,9 @@ class Compiled:
         assert not wrong, wrong
 
 
-def programs(graphs: Mapping[str, Graph], batch: int = 1, *, simd: bool = False) -> tuple[dict[str, Program], str]:
+def programs(
+    graphs: Mapping[str, Graph], batch: int = 1, *, simd: bool | str = False
+) -> tuple[dict[str, Program], str]:
     """The models by name, and one C file that holds all of them."""
     source = Source(simd=simd)
     built = {name: build(graph, batch, source, f"{name}_") for name, graph in graphs.items()}

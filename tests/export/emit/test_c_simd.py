@@ -5,6 +5,8 @@ import pathlib
 import pytest
 
 from qjax.export.emit.c import to_files
+from qjax.export.emit.c.blocks import Source
+from qjax.export.emit.c.program import build
 from qjax.export.integer_graph import IntegerGraph
 from tests.export.emit import c_build, nodes, simd_layers
 
@@ -18,6 +20,12 @@ VARIANTS = {
 """What a variant needs of a processor, as Linux names it, and the flags that choose it."""
 TARGETS = {"tflite_micro": (8, True), "onnxruntime": (8, False), "tflite_xnnpack": (4, True)}
 """Target -> bits of the weights, and whether the activations are int8; uint8 otherwise."""
+CORTEX_M = {
+    "DSP extension": ["-O2", "-mthumb"],
+    "DSP extension in Arm instructions, without optimization": ["-O0", "-marm"],
+    "DSP extension with a frame pointer": ["-Os", "-mthumb", "-fno-omit-frame-pointer"],
+}
+"""Flags for Linux on 32-bit ARM, which has the DSP extension of a Cortex-M; Helium: see `test_firmware.py`."""
 MACHINES = {
     "NEON": ("aarch64-linux-gnu-gcc", "qemu-aarch64", "-march=armv8-a", False),
     "NEON with dot products": ("aarch64-linux-gnu-gcc", "qemu-aarch64", "-march=armv8.2-a+dotprod", False),
@@ -36,14 +44,21 @@ def graphs():
     return {target: simd_layers.graph(target, bits, signed=signed) for target, (bits, signed) in TARGETS.items()}
 
 
-def compiled(graphs, batch, folder):
+def compiled(graphs, batch, folder, simd: bool | str = True):
     given = {name: (graph, simd_layers.codes(graph, batch)) for name, graph in graphs.items()}
-    return c_build.Compiled(given, folder, batch, simd=True)
+    return c_build.Compiled(given, folder, batch, simd=simd)
 
 
 @pytest.fixture(scope="module")
 def layers(graphs, tmp_path_factory):
     return compiled(graphs, 3, tmp_path_factory.mktemp("simd"))
+
+
+@pytest.fixture(scope="module")
+def cortex_m(graphs, layers, tmp_path_factory):
+    found = compiled(graphs, 3, tmp_path_factory.mktemp("cortex_m"), "cortex_m")
+    found.expected = layers.expected
+    return found
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -59,6 +74,26 @@ def test_one_example_under_sanitizers(graphs, tmp_path):
     flags = next(flags for needed, flags in reversed(VARIANTS.values()) if _has(needed))
     layers = compiled(graphs, 1, tmp_path)
     layers.assert_equal(layers.run(*c_build.SANITIZERS, *flags[1:]))
+
+
+def test_cortex_m_in_plain_loops_under_sanitizers(cortex_m):
+    cortex_m.assert_equal(cortex_m.run(*c_build.SANITIZERS))
+
+
+def test_functions_of_cortex_m_are_used(graphs):
+    for target, graph in graphs.items():
+        text = to_files(graph, simd="cortex_m", vectors=0)["model.c"]
+        body = text[text.index("static void model_") :]
+        sums = body.count("qjax_sums") + body.count("qjax_channels")
+        codes = body.count("qjax_codes") + body.count("qjax_sides")
+        # weights of 4 bits remain packed, and a rule in floats has no form in 32 bits
+        assert (sums > 12, codes > sums) == (target != "tflite_xnnpack", target == "tflite_micro"), target
+
+
+def test_constants_of_cortex_m_are_those_of_plain_loops(graphs):
+    """But for vectors that functions read behind the last weight."""
+    plain, other = (build(graphs["tflite_micro"], 1, Source(simd=simd), "m_").source for simd in (False, "cortex_m"))
+    assert 0 <= other.weight_bytes - plain.weight_bytes <= 32 * len(simd_layers.LAYERS)
 
 
 def test_vectors_are_used(graphs):
@@ -96,3 +131,16 @@ def test_other_machines(machine, layers):
     compiler, emulator, flag, big = MACHINES[machine]
     emulated = [emulator] if big else [emulator, "-cpu", "max"]
     layers.assert_equal(layers.run("-O2", "-static", flag, compiler=compiler, emulator=emulated, big_endian=big))
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("form", CORTEX_M)
+def test_the_dsp_extension(form, cortex_m):
+    flags = ["-static", "-mcpu=cortex-a9", *CORTEX_M[form]]
+    cortex_m.assert_equal(cortex_m.run(*flags, compiler="arm-linux-gnueabihf-gcc", emulator=["qemu-arm"]))
+
+
+@pytest.mark.oracle
+def test_cortex_m_where_the_first_byte_is_the_greatest(cortex_m):
+    emulated = {"compiler": "s390x-linux-gnu-gcc", "emulator": ["qemu-s390x"], "big_endian": True}
+    cortex_m.assert_equal(cortex_m.run("-O1", "-static", **emulated))

@@ -32,7 +32,7 @@ def emit(
     name: str = "model",
     batch: int = 1,
     vectors: int = 4,
-    simd: bool = False,
+    simd: bool | str = False,
 ) -> None:
     """Write NAME.c, NAME.h, NAME_test.c and a Makefile into a folder, and print the size of the arena.
 
@@ -44,10 +44,11 @@ def emit(
       vectors: how many golden runs `NAME_test.c` holds; the first two are of the least and the greatest codes.
       simd: whether dense layers and convolutions of 8-bit codes are written for the vectors of x86-64 (AVX2, AVX-VNNI,
         AVX-512 VNNI) and AArch64 (NEON, with and without dot products). The compiler's flags choose; without any of
-        them, plain loops compute the same codes. Weights of 4 and 2 bits then take a byte.
+        them, plain loops compute the same codes. Weights of 4 and 2 bits then take a byte. "cortex_m": for the vectors
+        of a Cortex-M (Helium, DSP extension), chosen in the same way. Weights then take no more than without vectors.
 
     Raises:
-      ValueError: a name that is no identifier, a batch below 1, fewer than 0 vectors, a simd that is no bool, or a node
+      ValueError: a name that is no identifier, a batch below 1, fewer than 0 vectors, another `simd`, or a node
         that holds what has no form in C; the message names it.
       GraphError: the graph is not finished.
       OSError: the folder cannot be written.
@@ -64,19 +65,22 @@ def emit(
 
 
 def to_files(
-    graph: Graph, *, name: str = "model", batch: int = 1, vectors: int = 4, simd: bool = False
+    graph: Graph, *, name: str = "model", batch: int = 1, vectors: int = 4, simd: bool | str = False
 ) -> dict[str, str]:
     """The texts that `emit` writes, by file name. Raises as `emit` does."""
     return _emitted(graph, name, batch, vectors, simd)[1]
 
 
-def _emitted(graph: Graph, name: str, batch: int, vectors: int, simd: bool) -> tuple[Program, dict[str, str]]:
+def _emitted(graph: Graph, name: str, batch: int, vectors: int, simd: bool | str) -> tuple[Program, dict[str, str]]:
     if re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) is None:
         raise ValueError(f"C: expected a name of ASCII letters, digits and underscores, got {name!r}.")
     if vectors < 0:
         raise ValueError(f"C: expected at least 0 vectors, got {vectors}.")
-    if type(simd) is not bool:
-        raise ValueError(f"C: expected simd=True for the vectors of a processor, or False. Got {simd!r}.")
+    if type(simd) is not bool and simd != "cortex_m":
+        raise ValueError(
+            "C: expected simd=True for the vectors of x86-64 and AArch64, 'cortex_m' for those of a Cortex-M, or False."
+            f" Got {simd!r}."
+        )
     source = Source(simd=simd)
     for own in ("run", "arena", "init", "step", "state"):
         source.names.fresh(f"{name}_{own}")

@@ -21,10 +21,10 @@ from qjax.names import Names
 class Source:
     """What the functions of one file share: functions of integers, tables, helpers.
 
-    simd: whether products are written for the vectors of a processor.
+    simd: whether products are written for the vectors of x86-64 and AArch64; "cortex_m": for those of a Cortex-M.
     """
 
-    simd: bool = False
+    simd: bool | str = False
     functions: dict[str, str] = dataclasses.field(default_factory=dict)
     """Text with a placeholder for the name -> name."""
     texts: list[str] = dataclasses.field(default_factory=list)

@@ -220,9 +220,24 @@ def _all() -> dict[str, tuple[str, tuple[str, ...]]]:
     found["floats"] = (_FLOATS, ())
     for name, text in _OF_FLOATS.items():
         found[f"{name}_f32"] = (text, ("floats", *(("round_f32",) if name in ("floor", "ceil") else ())))
-    own = resources.files("qjax.export.emit.c").joinpath("vectors.h").read_text("ascii")
-    found["vectors"] = (f"#include <string.h>\n\n{own.rstrip()}", ())
+    found["vectors"] = (f"#include <string.h>\n\n{_own('vectors')}", ())
+    forms = [
+        "#if defined(__ARM_FEATURE_MVE) && !defined(__ARM_BIG_ENDIAN)",
+        _own("cortex_m_mve"),
+        "#elif defined(__ARM_FEATURE_DSP) && defined(__ARM_FEATURE_SIMD32) && !defined(__ARM_BIG_ENDIAN)",
+        _own("cortex_m_dsp"),
+        "#else",
+        _own("cortex_m_plain"),
+        "#endif",
+    ]
+    parts = ["#include <string.h>", _own("cortex_m"), "\n".join(forms), _own("cortex_m_codes")]
+    found["cortex_m"] = ("\n\n".join(parts), ())
     return found
+
+
+def _own(name: str) -> str:
+    """A file of C beside this one."""
+    return resources.files("qjax.export.emit.c").joinpath(f"{name}.h").read_text("ascii").rstrip()
 
 
 _TEXTS = _all()

@@ -15,7 +15,7 @@ import numpy as np
 
 from qjax import ops
 from qjax.export.emit import planes
-from qjax.export.emit.c import requantizing, vector_windows, windows
+from qjax.export.emit.c import cortex_windows, requantizing, vector_windows, windows
 from qjax.export.emit.c.blocks import Source
 from qjax.export.emit.c.jaxprs import trace
 from qjax.export.emit.c.loops import Layer
@@ -104,8 +104,10 @@ def _lowered(
         if piece is not None:
             return Lowered([buffer.name for buffer in buffers].index(piece[0].name), piece[1])
         if isinstance(value, _Windowed):
-            if source.simd and vector_windows.fits(value.window):
+            if source.simd is True and vector_windows.fits(value.window):
                 vector_windows.store(layer, target, value.window, value.epilogue, value.finish)
+            elif source.simd == "cortex_m" and cortex_windows.fits(value.window):
+                cortex_windows.store(layer, target, value.window, value.epilogue, value.finish)
             else:
                 windows.store(layer, target, value.window, value.epilogue)
         else:
