@@ -15,7 +15,7 @@ from qjax.export.emit.lines import Integers, Line
 from qjax.export.emit.scaled import changes
 
 _FIRSTS = 256
-"""How many numbers are tried as `first`."""
+"""How many numbers are tried as `first`: those of a byte."""
 _TRIES = 4
 """How many numbers are tried as `up`."""
 _WORD = 32

@@ -39,6 +39,7 @@ LAYERS = (
     Layer(16, 16, (3, 3), (1, 1), "SAME", (1, 1), 16),
     Layer(20, 20, (3, 3), (2, 2), "VALID", (1, 1), 20),
     Layer(36, 36, (5, 3), (1, 1), "SAME", (1, 2), 36),
+    Layer(36, 4, (7, 5)),
     # these have no form in vectors: few channels, or several of them in a group
     Layer(8, 8, (3, 3), (1, 1), "SAME", (1, 1), 8),
     Layer(36, 36, (3, 3), (1, 1), "SAME", (1, 1), 2),

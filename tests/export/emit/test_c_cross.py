@@ -32,11 +32,16 @@ def test_every_operation_rule_and_formula(machine, everything):
     everything.assert_equal(everything.run("-O2", "-static", compiler=compiler, emulator=[emulator], big_endian=big))
 
 
-def test_cortex_m_code_holds_no_float_and_no_writable_data(tmp_path: pathlib.Path):
+@pytest.mark.parametrize(
+    ("processor", "simd"),
+    [("m0", False), ("m0", "cortex_m"), ("m4", "cortex_m"), ("m33", "cortex_m"), ("m55", "cortex_m")],
+)
+def test_cortex_m_code_holds_no_float_and_no_writable_data(processor, simd, tmp_path: pathlib.Path):
     graph = nodes.finished(residual_network(), "tflite_micro")
-    for file, text in c.to_files(graph, vectors=0).items():
+    for file, text in c.to_files(graph, vectors=0, simd=simd).items():
         (tmp_path / file).write_text(text)
-    flags = ["-mcpu=cortex-m0", "-mthumb", "-Os", "-ffreestanding", *c_build.WARNINGS]
+    flags = [f"-mcpu=cortex-{processor}", "-mthumb", "-Os", "-ffreestanding", *c_build.WARNINGS]
+    flags += ["-mfloat-abi=hard"] if processor == "m55" else []
     command = ["arm-none-eabi-gcc", *flags, "-c", "model.c", "-o", "model.o"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

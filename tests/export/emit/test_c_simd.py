@@ -2,13 +2,17 @@
 
 import pathlib
 
+import numpy as np
 import pytest
 
-from qjax.export.emit.c import to_files
+from qjax.export.emit.c import cortex_windows, to_files
 from qjax.export.emit.c.blocks import Source
 from qjax.export.emit.c.program import build
+from qjax.export.emit.c.values import Buffer
+from qjax.export.emit.c.windows import Window
 from qjax.export.integer_graph import IntegerGraph
 from tests.export.emit import c_build, nodes, simd_layers
+from tests.lower.lowered import residual_network
 
 VARIANTS = {
     "none": ((), ["-O2"]),
@@ -80,20 +84,31 @@ def test_cortex_m_in_plain_loops_under_sanitizers(cortex_m):
     cortex_m.assert_equal(cortex_m.run(*c_build.SANITIZERS))
 
 
-def test_functions_of_cortex_m_are_used(graphs):
-    for target, graph in graphs.items():
-        text = to_files(graph, simd="cortex_m", vectors=0)["model.c"]
-        body = text[text.index("static void model_") :]
+def test_functions_of_cortex_m_are_used(cortex_m):
+    starts = [cortex_m.text.index(f"static void {target}_") for target in TARGETS]
+    for target, start, end in zip(TARGETS, starts, [*starts[1:], None], strict=True):
+        body = cortex_m.text[start:end]
         sums = body.count("qjax_sums") + body.count("qjax_channels")
-        codes = body.count("qjax_codes") + body.count("qjax_sides")
-        # weights of 4 bits remain packed, and a rule in floats has no form in 32 bits
-        assert (sums > 12, codes > sums) == (target != "tflite_xnnpack", target == "tflite_micro"), target
+        # weights of 4 bits remain packed; some lines of a rule in floats have no form in 32 bits
+        assert (sums > 12) == (target != "tflite_xnnpack"), target
+        assert ("acc[i]" in body) == (target == "onnxruntime"), target
 
 
-def test_constants_of_cortex_m_are_those_of_plain_loops(graphs):
-    """But for vectors that functions read behind the last weight."""
-    plain, other = (build(graphs["tflite_micro"], 1, Source(simd=simd), "m_").source for simd in (False, "cortex_m"))
-    assert 0 <= other.weight_bytes - plain.weight_bytes <= 32 * len(simd_layers.LAYERS)
+def test_depthwise_weights_of_minus_128_have_no_form_for_cortex_m():
+    kernel = np.full((8, 3, 3, 1), -127, np.int8)
+    x = Buffer((1, 5, 5, 8), "int8", "in")
+    window = Window(x, kernel, 0, (1, 1), (1, 1), (1, 1), 8, (0, 1, 2, 3))
+    assert cortex_windows.fits(window)
+    kernel[3, 1, 1] = -128
+    assert not cortex_windows.fits(window)
+
+
+def test_weights_of_cortex_m_take_the_bytes_of_plain_loops():
+    """But for up to 15 of each table, which functions read behind the last weight."""
+    graph = nodes.finished(residual_network(), "tflite_micro")
+    plain, other = (build(graph, 1, Source(simd=simd), "m_").source for simd in (False, "cortex_m"))
+    assert "cortex_m" in other.helpers
+    assert 0 <= other.weight_bytes - plain.weight_bytes <= 15 * len(graph.nodes)
 
 
 def test_vectors_are_used(graphs):
@@ -144,3 +159,10 @@ def test_the_dsp_extension(form, cortex_m):
 def test_cortex_m_where_the_first_byte_is_the_greatest(cortex_m):
     emulated = {"compiler": "s390x-linux-gnu-gcc", "emulator": ["qemu-s390x"], "big_endian": True}
     cortex_m.assert_equal(cortex_m.run("-O1", "-static", **emulated))
+
+
+@pytest.mark.oracle
+def test_every_operation_rule_and_formula_with_the_dsp_extension(tmp_path):
+    everything = c_build.Compiled({**nodes.of_operations(), **nodes.of_targets()}, tmp_path, simd="cortex_m")
+    flags = ["-O2", "-static", "-mcpu=cortex-a9", "-mthumb"]
+    everything.assert_equal(everything.run(*flags, compiler="arm-linux-gnueabihf-gcc", emulator=["qemu-arm"]))

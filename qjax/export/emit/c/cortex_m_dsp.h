@@ -7,6 +7,12 @@
 #endif
 #include <arm_acle.h>
 
+#define QJAX_LINE(kind, name, patch, own, p, size) kind name[((size) + 3) / 4 * 4]
+#define QJAX_SPREAD_i8(patch, own, p, size, line) \
+    qjax_fill_i8(QJAX_PLACE(patch, own, p, 0, size), own, line, ((size) + 3) / 4 * 4)
+#define QJAX_SPREAD_u8(patch, own, p, size, line) \
+    qjax_fill_u8(QJAX_PLACE(patch, own, p, 0, size), own, line, ((size) + 3) / 4 * 4)
+
 static inline int32_t four(const void *x)
 {
     int32_t codes;
@@ -157,60 +163,69 @@ static inline void sums1x4(const int32_t *x, const int8_t *w, int32_t size, int3
 #define qjax_sums2_u8 qjax_sums2_i8
 
 QJAX_KERNEL void qjax_sums1_i8(
-    const int32_t *patch, const int8_t *w, int32_t size, const int32_t *start, int32_t features, int32_t *acc)
+    const int32_t *patch, const int8_t *w, int32_t size, const uint8_t *start, int32_t features, int32_t *acc)
 {
-    int32_t f, i;
-    for (f = 0; f < features; f += 4) {
-        const int32_t c = at_most(f, features - 4);
-        for (i = c; i < c + 4; i++) {
-            acc[i] = start[i];
-        }
-        sums1x4(patch, w + c * size, size, acc + c);
+    int32_t left;
+    for (left = features; left > 0; left -= 4) {
+        const int32_t again = left < 4 ? 4 - left : 0;
+        w -= again * size, start -= again, acc -= again;
+        acc[0] = start[0], acc[1] = start[1], acc[2] = start[2], acc[3] = start[3];
+        sums1x4(patch, w, size, acc);
+        w += 4 * size, start += 4, acc += 4;
     }
 }
 
 QJAX_KERNEL void qjax_sums2_i8(
-    const int32_t *patch, const int8_t *w, int32_t size, const int32_t *start, int32_t features, int32_t *acc)
+    const int32_t *patch, const int8_t *w, int32_t size, const uint8_t *start, int32_t features, int32_t *acc)
 {
-    int32_t f;
-    for (f = 0; f < features; f += 2) {
-        const int32_t c = at_most(f, features - 2);
+    int32_t left;
+    for (left = features; left > 0; left -= 2) {
+        const int32_t again = left == 1;
         int32_t sums[4];
-        sums[0] = start[c];
-        sums[1] = start[c + 1];
-        sums2x2(patch, w + c * size, size, sums);
-        acc[c] = sums[0];
-        acc[c + 1] = sums[1];
-        acc[features + c] = sums[2];
-        acc[features + c + 1] = sums[3];
+        w -= again * size, start -= again, acc -= again;
+        sums[0] = start[0], sums[1] = start[1];
+        sums2x2(patch, w, size, sums);
+        acc[0] = sums[0], acc[1] = sums[1], acc[features] = sums[2], acc[features + 1] = sums[3];
+        w += 2 * size, start += 2, acc += 2;
     }
 }
 
+#define QJAX_TAP(NAME) \
+    { \
+        const int32_t x0 = four(*row++ + first), w0 = four(v); \
+        const int32_t x_even = NAME##_even(x0), x_odd = NAME##_odd(x0); \
+        const int32_t w_even = i8_even(w0), w_odd = i8_odd(w0); \
+        a = __smlabb(x_even, w_even, a); \
+        b = __smlabb(x_odd, w_odd, b); \
+        c = __smlatt(x_even, w_even, c); \
+        d = __smlatt(x_odd, w_odd, d); \
+        v += stride; \
+    }
+
 #define QJAX_CHANNELS(NAME, CODE) \
     QJAX_KERNEL void qjax_channels_##NAME( \
-        const CODE *const *rows, int32_t taps, int32_t first, const int8_t *w, int32_t stride, const int32_t *start, \
+        const CODE *const *rows, int32_t taps, int32_t first, const int8_t *w, int32_t stride, const uint8_t *start, \
         int32_t channels, int32_t *acc) \
     { \
-        int32_t f; \
-        for (f = 0; f < channels; f += 4) { \
-            const int32_t i = at_most(f, channels - 4); \
-            const int8_t *weights = w + i; \
-            const CODE *const *row = rows, *const *const end = rows + taps; \
-            int32_t a = start[i], b = start[i + 1], c = start[i + 2], d = start[i + 3]; \
-            while (row != end) { \
-                const int32_t x0 = four(*row++ + first + i), w0 = four(weights); \
-                const int32_t x_even = NAME##_even(x0), x_odd = NAME##_odd(x0); \
-                const int32_t w_even = i8_even(w0), w_odd = i8_odd(w0); \
-                a = __smlabb(x_even, w_even, a); \
-                b = __smlabb(x_odd, w_odd, b); \
-                c = __smlatt(x_even, w_even, c); \
-                d = __smlatt(x_odd, w_odd, d); \
-                weights += stride; \
+        int32_t left, t; \
+        for (left = channels; left > 0; left -= 4) { \
+            const int32_t again = left < 4 ? 4 - left : 0; \
+            const CODE *const *row = rows; \
+            const int8_t *v = w - again; \
+            int32_t a, b, c, d; \
+            first -= again, start -= again, acc -= again; \
+            a = start[0], b = start[1], c = start[2], d = start[3]; \
+            for (t = taps; t >= 3; t -= 3) { \
+                QJAX_TAP(NAME) \
+                QJAX_TAP(NAME) \
+                QJAX_TAP(NAME) \
             } \
-            acc[i] = a; \
-            acc[i + 1] = b; \
-            acc[i + 2] = c; \
-            acc[i + 3] = d; \
+            for (; t > 0; t--) { \
+                QJAX_TAP(NAME) \
+            } \
+            acc[0] = a, acc[1] = b, acc[2] = c, acc[3] = d; \
+            first += 4, start += 4, acc += 4; \
+            w += 4 - again; \
         } \
     }
 

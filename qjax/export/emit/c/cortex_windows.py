@@ -18,7 +18,7 @@ from qjax.export.emit.c.loops import Layer
 from qjax.export.emit.c.scalar import limits
 from qjax.export.emit.c.tiles import Tiles, in_bytes
 from qjax.export.emit.c.values import Buffer, Register, Value
-from qjax.export.emit.c.windows import MOST_LOCAL, Window
+from qjax.export.emit.c.windows import MOST_LOCAL, Window, inside
 from qjax.export.emit.high_words import HighWords, high_words
 from qjax.export.emit.requantizations import Finish
 
@@ -40,8 +40,9 @@ def fits(window: Window) -> bool:
         return False
     if window.groups == 1:
         return _patch_bytes(1, math.prod(taps) * per_group) <= MOST_LOCAL
-    depthwise = window.groups == features == window.x.shape[-1]
-    return depthwise and features >= _CHANNELS and _POINTER * math.prod(taps) <= MOST_LOCAL
+    depthwise = window.groups == features == window.x.shape[-1] and features >= _CHANNELS
+    # two products with weights of at most 127 fit 16 bits
+    return depthwise and window.kernel.min() >= -127 and _POINTER * math.prod(taps) <= MOST_LOCAL
 
 
 def store(
@@ -131,7 +132,13 @@ class _Nest(Tiles):
             return self.copied(outer, put)
         whole = size + -size % _QUAD
         zeros = [f"line[{rest}] = 0;" for rest in range(size, whole)]
-        return [f"{self.kind} line[{whole}];", *self.copied(outer, gather), *zeros, *put(Index(), "line", whole)]
+        patch = f"patch, {own}, p, {size}"
+        return [
+            f"QJAX_LINE({self.kind}, line, {patch});",
+            *self.copied(outer, gather),
+            *zeros,
+            f"QJAX_SPREAD_{self.suffix}({patch}, line);",
+        ]
 
     # ------------------------------------------------------------------ channels
 
@@ -144,7 +151,17 @@ class _Nest(Tiles):
 
         def point(outer: list[Index]) -> list[str]:
             heads, tap = self.tap_loops()
-            return nested(heads, [f"rows[{flat(tap, tuple(self.taps))}] = {self.codes_under(outer, tap)};"])
+            row = f"rows[{flat(tap, tuple(self.taps))}]"
+            ends = (tuple(Index({}, k * (size - 1)) for size in self.taps) for k in (0, 1))
+            tests = list(dict.fromkeys(test for end in ends for test in inside(self.window, outer, end)[0]))
+            any_place = nested(heads, [f"{row} = {self.codes_under(outer, tap)};"])
+            if not tests:
+                return any_place
+            # mostly all taps meet the input
+            _, there = inside(self.window, outer, tap)
+            within = nested(heads, [f"{row} = {self.window.x.name} + {there};"])
+            head = f"if ({' && '.join(tests)}) {{"
+            return [head, *(f"    {x}" for x in within), "} else {", *(f"    {x}" for x in any_place), "}"]
 
         given = f"rows, {taps}, c0, {kernel} + c0, {self.features}, {start} + c0, {chunk}, acc"
         body = [f"qjax_channels_{self.suffix}({given});", *self._written("acc", "first", chunk)]
@@ -162,7 +179,7 @@ class _Nest(Tiles):
 
     def _start(self, padded: int) -> str:
         first = np.zeros(self.features, np.int64) if self.codes is None else self.codes.first
-        return self.table("start", np.pad(first, (0, padded - self.features)).astype(np.int32))
+        return self.table("start", np.pad(first, (0, padded - self.features)).astype(np.uint8))
 
     def _chunk(self, features: int, step: int) -> int:
         """How many features are summed at once."""
