@@ -41,11 +41,12 @@ static void expect(arm_cmsis_nn_status status, int32_t needed)
 
 @dataclasses.dataclass(frozen=True)
 class _Node:
-    """What a call needs of a node. name: of its function. shapes, zero_points: of the inputs and the output."""
+    """What a call needs of a node. name: of its function. shapes, dtypes, zero_points: of its inputs and output."""
 
     name: str
     op: str
     shapes: list[tuple[int, ...]]
+    dtypes: list[str]
     zero_points: list[int]
     values: Mapping[str, np.ndarray]
     attributes: Mapping[str, object]
@@ -125,13 +126,18 @@ def _known(graph: IntegerGraph, node: object, name: str) -> _Node:
     constants = {role: np.asarray(graph.ir.tensors[t].value) for role, t in node.constants.items()}  # pyright: ignore
     zero_points = [0 if t.quantization is None else int(np.asarray(t.quantization.zero_point)) for t in tensors]
     shapes = [tuple(1 if size is None else int(size) for size in t.shape) for t in tensors]
-    return _Node(name, node.op, shapes, zero_points, constants, node.attributes)  # pyright: ignore
+    dtypes = [t.dtype for t in tensors]
+    return _Node(name, node.op, shapes, dtypes, zero_points, constants, node.attributes)  # pyright: ignore
 
 
 def _body(node: _Node, tables: list[str]) -> list[str] | None:
     """The lines of a layer's function; None where it stays."""
-    if node.op == "conv" and node.attributes["rhs_layout"] == [3, 2, 0, 1]:
-        return _convolution(node, tables)
+    if set(node.dtypes) != {"int8"}:
+        return None
+    if node.op == "conv":
+        layouts = tuple(node.attributes[key] for key in ("lhs_layout", "rhs_layout", "out_layout"))
+        plain = layouts == ([0, 3, 1, 2], [3, 2, 0, 1], [0, 3, 1, 2])
+        return _convolution(node, tables) if plain and node.attributes["groups"] in (1, node.shapes[0][-1]) else None
     if node.op == "dot" and len(node.shapes[0]) == 2 and node.attributes["rhs_contracting"] == [0]:
         return _dense(node, tables)
     if node.op == "add":
@@ -159,6 +165,7 @@ def _convolution(node: _Node, tables: list[str]) -> list[str]:
     kernel, (zero_x, zero_y) = node.values["kernel"], node.zero_points
     depthwise = int(node.attributes["groups"]) > 1  # pyright: ignore
     height, width, each, count = kernel.shape
+    assert not depthwise or count == node.shapes[0][-1]
     laid = kernel.reshape(height, width, count) if depthwise else kernel.transpose(3, 0, 1, 2)
     names = _tables(node, tables, laid)
     (top, _), (left, _) = node.attributes["padding"]  # pyright: ignore

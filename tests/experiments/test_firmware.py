@@ -4,6 +4,7 @@ import shutil
 
 import jax
 import pytest
+from flax import nnx
 
 import qjax
 from experiments.firmware import __main__ as command
@@ -55,14 +56,42 @@ def test_vectors_take_a_third_of_the_instructions(board, tmp_path):
     assert vectors.flash < 1.1 * plain.flash
 
 
+class Residual(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.first = nnx.Conv(3, 8, (3, 3), rngs=rngs)
+        self.second = nnx.Conv(8, 8, (3, 3), feature_group_count=8, rngs=rngs)
+        self.head = nnx.Linear(8, 2, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = nnx.relu(self.first(x))
+        x = x + self.second(x)
+        return self.head(nnx.avg_pool(x, (4, 4)).reshape(len(x), -1))
+
+
+@pytest.mark.oracle
 def test_layers_call_cmsis_nn(tmp_path):
     """The text alone: no test has a checkout of CMSIS-NN."""
-    graph = network().retarget("cmsis_nn")
+    x = jax.random.normal(jax.random.key(0), (2, 4, 4, 3))
+    with jax.numpy_dtype_promotion("standard"):
+        qmodel = qjax.quantize(Residual(nnx.Rngs(0)), qjax.Recipe(target="cmsis_nn"), x)
+        qmodel.eval()
+        graph = qjax.convert(qmodel, x)
     graph.emit("c", tmp_path, name="net")
     text = cmsis_nn.rewritten((tmp_path / "net.c").read_text(), graph)
-    products = [node for node in graph.ir.nodes if node.op in ("conv", "dot", "add")]
-    calls = ("arm_convolve_wrapper_s8(", "arm_fully_connected_per_channel_s8(", "arm_elementwise_add_s8(")
-    assert sum(text.count(call) for call in calls) == len(products) > 2
+    for call in (
+        "convolve_wrapper",
+        "depthwise_conv_wrapper",
+        "elementwise_add",
+        "avgpool",
+        "fully_connected_per_channel",
+    ):
+        assert text.count(f"expect(arm_{call}_s8(") == 1
+
+
+def test_codes_of_other_types_do_not_call_cmsis_nn(tmp_path):
+    network().emit("c", tmp_path, name="net")
+    with pytest.raises(ValueError, match="expected a graph with int8 convolutions or dense layers, got none"):
+        cmsis_nn.rewritten((tmp_path / "net.c").read_text(), network())
 
 
 def test_another_folder_than_cmsis_nn_is_refused(tmp_path):

@@ -29,6 +29,7 @@ QJAX_KERNEL void qjax_fill(int8_t *to, const int8_t *x, int32_t n)
     QJAX_KERNEL void qjax_sums1_##NAME( \
         const int32_t *patch, const int8_t *w, int32_t size, const uint8_t *start, int32_t features, int32_t *acc) \
     { \
+        const int32_t turns = (size + STEP - 1) / STEP; \
         int32_t left, k; \
         for (left = features; left > 0; left -= 4) { \
             const int32_t again = left < 4 ? 4 - left : 0; \
@@ -38,7 +39,7 @@ QJAX_KERNEL void qjax_fill(int8_t *to, const int8_t *x, int32_t n)
             start -= again, acc -= again; \
             a = start[0], b = start[1], c = start[2], d = start[3]; \
             w = w3 + size, start += 4; \
-            for (k = 0; k < size; k += STEP) { \
+            for (k = turns; k > 0; k--) { \
                 const VECTOR codes = CODES(x); \
                 a = ADD(a, codes, WEIGHTS(w0)); \
                 b = ADD(b, codes, WEIGHTS(w1)); \
@@ -54,6 +55,7 @@ QJAX_KERNEL void qjax_fill(int8_t *to, const int8_t *x, int32_t n)
         const int32_t *patch, const int8_t *w, int32_t size, const uint8_t *start, int32_t features, int32_t *acc) \
     { \
         const int32_t more = (size + 15) / 16 * 16; \
+        const int32_t turns = (size + STEP - 1) / STEP; \
         int32_t left, k; \
         for (left = features; left > 0; left -= 2) { \
             const int32_t again = left == 1; \
@@ -63,7 +65,7 @@ QJAX_KERNEL void qjax_fill(int8_t *to, const int8_t *x, int32_t n)
             start -= again, acc -= again; \
             a = c = start[0], b = d = start[1]; \
             w = w1 + size, start += 2; \
-            for (k = 0; k < size; k += STEP) { \
+            for (k = turns; k > 0; k--) { \
                 const VECTOR codes0 = CODES(x0), codes1 = CODES(x1), weights0 = WEIGHTS(w0), weights1 = WEIGHTS(w1); \
                 a = ADD(a, codes0, weights0); \
                 b = ADD(b, codes0, weights1); \
@@ -101,7 +103,7 @@ QJAX_SUMS(u8, uint8_t, int16x8_t, 8, wide_u8, wide_i8, vmladavaq_s16)
             const CODE *const *row = rows; \
             const int8_t *v = w - again; \
             int32x4x2_t sums; \
-            int32_t t = taps; \
+            int32_t t; \
             first -= again, start -= again, acc -= again; \
             sums.val[0] = vmovlbq_s16(wide_u8(start)); \
             sums.val[1] = vmovltq_s16(wide_u8(start)); \
@@ -114,20 +116,20 @@ QJAX_SUMS(u8, uint8_t, int16x8_t, 8, wide_u8, wide_i8, vmladavaq_s16)
 
 /* no weight of a depthwise convolution is -128, so that two products of signed codes fit 16 bits */
 #define QJAX_TAPS_i8 \
-    for (; t >= 2; t -= 2, row += 2, v += 2 * stride) { \
+    for (t = taps / 2; t > 0; t--, row += 2, v += 2 * stride) { \
         const int16x8_t one = vmulq_s16(wide_i8(row[0] + first), wide_i8(v)); \
         const int16x8_t both = vaddq_s16(one, vmulq_s16(wide_i8(row[1] + first), wide_i8(v + stride))); \
         sums.val[0] = vaddq_s32(sums.val[0], vmovlbq_s16(both)); \
         sums.val[1] = vaddq_s32(sums.val[1], vmovltq_s16(both)); \
     } \
-    if (t > 0) { \
+    if (taps % 2 != 0) { \
         const int16x8_t one = vmulq_s16(wide_i8(row[0] + first), wide_i8(v)); \
         sums.val[0] = vaddq_s32(sums.val[0], vmovlbq_s16(one)); \
         sums.val[1] = vaddq_s32(sums.val[1], vmovltq_s16(one)); \
     }
 
 #define QJAX_TAPS_u8 \
-    for (; t > 0; t--, row++, v += stride) { \
+    for (t = taps; t > 0; t--, row++, v += stride) { \
         const int16x8_t x = wide_u8(row[0] + first), weights = wide_i8(v); \
         sums.val[0] = vaddq_s32(sums.val[0], vmullbq_int_s16(x, weights)); \
         sums.val[1] = vaddq_s32(sums.val[1], vmulltq_int_s16(x, weights)); \
