@@ -329,3 +329,21 @@ def softmax(*, seed: int = 10) -> Cases:
             grid = grid_of(s, draw_zero_point(r, "int8"), "int8")
             found.append(Case("softmax", (x,), (grid,), grid_of(np.float32(1 / 256), -128, "int8")))
     return found
+
+
+def softmax_on_any_grid(dtype: str, *, seed: int = 11) -> Cases:
+    """Rows of 2 to 200 codes, whose results have scales from 1/100 down to 1/(100 n), and any zero point."""
+    r = np.random.RandomState(seed)
+    info = np.iinfo(dtype)
+    found: Cases = []
+    for length in (2, 3, 5, 10, 17, 33, 64, 100, 200):
+        for index in range(12):
+            s = np.float32(2.0 ** r.randint(-8, 2) if index % 3 == 0 else np.exp2(r.uniform(-9, 2)))
+            spread = (2 / s, 5, 40, 100)[index % 4]
+            values = r.normal(0, spread, (3360 // length + 1, length)) + r.randint(-50, 50) + info.min + 128
+            x = np.clip(np.rint(values), info.min, info.max).astype(dtype)
+            grid = grid_of(s, draw_zero_point(r, dtype), dtype)
+            scale = (1 / 256, 1 / 255, r.uniform(0.003, 0.01), 1 / (100 * length))[(index + length) % 4]
+            zero_point = info.min if index % 2 else draw_zero_point(r, dtype)
+            found.append(Case("softmax", (x,), (grid,), grid_of(np.float32(scale), zero_point, dtype)))
+    return found

@@ -164,6 +164,12 @@ def _onnx(runtime: str, target: str) -> list[AnyRow]:
             ),
             Row(runtime, f"GlobalAveragePool {x}", target, partial(cases.mean, x)),
             _float_table(runtime, f"{'Sigmoid' if qdq else 'QLinearSigmoid'} {x}", target, "logistic", x),
+            Row(
+                runtime,
+                f"{'Softmax' if qdq else 'QLinearSoftmax'} {x}",
+                target,
+                partial(cases.softmax_on_any_grid, x),
+            ),
         ]
         if qdq:
             rows.append(_float_table(runtime, f"Tanh {x}", target, "tanh", x))

@@ -108,6 +108,8 @@ def _operation(case: Case) -> tuple[str, dict[str, Any], dict[str, str]]:
             },
             {},
         )
+    if case.op == "softmax":
+        return "softmax", {"axes": [case.inputs[0].ndim - 1]}, {}
     if case.op in ("conv2d", "depthwise_conv2d"):
         assert case.kernel is not None
         groups = case.inputs[0].shape[3] // case.kernel.shape[2]
@@ -189,7 +191,13 @@ def _table(case: Case, target: Target) -> np.ndarray:
 def _softmax(case: Case, target: Target) -> np.ndarray:
     if target.softmax is None:
         raise ValueError(f"target {target.name!r} does not say how it computes softmax; set Target.softmax.")
-    constants = softmax.prepare(target.softmax, float(case.grids[0].scale))
+    constants = softmax.prepare(
+        target.softmax,
+        float(case.grids[0].scale),
+        length=case.inputs[0].shape[-1],
+        y_scale=float(case.output.scale),
+        y_zero_point=int(case.output.zero_point),
+    )
     return np.asarray(jax.jit(softmax.softmax)(case.inputs[0], constants))
 
 

@@ -168,7 +168,10 @@ def derive(target: targets.Target, case: Case) -> Constants:
         return Constants({"bias": folded.bias, **folded.requantize}, {}, folded.factor, folded.weight_scale)
     if case.formula is not None:
         name, setting = case.formula
-        return Constants(get_formula(name).prepare(setting), {"formula": name})
+        known: dict[str, Any] = {"formula": name}
+        if setting.factor != 1:
+            known["factor"] = setting.factor
+        return Constants(get_formula(name).prepare(setting), known)
     op = ops.get(producer.op)
     if op.prepares:
         given = Preparation(producer.attributes, producer.constants, case.inputs, case.output, affine, target)

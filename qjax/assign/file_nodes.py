@@ -15,7 +15,7 @@ import numpy as np
 
 from qjax import ops, targets
 from qjax.assign.bounds import operand
-from qjax.assign.constants import BARE, Case, derive, kernel_scale, scales_alone, step_of, weighted_of
+from qjax.assign.constants import BARE, Case, Step, derive, kernel_scale, scales_alone, step_of, weighted_of
 from qjax.assign.formulas import formula_for
 from qjax.graph.ir import Graph, Node, Tensor
 from qjax.graph.weighted_product import arithmetic_of, kind_of
@@ -82,7 +82,9 @@ def _restated(graph: Graph, made: _Made, node: Node, target: targets.Target) -> 
     for role, value in found.items():
         own[role] = made.constant(node, role, names.get(role, f"{node.output}/{role}"), value)
     own |= {role: node.constants[role] for role in _BOUNDS if role in node.constants}
-    return dataclasses.replace(node, constants=own, attributes={**node.attributes, **attributes})
+    # where a formula takes the factor, it is among what the target says
+    kept = {key: value for key, value in node.attributes.items() if key != "factor"}
+    return dataclasses.replace(node, constants=own, attributes={**kept, **attributes})
 
 
 def _prepared(graph: Graph, made: _Made, node: Node, target: targets.Target) -> Node:
@@ -119,9 +121,11 @@ def _summed(graph: Graph, node: Node, target: targets.Target) -> tuple[Mapping[s
     averaged = op.average if isinstance(op, AverageFacts) and count is not None else None
     operation = averaged or op.operation(node.attributes)
     found = None
-    if operation is not None:
-        found = formula_for(graph.tensors, node, operation, 1 if count is None else count, output, target)
-    case = Case(step_of(graph, node, ()), (), scales_alone(graph, node.inputs), operand(output), count=count)
+    factor = node.attributes.get("factor", 1.0)
+    if operation is not None and (factor == 1 or target.scaled_matmul):
+        found = formula_for(graph.tensors, node, operation, 1 if count is None else count, output, target, factor)
+    behind = () if factor == 1 else (Step("affine_step", {"step": "mul"}, {"value": np.float32(factor)}),)
+    case = Case(step_of(graph, node, ()), behind, scales_alone(graph, node.inputs), operand(output), count=count)
     if found is not None:
         case = dataclasses.replace(case, formula=(found[0].name, found[1]))
     derived = derive(target, case)

@@ -24,18 +24,28 @@ def formula_of(
 
     The target's formulas have been checked (`formulas.check_target`).
     """
-    found = _operation(graph, node, [step for step in chain if not ops.get(step.op).clamps])
+    steps = [step for step in chain if not ops.get(step.op).clamps]
+    factor = _factor(graph, node, steps) if target.scaled_matmul else None
+    if factor is not None:
+        return formula_for(tensors, node, "matmul", 1, output, target, factor)
+    found = _operation(graph, node, steps)
     if found is None:
         return None
     return formula_for(tensors, node, *found, output, target)
 
 
 def formula_for(
-    tensors: Mapping[str, Tensor], node: Node, op: str, count: Any, output: Tensor, target: Target
+    tensors: Mapping[str, Tensor],
+    node: Node,
+    op: str,
+    count: Any,
+    output: Tensor,
+    target: Target,
+    factor: float = 1.0,
 ) -> tuple[Formula, Setting] | None:
     """The same for a node that is known to be one of `formulas.OPS`.
 
-    count: how many elements one output of an average has, int or int32 array.
+    count: how many elements one output of an average has, int or int32 array. factor: see `Target.scaled_matmul`.
     """
     inputs = [_quantization(tensors[tensor]) for tensor in node.inputs]
     y = _quantization(output)
@@ -66,8 +76,22 @@ def formula_for(
         y.zero_point,
         output.dtype,
         count,
+        factor,
     )
     return formula, setting
+
+
+def _factor(graph: Graph, node: Node, steps: Sequence[Node]) -> float | None:
+    """The factor behind a product of activations, where it is one positive number of the program."""
+    if ops.get(node.op).operation(node.attributes) != "matmul" or len(steps) != 1:
+        return None
+    (known,) = (step.attributes for step in steps)
+    if known.get("step") not in ("mul", "div") or not known.get("literal"):
+        return None
+    value = float(np.asarray(graph.constant(steps[0], "value")).reshape(()))
+    if not 2.0**-100 < value < 2.0**100:
+        return None
+    return value if known["step"] == "mul" else 1.0 / value
 
 
 def _operation(graph: Graph, node: Node, affine: list[Node]) -> tuple[str, Any] | None:

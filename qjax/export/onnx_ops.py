@@ -6,6 +6,7 @@ Runtime's docs/ContribOperators.md (domain com.microsoft).
 """
 
 import dataclasses
+from collections.abc import Mapping
 
 MICROSOFT = "com.microsoft"
 
@@ -21,6 +22,7 @@ class OnCodes:
       roles: of its inputs, in order. Role r of a tensor is followed by "r_scale" and "r_zero_point"; y's two belong to
         the output; "bias" is int32 on the accumulator's grid.
       variadic: y's two come first, and then any number of operands with theirs (QLinearConcat).
+      attributes: those that it has beside the float operator's.
     """
 
     name: str
@@ -29,6 +31,7 @@ class OnCodes:
     operands: tuple[str, ...]
     roles: tuple[str, ...]
     variadic: bool = False
+    attributes: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def has_bias(self) -> bool:
@@ -47,8 +50,8 @@ def _tensor(name: str) -> tuple[str, str, str]:
 _Y = _grid("y")
 
 
-def _unary(name: str, real: str) -> OnCodes:
-    return OnCodes(name, MICROSOFT, real, ("x",), (*_tensor("x"), *_Y))
+def _unary(name: str, real: str, **attributes: int) -> OnCodes:
+    return OnCodes(name, MICROSOFT, real, ("x",), (*_tensor("x"), *_Y), attributes=attributes)
 
 
 def _binary(name: str, real: str) -> OnCodes:
@@ -65,7 +68,7 @@ _ALL = (
     _unary("QLinearGlobalAveragePool", "GlobalAveragePool"),
     _unary("QLinearSigmoid", "Sigmoid"),
     _unary("QLinearLeakyRelu", "LeakyRelu"),
-    _unary("QLinearSoftmax", "Softmax"),
+    _unary("QLinearSoftmax", "Softmax", opset=13),
     OnCodes("QLinearConcat", MICROSOFT, "Concat", (), _Y, variadic=True),
 )
 

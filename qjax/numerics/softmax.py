@@ -1,15 +1,17 @@
-"""Softmax of 8-bit codes over the last axis, as TFLite's kernels compute it: codes at 1/256, the least one is 0.
+"""Softmax of 8-bit codes over the last axis, as runtimes compute it.
 
-| method | who |
-| --- | --- |
-| `gemmlowp` | TFLite Micro; LiteRT's reference kernels: 32-bit fixed point |
-| `float32` | LiteRT's optimised kernels on x86, and its default, which has no XNNPACK kernel for codes |
-| `uint16` | the same on AArch64: exponentials of 16 bits |
+| method | who | result |
+| --- | --- | --- |
+| `gemmlowp` | TFLite Micro; LiteRT's reference kernels: 32-bit fixed point | codes at 1/256, the least is 0 |
+| `float32` | LiteRT's optimised kernels on x86, and its default, which has no XNNPACK kernel for codes | the same |
+| `uint16` | the same on AArch64: exponentials of 16 bits | the same |
+| `onnx` | ONNX Runtime, see `qlinear_softmax` | any scale and zero point |
 
 The input's zero point cancels. `prepare` turns its scale into int32 constants on the host; `softmax` is integers from
 there on, with the same bits in numpy and inside `jit`, and its axis may be batched by `vmap`.
 
-Codes are int8 with the zero point -128 or, for the first two methods, uint8 with the zero point 0, as in old files.
+TFLite's codes are int8 with the zero point -128 or, for the first two methods, uint8 with the zero point 0, as in old
+files.
 
 The method `uint16`, where d is the difference to the greatest code:
 
@@ -29,18 +31,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from qjax.numerics import float32, libm
-from qjax.numerics._namespace import like_inputs
+from qjax.numerics import float32, libm, positive_sums, qlinear_softmax
+from qjax.numerics._namespace import like_inputs, wide
 from qjax.numerics.fixed_point import (
     quantize_multiplier,
     rounding_divide_by_power_of_two,
     saturating_rounding_doubling_high_mul,
 )
 from qjax.numerics.gemmlowp_functions import exp_on_negative_values, one_over_one_plus_x, product
+from qjax.numerics.qlinear_softmax import Onnx
 from qjax.numerics.rounding import Rounding, rounding_right_shift
 from qjax.numerics.softfloat import Real
 
-SoftmaxMethod = Literal["gemmlowp", "float32", "uint16"]
+SoftmaxMethod = Literal["gemmlowp", "float32", "uint16", "onnx"]
 
 SOFTMAX_METHODS: tuple[SoftmaxMethod, ...] = get_args(SoftmaxMethod)
 
@@ -78,19 +81,36 @@ class Uint16(NamedTuple):
     powers: Any
 
 
-def prepare(method: SoftmaxMethod, x_scale: float | np.floating) -> Gemmlowp | Table | Uint16:
+def prepare(
+    method: SoftmaxMethod,
+    x_scale: float | np.floating,
+    *,
+    length: int | None = None,
+    y_scale: float | np.floating = 2.0**-8,
+    y_zero_point: int = -128,
+) -> Gemmlowp | Table | Uint16 | Onnx:
     """The constants of a softmax of codes with this scale, a float32 number; beta is 1.
 
     Source: PreprocessSoftmaxScaling, CalculateInputRadius and PopulateSoftmaxLookupTable of TFLite.
 
+    Args:
+      method: who computes it.
+      x_scale: of the codes.
+      length: of a row; "onnx" needs it, the others take any.
+      y_scale, y_zero_point: of the result, for "onnx".
+
     Raises:
-      ValueError: an unknown method, or a scale that is not finite and positive.
+      ValueError: an unknown method, a scale that is not finite and positive, or no length where it is needed.
     """
     if method not in SOFTMAX_METHODS:
         raise ValueError(f"softmax: expected a method out of {', '.join(SOFTMAX_METHODS)}. Got {method!r}.")
     scale = np.float32(x_scale)
     if not (np.isfinite(scale) and scale > 0):
         raise ValueError(f"softmax: the input's scale must be finite and positive. Got {x_scale}.")
+    if method == "onnx":
+        if length is None:
+            raise ValueError("softmax: the method 'onnx' needs the length of a row.")
+        return qlinear_softmax.prepare(scale, length, np.float32(y_scale), y_zero_point)
     if method == "float32":
         steps = np.float32(-scale) * np.arange(256).astype(np.float32)
         return Table(*float32.of(libm.expf(steps)))
@@ -107,8 +127,8 @@ def prepare(method: SoftmaxMethod, x_scale: float | np.floating) -> Gemmlowp | T
     return Gemmlowp(multiplier, shift, np.int32(-radius))
 
 
-def softmax(codes: ArrayLike, constants: Gemmlowp | Table | Uint16) -> Any:
-    """Codes of the softmax over the last axis, at 1/256: int8 with the zero point -128, uint8 with the zero point 0.
+def softmax(codes: ArrayLike, constants: Gemmlowp | Table | Uint16 | Onnx) -> Any:
+    """Codes of the softmax over the last axis: of TFLite at 1/256, int8 with zero point -128 or uint8 with 0.
 
     Args:
       codes: int8 or, but for `uint16`, uint8, (..., n) with n from 1 to 4095.
@@ -130,8 +150,11 @@ def softmax(codes: ArrayLike, constants: Gemmlowp | Table | Uint16) -> Any:
             f"a Q12.19 number. Got an array of shape {np.shape(codes)}."
         )
     xp = like_inputs(codes, *constants)
-    wide = xp.asarray(codes).astype(np.int32)
-    difference = wide - xp.max(wide, axis=-1, keepdims=True)
+    values = xp.asarray(codes).astype(np.int32)
+    if isinstance(constants, Onnx):
+        most = np.int32(np.iinfo(dtype).max)
+        return xp.minimum(qlinear_softmax.qlinear_softmax(values, constants), most).astype(dtype)
+    difference = values - xp.max(values, axis=-1, keepdims=True)
     match constants:
         case Gemmlowp():
             found = _gemmlowp(xp, difference, constants)
@@ -178,29 +201,16 @@ def _table(xp: ModuleType, difference: Any, constants: Table) -> Any:
     float32(e_i * float32(1 / float32(sum * float32(1/256)))), the sum in float32 from left to right, rounded to an
     integer with ties away from zero. Source: optimized_ops::Softmax of TFLite for codes, on x86.
     """
+    table = positive_sums.keys(float32.Float32(*(xp.asarray(c) for c in constants)))
     # Mode "clip" is the form of a lookup that the emitters know. All differences lie within the table.
-    mantissa, exponent = (xp.take(xp.asarray(c), -difference, mode="clip") for c in constants)
-    powers = float32.Float32(mantissa, exponent)
-    total = _sum(xp, powers)
+    with wide(xp):
+        terms = xp.take(table, -difference, mode="clip")
+        total = positive_sums.numbers(positive_sums.total(xp.moveaxis(terms, -1, 0)))
     share = float32.multiply(total, float32.of(2.0**-8))
     inverse = float32.divide(float32.of(1.0), share)
     inverse = float32.Float32(*(xp.expand_dims(field, -1) for field in inverse))
+    powers = positive_sums.numbers(positive_sums.fields(terms))
     return float32.to_int32(float32.multiply(powers, inverse), Rounding.NEAREST_AWAY)
-
-
-def _sum(xp: ModuleType, terms: float32.Float32) -> float32.Float32:
-    """The sum over the last axis, one float32 addition after the other."""
-    columns = float32.Float32(*(xp.moveaxis(field, -1, 0) for field in terms))
-    first = float32.Float32(*(xp.zeros_like(field[0]) for field in columns))
-    if xp is jnp:
-
-        def step(total: float32.Float32, term: float32.Float32) -> tuple[float32.Float32, None]:
-            return float32.add(total, term), None
-
-        return jax.lax.scan(step, first, columns)[0]
-    for index in range(columns.mantissa.shape[0]):
-        first = float32.add(first, float32.Float32(*(field[index] for field in columns)))
-    return first
 
 
 def _prepare_uint16(scale: np.float32) -> Uint16:

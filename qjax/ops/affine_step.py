@@ -13,10 +13,14 @@ from qjax.ops.pending import Pending
 
 
 class Fields(TypedDict):
-    """step: the primitive. reversed: the constant comes first, c - x."""
+    """step: the primitive. reversed: the constant comes first, c - x.
+
+    literal: the constant is a number of the program itself, which no parameter changes.
+    """
 
     step: Literal["mul", "div", "neg", "add", "sub", "add_any"]
     reversed: NotRequired[bool]
+    literal: NotRequired[bool]
 
 
 @register
@@ -58,7 +62,8 @@ class AffineStep(Elementwise):
         return [x.plus(value)]
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
-        return {"step": eqn.primitive}
+        literal = any(value is not None and np.ndim(value) == 0 for value in eqn.literals)
+        return {"step": eqn.primitive, **({"literal": True} if literal else {})}
 
     def has_integer_form(self, eqn: Equation) -> bool:
         return True

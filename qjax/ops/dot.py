@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Collection, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired
 
 import jax
 import jax.numpy as jnp
@@ -38,12 +38,16 @@ from qjax.ops.pending import Pending
 
 
 class Fields(ProductFields):
-    """The axes that are summed, and those that both operands share, as `lax.dot_general` has them."""
+    """The axes that are summed, and those that both operands share, as `lax.dot_general` has them.
+
+    factor: of a product of activations whose formula takes one, see `Target.scaled_matmul`.
+    """
 
     lhs_contracting: list[int]
     rhs_contracting: list[int]
     lhs_batch: list[int]
     rhs_batch: list[int]
+    factor: NotRequired[float]
 
 
 @register

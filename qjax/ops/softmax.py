@@ -12,6 +12,7 @@ from jax.typing import ArrayLike
 from qjax.numerics import softmax as runtimes
 from qjax.numerics._namespace import traced
 from qjax.numerics.integer_softmax import BITS, exponentials, shares
+from qjax.numerics.positive_sums import MOST_TERMS
 from qjax.numerics.softfloat import Real
 from qjax.ops import softmax_parts
 from qjax.ops.base import (
@@ -39,7 +40,12 @@ from qjax.ops.pending import Pending
 from qjax.ops.taking_part import FILL, Masked, attributes_of, taking_part, works_along
 
 _STEP = np.float32(2.0**-BITS)
-_FIELDS = {"gemmlowp": runtimes.Gemmlowp, "float32": runtimes.Table, "uint16": runtimes.Uint16}
+_FIELDS = {
+    "gemmlowp": runtimes.Gemmlowp,
+    "float32": runtimes.Table,
+    "uint16": runtimes.Uint16,
+    "onnx": runtimes.Onnx,
+}
 
 
 class PreparedFields(TypedDict):
@@ -63,9 +69,9 @@ class Softmax(ChoosesNoPlace, Op):
     mask_inverted, and empty: the result of a row with all elements hidden ("uniform": the same share for each, as in
     JAX if masked numbers are replaced by a large negative number; "zero": `jax.nn.softmax(where=)`).
 
-    A target's own method (`Target.softmax`) is defined for 8-bit codes over the last axis without a mask, with the
-    fixed scale 1/256, and "uint16" for int8 codes only. Everything else is "exact", see `numerics.integer_softmax`:
-    within `1/2 + (n + 3) / (2^31 s_y) + 2^-15` steps of the exact softmax of n codes.
+    A target's own method (`Target.softmax`) is defined for 8-bit codes over the last axis without a mask. TFLite's
+    have the fixed scale 1/256, and "uint16" is for int8 codes only. Everything else is "exact", see
+    `numerics.integer_softmax`: within `1/2 + (n + 3) / (2^31 s_y) + 2^-15` steps of the exact softmax of n codes.
     """
 
     name = "softmax"
@@ -110,7 +116,8 @@ class Softmax(ChoosesNoPlace, Op):
         assert x.qmax is not None
         method = self._method(given)
         if method != "exact":
-            return Prepared(_of_runtime(method, x.scale), {"method": method})
+            length = x.shape[given.attributes["axes"][-1]]
+            return Prepared(_of_runtime(method, x.scale, length, y.scale, y.zero_point), {"method": method})
         folded = fold_sum([Real.of(_STEP)], y.scale, given.affine, greatest_shift(y.qmin, y.qmax))
         table = exponentials(x.scale, x.qmax - x.qmin + 1)
         return Prepared({"table": table, **folded}, {"method": "exact", "rounding": given.target.rounding.value})
@@ -129,17 +136,17 @@ class Softmax(ChoosesNoPlace, Op):
         length = x.shape[axes[-1]]
         native = (
             method is not None
-            and given.target.unit_grids
+            and (method == "onnx" or given.target.unit_grids)
             and len(given.inputs) == 1
             and axes == [len(x.shape) - 1]
             and length is not None
-            and 1 <= length < 4096
+            and 1 <= length < MOST_TERMS
             and x.dtype == y.dtype
             and y.dtype in (("int8",) if method == "uint16" else ("int8", "uint8"))
             and y.qmin is not None
             and y.qmax == y.qmin + 255
         )
-        if native and not traced(y.scale):
+        if native and method != "onnx" and not traced(y.scale):
             # a graph that was read from a file can have other output parameters
             native = float(np.asarray(y.scale)) == 2.0**-8 and (traced(y.zero_point) or np.all(y.zero_point == y.qmin))
         return str(method) if native else "exact"
@@ -169,18 +176,27 @@ class Softmax(ChoosesNoPlace, Op):
         return finish_sum([p], constants, attributes)
 
 
-def _of_runtime(method: str, scale: ArrayLike) -> dict[str, Array]:
-    """The constants of a runtime's method by name; a traced scale is sent to the host."""
-    fields = _FIELDS[method]
+def _of_runtime(
+    method: str, scale: ArrayLike, length: int | None, y_scale: ArrayLike, y_zero_point: ArrayLike
+) -> dict[str, Array]:
+    """The constants of a runtime's method by name; traced scales are sent to the host."""
+    fields, given = _FIELDS[method], (scale, y_scale, y_zero_point)
 
-    def prepared(scale: ArrayLike) -> Any:
-        value = np.float32(np.asarray(scale).reshape(()))
-        return tuple(np.asarray(c, np.int32) for c in runtimes.prepare(method, value))  # pyright: ignore[reportArgumentType]
+    def prepared(*given: ArrayLike) -> Any:
+        scale, y_scale, zero_point = (np.asarray(value).reshape(()) for value in given)
+        made = runtimes.prepare(
+            method,  # pyright: ignore[reportArgumentType]
+            np.float32(scale),
+            length=length,
+            y_scale=np.float32(y_scale),
+            y_zero_point=int(zero_point),
+        )
+        return tuple(np.asarray(c, np.int32) for c in made)
 
-    if not traced(scale):
-        made = prepared(scale)
+    if not traced(*given):
+        made = prepared(*given)
     else:
-        # the shapes do not depend on the scale
-        shapes = tuple(jax.ShapeDtypeStruct(c.shape, np.int32) for c in prepared(np.float32(0.1)))
-        made = jax.pure_callback(prepared, shapes, scale, vmap_method="sequential")
+        # the shapes do not depend on the scales
+        shapes = tuple(jax.ShapeDtypeStruct(c.shape, np.int32) for c in prepared(0.1, 0.1, 0))
+        made = jax.pure_callback(prepared, shapes, *given, vmap_method="sequential")
     return dict(zip(fields._fields, made, strict=True))

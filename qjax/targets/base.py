@@ -66,6 +66,8 @@ class Target:
       subtract: the formula of differences.
       multiply: the formula of products of two activations, element by element.
       matmul: the formula of matrix products of two activations.
+      scaled_matmul: whether such a formula also computes g (a @ b) for a number g > 0 of the program, as an operator
+        does whose first scale is float32(s_a g). Otherwise such a product is one exact sum.
       rescale: the formula of a change of scale.
       mean: the formula of means.
       average_pool: the formula of average pooling.
@@ -117,6 +119,7 @@ class Target:
     subtract: str | None = None
     multiply: str | None = None
     matmul: str | None = None
+    scaled_matmul: bool = False
     rescale: str | None = None
     mean: str | None = None
     average_pool: str | None = None

@@ -13,10 +13,12 @@ ONNXRUNTIME = register(
         subtract="onnx_float_add",
         multiply="onnx_multiply",
         matmul="float32/f32",
+        scaled_matmul=True,
         rescale="onnx_rescale",
         mean="onnx_global_average",
         average_pool="onnx_average_pool",
         quantize="division",
+        softmax="onnx",
         wide_zero_points=True,
         description="ONNX Runtime's CPU provider on x86: QLinear operators, one rounding of a float32 product",
     )

@@ -95,21 +95,23 @@ def test_logarithms_of_softmax_are_within_their_error(op, grid, scale, out, out_
 
 @pytest.mark.parametrize("name", [n for n in targets.names() if targets.get(n).softmax is not None])
 def test_softmax_of_a_runtime(name):
-    """Its own method on its own grid over the last axis, and the exact one for everything else."""
+    """Its own method over the last axis, TFLite's on their own grid, and the exact one for everything else."""
     grid = Grid("int8", -128, 127, -128)
     x = INT8.codes(np.random.default_rng(2), (4, 19))
     target = targets.get(name)
-    for out_scale, method in ((2.0**-8, target.softmax if target.unit_grids else "exact"), (0.004, "exact")):
-        y, known = codes_of("softmax", [(x, INT8, 0.1)], (grid, out_scale), {"axes": [1]}, name)
-        assert known["method"] == method
-        if method != "exact":
-            want = runtimes.softmax(x, runtimes.prepare(target.softmax, np.float32(0.1)))
-            assert np.array_equal(y, want)
+    assert target.softmax is not None
+    anywhere = target.softmax == "onnx"
+    for scale, native in ((2.0**-8, target.unit_grids or anywhere), (0.004, anywhere)):
+        y, known = codes_of("softmax", [(x, INT8, 0.1)], (grid, scale), {"axes": [1]}, name)
+        assert known["method"] == (target.softmax if native else "exact")
+        if native:
+            constants = runtimes.prepare(target.softmax, np.float32(0.1), length=19, y_scale=np.float32(scale))
+            assert np.array_equal(y, runtimes.softmax(x, constants))
     _, known = codes_of("softmax", [(x, INT8, 0.1)], (grid, 2.0**-8), {"axes": [0]}, name)
     assert known["method"] == "exact"
 
 
-@pytest.mark.parametrize("method", ["gemmlowp", "float32", "uint16"])
+@pytest.mark.parametrize("method", ["gemmlowp", "float32", "uint16", "onnx"])
 def test_constants_of_a_runtime_in_a_trace(method):
     target = targets.Target("any", softmax=method, unit_grids=True)
 

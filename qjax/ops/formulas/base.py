@@ -24,6 +24,7 @@ class Setting:
 
     op: one of `OPS`. scales: float32, per input tensor. zero_points: int32, per input tensor. y_scale, y_zero_point: of
     the output. dtype: of the output's codes. count: how many elements one output averages, int or int32 array.
+    factor: of "matmul", see `Target.scaled_matmul`; the first scale is float32(scales[0] factor).
     """
 
     op: str
@@ -33,6 +34,7 @@ class Setting:
     y_zero_point: Any
     dtype: str
     count: Any = 1
+    factor: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -56,7 +56,10 @@ def requantized(rule: str, form: Form = "f64") -> Formula:
 def _scale(setting: Setting, form: Form) -> Real:
     second: Any = setting.scales[1] if len(setting.scales) == 2 else _ONE
     if setting.op not in ("mean", "average_pool"):
-        return effective_scale(setting.scales[0], second, setting.y_scale, form=form)
+        first = setting.scales[0]
+        if setting.factor != 1:
+            first = (Real.of(first) * Real.of(setting.factor)).to_float32()
+        return effective_scale(first, second, setting.y_scale, form=form)
     count = Real.of(np.asarray(setting.count).astype(np.float32))
     if form == "f32":
         share = (Real.of(_ONE) / count).to_float32()

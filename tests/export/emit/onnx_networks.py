@@ -78,6 +78,19 @@ class Sequences(nnx.Module):
         return jnp.mean(y - x, 1)
 
 
+class Attention(nnx.Module):
+    """Attention as `jax.nn` has it, with a factor that is no power of two, and softmax as the result."""
+
+    def __init__(self) -> None:
+        rngs = nnx.Rngs(0)
+        self.heads = nnx.List([nnx.LinearGeneral(8, (2, 6), rngs=rngs) for _ in range(3)])
+        self.out = nnx.LinearGeneral((2, 6), 5, axis=(-2, -1), rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        query, key, value = (layer(x) for layer in self.heads)
+        return jax.nn.softmax(self.out(jax.nn.dot_product_attention(query, key, value)))
+
+
 IMAGES, SEQUENCES = data(4, 8, 8, 3), data(4, 6, 8)
 UNSIGNED = qjax.QSpec(bits=8, signed=False, symmetric=False)
 

@@ -29,11 +29,11 @@ GRAPHS = 161
 """Those of `nodes.of_operations`, the bare sums, and softmax on a runtime's own grid."""
 TARGETS = targets.names()
 """Those of qjax: a tutorial that ran in this process may have registered its own."""
-DISTINCT = 1153
+DISTINCT = 1157
 """Of GRAPHS x targets, those that differ from each other."""
 REFUSED = 170
 """Of GRAPHS x targets, those with codes of uint16, which the target's runtime does not have."""
-ARITHMETICS = 170
+ARITHMETICS = 171
 """Of these, one for each operation and rule, formula or method."""
 SUMS = ("add", "multiply", "rescale", "sum", "window_sum", "dot")
 ARITHMETIC = ("rule", "formula", "method", "rounding")

@@ -27,7 +27,7 @@ from tests.export.emit.nodes import of_operations
 from tests.export.emit.onnx_runs import checked, differing
 from tests.export.graphs import assert_equal, differences
 
-FLOATS = {"Conv", "MatMul", "Gemm", "Add", "Mul", "AveragePool", "GlobalAveragePool"}
+FLOATS = {"Conv", "MatMul", "Gemm", "Add", "Mul", "AveragePool", "GlobalAveragePool", "Softmax"}
 STYLES = ("qdq", "qoperator")
 
 
@@ -69,6 +69,7 @@ def runtime_cases(dtype: str) -> dict[str, Case]:
     found["multiply"] = cases.elementwise("multiply", dtype)[2]
     found["mean"] = cases.mean(dtype, same_grid=False)[1]
     found["pool"] = cases.average_pool(dtype, same_grid=False)[1]
+    found["softmax"] = cases.softmax_on_any_grid(dtype)[-1]
     found["rescale"] = cases.rescale(dtype, dtype)[0]
     return found
 
@@ -81,6 +82,7 @@ OPERATORS = {
     "multiply": "QLinearMul",
     "mean": "QLinearGlobalAveragePool",
     "pool": "QLinearAveragePool",
+    "softmax": "QLinearSoftmax",
     "rescale": "QuantizeLinear",
 }
 
@@ -95,7 +97,7 @@ def test_every_operation_is_a_kernel_of_codes(dtype, tmp_path):
             model = checked(to_model(graph, style=style, codes=True))
             got, operators = run(model, dict(zip(graph.inputs, case.inputs, strict=True)), tmp_path)
             fused = OPERATORS[name.split("_")[0]] in operators and not FLOATS & set(operators)
-            if dtype == "int8" and name.split("_")[0] in ("dense", "conv", "depthwise"):
+            if dtype == "int8" and name.split("_")[0] in ("dense", "conv", "depthwise", "softmax"):
                 # uint8 in the kernel, int8 before and behind it
                 fused = operators == ["Cast", "Add", OPERATORS[name.split("_")[0]], "Cast", "Add"]
             known = differences(read_back(model, tmp_path), graph)

@@ -14,7 +14,17 @@ from qjax import targets
 from qjax.export.emit.onnx import to_model
 from qjax.export.read import read
 from qjax.export.read.errors import ReadError
-from tests.export.emit.onnx_networks import IMAGES, SEQUENCES, UNSIGNED, Images, Sequences, Shortcut, Small, converted
+from tests.export.emit.onnx_networks import (
+    IMAGES,
+    SEQUENCES,
+    UNSIGNED,
+    Attention,
+    Images,
+    Sequences,
+    Shortcut,
+    Small,
+    converted,
+)
 from tests.export.emit.onnx_runs import checked, differing
 from tests.export.emit.test_onnx_qdq import FLOATS, STYLES, facts_of, read_back, run
 from tests.export.graphs import assert_equal
@@ -75,6 +85,52 @@ def test_products_of_int8_activations_need_no_option_of_the_session(small, tmp_p
     # additions of integers, between int8 and uint8
     assert not FLOATS - {"Add"} & set(operators)
     assert facts_of(to_model(small.ir))["onnxruntime_session"] == {}
+
+
+@pytest.mark.parametrize("activations", [UNSIGNED, qjax.QSpec(bits=8, symmetric=False)])
+def test_attention_is_kernels_of_codes_and_nothing_else(activations, tmp_path):
+    graph = converted(Attention(), SEQUENCES, target="onnxruntime", activations=activations)
+    operators = assert_runs(graph, SEQUENCES, tmp_path)
+    assert operators.count("QLinearMatMul") == operators.count("QLinearSoftmax") == 2
+    assert not FLOATS - {"Add"} & set(operators)
+    # the factor 6^-1/2 of the scores is in the first scale
+    (scores,) = (node for node in graph.ir.nodes if "factor" in node.attributes)
+    assert scores.attributes["factor"] == float(np.float32(6**-0.5))
+
+
+def test_a_factor_of_a_product_survives_a_change_of_target(tmp_path):
+    """Also of a file, where the target's constants are all that is left of the model."""
+    graph = converted(Attention(), SEQUENCES, target="onnxruntime")
+    codes = np.asarray(graph.quantize(SEQUENCES))
+    path = tmp_path / "model.onnx"
+    path.write_bytes(to_model(graph.ir, style="qoperator").SerializeToString())
+    for target in ("tosa", "tflite_micro", "onnxruntime_avx2"):
+        want = converted(Attention(), SEQUENCES, target="onnxruntime").retarget(target)
+        found = qjax.read(path).retarget(target)
+        assert not any("factor" in node.attributes for node in found.ir.nodes) or target == "onnxruntime_avx2"
+        if target != "tflite_micro":
+            assert np.array_equal(found.run(codes), want.run(codes))
+    assert np.array_equal(qjax.read(path).run(codes), graph.run(codes))
+
+
+def test_a_learned_factor_is_one_exact_sum():
+    """A parameter may become negative, which a scale must not. So `exact` and `convert` agree for every value."""
+
+    class Scaled(nnx.Module):
+        def __init__(self) -> None:
+            self.factor = nnx.Param(jnp.float32(0.7))
+
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return self.factor * jnp.einsum("bij,bkj->bik", x, x)
+
+    model = Scaled()
+    qmodel = qjax.quantize(model, qjax.Recipe(target="onnxruntime"), SEQUENCES)
+    qjax.calibrate(qmodel, [SEQUENCES])
+    for value in (0.7, -0.3):
+        model.factor[...] = jnp.float32(value)
+        graph = qjax.convert(qmodel, SEQUENCES)
+        assert graph.ir.nodes[0].attributes["rounding"] == "nearest_even"
+        assert np.array_equal(qjax.exact(qmodel, SEQUENCES)(qmodel, SEQUENCES), graph(SEQUENCES))
 
 
 def test_sums_of_int8_activations_need_an_option_of_the_session():

@@ -6,6 +6,7 @@ loops (`inner.py`).
 
 import abc
 import dataclasses
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -55,7 +56,10 @@ class Source:
 
 
 class Block:
-    """A stretch of C within braces."""
+    """A stretch of C within braces.
+
+    variable, head: of the loop whose body it is, in a nest of loops over the elements of a result; see `within`.
+    """
 
     def __init__(self, parent: "Block | None" = None, *, inner: bool = False) -> None:
         self.parent = parent
@@ -63,6 +67,41 @@ class Block:
         self.lines: list[str] = []
         self.names = Names(between="", beside=parent.names if parent is not None else ())
         self.done: dict[tuple[object, ...], str] = {}
+        self.variable = self.head = ""
+
+    def within(self, variable: str, extent: int) -> "Block":
+        """The body of a loop inside of this block. The blocks of a nest have their names in common."""
+        body = Block(self)
+        body.names = self.names
+        body.variable, body.head = variable, loop_head(variable, extent)
+        return body
+
+    def of(self, at: Indices) -> "Block | None":
+        """The outermost block of the nest in which an index has a value; None: it is that of an inner loop."""
+        used = {name for index in at for term in index.terms for name in re.findall(r"[A-Za-z_]\w*", term)}
+        innermost = self
+        while innermost.inner and innermost.parent is not None:
+            innermost = innermost.parent
+        block = innermost
+        while block.variable and block.parent is not None and block.variable not in used:
+            block = block.parent
+        known, outer = set[str](), block
+        while outer.variable and outer.parent is not None:
+            known.add(outer.variable)
+            outer = outer.parent
+        if used <= known:
+            return block
+        # a name that is no variable of the nest is declared in the block itself
+        return None if self.inner else self
+
+    def nest(self) -> list[str]:
+        """The lines of the whole nest whose innermost block this is."""
+        lines, block = self.lines, self
+        while block.variable and block.parent is not None:
+            lines = [block.head, *(f"    {line}" for line in lines), "}"]
+            block = block.parent
+            lines = [*block.lines, *lines]
+        return nested([], lines) if block is self or block.lines else lines
 
     def fresh(self, wanted: str) -> str:
         """A name that this block and those around it do not use."""

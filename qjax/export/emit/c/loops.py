@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from qjax.export.emit.c import element_reads, inner_loops
-from qjax.export.emit.c.blocks import Access, Block, Body, Source, loop_head, nested
+from qjax.export.emit.c.blocks import Access, Block, Body, Source
 from qjax.export.emit.c.index import Index, Indices, flat
 from qjax.export.emit.c.printer import Printer
 from qjax.export.emit.c.scalar import COMPARISONS, Expressions, Interval, Scalar, limits
@@ -32,6 +32,7 @@ from qjax.export.emit.c.values import (
     Table,
     Value,
     View,
+    has_register,
     size,
 )
 from qjax.names import Names
@@ -86,12 +87,11 @@ class Layer(Body):
         block = Block(self.root)
         names = _axes(len(value.shape))
         at: list[Index] = []
-        heads: list[str] = []
         for axis, extent in enumerate(value.shape):
             name = block.fresh(names[axis]) if extent > 1 else ""
             at.append(Index.variable(name, extent))
             if extent > 1:
-                heads.append(loop_head(name, extent))
+                block = block.within(name, extent)
         if size(value) == 0:
             return
         text, _ = self.expression(block, value, tuple(at), root=final)
@@ -100,7 +100,7 @@ class Layer(Body):
         block.add(f"{target.name}[{where}] = {stored};")
         if final:
             self.writes.append(where.key)
-        self.root.add(*nested(heads, block.lines))
+        self.root.add(*block.nest())
 
     def stored(self, value: Value) -> Buffer:
         """The value in scratch memory, written there once."""
@@ -198,18 +198,20 @@ class Layer(Body):
         if isinstance(value, Kept):
             return self.leaf(block, self.stored(value.source), at, conditional)
         if isinstance(value, Reduced | Looped):
-            if block.inner or conditional:
+            # outside of the loops over what it does not depend on
+            outer = block.of(at)
+            if conditional or outer is None or (block.inner and has_register(value)):
                 return self.leaf(block, self.stored(value), at, conditional)
             places = tuple(index.key for index in at)
             key = (id(value), 0, places) if isinstance(value, Reduced) else (id(value.loop), value.position, places)
             found = block.known(key)
             if found is None:
                 found = (
-                    inner_loops.reduce(self, block, value, at)
+                    inner_loops.reduce(self, outer, value, at)
                     if isinstance(value, Reduced)
-                    else inner_loops.loop(self, block, value, at)
+                    else inner_loops.loop(self, outer, value, at)
                 )
-                block.done[key] = found
+                outer.done[key] = found
                 self.kept.append(value)
             return found
         raise AssertionError(f"no leaf: {type(value).__name__}")

@@ -153,6 +153,60 @@ class Looped(Value):
     position: int
 
 
+def has_register(value: Value) -> bool:
+    """Whether an element depends on the turn of a loop."""
+    seen: set[int] = set()
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        if isinstance(item, Register):
+            return True
+        pending += parts(item)
+    return False
+
+
+def parts(value: Value) -> list[Value]:
+    """The values that a value is made of; of the result of a loop, those from outside of it."""
+    match value:
+        case Computed():
+            return list(value.operands)
+        case View() | Kept():
+            return [value.source]
+        case Guarded():
+            return [value.source, value.fill]
+        case Joined():
+            return list(value.parts)
+        case Chosen():
+            return [value.source, value.rows]
+        case Reduced():
+            return [value.body]
+        case Looped():
+            own = {id(register) for register in (*value.loop.carries, value.loop.counter)}
+            return [*value.loop.initial, *(part for step in value.loop.step for part in _outside(step, own))]
+        case _:
+            return []
+
+
+def _outside(step: Value, own: set[int]) -> list[Value]:
+    """What a step of a loop is made of, without the loop's own registers."""
+    found: list[Value] = []
+    seen: set[int] = set()
+    pending = [step]
+    while pending:
+        item = pending.pop()
+        if id(item) in seen or id(item) in own:
+            continue
+        seen.add(id(item))
+        inside = parts(item)
+        if not inside:
+            found.append(item)
+        pending += inside
+    return found
+
+
 def of_array(array: np.ndarray, role: str) -> Value:
     """Constant data as a value."""
     if array.ndim == 0 and role in ("literal", "constant"):

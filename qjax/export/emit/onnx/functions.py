@@ -1,4 +1,4 @@
-"""Tables that ONNX Runtime computes as functions of 8-bit codes: QLinearSigmoid, QLinearLeakyRelu.
+"""Functions that ONNX Runtime computes on 8-bit codes: QLinearSigmoid, QLinearLeakyRelu, QLinearSoftmax.
 
 The runtime fills its own table when it loads the model: DequantizeLinear, the function and QuantizeLinear of every
 code, in float32. The steps of LeakyRelu are exact IEEE operations, so its table is computed here and compared. The last
@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from qjax.export.emit.onnx.codes import fits
 from qjax.export.emit.onnx.codes_writer import CodesWriter
-from qjax.graph.ir import Node, Quantization
+from qjax.graph.ir import Node, Quantization, Tensor
 from qjax.numerics.elementary import Expression
+from qjax.numerics.qlinear_softmax import overflows
 
 _SIGMOID_ERROR = 2.0**-21
 """Above 2^-22.4, the greatest error of ONNX Runtime's float32 sigmoid on 27 million numbers within 200 of 0."""
@@ -47,6 +48,31 @@ def table(w: CodesWriter, node: Node) -> bool:
         return False
     view = w.value(node.inputs[0])
     return w.write(node, view.axes, name, [w.operand(node.inputs[0], view)], None, None, **attributes)
+
+
+def softmax(w: CodesWriter, node: Node) -> bool:
+    """Writes a softmax by the runtime's method, if its product stays within float32; see `numerics.qlinear_softmax`.
+
+    On uint8 always: versions before 1.31 wrap a share of 1 in int8.
+    """
+    if node.attributes["method"] != "onnx" or not fits(w.graph, node):
+        return False
+    (name,) = node.inputs
+    tensors = w.graph.tensors
+    length = w.sizes(name)[-1]
+    x, y = (np.float32(np.asarray(q.scale).reshape(())) for q in _grids(tensors[name], tensors[node.output]))
+    if overflows(x, length, y):
+        return False
+    view = w.value(name)
+    last = len(view.shape) - 1
+    order = view.axes if view.axes[-1:] == (last,) else tuple(range(last + 1))
+    operand = w.factor(name, w.operand(name, w.in_order(view, order)))
+    unsigned = tensors[name].dtype == "int8"
+    return w.write(node, order, "Softmax", [operand], unsigned=unsigned, axis=-1)
+
+
+def _grids(*tensors: Tensor) -> list[Quantization]:
+    return [tensor.quantization for tensor in tensors if tensor.quantization is not None]
 
 
 def _sigmoid(reals: NDArray[np.float32], y: Quantization) -> NDArray[np.float64] | None:

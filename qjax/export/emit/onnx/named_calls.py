@@ -15,6 +15,7 @@ from qjax.export.emit.onnx import sums
 from qjax.export.emit.onnx.arithmetic import unsigned
 from qjax.export.emit.onnx.carried import EXACT, FLOATS, Carried
 from qjax.export.emit.onnx.named_rules import rounded_codes
+from qjax.export.emit.onnx.named_softmax import qlinear_softmax
 from qjax.export.emit.onnx.views import View
 from qjax.numerics.calls import Named
 from qjax.numerics.integer_softmax import BITS
@@ -249,5 +250,6 @@ NAMED: dict[str, Entry] = {
     "leading": _leading,
     "finished_sum": _finished_sum,
     "rounded_codes": rounded_codes,
+    "qlinear_softmax": qlinear_softmax,
 }
 """The name of the function -> its entry."""

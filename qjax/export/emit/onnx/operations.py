@@ -4,6 +4,7 @@ A function returns False if the runtime has no kernel on codes for the node (ano
 axes). The node is then written as a function of integers.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 
 from qjax.export.emit.onnx.codes import CODES, Operand, Runtime, fits
 from qjax.export.emit.onnx.codes_writer import CodesWriter
-from qjax.export.emit.onnx.functions import table
+from qjax.export.emit.onnx.functions import softmax, table
 from qjax.export.emit.onnx.translate import RANGES
 from qjax.export.emit.onnx.views import View
 from qjax.export.emit.onnx.weights import bias_of, weight_of
@@ -155,6 +156,14 @@ def _matmul(w: CodesWriter, node: Node) -> bool:
     operands = [_flat(w, *given) for given in zip(names, axes(first), sizes, strict=True)]
     if operands[0] is None or operands[1] is None:
         return False
+    if "factor" in known:
+        # the graph's first operand, wherever MatMul has it
+        quantization = w.graph.tensors[node.inputs[0]].quantization
+        assert quantization is not None
+        scale = np.asarray(quantization.scale, np.float64).reshape(()) * known["factor"]
+        of = operands[first]
+        assert of is not None
+        operands[first] = dataclasses.replace(of, scale=w.stored(f"{node.output}/scaled", scale.astype(np.float32)))
     factors = [w.factor(name, x) for name, x in zip(names, operands, strict=True) if x is not None]
     return w.write(node, order, "MatMul", factors, None, back, unsigned=w.moves_to_unsigned(node))
 
@@ -336,6 +345,7 @@ OPERATIONS: dict[str, Written] = {
     "window_sum": _average_pool,
     "max_pool": _max_pool,
     "table": table,
+    "softmax": softmax,
 }
 
 ONNXRUNTIME = Runtime(

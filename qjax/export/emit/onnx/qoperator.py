@@ -39,4 +39,5 @@ def write(writer: CodesWriter, operation: Operation, title: str) -> None:
     inputs = [names.get(role, "") for role in op.roles]
     while not inputs[-1]:
         inputs.pop()
-    writer.add(op.name, inputs, result.codes, domain=op.domain, name=title, **operation.attributes)
+    attributes = {**operation.attributes, **op.attributes}
+    writer.add(op.name, inputs, result.codes, domain=op.domain, name=title, **attributes)

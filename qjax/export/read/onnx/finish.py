@@ -280,17 +280,18 @@ def in_between(walk: Walk, value: Pending) -> list[str]:
 def unfused(walk: Walk, value: Pending, grid: Grid) -> list[str]:
     """Why ONNX Runtime does not compute an operation on codes."""
     # Where ONNX Runtime fuses nothing, products and means add floats in an order that it chooses.
-    adds = value.product is not None or value.is_mean
+    adds = value.product is not None or value.is_mean or value.fails is not None
+    found = [] if value.fails is None else value.fails(walk, value, grid)
     if not (adds or value.op in FLOAT_FORMULAS) or value.attributes.get("subtract"):
         return []
     inputs = [walk.draft.grid(tensor).dtype for tensor in value.inputs]
     if value.kernel is not None and inputs[0] == "uint8" and value.kernel.stored == "int8" and not walk.pairs:
         walk.options["session.x64quantprecision"] = "1"
     if walk.on_codes:
-        return []
+        return found
     if "int8" in inputs:
         walk.options["session.qdqisint8allowed"] = "1"
-    found = in_between(walk, value)
+    found += in_between(walk, value)
     found += [walk.loose[tensor] for tensor in value.inputs if tensor in walk.loose]
     if value.kernel is not None:
         if value.kernel.stored not in ("int8", "uint8"):

@@ -1,7 +1,4 @@
-"""ConvTranspose and Softmax: ONNX Runtime computes them in floats, or in an order that it chooses, also on codes.
-
-If `floats` allows it, they are read as integers with one rounding.
-"""
+"""ConvTranspose, which ONNX Runtime computes in floats also on codes, and Softmax, which has a kernel of codes."""
 
 import numpy as np
 
@@ -11,6 +8,8 @@ from qjax.export.read.onnx.model import OnnxNode
 from qjax.export.read.onnx.moves import axis_of, first
 from qjax.export.read.onnx.values import Known, Pending, Value, Weight
 from qjax.export.read.onnx.walk import Walk, handles
+from qjax.numerics.positive_sums import MOST_TERMS
+from qjax.numerics.qlinear_softmax import overflows
 from qjax.ops.windows import convolution, with_kernel
 from qjax.problems import Unsupported
 
@@ -97,8 +96,20 @@ def _softmax(walk: Walk, node: OnnxNode, inputs: Inputs) -> list[Value]:
     newest = node.get("opset", walk.model.opset) >= 13
     axis = axis_of(node, node.get("axis", -1 if newest else 1), len(shape))
     axes = [axis] if newest else list(range(axis, len(shape)))
-    why = ("QLinearSoftmax, which it becomes, adds and divides in float32 by a table of its own",)
-    return [Pending("softmax", node.outputs[0], shape, (x,), {"axes": axes}, floats=why, write=_written)]
+    why = [] if axes == [len(shape) - 1] else [f"it is over the axes {axes} of {len(shape)}, not over the last alone"]
+    if shape[axes[-1]] >= MOST_TERMS:
+        why.append(f"rows have {shape[axes[-1]]} codes, the formula of QLinearSoftmax is for less than {MOST_TERMS}")
+    value = Pending("softmax", node.outputs[0], shape, (x,), {"axes": axes}, floats=tuple(why))
+    return [value.replace(write=_written, fails=_overflows)]
+
+
+def _overflows(walk: Walk, value: Pending, grid: Grid) -> list[str]:
+    """Why QLinearSoftmax has no result."""
+    scales = [np.float32(each.quantization.scale) for each in (walk.draft.grid(value.inputs[0]), grid)]
+    length = value.shape[value.attributes["axes"][-1]]
+    if not length or not overflows(scales[0], length, scales[1]):
+        return []
+    return [f"QLinearSoftmax overflows in rows of {length} with the output scale {scales[1]:.3g}"]
 
 
 def _written(walk: Walk, value: Pending, name: str, grid: Grid, clamps: dict[str, str]) -> str:

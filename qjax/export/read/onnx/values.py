@@ -123,6 +123,8 @@ class Pending:
     """The result with axes of size 1 where a mean has none; a reshape makes them, unless a later one drops them."""
     write: Callable[..., str] | None = None
     """What makes the nodes, where `finish` does not: (walk, value, name, grid, clamps by role) -> the tensor."""
+    fails: Callable[..., list[str]] | None = None
+    """Of what the runtime computes by a kernel of its own: (walk, value, grid) -> why that has no result."""
     grid: Any = None
     """The scale and zero point that the codes have anyway, without a quantizer behind them; None: there are none."""
     unchanged: bool = False
