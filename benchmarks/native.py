@@ -20,7 +20,7 @@ from benchmarks.timing import Failed, Result, paired
 from conformance.cpu import flags
 from qjax.runtimes.onnx import session_of
 
-NETWORKS = ("MLP", "DS-CNN", "ResNet-20", "MobileNet V1", "MobileNet V2")
+NETWORKS = ("MLP", "DS-CNN", "ResNet-20", "MobileNet V1", "MobileNet V2", "BERT-small")
 BATCHES = (1, 32)
 
 

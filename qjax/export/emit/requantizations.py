@@ -19,7 +19,8 @@ from qjax.numerics.float32 import Float32
 from qjax.numerics.rules import Rule, get_rule
 from qjax.numerics.softfloat import Real
 from qjax.ops.channels import weight_to_result
-from qjax.ops.epilogue import finish_weighted
+from qjax.ops.epilogue import finish, finish_weighted
+from qjax.ops.formulas import get as get_formula
 
 _INT32, _TAME = 2**31, 2**29
 _MOST_CODES = 2**10
@@ -80,6 +81,60 @@ def finish_of_codes(
     if scaled is not None:
         scaled = dataclasses.replace(scaled, bias=scaled.bias - zero_point * sums)
     return Finish(moved, shape, scaled)
+
+
+def finish_of_sum(
+    attributes: Mapping[str, Any], values: Mapping[str, np.ndarray], ends: tuple[int, int]
+) -> Finish | None:
+    """For a sum between two numbers, of a node without weights: its formula or its exact sum. None: no line is it.
+
+    values: the constants of the node by role, one number each.
+    """
+    name = attributes.get("formula")
+    rounding = attributes.get("rounding")
+    pointwise = get_formula(name).pointwise if name is not None else rounding is not None and int(values["factor0"]) > 0
+    if not pointwise or any(value.size != 1 for value in values.values()) or max(-ends[0], ends[1]) >= _INT32:
+        return None
+    constants = {role: value for role, value in values.items() if role not in ("clamp_min", "clamp_max")}
+    program = _program_of_sum(name, rounding)
+
+    def raw(acc: Integers, channels: np.ndarray) -> Integers:
+        return np.asarray(program(acc.astype(np.int32), constants)).astype(np.int64)
+
+    lowest, highest = _bounds(attributes, values)
+    low, high = (np.asarray([end], np.int64) for end in ends)
+    span = Span(low, high, np.zeros(1, np.int64))
+    if not 0 <= highest - lowest < _MOST_CODES or not _is_tame(raw, span):
+        return None
+    line = fit(
+        lambda acc, channels: np.clip(raw(acc, channels), lowest, highest),
+        span,
+        lowest,
+        highest,
+        bits=31,
+        most_raised=MOST_RAISED,
+    )
+    if line is None:
+        return None
+    scaled = None
+    if name is not None and values.keys() >= {"mantissa", "exponent"}:
+        # a formula in float32 of another form than this product is not proven to be it, and left alone
+        number = Float32(*(values[role].reshape(1) for role in ("mantissa", "exponent")))
+        zero_point = int(values["y_zero_point"].reshape(()))
+        found = Scaled(np.zeros(1, np.int64), np.asarray(float32.to_array(number)), zero_point, lowest, highest)
+        scaled = found if found.is_line(line, low, high) else None
+    return Finish(line, (1,), scaled)
+
+
+@functools.cache
+def _program_of_sum(formula: str | None, rounding: str | None) -> Callable[..., jax.Array]:
+    own = {"formula": formula} if formula is not None else {"rounding": rounding}
+    attributes = {**own, "qmin": -(2**30), "qmax": 2**30 - 1, "dtype": "int32"}
+
+    def raw(acc: jax.Array, constants: Mapping[str, jax.Array]) -> jax.Array:
+        return finish([acc], constants, attributes)
+
+    return jax.jit(raw)
 
 
 def _scaled_of(facts: "_Facts", product: Product, line: Line) -> Scaled | None:

@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -74,12 +75,35 @@ class Many(nnx.Module):
         return [*found, *(layer(mean) for layer in self.dense), self.dense[1](x), self.wide(x.reshape(len(x), -1))]
 
 
-def graph(target: str, bits: int = 8, *, signed: bool = True) -> Graph:
-    """All layers under a target; bits: of the weights. signed: whether activations are int8, not uint8."""
+class Products(nnx.Module):
+    """Products of activations: every order of the axes, lengths that are no multiples of 4 and of 16, batches."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.heads = nnx.List([nnx.LinearGeneral(36, (2, width), rngs=rngs) for width in (18, 18, 20, 5)])
+
+    def __call__(self, x: jax.Array) -> list[jax.Array]:
+        rows = x[:, 0] * 1.5
+        query, key, value, few = (head(x.reshape(len(x), -1, 36)[:, :47] + 0.2) for head in self.heads)
+        scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / 18**0.5
+        return [
+            jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), value),
+            jnp.einsum("bhqk,bkhd->bhdq", nnx.relu(scores), few),
+            jnp.einsum("bqhd,bkhe->bdhe", query, value[:, :1] + 0 * value),
+            jnp.einsum("bqhd,bqhe->bhde", query[:, :23], value[:, :23]),
+            jnp.einsum("btc,bsc->bst", x[:, 0], rows),
+            jnp.einsum("btc,bsc->bts", x[:, 0, :, :33], rows[..., :33]),
+            # no form in vectors: few rows, and a result whose last axis is shared
+            jnp.einsum("btc,bsc->bts", x[:, 0, :3], rows),
+            jnp.einsum("btcd,bscd->btsd", *(a.reshape(len(x), 7, 9, 4) for a in (x[:, 0], rows))),
+        ]
+
+
+def graph(target: str, bits: int = 8, *, signed: bool = True, products: bool = False) -> Graph:
+    """All layers under a target, or all products; bits: of the weights. signed: whether activations are int8."""
     x = jax.random.normal(jax.random.key(0), (4, *SHAPE))
     activations = qjax.QSpec(bits=8, signed=signed, symmetric=False)
     recipe = qjax.Recipe(target=target, weights=qjax.QSpec(bits=bits, axis=-1), activations=activations)
-    qmodel = qjax.quantize(Many(nnx.Rngs(0)), recipe, x)
+    qmodel = qjax.quantize((Products if products else Many)(nnx.Rngs(0)), recipe, x)
     qjax.calibrate(qmodel, [x])
     qmodel.eval()
     return qjax.convert(qmodel, x).ir

@@ -59,6 +59,14 @@ def layers(graphs, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def products(tmp_path_factory):
+    """Formulas in float32 and in fixed point; codes of int8 and of uint8."""
+    chosen = {"tflite_micro": True, "onnxruntime": False}
+    found = {target: simd_layers.graph(target, signed=signed, products=True) for target, signed in chosen.items()}
+    return compiled(found, 3, tmp_path_factory.mktemp("products"))
+
+
+@pytest.fixture(scope="module")
 def cortex_m(graphs, layers, tmp_path_factory):
     found = compiled(graphs, 3, tmp_path_factory.mktemp("cortex_m"), "cortex_m")
     found.expected = layers.expected
@@ -78,6 +86,31 @@ def test_one_example_under_sanitizers(graphs, tmp_path):
     flags = next(flags for needed, flags in reversed(VARIANTS.values()) if _has(needed))
     layers = compiled(graphs, 1, tmp_path)
     layers.assert_equal(layers.run(*c_build.SANITIZERS, *flags[1:]))
+
+
+SELDOM = [pytest.mark.exhaustive]
+
+
+@pytest.mark.parametrize(
+    "variant", [pytest.param(name, marks=SELDOM if "VNNI" in name and "512" not in name else []) for name in VARIANTS]
+)
+def test_products_of_activations(variant, products):
+    needed, flags = VARIANTS[variant]
+    if _has(needed):
+        products.assert_equal(products.called(*flags))
+
+
+def test_products_of_activations_under_sanitizers(products):
+    flags = next(flags for needed, flags in reversed(VARIANTS.values()) if _has(needed))
+    products.assert_equal(products.run(*c_build.SANITIZERS, *flags[1:]))
+
+
+def test_which_products_of_activations_are_in_vectors():
+    text = to_files(simd_layers.graph("onnxruntime", products=True), simd=True, vectors=0)["model.c"]
+    functions = text[text.index("static void model_") :].split("static void model_dot")[1:]
+    # not the sum of a sum, not three rows, and not a last axis that both operands have
+    assert [number for number, body in enumerate(functions) if "sums16_add" not in body] == [3, 7, 8]
+    assert len(functions) == 9
 
 
 def test_cortex_m_in_plain_loops_under_sanitizers(cortex_m):
@@ -142,10 +175,11 @@ def test_the_files_pass_their_own_test(graphs, tmp_path):
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("machine", MACHINES)
-def test_other_machines(machine, layers):
+def test_other_machines(machine, layers, products):
     compiler, emulator, flag, big = MACHINES[machine]
     emulated = [emulator] if big else [emulator, "-cpu", "max"]
-    layers.assert_equal(layers.run("-O2", "-static", flag, compiler=compiler, emulator=emulated, big_endian=big))
+    for given in (layers, products):
+        given.assert_equal(given.run("-O2", "-static", flag, compiler=compiler, emulator=emulated, big_endian=big))
 
 
 @pytest.mark.oracle

@@ -15,7 +15,7 @@ import numpy as np
 
 from qjax import ops
 from qjax.export.emit import planes
-from qjax.export.emit.c import cortex_windows, requantizing, vector_windows, windows
+from qjax.export.emit.c import cortex_windows, requantizing, vector_products, vector_windows, windows
 from qjax.export.emit.c.blocks import Source
 from qjax.export.emit.c.jaxprs import trace
 from qjax.export.emit.c.loops import Layer
@@ -70,7 +70,7 @@ def lower(graph: Graph, node: Node, shapes: Mapping[str, tuple[int, ...]], sourc
     for index, tensor in enumerate(node.inputs):
         value = graph.tensors[tensor].value
         inputs.append(next(free) if value is None else _table(value, f"operand{index}"))
-    return _lowered(graph, node, buffers, lambda target: _value(graph, node, inputs, target), shapes, source, name)
+    return _lowered(graph, node, buffers, lambda target: _value(graph, node, inputs, target, source), shapes, source, name)
 
 
 def lower_stack(
@@ -90,7 +90,7 @@ def _lowered(
     graph: Graph,
     node: Node,
     buffers: list[Buffer],
-    made: "Callable[[Buffer], Value | _Windowed]",
+    made: "Callable[[Buffer], Value | _Windowed | vector_products.Product]",
     shapes: Mapping[str, tuple[int, ...]],
     source: Source,
     name: str,
@@ -100,10 +100,12 @@ def _lowered(
     layer = Layer(source, name, hint, note, [*(buffer.name for buffer in buffers), "out"])
     try:
         value = made(target)
-        piece = None if isinstance(value, _Windowed) else piece_of(value)
+        piece = piece_of(value) if isinstance(value, Value) else None
         if piece is not None:
             return Lowered([buffer.name for buffer in buffers].index(piece[0].name), piece[1])
-        if isinstance(value, _Windowed):
+        if isinstance(value, vector_products.Product):
+            vector_products.store(layer, target, value)
+        elif isinstance(value, _Windowed):
             if source.simd is True and vector_windows.fits(value.window):
                 vector_windows.store(layer, target, value.window, value.epilogue, value.finish)
             elif source.simd == "cortex_m" and cortex_windows.fits(value.window):
@@ -124,7 +126,9 @@ class _Windowed:
     finish: Finish | None
 
 
-def _value(graph: Graph, node: Node, inputs: Sequence[Value], target: Buffer) -> "Value | _Windowed":
+def _value(
+    graph: Graph, node: Node, inputs: Sequence[Value], target: Buffer, source: Source
+) -> "Value | _Windowed | vector_products.Product":
     attributes = kernels.attributes(graph, node)
     raw = kernels.constants_of(graph, node)
     if "kernel" in node.constants and isinstance(ops.get(node.op), ProductFacts):
@@ -133,6 +137,11 @@ def _value(graph: Graph, node: Node, inputs: Sequence[Value], target: Buffer) ->
             x = inputs[0]
             assert isinstance(x, Buffer)
             return _weighted(node, attributes, raw, x, target, accumulator)
+    op = ops.get(node.op)
+    if source.simd is True and isinstance(op, ProductFacts) and attributes.get("weight", 0) is None:
+        product = vector_products.read(attributes, raw, inputs, target)
+        if product is not None:
+            return product
     plane = planes.of_node(node.op, attributes, raw)
     if plane is not None:
         # elements in one row need one loop

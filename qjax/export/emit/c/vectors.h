@@ -8,6 +8,7 @@
  * sums16_add_i8/u8     adds four codes, which all features share, times their weights.
  * sums16_rows_i8/u8    adds four rows of 16 channels times their weights, channel by channel.
  * sums16_numbers       the sums, one number each.
+ * numbers16_plus       adds a number of each feature, and one that all have in common.
  * numbers16_raised     takes one number of each feature for the next one.
  * numbers16_quotients  floor((number * factor + offset) / 2^shift) - lift, clamped; the quotient is not negative.
  * numbers16_sides      the same with another offset below `kink`.
@@ -85,6 +86,11 @@ static inline numbers16 sums16_numbers(sums16 sums)
 static inline void numbers16_store(numbers16 numbers, int32_t *out)
 {
     _mm512_storeu_si512(out, numbers);
+}
+
+static inline numbers16 numbers16_plus(numbers16 numbers, const int32_t *more, int32_t same)
+{
+    return _mm512_add_epi32(numbers, _mm512_add_epi32(_mm512_loadu_si512(more), _mm512_set1_epi32(same)));
 }
 
 static inline numbers16 numbers16_raised(numbers16 numbers, const int32_t *raised)
@@ -342,6 +348,16 @@ static inline __m256i raised8(__m256i numbers, const int32_t *raised)
 {
     const __m256i late = _mm256_cmpeq_epi32(numbers, _mm256_loadu_si256((const __m256i *)(const void *)raised));
     return _mm256_sub_epi32(numbers, late);
+}
+
+static inline numbers16 numbers16_plus(numbers16 numbers, const int32_t *more, int32_t same)
+{
+    const __m256i all = _mm256_set1_epi32(same);
+    const __m256i low = _mm256_loadu_si256((const __m256i *)(const void *)more);
+    const __m256i high = _mm256_loadu_si256((const __m256i *)(const void *)(more + 8));
+    numbers.low = _mm256_add_epi32(numbers.low, _mm256_add_epi32(low, all));
+    numbers.high = _mm256_add_epi32(numbers.high, _mm256_add_epi32(high, all));
+    return numbers;
 }
 
 static inline numbers16 numbers16_raised(numbers16 numbers, const int32_t *raised)
@@ -610,6 +626,16 @@ static inline void numbers16_store(numbers16 numbers, int32_t *out)
     }
 }
 
+static inline numbers16 numbers16_plus(numbers16 numbers, const int32_t *more, int32_t same)
+{
+    const int32x4_t all = vdupq_n_s32(same);
+    int i;
+    for (i = 0; i < 4; i++) {
+        numbers.of4[i] = vaddq_s32(numbers.of4[i], vaddq_s32(vld1q_s32(more + 4 * i), all));
+    }
+    return numbers;
+}
+
 static inline numbers16 numbers16_raised(numbers16 numbers, const int32_t *raised)
 {
     int i;
@@ -749,6 +775,15 @@ static inline numbers16 sums16_numbers(sums16 sums)
 static inline void numbers16_store(numbers16 numbers, int32_t *out)
 {
     memcpy(out, numbers.of, sizeof numbers.of);
+}
+
+static inline numbers16 numbers16_plus(numbers16 numbers, const int32_t *more, int32_t same)
+{
+    int i;
+    for (i = 0; i < 16; i++) {
+        numbers.of[i] += more[i] + same;
+    }
+    return numbers;
 }
 
 static inline numbers16 numbers16_raised(numbers16 numbers, const int32_t *raised)
