@@ -70,7 +70,11 @@ def lower(graph: Graph, node: Node, shapes: Mapping[str, tuple[int, ...]], sourc
     for index, tensor in enumerate(node.inputs):
         value = graph.tensors[tensor].value
         inputs.append(next(free) if value is None else _table(value, f"operand{index}"))
-    return _lowered(graph, node, buffers, lambda target: _value(graph, node, inputs, target, source), shapes, source, name)
+
+    def value(target: Buffer) -> Value | _Windowed | vector_products.Product:
+        return _value(graph, node, inputs, target, source)
+
+    return _lowered(graph, node, buffers, value, shapes, source, name)
 
 
 def lower_stack(
