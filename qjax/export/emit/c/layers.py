@@ -71,10 +71,10 @@ def lower(graph: Graph, node: Node, shapes: Mapping[str, tuple[int, ...]], sourc
         value = graph.tensors[tensor].value
         inputs.append(next(free) if value is None else _table(value, f"operand{index}"))
 
-    def value(target: Buffer) -> Value | _Windowed | vector_products.Product:
+    def made(target: Buffer) -> Value | _Windowed | vector_products.Product:
         return _value(graph, node, inputs, target, source)
 
-    return _lowered(graph, node, buffers, value, shapes, source, name)
+    return _lowered(graph, node, buffers, made, shapes, source, name)
 
 
 def lower_stack(
