@@ -14,7 +14,7 @@ from experiments.public.row import Row, run
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the package, on its import
 
-EACH_TIME = {"BERT", "Bloom", "DistilBERT", "ELECTRA", "GPT-2", "Llama", "OPT", "RoFormer", "T5", "ViT"}
+EACH_TIME = {"BERT", "GPT-2", "Llama", "T5", "ViT"}
 MODELS = [name if name in EACH_TIME else pytest.param(name, marks=pytest.mark.exhaustive) for name in hub.source()]
 
 

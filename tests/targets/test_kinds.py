@@ -108,4 +108,4 @@ def test_what_the_runtimes_have_besides():
     assert known["tflite_reference"] == ("tflite", "gemmlowp")
     assert known["tflite_optimized_x86"] == ("tflite", "float32")
     assert known["tflite_xnnpack"] == ("xnnpack", "float32")
-    assert known["onnxruntime"] == ("exact", None)
+    assert known["onnxruntime"] == ("exact", "onnx")

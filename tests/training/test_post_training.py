@@ -233,6 +233,7 @@ class Wide(nnx.Module):
 
 
 @pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.sampled(1)
 def test_a_small_weight_that_costs_most_gets_more_bits(bits):
     x = data(16, 16)
     recipe = qjax.Recipe(weights=qjax.QSpec(bits=bits, axis=-1), activations=qjax.QSpec(bits=16))
@@ -262,6 +263,7 @@ class Twins(nnx.Module):
 
 
 @pytest.mark.parametrize(("names", "wanted"), [(["precision"], "copies"), (["precision", "gptq"], "apart")])
+@pytest.mark.sampled(1)
 def test_weights_get_more_bits_by_what_is_left_behind_gptq(names, wanted):
     """The errors of inputs that are copies of one another cancel, if GPTQ rounds the weights."""
     batches = [data(64, 66, seed=seed) for seed in range(4)]

@@ -159,7 +159,8 @@ def test_vectors_are_used(graphs):
         assert "sums16" not in to_files(graph, vectors=0)["model.c"]
 
 
-@pytest.mark.parametrize("variant", [pytest.param("none", marks=pytest.mark.exhaustive), "AVX2"])
+@pytest.mark.parametrize("variant", ["none", "AVX2"])
+@pytest.mark.exhaustive
 def test_every_operation_rule_and_formula(variant, tmp_path):
     needed, flags = VARIANTS[variant]
     if not _has(needed):

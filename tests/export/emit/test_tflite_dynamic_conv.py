@@ -113,6 +113,7 @@ class Network(nnx.Module):
         return self.dense(x)
 
 
+@pytest.mark.exhaustive
 def test_a_model() -> None:
     examples = Dynamic(activations=ASYMMETRIC, per="example")
     pixels = Dynamic(activations=ASYMMETRIC, per="row")
