@@ -235,6 +235,22 @@ def test_names_cannot_leave_their_comments_and_outputs_may_be_inputs(tmp_path):
     assert compiled.programs["m"].plan.size == 0
 
 
+def test_a_mask_of_the_program_that_hides_nothing(tmp_path):
+    """As the attention mask of a whole text: a constant of booleans that are all the same."""
+
+    class Masked(nnx.Module):
+        def __call__(self, x):
+            x, mask = x[:, :, None], jnp.ones(x.shape[:2], bool)
+            return jax.nn.dot_product_attention(x, x, x, mask=mask[:, None, None, :])
+
+    x = np.asarray(jax.random.normal(jax.random.key(0), (5, 6, 6)))
+    qmodel = qjax.quantize(Masked(), qjax.Recipe(target="onnxruntime"), x)
+    qjax.calibrate(qmodel, [x])
+    graph = qjax.convert(qmodel, x)
+    compiled = c_build.Compiled({"m": (graph.ir, [np.asarray(graph.quantize(x))])}, tmp_path, 5)
+    compiled.assert_equal(compiled.called())
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

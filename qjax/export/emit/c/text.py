@@ -51,6 +51,8 @@ def literal(value: Any, dtype: str) -> str:
     if dtype == "float32":
         text = f"{float(value).hex()}f" if np.isfinite(value) else "INFINITY" if value > 0 else "-INFINITY"
         return f"({text})" if text.startswith("-") else text
+    if dtype == "bool":
+        return str(int(value))
     if dtype in ("uint32", "uint64"):
         return f"{value}u" if value < 2**15 and dtype == "uint32" else f"UINT{dtype[4:]}_C({value})"
     if value == -(2**31):
