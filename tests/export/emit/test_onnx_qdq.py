@@ -106,6 +106,23 @@ def test_every_operation_is_a_kernel_of_codes(dtype, tmp_path):
     assert wrong == {}
 
 
+@pytest.mark.parametrize(
+    ("length", "x_scale", "y_scale", "loops"), [(12, 0.1, 1e-4, 0), (1, 0.1, 1 / 256, 0), (30, 3.0, 1e-4, 1)]
+)
+def test_a_softmax_for_which_the_kernel_has_no_result(length, x_scale, y_scale, loops, tmp_path):
+    """Its product leaves float32. In smaller numbers it does not, unless the least of them would lose bits."""
+    x = np.random.default_rng(0).integers(-128, 128, (40, length)).astype(np.int8)
+    grids = cases.grid_of(np.float32(x_scale), 3, "int8"), cases.grid_of(np.float32(y_scale), -128, "int8")
+    graph = graph_of(Case("softmax", (x,), grids[:1], grids[1]), targets.get("onnxruntime"))
+    want = [np.asarray(value) for value in Interpreter(graph)(x)]
+    for style in STYLES:
+        model = checked(to_model(graph, style=style, codes=True))
+        got, operators = run(model, {graph.inputs[0]: x}, tmp_path)
+        assert differing(got, want) == 0
+        assert (operators.count("Scan"), operators.count("QLinearSoftmax")) == (loops, 0)
+        assert_equal(read_back(model, tmp_path), graph)
+
+
 def test_pairs_that_saturate(tmp_path):
     """On a CPU with VNNI the runtime is exact: the weights are int8 and the target is what such a file cannot say."""
     for case in (

@@ -12,12 +12,31 @@ import numpy as np
 from qjax.export.emit.onnx.carried import Carried
 from qjax.export.emit.onnx.ranged import read_table
 from qjax.export.emit.onnx.views import View
-from qjax.numerics import float32
 from qjax.numerics.calls import Named
-from qjax.numerics.float32 import Float32
 
 _MOST = 2.0**16
 """A bound on the quotient, so that its conversion to int32 and the zero point stay exact."""
+
+
+Number = tuple[np.ndarray, np.ndarray]
+"""Mantissas and exponents."""
+
+
+def _in_float32(powers: Number, shares: Number) -> tuple[np.ndarray, np.ndarray] | None:
+    """Both tables divided by one power of two, where that leaves no number too large and loses no bit of one.
+
+    Neither sums nor quotients change by it. S is at least the greatest exponential, so the greatest share divided by
+    that bounds the quotient.
+    """
+    wide = [np.ldexp(m.astype(np.float64), e) for m, e in (powers, shares)]
+    if wide[1][0] / wide[0][0] > _MOST:
+        return None
+    excess = max(0, int(np.frexp(wide[1].max())[1]) - 127)
+    wide = [np.ldexp(table, -excess) for table in wide]
+    least = min(float(table[table > 0].min()) for table in wide)
+    if excess and least < float(np.finfo(np.float32).tiny):
+        return None
+    return wide[0].astype(np.float32), wide[1].astype(np.float32)
 
 
 def qlinear_softmax(t: Carried, call: Named, operands: Sequence[View]) -> list[View] | None:
@@ -27,12 +46,10 @@ def qlinear_softmax(t: Carried, call: Named, operands: Sequence[View]) -> list[V
     if not t.for_runtime or any(value is None for value in known):
         return None
     mantissa, exponent, share_mantissa, share_exponent, zero_point = (np.asarray(value, np.int32) for value in known)
-    powers, shares = (
-        float32.to_array(Float32(*number)) for number in ((mantissa, exponent), (share_mantissa, share_exponent))
-    )
-    # S is at least the greatest exponential, so the quotient is bounded by the greatest share divided by it
-    if not np.isfinite(shares).all() or shares[0] / powers[0] > _MOST:
+    scaled = _in_float32((mantissa, exponent), (share_mantissa, share_exponent))
+    if scaled is None:
         return None
+    powers, shares = scaled
     b, last = t.builder, len(codes.shape) - 1
     x = t.materialized(t.carried(codes, "int32"))
     difference = b.op("Sub", b.op("ReduceMax", x, b.integers([last]), keepdims=1), x)
