@@ -88,7 +88,7 @@ def to_bits(a: Float32) -> Any:
     xp, (a,) = _aligned(a)
     with wide(xp):
         magnitude = xp.abs(a.mantissa)
-        lift = _I32(_BITS) - _bit_length(xp, magnitude)
+        lift = _I32(_BITS) - bit_length(xp, magnitude)
         # Shift up as far as the exponent allows: to 24 bits, or to a multiple of 2^-149.
         lift = xp.minimum(lift, a.exponent - _I32(_LEAST))
         # A mantissa of 2^24 is one bit too long.
@@ -236,7 +236,7 @@ def _wide_mantissa(a: Float32) -> Any:
     return a.mantissa.astype(_I64)
 
 
-def _bit_length(xp: ModuleType, magnitude: Any) -> Any:
+def bit_length(xp: ModuleType, magnitude: Any) -> Any:
     """How many bits a nonnegative integer has, int32; 0 for 0."""
     width = 8 * magnitude.dtype.itemsize
     if xp is jnp:
@@ -251,7 +251,7 @@ def _rounded(xp: ModuleType, m: Any, e: Any) -> Float32:
 
     The last bit of an m of 27 bits or more may represent whatever was lost below it (a sticky bit).
     """
-    surplus = _bit_length(xp, xp.abs(m)) - _I32(_BITS)
+    surplus = bit_length(xp, xp.abs(m)) - _I32(_BITS)
     shift = xp.clip(xp.maximum(surplus, _I32(_LEAST) - e), _I32(0), _I32(62))
     # a shift of 62 already rounds every m to 0
     mantissa = right_shift_with_headroom(xp, m, shift.astype(_I64), Rounding.NEAREST_EVEN).astype(_I32)
@@ -279,7 +279,7 @@ def _sticky(xp: ModuleType, m: Any, shift: ArrayLike) -> Any:
 
 def _to_top(xp: ModuleType, m: Any, e: Any) -> tuple[Any, Any]:
     """The same number with 60 bits of mantissa; 0 stays 0."""
-    lift = _I32(60) - _bit_length(xp, xp.abs(m))
+    lift = _I32(60) - bit_length(xp, xp.abs(m))
     return m << lift.astype(_I64), e - lift
 
 

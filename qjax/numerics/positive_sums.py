@@ -8,7 +8,6 @@ Zero has no key. 2^-190 takes its place. Fewer than 2^12 such numbers add up to 
 half of the last bit of any other number, so they change no sum with one.
 """
 
-from types import ModuleType
 from typing import Any
 
 import jax
@@ -16,7 +15,7 @@ import numpy as np
 
 from qjax.numerics._namespace import like_inputs, wide
 from qjax.numerics.calls import within
-from qjax.numerics.float32 import Float32
+from qjax.numerics.float32 import Float32, bit_length
 from qjax.numerics.rounding import Rounding, right_shift_with_headroom
 
 MOST_TERMS = 1 << 12
@@ -40,7 +39,7 @@ def keys(numbers: Float32) -> Any:
     with wide(xp):
         mantissa = xp.asarray(numbers.mantissa).astype(_I64)
         exponent = xp.asarray(numbers.exponent).astype(_I64)
-        lift = _I64(_BITS + 1) - bit_length(xp, mantissa)
+        lift = _I64(_BITS + 1) - bit_length(xp, mantissa).astype(_I64)
         field = exponent - lift + _I64(_OFFSET)
         return xp.where(mantissa == 0, _ZERO, (field << _I64(_BITS)) + (mantissa << lift) - _LEADING)
 
@@ -90,10 +89,3 @@ def fields(key: Any) -> tuple[Any, Any]:
         field = key >> _I64(_BITS)
         mantissa = key - ((field - _I64(1)) << _I64(_BITS))
         return within(mantissa, *_MANTISSAS), within(field - _I64(_OFFSET), *_EXPONENTS)
-
-
-def bit_length(xp: ModuleType, positive: Any) -> Any:
-    """How many bits a positive int64 below 2^53 has, int64."""
-    if xp is np:
-        return np.frexp(positive.astype(np.float64))[1].astype(_I64)
-    return _I64(64) - jax.lax.clz(positive)

@@ -119,7 +119,7 @@ def _quotient(xp: Any, shares: Any, s: Any, e_s: Any) -> Any:
     q = (units + _I64((1 << (_UNITS - 1)) + 8)) >> _I64(_UNITS)
     # B 2^-26 is h + u/2 or h - u/2; for q = 0 it is negative
     twice = q + q - _I64(1)
-    half = _I64(1) << (positive_sums.bit_length(xp, xp.maximum(twice, _I64(1))))
+    half = _I64(1) << float32.bit_length(xp, xp.maximum(twice, _I64(1))).astype(_I64)
     odd = q & _I64(1)
     bound = (twice << _I64(25)) + xp.where(odd == 1, half, -half)
     reached = (p << (g + _I64(26))) >= bound * s + odd

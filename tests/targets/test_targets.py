@@ -48,6 +48,10 @@ def test_a_formula_that_does_not_fit_is_refused_by_the_recipe():
         qjax.Recipe(target=Target("chip", mean="tflite_add"))
     with pytest.raises(ValueError, match=r"Target 'chip', add: Unknown formula 'nearest'\. Known.*tflite_add"):
         qjax.Recipe(target=Target("chip", add="nearest"))
+    with pytest.raises(
+        ValueError, match=r"Target 'chip': scaled_matmul needs a matmul formula that takes a factor.*None"
+    ):
+        qjax.Recipe(target=Target("chip", scaled_matmul=True))
 
 
 def test_which_rule_finishes_a_product():

@@ -107,6 +107,11 @@ def check_target(target: Target) -> None:
             raise ValueError(
                 f"Target {target.name!r}, {op}: the formula {name!r} computes {', '.join(sorted(formula.ops))}."
             )
+    if target.scaled_matmul and (target.matmul is None or not get(target.matmul).factors):
+        raise ValueError(
+            f"Target {target.name!r}: scaled_matmul needs a matmul formula that takes a factor, as the rules of "
+            f"requantization do. Got {target.matmul!r}."
+        )
 
 
 def _is_rule(name: str) -> bool:

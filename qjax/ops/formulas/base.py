@@ -56,6 +56,7 @@ class Formula:
         for padding. attributes["whole"]: the window is the whole image, without padding.
       widths: the sets of bytes of a code, inputs and output together, that the runtime has an operation for; None for
         any. Elsewhere its intermediate numbers may leave their type, and the exact sum takes its place.
+      factors: of "matmul": whether `prepare` takes `Setting.factor`. A target with `scaled_matmul` needs one that does.
       pointwise: whether an element of the result depends on the operands' elements at its place alone, and neither on
         the place nor on the shapes. An emitter may then write another computation with the same codes.
     """
@@ -68,6 +69,7 @@ class Formula:
     elsewhere: str | None = None
     windows: bool = False
     widths: frozenset[frozenset[int]] | None = None
+    factors: bool = False
     pointwise: bool = False
 
 

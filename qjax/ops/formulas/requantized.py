@@ -50,7 +50,12 @@ def requantized(rule: str, form: Form = "f64") -> Formula:
 
     name = rule if form == "f64" else f"{rule}/{form}"
     ops = frozenset({"multiply", "matmul", "rescale", "mean", "average_pool"})
-    return Formula(name, ops, prepare, kernel, pointwise=chosen.monotone)
+    return Formula(name, ops, prepare, kernel, factors=True, pointwise=chosen.monotone)
+
+
+def scaled(scale: Any, factor: float) -> Any:
+    """The scale of the first operand with the factor behind the product, float32; see `Target.scaled_matmul`."""
+    return (Real.of(scale) * Real.of(factor)).to_float32()
 
 
 def _scale(setting: Setting, form: Form) -> Real:
@@ -58,7 +63,7 @@ def _scale(setting: Setting, form: Form) -> Real:
     if setting.op not in ("mean", "average_pool"):
         first = setting.scales[0]
         if setting.factor != 1:
-            first = (Real.of(first) * Real.of(setting.factor)).to_float32()
+            first = scaled(first, setting.factor)
         return effective_scale(first, second, setting.y_scale, form=form)
     count = Real.of(np.asarray(setting.count).astype(np.float32))
     if form == "f32":

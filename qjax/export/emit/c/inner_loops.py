@@ -1,12 +1,13 @@
 """Loops inside the body of a loop nest: sums, maxima, scans."""
 
 import math
+from collections.abc import Sequence
 
 from qjax.export.emit.c.blocks import Block, Body, loop_head, nested
 from qjax.export.emit.c.index import Index, Indices
 from qjax.export.emit.c.scalar import limits
 from qjax.export.emit.c.text import TYPES, literal, stripped
-from qjax.export.emit.c.values import Computed, Guarded, Joined, Loop, Looped, Reduced, Value, View
+from qjax.export.emit.c.values import Computed, Guarded, Joined, Loop, Looped, Reduced, Value, View, reached
 
 _UNROLLED = 32
 """Scans of at most this many turns over joined parts (the windows of an average pool) are written out."""
@@ -85,20 +86,13 @@ def _turn(body: Body, inner: Block, scan: Loop, turn: Index, names: list[str], a
 
 def _has_parts(value: Value) -> bool:
     """Whether an element comes out of one of several parts, which a turn's number chooses."""
-    seen: set[int] = set()
-    pending = [value]
-    while pending:
-        item = pending.pop()
-        if id(item) in seen:
-            continue
-        seen.add(id(item))
-        if isinstance(item, Joined):
-            return True
+
+    def inside(item: Value) -> Sequence[Value]:
         if isinstance(item, Computed):
-            pending += item.operands
-        elif isinstance(item, View | Guarded):
-            pending.append(item.source)
-    return False
+            return item.operands
+        return [item.source] if isinstance(item, View | Guarded) else []
+
+    return any(isinstance(item, Joined) for item in reached(value, inside))
 
 
 def _cast(kind: str, text: str) -> str:

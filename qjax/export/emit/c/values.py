@@ -7,7 +7,7 @@ Creating a value creates no loop. Elementwise operations, reshapes, slices and i
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -155,17 +155,18 @@ class Looped(Value):
 
 def has_register(value: Value) -> bool:
     """Whether an element depends on the turn of a loop."""
-    seen: set[int] = set()
-    pending = [value]
+    return any(isinstance(item, Register) for item in reached(value, parts))
+
+
+def reached(value: Value, inside: Callable[[Value], Sequence[Value]], seen: Collection[int] = ()) -> Iterator[Value]:
+    """The value and what it is made of, each once. inside: of one value. seen: ids of those that are left out."""
+    found, pending = set(seen), [value]
     while pending:
         item = pending.pop()
-        if id(item) in seen:
-            continue
-        seen.add(id(item))
-        if isinstance(item, Register):
-            return True
-        pending += parts(item)
-    return False
+        if id(item) not in found:
+            found.add(id(item))
+            yield item
+            pending += inside(item)
 
 
 def parts(value: Value) -> list[Value]:
@@ -192,19 +193,7 @@ def parts(value: Value) -> list[Value]:
 
 def _outside(step: Value, own: set[int]) -> list[Value]:
     """What a step of a loop is made of, without the loop's own registers."""
-    found: list[Value] = []
-    seen: set[int] = set()
-    pending = [step]
-    while pending:
-        item = pending.pop()
-        if id(item) in seen or id(item) in own:
-            continue
-        seen.add(id(item))
-        inside = parts(item)
-        if not inside:
-            found.append(item)
-        pending += inside
-    return found
+    return [item for item in reached(step, parts, own) if not parts(item)]
 
 
 def of_array(array: np.ndarray, role: str) -> Value:

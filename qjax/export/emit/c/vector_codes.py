@@ -7,8 +7,12 @@ from collections.abc import Callable
 
 import numpy as np
 
+from qjax.export.emit.c.text import STORED
 from qjax.export.emit.requantizations import Finish
 from qjax.export.emit.scaled import Scaled
+
+FEATURES = 16
+"""Of a block."""
 
 Vector = Callable[[str, np.ndarray], str]
 """(role, a number per feature) -> where the numbers of the block are."""
@@ -59,6 +63,19 @@ class InIntegers(Codes):
             number = f"numbers16_raised({number}, {vector(f'raised{row}', raised)})"
         numbers = [str(number) for number in (self.shift, self.lift, self.least, self.most)]
         return f"{function}({', '.join([number, *given, *numbers])})"
+
+
+def stored(codes: str, out: str, features: int, dtype: str) -> list[str]:
+    """The lines that write the codes of a block to memory, of which there may be fewer than sixteen."""
+    suffix = "u8" if dtype == "uint8" else "i8"
+    if features >= FEATURES:
+        return [f"numbers16_{suffix}({codes}, {out});"]
+    few = [
+        f"{STORED[dtype]} few[{FEATURES}];",
+        f"numbers16_{suffix}({codes}, few);",
+        f"memcpy({out}, few, {features});",
+    ]
+    return ["{", *(f"    {line}" for line in few), "}"]
 
 
 def codes_of(finish: Finish | None, features: int, dtype: str) -> Codes | None:

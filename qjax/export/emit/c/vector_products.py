@@ -20,8 +20,7 @@ from qjax.export.emit.c.index import Index, flat, strides
 from qjax.export.emit.c.loops import Layer
 from qjax.export.emit.c.text import STORED
 from qjax.export.emit.c.values import Buffer, Value
-from qjax.export.emit.c.vector_codes import Codes, codes_of
-from qjax.export.emit.c.vector_windows import FEATURES
+from qjax.export.emit.c.vector_codes import FEATURES, Codes, codes_of, stored
 from qjax.export.emit.c.windows import MOST_LOCAL
 from qjax.export.emit.requantizations import finish_of_sum
 
@@ -297,18 +296,7 @@ class _Nest:
             return self.layer.source.table(f"{self.layer.prefix}_{role}", table)
 
         made = self.product.codes.text(number, vector)
-        suffix = "u8" if self.target.dtype == "uint8" else "i8"
-        out = f"{self.target.name} + places[{p}] + n"
-        if self.features >= FEATURES:
-            return [f"numbers16_{suffix}({made}, {out});"]
-        kind = STORED[self.target.dtype]
-        return [
-            "{",
-            f"    {kind} few[{FEATURES}];",
-            f"    numbers16_{suffix}({made}, few);",
-            f"    memcpy({out}, few, {self.features});",
-            "}",
-        ]
+        return stored(made, f"{self.target.name} + places[{p}] + n", self.features, self.target.dtype)
 
 
 __all__ = ["Product", "read", "store"]

@@ -13,15 +13,12 @@ import numpy as np
 from qjax.export.emit.c.blocks import loop_head, nested
 from qjax.export.emit.c.index import Index, flat
 from qjax.export.emit.c.loops import Layer
-from qjax.export.emit.c.text import STORED
 from qjax.export.emit.c.tiles import Tiles, in_bytes
 from qjax.export.emit.c.values import Buffer, Register, Value
-from qjax.export.emit.c.vector_codes import Codes, codes_of
+from qjax.export.emit.c.vector_codes import FEATURES, Codes, codes_of, stored
 from qjax.export.emit.c.windows import MOST_LOCAL, Window
 from qjax.export.emit.requantizations import Finish
 
-FEATURES = 16
-"""Of a block."""
 _QUAD = 4
 """Codes that one step adds, and sums side by side where registers are few."""
 _MOST_SUMS = 8
@@ -208,17 +205,7 @@ class _Nest(Tiles):
             return f"{self.table(role, self._blocked(values))} + {block} * {FEATURES}"
 
         made = self.codes.text(f"sums16_numbers({sums})", vector)
-        suffix = "u8" if self.target.dtype == "uint8" else "i8"
-        if self.features >= FEATURES:
-            return [f"numbers16_{suffix}({made}, {out});"]
-        kind = STORED[self.target.dtype]
-        return [
-            "{",
-            f"    {kind} few[{FEATURES}];",
-            f"    numbers16_{suffix}({made}, few);",
-            f"    memcpy({out}, few, {self.features});",
-            "}",
-        ]
+        return stored(made, out, self.features, self.target.dtype)
 
     def _scalar(self, sums: str, place: str, first: str) -> list[str]:
         """One sum after the other."""

@@ -40,7 +40,7 @@ def _in_float32(powers: Number, shares: Number) -> tuple[np.ndarray, np.ndarray]
 
 
 def qlinear_softmax(t: Carried, call: Named, operands: Sequence[View]) -> list[View] | None:
-    """Of known constants, none of which leaves float32; only for ONNX Runtime, whose order of additions is known."""
+    """Of known constants that float32 holds, as they are or scaled; for ONNX Runtime, whose additions have an order."""
     codes, *constants = operands
     known = [view.known if view.known is not None else view.value for view in constants]
     if not t.for_runtime or any(value is None for value in known):

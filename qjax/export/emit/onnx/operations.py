@@ -18,6 +18,7 @@ from qjax.export.emit.onnx.translate import RANGES
 from qjax.export.emit.onnx.views import View
 from qjax.export.emit.onnx.weights import bias_of, weight_of
 from qjax.graph.ir import Node
+from qjax.ops.formulas.requantized import scaled
 from qjax.ops.windows import inside, product_of_axes
 
 _MAX_PLACES = 2**24
@@ -160,10 +161,10 @@ def _matmul(w: CodesWriter, node: Node) -> bool:
         # the graph's first operand, wherever MatMul has it
         quantization = w.graph.tensors[node.inputs[0]].quantization
         assert quantization is not None
-        scale = np.asarray(quantization.scale, np.float64).reshape(()) * known["factor"]
+        scale = scaled(np.asarray(quantization.scale, np.float32).reshape(()), known["factor"])
         of = operands[first]
         assert of is not None
-        operands[first] = dataclasses.replace(of, scale=w.stored(f"{node.output}/scaled", scale.astype(np.float32)))
+        operands[first] = dataclasses.replace(of, scale=w.stored(f"{node.output}/scaled", scale))
     factors = [w.factor(name, x) for name, x in zip(names, operands, strict=True) if x is not None]
     return w.write(node, order, "MatMul", factors, None, back, unsigned=w.moves_to_unsigned(node))
 
