@@ -1,7 +1,7 @@
 """`python -m benchmarks`: everything, in some minutes; `python -m benchmarks artifacts`: one part of it.
 
-`scaling` (against batch, width and depth), `growth` (against the number of nodes) and `depth` (first calls of deep
-encoders) run only where they are named.
+`scaling` (against batch, width and depth), `growth` (against the number of nodes), `depth` (first calls of deep
+encoders) and `accelerator` (on a GPU or TPU) run only where they are named.
 `--docs docs` writes what each part found onto its page, when the part is done. Close what else runs: ratios of paired
 runs survive a busy machine, times do not. Exit code 1: codes differ where they must not.
 """
@@ -17,6 +17,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks import (
+    accelerator,
     artifacts,
     depth,
     first_calls,
@@ -104,6 +105,16 @@ def _first_calls(args: argparse.Namespace) -> Found:
     return Found([dataclasses.asdict(result) for result in results], table.markdown())
 
 
+def _accelerator(args: argparse.Namespace) -> Found:
+    names = [name for name in accelerator.CASES if not args.only or name in args.only]
+    rows, results = accelerator.accelerator(3.0 if args.seconds is None else args.seconds, names)
+    tables = (accelerator.table(rows), ratios(results))
+    for shown, title in zip(tables, ("outputs that differ from the CPU's", "accelerator"), strict=True):
+        shown.show(title)
+    document = {"bits": [dataclasses.asdict(row) for row in rows], "times": [result.document() for result in results]}
+    return Found(document, "\n".join(one.markdown() for one in tables), sum(row.exact + row.graph for row in rows))
+
+
 def _depth(args: argparse.Namespace) -> Found:
     results: list[tuple[int, first_calls.First]] = []
     for layers, result in depth.depth():
@@ -124,6 +135,7 @@ NAMES = {
     "styles": tuple(onnx_styles.NETWORKS),
     "artifacts": tuple(NETWORKS),
     "first_calls": tuple(first_calls.MODELS),
+    "accelerator": tuple(accelerator.CASES),
 }
 """What `--only` chooses from."""
 
@@ -139,14 +151,15 @@ PARTS: dict[str, Callable[[argparse.Namespace], Found]] = {
     "scaling": _scaling,
     "growth": _growth,
     "depth": _depth,
+    "accelerator": _accelerator,
 }
-ASKED = ("scaling", "growth", "depth")
+ASKED = ("scaling", "growth", "depth", "accelerator")
 """Those that run only where they are named."""
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; none: all but the last three")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; none: all but the last four")
     parser.add_argument("--nodes", nargs="+", type=int, default=list(growth.SIZES), help="of growth's chains")
     parser.add_argument("--seconds", type=float, help="per comparison (3; of artifacts 1, 0 for no times)")
     parser.add_argument("--only", nargs="+", metavar="NAME", default=[], help="models, networks or cases of the parts")

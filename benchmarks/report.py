@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
+import jax
 from rich.console import Console
 from rich.table import Table
 
@@ -42,4 +43,6 @@ def where() -> str:
     """The machine and the versions, as a sentence."""
     found = machine()
     versions = f"Python {found['python']}, jax {found['jax']}, flax {found['flax']}"
-    return f"{found['cpu']}, {found['cores']} cores; {versions}."
+    device = jax.devices()[0]
+    accelerator = "" if device.platform == "cpu" else f"{device.device_kind}; "
+    return f"{accelerator}{found['cpu']}, {found['cores']} cores; {versions}."

@@ -38,6 +38,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.fixture
+def on_cpu():
+    """For tests of what XLA makes of a program on the CPU, or of what other platforms have no form of."""
+    with jax.default_device(jax.devices("cpu")[0]):
+        yield
+
+
 _MAPS = Path("/proc/self/maps")
 _MANY = 20_000
 """Linux allows a process 65,530 mappings (vm.max_map_count). Beyond them LLVM crashes instead of raising an error."""

@@ -11,6 +11,7 @@ from flax import nnx
 import qjax
 from qjax.ops.base import Quantized
 from qjax.ops.exact_float import matmul_codes
+from qjax.tracing import from_jaxpr
 from tests.layers.round_trip import data
 
 AXES = ((0,), (1,))
@@ -84,8 +85,10 @@ def test_sums_beyond_int32_are_numbers_and_others_are_the_same_integers(x_bits, 
     assert abs(true).max() > 2**31
     small = np.clip(x, -1, 1) * max(1, int(2**30 // abs(w).sum(0).max()))
     size = abs(x).astype(object) @ abs(w).astype(object)
+    traced = jax.make_jaxpr(lambda a, b: product(a, b, jnp.float32, None))(jnp.zeros(x.shape), jnp.zeros(w.shape))
+    (own,) = from_jaxpr(traced).equations
     for run in (lambda f: f, jax.jit):
-        acc = run(lambda a, b: matmul_codes(quantized(a, x_spec), quantized(b, w_spec), AXES, product, None, integers))
+        acc = run(lambda a, b: matmul_codes(quantized(a, x_spec), quantized(b, w_spec), AXES, product, own, integers))
         assert np.array_equal(acc(small, w), (small.astype(object) @ w.astype(object)).astype(np.float32))
         # the float32 product: not exact, but the number that was meant
         got = np.asarray(acc(x, w)).astype(np.float64)

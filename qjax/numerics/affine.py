@@ -29,6 +29,7 @@ from qjax.numerics.qparams import (
     integer_zero_point,
 )
 from qjax.numerics.qspec import QSpec, split_groups
+from qjax.numerics.quotient import reciprocal
 from qjax.numerics.rounding import Rounding, round_float
 from qjax.numerics.unfused import unfused
 
@@ -83,11 +84,6 @@ def centered_bounds(zero_point: jax.Array, qmin: int, qmax: int) -> tuple[jax.Ar
     low = (np.int32(qmin) - zero_point).astype(jnp.float32)
     high = (np.int32(qmax) - zero_point).astype(jnp.float32)
     return low, high
-
-
-def reciprocal(scale: jax.Array) -> jax.Array:
-    """float32 `1 / scale`, rounded to nearest."""
-    return np.float32(1.0) / scale
 
 
 def quantize(

@@ -19,6 +19,7 @@ from jax import lax
 from qjax.numerics.affine import centered_bounds
 from qjax.numerics.qparams import SCALE_MAX, SCALE_MIN
 from qjax.numerics.qspec import QSpec
+from qjax.numerics.quotient import quotient
 from qjax.numerics.rounding import Rounding, round_float
 
 
@@ -65,7 +66,7 @@ def divided(x: jax.Array, divisor: jax.Array | np.float32) -> jax.Array:
     does so for a divisor that is repeated along an axis. It never does for a divisor that may differ by element. So the
     divisor is made to be x where x is NaN, which changes no quotient.
     """
-    return x / jnp.where(x == x, divisor, x)
+    return quotient(x, jnp.where(x == x, divisor, x))
 
 
 def _usable(scale: jax.Array) -> jax.Array:

@@ -22,6 +22,7 @@ from jax import lax
 
 from qjax.numerics.fused import fused_multiply_add
 from qjax.numerics.qspec import QSpec
+from qjax.numerics.quotient import quotient
 from qjax.numerics.rounding import Rounding, round_float
 from qjax.numerics.unfused import unfused
 
@@ -186,7 +187,7 @@ def _quotient(a: jax.Array | np.float32, b: jax.Array | np.float32) -> jax.Array
     varying = a if isinstance(a, jax.Array) else b
     assert isinstance(varying, jax.Array)
     number = varying == varying
-    return jnp.where(number, a, varying) / jnp.where(number, b, varying)
+    return quotient(jnp.where(number, a, varying), jnp.where(number, b, varying))
 
 
 def _integer(x: jax.Array) -> jax.Array:

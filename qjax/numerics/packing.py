@@ -41,12 +41,16 @@ def _packed(shapes: tuple[Shape, ...], arrays: list[jax.Array]) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _unpacked(shapes: tuple[Shape, ...], vector: jax.Array) -> list[jax.Array]:
-    sizes = [math.prod(shape) for shape in shapes]
+    # XLA for GPUs (jax 0.11) fails on a slice without elements
+    sizes = [size for size in map(math.prod, shapes) if size]
     # Compilers for other platforms merge slices themselves.
-    pieces = lax.platform_dependent(
-        vector, cpu=lambda vector: _pieces(vector, sizes), default=lambda vector: lax.split(vector, sizes)
+    pieces = iter(
+        lax.platform_dependent(
+            vector, cpu=lambda vector: _pieces(vector, sizes), default=lambda vector: lax.split(vector, sizes)
+        )
     )
-    return [jnp.reshape(piece, shape) for piece, shape in zip(pieces, shapes, strict=True)]
+    empty = jnp.zeros((0,), vector.dtype)
+    return [jnp.reshape(next(pieces) if math.prod(shape) else empty, shape) for shape in shapes]
 
 
 # Each is the other's transpose. JAX's own transpose would be a scatter for every array and a sum of as many vectors.

@@ -20,6 +20,10 @@ ONE_ROW = 2**18
 """From this many weights on, one row is multiplied as two: XLA has no fast int8 product of a vector on the CPU, and
 converts all weights to int32 instead (`python -m benchmarks kernels`)."""
 
+WORD = 16
+"""On GPUs int8 products have a multiple of so many terms. XLA of jax 0.11.2 gives wrong sums where their number is no
+multiple of 4 (seen on an H200: 6, 9, 17 and 18), or fails to compile. cuBLAS is fastest with rows of 16 bytes."""
+
 
 def signed_offset(dtype: str) -> int:
     """What `signed` subtracts from codes, and what must come off their zero point."""
@@ -60,7 +64,13 @@ def dot(x: jax.Array, w: jax.Array, numbers: Any) -> jax.Array:
             b = lax.optimization_barrier(b)
         return _as_two_rows(a, b, numbers) if one_row else plain(a, b)
 
-    return lax.platform_dependent(x, w, cpu=on_cpu, default=plain)
+    def on_gpu(a: jax.Array, b: jax.Array) -> jax.Array:
+        return plain(*_whole_words(a, b, numbers))
+
+    summed = numbers[0][0]
+    if not summed or math.prod(x.shape[axis] for axis in summed) % WORD == 0:
+        return lax.platform_dependent(x, w, cpu=on_cpu, default=plain)
+    return lax.platform_dependent(x, w, cpu=on_cpu, cuda=on_gpu, rocm=on_gpu, default=plain)
 
 
 def sums(x: jax.Array, summed: Sequence[int], batch: Sequence[int] = ()) -> jax.Array:
@@ -87,6 +97,17 @@ def sums(x: jax.Array, summed: Sequence[int], batch: Sequence[int] = ()) -> jax.
     if x.dtype != jnp.int8 or not summed:
         return reduced(x)
     return lax.platform_dependent(x, cpu=multiplied, default=reduced)
+
+
+def _whole_words(x: jax.Array, w: jax.Array, numbers: Any) -> tuple[jax.Array, jax.Array]:
+    """The operands with zeros behind the last summed axis, so that a sum has a multiple of `WORD` products."""
+    summed = numbers[0]
+    missing = -x.shape[summed[0][-1]] % WORD
+
+    def longer(value: jax.Array, last: int) -> jax.Array:
+        return lax.pad(value, np.int8(0), [(0, missing * (axis == last), 0) for axis in range(value.ndim)])
+
+    return longer(x, summed[0][-1]), longer(w, summed[1][-1])
 
 
 def _in_bytes(x: jax.Array, w: jax.Array, numbers: Any) -> jax.Array:

@@ -112,6 +112,8 @@ class Conv(ProductFacts, Op):
                 return convolution.depthwise(
                     between, b, strides=strides, rhs_dilation=dilation, layout=layout, dtype=kind
                 )
+            if kind == jnp.int32:
+                return convolved(a, b, 0, attributes)  # GPUs have no integer convolution
             return products.conv_general_dilated(a, b, kind, eqn.params, precision)
 
         return product
@@ -132,7 +134,7 @@ class Conv(ProductFacts, Op):
         spec = w.qparams.spec
         whole = attributes["groups"] == 1 and spec.symmetric and spec.qmax <= 127
         axes = attributes["rhs_layout"][1:], ()
-        acc = matmul_codes(x, w, axes, self.product(eqn), eqn.params["precision"], integers if whole else None)
+        acc = matmul_codes(x, w, axes, self.product(eqn), eqn, integers if whole else None, transforms=True)
         vector = weight_to_result(w.scale, self.channels(eqn, 1), acc.ndim)
         scale = vector.reshape((1,) * (acc.ndim - vector.ndim) + tuple(vector.shape)) * x.scale.reshape((1,) * acc.ndim)
         return [Pending.start(acc, lax.stop_gradient(scale), eqn.out_dtypes[0])]

@@ -2,8 +2,19 @@
 
 The training forward multiplies codes, not dequantized floats. As long as every partial sum is below 2^24, float32 holds
 the integer accumulator exactly, also with TF32 and bfloat16 passes, because 8-bit codes fit their mantissas. Beyond
-that bound the weight's codes are split into digits. If digits do not suffice, the product runs in int32. On the CPU,
-codes of 8 bits are multiplied in int8. The backward multiplies float32 everywhere, and stores codes of 8 bits as int8
+that bound the weight's codes are split into digits. If digits do not suffice, the product runs in int32.
+
+| codes | CPU | accelerators |
+| --- | --- | --- |
+| 8 bits, sums below 2^24 | int8 | bfloat16, twice as fast as TF32 on an H200 |
+| 8 bits, larger sums | int8 | int8, as fast as bfloat16 there |
+| 8 bits where int8 has no form | float32, in digits | bfloat16, in digits |
+| wider | float32, in digits, or int32 | the same; of convolutions int32 |
+
+cuDNN computes float32 convolutions by Winograd's transforms where they are faster: on an H200 one of 28x28x128 had
+177,340 wrong sums of 200,704. It has no such form for bfloat16.
+
+The backward multiplies float32, and on accelerators bfloat16 where the model does. It stores codes of 8 bits as int8
 until then.
 
 A sum of wide codes can leave int32. Then the float32 product replaces the wrapped sum. `convert` refuses such weights.
@@ -21,7 +32,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from qjax.numerics.fence import finished_on_cpu
 from qjax.ops import products
-from qjax.ops.base import Quantized
+from qjax.ops.base import Equation, Quantized
 from qjax.ops.recomputed import is_recomputed
 
 ACCUMULATOR = "accumulator"
@@ -59,8 +70,10 @@ def matmul_codes(
     w: Quantized,
     axes: Sequence[Sequence[int]],
     product: Product,
-    own: Any,
+    own: Equation,
     integers: Integers | None = None,
+    *,
+    transforms: bool = False,
 ) -> jax.Array:
     """The accumulator of two tensors of codes as float32 (rounded once where it exceeds 2^24).
 
@@ -68,11 +81,12 @@ def matmul_codes(
 
     Args:
       axes: the axes of w that one accumulator sums over, and those of x, or () where x meets a window of w's shape.
-      product: called with float32 or int32 operands.
-      own: the precision that the model's product has, for the derivatives of codes up to 8 bits: their value does not
-        depend on it.
+      product: called with float32, bfloat16 or int32 operands.
+      own: the model's product. Its precision and dtype are those of the derivatives of codes up to 8 bits, whose value
+        does not depend on them.
       integers: the same in int8, or None. On the CPU, where XLA multiplies int8 up to 4 times as fast as float32, codes
         of 8 bits and fewer take it. A NaN among the codes then makes every accumulator NaN.
+      transforms: whether accelerators may transform the operands of float32 products, so that sums are not exact.
     """
     summed = math.prod(w.shape[axis] for axis in axes[0])
     reach = largest_code(x) * summed
@@ -81,16 +95,26 @@ def matmul_codes(
     while reach * 8 < EXACT and reach * top >= EXACT and top > 8:
         digits, top = digits + 1, -(-top // 16)
     needed = precision(x, w)
-    exact = _in_int32(product)
-    if reach * top < EXACT:
-        exact = _in_digits(digits, _in_float32(product, needed))
+    fits, narrow = reach * top < EXACT, needed is products.FAST
+    on_cpu = _in_digits(digits, _in_float32(product, needed)) if fits else _in_int32(product)
+    elsewhere = on_cpu
+    if fits and narrow:
+        elsewhere = _in_digits(digits, _in_bfloat16(product, jnp.float32, needed))
+    elif transforms:
+        elsewhere = _in_int32(product)
     zeros: tuple[Any, ...] = ()
     if _narrow(x) and _narrow(w):
         zeros = _code_of_zero(x), _code_of_zero(w)
-        exact = _without_zeros(exact) if integers is None else _in_int8(exact, integers)
+        on_cpu, elsewhere = _without_zeros(on_cpu), _without_zeros(elsewhere)
+        if integers is not None:
+            on_cpu = _in_int8(integers)
+            elsewhere = elsewhere if fits and digits == 1 else _in_int8(integers)
+    exact = _by_platform(on_cpu, elsewhere)
     if wraps:
         exact = _or_floats(exact, axes, _in_float32(product, products.FULL))
-    along = _in_float32(product, own if needed is products.FAST else needed)
+    along = _in_float32(product, own.params["precision"] if narrow else needed)
+    if narrow and own.in_dtypes[0] == jnp.bfloat16:
+        along = _by_platform(along, _in_bfloat16(product, jnp.bfloat16, own.params["precision"]))
     tangent = _of_bytes(along) if zeros and not is_recomputed() else _of_floats(along)
 
     @jax.custom_jvp
@@ -163,18 +187,26 @@ def _without_zeros(exact: _Multiply) -> _Multiply:
     return multiply
 
 
-def _in_int8(exact: _Multiply, integers: Integers) -> _Multiply:
-    """By `integers` on the CPU, by `exact` elsewhere."""
+def _by_platform(on_cpu: _Multiply, elsewhere: _Multiply) -> _Multiply:
+    if on_cpu is elsewhere:
+        return on_cpu
 
-    def on_cpu(a: jax.Array, b: jax.Array, zero_a: Any, zero_b: Any) -> jax.Array:
-        a8, b8 = (lax.optimization_barrier(_stored(x, zero)) for x, zero in ((a, zero_a), (b, zero_b)))
+    def multiply(a: jax.Array, b: jax.Array, *zeros: Any) -> jax.Array:
+        forms = [lambda *operands, form=form: form(*operands).astype(jnp.float32) for form in (on_cpu, elsewhere)]
+        return lax.platform_dependent(a, b, *zeros, cpu=forms[0], default=forms[1])
+
+    return multiply
+
+
+def _in_int8(integers: Integers) -> _Multiply:
+    def exact(a: jax.Array, b: jax.Array, zero_a: Any, zero_b: Any) -> jax.Array:
+        a8, b8 = (finished_on_cpu(_stored(x, zero)) for x, zero in ((a, zero_a), (b, zero_b)))
         acc = integers(a8, b8, zero_a, zero_b).astype(jnp.float32)
         # int8 has no NaN, but a training run must see its NaNs; a sum is the fastest test for one
         lost = jnp.isnan(jnp.sum(a) + jnp.sum(b))
         return acc + jnp.where(lost, np.float32(np.nan), np.float32(0))
 
-    default = _without_zeros(exact)
-    return lambda a, b, *zeros: lax.platform_dependent(a, b, *zeros, cpu=on_cpu, default=default)
+    return exact
 
 
 def _code_of_zero(value: Quantized) -> jax.Array | None:
@@ -200,6 +232,12 @@ def _restored(codes: jax.Array, zero: jax.Array | None) -> jax.Array:
 
 def _in_float32(product: Product, precision: Any) -> _Multiply:
     return lambda a, b: product(a, b, jnp.float32, precision)
+
+
+def _in_bfloat16(product: Product, kind: Any, precision: Any) -> _Multiply:
+    """In products of bfloat16 with an accumulator of dtype `kind`, float32 out."""
+    half = jnp.bfloat16
+    return lambda a, b: product(a.astype(half), b.astype(half), kind, precision).astype(jnp.float32)
 
 
 def _in_digits(digits: int, product: _Multiply) -> _Multiply:

@@ -14,6 +14,7 @@ import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
 from qjax.numerics.calls import traced_once
+from qjax.numerics.quotient import quotient
 from qjax.numerics.unfused import unfused
 from qjax.ops.averages import Average
 from qjax.ops.base import Deferred
@@ -99,7 +100,7 @@ def _affine(acc: jax.Array, scale: jax.Array, offset: jax.Array) -> jax.Array:
     shape = acc.shape
     regular = jnp.abs(offset) <= jnp.abs(scale) * _LARGEST_BIAS
     regular = jnp.logical_and(regular, scale != 0)
-    steps = jnp.round(offset / jnp.where(regular, scale, jnp.ones_like(scale)))
+    steps = jnp.round(quotient(*jnp.broadcast_arrays(offset, jnp.where(regular, scale, jnp.ones_like(scale)))))
     bias = jnp.broadcast_to(jnp.where(regular, steps, jnp.zeros_like(steps)), shape)
     rest = jnp.broadcast_to(jnp.where(regular, jnp.zeros_like(offset), offset), shape)
     return unfused((acc + bias) * jnp.broadcast_to(scale, shape)) + rest

@@ -2,13 +2,14 @@
 
 import json
 import re
+import threading
 
 import jax
 import numpy as np
 import pytest
 
 from benchmarks import __main__ as program
-from benchmarks import kernels, page, speed
+from benchmarks import accelerator, kernels, page, speed
 from benchmarks.report import ratios
 from benchmarks.timing import Failed, Paired
 
@@ -107,3 +108,23 @@ def test_onnx_runtime_computes_what_the_interpreter_does():
     """Else the comparison is a failure, and not a ratio."""
     found = speed.speed(0.0, ["DS-CNN"], batches=(2,))
     assert [type(result) for result in found] == [Paired, Paired]
+
+
+def test_an_accelerators_bits_are_compared_with_the_cpus() -> None:
+    """Here both are the CPU, and no precision reaches an integer product."""
+    (found,) = accelerator.bits("Autoencoder, conv", ("BF16_BF16_F32",))
+    assert found.outputs > 100
+    assert (found.exact, found.graph) == (0, 0)
+    with pytest.raises(RuntimeError, match="expected a GPU or TPU among JAX's devices"):
+        accelerator.accelerator(0.1, ["ResNet-50, 4 blocks"])
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_the_times_of_a_network(half: bool) -> None:
+    case = (lambda rngs: accelerator.Decoder(1000, 16, 1, 2, 32, rngs=rngs), (2, 8))
+    found = accelerator.times("decoder", half, 0.05, threading.Barrier(1), threading.Lock(), case)
+    names = ["qjax / float", "qjax, dynamic / float", "integer graph / float forward"]
+    title = "decoder, bfloat16" if half else "decoder, float32"
+    ours = [result for result in found if "qwix" not in result.name]
+    assert [result.name for result in ours] == [f"{title}: {name}" for name in names]
+    assert [result for result in ours if isinstance(result, Failed)] == []

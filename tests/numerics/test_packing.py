@@ -60,6 +60,7 @@ def test_under_vmap() -> None:
         np.testing.assert_array_equal(b, jnp.stack([a, -a]))
 
 
+@pytest.mark.usefixtures("on_cpu")
 def test_pieces_of_one_size_are_one_kernel() -> None:
     """Kernels of one text are compiled once: no offset may be part of it."""
     count = 500

@@ -109,6 +109,7 @@ def test_other_layouts():
     check(graph, [codes], finish_weighted(acc, constants, out, "double_round"))
 
 
+@pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("name", ["many channels", "groups", "depthwise, twice", "16 bits", "line"])
 def test_all_strategies_agree_with_xla(name):
     case = CASES[name]

@@ -116,4 +116,7 @@ def test_a_nan_among_the_codes_is_seen(which):
     codes = operands[which].codes.at[2, 3].set(jnp.nan)
     operands[which] = operands[which].with_codes(codes)
     acc = jax.jit(dot_of, static_argnums=2)(*operands, (((1,), (0,)), ((), ()))).acc
-    assert np.all(np.isnan(acc))
+    seen = np.isnan(acc)
+    assert np.all(seen[2] if which == 0 else seen[:, 3])
+    # where int8 multiplies, all of them are
+    assert np.all(seen) or jax.default_backend() != "cpu"

@@ -54,6 +54,7 @@ CONVOLUTIONS = {
 }
 
 
+@pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_convolutions(name):
     x_shape, w_shape, strides, dilation = CONVOLUTIONS[name]

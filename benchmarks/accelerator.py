@@ -1,0 +1,305 @@
+"""On a GPU or TPU: bits against the CPU's, and training steps and graphs against the float model's.
+
+`python -m benchmarks accelerator` in an environment whose JAX finds an accelerator, beside the CPU. Networks are
+compiled side by side, each in a process of its own, and measured one after the other.
+
+ViT-B/16 and the decoder have 4 of their 12 blocks, ResNet-50 one of each stage, because blocks are alike and to compile
+them takes minutes. Weights per channel, activations per tensor and asymmetric, all scales learned, plain SGD, as in
+`benchmarks.steps`. In bfloat16 the model computes in it and its parameters are float32. qwix quantizes matrix products
+only, because its int8 convolutions have no form on GPUs.
+"""
+
+import concurrent.futures
+import dataclasses
+import functools
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+import qjax
+from benchmarks.peers import installed
+from benchmarks.report import Grid
+from benchmarks.steps import DYNAMIC, RECIPE
+from benchmarks.timing import Failed, Result, paired
+from experiments.architectures import arguments, batches, build
+from experiments.models.gpt import Decoder
+from experiments.models.resnet import Bottleneck, ResNet
+from experiments.models.vit import VisionTransformer
+
+ARCHITECTURES = (
+    "ResNet-20",
+    "ResNet-50",
+    "MobileNet V2",
+    "Inception V1",
+    "EfficientNet",
+    "ConvNeXt",
+    "U-Net",
+    "ViT",
+    "BERT",
+    "GPT, tied",
+    "LSTM",
+    "DS-CNN",
+    "Autoencoder, conv",
+)
+"""Of `experiments.architectures`, in little; their bits are compared."""
+
+PRECISIONS = (None, "bfloat16", "BF16_BF16_F32")
+"""Values of `jax.default_matmul_precision`; None: a GPU multiplies float32 as TF32."""
+
+CASES: dict[str, tuple[Callable[[nnx.Rngs], Any], tuple[int, ...]]] = {
+    "ResNet-50, 4 blocks": (lambda rngs: ResNet(Bottleneck, (1, 1, 1, 1), rngs=rngs), (64, 224, 224, 3)),
+    "ViT-B/16, 4 blocks": (lambda rngs: VisionTransformer(depth=4, dropout=0.0, rngs=rngs), (64, 224, 224, 3)),
+    "decoder of width 768, 4 blocks": (lambda rngs: Decoder(depth=4, rngs=rngs), (8, 1024)),
+}
+"""Name -> a model, and the shape of its batch: images, or tokens."""
+
+WAIT = 1800.0
+"""Seconds that a network waits for the others to be compiled."""
+
+
+def accelerated() -> bool:
+    """Whether JAX's first device is not the CPU."""
+    return jax.devices()[0].platform != "cpu"
+
+
+# ---------------------------------------------------------------------------- bits
+
+
+@dataclasses.dataclass(frozen=True)
+class Bits:
+    """How many outputs of a network differ from the CPU's under a precision, of how many."""
+
+    name: str
+    precision: str | None
+    outputs: int
+    training: int
+    exact: int
+    graph: int
+
+    def row(self) -> tuple[str, ...]:
+        """For the table."""
+        numbers = (self.outputs, self.training, self.exact, self.graph)
+        return self.name, self.precision or "default", *(f"{n:,}" for n in numbers)
+
+
+def bits(name: str, precisions: Sequence[str | None] = PRECISIONS) -> list[Bits]:
+    """One network, with what is converted on the CPU, under every precision on the first device."""
+    cpu = jax.devices("cpu")[0]
+    with jax.default_device(cpu):
+        model, sample = build(name)
+        qmodel = qjax.quantize(model, qjax.Recipe(target="nearest_even"), sample)
+        batch = next(iter(batches(sample, 1)))
+        qjax.calibrate(qmodel, [batch])
+        qmodel.eval()
+        graph = qjax.convert(qmodel, sample)
+        exact = qjax.exact(qmodel, sample)
+        host = jax.tree.map(np.asarray, (nnx.state(qmodel), arguments(batch)))
+    definition = nnx.graphdef(qmodel)
+
+    def outputs(device: Any, precision: str | None) -> list[np.ndarray]:
+        """Of the training forward, the exact forward and the graph."""
+        with jax.default_device(device), jax.default_matmul_precision(precision):
+            state, args = jax.tree.map(jnp.asarray, host)
+            merged = nnx.merge(definition, state)
+            forwards = (
+                nnx.jit(lambda model, *args: model(*args))(merged, *args),
+                nnx.jit(lambda model, *args: exact(model, *args))(merged, *args),
+                graph(*args),
+            )
+            return [np.concatenate([np.ravel(x) for x in jax.tree.leaves(found)]) for found in forwards]
+
+    expected = outputs(cpu, None)
+    rows: list[Bits] = []
+    for precision in precisions:
+        found = outputs(jax.devices()[0], precision)
+        differ = [int(np.sum(a != b)) for a, b in zip(found, expected, strict=True)]
+        rows.append(Bits(name, precision, expected[0].size, *differ))
+    return rows
+
+
+# ---------------------------------------------------------------------------- time
+
+
+def in_bfloat16(model: Any) -> Any:
+    """The model itself, whose layers compute in bfloat16 now."""
+    for _, node in nnx.iter_graph(model):
+        module: Any = node
+        if isinstance(node, nnx.Module) and hasattr(node, "dtype"):
+            module.dtype = jnp.bfloat16
+    return model
+
+
+class Step:
+    """Forward, backward and SGD, to be compiled; then a training step that goes on from where it left."""
+
+    def __init__(self, model: Any, x: jax.Array) -> None:
+        model.train()
+        graphdef, state = nnx.split((model, nnx.Optimizer(model, optax.sgd(1e-3), wrt=nnx.Param)))
+
+        def loss(model: Any, x: jax.Array) -> jax.Array:
+            return jnp.mean(jnp.square(model(x).astype(jnp.float32)))
+
+        @functools.partial(jax.jit, donate_argnums=0)
+        def step(state: Any, x: jax.Array) -> Any:
+            model, optimizer = nnx.merge(graphdef, state)
+            optimizer.update(model, nnx.grad(loss)(model, x))
+            return nnx.state((model, optimizer))
+
+        self.lowered, self.state, self.x = step.lower(state, x), jax.tree.map(jnp.copy, state), x
+        self.compiled: Any = None
+
+    def compile(self) -> "Step":
+        """Itself, ready to be called."""
+        self.compiled = self.lowered.compile()
+        return self
+
+    def __call__(self) -> Any:
+        self.state = self.compiled(self.state, self.x)
+        return self.state
+
+
+class Forward:
+    """The float model's forward in evaluation mode."""
+
+    def __init__(self, model: Any, x: jax.Array) -> None:
+        model.eval()
+        graphdef, state = nnx.split(model)
+        self.lowered = jax.jit(lambda state, x: nnx.merge(graphdef, state)(x)).lower(state, x)
+        self.operands, self.compiled = (state, x), None
+
+    def compile(self) -> "Forward":
+        """Itself, ready to be called."""
+        self.compiled = self.lowered.compile()
+        return self
+
+    def __call__(self) -> Any:
+        assert self.compiled is not None
+        return self.compiled(*self.operands)
+
+
+class Graph:
+    """The integer graph, codes in and codes out."""
+
+    def __init__(self, qmodel: Any, x: jax.Array) -> None:
+        qmodel.eval()
+        self.graph = qjax.convert(qmodel, x[:2])
+        self.codes: Any = self.graph.quantize(x)
+
+    def compile(self) -> "Graph":
+        """Itself, ready to be called."""
+        jax.block_until_ready(self())
+        return self
+
+    def __call__(self) -> Any:
+        return self.graph.run(self.codes)
+
+
+def _qwix(model: Any, x: jax.Array) -> Any:
+    import qwix  # pyright: ignore[reportMissingImports]
+
+    rule = qwix.QtRule(weight_qtype="int8", act_qtype="int8", op_names=("dot_general", "einsum"))
+    model.train()
+    return qwix.quantize_model(model, qwix.QtProvider([rule]), x[:2])
+
+
+def times(
+    name: str, half: bool, seconds: float, barrier: threading.Barrier, lock: threading.Lock, case: Any = None
+) -> list[Result]:
+    """Steps of one network / its float step, and its graph / its float forward.
+
+    barrier: of all networks, when each is compiled. lock: is held while one is measured. case: another one than
+    `CASES[name]`.
+    """
+    make, shape = CASES[name] if case is None else case
+    title = f"{name}, {'bfloat16' if half else 'float32'}"
+    tokens = len(shape) == 2
+    x = jax.random.randint(jax.random.key(1), shape, 0, 1000) if tokens else jax.random.normal(jax.random.key(1), shape)
+
+    def model() -> Any:
+        made = make(nnx.Rngs(0))
+        return in_bfloat16(made) if half else made
+
+    @functools.cache
+    def learned() -> Any:
+        qmodel = qjax.quantize(model(), RECIPE, x[:2])
+        qjax.calibrate(qmodel, [x[:2]])
+        return qmodel
+
+    builds: dict[str, Callable[[], Any]] = {
+        "float": lambda: Step(model(), x),
+        "qjax": lambda: Step(learned(), x),
+        "qjax, dynamic": lambda: Step(qjax.quantize(model(), DYNAMIC, x[:2]), x),
+    }
+    if "qwix" in installed() and not name.startswith("ResNet"):
+        builds["qwix"] = lambda: Step(_qwix(model(), x), x)
+    builds["float forward"] = lambda: Forward(model(), x)
+    builds["integer graph"] = lambda: Graph(learned(), x)
+    ready: dict[str, Any] = {}
+    try:
+        with concurrent.futures.ThreadPoolExecutor(len(builds)) as pool:
+            waiting: dict[str, Any] = {}
+            for what, started in builds.items():
+                begin = time.perf_counter()
+                try:
+                    waiting[what] = pool.submit(started().compile)
+                except Exception as error:  # what cannot be built is a row of its own
+                    ready[what] = error
+                print(f"{title}: {what}: traced in {time.perf_counter() - begin:.0f} s", flush=True)
+            for what, future in waiting.items():
+                ready[what] = future.exception() or future.result()
+        print(f"{title}: compiled", flush=True)
+    finally:
+        barrier.wait(WAIT)
+    found: list[Result] = []
+    with lock:
+        for what in builds:
+            against = "float forward" if what == "integer graph" else "float"
+            if what in ("float", "float forward"):
+                continue
+            row = f"{title}: {what} / {against}"
+            broken = [one for one in (ready[what], ready[against]) if isinstance(one, Exception)]
+            if broken:
+                reason = f"{type(broken[0]).__name__}: {str(broken[0]).strip().splitlines()[0][:100]}"
+                found.append(Failed(row, f"fails: {reason}"))
+                continue
+            found.append(paired(row, ready[what], ready[against], seconds=seconds, least=5))
+            print(*found[-1].row(), flush=True)
+    return found
+
+
+def accelerator(seconds: float, names: Sequence[str]) -> tuple[list[Bits], list[Result]]:
+    """The bits of all of `ARCHITECTURES`, and the times of some of `CASES` in float32 and bfloat16.
+
+    Raises:
+      RuntimeError: JAX finds no accelerator.
+    """
+    # each process takes the memory that it needs, and no more
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    if not accelerated():
+        raise RuntimeError(f"accelerator: expected a GPU or TPU among JAX's devices. Got {jax.devices()}.")
+    context = multiprocessing.get_context("spawn")
+    rows: list[list[Bits]] = []
+    with context.Pool(max(1, min(len(ARCHITECTURES), (os.cpu_count() or 1) * 3 // 4))) as pool:
+        for found in pool.imap(bits, ARCHITECTURES):
+            print(*(row.row() for row in found), sep="\n", flush=True)
+            rows.append(found)
+    chosen = [(name, half) for name in names for half in (False, True)]
+    with context.Manager() as manager, context.Pool(len(chosen)) as pool:
+        barrier, lock = manager.Barrier(len(chosen)), manager.Lock()
+        results = pool.starmap(times, [(name, half, seconds, barrier, lock) for name, half in chosen], chunksize=1)
+    return [row for found in rows for row in found], [result for found in results for result in found]
+
+
+def table(found: Sequence[Bits]) -> Grid:
+    """Outputs that differ from the CPU's."""
+    columns = ("network", "matmul precision", "outputs", "training forward", "exact forward", "graph")
+    return Grid(columns, [row.row() for row in found])

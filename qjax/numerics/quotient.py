@@ -1,0 +1,72 @@
+"""The IEEE quotient of float32 numbers on every platform.
+
+XLA divides with one rounding on CPUs. For NVIDIA's GPUs it takes an approximation, off by up to two units in the last
+place (`div.full.f32` of the PTX ISA): on an H200 with jax 0.11.2, codes and zero points differed from the CPU's. So
+elsewhere the platform's quotient is an estimate, which its exact remainder corrects.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from qjax.numerics.calls import traced_once
+
+_FRACTION, _IMPLICIT = np.int32(0x007FFFFF), np.int32(0x00800000)
+_ONE = np.int32(0x3F800000)
+_SIGN = np.int32(-(2**31))
+_FIELDS = np.int32(255)
+_OFF = 4
+"""An estimate is corrected by this many units at most."""
+
+Divide = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+@traced_once()
+def quotient(a: jax.Array, b: jax.Array) -> jax.Array:
+    """float32 arrays of one shape -> a / b, rounded once to nearest, ties to even.
+
+    Not on CPUs, subnormal operands and quotients may be off: there it is the platform's own quotient.
+    """
+    # the CPU's is the default, because writers of files read the branch for no platform in particular
+    return lax.platform_dependent(a, b, cuda=corrected, rocm=corrected, tpu=corrected, default=lax.div)
+
+
+def reciprocal(x: jax.Array) -> jax.Array:
+    """float32 `1 / x`, rounded once to nearest."""
+    return quotient(jnp.ones_like(x), x)
+
+
+def corrected(a: jax.Array, b: jax.Array, divide: Divide = lax.div) -> jax.Array:
+    """The quotient from an estimate that is off by up to four units in the last place.
+
+    With the 24-bit mantissas x and y, q = floor(x 2^k / y) for k = 23, or 24 where x is below y. The remainder
+    x 2^k - q y of an estimate q is below 5 y < 2^27 in magnitude, so 32-bit words that wrap give it exactly. A quotient
+    of two 24-bit numbers never lies halfway between two of 24 bits.
+
+    divide: float32 division of numbers in [1, 4) by numbers in [1, 2).
+    """
+    left, right = (lax.bitcast_convert_type(x, jnp.int32) for x in (a, b))
+    x, y = (bits & _FRACTION | _IMPLICIT for bits in (left, right))
+    below = (x < y).astype(jnp.int32)
+    # in [1, 2), or a few units beside
+    numerator = (left & _FRACTION) | (_ONE + (below << 23))
+    estimate = divide(*(lax.bitcast_convert_type(bits, jnp.float32) for bits in (numerator, right & _FRACTION | _ONE)))
+    q = jnp.clip(lax.bitcast_convert_type(estimate, jnp.int32) - _ONE + _IMPLICIT, _IMPLICIT, 2 * _IMPLICIT)
+    rest = (x << (np.int32(23) + below)) - q * y
+    for _ in range(_OFF):
+        low, high = rest < np.int32(0), rest >= y
+        q = q + high.astype(jnp.int32) - low.astype(jnp.int32)
+        rest = rest + jnp.where(low, y, np.int32(0)) - jnp.where(high, y, np.int32(0))
+    q = q + (rest + rest > y).astype(jnp.int32)
+    fields = [(bits >> np.int32(23)) & _FIELDS for bits in (left, right)]
+    field = fields[0] - fields[1] + np.int32(127) - below
+    # q may be 2^24: the carry runs into the exponent
+    bits = (jnp.clip(field, np.int32(1), np.int32(254)) << np.int32(23)) + q - _IMPLICIT
+    found = lax.bitcast_convert_type(bits | ((left ^ right) & _SIGN), jnp.float32)
+    normal = (field >= np.int32(1)) & (field < _FIELDS)
+    for own in fields:
+        normal = normal & (own > np.int32(0)) & (own < _FIELDS)
+    return jnp.where(normal, found, divide(a, b))
