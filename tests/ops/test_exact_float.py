@@ -1,6 +1,7 @@
 """Products of codes in training: exact accumulators in int8, gradients in float32, NaN stays visible."""
 
 import contextlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -120,3 +121,33 @@ def test_a_nan_among_the_codes_is_seen(which):
     assert np.all(seen[2] if which == 0 else seen[:, 3])
     # where int8 multiplies, all of them are
     assert np.all(seen) or jax.default_backend() != "cpu"
+
+
+@pytest.mark.parametrize(
+    ("count", "left", "form"),
+    [(500, "asymmetric", "bf16"), (600, "asymmetric", "i8"), (30, "16 bits", "f32"), (100, "16 bits", "i32")],
+)
+@pytest.mark.parametrize("op", ["dot", "conv"])
+def test_what_accelerators_multiply(op, count, left, form):
+    """Never float32 in a convolution, which cuDNN may transform."""
+    x, w = operand(left, 12, 2, 3, 3, count), operand("int8", 13, 1, 1, count, 16)
+    if op == "dot":
+        x, w = operand(left, 12, 2, 3, 3, count), operand("int8", 13, count, 16)
+
+    def function(x, w):
+        if op == "dot":
+            return lax.dot_general(x, w, (((3,), (0,)), ((), ())))
+        return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    program = from_jaxpr(jax.make_jaxpr(function)(jnp.zeros(x.shape), jnp.zeros(w.shape)))
+    kind = Dot() if op == "dot" else Conv()
+
+    def acc(a, b):
+        return kind.training(program.equations[0], [x.with_codes(a), w.with_codes(b)])[0].acc
+
+    for platform in ("cuda", "tpu"):
+        text = jax.export.export(jax.jit(acc), platforms=[platform])(x.codes, w.codes).mlir_module()
+        found = set(re.findall(r"stablehlo\.(dot_general|convolution).*: \(tensor<[^>]*x(\w+)>, ", text))
+        wanted = "i32" if op == "conv" and form == "f32" else form
+        assert {dtype for _, dtype in found} == {wanted}
+        assert not any(name == "convolution" and dtype == "f32" for name, dtype in found)

@@ -1,6 +1,7 @@
 """Every form of an integer convolution or product gives the same integers: numpy's, in int64."""
 
 import itertools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -149,3 +150,16 @@ def test_other_platforms_get_no_integer_convolution():
     assert "stablehlo.convolution" in texts["cpu"]
     assert "stablehlo.convolution" not in texts["cuda"]
     assert "stablehlo.dot_general" in texts["cuda"]
+
+
+@pytest.mark.parametrize(("count", "words"), [(6, 16), (16, 16), (17, 32)])
+def test_gpus_multiply_whole_words(count, words):
+    """XLA for GPUs has wrong sums of other numbers of int8 products."""
+    x, w = jnp.zeros((3, count), jnp.int8), jnp.zeros((5, count), jnp.int8)
+    numbers = (((1,), (1,)), ((), ()))
+    texts = {
+        platform: jax.export.export(jax.jit(lambda x, w: accumulate.dot(x, w, numbers)), platforms=[platform])(x, w)
+        for platform in ("cpu", "cuda", "tpu")
+    }
+    sizes = {platform: re.findall(r"dot_general.*\(tensor<3x(\d+)xi8>", t.mlir_module()) for platform, t in texts.items()}
+    assert sizes == {"cpu": [str(count)], "cuda": [str(words)], "tpu": [str(count)]}

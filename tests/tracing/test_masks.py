@@ -1,4 +1,7 @@
-"""Additive masks that meet a bias before the softmax: ordinary numbers and a mask, wherever they were put together."""
+"""Additive masks that meet a bias before the softmax: ordinary numbers and a mask, wherever they were put together.
+
+And masks that hide nothing.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -102,3 +105,54 @@ def test_numbers_that_hide_nothing_from_a_softmax_are_no_mask():
     for function in (positive, left):
         with pytest.raises(ValueError, match=r"range beyond 2\^100"):
             qjax.quantize(Masked(function), qjax.Recipe(), inputs())
+
+
+def ones(x):
+    return jnp.ones(x.shape[:2], bool)
+
+
+EMPTY = {
+    "attention": lambda x: jax.nn.dot_product_attention(
+        x[:, :, None], x[:, :, None], x[:, :, None], mask=ones(x)[:, None, None]
+    ),
+    "integers": lambda x: jax.nn.softmax(
+        x + jax.lax.select(jnp.ones(x.shape, jnp.int32) > 0, jnp.zeros(x.shape), jnp.full(x.shape, -1e9))
+    ),
+    "a product of two": lambda x: nnx.dot_product_attention(
+        x[:, :, None], x[:, :, None], x[:, :, None], mask=nnx.make_attention_mask(ones(x), ones(x))
+    ),
+    "all but none": lambda x: jax.nn.softmax(
+        jnp.where(jnp.logical_or(~ones(x), jnp.full(x.shape[:2], 2).astype(bool))[:, None], x, LEAST)
+    ),
+    "numbers": lambda x: jax.nn.softmax(jnp.where((jnp.ones((6,)) != 0) & (jnp.zeros((6,)) <= 0), x, -jnp.inf)),
+}
+
+
+class Function(nnx.Module):
+    def __init__(self, function):
+        self.function = function
+
+    def __call__(self, x):
+        return self.function(x)
+
+
+def softmax_of(function, x):
+    """Its node under the target `onnxruntime`."""
+    qmodel = qjax.quantize(Function(function), qjax.Recipe(target="onnxruntime"), x)
+    (node,) = [node for node in qjax.convert(qmodel, x).ir.nodes if node.op == "softmax"]
+    return node
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_a_mask_that_hides_nothing_is_no_mask(name):
+    """So the runtime's own softmax computes it."""
+    x = jax.random.normal(jax.random.key(2), (2, 6, 6))
+    assert len(softmax_of(EMPTY[name], x).inputs) == 1
+
+
+def test_a_mask_that_may_hide_something_stays():
+    x = jax.random.normal(jax.random.key(3), (2, 6, 6))
+    keys = softmax_of(lambda x: jax.nn.softmax(jnp.where(jnp.arange(6) < 6, x, LEAST)), x)
+    assert len(keys.inputs) == 2
+    with pytest.raises(ValueError, match="differs from example to example"):
+        softmax_of(lambda x: jax.nn.softmax(jnp.where(jnp.arange(x.shape[0])[:, None, None] < 2, x, LEAST)), x)

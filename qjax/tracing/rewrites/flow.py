@@ -91,9 +91,14 @@ class Flow:
         eqn = found.equation
         if eqn is None or eqn.primitive not in _NUMBERS or len(eqn.inputs) > 2:
             return None
+        if eqn.primitive in _OF_BITS and any(str(v.dtype) != "bool" for v in eqn.inputs):
+            return None
         numbers = [self.number(v) for v in eqn.inputs]
         known = [n for n in numbers if n is not None]
-        return _NUMBERS[eqn.primitive](*known) if len(known) == len(numbers) else None
+        if len(known) < len(numbers):
+            return None
+        result = _NUMBERS[eqn.primitive](*known)
+        return float(bool(result)) if str(found.value.dtype) == "bool" else result
 
     def between(self, outputs: Sequence[Value], inputs: Iterable[Value]) -> tuple[Equation, ...]:
         """The equations that compute `outputs`, back to `inputs`, in the program's order."""
@@ -146,9 +151,21 @@ _NUMBERS: dict[str, Callable[..., float]] = {
     "max": max,
     "min": min,
     "gt": lambda a, b: float(a > b),
+    "ge": lambda a, b: float(a >= b),
+    "lt": lambda a, b: float(a < b),
+    "le": lambda a, b: float(a <= b),
+    "eq": lambda a, b: float(a == b),
+    "ne": lambda a, b: float(a != b),
+    "and": min,
+    "or": max,
+    "not": lambda a: 1.0 - a,
     "sqrt": lambda a: a**0.5 if a >= 0 else float("nan"),
     "convert_element_type": lambda a: a,
 }
+
+
+_OF_BITS = frozenset({"and", "or", "not"})
+"""Of integers these combine bits."""
 
 
 def _first_of_each(program: Program) -> dict[Value, Value]:
