@@ -232,7 +232,7 @@ class Recipe:
         spec, method = self._spec_of(place, types, edge=edge, output=output)
         if self.reduce_range and not weight and spec.bits == 8:
             spec = spec.replace(bits=7)
-        wide.check_spec(f"Quantizer {place.name!r}", spec, target_of(self.target))
+        wide.check_spec(f"Quantizer {place.name!r}", spec, target_of(self.target), weight=weight)
         if weight:
             spec = weight_spec(spec, place)
             method = "lsq" if method == "pact" else method

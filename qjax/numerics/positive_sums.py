@@ -77,7 +77,8 @@ def _added(a: tuple[Any, Any], b: tuple[Any, Any]) -> tuple[Any, Any]:
     apart = e - e_term
     down, down_term = (within(xp.clip(d, _I64(0), _I64(_ROOM)), 0, _ROOM) for d in (-apart, apart))
     exact = ((m << _I64(_ROOM)) >> down) + ((term << _I64(_ROOM)) >> down_term)
-    carry = within(exact >> _I64(_ROOM + _BITS + 1), 0, 1)
+    # the mask says to a compiler that it is a bit
+    carry = within((exact >> _I64(_ROOM + _BITS + 1)) & _I64(1), 0, 1)
     shift = carry + _I64(_ROOM)
     rounded = right_shift_with_headroom(xp, exact, shift, Rounding.NEAREST_EVEN)
     return within(rounded, *_MANTISSAS), within(xp.maximum(e, e_term) + carry, *_EXPONENTS)

@@ -25,6 +25,7 @@ import numpy as np
 from qjax.numerics import float32, positive_sums
 from qjax.numerics._namespace import like_inputs, wide
 from qjax.numerics.calls import named
+from qjax.numerics.division import truncated
 from qjax.numerics.float32 import Float32
 
 _I32, _I64 = np.int32, np.int64
@@ -112,7 +113,7 @@ def qlinear_softmax(codes: Any, constants: Onnx) -> Any:
 def _quotient(xp: Any, shares: Any, s: Any, e_s: Any) -> Any:
     """rint(float32(p / S)) of keys and of S = s 2^e_s; int32, some number above 255 for all quotients beyond."""
     p, e_p = positive_sums.fields(shares)
-    reciprocal = _I64(1 << _RECIPROCAL_BITS) // s
+    reciprocal = truncated(xp, xp.full_like(s, 1 << _RECIPROCAL_BITS), s)
     g = xp.clip(e_p - e_s, _I64(_LEAST), _I64(_GREATEST))
     # too small by less than 3 units, and float32 may round up by another one
     units = (p * reciprocal) >> (_I64(_RECIPROCAL_BITS - _UNITS) - g)

@@ -85,6 +85,7 @@ class Target:
       mixed_widths: whether one layer may have activations of 8 bits and another of 16. A TFLite model is int8 or
         int16x8 as a whole; PyTorch's engines have 8 bits only.
       wide_weights: whether a layer may have weights of more than 8 bits.
+      wide_activations: whether activations may have more than 8 bits. A runtime of which it is not known has none.
       wide_zero_points: whether codes of more than 8 bits may have a zero point, or be unsigned. Without it they are
         int16 with the zero point 0, and `convert` refuses others. A runtime of which it is not known has none.
       dynamic: how rows get codes at run time in products that `qjax.Dynamic(per="row")` names, and what their sums
@@ -135,6 +136,7 @@ class Target:
     unit_grids: bool = False
     mixed_widths: bool = True
     wide_weights: bool = True
+    wide_activations: bool = False
     wide_zero_points: bool = False
     dynamic: DynamicFormula = "onnx"
     composed: frozenset[str] = frozenset()

@@ -21,6 +21,7 @@ NVDLA = register(
         multiply="nvdla",
         matmul="nvdla",
         rescale="nvdla",
+        wide_activations=True,
         description="NVDLA's output converter: scales of 15 bits, one rounding, ties away from zero",
     )
 )
@@ -38,6 +39,7 @@ TOSA = register(
         mean="tosa_single",
         average_pool="tosa_average_pool",
         same_grid=frozenset({"average_pool"}),
+        wide_activations=True,
         description="TOSA 1.0 RESCALE with SINGLE_ROUND: apply_scale_32, one rounding, ties up",
     )
 )

@@ -12,6 +12,7 @@ FPGA = register(
         matmul="power_of_two:RND_CONV:SAT",
         rescale="power_of_two:RND_CONV:SAT",
         mean=None,
+        wide_activations=True,
         description="one shift, ap_fixed<RND_CONV, SAT>; for models whose scales are powers of two (method='tqt')",
     )
 )

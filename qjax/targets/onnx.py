@@ -19,6 +19,7 @@ ONNXRUNTIME = register(
         average_pool="onnx_average_pool",
         quantize="division",
         softmax="onnx",
+        wide_activations=True,
         wide_zero_points=True,
         description="ONNX Runtime's CPU provider on x86: QLinear operators, one rounding of a float32 product",
     )

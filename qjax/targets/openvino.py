@@ -12,6 +12,7 @@ OPENVINO_CPU = register(
         rescale="float32",
         mean="float32",
         average_pool="float32",
+        wide_weights=False,
         description="OpenVINO's CPU plugin on qjax's files, x86 with VNNI: float32 product and bias, one rounding",
     )
 )

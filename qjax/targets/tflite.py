@@ -34,6 +34,7 @@ TFLITE_MICRO = register(
         unit_grids=True,
         mixed_widths=False,
         wide_weights=False,
+        wide_activations=True,
         description="TFLite Micro, portable kernels: gemmlowp's two roundings",
     )
 )
@@ -84,6 +85,7 @@ TFLITE_OPTIMIZED_X86 = register(
         wide_weights=False,
         dynamic="tflite",
         composed=_COMPOSED,
+        wide_activations=True,
         description="LiteRT's optimised kernels on x86, without delegates: two roundings, ties up",
     )
 )
@@ -133,6 +135,7 @@ TFLITE_XNNPACK = register(
         wide_weights=False,
         dynamic="xnnpack",
         composed=_COMPOSED,
+        wide_activations=True,
         description="LiteRT's default, XNNPACK, on x86: one rounding of a float32 product, ties to even",
     )
 )

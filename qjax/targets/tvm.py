@@ -14,6 +14,7 @@ TVM = register(
         rescale="single_round",
         quantize="division",
         # `relax.op.quantize` of TVM 0.27 writes int16 and uint16 with any zero point
+        wide_activations=True,
         wide_zero_points=True,
         description="TVM's q_multiply_shift, default lowering: one rounding, ties up; scales per channel per axis",
     )
@@ -28,6 +29,7 @@ TVM_NEON = register(
         matmul="neon",
         rescale="neon",
         quantize="division",
+        wide_activations=True,
         wide_zero_points=True,
         description="TVM up to 0.19 on arm_cpu where it vectorised by four: SQRDMULH and SRSHL, two roundings",
     )

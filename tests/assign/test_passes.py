@@ -80,7 +80,7 @@ def test_fuse_refuses_scales_that_the_target_cannot_hold():
         finished(residual_network(), targets.get("fpga"))
 
 
-@pytest.mark.parametrize("target", sorted({*targets.names()} - {"fpga"}))
+@pytest.mark.parametrize("target", sorted(n for n in {*targets.names()} - {"fpga"} if targets.get(n).wide_activations))
 def test_fuse_writes_the_target_into_the_nodes(target):
     chosen = targets.get(target)
     graph = finished(residual_network(), chosen)

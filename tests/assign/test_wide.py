@@ -1,4 +1,4 @@
-"""Codes of more than 8 bits with a zero point, or unsigned: refused where the runtime has none."""
+"""Codes of more than 8 bits, of any kind or with a zero point or unsigned: refused where the runtime has none."""
 
 import numpy as np
 import pytest
@@ -13,6 +13,9 @@ from qjax.ops.quantize import Quantize
 from qjax.targets import Target
 
 X = np.random.default_rng(0).normal(size=(32, 4)).astype(np.float32)
+NARROW = {n for n in targets.names() if n.startswith("torch_")} | {"openvino_cpu", "executorch_xnnpack"}
+"""Runtimes whose activations have 8 bits at most."""
+
 WITH = {"double_round", "nearest_even", "onnxruntime", "onnxruntime_avx2", "single_round", "tvm", "tvm_neon"}
 """Rules, and the runtimes that take any zero point at 16 bits."""
 
@@ -27,11 +30,30 @@ def recipe(target, spec=None, **settings):
 
 def test_every_target_says_whether_it_has_them():
     assert {name for name in targets.names() if targets.get(name).wide_zero_points} == WITH
+    assert {name for name in targets.names() if not targets.get(name).wide_activations} == NARROW
     # what a target does not state, it does not have
     assert not Target("chip").wide_zero_points
+    assert not Target("chip").wide_activations
 
 
-@pytest.mark.parametrize("target", sorted(set(targets.names()) - WITH - {"fpga"}))
+@pytest.mark.parametrize("target", sorted(NARROW))
+def test_what_has_8_bits_only_refuses_wider_codes(target):
+    wide = qjax.QSpec(bits=16)
+    with pytest.raises(ValueError, match=rf"Quantizer 'input': expected activations of at most 8 bits, .*{target!r}"):
+        qjax.quantize(network(), recipe(target, wide), X)
+    with pytest.raises(ValueError, match=rf"/kernel': expected weights of at most 8 bits, .*{target!r}.* Got QSpec"):
+        qjax.quantize(network(), recipe(target, weights=qjax.QSpec(bits=9, axis=-1)), X)
+    qmodel = qjax.quantize(network(), recipe("nearest_even", wide), X)
+    graph = qjax.convert(qmodel, X)
+    for make in (lambda: qjax.convert(qmodel, X, target=target), lambda: graph.retarget(target)):
+        with pytest.raises(
+            ConversionError,
+            match=rf"^the tensor 'input': expected activations of at most 8 bits.*{target!r} is known .* Got int16",
+        ):
+            make()
+
+
+@pytest.mark.parametrize("target", sorted(set(targets.names()) - WITH - NARROW - {"fpga"}))
 @pytest.mark.parametrize(
     "spec", [qjax.QSpec(bits=16, symmetric=False), qjax.QSpec(bits=9, symmetric=False), qjax.QSpec(16, signed=False)]
 )
@@ -86,6 +108,10 @@ def test_the_error_names_the_node_and_the_line():
 @pytest.mark.parametrize("setting", [{"first_last_bits": 16}, {"output_bits": 16}])
 @pytest.mark.parametrize("target", ["tflite_reference", "tosa", "onnxruntime"])
 def test_widths_that_the_recipe_derives_are_symmetric_where_they_must(target, setting):
+    if "first_last_bits" in setting and not targets.get(target).wide_weights:
+        with pytest.raises(ValueError, match=r"kernel': expected weights of at most 8 bits.*first_last_bits"):
+            qjax.quantize(network(), recipe(target, **setting), X)
+        return
     qmodel = qjax.quantize(network(), recipe(target, **setting), X)
     specs = {name: q.spec for name, q in qmodel.plan.quantizers if q.spec.bits == 16}
     assert specs

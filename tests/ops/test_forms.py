@@ -161,5 +161,5 @@ def test_gpus_multiply_whole_words(count, words):
         platform: jax.export.export(jax.jit(lambda x, w: accumulate.dot(x, w, numbers)), platforms=[platform])(x, w)
         for platform in ("cpu", "cuda", "tpu")
     }
-    sizes = {platform: re.findall(r"dot_general.*\(tensor<3x(\d+)xi8>", t.mlir_module()) for platform, t in texts.items()}
+    sizes = {name: re.findall(r"dot_general.*\(tensor<3x(\d+)xi8>", t.mlir_module()) for name, t in texts.items()}
     assert sizes == {"cpu": [str(count)], "cuda": [str(words)], "tpu": [str(count)]}

@@ -105,7 +105,7 @@ def fit(
     bits: those of a factor that is preferred, its sign not counted. One of more bits is taken where no other fits.
     most_raised: how many accumulators of a channel may be raised.
     """
-    found = _thresholds(codes, span, lowest, highest)
+    found = thresholds(codes, span, lowest, highest)
     steps = np.arange(lowest + 1, highest + 1, dtype=np.int64)[:, None]
     inner = (found > span.low) & (found <= span.high)
     first = np.where(inner, found, _FREE).min(0, initial=_FREE)
@@ -156,7 +156,7 @@ def _problem(found: Integers, steps: Integers, span: Span, shift: int, line: tup
     return _Problem(found, steps, span, shift, low, np.maximum(low, high), guess)
 
 
-def _thresholds(codes: Codes, span: Span, lowest: int, highest: int) -> Integers:
+def thresholds(codes: Codes, span: Span, lowest: int, highest: int) -> Integers:
     """By code above the lowest and channel: the least accumulator in [low, high + 1] that becomes it or more."""
     channels = np.arange(span.low.size)
     ends = np.stack([evaluated(codes, end, channels) for end in (span.low, span.high)])

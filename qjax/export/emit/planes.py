@@ -2,7 +2,7 @@
 
 An addition of codes is a plane, rounded and clamped, and a product of codes is a line over the products. A runtime's
 own formula takes many steps, each of which rounds. There are only 65,536 pairs of codes. So the formula is computed for
-all of them, and a plane is taken if it gives the same code for each.
+all of them, and a plane is taken if it gives the same code for each but a few, which it lists.
 """
 
 import dataclasses
@@ -30,6 +30,10 @@ _FEWEST = 16
 """Pairs within the clamp that say how the plane lies."""
 _ROOM = 2.0**-26
 """By how much more than needed the plane turns, in codes."""
+MOST_EXCEPTIONS = 8
+"""Pairs whose code is not the plane's; a formula that rounds several times has one or two now and then."""
+_NEAR = -(2.0**-8)
+"""With a smaller gap too many pairs are wrong."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +42,7 @@ class Plane:
 
     The terms are the two codes a and b; or, with `centers`, one: (a - centers[0]) * (b - centers[1]).
     least, most: of the quotient, before the clamp.
+    exceptions: (a, b, what is added to the code of this pair).
     """
 
     factors: tuple[int, ...]
@@ -48,11 +53,15 @@ class Plane:
     least: int
     most: int
     centers: tuple[int, int] | None = None
+    exceptions: tuple[tuple[int, int, int], ...] = ()
 
     def codes(self, a: Integers, b: Integers) -> Integers:
         """The codes of codes that broadcast."""
         total: Any = sum((f * t for f, t in zip(self.factors, terms(a, b, self.centers), strict=True)), self.offset)
-        return np.clip(total >> self.shift, self.lowest, self.highest)
+        codes = np.clip(total >> self.shift, self.lowest, self.highest)
+        for x, y, more in self.exceptions:
+            codes = codes + more * ((a == x) & (b == y))
+        return codes
 
 
 def terms(a: Any, b: Any, centers: tuple[int, int] | None) -> tuple[Any, ...]:
@@ -70,7 +79,11 @@ def kernel(plane: Plane, dtype: str) -> Callable[[jax.Array, jax.Array], jax.Arr
             total = jnp.full(shape, plane.offset, jnp.int64)
             for factor, term in zip(plane.factors, terms(x, y, plane.centers), strict=True):
                 total = total + term.astype(jnp.int64) * np.int64(factor)
-            return clamped_floor(total, plane).astype(dtype)
+            found = clamped_floor(total, plane)
+            for first, second, more in plane.exceptions:
+                met = (x == np.int32(first)) & (y == np.int32(second))
+                found = found + met.astype(jnp.int32) * np.int32(more)
+            return found.astype(dtype)
 
     return codes
 
@@ -122,7 +135,7 @@ def _is_pointwise(attributes: Mapping[str, Any]) -> bool:
 
 
 def fit(table: Integers, a: Integers, b: Integers, centers: tuple[int, int] | None = None) -> Plane | None:
-    """The plane that gives table[i, j] for the codes a[i] and b[j]; None where none was found.
+    """The plane that gives table[i, j] for the codes a[i] and b[j], with exceptions if it must; None: none was found.
 
     The least and the greatest entry are those of the clamp.
     """
@@ -136,24 +149,37 @@ def fit(table: Integers, a: Integers, b: Integers, centers: tuple[int, int] | No
     # an offset r is right where low <= r + height < high, of all pairs
     low = np.where(table > lowest, table, -np.inf)
     high = np.where(table < highest, table + 1.0, np.inf)
+    nearest: Plane | None = None
     for _ in range(_MOST_TURNS):
         if not np.any(slopes):
-            return None
+            break
         height = sum(slope * t for slope, t in zip(slopes, found, strict=True))
         least, most = low - height, high - height
         i, j = np.unravel_index(np.argmax(least), least.shape), np.unravel_index(np.argmin(most), most.shape)
         gap = float(most[j] - least[i])
-        if gap > 0:
+        if gap > _NEAR:
             plane = _plane(slopes, float(least[i]) + gap / 2, (lowest, highest), found, centers)
-            if np.array_equal(plane.codes(a[:, None], b), table):
+            plane = _with_exceptions(plane, table, a, b)
+            if plane is not None and not plane.exceptions:
                 return plane
+            if plane is not None and (nearest is None or len(plane.exceptions) < len(nearest.exceptions)):
+                nearest = plane
         # turn the plane about the two pairs that leave the least room
         apart = np.array([t[i] - t[j] for t in found])
         size = float(np.sum(apart * apart))
         if size == 0:
-            return None
+            break
         slopes = slopes + apart * ((max(-gap, 0.0) + _ROOM) / size)
-    return None
+    return nearest
+
+
+def _with_exceptions(plane: Plane, table: Integers, a: Integers, b: Integers) -> Plane | None:
+    """The plane with the pairs that have another code; None where they are too many."""
+    more = table - plane.codes(a[:, None], b)
+    pairs = np.argwhere(more)
+    if len(pairs) > MOST_EXCEPTIONS:
+        return None
+    return dataclasses.replace(plane, exceptions=tuple((int(a[i]), int(b[j]), int(more[i, j])) for i, j in pairs))
 
 
 def _plane(

@@ -47,11 +47,12 @@ class Product:
 class Finish:
     """What follows a sum of stored codes, whose zero point and bias are part of the offset.
 
-    line: per channel. shape: of the channels; it broadcasts against the result's trailing axes.
+    line: per channel; None where the rule has none, but is a product in float32. shape: of the channels; it broadcasts
+      against the result's trailing axes.
     scaled: the same codes by one product in float32, of a rule that is one.
     """
 
-    line: Line
+    line: Line | None
     shape: tuple[int, ...]
     scaled: Scaled | None = None
 
@@ -66,21 +67,18 @@ def finish_of_codes(
     zero_point = int(values["zero_point0"].reshape(()))
     product = Product(attributes, values, min(codes[0] - zero_point, 0), max(codes[1] - zero_point, 0))
     facts = _facts_of(product)
-    line = None if facts is None else _line_of(facts, product, bits=31, most_raised=MOST_RAISED)
-    if facts is None or line is None:
+    if facts is None:
         return None
-    shape = facts.shape
+    line, shape = _line_of(facts, product, bits=31, most_raised=MOST_RAISED), facts.shape
     kernel = values["kernel"].astype(np.int64)
     kept = [axis for _, axis in attributes["channels"]]
     sums = kernel.sum(axis=tuple(axis for axis in range(kernel.ndim) if axis not in kept), keepdims=True)
     sums = np.broadcast_to(weight_to_result(sums, attributes["channels"], attributes["rank"]), shape).reshape(-1)
-    moved = _moved(line, zero_point * sums)
-    if moved is None:
-        return None
+    moved = None if line is None else _moved(line, zero_point * sums)
     scaled = _scaled_of(facts, product, line)
     if scaled is not None:
         scaled = dataclasses.replace(scaled, bias=scaled.bias - zero_point * sums)
-    return Finish(moved, shape, scaled)
+    return None if moved is None and scaled is None else Finish(moved, shape, scaled)
 
 
 def finish_of_sum(
@@ -137,15 +135,21 @@ def _program_of_sum(formula: str | None, rounding: str | None) -> Callable[..., 
     return jax.jit(raw)
 
 
-def _scaled_of(facts: "_Facts", product: Product, line: Line) -> Scaled | None:
-    """The rule as one product in float32; None for a rule that is none, and where its codes are others."""
+def _scaled_of(facts: "_Facts", product: Product, line: Line | None) -> Scaled | None:
+    """The rule as one product in float32; None for a rule that is none, and where its codes are others.
+
+    line: the rule's, or None where it has none.
+    """
     if facts.rule.constants is not Float32:
         return None
-    flat = facts.flat
+    flat, zero_point, ends = facts.flat, product.values["y_zero_point"], (facts.low, facts.high)
     scale = np.asarray(float32.to_array(Float32(flat["mantissa"], flat["exponent"])))
-    zero_point = int(product.values["y_zero_point"].reshape(()))
-    found = Scaled(flat["bias"].astype(np.int64), scale, zero_point, line.lowest, line.highest)
-    return found if found.is_line(line, facts.low, facts.high) else None
+    bounds = _bounds(product.attributes, product.values)
+    found = Scaled(flat["bias"].astype(np.int64), scale, int(zero_point.reshape(())), *bounds)
+    if line is not None:
+        return found if found.is_line(line, *ends) else None
+    spanned = _on_span(facts.rule, flat, zero_point, ends, bounds)
+    return found if spanned is not None and found.is_rule(*spanned) else None
 
 
 def _moved(line: Line, by: Integers) -> Line | None:
@@ -225,6 +229,18 @@ def line_within(
     flat: the rule's constants and "bias", which is added to the accumulator, as vectors. codes: the least and the
     greatest one. options: of `fit`.
     """
+    found = _on_span(rule, flat, zero_point, ends, codes)
+    return None if found is None else fit(*found, *codes, **options)
+
+
+def _on_span(
+    rule: Rule,
+    flat: Mapping[str, np.ndarray],
+    zero_point: np.ndarray,
+    ends: tuple[Integers, Integers],
+    codes: tuple[int, int],
+) -> tuple[Codes, Span] | None:
+    """The rule's codes and the accumulators, as `fit` takes them; None where it is not proven to be monotone there."""
     bias = flat["bias"].astype(np.int64)
     if rule.real_bias is not None:
         # the rule adds a bias of its own; in steps of the accumulator, if it adds it to that
@@ -240,7 +256,7 @@ def line_within(
     span = Span(low, high, -bias)
     if not _is_tame(raw, span):
         return None
-    return fit(lambda acc, channels: np.clip(raw(acc, channels), lowest, highest), span, lowest, highest, **options)
+    return lambda acc, channels: np.clip(raw(acc, channels), lowest, highest), span
 
 
 def _bounds(attributes: Mapping[str, Any], values: Mapping[str, np.ndarray]) -> tuple[int, int]:

@@ -4,6 +4,7 @@
 
 Every step is one operation of IEEE 754. The rule's line is exact on all accumulators that can occur (see `lines`). Both
 are monotone. So they are equal on all of them if they are at both sides of every place where the line's code changes.
+A rule without a line is compared by the places where codes begin.
 """
 
 import dataclasses
@@ -11,7 +12,7 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from qjax.export.emit.lines import NEVER, Integers, Line
+from qjax.export.emit.lines import NEVER, Codes, Integers, Line, Span, thresholds
 
 _MOST = 2.0**21
 """Of the product: so that adding and subtracting 1.5 * 2^23 rounds it."""
@@ -29,15 +30,31 @@ class Scaled:
 
     def codes(self, acc: Integers) -> Integers:
         """The codes of accumulators of shape (n, channels)."""
-        product = (acc + self.bias).astype(np.float32) * self.scale
+        return self._clamped((acc + self.bias).astype(np.float32) * self.scale)
+
+    def _clamped(self, product: NDArray[np.float32]) -> Integers:
         return np.clip(np.rint(product).astype(np.int64) + self.zero_point, self.lowest, self.highest)
+
+    def _holds(self, low: Integers, high: Integers) -> bool:
+        """Whether it is monotone on all accumulators between two, per channel, and can be rounded by an addition."""
+        greatest = np.maximum(abs(low + self.bias), abs(high + self.bias)).max(initial=0)
+        fits = greatest < 2**31 and float(greatest) * float(self.scale.max(initial=0)) < _MOST
+        return bool(fits and np.all(self.scale > 0))
+
+    def is_rule(self, codes: Codes, span: Span) -> bool:
+        """Whether it has the codes of a monotone function on all accumulators of a span."""
+        if not self._holds(span.low, span.high):
+            return False
+
+        def own(acc: Integers, channels: np.ndarray) -> Integers:
+            return self._clamped((acc + self.bias[channels]).astype(np.float32) * self.scale[channels])
+
+        first, second = (thresholds(function, span, self.lowest, self.highest) for function in (own, codes))
+        return np.array_equal(first, second)
 
     def is_line(self, line: Line, low: Integers, high: Integers) -> bool:
         """Whether it has the line's codes on all accumulators between two, per channel."""
-        if not np.all(self.scale > 0) or not np.all(line.factor > 0):
-            return False
-        greatest = np.maximum(abs(low + self.bias), abs(high + self.bias)).max(initial=0)
-        if greatest >= 2**31 or float(greatest) * float(self.scale.max(initial=0)) >= _MOST:
+        if not np.all(line.factor > 0) or not self._holds(low, high):
             return False
         places = np.clip(changes(line), low, high)
         places = np.concatenate([places, low[None], high[None]])

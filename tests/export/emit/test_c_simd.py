@@ -1,15 +1,19 @@
 """Emitted C with vectors: the codes of the interpreter under every set of instructions that this machine has."""
 
+import dataclasses
 import pathlib
 
 import numpy as np
 import pytest
 
+from qjax.export.emit import requantizations
 from qjax.export.emit.c import cortex_windows, to_files
 from qjax.export.emit.c.blocks import Source
 from qjax.export.emit.c.program import build
 from qjax.export.emit.c.values import Buffer
 from qjax.export.emit.c.windows import Window
+from qjax.export.emit.lines import Span, thresholds
+from qjax.export.emit.scaled import Scaled
 from qjax.export.integer_graph import IntegerGraph
 from tests.export.emit import c_build, nodes, simd_layers
 from tests.lower.lowered import residual_network
@@ -159,6 +163,37 @@ def test_vectors_are_used(graphs):
         # the rules of these two runtimes are one product in float32
         assert (integers, floats) == ((0, calls) if target in ("onnxruntime", "tflite_xnnpack") else (calls, 0))
         assert "sums16" not in to_files(graph, vectors=0)["model.c"]
+
+
+def test_a_product_in_floats_needs_no_line(graphs, tmp_path, monkeypatch):
+    """One channel of thousands without a line would keep a layer from its vectors."""
+    monkeypatch.setattr(requantizations, "fit", lambda *args, **options: None)
+    graph = graphs["onnxruntime"]
+    body = to_files(graph, simd=True, vectors=0)["model.c"]
+    assert body.count("numbers16_scaled(") > 12
+    made = compiled({"onnxruntime": graph}, 2, tmp_path)
+    made.assert_equal(made.called("-O2"))
+    body = to_files(graphs["tflite_micro"], simd=True, vectors=0)["model.c"]
+    assert "numbers16_quotients(" not in body[body.index("static void") :]
+
+
+def test_a_product_in_floats_is_compared_with_the_rule():
+    """All places where codes begin: one sum that is rounded otherwise is seen."""
+    span = Span(*(np.array([end, end], np.int64) for end in (-5000, 5000, 0)))
+    scaled = Scaled(np.array([3, -70]), np.array([0.031, 0.07], np.float32), 5, -128, 127)
+
+    def rule(acc, channels):
+        return np.where(channels == 0, scaled.codes(acc[:, None])[:, 0], scaled.codes(acc[:, None] + [0, 0])[:, 1])
+
+    def other(acc, channels):
+        return rule(acc + ((channels == 1) & (acc == 1034)), channels)
+
+    begins = thresholds(rule, span, -128, 127)
+    assert 1035 in begins[:, 1]
+    assert scaled.is_rule(rule, span)
+    assert not scaled.is_rule(other, span)
+    assert not dataclasses.replace(scaled, scale=-scaled.scale).is_rule(rule, span)
+    assert not dataclasses.replace(scaled, bias=np.array([2**31, 0])).is_rule(rule, span)
 
 
 @pytest.mark.parametrize("variant", ["none", "AVX2"])

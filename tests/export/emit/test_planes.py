@@ -3,7 +3,9 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
+import qjax
 from conformance.single import graph_of as case_graph
 from qjax import targets
 from qjax.export.emit import planes
@@ -96,3 +98,41 @@ def test_emitters_write_planes():
     text = to_files(graph, vectors=0)["model.c"]
     assert "float32" not in text.split("The formula")[0]
     assert "sar_i64(total" in text
+
+
+class Sum(nnx.Module):
+    def __call__(self, x):
+        return x["a"] + x["b"]
+
+
+def test_a_plane_lists_the_pairs_that_have_another_code():
+    """Three of 65,536: two fused multiply-adds round twice."""
+    rng = np.random.default_rng(9)
+    x = {name: (rng.uniform(0.5, 3) * rng.normal(size=(64, 8))).astype(np.float32) for name in "ab"}
+    graph = qjax.convert(qjax.quantize(Sum(), qjax.Recipe(target="onnxruntime"), x), x)
+    (node,) = (node for node in graph.ir.nodes if node.op == "add")
+    found = planes.of_node(node.op, kernels.attributes(graph.ir, node), kernels.constants_of(graph.ir, node))
+    assert found is not None
+    assert sorted(found.exceptions) == [(-75, -14, 1), (-43, 104, 1), (85, 32, -1)]
+    pairs = np.stack(np.meshgrid(*(np.arange(-128, 128, dtype=np.int8),) * 2, indexing="ij")).reshape(2, -1, 8)
+    want = np.asarray(graph.run(*pairs))
+    assert np.array_equal(found.codes(*pairs.astype(np.int64)), want)
+    assert np.array_equal(np.asarray(graph.native(len(want)).run(*pairs)), want)
+
+
+def test_a_plane_has_few_exceptions():
+    a = b = np.arange(-128, 128)
+    plane = planes.Plane((601, 377), 100, 10, -128, 127, -200, 200)
+    table = plane.codes(a[:, None], b)
+    # within 2^-10 of the next code
+    pairs = np.argwhere(((601 * a[:, None] + 377 * b + 100) % 1024 == 1023) & (table < 100))
+    chosen = pairs[:: len(pairs) // (planes.MOST_EXCEPTIONS + 2)][: planes.MOST_EXCEPTIONS + 1]
+    for i, j in chosen[:2]:
+        table[i, j] += 1
+    found = planes.fit(table, a, b)
+    assert found is not None
+    assert 0 < len(found.exceptions) <= planes.MOST_EXCEPTIONS
+    assert np.array_equal(found.codes(a[:, None], b), table)
+    spoiled = plane.codes(a[:, None], b)
+    spoiled[chosen[:, 0], chosen[:, 1]] += 2
+    assert planes.fit(spoiled, a, b) is None

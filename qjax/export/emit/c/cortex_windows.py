@@ -63,7 +63,9 @@ def _patch_bytes(own: int, size: int) -> int:
 
 def _codes_of(finish: Finish | None, window: Window, dtype: str) -> HighWords | None:
     features = window.kernel.shape[0]
-    if finish is None or dtype not in ("int8", "uint8") or math.prod(finish.shape) not in (1, features):
+    if finish is None or finish.line is None or dtype not in ("int8", "uint8"):
+        return None
+    if math.prod(finish.shape) not in (1, features):
         return None
     least, most = limits(window.x.dtype)
     kernel = window.kernel.reshape(features, -1).astype(np.int64)

@@ -30,6 +30,7 @@ from qjax.export.emit.c.values import (
     cast,
     of_array,
     reshaped,
+    size,
     transposed,
 )
 from qjax.graph.islands import plainest
@@ -138,6 +139,32 @@ def _folded(eqn: JaxprEqn, inputs: list[Value]) -> Value:
         result = eqn.primitive.bind(*(jnp.asarray(array) for array in arrays), **eqn.params)
     result = result[0] if isinstance(result, list | tuple) else result
     return of_array(np.asarray(result), roles[0] if roles else "constant")
+
+
+_LARGEST = 1 << 12
+"""Elements of a table whose arithmetic is done at emission."""
+
+_NAMES = {"and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor", "not": "bitwise_not", "select_n": "select_n"}
+
+
+def _constant(value: Value) -> np.ndarray | None:
+    """What arithmetic on constants gives, for a table that is looked up; None where something else is in it."""
+    if isinstance(value, Table):
+        return value.array
+    if isinstance(value, Literal):
+        return np.full(value.shape, value.value, np.dtype(value.dtype))
+    if not isinstance(value, Computed) or size(value) > _LARGEST:
+        return None
+    operands = [_constant(operand) for operand in value.operands]
+    function = getattr(jax.lax, _NAMES.get(value.function, value.function), None)
+    if function is None or any(operand is None for operand in operands):
+        return None
+    with jax.enable_x64(True):
+        arrays = [jnp.asarray(operand) for operand in operands if operand is not None]
+        if value.function == "convert_element_type":
+            return np.asarray(arrays[0].astype(value.dtype))
+        shape = np.broadcast_shapes(*(array.shape for array in arrays))
+        return np.asarray(function(*(jnp.broadcast_to(array, shape) for array in arrays)))
 
 
 def _cond(branches: Sequence[Any], inputs: list[Value]) -> list[Value]:
@@ -269,6 +296,9 @@ def _gather(eqn: JaxprEqn, inputs: list[Value], shape: tuple[int, ...], dtype: s
         raise Unsupported("'gather' has a form in C for whole rows with clipped indices only.")
     wide = "int64" if rows.dtype in ("int64", "uint32", "uint64") else "int32"
     bounds = [Literal((), wide, bound) for bound in (0, source.shape[0] - 1)]
+    constant = _constant(source)
+    if constant is not None:
+        source = of_array(constant, "table")
     index = reshaped(cast(rows, wide), rows.shape[:-1])
     clipped = Computed(index.shape, wide, "clamp", (bounds[0], index, bounds[1]))
     return Chosen(shape, dtype, source, cast(clipped, "int32"))

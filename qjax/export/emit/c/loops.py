@@ -138,6 +138,10 @@ class Layer(Body):
                     # insert known numbers, so that a comparison which is always true becomes a constant
                     operands = [known(operand) for operand in operands]
                 found = made.apply(value.function, operands, value.dtype)
+                if value.function == "div" and found.args and not conditional and outside(value, at):
+                    name = taken.fresh("quotient")
+                    leaves[name] = (value, at)
+                    found = made.parameter(name, value.dtype, (found.low, found.high))
             elif isinstance(value, View):
                 found = scalar(value.source, value.where(at))
             else:
@@ -146,6 +150,9 @@ class Layer(Body):
                 found = made.parameter(name, value.dtype, _interval(value, at))
             memo[key] = found
             return found
+
+        def outside(value: Value, at: Indices) -> bool:
+            return not has_register(value) and block.of(at) not in (None, block)
 
         def known(operand: Scalar) -> Scalar:
             source = leaves[operand.name][0] if operand.function == "param" else None
@@ -212,6 +219,18 @@ class Layer(Body):
                     else inner_loops.loop(self, outer, value, at)
                 )
                 outer.done[key] = found
+                self.kept.append(value)
+            return found
+        if isinstance(value, Computed):
+            # a division, which takes longer than a loop's other steps
+            outer = block.of(at)
+            assert outer is not None
+            key = (id(value), 0, tuple(index.key for index in at))
+            found = block.known(key)
+            if found is None:
+                text, _ = self.expression(outer, value, at)
+                found = outer.done[key] = outer.fresh("quotient")
+                outer.add(f"const {TYPES[value.dtype]} {found} = {stripped(text)};")
                 self.kept.append(value)
             return found
         raise AssertionError(f"no leaf: {type(value).__name__}")

@@ -26,13 +26,17 @@ def pays(finish: Finish, rule: Rule) -> bool:
     The fixed-point rules need fewer instructions of a Cortex-M than the line, whose sum has 64 bits.
     """
     line = finish.line
+    if line is None:
+        return False
     in_floats = any("mantissa" in field for field in rule.fields)
     return in_floats and line.kink is None and (line.raised is None or len(line.raised) <= _MOST_RAISED)
 
 
 def finished(finish: Finish, dtype: str) -> Callable[[Value], Value]:
-    """From the sums to the codes of a dtype."""
+    """From the sums to the codes of a dtype, by the line."""
     line = finish.line
+    if line is None:
+        raise ValueError("expected a rule that is a line; see `pays`.")
     narrow = max(line.product, (abs(line.most) + 1) << line.shift) < 2**31
     wide = np.int32 if narrow else np.int64
     vectors = {

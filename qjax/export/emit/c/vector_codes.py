@@ -88,6 +88,8 @@ def codes_of(finish: Finish | None, features: int, dtype: str) -> Codes | None:
         if int(abs(bias).max(initial=0)) < 2**31:
             return InFloats(dataclasses.replace(scaled, bias=bias, scale=scale))
     line = finish.line
+    if line is None:
+        return None
     lift = max(0, -line.least)
     if int(abs(line.factor).max(initial=0)) >= 2**31 or (line.most + lift + 1) << line.shift >= 2**63:
         return None
