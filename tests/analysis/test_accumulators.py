@@ -49,7 +49,7 @@ IMAGES, ROWS = data(4, 5, 5, 3), data(6, 19) * 2
 
 
 def converted(model, sample, accumulator=EXACT, activations=UNSIGNED, **recipe):
-    target = Target(f"test {accumulator}", accumulator=accumulator)
+    target = Target(f"test {accumulator}", accumulator=accumulator, wide_activations=True)
     qmodel = qjax.quantize(model, Recipe(target=target, activations=activations, **recipe), sample)
     return qmodel, qjax.convert(qmodel, sample)
 

@@ -296,7 +296,7 @@ def _gather(eqn: JaxprEqn, inputs: list[Value], shape: tuple[int, ...], dtype: s
         raise Unsupported("'gather' has a form in C for whole rows with clipped indices only.")
     wide = "int64" if rows.dtype in ("int64", "uint32", "uint64") else "int32"
     bounds = [Literal((), wide, bound) for bound in (0, source.shape[0] - 1)]
-    constant = _constant(source)
+    constant = _constant(source) if isinstance(source, Computed) else None
     if constant is not None:
         source = of_array(constant, "table")
     index = reshaped(cast(rows, wide), rows.shape[:-1])
