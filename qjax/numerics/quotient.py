@@ -31,7 +31,7 @@ def quotient(a: jax.Array, b: jax.Array) -> jax.Array:
     Not on CPUs, subnormal operands and quotients may be off: there it is the platform's own quotient.
     """
     # the CPU's is the default, because writers of files read the branch for no platform in particular
-    return lax.platform_dependent(a, b, cuda=corrected, rocm=corrected, tpu=corrected, default=lax.div)
+    return lax.platform_dependent(a, b, cuda=_elsewhere, rocm=_elsewhere, tpu=_elsewhere, default=lax.div)
 
 
 def reciprocal(x: jax.Array) -> jax.Array:
@@ -54,19 +54,21 @@ def corrected(a: jax.Array, b: jax.Array, divide: Divide = lax.div) -> jax.Array
     # in [1, 2), or a few units beside
     numerator = (left & _FRACTION) | (_ONE + (below << 23))
     estimate = divide(*(lax.bitcast_convert_type(bits, jnp.float32) for bits in (numerator, right & _FRACTION | _ONE)))
-    q = jnp.clip(lax.bitcast_convert_type(estimate, jnp.int32) - _ONE + _IMPLICIT, _IMPLICIT, 2 * _IMPLICIT)
+    q = lax.clamp(_IMPLICIT, lax.bitcast_convert_type(estimate, jnp.int32) - _ONE + _IMPLICIT, np.int32(2 * _IMPLICIT))
     rest = (x << (np.int32(23) + below)) - q * y
     for _ in range(_OFF):
-        low, high = rest < np.int32(0), rest >= y
-        q = q + high.astype(jnp.int32) - low.astype(jnp.int32)
-        rest = rest + jnp.where(low, y, np.int32(0)) - jnp.where(high, y, np.int32(0))
+        more = (rest >= y).astype(jnp.int32) - (rest < np.int32(0)).astype(jnp.int32)
+        q, rest = q + more, rest - more * y
     q = q + (rest + rest > y).astype(jnp.int32)
     fields = [(bits >> np.int32(23)) & _FIELDS for bits in (left, right)]
     field = fields[0] - fields[1] + np.int32(127) - below
     # q may be 2^24: the carry runs into the exponent
-    bits = (jnp.clip(field, np.int32(1), np.int32(254)) << np.int32(23)) + q - _IMPLICIT
+    bits = (lax.clamp(np.int32(1), field, np.int32(254)) << np.int32(23)) + q - _IMPLICIT
     found = lax.bitcast_convert_type(bits | ((left ^ right) & _SIGN), jnp.float32)
     normal = (field >= np.int32(1)) & (field < _FIELDS)
     for own in fields:
         normal = normal & (own > np.int32(0)) & (own < _FIELDS)
-    return jnp.where(normal, found, divide(a, b))
+    return lax.select(normal, found, divide(a, b))
+
+
+_elsewhere = traced_once()(corrected)

@@ -120,7 +120,7 @@ class Everything:
         for name, (graph, inputs) in given.items():
             for target in TARGETS:
                 if has_no_such_codes(graph, targets.get(target)):
-                    with pytest.raises(ConversionError, match="zero point 0|at most 8 bits"):
+                    with pytest.raises(ConversionError, match=r"zero point 0|at most 8 bits"):
                         assign(stated(graph), targets.get(target))
                     self.refused += 1
                     continue
