@@ -116,6 +116,15 @@ def test_settings_and_platforms(kind: str, monkeypatch: pytest.MonkeyPatch) -> N
     # in training the forward's products are int8 on the CPU, and bfloat16 elsewhere, where float32 holds their sums;
     # convolutions of wider codes are int32; the backward's are float32
     assert set(products(step["cpu"])) == ({"i8", "f32"} if narrow and "groups" not in kind else {"f32"})
-    assert set(products(step["cuda"])) == set(products(step["tpu"])) == {"f32"} | (
-        {"i32"} if kind == "convolutional of 12 bits" else {"bf16"} if narrow and "groups" not in kind else set[str]()
+    assert (
+        set(products(step["cuda"]))
+        == set(products(step["tpu"]))
+        == {"f32"}
+        | (
+            {"i32"}
+            if kind == "convolutional of 12 bits"
+            else {"bf16"}
+            if narrow and "groups" not in kind
+            else set[str]()
+        )
     )
