@@ -3,8 +3,8 @@
 `python -m benchmarks accelerator` in an environment whose JAX finds an accelerator, beside the CPU. Networks are
 compiled side by side, each in a process of its own, and measured one after the other.
 
-ViT-B/16 and the decoder have 4 of their 12 blocks, ResNet-50 one of each stage, because blocks are alike and to compile
-them takes minutes. Weights per channel, activations per tensor and asymmetric, all scales learned, plain SGD, as in
+ViT-B/16 and the decoder have 4 of their 12 blocks, ResNet-50 one of each stage: blocks are alike, and all of them take
+minutes to compile. Weights per channel, activations per tensor and asymmetric, all scales learned, plain SGD, as in
 `benchmarks.steps`. In bfloat16 the model computes in it and its parameters are float32. qwix quantizes matrix products
 only, because its int8 convolutions have no form on GPUs.
 """
@@ -22,13 +22,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import nnx
 
 import qjax
-from benchmarks.peers import installed
+from benchmarks.peers import installed, qwix_qt
 from benchmarks.report import Grid
-from benchmarks.steps import DYNAMIC, RECIPE
+from benchmarks.steps import DYNAMIC, RECIPE, Step, lowered_step
 from benchmarks.timing import Failed, Result, paired
 from experiments.architectures import arguments, batches, build
 from experiments.models.gpt import Decoder
@@ -138,77 +137,41 @@ def in_bfloat16(model: Any) -> Any:
     return model
 
 
-class Step:
-    """Forward, backward and SGD, to be compiled; then a training step that goes on from where it left."""
-
-    def __init__(self, model: Any, x: jax.Array) -> None:
-        model.train()
-        graphdef, state = nnx.split((model, nnx.Optimizer(model, optax.sgd(1e-3), wrt=nnx.Param)))
-
-        def loss(model: Any, x: jax.Array) -> jax.Array:
-            return jnp.mean(jnp.square(model(x).astype(jnp.float32)))
-
-        @functools.partial(jax.jit, donate_argnums=0)
-        def step(state: Any, x: jax.Array) -> Any:
-            model, optimizer = nnx.merge(graphdef, state)
-            optimizer.update(model, nnx.grad(loss)(model, x))
-            return nnx.state((model, optimizer))
-
-        self.lowered, self.state, self.x = step.lower(state, x), jax.tree.map(jnp.copy, state), x
-        self.compiled: Any = None
-
-    def compile(self) -> "Step":
-        """Itself, ready to be called."""
-        self.compiled = self.lowered.compile()
-        return self
-
-    def __call__(self) -> Any:
-        self.state = self.compiled(self.state, self.x)
-        return self.state
+Compile = Callable[[], Callable[[], Any]]
+"""What is traced and lowered already, to what can be called."""
 
 
-class Forward:
-    """The float model's forward in evaluation mode."""
-
-    def __init__(self, model: Any, x: jax.Array) -> None:
-        model.eval()
-        graphdef, state = nnx.split(model)
-        self.lowered = jax.jit(lambda state, x: nnx.merge(graphdef, state)(x)).lower(state, x)
-        self.operands, self.compiled = (state, x), None
-
-    def compile(self) -> "Forward":
-        """Itself, ready to be called."""
-        self.compiled = self.lowered.compile()
-        return self
-
-    def __call__(self) -> Any:
-        assert self.compiled is not None
-        return self.compiled(*self.operands)
+def step(model: Any, x: jax.Array) -> Compile:
+    """A training step."""
+    lowered, state = lowered_step(model, x, lambda model, x: model(x).astype(jnp.float32))
+    return lambda: Step(lowered.compile(), state, x, 0.0)
 
 
-class Graph:
+def forward(model: Any, x: jax.Array) -> Compile:
+    """The float model in evaluation mode."""
+    model.eval()
+    graphdef, state = nnx.split(model)
+    lowered = jax.jit(lambda state, x: nnx.merge(graphdef, state)(x)).lower(state, x)
+    return lambda: functools.partial(lowered.compile(), state, x)
+
+
+def integers(qmodel: Any, x: jax.Array) -> Compile:
     """The integer graph, codes in and codes out."""
+    qmodel.eval()
+    graph = qjax.convert(qmodel, x[:2])
+    call = functools.partial(graph.run, graph.quantize(x))
 
-    def __init__(self, qmodel: Any, x: jax.Array) -> None:
-        qmodel.eval()
-        self.graph = qjax.convert(qmodel, x[:2])
-        self.codes: Any = self.graph.quantize(x)
+    def compiled() -> Callable[[], Any]:
+        jax.block_until_ready(call())
+        return call
 
-    def compile(self) -> "Graph":
-        """Itself, ready to be called."""
-        jax.block_until_ready(self())
-        return self
-
-    def __call__(self) -> Any:
-        return self.graph.run(self.codes)
+    return compiled
 
 
-def _qwix(model: Any, x: jax.Array) -> Any:
-    import qwix  # pyright: ignore[reportMissingImports]
-
-    rule = qwix.QtRule(weight_qtype="int8", act_qtype="int8", op_names=("dot_general", "einsum"))
+def qwix(model: Any, x: jax.Array) -> Any:
+    """The model with its matrix products quantized."""
     model.train()
-    return qwix.quantize_model(model, qwix.QtProvider([rule]), x[:2])
+    return qwix_qt(model, x[:2], ("dot_general", "einsum"))
 
 
 def times(
@@ -234,15 +197,15 @@ def times(
         qjax.calibrate(qmodel, [x[:2]])
         return qmodel
 
-    builds: dict[str, Callable[[], Any]] = {
-        "float": lambda: Step(model(), x),
-        "qjax": lambda: Step(learned(), x),
-        "qjax, dynamic": lambda: Step(qjax.quantize(model(), DYNAMIC, x[:2]), x),
+    builds: dict[str, Callable[[], Compile]] = {
+        "float": lambda: step(model(), x),
+        "qjax": lambda: step(learned(), x),
+        "qjax, dynamic": lambda: step(qjax.quantize(model(), DYNAMIC, x[:2]), x),
     }
     if "qwix" in installed() and not name.startswith("ResNet"):
-        builds["qwix"] = lambda: Step(_qwix(model(), x), x)
-    builds["float forward"] = lambda: Forward(model(), x)
-    builds["integer graph"] = lambda: Graph(learned(), x)
+        builds["qwix"] = lambda: step(qwix(model(), x), x)
+    builds["float forward"] = lambda: forward(model(), x)
+    builds["integer graph"] = lambda: integers(learned(), x)
     ready: dict[str, Any] = {}
     try:
         with concurrent.futures.ThreadPoolExecutor(len(builds)) as pool:
@@ -250,7 +213,7 @@ def times(
             for what, started in builds.items():
                 begin = time.perf_counter()
                 try:
-                    waiting[what] = pool.submit(started().compile)
+                    waiting[what] = pool.submit(started())
                 except Exception as error:  # what cannot be built is a row of its own
                     ready[what] = error
                 print(f"{title}: {what}: traced in {time.perf_counter() - begin:.0f} s", flush=True)

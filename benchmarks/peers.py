@@ -11,15 +11,16 @@ They are installed by `make bench` (`requirements/peers.lock`), and left out whe
 
 import importlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from flax import nnx
 
 
-def _qwix(model: Any, sample: Any) -> Any:
+def qwix_qt(model: Any, sample: Any, operations: Sequence[str] = ()) -> Any:
+    """By qwix's `QtProvider`; operations: the names of those that are quantized, or () for all."""
     qwix: Any = importlib.import_module("qwix")
-    rule = qwix.QtRule(module_path=".*", weight_qtype="int8", act_qtype="int8")
+    rule = qwix.QtRule(module_path=".*", weight_qtype="int8", act_qtype="int8", op_names=tuple(operations))
     return qwix.quantize_model(model, qwix.QtProvider([rule]), sample)
 
 
@@ -47,7 +48,7 @@ def _aqt(model: Any, sample: Any) -> Any:
 
 
 PEERS: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
-    "qwix": ("qwix", _qwix),
+    "qwix": ("qwix", qwix_qt),
     "qwix, ODML": ("qwix", _qwix_odml),
     "aqtp": ("aqt", _aqt),
 }

@@ -78,8 +78,11 @@ class Step:
         return self.compiled.memory_analysis().temp_size_in_bytes / 2**20
 
 
-def step_of(model: Any, x: jax.Array, forward: Callable[[Any, Any], Any] = lambda model, x: model(x)) -> Step:
-    """Forward, backward and SGD."""
+Run = Callable[[Any, Any], Any]
+
+
+def lowered_step(model: Any, x: jax.Array, forward: Run = lambda model, x: model(x)) -> tuple[Any, Any]:
+    """Forward, backward and SGD, lowered for the state that is returned, too; that state may be given away."""
     model.train()
     graphdef, state = nnx.split((model, nnx.Optimizer(model, optax.sgd(1e-3), wrt=nnx.Param)))
 
@@ -90,9 +93,14 @@ def step_of(model: Any, x: jax.Array, forward: Callable[[Any, Any], Any] = lambd
         return nnx.state((model, optimizer))
 
     copy = jax.tree.map(lambda a: a.copy(), state)
+    return step.lower(copy, x), copy
+
+
+def step_of(model: Any, x: jax.Array, forward: Run = lambda model, x: model(x)) -> Step:
+    """The same, compiled."""
     start = time.process_time()
-    compiled = step.lower(copy, x).compile()
-    return Step(compiled, copy, x, time.process_time() - start)
+    lowered, state = lowered_step(model, x, forward)
+    return Step(lowered.compile(), state, x, time.process_time() - start)
 
 
 def steps(seconds: float, names: Collection[str]) -> list[Result]:

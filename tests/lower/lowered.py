@@ -61,10 +61,11 @@ def dense_chain(seed: int = 0, gamma: ArrayLike = (1.5, -0.75, 1e-20, 2.0)) -> G
     return assemble(tensors, nodes, "y")
 
 
-def residual_network(seed: int = 0, zero_point: int = 0) -> Graph:
+def residual_network(seed: int = 0, zero_point: int = 0, *, wide: bool = True) -> Graph:
     """A small network with every kind of chain: convolution, batch norm, residual sum, pooling, clip, dense.
 
-    The residual sum halves: half of its results are exact ties. zero_point: of the output, which has 16 bits.
+    The residual sum halves: half of its results are exact ties. zero_point: of the output, which has 16 bits where it
+    is wide, else 8.
     """
     rng = np.random.default_rng(seed)
     shape, small = (None, 6, 6, 4), (None, 3, 3, 4)
@@ -110,7 +111,9 @@ def residual_network(seed: int = 0, zero_point: int = 0) -> Graph:
         Tensor("flat", (None, 36), "int8", quantization(scale=0.02, zero_point=3)),
         kernel("w2", rng, (36, 7)),
         accumulator("logits", (None, 7)),
-        Tensor("y", (None, 7), "int16", quantization(-32768, 32767, scale=0.001, zero_point=zero_point)),
+        Tensor("y", (None, 7), "int16", quantization(-32768, 32767, scale=0.001, zero_point=zero_point))
+        if wide
+        else Tensor("y", (None, 7), "int8", quantization(scale=0.2, zero_point=zero_point)),
     ]
     statistics = {name: name for name in ("mean", "var", "scale", "bias")}
     nodes = [

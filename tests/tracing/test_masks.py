@@ -124,6 +124,7 @@ EMPTY = {
     "all but none": lambda x: jax.nn.softmax(
         jnp.where(jnp.logical_or(~ones(x), jnp.full(x.shape[:2], 2).astype(bool))[:, None], x, LEAST)
     ),
+    "a cast": lambda x: jax.nn.softmax(jnp.where(jnp.full((6,), 0.5).astype(jnp.int32) == 0, x, -jnp.inf)),
     "numbers": lambda x: jax.nn.softmax(jnp.where((jnp.ones((6,)) != 0) & (jnp.zeros((6,)) <= 0), x, -jnp.inf)),
 }
 
@@ -154,5 +155,8 @@ def test_a_mask_that_may_hide_something_stays():
     x = jax.random.normal(jax.random.key(3), (2, 6, 6))
     keys = softmax_of(lambda x: jax.nn.softmax(jnp.where(jnp.arange(6) < 6, x, LEAST)), x)
     assert len(keys.inputs) == 2
+    # equal in float32, and not in float64
+    third = softmax_of(lambda x: jax.nn.softmax(jnp.where(jnp.full((6,), 0.1) + 0.2 == 0.3, x, LEAST)), x)
+    assert len(third.inputs) == 2
     with pytest.raises(ValueError, match="differs from example to example"):
         softmax_of(lambda x: jax.nn.softmax(jnp.where(jnp.arange(x.shape[0])[:, None, None] < 2, x, LEAST)), x)

@@ -97,8 +97,13 @@ class Flow:
         known = [n for n in numbers if n is not None]
         if len(known) < len(numbers):
             return None
+        if eqn.primitive in ("eq", "ne") and any(n != int(n) for n in known if abs(n) < np.inf):
+            return None  # float32 may make other numbers equal
         result = _NUMBERS[eqn.primitive](*known)
-        return float(bool(result)) if str(found.value.dtype) == "bool" else result
+        kind = np.dtype(found.value.dtype).kind
+        if kind in "iu" and not abs(result) < np.inf:
+            return None
+        return float(bool(result)) if kind == "b" else float(int(result)) if kind in "iu" else result
 
     def between(self, outputs: Sequence[Value], inputs: Iterable[Value]) -> tuple[Equation, ...]:
         """The equations that compute `outputs`, back to `inputs`, in the program's order."""

@@ -2,9 +2,12 @@
 
 import itertools
 
+import jax
 import numpy as np
 import pytest
+from flax import nnx
 
+import qjax
 from qjax.export.emit.c import to_files
 from qjax.export.emit.c.blocks import Source
 from qjax.export.emit.c.memory import Access, in_order
@@ -107,3 +110,26 @@ def test_restrict_is_left_out_where_memory_is_shared(networks):
             if shared and loop.first <= program.steps.index(step) < loop.last:
                 head = next(line for line in networks.text.split("\n") if f"static void {step.name}(" in line)
                 assert "restrict out" not in head
+
+
+class Softmax(nnx.Module):
+    def __call__(self, x):
+        return jax.nn.softmax(x)
+
+
+def test_a_division_stands_outside_of_the_loops_that_it_does_not_depend_on():
+    """And a looked-up table is computed when the file is written."""
+    x = jax.random.normal(jax.random.key(0), (3, 5, 7))
+    graph = qjax.convert(qjax.quantize(Softmax(), qjax.Recipe(target="onnxruntime"), x), x)
+    text = to_files(graph.ir, vectors=0)["model.c"]
+    lines = text[text.index("static void") :].splitlines()
+    (division,) = [line for line in lines if "div_i64(" in line]
+    (result,) = [line for line in lines if line.strip().startswith("out[")]
+    depths = [len(line) - len(line.lstrip()) for line in (division, result)]
+    assert division.strip().startswith("const int64_t quotient = div_i64(")
+    assert depths[0] < depths[1]
+    assert text.count("div_i64(") == 2
+    assert "clz_i64(exponent" not in text
+    assert "static const int64_t model_softmax_table" in text
+    codes = np.asarray(graph.quantize(x))
+    assert np.array_equal(np.asarray(graph.native(3).run(codes)), np.asarray(graph.run(codes)))

@@ -144,7 +144,19 @@ def _folded(eqn: JaxprEqn, inputs: list[Value]) -> Value:
 _LARGEST = 1 << 12
 """Elements of a table whose arithmetic is done at emission."""
 
-_NAMES = {"and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor", "not": "bitwise_not", "select_n": "select_n"}
+_INTEGERS: dict[str, Callable[..., jax.Array]] = {
+    "add": jax.lax.add,
+    "sub": jax.lax.sub,
+    "mul": jax.lax.mul,
+    "max": jax.lax.max,
+    "min": jax.lax.min,
+    "clz": jax.lax.clz,
+    "shift_left": jax.lax.shift_left,
+    "shift_right_arithmetic": jax.lax.shift_right_arithmetic,
+    "eq": jax.lax.eq,
+    "select_n": jax.lax.select_n,
+}
+"""Arithmetic of tables that is done at emission. With any other the table stays as it is."""
 
 
 def _constant(value: Value) -> np.ndarray | None:
@@ -156,15 +168,17 @@ def _constant(value: Value) -> np.ndarray | None:
     if not isinstance(value, Computed) or size(value) > _LARGEST:
         return None
     operands = [_constant(operand) for operand in value.operands]
-    function = getattr(jax.lax, _NAMES.get(value.function, value.function), None)
-    if function is None or any(operand is None for operand in operands):
+    arrays = [operand for operand in operands if operand is not None]
+    if len(arrays) < len(operands) or any(array.dtype.kind not in "iub" for array in arrays):
         return None
     with jax.enable_x64(True):
-        arrays = [jnp.asarray(operand) for operand in operands if operand is not None]
         if value.function == "convert_element_type":
-            return np.asarray(arrays[0].astype(value.dtype))
+            return np.asarray(jnp.asarray(arrays[0]).astype(value.dtype))
+        function = _INTEGERS.get(value.function)
+        if function is None:
+            return None
         shape = np.broadcast_shapes(*(array.shape for array in arrays))
-        return np.asarray(function(*(jnp.broadcast_to(array, shape) for array in arrays)))
+        return np.asarray(function(*(jnp.broadcast_to(jnp.asarray(array), shape) for array in arrays)))
 
 
 def _cond(branches: Sequence[Any], inputs: list[Value]) -> list[Value]:

@@ -138,6 +138,7 @@ class Layer(Body):
                     # insert known numbers, so that a comparison which is always true becomes a constant
                     operands = [known(operand) for operand in operands]
                 found = made.apply(value.function, operands, value.dtype)
+                # without operands it is a known number
                 if value.function == "div" and found.args and not conditional and outside(value, at):
                     name = taken.fresh("quotient")
                     leaves[name] = (value, at)
