@@ -73,6 +73,7 @@ def found() -> list[tuple[str, str, bool]]:
         "onnx": "onnxruntime",
         "tflite_micro": "tflite_micro",
         "stablehlo": "jax",
+        "verilog": "alkaid",
     }
     rows: list[tuple[str, str, bool]] = []
     for name, runtime in RUNTIMES.items():
@@ -80,6 +81,7 @@ def found() -> list[tuple[str, str, bool]]:
             here = any(shutil.which(compiler) for compiler in ("cc", "gcc", "clang"))
         else:
             here = importlib.util.find_spec(needs[runtime.module]) is not None
+            here = here and (runtime.module != "verilog" or shutil.which("iverilog") is not None)
         rows.append((name, "installed" if here else "not installed", True))
     return rows
 

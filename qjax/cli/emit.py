@@ -9,13 +9,14 @@ OPTIONS = {
     "c": ("batch", "name", "vectors", "simd"),
     "onnx": ("batch", "style", "codes", "portable", "vnni"),
     "pte": ("batch",),
+    "rtl": ("name", "vectors", "language", "stages", "device", "period"),
     "stablehlo": ("batch", "reals"),
     "tflite": ("batch", "int4"),
 }
 """Per format, the options below that it takes."""
 
 
-@subcommand(name="emit", short_help="Write a model as C, ONNX, StableHLO, .tflite or .pte.")
+@subcommand(name="emit", short_help="Write a model as C, ONNX, StableHLO, .tflite, .pte or Verilog.")
 @model_argument
 @click.argument("format", type=click.Choice(list(OPTIONS)), metavar="FORMAT")
 @output_option
@@ -34,8 +35,8 @@ OPTIONS = {
 )
 @click.option("--vnni", is_flag=True, default=None, help="onnx: for x86 CPUs with VNNI only, where it is faster.")
 @click.option("--profile", metavar="NAME", help="Write for this device, after a check of its rules (see: qjax check).")
-@click.option("--name", metavar="NAME", help="c: name of the files and functions; default: model.")
-@click.option("--vectors", metavar="N", type=click.IntRange(min=0), help="c: golden runs in the self-test.")
+@click.option("--name", metavar="NAME", help="c, rtl: name of the files; default: model.")
+@click.option("--vectors", metavar="N", type=click.IntRange(min=0), help="c, rtl: golden runs in the self-test.")
 @click.option(
     "--simd", "simd", flag_value=True, type=click.UNPROCESSED, help="c: products for the vectors of x86-64 and AArch64."
 )
@@ -43,18 +44,23 @@ OPTIONS = {
     "--cortex-m", "simd", flag_value="cortex_m", type=click.UNPROCESSED, help="c: products for those of a Cortex-M."
 )
 @click.option("--int4/--no-int4", default=None, help="tflite: pack 4-bit weights; default: where it is safe.")
+@click.option("--language", type=click.Choice(["verilog", "vhdl"]), help="rtl: of the sources; default: verilog.")
+@click.option("--stages", metavar="N", type=click.IntRange(min=0), help="rtl: of the pipeline; default: no clock.")
+@click.option("--device", metavar="PART", help="rtl: the FPGA that the scripts of the project name.")
+@click.option("--period", metavar="NS", type=click.FloatRange(min=0, min_open=True), help="rtl: of the clock, in ns.")
 @click.option("--reals", is_flag=True, default=None, help="stablehlo: take and return floats instead of codes.")
 def command(model: str, format: str, output: str, target: str | None, profile: str | None, **options: object) -> None:
-    r"""Write a model as FORMAT: c (a folder), onnx, stablehlo, tflite or pte (ExecuTorch).
+    r"""Write a model as FORMAT: c or rtl (folders), onnx, stablehlo, tflite or pte (ExecuTorch).
 
-    c, onnx and stablehlo hold the rounding of any target; a .tflite or a .pte is rounded by the runtime that loads it,
-    so its graph must be of such a target.
+    c, rtl, onnx and stablehlo hold the rounding of any target. A .tflite or a .pte is rounded by the runtime that
+    loads it, so its graph must be of such a target.
 
     \b
     Examples:
       qjax emit model.qjax onnx -o model.onnx
       qjax emit model.qjax tflite -o model.tflite --target tflite_micro
       qjax emit model.qjax c -o firmware/model --name digits --batch 1
+      qjax emit model.qjax rtl -o fpga/model --stages 4
     """
     import os
 
@@ -72,4 +78,6 @@ def command(model: str, format: str, output: str, target: str | None, profile: s
     folder = os.path.isdir(output)
     for name in sorted(os.listdir(output)) if folder else [output]:
         path = os.path.join(output, name) if folder else name
+        if os.path.isdir(path):
+            continue
         click.echo(f"  {name}: {os.path.getsize(path):,} bytes")

@@ -209,7 +209,7 @@ class IntegerGraph:
         profile: str | profiles.Profile | None = None,
         **options: Any,
     ) -> None:
-        """Write the graph for a runtime: "onnx", "tflite", "c", "stablehlo" or "pte"; see `qjax.export.emit`.
+        """Write the graph for a runtime: "onnx", "tflite", "c", "stablehlo", "pte" or "rtl"; see `qjax.export.emit`.
 
         Args:
           profile: the device that the file is for. Its options of the emitter are taken, and the file is written only

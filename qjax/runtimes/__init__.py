@@ -46,6 +46,7 @@ RUNTIMES = {
     "onnxruntime-plain": Runtime("onnx", "plain", "the same without its graph optimiser"),
     "stablehlo": Runtime("stablehlo", "", "XLA on a file of jax.export"),
     "tflite-micro": Runtime("tflite_micro", "", "TFLite Micro on a .tflite", ("tflite_micro", "cmsis_nn")),
+    "verilog": Runtime("verilog", "", "Icarus Verilog on the emitted Verilog"),
 }
 """By the name that the command line takes."""
 

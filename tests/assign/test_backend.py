@@ -35,7 +35,7 @@ from tests.export.graphs import assert_equal
 from tests.layers.round_trip import assert_same, data
 from tests.lower.lowered import residual_network
 
-TARGETS = ("nearest_even", "tflite_micro", "onnxruntime", "torch_fbgemm", "tosa")
+TARGETS = ("nearest_even", "tflite_micro", "onnxruntime", "tvm", "tosa")
 
 
 def lowered(name: str) -> Graph:

@@ -7,6 +7,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import types
 from unittest import mock
 
 import numpy as np
@@ -19,7 +20,7 @@ from qjax.analysis import picture
 from qjax.assign.retarget import retarget
 from qjax.cli import arrays
 from qjax.export import artifact, emit, files
-from qjax.export.emit import pte
+from qjax.export.emit import pte, rtl
 from qjax.export.integer_graph import IntegerGraph
 from tests.export.emit import nodes
 from tests.lower.lowered import dense_chain
@@ -142,11 +143,19 @@ def program(folder: pathlib.Path) -> None:
         emit.emit(GRAPH, "pte", folder / "m.pte")
 
 
+def circuit(folder: pathlib.Path) -> None:
+    """What alkaid makes of the graph is not here: it has no wheels for some machines."""
+    logic = types.SimpleNamespace(ops=(), cost=0.0)
+    with mock.patch.object(rtl, "build", return_value=(types.SimpleNamespace(logic=logic), {"m.v": b"a", "n.v": b"b"})):
+        emit.emit(GRAPH, "rtl", folder)
+
+
 WRITERS = {
     "artifact": lambda folder: artifact.save(GRAPH, folder / "m.qjax"),
     "c": lambda folder: emit.emit(GRAPH, "c", folder, name="m"),
     "onnx": lambda folder: emit.emit(GRAPH, "onnx", folder / "m.onnx", codes=True),
     "pte": program,
+    "rtl": circuit,
     "stablehlo": lambda folder: emit.emit(GRAPH, "stablehlo", folder / "m.stablehlo"),
     "tflite": lambda folder: emit.emit(retarget(GRAPH, "tflite_micro"), "tflite", folder / "m.tflite"),
     "arrays": lambda folder: arrays.write(str(folder / "m.npz"), {"x": np.zeros(1)}),

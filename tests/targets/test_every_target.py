@@ -122,12 +122,13 @@ TWICE = (
 )
 """Rules and formulas that round twice: the first rounding makes ties, of about one code in 2^8."""
 
-REAL_BIAS = ("torch_fbgemm", "torch_onednn", "torch_onednn_conv")
+REAL_BIAS = ("torch_fbgemm", "torch_onednn", "torch_onednn_conv", "openvino")
 """Rules that add the bias as a real number. Training adds it as a count of the accumulator's steps, at most half a step
 off. About one value in 10^3 lies so near to a tie that it is then rounded to the other side."""
 
-FEW_BITS = ("nvdla",)
-"""Rules whose multipliers have 15 bits: a scale is up to 2^-16 of itself off, a code of 100 by 1.5 thousandths."""
+FEW_BITS = ("nvdla", "openvino_add")
+"""Rules and formulas whose multipliers have 14 or 15 bits: a scale is up to 2^-16 of itself off, a code of 100 by 1.5
+thousandths."""
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from qjax.graph.ir import Graph
 from qjax.names import did_you_mean
 from qjax.progress import stage
 
-FORMATS = ("c", "onnx", "pte", "stablehlo", "tflite")
+FORMATS = ("c", "onnx", "pte", "rtl", "stablehlo", "tflite")
 
 
 def emit(graph: Graph, format: str, path: str | os.PathLike[str], **options: Any) -> None:

@@ -1,0 +1,197 @@
+"""Verilog and VHDL: a small model as one circuit, for FPGAs.
+
+Every operation of the graph becomes logic of its own; nothing is shared, so a new example can enter with every clock.
+The kernels of `qjax.ops`, traced by JAX, are translated to the integers of alkaid (https://github.com/calad0i/alkaid),
+which makes products with known weights from adders (distributed arithmetic) and writes the project. A testbench with
+golden runs lies beside it.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from qjax.export.emit import planes
+from qjax.export.emit.rtl import circuits, project, words
+from qjax.export.emit.rtl.project import Circuit, Port
+from qjax.export.files import write_all
+from qjax.graph.ir import Graph, Node, Tensor
+from qjax.graph.kernels import attributes, constants_of, prepare, run_node
+from qjax.problems import Unsupported
+from qjax.progress import say
+from qjax.run.interpreter import Interpreter
+
+__all__ = ["build", "emit", "to_files"]
+
+LANGUAGES = ("verilog", "vhdl")
+_CHECKED = 256
+"""Random examples that alkaid's emulator must compute as the interpreter does before anything is written."""
+
+
+def emit(
+    graph: Graph,
+    path: str | os.PathLike[str],
+    *,
+    name: str = "model",
+    language: str = "verilog",
+    stages: int = 0,
+    vectors: int = 16,
+    device: str = "xcvu13p-flga2577-2-e",
+    period: float = 5.0,
+) -> None:
+    """Write a project into a folder: sources, a testbench, scripts for Vivado and Quartus, and what the ports hold.
+
+    The top module is `NAME_wrapper`: `model_inp` holds the codes of all inputs of one example, `model_out` those of all
+    outputs. `NAME_ports.json` says where each tensor lies, how many bits a code has, and its scale and zero point.
+
+    Args:
+      graph: a finished graph without float islands. Each layer is written in full, so it must be small: some ten
+        thousand multiplications of an example.
+      path: the folder; it is made where there is none. All files are written, or none.
+      name: of the top module; an identifier.
+      language: "verilog" or "vhdl" (2008).
+      stages: of the pipeline; a result is there `stages + 1` clocks after its example. 0: logic without a clock.
+      vectors: how many golden runs the testbench holds; the first two are of the least and the greatest codes.
+      device, period: the part and the clock (ns) that the scripts and constraints name.
+
+    Raises:
+      ModuleNotFoundError: alkaid is not installed; the message says what to install.
+      Unsupported: a node has no form in a circuit; the message names it.
+      ValueError: an option has no meaning.
+      RuntimeError: alkaid's emulator gives other codes than the graph; nothing is written.
+    """
+    circuit, files = build(
+        graph, name=name, language=language, stages=stages, vectors=vectors, device=device, period=period
+    )
+    folder = os.fspath(path)
+    for part in sorted({os.path.dirname(file) for file in files}):
+        os.makedirs(os.path.join(folder, part), exist_ok=True)
+    write_all({os.path.join(folder, file): data for file, data in files.items()})
+    clock = f"{stages} stages" if stages else "no clock"
+    say(
+        f"{folder}: {len(circuit.logic.ops)} operations, about {circuit.logic.cost:.0f} lookup tables "
+        f"(alkaid's estimate), {clock}"
+    )
+
+
+def to_files(graph: Graph, **options: Any) -> dict[str, bytes]:
+    """What `emit` writes, by path in the folder; options: those of `emit`. Raises as `emit` does."""
+    return build(graph, **options)[1]
+
+
+def build(
+    graph: Graph,
+    *,
+    name: str = "model",
+    language: str = "verilog",
+    stages: int = 0,
+    vectors: int = 16,
+    device: str = "xcvu13p-flga2577-2-e",
+    period: float = 5.0,
+) -> tuple[Circuit, dict[str, bytes]]:
+    """The circuit, and what `emit` writes, by path in the folder. Raises as `emit` does."""
+    if re.fullmatch(r"[A-Za-z][A-Za-z0-9]*(_[A-Za-z0-9]+)*", name) is None:
+        raise ValueError(f"RTL: expected a name of letters, digits and single underscores, got {name!r}.")
+    if language not in LANGUAGES:
+        raise ValueError(f"RTL: expected one of the languages {', '.join(LANGUAGES)}, got {language!r}.")
+    for what, number, least in (("stages", stages, 0), ("vectors", vectors, 0)):
+        if type(number) is not int or number < least:
+            raise ValueError(f"RTL: expected {what} of at least {least}, got {number!r}.")
+    if not period > 0:
+        raise ValueError(f"RTL: expected a period in nanoseconds above 0, got {period!r}.")
+    circuit = circuit_of(graph)
+    check(circuit)
+    files = project.files(circuit, name, language, stages, device, period, golden(circuit, vectors))
+    return circuit, files
+
+
+def circuit_of(graph: Graph) -> Circuit:
+    """The circuit of one example.
+
+    Raises:
+      ModuleNotFoundError: alkaid is not installed. Unsupported: a node has no form; the message names it.
+    """
+    trace, constants = words.load("alkaid.trace"), prepare(graph)
+    env: dict[str, np.ndarray] = {name: np.asarray(data) for name, data in graph.data().items()}
+    variables = list[Any]()
+    inputs = [_port(graph, name) for name in graph.inputs]
+    for port in inputs:
+        env[port.name] = np.empty(port.shape, object)
+        low, high = (-(1 << port.bits - 1), (1 << port.bits - 1) - 1) if port.signed else (0, (1 << port.bits) - 1)
+        for place in np.ndindex(*port.shape):
+            variables.append(trace.FVariable(low, high, 1, hwconf=words.hardware()))
+            env[port.name][place] = words.word(variables[-1])
+    for node in graph.nodes:
+        try:
+            env[node.output] = _node(graph, node, constants[node.name], [env[name] for name in node.inputs])
+        except Unsupported as error:
+            raise error.at(f"RTL: node {node.name!r} ({node.op})", node.location) from None
+    outputs = [_port(graph, name) for name in graph.outputs]
+    results = [words.settled(word) for port in outputs for word in circuits.lifted(env[port.name]).ravel()]
+    return Circuit(graph, tuple(inputs), tuple(outputs), trace.trace(variables, results, keep_dead_inputs=True))
+
+
+def _node(graph: Graph, node: Node, constants: Mapping[str, Any], inputs: list[np.ndarray]) -> np.ndarray:
+    dtypes = [graph.tensors[name].dtype for name in node.inputs]
+    try:
+        return circuits.trace(lambda *arrays: run_node(graph, node, constants, arrays), inputs, dtypes)
+    except Unsupported:
+        # its own kernel is too wide, or in floats; proven to give the same codes:
+        plane = planes.of_node(node.op, attributes(graph, node), constants_of(graph, node))
+        if plane is None:
+            raise
+        return circuits.trace(planes.kernel(plane, graph.tensors[node.output].dtype), inputs, dtypes)
+
+
+def _port(graph: Graph, name: str) -> Port:
+    tensor = graph.tensors[name]
+    if np.dtype(tensor.dtype).kind not in "iu":
+        raise Unsupported(
+            f"it is of dtype {tensor.dtype}, and a circuit holds integers", "Drop its qjax.FLOAT", what=f"RTL: {name!r}"
+        )
+    low, high = _range(tensor)
+    signed = low < 0
+    bits = max(high.bit_length(), (-low - 1).bit_length() if signed else 0) + signed
+    return Port(name, tuple(1 if n is None else n for n in tensor.shape), tensor.dtype, signed, bits)
+
+
+def _range(tensor: Tensor) -> tuple[int, int]:
+    """The codes that a tensor may hold."""
+    if tensor.quantization is not None:
+        return int(tensor.quantization.qmin), int(tensor.quantization.qmax)
+    info = np.iinfo(tensor.dtype)
+    return int(info.min), int(info.max)
+
+
+def golden(circuit: Circuit, count: int, seed: int = 0) -> list[tuple[list[np.ndarray], list[np.ndarray]]]:
+    """Inputs and the interpreter's outputs for them: the least codes, the greatest, then random ones with edges."""
+    rng, interpreter = np.random.RandomState(seed), Interpreter(circuit.graph)
+    cases = list[tuple[list[np.ndarray], list[np.ndarray]]]()
+    for index in range(count):
+        inputs = list[np.ndarray]()
+        for port in circuit.inputs:
+            low, high = _range(circuit.graph.tensors[port.name])
+            if index < 2:
+                codes = np.full(port.shape, (low, high)[index], np.int64)
+            else:
+                codes = rng.randint(low, high + 1, port.shape, dtype=np.int64)
+                codes = np.where(rng.randint(0, 8, port.shape) == 0, rng.choice([low, high], port.shape), codes)
+            inputs.append(codes.astype(port.dtype))
+        cases.append((inputs, [np.asarray(y) for y in interpreter(*inputs)]))
+    return cases
+
+
+def check(circuit: Circuit) -> None:
+    """Raise unless alkaid's emulator of the circuit gives the interpreter's codes of random examples."""
+    cases = golden(circuit, _CHECKED)
+    given, expected = (
+        np.array([np.concatenate([x.ravel() for x in case[side]]) for case in cases], np.float64) for side in (0, 1)
+    )
+    found = np.asarray(circuit.logic.predict(given)).reshape(expected.shape)
+    if (wrong := int(np.sum(found != expected))) > 0:
+        raise RuntimeError(
+            f"RTL: the circuit gives {wrong} of {expected.size} codes otherwise than the graph; nothing is written. "
+            "This is an error of qjax or alkaid: please report it with the model."
+        )

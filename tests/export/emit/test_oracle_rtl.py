@@ -1,0 +1,64 @@
+"""Icarus Verilog and GHDL simulate the emitted circuits: golden runs through a pipeline and without a clock.
+
+python -m pytest --oracles -m oracle tests/export/emit/test_oracle_rtl.py
+"""
+
+import subprocess
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+import qjax
+from tests.export.emit.qonnx_networks import NETWORKS, graph_of
+from tests.export.emit.test_rtl import Dense, Kinds, Recurrent, Residual, converted, for_fpga
+
+GRAPHS = {
+    "rows": lambda: graph_of("rows", "w4a4"),
+    "images": lambda: graph_of("images", "ternary"),
+    "recurrent": lambda: for_fpga(Recurrent),
+    "kinds": lambda: for_fpga(Kinds),
+    "tflite_micro": lambda: converted(Residual, target="tflite_micro"),
+    "torch_fbgemm": lambda: converted(Dense, target="torch_fbgemm"),
+}
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("language", ["verilog", "vhdl"])
+@pytest.mark.parametrize("stages", [0, 3])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_the_testbench_passes(name, stages, language, tmp_path):
+    GRAPHS[name]().emit("rtl", tmp_path, name="net", language=language, stages=stages)
+    done = subprocess.run(["make"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "net: 0 of 16 examples differ" in done.stdout + done.stderr
+
+
+@pytest.mark.oracle
+def test_a_testbench_can_fail(tmp_path):
+    for_fpga(Dense).emit("rtl", tmp_path, name="net")
+    bench = (tmp_path / "net_test.v").read_text()
+    first = bench.index("wanted[2] = ")
+    digit = bench.index(";", first) - 1
+    (tmp_path / "net_test.v").write_text(bench[:digit] + ("0" if bench[digit] != "0" else "1") + bench[digit + 1 :])
+    done = subprocess.run(["make"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "net: 1 of 16 examples differ" in done.stdout
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("stages", [0, 2])
+def test_verify_simulates_the_examples(stages):
+    shape = NETWORKS["rows"][1]
+    x = np.asarray(jax.random.normal(jax.random.key(3), (50, *shape)))
+    qmodel = qjax.quantize(
+        NETWORKS["rows"][0](nnx.Rngs(0)),
+        qjax.Recipe("fpga", qjax.QSpec(bits=4), qjax.QSpec(bits=4), method="tqt", weight_method="tqt"),
+        x,
+    )
+    qmodel.eval()
+    report: Any = qjax.verify(qjax.convert(qmodel, x), qmodel, [x], runtimes={"verilog": {"stages": stages}})
+    assert report.files[0].equal
+    assert report.files[0].compared == 250
