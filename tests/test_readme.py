@@ -46,7 +46,7 @@ LEFT = {
 ELSEWHERE = {
     "docs/backends.md": {1},  # a sketch with "..."; experiments/accelerator.py is whole
     "docs/executorch.md": {1},  # tests/export/emit/test_oracle_pte.py
-    "docs/rtl.md": {1},  # tests/export/emit/test_oracle_rtl.py
+    "docs/rtl.md": {1, 2},  # tests/export/emit/test_oracle_rtl.py
     "docs/onnx.md": {1, 2},  # tests/export/emit/test_oracle_openvino_codes.py and test_oracle_qonnx.py
     "docs/precision.md": {1},  # a study of minutes
     "docs/profiles.md": {1},  # tests/cli

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what runs emitted C on other machines: cross compilers for AArch64, 32-bit ARM, big-endian s390x and Cortex-M,
 # QEMU's user mode, and QEMU's boards with a Cortex-M, from the distribution (Debian, Ubuntu). Also simulators of Verilog and
-# VHDL. Does nothing where they are found.
+# VHDL, and a synthesis tool. Does nothing where they are found.
 set -euo pipefail
 
 packages=()
@@ -14,6 +14,7 @@ need qemu-s390x qemu-user
 need qemu-system-arm qemu-system-arm
 need iverilog iverilog
 need ghdl ghdl
+need yosys yosys
 if [ ${#packages[@]} -eq 0 ]; then exit 0; fi
 
 as_root=()

@@ -1,4 +1,4 @@
-"""Icarus Verilog and GHDL simulate the emitted circuits: golden runs through a pipeline and without a clock.
+"""Icarus Verilog and GHDL simulate the emitted circuits, and what Yosys synthesizes of one.
 
 python -m pytest --oracles -m oracle tests/export/emit/test_oracle_rtl.py
 """
@@ -34,6 +34,29 @@ def test_the_testbench_passes(name, stages, language, tmp_path):
     done = subprocess.run(["make"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "net: 0 of 16 examples differ" in done.stdout + done.stderr
+
+
+CELLS = "/usr/share/yosys/xilinx/cells_sim.v"
+"""What the cells of a Xilinx netlist compute; Yosys brings it."""
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("stages", [0, 2])
+@pytest.mark.parametrize("target", ["fpga", "onnxruntime"])
+def test_the_netlist_for_xilinx_passes(target, stages, tmp_path):
+    graph = for_fpga(Dense) if target == "fpga" else converted(Dense, target=target)
+    graph.emit("rtl", tmp_path, name="net", stages=stages)
+    steps = [
+        "read_verilog -sv src/*.v src/static/*.v",
+        "synth_xilinx -flatten -noiopad -top net_wrapper",
+        "write_verilog -noattr netlist.v",
+    ]
+    subprocess.run(["yosys", "-q", "-p", "; ".join(steps)], cwd=tmp_path, check=True)
+    assert "LUT6" in (tmp_path / "netlist.v").read_text()
+    sources = ["netlist.v", CELLS, "net_test.v"]
+    subprocess.run(["iverilog", "-g2012", "-o", "net.vvp", *sources], cwd=tmp_path, check=True)
+    done = subprocess.run(["vvp", "net.vvp"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "net: 0 of 16 examples differ" in done.stdout
 
 
 @pytest.mark.oracle
