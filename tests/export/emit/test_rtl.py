@@ -260,6 +260,11 @@ def test_targets(target):
     assert differing(graph) == 0
 
 
+def test_a_file_of_another_tool(tmp_path):
+    converted(Dense, target="tflite_reference").emit("tflite", tmp_path / "model.tflite")
+    assert differing(qjax.read(tmp_path / "model.tflite", target="tflite_reference")) == 0
+
+
 # ---------------------------------------------------------------------------- files and errors
 
 
@@ -294,6 +299,14 @@ def test_wrong_options():
     for options, message in wrong:
         with pytest.raises(ValueError, match=message):
             rtl.build(graph, **options)
+
+
+def test_a_layer_that_is_too_large_is_refused_at_once():
+    x = np.ones((4, 32, 32, 8), np.float32)
+    qmodel = qjax.quantize(nnx.Conv(8, 16, (3, 3), rngs=nnx.Rngs(0)), qjax.Recipe(), x)
+    qmodel.eval()
+    with pytest.raises(Unsupported, match=r"RTL: node .* at most 262,144 become logic"):
+        rtl.build(qjax.convert(qmodel, x).ir)
 
 
 def test_float_islands_are_refused():

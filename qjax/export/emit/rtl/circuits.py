@@ -4,6 +4,7 @@ An array is known, of numbers, or a numpy array of words. What depends on no inp
 """
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,9 @@ from qjax.problems import Unsupported
 from qjax.tracing.program import with_counts
 
 _CALLS = ("jit", "pjit", "checkpoint", "remat", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call")
+MOST_PRODUCTS, MOST_ELEMENTS = 1 << 18, 1 << 16
+"""Of one layer: each is logic of its own, and takes alkaid's time."""
+
 _SAME = ("copy", "copy_p", "optimization_barrier", "stop_gradient")
 
 
@@ -121,6 +125,8 @@ def lifted(array: np.ndarray) -> np.ndarray:
 def _elementwise(
     function: Callable[..., Word], inputs: Sequence[np.ndarray], shape: tuple[int, ...], dtype: str
 ) -> np.ndarray:
+    if math.prod(shape) > MOST_ELEMENTS:
+        raise Unsupported(f"it has {math.prod(shape):,} elements, and at most {MOST_ELEMENTS:,} become logic")
     arrays = [np.broadcast_to(lifted(x), shape) for x in inputs]
     result = np.empty(shape, object)
     for place in np.ndindex(*shape):
@@ -347,6 +353,10 @@ def _dot(params: Mapping[str, Any], inputs: list[np.ndarray], shape: tuple[int, 
     (summed, summed2), (batch, batch2) = params["dimension_numbers"]
     x, free = _rows(inputs[0], batch, summed)
     y, free2 = _rows(inputs[1], batch2, summed2)
+    if (count := x.size * y.shape[1]) > MOST_PRODUCTS:
+        raise Unsupported(
+            f"it has {count:,} multiplications of one example, and at most {MOST_PRODUCTS:,} become logic"
+        )
     blocks = list[np.ndarray]()
     for left, right in zip(x, y, strict=True):
         if is_known(right):
