@@ -228,13 +228,13 @@ def relu(x: Word) -> Word:
 
 def maximum(x: Word, y: Word) -> Word:
     """max(x, y)."""
-    if x.value is None or x.low >= y.high or y.low >= x.high:
-        x, y = y, x
     if x.low >= y.high:
         return x
     if y.low >= x.high:
         return y
-    if x.value is not None and y.value is not None and x.offset == y.offset:
+    if x.value is None:
+        x, y = y, x
+    elif y.value is not None and x.offset == y.offset:
         return word(x.value.max_of(y.value), x.offset)
     return add(relu(sub(x, y)), y)
 
@@ -311,8 +311,6 @@ def looked_up(x: Word, table: Sequence[int]) -> Word:
     if low < 0 or high >= len(table) or high - low >= _LONGEST_TABLE:
         raise Unsupported(f"an index in [{low}, {high}] into a table of {len(table)} entries has no form in a circuit")
     entries = [int(table[place]) for place in range(low, high + 1, unit)]
-    for entry in entries:
-        _check_constant(entry)
     if len(set(entries)) == 1:
         return constant(entries[0])
     if max(map(abs, entries)) >= _CONSTANT:
