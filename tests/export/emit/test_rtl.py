@@ -217,6 +217,16 @@ class Attention(nnx.Module):
         return jnp.einsum("btd,bsd->bts", self.query(x), self.key(x))
 
 
+class Tokens(nnx.Module):
+    """Indices into a table."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.table, self.last = nnx.Embed(13, 4, rngs=rngs), nnx.Linear(4, 3, rngs=rngs)
+
+    def __call__(self, tokens: Any) -> Any:
+        return self.last(self.table(tokens).mean(1))
+
+
 SHAPES = {Recurrent: (2, 2), Kinds: (6, 6, 2), Attention: (3, 4), Residual: (6,), Dense: (6,)}
 
 
@@ -259,6 +269,17 @@ def test_targets(target):
             rtl.build(graph.ir)
         graph = converted(Dense, target=target)
     assert differing(graph) == 0
+
+
+def test_indices_take_the_bits_of_their_table():
+    tokens = np.asarray(jax.random.randint(jax.random.key(0), (32, 5), 0, 13))
+    qmodel = qjax.quantize(Tokens(nnx.Rngs(0)), qjax.Recipe(), tokens)
+    graph = qjax.convert(qmodel, tokens)
+    circuit, _ = rtl.build(graph.ir, vectors=0)
+    (given,) = circuit.inputs
+    assert (given.low, given.high, given.bits) == (0, 12, 4)
+    expected = np.asarray(graph.run(tokens))
+    np.testing.assert_array_equal(circuit.logic.predict(tokens.astype(np.float64)), expected)
 
 
 def test_a_file_of_another_tool(tmp_path):

@@ -15,9 +15,10 @@ import numpy as np
 
 from qjax.export.emit import planes
 from qjax.export.emit.rtl import circuits, project, words
-from qjax.export.emit.rtl.project import Circuit, Port
+from qjax.export.emit.rtl.ports import port_of
+from qjax.export.emit.rtl.project import Circuit
 from qjax.export.files import write_all
-from qjax.graph.ir import Graph, Node, Tensor
+from qjax.graph.ir import Graph, Node
 from qjax.graph.kernels import attributes, constants_of, prepare, run_node
 from qjax.problems import Unsupported
 from qjax.progress import say
@@ -116,20 +117,21 @@ def circuit_of(graph: Graph) -> Circuit:
     trace, constants = words.load("alkaid.trace"), prepare(graph)
     env: dict[str, np.ndarray] = {name: np.asarray(data) for name, data in graph.data().items()}
     variables = list[Any]()
-    inputs = [_port(graph, name) for name in graph.inputs]
-    for port in inputs:
-        env[port.name] = np.empty(port.shape, object)
-        low, high = (-(1 << port.bits - 1), (1 << port.bits - 1) - 1) if port.signed else (0, (1 << port.bits) - 1)
-        for place in np.ndindex(*port.shape):
+    inputs = [port_of(graph, name, constants) for name in graph.inputs]
+    for given in inputs:
+        env[given.name] = np.empty(given.shape, object)
+        # alkaid assumes all numbers of as many bits when it optimizes
+        low, high = (-(1 << given.bits - 1), (1 << given.bits - 1) - 1) if given.signed else (0, (1 << given.bits) - 1)
+        for place in np.ndindex(*given.shape):
             variables.append(trace.FVariable(low, high, 1, hwconf=words.hardware()))
-            env[port.name][place] = words.word(variables[-1])
+            env[given.name][place] = words.word(variables[-1])
     for node in graph.nodes:
         try:
             env[node.output] = _node(graph, node, constants[node.name], [env[name] for name in node.inputs])
         except Unsupported as error:
             raise error.at(f"RTL: node {node.name!r} ({node.op})", node.location) from None
-    outputs = [_port(graph, name) for name in graph.outputs]
-    results = [words.settled(word) for port in outputs for word in circuits.lifted(env[port.name]).ravel()]
+    outputs = [port_of(graph, name, constants) for name in graph.outputs]
+    results = [words.settled(word) for made in outputs for word in circuits.lifted(env[made.name]).ravel()]
     return Circuit(graph, tuple(inputs), tuple(outputs), trace.trace(variables, results, keep_dead_inputs=True))
 
 
@@ -145,26 +147,6 @@ def _node(graph: Graph, node: Node, constants: Mapping[str, Any], inputs: list[n
         return circuits.trace(planes.kernel(plane, graph.tensors[node.output].dtype), inputs, dtypes)
 
 
-def _port(graph: Graph, name: str) -> Port:
-    tensor = graph.tensors[name]
-    if np.dtype(tensor.dtype).kind not in "iu":
-        raise Unsupported(
-            f"it is of dtype {tensor.dtype}, and a circuit holds integers", "Drop its qjax.FLOAT", what=f"RTL: {name!r}"
-        )
-    low, high = _range(tensor)
-    signed = low < 0
-    bits = max(high.bit_length(), (-low - 1).bit_length() if signed else 0) + signed
-    return Port(name, tuple(1 if n is None else n for n in tensor.shape), tensor.dtype, signed, bits)
-
-
-def _range(tensor: Tensor) -> tuple[int, int]:
-    """The codes that a tensor may hold."""
-    if tensor.quantization is not None:
-        return int(tensor.quantization.qmin), int(tensor.quantization.qmax)
-    info = np.iinfo(tensor.dtype)
-    return int(info.min), int(info.max)
-
-
 def golden(circuit: Circuit, count: int, seed: int = 0) -> list[tuple[list[np.ndarray], list[np.ndarray]]]:
     """Inputs and the interpreter's outputs for them: the least codes, the greatest, then random ones with edges."""
     rng, interpreter = np.random.RandomState(seed), Interpreter(circuit.graph)
@@ -172,7 +154,7 @@ def golden(circuit: Circuit, count: int, seed: int = 0) -> list[tuple[list[np.nd
     for index in range(count):
         inputs = list[np.ndarray]()
         for port in circuit.inputs:
-            low, high = _range(circuit.graph.tensors[port.name])
+            low, high = port.low, port.high
             if index < 2:
                 codes = np.full(port.shape, (low, high)[index], np.int64)
             else:

@@ -10,23 +10,13 @@ from typing import Any
 import numpy as np
 
 from qjax.export.emit.rtl import words
+from qjax.export.emit.rtl.ports import Port
 from qjax.graph.ir import Graph
 
 Case = tuple[list[np.ndarray], list[np.ndarray]]
 """Inputs and outputs of one example."""
 
 _SUFFIX = {"verilog": "v", "vhdl": "vhd"}
-
-
-@dataclasses.dataclass(frozen=True)
-class Port:
-    """One tensor of a bus. shape: of one example, with an axis of 1 for the batch. bits: of one code."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    signed: bool
-    bits: int
 
 
 @dataclasses.dataclass(frozen=True)
