@@ -11,6 +11,7 @@ import numpy as np
 from qjax.export.emit import rtl
 from qjax.export.emit.rtl.project import buses, clocks
 from qjax.runtimes import Run
+from qjax.runtimes.batches import batch_axis
 
 _BENCH = """`timescale 1 ns / 1 ps
 module bench;
@@ -53,8 +54,8 @@ def prepare(graph: Any, folder: str, batch: int, mode: str, options: dict[str, A
         os.makedirs(os.path.join(folder, os.path.dirname(name)), exist_ok=True)
         with open(os.path.join(folder, name), "wb") as file:
             file.write(files[name])
-    examples = [batch if None in graph.ir.tensors[name].shape else 1 for name in graph.ir.inputs]
-    count = max(examples, default=1)
+    axes = {name: batch_axis(graph.ir.tensors[name]) for name in (*graph.ir.inputs, *graph.ir.outputs)}
+    count = batch if any(axes[name] is not None for name in graph.ir.inputs) else 1
     values = {"INTO": into.bits - 1, "OUT": out.bits - 1, "LAST": count - 1, "WAIT": wait}
     bench = _BENCH.replace("CLOCK", ".clk(clk), " if wait else "")
     for name, value in values.items():
@@ -64,17 +65,25 @@ def prepare(graph: Any, folder: str, batch: int, mode: str, options: dict[str, A
     _run(["iverilog", "-g2012", "-o", "bench.vvp", *sources, "bench.v"], folder)
 
     def run(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        parts = [np.asarray(x).reshape(count, -1) for x in arrays]
+        parts = list[np.ndarray]()
+        for name, x in zip(graph.ir.inputs, arrays, strict=True):
+            axis = axes[name]
+            # an input without a batch is the same for all examples
+            rows = np.broadcast_to(x, (count, *x.shape)) if axis is None else np.moveaxis(x, axis, 0)
+            parts.append(rows.reshape(count, -1))
         with open(os.path.join(folder, "given.hex"), "w", encoding="ascii") as file:
             file.writelines(f"{into.packed([part[row] for part in parts]):x}\n" for row in range(count))
-        rows = [line.strip() for line in _run(["vvp", "bench.vvp"], folder).splitlines() if line.strip()]
-        codes = np.array([out.codes(int(row, 16)) for row in rows], np.int64).reshape(count, -1)
+        lines = [line.strip() for line in _run(["vvp", "bench.vvp"], folder).splitlines() if line.strip()]
+        codes = np.array([out.codes(int(row, 16)) for row in lines], np.int64).reshape(count, -1)
         found, first = list[np.ndarray](), 0
         for port in circuit.outputs:
             size = int(np.prod(port.shape))
             taken = codes[:, first : first + size].astype(port.dtype)
-            shape = graph.ir.tensors[port.name].shape
-            found.append(taken.reshape([count if n is None else n for n in shape]))
+            axis, shape = axes[port.name], graph.ir.tensors[port.name].shape
+            if axis is None:
+                found.append(taken[0].reshape(port.shape))
+            else:
+                found.append(np.moveaxis(taken.reshape(count, *shape[:axis], *shape[axis + 1 :]), 0, axis))
             first += size
         return found
 

@@ -60,6 +60,15 @@ def test_the_netlist_for_xilinx_passes(target, stages, tmp_path):
 
 
 @pytest.mark.oracle
+def test_a_folder_takes_one_circuit_after_another(tmp_path):
+    """Sources of the first stay behind, and are not compiled."""
+    for name, stages in (("first", 40), ("second", 1)):
+        for_fpga(Dense).emit("rtl", tmp_path, name=name, stages=stages)
+        done = subprocess.run(["make"], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert f"{name}: 0 of 16 examples differ" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.oracle
 def test_a_testbench_can_fail(tmp_path):
     for_fpga(Dense).emit("rtl", tmp_path, name="net")
     bench = (tmp_path / "net_test.v").read_text()

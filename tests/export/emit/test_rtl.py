@@ -20,7 +20,7 @@ from tests.export.emit.qonnx_networks import graph_of
 trace = pytest.importorskip("alkaid.trace", reason="alkaid has wheels for x86-64 Linux and ARM macOS only")
 
 from qjax.export.emit import rtl  # noqa: E402
-from qjax.export.emit.rtl import words  # noqa: E402
+from qjax.export.emit.rtl import circuits, words  # noqa: E402
 from qjax.export.emit.rtl.words import Word, constant  # noqa: E402
 
 NAMES = targets.names()
@@ -156,6 +156,42 @@ def test_what_is_too_wide_is_refused():
         words.looked_up(x, [1, 2, 3, 4])
     with pytest.raises(Unsupported, match="that depends on the input"):
         words.shifted_right(constant(9), x)
+
+
+def circuit_of_function(function: Any, *dtypes: str) -> list[Any]:
+    """What the circuit of a JAX function gives for arrays of three words of 4 bits."""
+    inputs = list[np.ndarray]()
+    for _ in dtypes:
+        array = np.empty(3, object)
+        for place in range(3):
+            array[place] = words.word(trace.FVariable(-8, 7, 1, hwconf=words.hardware()))
+        inputs.append(array)
+    return circuits.trace(function, inputs, dtypes).ravel().tolist()
+
+
+def test_integers_become_truth_values():
+    (x, _, _) = circuit_of_function(lambda x: x.astype(bool).astype(np.int32), "int32")
+    assert (x.low, x.high) == (0, 1)
+    numbers = np.arange(-8, 8)
+    values = found(lambda y: words.nonzero(words.masked(y, constant(7))), numbers)
+    np.testing.assert_array_equal(values, numbers % 8 != 0)
+
+
+@pytest.mark.parametrize(
+    ("function", "dtypes", "message"),
+    [
+        (lambda x: jax.lax.reduce_and(x, (0,)), ["int32"], "'reduce_and' of integers"),
+        (lambda x: x | np.int32(6), ["int32"], "'or' has a form in a circuit for truth values only"),
+        (lambda x: jax.lax.shift_left(x, np.int32(-1)), ["int32"], "'shift_left' by -1 places"),
+        (lambda x: x.astype(np.float32).astype(np.int32), ["int32"], "gives float32; a circuit holds integers"),
+        (lambda x: jax.lax.select_n(x, x, x, x), ["int32"], "'select_n' with 3 cases"),
+        (lambda x: jnp.sort(x), ["int32"], "the primitive 'sort' has no form"),
+    ],
+    ids=["reduce_and", "or", "shift", "float", "select_n", "sort"],
+)
+def test_primitives_without_a_form_are_named(function, dtypes, message):
+    with pytest.raises(Unsupported, match=message):
+        circuit_of_function(function, *dtypes)
 
 
 # ---------------------------------------------------------------------------- graphs
@@ -317,6 +353,8 @@ def test_wrong_options():
         ({"stages": -1}, "stages of at least 0"),
         ({"vectors": True}, "vectors of at least 0"),
         ({"period": 0.0}, "nanoseconds above 0"),
+        ({"period": "5"}, "nanoseconds above 0"),
+        ({"device": ""}, "name of a device"),
     ]
     for options, message in wrong:
         with pytest.raises(ValueError, match=message):

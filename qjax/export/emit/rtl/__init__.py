@@ -31,17 +31,7 @@ _CHECKED = 256
 """Random examples that alkaid's emulator must compute as the interpreter does before anything is written."""
 
 
-def emit(
-    graph: Graph,
-    path: str | os.PathLike[str],
-    *,
-    name: str = "model",
-    language: str = "verilog",
-    stages: int = 0,
-    vectors: int = 16,
-    device: str = "xcvu13p-flga2577-2-e",
-    period: float = 5.0,
-) -> None:
+def emit(graph: Graph, path: str | os.PathLike[str], **options: Any) -> None:
     """Write a project into a folder: sources, a testbench, scripts for Vivado and Quartus, and what the ports hold.
 
     The top module is `NAME_wrapper`: `model_inp` holds the codes of all inputs of one example, `model_out` those of all
@@ -51,34 +41,24 @@ def emit(
       graph: a finished graph without float islands. Each layer is written in full, so it must be small: some ten
         thousand multiplications of an example.
       path: the folder; it is made where there is none. All files are written, or none.
-      name: of the top module; an identifier.
-      language: "verilog" or "vhdl" (2008).
-      stages: of the pipeline; a result is there `stages + 1` clocks after its example. 0: logic without a clock.
-      vectors: how many golden runs the testbench holds; the first two are of the least and the greatest codes.
-      device, period: the part and the clock (ns) that the scripts and constraints name.
+      options: those of `build`.
 
     Raises:
-      ModuleNotFoundError: alkaid is not installed; the message says what to install.
-      Unsupported: a node has no form in a circuit; the message names it.
-      ValueError: an option has no meaning.
-      RuntimeError: alkaid's emulator gives other codes than the graph; nothing is written.
+      TypeError: an unknown option. Otherwise as `build`; then nothing is written.
     """
-    circuit, files = build(
-        graph, name=name, language=language, stages=stages, vectors=vectors, device=device, period=period
-    )
+    circuit, files = build(graph, **options)
     folder = os.fspath(path)
     for part in sorted({os.path.dirname(file) for file in files}):
         os.makedirs(os.path.join(folder, part), exist_ok=True)
     write_all({os.path.join(folder, file): data for file, data in files.items()})
-    clock = f"{stages} stages" if stages else "no clock"
     say(
         f"{folder}: {len(circuit.logic.ops)} operations, about {circuit.logic.cost:.0f} lookup tables "
-        f"(alkaid's estimate), {clock}"
+        "(alkaid's estimate)"
     )
 
 
 def to_files(graph: Graph, **options: Any) -> dict[str, bytes]:
-    """What `emit` writes, by path in the folder; options: those of `emit`. Raises as `emit` does."""
+    """What `emit` writes, by path in the folder; options: those of `build`. Raises as `build` does."""
     return build(graph, **options)[1]
 
 
@@ -92,7 +72,21 @@ def build(
     device: str = "xcvu13p-flga2577-2-e",
     period: float = 5.0,
 ) -> tuple[Circuit, dict[str, bytes]]:
-    """The circuit, and what `emit` writes, by path in the folder. Raises as `emit` does."""
+    """The circuit, and what `emit` writes, by path in the folder.
+
+    Args:
+      name: of the top module; an identifier.
+      language: "verilog" or "vhdl" (2008).
+      stages: of the pipeline; a result is there `stages + 1` clocks after its example. 0: logic without a clock.
+      vectors: how many golden runs the testbench holds; the first two are of the least and the greatest codes.
+      device, period: the part and the clock (ns) that the scripts and constraints name.
+
+    Raises:
+      ModuleNotFoundError: alkaid is not installed; the message says what to install.
+      Unsupported: a node has no form in a circuit; the message names it.
+      ValueError: an option has no meaning.
+      RuntimeError: alkaid's emulator gives other codes than the graph.
+    """
     if re.fullmatch(r"[A-Za-z][A-Za-z0-9]*(_[A-Za-z0-9]+)*", name) is None:
         raise ValueError(f"RTL: expected a name of letters, digits and single underscores, got {name!r}.")
     if language not in LANGUAGES:
@@ -100,7 +94,9 @@ def build(
     for what, number, least in (("stages", stages, 0), ("vectors", vectors, 0)):
         if type(number) is not int or number < least:
             raise ValueError(f"RTL: expected {what} of at least {least}, got {number!r}.")
-    if not period > 0:
+    if type(device) is not str or not device:
+        raise ValueError(f"RTL: expected the name of a device, got {device!r}.")
+    if type(period) not in (int, float) or not period > 0:
         raise ValueError(f"RTL: expected a period in nanoseconds above 0, got {period!r}.")
     circuit = circuit_of(graph)
     check(circuit)

@@ -86,7 +86,8 @@ def files(
     if cases:
         bench = _verilog if language == "verilog" else _vhdl
         found[f"{name}_test.{_SUFFIX[language]}"] = bench(name, clocks(stages), into, out, cases).encode()
-        found["Makefile"] = _MAKEFILES[language].replace("NAME", name).encode()
+        sources = [path for path in found if path.startswith("src/") and path.endswith(f".{_SUFFIX[language]}")]
+        found["Makefile"] = _makefile(name, language, sources).encode()
     return found
 
 
@@ -129,21 +130,26 @@ def _ports(circuit: Circuit, into: Bus, out: Bus, stages: int) -> dict[str, Any]
 # ---------------------------------------------------------------------------- testbenches
 
 
-_MAKEFILES = {
-    "verilog": """# `make` simulates the golden runs with Icarus Verilog.
-test: NAME_test.v
-\tiverilog -g2012 -o NAME_test.vvp $(wildcard src/*.v) $(wildcard src/static/*.v) NAME_test.v
-\tvvp NAME_test.vvp
-.PHONY: test
-""",
-    "vhdl": """# `make` simulates the golden runs with GHDL.
-SOURCES = $(wildcard src/static/*.vhd) $(wildcard src/*_tables.vhd) $(wildcard src/logic*[0-9].vhd)
-test: NAME_test.vhd
-\tghdl -a --std=08 $(SOURCES) src/NAME.vhd src/NAME_wrapper.vhd NAME_test.vhd
-\tghdl --elab-run --std=08 NAME_test
-.PHONY: test
-""",
-}
+def _makefile(name: str, language: str, sources: Sequence[str]) -> str:
+    """Its sources by name: the folder may hold those of an earlier circuit. VHDL is read in order of use."""
+    tops = [f"src/{name}.{_SUFFIX[language]}", f"src/{name}_wrapper.{_SUFFIX[language]}"]
+    rest = [source for source in sources if source not in tops]
+    ranks = [lambda x: x.startswith("src/static/"), lambda x: "_tables." in x, lambda x: True]
+    ordered = sorted(rest, key=lambda source: ([rank(source) for rank in ranks].index(True), source))
+    listed = " ".join([*ordered, *tops, f"{name}_test.{_SUFFIX[language]}"])
+    if language == "verilog":
+        what = "Icarus Verilog"
+        steps = f"iverilog -g2012 -o {name}_test.vvp {listed}", f"vvp {name}_test.vvp"
+    else:
+        what = "GHDL"
+        steps = f"ghdl -a --std=08 {listed}", f"ghdl --elab-run --std=08 {name}_test"
+    lines = [
+        f"# `make` simulates the golden runs with {what}.",
+        "test:",
+        *(f"\t{step}" for step in steps),
+        ".PHONY: test",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def _verilog(name: str, wait: int, into: Bus, out: Bus, cases: Sequence[Case]) -> str:

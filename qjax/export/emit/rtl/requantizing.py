@@ -14,6 +14,7 @@ from qjax.export.emit.requantizations import MOST_RAISED, line_within
 from qjax.export.emit.rtl import words
 from qjax.export.emit.rtl.words import Word, constant
 from qjax.numerics.calls import Named
+from qjax.numerics.rules import PowerOfTwo
 
 _BITS = (10, 14, 18, 31)
 """Of a factor, tried one after another: each bit may cost an adder."""
@@ -24,7 +25,7 @@ def short(call: Named, inputs: Sequence[np.ndarray]) -> np.ndarray | None:
     rule, qmin, qmax = call.static
     acc: Any = inputs[0]
     rest = inputs[1:]
-    if rule.name.startswith("power_of_two") or not rule.monotone or len(rest) != len(rule.fields) + 1:
+    if rule.constants is PowerOfTwo or not rule.monotone or len(rest) != len(rule.fields) + 1:
         return None
     if any(array.dtype == object for array in rest) or rest[-1].size != 1:
         return None
@@ -62,4 +63,4 @@ def _on_line(line: Line, channel: int, acc: Word) -> Word:
         offset = words.chosen(below, offset, constant(int(line.below[channel])))
     total = words.add(words.scaled(x, int(line.factor[channel])), offset)
     quotient = words.shifted_right(total, constant(line.shift))
-    return words.minimum(words.maximum(quotient, constant(line.lowest)), constant(line.highest))
+    return words.clamped(constant(line.lowest), quotient, constant(line.highest))

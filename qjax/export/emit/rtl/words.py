@@ -146,12 +146,12 @@ def product(x: Word, y: Word) -> Word:
 
 def shifted_left(x: Word, by: Word) -> Word:
     """x * 2**by, for a known `by`."""
-    return scaled(x, 1 << _known(by, "shift_left"))
+    return scaled(x, 1 << _places(by, "shift_left"))
 
 
 def shifted_right(x: Word, by: Word) -> Word:
     """floor(x / 2**by), for a known `by`."""
-    bits = _known(by, "shift_right")
+    bits = _places(by, "shift_right")
     if bits == 0:
         return x
     if x.value is None:
@@ -174,7 +174,7 @@ def shifted_right(x: Word, by: Word) -> Word:
 
 def rounded_right(x: Word, by: Word) -> Word:
     """x / 2**by, rounded to nearest, ties to even, for a known `by`."""
-    bits = _known(by, "shift_right")
+    bits = _places(by, "shift_right")
     if x.value is None:
         return constant(round(Fraction(x.offset, 1 << bits)))
     # common factors of 2 would be digits of the constants below
@@ -242,6 +242,11 @@ def maximum(x: Word, y: Word) -> Word:
 def minimum(x: Word, y: Word) -> Word:
     """min(x, y)."""
     return neg(maximum(neg(x), neg(y)))
+
+
+def clamped(low: Word, x: Word, high: Word) -> Word:
+    """min(max(x, low), high)."""
+    return minimum(maximum(x, low), high)
 
 
 def negative(x: Word) -> Word:
@@ -322,6 +327,13 @@ def _known(x: Word, what: str) -> int:
     if x.value is not None:
         raise Unsupported(f"{what!r} by a number that depends on the input has no form in a circuit")
     return x.offset
+
+
+def _places(by: Word, what: str) -> int:
+    found = _known(by, what)
+    if not 0 <= found < 64:
+        raise Unsupported(f"{what!r} by {found} places has no form in a circuit: 0 to 63 are expected")
+    return found
 
 
 # ---------------------------------------------------------------------------- products
