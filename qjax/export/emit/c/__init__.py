@@ -10,17 +10,14 @@ it is translated from the kernels of `qjax.ops`, traced by JAX, or from a shorte
 
 import os
 import re
-from typing import Any
-
-import numpy as np
 
 from qjax.export.emit.c import files, stepping
 from qjax.export.emit.c.blocks import Source
 from qjax.export.emit.c.program import Program, build
+from qjax.export.emit.golden import golden
 from qjax.export.files import write_all
 from qjax.graph.ir import Graph
 from qjax.progress import say
-from qjax.run.interpreter import Interpreter
 
 __all__ = ["emit", "to_files"]
 
@@ -85,7 +82,7 @@ def _emitted(graph: Graph, name: str, batch: int, vectors: int, simd: bool | str
     for own in ("run", "arena", "init", "step", "state"):
         source.names.fresh(f"{name}_{own}")
     program = build(graph, batch, source, f"{name}_")
-    cases = golden(program, vectors)
+    cases = golden(program.graph, program.shapes, vectors)
     texts = {
         f"{name}.h": files.header(program, name),
         f"{name}.c": files.source(program, name),
@@ -93,38 +90,3 @@ def _emitted(graph: Graph, name: str, batch: int, vectors: int, simd: bool | str
         "Makefile": files.makefile(name),
     }
     return program, texts
-
-
-def golden(program: Program, count: int, seed: int = 0) -> list[tuple[list[np.ndarray], list[np.ndarray]]]:
-    """Inputs and the interpreter's outputs for them: the least codes, the greatest, then random ones with edges."""
-    graph = program.graph
-    rng = np.random.RandomState(seed)
-    interpreter = Interpreter(graph)
-    cases: list[tuple[list[np.ndarray], list[np.ndarray]]] = []
-    for index in range(count):
-        inputs = [_codes(graph, name, program.shapes[name], index, rng) for name in graph.inputs]
-        outputs: Any = interpreter(*inputs)
-        cases.append((inputs, [np.asarray(output) for output in outputs]))
-    return cases
-
-
-def _codes(graph: Graph, name: str, shape: tuple[int, ...], index: int, rng: np.random.RandomState) -> np.ndarray:
-    tensor = graph.tensors[name]
-    if tensor.dtype == "float32":
-        return (np.array([0.0, 1.0], np.float32)[index] if index < 2 else np.float32(1)) * rng.randn(*shape).astype(
-            np.float32
-        )
-    q, info = tensor.quantization, np.iinfo(tensor.dtype)
-    low, high = (q.qmin, q.qmax) if q is not None else (max(int(info.min), 0), min(int(info.max), 2**31 - 1))
-    if index == 0 and count_of(shape):
-        return np.full(shape, low, tensor.dtype)
-    if index == 1:
-        return np.full(shape, high, tensor.dtype)
-    inner = rng.randint(low, high, shape, dtype=np.int64) + rng.randint(0, 2, shape)
-    edges = np.where(rng.randint(0, 2, shape) == 0, low, high)
-    return np.where(rng.randint(0, 8, shape) == 0, edges, inner).astype(tensor.dtype)
-
-
-def count_of(shape: tuple[int, ...]) -> int:
-    """The number of elements."""
-    return int(np.prod(shape))

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from qjax.export.emit import planes
+from qjax.export.emit.golden import Case, golden
 from qjax.export.emit.rtl import circuits, project, words
 from qjax.export.emit.rtl.ports import port_of
 from qjax.export.emit.rtl.project import Circuit
@@ -22,7 +23,6 @@ from qjax.graph.ir import Graph, Node
 from qjax.graph.kernels import attributes, constants_of, prepare, run_node
 from qjax.problems import Unsupported
 from qjax.progress import say
-from qjax.run.interpreter import Interpreter
 
 __all__ = ["build", "emit", "to_files"]
 
@@ -100,7 +100,7 @@ def build(
         raise ValueError(f"RTL: expected a period in nanoseconds above 0, got {period!r}.")
     circuit = circuit_of(graph)
     check(circuit)
-    files = project.files(circuit, name, language, stages, device, period, golden(circuit, vectors))
+    files = project.files(circuit, name, language, stages, device, period, _golden(circuit, vectors))
     return circuit, files
 
 
@@ -143,27 +143,15 @@ def _node(graph: Graph, node: Node, constants: Mapping[str, Any], inputs: list[n
         return circuits.trace(planes.kernel(plane, graph.tensors[node.output].dtype), inputs, dtypes)
 
 
-def golden(circuit: Circuit, count: int, seed: int = 0) -> list[tuple[list[np.ndarray], list[np.ndarray]]]:
-    """Inputs and the interpreter's outputs for them: the least codes, the greatest, then random ones with edges."""
-    rng, interpreter = np.random.RandomState(seed), Interpreter(circuit.graph)
-    cases = list[tuple[list[np.ndarray], list[np.ndarray]]]()
-    for index in range(count):
-        inputs = list[np.ndarray]()
-        for port in circuit.inputs:
-            low, high = port.low, port.high
-            if index < 2:
-                codes = np.full(port.shape, (low, high)[index], np.int64)
-            else:
-                codes = rng.randint(low, high + 1, port.shape, dtype=np.int64)
-                codes = np.where(rng.randint(0, 8, port.shape) == 0, rng.choice([low, high], port.shape), codes)
-            inputs.append(codes.astype(port.dtype))
-        cases.append((inputs, [np.asarray(y) for y in interpreter(*inputs)]))
-    return cases
+def _golden(circuit: Circuit, count: int) -> list[Case]:
+    """Runs of what the ports hold."""
+    shapes = {port.name: port.shape for port in circuit.inputs}
+    return golden(circuit.graph, shapes, count, ends={port.name: (port.low, port.high) for port in circuit.inputs})
 
 
 def check(circuit: Circuit) -> None:
     """Raise unless alkaid's emulator of the circuit gives the interpreter's codes of random examples."""
-    cases = golden(circuit, _CHECKED)
+    cases = _golden(circuit, _CHECKED)
     given, expected = (
         np.array([np.concatenate([x.ravel() for x in case[side]]) for case in cases], np.float64) for side in (0, 1)
     )

@@ -9,12 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from qjax.export.emit.golden import Case
 from qjax.export.emit.rtl import words
 from qjax.export.emit.rtl.ports import Port
 from qjax.graph.ir import Graph
-
-Case = tuple[list[np.ndarray], list[np.ndarray]]
-"""Inputs and outputs of one example."""
 
 _SUFFIX = {"verilog": "v", "vhdl": "vhd"}
 
