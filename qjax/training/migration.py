@@ -14,6 +14,8 @@ Sources: arXiv 1906.04721, 2211.10438 and 2306.00978. The strength a is searched
 the error of the layers that read the tensor, with the tensor and their weights quantized. The best candidate of a pair
 is then judged at the model's output, on other examples and together with all pairs before it. A pair that does not
 bring less noise there is not changed.
+
+With `state=` scales move between a key-value cache and the weights around it, too (`qjax.training.caches`).
 """
 
 import dataclasses
@@ -28,10 +30,13 @@ from qjax import calibration
 from qjax.batches import Batches, Inputs
 from qjax.calibrating import calibrate
 from qjax.calibration.learned import Quantizer
+from qjax.graph.state import Asked
 from qjax.numerics.affine import choose_qparams
 from qjax.progress import track
+from qjax.graph.state import Asked
 from qjax.qmodel import QuantizedModel, check_quantized, evaluation_copy
 from qjax.summary import decibels_text, table
+from qjax.training.caches import Units, move_states
 from qjax.training.pairs import Pair, find_pairs, input_axis
 from qjax.training.products import Product
 from qjax.training.simulated import Grid, grid_of, rounded_to
@@ -76,12 +81,27 @@ class Migration:
     Attributes:
       moved: the pairs whose scales were moved.
       kept: how many pairs were better as they are.
-      left: name of a weight -> why no scale can move through its layer's input.
+      left: name of a weight -> why no scale can move through its layer's input; with a state, name of one of its arrays
+        -> why it has no scales.
+      units: of the state, where one was given.
     """
 
     moved: tuple[Moved, ...]
     kept: int
     left: Mapping[str, str]
+    units: Units | None = None
+
+    def state(self, state: Any) -> Any:
+        """A state of the float model as it was, such as a filled cache, in the units of the changed model.
+
+        An empty cache of zeros is the same in both.
+
+        Raises:
+          ValueError: no state was given to `equalize`.
+        """
+        if self.units is None:
+            raise ValueError("Migration.state: expected a result of equalize(..., state=...), got one without a state.")
+        return self.units.state(state)
 
     def __str__(self) -> str:
         rows = [
@@ -99,6 +119,7 @@ def equalize(
     *,
     inputs: Inputs | None = None,
     reference: QuantizedModel | None = None,
+    state: Asked | None = None,
     progress: bool | None = None,
 ) -> Migration:
     """Move scales between dense layers, convolutions and depthwise convolutions that follow one another.
@@ -106,17 +127,23 @@ def equalize(
     Through relu, leaky relu and batch norm the float model stays the same function. Through a clip (relu6) it does
     for inputs whose channels stay below the clip as those of the calibration data do, with a tenth of room.
 
+    With a state, a key-value cache, scales also move between keys and queries, and between values and the output
+    projection: one for each head and channel, as far as the model allows it. The float model stays the same function
+    of an empty cache, and of one that it has filled itself. Its cache then holds other units: `result.state` brings a
+    cache of the float model as it was into these.
+
     Args:
       qmodel: its parameters are changed, and it is calibrated anew on these batches.
       batches: a list of arrays, or of tuples of the call's arguments; with `inputs`, of anything. They are kept.
       inputs: what of a batch the model is called with: `lambda batch: batch[0]` for pairs of images and labels.
       reference: a model of the same parameters, whose parameters are changed alike.
+      state: as for `qjax.convert`: the argument that is a cache. Without it no scale moves through a cache.
       progress: show a line of progress on stderr; None shows one on a terminal (`qjax.show_progress`).
 
     Raises:
-      ValueError: no batch, or no pair; the message says why for each layer.
+      ValueError: no batch, no such state, or no pair; the message says why for each layer.
     """
-    return _alone("equalize", qmodel, batches, inputs, reference, progress, norm=False)
+    return _alone("equalize", qmodel, batches, inputs, reference, progress, norm=False, state=state)
 
 
 def smooth(
@@ -150,11 +177,12 @@ def _alone(
     progress: bool | None,
     *,
     norm: bool,
+    state: Asked | None = None,
 ) -> Migration:
     check_quantized(qmodel, what)
     kept = list(Batches(batches, inputs, what).arguments())
     models = [qmodel] if reference is None else [qmodel, reference]
-    found = migrate(models, Walk(qmodel, kept), kept, norm=norm, progress=progress)
+    found = migrate(models, Walk(qmodel, kept), kept, norm=norm, state=state, progress=progress)
     if not found.moved and not found.kept:
         reasons = "; ".join(f"{name}: {why}" for name, why in found.left.items()) or "it has no quantized weight"
         raise ValueError(f"{what}: expected layers between which a scale can move, got none. {reasons}.")
@@ -167,6 +195,7 @@ def migrate(
     batches: Sequence[tuple[Any, ...]],
     *,
     norm: bool,
+    state: Asked | None = None,
     progress: bool | None = None,
 ) -> Migration:
     """Move the scales in all `models` alike; the first is the quantized one, which is calibrated anew."""
@@ -204,9 +233,16 @@ def migrate(
             move(model, pair, scale)
         made, read = tuple(m.path for m in pair.made), tuple(p.name for p in pair.read)
         moved.append(Moved(made, read, way, *noises, float(scale.max() / scale.min())))
-    if moved:
+    kept, units = len(done) - len(moved), None
+    if state is not None:
+        groups = [_some(seen), _some(held)]
+        caches = move_states(models, walk, seen, groups, state, least=GAIN_TOGETHER, progress=progress)
+        moved += [Moved(*one) for one in caches.taken]
+        kept, left, units = kept + caches.tried - len(caches.taken), {**left, **caches.left}, caches.units
+        batches = [units.arguments(args) for args in batches]
+    if moved or state is not None:
         calibrate(qmodel, list(batches), progress=False)
-    return Migration(tuple(moved), len(done) - len(moved), left)
+    return Migration(tuple(moved), kept, left, units)
 
 
 def held_out(batches: Sequence[tuple[Any, ...]]) -> tuple[Sequence[tuple[Any, ...]], Sequence[tuple[Any, ...]]]:

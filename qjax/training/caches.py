@@ -1,0 +1,299 @@
+"""Factors for the heads and channels of a key-value cache, so that its one scale serves each as a scale of its own would.
+
+Keys divided by a factor and the queries of the same head multiplied by it leave every score as it is. Values divided by
+a factor and the rows of the output projection that read them multiplied by it leave the output as it is. Which factors
+may move is found in the annotated program (`qjax.training.symmetries`):
+
+| between | factors |
+| --- | --- |
+| values and the output projection | one for each channel of each head of the cache |
+| keys and queries | the same; rotary embeddings join the two channels that they rotate |
+| keys and queries behind norms | the norms' scales take them up, so all heads share the factors of their channels |
+
+Query heads that share a head of the cache share its factors. The parameters take all factors up, so it costs nothing
+at run time. The cache, an argument and a result, then holds keys and values in other units: divided by the factors.
+
+A factor is r ^ a for the greatest magnitude r of its elements, scaled to a geometric mean of 1. For keys behind rotary
+embeddings this is SmoothAttention (QServe, Lin et al. 2024, arXiv 2405.04532, section 4.2, there with a = 0.5). The
+strength a is searched for each array of the cache, and judged at the model's output.
+"""
+
+import dataclasses
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from qjax.calibrating import calibrate
+from qjax.graph import state as states
+from qjax.layers.trace import positional
+from qjax.progress import track
+from qjax.qmodel import QuantizedModel, evaluation_copy
+from qjax.training.labels import Labels
+from qjax.training.symmetries import Labelled, Leaf, Symmetries, find_symmetries
+from qjax.training.walk import Stream, Walk, noise_of
+from qjax.training.weights import parameters, unchanged
+
+STRENGTHS = (0.5, 0.75, 1.0)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Units:
+    """The units of a model's state after factors moved. factors: of each array of the state, None for 1."""
+
+    where: states.Where
+    factors: tuple[Any, ...]
+
+    def state(self, state: Any) -> Any:
+        """A state of the float model in the moved units."""
+        return self._scaled(state, inverse=True)
+
+    def arguments(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Arguments of the float model in the moved units."""
+        at = self.where.argument
+        return (*args[:at], self.state(args[at]), *args[at + 1 :])
+
+    def outputs(self, output: Any) -> Any:
+        """A result in the units of the float model."""
+        leaves, tree = jax.tree.flatten(output)
+        own = jax.tree.leaves(self.where.part(jax.tree.unflatten(tree, range(len(leaves)))))
+        scaled = jax.tree.leaves(self._scaled(self.where.part(output), inverse=False))
+        for position, value in zip(own, scaled, strict=True):
+            leaves[position] = value
+        return jax.tree.unflatten(tree, leaves)
+
+    def rest(self, output: Any) -> Any:
+        """What else a call returns."""
+        return self.where.split(output)[0]
+
+    def _scaled(self, state: Any, *, inverse: bool) -> Any:
+        leaves, tree = jax.tree.flatten(state)
+        found: list[Any] = []
+        for leaf, factors in zip(leaves, self.factors, strict=True):
+            if factors is None:
+                found.append(leaf)
+                continue
+            wide = np.asarray(leaf, np.float64)
+            found.append(jnp.asarray(wide / factors if inverse else wide * factors, leaf.dtype))
+        return jax.tree.unflatten(tree, found)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Shared:
+    """Arrays of the state that share factors, or one alone. members: number among the state's arrays -> its labels."""
+
+    names: tuple[str, ...]
+    members: Mapping[int, Labels]
+    parameters: Mapping[str, Labelled]
+
+    @property
+    def labels(self) -> np.ndarray:
+        """Its labels without 0."""
+        return np.setdiff1d(np.concatenate([labels.ravel() for labels in self.members.values()]), [0])
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What moved.
+
+    taken: (parameters divided and arrays, parameters multiplied, formula, noise before, noise after, max / min of the
+    factors). tried: how many groups of arrays there were. left: name of an array -> why it has no factors.
+    """
+
+    taken: tuple[tuple[tuple[str, ...], tuple[str, ...], str, float, float, float], ...]
+    tried: int
+    left: Mapping[str, str]
+    units: Units
+
+
+def located(qmodel: QuantizedModel, state: states.Asked, args: tuple[Any, ...]) -> tuple[states.Where, list[Any], Any]:
+    """Where the state is, its arrays (`Leaf`, or None for one of integers or one that the call does not change), a call.
+
+    Raises:
+      ValueError: see `qjax.convert`, `state`.
+    """
+    model = evaluation_copy(qmodel)
+    call = model.trace(*args)
+    traced = call.traced
+    result = jax.tree.unflatten(traced.returned, traced.results.outputs)
+    where = states.located(state, positional(model.model), args, result)
+    counts = [len([x for x in jax.tree.leaves(x) if isinstance(x, (jax.Array, np.ndarray))]) for x in args]
+    begin = len(traced.names) - sum(counts[where.argument :])
+    after = jax.tree.leaves(where.part(result))
+    at = range(begin, begin + len(after))
+    leaves = [
+        Leaf(traced.names[i], traced.program.inputs[i], new)
+        if new.is_float and new is not traced.program.inputs[i]
+        else None
+        for i, new in zip(at, after, strict=True)
+    ]
+    return where, leaves, call
+
+
+def move_states(
+    models: Sequence[QuantizedModel],
+    walk: Walk,
+    seen: Sequence[tuple[Any, ...]],
+    groups: Sequence[Sequence[tuple[Any, ...]]],
+    state: states.Asked,
+    *,
+    least: float,
+    progress: bool | None = None,
+) -> Found:
+    """Move factors between the arrays of a state and the parameters of all `models` alike; the first is quantized.
+
+    The quantized model keeps scales that suit `seen` only: calibrate it anew.
+
+    Args:
+      seen: the batches that ranges are from. groups: those that judge; the noise must fall on each of them.
+      least: a candidate is taken only if the noise falls below this share of its earlier value.
+    """
+    qmodel = models[0]
+    where, leaves, call = located(qmodel, state, seen[0])
+    present = [leaf for leaf in leaves if leaf is not None]
+    names = unchanged(call, qmodel.plan).names
+    flat = nnx.to_flat_state(nnx.state(qmodel.model, nnx.Param))
+    paths = {"/".join(map(str, path)) for path, x in flat if jnp.issubdtype(x[...].dtype, jnp.floating)}
+    fixed = [name for name, q in qmodel.plan.quantizers if q.fixed is not None]
+    symmetries = find_symmetries(call, present, paths, names, fixed)
+    shared = list(_groups(leaves, symmetries))
+    trial = _Trial(qmodel, walk, Stream.of(models[-1], quantized=False), seen, groups, Units(where, (None,) * len(leaves)))
+    taken: list[tuple[tuple[str, ...], tuple[str, ...], str, float, float, float]] = []
+    for group in track(shared, "move scales: cache", enabled=progress):
+        found = trial.best(group, least)
+        if found is None:
+            continue
+        way, factors, before, after = found
+        for model in models[1:]:
+            scale_parameters(model, group, factors)
+        divided, multiplied = (
+            tuple(path for path, one in group.parameters.items() if one.sign == sign) for sign in (1, -1)
+        )
+        spread_of = float(factors.max() / factors.min())
+        taken.append(((*group.names, *divided), multiplied, way, before, after, spread_of))
+    return Found(tuple(taken), len(shared), symmetries.left, trial.units)
+
+
+def _groups(leaves: Sequence[Leaf | None], found: Symmetries) -> Iterator[Shared]:
+    """Arrays with common labels together, in their order."""
+    own = {i: found.states[leaf].labels for i, leaf in enumerate(leaves) if leaf is not None and leaf in found.states}
+    while own:
+        first = next(iter(own))
+        members, known, grown = {first: own.pop(first)}, np.zeros(0), True
+        while grown:
+            known = np.unique(np.concatenate([labels.ravel() for labels in members.values()]))
+            new = [i for i, labels in own.items() if np.any(np.isin(labels, known[known > 0]))]
+            members.update((i, own.pop(i)) for i in new)
+            grown = bool(new)
+        labels = np.setdiff1d(known, [0])
+        touched = {path: one for path, one in found.parameters.items() if np.any(np.isin(one.labels, labels))}
+        names = tuple(leaf.name for i, leaf in enumerate(leaves) if i in members and leaf is not None)
+        yield Shared(names, members, touched)
+
+
+def spread(labels: Labels, of: np.ndarray, factors: np.ndarray) -> np.ndarray:
+    """The factors of labels [..]; of: the labels that have one, ascending; all others have 1."""
+    index = np.minimum(np.searchsorted(of, labels), len(of) - 1)
+    return np.where(of[index] == labels, factors[index], 1.0)
+
+
+def scale_parameters(qmodel: QuantizedModel, group: Shared, factors: np.ndarray) -> None:
+    """Divide the arrays of a group by `factors`, in the parameters around them."""
+    for path, one in group.parameters.items():
+        (variable,) = parameters(qmodel, [path]).values()
+        own = spread(one.labels, group.labels, factors)
+        old = np.asarray(variable[...], np.float64)
+        variable[...] = jnp.asarray(old / own if one.sign > 0 else old * own, variable[...].dtype)
+
+
+class _Trial:
+    """Moves factors of one group after the other, and measures the noise at the model's output with all before it."""
+
+    def __init__(
+        self,
+        qmodel: QuantizedModel,
+        walk: Walk,
+        reals: Stream,
+        seen: Sequence[tuple[Any, ...]],
+        groups: Sequence[Sequence[tuple[Any, ...]]],
+        units: Units,
+    ) -> None:
+        self._qmodel, self._walk, self._seen, self._groups = qmodel, walk, seen, groups
+        self.units = units
+        truth = [walk.outputs(reals, group) for group in groups]
+        self._truth = [[units.rest(y) for y in outputs] for outputs in truth]
+        self._ranges = self._greatest([y for outputs in truth for y in outputs])
+        self._noise = np.full(len(groups), np.inf)
+
+    def best(self, group: Shared, least: float) -> tuple[str, np.ndarray, float, float] | None:
+        """(formula, factors, noise before and after) of the best candidate; None, and nothing changes, without one."""
+        if not np.isfinite(self._noise).all():
+            self._noise = self._measured(self.units)
+        first, start, before = _snapshot(self._qmodel), self.units, self._noise
+        found: tuple[str, np.ndarray, Any, Units, np.ndarray] | None = None
+        for way, factors in self._candidates(group):
+            scale_parameters(self._qmodel, group, factors)
+            units = self._with(start, group, factors)
+            noise = self._measured(units)
+            if np.all(noise < (least * before if found is None else found[4])):
+                found = way, factors, _snapshot(self._qmodel), units, noise
+            nnx.update(self._qmodel, first)
+        if found is None:
+            return None
+        way, factors, state, self.units, self._noise = found
+        nnx.update(self._qmodel, state)
+        return way, factors, float(before.max()), float(self._noise.max())
+
+    def _candidates(self, group: Shared) -> Iterator[tuple[str, np.ndarray]]:
+        of = group.labels
+        greatest = np.zeros(len(of))
+        for i, labels in group.members.items():
+            greatest = np.maximum(greatest, greatest_of(self._ranges[i], labels, of))
+        good = np.isfinite(greatest) & (greatest > 0)
+        if good.sum() < 2:
+            return
+        logs = np.log(np.where(good, greatest, 1.0))
+        logs = np.where(good, np.clip(logs - logs[good].mean(), -9.0, 9.0), 0.0)
+        for strength in STRENGTHS:
+            yield f"greatest {strength:g}", np.exp(strength * logs)
+
+    def _greatest(self, outputs: Sequence[Any]) -> list[np.ndarray]:
+        """Of each array of the state the greatest magnitudes over its first axis."""
+        rows = [jax.tree.leaves(self.units.where.part(y)) for y in outputs]
+        return [np.max([np.abs(np.asarray(x, np.float64)).max(0, keepdims=True) for x in each], 0) for each in zip(*rows)]  # noqa: B905
+
+    def _measured(self, units: Units) -> np.ndarray:
+        """The noise of each group of batches, after a calibration."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a tensor with much noise: the last calibration warns
+            calibrate(self._qmodel, [units.arguments(args) for args in self._seen], progress=False)
+        stream = Stream.of(self._qmodel)
+        found: list[float] = []
+        for truth, group in zip(self._truth, self._groups, strict=True):
+            outputs = self._walk.outputs(stream, [units.arguments(args) for args in group])
+            found.append(noise_of(truth, [units.rest(y) for y in outputs]))
+        return np.asarray(found)
+
+    @staticmethod
+    def _with(units: Units, group: Shared, factors: np.ndarray) -> Units:
+        found = list(units.factors)
+        for i, labels in group.members.items():
+            found[i] = spread(labels, group.labels, factors)
+        return dataclasses.replace(units, factors=tuple(found))
+
+
+def greatest_of(magnitudes: np.ndarray, labels: Labels, of: np.ndarray) -> np.ndarray:
+    """[labels]: the greatest magnitude of each label's elements."""
+    wide = np.broadcast_to(labels, np.broadcast_shapes(labels.shape, magnitudes.shape)).ravel()
+    known = np.isin(wide, of)
+    found = np.zeros(len(of))
+    np.maximum.at(found, np.searchsorted(of, wide[known]), magnitudes.ravel()[known])
+    return found
+
+
+def _snapshot(qmodel: QuantizedModel) -> Any:
+    return jax.tree.map(lambda x: x, nnx.state(qmodel))
