@@ -2,7 +2,8 @@
 
 A decoder over bytes is trained on the help texts of Python (`pydoc_data.topics`), of which the last tenth is held out.
 Every method starts from the same float weights. Post-training quantization calibrates on eight batches; quantized
-training (QAT) goes on for `--tuning` steps, and so does float, for comparison. QLoRA trains adapters for as many steps
+training (QAT) goes on for `--tuning` steps, and so does float, for comparison. "equalized" moves scales between a cache
+and the weights (`qjax.training.equalize`). QLoRA trains adapters for as many steps
 beside a base that is frozen as codes, and merges them. Each model is then converted, and its outputs are compared with
 those of `qjax.exact`: with a cache, those of single steps with those of a whole text. `--rows FILE` keeps every row,
 and a later run makes what is missing.
@@ -45,7 +46,7 @@ RECIPES = {
 }
 """Setting -> recipe. The last two keep embeddings, norms, attention and the head in 8-bit integers."""
 
-METHODS = ("PTQ", "QAT", "QLoRA")
+METHODS = ("PTQ", "equalized", "QAT", "QLoRA")
 COLUMNS = ("setting", "method", "bits per byte", "behind float", "outputs", "exact: differ", "seconds")
 
 
@@ -230,6 +231,8 @@ def measured(row: Row, model: Decoder, args: argparse.Namespace, data: Data) -> 
     sample = arguments(tokens[0])
     qmodel = qjax.quantize(net, recipe, sample)
     qjax.calibrate(qmodel, [arguments(batch) for batch in tokens])
+    if row.method == "equalized":
+        qjax.training.equalize(qmodel, [arguments(batch) for batch in tokens], state="cache")
     if row.method == "QLoRA":
         qjax.training.freeze_base(qmodel, sample)
         adam = optax.adam(optax.cosine_decay_schedule(1e-3, args.tuning))
@@ -290,10 +293,11 @@ def main(argv: list[str] | None = None) -> list[Row]:
     model = float_model(args, data)
     count = sum(int(np.size(leaf)) for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
     asked = [("float", "as trained")]
-    if set(args.methods) != {"PTQ"}:  # what is trained further is compared with it
+    if not set(args.methods) <= {"PTQ", "equalized"}:  # what is trained further is compared with it
         asked.append(("float", "trained on"))
     pairs = [(setting, method) for setting in args.settings for method in args.methods]
-    asked += [(setting, method) for setting, method in pairs if method != "QLoRA" or setting in RECIPES]
+    cached = {"QLoRA": False, "equalized": True}
+    asked += [(setting, method) for setting, method in pairs if cached.get(method) in (None, setting not in RECIPES)]
     lines = args.rows.read_text().splitlines() if args.rows is not None and args.rows.exists() else []
     known = {(row.setting, row.method): row for row in (Row(**json.loads(line)) for line in lines) if not row.error}
     rows: list[Row] = []

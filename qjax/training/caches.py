@@ -29,12 +29,13 @@ import numpy as np
 from flax import nnx
 
 from qjax.calibrating import calibrate
+from qjax.call import Call
 from qjax.graph import state as states
 from qjax.layers.trace import positional
 from qjax.progress import track
 from qjax.qmodel import QuantizedModel, evaluation_copy
 from qjax.training.labels import Labels
-from qjax.training.symmetries import Labelled, Leaf, Symmetries, find_symmetries
+from qjax.training.symmetries import Leaf, Symmetries, find_symmetries
 from qjax.training.walk import Stream, Walk, noise_of
 from qjax.training.weights import parameters, unchanged
 
@@ -70,6 +71,13 @@ class Units:
         """What else a call returns."""
         return self.where.split(output)[0]
 
+    def moved(self, group: "Shared", factors: np.ndarray) -> "Units":
+        """The units after the arrays of a group were divided by factors."""
+        found = list(self.factors)
+        for i, labels in group.members.items():
+            found[i] = spread(labels, group.labels, factors)
+        return dataclasses.replace(self, factors=tuple(found))
+
     def _scaled(self, state: Any, *, inverse: bool) -> Any:
         leaves, tree = jax.tree.flatten(state)
         found: list[Any] = []
@@ -84,16 +92,16 @@ class Units:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Shared:
-    """Arrays of the state that share factors, or one alone. members: number among the state's arrays -> its labels."""
+    """Arrays of the state that share factors, or one alone.
+
+    members: number among the state's arrays -> its labels. parameters: path -> labels, of which those that no member
+    has are to stay. labels: those of the members.
+    """
 
     names: tuple[str, ...]
     members: Mapping[int, Labels]
-    parameters: Mapping[str, Labelled]
-
-    @property
-    def labels(self) -> np.ndarray:
-        """Its labels without 0."""
-        return np.setdiff1d(np.concatenate([labels.ravel() for labels in self.members.values()]), [0])
+    parameters: Mapping[str, Labels]
+    labels: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,8 +118,10 @@ class Found:
     units: Units
 
 
-def located(qmodel: QuantizedModel, state: states.Asked, args: tuple[Any, ...]) -> tuple[states.Where, list[Any], Any]:
-    """Where the state is, its arrays (`Leaf`, or None for one of integers or one that the call does not change), a call.
+def located(
+    qmodel: QuantizedModel, state: states.Asked, args: tuple[Any, ...], what: str = "equalize"
+) -> tuple[states.Where, list[Leaf | None], Call]:
+    """Where the state is, its arrays, and a call. An array of integers is None, and one that the call does not change.
 
     Raises:
       ValueError: see `qjax.convert`, `state`.
@@ -120,7 +130,10 @@ def located(qmodel: QuantizedModel, state: states.Asked, args: tuple[Any, ...]) 
     call = model.trace(*args)
     traced = call.traced
     result = jax.tree.unflatten(traced.returned, traced.results.outputs)
-    where = states.located(state, positional(model.model), args, result)
+    try:
+        where = states.located(state, positional(model.model), args, result)
+    except ValueError as error:
+        raise ValueError(str(error).replace("convert", what, 1)) from error
     counts = [len([x for x in jax.tree.leaves(x) if isinstance(x, (jax.Array, np.ndarray))]) for x in args]
     begin = len(traced.names) - sum(counts[where.argument :])
     after = jax.tree.leaves(where.part(result))
@@ -132,6 +145,12 @@ def located(qmodel: QuantizedModel, state: states.Asked, args: tuple[Any, ...]) 
         for i, new in zip(at, after, strict=True)
     ]
     return where, leaves, call
+
+
+def units_of(qmodel: QuantizedModel, state: states.Asked, args: tuple[Any, ...]) -> Units:
+    """The units of a model's state before anything moved; args: of one call."""
+    where, leaves, _ = located(qmodel, state, args, "post_training")
+    return Units(where, (None,) * len(leaves))
 
 
 def move_states(
@@ -160,8 +179,10 @@ def move_states(
     paths = {"/".join(map(str, path)) for path, x in flat if jnp.issubdtype(x[...].dtype, jnp.floating)}
     fixed = [name for name, q in qmodel.plan.quantizers if q.fixed is not None]
     symmetries = find_symmetries(call, present, paths, names, fixed)
-    shared = list(_groups(leaves, symmetries))
-    trial = _Trial(qmodel, walk, Stream.of(models[-1], quantized=False), seen, groups, Units(where, (None,) * len(leaves)))
+    shared = list(groups_of(leaves, symmetries))
+    trial = _Trial(
+        qmodel, walk, Stream.of(models[-1], quantized=False), seen, groups, Units(where, (None,) * len(leaves))
+    )
     taken: list[tuple[tuple[str, ...], tuple[str, ...], str, float, float, float]] = []
     for group in track(shared, "move scales: cache", enabled=progress):
         found = trial.best(group, least)
@@ -170,44 +191,52 @@ def move_states(
         way, factors, before, after = found
         for model in models[1:]:
             scale_parameters(model, group, factors)
-        divided, multiplied = (
-            tuple(path for path, one in group.parameters.items() if one.sign == sign) for sign in (1, -1)
-        )
-        spread_of = float(factors.max() / factors.min())
-        taken.append(((*group.names, *divided), multiplied, way, before, after, spread_of))
+        own = {path: np.any(np.isin(labels, group.labels)) for path, labels in group.parameters.items()}
+        divided, multiplied = (tuple(path for path in own if bool(own[path]) == one) for one in (True, False))
+        # A layer that makes queries and keys in one is divided and multiplied.
+        read = multiplied or divided
+        taken.append(((*group.names, *divided), read, way, before, after, float(factors.max() / factors.min())))
     return Found(tuple(taken), len(shared), symmetries.left, trial.units)
 
 
-def _groups(leaves: Sequence[Leaf | None], found: Symmetries) -> Iterator[Shared]:
-    """Arrays with common labels together, in their order."""
-    own = {i: found.states[leaf].labels for i, leaf in enumerate(leaves) if leaf is not None and leaf in found.states}
+def groups_of(leaves: Sequence[Leaf | None], found: Symmetries) -> Iterator[Shared]:
+    """Arrays with common labels together, in their order. Their own labels are positive, so all of them are divided."""
+    own = {i: found.states[leaf] for i, leaf in enumerate(leaves) if leaf is not None and leaf in found.states}
     while own:
         first = next(iter(own))
-        members, known, grown = {first: own.pop(first)}, np.zeros(0), True
+        members, known, grown = {first: own.pop(first)}, np.zeros(0, np.int64), True
         while grown:
-            known = np.unique(np.concatenate([labels.ravel() for labels in members.values()]))
-            new = [i for i, labels in own.items() if np.any(np.isin(labels, known[known > 0]))]
+            known = np.setdiff1d(np.concatenate([labels.ravel() for labels in members.values()]), [0])
+            new = [i for i, labels in own.items() if np.any(np.isin(np.abs(labels), np.abs(known)))]
             members.update((i, own.pop(i)) for i in new)
             grown = bool(new)
-        labels = np.setdiff1d(known, [0])
-        touched = {path: one for path, one in found.parameters.items() if np.any(np.isin(one.labels, labels))}
+        # Where one array would be divided and another multiplied, no factor helps both.
+        known = known[~np.isin(-known, known)]
+        inverted = -known[known < 0]
+
+        def turned(labels: Labels, inverted: np.ndarray = inverted) -> Labels:
+            return np.where(np.isin(np.abs(labels), inverted), -labels, labels)
+
+        labels = np.unique(np.abs(known))
+        touched = {p: turned(own) for p, own in found.parameters.items() if np.any(np.isin(np.abs(own), labels))}
         names = tuple(leaf.name for i, leaf in enumerate(leaves) if i in members and leaf is not None)
-        yield Shared(names, members, touched)
+        yield Shared(names, {i: turned(one) for i, one in members.items()}, touched, labels)
 
 
 def spread(labels: Labels, of: np.ndarray, factors: np.ndarray) -> np.ndarray:
-    """The factors of labels [..]; of: the labels that have one, ascending; all others have 1."""
-    index = np.minimum(np.searchsorted(of, labels), len(of) - 1)
-    return np.where(of[index] == labels, factors[index], 1.0)
+    """The factors of labels [..], inverse for negative ones; of: the labels that have one, ascending; others have 1."""
+    positive = np.abs(labels)
+    index = np.minimum(np.searchsorted(of, positive), len(of) - 1)
+    own = np.where(of[index] == positive, factors[index], 1.0)
+    return np.where(labels < 0, 1 / own, own)
 
 
 def scale_parameters(qmodel: QuantizedModel, group: Shared, factors: np.ndarray) -> None:
     """Divide the arrays of a group by `factors`, in the parameters around them."""
-    for path, one in group.parameters.items():
+    for path, labels in group.parameters.items():
         (variable,) = parameters(qmodel, [path]).values()
-        own = spread(one.labels, group.labels, factors)
         old = np.asarray(variable[...], np.float64)
-        variable[...] = jnp.asarray(old / own if one.sign > 0 else old * own, variable[...].dtype)
+        variable[...] = jnp.asarray(old / spread(labels, group.labels, factors), variable[...].dtype)
 
 
 class _Trial:
@@ -237,7 +266,7 @@ class _Trial:
         found: tuple[str, np.ndarray, Any, Units, np.ndarray] | None = None
         for way, factors in self._candidates(group):
             scale_parameters(self._qmodel, group, factors)
-            units = self._with(start, group, factors)
+            units = start.moved(group, factors)
             noise = self._measured(units)
             if np.all(noise < (least * before if found is None else found[4])):
                 found = way, factors, _snapshot(self._qmodel), units, noise
@@ -254,7 +283,7 @@ class _Trial:
         for i, labels in group.members.items():
             greatest = np.maximum(greatest, greatest_of(self._ranges[i], labels, of))
         good = np.isfinite(greatest) & (greatest > 0)
-        if good.sum() < 2:
+        if len(of) < 2 or good.sum() < 2:
             return
         logs = np.log(np.where(good, greatest, 1.0))
         logs = np.where(good, np.clip(logs - logs[good].mean(), -9.0, 9.0), 0.0)
@@ -264,7 +293,8 @@ class _Trial:
     def _greatest(self, outputs: Sequence[Any]) -> list[np.ndarray]:
         """Of each array of the state the greatest magnitudes over its first axis."""
         rows = [jax.tree.leaves(self.units.where.part(y)) for y in outputs]
-        return [np.max([np.abs(np.asarray(x, np.float64)).max(0, keepdims=True) for x in each], 0) for each in zip(*rows)]  # noqa: B905
+        columns = zip(*rows, strict=True)
+        return [np.max([np.abs(np.asarray(x, np.float64)).max(0, keepdims=True) for x in each], 0) for each in columns]
 
     def _measured(self, units: Units) -> np.ndarray:
         """The noise of each group of batches, after a calibration."""
@@ -278,17 +308,10 @@ class _Trial:
             found.append(noise_of(truth, [units.rest(y) for y in outputs]))
         return np.asarray(found)
 
-    @staticmethod
-    def _with(units: Units, group: Shared, factors: np.ndarray) -> Units:
-        found = list(units.factors)
-        for i, labels in group.members.items():
-            found[i] = spread(labels, group.labels, factors)
-        return dataclasses.replace(units, factors=tuple(found))
-
 
 def greatest_of(magnitudes: np.ndarray, labels: Labels, of: np.ndarray) -> np.ndarray:
     """[labels]: the greatest magnitude of each label's elements."""
-    wide = np.broadcast_to(labels, np.broadcast_shapes(labels.shape, magnitudes.shape)).ravel()
+    wide = np.broadcast_to(labels, magnitudes.shape).ravel()
     known = np.isin(wide, of)
     found = np.zeros(len(of))
     np.maximum.at(found, np.searchsorted(of, wide[known]), magnitudes.ravel()[known])

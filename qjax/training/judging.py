@@ -11,6 +11,7 @@ from flax import nnx
 from qjax.batches import brief
 from qjax.qmodel import QuantizedModel, evaluation_copy
 from qjax.summary import decibels_text
+from qjax.training.caches import Units
 from qjax.training.report import Score
 from qjax.training.walk import Stream, Walk, float_leaves, noise_of
 
@@ -30,11 +31,14 @@ class Unseen:
 
 
 class Judge:
-    """Measures on the held-out batches."""
+    """Measures on the held-out batches; units: those of the float model's state, whose noise does not count."""
 
-    def __init__(self, held: list[Batch], loss: Scorer | None, metric: Scorer | None) -> None:
+    def __init__(
+        self, held: list[Batch], loss: Scorer | None, metric: Scorer | None, units: Units | None = None
+    ) -> None:
         self._held, self._loss, self._metric = held, loss, metric
         self._arguments = [args for _, args in held]
+        self._units = units
         self.examples = sum(map(size_of, self._arguments))
         self.float_score = Score(0.0)
         self._truth: list[Any] = []
@@ -44,7 +48,8 @@ class Judge:
         # Products with scales found at run time have no quantizer that could be switched off.
         dynamic = bool(reference.plan.dynamic)
         real = Stream.of(reference, quantized=False)
-        self._truth = self._outputs(model) if dynamic else walk.outputs(real, self._arguments)
+        truth = self._outputs(model, None) if dynamic else walk.outputs(real, self._arguments)
+        self._truth = self._judged(truth)
         if not all(np.isfinite(leaf).any() for y in self._truth for leaf in float_leaves(y)):
             raise ValueError(
                 "post_training: expected finite outputs of the float model, got NaN or infinity alone. Find what makes "
@@ -52,20 +57,27 @@ class Judge:
             )
         if not any(float_leaves(y) for y in self._truth) and self._loss is None and self._metric is None:
             raise ValueError("post_training: the model returns no float array to compare. Give a loss or a metric.")
-        self.float_score = self._score(self._truth)
+        self.float_score = self._score(truth)
 
-    def simulated(self, walk: Walk, qmodel: QuantizedModel) -> Score:
-        """The score of a model by a walk: an estimate without another compilation."""
-        return self._score(walk.outputs(Stream.of(qmodel), self._arguments))
+    def simulated(self, walk: Walk, qmodel: QuantizedModel, units: Units | None = None) -> Score:
+        """The score of a model by a walk: an estimate without another compilation. units: of its state."""
+        return self._score(_restored(walk.outputs(Stream.of(qmodel), self._given(units)), units))
 
-    def true(self, qmodel: QuantizedModel) -> Score:
+    def true(self, qmodel: QuantizedModel, units: Units | None = None) -> Score:
         """By the fake-quantized forward itself."""
-        return self._score(self._outputs(qmodel))
+        return self._score(self._outputs(qmodel, units))
 
-    def _outputs(self, model: nnx.Module) -> list[Any]:
+    def _outputs(self, model: nnx.Module, units: Units | None) -> list[Any]:
         graphdef, state = nnx.split(evaluation_copy(model))
         forward = jax.jit(lambda state, args: nnx.merge(graphdef, state)(*args))
-        return [forward(state, args) for args in self._arguments]
+        return _restored([forward(state, args) for args in self._given(units)], units)
+
+    def _given(self, units: Units | None) -> list[tuple[Any, ...]]:
+        return self._arguments if units is None else [units.arguments(args) for args in self._arguments]
+
+    def _judged(self, outputs: list[Any]) -> list[Any]:
+        """What counts of the outputs: a state counts by what later calls make of it."""
+        return outputs if self._units is None else [self._units.rest(y) for y in outputs]
 
     def better(self, score: Score, than: Score, unseen: Unseen | None = None) -> bool:
         """Whether a score is no worse than another.
@@ -94,7 +106,7 @@ class Judge:
 
     def _score(self, outputs: list[Any]) -> Score:
         return Score(
-            noise_of(self._truth, outputs),
+            noise_of(self._truth, self._judged(outputs)),
             self._mean(self._loss, outputs, "loss"),
             self._mean(self._metric, outputs, "metric"),
         )
@@ -112,6 +124,10 @@ class Judge:
                 )
             total += size_of(args) * float(value.reshape(()))
         return total / self.examples
+
+
+def _restored(outputs: list[Any], units: Units | None) -> list[Any]:
+    return outputs if units is None else [units.outputs(y) for y in outputs]
 
 
 def _called(score: Scorer, name: str, output: Any, batch: Any) -> Any:

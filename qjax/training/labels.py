@@ -1,7 +1,8 @@
 """Labels of factors: which elements of which tensors are divided by the same factor.
 
 A tensor has an array of labels of its rank. An axis along which the labels do not change has the length 1 there. Equal
-labels mean equal factors, and joining two labels makes their factors equal.
+labels mean equal factors, and joining two labels makes their factors equal. Label -l means 1 / the factor of l: what
+multiplies a tensor must be divided where the tensor is multiplied. Labels begin with 1.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,7 +19,7 @@ class Union:
     """Sets of labels whose factors are equal (union-find), some of which are 1."""
 
     def __init__(self) -> None:
-        self._parent = list[int]()
+        self._parent = [0]
         self._none: dict[int, str] = {}
 
     def fresh(self, shape: Sequence[int]) -> Labels:
@@ -31,39 +32,41 @@ class Union:
         """Make the factors of two arrays equal, element by element; lengths of 1 broadcast."""
         pairs = np.stack([x.ravel() for x in np.broadcast_arrays(self.found(a), self.found(b))], axis=1)
         for left, right in np.unique(pairs[pairs[:, 0] != pairs[:, 1]], axis=0).tolist():
-            small, large = sorted((self._root(left), self._root(right)))
-            if small == large:
-                continue
-            self._parent[large] = small
-            if large in self._none:
-                self._none.setdefault(small, self._none[large])
+            small, large = sorted((self._root(left), self._root(right)), key=abs)
+            if small == -large:
+                self._none.setdefault(abs(small), "it would be multiplied and divided by the same factor")
+            elif small != large:
+                self._parent[abs(large)] = small if large > 0 else -small
+                if abs(large) in self._none:
+                    self._none.setdefault(abs(small), self._none[abs(large)])
 
     def none(self, labels: Labels, why: str) -> None:
         """Make the factors 1, and remember why."""
-        for label in np.unique(self.found(labels)).tolist():
+        for label in np.unique(np.abs(self.found(labels))).tolist():
             self._none.setdefault(label, why)
 
     def why(self, labels: Labels) -> str | None:
         """A reason for which factors of these labels are 1, None where all may be others."""
-        return next((self._none[i] for i in np.unique(self.found(labels)).tolist() if i in self._none), None)
+        roots = np.unique(np.abs(self.found(labels))).tolist()
+        return next((self._none[root] for root in roots if root in self._none), None)
 
     def free(self, labels: Labels) -> Labels:
-        """One number for each set, from 1 on; 0 for the factor 1."""
+        """One label for each set; 0 for the factor 1."""
         roots = self.found(labels)
-        return np.where(np.isin(roots, list(self._none)), 0, roots + 1)
+        return np.where(np.isin(np.abs(roots), list(self._none)), 0, roots)
 
     def found(self, labels: Labels) -> Labels:
-        """One label for each set: its least."""
+        """One label for each set, or its inverse."""
         own, inverse = np.unique(labels, return_inverse=True)
         return np.asarray([self._root(label) for label in own.tolist()], np.int64)[inverse.reshape(labels.shape)]
 
     def _root(self, label: int) -> int:
-        root = label
-        while self._parent[root] != root:
-            root = self._parent[root]
-        while self._parent[label] != root:
-            self._parent[label], label = root, self._parent[label]
-        return root
+        one, sign = abs(label), 1
+        while self._parent[one] != one:
+            sign = sign if self._parent[one] > 0 else -sign
+            one = abs(self._parent[one])
+        self._parent[abs(label)] = sign * one
+        return sign * one if label > 0 else -sign * one
 
 
 def compressed(labels: Labels) -> Labels:

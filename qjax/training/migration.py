@@ -33,7 +33,6 @@ from qjax.calibration.learned import Quantizer
 from qjax.graph.state import Asked
 from qjax.numerics.affine import choose_qparams
 from qjax.progress import track
-from qjax.graph.state import Asked
 from qjax.qmodel import QuantizedModel, check_quantized, evaluation_copy
 from qjax.summary import decibels_text, table
 from qjax.training.caches import Units, move_states

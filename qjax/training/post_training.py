@@ -16,11 +16,13 @@ from flax import nnx
 
 from qjax.assign.backend import target_of
 from qjax.batches import Batches, Inputs, arguments_of, brief
+from qjax.graph.state import Asked
 from qjax.graph.unsupported import ConversionError
 from qjax.model import convert
 from qjax.profiles import ProfileError
 from qjax.qmodel import QuantizedModel
 from qjax.recipe import Recipe
+from qjax.training.caches import units_of
 from qjax.training.judging import Batch, Judge, Scorer, size_of
 from qjax.training.report import PostTrainingReport, StepReport
 from qjax.training.steps import AGAIN, EFFORTS, STEPS, TABLE, Effort, Skipped, Step, Work
@@ -37,6 +39,7 @@ def post_training(
     metric: Scorer | None = None,
     effort: Effort = "standard",
     steps: Sequence[str] | None = None,
+    state: Asked | None = None,
     progress: bool | None = None,
 ) -> QuantizedModel:
     """Quantize a float model without training it, as accurately as calibration data allow.
@@ -59,11 +62,13 @@ def post_training(
       effort: "fast" calibrates, widens and corrects biases; "standard" takes every step that runs in a few minutes for
         ten million parameters on two cores; "thorough" adds the slow ones.
       steps: names out of `STEPS` instead, taken in the order of `STEPS`.
+      state: as for `convert`, a cache: the step "equalize" moves scales between it and the weights, see
+        `qjax.training.equalize`. The result may hold its cache in other units. Noise is then that of all other outputs.
       progress: show progress bars on stderr; None shows them on a terminal.
 
     Raises:
       ValueError: no batch, NaN among data, parameters or outputs, a step that does not exist or that the target does
-        not allow, a loss or metric that is no number.
+        not allow, no such state, a loss or metric that is no number.
     """
     names = _chosen(steps, effort)
     if not isinstance(recipe, Recipe):
@@ -81,11 +86,12 @@ def post_training(
     everything = list(Batches(batches, inputs, "post_training"))
     _check_finite(everything)
     fit, held, seen = split(everything, inputs)
-    judge = Judge(held, loss, metric)
 
     clock = time.perf_counter()
     to_fit, to_judge = ([args for _, args in part] for part in (fit, held))
     work = Work.begun(model, recipe, to_fit, to_judge, names, progress)
+    work.state = state
+    judge = Judge(held, loss, metric, None if state is None else units_of(work.qmodel, state, to_fit[0]))
     judge.prepare(work.walk, work.reference, model)
     best = judge.simulated(work.walk, work.qmodel)
     said = f"{len(work.qmodel.plan.quantizers)} quantizers"
@@ -104,7 +110,7 @@ def post_training(
                     break  # the row of the first try says what happened
                 rows.append(StepReport(name, best, time.perf_counter() - clock, None, str(reason)))
                 break
-            score = judge.simulated(work.walk, work.qmodel)
+            score = judge.simulated(work.walk, work.qmodel, work.units)
             unseen, work.unseen = work.unseen, None
             kept = judge.better(score, best, unseen)
             # A step may grow sums beyond int32. A model that converted before it must convert after it.
@@ -117,7 +123,7 @@ def post_training(
                 best = score
                 break
 
-    final = judge.true(work.qmodel)
+    final = judge.true(work.qmodel, work.units)
     # The search uses a score that leaves some roundings out. If the final score is no better than plain calibration's
     # score of that kind, compare the true scores.
     if any(row.kept for row in rows[1:]) and not judge.better(final, rows[0].score):

@@ -41,13 +41,15 @@ def _same(search: Any, labels: Labels, axes: Sequence[int]) -> Labels:
     return labels
 
 
-def _mapped(search: Any, source: Value, target: Value, pairs: Sequence[tuple[int, int]], sign: int = 1) -> None:
+def _mapped(
+    search: Any, source: Value, target: Value, pairs: Sequence[tuple[int, int]], *, inverse: bool = False
+) -> None:
     """Two tensors have the same labels along pairs of axes, and labels that do not change along all others."""
     for a, b, axes in ((source, target, pairs), (target, source, [(j, i) for i, j in pairs])):
         if a in search.labels:
             others = [axis for axis in range(len(a.shape)) if axis not in {i for i, _ in axes}]
             labels = _same(search, search.labels[a], others)
-            search.visit(b, placed(labels, len(b.shape), axes), sign * search.sign[a])
+            search.visit(b, placed(-labels if inverse else labels, len(b.shape), axes))
 
 
 def _fitting(search: Any, labels: Labels, value: Value) -> Labels:
@@ -82,11 +84,11 @@ def _sum(search: Any, eqn: Equation) -> None:
     (result,) = eqn.outputs
     for value in search.known([*terms, result]):
         labels = _spread(search.labels[value], len(result.shape))
-        search.visit(result, labels, search.sign[value])
+        search.visit(result, labels)
         for term in terms:
             if term.constant is not None and not np.any(np.asarray(term.constant) != 0):
                 continue
-            search.visit(term, _fitting(search, labels, term), search.sign[value])
+            search.visit(term, _fitting(search, labels, term))
 
 
 @_of("mul", "div")
@@ -112,9 +114,9 @@ def _multiplied(search: Any, eqn: Equation) -> None:
             if value in search.made and search.made[value].primitive in ("normalize", "standardize"):
                 search.scales[own] = None
     if own in search.labels:
-        search.visit(result, _spread(search.labels[own], len(result.shape)), search.sign[own])
+        search.visit(result, _spread(search.labels[own], len(result.shape)))
     if result in search.labels:
-        search.visit(own, _fitting(search, search.labels[result], own), search.sign[result])
+        search.visit(own, _fitting(search, search.labels[result], own))
 
 
 @_of("normalize", "standardize")
@@ -164,7 +166,7 @@ def _reshaped(search: Any, eqn: Equation) -> None:
         return
     for a, b in ((data, result), (result, data)):
         if a in search.labels:
-            search.visit(b, reshaped(search.labels[a], a.shape, b.shape), search.sign[a])
+            search.visit(b, reshaped(search.labels[a], a.shape, b.shape))
 
 
 def _block(search: Any, part: Value, whole: Value, starts: Sequence[int], steps: Sequence[int] | None = None) -> None:
@@ -179,18 +181,16 @@ def _block(search: Any, part: Value, whole: Value, starts: Sequence[int], steps:
         for axis, (start, step, end) in enumerate(zip(starts, steps, ends, strict=True)):
             if part.shape[axis] != whole.shape[axis]:
                 labels = _embedded(search, labels, axis, (start, step, end), part.shape[axis], whole.shape[axis])
-        search.visit(whole, labels, search.sign[part])
+        search.visit(whole, labels)
     labels = search.labels[whole]
     index = tuple(
         slice(start, end, step) if labels.shape[axis] > 1 else slice(None)
         for axis, (start, step, end) in enumerate(zip(starts, steps, ends, strict=True))
     )
-    search.visit(part, labels[index], search.sign[whole])
+    search.visit(part, labels[index])
 
 
-def _embedded(
-    search: Any, labels: Labels, axis: int, at: tuple[int, int, int], size: int, whole: int
-) -> Labels:
+def _embedded(search: Any, labels: Labels, axis: int, at: tuple[int, int, int], size: int, whole: int) -> Labels:
     """The labels of a block, and new ones around it along an axis; at: its start, step and end.
 
     Where those of the block do not change along the axis, such as along places, neither do those before and behind it.
@@ -280,7 +280,7 @@ def _dot(search: Any, eqn: Equation) -> None:
     if way == "against":
         search.pin(result, "a product of it needs factors of its own")
         together = [*zip(batched[side], batched[1 - side]), *zip(contracted[side], contracted[1 - side])]  # noqa: B905
-        _mapped(search, own, other, [(int(a), int(b)) for a, b in together], -1)
+        _mapped(search, own, other, [(int(a), int(b)) for a, b in together], inverse=True)
         return
     search.pin(other, "a product reads it that passes on the factors of the other operand")
     free = [i for i in range(len(own.shape)) if i not in (*contracted[side], *batched[side])]

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from flax import nnx
 
 from qjax.calibrating import calibrate
+from qjax.graph.state import Asked
 from qjax.model import quantize
 from qjax.qmodel import QuantizedModel
 from qjax.recipe import Recipe
@@ -16,6 +17,7 @@ from qjax.training import precision
 from qjax.training.adaround import Options, learn
 from qjax.training.bias_correction import correct
 from qjax.training.brecq import rebuild
+from qjax.training.caches import Units
 from qjax.training.gptq import FEW, solve
 from qjax.training.judging import Unseen, size_of
 from qjax.training.migration import migrate
@@ -42,7 +44,7 @@ class Work:
     model's.
     fit: the batches that steps may look at. held: those that judge them. steps: the names of all that are taken.
     wider: the activations that a step gave more bits. unseen: what the last step measured on data that it left out,
-    where it did.
+    where it did. state: the argument that is a state, and units: those in which `qmodel`, `fit` and `held` have it.
     """
 
     model: nnx.Module
@@ -56,6 +58,8 @@ class Work:
     progress: bool | None
     wider: tuple[str, ...] = ()
     unseen: Unseen | None = None
+    state: Asked | None = None
+    units: Units | None = None
 
     @classmethod
     def begun(
@@ -117,7 +121,12 @@ def _smooth(work: Work) -> tuple[str, Any]:
 
 
 def _migrated(work: Work, *, norm: bool) -> tuple[str, Any]:
-    found = migrate([work.qmodel, work.reference], work.walk, work.fit, norm=norm, progress=work.progress)
+    state = None if norm else work.state
+    models = [work.qmodel, work.reference]
+    found = migrate(models, work.walk, work.fit, norm=norm, state=state, progress=work.progress)
+    if found.units is not None:
+        work.units = found.units
+        work.fit, work.held = ([found.units.arguments(args) for args in part] for part in (work.fit, work.held))
     if not found.moved and not found.kept:
         whys = Counter(found.left.values())
         most = whys.most_common(1)[0][0] if whys else "no layer has a quantized weight"

@@ -5,8 +5,8 @@ that makes or reads a labelled tensor relates its labels to those of its other o
 take the factors up. What no relation knows has the factor 1, and so has all that it meets: an unknown operation, an
 argument that is no state, a result. So factors of the labels that are left change no result, by construction:
 
-- elements of a tensor with sign +1 are divided by the factors of their labels, those with sign -1 are multiplied;
-- a product contracts a tensor of one sign with one of the other, such as keys and queries.
+- elements of a tensor are divided by the factors of their labels, and those of a label -l multiplied by that of l;
+- a product contracts labels with their inverses, such as those of keys with those of queries.
 """
 
 import dataclasses
@@ -32,27 +32,17 @@ class Leaf:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Labelled:
-    """A tensor with factors. labels: 0 stands for the factor 1. sign: +1 divided, -1 multiplied."""
-
-    labels: Labels
-    sign: int
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
 class Symmetries:
-    """What may change, and by which factors.
+    """What may change, and by which factors; label 0 stands for the factor 1.
 
     Attributes:
-      states: each array of the state with free labels.
-      tensors: every other tensor of the program with free labels.
-      parameters: path -> the same.
-      left: name of an array of the state -> why it has no free labels.
+      states: the labels of each array of the state that has several.
+      parameters: path -> labels.
+      left: name of an array of the state -> why it has none.
     """
 
-    states: Mapping[Leaf, Labelled]
-    tensors: Mapping[Value, Labelled]
-    parameters: Mapping[str, Labelled]
+    states: Mapping[Leaf, Labels]
+    parameters: Mapping[str, Labels]
     left: Mapping[str, str]
 
 
@@ -105,7 +95,7 @@ class Symmetric:
     ) -> None:
         traced, self._annotation = call.traced, call.annotation
         program = traced.program
-        self.union, self.labels, self.sign = Union(), dict[Value, Labels](), dict[Value, int]()
+        self.union, self.labels = Union(), dict[Value, Labels]()
         self.chosen: dict[Equation, Any] = {}
         self.scales: dict[Value, None] = {}
         self.made = {value: eqn for eqn in program.equations for value in eqn.outputs}
@@ -128,8 +118,8 @@ class Symmetric:
     def begin(self, leaf: Leaf, shape: Sequence[int]) -> None:
         """Label the next value of an array of the state, and the array alike."""
         labels = self.union.fresh(shape)
-        self.visit(leaf.after, labels, 1)
-        self.visit(leaf.before, labels, 1)
+        self.visit(leaf.after, labels)
+        self.visit(leaf.before, labels)
 
     def follow(self) -> None:
         """Relate until nothing new has labels."""
@@ -141,20 +131,16 @@ class Symmetric:
             else:
                 relation(self, eqn)
 
-    def visit(self, value: Value, labels: Labels, sign: int) -> None:
+    def visit(self, value: Value, labels: Labels) -> None:
         """A tensor has these labels."""
         if value.constant is not None:
             if np.any(np.asarray(value.constant) != 0):
                 self.union.none(labels, "a constant is added to it, or stands beside it in a choice")
             return
         if value in self.labels:
-            if self.sign[value] == sign:
-                self.union.join(self.labels[value], labels)
-            else:
-                for each in (self.labels[value], labels):
-                    self.union.none(each, "it would be multiplied and divided by the same factor")
+            self.union.join(self.labels[value], labels)
             return
-        self.labels[value], self.sign[value] = labels, sign
+        self.labels[value] = labels
         why = self._pinned.get(value) or self._forbidden(value)
         if why is not None:
             self.union.none(labels, why)
@@ -182,8 +168,12 @@ class Symmetric:
         while todo and value not in self._layered:
             one = todo.pop()
             eqn = self.made.get(one)
-            weighted = eqn is not None and any((eqn, i) in self._annotation.weights for i in range(len(eqn.inputs)))
-            if self._layered.get(one) or one in self._allowed or (weighted and eqn.primitive == "dot_general"):
+            weighted = (
+                eqn is not None
+                and eqn.primitive == "dot_general"
+                and any((eqn, i) in self._annotation.weights for i in range(len(eqn.inputs)))
+            )
+            if self._layered.get(one) or one in self._allowed or weighted:
                 self._layered[value] = True
             elif eqn is not None and one not in seen and one not in self._layered:
                 todo += eqn.inputs
@@ -214,21 +204,20 @@ class Symmetric:
 
     def result(self, leaves: Sequence[Leaf], why: Mapping[str, str]) -> Symmetries:
         """What has free labels."""
-        found: dict[Value, Labelled] = {}
-        for value, labels in self.labels.items():
-            free = compressed(self.union.free(labels))
-            if np.any(free):
-                found[value] = Labelled(free, self.sign[value])
-        states = {leaf: found[leaf.after] for leaf in leaves if leaf.after in found and found[leaf.after].labels.size > 1}
-        inner = {leaf.before for leaf in leaves} | self._next
-        parameters = {self._path[value]: one for value, one in found.items() if value in self._path}
-        tensors = {v: one for v, one in found.items() if v not in inner and v not in self._path}
+        free = {value: compressed(self.union.free(labels)) for value, labels in self.labels.items()}
+        states = {leaf: free[leaf.after] for leaf in leaves if free[leaf.after].size > 1}
+        own = np.unique(np.abs(np.concatenate([[0], *(labels.ravel() for labels in states.values())])))[1:]
+        parameters = {
+            self._path[value]: labels
+            for value, labels in free.items()
+            if value in self._path and np.any(np.isin(np.abs(labels), own))
+        }
         left = {leaf.name: why.get(leaf.name, "no axis has factors") for leaf in leaves if leaf not in states}
-        taken = [found[value].labels for value in self.scales if value in found]
-        taken = np.unique(np.concatenate([labels.ravel() for labels in taken])) if taken else np.zeros(0, np.int64)
+        taken = [np.abs(free[value]).ravel() for value in self.scales if value in free]
+        taken = np.intersect1d(np.concatenate([[0], *taken]), own)
         left |= {
             f"{leaf.name}, its heads": "a norm's scale, which all of them share, takes their factors up"
-            for leaf, one in states.items()
-            if np.any(np.isin(one.labels, taken[taken > 0]))
+            for leaf, labels in states.items()
+            if np.any(np.isin(np.abs(labels), taken))
         }
-        return Symmetries(states, tensors, parameters, left)
+        return Symmetries(states, parameters, left)

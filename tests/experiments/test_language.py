@@ -46,7 +46,7 @@ def test_a_tiny_run(tmp_path: Path, setting: str) -> None:
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         rows = language.main(options)
     # Adapters have no rows with a cache.
-    assert [row.error for row in rows] == [""] * (5 if setting in language.RECIPES else 4)
+    assert [row.error for row in rows] == [""] * 5
     assert all(math.isfinite(row.bits) for row in rows)
     # Attention in floats adds in another order for a whole text than for single steps.
     assert setting == "W8A8, float cache" or all(row.differ == 0 for row in rows)
