@@ -12,7 +12,8 @@ from qjax.training.distill import Distillation, Distilled, distill
 from qjax.training.frozen import FrozenBase, freeze_base, thaw_base
 from qjax.training.gptq import Solution, SolvedLayer, gptq
 from qjax.training.log import ScalarWriter, TrainingLog
-from qjax.training.migration import Migration, Moved, equalize, smooth
+from qjax.training.migration import equalize, smooth
+from qjax.training.moved import Migration, Moved
 from qjax.training.oscillations import Oscillations
 from qjax.training.post_training import post_training
 from qjax.training.precision import Precision, Wider, widen

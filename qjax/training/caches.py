@@ -1,4 +1,4 @@
-"""Factors for the heads and channels of a key-value cache, so that its one scale serves each as a scale of its own would.
+"""Factors for the heads and channels of a key-value cache, so that its one scale serves each as its own would.
 
 Keys divided by a factor and the queries of the same head multiplied by it leave every score as it is. Values divided by
 a factor and the rows of the output projection that read them multiplied by it leave the output as it is. Which factors

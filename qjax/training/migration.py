@@ -18,7 +18,6 @@ bring less noise there is not changed.
 With `state=` scales move between a key-value cache and the weights around it, too (`qjax.training.caches`).
 """
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -34,8 +33,8 @@ from qjax.graph.state import Asked
 from qjax.numerics.affine import choose_qparams
 from qjax.progress import track
 from qjax.qmodel import QuantizedModel, check_quantized, evaluation_copy
-from qjax.summary import decibels_text, table
-from qjax.training.caches import Units, move_states
+from qjax.training.caches import move_states
+from qjax.training.moved import Migration, Moved
 from qjax.training.pairs import Pair, find_pairs, input_axis
 from qjax.training.products import Product
 from qjax.training.simulated import Grid, grid_of, rounded_to
@@ -51,65 +50,6 @@ EXAMPLES = 16
 """How many examples judge, of those that the search has seen and again of others."""
 MARGIN = 1.1
 """How far a channel stays below a clip, as a factor of the greatest number that the calibration data gave it."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Moved:
-    """One pair. before, after: the noise at the model's output (`Score`), without and with the scales that were taken.
-
-    Attributes:
-      made: the parameters in front.
-      read: the weights behind.
-      way: the formula and its strength.
-      before, after: the noise.
-      spread: max s / min s.
-    """
-
-    made: tuple[str, ...]
-    read: tuple[str, ...]
-    way: str
-    before: float
-    after: float
-    spread: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Migration:
-    """The result of `equalize` and `smooth`; `str()` is a table.
-
-    Attributes:
-      moved: the pairs whose scales were moved.
-      kept: how many pairs were better as they are.
-      left: name of a weight -> why no scale can move through its layer's input; with a state, name of one of its arrays
-        -> why it has no scales.
-      units: of the state, where one was given.
-    """
-
-    moved: tuple[Moved, ...]
-    kept: int
-    left: Mapping[str, str]
-    units: Units | None = None
-
-    def state(self, state: Any) -> Any:
-        """A state of the float model as it was, such as a filled cache, in the units of the changed model.
-
-        An empty cache of zeros is the same in both.
-
-        Raises:
-          ValueError: no state was given to `equalize`.
-        """
-        if self.units is None:
-            raise ValueError("Migration.state: expected a result of equalize(..., state=...), got one without a state.")
-        return self.units.state(state)
-
-    def __str__(self) -> str:
-        rows = [
-            [m.read[0], m.made[0], m.way, decibels_text(m.before), decibels_text(m.after), f"{m.spread:.3g}"]
-            for m in self.moved
-        ]
-        text = table(["weight", "scales of", "by", "before, dB", "after, dB", "max / min"], rows)
-        lines = [text, f"{self.kept} pairs are better as they are"]
-        return "\n".join([*lines, *(f"{name}: left, {why}" for name, why in self.left.items())])
 
 
 def equalize(
