@@ -69,6 +69,11 @@ class Batches:
         return (args for _, args in self)
 
 
+def batch_size(args: tuple[Any, ...]) -> int:
+    """The first axis of the first array."""
+    return next((int(arg.shape[0]) for arg in args if getattr(arg, "ndim", 0)), 1)
+
+
 def arguments_of(batch: Any, what: str = "", *, traced: bool = False) -> tuple[Any, ...]:
     """A batch as the tuple of a call's arguments.
 

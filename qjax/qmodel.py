@@ -20,6 +20,7 @@ from qjax.compiled_call import compiled
 from qjax.fingerprint import compare, fingerprint, rows
 from qjax.layers import Traced, trace
 from qjax.numerics.affine import QParams
+from qjax.numerics.input_quantization import InputQuantization
 from qjax.ops import Quantized
 from qjax.places import ancestors
 from qjax.progress import stage
@@ -102,6 +103,13 @@ class Plan:
         """The float inputs of the sample that the model was quantized with, for messages."""
         inputs = [f"{name} of shape {shape}" for name, (kind, _, _, shape) in self.details if kind == "input"]
         return f"The model was quantized with {', '.join(inputs)}." if inputs else ""
+
+    def formula_of(self, place: Place) -> InputQuantization:
+        """By which formula a tensor gets its codes.
+
+        A runtime quantizes the model's inputs by a formula of its own. All later tensors arrive as codes.
+        """
+        return target_of(self.target).quantize if place.kind == "input" else "reciprocal"
 
     def is_float(self, path: str) -> bool:
         """Whether the inside of a module stays float."""
@@ -295,9 +303,7 @@ class QuantizedModel(nnx.Module):
         return quantizer_table(self.plan, self.qparams())
 
     def _quantize(self, place: Place, params: Any, x: jax.Array) -> Quantized:
-        # A runtime quantizes the model's inputs by a formula of its own. All later tensors arrive as codes.
-        formula = target_of(self.plan.target).quantize if place.kind == "input" else "reciprocal"
-        return self.plan.by_name[place.name](params, x, formula)
+        return self.plan.by_name[place.name](params, x, self.plan.formula_of(place))
 
 
 def widened(known: Integers | None, name: str, bounds: np.ndarray) -> Integers:

@@ -9,6 +9,7 @@ import dataclasses
 import math
 from typing import Any
 
+from qjax.batches import batch_size
 from qjax.ops import Role
 from qjax.qmodel import QuantizedModel
 from qjax.tracing import Annotation, Place, Program
@@ -72,11 +73,6 @@ def read_layers(program: Program, annotation: Annotation, batch: int) -> tuple[L
         )
         for name, place in weights.items()
     )
-
-
-def batch_size(args: tuple[Any, ...]) -> int:
-    """The first axis of the first array."""
-    return next((int(arg.shape[0]) for arg in args if getattr(arg, "ndim", 0)), 1)
 
 
 def _macs(program: Program, annotation: Annotation, times: int = 1) -> dict[str, int]:

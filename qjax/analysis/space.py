@@ -5,8 +5,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from qjax.analysis.layers import FLOAT_BITS, Layer, batch_size, read_layers
+from qjax.analysis.layers import FLOAT_BITS, Layer, read_layers
 from qjax.assign.backend import target_of
+from qjax.batches import batch_size
 from qjax.layers import module_types
 from qjax.places import ancestors
 from qjax.qmodel import QuantizedModel

@@ -16,8 +16,7 @@ from qjax.analysis import histogram
 from qjax.analysis.accumulators import NodeAccumulator, accumulators
 from qjax.analysis.effect import decibels, finite
 from qjax.analysis.histogram import Histogram
-from qjax.analysis.layers import batch_size
-from qjax.batches import Batches, Inputs
+from qjax.batches import Batches, Inputs, batch_size
 from qjax.calibration import track
 from qjax.lower import ConversionError
 from qjax.model import convert

@@ -81,10 +81,10 @@ class SwitchedEvaluation(Evaluation):
         x = x.real32() if isinstance(x, Deferred) else jnp.asarray(x)
         return Either(quantized, x, self.switches[place.name]) if isinstance(quantized, Quantized) else quantized
 
-    def _averaged(self, place: Place, x: Any, nearest: Quantized) -> Quantized:
+    def averaged(self, place: Place, x: Any, nearest: Quantized) -> Quantized:
         if not isinstance(x, Either):
-            return super()._averaged(place, x, nearest)
-        averaged = super()._averaged(place, x.coded, nearest)
+            return super().averaged(place, x, nearest)
+        averaged = super().averaged(place, x.coded, nearest)
         return dataclasses.replace(nearest, codes=jnp.where(x.on, averaged.codes, nearest.codes))
 
 

@@ -197,17 +197,17 @@ def _surrogate(
     total = jnp.zeros_like(rounded)
     if x_dot is not None and slopes.x is not None:
         x_dot = x_dot.astype(jnp.float32)
-        total = total + _times(slopes.x, x_dot if reals else x_dot * inv)
+        total = total + times(slopes.x, x_dot if reals else x_dot * inv)
     if scale_dot is not None and slopes.scale is not None:
         scale_dot = scale_dot * np.float32(gradient_scale)
         total = total + _times_spread(slopes.scale.astype(jnp.float32), scale_dot if reals else scale_dot * inv)
     if zero_point_dot is not None and slopes.zero_point is not None:
         step = zero_point_dot.astype(jnp.float32) * np.float32(-gradient_scale)
-        total = total + _times(slopes.zero_point, step * scale if reals else step)
+        total = total + times(slopes.zero_point, step * scale if reals else step)
     return total
 
 
-def _times(slope: jax.Array, tangent: jax.Array) -> jax.Array:
+def times(slope: jax.Array, tangent: jax.Array) -> jax.Array:
     """A product in which a boolean slope selects: what it leaves out is 0, also where the tangent is not a number."""
     if slope.dtype != jnp.bool_:
         return slope.astype(jnp.float32) * jnp.broadcast_to(tangent, slope.shape)

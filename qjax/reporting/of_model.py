@@ -10,8 +10,8 @@ from flax import nnx
 
 from qjax.analysis.accumulators import accumulators
 from qjax.analysis.effect import decibels
-from qjax.analysis.layers import batch_size
 from qjax.analysis.statistics import Statistics, TensorStatistics, statistics
+from qjax.batches import batch_size
 from qjax.comparison.verify import Report
 from qjax.export.integer_graph import IntegerGraph
 from qjax.lower import ConversionError

@@ -118,7 +118,7 @@ class Evaluation:
         x = x.real32() if isinstance(x, Deferred) else jnp.asarray(x)
         quantized = None if self.quantize is None else self.quantize(place, params[place.name], x)
         if self.averages and isinstance(quantized, Quantized):
-            quantized = self._averaged(place, pending, quantized)
+            quantized = self.averaged(place, pending, quantized)
         if self.record is not None:
             kept = self.record(place, x, quantized)
             if kept is not None:
@@ -131,7 +131,7 @@ class Evaluation:
         # Otherwise XLA computes a residual stream anew in every block that reads it, and compiles all of that.
         return finished_on_cpu(x) if isinstance(x, Tracer) and self.record is not None else x
 
-    def _averaged(self, place: Place, x: Any, nearest: Quantized) -> Quantized:
+    def averaged(self, place: Place, x: Any, nearest: Quantized) -> Quantized:
         """The codes of an average as the target computes them; those of anything else as they are."""
         target = self.annotation.target
         if target is None or not isinstance(x, Pending) or x.average is None:

@@ -9,8 +9,10 @@ from qjax.training.bias_correction import Correction, correct_bias
 from qjax.training.brecq import RebuiltBlock, Reconstruction, brecq
 from qjax.training.dampening import dampening
 from qjax.training.distill import Distillation, Distilled, distill
+from qjax.training.front import ParetoFront, Point
 from qjax.training.frozen import FrozenBase, freeze_base, thaw_base
 from qjax.training.gptq import Solution, SolvedLayer, gptq
+from qjax.training.learned_bits import BitsParam, LearnedBits
 from qjax.training.log import ScalarWriter, TrainingLog
 from qjax.training.migration import equalize, smooth
 from qjax.training.moved import Migration, Moved
@@ -19,6 +21,7 @@ from qjax.training.post_training import post_training
 from qjax.training.precision import Precision, Wider, widen
 from qjax.training.ranges import Ranged, Ranges, output_ranges
 from qjax.training.report import PostTrainingReport, Score, StepReport
+from qjax.training.resources import ebops
 from qjax.training.rotation import Rotated, rotate
 from qjax.training.sharding import shardings
 from qjax.training.steps import STEPS
@@ -29,13 +32,17 @@ from qjax.training.weights import Weights, codes_of, set_codes, weights_of
 __all__ = [
     "STEPS",
     "AccumulatorConstraint",
+    "BitsParam",
     "Correction",
     "Distillation",
     "Distilled",
     "FrozenBase",
+    "LearnedBits",
     "Migration",
     "Moved",
     "Oscillations",
+    "ParetoFront",
+    "Point",
     "PostTrainingReport",
     "Precision",
     "Ranged",
@@ -61,6 +68,7 @@ __all__ = [
     "correct_bias",
     "dampening",
     "distill",
+    "ebops",
     "equalize",
     "freeze_base",
     "gptq",

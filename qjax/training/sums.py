@@ -43,7 +43,9 @@ def sums_of(qmodel: QuantizedModel, args: tuple[Any, ...]) -> list[Sum]:
         op = annotation.ops.get(eqn, (None,))[0]
         if not isinstance(op, (Conv, Dot)):
             continue
-        places = [annotation.weights.get((eqn, i)) or _place(annotation, made, v) for i, v in enumerate(eqn.inputs)]
+        places = [
+            annotation.weights.get((eqn, i)) or place_behind(annotation, made, v) for i, v in enumerate(eqn.inputs)
+        ]
         # The greatest sum of one operand's codes along the summed axes, and the widths of the other operands.
         factor, width = 0.0, 0
         for index, place in enumerate(places):
@@ -67,7 +69,7 @@ def room_of(sums: list[Sum], name: str, grown: Mapping[str, int]) -> int:
     return min((s.room - sum(grown.get(n, 0) for n in s.names) for s in sums if name in s.names), default=ROOM)
 
 
-def _place(annotation: Annotation, made: Mapping[Any, Any], value: Any) -> Any:
+def place_behind(annotation: Annotation, made: Mapping[Any, Any], value: Any) -> Any:
     """The quantizer of a tensor, also behind operations that keep its codes, such as a max pool or a select."""
     if value in annotation.values or value not in made:
         return annotation.values.get(value)
@@ -76,5 +78,5 @@ def _place(annotation: Annotation, made: Mapping[Any, Any], value: Any) -> Any:
     if op is None or op.role is not Role.GRID:
         return None
     # All operands that have codes share one quantizer; others, such as the mask of a select, have none.
-    found = (_place(annotation, made, operand) for operand in eqn.inputs)
+    found = (place_behind(annotation, made, operand) for operand in eqn.inputs)
     return next((place for place in found if place is not None), None)

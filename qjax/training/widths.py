@@ -33,19 +33,25 @@ def set_bits(
         return
     plan = qmodel.plan
     kinds = kinds_of(qmodel)
-    changed: dict[str, Quantizer] = {}
+    changed: dict[str, tuple[Quantizer, QParams]] = {}
     for name, width in bits.items():
         spec = target_of(plan.target).with_bits(plan.by_name[name].spec, width)
         q = dataclasses.replace(plan.by_name[name], spec=spec, fixed=None)
-        changed[name] = q
         weight = kinds[name] == "weight"
-        qparams = _of_weight(qmodel, name, q) if weight else covering(q, *_with_margin(ranges[name], width))
+        changed[name] = q, _of_weight(qmodel, name, q) if weight else covering(q, *_with_margin(ranges[name], width))
+    replace_quantizers(qmodel, changed)
+
+
+def replace_quantizers(qmodel: QuantizedModel, changed: Mapping[str, tuple[Quantizer, QParams]]) -> None:
+    """Give a model other quantizers with these quantization parameters, in place."""
+    plan, kinds = qmodel.plan, kinds_of(qmodel)
+    for name, (q, qparams) in changed.items():
         qmodel.quantizers[name] = QuantizerState(q, q.init(qparams))
 
     def observer(name: str, known: Any) -> Any:
         return known if name not in changed else "minmax" if kinds[name] == "weight" else MinMax()
 
-    quantizers = tuple((name, changed.get(name, q)) for name, q in plan.quantizers)
+    quantizers = tuple((name, changed[name][0] if name in changed else q) for name, q in plan.quantizers)
     observers = tuple((name, observer(name, known)) for name, known in plan.observers)
     qmodel.plan = dataclasses.replace(plan, quantizers=quantizers, observers=observers)
     qmodel.fingerprint = fingerprint(qmodel.plan.by_name)

@@ -1,0 +1,64 @@
+"""A quantized model with no more bits than its codes need: what `LearnedBits.finish` returns.
+
+A tensor that does without its k lowest bits gets a step 2^k times as large and k bits less. A weight also gets rid of
+the highest bits that no code of it uses.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from qjax.calibration.learned import Quantizer
+from qjax.numerics.affine import QParams
+from qjax.ops import Quantized
+from qjax.qmodel import QuantizedModel
+from qjax.training.weights import set_codes
+from qjax.training.widths import replace_quantizers
+
+
+def narrowed(
+    qmodel: QuantizedModel, weights: Mapping[str, Quantized], activations: Mapping[str, int]
+) -> QuantizedModel:
+    """A copy of the model in which nothing has more bits than it needs.
+
+    Args:
+      qmodel: stays as it is.
+      weights: name -> the codes that a weight shall have.
+      activations: name -> how many of the lowest bits a tensor does without.
+    """
+    made = nnx.clone(qmodel)
+    changed: dict[str, tuple[Quantizer, QParams]] = {}
+    codes: dict[str, np.ndarray] = {}
+    for name, quantized in weights.items():
+        codes[name] = np.asarray(quantized.codes).astype(np.int64)
+        greatest = int(np.abs(codes[name]).max(initial=0))
+        bits = max(2, 1 + greatest.bit_length())
+        changed[name] = _narrow(qmodel.plan.by_name[name], np.asarray(quantized.qparams.scale), bits)
+    qparams = qmodel.qparams()
+    for name, low in activations.items():
+        quantizer = qmodel.plan.by_name[name]
+        scale = np.asarray(qparams[name].scale) * np.float32(2.0**low)
+        changed[name] = _narrow(quantizer, scale, quantizer.spec.bits - low)
+    replace_quantizers(made, changed)
+    set_codes(made, codes)
+    return made
+
+
+def _narrow(quantizer: Quantizer, scale: np.ndarray, bits: int) -> tuple[Quantizer, QParams]:
+    """A quantizer of so many bits with exactly this scale."""
+    spec = quantizer.spec.replace(bits=bits)
+    moved = QParams(jnp.asarray(scale), jnp.zeros(scale.shape, jnp.int32), spec)
+    own = dataclasses.replace(quantizer, spec=spec)
+    if not np.array_equal(_scale(own, moved), scale):
+        # The method's parameters cannot say this scale to the bit, as a logarithm cannot.
+        own = dataclasses.replace(own, method="static")
+    return own, moved
+
+
+def _scale(quantizer: Quantizer, qparams: QParams) -> Any:
+    parameters = {name: jnp.asarray(value) for name, value in quantizer.init(qparams).items()}
+    return np.asarray(quantizer.qparams(parameters).scale)

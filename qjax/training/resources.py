@@ -1,0 +1,117 @@
+"""EBOPs: what a network's multiplications cost in logic, from the bits of every code.
+
+"Effective bit operations" are the sum over all multiplications of one example of the bits of both factors (Sun et al.
+2024, HGQ, arXiv 2405.00645, section III.C). A weight counts the bits from its highest to its lowest one: its sign, the
+zeros behind its last one, and a weight of 0 cost nothing, because a circuit for one known factor has no logic for them.
+An activation counts the bits of its quantizer without the sign. Zeros of a padding count like any other number.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from qjax.batches import arguments_of, batch_size
+from qjax.call import Call
+from qjax.numerics.qspec import QSpec
+from qjax.ops.facts import ProductFacts
+from qjax.qmodel import QuantizedModel, check_quantized, evaluation_copy
+from qjax.tracing import Program
+from qjax.training.sums import place_behind
+from qjax.training.weights import codes_of, unchanged
+
+
+@dataclasses.dataclass(frozen=True)
+class Multiplications:
+    """Those of one product.
+
+    Attributes:
+      names: the quantizers of both factors.
+      count: how many one example takes.
+    """
+
+    names: tuple[str, str]
+    count: float
+
+
+def multiplications(call: Call, batch: int) -> tuple[Multiplications, ...]:
+    """The products of a call with `batch` examples, one entry each.
+
+    Raises:
+      ValueError: a product reads a tensor that has no quantizer.
+    """
+    found: list[Multiplications] = []
+    _collect(call, call.traced.program, 1, batch, found)
+    return tuple(found)
+
+
+def _collect(call: Call, program: Program, times: int, batch: int, found: list[Multiplications]) -> None:
+    annotation = call.annotation
+    made = {value: eqn for eqn in call.traced.program.walk() for value in eqn.outputs}
+    for eqn in program.equations:
+        if eqn.body is not None:
+            length = int(eqn.params["length"]) if eqn.is_scan else 1
+            _collect(call, eqn.body, times * length, batch, found)
+        reading = annotation.ops.get(eqn)
+        if reading is None or not isinstance(reading[0], ProductFacts):
+            continue
+        places = [
+            annotation.weights.get((eqn, i)) or place_behind(annotation, made, v) for i, v in enumerate(eqn.inputs)
+        ]
+        names = [place.name for place in places if place is not None]
+        if len(names) != 2:
+            raise ValueError(
+                f"The product at {eqn.location} reads a tensor without a quantizer, so its bits are unknown. Quantize "
+                "the whole model: leave out qjax.FLOAT and qjax.Dynamic."
+            )
+        shape = eqn.in_shapes[1]
+        kept = math.prod(shape[axis] for axis in reading[0].weight_axes(eqn, 1))
+        terms = math.prod(shape) / max(1, kept)
+        found.append(Multiplications((names[0], names[1]), times * math.prod(eqn.out_shapes[0]) * terms / batch))
+
+
+def magnitude_bits(spec: QSpec) -> int:
+    """The bits of an activation's code without its sign."""
+    return spec.bits - int(spec.signed)
+
+
+def widths_of_codes(codes: Any) -> np.ndarray:
+    """From the highest to the lowest one in the binary form of each magnitude; 0 of a 0. int64, on the host."""
+    magnitude = np.abs(np.asarray(codes, np.int64))
+    lowest = magnitude & -magnitude
+    return np.where(magnitude == 0, 0, np.log2(np.maximum(magnitude, 1) / np.maximum(lowest, 1)).astype(np.int64) + 1)
+
+
+def total(products: tuple[Multiplications, ...], widths: Mapping[str, jax.Array]) -> jax.Array:
+    """float32 EBOPs. widths: name of a quantizer -> the bits of each of its weights; of an activation, one number."""
+    parts = [
+        np.float32(product.count) * jnp.mean(widths[product.names[0]]) * jnp.mean(widths[product.names[1]])
+        for product in products
+    ]
+    return sum(parts, jnp.zeros((), jnp.float32))
+
+
+def ebops(qmodel: QuantizedModel, sample: Any) -> float:
+    """The effective bit operations of one example, see the module `qjax.training.resources`.
+
+    A weight that the model computes from a parameter, or that lives in a scan, counts with all bits of its quantizer.
+
+    Args:
+      qmodel: the quantized model.
+      sample: one batch, an array or a tuple of the call's arguments; its first axis is the batch.
+
+    Raises:
+      ValueError: a product reads a tensor without a quantizer.
+    """
+    check_quantized(qmodel, "ebops")
+    args = arguments_of(sample, "ebops")
+    call = evaluation_copy(qmodel).trace(*args)
+    products = multiplications(call, batch_size(args))
+    known = codes_of(qmodel, unchanged(call, qmodel.plan).names)
+    widths: dict[str, float] = {name: magnitude_bits(q.spec) for name, q in qmodel.plan.quantizers}
+    widths |= {name: float(np.mean(widths_of_codes(codes))) for name, codes in known.items()}
+    return float(sum(p.count * widths[p.names[0]] * widths[p.names[1]] for p in products))
