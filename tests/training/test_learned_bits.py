@@ -153,7 +153,8 @@ def test_the_price_of_logic_falls_with_every_bit():
     graphdef, bits, rest = nnx.split(made, qjax.training.BitsParam, ...)
     slopes = jax.grad(lambda bits: nnx.merge(graphdef, bits, rest).ebops())(bits)
     for name, slope in dict(slopes["dropped"]).items():
-        assert np.all(np.asarray(slope[...]) <= 0) and np.any(np.asarray(slope[...]) < 0), name
+        assert np.all(np.asarray(slope[...]) <= 0), name
+        assert np.any(np.asarray(slope[...]) < 0), name
     for k in made.dropped.values():
         k[...] = jnp.full_like(k[...], 20.0)
     graphdef, bits, rest = nnx.split(made, qjax.training.BitsParam, ...)
@@ -213,10 +214,7 @@ def test_a_dense_network_is_what_it_trained_as(per: Any):
     assert graph.retarget("fpga").ir.target == "fpga"
 
 
-@pytest.mark.parametrize(
-    ("target", "method"),
-    [("tflite_reference", "lsq"), ("tosa", "tqt"), ("torch_qnnpack", "lsq"), ("onnxruntime", "tqt")],
-)
+@pytest.mark.parametrize(("target", "method"), [("tflite_reference", "lsq"), ("torch_qnnpack", "tqt")])
 def test_a_network_with_norms_and_averages_is_what_it_trained_as(target: str, method: Any):
     recipe = qjax.Recipe(target, activations=qjax.QSpec(bits=8), method=method, weight_method=method)
     made = learner(Residual(), recipe, IMAGES, seed=1)
@@ -323,7 +321,8 @@ def test_a_front_keeps_what_nothing_beats():
 
 def test_parameters_of_the_result_are_those_of_its_method():
     """TQT says a power of two exactly; a logarithm of LSQ need not, and then the scale is constant."""
-    for method, wanted in (("tqt", {"tqt"}), ("lsq", {"static", "lsq"})):
+    cases: list[tuple[Any, set[str]]] = [("tqt", {"tqt"}), ("lsq", {"static", "lsq"})]
+    for method, wanted in cases:
         recipe = qjax.Recipe(method=method, weight_method=method, activations=qjax.QSpec(bits=8))
         made = learner(Dense(), recipe, X)
         done = made.finish()

@@ -144,6 +144,18 @@ def test_tables_and_products_with_weights():
     np.testing.assert_array_equal(found(rows, a, b), sums[:, 0] - sums[:, 1])
 
 
+def test_products_of_single_bits_that_are_negative():
+    """Each of six shifted words is 0 or below: alkaid takes such bits for 0 or above, and adds them in one table."""
+    variables = [trace.FVariable(-128, 127, 1, hwconf=words.hardware()) for _ in range(6)]
+    weights = np.asarray([[3], [-5], [7], [1], [2], [-9]])
+    signs = np.asarray([[words.shifted_right(words.word(variable), constant(7)) for variable in variables]], object)
+    (made,) = words.matmul(signs, weights)[0]
+    logic = trace.trace(variables, [words.settled(Word(made.value))], keep_dead_inputs=True)
+    x = np.stack(np.meshgrid(*[[-3, 4]] * 6), -1).reshape(-1, 6)
+    values = np.asarray(logic.predict(x.astype(np.float64))).reshape(-1) + made.offset
+    np.testing.assert_array_equal(values, np.matmul(np.where(x < 0, -1, 0), weights)[:, 0])
+
+
 def test_what_is_too_wide_is_refused():
     x = words.word(trace.FVariable(-128, 127, 1, hwconf=words.hardware()))
     with pytest.raises(Unsupported, match="at most 52 bits"):

@@ -347,7 +347,7 @@ def matmul(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
     zero = trace.FVariable.from_const(0.0, hardware())
     values, offsets = np.empty(rows.shape, object), np.empty(rows.shape, object)
     for place, x in np.ndenumerate(rows):
-        values[place], offsets[place] = zero if x.value is None else x.value, x.offset
+        values[place], offsets[place] = (zero, x.offset) if x.value is None else _unsigned_bit(x.value, x.offset)
     sums = np.matmul(trace.FVArray(values, hwconf=hardware()), weights.astype(np.float64))
     known = np.matmul(offsets, weights.astype(object))
     result = np.empty(known.shape, object)
@@ -356,3 +356,14 @@ def matmul(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
             word(value, int(known[place])) if hasattr(value, "low") else constant(int(value) + int(known[place]))
         )
     return result
+
+
+def _unsigned_bit(value: Any, offset: int) -> tuple[Any, int]:
+    """The same sum of a variable and an integer; a variable of one bit, which may be 0 or below, is 0 or above then.
+
+    alkaid 0.8.2 makes tables of the sums of up to six variables of one bit, and takes each bit for 0 or above.
+    """
+    low = int(value.low)
+    if low >= 0 or sum(value.kif) != 1:
+        return value, offset
+    return value - low, offset + low
