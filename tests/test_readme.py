@@ -21,6 +21,7 @@ PAGES = (
     "docs/coming-from.md",
     "docs/c.md",
     "docs/keras.md",
+    "docs/learned-bits.md",
     "docs/linen.md",
     "docs/onnx.md",
     "docs/other-libraries.md",
