@@ -48,8 +48,8 @@ def search(name: str, seed: int, every: int, tool: str = "HGQ2", rate: float = 3
 
 def _model(start: Network, inputs: int) -> Any:
     import keras
-    from hgq.config import LayerConfigScope, QuantizerConfigScope
-    from hgq.layers import QDense
+    from hgq.config import LayerConfigScope, QuantizerConfigScope  # pyright: ignore[reportMissingImports]
+    from hgq.layers import QDense  # pyright: ignore[reportMissingImports]
 
     sizes = (*HIDDEN, CLASSES)
     with (
@@ -61,6 +61,7 @@ def _model(start: Network, inputs: int) -> Any:
         model = keras.Sequential([keras.layers.Input((inputs,)), *layers])
     for layer, own in zip(model.layers, start.layers, strict=True):
         layer._kernel.assign(np.asarray(own.kernel[...]))
+        assert own.bias is not None
         layer.bias.assign(np.asarray(own.bias[...]))
     return model
 
@@ -68,7 +69,7 @@ def _model(start: Network, inputs: int) -> Any:
 def _judge(row: Row, model: Any, name: str) -> None:
     from alkaid.converter import trace_model
     from alkaid.trace import HWConfig, trace
-    from hgq.utils import trace_minmax
+    from hgq.utils import trace_minmax  # pyright: ignore[reportMissingImports]
 
     data = split(TASKS[name])
     row.ebops = float(trace_minmax(model, data.train[0], verbose=0))

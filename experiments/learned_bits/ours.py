@@ -38,7 +38,7 @@ def search(name: str, seed: int, every: int, tool: str = "qjax", per: Any = "wei
     rng = np.random.default_rng(seed + 1000)
     for epoch in range(task.epochs):
         chosen = rng.permutation(len(x))[: len(x) // task.batch * task.batch].reshape(-1, task.batch)
-        _epoch(learner, optimizer, x[chosen], y[chosen], jnp.float32(price_at(task, epoch)))
+        _epoch(learner, optimizer, jnp.asarray(x[chosen]), jnp.asarray(y[chosen]), jnp.float32(price_at(task, epoch)))
         if (epoch + 1) % every == 0:
             row = Row(name, tool, seed, epoch, price_at(task, epoch))
             _judge(row, learner.finish(), task)

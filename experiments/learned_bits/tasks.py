@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 
+import jax
 import numpy as np
 import optax
 from flax import nnx
@@ -22,7 +23,7 @@ class Network(nnx.Module):
         sizes = (inputs, *HIDDEN, CLASSES)
         self.layers = nnx.List([nnx.Linear(a, b, rngs=rngs) for a, b in itertools.pairwise(sizes)])
 
-    def __call__(self, x: np.ndarray) -> np.ndarray:
+    def __call__(self, x: jax.Array) -> jax.Array:
         for layer in self.layers[:-1]:
             x = nnx.relu(layer(x))
         return self.layers[-1](x)

@@ -133,7 +133,7 @@ def _(rule: _Rule, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple
     if slopes.x is not None:
         total = total + times(slopes.x, x_dot.astype(jnp.float32))
     if slopes.scale is not None:
-        total = total + slopes.scale * power * (scale_dot * np.float32(factor))
+        total = total + slopes.scale.astype(jnp.float32) * power * (scale_dot * np.float32(factor))
     # Below 0 no bit can be added, so the error teaches nothing.
     learns = jnp.logical_and(rounded == steps, k >= 0)
     total = total + _LN2 * jnp.where(learns, steps * power * scale - real, jnp.zeros_like(real)) * k_dot

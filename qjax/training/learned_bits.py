@@ -197,6 +197,8 @@ def _refusal(quantizer: Quantizer) -> str | None:
         return "it lives in a scan"
     if quantizer.follows_tensor:
         return f'its scale follows the tensor at every step (method "{quantizer.estimator.name}")'
+    if "zero_point" in quantizer.learned:
+        return f'its zero point learns (method "{quantizer.estimator.name}")'
     if not quantizer.spec.symmetric:
         return "its codes have a zero point; QSpec(symmetric=True) has none"
     if quantizer.fixed is not None:
