@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from qjax.graph.ir import Graph, Node
+from qjax.numerics.calls import called_program
 from qjax.ops import island, reals
 from qjax.problems import Unsupported
 
@@ -21,7 +22,6 @@ _MOVES = """broadcast_in_dim reshape squeeze expand_dims transpose rev slice con
 copy_p""".split()  # noqa: SIM905
 _ROUNDED = """add sub mul div neg abs max min sign floor ceil round eq ne lt le gt ge select_n clamp is_finite
 convert_element_type reduce_max reduce_min""".split()  # noqa: SIM905
-_NESTED = ("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call")
 
 
 def check_islands(graph: Graph, format: str) -> None:
@@ -67,9 +67,10 @@ def _of(jaxpr: Any, made: dict[object, Any]) -> Iterator[str]:
     """made: what computed each value, past moves."""
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
-        if name in _NESTED:
-            inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
-            known = {v: made.get(a) for v, a in zip(inner.jaxpr.invars, eqn.invars, strict=True) if _is_variable(a)}
+        if (inner := called_program(eqn)) is not None:
+            known: dict[object, Any] = {
+                v: made.get(a) for v, a in zip(inner.jaxpr.invars, eqn.invars, strict=True) if _is_variable(a)
+            }
             yield from _of(inner.jaxpr, known)
             made |= {v: known.get(a) for v, a in zip(eqn.outvars, inner.jaxpr.outvars, strict=True) if _is_variable(a)}
             continue

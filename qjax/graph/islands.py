@@ -17,6 +17,7 @@ from jax.extend.core import JaxprEqn
 from qjax import ops
 from qjax.graph.ir import Graph, Tensor
 from qjax.graph.unsupported import ConversionError
+from qjax.numerics.calls import called_program
 from qjax.ops import reals
 from qjax.ops.dynamic_dot import RunTimeCodes
 from qjax.targets import Target
@@ -27,8 +28,6 @@ _PART = "qjax_part_"
 """Marks the equation of the program that an equation of an island's jaxpr belongs to, for errors."""
 
 _PASSED = "passed"
-
-_CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -203,13 +202,12 @@ class _Writer:
             inputs = [get(atom) for atom in eqn.invars]
             if part := re.search(rf"{_PART}(\d+)", str(eqn.source_info.name_stack)):
                 self.eqn = self.parts[int(part[1])]
-            inner = next((eqn.params[key] for key in _CALLS if key in eqn.params), None)
+            inner = called_program(eqn)
             if eqn.primitive.name == "qjax_layer":
                 # The equation is kept whole for its integer form. Here, in float, read what it computes.
                 inner = jax.make_jaxpr(eqn.params["layer"].function)(*(atom.aval for atom in eqn.invars))
             if inner is not None:
-                inner_jaxpr, inner_consts = (inner.jaxpr, inner.consts) if hasattr(inner, "consts") else (inner, ())
-                outputs = self.read(inner_jaxpr, inner_consts, inputs)
+                outputs = self.read(inner.jaxpr, inner.consts, inputs)
             else:
                 outputs = self._step(eqn, inputs)
             env.update(zip(eqn.outvars, outputs, strict=True))

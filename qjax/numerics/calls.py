@@ -16,6 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import jax
 from jax.core import Tracer
+from jax.extend.core import ClosedJaxpr
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -27,6 +28,22 @@ class Named:
 
     function: str
     static: tuple[Any, ...]
+
+
+CALLS = {
+    **dict.fromkeys(("jit", "pjit", "checkpoint", "remat", "remat2"), "jaxpr"),
+    **dict.fromkeys(("closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"), "call_jaxpr"),
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+}
+"""The primitives that do nothing but call a program, and the parameter that holds it."""
+
+
+def called_program(equation: Any) -> ClosedJaxpr | None:
+    """The program that an equation of a trace calls; None where it does anything else."""
+    if equation.primitive.name not in CALLS:
+        return None
+    program = equation.params[CALLS[equation.primitive.name]]
+    return program if isinstance(program, ClosedJaxpr) else ClosedJaxpr(program, ())
 
 
 NAMED_FUNCTIONS: set[str] = set()

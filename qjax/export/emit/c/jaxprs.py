@@ -34,19 +34,8 @@ from qjax.export.emit.c.values import (
     transposed,
 )
 from qjax.graph.islands import plainest
+from qjax.numerics.calls import CALLS, called_program
 from qjax.problems import Unsupported
-
-_CALLS = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "checkpoint": "jaxpr",
-    "remat": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-}
-"""Primitives that hold a jaxpr of their own -> the parameter that holds it."""
 
 _FOLDED = frozenset(
     [
@@ -104,8 +93,7 @@ def _equation(eqn: Any, inputs: list[Value]) -> list[Value]:
     shape, dtype = tuple(out.shape), str(out.dtype)
     if name in _FOLDED and all(isinstance(value, Table | Literal) for value in inputs):
         return [_folded(eqn, inputs)]
-    if name in _CALLS:
-        inner = params[_CALLS[name]]
+    if (inner := called_program(eqn)) is not None:
         return read(inner.jaxpr, inner.consts, inputs)
     if name == "platform_index":
         return [Literal((), dtype, plainest(params))]
@@ -123,7 +111,7 @@ def _equation(eqn: Any, inputs: list[Value]) -> list[Value]:
         return [_power(inputs[0], params["y"])]
     reader = _READERS.get(name) or (_reduction if name in _REDUCTIONS else _window if name in _WINDOWS else None)
     if reader is None:
-        known = sorted({*_READERS, *_REDUCTIONS, *_WINDOWS, *_CALLS, *ELEMENTWISE})
+        known = sorted({*_READERS, *_REDUCTIONS, *_WINDOWS, *CALLS, *ELEMENTWISE})
         raise Unsupported(f"the primitive {name!r} has no form in C; known are {', '.join(known)}.")
     return [reader(eqn, inputs, shape, dtype)]
 

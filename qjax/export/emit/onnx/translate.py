@@ -26,7 +26,7 @@ from qjax.export.emit.onnx.structure import STRUCTURE
 from qjax.export.emit.onnx.views import View, Views
 from qjax.export.emit.onnx.windows import reduce_window_max, reduce_window_sum
 from qjax.graph.islands import plainest
-from qjax.numerics.calls import named_call
+from qjax.numerics.calls import called_program, named_call
 from qjax.tracing.program import with_counts
 
 _ONE: dict[str, Callable[[Views, Any, Sequence[View]], View]] = {
@@ -36,7 +36,6 @@ _ONE: dict[str, Callable[[Views, Any, Sequence[View]], View]] = {
     "dot_general": dot_general,
 }
 
-_NESTED = ("pjit", "jit", "closed_call", "core_call", "remat", "checkpoint", "custom_jvp_call", "custom_vjp_call")
 RANGES = 4
 """The first version of the form that uses them."""
 _SAME = ("copy", "copy_p", "optimization_barrier", "stop_gradient")
@@ -83,10 +82,10 @@ class Translator(Carried):
         name, params = equation.primitive.name, equation.params
         if name in _SAME:
             return list(x)
-        if name in _NESTED:
+        if (inner := called_program(equation)) is not None:
             call = named_call(params.get("name", ""))
             found = None if call is None else NAMED[call.function](self, call, x)
-            return found if found is not None else self.run(_inner(params), x)
+            return found if found is not None else self.run(inner, x)
         if name == "cond" and x[0].value is not None:
             return self.run(params["branches"][int(x[0].value)], x[1:])
         if name in RANGED:
@@ -115,8 +114,8 @@ class Translator(Carried):
             return [self.elementwise("min", {}, [low, x[2]], shape, dtype)]
         if name in _SAME:
             return list(x)
-        if name in _NESTED:
-            return self.run(_inner(params), x)
+        if (inner := called_program(equation)) is not None:
+            return self.run(inner, x)
         if name == "platform_index":
             return [self.literal(np.int32(plainest(params)))]
         if name == "cond" and x[0].value is not None:
@@ -160,11 +159,6 @@ class Translator(Carried):
         shapes = [view.shape for view in carry]
         shapes += [(params["length"], *view.shape) for view in results[carried:]]
         return [View.full(name, view.dtype, shape) for name, view, shape in zip(finished, results, shapes, strict=True)]
-
-
-def _inner(params: Any) -> Any:
-    """The program of a call."""
-    return next(params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in params)
 
 
 def _unchanged(name: str, x: list[View]) -> View | None:

@@ -17,12 +17,11 @@ from qjax.export.emit.rtl.arrays import ARRAYS, is_known, lifted
 from qjax.export.emit.rtl.sums import SUMS
 from qjax.export.emit.rtl.words import Word, constant
 from qjax.graph.islands import plainest
-from qjax.numerics.calls import Named, named_call, names_kept
+from qjax.numerics.calls import CALLS, Named, called_program, named_call, names_kept
 from qjax.numerics.rounding import Rounding
 from qjax.problems import Unsupported
 from qjax.tracing.program import with_counts
 
-_CALLS = ("jit", "pjit", "checkpoint", "remat", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call")
 MOST_ELEMENTS = 1 << 16
 """Of one array: each is logic of its own, and takes alkaid's time."""
 
@@ -55,13 +54,10 @@ def read(closed: Any, arguments: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 def _equation(eqn: Any, inputs: list[np.ndarray]) -> list[np.ndarray]:
     name, params = eqn.primitive.name, eqn.params
-    if name in _CALLS:
+    if (inner := called_program(eqn)) is not None:
         call = named_call(params.get("name", ""))
         found = None if call is None or is_known(inputs[0]) else _NAMED.get(call.function, _unnamed)(call, inputs)
-        if found is not None:
-            return [found]
-        inner = params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"]
-        return read(inner if hasattr(inner, "consts") else core.ClosedJaxpr(inner, ()), inputs)
+        return read(inner, inputs) if found is None else [found]
     if name in _SAME:
         return inputs
     if name == "platform_index":
@@ -85,7 +81,7 @@ def _equation(eqn: Any, inputs: list[np.ndarray]) -> list[np.ndarray]:
         return [_elementwise(_ELEMENTWISE[name], inputs, shape, dtype)]
     reader = ARRAYS.get(name) or SUMS.get(name)
     if reader is None:
-        known = sorted({*ARRAYS, *SUMS, *_ELEMENTWISE, *_CALLS, *_SAME})
+        known = sorted({*ARRAYS, *SUMS, *_ELEMENTWISE, *CALLS, *_SAME})
         raise Unsupported(f"the primitive {name!r} has no form in a circuit; known are {', '.join(known)}")
     return [reader(params, inputs, shape, dtype)]
 
