@@ -33,6 +33,7 @@ from qjax.export.emit.c.values import (
     size,
     transposed,
 )
+from qjax.export.emit.gathers import takes_rows
 from qjax.graph.islands import plainest
 from qjax.numerics.calls import CALLS, called_program
 from qjax.problems import Unsupported
@@ -283,18 +284,7 @@ def _iota(eqn: JaxprEqn, inputs: list[Value], shape: tuple[int, ...], dtype: str
 
 def _gather(eqn: JaxprEqn, inputs: list[Value], shape: tuple[int, ...], dtype: str) -> Value:
     source, rows = inputs
-    numbers, params = eqn.params["dimension_numbers"], eqn.params
-    rank = len(shape)
-    leading = len(rows.shape) - 1
-    simple = (
-        tuple(numbers.collapsed_slice_dims) == (0,)
-        and tuple(numbers.start_index_map) == (0,)
-        and tuple(numbers.offset_dims) == tuple(range(leading, rank))
-        and tuple(params["slice_sizes"]) == (1, *source.shape[1:])
-        and rows.shape[-1] == 1
-        and "CLIP" in str(params["mode"])
-    )
-    if not simple:
+    if not takes_rows(eqn.params, source.shape, rows.shape, len(shape)):
         raise Unsupported("'gather' has a form in C for whole rows with clipped indices only.")
     wide = "int64" if rows.dtype in ("int64", "uint32", "uint64") else "int32"
     bounds = [Literal((), wide, bound) for bound in (0, source.shape[0] - 1)]

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from qjax.export.emit.gathers import takes_rows
 from qjax.export.emit.rtl import words
 from qjax.export.emit.rtl.words import constant
 from qjax.problems import Unsupported
@@ -82,17 +83,7 @@ def _pad(params: Mapping[str, Any], inputs: list[np.ndarray], shape: tuple[int, 
 
 def _gather(params: Mapping[str, Any], inputs: list[np.ndarray], shape: tuple[int, ...], dtype: str) -> np.ndarray:
     table, rows = inputs
-    numbers, leading = params["dimension_numbers"], rows.ndim - 1
-    simple = (
-        is_known(table)
-        and tuple(numbers.collapsed_slice_dims) == (0,)
-        and tuple(numbers.start_index_map) == (0,)
-        and tuple(numbers.offset_dims) == tuple(range(leading, len(shape)))
-        and tuple(params["slice_sizes"]) == (1, *table.shape[1:])
-        and rows.shape[-1] == 1
-        and "CLIP" in str(params["mode"])
-    )
-    if not simple:
+    if not is_known(table) or not takes_rows(params, table.shape, rows.shape, len(shape)):
         raise Unsupported("'gather' has a form in a circuit for whole rows of a known table, with clipped indices")
     result = np.empty(shape, object)
     bounds = constant(0), constant(len(table) - 1)
