@@ -13,13 +13,14 @@ from flax import nnx
 
 import qjax
 from tests.export.emit.qonnx_networks import NETWORKS, graph_of
-from tests.export.emit.test_rtl import Dense, Kinds, Recurrent, Residual, converted, for_fpga
+from tests.export.emit.test_rtl import Dense, Kinds, Recurrent, Residual, converted, for_fpga, with_learned_bits
 
 GRAPHS = {
     "rows": lambda: graph_of("rows", "w4a4"),
     "images": lambda: graph_of("images", "ternary"),
     "recurrent": lambda: for_fpga(Recurrent),
     "kinds": lambda: for_fpga(Kinds),
+    "learned_bits": lambda: with_learned_bits(4.0),
     "tflite_micro": lambda: converted(Residual, target="tflite_micro"),
     "torch_fbgemm": lambda: converted(Dense, target="torch_fbgemm"),
 }

@@ -290,6 +290,19 @@ def for_fpga(kind: Any) -> Any:
     return converted(kind, target="fpga", weights=spec, activations=spec, method="tqt", weight_method="tqt")
 
 
+def with_learned_bits(dropped: float) -> Any:
+    """A network whose weights and activations have lost that many of 8 bits, more or less; some weights are 0."""
+    x = np.asarray(jax.random.normal(jax.random.key(0), (32, 6)))
+    spec = qjax.QSpec(bits=8)
+    recipe = qjax.Recipe("fpga", weights=spec, activations=spec, method="tqt", weight_method="tqt")
+    learner = qjax.training.LearnedBits(qjax.quantize(Dense(nnx.Rngs(0)), recipe, x), x)
+    for seed, k in enumerate(learner.dropped.values()):
+        k[...] = dropped + 2 * jax.random.normal(jax.random.key(seed), k.shape)
+    qmodel = learner.finish()
+    qmodel.eval()
+    return qjax.convert(qmodel, x)
+
+
 def differing(graph: Any) -> int:
     circuit, _ = rtl.build(graph.ir, vectors=2)
     shape = [64, *graph.ir.tensors[graph.ir.inputs[0]].shape[1:]]
@@ -302,6 +315,11 @@ def differing(graph: Any) -> int:
 @pytest.mark.parametrize("kind", [Recurrent, Kinds, Attention, Residual], ids=lambda kind: kind.__name__)
 def test_networks_with_scales_that_are_powers_of_two(kind):
     assert differing(for_fpga(kind)) == 0
+
+
+@pytest.mark.parametrize("dropped", [3.0, 6.0])
+def test_networks_that_learned_their_bits(dropped):
+    assert differing(with_learned_bits(dropped)) == 0
 
 
 def test_a_network_of_qonnx():
