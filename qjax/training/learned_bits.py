@@ -72,7 +72,7 @@ class LearnedBits(nnx.Module):
         args = arguments_of(sample, "LearnedBits")
         call = evaluation_copy(qmodel).trace(*args)
         products, places = multiplications(call, batch_size(args)), call.annotation.places()
-        unchanging = unchanged(call, qmodel.plan)
+        unchanging = unchanged(call, qmodel.plan, repeated=True)
         variables, left = parameters(qmodel, unchanging.names), dict(unchanging.left)
         found: dict[str, BitsParam] = {}
         refused: dict[str, str] = {}

@@ -8,7 +8,7 @@ An activation counts the bits of its quantizer without the sign. Zeros of a padd
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -20,7 +20,7 @@ from qjax.call import Call
 from qjax.numerics.qspec import QSpec
 from qjax.ops.facts import ProductFacts
 from qjax.qmodel import QuantizedModel, check_quantized, evaluation_copy
-from qjax.tracing import Program
+from qjax.tracing import Annotation, Equation, Program, Value
 from qjax.training.sums import place_behind
 from qjax.training.weights import codes_of, unchanged
 
@@ -44,34 +44,60 @@ def multiplications(call: Call, batch: int) -> tuple[Multiplications, ...]:
     Raises:
       ValueError: a product reads a tensor that has no quantizer.
     """
-    found: list[Multiplications] = []
-    _collect(call, call.traced.program, 1, batch, found)
-    return tuple(found)
+    walk = _Walk(call.annotation, {value: eqn for eqn in call.traced.program.walk() for value in eqn.outputs})
+    return tuple(
+        Multiplications(names, count / batch)
+        for names, count in walk.products(call.traced.program, times=1, outside={})
+    )
 
 
-def _collect(call: Call, program: Program, times: int, batch: int, found: list[Multiplications]) -> None:
-    annotation = call.annotation
-    made = {value: eqn for eqn in call.traced.program.walk() for value in eqn.outputs}
-    for eqn in program.equations:
-        if eqn.body is not None:
-            length = int(eqn.params["length"]) if eqn.is_scan else 1
-            _collect(call, eqn.body, times * length, batch, found)
-        reading = annotation.ops.get(eqn)
-        if reading is None or not isinstance(reading[0], ProductFacts):
-            continue
-        places = [
-            annotation.weights.get((eqn, i)) or place_behind(annotation, made, v) for i, v in enumerate(eqn.inputs)
-        ]
-        names = [place.name for place in places if place is not None]
-        if len(names) != 2:
+@dataclasses.dataclass(frozen=True)
+class _Walk:
+    """made: the equation that computes each value, also inside of scans."""
+
+    annotation: Annotation
+    made: Mapping[Value, Equation]
+
+    def products(
+        self, program: Program, times: int, outside: Mapping[Value, Value]
+    ) -> Iterator[tuple[tuple[str, str], float]]:
+        """(quantizers, count) of each product. outside: an input of a body -> the value that it is."""
+        for eqn in program.equations:
+            if eqn.body is not None:
+                length = int(eqn.params["length"]) if eqn.is_scan else 1
+                yield from self.products(eqn.body, times * length, {**outside, **_inputs_of(eqn, eqn.body)})
+            reading = self.annotation.ops.get(eqn)
+            if reading is None or not isinstance(reading[0], ProductFacts):
+                continue
+            first, second = (self._name(eqn, index, outside) for index in (0, 1))
+            shape = eqn.in_shapes[1]
+            kept = math.prod(shape[axis] for axis in reading[0].weight_axes(eqn, 1))
+            terms = math.prod(shape) / max(1, kept)
+            yield (first, second), times * math.prod(eqn.out_shapes[0]) * terms
+
+    def _name(self, eqn: Equation, index: int, outside: Mapping[Value, Value]) -> str:
+        value, place = eqn.inputs[index], self.annotation.weights.get((eqn, index))
+        seen: set[Value] = set()
+        while place is None and value not in seen:
+            place = place_behind(self.annotation, self.made, value)
+            seen.add(value)
+            value = outside.get(value, value)
+        if place is None:
             raise ValueError(
-                f"The product at {eqn.location} reads a tensor without a quantizer, so its bits are unknown. Quantize "
+                f"The product at {eqn.where} reads a tensor without a quantizer, so its bits are unknown. Quantize "
                 "the whole model: leave out qjax.FLOAT and qjax.Dynamic."
             )
-        shape = eqn.in_shapes[1]
-        kept = math.prod(shape[axis] for axis in reading[0].weight_axes(eqn, 1))
-        terms = math.prod(shape) / max(1, kept)
-        found.append(Multiplications((names[0], names[1]), times * math.prod(eqn.out_shapes[0]) * terms / batch))
+        return place.name
+
+
+def _inputs_of(eqn: Equation, body: Program) -> dict[Value, Value]:
+    """An input of a body -> what it is outside; of what a scan carries, what the body makes of it."""
+    found = dict(zip(body.inputs, eqn.inputs, strict=True))
+    if eqn.is_scan:
+        first = int(eqn.params["num_consts"])
+        carried = int(eqn.params["num_carry"])
+        found |= dict(zip(body.inputs[first : first + carried], body.outputs, strict=False))
+    return found
 
 
 def magnitude_bits(spec: QSpec) -> int:
@@ -111,7 +137,7 @@ def ebops(qmodel: QuantizedModel, sample: Any) -> float:
     args = arguments_of(sample, "ebops")
     call = evaluation_copy(qmodel).trace(*args)
     products = multiplications(call, batch_size(args))
-    known = codes_of(qmodel, unchanged(call, qmodel.plan).names)
+    known = codes_of(qmodel, unchanged(call, qmodel.plan, repeated=True).names)
     widths: dict[str, float] = {name: magnitude_bits(q.spec) for name, q in qmodel.plan.quantizers}
     widths |= {name: float(np.mean(widths_of_codes(codes))) for name, codes in known.items()}
     return float(sum(p.count * widths[p.names[0]] * widths[p.names[1]] for p in products))

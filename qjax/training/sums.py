@@ -70,9 +70,10 @@ def room_of(sums: list[Sum], name: str, grown: Mapping[str, int]) -> int:
 
 
 def place_behind(annotation: Annotation, made: Mapping[Any, Any], value: Any) -> Any:
-    """The quantizer of a tensor, also behind operations that keep its codes, such as a max pool or a select."""
-    if value in annotation.values or value not in made:
-        return annotation.values.get(value)
+    """The quantizer of a tensor, also behind what keeps its codes: a max pool, a select, the results of a scan."""
+    known = annotation.values.get(value) or annotation.grids.get(value)
+    if known is not None or value not in made:
+        return known
     eqn = made[value]
     op = annotation.ops.get(eqn, (None,))[0]
     if op is None or op.role is not Role.GRID:

@@ -51,10 +51,19 @@ def weights_of(qmodel: QuantizedModel, sample: Any) -> Weights:
     return unchanged(evaluation_copy(qmodel).trace(*arguments_of(sample, "weights_of", traced=True)), qmodel.plan)
 
 
-def unchanged(call: Call, plan: Plan) -> Weights:
-    """Which quantized weights of a call are unchanged parameters, and why others are not."""
+def unchanged(call: Call, plan: Plan, *, repeated: bool = False) -> Weights:
+    """Which quantized weights of a call are unchanged parameters, and why others are not.
+
+    repeated: also those that every step of a recurrent layer, or a rematerialised part, reads.
+    """
     traced, annotation = call.traced, call.annotation
     path_of = dict(zip(traced.program.inputs, traced.names, strict=True))
+    for eqn in traced.program.walk() if repeated else ():
+        if eqn.body is not None:
+            # an equation comes before those of its body
+            entering = eqn.inputs[: eqn.params["num_consts"]] if eqn.is_scan else eqn.inputs
+            inside = zip(eqn.body.inputs, entering, strict=False)
+            path_of |= {value: path_of[outer] for value, outer in inside if outer in path_of}
     names: dict[str, None] = {}
     left: dict[str, str] = {}
     for (eqn, index), place in annotation.weights.items():

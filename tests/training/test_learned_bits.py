@@ -52,7 +52,19 @@ class Residual(nnx.Module):
         return self.head(jnp.mean(x, axis=(1, 2)))
 
 
+class Recurrent(nnx.Module):
+    """Four steps of a GRU, whose two weights every step reads, and a dense layer on the last."""
+
+    def __init__(self):
+        rngs = nnx.Rngs(2)
+        self.rnn, self.head = nnx.RNN(nnx.GRUCell(3, 4, rngs=rngs), rngs=rngs), nnx.Linear(4, 2, rngs=rngs)
+
+    def __call__(self, x):
+        return self.head(self.rnn(x)[:, -1])
+
+
 X = data(16, 5)
+SEQUENCES = data(6, 4, 3)
 IMAGES = data(8, 6, 6, 2)
 POWERS = qjax.Recipe("fpga", activations=qjax.QSpec(bits=8), method="tqt", weight_method="tqt")
 
@@ -220,6 +232,16 @@ def test_a_network_with_norms_and_averages_is_what_it_trained_as(target: str, me
     made = learner(Residual(), recipe, IMAGES, seed=1)
     assert dict(made.left) == {}
     check(made, IMAGES)
+
+
+def test_a_recurrent_network_is_what_it_trained_as():
+    recipe = qjax.Recipe(activations=qjax.QSpec(bits=8))
+    made = learner(Recurrent(), recipe, SEQUENCES)
+    kernels = {"rnn/cell/dense_i/kernel", "rnn/cell/dense_h/kernel", "head/kernel"}
+    assert made.weights == kernels
+    check(made, SEQUENCES)
+    counts = {product.names[1]: product.count for product in made.products}
+    assert counts == {"rnn/cell/dense_i/kernel": 4 * 3 * 12, "rnn/cell/dense_h/kernel": 4 * 4 * 12, "head/kernel": 8}
 
 
 def test_what_is_pruned_stays_a_network():
