@@ -59,8 +59,9 @@ class Recurrent(nnx.Module):
         rngs = nnx.Rngs(2)
         self.rnn, self.head = nnx.RNN(nnx.GRUCell(3, 4, rngs=rngs), rngs=rngs), nnx.Linear(4, 2, rngs=rngs)
 
-    def __call__(self, x):
-        return self.head(self.rnn(x)[:, -1])
+    def __call__(self, x: Any) -> Any:
+        states: Any = self.rnn(x)
+        return self.head(states[:, -1])
 
 
 X = data(16, 5)
