@@ -16,7 +16,7 @@ from experiments.learned_bits.tasks import TASKS
 
 TOOLS: dict[str, Callable[[str, int, int], list[Row]]] = {
     "qjax": ours.search,
-    "qjax, per channel": functools.partial(ours.search, tool="qjax, per channel", per="channel"),
+    "qjax, per weight": functools.partial(ours.search, tool="qjax, per weight", per="weight"),
     "qjax, per tensor": functools.partial(ours.search, tool="qjax, per tensor", per="tensor"),
     "HGQ2": hgq.search,
     "HGQ2, rate 0.01": functools.partial(hgq.search, tool="HGQ2, rate 0.01", rate=1e-2),

@@ -26,7 +26,7 @@ RECIPE = qjax.Recipe(
 """Scales that are powers of two, and eight bits to begin with."""
 
 
-def search(name: str, seed: int, every: int, tool: str = "qjax", per: Any = "weight") -> list[Row]:
+def search(name: str, seed: int, every: int, tool: str = "qjax", per: Any = "channel") -> list[Row]:
     """One training whose price grows; the circuits of every so many epochs."""
     task, begin = TASKS[name], time.perf_counter()
     data = split(task)

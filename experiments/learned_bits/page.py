@@ -71,11 +71,13 @@ def draw(path: Path, rows: Sequence[Row]) -> None:
     names = list(dict.fromkeys(row.task for row in rows))
     figure, all_axes = plt.subplots(1, len(names), figsize=(5.5 * len(names), 4), layout="constrained", squeeze=False)
     for axes, name in zip(all_axes[0], names, strict=True):
-        for tool in ("qjax", "HGQ2"):
-            mine = [row for row in rows if row.task == name and row.tool.startswith(tool) and not row.error]
-            mine = [row for row in mine if "per" not in row.tool]
+        for tool in ("qjax", "HGQ2", "qjax, per weight"):
+            mine = [row for row in rows if row.task == name and not row.error]
+            mine = [row for row in mine if row.tool.removesuffix(", rate 0.01") == tool]
             axes.scatter([row.tables for row in mine], [row.test for row in mine], s=12, label=tool, alpha=0.7)
         axes.set(title=name, xlabel="lookup tables (alkaid's estimate)", ylabel="test accuracy, %", xscale="log")
+        axes.set_xticks([3_000, 5_000, 10_000, 20_000, 40_000], ["3,000", "5,000", "10,000", "20,000", "40,000"])
+        axes.set_xticks([], minor=True)
         least = sorted(row.test for row in rows if row.task == name)
         axes.set_ylim(least[len(least) // 5] - 2, least[-1] + 0.5)
         axes.legend()

@@ -55,13 +55,14 @@ class LearnedBits(nnx.Module):
       left: (name, why) of the tensors that multiplications read and whose bits do not learn.
     """
 
-    def __init__(self, qmodel: QuantizedModel, sample: Any, *, per: Per = "weight") -> None:
+    def __init__(self, qmodel: QuantizedModel, sample: Any, *, per: Per = "channel") -> None:
         """Start with all bits of the recipe; eight are enough for most networks.
 
         Args:
           qmodel: the quantized model, calibrated. Only codes without a zero point learn: QSpec(symmetric=True).
           sample: one batch, an array or a tuple of the call's arguments; only its shapes matter.
-          per: what of a weight has bits of its own. An activation has bits of its own per tensor.
+          per: what of a weight has bits of its own. An activation has bits of its own per tensor. "weight" needs longer
+            trainings than "channel".
 
         Raises:
           ValueError: a product reads a tensor without a quantizer; or no tensor can learn its bits.

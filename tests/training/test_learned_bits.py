@@ -71,8 +71,8 @@ POWERS = qjax.Recipe("fpga", activations=qjax.QSpec(bits=8), method="tqt", weigh
 
 
 def learner(model: nnx.Module, recipe: qjax.Recipe, x: Any, seed: int = 0, **options: Any) -> LearnedBits:
-    """With random bits dropped: some from no weight, some from all."""
-    made = LearnedBits(qjax.quantize(model, recipe, x), x, **options)
+    """With random bits dropped, of each weight unless the options say otherwise."""
+    made = LearnedBits(qjax.quantize(model, recipe, x), x, **{"per": "weight", **options})
     rng = np.random.default_rng(seed)
     for k in made.dropped.values():
         k[...] = jnp.asarray(rng.uniform(1, 6, k.shape), jnp.float32)
