@@ -288,6 +288,7 @@ def test_a_filled_cache_comes_along(equalized):
         qjax.training.Migration((), 0, {}).state(cache)
 
 
+@pytest.mark.exhaustive
 def test_filled_caches_calibrate_as_empty_ones_do(equalized):
     """Batches are given in the units of the float model as it was."""
     before, _, _ = equalized

@@ -222,12 +222,14 @@ def check(made: LearnedBits, x: Any) -> qjax.IntegerGraph:
 
 
 @pytest.mark.parametrize("per", ["weight", "channel", "tensor"])
+@pytest.mark.sampled(2)
 def test_a_dense_network_is_what_it_trained_as(per: Any):
     graph = check(learner(Dense(), POWERS, X, per=per), X)
     assert graph.retarget("fpga").ir.target == "fpga"
 
 
 @pytest.mark.parametrize(("target", "method"), [("tflite_reference", "lsq"), ("torch_qnnpack", "tqt")])
+@pytest.mark.sampled(1)
 def test_a_network_with_norms_and_averages_is_what_it_trained_as(target: str, method: Any):
     recipe = qjax.Recipe(target, activations=qjax.QSpec(bits=8), method=method, weight_method=method)
     made = learner(Residual(), recipe, IMAGES, seed=1)
