@@ -9,7 +9,7 @@ from pathlib import Path
 from rich import box
 from rich.table import Table
 
-from qjax.lab.machine import machine
+from qjax.lab.machine import made_on
 
 
 @dataclasses.dataclass
@@ -117,7 +117,6 @@ def page(rows: list[Row], arguments: argparse.Namespace, missing: Sequence[str] 
     failed = [f"- **{row.name}**, {row.error}" for row in rows if row.error]
     errors = "\nWhat fails, at which stage, and the first line of the error:\n\n" + "\n".join(failed) + "\n"
     left_out = f"\nNot run here: {', '.join(missing)}.\n" if missing else ""
-    made = machine()
     return PAGE.format(
         size="at its published size" if arguments.full else "small (a block of each kind, a few channels)",
         recipe="" if arguments.target == "nearest_even" else f'target="{arguments.target}"',
@@ -125,7 +124,7 @@ def page(rows: list[Row], arguments: argparse.Namespace, missing: Sequence[str] 
         steps=arguments.steps,
         table="\n".join(lines),
         errors=left_out + (errors if failed else ""),
-        machine=f"Made on {made['cpu']}, {made['cores']} cores, jax {made['jax']}, flax {made['flax']}.",
+        machine=made_on(),
     )
 
 

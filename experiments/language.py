@@ -29,7 +29,7 @@ from orbax import checkpoint
 
 import qjax
 from experiments import language_cache
-from qjax.lab.machine import machine
+from qjax.lab.machine import made_on
 
 LAYERS = "blocks/.*/(query|key|value|out|up|down)"
 FOUR = qjax.QSpec(bits=4, axis=-1, group_size=32)
@@ -323,8 +323,7 @@ def main(argv: list[str] | None = None) -> list[Row]:
         f"`{command}` made this table: {count:,} parameters, {len(whole):,} bytes of text, "
         f"Python {platform.python_version()}."
     )
-    made = machine()
-    where = f"Made on {made['cpu']}, {made['cores']} cores, jax {made['jax']}, flax {made['flax']}."
+    where = made_on()
     done = f"{facts}\n\n{table(rows)}\n\n{where}\n"
     if args.page is not None:
         args.page.write_text(done)

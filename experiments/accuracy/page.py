@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments.accuracy.row import Row
-from qjax.lab.machine import machine
+from qjax.lab.machine import made_on
 
 PAGE = """# How accurate are networks after quantized training?
 
@@ -89,6 +89,5 @@ def _answer(rows: Sequence[Row]) -> str:
 
 
 def write(path: Path, rows: Sequence[Row]) -> None:
-    made = machine()
-    where = f"Made on {made['cpu']}, {made['cores']} cores, jax {made['jax']}, flax {made['flax']}."
+    where = made_on()
     path.write_text(PAGE.format(answer=_answer(rows), tables=text(rows), machine=where))

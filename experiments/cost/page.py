@@ -6,7 +6,7 @@ from pathlib import Path
 from experiments.cost.cases import CASES
 from experiments.cost.groups import COMPARED, REFERENCE, Row
 from qjax.export import files
-from qjax.lab.machine import machine
+from qjax.lab.machine import made_on
 
 PAGE = """# What does each runtime's rounding cost?
 
@@ -166,7 +166,7 @@ def text(found: Sequence[Row]) -> str:
         tables="\n".join(parts).rstrip(),
         reference=REFERENCE,
         compared=COMPARED,
-        machine=f"Made on {machine()}.",
+        machine=made_on(),
     )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from experiments.learned_bits.row import Row
 from experiments.learned_bits.tasks import TASKS
 from qjax.export import files
-from qjax.lab.machine import machine
+from qjax.lab.machine import made_on
 
 START, END = "<!-- learned bits -->", "<!-- /learned bits -->"
 
@@ -61,7 +61,7 @@ def write(path: Path, rows: Sequence[Row]) -> None:
     page = path.read_text()
     before, rest = page.split(START)
     _, after = rest.split(END)
-    files.write(f"{before}{START}\n\n{text(rows)}\n\n{machine()}\n\n{END}{after}".encode(), path)
+    files.write(f"{before}{START}\n\n{text(rows)}\n\n{made_on()}\n\n{END}{after}".encode(), path)
 
 
 def draw(path: Path, rows: Sequence[Row]) -> None:

@@ -26,3 +26,9 @@ def machine() -> dict[str, Any]:
         **versions,
         "qjax": __version__,
     }
+
+
+def made_on() -> str:
+    """The sentence of a page that says so."""
+    made = machine()
+    return f"Made on {made['cpu']}, {made['cores']} cores, jax {made['jax']}, flax {made['flax']}."
