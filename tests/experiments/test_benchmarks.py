@@ -110,6 +110,7 @@ def test_onnx_runtime_computes_what_the_interpreter_does():
     assert [type(result) for result in found] == [Paired, Paired]
 
 
+@pytest.mark.exhaustive
 def test_an_accelerators_bits_are_compared_with_the_cpus() -> None:
     """Here both are the CPU, and no precision reaches an integer product."""
     (found,) = accelerator.bits("Autoencoder, conv", ("BF16_BF16_F32",))
