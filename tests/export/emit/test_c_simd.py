@@ -77,7 +77,12 @@ def cortex_m(graphs, layers, tmp_path_factory):
     return found
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+SELDOM = [pytest.mark.exhaustive]
+SOMETIMES = [pytest.param(name, marks=SELDOM if "VNNI" in name and "512" not in name else []) for name in VARIANTS]
+"""The variants; what one of 256 bits with VNNI adds to the others is tested in `make test-all`."""
+
+
+@pytest.mark.parametrize("variant", SOMETIMES)
 def test_layers_of_every_shape(variant, layers):
     needed, flags = VARIANTS[variant]
     # built under every warning also where it cannot run
@@ -92,12 +97,7 @@ def test_one_example_under_sanitizers(graphs, tmp_path):
     layers.assert_equal(layers.run(*c_build.SANITIZERS, *flags[1:]))
 
 
-SELDOM = [pytest.mark.exhaustive]
-
-
-@pytest.mark.parametrize(
-    "variant", [pytest.param(name, marks=SELDOM if "VNNI" in name and "512" not in name else []) for name in VARIANTS]
-)
+@pytest.mark.parametrize("variant", SOMETIMES)
 def test_products_of_activations(variant, products):
     needed, flags = VARIANTS[variant]
     # built under every warning also where it cannot run
