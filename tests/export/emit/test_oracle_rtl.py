@@ -13,7 +13,7 @@ from flax import nnx
 
 import qjax
 from tests.export.emit.qonnx_networks import NETWORKS, graph_of
-from tests.export.emit.test_rtl import Dense, Kinds, Recurrent, Residual, converted, for_fpga, with_learned_bits
+from tests.export.emit.rtl_networks import Dense, Kinds, Recurrent, Residual, converted, for_fpga, with_learned_bits
 
 GRAPHS = {
     "rows": lambda: graph_of("rows", "w4a4"),
