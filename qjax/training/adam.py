@@ -76,12 +76,27 @@ def optimizer(
         "logarithm": adam(learning_rate * scale_rate),
         "quantizer": adam(learning_rate * scale_rate, size),
     }
-    of_quantizers = {tuple(map(str, path)) for path, _ in nnx.to_flat_state(nnx.state(qmodel, QuantParam))}
+    of_quantizers = paths_of(qmodel, QuantParam)
 
     def kind(path: tuple[Any, ...], _: Any) -> str:
-        names = tuple(str(getattr(key, "key", getattr(key, "name", key))) for key in path)
-        if not any(names[: len(known)] == known for known in of_quantizers if len(known) <= len(names)):
+        names = names_of(path)
+        if not is_within(names, of_quantizers):
             return "weight"
         return "logarithm" if any(name.startswith("log2") for name in names) else "quantizer"
 
     return optax.multi_transform(kinds, lambda params: jax.tree.map_with_path(kind, params))
+
+
+def paths_of(module: nnx.Module, kind: type[nnx.Variable[Any]]) -> set[tuple[str, ...]]:
+    """The paths of all variables of a kind."""
+    return {tuple(map(str, path)) for path, _ in nnx.to_flat_state(nnx.state(module, kind))}
+
+
+def names_of(path: tuple[Any, ...]) -> tuple[str, ...]:
+    """The path of a leaf, as `jax.tree_util` gives it, in names."""
+    return tuple(str(getattr(key, "key", getattr(key, "name", key))) for key in path)
+
+
+def is_within(names: tuple[str, ...], paths: set[tuple[str, ...]]) -> bool:
+    """Whether a leaf belongs to a variable with one of these paths."""
+    return any(names[: len(path)] == path for path in paths)

@@ -21,6 +21,7 @@ from qjax.calibration.learned import Quantizer
 from qjax.ops import Quantized
 from qjax.qmodel import QuantizedModel, QuantParam, check_quantized, evaluation_copy
 from qjax.tracing import Evaluation, Place
+from qjax.training.adam import is_within, names_of, paths_of
 from qjax.training.dropped_bits import bounds, most, quantized, used
 from qjax.training.narrowed import narrowed
 from qjax.training.resources import magnitude_bits, multiplications, total
@@ -121,11 +122,10 @@ class LearnedBits(nnx.Module):
             "bits": optax.adam(bits_rate),
             "rest": optax.adam(learning_rate),
         }
-        own = {tuple(map(str, path)) for path, _ in nnx.to_flat_state(nnx.state(self, BitsParam))}
+        own = paths_of(self, BitsParam)
 
         def kind(path: tuple[Any, ...], _: Any) -> str:
-            names = tuple(str(getattr(key, "key", getattr(key, "name", key))) for key in path)
-            return "bits" if any(names[: len(known)] == known for known in own) else "rest"
+            return "bits" if is_within(names_of(path), own) else "rest"
 
         transform = optax.multi_transform(kinds, lambda params: jax.tree.map_with_path(kind, params))
         return nnx.Optimizer(self, transform, wrt=nnx.Param)
