@@ -111,6 +111,7 @@ def test_steps_are_calls_whose_cache_stays_codes(bits: int, tmp_path) -> None:
     same(outputs, jnp.stack(rows))
 
 
+@pytest.mark.exhaustive
 def test_a_state_that_is_computed_anew_gets_its_own_grid_again() -> None:
     qmodel, graph, batches = recurrent()
     grids = [graph.ir.tensors[name].quantization for name in (graph.ir.inputs[-1], graph.ir.outputs[0])]

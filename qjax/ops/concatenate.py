@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from qjax.ops.base import Attributes, Constants, Equation, Quantized, Shape, real, register
-from qjax.ops.facts import always
+from qjax.ops.facts import always, no_filling
 from qjax.ops.fields import Axis
 from qjax.ops.grid import GridOp
 
@@ -22,6 +22,7 @@ class Concatenate(GridOp):
     moves = True
     keeps_batch = always
     one_order = True
+    filling = no_filling
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
         return not all(constant)

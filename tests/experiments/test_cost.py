@@ -70,6 +70,7 @@ def test_every_network_names_its_decisions():
         cases.DECISIONS["mtcnn-onet"]((np.zeros((2, 4)),))
 
 
+@pytest.mark.exhaustive
 def test_a_target_that_needs_several_nodes_for_one_is_counted_without_a_place():
     model = nnx.Sequential(nnx.Linear(64, 16, rngs=nnx.Rngs(0)), nnx.LayerNorm(16, rngs=nnx.Rngs(0)))
     found = rows("net", "W8A8", case(model=model), ("tflite_xnnpack", "double_round"))

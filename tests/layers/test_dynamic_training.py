@@ -74,7 +74,7 @@ PRODUCTS: dict[str, tuple[Any, tuple[int, ...], tuple[int, ...]]] = {
 
 @pytest.mark.parametrize("again", [False, True], ids=["", "recomputed"])
 @pytest.mark.parametrize("name", PRODUCTS)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 def test_the_gradient_is_that_of_the_product_of_what_the_codes_stand_for(name: str, again: bool) -> None:
     function, x_shape, w_shape = PRODUCTS[name]
     rng = np.random.default_rng(13)
@@ -100,6 +100,7 @@ def test_the_gradient_is_that_of_the_product_of_what_the_codes_stand_for(name: s
 
 
 @pytest.mark.parametrize("name", ["dot", "depthwise conv"])
+@pytest.mark.sampled(1)
 def test_a_bfloat16_product_has_the_gradient_of_its_own_dtype(name: str) -> None:
     function, x_shape, w_shape = PRODUCTS[name]
     rng = np.random.default_rng(14)

@@ -48,7 +48,7 @@ FORMS: dict[str, Hide] = {
 
 
 @pytest.mark.parametrize("name", FORMS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_an_integer_mask_hides(name: str) -> None:
     model = Attention(FORMS[name])
     # the sample hides nothing

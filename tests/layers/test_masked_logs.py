@@ -49,7 +49,7 @@ class Net(nnx.Module):
 
 
 @pytest.mark.parametrize("name", FORMS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_hidden_numbers_take_no_part(name: str) -> None:
     function, visible = FORMS[name]
     model = Net(function)

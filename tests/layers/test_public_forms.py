@@ -151,6 +151,7 @@ def test_moves_are_read_as_they_are_meant(batch: int) -> None:
 
 
 @pytest.mark.parametrize("batch", [1, LENGTH])
+@pytest.mark.sampled(1)
 def test_arithmetic_is_read_as_it_is_meant(batch: int) -> None:
     # of another order of float operations: a few units in the last place of numbers up to 100
     functions = {name: f for name, f in ARITHMETIC.items() if not name.endswith("scan")}

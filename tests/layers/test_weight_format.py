@@ -36,7 +36,7 @@ def agree(model: nnx.Module, recipe: Recipe, x: np.ndarray) -> tuple[Any, Intege
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_a_layer_multiplies_by_the_dequantized_weight(name: str, tmp_path: Any) -> None:
     format = WeightFormat(name)
     qmodel, graph = agree(Net(), Recipe(overrides={"first": format}), X)
@@ -95,6 +95,7 @@ def test_convolutions_and_heads_sum_over_several_axes() -> None:
 
 
 @pytest.mark.parametrize("name", ["ternary", "binary"])
+@pytest.mark.sampled(1)
 def test_int8_rows_and_integer_weights_are_sums_of_integers(name: str) -> None:
     setting = Dynamic(weights=WeightFormat(name), per="row")
     qmodel, graph = agree(Net(), Recipe(overrides={".*": setting}), X)

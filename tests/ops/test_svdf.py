@@ -52,6 +52,7 @@ VARIANTS: tuple[dict[str, Any], ...] = ({}, {"rank": 1, "memory": 8}, {"memory":
 @pytest.mark.parametrize(
     ("target", "state"), [*((target, "int16") for target in MODES), ("tflite_micro", "int16"), ("tflite_micro", "int8")]
 )
+@pytest.mark.sampled(2)
 def test_every_runtime_has_the_codes(target, state):
     seen = set()
     for seed, variant in enumerate(VARIANTS):

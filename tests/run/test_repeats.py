@@ -84,9 +84,9 @@ def assert_equal_to_unrolled(graph, x):
 @pytest.mark.parametrize(
     ("model", "loops"),
     [
-        pytest.param(Recurrent(), 1, id="last", marks=pytest.mark.exhaustive),
+        pytest.param(Recurrent(), 1, id="last"),
         pytest.param(Recurrent(every=True, reverse=True), 1, id="reversed", marks=pytest.mark.exhaustive),
-        pytest.param(Both(), 2, id="bidirectional"),
+        pytest.param(Both(), 2, id="bidirectional", marks=pytest.mark.exhaustive),
         pytest.param(Stack(6), 1, id="layers"),
     ],
 )

@@ -62,7 +62,7 @@ def converted(name):
 
 
 @pytest.mark.parametrize("name", FORMS)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 def test_the_graph_is_the_model(name):
     qmodel, graph, _, shapes = converted(name)
     for given in everywhere(shapes):

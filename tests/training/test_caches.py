@@ -179,6 +179,7 @@ def test_a_label_that_would_equal_its_inverse_has_no_factor():
 
 @pytest.mark.parametrize("length", [PLACES - 1, 1])
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.sampled(6)
 def test_with_powers_of_two_the_float_model_keeps_its_bits(form, length):
     """Every factor at once, by powers of two, which round nothing; the cache is filled with any numbers."""
     args = call(length=length, start=2 if length == 1 else 0, form=form)
@@ -323,6 +324,7 @@ def test_codes_are_exact_and_a_prefill_is_its_single_steps(equalized):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_post_training_moves_them_where_it_is_told_of_the_cache():
     model = loud(Decoder())
     before = quantized(model)

@@ -119,6 +119,7 @@ EVERY = [pytest.param(m, marks=[pytest.mark.exhaustive] if m != "gptq" else []) 
 
 
 @pytest.mark.parametrize("method", [*EVERY, "correct_bias"])
+@pytest.mark.sampled(1)
 def test_layers_of_a_scan_become_what_they_become_outside_of_it(
     nets: dict[str, qjax.QuantizedModel], method: str
 ) -> None:

@@ -36,6 +36,7 @@ def compiled(text: str, folder: Path, flags: list[str]) -> ctypes.CDLL:
 
 
 @pytest.mark.parametrize("flags", [["-O0", "-fsanitize=undefined", "-fsanitize-undefined-trap-on-error"], FASTEST])
+@pytest.mark.sampled(1)
 def test_random_programs(flags, tmp_path):
     source, functions, wanted = Source(), list[str](), dict[str, np.ndarray]()
     feeds = [np.random.default_rng(0).integers(-128, 128, SHAPE).astype(np.int8) for _ in range(2)]

@@ -209,6 +209,7 @@ def test_every_arithmetic_becomes_c_and_onnx(everything):
     assert len(to_model(merged(named)[0], style="integer", batch=1).graph.node) >= ARITHMETICS
 
 
+@pytest.mark.exhaustive
 def test_c_and_onnx_of_softmax(everything, tmp_path):
     """Run here; `test_c_ops` and `test_onnx_integer` run every operation, rule and formula."""
     named = {name: each for name, each in everything.named.items() if name.startswith("softmax_unit")}

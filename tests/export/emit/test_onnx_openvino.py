@@ -153,6 +153,7 @@ def test_a_sum_that_float32_does_not_hold():
     to_model(single_graph(plain))
 
 
+@pytest.mark.exhaustive
 def test_int8_activations_train_and_run():
     """The target takes them, and only the file does not."""
     recipe = qjax.Recipe(target="openvino_cpu")

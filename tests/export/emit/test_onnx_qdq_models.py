@@ -88,6 +88,7 @@ def test_products_of_int8_activations_need_no_option_of_the_session(small, tmp_p
 
 
 @pytest.mark.parametrize("activations", [UNSIGNED, qjax.QSpec(bits=8, symmetric=False)])
+@pytest.mark.sampled(1)
 def test_attention_is_kernels_of_codes_and_nothing_else(activations, tmp_path):
     graph = converted(Attention(), SEQUENCES, target="onnxruntime", activations=activations)
     operators = assert_runs(graph, SEQUENCES, tmp_path)
@@ -98,6 +99,7 @@ def test_attention_is_kernels_of_codes_and_nothing_else(activations, tmp_path):
     assert scores.attributes["factor"] == float(np.float32(6**-0.5))
 
 
+@pytest.mark.exhaustive
 def test_a_factor_of_a_product_survives_a_change_of_target(tmp_path):
     """Also of a file, where the target's constants are all that is left of the model."""
     graph = converted(Attention(), SEQUENCES, target="onnxruntime")
@@ -228,6 +230,7 @@ class Weighing(nnx.Module):
 
 
 @pytest.mark.parametrize("subscripts", ["bkhd,bhqk->bqhd", "bhqk,bkhd->bqhd", "bkhd,bhqk->bhdq", "bhqk,bkhd->bhqd"])
+@pytest.mark.sampled(2)
 def test_products_of_activations_move_the_fewer_codes(subscripts, tmp_path):
     x = jax.random.normal(jax.random.key(0), (4, 10, 6))
     graph = converted(Weighing(subscripts), x, target="onnxruntime")

@@ -59,6 +59,7 @@ def setting(op: str, rng: np.random.Generator, dtype: str) -> Setting:
 
 
 @pytest.mark.parametrize("name", formulas.names())
+@pytest.mark.sampled(2)
 def test_a_pointwise_formula_ignores_places_and_shapes(name):
     formula = formulas.get(name)
     ops = sorted(formula.ops & set(ELEMENTWISE))

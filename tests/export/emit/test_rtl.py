@@ -245,7 +245,7 @@ def test_a_network_of_qonnx():
 
 
 @pytest.mark.parametrize("target", sorted(set(NAMES) - {"fpga"}))
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 def test_targets(target):
     graph = converted(Residual, target=target)
     if target in WITHOUT_ADDITIONS:

@@ -221,6 +221,7 @@ def _all() -> dict[str, tuple[str, tuple[str, ...]]]:
     for name, text in _OF_FLOATS.items():
         found[f"{name}_f32"] = (text, ("floats", *(("round_f32",) if name in ("floor", "ceil") else ())))
     found["vectors"] = (f"#include <string.h>\n\n{_own('vectors')}", ())
+    found["one_bit"] = (f"#include <string.h>\n\n{_own('one_bit')}", ())
     forms = [
         "#if defined(__ARM_FEATURE_MVE) && !defined(__ARM_BIG_ENDIAN)",
         _own("cortex_m_mve"),

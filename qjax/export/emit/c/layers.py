@@ -15,7 +15,7 @@ import numpy as np
 
 from qjax import ops
 from qjax.export.emit import planes
-from qjax.export.emit.c import cortex_windows, requantizing, vector_products, vector_windows, windows
+from qjax.export.emit.c import cortex_windows, one_bit, requantizing, vector_products, vector_windows, windows
 from qjax.export.emit.c.blocks import Source
 from qjax.export.emit.c.jaxprs import trace
 from qjax.export.emit.c.loops import Layer
@@ -23,6 +23,7 @@ from qjax.export.emit.c.products import convolution, product
 from qjax.export.emit.c.scalar import limits
 from qjax.export.emit.c.text import identifier
 from qjax.export.emit.c.values import Buffer, Table, Value, laid_out, piece_of, reshaped, transposed
+from qjax.export.emit.few_codes import few_codes
 from qjax.export.emit.requantizations import Finish, finish_of_codes
 from qjax.graph import kernels
 from qjax.graph.ir import Graph, Node
@@ -53,10 +54,13 @@ class Lowered:
     in_place: tuple[int, ...] = ()
 
 
-def lower(graph: Graph, node: Node, shapes: Mapping[str, tuple[int, ...]], source: Source, name: str) -> Lowered:
+def lower(
+    graph: Graph, node: Node, shapes: Mapping[str, tuple[int, ...]], source: Source, name: str, *, once: bool = False
+) -> Lowered:
     """The node's function, added to what the file shares.
 
-    shapes: of every tensor, the batch being known. name: of the function, the prefix of its tables.
+    shapes: of every tensor, the batch being known. name: of the function, the prefix of its tables. once: whether it
+    serves this node alone, so that it may rely on which codes the node's input can hold.
 
     Raises:
       ValueError: the kernel holds a primitive that has no form in C; the message names the node.
@@ -74,7 +78,8 @@ def lower(graph: Graph, node: Node, shapes: Mapping[str, tuple[int, ...]], sourc
     def made(target: Buffer) -> Value | _Windowed | vector_products.Product:
         return _value(graph, node, inputs, target, source)
 
-    return _lowered(graph, node, buffers, made, shapes, source, name)
+    codes = few_codes(graph, node.inputs[0], one_bit.MOST) if once and node.inputs else None
+    return _lowered(graph, node, buffers, made, shapes, source, name, codes)
 
 
 def lower_stack(
@@ -98,6 +103,7 @@ def _lowered(
     shapes: Mapping[str, tuple[int, ...]],
     source: Source,
     name: str,
+    codes: tuple[int, ...] | None = None,
 ) -> Lowered:
     target = Buffer(shapes[node.output], graph.tensors[node.output].dtype, "out")
     hint, note = _arithmetic(graph, node)
@@ -110,7 +116,9 @@ def _lowered(
         if isinstance(value, vector_products.Product):
             vector_products.store(layer, target, value)
         elif isinstance(value, _Windowed):
-            if source.simd is True and vector_windows.fits(value.window):
+            if codes is not None and one_bit.fits(value.window, codes, source.simd):
+                one_bit.store(layer, target, value.window, value.epilogue, codes)
+            elif source.simd is True and vector_windows.fits(value.window):
                 vector_windows.store(layer, target, value.window, value.epilogue, value.finish)
             elif source.simd == "cortex_m" and cortex_windows.fits(value.window):
                 cortex_windows.store(layer, target, value.window, value.epilogue, value.finish)

@@ -114,11 +114,14 @@ class _Builder:
         """For texts that go into no file."""
         return Source(simd=self.source.simd)
 
-    def lowered(self, node: Node, source: Source | None = None) -> tuple[str, Lowered]:
-        """A node's function and its name; source: where the file's texts go, by default into the file."""
+    def lowered(self, node: Node, source: Source | None = None, *, once: bool = False) -> tuple[str, Lowered]:
+        """A node's function and its name; source: where the file's texts go, by default into the file.
+
+        once: as in `layers.lower`.
+        """
         source = self.source if source is None else source
         name = source.names.fresh(identifier(self.prefix + node.name))
-        return name, lower(self.graph, node, self.shapes, source, name)
+        return name, lower(self.graph, node, self.shapes, source, name, once=once)
 
     def node(self, node: Node) -> None:
         """A node that runs once."""
@@ -126,7 +129,7 @@ class _Builder:
         inputs = tuple(self.env[name] for name in names)
         stack = self.stack(node, names, inputs)
         if stack is None:
-            name, lowered = self.lowered(node)
+            name, lowered = self.lowered(node, once=True)
         else:
             inputs = (dataclasses.replace(stack, turn=0),)
             name = self.source.names.fresh(identifier(self.prefix + node.name))

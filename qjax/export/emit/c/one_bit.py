@@ -1,0 +1,252 @@
+"""Products of channels-last codes with weights bit by bit, where both take two or three values; see `one_bit.h`.
+
+Such are the layers of networks with binary or ternary activations and weights. With the codes a < b < c that can occur
+and the weights u < v < w of a feature, each code and each weight is a sum of planes, which are 0 or 1:
+
+    x = a + (b - a) [x >= b] + (c - b) [x >= c]
+
+and likewise for a weight. So a sum of products is a sum over pairs of planes, times numbers that are known, of how many
+bits both have. The integers are those of any other form. Codes of the padding are one more value that can occur, but
+only where a window leaves the input.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from qjax.export.emit.c.blocks import loop_head, nested
+from qjax.export.emit.c.index import Index
+from qjax.export.emit.c.loops import Layer
+from qjax.export.emit.c.tiles import Tiles, in_bytes
+from qjax.export.emit.c.values import Buffer, Register, Value
+from qjax.export.emit.c.windows import MOST_LOCAL, Window, inside
+
+MOST = 3
+"""Values that the codes, and the weights of a feature, may take."""
+_WORD = 64
+_LANES = 8
+"""Features of a block."""
+_CHUNK = 64
+"""Features whose sums are on the stack at once."""
+_FEWEST = 32
+"""Fewer products than these take longer to bring into bits."""
+_MANY = 512
+_PAIRS = 2
+"""Of a plane of codes and a plane of weights."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Planes:
+    """Numbers as lowest + sum of steps[i] * [number >= least[i]]."""
+
+    lowest: int
+    least: tuple[int, ...]
+
+    @classmethod
+    def of(cls, values: Sequence[int]) -> "Planes":
+        first, *others = sorted(set(values))
+        return cls(first, tuple(others))
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """From each value to the next."""
+        return tuple(b - a for a, b in zip((self.lowest, *self.least), self.least, strict=False))
+
+
+def fits(window: Window, codes: tuple[int, ...] | None, simd: bool | str) -> bool:
+    """Whether a product has a form here that pays. codes: those that the input can hold, where they are few."""
+    features, *taps, channels = window.kernel.shape
+    count = math.prod(taps) * channels
+    if codes is None or len(codes) < 2 or window.groups > 1 or not in_bytes(window):
+        return False
+    if count < _FEWEST or features < _LANES or (_gathered(channels) and count > MOST_LOCAL // 2):
+        return False
+    if _words(taps, channels) * 8 * MOST > MOST_LOCAL // 2:
+        return False
+    values = _values(window.kernel.reshape(features, -1))
+    if values is None or not _within(values, window, codes):
+        return False
+    pairs = (len(codes) - 1) * (values.shape[1] - 1)
+    # measured: four pairs win only with vectors, where bringing the codes into bits takes little of the time
+    return pairs <= _PAIRS or (simd is True and count >= _MANY)
+
+
+def store(
+    layer: Layer, target: Buffer, window: Window, epilogue: Callable[[Register], Value], codes: tuple[int, ...]
+) -> None:
+    """The nest of loops. epilogue: from the sums, a register of the target's shape, to the codes."""
+    _Nest(layer, target, window, epilogue, codes).write()
+
+
+def _gathered(channels: int) -> bool:
+    """Whether a window's codes are copied to one row first; else every tap begins a word of its own."""
+    return channels < _WORD
+
+
+def _words(taps: Sequence[int], channels: int) -> int:
+    count = math.prod(taps)
+    return -(-count * channels // _WORD) if _gathered(channels) else count * -(-channels // _WORD)
+
+
+def _values(rows: np.ndarray) -> np.ndarray | None:
+    """The values of every feature's weights in their order, int64, the greatest repeated; None: more than `MOST`."""
+    found = [np.unique(row).astype(np.int64) for row in rows]
+    most = max(len(values) for values in found)
+    if not 2 <= most <= MOST:
+        return None
+    return np.stack([np.pad(values, (0, most - len(values)), mode="edge") for values in found])
+
+
+def _within(values: np.ndarray, window: Window, codes: tuple[int, ...]) -> bool:
+    """Whether every partial sum of the planes fits 32 bits."""
+    features = len(values)
+    count = window.kernel.size // features
+    planes = Planes.of((*codes, window.zero_point))
+    totals = np.abs(window.kernel.reshape(features, -1).astype(np.int64)).sum(axis=1)
+    of_weights = np.abs(values[:, 0]) + np.diff(values, axis=1).sum(axis=1)
+    greatest = abs(planes.lowest) * totals + sum(planes.steps) * of_weights * count
+    return int(greatest.max()) < 2**31
+
+
+class _Nest(Tiles):
+    def __init__(
+        self,
+        layer: Layer,
+        target: Buffer,
+        window: Window,
+        epilogue: Callable[[Register], Value],
+        codes: tuple[int, ...],
+    ) -> None:
+        super().__init__(layer, target, window, epilogue, "one_bit")
+        self.rows = window.kernel.reshape(self.features, -1)
+        values = _values(self.rows)
+        assert values is not None
+        self.values = values
+        self.inner, self.border = Planes.of(codes), Planes.of((*codes, window.zero_point))
+        self.words = _words(self.taps, self.per_group)
+        chunks = -(-self.features // _CHUNK)
+        each = -(-self.features // (chunks * _LANES)) * _LANES
+        self.each, self.shown = each, min(each, self.features)
+        self.starts = [min(i * each, self.features - self.shown) for i in range(chunks)]
+
+    def write(self) -> None:
+        most = len(self.border.least) if self._leaves() else len(self.inner.least)
+        planes = self.values.shape[1] - 1
+        count = self.rows.shape[1]
+        arrays = [f"uint64_t bits[{most * self.words}];", f"int32_t ones[{most}], steps[{most}];"]
+        self.layer.local(8 * most * self.words + 4 * self.each * (planes + 1) + count)
+        filled = self.each_position(1, lambda outer: self._filled(outer))
+        size = planes * self.each
+        kernel = f"{self._kernel()} + chunk * {size * self.words}" if len(self.starts) > 1 else self._kernel()
+        add = [
+            f"qjax_common(bits + q * {self.words}, {self.words}, {kernel}, {size // _LANES}, counts);",
+            *nested([loop_head("i", self.shown)], [f"acc[i] += steps[q] * ({self._of_weights()});"]),
+        ]
+        sums = [
+            f"int32_t counts[{size}], acc[{self.each}];",
+            f"const int32_t c0 = {self.least('chunk', len(self.starts), self.each, self.starts[-1])};"
+            if len(self.starts) > 1
+            else "const int32_t c0 = 0;",
+            *nested([loop_head("i", self.shown)], [f"acc[i] = lowest * {self._total()};"]),
+            *nested(["for (int32_t q = 0; q < planes; q++) {"], add),
+            *nested(["{"], self.by_epilogue("acc", "first", "c0", self.shown)),
+        ]
+        chunks = nested([loop_head("chunk", len(self.starts))] if len(self.starts) > 1 else ["{"], sums)
+        body = ["int32_t planes = 0, lowest = 0;", *filled, *chunks]
+        self.layer.root.add(*nested(["{"], [*arrays, *self.tiled(1, body)]))
+
+    # ------------------------------------------------------------------ codes
+
+    def _leaves(self) -> bool:
+        """Whether a window may leave the input, where padding is a value of its own."""
+        outer = [Index.variable(f"o{axis}", size) for axis, size in enumerate(self.sizes)]
+        return bool(self._tests(outer)) and self.border != self.inner
+
+    def _tests(self, outer: list[Index]) -> list[str]:
+        """What holds where the whole window lies in the input."""
+        ends = (tuple(Index({}, k * (size - 1)) for size in self.taps) for k in (0, 1))
+        return list(dict.fromkeys(test for end in ends for test in inside(self.window, outer, end)[0]))
+
+    def _filled(self, outer: list[Index]) -> list[str]:
+        """`bits`, `ones`, `steps`, `planes` and `lowest` of a position."""
+        lines: list[str] = []
+        if _gathered(self.per_group):
+            lines.append(f"{self.kind} line[{self.rows.shape[1]}];")
+            lines += self.copied(outer, lambda place, source, codes: [f"memcpy(line + {place}, {source}, {codes});"])
+        whole = [f"lowest = {self.inner.lowest};", *self._planes(self.inner, outer)]
+        if not self._leaves():
+            return [*lines, *whole]
+        border = [f"lowest = {self.border.lowest};", *self._planes(self.border, outer)]
+        test = " && ".join(self._tests(outer))
+        return [*lines, f"if ({test}) {{", *_indented(whole), "} else {", *_indented(border), "}"]
+
+    def _planes(self, planes: Planes, outer: list[Index]) -> list[str]:
+        lines = [f"planes = {len(planes.least)};"]
+        for index, (least, step) in enumerate(zip(planes.least, planes.steps, strict=True)):
+            function, at = f"qjax_plane_{self.suffix}", f"bits + {index * self.words}" if index else "bits"
+            lines.append(f"steps[{index}] = {step};")
+            if _gathered(self.per_group):
+                lines.append(f"ones[{index}] = {function}(line, {self.rows.shape[1]}, {least}, {at});")
+                continue
+            heads, tap = self.tap_loops()
+            each = -(-self.per_group // _WORD)
+            place = Index()
+            for k, size in zip(tap, self.taps, strict=True):
+                place = place * size + k
+            place = place * each + index * self.words
+            codes = f"{self.codes_under(outer, tap)}"
+            one = [
+                f"const {self.kind} *const codes = {codes};",
+                f"ones[{index}] += {function}(codes, {self.per_group}, {least}, bits + {place});",
+            ]
+            lines += [f"ones[{index}] = 0;", *nested(heads, one)]
+        return lines
+
+    # ------------------------------------------------------------------ weights
+
+    def _kernel(self) -> str:
+        """The planes of all weights: (chunk, plane, block of eight features, word, feature)."""
+        planes = self.values.shape[1] - 1
+        least = self.values[:, 1:]
+        # a value that is repeated has the step 0, whatever its bits
+        masks = self.rows[:, None, :] >= least[:, :, None]
+        taps = math.prod(self.taps)
+        if not _gathered(self.per_group):
+            spare = -self.per_group % _WORD
+            masks = np.pad(masks.reshape(self.features, planes, taps, -1), ((0, 0), (0, 0), (0, 0), (0, spare)))
+            masks = masks.reshape(self.features, planes, -1)
+        masks = np.pad(masks, ((0, self.each - self.shown), (0, 0), (0, self.words * _WORD - masks.shape[2])))
+        words = np.packbits(masks, axis=2, bitorder="little").view("<u8").astype(np.uint64)
+        chunks = np.stack([words[start : start + self.each] for start in self.starts])
+        laid = chunks.reshape(len(self.starts), -1, _LANES, planes, self.words).transpose(0, 3, 1, 4, 2)
+        return self.table("kernel", np.ascontiguousarray(laid), weights=True)
+
+    def _of_weights(self) -> str:
+        """What a plane of codes contributes to a feature."""
+        terms = [_times(self._number("lowest", self.values[:, 0]), "ones[q]")]
+        for index, step in enumerate(np.diff(self.values, axis=1).T):
+            count = f"counts[{index * self.each} + i]" if index else "counts[i]"
+            terms.append(_times(self._number(f"step{index}", step), count))
+        return " + ".join(terms)
+
+    def _total(self) -> str:
+        return self._number("total", self.rows.astype(np.int64).sum(axis=1))
+
+    def _number(self, role: str, values: np.ndarray) -> str:
+        """A number of feature c0 + i: one that all have in common, or an entry of a table."""
+        if (values == values[0]).all():
+            return str(int(values[0]))
+        return f"{self.table(role, values.astype(np.int32))}[c0 + i]"
+
+
+def _times(number: str, factor: str) -> str:
+    return factor if number == "1" else f"{number} * {factor}"
+
+
+def _indented(lines: Sequence[str]) -> list[str]:
+    return [f"    {line}" for line in lines]
+
+
+__all__ = ["MOST", "fits", "store"]

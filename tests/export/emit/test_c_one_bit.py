@@ -1,0 +1,182 @@
+"""Emitted C that computes bit by bit: the codes of the interpreter, and where it is chosen."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import qjax
+from qjax.export.emit.c import one_bit, to_files
+from qjax.export.emit.c.blocks import Source
+from qjax.export.emit.c.program import build
+from qjax.export.emit.c.values import Buffer
+from qjax.export.emit.c.windows import Window
+from qjax.export.emit.few_codes import few_codes
+from tests.export.emit import c_build, one_bit_layers
+from tests.export.emit.one_bit_layers import LAYERS, binary, ternary
+from tests.export.emit.test_c_simd import CORTEX_M, MACHINES, _has
+
+VARIANTS = {
+    "plain": ((), ["-O1"]),
+    "POPCNT": (("popcnt",), ["-O2", "-mpopcnt"]),
+    "AVX-512": (("avx512bw", "avx512_vpopcntdq"), ["-O2", "-mavx512f", "-mavx512bw", "-mavx512vpopcntdq"]),
+}
+"""What a variant needs of a processor, as Linux names it, and the flags that choose it."""
+SELDOM = [pytest.mark.exhaustive]
+SOMETIMES = [pytest.param(name, marks=SELDOM if name == "POPCNT" else []) for name in VARIANTS]
+SIGNED, UNSIGNED = LAYERS, (LAYERS[2], LAYERS[7], LAYERS[8], LAYERS[10])
+
+
+@pytest.fixture(scope="module")
+def graphs():
+    """Codes of int8, and of uint8."""
+    return {
+        "tflite_micro": one_bit_layers.graph("tflite_micro", SIGNED),
+        "onnxruntime": one_bit_layers.graph("onnxruntime", UNSIGNED, signed=False),
+    }
+
+
+@pytest.fixture(scope="module")
+def layers(graphs, tmp_path_factory):
+    given = {name: (graph, one_bit_layers.codes(graph, 2)) for name, graph in graphs.items()}
+    return c_build.Compiled(given, tmp_path_factory.mktemp("bits"), 2)
+
+
+@pytest.mark.parametrize("variant", SOMETIMES)
+def test_layers_of_every_shape(variant, layers):
+    needed, flags = VARIANTS[variant]
+    # built under every warning also where it cannot run
+    c_build.compiled(layers.text, layers.folder, *flags)
+    if _has(needed):
+        layers.assert_equal(layers.called(*flags))
+
+
+def test_under_sanitizers(layers):
+    layers.assert_equal(layers.run(*c_build.SANITIZERS))
+
+
+@pytest.mark.parametrize("simd", [False, True, "cortex_m"])
+def test_which_layers_are_bit_by_bit(graphs, simd):
+    for graph, layers in zip(graphs.values(), (SIGNED, UNSIGNED), strict=True):
+        text = to_files(graph, vectors=0, simd=simd)["model.c"]
+        wanted = sum(layer.bits for layer in layers)
+        assert text[text.index("static void model_") :].count("qjax_common(bits") == wanted
+
+
+def test_pairs_of_planes():
+    """Ternary codes with ternary weights pay only beside vectors, where an output sums many products."""
+    kernel = np.random.default_rng(0).integers(-1, 2, (16, 3, 3, 64)).astype(np.int8)
+    x = Buffer((1, 5, 5, 64), "int8", "in")
+    window = Window(x, kernel, 0, (1, 1), (1, 1), (1, 1), 1, (0, 1, 2, 3))
+    assert [one_bit.fits(window, (-1, 0, 1), simd) for simd in (False, True, "cortex_m")] == [False, True, False]
+    assert all(one_bit.fits(window, (-1, 1), simd) for simd in (False, True, "cortex_m"))
+    assert not one_bit.fits(window, None, True)
+    window = dataclasses.replace(window, kernel=kernel[:, :2, :2])
+    assert not one_bit.fits(window, (-1, 0, 1), True)
+
+
+def test_a_weight_takes_a_bit():
+    graph = one_bit_layers.graph("tflite_micro", (one_bit_layers.Layer(64, 16),))
+    sizes: list[int] = []
+    for fits in (one_bit.fits, lambda *args: False):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(one_bit, "fits", fits)
+            sizes.append(build(graph, 1, Source()).source.weight_bytes)
+    assert sizes == [9 * 64 * 16 // 8, 9 * 64 * 16]
+
+
+class _Base(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.dense = nnx.Linear(8, 8, rngs=rngs)
+
+
+class Signs(_Base):
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.dense(binary(x))
+
+
+class Moved(_Base):
+    def __call__(self, x: jax.Array) -> jax.Array:
+        moved = nnx.max_pool(binary(x)[:, ::-1].transpose(0, 2, 1, 3), (2, 2), (2, 2))
+        return self.dense(moved.reshape(len(x), -1, 8))
+
+
+class Padded(_Base):
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.dense(jnp.pad(binary(x), ((0, 0), (1, 1), (0, 0), (0, 0))))
+
+
+class Ternary(_Base):
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.dense(ternary(x))
+
+
+class Joined(_Base):
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = binary(x)
+        return self.dense(jnp.concatenate([y, y[:, ::-1]], axis=1))
+
+
+class Plain(_Base):
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.dense(nnx.relu(x))
+
+
+class Added(_Base):
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.dense(binary(x) + binary(x - 1.0) + x)
+
+
+@pytest.mark.parametrize(
+    ("model", "count"),
+    [(Signs, 2), (Moved, 2), (Padded, 3), (Ternary, 3), (Joined, 2), (Plain, None), (Added, None)],
+)
+def test_codes_that_a_tensor_can_hold(model, count):
+    x = jax.random.normal(jax.random.key(0), (2, 4, 4, 8))
+    qmodel = qjax.quantize(model(nnx.Rngs(0)), qjax.Recipe(), x)
+    qjax.calibrate(qmodel, [x])
+    qmodel.eval()
+    graph = qjax.convert(qmodel, x)
+    node = next(node for node in reversed(graph.ir.nodes) if "kernel" in node.constants)
+    found = few_codes(graph.ir, node.inputs[0], 3)
+    assert (None if found is None else len(found)) == count
+
+
+def test_narrow_grids():
+    """A sum stays on a grid of two bits. What a caller gives may not, wherever it is moved."""
+    x = jax.random.normal(jax.random.key(0), (2, 2, 4))
+    dense = [nnx.Linear(8, 8, rngs=nnx.Rngs(seed)) for seed in (0, 1)]
+    model = nnx.Sequential(lambda x: x.reshape(len(x), -1), *dense)
+    qmodel = qjax.quantize(model, qjax.Recipe(activations=qjax.QSpec(bits=2, symmetric=False)), x)
+    qjax.calibrate(qmodel, [x])
+    qmodel.eval()
+    graph = qjax.convert(qmodel, x).ir
+    assert few_codes(graph, graph.inputs[0], 4) is None
+    moved, first, _ = (node.output for node in graph.nodes)
+    assert few_codes(graph, moved, 4) is None
+    assert few_codes(graph, first, 4) == (-2, -1, 0, 1)
+    assert few_codes(graph, first, 3) is None
+
+
+def test_sums_that_could_leave_32_bits_have_no_form():
+    kernel = np.full((8, 1, 1, 2**17), 127, np.int8)
+    kernel[:, :, :, ::2] = -127
+    window = Window(Buffer((1, 1, 1, 2**17), "int8", "in"), kernel, 0, (1, 1), (1, 1), (0, 0), 1, (0, 1, 2, 3))
+    assert not one_bit.fits(window, (-128, 127), False)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("machine", MACHINES)
+def test_other_machines(machine, layers):
+    compiler, emulator, flag, big = MACHINES[machine]
+    emulated = [emulator] if big else [emulator, "-cpu", "max"]
+    layers.assert_equal(layers.run("-O2", "-static", flag, compiler=compiler, emulator=emulated, big_endian=big))
+
+
+@pytest.mark.oracle
+def test_on_32_bits(layers):
+    flags = ["-static", "-mcpu=cortex-a9", *CORTEX_M["DSP extension"]]
+    layers.assert_equal(layers.run(*flags, compiler="arm-linux-gnueabihf-gcc", emulator=["qemu-arm"]))
