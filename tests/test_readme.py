@@ -19,6 +19,7 @@ PAGES = (
     "docs/how-to/convert.md",
     "docs/how-to/train.md",
     "docs/coming-from.md",
+    "docs/binary.md",
     "docs/c.md",
     "docs/keras.md",
     "docs/learned-bits.md",
@@ -38,6 +39,7 @@ PAGES = (
 BLOCK = re.compile(r"^```(python|c|sh)\n(.*?)^```", flags=re.M | re.S)
 LEFT = {
     "README.md": {"model.qjax", "model.tflite", "firmware", "report.html"},
+    "docs/binary.md": {"firmware"},
     "docs/c.md": {"net", "output.txt"},
     "docs/dynamic.md": {"model.tflite"},
     "docs/own-study.md": {"my_ties.md", "my_ties.json", "my_ties.png", "ties.jsonl", "ties.csv"},
@@ -48,6 +50,7 @@ ELSEWHERE = {
     "docs/backends.md": {1},  # a sketch with "..."; experiments/accelerator.py is whole
     "docs/executorch.md": {1},  # tests/export/emit/test_oracle_pte.py
     "docs/rtl.md": {1, 2},  # tests/export/emit/test_oracle_rtl.py
+    "docs/learned-bits.md": {1},  # a study of an hour, tests/experiments/test_learned_bits.py
     "docs/onnx.md": {1, 2},  # tests/export/emit/test_oracle_openvino_codes.py and test_oracle_qonnx.py
     "docs/precision.md": {1},  # a study of minutes
     "docs/profiles.md": {1},  # tests/cli

@@ -11,7 +11,7 @@ from experiments.firmware import __main__ as command
 from experiments.firmware import cmsis_nn
 from experiments.firmware.boards import BOARDS
 from experiments.firmware.build import run
-from tests.export.emit import nodes, simd_layers
+from tests.export.emit import nodes, one_bit_layers, simd_layers
 from tests.lower.lowered import residual_network
 
 
@@ -43,6 +43,14 @@ def test_layers_of_every_shape_with_vectors(board, level, layers, tmp_path):
     found = run(layers, BOARDS[board], tmp_path, simd="cortex_m", level=level)
     assert found.differ == 0
     assert found.codes > 60_000
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("board", BOARDS)
+def test_layers_bit_by_bit(board, tmp_path):
+    found = run(qjax.IntegerGraph(one_bit_layers.graph("tflite_micro")), BOARDS[board], tmp_path, simd="cortex_m")
+    assert found.differ == 0
+    assert found.codes > 10_000
 
 
 @pytest.mark.oracle

@@ -1,5 +1,7 @@
 """Single reads: constants, elements under a condition, one of several parts, chosen rows."""
 
+import numpy as np
+
 from qjax.export.emit.c import weights
 from qjax.export.emit.c.blocks import Block, Body
 from qjax.export.emit.c.index import Index, Indices, flat
@@ -10,9 +12,8 @@ from qjax.export.emit.c.values import Buffer, Chosen, Computed, Guarded, Joined,
 def constant(body: Body, value: Table, at: Indices) -> str:
     """A number, or an element of a constant array."""
     array = value.array
-    flat_values = array.reshape(-1)
-    if flat_values.size and (flat_values == flat_values[0]).all():
-        return _atom(literal(flat_values[0].item(), value.dtype))
+    if _is_one_number(array):
+        return _atom(literal(array.reshape(-1)[0].item(), value.dtype))
     wanted, place = f"{body.prefix}_{identifier(value.role)}", flat(at, value.shape)
     if value.role == "kernel" and weights.fitting(array):
         return weights.store(body.source, wanted, array).at(place)
@@ -59,6 +60,9 @@ def chosen(body: Body, block: Block, value: Chosen, at: Indices, conditional: bo
     """An element of the row that an index in memory names."""
     if conditional:
         return body.leaf(block, body.stored(value), at, conditional)
+    if isinstance(value.source, Table) and _is_one_number(value.source.array):
+        # whatever the row: a compiler warns of a variable that nothing reads
+        return constant(body, value.source, (Index(),) * len(value.source.shape))
     leading = len(value.rows.shape)
     text, _ = body.expression(block, value.rows, at[:leading])
     name = block.fresh("row")
@@ -83,6 +87,10 @@ def _guard(value: Guarded, at: Indices) -> tuple[list[str], list[Index]]:
             index = Index({f"({index}) / {step}": (1, 0, max(extent - 1, 0))})
         inside.append(index)
     return tests, inside
+
+
+def _is_one_number(array: np.ndarray) -> bool:
+    return array.size > 0 and bool((array == array.reshape(-1)[0]).all())
 
 
 def _atom(text: str) -> str:

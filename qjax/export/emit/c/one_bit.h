@@ -19,23 +19,39 @@
 #include <emmintrin.h>
 #elif defined(__ARM_NEON) && defined(__aarch64__)
 #include <arm_neon.h>
+#elif defined(__ARM_FEATURE_MVE) && !defined(__ARM_BIG_ENDIAN)
+#include <arm_mve.h>
 #endif
 
+#if defined(__POPCNT__) || (defined(__GNUC__) && defined(__aarch64__))
 static inline int32_t qjax_ones(uint64_t x)
 {
-#if defined(__POPCNT__) || (defined(__GNUC__) && defined(__aarch64__))
     return __builtin_popcountll(x);
+}
 #else
-    /* in words of 32 bits, which every processor has: in pairs, fours, bytes */
+/* four counts, one a byte, each of at most 16 bits; in words of 32 bits, which every processor has */
+static inline uint32_t qjax_bytes(uint64_t x)
+{
     uint32_t a = (uint32_t)x, b = (uint32_t)(x >> 32);
     a -= (a >> 1) & 0x55555555u;
     b -= (b >> 1) & 0x55555555u;
     a = (a & 0x33333333u) + ((a >> 2) & 0x33333333u);
     a += (b & 0x33333333u) + ((b >> 2) & 0x33333333u);
-    a = (a & 0x0f0f0f0fu) + ((a >> 4) & 0x0f0f0f0fu);
-    return (int32_t)((a * 0x01010101u) >> 24);
-#endif
+    return (a & 0x0f0f0f0fu) + ((a >> 4) & 0x0f0f0f0fu);
 }
+
+/* the sum of four bytes */
+static inline int32_t qjax_sum(uint32_t bytes)
+{
+    const uint32_t pairs = (bytes & 0x00ff00ffu) + ((bytes >> 8) & 0x00ff00ffu);
+    return (int32_t)((pairs + (pairs >> 16)) & 0xffffu);
+}
+
+static inline int32_t qjax_ones(uint64_t x)
+{
+    return qjax_sum(qjax_bytes(x));
+}
+#endif
 
 /* bits of 64 codes, from their lowest 8 bits as signed numbers; flip: 0x80 for codes that are unsigned */
 static inline uint64_t qjax_word(const void *from, int32_t least, uint8_t flip)
@@ -116,7 +132,30 @@ QJAX_BITS void qjax_common(const uint64_t *bits, int32_t words, const uint64_t *
         }
         vst1q_s32(counts, vreinterpretq_s32_u32(low));
         vst1q_s32(counts + 4, vreinterpretq_s32_u32(high));
-#else
+#elif defined(__ARM_FEATURE_MVE) && !defined(__ARM_BIG_ENDIAN)
+        for (int32_t i = 0; i < 8; i += 2) {
+            int32_t sums[2] = {0, 0};
+            for (int32_t k = 0; k < words;) {
+                /* 31 counts of 8 fit a byte */
+                const int32_t end = words - k > 31 ? k + 31 : words;
+                uint8x16_t bytes = vdupq_n_u8(0);
+                uint32_t of_bytes[4];
+                for (; k < end; k++) {
+                    const uint32x4_t own = vld1q_u32((const uint32_t *)(const void *)(weights + 8 * k + i));
+                    const uint64x2_t both = vcreateq_u64(bits[k], bits[k]);
+                    uint8x16_t x = vreinterpretq_u8_u32(vandq_u32(own, vreinterpretq_u32_u64(both)));
+                    x = vsubq_u8(x, vandq_u8(vshrq_n_u8(x, 1), vdupq_n_u8(0x55)));
+                    x = vaddq_u8(vandq_u8(x, vdupq_n_u8(0x33)), vandq_u8(vshrq_n_u8(x, 2), vdupq_n_u8(0x33)));
+                    bytes = vaddq_u8(bytes, vandq_u8(vaddq_u8(x, vshrq_n_u8(x, 4)), vdupq_n_u8(0x0f)));
+                }
+                vst1q_u32(of_bytes, vreinterpretq_u32_u8(bytes));
+                sums[0] += qjax_sum(of_bytes[0]) + qjax_sum(of_bytes[1]);
+                sums[1] += qjax_sum(of_bytes[2]) + qjax_sum(of_bytes[3]);
+            }
+            counts[i] = sums[0];
+            counts[i + 1] = sums[1];
+        }
+#elif defined(__POPCNT__)
         int32_t sums[8] = {0, 0, 0, 0, 0, 0, 0, 0};
         for (int32_t k = 0; k < words; k++) {
             const uint64_t x = bits[k];
@@ -125,6 +164,21 @@ QJAX_BITS void qjax_common(const uint64_t *bits, int32_t words, const uint64_t *
             }
         }
         memcpy(counts, sums, sizeof sums);
+#else
+        for (int32_t i = 0; i < 8; i++) {
+            const uint64_t *const own = weights + i;
+            int32_t sum = 0;
+            for (int32_t k = 0; k < words;) {
+                /* 15 counts of 16 fit a byte */
+                const int32_t end = words - k > 15 ? k + 15 : words;
+                uint32_t bytes = 0;
+                for (; k < end; k++) {
+                    bytes += qjax_bytes(bits[k] & own[8 * k]);
+                }
+                sum += qjax_sum(bytes);
+            }
+            counts[i] = sum;
+        }
 #endif
     }
 }

@@ -6,8 +6,8 @@ and the weights u < v < w of a feature, each code and each weight is a sum of pl
     x = a + (b - a) [x >= b] + (c - b) [x >= c]
 
 and likewise for a weight. So a sum of products is a sum over pairs of planes, times numbers that are known, of how many
-bits both have. The integers are those of any other form. Codes of the padding are one more value that can occur, but
-only where a window leaves the input.
+bits both have. The integers are those of any other form. Where a window leaves the input, the codes are taken for the
+least one, and what they lack is added: the sum of the weights under each such tap, times a number.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from qjax.export.emit.c.blocks import loop_head, nested
-from qjax.export.emit.c.index import Index
+from qjax.export.emit.c.index import Index, flat
 from qjax.export.emit.c.loops import Layer
 from qjax.export.emit.c.tiles import Tiles, in_bytes
 from qjax.export.emit.c.values import Buffer, Register, Value
@@ -103,10 +103,11 @@ def _within(values: np.ndarray, window: Window, codes: tuple[int, ...]) -> bool:
     """Whether every partial sum of the planes fits 32 bits."""
     features = len(values)
     count = window.kernel.size // features
-    planes = Planes.of((*codes, window.zero_point))
+    planes = Planes.of(codes)
     totals = np.abs(window.kernel.reshape(features, -1).astype(np.int64)).sum(axis=1)
     of_weights = np.abs(values[:, 0]) + np.diff(values, axis=1).sum(axis=1)
-    greatest = abs(planes.lowest) * totals + sum(planes.steps) * of_weights * count
+    outside = abs(window.zero_point - planes.lowest)
+    greatest = (abs(planes.lowest) + outside) * totals + sum(planes.steps) * of_weights * count
     return int(greatest.max()) < 2**31
 
 
@@ -124,7 +125,8 @@ class _Nest(Tiles):
         values = _values(self.rows)
         assert values is not None
         self.values = values
-        self.inner, self.border = Planes.of(codes), Planes.of((*codes, window.zero_point))
+        self.planes = Planes.of(codes)
+        self.lacking = window.zero_point - self.planes.lowest
         self.words = _words(self.taps, self.per_group)
         chunks = -(-self.features // _CHUNK)
         each = -(-self.features // (chunks * _LANES)) * _LANES
@@ -132,77 +134,69 @@ class _Nest(Tiles):
         self.starts = [min(i * each, self.features - self.shown) for i in range(chunks)]
 
     def write(self) -> None:
-        most = len(self.border.least) if self._leaves() else len(self.inner.least)
-        planes = self.values.shape[1] - 1
-        count = self.rows.shape[1]
-        arrays = [f"uint64_t bits[{most * self.words}];", f"int32_t ones[{most}], steps[{most}];"]
-        self.layer.local(8 * most * self.words + 4 * self.each * (planes + 1) + count)
-        filled = self.each_position(1, lambda outer: self._filled(outer))
-        size = planes * self.each
-        kernel = f"{self._kernel()} + chunk * {size * self.words}" if len(self.starts) > 1 else self._kernel()
-        add = [
-            f"qjax_common(bits + q * {self.words}, {self.words}, {kernel}, {size // _LANES}, counts);",
-            *nested([loop_head("i", self.shown)], [f"acc[i] += steps[q] * ({self._of_weights()});"]),
-        ]
+        many, planes = len(self.planes.least), self.values.shape[1] - 1
+        arrays = [f"uint64_t bits[{many * self.words}];", f"int32_t ones[{many}];"]
+        if self._leaves():
+            arrays.append(f"int32_t outside[{math.prod(self.taps)}];")
+        filled = self.each_position(1, self._filled)
+        self.layer.local(8 * many * self.words + 4 * self.each * (planes + 1) + self.rows.shape[1])
+        size, several = planes * self.each, len(self.starts) > 1
+        kernel = f"{self._kernel()} + chunk * {size * self.words}" if several else self._kernel()
+        first = self.least("chunk", len(self.starts), self.each, self.starts[-1]) if several else "0"
+        start = f"{self.planes.lowest} * {self._number('total', self.rows.astype(np.int64).sum(axis=1))}"
         sums = [
             f"int32_t counts[{size}], acc[{self.each}];",
-            f"const int32_t c0 = {self.least('chunk', len(self.starts), self.each, self.starts[-1])};"
-            if len(self.starts) > 1
-            else "const int32_t c0 = 0;",
-            *nested([loop_head("i", self.shown)], [f"acc[i] = lowest * {self._total()};"]),
-            *nested(["for (int32_t q = 0; q < planes; q++) {"], add),
-            *nested(["{"], self.by_epilogue("acc", "first", "c0", self.shown)),
+            f"const int32_t c0 = {first};",
+            *nested([loop_head("i", self.shown)], [f"acc[i] = {start};"]),
         ]
-        chunks = nested([loop_head("chunk", len(self.starts))] if len(self.starts) > 1 else ["{"], sums)
-        body = ["int32_t planes = 0, lowest = 0;", *filled, *chunks]
-        self.layer.root.add(*nested(["{"], [*arrays, *self.tiled(1, body)]))
+        for p, step in enumerate(self.planes.steps):
+            bits = f"bits + {p * self.words}" if p else "bits"
+            sums.append(f"qjax_common({bits}, {self.words}, {kernel}, {size // _LANES}, counts);")
+            sums += nested([loop_head("i", self.shown)], [f"acc[i] += {step} * ({self._of_weights(p)});"])
+        if self._leaves():
+            lacks = f"acc[i] += {self._under_taps()}[outside[t] * {self.features} + c0 + i];"
+            sums += nested(["for (int32_t t = 0; t < many; t++) {", loop_head("i", self.shown)], [lacks])
+        sums += nested(["{"], self.by_epilogue("acc", "first", "c0", self.shown))
+        chunks = nested([loop_head("chunk", len(self.starts))] if several else ["{"], sums)
+        count = ["int32_t many = 0;"] if self._leaves() else []
+        self.layer.root.add(*nested(["{"], [*arrays, *self.tiled(1, [*count, *filled, *chunks])]))
 
     # ------------------------------------------------------------------ codes
 
-    def _leaves(self) -> bool:
-        """Whether a window may leave the input, where padding is a value of its own."""
-        outer = [Index.variable(f"o{axis}", size) for axis, size in enumerate(self.sizes)]
-        return bool(self._tests(outer)) and self.border != self.inner
+    def padding(self) -> str:
+        """Codes whose bits are all 0."""
+        window = self.window
+        return self.table("padding", np.full(window.x.shape[-1], self.planes.lowest, np.dtype(window.x.dtype)))
 
-    def _tests(self, outer: list[Index]) -> list[str]:
-        """What holds where the whole window lies in the input."""
+    def _leaves(self) -> bool:
+        """Whether a window may leave the input, where codes are others than the least one."""
+        outer = [Index.variable(f"o{axis}", size) for axis, size in enumerate(self.sizes)]
         ends = (tuple(Index({}, k * (size - 1)) for size in self.taps) for k in (0, 1))
-        return list(dict.fromkeys(test for end in ends for test in inside(self.window, outer, end)[0]))
+        return self.lacking != 0 and any(inside(self.window, outer, end)[0] for end in ends)
 
     def _filled(self, outer: list[Index]) -> list[str]:
-        """`bits`, `ones`, `steps`, `planes` and `lowest` of a position."""
+        """`bits` and `ones` of a position; `outside`: the taps that do not meet the input."""
         lines: list[str] = []
+        heads, tap = self.tap_loops()
+        tests, _ = inside(self.window, outer, tap)
+        if self._leaves():
+            number = flat(tap, tuple(self.taps))
+            lines += nested([*heads, f"if (!({' && '.join(tests)})) {{"], [f"outside[many++] = {number};"])
+        function, count = f"qjax_plane_{self.suffix}", self.rows.shape[1]
         if _gathered(self.per_group):
-            lines.append(f"{self.kind} line[{self.rows.shape[1]}];")
+            lines.append(f"{self.kind} line[{count}];")
             lines += self.copied(outer, lambda place, source, codes: [f"memcpy(line + {place}, {source}, {codes});"])
-        whole = [f"lowest = {self.inner.lowest};", *self._planes(self.inner, outer)]
-        if not self._leaves():
-            return [*lines, *whole]
-        border = [f"lowest = {self.border.lowest};", *self._planes(self.border, outer)]
-        test = " && ".join(self._tests(outer))
-        return [*lines, f"if ({test}) {{", *_indented(whole), "} else {", *_indented(border), "}"]
-
-    def _planes(self, planes: Planes, outer: list[Index]) -> list[str]:
-        lines = [f"planes = {len(planes.least)};"]
-        for index, (least, step) in enumerate(zip(planes.least, planes.steps, strict=True)):
-            function, at = f"qjax_plane_{self.suffix}", f"bits + {index * self.words}" if index else "bits"
-            lines.append(f"steps[{index}] = {step};")
-            if _gathered(self.per_group):
-                lines.append(f"ones[{index}] = {function}(line, {self.rows.shape[1]}, {least}, {at});")
-                continue
-            heads, tap = self.tap_loops()
-            each = -(-self.per_group // _WORD)
-            place = Index()
-            for k, size in zip(tap, self.taps, strict=True):
-                place = place * size + k
-            place = place * each + index * self.words
-            codes = f"{self.codes_under(outer, tap)}"
-            one = [
-                f"const {self.kind} *const codes = {codes};",
-                f"ones[{index}] += {function}(codes, {self.per_group}, {least}, bits + {place});",
-            ]
-            lines += [f"ones[{index}] = 0;", *nested(heads, one)]
-        return lines
+            for p, least in enumerate(self.planes.least):
+                bits = f"bits + {p * self.words}" if p else "bits"
+                lines.append(f"ones[{p}] = {function}(line, {count}, {least}, {bits});")
+            return lines
+        place = flat((*tap, Index()), (*self.taps, -(-self.per_group // _WORD)))
+        one = [f"const {self.kind} *const codes = {self.codes_under(outer, tap)};"]
+        for p, least in enumerate(self.planes.least):
+            lines.append(f"ones[{p}] = 0;")
+            bits = f"bits + {place + p * self.words}"
+            one.append(f"ones[{p}] += {function}(codes, {self.per_group}, {least}, {bits});")
+        return [*lines, *nested(heads, one)]
 
     # ------------------------------------------------------------------ weights
 
@@ -223,16 +217,19 @@ class _Nest(Tiles):
         laid = chunks.reshape(len(self.starts), -1, _LANES, planes, self.words).transpose(0, 3, 1, 4, 2)
         return self.table("kernel", np.ascontiguousarray(laid), weights=True)
 
-    def _of_weights(self) -> str:
+    def _of_weights(self, plane: int) -> str:
         """What a plane of codes contributes to a feature."""
-        terms = [_times(self._number("lowest", self.values[:, 0]), "ones[q]")]
+        terms = [_times(self._number("lowest", self.values[:, 0]), f"ones[{plane}]")]
         for index, step in enumerate(np.diff(self.values, axis=1).T):
             count = f"counts[{index * self.each} + i]" if index else "counts[i]"
             terms.append(_times(self._number(f"step{index}", step), count))
         return " + ".join(terms)
 
-    def _total(self) -> str:
-        return self._number("total", self.rows.astype(np.int64).sum(axis=1))
+    def _under_taps(self) -> str:
+        """What a tap outside of the input lacks, by tap and feature, in the fewest bytes."""
+        taps = self.rows.reshape(self.features, -1, self.per_group).sum(axis=2, dtype=np.int64).T * self.lacking
+        small = bool((np.abs(taps) < 2**15).all())
+        return self.table("outside", np.ascontiguousarray(taps).astype(np.int16 if small else np.int32))
 
     def _number(self, role: str, values: np.ndarray) -> str:
         """A number of feature c0 + i: one that all have in common, or an entry of a table."""
@@ -243,10 +240,6 @@ class _Nest(Tiles):
 
 def _times(number: str, factor: str) -> str:
     return factor if number == "1" else f"{number} * {factor}"
-
-
-def _indented(lines: Sequence[str]) -> list[str]:
-    return [f"    {line}" for line in lines]
 
 
 __all__ = ["MOST", "fits", "store"]
