@@ -37,6 +37,7 @@ from qjax.ops import (
     normalize,
     pad,
     pad_value,
+    pair_table,
     prod,
     quantize,
     reach,

@@ -230,6 +230,7 @@ OPTIONS: Mapping[str, tuple[int, Fields]] = {
     "ADD": (11, {"activation": (0, "i8", 0), "powers_of_two": (1, "bool", 1)}),
     "SUB": (28, {"activation": (0, "i8", 0), "powers_of_two": (1, "bool", 1)}),
     "MUL": (21, {"activation": (0, "i8", 0)}),
+    "DIV": (29, {"activation": (0, "i8", 0)}),
     **dict.fromkeys(
         ("AVERAGE_POOL_2D", "MAX_POOL_2D"),
         (5, _STRIDES | {"filter_w": (3, "i32", 0), "filter_h": (4, "i32", 0), "activation": (5, "i8", 0)}),

@@ -74,6 +74,10 @@ OPERATORS: Mapping[str, Operator] = {
     "EXP": Operator("ExpOptions"),
     "ABS": Operator("AbsOptions", {"8": 2, "int16": 3}),
     "NEG": Operator("NegOptions"),
+    # steps in floats between codes, likewise
+    "DIV": Operator("DivOptions"),
+    "SQUARE": Operator("SquareOptions"),
+    **dict.fromkeys(("FLOOR", "CEIL", "ROUND", "RELU", "RELU6", "RELU_N1_TO_1"), Operator("")),
 }
 
 _SINCE: Mapping[tuple[str, int], str] = {

@@ -132,6 +132,11 @@ def of_operations() -> Named:
         own = np.random.default_rng(1)
         entries = out.codes(own, (grid.qmax - grid.qmin + 1,))
         add(name, "table", [(grid.codes(own, (3, 4, 5)), grid)], ((3, 4, 5), out), attributes, table=entries)
+    own = np.random.default_rng(11)
+    pair = [(INT4.codes(own, (3, 4, 5)), INT4), (INT8.codes(own, (4, 1)), INT8)]
+    entries = own.integers(-128, 128, 16 * 256).astype(np.int8)
+    ranges = {"ranges": [[-8, 7], [-128, 127]]}
+    add("pair_table", "pair_table", pair, ((3, 4, 5), INT8), ranges, table=entries)
     window = {
         "window": [1, 2, 3],
         "strides": [1, 2, 1],

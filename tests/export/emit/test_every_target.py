@@ -25,15 +25,15 @@ from qjax.graph.unsupported import ConversionError
 from tests.export.emit import c_build, nodes
 from tests.export.emit.onnx_runs import by_onnxruntime, differing
 
-GRAPHS = 161
+GRAPHS = 162
 """Those of `nodes.of_operations`, the bare sums, and softmax on a runtime's own grid."""
 TARGETS = targets.names()
 """Those of qjax: a tutorial that ran in this process may have registered its own."""
-DISTINCT = 1104
+DISTINCT = 1105
 """Of GRAPHS x targets, those that differ from each other."""
 REFUSED = 359
 """Of GRAPHS x targets, those with codes of 16 bits that the target's runtime does not have."""
-ARITHMETICS = 165
+ARITHMETICS = 166
 """Of these, one for each operation and rule, formula or method."""
 SUMS = ("add", "multiply", "rescale", "sum", "window_sum", "dot")
 ARITHMETIC = ("rule", "formula", "method", "rounding")

@@ -39,6 +39,8 @@ _HANDLERS = (
     "recurrent",
     "functions",
     "floats",
+    "pieces",
+    "whole_numbers",
     "selections",
 )
 _SIZES = (251, 257)

@@ -4,8 +4,10 @@ from typing import Any
 
 import numpy as np
 
+from qjax.export.read.tflite.chains import Source
 from qjax.export.read.tflite.clamps import clamped, clamps
 from qjax.export.read.tflite.model import Operator
+from qjax.export.read.tflite.pieces import hold
 from qjax.export.read.tflite.products import strides_of, windows
 from qjax.export.read.tflite.values import CODES, FLOATS, WHOLE_NUMBERS, axes_of, bad
 from qjax.export.read.tflite.walk import Walk, reads
@@ -78,8 +80,10 @@ def quantize(walk: Walk, operator: Operator) -> None:
 
 @reads("DEQUANTIZE")
 def dequantize(walk: Walk, operator: Operator) -> None:
-    """The end of the integers: nothing may read its output but the user."""
-    walk.reals[walk.output(operator).index] = walk.codes_of(operator, 0)
+    """The end of the integers, or floats between codes."""
+    x, output = walk.codes_of(operator, 0), walk.output(operator)
+    walk.reals[output.index] = x
+    hold(walk, output, x, Source(x.dtype, x.quantization, x.quantization.qmin, x.quantization.qmax))
 
 
 @reads("MEAN")

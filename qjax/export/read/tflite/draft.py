@@ -57,7 +57,7 @@ class Draft:
         """A tensor that the file does not have, on the grid of `of`."""
         name = self.fresh(name)
         self.tensors[name] = Tensor(name, tuple(shape), of.dtype, of.grid)
-        return Codes(name, tuple(shape), of.dtype, of.grid)
+        return Codes(name, tuple(shape), of.dtype, of.grid, of.reach)
 
     def node(
         self,

@@ -26,7 +26,7 @@ def concatenation(walk: Walk, operator: Operator) -> None:
         return
     if operator.options["activation"]:
         raise Unsupported("an activation", "Its kernels have none for codes")
-    _joined(walk, operator, [walk.codes_of(operator, i) for i in range(len(operator.inputs))], operator.options["axis"])
+    _joined(walk, operator, [_part(walk, operator, i) for i in range(len(operator.inputs))], operator.options["axis"])
 
 
 @reads("PACK")
@@ -39,13 +39,18 @@ def pack(walk: Walk, operator: Operator) -> None:
     if all(n is not None and n.size == 1 for n in numbers):
         walk.know(operator, np.concatenate([np.reshape(n, (1,)) for n in numbers if n is not None]))
         return
-    parts = [walk.codes_of(operator, i) for i in range(count)]
+    parts = [_part(walk, operator, i) for i in range(count)]
     axis = axis_of(operator.options["axis"], len(parts[0].shape) + 1, operator)
     name = walk.name_of(operator)
     wide = [walk.between(f"{name}/part", (*p.shape[:axis], 1, *p.shape[axis:]), p) for p in parts]
     for part, with_axis in zip(parts, wide, strict=True):
         walk.node("reshape", [part], with_axis.name, {"shape": list(with_axis.shape)})
     _joined(walk, operator, wide, axis)
+
+
+def _part(walk: Walk, operator: Operator, place: int) -> Codes:
+    """Codes, or whole numbers where the result is whole numbers."""
+    return (walk.flowing if walk.output(operator).dtype == "int32" else walk.codes_of)(operator, place)
 
 
 def _joined(walk: Walk, operator: Operator, parts: list[Codes], number: int) -> None:
@@ -58,6 +63,11 @@ def _joined(walk: Walk, operator: Operator, parts: list[Codes], number: int) -> 
         if len(part.shape) != len(shape) or rest != [*shape[:axis], *shape[axis + 1 :]]:
             raise bad(operator, f"codes of shape {parts[0].shape} and {part.shape}")
     shape[axis] = sum(part.shape[axis] for part in parts)
+    if all(part.grid is None for part in parts):
+        reach = min(part.reach[0] for part in parts), max(part.reach[1] for part in parts)
+        output = walk.integers(operator, shape, "int32", reach=reach)
+        walk.node("concatenate", parts, output, {"axis": axis})
+        return
     name, grid = walk.result(operator, shape)
     walk.node("concatenate", [_on_grid(walk, operator, part, name, grid) for part in parts], name, {"axis": axis})
 

@@ -6,12 +6,14 @@ with ai-edge-litert 2.3.0 (x86-64) and tflite-micro: 0 mismatches for the one th
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from qjax import targets
 from qjax.assign import assign
 from qjax.export.read.errors import ReadError
+from qjax.export.read.tflite.chains import Chain, exact_codes
 from qjax.export.read.tflite.trial import RUNTIMES, Function, codes_of
 from qjax.graph.clean import remove_dead
 from qjax.graph.ir import Graph, Node, Tensor
@@ -104,7 +106,7 @@ def with_tables(graph: Graph, tables: Mapping[str, Mapping[str, Function]], targ
 
 
 def targeted(
-    graph: Graph, marks: Mapping[str, str], functions: Mapping[str, Function], target: targets.Target
+    graph: Graph, marks: Mapping[str, str], functions: Mapping[str, Function | Chain], target: targets.Target
 ) -> Graph:
     """The graph under a target, its marked nodes under the rules of their kernels, functions with their tables.
 
@@ -114,6 +116,8 @@ def targeted(
     asked = target.name in RUNTIMES
     unknown = {name: function for name, function in functions.items() if asked and not _has_formula(function)}
     tables = {name: codes_of(function, target.name) for name, function in unknown.items()}
+    if not asked:
+        tables = {name: exact_codes(c) for name, c in functions.items() if isinstance(c, Chain) and not c.is_function}
     quantized = _tabled(graph, functions, tables)
     made = assign(quantized, target)
     # For some functions a target makes tables of its own, for all codes: put the file's tables back.
@@ -130,7 +134,7 @@ def targeted(
     return made.replace(quantized=quantized)
 
 
-def _tabled(graph: Graph, functions: Mapping[str, Function], tables: Mapping[str, np.ndarray]) -> Graph:
+def _tabled(graph: Graph, functions: Mapping[str, Function | Chain], tables: Mapping[str, np.ndarray]) -> Graph:
     """The graph with these tables, by node."""
     nodes, tensors = list(graph.nodes), dict(graph.tensors)
     for index, node in enumerate(nodes):
@@ -138,15 +142,29 @@ def _tabled(graph: Graph, functions: Mapping[str, Function], tables: Mapping[str
             continue
         function, codes = functions[node.name], tables[node.name]
         name = f"{node.output}/table"
-        tensors[name] = Tensor(name, codes.shape, str(codes.dtype), None, codes)
-        bounds = [function.x.qmin, function.x.qmax]
+        role, attributes = _place(function)
+        grid = function.y if role == "kernel" else None
+        tensors[name] = Tensor(name, codes.shape, str(codes.dtype), grid, codes)
         nodes[index] = dataclasses.replace(
-            node, constants={**node.constants, "table": name}, attributes={**node.attributes, "range": bounds}
+            node, constants={**node.constants, role: name}, attributes={**node.attributes, **attributes}
         )
     return graph.replace(nodes=tuple(nodes), tensors=tensors)
 
 
-def _has_formula(function: Function) -> bool:
+def _place(function: Function | Chain) -> tuple[str, dict[str, Any]]:
+    """The role of the table in its node, and the attributes that describe it."""
+    if isinstance(function, Function):
+        return "table", {"range": [function.x.qmin, function.x.qmax]}
+    if function.is_function:
+        return "table", {"range": [function.sources[0].low, function.sources[0].high]}
+    if len(function.sources) == 1:
+        return "kernel", {}
+    return "table", {"ranges": [[source.low, source.high] for source in function.sources]}
+
+
+def _has_formula(function: Function | Chain) -> bool:
+    if isinstance(function, Chain):
+        return False
     name = function.operator.lower()
     grid = float(np.asarray(function.y.scale)), int(np.asarray(function.y.zero_point))
     return function.dtype == "int8" and GEMMLOWP_GRIDS.get(name) == grid

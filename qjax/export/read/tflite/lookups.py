@@ -55,7 +55,7 @@ def _taken(walk: Walk, operator: Operator, table: int, indices: int) -> None:
     walk.bounded(operator, shape)
     attributes = {"axis": axis, "places": list(range(axis, axis + len(wide) - 1))}
     if x.grid is None:
-        output = walk.integers(operator, shape, x.dtype)
+        output = walk.integers(operator, shape, x.dtype, reach=x.reach)
     else:
         output, grid = walk.result(operator, shape)
         walk.same_grid(operator, x, grid)

@@ -90,7 +90,8 @@ class Operands(Draft):
         if np.any(value != value.astype(tensor.dtype)):
             raise Unsupported(f"{tensor.name!r} does not fit {tensor.dtype}", NUMBERS)
         name = self.constant(self.names[tensor.index], value.astype(tensor.dtype))
-        return Codes(name, tuple(value.shape), tensor.dtype, None)
+        reach = (int(value.min()), int(value.max())) if value.size else (0, 0)
+        return Codes(name, tuple(value.shape), tensor.dtype, None, reach)
 
     def held(self, operator: Operator, place: int, value: np.ndarray, grid: Quantization | None = None) -> str:
         """A constant made of an operand, under its name; one for all operators that read it alike."""

@@ -1,5 +1,6 @@
 """What an operator computes: tensors with the quantization parameters that the file states, and known integers."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,17 +34,27 @@ class Results(Operands):
         grid = grid_of(tensor)
         return self.add(tensor, tuple(shape), grid), grid
 
-    def integers(self, operator: Operator, shape: Sequence[int], dtype: str, place: int = 0) -> str:
-        """The tensor of integers or booleans that an operator computes, of that shape."""
+    def integers(
+        self,
+        operator: Operator,
+        shape: Sequence[int],
+        dtype: str,
+        place: int = 0,
+        reach: tuple[int, int] | None = None,
+    ) -> str:
+        """The tensor of integers or booleans that an operator computes, of that shape; reach: see `Codes`."""
         tensor = self.output(operator, place)
         if tensor.dtype != dtype:
             raise Unsupported(f"its output {tensor.name!r} is {tensor.dtype}", f"Make the model with {dtype} there")
-        return self.add(tensor, tuple(shape), None)
+        name = self.add(tensor, tuple(shape), None)
+        if reach is not None:
+            self.codes[tensor.index] = dataclasses.replace(self.codes[tensor.index], reach=reach)
+        return name
 
     def moved(self, operator: Operator, op: str, x: Codes, shape: Sequence[int], /, **attributes: Any) -> None:
         """A node that moves the codes of x to the operator's output."""
         if x.grid is None:
-            self.node(op, [x], self.integers(operator, shape, x.dtype), attributes)
+            self.node(op, [x], self.integers(operator, shape, x.dtype, reach=x.reach), attributes)
             return
         name, grid = self.result(operator, shape)
         self.same_grid(operator, x, grid)

@@ -99,7 +99,7 @@ def argument(walk: Walk, operator: Operator) -> None:
     if not x.shape[axis]:
         raise bad(operator, "nothing to compare")
     rest = [size for a, size in enumerate(x.shape) if a != axis]
-    name = walk.integers(operator, rest, "int32")
+    name = walk.integers(operator, rest, "int32", reach=(0, x.shape[axis] - 1))
     function = "argmax" if operator.name == "ARG_MAX" else "argmin"
     walk.node("argument", [x], name, {"function": function, "axis": axis})
 
@@ -122,7 +122,12 @@ def top_k(walk: Walk, operator: Operator) -> None:
     name, grid = walk.result(operator, shape)
     walk.same_grid(operator, x, grid)
     walk.node("top_k", [x], name, {"k": k, "axis": axis, "index": 0})
-    walk.node("top_k", [x], walk.integers(operator, shape, "int32", 1), {"k": k, "axis": axis, "index": 1})
+    walk.node(
+        "top_k",
+        [x],
+        walk.integers(operator, shape, "int32", 1, (0, x.shape[-1] - 1)),
+        {"k": k, "axis": axis, "index": 1},
+    )
 
 
 # ---------------------------------------------------------------------------- codes at other places

@@ -1,7 +1,7 @@
 """The result of a runtime's kernel for every code, found by running it.
 
 An elementwise kernel of codes is a table of 256 or 65,536 entries, whatever its formula: a model of that one operator
-is written and run by the runtime that is the target.
+is written and run by the runtime that is the target. Steps in floats between codes are such a table too (`chains`).
 """
 
 import dataclasses
@@ -9,12 +9,13 @@ import functools
 import importlib
 import platform
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from qjax.export.read.errors import ReadError
+from qjax.export.read.tflite.chains import Chain, Source
 from qjax.export.tflite_schema.file import File, Scales
 from qjax.graph.ir import Quantization
 
@@ -41,13 +42,19 @@ class Function:
     y: Quantization
 
 
-def codes_of(function: Function, target: str) -> np.ndarray:
-    """The codes that the kernel computes for every code of its input, in order.
+def codes_of(function: Function | Chain, target: str) -> np.ndarray:
+    """The codes that the kernel computes for every code of its input, in order; of a chain, for every pair.
 
     Raises:
       ReadError: the runtime is not installed, is not that of this machine, or has no such kernel.
     """
-    return _run(_model(function), target, function)
+    if isinstance(function, Chain):
+        names = [*(_leaf(source) for source in function.sources), *(step.operator for step in function.steps)]
+        what = f"{', '.join(names)} and QUANTIZE to {function.dtype}"
+        return _run(_model_of_chain(function), [x[None] for x in function.values], target, what)
+    info = np.iinfo(function.dtype)
+    codes = np.arange(info.min, int(info.max) + 1).astype(function.dtype)[None]
+    return _run(_model(function), [codes], target, f"{function.operator} of {function.dtype}")
 
 
 def _model(function: Function) -> bytes:
@@ -62,11 +69,38 @@ def _model(function: Function) -> bytes:
     return bytes(file.to_bytes(indices[:1], indices[1:]))
 
 
-def _run(model: bytes, target: str, function: Function) -> np.ndarray:
+def _leaf(source: Source) -> str:
+    """The operator that makes floats of a source."""
+    return "CAST" if source.grid is None else "DEQUANTIZE"
+
+
+def _model_of_chain(chain: Chain) -> bytes:
+    file, shape = File(), (1, chain.values[0].size)
+    inputs: list[int] = []
+    values: list[int] = []
+    for source in chain.sources:
+        scales = None if source.grid is None else Scales(source.grid.scale, source.grid.zero_point)
+        inputs.append(file.tensor(f"x{len(inputs)}", shape, source.dtype, scales))
+        values.append(file.tensor(f"real{len(inputs)}", shape, "float32"))
+        options = {"inDataType": source.dtype, "outDataType": "float32"} if source.grid is None else {}
+        file.operator(_leaf(source), inputs[-1:], values[-1:], **options)
+    for step in chain.steps:
+        operands = [
+            values[operand]
+            if isinstance(operand, int)
+            else file.tensor(f"number{len(file.tensors)}", (1,), "float32", None, np.asarray([operand], np.float32))
+            for operand in step.operands
+        ]
+        values.append(file.tensor(f"step{len(values)}", shape, "float32"))
+        file.operator(step.operator, operands, values[-1:])
+    y = file.tensor("y", shape, chain.dtype, Scales(chain.y.scale, chain.y.zero_point))
+    file.operator("QUANTIZE", values[-1:], [y])
+    return bytes(file.to_bytes(inputs, [y]))
+
+
+def _run(model: bytes, inputs: Sequence[np.ndarray], target: str, what: str) -> np.ndarray:
     other = "Read it with the target of another runtime, or with target='nearest_even' for the correctly rounded table."
-    kernel = f"{function.operator} of {function.dtype} under {target!r}"
-    info = np.iinfo(function.dtype)
-    codes = np.arange(info.min, int(info.max) + 1).astype(function.dtype)[None]
+    kernel = f"{what} under {target!r}"
     if target not in _LITERT and target != "tflite_micro":
         raise ReadError(f"{kernel}: its kernel is not on this machine, and qjax has no formula of it. {other}")
     resolver, machines = _LITERT.get(target, ("", (platform.machine(),)))
@@ -80,12 +114,12 @@ def _run(model: bytes, target: str, function: Function) -> np.ndarray:
         raise ReadError(f"{kernel}: qjax asks the runtime for its codes, and {name} is missing. {other}") from None
     run = functools.partial(_litert, module, resolver) if resolver else functools.partial(_micro, module)
     try:
-        return run(model, codes)[0]
+        return run(model, inputs)[0]
     except (RuntimeError, ValueError, SystemError) as error:
         raise ReadError(f"{kernel}: the runtime has no such kernel ({str(error)[:120]}). {other}") from None
 
 
-def _litert(module: Any, resolver: str, model: bytes, codes: np.ndarray) -> np.ndarray:
+def _litert(module: Any, resolver: str, model: bytes, inputs: Sequence[np.ndarray]) -> np.ndarray:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         interpreter = module.Interpreter(
@@ -94,13 +128,15 @@ def _litert(module: Any, resolver: str, model: bytes, codes: np.ndarray) -> np.n
             num_threads=1,
         )
     interpreter.allocate_tensors()
-    interpreter.set_tensor(interpreter.get_input_details()[0]["index"], codes)
+    for details, x in zip(interpreter.get_input_details(), inputs, strict=True):
+        interpreter.set_tensor(details["index"], x)
     interpreter.invoke()
     return interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
 
 
-def _micro(module: Any, model: bytes, codes: np.ndarray) -> np.ndarray:
-    interpreter = module.runtime.Interpreter.from_bytes(model, arena_size=(1 << 16) + 16 * codes.size)
-    interpreter.set_input(codes, 0)
+def _micro(module: Any, model: bytes, inputs: Sequence[np.ndarray]) -> np.ndarray:
+    interpreter = module.runtime.Interpreter.from_bytes(model, arena_size=(1 << 16) + 64 * inputs[0].size)
+    for place, x in enumerate(inputs):
+        interpreter.set_input(x, place)
     interpreter.invoke()
     return np.array(interpreter.get_output(0))

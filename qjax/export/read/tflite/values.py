@@ -51,12 +51,16 @@ INTEGERS = ("int32", "bool")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Codes:
-    """Codes that flow: a tensor of the graph, with its shape for this size of the batch."""
+    """Codes that flow: a tensor of the graph, with its shape for this size of the batch.
+
+    reach: of whole numbers, the least and the greatest that it can hold.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     grid: Quantization | None
+    reach: tuple[int, int] = (-(2**31), 2**31 - 1)
 
     @property
     def quantization(self) -> Quantization:

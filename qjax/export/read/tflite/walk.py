@@ -8,7 +8,10 @@ lists all of it.
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from qjax.export.read.errors import reading
+from qjax.export.read.tflite.chains import Chain
 from qjax.export.read.tflite.model import COMPILED, FileTensor, Model, Operator
 from qjax.export.read.tflite.results import Results
 from qjax.export.read.tflite.trial import Function
@@ -46,6 +49,34 @@ def reads_floats(*names: str) -> Callable[[Handler], Handler]:
     return register
 
 
+PIECE_HANDLERS: dict[str, Handler] = {}
+"""The same for operators on floats that come from codes."""
+
+
+def reads_pieces(*names: str) -> Callable[[Handler], Handler]:
+    """Decorator: the function reads operators of these names whose data are floats that come from codes."""
+
+    def register(function: Handler) -> Handler:
+        PIECE_HANDLERS.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+WHOLE_HANDLERS: dict[str, Handler] = {}
+"""The same for operators of which all tensors are whole numbers."""
+
+
+def reads_whole_numbers(*names: str) -> Callable[[Handler], Handler]:
+    """Decorator: the function reads operators of these names whose tensors are all whole numbers."""
+
+    def register(function: Handler) -> Handler:
+        WHOLE_HANDLERS.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
 class Walk(Results):
     """A model on its way to a graph.
 
@@ -65,7 +96,13 @@ class Walk(Results):
         """Float outputs, by their codes."""
         self.marks: dict[str, str] = {}
         """Nodes whose kernels may round in a way of their own, see `kernels`."""
-        self.functions: dict[str, Function] = {}
+        self.pieces: dict[int, Any] = {}
+        """Float tensors that come from codes, by their index in the file."""
+        self.quotients: dict[str, tuple[str, np.ndarray, Codes]] = {}
+        """Tensors x / d of whole numbers: x, d, and d as a tensor of the graph."""
+        self.multiples: dict[str, tuple[str, np.ndarray, Codes]] = {}
+        """Tensors (x / d) d, likewise."""
+        self.functions: dict[str, Function | Chain] = {}
         """Nodes that are tables of what the runtime's kernel computes."""
         self.unit_tables: dict[str, dict[str, Function]] = {}
         """Nodes that look up functions of the runtime, by the roles of these constants."""
@@ -112,8 +149,13 @@ class Walk(Results):
         """The handler of an operator, by what flows into it."""
         read = (self.model.tensors[index] for index in operator.inputs if index >= 0)
         floats = any(tensor.dtype == "float32" and tensor.span is None for tensor in read)
+        if operator.name in PIECE_HANDLERS and any(index in self.pieces for index in operator.inputs):
+            return PIECE_HANDLERS[operator.name]
         if floats and operator.name in FLOAT_HANDLERS:
             return FLOAT_HANDLERS[operator.name]
+        tensors = [self.model.tensors[index] for index in (*operator.inputs, *operator.outputs) if index >= 0]
+        if operator.name in WHOLE_HANDLERS and all(tensor.dtype in WHOLE_NUMBERS for tensor in tensors):
+            return WHOLE_HANDLERS[operator.name]
         return HANDLERS.get(operator.name)
 
     def floats_of(self, operator: Operator, place: int) -> Codes:
@@ -168,11 +210,16 @@ class Walk(Results):
             return
         shape = self.scaled(tensor) if tensor.index in self._batched else tensor.shape
         grid = grid_of(tensor) if tensor.dtype in CODES and tensor.scale.size else None
-        if grid is None and tensor.dtype not in INTEGERS:
+        if grid is None and tensor.dtype not in INTEGERS and not self._is_cast(tensor):
             self.problems.add(
                 f"input {tensor.name!r}", kind_of(tensor), "Inputs are codes with a scale, int32 indices or booleans"
             )
         self.inputs.append(self.add(tensor, shape, grid))
+
+    def _is_cast(self, tensor: FileTensor) -> bool:
+        """Whether it is bytes, an image say, of which the model makes floats first."""
+        readers = [operator for operator in self.model.operators if tensor.index in operator.inputs]
+        return tensor.dtype == "uint8" and bool(readers) and all(operator.name == "CAST" for operator in readers)
 
     def scaled(self, tensor: FileTensor) -> tuple[int, ...]:
         """The shape of an input for this size of the batch."""
