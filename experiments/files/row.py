@@ -137,17 +137,21 @@ def _looked_at(path: Path) -> tuple[int, list[str]] | str:
 
 
 def _read(path: Path) -> tuple[Any, list[str]]:
-    """The graph under the reference target; of a part where the whole has operators without integers."""
+    """The graph under the reference target, or under TFLite Micro's where only it has a kernel.
+
+    Of a part where the whole has operators without integers.
+    """
     try:
-        return qjax.read(path, "tflite_reference"), []
+        return qjax.read(path, TARGETS["reference"]), []
     except Exception as error:
         parts = [ast.literal_eval(text) for text in _PART.findall(str(error))]
-        if not parts:
-            raise
-        try:
-            return qjax.read(path, "tflite_reference", outputs=parts[0]), parts[0]
-        except Exception:
-            raise error from None
+        others = [("reference", parts[0])] if parts else [("Micro", [])]
+        for name, part in others:
+            try:
+                return qjax.read(path, TARGETS[name], outputs=part or None), part
+            except Exception:
+                continue
+        raise
 
 
 def _counted(name: str, path: Path, part: list[str]) -> Count:
@@ -238,7 +242,7 @@ def _codes(ir: Any, name: str, seed: int) -> np.ndarray:
         # the size of a transposed convolution's result, which the graph has from the file
         return np.asarray(_shape(ir, ir.outputs[0]), np.int32)
     if q is None:
-        return rng.integers(0, 2 if tensor.dtype == "bool" else 100, shape).astype(tensor.dtype)
+        return rng.integers(0, {"bool": 2, "uint8": 256}.get(tensor.dtype, 100), shape).astype(tensor.dtype)
     spread = (q.qmax - q.qmin) / (1 if seed % 2 == 0 else 8)
     codes = rng.integers(-int(spread), int(spread) + 1, shape) // 2 + int(q.zero_point)
     return codes.clip(q.qmin, q.qmax).astype(tensor.dtype)

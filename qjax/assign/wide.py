@@ -7,7 +7,8 @@ engines, OpenVINO's CPU plugin and XNNPACK multiply codes of 8 bits only.
 import numpy as np
 from jax.core import Tracer
 
-from qjax.graph.ir import Graph, Node
+from qjax import ops
+from qjax.graph.ir import Graph, Node, Tensor
 from qjax.graph.unsupported import ConversionError
 from qjax.numerics.affine import QSpec
 from qjax.targets import Target
@@ -53,7 +54,7 @@ def check_codes(graph: Graph, target: Target) -> None:
                 where=None if node is None else node.location,
             )
         moved = not isinstance(q.zero_point, Tracer) and bool(np.any(np.asarray(q.zero_point)))
-        if target.wide_zero_points or (tensor.dtype == "int16" and not moved):
+        if target.wide_zero_points or (tensor.dtype == "int16" and (not moved or _is_own(graph, tensor, node))):
             continue
         zero_point = f", zero point {np.asarray(q.zero_point).ravel()[0]}" if moved else ""
         raise ConversionError(
@@ -62,6 +63,15 @@ def check_codes(graph: Graph, target: Target) -> None:
             what=_named(name, node),
             where=None if node is None else node.location,
         )
+
+
+def _is_own(graph: Graph, tensor: Tensor, node: Node | None) -> bool:
+    """Whether a runtime's own kernel makes these codes, and its others read them as they are."""
+    if node is None or tensor.quantization is None or tensor.name != node.output:
+        return False
+    own = ops.get(node.op).wide_zero_point
+    readers = [ops.get(reader.op) for reader in graph.consumers(tensor.name)]
+    return own == int(np.asarray(tensor.quantization.zero_point)) and all(op.any_zero_point for op in readers)
 
 
 def _named(name: str, node: Node | None) -> str:

@@ -11,7 +11,7 @@ The input's zero point cancels. `prepare` turns its scale into int32 constants o
 there on, with the same bits in numpy and inside `jit`, and its axis may be batched by `vmap`.
 
 TFLite's codes are int8 with the zero point -128 or, for the first two methods, uint8 with the zero point 0, as in old
-files.
+files. `gemmlowp` also makes int16 of int8 codes, at 2^-16 with the zero point -32768.
 
 The method `uint16`, where d is the difference to the greatest code:
 
@@ -127,23 +127,27 @@ def prepare(
     return Gemmlowp(multiplier, shift, np.int32(-radius))
 
 
-def softmax(codes: ArrayLike, constants: Gemmlowp | Table | Uint16 | Onnx) -> Any:
+def softmax(codes: ArrayLike, constants: Gemmlowp | Table | Uint16 | Onnx, bits: int = 8) -> Any:
     """Codes of the softmax over the last axis: of TFLite at 1/256, int8 with zero point -128 or uint8 with 0.
 
     Args:
       codes: int8 or, but for `uint16`, uint8, (..., n) with n from 1 to 4095.
       constants: of `prepare`; they choose the method.
+      bits: of the result. 16, of int8 codes by `gemmlowp` only: int16 at 2^-16 with the zero point -32768.
 
     Returns:
-      Codes of the same dtype and shape: a numpy array for host inputs, a JAX array otherwise.
+      Codes of the same shape, and the same dtype unless `bits` is 16: a numpy array for host inputs, a JAX array
+      otherwise.
 
     Raises:
       TypeError: other codes.
-      ValueError: another n.
+      ValueError: another n, or other bits.
     """
     dtype = str(getattr(codes, "dtype", type(codes).__name__))
     if dtype != "int8" and (dtype != "uint8" or isinstance(constants, Uint16)):
         raise TypeError(f"softmax takes int8{'' if isinstance(constants, Uint16) else ' or uint8'} codes. Got {dtype}.")
+    if bits != 8 and not (bits == 16 and dtype == "int8" and isinstance(constants, Gemmlowp)):
+        raise ValueError(f"softmax has 8 bits or, by gemmlowp of int8 codes, 16. Got {bits} of {dtype}.")
     if np.ndim(codes) < 1 or not 1 <= np.shape(codes)[-1] < 1 << _SUM_BITS:
         raise ValueError(
             f"softmax takes from 1 to {(1 << _SUM_BITS) - 1} codes on its last axis, as their sum of exponentials is "
@@ -157,21 +161,23 @@ def softmax(codes: ArrayLike, constants: Gemmlowp | Table | Uint16 | Onnx) -> An
     difference = values - xp.max(values, axis=-1, keepdims=True)
     match constants:
         case Gemmlowp():
-            found = _gemmlowp(xp, difference, constants)
+            found = _gemmlowp(xp, difference, constants, bits)
         case Table():
             found = _table(xp, difference, constants)
         case Uint16():
             found = _uint16(xp, difference, constants)
-    low = np.iinfo(dtype).min
-    return xp.clip(found + np.int32(low), np.int32(low), np.int32(low + 255)).astype(dtype)
+    dtype = "int16" if bits == 16 else dtype
+    low, high = np.int32(np.iinfo(dtype).min), np.int32(np.iinfo(dtype).max)
+    return xp.clip(found + low, low, high).astype(dtype)
 
 
-def _gemmlowp(xp: ModuleType, difference: ArrayLike, constants: Gemmlowp) -> Any:
-    """256 times the softmax, int32, from differences to the greatest code.
+def _gemmlowp(xp: ModuleType, difference: ArrayLike, constants: Gemmlowp, bits: int) -> Any:
+    """2^bits times the softmax, int32, from differences to the greatest code.
 
     exp of each difference as Q0.31, their sum as Q12.19, its reciprocal by Newton's method, one product and one
     rounding, ties away from zero. Source: reference_ops::Softmax of TFLite (softmax.h). Where the sum reaches 512
-    the last shift is 32, which gemmlowp does not allow (an assertion stops the program); here the quotient is 0.
+    the last shift of 8 bits is 32, which gemmlowp does not allow (an assertion stops the program); here the quotient
+    is 0.
     """
     multiplier, shift, least = (xp.asarray(c) for c in constants)
     inside = difference >= least
@@ -182,7 +188,7 @@ def _gemmlowp(xp: ModuleType, difference: ArrayLike, constants: Gemmlowp) -> Any
     headroom = _leading_zeros(xp, total)
     # the sum is (1 + x) * 2^(12 - headroom), with x in [0, 1) as Q0.31
     mantissa = (total << headroom) & np.int32(2**31 - 1)
-    right = np.int32(_SUM_BITS + 31 - 8) - headroom
+    right = np.int32(_SUM_BITS + 31 - bits) - headroom
     quotient = product(one_over_one_plus_x(mantissa), powers)
     rounded = rounding_divide_by_power_of_two(quotient, xp.minimum(right, np.int32(31)))
     return xp.where(inside & (right <= 31), rounded, np.int32(0))

@@ -73,6 +73,12 @@ class Facts(abc.ABC):
     read_as: ClassVar[str | None] = None
     """What the names of weights say in place of the op's own name: they do not depend on the recipe."""
 
+    wide_zero_point: ClassVar[int | None] = None
+    """PRODUCER: the zero point other than 0 that a runtime's own kernel gives its codes of 16 bits."""
+
+    any_zero_point: ClassVar[bool] = False
+    """PRODUCER: whether runtimes whose int16 has the zero point 0 read the codes of such a kernel here."""
+
     scales_rows: ClassVar[bool] = False
     """PRODUCER: its weight has scales of its rows, of groups of them, or of groups of columns as well."""
 

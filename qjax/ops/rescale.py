@@ -18,6 +18,7 @@ class Rescale(Elementwise):
     fields = NoFields
     role = Role.PRODUCER
     takes_steps = True
+    any_zero_point = True
     scales = scale_of_input
 
     def operation(self, attributes: Attributes) -> str | None:

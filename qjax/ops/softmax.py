@@ -22,6 +22,7 @@ from qjax.ops.base import (
     Constants,
     Equation,
     Op,
+    Operand,
     Preparation,
     Prepared,
     Quantized,
@@ -40,11 +41,14 @@ from qjax.ops.pending import Pending
 from qjax.ops.taking_part import FILL, Masked, attributes_of, taking_part, works_along
 
 _STEP = np.float32(2.0**-BITS)
+_WIDE = "gemmlowp_int16"
+"""gemmlowp's with int16 as its result: the zero point -32768, and a scale of 2^-16 up to one in a thousand."""
 _FIELDS = {
     "gemmlowp": runtimes.Gemmlowp,
     "float32": runtimes.Table,
     "uint16": runtimes.Uint16,
     "onnx": runtimes.Onnx,
+    _WIDE: runtimes.Gemmlowp,
 }
 
 
@@ -70,8 +74,9 @@ class Softmax(ChoosesNoPlace, Op):
     JAX if masked numbers are replaced by a large negative number; "zero": `jax.nn.softmax(where=)`).
 
     A target's own method (`Target.softmax`) is defined for 8-bit codes over the last axis without a mask. TFLite's
-    have the fixed scale 1/256, and "uint16" is for int8 codes only. Everything else is "exact", see
-    `numerics.integer_softmax`: within `1/2 + (n + 3) / (2^31 s_y) + 2^-15` steps of the exact softmax of n codes.
+    have the fixed scale 1/256, and "uint16" is for int8 codes only. "gemmlowp_int16" is "gemmlowp" of int8 codes with
+    a result of int16. Everything else is "exact", see `numerics.integer_softmax`: within
+    `1/2 + (n + 3) / (2^31 s_y) + 2^-15` steps of the exact softmax of n codes.
     """
 
     name = "softmax"
@@ -80,6 +85,7 @@ class Softmax(ChoosesNoPlace, Op):
     role = Role.PRODUCER
     primitives = ("softmax",)
     takes_steps = False
+    wide_zero_point = -(2**15)
     keeps_batch = always
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
@@ -134,13 +140,18 @@ class Softmax(ChoosesNoPlace, Op):
         x, y, method = given.inputs[0], given.output, given.target.softmax
         axes = given.attributes["axes"]
         length = x.shape[axes[-1]]
-        native = (
+        rows = (
             method is not None
             and (method == "onnx" or given.target.unit_grids)
             and len(given.inputs) == 1
             and axes == [len(x.shape) - 1]
             and length is not None
             and 1 <= length < MOST_TERMS
+        )
+        if rows and method == "gemmlowp" and x.dtype == "int8" and _is_wide(y):
+            return _WIDE
+        native = (
+            rows
             and x.dtype == y.dtype
             and y.dtype in (("int8",) if method == "uint16" else ("int8", "uint8"))
             and y.qmin is not None
@@ -168,12 +179,22 @@ class Softmax(ChoosesNoPlace, Op):
         x, *masks = inputs
         if attributes["method"] != "exact":
             fields = _FIELDS[attributes["method"]]
-            found = runtimes.softmax(x, fields(*(jnp.asarray(constants[name]) for name in fields._fields)))
+            bits = 16 if attributes["method"] == _WIDE else 8
+            found = runtimes.softmax(x, fields(*(jnp.asarray(constants[name]) for name in fields._fields)), bits)
             return clamp_codes(found, constants)
         mask = taking_part(attributes, masks, x.shape) if masks else None
         empty = attributes.get("empty", "uniform")
         p = shares(x, jnp.asarray(constants["table"]), tuple(attributes["axes"]), mask, empty)
         return finish_sum([p], constants, attributes)
+
+
+def _is_wide(y: Operand) -> bool:
+    """Whether a result is that of TFLite's kernel with int16, which does not look at the scale any further."""
+    if y.dtype != "int16" or traced(y.scale, y.zero_point):
+        return False
+    unit = np.float32(2.0**-16)
+    near = abs(np.float32(np.asarray(y.scale).reshape(())) - unit) <= np.float32(0.001) * unit
+    return bool(near) and int(np.asarray(y.zero_point).reshape(())) == -(2**15)
 
 
 def _of_runtime(
@@ -185,7 +206,7 @@ def _of_runtime(
     def prepared(*given: ArrayLike) -> Any:
         scale, y_scale, zero_point = (np.asarray(value).reshape(()) for value in given)
         made = runtimes.prepare(
-            method,  # pyright: ignore[reportArgumentType]
+            "gemmlowp" if method == _WIDE else method,  # pyright: ignore[reportArgumentType]
             np.float32(scale),
             length=length,
             y_scale=np.float32(y_scale),

@@ -49,7 +49,7 @@ def one_over_one_plus_x(a: int) -> int:
     return saturate32(2 * x)
 
 
-def gemmlowp_row(codes: list[int], scale: float) -> list[int]:
+def gemmlowp_row(codes: list[int], scale: float, bits: int = 8) -> list[int]:
     mantissa, shift = math.frexp(min(scale * 2.0**26, 2.0**31 - 1))
     multiplier = nearest_away(Fraction(mantissa) * 2**31)
     if multiplier == 2**31:
@@ -64,8 +64,9 @@ def gemmlowp_row(codes: list[int], scale: float) -> list[int]:
     total = sum(gemmlowp_rdbpot(p, 12) for p in powers if p is not None)
     headroom = 32 - total.bit_length()
     inverse = one_over_one_plus_x((total << headroom) - 2**31)
-    found = [0 if p is None else gemmlowp_rdbpot(gemmlowp_srdhm(inverse, p), 12 - headroom + 23) for p in powers]
-    return [max(-128, min(127, y - 128)) for y in found]
+    found = [0 if p is None else gemmlowp_rdbpot(gemmlowp_srdhm(inverse, p), 43 - bits - headroom) for p in powers]
+    half = 2 ** (bits - 1)
+    return [max(-half, min(half - 1, y - half)) for y in found]
 
 
 def float32_row(codes: list[int], table: list[Fraction]) -> list[int]:
@@ -195,3 +196,22 @@ def test_errors():
     for shape in ((), (3, 0), (4096,)):
         with pytest.raises(ValueError, match="from 1 to 4095 codes on its last axis"):
             softmax.softmax(np.zeros(shape, np.int8), constants)
+
+
+@pytest.mark.parametrize(("length", "scale"), SETTINGS)
+@pytest.mark.sampled(3)
+def test_gemmlowp_of_16_bits_against_integers(length, scale):
+    x = rows(60, length, scale, 1)
+    want = [gemmlowp_row(row, float(np.float32(scale)), 16) for row in x.tolist()]
+    constants = softmax.prepare("gemmlowp", np.float32(scale))
+    found = softmax.softmax(x, constants, 16)
+    assert found.dtype == np.int16
+    assert np.array_equal(found, want)
+    assert np.array_equal(jax.jit(softmax.softmax, static_argnums=2)(x, constants, 16), want)
+
+
+def test_16_bits_are_of_gemmlowp_and_int8():
+    gemmlowp, float32 = softmax.prepare("gemmlowp", 0.1), softmax.prepare("float32", 0.1)
+    for dtype, constants in (("uint8", gemmlowp), ("int8", float32)):
+        with pytest.raises(ValueError, match=f"gemmlowp of int8 codes, 16. Got 16 of {dtype}"):
+            softmax.softmax(np.zeros(3, dtype), constants, 16)

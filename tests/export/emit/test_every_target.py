@@ -25,15 +25,15 @@ from qjax.graph.unsupported import ConversionError
 from tests.export.emit import c_build, nodes
 from tests.export.emit.onnx_runs import by_onnxruntime, differing
 
-GRAPHS = 162
+GRAPHS = 163
 """Those of `nodes.of_operations`, the bare sums, and softmax on a runtime's own grid."""
 TARGETS = targets.names()
 """Those of qjax: a tutorial that ran in this process may have registered its own."""
-DISTINCT = 1105
+DISTINCT = 1109
 """Of GRAPHS x targets, those that differ from each other."""
-REFUSED = 359
+REFUSED = 366
 """Of GRAPHS x targets, those with codes of 16 bits that the target's runtime does not have."""
-ARITHMETICS = 166
+ARITHMETICS = 167
 """Of these, one for each operation and rule, formula or method."""
 SUMS = ("add", "multiply", "rescale", "sum", "window_sum", "dot")
 ARITHMETIC = ("rule", "formula", "method", "rounding")
@@ -71,12 +71,14 @@ def unit_softmax() -> Iterator[tuple[str, tuple[Graph, list[np.ndarray]]]]:
     """On the grid where runtimes have methods of their own: rows of one code, one row, rows of 16, 16 and 5."""
     rng = np.random.default_rng(0)
     known = nodes.INT8.quantization()
-    y = Quantization(np.asarray(2.0**-8, np.float32), np.asarray(-128, np.int32), -128, 127)
-    for shape in ((5, 1), (1, 9), (2, 3, 37)):
+    unit = Quantization(np.asarray(2.0**-8, np.float32), np.asarray(-128, np.int32), -128, 127)
+    wide = Quantization(np.asarray(2.0**-16, np.float32), np.asarray(-(2**15), np.int32), -(2**15), 2**15 - 1)
+    kinds = (((5, 1), "int8", unit), ((1, 9), "int8", unit), ((2, 3, 37), "int8", unit), ((3, 11), "int16", wide))
+    for shape, dtype, y in kinds:
         codes = nodes.INT8.codes(rng, shape)
         # the sum of equal greatest codes is the greatest
         codes[..., : shape[-1] // 2] = 127
-        tensors = {"x": Tensor("x", shape, "int8", known), "y": Tensor("y", shape, "int8", y)}
+        tensors = {"x": Tensor("x", shape, "int8", known), "y": Tensor("y", shape, dtype, y)}
         node = Node("node", "softmax", ("x",), "y", {}, {"axes": [len(shape) - 1]})
         graph = Graph(tensors, (node,), ("x",), ("y",), "")
         yield f"softmax_unit_{'_'.join(map(str, shape))}", (graph, [codes])
@@ -214,7 +216,8 @@ def test_c_and_onnx_of_softmax(everything, tmp_path):
     """Run here; `test_c_ops` and `test_onnx_integer` run every operation, rule and formula."""
     named = {name: each for name, each in everything.named.items() if name.startswith("softmax_unit")}
     methods = {graph.nodes[0].attributes["method"] for graph, _ in named.values()}
-    assert methods == {"exact", *(target.softmax for target in map(targets.get, TARGETS) if target.softmax)}
+    own = {target.softmax for target in map(targets.get, TARGETS) if target.softmax}
+    assert methods == {"exact", "gemmlowp_int16", *own}
     check(named, tmp_path)
 
 

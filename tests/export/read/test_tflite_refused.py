@@ -7,6 +7,7 @@ from qjax.export.read import read as read_file
 from qjax.export.read import tflite as reader
 from qjax.export.read.errors import ReadError, reading
 from qjax.export.read.tflite import walk
+from tests.export.emit.tflite_runtimes import MODES, litert
 from tests.export.read.tflite_models import File, Grid
 
 
@@ -55,6 +56,24 @@ def test_what_stands_behind_an_obstacle_is_read_with_its_own_scale():
     assert "(0.2, 4)" in text
     assert "(0.3, 5)" in text
     assert "(1, 0)" not in text
+
+
+def test_a_matrix_with_several_scales():
+    """LiteRT 2.3.0 takes such a BATCH_MATMUL, and its codes are zeros."""
+    file, rng = File(), np.random.default_rng(0)
+    x, y = (
+        file.tensor("int16", (4, 6), Grid(2.0**-15), name="x"),
+        file.tensor("int16", (4, 3), Grid(2.0**-16), name="y"),
+    )
+    codes = rng.integers(-127, 128, (6, 3)).astype(np.int8)
+    w = file.tensor("int8", (6, 3), Grid(np.asarray([0.01, 0.02, 0.03]), 0, 1), codes, name="w")
+    file.operator("BATCH_MATMUL", [x, w], [y], "BatchMatMul")
+    given = rng.integers(-(2**15), 2**15, (4, 6)).astype(np.int16)
+    for mode in MODES.values():
+        assert not litert(file.to_bytes([x], [y]), mode, [given])["y"].any()
+    text = refused(file, [x], [y])
+    assert "'w' has 3 scales, where its kernels in LiteRT read one scale and make zeros" in text
+    assert "use FULLY_CONNECTED" in text
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1])

@@ -1,5 +1,6 @@
 """ADD, SUB, MUL, QUANTIZE, DEQUANTIZE, MEAN and the pools."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,13 @@ from qjax.export.read.tflite.clamps import clamped, clamps
 from qjax.export.read.tflite.model import Operator
 from qjax.export.read.tflite.pieces import hold
 from qjax.export.read.tflite.products import strides_of, windows
-from qjax.export.read.tflite.values import CODES, FLOATS, WHOLE_NUMBERS, axes_of, bad
+from qjax.export.read.tflite.values import CODES, FLOATS, WHOLE_NUMBERS, Codes, axes_of, bad, grid_of
 from qjax.export.read.tflite.walk import Walk, reads
 from qjax.ops.windows import inside, pool, product_of_axes
 from qjax.problems import Unsupported
+
+_LARGEST = 2**30 - 1
+"""Of codes of 32 bits."""
 
 
 @reads("ADD", "SUB", "MUL")
@@ -74,8 +78,24 @@ def quantize(walk: Walk, operator: Operator) -> None:
             "Leave it out of the model, and compute it outside",
         )
     x = walk.codes_of(operator, 0)
-    name, _ = walk.result(operator, x.shape)
+    name = _of_32_bits(walk, operator, x) or walk.result(operator, x.shape)[0]
     walk.node("rescale", [x], name)
+
+
+def _of_32_bits(walk: Walk, operator: Operator, x: Codes) -> str | None:
+    """The model's output as int32 with a scale; None for codes."""
+    stated = walk.output(operator)
+    if stated.dtype != "int32" or not stated.scale.size:
+        return None
+    grid, q = grid_of(stated), x.quantization
+    most = max(q.qmax - x.zero_point, x.zero_point - q.qmin) * float(q.scale) / float(grid.scale)
+    if int(grid.zero_point) or most >= _LARGEST or any(stated.index in other.inputs for other in walk.model.operators):
+        raise Unsupported(
+            f"it makes int32 of {x.dtype}",
+            "qjax reads int32 with a scale as the model's output only, with the zero point 0 and numbers within 2^30",
+        )
+    # requantization is known to be exact for codes within 2^30, and none is beyond
+    return walk.add(stated, x.shape, dataclasses.replace(grid, qmin=-_LARGEST, qmax=_LARGEST))
 
 
 @reads("DEQUANTIZE")

@@ -33,6 +33,9 @@ _STEPS: dict[str, list[tuple[str, tuple[Any, ...]]]] = {
 }
 
 
+_SOFTMAX = (("int8", "int8"), ("uint8", "uint8"), ("int16", "int16"), ("int8", "int16"))
+
+
 def _expression(operator: Operator) -> Expression:
     if operator.name == "LEAKY_RELU":
         slope = float(np.uint32(operator.options["alpha"]).view(np.float32))
@@ -78,6 +81,6 @@ def softmax(walk: Walk, operator: Operator) -> None:
     if not x.shape or not x.shape[-1]:
         raise bad(operator, f"an input of {x.shape}")
     name, _ = walk.result(operator, x.shape)
-    if walk.output(operator).dtype != x.dtype:
+    if (x.dtype, walk.output(operator).dtype) not in _SOFTMAX:
         raise Unsupported(f"codes of {x.dtype} become {walk.output(operator).dtype}", "Give both sides the same bits")
     walk.node("softmax", [x], name, {"axes": [axis_of(-1, len(x.shape), operator)]})

@@ -120,6 +120,7 @@ def _size_of_result(walk: Walk, operator: Operator) -> list[int]:
 @reads("BATCH_MATMUL")
 def batch_matmul(walk: Walk, operator: Operator) -> None:
     """A product of two tensors of codes over their last axes."""
+    _require_one_scale(walk, operator)
     x, w = walk.codes_of(operator, 0), walk.codes_of(operator, 1)
     adjoint = operator.options["adj_x"], operator.options["adj_y"]
     rank = len(x.shape)
@@ -143,6 +144,18 @@ def batch_matmul(walk: Walk, operator: Operator) -> None:
         "permutation": None,
     }
     walk.node("dot", [x, w], name, attributes)
+
+
+def _require_one_scale(walk: Walk, operator: Operator) -> None:
+    """LiteRT's kernels of codes take the scale of a tensor with one; with several it is 0, and so is every product."""
+    for place in (0, 1):
+        tensor = walk.operand(operator, place)
+        if tensor.scale.size > 1:
+            raise Unsupported(
+                f"{tensor.name!r} has {tensor.scale.size} scales, where its kernels in LiteRT read one scale and make "
+                "zeros of every input",
+                "Give it one scale, or use FULLY_CONNECTED, whose weights may have a scale for each output channel",
+            )
 
 
 def _weighted(
