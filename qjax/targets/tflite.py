@@ -18,7 +18,7 @@ TFLITE_MICRO = register(
         add="tflite_add",
         subtract="tflite_add",
         multiply="double_round",
-        matmul="double_round",
+        matmul="tflite_micro_matmul",
         rescale="double_round",
         mean="tflite_mean",
         average_pool="tflite_average_pool",
@@ -42,6 +42,7 @@ TFLITE_MICRO = register(
 TFLITE_REFERENCE = register(
     TFLITE_MICRO.replace(
         name="tflite_reference",
+        matmul="tflite_matmul",
         lstm="tflite",
         dot=Weighted("float64_away"),
         wide_dot=Weighted("float64_away"),
@@ -66,8 +67,8 @@ TFLITE_OPTIMIZED_X86 = register(
         add="tflite_add_neon",
         subtract="tflite_add",
         multiply="tflite_multiply_neon",
-        # BATCH_MATMUL keeps the reference rounding, also where XNNPACK is the default
-        matmul="double_round",
+        # BATCH_MATMUL keeps the reference rounding
+        matmul="tflite_matmul",
         rescale="tflite_rescale_neon",
         mean="tflite_mean_neon",
         average_pool="tflite_average_pool",
@@ -116,7 +117,7 @@ TFLITE_XNNPACK = register(
         add="xnnpack_add",
         subtract="xnnpack_add",
         multiply="xnnpack_multiply",
-        matmul="double_round",
+        matmul="xnnpack_matmul",
         rescale="xnnpack_rescale",
         mean="xnnpack_mean",
         average_pool="tflite_average_pool",

@@ -14,6 +14,7 @@ from qjax.ops.formulas import onnx_multiply as onnx_multiply
 from qjax.ops.formulas import openvino_add as openvino_add
 from qjax.ops.formulas import tflite_add as tflite_add
 from qjax.ops.formulas import tflite_average_pool as tflite_average_pool
+from qjax.ops.formulas import tflite_matmul as tflite_matmul
 from qjax.ops.formulas import tflite_mean as tflite_mean
 from qjax.ops.formulas import tflite_multiply as tflite_multiply
 from qjax.ops.formulas import tflite_rescale as tflite_rescale

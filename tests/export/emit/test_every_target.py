@@ -29,11 +29,11 @@ GRAPHS = 163
 """Those of `nodes.of_operations`, the bare sums, and softmax on a runtime's own grid."""
 TARGETS = targets.names()
 """Those of qjax: a tutorial that ran in this process may have registered its own."""
-DISTINCT = 1109
+DISTINCT = 1111
 """Of GRAPHS x targets, those that differ from each other."""
 REFUSED = 366
 """Of GRAPHS x targets, those with codes of 16 bits that the target's runtime does not have."""
-ARITHMETICS = 167
+ARITHMETICS = 169
 """Of these, one for each operation and rule, formula or method."""
 SUMS = ("add", "multiply", "rescale", "sum", "window_sum", "dot")
 ARITHMETIC = ("rule", "formula", "method", "rounding")
