@@ -32,9 +32,10 @@ _CHUNK = 64
 """Features whose sums are on the stack at once."""
 _FEWEST = 32
 """Fewer products than these take longer to bring into bits."""
-_MANY = 512
 _PAIRS = 2
-"""Of a plane of codes and a plane of weights."""
+"""Pairs of a plane of codes and a plane of weights that always pay."""
+_MANY = 512
+"""Products from which more pairs pay with vectors."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +70,6 @@ def fits(window: Window, codes: tuple[int, ...] | None, simd: bool | str) -> boo
     if values is None or not _within(values, window, codes):
         return False
     pairs = (len(codes) - 1) * (values.shape[1] - 1)
-    # measured: four pairs win only with vectors, where bringing the codes into bits takes little of the time
     return pairs <= _PAIRS or (simd is True and count >= _MANY)
 
 
