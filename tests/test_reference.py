@@ -11,6 +11,7 @@ import types
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 import qjax
@@ -82,6 +83,16 @@ def test_methods_and_observers_have_a_paper_and_an_example(name: str):
 def test_settings_have_an_example(name: str):
     assert dataclasses.is_dataclass(getattr(qjax, name))
     assert ">>> " in (inspect.getdoc(getattr(qjax, name)) or "")
+
+
+def test_the_page_of_primitives_is_what_the_registries_say():
+    page = (ROOT / "docs/primitives.md").read_text()
+    if f"with jax {jax.__version__}." not in page:
+        pytest.skip("another jax has other primitives")
+    done = subprocess.run(
+        [sys.executable, "tools/primitives.py", "--check"], cwd=ROOT, text=True, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_every_target_rule_and_formula_is_on_the_page_of_targets():
