@@ -34,7 +34,8 @@ test-all: venv ## the whole suite and every further model of a kind that it test
 
 # What an older Python and jax can change: arithmetic, kernels, traces and what is derived from them. `make test-compat COMPAT=tests`
 # runs all but the slow tests.
-COMPAT ?= tests/numerics tests/ops/test_dot.py tests/ops/test_conv.py tests/test_import.py tests/run/test_interpreter.py tests/lower/test_lower.py
+NUMERICS := $(patsubst %,tests/numerics/test_%.py,softfloat binary64 float32 rounding requantize fixed_point fake_quant_gradients softmax)
+COMPAT   ?= $(NUMERICS) tests/ops/test_dot.py tests/ops/test_conv.py tests/test_import.py tests/run/test_interpreter.py tests/lower/test_lower.py
 test-compat: venv-compat ## a fast subset without slow tests, under the oldest Python (and its older jax)
 	.venv-compat/bin/python $(PYTEST) -m "not slow" $(COMPAT) $(ARGS)
 
