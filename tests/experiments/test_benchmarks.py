@@ -120,7 +120,8 @@ def test_an_accelerators_bits_are_compared_with_the_cpus() -> None:
         accelerator.accelerator(0.1, ["ResNet-50, 4 blocks"])
 
 
-@pytest.mark.parametrize("half", [pytest.param(False, marks=pytest.mark.exhaustive), True])
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.exhaustive
 def test_the_times_of_a_network(half: bool) -> None:
     case = (lambda rngs: accelerator.Decoder(1000, 16, 1, 2, 32, rngs=rngs), (2, 8))
     found = accelerator.times("decoder", half, 0.05, threading.Barrier(1), threading.Lock(), case)

@@ -1,11 +1,13 @@
 """The study of binary networks, in little."""
 
 import jax
+import pytest
 
 from experiments import binary
 from experiments.data import digits
 
 
+@pytest.mark.exhaustive
 def test_a_binary_network_is_what_it_trained_as(monkeypatch):
     monkeypatch.setattr(binary, "_firmware", lambda graph: [])
     with jax.numpy_dtype_promotion("standard"):

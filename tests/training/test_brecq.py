@@ -46,6 +46,7 @@ def solved():
     return before, after, qjax.training.brecq(after, IMAGES, steps=200, progress=False)
 
 
+@pytest.mark.exhaustive
 def test_blocks_lie_between_single_tensors(solved):
     before, _, found = solved
     blocks, entering = blocks_of(Walk(before, [(x,) for x in IMAGES]), [(x,) for x in IMAGES])
@@ -62,6 +63,7 @@ def test_blocks_lie_between_single_tensors(solved):
         assert np.array_equal(tensors[0], wanted)
 
 
+@pytest.mark.exhaustive
 def test_the_output_gets_better_on_other_inputs(solved):
     before, after, found = solved
     assert all(block.after <= block.before for block in found.blocks)

@@ -237,6 +237,7 @@ def test_a_network_with_norms_and_averages_is_what_it_trained_as(target: str, me
     check(made, IMAGES)
 
 
+@pytest.mark.exhaustive
 def test_a_recurrent_network_is_what_it_trained_as():
     recipe = qjax.Recipe(activations=qjax.QSpec(bits=8))
     made = learner(Recurrent(), recipe, SEQUENCES)

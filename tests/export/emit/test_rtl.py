@@ -229,7 +229,7 @@ def differing(graph: Any) -> int:
     return int(np.sum(circuit.logic.predict(codes.reshape(64, -1).astype(np.float64)) != expected))
 
 
-@pytest.mark.parametrize("kind", [Recurrent, Kinds, Attention, Residual], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [Kinds, Recurrent, Attention, Residual], ids=lambda kind: kind.__name__)
 @pytest.mark.sampled(2)
 def test_networks_with_scales_that_are_powers_of_two(kind):
     assert differing(for_fpga(kind)) == 0
