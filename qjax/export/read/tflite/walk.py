@@ -21,18 +21,22 @@ from qjax.problems import Problems, Unsupported
 
 Handler = Callable[["Walk", Operator], None]
 
+
+def _into(handlers: dict[str, Handler], names: Sequence[str]) -> Callable[[Handler], Handler]:
+    def register(function: Handler) -> Handler:
+        handlers.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
 HANDLERS: dict[str, Handler] = {}
 """By the operator's name in the schema."""
 
 
 def reads(*names: str) -> Callable[[Handler], Handler]:
     """Decorator: the function reads operators of these names."""
-
-    def register(function: Handler) -> Handler:
-        HANDLERS.update(dict.fromkeys(names, function))
-        return function
-
-    return register
+    return _into(HANDLERS, names)
 
 
 FLOAT_HANDLERS: dict[str, Handler] = {}
@@ -41,12 +45,7 @@ FLOAT_HANDLERS: dict[str, Handler] = {}
 
 def reads_floats(*names: str) -> Callable[[Handler], Handler]:
     """Decorator: the function reads operators of these names whose data are floats."""
-
-    def register(function: Handler) -> Handler:
-        FLOAT_HANDLERS.update(dict.fromkeys(names, function))
-        return function
-
-    return register
+    return _into(FLOAT_HANDLERS, names)
 
 
 PIECE_HANDLERS: dict[str, Handler] = {}
@@ -55,12 +54,7 @@ PIECE_HANDLERS: dict[str, Handler] = {}
 
 def reads_pieces(*names: str) -> Callable[[Handler], Handler]:
     """Decorator: the function reads operators of these names whose data are floats that come from codes."""
-
-    def register(function: Handler) -> Handler:
-        PIECE_HANDLERS.update(dict.fromkeys(names, function))
-        return function
-
-    return register
+    return _into(PIECE_HANDLERS, names)
 
 
 WHOLE_HANDLERS: dict[str, Handler] = {}
@@ -69,12 +63,7 @@ WHOLE_HANDLERS: dict[str, Handler] = {}
 
 def reads_whole_numbers(*names: str) -> Callable[[Handler], Handler]:
     """Decorator: the function reads operators of these names whose tensors are all whole numbers."""
-
-    def register(function: Handler) -> Handler:
-        WHOLE_HANDLERS.update(dict.fromkeys(names, function))
-        return function
-
-    return register
+    return _into(WHOLE_HANDLERS, names)
 
 
 class Walk(Results):
