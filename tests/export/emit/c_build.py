@@ -161,6 +161,12 @@ def run_program(
     return found
 
 
+def has(flags: Sequence[str]) -> bool:
+    """Whether this processor has all of these, as Linux names them."""
+    info = pathlib.Path("/proc/cpuinfo")
+    return set(flags) <= (set(info.read_text().split()) if info.exists() else set())
+
+
 def check(command: Sequence[str]) -> None:
     done = subprocess.run(list(command), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]

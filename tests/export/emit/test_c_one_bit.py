@@ -17,7 +17,7 @@ from qjax.export.emit.c.windows import Window
 from qjax.export.emit.few_codes import few_codes
 from tests.export.emit import c_build, one_bit_layers
 from tests.export.emit.one_bit_layers import LAYERS, binary, ternary
-from tests.export.emit.test_c_simd import CORTEX_M, MACHINES, _has
+from tests.export.emit.test_c_simd import CORTEX_M, MACHINES
 
 VARIANTS = {
     "plain": ((), ["-O1"]),
@@ -50,7 +50,7 @@ def test_layers_of_every_shape(variant, layers):
     needed, flags = VARIANTS[variant]
     # built under every warning also where it cannot run
     c_build.compiled(layers.text, layers.folder, *flags)
-    if _has(needed):
+    if c_build.has(needed):
         layers.assert_equal(layers.called(*flags))
 
 
@@ -159,6 +159,18 @@ def test_narrow_grids():
     assert few_codes(graph, moved, 4) is None
     assert few_codes(graph, first, 4) == (-2, -1, 0, 1)
     assert few_codes(graph, first, 3) is None
+
+
+def test_rows_that_do_not_fit_the_stack_have_no_form():
+    """2,048 bytes of bits: 16,384 products with binary codes, half of them with ternary ones."""
+    kernel = np.where(np.random.default_rng(0).random((8, 2**14 + 1)) < 0.5, -1, 1).astype(np.int8)
+
+    def window(size: int) -> Window:
+        x = Buffer((1, size), "int8", "in")
+        return Window(x, np.ascontiguousarray(kernel[:, :size]), 0, (), (), (), 1, (0, 1))
+
+    assert [one_bit.fits(window(size), (-1, 1), False) for size in (2**14, 2**14 + 1)] == [True, False]
+    assert [one_bit.fits(window(size), (-1, 0, 1), False) for size in (2**13, 2**13 + 1)] == [True, False]
 
 
 def test_sums_that_could_leave_32_bits_have_no_form():

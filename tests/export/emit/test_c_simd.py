@@ -1,7 +1,6 @@
 """Emitted C with vectors: the codes of the interpreter under every set of instructions that this machine has."""
 
 import dataclasses
-import pathlib
 
 import numpy as np
 import pytest
@@ -39,12 +38,6 @@ MACHINES = {
     "NEON with dot products": ("aarch64-linux-gnu-gcc", "qemu-aarch64", "-march=armv8.2-a+dotprod", False),
     "s390x": ("s390x-linux-gnu-gcc", "qemu-s390x", "-O1", True),
 }
-
-
-def _has(flags: tuple[str, ...]) -> bool:
-    info = pathlib.Path("/proc/cpuinfo")
-    words = set(info.read_text().split()) if info.exists() else set[str]()
-    return set(flags) <= words
 
 
 @pytest.fixture(scope="module")
@@ -87,12 +80,12 @@ def test_layers_of_every_shape(variant, layers):
     needed, flags = VARIANTS[variant]
     # built under every warning also where it cannot run
     c_build.compiled(layers.text, layers.folder, *flags)
-    if _has(needed):
+    if c_build.has(needed):
         layers.assert_equal(layers.called(*flags))
 
 
 def test_one_example_under_sanitizers(graphs, tmp_path):
-    flags = next(flags for needed, flags in reversed(VARIANTS.values()) if _has(needed))
+    flags = next(flags for needed, flags in reversed(VARIANTS.values()) if c_build.has(needed))
     layers = compiled(graphs, 1, tmp_path)
     layers.assert_equal(layers.run(*c_build.SANITIZERS, *flags[1:]))
 
@@ -102,12 +95,12 @@ def test_products_of_activations(variant, products):
     needed, flags = VARIANTS[variant]
     # built under every warning also where it cannot run
     c_build.compiled(products.text, products.folder, *flags)
-    if _has(needed):
+    if c_build.has(needed):
         products.assert_equal(products.called(*flags))
 
 
 def test_products_of_activations_under_sanitizers(products):
-    flags = next(flags for needed, flags in reversed(VARIANTS.values()) if _has(needed))
+    flags = next(flags for needed, flags in reversed(VARIANTS.values()) if c_build.has(needed))
     products.assert_equal(products.run(*c_build.SANITIZERS, *flags[1:]))
 
 
@@ -200,7 +193,7 @@ def test_a_product_in_floats_is_compared_with_the_rule():
 @pytest.mark.exhaustive
 def test_every_operation_rule_and_formula(variant, tmp_path):
     needed, flags = VARIANTS[variant]
-    if not _has(needed):
+    if not c_build.has(needed):
         return
     everything = c_build.Compiled({**nodes.of_operations(), **nodes.of_targets()}, tmp_path, simd=True)
     everything.assert_equal(everything.called(*flags))

@@ -64,7 +64,7 @@ def fits(window: Window, codes: tuple[int, ...] | None, simd: bool | str) -> boo
         return False
     if count < _FEWEST or features < _LANES or (_gathered(channels) and count > MOST_LOCAL // 2):
         return False
-    if _words(taps, channels) * 8 * MOST > MOST_LOCAL // 2:
+    if (len(codes) - 1) * 8 * _words(taps, channels) > MOST_LOCAL // 2:
         return False
     values = _values(window.kernel.reshape(features, -1))
     if values is None or not _within(values, window, codes):
@@ -139,7 +139,9 @@ class _Nest(Tiles):
         if self._leaves():
             arrays.append(f"int32_t outside[{math.prod(self.taps)}];")
         filled = self.each_position(1, self._filled)
-        self.layer.local(8 * many * self.words + 4 * self.each * (planes + 1) + self.rows.shape[1])
+        line = self.rows.shape[1] if _gathered(self.per_group) else 0
+        outside = math.prod(self.taps) if self._leaves() else 0
+        self.layer.local(8 * many * self.words + 4 * (self.each * (planes + 1) + many + outside) + line)
         size, several = planes * self.each, len(self.starts) > 1
         kernel = f"{self._kernel()} + chunk * {size * self.words}" if several else self._kernel()
         first = self.least("chunk", len(self.starts), self.each, self.starts[-1]) if several else "0"
