@@ -86,9 +86,9 @@ def quantize(model: nnx.Module, recipe: Recipe, sample: Any, *, progress: bool |
     traced = read
     recipe.check_matched(places, types)
     recipe.check_dynamic({eqn.scope for eqn, _ in dynamic_products(traced.program)}, types)
-    edges, outputs = _edges(annotation), annotation.output_names
+    edges, outputs, operands = _edges(annotation), annotation.output_names, annotation.operands
     quantizers = {
-        name: recipe.quantizer(place, types, edge=name in edges, output=name in outputs)
+        name: recipe.quantizer(place, types, edge=name in edges, output=name in outputs, operand=name in operands)
         for name, place in places.items()
     }
     details = tuple((n, (p.kind, p.module, p.op, p.shape)) for n, p in places.items())

@@ -79,6 +79,9 @@ class Recipe:
         the weights, an `Override`, `FLOAT`, a `Dynamic` or a `WeightFormat`.
       first_last_bits: bits of the first and the last layer: of their weights, their inputs, and the last one's output.
       output_bits: the least number of bits of the tensors that leave the model. With 2 bits, class scores would tie.
+      other_bits: the least number of bits of activations that no sum of products reads: the branches of a residual
+        sum, what a norm, a softmax or another function reads, the cell of an LSTM. None: those of `activations`. Papers
+        usually count only what convolutions and dense layers read: their W4A4 is `other_bits=8` (or 16) here.
       method: how scales of activations are learned in training: a name out of `qjax.calibration.estimators()`, or an
         `Estimator`.
       weight_method: the same for weights.
@@ -114,6 +117,7 @@ class Recipe:
     overrides: Mapping[str | type, Any] = dataclasses.field(default_factory=dict)
     first_last_bits: int | None = None
     output_bits: int = 8
+    other_bits: int | None = None
     method: Method = "lsq"
     weight_method: Method = "lsq"
     observer: Any = "auto"
@@ -157,7 +161,7 @@ class Recipe:
             raise TypeError(f"Recipe: integers: expected a list of qjax.integers(...), got {self.integers!r}.")
         if type(self.reduce_range) is not bool:
             raise TypeError(f"Recipe: reduce_range must be True or False. Got {self.reduce_range!r}.")
-        for name in ("output_bits", "first_last_bits"):
+        for name in ("output_bits", "first_last_bits", "other_bits"):
             bits = getattr(self, name)
             if bits is not None and not 2 <= bits <= 16:
                 raise ValueError(f"Recipe: {name} must lie in 2..16. Got {bits}.")
@@ -226,10 +230,16 @@ class Recipe:
                     "Override the module whose __call__ multiplies, or use qjax.FLOAT to leave this one in float."
                 )
 
-    def quantizer(self, place: Place, types: Mapping[str, type], *, edge: bool, output: bool) -> Quantizer:
-        """The quantizer of one place. edge: of the first or last layer. output: leaves the model."""
+    def quantizer(
+        self, place: Place, types: Mapping[str, type], *, edge: bool, output: bool, operand: bool
+    ) -> Quantizer:
+        """The quantizer of one place.
+
+        edge: of the first or last layer. output: leaves the model. operand: a sum of products reads it.
+        """
         weight = place.kind == "weight"
-        spec, method = self._spec_of(place, types, edge=edge, output=output)
+        least = max(self.output_bits if output else 0, 0 if operand else self.other_bits or 0)
+        spec, method = self._spec_of(place, types, edge=edge, least=least)
         if self.reduce_range and not weight and spec.bits == 8:
             spec = spec.replace(bits=7)
         wide.check_spec(f"Quantizer {place.name!r}", spec, target_of(self.target), weight=weight)
@@ -266,7 +276,7 @@ class Recipe:
         return frozenset(
             name
             for name, place in tables.items()
-            if has_scales_of_rows(self._spec_of(place, types, edge=False, output=False)[0])
+            if has_scales_of_rows(self._spec_of(place, types, edge=False, least=0)[0])
         )
 
     def check_matched(self, places: Mapping[str, Place], types: Mapping[str, type]) -> None:
@@ -289,8 +299,8 @@ class Recipe:
                 "A path must match in full; a part may be matched with '.*'."
             )
 
-    def _spec_of(self, place: Place, types: Mapping[str, type], *, edge: bool, output: bool) -> tuple[QSpec, Method]:
-        """What the recipe and its overrides say of a place."""
+    def _spec_of(self, place: Place, types: Mapping[str, type], *, edge: bool, least: int) -> tuple[QSpec, Method]:
+        """What the recipe and its overrides say of a place. least: bits of an activation that no override gives."""
         weight, target = place.kind == "weight", target_of(self.target)
         spec, method = (self.weights, self.weight_method) if weight else (self.activations, self.method)
         if place.integers:
@@ -298,8 +308,8 @@ class Recipe:
             spec = target.with_bits(spec, max(8, spec.bits, self.activations.bits))
         if edge and self.first_last_bits is not None:
             spec = target.with_bits(spec, self.first_last_bits)
-        if output:
-            spec = target.with_bits(spec, max(spec.bits, self.output_bits))
+        if not weight and spec.bits < least:
+            spec = target.with_bits(spec, least)
         for _, value in self.overrides_of(place, types):
             override = Override(weights=value) if isinstance(value, QSpec) else value
             chosen = override.weights if weight else override.activations

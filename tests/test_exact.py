@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from flax import nnx
 
 import qjax
@@ -68,6 +69,7 @@ def test_gradient_of_the_exact_forward_is_the_training_forwards():
     assert all(np.any(np.asarray(g) != 0) for g in jax.tree.leaves(exact["model"]))
 
 
+@pytest.mark.exhaustive
 def test_the_exact_forward_of_a_model_with_tables_trains():
     """What is made on the host from a scale (a softmax's table, an activation's) has no derivative, and needs none."""
 

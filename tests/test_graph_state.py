@@ -129,6 +129,7 @@ def test_a_state_that_is_computed_anew_gets_its_own_grid_again() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_text_at_once_and_token_by_token_give_the_same_codes() -> None:
     _, whole, one = converted()
     tokens = text(3, seed=5)

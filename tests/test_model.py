@@ -313,7 +313,7 @@ METHODS = {
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_methods_learn_and_convert(name):
     x = data(16, 6)
     qmodel = qjax.quantize(Small(), METHODS[name], x)

@@ -39,6 +39,7 @@ def grown(weights, activations, k=200):
 
 
 @pytest.mark.parametrize(("weights", "activations"), [(12, 16), (16, 14)])
+@pytest.mark.sampled(1)
 def test_fake_quantization_and_exact(weights, activations):
     qmodel, after, x = grown(weights, activations)
     forward = qjax.exact(qmodel, x)

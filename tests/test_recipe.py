@@ -131,6 +131,55 @@ def test_what_leaves_the_model_keeps_its_bits():
     assert bits(output_bits=4)["head"] == 8
 
 
+def test_what_no_product_reads_has_bits_of_its_own():
+    low = {"activations": QSpec(bits=2, symmetric=False)}
+    branches = {"blocks/0/fc", "blocks/1/fc"}
+    found = bits(other_bits=6, **low)
+    assert found == {**bits(**low), **dict.fromkeys(branches, 6)}
+    assert bits(other_bits=6) == bits(), "no fewer bits than the activations have"
+    assert bits(other_bits=6, first_last_bits=4, **low) == {
+        **bits(first_last_bits=4, **low),
+        **dict.fromkeys(branches, 6),
+    }
+    own = {"blocks/0/fc": Override(activations=QSpec(bits=3, symmetric=False))}
+    assert bits(other_bits=6, overrides=own, **low) == {**found, "blocks/0/fc": 3}
+
+
+class Mixed(nnx.Module):
+    """Attention between norms, and an LSTM over what comes out."""
+
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.norm = nnx.LayerNorm(8, rngs=rngs)
+        self.attention = nnx.MultiHeadAttention(2, 8, decode=False, rngs=rngs)
+        self.rnn = nnx.RNN(nnx.LSTMCell(8, 8, rngs=rngs), rngs=rngs)
+        self.head = nnx.Linear(8, 3, rngs=rngs)
+
+    def __call__(self, x):
+        x = x + self.attention(self.norm(x))
+        states: Any = self.rnn(x)
+        return self.head(nnx.gelu(states[:, -1]))
+
+
+OPERANDS = {
+    *("norm/normalize", "attention/query", "attention/key", "attention/value", "attention/softmax", "attention/dot#2"),
+    *("add", "rnn/cell/multiply#3", "table"),
+}
+"""What the dense layers and the products of attention read: not the scores, the gates or the cell."""
+
+
+def test_the_operands_of_products_in_attention_and_in_a_loop():
+    x = data(4, 5, 8)
+    four = QSpec(bits=4, symmetric=False)
+    qmodel = qjax.quantize(Mixed(), Recipe(weights=QSpec(bits=4, axis=-1), activations=four, other_bits=8), x)
+    found = {name: q.spec.bits for name, q in qmodel.plan.quantizers}
+    narrow = {name for name, n in found.items() if n == 4 and not name.endswith("kernel")}
+    assert narrow == OPERANDS
+    qmodel.eval()
+    graph = qjax.convert(qmodel, x)
+    assert_same(qjax.exact(qmodel, x)(qmodel, x), graph(x))
+
+
 def test_override_that_matches_nothing_lists_what_there_is():
     with pytest.raises(ValueError, match="matches nothing") as error:
         specs(overrides={"block": QSpec(bits=4, axis=-1)})
@@ -160,6 +209,7 @@ def test_override_that_matches_nothing_lists_what_there_is():
         ({"scan": "guess"}, ValueError, "stacked.*guess"),
         ({"output_bits": 1}, ValueError, "output_bits"),
         ({"first_last_bits": 40}, ValueError, "first_last_bits"),
+        ({"other_bits": 1}, ValueError, r"other_bits must lie in 2\.\.16\. Got 1"),
         ({"overrides": {"head": 4}}, TypeError, r"qjax.FLOAT, qjax.Dynamic\(\) or a qjax.WeightFormat, got 4"),
         ({"overrides": {"(": FLOAT}}, ValueError, "not a regular expression"),
         ({"overrides": {3: FLOAT}}, TypeError, "keyed by a path or a layer type"),

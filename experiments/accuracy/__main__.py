@@ -25,7 +25,9 @@ from experiments.accuracy.data import DATA, Data
 from experiments.accuracy.methods import METHODS, OURS, SETTINGS, UNTRAINED, Start
 from experiments.accuracy.networks import TASKS, Task
 from experiments.accuracy.row import Row, keep, read
+from experiments.accuracy.taps import depthwise_by_taps
 from experiments.accuracy.train import accuracy, fit, scores, steps_of
+from qjax.lab.machine import made_on
 
 FLOAT_EPOCHS = {"fashion": 10, "digits": 60}
 
@@ -59,7 +61,8 @@ def float_model(name: str, task: Task, data: Data, seed: int, folder: Path) -> A
             nnx.update(model, keeper.restore(path, nnx.state(model)))
         else:
             schedule = optax.cosine_decay_schedule(task.rate, steps_of(data.train_images, epochs))
-            fit(model, data.train_images, data.train_labels, optax.adam(schedule), epochs=epochs, seed=seed)
+            with depthwise_by_taps(model):
+                fit(model, data.train_images, data.train_labels, optax.adam(schedule), epochs=epochs, seed=seed)
             keeper.save(path, nnx.state(model))
     model.eval()
     return model
@@ -68,7 +71,7 @@ def float_model(name: str, task: Task, data: Data, seed: int, folder: Path) -> A
 def judge(row: Row, start: Start, data: Data) -> None:
     """Run the method, and judge the model and its graph by the test images."""
     outcome = METHODS[row.method](start)
-    given = scores(outcome.model, data.test_images)
+    given = scores(outcome.model, data.test_images) if outcome.run is None else outcome.run(data.test_images)
     row.accuracy, row.loss = accuracy(given, data.test_labels), outcome.loss
     if row.method in OURS:
         graph = qjax.convert(outcome.model, data.test_images[:1])
@@ -97,6 +100,7 @@ def rows_of(name: str, args: argparse.Namespace, known: dict[Any, Row]) -> list[
         model = float_model(name, task, data, seed, args.folder)
         base = Row(name, "float", "float", seed, 0, accuracy(scores(model, data.test_images), data.test_labels))
         base.float_accuracy = base.accuracy
+        base.made = made_on()
         show(base)
         found.append(base)
         for method in args.methods or METHODS:
@@ -113,7 +117,7 @@ def rows_of(name: str, args: argparse.Namespace, known: dict[Any, Row]) -> list[
                         row.error = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
                         if args.verbose:
                             traceback.print_exc()
-                    row.seconds = time.perf_counter() - begin
+                    row.seconds, row.made = time.perf_counter() - begin, made_on()
                     keep(args.rows, row)
                     jax.clear_caches()
                     old = row

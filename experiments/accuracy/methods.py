@@ -65,10 +65,12 @@ class Start:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """model: in evaluation mode; quantized or not. loss: of the last epoch."""
+    """model: in evaluation mode; quantized or not. loss: of the last epoch. run: images -> class scores, of a model
+    that is not one of Flax."""
 
-    model: Any
+    model: Any = None
     loss: float | None = None
+    run: Callable[[np.ndarray], np.ndarray] | None = None
 
 
 def calibrated(start: Start, **options: Any) -> Any:
@@ -117,9 +119,9 @@ def learned(start: Start, *, scale_rate: float = SCALE_RATE, frozen_norms: bool 
     return fitted(start, qmodel, optimizer, frozen_norms=frozen_norms)
 
 
-def distilled(start: Start) -> Outcome:
+def distilled(start: Start, **options: Any) -> Outcome:
     """The labels and the float model's probabilities, half and half."""
-    qmodel = calibrated(start)
+    qmodel = calibrated(start, **options)
     teacher = Distillation.start(qmodel, start.batches()[0], teacher=start.model, measure="classes")
 
     def loss(model: Any, teacher: Any, images: jax.Array, labels: jax.Array) -> jax.Array:
@@ -162,22 +164,38 @@ def qwix_trained(start: Start) -> Outcome:
     return fitted(start, quantized, adam(start))
 
 
+def brevitas_trained(start: Start, weights: str) -> Outcome:
+    """Brevitas: learned scales of activations; those of weights follow the greatest weight, or are learned too."""
+    from brevitas.quant import Int8WeightPerChannelFloat  # pyright: ignore[reportMissingImports]
+
+    from experiments.accuracy import brevitas_peer
+
+    kinds = {"greatest": Int8WeightPerChannelFloat, "learned": brevitas_peer.LearnedWeightScales}
+    return Outcome(run=brevitas_peer.trained(start, kinds[weights]))
+
+
 METHODS: dict[str, Callable[[Start], Outcome]] = {
     "float, trained on": trained_on,
     "calibration": calibration_alone,
     "post_training": post_trained,
     "LSQ": learned,
+    "LSQ, others 8 bits": functools.partial(learned, other_bits=8),
     "LSQ+": functools.partial(learned, method="lsq_plus"),
     "PACT": functools.partial(learned, method="pact"),
     "TQT": functools.partial(learned, method="tqt", weight_method="tqt"),
     "constant scales": functools.partial(learned, method="static", weight_method="static"),
     "LSQ, distilled": distilled,
+    "LSQ, distilled, others 8 bits": functools.partial(distilled, other_bits=8),
     "LSQ, frozen norms": functools.partial(learned, frozen_norms=True),
     "LSQ, frozen oscillations": frozen_oscillations,
     "qwix": qwix_trained,
+    "Brevitas": functools.partial(brevitas_trained, weights="greatest"),
+    "Brevitas, learned scales": functools.partial(brevitas_trained, weights="learned"),
 }
 """Name -> method; "float" itself is the row that all start from."""
+PEERS = ("qwix", "Brevitas", "Brevitas, learned scales")
+"""Other libraries, which `make rivals` installs. Brevitas needs an environment with torch too."""
 UNTRAINED = ("calibration", "post_training")
 """Those without epochs."""
-OURS = tuple(name for name in METHODS if name not in ("qwix", "float, trained on"))
+OURS = tuple(name for name in METHODS if name not in (*PEERS, "float, trained on"))
 """Those whose result is a quantized model that converts."""

@@ -5,26 +5,50 @@ from pathlib import Path
 
 import numpy as np
 
+from experiments.accuracy.picture import draw
 from experiments.accuracy.row import Row
-from qjax.lab.machine import made_on
+from qjax.export import files
 
 PAGE = """# How accurate are networks after quantized training?
 
-Answer: {answer}
+{answer}
 
-`make accuracy ARGS="--rows out/accuracy/rows.jsonl --page docs/accuracy-trained.md"` makes this page. Every method
-starts from the same trained float network. Data, order of batches, epochs and batch size are the same for all. The
-last epoch counts. Nothing is selected on the 10,000 test images.
+![Points against float by bits]({picture})
 
-- **points**: accuracy minus the float network's, in percentage points, mean over seeds. The standard error follows
-  where there are several seeds.
-- **graph**: the same for the integer graph.
-- **decisions**: test images for which graph and trained model choose different classes, worst seed.
+## What to do
+
+1. Calibrate. If that is good enough, stop.
+2. Train with [`qjax.training.optimizer`](how-to/train.md) from the float weights.
+3. At 4 bits and fewer set `other_bits=8`: products keep their few bits, and everything between them gets 8.
+4. Keep the first and the last layer at 8 bits: `first_last_bits=8`.
+
+## Tables
+
+`make accuracy ARGS="--rows experiments/results/accuracy.jsonl --page docs/accuracy-trained.md"` makes this page. It
+makes the rows that are missing, and keeps those of the file. `--known` makes none.
+
+Fashion-MNIST has 60,000 images to train on and 10,000 to test. Every method starts from the same trained float network.
+Data, order of batches, epochs and batch size are the same for all. The last epoch counts. Nothing is selected on the
+test images.
+
+- Cells are points: accuracy minus the float network's, in percentage points. With several seeds it is the mean and its
+  standard error.
+- Where the method gives an integer graph, the cell is the graph's.
 - The first and the last layer have 8 bits. Weights of 2 bits are -1, 0 and 1.
+- "LSQ" gives every tensor the setting's bits. "Others 8 bits" is `other_bits=8`: only what a convolution or a dense
+  layer reads has the setting's bits.
+- Brevitas and qwix leave what no layer reads in float. Brevitas ships no integers from here.
 - "float, trained on" is the control: the float network after the same further epochs.
 
 {tables}
-{machine}
+## Details
+
+- **graph**: points of the integer graph.
+- **decisions**: test images for which graph and trained model choose different classes, worst seed.
+- **seconds**: of the quantized training and the test, while other work ran on some of them. Do not compare them.
+
+{details}
+{machines}
 """
 
 
@@ -35,7 +59,32 @@ def _mean(values: Sequence[float]) -> str:
     return f"{mean} ± {np.std(values, ddof=1) / np.sqrt(len(values)):.2f}"
 
 
-def _table(rows: Sequence[Row]) -> list[str]:
+def shown(row: Row) -> float | None:
+    """The points of what ships: the graph's, where there is one."""
+    return row.points if row.graph_points is None else row.graph_points
+
+
+def _of(rows: Sequence[Row], name: str) -> list[Row]:
+    return [row for row in rows if row.network == name]
+
+
+def _names(rows: Sequence[Row], field: str) -> list[str]:
+    return list(dict.fromkeys(str(getattr(row, field)) for row in rows))
+
+
+def _summary(rows: Sequence[Row]) -> list[str]:
+    """Methods by settings."""
+    settings = [name for name in _names(rows, "setting") if name != "float"]
+    lines = ["| | " + " | ".join(settings) + " |", "| --- |" + " ---: |" * len(settings)]
+    for method in _names(rows, "method"):
+        mine = [row for row in rows if row.method == method and row.setting != "float"]
+        cells = [[p for p in map(shown, (r for r in mine if r.setting == s)) if p is not None] for s in settings]
+        if any(cells):
+            lines.append(f"| {method} | " + " | ".join(_mean(cell) if cell else "" for cell in cells) + " |")
+    return lines
+
+
+def _details(rows: Sequence[Row]) -> list[str]:
     lines = [
         "| | epochs | points | graph | decisions | seeds | seconds |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
@@ -55,39 +104,51 @@ def _table(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
+def _summaries(rows: Sequence[Row]) -> str:
+    lines: list[str] = []
+    for network in _names(rows, "network"):
+        mine = _of(rows, network)
+        floats = {row.seed: row.float_accuracy for row in mine if row.float_accuracy is not None}
+        numbers = ", ".join(f"{value:.2f}" for _, value in sorted(floats.items()))
+        control = [row.points for row in mine if row.method == "float, trained on" and row.points is not None]
+        trained_on = f" Trained on: {_mean(control)} points." if control else ""
+        lines += [f"### {network}", "", f"Float: {numbers} %.{trained_on}", "", *_summary(mine), ""]
+    return "\n".join(lines)
+
+
 def text(rows: Sequence[Row]) -> str:
     """Tables by network and setting."""
     lines: list[str] = []
-    for network in dict.fromkeys(row.network for row in rows):
-        mine = [row for row in rows if row.network == network]
-        floats = {row.seed: row.float_accuracy for row in mine if row.float_accuracy is not None}
-        shown = ", ".join(f"{value:.2f}" for _, value in sorted(floats.items()))
-        lines += [f"## {network}", "", f"Float: {shown} %.", ""]
-        control = [row for row in mine if row.method == "float, trained on"]
-        for setting in dict.fromkeys(row.setting for row in mine if row.setting != "float"):
-            chosen = [*control, *(row for row in mine if row.setting == setting)]
-            lines += [f"### {network}, {setting}", "", *_table(chosen), ""]
+    for network in _names(rows, "network"):
+        mine = _of(rows, network)
+        for setting in (name for name in _names(mine, "setting") if name != "float"):
+            lines += [f"### {network}, {setting}", "", *_details([r for r in mine if r.setting == setting]), ""]
     return "\n".join(lines)
 
 
 def _answer(rows: Sequence[Row]) -> str:
-    """What a practitioner asks first, from the rows."""
-    best: list[str] = []
-    for setting in ("W8A8", "W4A4", "W2A2"):
-        parts: list[str] = []
-        for network in dict.fromkeys(row.network for row in rows):
+    """What a practitioner asks first, from the rows: the best graph of every setting."""
+    lines = ["How far the best integer graph is from the float network, in percentage points:", ""]
+    networks = _names(rows, "network")
+    lines += ["| | " + " | ".join(networks) + " |", "| --- |" + " --- |" * len(networks)]
+    for setting in (name for name in _names(rows, "setting") if name != "float"):
+        cells: list[str] = []
+        for network in networks:
             by_method: dict[str, list[float]] = {}
-            for row in rows:
-                if (row.network, row.setting) == (network, setting) and row.graph_points is not None and row.epochs:
+            for row in _of(rows, network):
+                if row.setting == setting and row.graph_points is not None:
                     by_method.setdefault(row.method, []).append(row.graph_points)
-            if by_method:
-                method = max(by_method, key=lambda name: float(np.mean(by_method[name])))
-                parts.append(f"{network} {np.mean(by_method[method]):+.1f} ({method})")
-        if parts:
-            best.append(f"at {setting} the best graph is off the float network by {', '.join(parts)} points")
-    return "; ".join(best) + "."
+            best = max(by_method, key=lambda name: float(np.mean(by_method[name])), default="")
+            cells.append(f"{np.mean(by_method[best]):+.2f} ({best})" if best else "")
+        lines.append(f"| {setting} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
 
 
 def write(path: Path, rows: Sequence[Row]) -> None:
-    where = made_on()
-    path.write_text(PAGE.format(answer=_answer(rows), tables=text(rows), machine=where))
+    """The page and its picture, each all or nothing."""
+    picture = path.parent / "figures" / f"{path.stem}.png"
+    draw(rows, shown, picture)
+    made = "\n".join(dict.fromkeys(row.made for row in rows if row.made))
+    parts = {"tables": _summaries(rows), "details": text(rows), "machines": made}
+    whole = PAGE.format(answer=_answer(rows), picture=f"figures/{picture.name}", **parts)
+    files.write(whole.encode(), path)

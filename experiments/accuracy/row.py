@@ -14,7 +14,7 @@ class Row:
     setting: "W4A4", or "float". epochs: of the quantized training; 0 for what needs none. accuracy: of the model on
     the test images, in percent. graph: of the integer graph. decisions: test images whose class differs between the
     two. float_accuracy: of the float model that all rows of the seed start from. loss: the last epoch's mean.
-    error: type and first line of what failed.
+    error: type and first line of what failed. made: machine and versions.
     """
 
     network: str
@@ -29,6 +29,7 @@ class Row:
     loss: float | None = None
     seconds: float | None = None
     error: str = ""
+    made: str = ""
 
     @property
     def key(self) -> Key:

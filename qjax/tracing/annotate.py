@@ -48,6 +48,7 @@ class _Annotator(Scans):
         super().__init__()
         self.is_float, self.by_row = is_float, by_row
         self.same_grid = frozenset[str]() if target is None else target.same_grid
+        self.multiplied: list[Place] = []
         self.result.target = target
 
     def run(self, program: Program, names: Sequence[str], constant: Sequence[bool]) -> Annotation:
@@ -67,6 +68,7 @@ class _Annotator(Scans):
             place.name = self.root(place).name
         self._units()
         self.result.output_names = {p.name for p in map(self.place_of, program.outputs) if p is not None}
+        result.operands = {self.root(place).name for place in self.multiplied}
         for layer in self.result.layers:
             layer.input = layer.input and self.root(layer.input)
         return self.result
@@ -154,6 +156,9 @@ class _Annotator(Scans):
             if index == weight:
                 continue
             self.put_on_grid(eqn.inputs[index], stack)
+            read = self.place_of(eqn.inputs[index])
+            if read is not None and isinstance(op, ProductFacts):
+                self.multiplied.append(read)
         if weight is not None:
             place = self.weight_place(op, eqn, weight, stack)
             module, label = place.module, place.module or op.name

@@ -63,6 +63,7 @@ class Annotation:
     scan. grids: stacked outputs of a scan with the quantization parameters of a place inside. timed: the scans over
     data. invariant: the operands of `weights` inside of those that no iteration changes. target: whose formulas compute
     averages; None: they are rounded to the nearest code. tables: functions of codes, and the place of these.
+    operands: the quantizers of activations that a sum of products reads, by name.
     """
 
     ops: dict[Equation, tuple[Op, Mode]] = dataclasses.field(default_factory=dict)
@@ -76,6 +77,7 @@ class Annotation:
     floats: set[Equation] = dataclasses.field(default_factory=set)
     tables: dict[Equation, Place] = dataclasses.field(default_factory=dict)
     output_names: set[str] = dataclasses.field(default_factory=set)
+    operands: set[str] = dataclasses.field(default_factory=set)
     target: Target | None = None
 
     def is_constant(self, eqn: Equation) -> tuple[bool, ...]:

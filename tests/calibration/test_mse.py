@@ -129,6 +129,7 @@ def test_near_the_best_of_a_brute_force_search_on_the_data_itself(kind: str, bit
     assert error_on(data, MSE(), spec) <= error_on(data, MinMax(), spec)
 
 
+@pytest.mark.exhaustive
 def test_many_exact_zeros_do_not_pull_the_scale_down() -> None:
     rng = np.random.default_rng(0)
     data = rng.standard_normal(4096).astype(np.float32)

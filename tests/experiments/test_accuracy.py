@@ -5,10 +5,12 @@ import gzip
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
 from experiments.accuracy import __main__ as command
 from experiments.accuracy import data, page
 from experiments.accuracy.row import Row, keep, read
+from experiments.accuracy.taps import depthwise_by_taps
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +52,21 @@ def test_tables_are_means_and_errors_of_paired_differences(tmp_path):
     assert "| PACT | 10 | ValueError: no |" in text
     page.write(tmp_path / "page.md", rows)
     shown = (tmp_path / "page.md").read_text()
-    assert "at W4A4 the best graph is off the float network by net +1.0 (LSQ) points" in shown
+    assert "| W4A4 | +1.00 (LSQ) |" in shown
+    assert "| LSQ | +1.00 ± 0.50 |" in shown
+    assert (tmp_path / "figures/page.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_depthwise_convolution_by_taps_is_xlas(stride):
+    rng = np.random.default_rng(0)
+    layer = nnx.Conv(3, 3, (3, 3), strides=stride, feature_group_count=3, rngs=nnx.Rngs(0))
+    x = rng.normal(size=(2, 7, 8, 3)).astype(np.float32)
+    expected = layer(x)
+    with depthwise_by_taps(layer):
+        found = layer(x)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    assert layer.conv_general_dilated is jax.lax.conv_general_dilated
 
 
 @pytest.mark.slow

@@ -82,6 +82,7 @@ def test_the_text_for_a_page_names_who_answered(network):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_artifact_of_a_small_network(network, monkeypatch, tmp_path):
     """All formats and runtimes that are installed, with times for one of them."""
     made = [way for way in shipping.ways() if not way.needs]

@@ -47,6 +47,7 @@ def test_files_are_found_once(folder: Path) -> None:
     assert described(folder / "owner/name/deep/add.tflite") == (["ADD"], "int8", True)
 
 
+@pytest.mark.exhaustive
 def test_rows_and_page(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # without processes of their own: JAX runs here already, so nothing may fork
     monkeypatch.setattr("experiments.files.row._apart", lambda work: work())

@@ -14,6 +14,7 @@ def cells(text: str) -> list[list[str]]:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_average_pool(capsys):
     assert average_pool.main(["--emulate"]) == 0
     text = capsys.readouterr().out

@@ -15,21 +15,22 @@ def conv(channels, features, window, **kwargs):
 
 
 @pytest.mark.parametrize(
-    ("layer", "shape"),
+    ("make", "shape"),
     [
-        (conv(2, 3, (3,), padding="CAUSAL"), (2, 5, 2)),
-        (conv(2, 3, (3,), padding="CIRCULAR", kernel_dilation=2), (2, 7, 2)),
-        (conv(2, 3, (3, 3), strides=2, padding="SAME"), (2, 6, 5, 2)),
-        (conv(2, 3, (3, 2), padding="VALID", kernel_dilation=(1, 2), use_bias=False), (2, 6, 5, 2)),
-        (conv(9, 4, (2, 2), padding=((0, 1), (1, 0))), (2, 4, 4, 9)),
-        (conv(4, 6, (3, 3), feature_group_count=2), (2, 4, 4, 4)),
-        (conv(4, 8, (3, 3), feature_group_count=4, strides=2), (2, 5, 5, 4)),
-        (conv(2, 3, (2, 2, 2)), (2, 3, 3, 3, 2)),
+        (lambda: conv(2, 3, (3,), padding="CAUSAL"), (2, 5, 2)),
+        (lambda: conv(2, 3, (3,), padding="CIRCULAR", kernel_dilation=2), (2, 7, 2)),
+        (lambda: conv(2, 3, (3, 3), strides=2, padding="SAME"), (2, 6, 5, 2)),
+        (lambda: conv(2, 3, (3, 2), padding="VALID", kernel_dilation=(1, 2), use_bias=False), (2, 6, 5, 2)),
+        (lambda: conv(9, 4, (2, 2), padding=((0, 1), (1, 0))), (2, 4, 4, 9)),
+        (lambda: conv(4, 6, (3, 3), feature_group_count=2), (2, 4, 4, 4)),
+        (lambda: conv(4, 8, (3, 3), feature_group_count=4, strides=2), (2, 5, 5, 4)),
+        (lambda: conv(2, 3, (2, 2, 2)), (2, 3, 3, 3, 2)),
     ],
     ids=["1d-causal", "1d-circular", "2d-stride", "2d-valid", "2d-wide", "groups", "depthwise", "3d"],
 )
 @pytest.mark.sampled(1)
-def test_conv(layer, shape):
+def test_conv(make, shape):
+    layer = make()
     qmodel, graph = check(layer, data(*shape))
     assert qmodel.qparams()["kernel"].scale.size == layer.out_features
     assert [node.op for node in graph.ir.nodes].count("conv") == 1

@@ -199,6 +199,7 @@ EACH_TIME = {"noise"}
 @pytest.mark.parametrize(
     "name", [name if name in EACH_TIME else pytest.param(name, marks=pytest.mark.exhaustive) for name in TRAINED]
 )
+@pytest.mark.exhaustive
 def test_layers_that_act_in_training(name):
     build, sample = TRAINED[name]
     keras.utils.set_random_seed(3)

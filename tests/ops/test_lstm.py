@@ -107,7 +107,7 @@ VARIANTS: tuple[dict[str, Any], ...] = (
 
 
 @pytest.mark.parametrize("target", ["tflite_micro", *MODES])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_every_runtime_has_the_codes(target):
     seen = set()
     for seed, variant in enumerate(VARIANTS):

@@ -52,7 +52,7 @@ def codes_for(graph: Graph, seed: int) -> np.ndarray:
 
 @pytest.mark.parametrize("chosen", [{}, CORNERS, HALF], ids=["plain", "corners", "half"])
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16"])
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 def test_every_runtime_has_the_codes(dtype, chosen):
     methods = set()
     for seed, (before, after, channels) in enumerate(SIZES):

@@ -82,15 +82,16 @@ def assert_equal_to_unrolled(graph, x):
 
 
 @pytest.mark.parametrize(
-    ("model", "loops"),
+    ("make", "loops"),
     [
-        pytest.param(Recurrent(), 1, id="last"),
-        pytest.param(Recurrent(every=True, reverse=True), 1, id="reversed", marks=pytest.mark.exhaustive),
-        pytest.param(Both(), 2, id="bidirectional", marks=pytest.mark.exhaustive),
-        pytest.param(Stack(6), 1, id="layers"),
+        pytest.param(Recurrent, 1, id="last"),
+        pytest.param(lambda: Recurrent(every=True, reverse=True), 1, id="reversed", marks=pytest.mark.exhaustive),
+        pytest.param(Both, 2, id="bidirectional", marks=pytest.mark.exhaustive),
+        pytest.param(lambda: Stack(6), 1, id="layers"),
     ],
 )
-def test_loops_equal_the_nodes_one_after_another(model, loops):
+def test_loops_equal_the_nodes_one_after_another(make, loops):
+    model = make()
     shape = (2, 4) if isinstance(model, Stack) else (2, 6, 3)
     _, graph, x = converted(model, shape)
     # a loop of one node (reads or reshapes of all steps) may stand beside that of the body
@@ -100,8 +101,13 @@ def test_loops_equal_the_nodes_one_after_another(model, loops):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("target", ["double_round", "tflite_micro", "tflite_xnnpack", "onnxruntime", "torch_fbgemm"])
-@pytest.mark.parametrize("model", [Recurrent(every=True), Both(), Stack(5)], ids=["steps", "bidirectional", "layers"])
-def test_loops_under_other_targets(model, target):
+@pytest.mark.parametrize(
+    "make",
+    [lambda: Recurrent(every=True), Both, lambda: Stack(5)],
+    ids=["steps", "bidirectional", "layers"],
+)
+def test_loops_under_other_targets(make, target):
+    model = make()
     shape = (2, 4) if isinstance(model, Stack) else (2, 6, 3)
     _, graph, x = converted(model, shape, target)
     assert graph.interpreter.loops

@@ -146,6 +146,7 @@ def test_rows_of_a_table_at_a_place_that_counts(axis, dtype):
         assert int(state["place"]) == int(own["place"]) == place + 1
 
 
+@pytest.mark.exhaustive
 def test_a_linen_decoder_counts_in_uint32():
     class Decoder(nn.Module):
         @nn.compact

@@ -161,6 +161,7 @@ def test_adapters_within_merge_without_a_change_of_bits(model, name):
 
 @pytest.mark.parametrize("name", ["nf4", "W8A8"])
 @pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 def test_adapters_beside_merge_to_the_same_function_of_floats(name):
     qmodel = qjax.quantize(Model(), Recipe(overrides=RECIPES[name]), TOKENS)
     filled(qmodel)
@@ -237,6 +238,7 @@ def test_errors_say_what_is_expected():
         Recipe(adapters="inside")  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.exhaustive
 def test_the_page_runs(capsys):
     page = (Path(__file__).parents[2] / "docs/adapters.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```", page, flags=re.M | re.S)

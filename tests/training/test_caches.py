@@ -179,7 +179,7 @@ def test_a_label_that_would_equal_its_inverse_has_no_factor():
 
 @pytest.mark.parametrize("length", [PLACES - 1, 1])
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(2)
 def test_with_powers_of_two_the_float_model_keeps_its_bits(form, length):
     """Every factor at once, by powers of two, which round nothing; the cache is filled with any numbers."""
     args = call(length=length, start=2 if length == 1 else 0, form=form)
@@ -210,6 +210,7 @@ def test_with_powers_of_two_the_float_model_keeps_its_bits(form, length):
         ("returned", "the model returns what is made of it"),
     ],
 )
+@pytest.mark.sampled(1)
 def test_what_is_not_understood_moves_nothing(between, why):
     qmodel = quantized(Decoder(between=between))
     _, _, found = symmetries(qmodel, call(), ("cache", 1))

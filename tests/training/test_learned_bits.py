@@ -161,6 +161,7 @@ def test_the_gradient_of_bits_is_the_papers():
     assert float(jax.grad(value)(jnp.float32(-0.1), x, scale)) == 0
 
 
+@pytest.mark.exhaustive
 def test_the_price_of_logic_falls_with_every_bit():
     made = learner(Dense(), POWERS, X)
     graphdef, bits, rest = nnx.split(made, qjax.training.BitsParam, ...)

@@ -174,6 +174,7 @@ class Nested(nnx.Module):
         return y * count.astype(jnp.float32), stack
 
 
+@pytest.mark.exhaustive
 def test_scans_in_scans_and_loops_over_time() -> None:
     model, x = in_halves(Nested()), halves(2, 3, 4)
     qmodel = qjax.quantize(model, coarse(4), x)

@@ -3,6 +3,7 @@
 # what models and grids are made of has no static type here
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false, reportReturnType=false
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -32,6 +33,7 @@ CASES = 330
 """Targets x dtypes x cases of `of_targets`."""
 
 
+@functools.cache
 def of_targets() -> Named:
     """Per target, operation and dtype: one graph for each arithmetic that no target before it had."""
     found: Named = {}
@@ -74,6 +76,7 @@ def labelled(dtype: str, target: targets.Target) -> Iterator[tuple[str, Case]]:
     yield "pool", cases.average_pool(dtype, same_grid="average_pool" in target.same_grid)[1]
 
 
+@functools.cache
 def of_operations() -> Named:
     """Every operation in shapes that no runtime has: ranks, axes, layouts, dilations, edges."""
     rng = np.random.default_rng(0)

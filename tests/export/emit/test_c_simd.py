@@ -158,6 +158,7 @@ def test_vectors_are_used(graphs):
         assert "sums16" not in to_files(graph, vectors=0)["model.c"]
 
 
+@pytest.mark.exhaustive
 def test_a_product_in_floats_needs_no_line(graphs, tmp_path, monkeypatch):
     """One channel of thousands without a line would keep a layer from its vectors."""
     monkeypatch.setattr(requantizations, "fit", lambda *args, **options: None)

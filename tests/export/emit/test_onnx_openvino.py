@@ -39,6 +39,7 @@ def test_the_recorded_codes_of_openvino(name):
     np.testing.assert_array_equal(graph.run(held["inputs"]), held["outputs"])
 
 
+@pytest.mark.exhaustive
 def test_the_style_of_the_target(tmp_path):
     _, graph = graph_of("mobile")
     graph.emit("onnx", tmp_path / "own.onnx")

@@ -179,6 +179,7 @@ def test_codes_of_16_bits_and_what_no_kernel_computes(tmp_path):
         assert_equal(read_back(model, tmp_path), graph)
 
 
+@pytest.mark.exhaustive
 def test_shapes_that_no_runtime_has(tmp_path):
     wrong: dict[str, Any] = {}
     seen = 0

@@ -144,6 +144,7 @@ def test_sums_of_int8_activations_need_an_option_of_the_session():
     assert facts_of(to_model(graph, codes=True, style="qoperator"))["onnxruntime_session"] == {}
 
 
+@pytest.mark.exhaustive
 def test_padded_channels_survive_the_move_to_channels_last(tmp_path):
     """Optimized, ONNX Runtime 1.31.1 refuses to run a `Pad` of some axes between convolutions, or pads other ones."""
     graph = converted(Shortcut(), IMAGES, target="onnxruntime")

@@ -230,22 +230,24 @@ def differing(graph: Any) -> int:
 
 
 @pytest.mark.parametrize("kind", [Kinds, Recurrent, Attention, Residual], ids=lambda kind: kind.__name__)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_networks_with_scales_that_are_powers_of_two(kind):
     assert differing(for_fpga(kind)) == 0
 
 
 @pytest.mark.parametrize("dropped", [3.0, 6.0])
+@pytest.mark.exhaustive
 def test_networks_that_learned_their_bits(dropped):
     assert differing(with_learned_bits(dropped)) == 0
 
 
+@pytest.mark.exhaustive
 def test_a_network_of_qonnx():
     assert differing(graph_of("rows", "ternary")) == 0
 
 
 @pytest.mark.parametrize("target", sorted(set(NAMES) - {"fpga"}))
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_targets(target):
     graph = converted(Residual, target=target)
     if target in WITHOUT_ADDITIONS:

@@ -49,7 +49,7 @@ def test_a_fresh_process_without_qjax(graph, tmp_path):
 
 
 @pytest.mark.parametrize("name", [name for name in targets.names() if name != "fpga"])
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 def test_every_target_lowers_with_a_free_batch(name, graph):
     """Lowering only: what the function computes is the interpreter's own program."""
     exported = export.deserialize(bytearray(stablehlo.to_bytes(graph.retarget(name).ir)))

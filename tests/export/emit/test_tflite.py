@@ -218,6 +218,7 @@ def test_nodes_at_the_edges(kind, target):
 
 @pytest.mark.parametrize("target", MODES)
 @pytest.mark.parametrize("name", ["small", "choices"])
+@pytest.mark.sampled(1)
 def test_another_batch(name, target):
     graph = retarget(model(name), target)
     inputs = random_codes(graph, 5)

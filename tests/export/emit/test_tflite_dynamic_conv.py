@@ -183,6 +183,7 @@ def test_a_file_of_another_tool() -> None:
         ),
     ],
 )
+@pytest.mark.sampled(1)
 def test_what_litert_does_not_have_is_refused(target: str, layer: dict[str, Any], setting: Dynamic) -> None:
     model = nnx.Conv(4, 8, **{"kernel_size": (3, 3), **layer}, rngs=nnx.Rngs(0))
     x = images("normal", 4)
