@@ -58,7 +58,10 @@ ELSEWHERE = {
 """Page -> the numbers of the blocks that do not run here."""
 
 
-@pytest.mark.parametrize("page", PAGES)
+SLOW = ("docs/training.md",)
+
+
+@pytest.mark.parametrize("page", [pytest.param(p, marks=[pytest.mark.exhaustive] * (p in SLOW)) for p in PAGES])
 @pytest.mark.sampled(4)
 def test_a_page_runs(page: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its blocks in order, in one folder: Python in one namespace, a C file under the name in its first line."""

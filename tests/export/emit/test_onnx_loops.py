@@ -72,7 +72,7 @@ def test_states_and_outputs_of_every_kind(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [*(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("last", "steps")), "both"]
+    "name", ["last", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("steps", "both"))]
 )
 def test_recurrent_layers(name: str) -> None:
     made, shape = NETWORKS[name]

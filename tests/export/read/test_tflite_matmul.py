@@ -2,10 +2,14 @@
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
+import qjax
 from qjax.export.read import tflite as reader
+from qjax.export.read.errors import ReadError
 from qjax.numerics.fixed_point import effective_scale
 from qjax.numerics.requantize import requantize
 from qjax.numerics.rules import get_rule
@@ -98,6 +102,32 @@ def test_int16_with_int8(target, ratio):
     x = rng.integers(-(2**15), 2**15, (2, 100, 64)).astype(np.int16)
     w = rng.integers(-127, 128, (2, 64, 100)).astype(np.int8)
     assert_runtime(target, x, w, (Grid(2.0**-12), Grid(0.0177), Grid(2.0**-12 * 0.0177 * ratio)))
+
+
+class Product(nnx.Module):
+    """A product of the two inputs."""
+
+    def __call__(self, x, y):
+        return jnp.einsum("btc,bsc->bts", x, y)
+
+
+@pytest.mark.parametrize("target", ["tflite_micro", "cmsis_nn"])
+def test_int16_with_int8_is_refused_where_the_runtime_refuses_it(target, tmp_path):
+    x, w = np.ones((1, 3, 4), np.int16), np.ones((1, 4, 3), np.int8)
+    data = model(x, w, (Grid(0.01), Grid(0.01), Grid(0.01)))
+    wanted = f"'{target}' has no BATCH_MATMUL of int16 by int8. Read it with target='tflite_reference'"
+    with pytest.raises(ReadError, match=wanted):
+        reader.read(data, target=target)
+    with pytest.raises(RuntimeError):
+        micro(data, [x, w], ["y"])
+    numbers = np.random.default_rng(4).normal(size=(2, 3, 4)).astype(np.float32)
+    wide = {"input/0": qjax.Override(activations=qjax.QSpec(bits=16))}
+    recipe = qjax.Recipe(target=target, activations=qjax.QSpec(bits=8), output_bits=16, overrides=wide)
+    qmodel = qjax.quantize(Product(), recipe, (numbers, numbers))
+    qmodel.eval()
+    graph = qjax.convert(qmodel, (numbers, numbers))
+    with pytest.raises(ValueError, match=f"activations of int16 and int8, which '{target}' refuses"):
+        graph.emit("tflite", tmp_path / "model.tflite")
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -8,6 +8,7 @@ import numpy as np
 
 from qjax.export.emit.tflite.draft import Value
 from qjax.export.emit.tflite.moves import padded
+from qjax.export.emit.tflite.support import MICRO
 from qjax.export.emit.tflite.writer import Writer, lowers
 from qjax.export.tflite_schema import layouts
 from qjax.export.tflite_schema.file import Scales
@@ -93,6 +94,11 @@ def _matmul(writer: Writer, node: Node) -> Value:
         }
         operands.append(writer.reshape(moved, shape, frozenset(places)))
     x, w = operands
+    if writer.graph.target in MICRO and x.dtype != w.dtype:
+        raise Unsupported(
+            f"a product of activations of {x.dtype} and {w.dtype}, which {writer.graph.target!r} refuses",
+            "Give both the same bits, or convert for one of LiteRT's targets",
+        )
     dtype, quantization = writer.grid(node)
     shape = (x.shape[0], x.shape[1], w.shape[2])
     free = frozenset(x.free & {0, 1}) | frozenset(w.free & {0, 2})

@@ -29,6 +29,7 @@ GROUPED = "CONV_2D of several groups"
 SINGLE = "DEPTHWISE_CONV_2D of one channel"
 SVDF8 = "SVDF with a state of int8"
 CONV = "CONV_2D or TRANSPOSE_CONV of uint8"
+MIXED = "BATCH_MATMUL of int16 by int8"
 ROWS = "FULLY_CONNECTED of floats with int8 weights"
 INT4_ROWS = "FULLY_CONNECTED of floats with int4 weights"
 ODD_INT4_ROWS = "FULLY_CONNECTED of floats with rows of an odd number of int4 weights"
@@ -67,16 +68,23 @@ _UNKNOWN: Mapping[str, frozenset[str]] = {
 }
 """target -> marks whose bits qjax does not have."""
 
+_ABSENT: Mapping[str, frozenset[str]] = {"tflite_micro": frozenset({MIXED}), "cmsis_nn": frozenset({MIXED})}
+"""target -> marks that its runtime refuses when it prepares a model."""
+
 
 def refused(marks: Mapping[str, str], target: targets.Target) -> list[str]:
-    """A line per node that the target's runtime computes in a way that qjax does not know."""
-    unknown = _UNKNOWN.get(target.name, frozenset())
-    return [
-        f"{name!r}: {mark} has a kernel of its own under {target.name!r}, whose bits qjax does not have. "
-        f"Read it with target={_known(mark)!r}"
-        for name, mark in marks.items()
-        if mark in unknown
-    ]
+    """A line per node that the target's runtime does not compute, or in a way that qjax does not know."""
+    unknown, absent = (table.get(target.name, frozenset[str]()) for table in (_UNKNOWN, _ABSENT))
+    found: list[str] = []
+    for name, mark in marks.items():
+        if mark in absent:
+            found.append(f"{name!r}: {target.name!r} has no {mark}. Read it with target={_known(mark)!r}")
+        elif mark in unknown:
+            found.append(
+                f"{name!r}: {mark} has a kernel of its own under {target.name!r}, whose bits qjax does not have. "
+                f"Read it with target={_known(mark)!r}"
+            )
+    return found
 
 
 def _known(mark: str) -> str:

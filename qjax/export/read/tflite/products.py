@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from qjax.export.read.tflite.clamps import clamps
-from qjax.export.read.tflite.kernels import CONV, DEPTHWISE, GROUPED, SINGLE, TRANSPOSED
+from qjax.export.read.tflite.kernels import CONV, DEPTHWISE, GROUPED, MIXED, SINGLE, TRANSPOSED
 from qjax.export.read.tflite.model import FileTensor, Operator
 from qjax.export.read.tflite.values import FLOATS, Codes, bad, code_range, scales, volume
 from qjax.export.read.tflite.walk import Walk, reads
@@ -133,6 +133,8 @@ def batch_matmul(walk: Walk, operator: Operator) -> None:
     if x.shape[summed[0]] != w.shape[summed[1]]:
         raise bad(operator, f"a product of {x.shape} and {w.shape}")
     name, _ = walk.result(operator, (*x.shape[:-2], x.shape[kept[0]], w.shape[kept[1]]))
+    if x.dtype != w.dtype:
+        walk.marks[name] = MIXED
     attributes = {
         "lhs_contracting": [summed[0]],
         "rhs_contracting": [summed[1]],
