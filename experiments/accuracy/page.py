@@ -5,13 +5,20 @@ from pathlib import Path
 
 import numpy as np
 
+from experiments.accuracy.methods import SETTINGS
 from experiments.accuracy.picture import draw
 from experiments.accuracy.row import Row
 from qjax.export import files
 
 PAGE = """# How accurate are networks after quantized training?
 
+Give few bits only to what products read: `Recipe(other_bits=8, first_last_bits=8)`. Train ten epochs from the float
+weights. The table says how far the best integer graph is from the float network then, in percentage points, and which
+method made it.
+
 {answer}
+
+{seeds}
 
 ![Points against float by bits]({picture})
 
@@ -25,7 +32,8 @@ PAGE = """# How accurate are networks after quantized training?
 ## Tables
 
 `make accuracy ARGS="--rows experiments/results/accuracy.jsonl --page docs/accuracy-trained.md"` makes this page. It
-makes the rows that are missing, and keeps those of the file. `--known` makes none.
+makes the rows that are missing, and keeps those of the file. `--known` makes none. `--networks`, `--methods`,
+`--settings` and `--seeds` choose rows. A row takes five to twenty minutes here.
 
 Fashion-MNIST has 60,000 images to train on and 10,000 to test. Every method starts from the same trained float network.
 Data, order of batches, epochs and batch size are the same for all. The last epoch counts. Nothing is selected on the
@@ -34,7 +42,7 @@ test images.
 - Cells are points: accuracy minus the float network's, in percentage points. With several seeds it is the mean and its
   standard error.
 - Where the method gives an integer graph, the cell is the graph's.
-- The first and the last layer have 8 bits. Weights of 2 bits are -1, 0 and 1.
+- The first and the last layer have 8 bits. Weights of 2 bits are ternary.
 - "LSQ" gives every tensor the setting's bits. "Others 8 bits" is `other_bits=8`: only what a convolution or a dense
   layer reads has the setting's bits.
 - Brevitas and qwix leave what no layer reads in float. Brevitas ships no integers from here.
@@ -72,9 +80,15 @@ def _names(rows: Sequence[Row], field: str) -> list[str]:
     return list(dict.fromkeys(str(getattr(row, field)) for row in rows))
 
 
+def settings_of(rows: Sequence[Row]) -> list[str]:
+    """Those of the rows, from many bits to few."""
+    found = {row.setting for row in rows}
+    return [name for name in SETTINGS if name in found]
+
+
 def _summary(rows: Sequence[Row]) -> list[str]:
     """Methods by settings."""
-    settings = [name for name in _names(rows, "setting") if name != "float"]
+    settings = settings_of(rows)
     lines = ["| | " + " | ".join(settings) + " |", "| --- |" + " ---: |" * len(settings)]
     for method in _names(rows, "method"):
         mine = [row for row in rows if row.method == method and row.setting != "float"]
@@ -121,22 +135,21 @@ def text(rows: Sequence[Row]) -> str:
     lines: list[str] = []
     for network in _names(rows, "network"):
         mine = _of(rows, network)
-        for setting in (name for name in _names(mine, "setting") if name != "float"):
+        for setting in settings_of(mine):
             lines += [f"### {network}, {setting}", "", *_details([r for r in mine if r.setting == setting]), ""]
     return "\n".join(lines)
 
 
 def _answer(rows: Sequence[Row]) -> str:
     """What a practitioner asks first, from the rows: the best graph of every setting."""
-    lines = ["How far the best integer graph is from the float network, in percentage points:", ""]
     networks = _names(rows, "network")
-    lines += ["| | " + " | ".join(networks) + " |", "| --- |" + " --- |" * len(networks)]
-    for setting in (name for name in _names(rows, "setting") if name != "float"):
+    lines = ["| | " + " | ".join(networks) + " |", "| --- |" + " --- |" * len(networks)]
+    for setting in settings_of([row for row in rows if row.epochs]):
         cells: list[str] = []
         for network in networks:
             by_method: dict[str, list[float]] = {}
             for row in _of(rows, network):
-                if row.setting == setting and row.graph_points is not None:
+                if row.setting == setting and row.epochs and row.graph_points is not None:
                     by_method.setdefault(row.method, []).append(row.graph_points)
             best = max(by_method, key=lambda name: float(np.mean(by_method[name])), default="")
             cells.append(f"{np.mean(by_method[best]):+.2f} ({best})" if best else "")
@@ -147,8 +160,10 @@ def _answer(rows: Sequence[Row]) -> str:
 def write(path: Path, rows: Sequence[Row]) -> None:
     """The page and its picture, each all or nothing."""
     picture = path.parent / "figures" / f"{path.stem}.png"
-    draw(rows, shown, picture)
+    draw(rows, settings_of(rows), shown, picture)
+    seeds = max((len({row.seed for row in _of(rows, name)}) for name in _names(rows, "network")), default=0)
+    few = "Every figure is of one seed: differences of a few tenths of a point mean little." if seeds == 1 else ""
     made = "\n".join(dict.fromkeys(row.made for row in rows if row.made))
-    parts = {"tables": _summaries(rows), "details": text(rows), "machines": made}
+    parts = {"seeds": few, "tables": _summaries(rows), "details": text(rows), "machines": made}
     whole = PAGE.format(answer=_answer(rows), picture=f"figures/{picture.name}", **parts)
     files.write(whole.encode(), path)

@@ -18,11 +18,10 @@ LOWEST = -8.0
 """Points below are drawn at the lower edge."""
 
 
-def draw(rows: Sequence[Row], points: Callable[[Row], float | None], path: Path) -> None:
-    """Write it; points: what of a row is drawn."""
+def draw(rows: Sequence[Row], settings: Sequence[str], points: Callable[[Row], float | None], path: Path) -> None:
+    """Write it; settings: from left to right. points: what of a row is drawn."""
     found = [(row, value) for row in rows if row.setting != "float" and (value := points(row)) is not None]
     networks = list(dict.fromkeys(row.network for row, _ in found))
-    settings = list(dict.fromkeys(row.setting for row, _ in found))
     methods = list(dict.fromkeys(row.method for row, _ in found))
     colours = plt.get_cmap("tab10")
     figure, grid = plt.subplots(
