@@ -58,7 +58,7 @@ ELSEWHERE = {
 """Page -> the numbers of the blocks that do not run here."""
 
 
-SLOW = ("docs/training.md",)
+SLOW = ("docs/learned-bits.md", "docs/targets.md", "docs/training.md")
 
 
 @pytest.mark.parametrize("page", [pytest.param(p, marks=[pytest.mark.exhaustive] * (p in SLOW)) for p in PAGES])

@@ -106,7 +106,7 @@ def wide(graph: Graph) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_programs_of_earlier_versions(graphs, name):
     """Files of version 2 hold the program alone; what it can tell is what the model said, up to rounded biases."""
     codes = np.random.default_rng(0).integers(-100, 100, (7, 6, 6, 2)).astype(np.int8)

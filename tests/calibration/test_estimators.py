@@ -29,6 +29,7 @@ def of_the_page() -> Any:
     return names
 
 
+@pytest.mark.exhaustive
 def test_the_example_of_the_page_trains_and_converts_exactly() -> None:
     names = of_the_page()
     rngs = nnx.Rngs(0)

@@ -61,7 +61,7 @@ def test_tables_are_means_and_errors_of_paired_differences(tmp_path):
 def test_a_depthwise_convolution_by_taps_is_xlas(stride):
     rng = np.random.default_rng(0)
     layer = nnx.Conv(3, 3, (3, 3), strides=stride, feature_group_count=3, rngs=nnx.Rngs(0))
-    x = rng.normal(size=(2, 7, 8, 3)).astype(np.float32)
+    x = jax.numpy.asarray(rng.normal(size=(2, 7, 8, 3)).astype(np.float32))
     expected = layer(x)
     with depthwise_by_taps(layer):
         found = layer(x)

@@ -25,6 +25,7 @@ def case(*_: object, model: nnx.Module | None = None) -> Case:
     return Case(qmodel, (x[:8],), test, lambda found: found[0].argmax(-1), lambda found: float(found[0].mean()))
 
 
+@pytest.mark.exhaustive
 def test_targets_that_answer_alike_are_one_row_and_the_others_say_where_they_part():
     even, double, refused = rows("net", "W8A8", case(), TARGETS)
     assert even.targets == ["nearest_even"]

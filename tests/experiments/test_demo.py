@@ -59,6 +59,7 @@ def test_training_learns_and_the_same_seed_gives_the_same_bits():
     assert np.array_equal(*runs)
 
 
+@pytest.mark.exhaustive
 def test_scales_have_a_rate_of_their_own():
     data = digits()
     images, labels = data.train_images[:256], one_hot(data.train_labels[:256])

@@ -119,6 +119,7 @@ def test_a_convolutional_network():
     assert {"conv/kernel", "head/kernel", "conv", "head"} <= qmodel.qparams().keys()
 
 
+@pytest.mark.exhaustive
 def test_groups_of_channels_and_a_log_softmax():
     x = data(2, 4, 4, 2)
     module = Grouped()

@@ -173,6 +173,7 @@ NUMBERS = {
 }
 
 
+@pytest.mark.exhaustive
 def test_what_is_quantized_anew():
     converted(NUMBERS)
 

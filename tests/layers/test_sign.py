@@ -20,6 +20,7 @@ class Net(nnx.Module):
         return self.norm(self.dense(x))
 
 
+@pytest.mark.exhaustive
 def test_low_bits_take_a_symmetric_range() -> None:
     recipe = qjax.Recipe(weights=qjax.QSpec(bits=3, axis=-1, narrow_range=False))
     _, graph = check(Net(nnx.Rngs(0)), jax.random.normal(jax.random.key(0), (64, 4)), recipe)

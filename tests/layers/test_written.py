@@ -183,6 +183,7 @@ def test_lifted_linen(module):
     converted(qjax.from_linen(module, module.init(jax.random.key(0), X)), X)
 
 
+@pytest.mark.exhaustive
 def test_lengths_of_sequences():
     class Net(nnx.Module):
         def __init__(self):

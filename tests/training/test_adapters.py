@@ -91,6 +91,7 @@ def run(qmodel):
 
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 def test_codes_compute_what_the_floats_computed(name):
     qmodel = qjax.quantize(Model(), Recipe(overrides=RECIPES[name]), TOKENS)
     filled(qmodel)
@@ -185,6 +186,7 @@ class Deep(Model):
         self.block = nnx.Sequential(*[Block(nnx.Rngs(index)) for index in range(6)])
 
 
+@pytest.mark.exhaustive
 def test_what_waits_for_the_backward_is_packed():
     """A step with a frozen base holds few more bytes than one with a float base, whose weights are arguments."""
     tokens = jnp.zeros((2, 5), jnp.int32)

@@ -40,6 +40,7 @@ def quantized(bits=8):
     return model, qjax.quantize(qjax.from_keras(model), qjax.Recipe(weights=spec), X[:4])
 
 
+@pytest.mark.exhaustive
 def test_what_fit_trains_is_what_ships(tmp_path):
     model, qmodel = quantized()
     before = [np.array(variable.value) for variable in model.variables]

@@ -62,6 +62,7 @@ def test_an_outlier_that_the_output_ignores_is_clipped():
 
 
 @pytest.mark.parametrize("bits", [4, pytest.param(8, marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
 def test_a_table_gets_scales_of_its_rows_and_every_step_stays_exact(bits):
     recipe = qjax.Recipe(weights=qjax.QSpec(bits=bits, axis=-1))
     qmodel = qjax.post_training(Tagger(), recipe, WORDS, progress=False)

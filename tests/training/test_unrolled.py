@@ -136,6 +136,7 @@ def test_layers_of_a_scan_become_what_they_become_outside_of_it(
         )
 
 
+@pytest.mark.exhaustive
 def test_what_was_solved_in_a_scan_is_what_ships(nets: dict[str, qjax.QuantizedModel]) -> None:
     solved, report = after("gptq", nets["scan"])
     names = [layer.name for layer in report.layers]

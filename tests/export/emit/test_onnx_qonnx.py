@@ -41,7 +41,7 @@ def evaluated(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_a_network(name, width):
     graph, x = graph_of(name, width), inputs(name, 32, 1)
     model = to_model(graph.ir, style="qonnx")

@@ -257,6 +257,7 @@ def test_targets(target):
     assert differing(graph) == 0
 
 
+@pytest.mark.exhaustive
 def test_indices_take_the_bits_of_their_table():
     tokens = np.asarray(jax.random.randint(jax.random.key(0), (32, 5), 0, 13))
     qmodel = qjax.quantize(Tokens(nnx.Rngs(0)), qjax.Recipe(), tokens)
@@ -268,6 +269,7 @@ def test_indices_take_the_bits_of_their_table():
     np.testing.assert_array_equal(circuit.logic.predict(tokens.astype(np.float64)), expected)
 
 
+@pytest.mark.exhaustive
 def test_a_file_of_another_tool(tmp_path):
     converted(Dense, target="tflite_reference").emit("tflite", tmp_path / "model.tflite")
     assert differing(qjax.read(tmp_path / "model.tflite", target="tflite_reference")) == 0

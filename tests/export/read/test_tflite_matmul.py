@@ -121,7 +121,7 @@ def test_int16_with_int8_is_refused_where_the_runtime_refuses_it(target, tmp_pat
     with pytest.raises(RuntimeError):
         micro(data, [x, w], ["y"])
     numbers = np.random.default_rng(4).normal(size=(2, 3, 4)).astype(np.float32)
-    wide = {"input/0": qjax.Override(activations=qjax.QSpec(bits=16))}
+    wide: dict[str | type, Any] = {"input/0": qjax.Override(activations=qjax.QSpec(bits=16))}
     recipe = qjax.Recipe(target=target, activations=qjax.QSpec(bits=8), output_bits=16, overrides=wide)
     qmodel = qjax.quantize(Product(), recipe, (numbers, numbers))
     qmodel.eval()
