@@ -117,7 +117,7 @@ class Recipe:
     overrides: Mapping[str | type, Any] = dataclasses.field(default_factory=dict)
     first_last_bits: int | None = None
     output_bits: int = 8
-    other_bits: int | None = None
+    other_bits: int | None = dataclasses.field(default=None, kw_only=True)
     method: Method = "lsq"
     weight_method: Method = "lsq"
     observer: Any = "auto"
