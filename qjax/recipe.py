@@ -81,7 +81,7 @@ class Recipe:
       output_bits: the least number of bits of the tensors that leave the model. With 2 bits, class scores would tie.
       other_bits: the least number of bits of activations that no sum of products reads: the branches of a residual
         sum, what a norm, a softmax or another function reads, the cell of an LSTM. None: those of `activations`. Papers
-        usually count only what convolutions and dense layers read: their W4A4 is `other_bits=8` (or 16) here.
+        count only what convolutions and dense layers read (LSQ, arXiv 1902.08153): with `other_bits=8` so does qjax.
       method: how scales of activations are learned in training: a name out of `qjax.calibration.estimators()`, or an
         `Estimator`.
       weight_method: the same for weights.
@@ -163,8 +163,8 @@ class Recipe:
             raise TypeError(f"Recipe: reduce_range must be True or False. Got {self.reduce_range!r}.")
         for name in ("output_bits", "first_last_bits", "other_bits"):
             bits = getattr(self, name)
-            if bits is not None and not 2 <= bits <= 16:
-                raise ValueError(f"Recipe: {name} must lie in 2..16. Got {bits}.")
+            if bits is not None and (type(bits) is not int or not 2 <= bits <= 16):
+                raise ValueError(f"Recipe: {name}: expected an integer in 2..16, got {bits!r}.")
         for key, value in self.overrides.items():
             if not isinstance(value, (QSpec, Override, Float, Dynamic, WeightFormat)):
                 raise TypeError(

@@ -33,7 +33,7 @@ method made it.
 
 `make accuracy ARGS="--rows experiments/results/accuracy.jsonl --page docs/accuracy-trained.md"` makes this page. It
 makes the rows that are missing, and keeps those of the file. `--known` makes none. `--networks`, `--methods`,
-`--settings` and `--seeds` choose rows. A row takes five to twenty minutes here.
+`--settings` and `--seeds` choose rows. The tables below have the seconds of each row.
 
 Fashion-MNIST has 60,000 images to train on and 10,000 to test. Every method starts from the same trained float network.
 Data, order of batches, epochs and batch size are the same for all. The last epoch counts. Nothing is selected on the

@@ -12,24 +12,20 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
+from qjax.ops import convolution
+
+NHWC = ((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))
+"""Flax's layout of images, kernels and results: axes of (batch, channels, height, width)."""
+
 
 def depthwise(x: jax.Array, kernel: jax.Array, strides: Any, padding: Any, **unused: Any) -> jax.Array:
     """x: [n, height, width, c]; kernel: [kh, kw, 1, c]. The arguments are those of `lax.conv_general_dilated`."""
     del unused
-    window, steps = kernel.shape[:2], tuple(strides)
-    pads = lax.padtype_to_pads(x.shape[1:3], window, steps, padding) if isinstance(padding, str) else padding
+    pads = (
+        lax.padtype_to_pads(x.shape[1:3], kernel.shape[:2], strides, padding) if isinstance(padding, str) else padding
+    )
     x = jnp.pad(x, ((0, 0), *pads, (0, 0)))
-    sizes = [(size - side) // step + 1 for size, side, step in zip(x.shape[1:3], window, steps, strict=True)]
-    total = jnp.zeros((x.shape[0], *sizes, x.shape[3]), x.dtype)
-    for row in range(window[0]):
-        for column in range(window[1]):
-            stops = [
-                start + (size - 1) * step + 1 for start, size, step in zip((row, column), sizes, steps, strict=True)
-            ]
-            total = (
-                total + x[:, row : stops[0] : steps[0], column : stops[1] : steps[1]] * kernel[row, column][None, None]
-            )
-    return total
+    return convolution.depthwise(x, kernel, strides=strides, rhs_dilation=(1, 1), layout=NHWC, dtype=x.dtype)
 
 
 @contextlib.contextmanager

@@ -51,7 +51,6 @@ def quantized(spec: QSpec, per: Any, groups: int = 1) -> qjax.QuantizedModel:
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 @pytest.mark.parametrize("groups", GROUPS.values(), ids=GROUPS)
-@pytest.mark.sampled(1)
 @pytest.mark.exhaustive
 def test_a_batch_is_its_examples_alone_with_one_scale_for_the_tensor(spec: QSpec, groups: int) -> None:
     x = images()

@@ -48,7 +48,6 @@ FORMS: dict[str, Hide] = {
 
 
 @pytest.mark.parametrize("name", FORMS)
-@pytest.mark.sampled(2)
 @pytest.mark.exhaustive
 def test_an_integer_mask_hides(name: str) -> None:
     model = Attention(FORMS[name])

@@ -193,12 +193,9 @@ TRAINED = {
         data(2, 2, 4, 4, 1),
     ),
 }
-EACH_TIME = {"noise"}
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in EACH_TIME else pytest.param(name, marks=pytest.mark.exhaustive) for name in TRAINED]
-)
+@pytest.mark.parametrize("name", TRAINED)
 @pytest.mark.exhaustive
 def test_layers_that_act_in_training(name):
     build, sample = TRAINED[name]

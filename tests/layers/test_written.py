@@ -183,6 +183,22 @@ def test_lifted_linen(module):
     converted(qjax.from_linen(module, module.init(jax.random.key(0), X)), X)
 
 
+class Copied(nnx.Module):
+    """Its arguments may be lists or arrays, so it makes arrays of them."""
+
+    def __init__(self):
+        self.embed = nnx.Embed(7, 4, rngs=nnx.Rngs(0))
+
+    def __call__(self, ids, mask):
+        x = self.embed(jnp.array(ids, dtype="i4"))
+        return jnp.where(jnp.array(mask)[..., None], x, 0.0)
+
+
+def test_copies_of_integers_are_the_integers():
+    ids = np.array([[1, 2, 6], [0, 3, 3]], np.int32)
+    converted(Copied(), ids, ids > 1)
+
+
 @pytest.mark.exhaustive
 def test_lengths_of_sequences():
     class Net(nnx.Module):

@@ -90,7 +90,6 @@ def run(qmodel):
 
 
 @pytest.mark.parametrize("name", RECIPES)
-@pytest.mark.sampled(1)
 @pytest.mark.exhaustive
 def test_codes_compute_what_the_floats_computed(name):
     qmodel = qjax.quantize(Model(), Recipe(overrides=RECIPES[name]), TOKENS)
@@ -161,7 +160,6 @@ def test_adapters_within_merge_without_a_change_of_bits(model, name):
 
 
 @pytest.mark.parametrize("name", ["nf4", "W8A8"])
-@pytest.mark.sampled(1)
 @pytest.mark.exhaustive
 def test_adapters_beside_merge_to_the_same_function_of_floats(name):
     qmodel = qjax.quantize(Model(), Recipe(overrides=RECIPES[name]), TOKENS)

@@ -22,13 +22,19 @@ _PURE = frozenset(
 
 
 def simplify_moves(program: Program) -> Program:
-    """`jnp.stack` as a concatenation, `jnp.tile` as a broadcast; `jnp.pad`'s slices of size zero are dropped."""
+    """`jnp.stack` as a concatenation, `jnp.tile` as a broadcast.
+
+    `jnp.pad`'s slices of size zero are dropped, and so are copies of integers (`jnp.array(ids)`).
+    """
     equations: list[Equation] = []
     renamed: dict[Value, Value] = {}
     for original in program.equations:
         eqn = dataclasses.replace(original, inputs=tuple(renamed.get(v, v) for v in original.inputs))
         if all(a is b for a, b in zip(eqn.inputs, original.inputs, strict=True)):
             eqn = original
+        if eqn.primitive in ("copy", "copy_p") and not eqn.outputs[0].is_float:
+            renamed[eqn.outputs[0]] = eqn.inputs[0]
+            continue
         if eqn.primitive == "concatenate" and any(0 in shape for shape in eqn.in_shapes):
             kept = [v for v in eqn.inputs if 0 not in v.shape]
             if len(kept) == 1:
