@@ -88,7 +88,7 @@ format: venv ## let ruff rewrite what `make lint` would reject
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-types: venv ## pyright: basic everywhere, strict on numerics, ops and the graph's folders
+types: venv ## pyright: strict on numerics, ops and the graph's folders, basic on the rest
 	$(MAKE) --no-print-directory -j 2 --output-sync types-basic types-strict
 
 types-basic:

@@ -180,7 +180,8 @@ def no_file_differs(graph, codes, wanted) -> None:
     same(tuple(found), tuple(wanted))
 
 
-@pytest.mark.parametrize(("made", "batch"), [pytest.param(cached, N, marks=pytest.mark.exhaustive), (recurrent, 3)])
+@pytest.mark.parametrize(("made", "batch"), [(cached, N), (recurrent, 3)])
+@pytest.mark.exhaustive
 def test_c_keeps_the_state_in_a_struct(made, batch: int, tmp_path) -> None:
     """NAME_test.c also runs `NAME_init` and `NAME_step`, and compares the state in the end."""
     graph = made()[1]

@@ -2,6 +2,8 @@
 
 import ast
 import functools
+import json
+import tomllib
 from pathlib import Path
 
 from qjax import ops
@@ -131,3 +133,10 @@ def test_no_module_imports_a_sibling_by_its_name_to_hide_a_circle():
                 if text.startswith("'qjax.") and where not in lazy | {"qjax/runtimes/c.py"}:
                     found.append(f"{where}:{node.lineno}: {text}")
     assert found == []
+
+
+def test_every_folder_is_checked_by_one_of_the_two_type_checks():
+    basic = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pyright"]["exclude"])
+    lines = (ROOT / "tools" / "pyright-strict.json").read_text().splitlines()
+    strict = json.loads("\n".join(line for line in lines if not line.lstrip().startswith("//")))
+    assert {folder.removeprefix("../") for folder in strict["include"]} == basic - {"**/__pycache__", ".venv*"}

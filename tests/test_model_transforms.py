@@ -121,6 +121,7 @@ def test_split_and_merge(qmodel):
     assert len(jax.tree.leaves(learned)) == len(qmodel.plan.quantizers)
 
 
+@pytest.mark.exhaustive
 def test_one_quantizer_tree_may_be_frozen(qmodel):
     """`wrt` chooses what an optimizer moves: here the model's own parameters without the scales."""
     frozen = nnx.clone(qmodel)

@@ -175,6 +175,7 @@ def mixed():
     return qjax.quantize(Mixed(), recipe, x), x
 
 
+@pytest.mark.exhaustive
 def test_the_operands_of_products_in_attention_and_in_a_loop():
     qmodel, _ = mixed()
     found = {name: q.spec.bits for name, q in qmodel.plan.quantizers}

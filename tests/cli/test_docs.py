@@ -13,6 +13,7 @@ def without_sizes(text: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_page_shows_what_the_commands_print():
     text = docs.PAGE.read_text()
     assert len(docs.BLOCK.findall(text)) >= 7

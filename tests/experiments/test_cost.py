@@ -39,6 +39,7 @@ def test_targets_that_answer_alike_are_one_row_and_the_others_say_where_they_par
     assert "powers of two" in refused.refused
 
 
+@pytest.mark.exhaustive
 def test_a_later_run_takes_the_rows_and_the_page_has_them(tmp_path, monkeypatch):
     monkeypatch.setitem(CASES, ("mtcnn-rnet", "W8A8"), case)
     kept, shown = tmp_path / "rows.jsonl", tmp_path / "page.md"

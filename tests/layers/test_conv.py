@@ -37,7 +37,7 @@ def test_conv(make, shape):
 
 
 @pytest.mark.parametrize("padding", ["SAME", "VALID"])
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 def test_transposed_conv(padding):
     layer = nnx.ConvTranspose(2, 3, (3, 3), strides=(2, 2), padding=padding, rngs=nnx.Rngs(0))
     check(layer, data(2, 4, 4, 2))

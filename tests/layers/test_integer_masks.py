@@ -66,6 +66,7 @@ def test_an_integer_mask_hides(name: str) -> None:
     assert np.array_equal(np.asarray(graph(other, MASK))[rows], np.asarray(graph(X, MASK))[rows])
 
 
+@pytest.mark.exhaustive
 def test_the_exact_forward_with_an_integer_mask_is_the_graph() -> None:
     qmodel = qjax.quantize(Attention(FORMS["behind a bias"]), qjax.Recipe(), (X, MASK))
     qmodel.eval()

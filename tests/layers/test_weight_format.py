@@ -80,6 +80,7 @@ class Linear64(nnx.Module):
         return self.fc(x)
 
 
+@pytest.mark.exhaustive
 def test_convolutions_and_heads_sum_over_several_axes() -> None:
     x = normal(2, 6, 6, 4)
     agree(Conv(), Recipe(overrides={"conv": WeightFormat("nf4", group_size=12)}), x)

@@ -220,6 +220,7 @@ def test_what_is_not_understood_moves_nothing(between, why):
     assert not any("key" in path or "query" in path for path in found.parameters)
 
 
+@pytest.mark.exhaustive
 def test_heads_behind_a_norm_share_the_factors_of_its_scale():
     qmodel = quantized(Decoder(between="norm"))
     _, leaves, found = symmetries(qmodel, call())
@@ -275,6 +276,7 @@ def test_heads_of_unlike_ranges_gain(equalized):
     assert noise(after, before) < 0.25 * noise(before, before)
 
 
+@pytest.mark.exhaustive
 def test_a_filled_cache_comes_along(equalized):
     """A cache of the float model as it was, brought into the moved units; one call goes on from it."""
     before, after, found = equalized

@@ -230,7 +230,7 @@ def test_a_dense_network_is_what_it_trained_as(per: Any):
 
 
 @pytest.mark.parametrize(("target", "method"), [("tflite_reference", "lsq"), ("torch_qnnpack", "tqt")])
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 def test_a_network_with_norms_and_averages_is_what_it_trained_as(target: str, method: Any):
     recipe = qjax.Recipe(target, activations=qjax.QSpec(bits=8), method=method, weight_method=method)
     made = learner(Residual(), recipe, IMAGES, seed=1)

@@ -18,7 +18,7 @@ from tests.export.emit.c_build import FASTEST
 from tests.export.emit.random_integers import random_program
 
 SHAPE = (5, 9)
-SEEDS = range(40)
+SEEDS = {"few": range(20), "more": range(20, 60)}
 
 
 def text_of(sources: Source, functions: list[str]) -> str:
@@ -36,11 +36,12 @@ def compiled(text: str, folder: Path, flags: list[str]) -> ctypes.CDLL:
 
 
 @pytest.mark.parametrize("flags", [["-O0", "-fsanitize=undefined", "-fsanitize-undefined-trap-on-error"], FASTEST])
+@pytest.mark.parametrize("seeds", SEEDS.values(), ids=SEEDS)
 @pytest.mark.sampled(1)
-def test_random_programs(flags, tmp_path):
+def test_random_programs(flags, seeds, tmp_path):
     source, functions, wanted = Source(), list[str](), dict[str, np.ndarray]()
     feeds = [np.random.default_rng(0).integers(-128, 128, SHAPE).astype(np.int8) for _ in range(2)]
-    for seed in SEEDS:
+    for seed in seeds:
         for index in range(6):
             name = f"f{seed}_{index}"
 

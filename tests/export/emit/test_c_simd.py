@@ -84,6 +84,7 @@ def test_layers_of_every_shape(variant, layers):
         layers.assert_equal(layers.called(*flags))
 
 
+@pytest.mark.exhaustive
 def test_one_example_under_sanitizers(graphs, tmp_path):
     flags = next(flags for needed, flags in reversed(VARIANTS.values()) if c_build.has(needed))
     layers = compiled(graphs, 1, tmp_path)

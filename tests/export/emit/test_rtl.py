@@ -247,7 +247,7 @@ def test_a_network_of_qonnx():
 
 
 @pytest.mark.parametrize("target", sorted(set(NAMES) - {"fpga"}))
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 def test_targets(target):
     graph = converted(Residual, target=target)
     if target in WITHOUT_ADDITIONS:
