@@ -8,6 +8,7 @@ printed. Its layers are modules of a list ("plain") or one `nnx.scan` over stack
 
 import argparse
 import dataclasses
+import functools
 import gc
 import multiprocessing
 import platform
@@ -155,8 +156,15 @@ class Clock:
         return result
 
 
-def measured(form: str, sizes: dict[str, int], data: list[np.ndarray], bits: int, gptq: bool, folder: Path) -> Result:
-    """All stages. data: batches of tokens. bits: of the weights of the layers."""
+def measured(
+    form: str,
+    sizes: dict[str, int],
+    data: list[np.ndarray],
+    bits: int,
+    folder: Path,
+    gptq: dict[str, Any] | None = None,
+) -> Result:
+    """All stages. data: batches of tokens. bits: of the layers' weights. gptq: its options; None leaves it out."""
     writer = multiprocessing.get_context("spawn").Process(target=write, args=(folder, sizes))
     writer.start()
     writer.join()
@@ -173,8 +181,8 @@ def measured(form: str, sizes: dict[str, int], data: list[np.ndarray], bits: int
     qmodel = clock.run("quantize", qjax.quantize, model, recipe, data[0])
     del model, state
     clock.run("calibrate", qjax.calibrate, qmodel, data)
-    if gptq:
-        clock.run("gptq", qjax.training.gptq, qmodel, data)
+    if gptq is not None:
+        clock.run("gptq", functools.partial(qjax.training.gptq, qmodel, data, **gptq))
     qmodel.eval()
     graph = clock.run("convert", qjax.convert, qmodel, data[0])
     del qmodel
@@ -198,6 +206,8 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--form", choices=FORMS, default="plain")
     made.add_argument("--gptq", action=argparse.BooleanOptionalAction, default=True)
+    made.add_argument("--rounds", type=int, default=2, help="of coordinate descent behind GPTQ; 2")
+    made.add_argument("--damping", type=float, help="of GPTQ; chosen for each layer without it")
     sizes = {"vocabulary": 8192, "width": 768, "layers": 12, "length": 64, "batches": 4, "batch": 8, "bits": 4}
     for name, value in sizes.items():
         made.add_argument(f"--{name}", type=int, default=value, help=f"{value}")
@@ -210,8 +220,9 @@ def main(argv: list[str] | None = None) -> Result:
     sizes = {name: getattr(args, name) for name in ("vocabulary", "width", "layers", "length")}
     rng, shape = np.random.default_rng(0), (args.batch, args.length)
     data = [rng.integers(0, args.vocabulary, shape).astype(np.int32) for _ in range(args.batches)]
+    options = {"rounds": args.rounds, "damping": args.damping} if args.gptq else None
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-        result = measured(args.form, sizes, data, args.bits, args.gptq, Path(folder))
+        result = measured(args.form, sizes, data, args.bits, Path(folder), options)
     print(f"{args.form}: {result.parameters:,} parameters, {result.nodes} nodes, cosine {result.cosine:.4f}")
     print("\n".join(lines(result)))
     made = machine()

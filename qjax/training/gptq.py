@@ -149,7 +149,7 @@ def solve(
     progress: bool | None = None,
 ) -> Solution:
     """`gptq` along a walk that is compiled already; not `carried`: by itself each layer keeps `x_q W`, not `x W`."""
-    own, reals = Stream.of(qmodel), Stream.of(reference, quantized=False)
+    own, reals = Stream.of(qmodel), Stream.of(reference, quantized=False, passing=True)
     shifts = [item.shift for item in walk.items]
     paths = {path for item in walk.items for path in (item.name, item.shift) if path is not None}
     variables = parameters(qmodel, paths)

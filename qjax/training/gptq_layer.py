@@ -24,10 +24,11 @@ def damped(seen: Moments, damping: float) -> tuple[np.ndarray, np.ndarray]:
     return h, extra
 
 
-def inverse_factor(h: np.ndarray) -> np.ndarray:
-    """The upper triangular U with `U^T U = h^-1`."""
+def inverse_factor(h: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """The upper triangular U with `U^T U = h^-1`, rows and columns of h in this order."""
     # With rows and columns in reverse order: h = L L^T, so h^-1 = L^-T L^-1.
-    lower = linalg.cholesky(h[::-1, ::-1], lower=True, check_finite=False)
+    back = np.ix_(order[::-1], order[::-1])
+    lower = linalg.cholesky(h[back], lower=True, overwrite_a=True, check_finite=False)
     (invert,) = linalg.get_lapack_funcs(("trtri",), (lower,))
     inverse, failed = invert(lower, lower=1, overwrite_c=1)
     if failed:
@@ -181,8 +182,8 @@ class Layer:
     def _factor(self) -> tuple[np.ndarray, np.ndarray]:
         """The order of the inputs, [groups, K], and in it the factors of H^-1."""
         order = np.argsort(-np.einsum("gkk->gk", self._h), axis=1, kind="stable")
-        upper = [inverse_factor(h[np.ix_(own, own)]) for h, own in zip(self._h, order, strict=True)]
-        return order, np.stack(upper)
+        upper = [inverse_factor(h, own) for h, own in zip(self._h, order, strict=True)]
+        return order, upper[0][None] if len(upper) == 1 else np.stack(upper)
 
     def _descended(self, codes: np.ndarray, scale: np.ndarray) -> np.ndarray:
         """One round of coordinate descent over all inputs."""

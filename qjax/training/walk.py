@@ -5,7 +5,8 @@ again for each layer costs the square of its depth. A walk keeps all tensors tha
 batches, and continues from there, so one pass is enough. At each stop a visitor sees the layer's inputs, quantized and
 float, and may change the layer's weights, scales and bias.
 
-Memory: the tensors that are alive between two layers, for every batch and both models.
+Memory: the tensors that are alive between two layers, for every batch and both models. A stream may let go of what no
+later layer reads. So a model of which every layer is replaced needs its weights once, not twice.
 """
 
 import dataclasses
@@ -37,17 +38,19 @@ class Stream:
 
     parameters: dict[str, Any]
     grids: dict[str, Grid]
+    passing: bool = False
+    """Whether a walk with it drops its parameters behind the last layer that reads them; it walks once then."""
 
     def __post_init__(self) -> None:
         self.parameters, self.grids = Stacks(self.parameters), Stacks(self.grids)
 
     @classmethod
-    def of(cls, qmodel: QuantizedModel, *, quantized: bool = True) -> "Stream":
+    def of(cls, qmodel: QuantizedModel, *, quantized: bool = True, passing: bool = False) -> "Stream":
         """A model with its present numbers; not `quantized`: all of its quantizers off."""
         flat = nnx.to_flat_state(nnx.state(qmodel.model))
         grids = grids_of(qmodel)
         parameters = {"/".join(map(str, path)): variable[...] for path, variable in flat}
-        return cls(parameters, grids if quantized else switched(grids, ()))
+        return cls(parameters, grids if quantized else switched(grids, ()), passing)
 
     def take(self, path: str, variable: "nnx.Variable[Any] | Part") -> None:
         """Read a parameter again, or the stack that holds it."""
@@ -80,7 +83,7 @@ class Walk:
     """
 
     def __init__(self, qmodel: QuantizedModel, batches: Sequence[Arguments]) -> None:
-        self._qmodel = evaluation_copy(qmodel)
+        self._qmodel = without_floats(evaluation_copy(qmodel))
         self._pieces: dict[object, Pieces] = {}
         first = self.pieces(batches[0])
         self.items, self.left = first.items, first.left
@@ -180,6 +183,9 @@ class Walk:
             for stream, own in zip(streams, lives, strict=True):
                 for position, piece in enumerate(pieces):
                     own[position] = piece.step(index, stream, own[position])
+                if stream.passing:
+                    for path in set(stream.parameters).difference(*(piece.reads_after(index) for piece in pieces)):
+                        del stream.parameters[path]
         return [
             [piece.finish(stream, live) for piece, live in zip(pieces, own, strict=True)]
             for stream, own in zip(streams, lives, strict=True)
@@ -195,11 +201,11 @@ class Pieces:
     def __init__(self, qmodel: QuantizedModel, args: Arguments) -> None:
         call = unrolled(qmodel.trace(*args), qmodel.plan.by_name)
         traced, annotation = call.traced, call.annotation
-        self._traced, self._annotation = traced, annotation
+        self._returned, self._annotation = traced.returned, annotation
         names = unchanged(call, qmodel.plan)
         items, reasons = find_products(call, names.names)
         self.left = {**dict(names.left), **reasons}
-        self.program = program = traced.program
+        self.program = program = traced.results
         order = {eqn: index for index, eqn in enumerate(program.equations)}
         self.items = sorted(items, key=lambda product: order[product.equation])
         self.path = dict(zip(program.inputs, traced.names, strict=True))
@@ -265,6 +271,12 @@ class Pieces:
         """The paths of the parameters and the names of the quantizers that a piece reads."""
         return self._steps[index].paths, self._steps[index].names
 
+    def reads_after(self, index: int) -> set[str]:
+        """The paths of the parameters that anything behind a piece reads."""
+        roots = self.makers(value for value in self.program.outputs if self.fixed(value))[1]
+        ends = {self.path[value] for value in roots}
+        return ends.union(*(step.paths for step in self._steps[index + 1 :]))
+
     def single(self, index: int) -> bool:
         """Whether a single tensor that the model computed is alive in front of a piece."""
         return sum(value in self._made for value in self.entering(index)) == 1
@@ -304,7 +316,8 @@ class Pieces:
         env: dict[Value, Any] = {**live, **{value: stream.parameters[self.path[value]] for value in roots}}
         for eqn in equations:
             env.update(zip(eqn.outputs, eqn.bind(*inputs_of(eqn, env)), strict=True))
-        return self._traced.outputs([v.constant if v.constant is not None else env[v] for v in program.outputs])
+        leaves = [v.constant if v.constant is not None else env[v] for v in program.outputs]
+        return jax.tree.unflatten(self._returned, leaves)
 
 
 class _Piece:
@@ -361,6 +374,17 @@ class _Piece:
             env.update(zip(eqn.outputs, eqn.bind(*inputs_of(eqn, env)), strict=True))
         evaluation.advance(self._own, env, grids, taps)
         return [env[value] for value in self.leave], taps
+
+
+def without_floats(qmodel: QuantizedModel) -> QuantizedModel:
+    """The model with shapes in place of its float arrays: enough to trace it, and it holds no memory."""
+
+    def shape_of(leaf: Any) -> Any:
+        floats = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, np.floating)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if floats else leaf
+
+    graphdef, state = nnx.split(qmodel)
+    return nnx.merge(graphdef, jax.tree.map(shape_of, state))
 
 
 def float_leaves(output: Any) -> list[np.ndarray]:

@@ -1,6 +1,9 @@
 """GPTQ on layers small enough to know the answer, and a layer as a matrix product."""
 
+import gc
+import importlib
 import itertools
+import weakref
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,8 +13,12 @@ from flax import nnx
 import qjax
 from qjax.training.gptq_layer import inverse_factor
 from qjax.training.matrix import Matrix, moments
+from qjax.training.simulated import set_qparams
 from qjax.training.walk import Stream, Walk
 from tests.analysis.models import data
+
+gptq_module = importlib.import_module("qjax.training.gptq")
+"""The module; `qjax.training.gptq` is the function."""
 
 
 class Layers(nnx.Module):
@@ -159,10 +166,32 @@ def test_a_damping_that_is_none(bad):
         qjax.training.gptq(qjax.quantize(Layers(), FEW, IMAGES[0]), IMAGES, damping=bad)
 
 
+def test_weights_are_held_once_where_every_layer_is_replaced(monkeypatch):
+    """A decoder of a billion parameters has no room for the solved weights beside all float ones."""
+    qmodel = qjax.quantize(Layers(), FEW, IMAGES[0])
+    qmodel.eval()
+    weights = {"/".join(map(str, path[1:])): v for path, v in nnx.to_flat_state(nnx.state(qmodel, nnx.Param))}
+    held = {name: weakref.ref(v[...]) for name, v in weights.items() if name.endswith("kernel")}
+    seen: dict[str, set[str]] = {}
+
+    def look(model, name, qparams):
+        gc.collect()
+        seen[name] = {name for name, found in held.items() if found() is not None}
+        return set_qparams(model, name, qparams)
+
+    del weights
+    monkeypatch.setattr(gptq_module, "set_qparams", look)
+    qjax.training.gptq(qmodel, IMAGES[:2])
+    order = list(held)
+    order.sort(key=list(seen).index)
+    assert seen == {name: set(order[i:]) for i, name in enumerate(order)}
+
+
 def test_the_inverse_factor_is_that_of_the_inverse():
     x = np.random.default_rng(0).normal(size=(40, 7))
-    upper = inverse_factor(x.T @ x)
+    h, order = x.T @ x, np.random.default_rng(1).permutation(7)
+    upper = inverse_factor(h, order)
     assert np.array_equal(upper, np.triu(upper))
-    np.testing.assert_allclose(upper.T @ upper, np.linalg.inv(x.T @ x), rtol=1e-9)
+    np.testing.assert_allclose(upper.T @ upper, np.linalg.inv(h)[np.ix_(order, order)], rtol=1e-9)
     with pytest.raises(np.linalg.LinAlgError):
-        inverse_factor(-np.eye(3))
+        inverse_factor(-np.eye(3), np.arange(3))
