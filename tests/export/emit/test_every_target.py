@@ -19,11 +19,13 @@ from qjax.assign import assign
 from qjax.assign.retarget import stated
 from qjax.export.emit import stablehlo
 from qjax.export.emit.onnx import to_model
+from qjax.export.read.onnx.written_by_qjax import read
 from qjax.graph.check import check_integer
 from qjax.graph.ir import Graph, Node, Quantization, Tensor
 from qjax.graph.unsupported import ConversionError
 from tests.export.emit import c_build, nodes
 from tests.export.emit.onnx_runs import by_onnxruntime, differing
+from tests.export.graphs import assert_equal
 
 GRAPHS = 163
 """Those of `nodes.of_operations`, the bare sums, and softmax on a runtime's own grid."""
@@ -209,6 +211,12 @@ def test_every_arithmetic_becomes_c_and_onnx(everything):
     programs, _ = c_build.programs({name: graph for name, (graph, _) in named.items()})
     assert len(programs) == ARITHMETICS
     assert len(to_model(merged(named)[0], style="integer", batch=1).graph.node) >= ARITHMETICS
+
+
+@pytest.mark.exhaustive
+def test_every_arithmetic_comes_back_from_onnx(everything):
+    graph, _ = merged(chosen(everything.named))
+    assert_equal(read(to_model(graph, style="integer", batch=1)), graph)
 
 
 @pytest.mark.exhaustive

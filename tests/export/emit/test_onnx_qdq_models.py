@@ -11,7 +11,7 @@ import qjax
 from conformance import cases
 from conformance.single import graph_of
 from qjax import targets
-from qjax.export.emit.onnx import to_model
+from qjax.export.emit.onnx import qoperator, to_model
 from qjax.export.read import read
 from qjax.export.read.errors import ReadError
 from tests.export.emit.onnx_networks import (
@@ -85,6 +85,37 @@ def test_products_of_int8_activations_need_no_option_of_the_session(small, tmp_p
     # additions of integers, between int8 and uint8
     assert not FLOATS - {"Add"} & set(operators)
     assert facts_of(to_model(small.ir))["onnxruntime_session"] == {}
+
+
+class Moved(nnx.Module):
+    """Between products: a maximum, a function that has a table, and moves; beside them a sum, which takes int8."""
+
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.first, self.second = nnx.Conv(3, 4, (3, 3), rngs=rngs), nnx.Conv(4, 4, (3, 3), rngs=rngs)
+        self.mixed, self.last = nnx.Linear(4, 4, rngs=rngs), nnx.Linear(4, 5, rngs=rngs)
+
+    def __call__(self, x):
+        x = nnx.max_pool(self.first(x), (2, 2), strides=(2, 2))
+        x = nnx.gelu(self.second(x))
+        y = jnp.swapaxes(x, 1, 2)[:, :, 1:]
+        return self.last(self.mixed(y) + y)
+
+
+def test_what_lies_between_products_stays_unsigned(tmp_path):
+    graph = converted(Moved(), IMAGES, target="onnxruntime")
+    assert_runs(graph, IMAGES, tmp_path)
+    codes = to_model(graph.ir, style="qoperator", codes=True)
+    operators = [node.op_type for node in codes.graph.node]
+    kinds = {"MaxPool", "GatherElements", "Transpose", "Slice"}
+    assert kinds <= set(operators)
+    # at the input, at the result of the sum, and from the two operands of the sum
+    casts = [node for node in codes.graph.node if node.op_type == "Cast"]
+    assert sum(node.attribute[0].i == onnx.TensorProto.UINT8 for node in casts) == 2
+    assert sum(node.attribute[0].i == onnx.TensorProto.INT8 for node in casts) <= 3
+    older = qoperator.to_model(graph.ir, codes=True, version=5)
+    assert_equal(read_back(older, tmp_path), graph.ir)
+    assert sum(node.op_type == "Cast" for node in older.graph.node) > len(casts)
 
 
 @pytest.mark.parametrize("activations", [UNSIGNED, qjax.QSpec(bits=8, symmetric=False)])

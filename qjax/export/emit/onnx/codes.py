@@ -9,7 +9,7 @@ import numpy as np
 from qjax.graph.check import check_integer
 from qjax.graph.ir import Graph, Node
 
-VERSION = 5
+VERSION = 6
 """As that of style "integer"."""
 TARGETS = ("onnxruntime", "onnxruntime_avx2")
 CODES = ("int8", "uint8")

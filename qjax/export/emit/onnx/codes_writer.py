@@ -8,8 +8,8 @@
 
 Layouts are those of `integer`: a tensor is stored in the order in which its producer computes it.
 
-Products of int8 activations are computed on uint8, the codes plus 128: their sums and their rounding do not depend on
-the zero point. Additions and averages keep int8, because their float32 steps do.
+Products of int8 activations are computed on uint8, see `unsigned`: their sums and their rounding do not depend on the
+zero point.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from onnx import helper, numpy_helper
 from qjax import ops, targets
 from qjax.assign.retarget import made_by_target
 from qjax.export import document
-from qjax.export.emit.onnx import integer, tensors
+from qjax.export.emit.onnx import tensors
 from qjax.export.emit.onnx.builder import DOMAIN, element_type
 from qjax.export.emit.onnx.codes import (
     DOC,
@@ -35,19 +35,17 @@ from qjax.export.emit.onnx.codes import (
     is_narrower,
     limits,
 )
+from qjax.export.emit.onnx.unsigned import UnsignedWriter
 from qjax.export.emit.onnx.views import View
 from qjax.export.onnx_ops import MICROSOFT
 from qjax.graph.ir import Graph, Node
-from qjax.names import Names
 from qjax.ops import Role
-
-INT8, UINT8 = (element_type(dtype) for dtype in ("int8", "uint8"))
 
 Spelling = Callable[["CodesWriter", Operation, str], None]
 """Adds an operation to the model; the last argument names its main node."""
 
 
-class CodesWriter(integer.Writer):
+class CodesWriter(UnsignedWriter):
     """One model.
 
     style: its name. spelling: how it writes an operation. runtime: what there is to write.
@@ -63,18 +61,15 @@ class CodesWriter(integer.Writer):
         spelling: Spelling,
         runtime: Runtime,
     ) -> None:
-        super().__init__(graph, options.batch, options.version, vnni=options.vnni)
+        super().__init__(graph, options)
         self.style, self.spelling, self.runtime, self.codes = style, spelling, runtime, options.codes
         self.options: dict[str, str] = {}
         self.reals: dict[Operand, str] = {}
-        self.names = Names(graph.tensors, beside=self.initializers)
         self.results: dict[str, str] = {}
         self.kept: set[str] = set()
         """The initializers of the file."""
         self.casts: dict[str, str] = {}
-        self.unsigned: dict[str, str] = {}
         self.flat: dict[tuple[str, str], str] = {}
-        self.lowered: list[str] = []
         self.pairs = targets.get(graph.target).accumulator.pairs
         self.own = made_by_target(graph)
 
@@ -83,7 +78,7 @@ class CodesWriter(integer.Writer):
     def model(self) -> onnx.ModelProto:
         """The model."""
         model = super().model()
-        self._drop_lowered(model.graph)
+        self.drop_unread(model.graph)
         self._drop_functions(model)
         if not self.codes:
             self._float_ends(model.graph)
@@ -96,18 +91,6 @@ class CodesWriter(integer.Writer):
         )
         model.doc_string = f"{DOC[self.graph.target]}{options}"
         return model
-
-    def _drop_lowered(self, graph: onnx.GraphProto) -> None:
-        """Without the signed forms of codes that only products read, which take the unsigned ones."""
-        for name in reversed(self.lowered):
-            read = {given for node in graph.node for given in node.input} | {value.name for value in graph.output}
-            if name not in read:
-                kept = [node for node in graph.node if name not in node.output]
-                del graph.node[:]
-                graph.node.extend(kept)
-                shapes = [value for value in graph.value_info if value.name != name]
-                del graph.value_info[:]
-                graph.value_info.extend(shapes)
 
     def _drop_functions(self, model: onnx.ModelProto) -> None:
         """Without those whose only calls were inlined."""
@@ -257,27 +240,6 @@ class CodesWriter(integer.Writer):
             found.append(copy)
         self.nodes[calls[-1] : calls[-1] + 1] = found
 
-    def add(
-        self, op: str, inputs: Sequence[str], output: str, *, domain: str = "", name: str = "", **attributes: Any
-    ) -> str:
-        """Append one node of the model; returns its output."""
-        made = helper.make_node(op, inputs, [output], name or None, domain=domain or None, **attributes)
-        self.nodes.append(made)
-        return output
-
-    def fresh(self, name: str) -> str:
-        """A name that nothing else has."""
-        return self.names.fresh(name)
-
-    def stored(self, name: str, value: Any) -> str:
-        """An initializer; the same name and value are one."""
-        array = np.asarray(value)
-        proto = numpy_helper.from_array(array, self.unique(name))
-        if proto.name in self.initializers and self.initializers[proto.name] != proto:
-            proto.name = self.fresh(proto.name)
-        self.initializers[proto.name] = proto
-        return proto.name
-
     def scale(self, name: str) -> str:
         """The initializer of a tensor's only scale."""
         quantization = self.graph.tensors[name].quantization
@@ -287,34 +249,6 @@ class CodesWriter(integer.Writer):
     def operand(self, name: str, view: View) -> Operand:
         """A tensor of the graph as it is stored."""
         return Operand(view.name, self.scale(name), self.zero_point(name))
-
-    def moves_to_unsigned(self, node: Node) -> bool:
-        """Whether a product's activations become uint8: ONNX Runtime is several times as fast there as with int8."""
-        return self.version > 1 and self.graph.tensors[node.inputs[0]].dtype == "int8"
-
-    def factor(self, name: str, operand: Operand) -> Operand:
-        """An operand of a product: its codes plus 128, as uint8, if they are int8. name: the tensor's."""
-        if self.version == 1 or self.dtype(operand) != "int8":
-            return operand
-        if operand.codes not in self.unsigned:
-            wrapped = self.add("Cast", [operand.codes], self.fresh(f"{operand.codes}/wrapped"), to=UINT8)
-            half = self.stored("uint8/128", np.uint8(128))
-            self.unsigned[operand.codes] = self.add("Add", [wrapped, half], self.fresh(f"{operand.codes}/unsigned"))
-        return Operand(self.unsigned[operand.codes], operand.scale, self.unsigned_zero_point(name))
-
-    def unsigned_zero_point(self, name: str) -> str:
-        """The initializer of the zero point of a tensor of int8 as uint8."""
-        quantization = self.graph.tensors[name].quantization
-        assert quantization is not None
-        value = np.asarray(quantization.zero_point).reshape(()) + 128
-        return self.stored(f"{name}/unsigned_zero_point", value.astype(np.uint8))
-
-    def lower(self, name: str, result: str) -> None:
-        """The signed form of unsigned codes; left out where nothing reads it."""
-        wrapped = self.add("Cast", [name], self.fresh(f"{name}/wrapped"), to=INT8)
-        self.add("Add", [wrapped, self.stored("int8/-128", np.int8(-128))], result)
-        self.unsigned[result] = name
-        self.lowered += [wrapped, result]
 
     def real(self, operand: Operand) -> str:
         """The dequantized codes; one DequantizeLinear for all readers."""
@@ -330,10 +264,6 @@ class CodesWriter(integer.Writer):
         if codes not in self.casts:
             self.casts[codes] = self.add("Cast", [codes], self.fresh(f"{codes}/codes"), to=kind)
         return self.casts[codes]
-
-    def dtype(self, operand: Operand) -> str:
-        """The dtype of an operand's codes."""
-        return helper.tensor_dtype_to_np_dtype(self.initializers[operand.zero_point].data_type).name
 
     def clip(self, dtype: str, source: str, result: str, low: int, high: int) -> list[onnx.NodeProto]:
         """The nodes that bound codes; the runtime has Clip for 8 bits and 32, not for 16."""

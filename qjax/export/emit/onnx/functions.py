@@ -3,7 +3,7 @@
 The runtime fills its own table when it loads the model: DequantizeLinear, the function and QuantizeLinear of every
 code, in float32. The steps of LeakyRelu are exact IEEE operations, so its table is computed here and compared. The last
 bits of a sigmoid depend on the machine. If no result is closer to a tie than their error, they do not matter, and the
-table is known. Any other table remains a function of integers.
+table is known. Any other table is looked up in unsigned codes if they are there, else a function of integers.
 """
 
 import math
@@ -12,8 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qjax.export.emit.onnx.builder import element_type
 from qjax.export.emit.onnx.codes import fits
 from qjax.export.emit.onnx.codes_writer import CodesWriter
+from qjax.export.emit.onnx.unsigned import MOVED
+from qjax.export.emit.onnx.views import View
 from qjax.graph.ir import Node, Quantization, Tensor
 from qjax.numerics.elementary import Expression
 from qjax.numerics.qlinear_softmax import overflows
@@ -44,10 +47,30 @@ def table(w: CodesWriter, node: Node) -> bool:
         values = np.where(reals >= 0, reals, reals * np.float32(slope))
         steps = np.rint(values / np.asarray(y.scale, np.float32).reshape(()))
     held = np.asarray(w.graph.constant(node, "table")).astype(np.int64)
-    if steps is None or not np.array_equal(np.clip(steps + np.asarray(y.zero_point).reshape(()), y.qmin, y.qmax), held):
-        return False
     view = w.value(node.inputs[0])
+    if steps is None or not np.array_equal(np.clip(steps + np.asarray(y.zero_point).reshape(()), y.qmin, y.qmax), held):
+        return _looked_up(w, node, view, held)
     return w.write(node, view.axes, name, [w.operand(node.inputs[0], view)], None, None, **attributes)
+
+
+def _looked_up(w: CodesWriter, node: Node, view: View, held: NDArray[np.int64]) -> bool:
+    """Writes a table from codes that are there as uint8 to such codes: they are the indices themselves."""
+    codes = w.unsigned_of(view.name) if w.version >= MOVED else None
+    dims = w.dims(view.stored)
+    if codes is None or dims is None or 0 in dims or w.graph.tensors[node.output].dtype != "int8":
+        return False
+    steps = [w.fresh(f"{node.output}/{step}") for step in ("index", "flat", "entries", "unsigned")]
+    entries = w.stored(f"{node.constants['table']}/unsigned", (held + 128).astype(np.uint8))
+    w.add("Cast", [codes], steps[0], to=element_type("int32"))
+    w.add("Reshape", [steps[0], w.stored("shape/-1", np.asarray([-1], np.int64))], steps[1])
+    # five times as fast as Gather
+    w.add("GatherElements", [entries, steps[1]], steps[2], name=node.name, axis=0)
+    shape = w.stored(f"shape/{'x'.join(map(str, dims))}", np.asarray(dims, np.int64))
+    w.add("Reshape", [steps[2], shape], steps[3])
+    name = w.place(node.output, view.axes)
+    w.lower(steps[3], name)
+    w.placed(node.output, View.full(name, "int8", w.sizes(node.output), view.axes))
+    return True
 
 
 def softmax(w: CodesWriter, node: Node) -> bool:

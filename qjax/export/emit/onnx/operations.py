@@ -15,6 +15,7 @@ from qjax.export.emit.onnx.codes import CODES, Operand, Runtime, fits
 from qjax.export.emit.onnx.codes_writer import CodesWriter
 from qjax.export.emit.onnx.functions import softmax, table
 from qjax.export.emit.onnx.translate import RANGES
+from qjax.export.emit.onnx.unsigned import MOVED
 from qjax.export.emit.onnx.views import View
 from qjax.export.emit.onnx.weights import bias_of, weight_of
 from qjax.graph.ir import Node
@@ -331,7 +332,11 @@ def _max_pool(w: CodesWriter, node: Node) -> bool:
     x = w.in_order(view, order)
     name = w.place(node.output, order)
     dilations = [known["window_dilation"][axis] for axis in order[2:]]
-    w.add("MaxPool", [x.name], name, name=node.name, dilations=dilations, **_pool(known, order))
+    codes = w.unsigned_of(x.name) if w.version >= MOVED else None
+    result = name if codes is None else w.fresh(f"{node.output}/unsigned")
+    w.add("MaxPool", [codes or x.name], result, name=node.name, dilations=dilations, **_pool(known, order))
+    if codes is not None:
+        w.lower(result, name)
     w.placed(node.output, View.full(name, tensor.dtype, w.sizes(node.output), order))
     return True
 

@@ -115,7 +115,7 @@ def _of_calls(model: onnx.ModelProto, facts: Mapping[str, Any]) -> Graph:
     nodes: list[Node] = []
     for node in proto.node:
         if node.domain == DOMAIN:
-            nodes.append(_node(node, functions[node.op_type], renamed))
+            nodes.append(_node(node, functions[node.op_type], renamed, found))
         elif node.op_type == "Transpose":
             # The same tensor in another order of axes.
             first, second = node.input[0], node.output[0]
@@ -132,14 +132,16 @@ def _constant(entry: Mapping[str, Any], held: Mapping[str, onnx.TensorProto]) ->
     return document.tensor_of(entry, np.asarray(stored.value))
 
 
-def _node(node: onnx.NodeProto, function: onnx.FunctionProto, renamed: Mapping[str, str]) -> Node:
+def _node(
+    node: onnx.NodeProto, function: onnx.FunctionProto, renamed: Mapping[str, str], known: Mapping[str, Tensor]
+) -> Node:
     facts = tensors.taken(node)
     inputs: list[str] = []
     constants: dict[str, str] = {}
     for role, name in zip(function.input, node.input, strict=True):
         if role[0] == "x" and role[1:].isdigit():
             inputs.append(renamed.get(name, name))
-        elif "zero_point" not in role:
+        elif name in known:  # the zero points of inputs are no tensors of the graph
             constants[role] = name
     attributes = {attribute.name: decoded(attribute) for attribute in node.attribute}
     return Node(node.name, facts["op"], tuple(inputs), facts["output"], constants, attributes, facts["location"])
