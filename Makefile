@@ -48,7 +48,7 @@ test-oracles: venv-oracles ## tests against torch, tflite-micro, TVM, Vela, Open
 	QJAX_AARCH64_PYTHON=.venv-aarch64/python .venv-oracles/bin/python -m pytest --oracles -m oracle $(ARGS)
 
 # glibc returns large arrays to the kernel, which hands them out page by page in every step; with huge pages that costs less.
-bench: export GLIBC_TUNABLES = glibc.malloc.hugetlb=1
+bench accuracy experiments real: export GLIBC_TUNABLES = glibc.malloc.hugetlb=1
 bench: venv-bench ## timings against XLA's float path, other libraries and the real runtimes
 	.venv-bench/bin/python -m benchmarks $(ARGS)
 

@@ -1,5 +1,7 @@
 """Networks in the styles "qdq" and "qoperator": floats in and out, few transposes, fused kernels, files that change."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +16,8 @@ from qjax import targets
 from qjax.export.emit.onnx import qoperator, to_model
 from qjax.export.read import read
 from qjax.export.read.errors import ReadError
+from qjax.graph.check import check_integer
+from qjax.graph.ir import Tensor
 from tests.export.emit.onnx_networks import (
     IMAGES,
     SEQUENCES,
@@ -87,6 +91,9 @@ def test_products_of_int8_activations_need_no_option_of_the_session(small, tmp_p
     assert facts_of(to_model(small.ir))["onnxruntime_session"] == {}
 
 
+BOUNDS = {"clamp_min": -20, "clamp_max": 31}
+
+
 class Moved(nnx.Module):
     """Between products: a maximum, a function that has a table, and moves; beside them a sum, which takes int8."""
 
@@ -113,6 +120,15 @@ def test_what_lies_between_products_stays_unsigned(tmp_path):
     casts = [node for node in codes.graph.node if node.op_type == "Cast"]
     assert sum(node.attribute[0].i == onnx.TensorProto.UINT8 for node in casts) == 2
     assert sum(node.attribute[0].i == onnx.TensorProto.INT8 for node in casts) <= 3
+    bounds = {role: Tensor(role, (), "int32", None, np.asarray(n, np.int32)) for role, n in BOUNDS.items()}
+    nodes = [
+        dataclasses.replace(node, constants={**node.constants, **{role: role for role in bounds}})
+        if node.op == "table"
+        else node
+        for node in graph.ir.nodes
+    ]
+    clamped = check_integer(graph.ir.replace(nodes=tuple(nodes), tensors={**graph.ir.tensors, **bounds}))
+    assert_runs(qjax.IntegerGraph(clamped), IMAGES, tmp_path)
     older = qoperator.to_model(graph.ir, codes=True, version=5)
     assert_equal(read_back(older, tmp_path), graph.ir)
     assert sum(node.op_type == "Cast" for node in older.graph.node) > len(casts)

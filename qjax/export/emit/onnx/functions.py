@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qjax.export.emit.onnx.builder import element_type
-from qjax.export.emit.onnx.codes import fits
+from qjax.export.emit.onnx.codes import fits, limits
 from qjax.export.emit.onnx.codes_writer import CodesWriter
 from qjax.export.emit.onnx.unsigned import MOVED
 from qjax.export.emit.onnx.views import View
@@ -60,7 +60,8 @@ def _looked_up(w: CodesWriter, node: Node, view: View, held: NDArray[np.int64]) 
     if codes is None or dims is None or 0 in dims or w.graph.tensors[node.output].dtype != "int8":
         return False
     steps = [w.fresh(f"{node.output}/{step}") for step in ("index", "flat", "entries", "unsigned")]
-    entries = w.stored(f"{node.constants['table']}/unsigned", (held + 128).astype(np.uint8))
+    within = np.clip(held, *limits(w.graph, node))
+    entries = w.stored(f"{node.output}/table", (within + 128).astype(np.uint8))
     w.add("Cast", [codes], steps[0], to=element_type("int32"))
     w.add("Reshape", [steps[0], w.stored("shape/-1", np.asarray([-1], np.int64))], steps[1])
     # five times as fast as Gather
