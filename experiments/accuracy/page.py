@@ -28,6 +28,7 @@ method made it.
 2. Train with [`qjax.training.optimizer`](how-to/train.md) from the float weights.
 3. At 4 bits and fewer set `other_bits=8`: products keep their few bits, and everything between them gets 8.
 4. Keep the first and the last layer at 8 bits: `first_last_bits=8`.
+5. At 3 bits and fewer let the float network [teach](how-to/train.md#distillation).
 
 ## Tables
 
@@ -45,6 +46,7 @@ test images.
 - The first and the last layer have 8 bits. Weights of 2 bits are ternary.
 - "LSQ" gives every tensor the setting's bits. "Others 8 bits" is `other_bits=8`: only what a convolution or a dense
   layer reads has the setting's bits.
+- "Distilled" has half of the loss on the labels, and half on the float network's probabilities.
 - Brevitas and qwix leave what no layer reads in float. Brevitas ships no integers from here.
 - "float, trained on" is the control: the float network after the same further epochs.
 
@@ -161,8 +163,9 @@ def write(path: Path, rows: Sequence[Row]) -> None:
     """The page and its picture, each all or nothing."""
     picture = path.parent / "figures" / f"{path.stem}.png"
     draw(rows, settings_of(rows), shown, picture)
-    seeds = max((len({row.seed for row in _of(rows, name)}) for name in _names(rows, "network")), default=0)
-    few = "Every figure is of one seed: differences of a few tenths of a point mean little." if seeds == 1 else ""
+    seeds = {name: len({row.seed for row in _of(rows, name)}) for name in _names(rows, "network")}
+    single = [name for name, count in seeds.items() if count == 1]
+    few = f"One seed: {', '.join(single)}. There, differences of a few tenths of a point mean little." if single else ""
     made = "\n".join(dict.fromkeys(row.made for row in rows if row.made))
     parts = {"seeds": few, "tables": _summaries(rows), "details": text(rows), "machines": made}
     whole = PAGE.format(answer=_answer(rows), picture=f"figures/{picture.name}", **parts)
