@@ -172,16 +172,18 @@ def solve(
             return float(errors_on(held or fit, w, solved, centred=movable).sum())
 
         if damping is not None:
-            layer = Layer(matrix, seen, qparams, target(seen, w, damping), damping)
+            layer = Layer(matrix, seen, qparams, target(seen, w, damping), damping, alone=True)
         else:
             # without earlier errors the float weights themselves are the target
             wanted = min((target(seen, w, d) for d in DAMPING), key=judged) if carried else w
             choices = ROUNDING if q.spec.bits <= FEW else ROUNDING[1:2]
             # One after the other: each holds matrices of the size of H.
-            tried = (Layer(matrix, seen, qparams, wanted, d) for d in choices)
+            alone = len(choices) == 1
+            tried = (Layer(matrix, seen, qparams, wanted, d, alone=alone) for d in choices)
             layer = min(tried, key=lambda one: judged(one.rounded())) if len(choices) > 1 else next(tried)
         nearest = layer.codes_of(np.asarray(own.parameters[name], np.float64))
         codes, scale = layer.solved(nearest, rounds)
+        layer.release()
         used = set_qparams(qmodel, name, QParams(scale, qparams.zero_point, q.spec))
         solved = codes * layer.spread(np.asarray(used.scale))
         _set(variables[name], own, name, matrix.restored(solved))

@@ -14,26 +14,37 @@ from qjax.training.simulated import bounds_of
 BLOCK = 64
 
 
-def damped(seen: Moments, damping: float) -> tuple[np.ndarray, np.ndarray]:
-    """H with its greater diagonal, [groups, K, K], and what was added, [groups]."""
+def damped(seen: Moments, damping: float, h: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """H with its greater diagonal, [groups, K, K], and what was added, [groups]. h: H, to be changed; None: a copy."""
     diagonal = np.einsum("gkk->gk", seen.quantized)
     extra = damping * diagonal.mean(-1) + 1e-12 * max(1e-30, float(diagonal.max(initial=0.0)))
     extra = np.where(extra > 0, extra, 1.0)
-    h = seen.quantized.copy()
+    h = seen.quantized.copy() if h is None else h
     np.einsum("gkk->gk", h)[...] += extra[:, None]
     return h, extra
 
 
 def inverse_factor(h: np.ndarray, order: np.ndarray) -> np.ndarray:
     """The upper triangular U with `U^T U = h^-1`, rows and columns of h in this order."""
-    # With rows and columns in reverse order: h = L L^T, so h^-1 = L^-T L^-1.
+    # With rows and columns in reverse order: h = L L^T, so h^-1 = L^-T L^-1. Of a large layer each array of this size
+    # is half a gigabyte, so all steps share one. LAPACK wants its columns one behind the other.
     back = np.ix_(order[::-1], order[::-1])
     lower = linalg.cholesky(h[back], lower=True, overwrite_a=True, check_finite=False)
+    _transpose(lower)
     (invert,) = linalg.get_lapack_funcs(("trtri",), (lower,))
-    inverse, failed = invert(lower, lower=1, overwrite_c=1)
+    inverse, failed = invert(lower.T, lower=1, overwrite_c=1)
     if failed:
         raise linalg.LinAlgError(f"a triangular factor has no inverse ({failed})")
     return inverse[::-1, ::-1]
+
+
+def _transpose(x: np.ndarray) -> None:
+    """A square array in its own place, block by block."""
+    starts = range(0, len(x), 512)
+    for i in starts:
+        for j in starts[: i // 512 + 1]:
+            first, second = x[i : i + 512, j : j + 512], x[j : j + 512, i : i + 512]
+            first[...], second[...] = second.T.copy(), first.T.copy()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,13 +59,21 @@ class _Choice:
 class Layer:
     """The least squares of one layer, float64 arrays [groups, K, N]; scales and bounds may be [groups, 1, N]."""
 
-    def __init__(self, matrix: Matrix, seen: Moments, qparams: QParams, wanted: np.ndarray, damping: float) -> None:
+    def __init__(
+        self, matrix: Matrix, seen: Moments, qparams: QParams, wanted: np.ndarray, damping: float, *, alone: bool
+    ) -> None:
+        """alone: no other layer reads these moments until `release`, so H is damped where it is."""
         self._matrix, self._spec, self._shape = matrix, qparams.spec, matrix.shape
         low, high = bounds_of(qparams)
         self.scale = self.spread(np.asarray(qparams.scale))
         self._low, self._high = self.spread(low), self.spread(high)
         self._target = wanted
-        self._h, _ = damped(seen, damping)
+        self._seen, self._diagonal = seen.quantized, np.einsum("gkk->gk", seen.quantized).copy()
+        self._h, _ = damped(seen, damping, seen.quantized if alone else None)
+
+    def release(self) -> None:
+        """Give the moments back as they were; nothing else may follow."""
+        np.einsum("gkk->gk", self._seen)[...] = self._diagonal
 
     def spread(self, values: np.ndarray) -> np.ndarray:
         """Numbers of the scale's shape as [groups, K, N]; [groups, 1, N] where all inputs of a channel share them."""

@@ -217,10 +217,15 @@ def _sums(function: Callable[..., list[jax.Array]], pairs: Pairs, *weights: np.n
     total: list[np.ndarray] = []
     rows = 0
     for quantized, reals in pairs:
-        found = [np.asarray(part, np.float64) for part in function(quantized, reals, *given)]
-        total = [a + b for a, b in zip(total, found, strict=True)] if total else found
+        for index, part in enumerate(function(quantized, reals, *given)):
+            if index == len(total):
+                total.append(np.asarray(part, np.float64))
+            else:
+                total[index] += np.asarray(part)
         rows += quantized.shape[1]
-    return [part / rows for part in total], rows
+    for part in total:
+        part /= rows
+    return total, rows
 
 
 def _product(a: jax.Array, b: jax.Array, axis: int) -> jax.Array:

@@ -272,10 +272,10 @@ class Pieces:
         return self._steps[index].paths, self._steps[index].names
 
     def reads_after(self, index: int) -> set[str]:
-        """The paths of the parameters that anything behind a piece reads."""
+        """The paths of the parameters that anything behind a piece reads, and of the stacks that hold them."""
         roots = self.makers(value for value in self.program.outputs if self.fixed(value))[1]
-        ends = {self.path[value] for value in roots}
-        return ends.union(*(step.paths for step in self._steps[index + 1 :]))
+        paths = {self.path[value] for value in roots}.union(*(step.paths for step in self._steps[index + 1 :]))
+        return paths | {split(path, ())[0] for path in paths}
 
     def single(self, index: int) -> bool:
         """Whether a single tensor that the model computed is alive in front of a piece."""
