@@ -34,8 +34,8 @@ from qjax.batches import Batches, Inputs
 from qjax.numerics.affine import QParams
 from qjax.qmodel import QuantizedModel, check_quantized
 from qjax.summary import decibels_text, table
-from qjax.training.gptq_layer import Layer, damped
-from qjax.training.matrix import Matrix, Moments, errors_on, moments, parted, rows_of
+from qjax.training.gptq_layer import Layer, target
+from qjax.training.matrix import Matrix, errors_on, moments, parted, rows_of
 from qjax.training.parts import Part, quantizer_of
 from qjax.training.simulated import grid_of, qparams_of, set_qparams
 from qjax.training.walk import Stop, Stream, Walk
@@ -207,20 +207,6 @@ def solve(
 
     walk.run([own, reals], batches, visit, what="gptq: layer", progress=progress)
     return Solution(tuple(layers), dict(walk.left))
-
-
-def target(seen: Moments, w: np.ndarray, damping: float) -> np.ndarray:
-    """W*: the float weights with the least error on the quantized inputs."""
-    if damping == float("inf"):
-        return w
-    h, extra = damped(seen, damping)
-    right = seen.toward + extra[:, None, None] * w
-    return np.stack([solve_positive(*one) for one in zip(h, right, strict=True)])
-
-
-def solve_positive(h: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """`h^-1 right` of a positive definite matrix."""
-    return linalg.cho_solve(linalg.cho_factor(h, lower=True, check_finite=False), right, check_finite=False)
 
 
 def _set(variable: nnx.Variable[Any] | Part, stream: Stream, path: str, value: np.ndarray) -> None:

@@ -24,6 +24,22 @@ def damped(seen: Moments, damping: float, h: np.ndarray | None = None) -> tuple[
     return h, extra
 
 
+def target(seen: Moments, w: np.ndarray, damping: float) -> np.ndarray:
+    """W*: the float weights with the least error on the quantized inputs."""
+    if damping == float("inf"):
+        return w
+    h, extra = damped(seen, damping)
+    right = seen.toward + extra[:, None, None] * w
+    return np.stack([_solved(*one) for one in zip(h, right, strict=True)])
+
+
+def _solved(h: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """`h^-1 right` of a positive definite matrix, whose memory is taken."""
+    factor, lower = linalg.cho_factor(h, lower=True, overwrite_a=True, check_finite=False)
+    _transpose(factor)
+    return linalg.cho_solve((factor.T, lower), right, check_finite=False)
+
+
 def inverse_factor(h: np.ndarray, order: np.ndarray) -> np.ndarray:
     """The upper triangular U with `U^T U = h^-1`, rows and columns of h in this order."""
     # With rows and columns in reverse order: h = L L^T, so h^-1 = L^-T L^-1. Of a large layer each array of this size
