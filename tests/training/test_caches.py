@@ -13,8 +13,8 @@ from jax import lax
 import qjax
 from qjax.training import caches
 from qjax.training.labels import Union, reshaped
+from qjax.training.noise import noise_of
 from qjax.training.symmetries import Symmetries, find_symmetries
-from qjax.training.walk import noise_of
 from qjax.training.weights import weights_of
 
 N, PLACES, WIDTH, HEADS, SIZE, TOKENS = 2, 7, 16, 2, 4, 12

@@ -10,8 +10,9 @@ from flax import nnx
 
 import qjax
 from qjax.training import steps
+from qjax.training.noise import noise_of
 from qjax.training.post_training import split
-from qjax.training.walk import Stream, Walk, noise_of
+from qjax.training.walk import Stream, Walk
 from tests.analysis.models import data
 
 

@@ -9,10 +9,11 @@ from flax import nnx
 
 import qjax
 from qjax.training.judging import Judge, Unseen
+from qjax.training.noise import noise_of
 from qjax.training.ranges import left_out
 from qjax.training.report import Score
 from qjax.training.simulated import grids_of
-from qjax.training.walk import Stream, Walk, noise_of
+from qjax.training.walk import Stream, Walk
 from tests.analysis.models import data
 
 

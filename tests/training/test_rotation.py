@@ -7,9 +7,10 @@ import pytest
 from flax import nnx
 
 import qjax
+from qjax.training.noise import noise_of
 from qjax.training.rotation import rotated, rotation
 from qjax.training.streams import find_residuals
-from qjax.training.walk import Stream, Walk, noise_of
+from qjax.training.walk import Stream, Walk
 
 
 class Decoder(nnx.Module):
