@@ -11,6 +11,7 @@ import pytest
 from flax import nnx
 
 import qjax
+from qjax.training import gptq_layer
 from qjax.training.gptq_layer import inverse_factor
 from qjax.training.matrix import Matrix, moments
 from qjax.training.simulated import set_qparams
@@ -188,8 +189,15 @@ def test_weights_are_held_once_where_every_layer_is_replaced(monkeypatch):
 
 
 def test_the_inverse_factor_is_that_of_the_inverse():
-    x = np.random.default_rng(0).normal(size=(40, 7))
-    h, order = x.T @ x, np.random.default_rng(1).permutation(7)
+    # the greater one is transposed in blocks, the last of which is smaller
+    rng = np.random.default_rng(0)
+    for n in (7, 600):
+        whole = rng.normal(size=(n, n))
+        moved = whole.copy()
+        gptq_layer._transpose(moved)
+        assert np.array_equal(moved, whole.T)
+    x = rng.normal(size=(40, 7))
+    h, order = x.T @ x, rng.permutation(7)
     upper = inverse_factor(h, order)
     assert np.array_equal(upper, np.triu(upper))
     np.testing.assert_allclose(upper.T @ upper, np.linalg.inv(h)[np.ix_(order, order)], rtol=1e-9)

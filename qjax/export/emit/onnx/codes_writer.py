@@ -311,8 +311,7 @@ class CodesWriter(UnsignedWriter):
         if clips:
             self.nodes += self.clip(dtype, names[0], names[1], *span)
         if shape is not None:
-            target = self.stored(f"shape/{'x'.join(map(str, shape))}", np.asarray(shape, np.int64))
-            self.add("Reshape", [names[-2], target], name, name=self.fresh(f"{node.name}/reshape"))
+            self.add("Reshape", [names[-2], self.shape(shape)], name, name=self.fresh(f"{node.name}/reshape"))
         if unsigned:
             self.lower(name, place)
             name = place

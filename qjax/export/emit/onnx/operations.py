@@ -39,7 +39,7 @@ def _flat(w: CodesWriter, name: str, order: Sequence[int], shape: Sequence[int])
     dims = w.dims(shape)
     if dims is None or 0 in dims:
         return None
-    target = w.stored(f"shape/{'x'.join(map(str, dims))}", np.asarray(dims, np.int64))
+    target = w.shape(dims)
     # one for all readers, and so one unsigned form of it; every reader had its own before version 4
     key = (view.name, target)
     if key not in w.flat or w.version < RANGES:

@@ -61,6 +61,10 @@ class UnsignedWriter(integer.Writer):
         self.initializers[proto.name] = proto
         return proto.name
 
+    def shape(self, dims: Sequence[int]) -> str:
+        """The initializer of a shape for Reshape."""
+        return self.stored(f"shape/{'x'.join(map(str, dims))}", np.asarray(dims, np.int64))
+
     def dtype(self, operand: Operand) -> str:
         """The dtype of an operand's codes."""
         return helper.tensor_dtype_to_np_dtype(self.initializers[operand.zero_point].data_type).name
