@@ -106,13 +106,13 @@ def _first_calls(args: argparse.Namespace) -> Found:
 
 
 def _accelerator(args: argparse.Namespace) -> Found:
-    names = [name for name in accelerator.CASES if not args.only or name in args.only]
-    rows, results = accelerator.accelerator(3.0 if args.seconds is None else args.seconds, names)
+    names = [name for name in NAMES["accelerator"] if not args.only or name in args.only]
+    rows, results = accelerator.accelerator(3.0 if args.seconds is None else args.seconds, names, args.wait)
     tables = (accelerator.table(rows), ratios(results))
     for shown, title in zip(tables, ("outputs that differ from the CPU's", "accelerator"), strict=True):
         shown.show(title)
     document = {"bits": [dataclasses.asdict(row) for row in rows], "times": [result.document() for result in results]}
-    return Found(document, "\n".join(one.markdown() for one in tables), sum(row.exact + row.graph for row in rows))
+    return Found(document, "\n".join(one.markdown() for one in tables), sum(row.differ for row in rows))
 
 
 def _depth(args: argparse.Namespace) -> Found:
@@ -135,7 +135,7 @@ NAMES = {
     "styles": tuple(onnx_styles.NETWORKS),
     "artifacts": tuple(NETWORKS),
     "first_calls": tuple(first_calls.MODELS),
-    "accelerator": tuple(accelerator.CASES),
+    "accelerator": (accelerator.BITS, *accelerator.CASES),
 }
 """What `--only` chooses from."""
 
@@ -162,6 +162,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; none: all but the last four")
     parser.add_argument("--nodes", nargs="+", type=int, default=list(growth.SIZES), help="of growth's chains")
     parser.add_argument("--seconds", type=float, help="per comparison (3; of artifacts 1, 0 for no times)")
+    parser.add_argument("--wait", type=float, default=accelerator.WAIT, help="seconds to compile for an accelerator")
     parser.add_argument("--only", nargs="+", metavar="NAME", default=[], help="models, networks or cases of the parts")
     parser.add_argument("--quick", action="store_true", help="artifacts: one small network, no times: do they run?")
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder for results.json and the pictures")

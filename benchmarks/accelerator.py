@@ -1,7 +1,8 @@
 """On a GPU or TPU: bits against the CPU's, and training steps and graphs against the float model's.
 
 `python -m benchmarks accelerator` in an environment whose JAX finds an accelerator, beside the CPU. Networks are
-compiled side by side, each in a process of its own, and measured one after the other.
+compiled side by side, each in a process of its own, and measured one after the other. `--only` names some of them, or
+"bits"; `--wait` is how long they may compile.
 
 ViT-B/16 and the decoder have 4 of their 12 blocks, ResNet-50 one of each stage: blocks are alike, and all of them take
 minutes to compile. Weights per channel, activations per tensor and asymmetric, all scales learned, plain SGD, as in
@@ -61,8 +62,14 @@ CASES: dict[str, tuple[Callable[[nnx.Rngs], Any], tuple[int, ...]]] = {
 }
 """Name -> a model, and the shape of its batch: images, or tokens."""
 
+BITS = "bits"
+"""What `--only` calls the comparison of bits."""
+
 WAIT = 1800.0
-"""Seconds that a network waits for the others to be compiled."""
+"""Seconds within which all networks are compiled. What is not is a row that says so."""
+
+SPARE = 60.0
+"""Seconds that they wait for each other beyond it."""
 
 
 def accelerated() -> bool:
@@ -75,19 +82,26 @@ def accelerated() -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Bits:
-    """How many outputs of a network differ from the CPU's under a precision, of how many."""
+    """How many outputs of a network differ from the CPU's under a precision, of how many; or why they do not exist."""
 
     name: str
     precision: str | None
-    outputs: int
-    training: int
-    exact: int
-    graph: int
+    outputs: int = 0
+    training: int = 0
+    exact: int = 0
+    graph: int = 0
+    reason: str = ""
+
+    @property
+    def differ(self) -> int:
+        """Outputs that must be equal and are not."""
+        return self.exact + self.graph + bool(self.reason)
 
     def row(self) -> tuple[str, ...]:
         """For the table."""
         numbers = (self.outputs, self.training, self.exact, self.graph)
-        return self.name, self.precision or "default", *(f"{n:,}" for n in numbers)
+        shown = ("-", "-", "-", f"fails: {self.reason}") if self.reason else tuple(f"{n:,}" for n in numbers)
+        return self.name, self.precision or "default", *shown
 
 
 def bits(name: str, precisions: Sequence[str | None] = PRECISIONS) -> list[Bits]:
@@ -101,13 +115,13 @@ def bits(name: str, precisions: Sequence[str | None] = PRECISIONS) -> list[Bits]
         qmodel.eval()
         graph = qjax.convert(qmodel, sample)
         exact = qjax.exact(qmodel, sample)
-        host = jax.tree.map(np.asarray, (nnx.state(qmodel), arguments(batch)))
+        host = nnx.state(qmodel), arguments(batch)
     definition = nnx.graphdef(qmodel)
 
     def outputs(device: Any, precision: str | None) -> list[np.ndarray]:
         """Of the training forward, the exact forward and the graph."""
         with jax.default_device(device), jax.default_matmul_precision(precision):
-            state, args = jax.tree.map(jnp.asarray, host)
+            state, args = jax.device_put(host, device)  # keys of random numbers, too
             merged = nnx.merge(definition, state)
             forwards = (
                 nnx.jit(lambda model, *args: model(*args))(merged, *args),
@@ -123,6 +137,19 @@ def bits(name: str, precisions: Sequence[str | None] = PRECISIONS) -> list[Bits]
         differ = [int(np.sum(a != b)) for a, b in zip(found, expected, strict=True)]
         rows.append(Bits(name, precision, expected[0].size, *differ))
     return rows
+
+
+def bits_or_reason(name: str) -> list[Bits]:
+    """The same; what fails is a row of its own."""
+    try:
+        return bits(name)
+    except Exception as error:
+        return [Bits(name, None, reason=reason_of(error))]
+
+
+def reason_of(error: Exception) -> str:
+    """Its type and the start of its first line."""
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:100]}"
 
 
 # ---------------------------------------------------------------------------- time
@@ -175,13 +202,20 @@ def qwix(model: Any, x: jax.Array) -> Any:
 
 
 def times(
-    name: str, half: bool, seconds: float, barrier: threading.Barrier, lock: threading.Lock, case: Any = None
+    name: str,
+    half: bool,
+    seconds: float,
+    barrier: threading.Barrier,
+    lock: threading.Lock,
+    wait: float = WAIT,
+    case: Any = None,
 ) -> list[Result]:
     """Steps of one network / its float step, and its graph / its float forward.
 
-    barrier: of all networks, when each is compiled. lock: is held while one is measured. case: another one than
-    `CASES[name]`.
+    barrier: of all networks, when each is compiled. lock: is held while one is measured. wait: seconds to compile.
+    case: another one than `CASES[name]`.
     """
+    deadline = time.monotonic() + wait
     make, shape = CASES[name] if case is None else case
     title = f"{name}, {'bfloat16' if half else 'float32'}"
     tokens = len(shape) == 2
@@ -207,21 +241,24 @@ def times(
     builds["float forward"] = lambda: forward(model(), x)
     builds["integer graph"] = lambda: integers(learned(), x)
     ready: dict[str, Any] = {}
+    pool = concurrent.futures.ThreadPoolExecutor(len(builds))
     try:
-        with concurrent.futures.ThreadPoolExecutor(len(builds)) as pool:
-            waiting: dict[str, Any] = {}
-            for what, started in builds.items():
-                begin = time.perf_counter()
-                try:
-                    waiting[what] = pool.submit(started())
-                except Exception as error:  # what cannot be built is a row of its own
-                    ready[what] = error
-                print(f"{title}: {what}: traced in {time.perf_counter() - begin:.0f} s", flush=True)
-            for what, future in waiting.items():
-                ready[what] = future.exception() or future.result()
-        print(f"{title}: compiled", flush=True)
+        waiting: dict[str, Any] = {}
+        for what, started in builds.items():
+            begin = time.perf_counter()
+            try:
+                waiting[what] = pool.submit(started())
+            except Exception as error:  # what cannot be built is a row of its own
+                ready[what] = error
+            print(f"{title}: {what}: traced in {time.perf_counter() - begin:.0f} s", flush=True)
+        for what, future in waiting.items():
+            try:
+                ready[what] = future.exception(max(0.0, deadline - time.monotonic())) or future.result()
+            except TimeoutError:
+                ready[what] = TimeoutError(f"not compiled within {wait:.0f} s")
+            print(f"{title}: {what}: compiled {time.monotonic() - deadline + wait:.0f} s after the start", flush=True)
     finally:
-        barrier.wait(WAIT)
+        barrier.wait(wait + SPARE)
     found: list[Result] = []
     with lock:
         for what in builds:
@@ -231,16 +268,18 @@ def times(
             row = f"{title}: {what} / {against}"
             broken = [one for one in (ready[what], ready[against]) if isinstance(one, Exception)]
             if broken:
-                reason = f"{type(broken[0]).__name__}: {str(broken[0]).strip().splitlines()[0][:100]}"
-                found.append(Failed(row, f"fails: {reason}"))
+                found.append(Failed(row, f"fails: {reason_of(broken[0])}"))
                 continue
             found.append(paired(row, ready[what], ready[against], seconds=seconds, least=5))
             print(*found[-1].row(), flush=True)
+    pool.shutdown(wait=False, cancel_futures=True)
     return found
 
 
-def accelerator(seconds: float, names: Sequence[str]) -> tuple[list[Bits], list[Result]]:
+def accelerator(seconds: float, names: Sequence[str], wait: float = WAIT) -> tuple[list[Bits], list[Result]]:
     """The bits of all of `ARCHITECTURES`, and the times of some of `CASES` in float32 and bfloat16.
+
+    names: some of `CASES`, and `BITS`. wait: seconds within which networks are compiled.
 
     Raises:
       RuntimeError: JAX finds no accelerator.
@@ -250,15 +289,20 @@ def accelerator(seconds: float, names: Sequence[str]) -> tuple[list[Bits], list[
     if not accelerated():
         raise RuntimeError(f"accelerator: expected a GPU or TPU among JAX's devices. Got {jax.devices()}.")
     context = multiprocessing.get_context("spawn")
+    chosen = [(name, half) for name in names if name in CASES for half in (False, True)]
     rows: list[list[Bits]] = []
-    with context.Pool(max(1, min(len(ARCHITECTURES), (os.cpu_count() or 1) * 3 // 4))) as pool:
-        for found in pool.imap(bits, ARCHITECTURES):
-            print(*(row.row() for row in found), sep="\n", flush=True)
-            rows.append(found)
-    chosen = [(name, half) for name in names for half in (False, True)]
-    with context.Manager() as manager, context.Pool(len(chosen)) as pool:
-        barrier, lock = manager.Barrier(len(chosen)), manager.Lock()
-        results = pool.starmap(times, [(name, half, seconds, barrier, lock) for name, half in chosen], chunksize=1)
+    results: list[list[Result]] = []
+    with context.Manager() as manager, context.Pool(max(1, len(chosen))) as pool:
+        barrier, lock = manager.Barrier(max(1, len(chosen))), manager.Lock()
+        with lock:  # nothing is measured while bits are compared
+            work = [(name, half, seconds, barrier, lock, wait) for name, half in chosen]
+            waiting = pool.starmap_async(times, work, chunksize=1)
+            if BITS in names:
+                with context.Pool(max(1, min(len(ARCHITECTURES), (os.cpu_count() or 1) * 3 // 4))) as others:
+                    for found in others.imap(bits_or_reason, ARCHITECTURES):
+                        print(*(row.row() for row in found), sep="\n", flush=True)
+                        rows.append(found)
+        results = waiting.get()
     return [row for found in rows for row in found], [result for found in results for result in found]
 
 

@@ -15,6 +15,7 @@ from qjax.graph.kernels import prepare
 from qjax.graph.state import Asked
 from qjax.graph.structure import sample_like
 from qjax.numerics.surrogate import with_gradient_of
+from qjax.on_cpu import on_cpu
 from qjax.progress import stage
 from qjax.qmodel import QuantizedModel, check_quantized, evaluation_copy
 from qjax.run import loop_execution
@@ -60,8 +61,8 @@ def exact(
     args = arguments_of(sample, "exact", traced=True)
     chosen = target or qmodel.plan.target
     check_batch("exact", batch)
-    with stage("exact"):
-        graph_of(qmodel, args, chosen, batch, state)  # Report here, with concrete numbers, what cannot be converted.
+    with stage("exact"), on_cpu(qmodel, args) as (near, arrays):
+        graph_of(near, arrays, chosen, batch, state)  # Report here, with concrete numbers, what cannot be converted.
 
     def forward(qmodel: QuantizedModel, *inputs: Any) -> Any:
         if not isinstance(qmodel, QuantizedModel):

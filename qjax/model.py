@@ -28,6 +28,7 @@ from qjax.graph.state import STATE, Asked
 from qjax.graph.structure import join_arguments, split_arguments
 from qjax.layers import instrument, module_types, trace
 from qjax.lower import ConversionError
+from qjax.on_cpu import on_cpu
 from qjax.ops import backend
 from qjax.profiles import Profile, Verdict, Violation
 from qjax.progress import stage, track
@@ -155,8 +156,8 @@ def convert(
     check_quantized(qmodel, "convert")
     args = arguments_of(sample, "convert", traced=True)
     check_batch("convert", batch)
-    with stage("convert"):
-        graph = graph_of(qmodel, args, target or qmodel.plan.target, batch, state)
+    with stage("convert"), on_cpu(qmodel, args) as (near, arrays):
+        graph = graph_of(near, arrays, target or qmodel.plan.target, batch, state)
         if qmodel.plan.profile is not None and target is None:
             contents.check_graph(graph, qmodel.plan.profile).refuse("convert")
             graph = graph.replace(metadata={**graph.metadata, contents.PROFILE: qmodel.plan.profile})

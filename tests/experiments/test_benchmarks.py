@@ -124,7 +124,7 @@ def test_an_accelerators_bits_are_compared_with_the_cpus() -> None:
 @pytest.mark.exhaustive
 def test_the_times_of_a_network(half: bool) -> None:
     case = (lambda rngs: accelerator.Decoder(1000, 16, 1, 2, 32, rngs=rngs), (2, 8))
-    found = accelerator.times("decoder", half, 0.05, threading.Barrier(1), threading.Lock(), case)
+    found = accelerator.times("decoder", half, 0.05, threading.Barrier(1), threading.Lock(), case=case)
     names = ["qjax / float", "qjax, dynamic / float", "integer graph / float forward"]
     title = "decoder, bfloat16" if half else "decoder, float32"
     ours = [result for result in found if "qwix" not in result.name]

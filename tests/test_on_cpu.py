@@ -1,0 +1,88 @@
+"""What is converted beside an accelerator: on the CPU, with the same bits, and the graph runs on the accelerator."""
+
+import os
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from qjax.on_cpu import cpu_beside, on_cpu
+
+
+def test_on_the_cpu_nothing_moves():
+    model, args = nnx.Linear(2, 3, rngs=nnx.Rngs(0)), (np.ones((1, 2), np.float32),)
+    assert cpu_beside() is None
+    with on_cpu(model, args) as (near, arrays):
+        assert near is model
+        assert arrays is args
+
+
+def test_without_a_cpu_nothing_moves(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "cuda")
+    assert cpu_beside() == jax.devices("cpu")[0]
+
+    def none(backend=None):
+        raise RuntimeError(f"Unknown backend {backend}")
+
+    monkeypatch.setattr(jax, "local_devices", none)
+    assert cpu_beside() is None
+
+
+def test_what_is_traced_stays(monkeypatch):
+    monkeypatch.setattr("qjax.on_cpu.cpu_beside", lambda: jax.devices()[0])
+    model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+
+    def forward(x):
+        with on_cpu(model, (x,)) as (near, (same,)):
+            assert near is model
+            assert same is x
+        return x
+
+    jax.make_jaxpr(forward)(np.ones((1, 2), np.float32))
+
+
+TWO_DEVICES = """
+import jax, numpy as np
+import qjax, qjax.on_cpu
+from flax import nnx
+accelerator, cpu = jax.devices()
+model = nnx.Sequential(nnx.Conv(3, 4, (3, 3), rngs=nnx.Rngs(0)), nnx.relu, nnx.Dropout(0.5, rngs=nnx.Rngs(1)))
+x = jax.device_put(np.random.default_rng(0).normal(size=(2, 4, 4, 3)).astype(np.float32), accelerator)
+qmodel = qjax.quantize(model, qjax.Recipe(target="nearest_even"), x)
+nnx.update(qmodel, jax.device_put(nnx.state(qmodel), accelerator))
+qmodel.eval()
+plain = qjax.convert(qmodel, x)(x)
+seen = []
+was = qjax.model.graph_of
+def watched(model, args, *rest):
+    seen.extend(a for a in jax.tree.leaves((nnx.state(model), args)) if isinstance(a, jax.Array))
+    assert (jax.numpy.zeros(()) + 1).devices() == {cpu}
+    return was(model, args, *rest)
+qjax.model.graph_of = watched
+qjax.on_cpu.cpu_beside = lambda: cpu
+graph = qjax.convert(qmodel, x)
+assert seen and all(a.devices() == {cpu} for a in seen)
+assert all(a.devices() == {accelerator} for a in jax.tree.leaves(nnx.state(qmodel)))
+y = graph(x)
+assert y.devices() == {accelerator}, y.devices()
+np.testing.assert_array_equal(y, plain)
+exact = qjax.exact(qmodel, x)
+np.testing.assert_array_equal(exact(qmodel, x), plain)
+print("equal")
+"""
+
+
+@pytest.mark.exhaustive
+def test_beside_an_accelerator():
+    """A second device of the CPU stands for the accelerator: both states are committed to theirs."""
+    flags = "--xla_force_host_platform_device_count=2"
+    found = subprocess.run(
+        [sys.executable, "-c", TWO_DEVICES],
+        env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+    )
+    assert found.stdout.strip() == "equal", found.stderr
