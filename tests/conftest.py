@@ -13,11 +13,13 @@ import hypothesis
 import jax
 import pytest
 
+from tests import random_bits
 from tests.layers import round_trip
 
 # Library code must say every cast and every broadcast.
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+random_bits.draw_flat()
 # No persistent compilation cache: every run judges the bits that this XLA compiles on this machine.
 
 # The first example compiles, which takes seconds: neither a deadline nor "too slow" means anything here.

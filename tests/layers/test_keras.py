@@ -93,6 +93,7 @@ def test_training_mode_computes_what_keras_computes():
     assert_same(host(model), host(twin))
 
 
+@pytest.mark.exhaustive
 def test_nested_models_with_named_inputs_and_outputs():
     inner_input = keras.Input((5,))
     inner = keras.Model(inner_input, layers.LayerNormalization()(layers.Dense(4, name="a")(inner_input)), name="inner")

@@ -54,6 +54,7 @@ def ranges(signed: bool) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("bits", range(2, 9))
+@pytest.mark.sampled(16)
 def test_parameters_are_the_fractions_and_zero_has_a_code(bits, mode):
     spec = QSpec(bits=bits, axis=0, **MODES[mode])
     lo, hi = ranges(signed=mode != "unsigned")
@@ -164,6 +165,7 @@ def test_codes_are_the_fractions(values, scale, bits, mode, offset):
 
 @pytest.mark.parametrize("bits", [2, 4, 8, 12, 16])
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.sampled(10)
 def test_every_code_survives_a_round_trip(bits, mode):
     spec = QSpec(bits=bits, **MODES[mode])
     codes = np.arange(spec.qmin, spec.qmax + 1).astype(spec.dtype)

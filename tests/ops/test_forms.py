@@ -57,6 +57,7 @@ CONVOLUTIONS = {
 
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("name", CONVOLUTIONS)
+@pytest.mark.sampled(7)
 def test_convolutions(name):
     x_shape, w_shape, strides, dilation = CONVOLUTIONS[name]
     x, w = codes(1, *x_shape), codes(2, *w_shape)

@@ -196,6 +196,7 @@ def test_c_onnx_and_stablehlo(tmp_path):
     compiled.assert_equal(compiled.called("-O0"))
 
 
+@pytest.mark.exhaustive
 def test_retarget_and_artifact(tmp_path):
     graph = qjax.read(_saved(tmp_path, model(4)), "tflite_micro")
     graph.save(tmp_path / "model.qjax")

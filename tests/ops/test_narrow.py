@@ -123,6 +123,7 @@ def test_every_arrangement_of_axes(name, accumulator):
 
 @pytest.mark.parametrize("bits", range(8, 33))
 @pytest.mark.parametrize("overflow", ["saturate", "wrap"])
+@pytest.mark.sampled(14)
 def test_every_width(bits, overflow):
     operands = "codes" if bits % 3 == 0 else "centered"
     grid = (UINT8_HIGH, INT8_HIGH, UINT8_MIDDLE)[bits % 3]
@@ -208,6 +209,7 @@ def conv_case(name: str, accumulator: Accumulator):
 
 @pytest.mark.parametrize("name", [name for name in CASES if CASES[name][8].dtype.endswith("8") and name != "4 bits"])
 @pytest.mark.parametrize("accumulator", [Accumulator(14, "saturate"), Accumulator(13, "wrap")], ids=str)
+@pytest.mark.sampled(12)
 def test_convolutions(name, accumulator):
     graph, x, expected, changed = conv_case(name, accumulator)
     check(graph, [x], expected)

@@ -85,6 +85,7 @@ def test_all_settings_at_once(name: str) -> None:
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.sampled(10)
 def test_products_under_every_precision(precision: str, plain: dict[str, str]) -> None:
     with setting(jax_default_matmul_precision=precision):
         assert {name: program(name) for name in plain} == plain

@@ -35,6 +35,7 @@ def chosen(function, numbers):
 
 @pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint8, jnp.int16, jnp.uint16])
 @pytest.mark.parametrize("bound", [-5, 4, 44, 200, 30000])
+@pytest.mark.sampled(8)
 def test_a_cast_to_fewer_bits_keeps_the_low_ones(dtype, bound):
     numbers = np.concatenate([EDGES, EXTREMES])
     qmodel, args = chosen(lambda i: i.astype(dtype).astype(jnp.int32) > bound, numbers)

@@ -179,7 +179,7 @@ def test_a_label_that_would_equal_its_inverse_has_no_factor():
 
 @pytest.mark.parametrize("length", [PLACES - 1, 1])
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_with_powers_of_two_the_float_model_keeps_its_bits(form, length):
     """Every factor at once, by powers of two, which round nothing; the cache is filled with any numbers."""
     args = call(length=length, start=2 if length == 1 else 0, form=form)
@@ -268,6 +268,7 @@ def noise(qmodel, truth, bring=lambda args: args):
     return noise_of(given, [qmodel(*bring(args))[0] for args in batches])
 
 
+@pytest.mark.exhaustive
 def test_heads_of_unlike_ranges_gain(equalized):
     before, after, found = equalized
     assert [m.made[0] for m in found.moved] == ["input/2/keys", "input/2/values"]
@@ -309,6 +310,7 @@ def test_filled_caches_calibrate_as_empty_ones_do(equalized):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_codes_are_exact_and_a_prefill_is_its_single_steps(equalized):
     _, after, _ = equalized
     sample = call()

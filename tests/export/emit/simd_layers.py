@@ -104,7 +104,6 @@ def graph(target: str, bits: int = 8, *, signed: bool = True, products: bool = F
     activations = qjax.QSpec(bits=8, signed=signed, symmetric=False)
     recipe = qjax.Recipe(target=target, weights=qjax.QSpec(bits=bits, axis=-1), activations=activations)
     qmodel = qjax.quantize((Products if products else Many)(nnx.Rngs(0)), recipe, x)
-    qjax.calibrate(qmodel, [x])
     qmodel.eval()
     return qjax.convert(qmodel, x).ir
 

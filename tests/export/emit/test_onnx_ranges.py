@@ -122,6 +122,7 @@ def test_a_function_keeps_its_name_only_inside():
 
 @pytest.mark.parametrize("rounding", [r for r in Rounding if r is not Rounding.STOCHASTIC])
 @pytest.mark.parametrize("found", [(0, 2**40), (-(2**40), 2**40), (0, 2**61), (-(2**61), 2**61)])
+@pytest.mark.sampled(12)
 def test_rounded_shifts(rounding, found):
     rng = np.random.default_rng(0)
     low, high = found

@@ -32,6 +32,7 @@ def of_case(target: str, label: str):
 
 @pytest.mark.parametrize("target", targets.names())
 @pytest.mark.parametrize("label", ["add", "multiply"])
+@pytest.mark.sampled(16)
 def test_a_plane_is_the_node(target, label):
     if (target, "int8", label) in nodes.REFUSED:
         return
