@@ -28,7 +28,7 @@ method made it.
 2. Train with [`qjax.training.optimizer`](how-to/train.md) from the float weights.
 3. At 4 bits and fewer set `other_bits=8`: products keep their few bits, and everything between them gets 8.
 4. Keep the first and the last layer at 8 bits: `first_last_bits=8`.
-5. At 3 bits and fewer let the float network [teach](how-to/train.md#distillation).
+5. At 4 bits and fewer let the float network [teach](how-to/train.md#distillation).
 
 ## Tables
 
