@@ -12,7 +12,7 @@ from jax.core import Tracer
 
 from qjax.calibration.channels import check_batch
 from qjax.calibration.observer import Bounds, BoundsObserver, State
-from qjax.calibration.value_counts import Tally, count_batch, require_usable, zero_tally
+from qjax.calibration.value_counts import Tally, counted, counts_of, require_usable, zero_tally
 from qjax.numerics.affine import QSpec
 
 
@@ -74,7 +74,7 @@ class Callback(BoundsObserver):
         old = state.value
         like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), old)
         x = x.astype(jnp.float32)
-        tally = count_batch(state.tally, x)
+        tally = counted(state.tally, counts_of(x))
 
         def on_host(value: State, batch: Any) -> State:
             value, batch = jax.tree.map(np.asarray, value), np.asarray(batch)

@@ -6,7 +6,7 @@ from typing import TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 from qjax.numerics.affine import QSpec, split_groups
 
@@ -46,11 +46,33 @@ def check_batch(x: Array) -> None:
         )
 
 
-def row_bounds(rows: Array, finite: Array) -> tuple[Array, Array]:
-    """Smallest and largest finite value of each row; +inf and -inf where there is none."""
-    lo = jnp.min(jnp.where(finite, rows, jnp.float32(jnp.inf)), axis=1)
-    hi = jnp.max(jnp.where(finite, rows, jnp.float32(-jnp.inf)), axis=1)
-    return lo, hi
+def batch_summary(x: Array, spec: QSpec) -> tuple[Array, Array, Array]:
+    """What most observers keep of a batch.
+
+    Returns:
+        float32 (scales,), twice: the smallest and the largest finite value of each row of `batch_rows`; +inf and -inf
+        where there is none. uint32 (3,): the batch's values, the NaNs and the infinities among them.
+
+    One loop over the batch finds all of it. As four reductions it takes XLA three times as long to compile, and on a
+    CPU four times as long to run.
+    """
+    rows, finite = batch_rows(x, spec)
+    nan = to_rows(jnp.isnan(x), spec)
+    infinity = jnp.float32(jnp.inf)
+    operands = (
+        jnp.where(finite, rows, infinity),
+        jnp.where(finite, rows, -infinity),
+        nan.astype(jnp.uint32),
+        (~finite & ~nan).astype(jnp.uint32),
+    )
+    starts = (np.float32(np.inf), np.float32(-np.inf), np.uint32(0), np.uint32(0))
+    lo, hi, nans, infinities = lax.reduce(operands, starts, _joined, (1,))
+    counts = (jnp.uint32(x.size), *(jnp.sum(count, dtype=jnp.uint32) for count in (nans, infinities)))
+    return lo, hi, jnp.stack(counts)
+
+
+def _joined(a: tuple[Array, ...], b: tuple[Array, ...]) -> tuple[Array, ...]:
+    return jnp.minimum(a[0], b[0]), jnp.maximum(a[1], b[1]), a[2] + b[2], a[3] + b[3]
 
 
 def to_rows(x: ArrayT, spec: QSpec) -> ArrayT:

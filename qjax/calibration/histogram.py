@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from qjax.calibration.channels import batch_rows, row_bounds
+from qjax.calibration.channels import batch_rows, batch_summary
 from qjax.calibration.counter import Counter, add, scatter, to_host, zero_counter
 from qjax.calibration.observer import BoundsObserver
-from qjax.calibration.value_counts import Tally, count_batch, require_usable, zero_tally
+from qjax.calibration.value_counts import Tally, counted, require_usable, zero_tally
 from qjax.numerics.affine import QSpec
 
 _MIN_EXPONENT = -126  # the narrowest bin is the smallest normal float32
@@ -99,7 +99,7 @@ class HistogramObserver(BoundsObserver):
         """The state after one more batch; pure, for jit, vmap and scan."""
         rows, finite = batch_rows(x, spec)
         params, bins, n = state.lo.shape, self.bins, rows.shape[0]
-        batch_lo, batch_hi = row_bounds(rows, finite)
+        batch_lo, batch_hi, seen = batch_summary(x, spec)
         lo = jnp.minimum(state.lo.reshape(n), batch_lo)
         hi = jnp.maximum(state.hi.reshape(n), batch_hi)
         exponent, first = _grid(lo, hi, bins)
@@ -126,7 +126,7 @@ class HistogramObserver(BoundsObserver):
             first=first.reshape(params),
             counts=Counter(counts.high.reshape(*params, bins), counts.low.reshape(*params, bins)),
             zeros=add(state.zeros, zeros.reshape(params)),
-            tally=count_batch(state.tally, x),
+            tally=counted(state.tally, seen),
         )
 
     def histograms(self, state: HistogramState) -> list[HostHistogram]:

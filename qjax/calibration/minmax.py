@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from qjax.calibration.channels import batch_rows, row_bounds
+from qjax.calibration.channels import batch_summary
 from qjax.calibration.observer import Bounds, BoundsObserver
-from qjax.calibration.value_counts import Tally, count_batch, require_usable, zero_tally
+from qjax.calibration.value_counts import Tally, counted, require_usable, zero_tally
 from qjax.numerics.affine import QSpec
 
 
@@ -48,12 +48,11 @@ class MinMax(BoundsObserver):
 
     def update(self, state: MinMaxState, x: Array, spec: QSpec) -> MinMaxState:
         """The state after one more batch; pure, for jit, vmap and scan."""
-        rows, finite = batch_rows(x, spec)
-        lo, hi = row_bounds(rows, finite)
+        lo, hi, counts = batch_summary(x, spec)
         return MinMaxState(
             jnp.minimum(state.lo, lo.reshape(state.lo.shape)),
             jnp.maximum(state.hi, hi.reshape(state.hi.shape)),
-            count_batch(state.tally, x),
+            counted(state.tally, counts),
         )
 
     def bounds(self, state: MinMaxState, spec: QSpec) -> Bounds:

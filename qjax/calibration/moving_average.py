@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from qjax.calibration.channels import batch_rows, row_bounds
+from qjax.calibration.channels import batch_summary
 from qjax.calibration.observer import Bounds, BoundsObserver
-from qjax.calibration.value_counts import Tally, count_batch, require_usable, zero_tally
+from qjax.calibration.value_counts import Tally, counted, require_usable, zero_tally
 from qjax.numerics.affine import QSpec
 
 
@@ -55,9 +55,8 @@ class MovingAverage(BoundsObserver):
 
     def update(self, state: MovingAverageState, x: Array, spec: QSpec) -> MovingAverageState:
         """The state after one more batch; pure, for jit, vmap and scan."""
-        rows, finite = batch_rows(x, spec)
         # A row without a single finite value has infinite bounds here; the tally then reports the data.
-        lo, hi = row_bounds(rows, finite)
+        lo, hi, counts = batch_summary(x, spec)
         first = (state.tally.seen.high | state.tally.seen.low) == jnp.uint32(0)
         # The tally's top bit is 0 for every usable state, which the compiler cannot know.
         zero = (state.tally.seen.high >> jnp.uint32(31)).astype(jnp.int32)
@@ -66,7 +65,7 @@ class MovingAverage(BoundsObserver):
             batch = batch.reshape(average.shape)
             return jnp.where(first, batch, _blend(average, batch, self.decay, zero))
 
-        return MovingAverageState(step(state.lo, lo), step(state.hi, hi), count_batch(state.tally, x))
+        return MovingAverageState(step(state.lo, lo), step(state.hi, hi), counted(state.tally, counts))
 
     def bounds(self, state: MovingAverageState, spec: QSpec) -> Bounds:
         """The averaged ends."""

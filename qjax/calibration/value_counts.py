@@ -30,11 +30,16 @@ def zero_tally() -> Tally:
     return Tally(zero_counter((3,)))
 
 
-def count_batch(tally: Tally, x: Array) -> Tally:
-    """Adds the values of one floating batch of fewer than 2**32 elements."""
+def counted(tally: Tally, counts: Array) -> Tally:
+    """With a batch of fewer than 2**32 values; counts: uint32 (3,), in the order of `Tally`."""
+    return Tally(add(tally.counts, counts))
+
+
+def counts_of(x: Array) -> Array:
+    """Of a floating batch, for `counted`."""
     nan = jnp.sum(jnp.isnan(x), dtype=jnp.uint32)
     inf = jnp.sum(jnp.isinf(x), dtype=jnp.uint32)
-    return Tally(add(tally.counts, jnp.stack([jnp.uint32(x.size), nan, inf])))
+    return jnp.stack([jnp.uint32(x.size), nan, inf])
 
 
 def require_usable(tally: Tally, name: str) -> None:
