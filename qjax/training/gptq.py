@@ -22,7 +22,7 @@ the mean error.
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ from qjax.numerics.affine import QParams
 from qjax.qmodel import QuantizedModel, check_quantized
 from qjax.summary import decibels_text, table
 from qjax.training.gptq_layer import Layer, target
-from qjax.training.matrix import Matrix, errors_on, moments, parted, rows_of
+from qjax.training.matrix import Matrix, Moments, errors_on, moments, parted, rows_of
 from qjax.training.parts import Part, quantizer_of
 from qjax.training.simulated import grid_of, qparams_of, set_qparams
 from qjax.training.walk import Stop, Stream, Walk
@@ -168,19 +168,11 @@ def solve(
         seen = moments(fit, w, centred=movable)
         qparams = qparams_of(qmodel, name)
 
-        def judged(solved: np.ndarray) -> float:
+        def judged(w: np.ndarray, solved: np.ndarray) -> float:
             return float(errors_on(held or fit, w, solved, centred=movable).sum())
 
-        if damping is not None:
-            layer = Layer(matrix, seen, qparams, target(seen, w, damping), damping, alone=True)
-        else:
-            # without earlier errors the float weights themselves are the target
-            wanted = min((target(seen, w, d) for d in DAMPING), key=judged) if carried else w
-            choices = ROUNDING if q.spec.bits <= FEW else ROUNDING[1:2]
-            # One after the other: each holds matrices of the size of H.
-            alone = len(choices) == 1
-            tried = (Layer(matrix, seen, qparams, wanted, d, alone=alone) for d in choices)
-            layer = min(tried, key=lambda one: judged(one.rounded())) if len(choices) > 1 else next(tried)
+        layer = _layer(matrix, qparams, seen, w, judged, damping, carried=carried)
+        del w  # as large as the codes
         nearest = layer.codes_of(np.asarray(own.parameters[name], np.float64))
         codes, scale = layer.solved(nearest, rounds)
         layer.release()
@@ -207,6 +199,27 @@ def solve(
 
     walk.run([own, reals], batches, visit, what="gptq: layer", progress=progress)
     return Solution(tuple(layers), dict(walk.left))
+
+
+def _layer(
+    matrix: Matrix,
+    qparams: QParams,
+    seen: Moments,
+    w: np.ndarray,
+    judged: Callable[[np.ndarray, np.ndarray], float],
+    damping: float | None,
+    *,
+    carried: bool,
+) -> Layer:
+    """The least squares with the given damping, or with the one of those tried that leaves the least error."""
+    if damping is not None:
+        return Layer(matrix, seen, qparams, target(seen, w, damping), damping, alone=True)
+    # without earlier errors the float weights themselves are the target
+    wanted = min((target(seen, w, d) for d in DAMPING), key=lambda found: judged(w, found)) if carried else w
+    choices = ROUNDING if qparams.spec.bits <= FEW else ROUNDING[1:2]
+    # One after the other: each holds matrices of the size of H.
+    tried = (Layer(matrix, seen, qparams, wanted, d, alone=len(choices) == 1) for d in choices)
+    return min(tried, key=lambda one: judged(w, one.rounded())) if len(choices) > 1 else next(tried)
 
 
 def _set(variable: nnx.Variable[Any] | Part, stream: Stream, path: str, value: np.ndarray) -> None:

@@ -106,10 +106,13 @@ class Layer:
     def _nearest(self, w: np.ndarray, scale: np.ndarray) -> np.ndarray:
         return _nearest(w, scale, self._low, self._high)
 
-    def costs(self, w: np.ndarray) -> np.ndarray:
-        """[groups, N]: what these weights cost, by which the error grows."""
-        d = w - self._target
-        return np.sum(d * np.matmul(self._h, d), axis=1)
+    def costs(self, codes: np.ndarray, scale: np.ndarray) -> np.ndarray:
+        """[groups, N]: what the weights of these codes cost, by which the error grows."""
+        d = codes * scale
+        d -= self._target
+        along = np.matmul(self._h, d)
+        along *= d
+        return np.sum(along, axis=1)
 
     def rounded(self) -> np.ndarray:
         """The weights that GPTQ alone gives with the present scales."""
@@ -118,7 +121,10 @@ class Layer:
     def solved(self, nearest: np.ndarray, rounds: int) -> tuple[np.ndarray, np.ndarray]:
         """Codes, and scales of their quantizer's shape."""
         scale = self._ranged()
-        best = self._least(self._choice(nearest, self.scale), self._choice(self._carried(scale), scale))
+        carried = self._carried(scale)
+        self.__dict__.pop("_factor")  # of the size of H; what follows needs it no more
+        best = self._least(self._choice(nearest, self.scale), self._choice(carried, scale))
+        del carried
         for _ in range(rounds):
             codes = self._descended(best.codes, best.scale)
             found = self._least(best, self._choice(codes, best.scale))
@@ -131,7 +137,7 @@ class Layer:
         return best.codes, self._gathered(best.scale)
 
     def _choice(self, codes: np.ndarray, scale: np.ndarray) -> _Choice:
-        return _Choice(codes, scale, self.costs(codes * scale))
+        return _Choice(codes, scale, self.costs(codes, scale))
 
     def _least(self, first: _Choice, second: _Choice) -> _Choice:
         """For every scale the choice that costs less, all weights on that scale together; the first of equals."""
@@ -166,7 +172,7 @@ class Layer:
         best = np.ones_like(least)
         for factor in factors:
             scale = self.scale * factor
-            costs = self._per_scale(self.costs(self._nearest(self._target, scale) * scale))
+            costs = self._per_scale(self.costs(self._nearest(self._target, scale), scale))
             best, least = np.where(costs < least, factor, best), np.minimum(costs, least)
         return self.scale * best[:, None, :]
 
@@ -209,9 +215,8 @@ class Layer:
                 w[:, k:end] -= upper[:, k, k:end, None] * error[:, None]
                 errors[:, k - start] = error
             w[:, end:] -= np.matmul(np.swapaxes(upper[:, start:end, end:], 1, 2), errors)
-        result = np.empty_like(codes)
-        result[rows, order] = codes
-        return result
+        w[rows, order] = codes
+        return w
 
     @functools.cached_property
     def _factor(self) -> tuple[np.ndarray, np.ndarray]:
@@ -244,4 +249,6 @@ class Layer:
 
 def _nearest(w: np.ndarray, scale: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
     """Codes in float64. The model computes its own from `code * scale`, which its formula takes back to `code`."""
-    return np.clip(np.rint(w / scale), low, high)
+    codes = w / scale
+    np.rint(codes, out=codes)
+    return np.clip(codes, low, high, out=codes)
