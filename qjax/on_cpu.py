@@ -15,8 +15,8 @@ from jax.core import Tracer
 M = TypeVar("M", bound=nnx.Module)
 
 
-def cpu_beside() -> jax.Device | None:
-    """A CPU device of this process where the default device is none; None elsewhere, and where JAX has no CPU."""
+def cpu_beside() -> Any:
+    """A `jax.Device`: the CPU of this process where the default device is none. None elsewhere, and without a CPU."""
     default: Any = jax.config.jax_default_device
     platform = jax.default_backend() if default is None else getattr(default, "platform", default)
     if platform == "cpu":

@@ -29,8 +29,11 @@ def target(seen: Moments, w: np.ndarray, damping: float) -> np.ndarray:
     if damping == float("inf"):
         return w
     h, extra = damped(seen, damping)
-    right = seen.toward + extra[:, None, None] * w
-    return np.stack([_solved(*one) for one in zip(h, right, strict=True)])
+    right = extra[:, None, None] * w
+    right += seen.toward
+    solved = [_solved(*one) for one in zip(h, right, strict=True)]
+    del h, right
+    return np.stack(solved)
 
 
 def _solved(h: np.ndarray, right: np.ndarray) -> np.ndarray:

@@ -197,8 +197,11 @@ def moments(pairs: Pairs, w: np.ndarray, *, centred: bool = False) -> Moments:
     middle = means if centred else [np.zeros_like(part) for part in means]
     (quantized, toward, signal, x, y), _ = _sums(_products, pairs, w, *middle)
     if centred:  # what float32 has left of the means
-        quantized = quantized - x[:, :, None] * x[:, None, :]
-        toward, signal = toward - x[:, :, None] * y[:, None, :], signal - y * y
+        for each, own, other, wanted in zip(quantized, toward, x, y, strict=True):
+            for row, mean in enumerate(other):  # row by row: both arrays are as large as what they are less
+                each[row] -= mean * other
+                own[row] -= mean * wanted
+        signal = signal - y * y
     return Moments(quantized, toward, signal, (means[0], np.squeeze(np.matmul(means[1][:, None], w), 1)), rows)
 
 
