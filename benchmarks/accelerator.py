@@ -134,8 +134,8 @@ def bits(name: str, precisions: Sequence[str | None] = PRECISIONS) -> list[Bits]
     rows: list[Bits] = []
     for precision in precisions:
         found = outputs(jax.devices()[0], precision)
-        training, exact_, graph_ = (int(np.sum(a != b)) for a, b in zip(found, expected, strict=True))
-        rows.append(Bits(name, precision, expected[0].size, training, exact_, graph_))
+        training, *equal = (int(np.sum(a != b)) for a, b in zip(found, expected, strict=True))
+        rows.append(Bits(name, precision, expected[0].size, training, equal[0], equal[1]))
     return rows
 
 

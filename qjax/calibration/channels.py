@@ -53,8 +53,8 @@ def batch_summary(x: Array, spec: QSpec) -> tuple[Array, Array, Array]:
         float32 (scales,), twice: the smallest and the largest finite value of each row of `batch_rows`; +inf and -inf
         where there is none. uint32 (3,): the batch's values, the NaNs and the infinities among them.
 
-    One loop over the batch finds all of it. As four reductions it takes XLA three times as long to compile, and on a
-    CPU four times as long to run.
+    One loop over the batch finds all of it. As four reductions it took XLA more than twice as long to compile, and on a
+    CPU more than four times as long to run.
     """
     rows, finite = batch_rows(x, spec)
     nan = to_rows(jnp.isnan(x), spec)
