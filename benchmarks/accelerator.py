@@ -256,7 +256,8 @@ def times(
                 ready[what] = future.exception(max(0.0, deadline - time.monotonic())) or future.result()
             except TimeoutError:
                 ready[what] = TimeoutError(f"not compiled within {wait:.0f} s")
-            print(f"{title}: {what}: compiled {time.monotonic() - deadline + wait:.0f} s after the start", flush=True)
+            state = "fails" if isinstance(ready[what], Exception) else "compiled"
+            print(f"{title}: {what}: {state} {time.monotonic() - deadline + wait:.0f} s after the start", flush=True)
     finally:
         barrier.wait(wait + SPARE)
     found: list[Result] = []

@@ -6,7 +6,6 @@ import sys
 
 import jax
 import numpy as np
-import pytest
 from flax import nnx
 
 from qjax.on_cpu import cpu_beside, on_cpu
@@ -75,7 +74,6 @@ print("equal")
 """
 
 
-@pytest.mark.exhaustive
 def test_beside_an_accelerator():
     """A second device of the CPU stands for the accelerator: both states are committed to theirs."""
     flags = "--xla_force_host_platform_device_count=2"

@@ -31,12 +31,12 @@ def zero_tally() -> Tally:
 
 
 def counted(tally: Tally, counts: Array) -> Tally:
-    """With a batch of fewer than 2**32 values; counts: uint32 (3,), in the order of `Tally`."""
+    """The tally after a batch of fewer than 2**32 values; counts: those of the batch, uint32 (3,), as in `Tally`."""
     return Tally(add(tally.counts, counts))
 
 
 def counts_of(x: Array) -> Array:
-    """Of a floating batch, for `counted`."""
+    """The counts of a floating batch: values, NaNs and infinities, uint32 (3,)."""
     nan = jnp.sum(jnp.isnan(x), dtype=jnp.uint32)
     inf = jnp.sum(jnp.isinf(x), dtype=jnp.uint32)
     return jnp.stack([jnp.uint32(x.size), nan, inf])
