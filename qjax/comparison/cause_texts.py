@@ -41,6 +41,8 @@ def explain(key: Key, count: int, a: Side, b: Side, outputs: int) -> str:
             return f"{n} because the grids differ"
         case "backend":
             return f"{n} {'comes' if one else 'come'} from {who}"
+        case "method":
+            return f"{n} {'comes' if one else 'come'} from other arithmetic in {a.label} than in {b.label}"
         case "constant":
             return f"{n} because constants or attributes differ"
         case _:

@@ -15,6 +15,7 @@ from the exact value of its accumulator; `explain` puts the counts in words.
 | `overflow` | leaves the range in which the rules are roundings at all |
 | `accumulator` | comes from accumulators that differ before their bias |
 | `grid` | has other quantization parameters: scales, zero points or ranges differ |
+| `method` | comes from another formula, in a node without accumulators (a softmax, a division) |
 | `constant` | is moved or selected by other constants, in a node without accumulators |
 | `backend` | is computed by a vendor's own kernel |
 | `other` | none of these |
@@ -46,6 +47,7 @@ from qjax.comparison.findings import Finding as Finding
 from qjax.comparison.findings import differing_fields as differing_fields
 from qjax.comparison.findings import findings as findings
 from qjax.comparison.findings import grid_findings
+from qjax.graph.rounding_phrases import method_of
 from qjax.ops import backend
 from qjax.run.accumulators import signed_scales
 
@@ -80,7 +82,8 @@ def classify(
         found["backend", "both" if all(fused) else "a" if fused[0] else "b"] = total
         return found
     if not accumulators[0] or not accumulators[1]:
-        found["constant", ""] = total
+        same = method_of(a.node) == method_of(b.node)
+        found["constant" if same else "method", ""] = total
         return found
     shape = codes[0].shape
     raw = [_without_bias(side, accs, shape) for side, accs in zip((a, b), accumulators, strict=True)]

@@ -19,7 +19,7 @@ _FINISH = ("y_zero_point", "clamp_min", "clamp_max")
 def accumulators(
     op: str, attributes: Mapping[str, Any], constants: Mapping[str, Any], inputs: Sequence[Any]
 ) -> list[jax.Array]:
-    """The int32 arrays that a node would round; [] where it only moves codes.
+    """The int32 arrays that a node would round; [] where it only moves codes, or does not round sums.
 
     A product with weights has one, its bias included (but for a rule that `takes_bias`). An addition has one per
     operand; a product of activations, an average and a rescaling one.
@@ -36,7 +36,8 @@ def accumulators(
     kernel = ops.get(op).kernel
     if "rule" in facts:
         return [kernel({**facts, "rule": "power_of_two"}, {**kept, "shift": np.int32(0)}, inputs)]
-    if "formula" not in facts and "rounding" not in facts:
+    # what prepares its own constants has steps of its own, such as a softmax; none of them is a sum that is rounded
+    if ("formula" not in facts and "rounding" not in facts) or ops.get(op).prepares:
         return []
     facts.pop("formula", None)
     facts["rounding"] = "floor"

@@ -255,3 +255,19 @@ def test_prepared_constants_are_not_needed() -> None:
     a = built("nearest_even")
     assert qjax.compare(a.ir, a, REALS).equal
     assert set(prepare(a.ir)) == set(a.interpreter.constants)
+
+
+def test_a_softmax_has_no_accumulators_and_is_compared_all_the_same():
+    x = np.random.default_rng(0).standard_normal((256, 16)).astype(np.float32) * 2
+    model = nnx.Sequential(nnx.Linear(16, 12, rngs=nnx.Rngs(0)), nnx.softmax)
+    qmodel = qjax.quantize(model, qjax.Recipe(), x)
+    qjax.calibrate(qmodel, [x], progress=False)
+    qmodel.eval()
+    graph = qjax.convert(qmodel, x, target="nearest_even")
+    other = graph.retarget("onnxruntime")
+    assert [node.op for node in other.ir.nodes] == [node.op for node in graph.ir.nodes] == ["dot", "softmax"]
+    node = qjax.compare(graph, other, [x])["softmax"]
+    differing = int(np.sum(np.asarray(graph(x)) != np.asarray(other(x))))
+    assert node.end_to_end.count == differing > 0
+    assert [(cause.kind, cause.count) for cause in node.causes] == [("method", node.own.count)]
+    assert "other arithmetic in nearest_even than in onnxruntime" in node.causes[0].text
