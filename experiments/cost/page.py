@@ -15,13 +15,19 @@ change, and does accuracy fall?
 
 ## What to do
 
-Convert for the runtime that you ship to: then there is no difference to explain. Another rounding may change most
-output codes of a network, but it changes few decisions, and accuracy hardly at all. Look at your own network with
-[`qjax.compare`](compare.md) before you search for a fault in training.
+Convert for the runtime that you ship to: then there is no difference to explain. With 4 bits and more, another rounding
+may change most output codes of a network, but few decisions. Those that are close change first, such as the nearest of
+many sentences. Look at your own network with [`qjax.compare`](compare.md) before you search for a fault in training.
+
+With 2 bits in every tensor the runtime decides about accuracy. A step of an accumulator is as wide as a step of the
+output there, and most runtimes round each bias to such steps. Batch norm hides that from training. Give
+`Recipe(other_bits=8)`, or let the [last epochs](how-to/train.md#what-goes-wrong) run in evaluation mode. PyTorch and
+OpenVINO keep biases in float32.
 
 {worst}
 
-`make weights && python -m experiments.cost --rows out/cost.jsonl --page docs/rounding-cost.md` writes this page.
+`make weights && python -m experiments.cost --rows experiments/results/cost.jsonl --page docs/rounding-cost.md` writes
+this page. It makes the rows that are missing, and keeps those of the file. `--known` makes none.
 
 ## Summary
 

@@ -1,0 +1,67 @@
+"""The studies of real networks, on a small network with random weights."""
+
+import numpy as np
+import pytest
+from flax import nnx
+from matplotlib.figure import Figure
+
+from experiments.lab import network_depth, network_drift, network_transfer
+from experiments.models.small import CNN
+from qjax.lab.study import Settings
+
+IMAGES = np.random.default_rng(0).standard_normal((64, 8, 8, 1)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def network():
+    """`CNN on digits` stands for a network that nobody has trained; its images are noise."""
+    model = CNN(8, rngs=nnx.Rngs(0))
+    model.eval()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(network_drift, "_trained", lambda name, seed: (model, [IMAGES], IMAGES))
+        yield "CNN on digits"
+    for cached in (network_drift.prepared, network_drift.alone, network_drift.end_to_end, network_depth._expected):
+        cached.cache_clear()
+
+
+def test_what_differs_in_the_first_node_is_what_arises_there(network):
+    own, whole = (of(network, 0, "double_round") for of in (network_drift.alone, network_drift.end_to_end))
+    nodes = network_drift.prepared(network, 0).ir.nodes
+    assert list(own) == list(whole.shares) == [node.output for node in nodes]
+    assert whole.shares[nodes[0].output] == np.mean(own[nodes[0].output] != 0) > 0
+
+
+def test_without_differences_nothing_arises_and_nothing_is_predicted(network):
+    assert not any(d.any() for d in network_drift.alone(network, 0, "single_round").values())
+    whole = network_drift.end_to_end(network, 0, "single_round")
+    assert set(whole.shares.values()) == {0.0}
+    assert not whole.last.any()
+    assert set(network_depth._expected(network, 0, "single_round").shares.values()) == {0.0}
+
+
+def test_the_last_difference_is_that_of_the_graphs(network):
+    known = network_drift.prepared(network, 0)
+    before, after = known.graph(IMAGES), known.graph.retarget("double_round")(IMAGES)
+    scale = float(np.asarray(known.ir.tensors[known.ir.outputs[0]].quantization.scale))
+    steps = np.round((np.asarray(after) - np.asarray(before)) / scale)
+    assert steps.any()
+    assert np.array_equal(steps, network_drift.end_to_end(network, 0, "double_round").last)
+
+
+@pytest.mark.exhaustive
+def test_a_study_of_depth_measures_what_it_predicts(network):
+    predictions, found = network_depth.predict(Settings()), network_depth.measure(Settings())
+    assert {prediction.name for prediction in predictions} == set(found.values)
+    assert f"- {network}: double_round differs in" in found.conclusion
+    network_depth.draw(Figure(), found.data)
+
+
+def test_gains_of_the_exact_forward_are_paired():
+    ways = {"exact": [92.0, 91.0], "fake-quantized": [91.5, 91.1]}
+    one = network_transfer.Trained(90.0, ways, 0)
+    assert one.differences == pytest.approx([0.5, -0.1])
+    text = network_transfer._conclusion("ResNet", {"W4A4": one})
+    assert text == (
+        "- ResNet, W4A4: training through the target's integers changes accuracy by +0.20 points (standard error 0.30)."
+    )
+    network_transfer.draw(Figure(), {"W4A4": {"before": one.before, **one.ways}})
