@@ -182,8 +182,9 @@ def _conclusion(settings: Settings) -> str:
         codes = prepared(name, seed).reference[output]
         changed = int(np.sum((codes + _last(name, seed, "double_round")).argmax(-1) != codes.argmax(-1)))
         lines.append(
-            f"- {name}: double_round differs in {often:.2%} of a node's codes, in {_share(name, seed, 'double_round', maps):.0%} of the last maps and in "
-            f"{_share(name, seed, 'double_round', output):.0%} of the outputs. It changes {changed} of "
+            f"- {name}: double_round differs in {often:.2%} of a node's codes and in "
+            f"{_share(name, seed, 'double_round', maps):.0%} of the last maps. It differs in "
+            f"{_share(name, seed, 'double_round', output):.0%} of the outputs, and changes {changed} of "
             f"{EXAMPLES[name]} decisions. onnxruntime differs in {rare:.5%} of a node's codes, and in "
             f"{_share(name, seed, 'onnxruntime', output):.1%} of the outputs."
         )
