@@ -185,7 +185,7 @@ def _conclusion(settings: Settings) -> str:
             f"- {name}: double_round differs in {often:.2%} of a node's codes and in "
             f"{_share(name, seed, 'double_round', maps):.0%} of the last maps. It differs in "
             f"{_share(name, seed, 'double_round', output):.0%} of the outputs, and changes {changed} of "
-            f"{EXAMPLES[name]} decisions. onnxruntime differs in {rare:.5%} of a node's codes, and in "
+            f"{EXAMPLES[name]} decisions. Under onnxruntime {rare:.5%} of a node's codes differ, and "
             f"{_share(name, seed, 'onnxruntime', output):.1%} of the outputs."
         )
     return (
