@@ -25,7 +25,7 @@ def network():
 
 
 def test_what_differs_in_the_first_node_is_what_arises_there(network):
-    own, whole = (of(network, 0, "double_round") for of in (network_drift.alone, network_drift.end_to_end))
+    own, whole = network_drift.alone(network, 0, "double_round"), network_drift.end_to_end(network, 0, "double_round")
     nodes = network_drift.prepared(network, 0).ir.nodes
     assert list(own) == list(whole.shares) == [node.output for node in nodes]
     assert whole.shares[nodes[0].output] == np.mean(own[nodes[0].output] != 0) > 0
@@ -42,8 +42,9 @@ def test_without_differences_nothing_arises_and_nothing_is_predicted(network):
 def test_the_last_difference_is_that_of_the_graphs(network):
     known = network_drift.prepared(network, 0)
     before, after = known.graph(IMAGES), known.graph.retarget("double_round")(IMAGES)
-    scale = float(np.asarray(known.ir.tensors[known.ir.outputs[0]].quantization.scale))
-    steps = np.round((np.asarray(after) - np.asarray(before)) / scale)
+    grid = known.ir.tensors[known.ir.outputs[0]].quantization
+    assert grid is not None
+    steps = np.round((np.asarray(after) - np.asarray(before)) / np.asarray(grid.scale))
     assert steps.any()
     assert np.array_equal(steps, network_drift.end_to_end(network, 0, "double_round").last)
 
