@@ -15,9 +15,12 @@ change, and does accuracy fall?
 
 ## What to do
 
-Convert for the runtime that you ship to: then there is no difference to explain. With 4 bits and more, another rounding
-may change most output codes of a network, but few decisions. Those that are close change first, such as the nearest of
-many sentences. Look at your own network with [`qjax.compare`](compare.md) before you search for a fault in training.
+Convert for the runtime that you ship to: then there is no difference to explain. With 8 bits another rounding may
+change most output codes of a network, but few decisions. Those that are close change first, such as the nearest of many
+sentences. Look at your own network with [`qjax.compare`](compare.md) before you search for a fault in training.
+
+With 4 bits in every tensor that holds for convolutions too. A transformer loses points there under targets that write
+its norms as several operations (`tflite_*` but TFLite Micro).
 
 With 2 bits in every tensor the runtime decides about accuracy. A step of an accumulator is as wide as a step of the
 output there, and most runtimes round each bias to such steps. Batch norm hides that from training. Give
