@@ -1,6 +1,7 @@
 """One model under every target: which targets answer alike, and what the others change."""
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,7 +65,7 @@ def rows(network: str, setting: str, case: Case, targets: Sequence[str]) -> list
         try:
             graph = reference.retarget(name)
         except ValueError as error:
-            refused.setdefault(str(error).split(". ")[0], []).append(name)
+            refused.setdefault(_reason(error), []).append(name)
         else:
             graphs.setdefault(fingerprint(graph), (graph, []))[1].append(name)
     groups = _merged([_Group(found, graph, _run(graph, case)) for graph, found in graphs.values()])
@@ -72,6 +73,11 @@ def rows(network: str, setting: str, case: Case, targets: Sequence[str]) -> list
     judged = [_judged(network, setting, case, even, group) for group in groups]
     judged[1:] = sorted(judged[1:], key=lambda row: (row.codes, row.targets))
     return [*judged, *(Row(network, setting, found, refused=why) for why, found in refused.items())]
+
+
+def _reason(error: ValueError) -> str:
+    """Its first sentence, without the place in the user's files, which is another one on every machine."""
+    return re.sub(r" \([^()]*\.py:\d+\)", "", str(error)).split(". ")[0]
 
 
 def _run(graph: qjax.IntegerGraph, case: Case) -> tuple[np.ndarray, ...]:

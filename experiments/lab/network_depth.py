@@ -39,7 +39,7 @@ def _output(name: str, seed: int) -> str:
 
 
 def _products(name: str, seed: int) -> list[Node]:
-    return [node for node in prepared(name, seed).ir.nodes if node.op in ("conv", "dot")]
+    return [node for node in prepared(name, seed).ir.nodes if "kernel" in node.constants]
 
 
 def _before_pooling(name: str, seed: int) -> str:

@@ -7,7 +7,7 @@ from flax import nnx
 
 import qjax
 from experiments.cost import __main__ as command
-from experiments.cost import page
+from experiments.cost import groups, page
 from experiments.cost.cases import CASES, Case
 from experiments.cost.groups import Row, rows
 from experiments.models import MLP
@@ -49,6 +49,11 @@ def test_a_later_run_takes_the_rows_and_the_page_has_them(tmp_path, monkeypatch)
     text = shown.read_text()
     assert "| `tflite_micro`, `cmsis_nn` |" in text
     assert "## mtcnn-rnet, W8A8" in text
+
+
+def test_a_refusal_does_not_name_a_file_of_this_machine():
+    error = ValueError("the tensor 'a' of quantize 'a' (/home/me/model.py:46): expected 8 bits. Choose another target.")
+    assert groups._reason(error) == "the tensor 'a' of quantize 'a': expected 8 bits"
 
 
 def test_saturating_targets_are_no_part_of_the_summary():
