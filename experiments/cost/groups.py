@@ -76,8 +76,9 @@ def rows(network: str, setting: str, case: Case, targets: Sequence[str]) -> list
 
 
 def _reason(error: ValueError) -> str:
-    """Its first sentence, without the place in the user's files, which is another one on every machine."""
-    return re.sub(r" \([^()]*\.py:\d+\)", "", str(error)).split(". ")[0]
+    """Its first sentence, as it is for every target and on every machine: without their names and the user's file."""
+    text = re.sub(r" \([^()]*\.py:\d+\)", "", str(error))
+    return re.sub(r"the target '\w+'", "the target", text).split(". ")[0]
 
 
 def _run(graph: qjax.IntegerGraph, case: Case) -> tuple[np.ndarray, ...]:

@@ -51,9 +51,9 @@ def test_a_later_run_takes_the_rows_and_the_page_has_them(tmp_path, monkeypatch)
     assert "## mtcnn-rnet, W8A8" in text
 
 
-def test_a_refusal_does_not_name_a_file_of_this_machine():
-    error = ValueError("the tensor 'a' of quantize 'a' (/home/me/model.py:46): expected 8 bits. Choose another target.")
-    assert groups._reason(error) == "the tensor 'a' of quantize 'a': expected 8 bits"
+def test_a_refusal_names_no_target_and_no_file_of_this_machine():
+    error = ValueError("the tensor 'a' of add 'a' (/home/me/model.py:46): expected 8 bits for the target 'tvm'. Or so.")
+    assert groups._reason(error) == "the tensor 'a' of add 'a': expected 8 bits for the target"
 
 
 def test_saturating_targets_are_no_part_of_the_summary():
