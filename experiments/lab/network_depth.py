@@ -65,6 +65,17 @@ def _last(name: str, seed: int, target: str) -> np.ndarray:
     return end_to_end(name, seed, target).last
 
 
+def _changed(name: str, seed: int, target: str) -> int:
+    """Examples whose decision, the greatest of the output codes, changes."""
+    codes = prepared(name, seed).reference[_output(name, seed)]
+    return int(np.sum((codes + _last(name, seed, target)).argmax(-1) != codes.argmax(-1)))
+
+
+def _per_node(name: str, seed: int, target: str) -> float:
+    """The share of codes that differ on the reference's inputs, mean over nodes."""
+    return float(np.mean([np.mean(d != 0) for d in alone(name, seed, target).values()]))
+
+
 def _arising(name: str, seed: int) -> Claim:
     known, products = prepared(name, seed), _products(name, seed)
     expected = np.mean([two_roundings(known.ir, node, known.reference) for node in products])
@@ -118,7 +129,7 @@ def _decisions(name: str, seed: int) -> Claim:
     high = 3 * expected + 5 * (expected / len(codes)) ** 0.5 + 1 / len(codes)
 
     def measured() -> float:
-        return float(np.mean((codes + _last(name, seed, "double_round")).argmax(-1) != codes.argmax(-1)))
+        return _changed(name, seed, "double_round") / len(codes)
 
     why = "margins of the reference's outputs against the differences; three times that, and 5 standard errors"
     return Prediction(f"{name}: share of decisions that change under double_round", 0.0, high, why), measured
@@ -138,19 +149,17 @@ def _table(name: str, seed: int) -> Table:
     columns = ["target", "arise per node", "last maps", "predicted", "outputs", "predicted", "decisions"]
     rows: list[list[Any]] = []
     maps, output = _before_pooling(name, seed), _output(name, seed)
-    codes = prepared(name, seed).reference[output]
     for target in TARGETS:
-        expected, own = _expected(name, seed, target), alone(name, seed, target)
-        changed = int(np.sum((codes + _last(name, seed, target)).argmax(-1) != codes.argmax(-1)))
+        expected = _expected(name, seed, target)
         rows.append(
             [
                 target,
-                float(np.mean([np.mean(d != 0) for d in own.values()])),
+                _per_node(name, seed, target),
                 _share(name, seed, target, maps),
                 expected.shares[maps],
                 _share(name, seed, target, output),
                 expected.shares[output],
-                f"{changed} of {len(codes)}",
+                f"{_changed(name, seed, target)} of {EXAMPLES[name]}",
             ]
         )
     return Table(f"{name}: share of codes that differ from nearest_even", columns, rows)
@@ -175,12 +184,8 @@ def _conclusion(settings: Settings) -> str:
     lines: list[str] = []
     for name in networks(settings):
         seed, maps, output = settings.seed, _before_pooling(name, settings.seed), _output(name, settings.seed)
-        rare, often = (
-            float(np.mean([np.mean(d != 0) for d in alone(name, seed, target).values()]))
-            for target in ("onnxruntime", "double_round")
-        )
-        codes = prepared(name, seed).reference[output]
-        changed = int(np.sum((codes + _last(name, seed, "double_round")).argmax(-1) != codes.argmax(-1)))
+        rare, often = (_per_node(name, seed, target) for target in ("onnxruntime", "double_round"))
+        changed = _changed(name, seed, "double_round")
         lines.append(
             f"- {name}: double_round differs in {often:.2%} of a node's codes and in "
             f"{_share(name, seed, 'double_round', maps):.0%} of the last maps. It differs in "
