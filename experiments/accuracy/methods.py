@@ -86,7 +86,7 @@ def calibrated(start: Start, **options: Any) -> Any:
 def fitted(start: Start, model: Any, optimizer: optax.GradientTransformation, **options: Any) -> Outcome:
     """The model after the epochs; options: see `train.fit`."""
     images, labels = start.data.train_images, start.data.train_labels
-    losses = fit(model, images, labels, optimizer, epochs=start.epochs, seed=start.seed, **options)
+    losses, _ = fit(model, images, labels, optimizer, epochs=start.epochs, seed=start.seed, **options)
     return Outcome(model, losses[-1])
 
 

@@ -41,8 +41,8 @@ def fit(
     after: After | None = None,
     frozen_norms: bool = False,
     batch: int = BATCH,
-) -> list[float]:
-    """Train in place and leave the model in evaluation mode; returns the mean loss of each epoch.
+) -> tuple[list[float], Any]:
+    """Train in place and leave the model in evaluation mode; returns the mean loss of each epoch, and the last `extra`.
 
     extra: a pytree that goes through every step, such as a teacher. after: called behind the optimizer in every step.
     frozen_norms: the whole training runs in evaluation mode, with the running statistics of batch norm.
@@ -78,7 +78,7 @@ def fit(
         history.append(float(np.mean(jax.device_get(losses))))
     nnx.update(both, state)
     model.eval()
-    return history
+    return history, extra
 
 
 def scores(model: Any, images: np.ndarray, batch: int = 500) -> np.ndarray:

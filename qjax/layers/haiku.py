@@ -57,7 +57,12 @@ def _batch_norm(
         inv = given.get("scale", jnp.ones((), x.dtype)) * jax.lax.rsqrt(var + jnp.asarray(module.eps, var.dtype))
         return [(x - mean) * inv + given.get("bias", jnp.zeros((), x.dtype)), mean, var]
 
-    attributes = {"epsilon": float(module.eps), "trailing": inputs.ndim - 1 - channel, "use_running_average": False}
+    attributes = {
+        "epsilon": float(module.eps),
+        "trailing": inputs.ndim - 1 - channel,
+        "updated": ("mean", "var"),
+        "use_running_average": False,
+    }
     layer = Layer("batch_norm", ("x", *operands), tuple(sorted(attributes.items())), function)
     y, mean, var = bind(layer, inputs, *operands.values())
     module.mean_ema(mean)

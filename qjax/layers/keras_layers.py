@@ -71,11 +71,14 @@ def _batch_norm(layer: Any, call: Any, inputs: jax.Array, training: Any = None, 
         others = {v.name: v for v in moving if all(v is not variable for variable in variables)}
         names |= {name: name for name in others}
         variables += others.values()
-    attributes = {
+    attributes: dict[str, Any] = {
         "epsilon": float(layer.epsilon),
         "trailing": inputs.ndim - 1 - layer.axis % inputs.ndim,
         "use_running_average": running,
     }
+    if not running:
+        operand = {id(variable): name for name, variable in zip(names.values(), variables, strict=True)}
+        attributes["updated"] = tuple(operand[id(variable)] for variable in moving)
     # evaluation does not read the mask
     masks = {} if running or mask is None else {"mask": mask}
     function = _pure(functools.partial(call, training=not running), variables, moving, masks)

@@ -260,6 +260,7 @@ def _batch_norm(
         "epsilon": float(module.epsilon),
         "trailing": x.ndim - 1 - module.axis % x.ndim,
         "use_running_average": bool(running),
+        **({} if running else {"updated": ("mean", "var")}),
     }
     operands = ("x", *(str(path[-1].key) for path, _ in paths))
     layer = Layer("batch_norm", operands, tuple(sorted(attributes.items())), function)

@@ -36,6 +36,7 @@ def batch_norm(module: Any, base: type, x: jax.Array, use_running_average: bool 
         "epsilon": float(module.epsilon),
         "trailing": x.ndim - 1 - axis % x.ndim,
         "use_running_average": bool(running),
+        **({} if running else {"updated": names}),
     }
     layer = Layer("batch_norm", ("x", *names), tuple(sorted(attributes.items())), function)
     y, *leaves = bind(layer, x, *(leaf for _, leaf in paths))

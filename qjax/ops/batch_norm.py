@@ -1,10 +1,12 @@
 """Batch normalisation with running statistics: an affine step per channel, folded after quantization."""
 
-from collections.abc import Sequence
-from typing import Any, TypedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, NotRequired, TypedDict
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from qjax.numerics.softfloat import Real
 from qjax.ops.base import Attributes, Constants, Elementwise, Equation, Role, real, register
@@ -13,11 +15,29 @@ from qjax.ops.pending import Pending
 
 
 class Fields(TypedDict):
-    """epsilon: added to the variance. trailing: the axes behind that of the channels."""
+    """epsilon: added to the variance. trailing: the axes behind that of the channels.
+
+    updated: in training mode, the names of the results behind y; "mean" and "var" are the statistics after the step.
+    """
 
     epsilon: float
     use_running_average: bool
     trailing: int
+    updated: NotRequired[tuple[str, ...]]
+
+
+def _folded(x: Pending, named: Mapping[str, Any], attributes: Attributes) -> Pending:
+    """x after the affine step that these statistics make. named: vectors of the channels, or of the rank of x."""
+    tail = (1,) * attributes["trailing"]
+
+    def vector(value: jax.Array) -> jax.Array:
+        return value.astype(jnp.float32).reshape((*value.shape, *tail) if value.ndim == 1 else value.shape)
+
+    named = {name: vector(value) for name, value in named.items()}
+    k = 1.0 / jnp.sqrt(named["var"] + np.float32(attributes["epsilon"]))
+    k = k * named["scale"] if "scale" in named else k
+    y = x.plus(-named["mean"]).times(k)
+    return y.plus(named["bias"]) if "bias" in named else y
 
 
 @register
@@ -43,17 +63,16 @@ class BatchNorm(Elementwise):
     def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
         x = inputs[0]
         attributes = self.attributes(eqn)
-        if not isinstance(x, Pending) or not attributes["use_running_average"]:
+        if not isinstance(x, Pending):
             return eqn.bind(*(real(x) for x in inputs))
-        tail = (1,) * attributes["trailing"]
-        named = {
-            name: inputs[i].astype(jnp.float32).reshape((*inputs[i].shape, *tail))
-            for name, i in self.chain_constants(eqn, ()).items()
-        }
-        k = 1.0 / jnp.sqrt(named["var"] + np.float32(attributes["epsilon"]))
-        k = k * named["scale"] if "scale" in named else k
-        y = x.plus(-named["mean"]).times(k)
-        return [y.plus(named["bias"]) if "bias" in named else y]
+        named = {name: inputs[i] for name, i in self.chain_constants(eqn, ()).items()}
+        if attributes["use_running_average"]:
+            return [_folded(x, named, attributes)]
+        y, *updated = eqn.bind(*(real(x) for x in inputs))
+        named |= dict(zip(attributes["updated"], updated, strict=True))
+        shift = lax.stop_gradient(_folded(x, named, attributes).rounding_of_offset())
+        shifted = y.astype(jnp.float32) + jnp.broadcast_to(shift, y.shape)
+        return [shifted.astype(y.dtype), *updated]
 
     def chain_axes(self, eqn: Equation, constant: Sequence[bool]) -> set[int]:
         return {len(eqn.out_shapes[0]) - 1 - dict(eqn.params["layer"].attributes)["trailing"]}

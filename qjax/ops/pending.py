@@ -78,6 +78,14 @@ class Pending(Deferred):
         """The real tensor in float32, the offset rounded to the accumulator's grid where the runtime does so."""
         return _real32(self.rounded, self.acc, self.scale, self.offset)
 
+    def rounding_of_offset(self) -> jax.Array:
+        """float32, broadcastable to acc: what rounding the offset to the accumulator's grid adds to the real tensor."""
+        if not self.rounded:
+            return jnp.zeros((1,) * self.acc.ndim, jnp.float32)
+        offset, scale = jnp.broadcast_arrays(self.offset, self.scale)
+        steps, rest = _in_steps(offset, scale)
+        return steps * scale + rest - offset
+
     def _vector(self, value: Any) -> jax.Array:
         value = jnp.asarray(value).astype(jnp.float32)
         return value.reshape((1,) * (self.acc.ndim - value.ndim) + value.shape)
@@ -98,12 +106,17 @@ def _affine(acc: jax.Array, scale: jax.Array, offset: jax.Array) -> jax.Array:
     finer grid there (`epilogue.fold_weighted`).
     """
     shape = acc.shape
+    steps, rest = _in_steps(offset, scale)
+    bias, rest = jnp.broadcast_to(steps, shape), jnp.broadcast_to(rest, shape)
+    return unfused((acc + bias) * jnp.broadcast_to(scale, shape)) + rest
+
+
+def _in_steps(offset: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The offset as whole steps of `scale`, and what stays beside them: all of it where the steps are beyond int32."""
     regular = jnp.abs(offset) <= jnp.abs(scale) * _LARGEST_BIAS
     regular = jnp.logical_and(regular, scale != 0)
     steps = jnp.round(quotient(*jnp.broadcast_arrays(offset, jnp.where(regular, scale, jnp.ones_like(scale)))))
-    bias = jnp.broadcast_to(jnp.where(regular, steps, jnp.zeros_like(steps)), shape)
-    rest = jnp.broadcast_to(jnp.where(regular, jnp.zeros_like(offset), offset), shape)
-    return unfused((acc + bias) * jnp.broadcast_to(scale, shape)) + rest
+    return jnp.where(regular, steps, jnp.zeros_like(steps)), jnp.where(regular, jnp.zeros_like(offset), offset)
 
 
 @_affine.defjvp

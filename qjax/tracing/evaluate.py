@@ -18,6 +18,7 @@ from jax.core import Tracer
 from qjax.numerics.fence import computed_once_on_cpu, finished_on_cpu
 from qjax.ops import Deferred, Pending, Quantized, real
 from qjax.ops.exact_float import ACCUMULATOR
+from qjax.ops.float_bias import with_bias_of
 from qjax.ops.recomputed import recomputed
 from qjax.tracing import forms
 from qjax.tracing.annotate import Annotation, Place
@@ -102,7 +103,9 @@ class Evaluation:
         if mode == "start":
             # The step expects an accumulator, and its input has codes.
             inputs = [Pending.of_real(x.real32(), x.dtype) if isinstance(x, Quantized) else x for x in inputs]
-        return forms.training(op, eqn, inputs)
+        outputs = forms.training(op, eqn, inputs)
+        target = self.annotation.target
+        return outputs if target is None else with_bias_of(target, op, eqn, inputs, outputs)
 
     def _observed(self, value: Value, x: Any, params: Params, taps: Taps) -> Any:
         place = self.annotation.values.get(value)

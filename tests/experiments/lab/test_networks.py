@@ -5,7 +5,7 @@ import pytest
 from flax import nnx
 from matplotlib.figure import Figure
 
-from experiments.lab import network_depth, network_drift, network_transfer
+from experiments.lab import network_depth, network_drift, network_oscillations, network_transfer
 from experiments.models.small import CNN
 from qjax.lab.study import Settings
 
@@ -66,3 +66,24 @@ def test_gains_of_the_exact_forward_are_paired():
         "- ResNet, W4A4: training through the target's integers changes accuracy by +0.20 points (standard error 0.30)."
     )
     network_transfer.draw(Figure(), {"W4A4": {"before": one.before, **one.ways}})
+
+
+def test_gains_of_the_cures_are_paired():
+    def outcome(oscillating, after):
+        return network_oscillations.Outcome(oscillating, 0.0, after - 1, after, 0)
+
+    found = {
+        "plain": [outcome(0.2, 90.0), outcome(0.3, 91.0)],
+        "damping": [outcome(0.1, 90.4), outcome(0.1, 91.2)],
+        "freezing": [outcome(0.0, 89.0), outcome(0.0, 90.6)],
+    }
+    assert network_oscillations.gains(found, "damping") == pytest.approx([0.4, 0.2])
+    values = {p.name: read(found) for p, read in network_oscillations._claims("W3A3", Settings())}
+    assert values["W3A3, damping: oscillating share as a part of plain training's"] == pytest.approx(0.4)
+    assert values["W3A3, freezing minus plain, both re-estimated, points"] == pytest.approx(-0.7)
+    text = network_oscillations._conclusion("depthwise CNN", {"W3A3": found})
+    assert "gain over plain training in points, both re-estimated: damping +0.30 ± 0.10, freezing -0.70 ± 0.30." in text
+
+
+def test_the_cures_follow_a_cosine():
+    assert [float(network_oscillations._risen(p)) for p in (0.0, 0.5, 1.0)] == pytest.approx([0, 0.5, 1], abs=1e-6)
