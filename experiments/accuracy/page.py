@@ -1,5 +1,6 @@
 """The rows as tables: means over seeds, and paired differences to the float model."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -159,6 +160,16 @@ def _answer(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def _machines(rows: Sequence[Row]) -> str:
+    """What made most rows; and what made others, with their names."""
+    counts = Counter(row.made for row in rows if row.made)
+    lines: list[str] = []
+    for made, _ in counts.most_common():
+        mine = dict.fromkeys(f"{row.network} {row.setting} ({row.method})" for row in rows if row.made == made)
+        lines.append(made if not lines else f"{made.removesuffix('.')}: {', '.join(mine)}.")
+    return "\n\n".join(lines)
+
+
 def write(path: Path, rows: Sequence[Row]) -> None:
     """The page and its picture, each all or nothing."""
     picture = path.parent / "figures" / f"{path.stem}.png"
@@ -166,7 +177,6 @@ def write(path: Path, rows: Sequence[Row]) -> None:
     seeds = {name: len({row.seed for row in _of(rows, name)}) for name in _names(rows, "network")}
     single = [name for name, count in seeds.items() if count == 1]
     few = f"One seed: {', '.join(single)}. There, differences of a few tenths of a point mean little." if single else ""
-    made = "\n".join(dict.fromkeys(row.made for row in rows if row.made))
-    parts = {"seeds": few, "tables": _summaries(rows), "details": text(rows), "machines": made}
+    parts = {"seeds": few, "tables": _summaries(rows), "details": text(rows), "machines": _machines(rows)}
     whole = PAGE.format(answer=_answer(rows), picture=f"figures/{picture.name}", **parts)
     files.write(whole.encode(), path)

@@ -23,9 +23,9 @@ With 4 bits in every tensor that holds for convolutions too. A transformer loses
 its norms as several operations (`tflite_*` but TFLite Micro).
 
 With 2 bits in every tensor the runtime decides about accuracy. A step of an accumulator is as wide as a step of the
-output there, and most runtimes round each bias to such steps. Batch norm hides that from training. Give
-`Recipe(other_bits=8)`, or let the [last epochs](how-to/train.md#what-goes-wrong) run in evaluation mode. PyTorch and
-OpenVINO keep biases in float32.
+output there, so one rounding and gemmlowp's two (TFLite Micro, CMSIS-NN) give other codes everywhere. Biases are rounded
+to such steps too, but by PyTorch and OpenVINO. Training sees the bias of the recipe's target, and not its second
+rounding. Give `Recipe(other_bits=8)`, or let the last epochs run through [`qjax.exact`](how-to/train.md).
 
 {worst}
 

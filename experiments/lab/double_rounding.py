@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.data import digits
-from experiments.lab.network_accumulators import Accumulators, distinct, quantized_digits
+from experiments.lab.digit_sums import Accumulators, distinct, quantized_digits
 from qjax import convert
 from qjax.lab.study import Measurement, Prediction, Settings, Study, Table, binomial_band
 from qjax.numerics import get_rule, requantize

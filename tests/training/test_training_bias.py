@@ -92,8 +92,16 @@ def output_step(qmodel):
     )
 
 
-@pytest.mark.parametrize("make", [Normed, linen, haiku, keras_model])
-@pytest.mark.parametrize("target", ["nearest_even", "torch_fbgemm"])
+@pytest.mark.parametrize(
+    ("make", "target"),
+    [
+        (Normed, "nearest_even"),
+        (Normed, "torch_fbgemm"),
+        (linen, "nearest_even"),
+        (haiku, "nearest_even"),
+        (keras_model, "nearest_even"),
+    ],
+)
 def test_training_sees_the_bias_of_the_statistics_that_it_leaves(make, target):
     trained, evaluated, qmodel = both_modes(make(), target)
     grid = output_step(qmodel)

@@ -5,7 +5,13 @@ import pytest
 from flax import nnx
 from matplotlib.figure import Figure
 
-from experiments.lab import network_depth, network_drift, network_oscillations, network_transfer
+from experiments.lab import (
+    network_accumulators,
+    network_depth,
+    network_drift,
+    network_oscillations,
+    network_transfer,
+)
 from experiments.models.small import CNN
 from qjax.lab.study import Settings
 
@@ -87,3 +93,22 @@ def test_gains_of_the_cures_are_paired():
 
 def test_the_cures_follow_a_cosine():
     assert [float(network_oscillations._risen(p)) for p in (0.0, 0.5, 1.0)] == pytest.approx([0, 0.5, 1], abs=1e-6)
+
+
+def test_gaps_of_accumulators_are_differences_of_the_runs(monkeypatch):
+    points = {("free", 32): 92.0, ("A2Q", 13): 91.0, ("A2Q+", 13): 91.5, ("A2Q", 11): 89.0, ("A2Q+", 11): 90.0}
+    points |= {("A2Q", 9): 70.0, ("A2Q+", 9): 85.0}
+    runs = {key: network_accumulators.Run(value, 50.0, key[1] - 1, key[1] - 2, 0.5) for key, value in points.items()}
+    monkeypatch.setattr(network_accumulators, "trained", lambda method, bits, settings: runs[method, bits])
+    known = network_accumulators.Network(None, None, (), 93.0)
+    monkeypatch.setattr(network_accumulators, "network", lambda settings: known)
+    found = network_accumulators.measure(Settings())
+    assert found.values["9 bits, A2Q+ less A2Q, points"] == 15
+    assert found.values["13 bits, A2Q+ less trained freely, points"] == -0.5
+    assert found.values["trained freely, points less the float network's"] == -1
+    assert found.values["bits of the worst case above those asked for, greatest"] == -1
+    assert all(
+        prediction.holds(found.values[prediction.name]) for prediction in network_accumulators.predict(Settings())
+    )
+    assert "No input overflows 9 bits. Points less those of free training: A2Q -22.00, A2Q+ -7.00." in found.conclusion
+    network_accumulators.draw(Figure(), found.data)
