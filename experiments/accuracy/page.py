@@ -163,11 +163,14 @@ def _answer(rows: Sequence[Row]) -> str:
 def _machines(rows: Sequence[Row]) -> str:
     """What made most rows; and what made others, with their names."""
     counts = Counter(row.made for row in rows if row.made)
-    lines: list[str] = []
-    for made, _ in counts.most_common():
-        mine = dict.fromkeys(f"{row.network} {row.setting} ({row.method})" for row in rows if row.made == made)
-        lines.append(made if not lines else f"{made.removesuffix('.')}: {', '.join(mine)}.")
-    return "\n\n".join(lines)
+    if not counts:
+        return ""
+    (usual, _), *others = counts.most_common()
+    lines = [usual] if not others else [usual, "", "| other rows | made on |", "| --- | --- |"]
+    for made, _ in others:
+        names = dict.fromkeys(f"{row.network} {row.setting} ({row.method})" for row in rows if row.made == made)
+        lines.append(f"| {', '.join(names)} | {made.removeprefix('Made on ').removesuffix('.')} |")
+    return "\n".join(lines)
 
 
 def write(path: Path, rows: Sequence[Row]) -> None:
