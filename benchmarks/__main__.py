@@ -1,7 +1,7 @@
 """`python -m benchmarks`: everything, in some minutes; `python -m benchmarks artifacts`: one part of it.
 
-`scaling` (against batch, width and depth), `growth` (against the number of nodes), `depth` (first calls of deep
-encoders) and `accelerator` (on a GPU or TPU) run only where they are named.
+`scaling` (against batch, width and depth), `processes` (against the number of processes), `growth` (against the number
+of nodes), `depth` (first calls of deep encoders) and `accelerator` (on a GPU or TPU) run only where they are named.
 `--docs docs` writes what each part found onto its page, when the part is done. Close what else runs: ratios of paired
 runs survive a busy machine, times do not. Exit code 1: codes differ where they must not.
 """
@@ -27,6 +27,7 @@ from benchmarks import (
     onnx_styles,
     page,
     primitive,
+    processes,
     scaling,
     speed,
     steps,
@@ -87,6 +88,14 @@ def _scaling(args: argparse.Namespace) -> Found:
     return Found(document, table.markdown(), picture=lambda path: scaling.picture(path, points))
 
 
+def _processes(args: argparse.Namespace) -> Found:
+    names = [name for name in NAMES["processes"] if not args.only or name in args.only]
+    results = list(processes.processes(names))
+    table = processes.table(results)
+    table.show("processes: as many examples for each")
+    return Found([result.document() for result in results], table.markdown())
+
+
 def _growth(args: argparse.Namespace) -> Found:
     results = list(growth.growth(args.nodes))
     table = growth.table(results)
@@ -135,6 +144,7 @@ NAMES = {
     "styles": tuple(onnx_styles.NETWORKS),
     "artifacts": tuple(NETWORKS),
     "first_calls": tuple(first_calls.MODELS),
+    "processes": tuple(processes.EXAMPLES),
     "accelerator": (accelerator.BITS, *accelerator.CASES),
 }
 """What `--only` chooses from."""
@@ -149,17 +159,18 @@ PARTS: dict[str, Callable[[argparse.Namespace], Found]] = {
     "artifacts": _artifacts,
     "first_calls": _first_calls,
     "scaling": _scaling,
+    "processes": _processes,
     "growth": _growth,
     "depth": _depth,
     "accelerator": _accelerator,
 }
-ASKED = ("scaling", "growth", "depth", "accelerator")
+ASKED = ("scaling", "processes", "growth", "depth", "accelerator")
 """Those that run only where they are named."""
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; none: all but the last four")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; none: all but the last five")
     parser.add_argument("--nodes", nargs="+", type=int, default=list(growth.SIZES), help="of growth's chains")
     parser.add_argument("--seconds", type=float, help="per comparison (3; of artifacts 1, 0 for no times)")
     parser.add_argument("--wait", type=float, default=accelerator.WAIT, help="seconds to compile for an accelerator")

@@ -232,9 +232,12 @@ def _times_spread(slope: jax.Array, scale_dot: jax.Array) -> jax.Array:
         return slope * jax.lax.optimization_barrier(jnp.broadcast_to(scale_dot, slope.shape))
 
     def in_parts(slope: jax.Array, scale_dot: jax.Array) -> jax.Array:
-        shape = (slope.shape[0] // PARTS, *slope.shape[1:])
+        # Neighbours along the first axis are summed, so that each device keeps its own where that axis is distributed.
+        count = slope.shape[0] // PARTS
+        shape = (count, *slope.shape[1:])
         spread = jax.lax.optimization_barrier(jnp.broadcast_to(scale_dot, shape))
-        return jnp.concatenate([part * spread for part in jnp.split(slope, PARTS)])
+        parts = slope.reshape(count, PARTS, *slope.shape[1:])
+        return jnp.stack([parts[:, i] * spread for i in range(PARTS)], axis=1).reshape(slope.shape)
 
     shared = scale_dot.ndim == 0 or scale_dot.shape[0] == 1
     if slope.size < SMALL or slope.shape[0] % PARTS != 0 or not shared:

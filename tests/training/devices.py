@@ -36,6 +36,20 @@ def equal(a: Any, b: Any) -> None:
         np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
 
 
+def only_sums_travel() -> None:
+    """A data-parallel step sums gradients over the devices; no device reads activations of another one."""
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    layers = nnx.Sequential(nnx.Linear(128, 128, rngs=nnx.Rngs(0)), nnx.relu, nnx.Linear(128, 8, rngs=nnx.Rngs(1)))
+    x = np.random.default_rng(0).normal(size=(1024, 128)).astype(np.float32)
+    qmodel = qjax.quantize(layers, qjax.Recipe(), x)
+    nnx.update(qmodel, jax.device_put(nnx.state(qmodel), NamedSharding(mesh, P())))
+    graphdef, params, rest = nnx.split(qmodel, nnx.Param, ...)
+    gradient = jax.jit(jax.grad(lambda params, rest, x: jnp.mean(nnx.merge(graphdef, params, rest)(x) ** 2)))
+    text = gradient.lower(params, rest, jax.device_put(x, NamedSharding(mesh, P("data")))).compile().as_text() or ""
+    assert "all-reduce" in text
+    assert not [name for name in ("collective-permute", "all-gather", "all-to-all") if f" {name}" in text]
+
+
 def main() -> None:
     assert jax.device_count() == 8
     mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto, AxisType.Auto))
@@ -90,6 +104,8 @@ def main() -> None:
     largest = max(float(np.max(np.abs(g))) for g, _ in pairs)
     assert largest > 0.01
     assert max(float(np.max(np.abs(g - h))) for g, h in pairs) <= 2.0**-20 * largest
+
+    only_sums_travel()
 
     # and the graph of the sharded model is the graph
     for one in (single, sharded):
