@@ -23,9 +23,9 @@ With 4 bits in every tensor that holds for convolutions too. A transformer loses
 its norms as several operations (`tflite_*` but TFLite Micro).
 
 With 2 bits in every tensor the runtime decides about accuracy. A step of an accumulator is as wide as a step of the
-output there, so one rounding and gemmlowp's two (TFLite Micro, CMSIS-NN) give other codes everywhere. All runtimes but
-PyTorch and OpenVINO round biases to such steps too. Training sees the bias of the recipe's target, and not its second
-rounding. Give `Recipe(other_bits=8)`, or let the last epochs run through [`qjax.exact`](how-to/train.md).
+output there. So gemmlowp's two roundings (TFLite Micro, CMSIS-NN) give other codes everywhere. All runtimes but PyTorch
+and OpenVINO round biases to such steps too. Training sees the bias of the recipe's target, and not its second rounding.
+Give `Recipe(other_bits=8)`, or let the last epochs run through [`qjax.exact`](how-to/train.md).
 
 {worst}
 
