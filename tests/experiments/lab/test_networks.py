@@ -1,5 +1,7 @@
 """The studies of real networks, on a small network with random weights."""
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 from flax import nnx
@@ -100,7 +102,7 @@ def test_gaps_of_accumulators_are_differences_of_the_runs(monkeypatch):
     points |= {("A2Q", 9): 70.0, ("A2Q+", 9): 85.0}
     runs = {key: network_accumulators.Run(value, 50.0, key[1] - 1, key[1] - 2, 0.5) for key, value in points.items()}
     monkeypatch.setattr(network_accumulators, "trained", lambda method, bits, settings: runs[method, bits])
-    known = network_accumulators.Network(None, None, (), 93.0)
+    known = network_accumulators.Network(Mock(), Mock(), (), 93.0)
     monkeypatch.setattr(network_accumulators, "network", lambda settings: known)
     found = network_accumulators.measure(Settings())
     assert found.values["9 bits, A2Q+ less A2Q, points"] == 15
