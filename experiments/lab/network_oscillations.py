@@ -223,10 +223,11 @@ def _error(differences: np.ndarray) -> float:
 def _conclusion(name: str, results: Mapping[str, Mapping[str, list[Outcome]]]) -> str:
     lines: list[str] = []
     for bits, found in results.items():
-        shares = ", ".join(f"{way} {100 * _mean(found, way, 'oscillating'):.1f}" for way in WAYS)
-        points = ", ".join(f"{way} {gains(found, way).mean():+.2f} ± {_error(gains(found, way)):.2f}" for way in CURES)
-        lines.append(f"- {name}, {bits}: weights that oscillate at the end, in percent: {shares}.")
-        lines.append(f"- {name}, {bits}: gain over plain training in points, both re-estimated: {points}.")
+        share = 100 * _mean(found, "plain", "oscillating")
+        lines.append(f"- {name}, {bits}: {share:.1f}% of the weights oscillate at the end of plain training.")
+        for way in CURES:
+            gain = f"{gains(found, way).mean():+.2f} points (standard error {_error(gains(found, way)):.2f})"
+            lines.append(f"- {name}, {bits}: {way} adds {gain} to plain training.")
     return "\n".join(lines)
 
 

@@ -13,8 +13,10 @@ STUDIES = (
     "network_transfer",
     "trainer_precision",
     "accumulators",
+    "network_accumulators",
     "stochastic",
     "oscillations",
+    "network_oscillations",
     "learned_rounding",
     "pooling",
 )

@@ -90,7 +90,7 @@ def test_gains_of_the_cures_are_paired():
     assert values["W3A3, damping: oscillating share as a part of plain training's"] == pytest.approx(0.4)
     assert values["W3A3, freezing minus plain, both re-estimated, points"] == pytest.approx(-0.7)
     text = network_oscillations._conclusion("depthwise CNN", {"W3A3": found})
-    assert "gain over plain training in points, both re-estimated: damping +0.30 ± 0.10, freezing -0.70 ± 0.30." in text
+    assert "- depthwise CNN, W3A3: damping adds +0.30 points (standard error 0.10) to plain training." in text
 
 
 def test_the_cures_follow_a_cosine():
