@@ -19,6 +19,7 @@ from rich.console import Console
 from benchmarks import (
     accelerator,
     artifacts,
+    deployed,
     depth,
     first_calls,
     growth,
@@ -78,6 +79,19 @@ def _artifacts(args: argparse.Namespace) -> Found:
     sections = list(artifacts.artifacts(settings, Console(width=200)))
     document = {"versions": artifacts.versions(), "sections": [section.document() for section in sections]}
     return Found(document, artifacts.page_text(sections), sum(section.differ for section in sections))
+
+
+def _deployed(args: argparse.Namespace) -> Found:
+    names = [name for name in deployed.NAMES if not args.only or name in args.only]
+    rows = apart(deployed.deployed, 3.0 if args.seconds is None else args.seconds, names)
+    table = deployed.table(rows)
+    table.show("files of networks that people ship / ONNX Runtime's float32")
+    return Found(
+        deployed.document(rows),
+        table.markdown(),
+        deployed.differ(rows),
+        lambda path: page.draw_ratios(path, deployed.drawn(rows)),
+    )
 
 
 def _scaling(args: argparse.Namespace) -> Found:
@@ -143,6 +157,7 @@ NAMES = {
     "native": native.NETWORKS,
     "styles": tuple(onnx_styles.NETWORKS),
     "artifacts": tuple(NETWORKS),
+    "deployed": deployed.NAMES,
     "first_calls": tuple(first_calls.MODELS),
     "processes": tuple(processes.EXAMPLES),
     "accelerator": (accelerator.BITS, *accelerator.CASES),
@@ -157,6 +172,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Found]] = {
     "native": _timed("native", native.native, NAMES["native"]),
     "styles": _timed("styles", onnx_styles.styles, NAMES["styles"], alone=True),
     "artifacts": _artifacts,
+    "deployed": _deployed,
     "first_calls": _first_calls,
     "scaling": _scaling,
     "processes": _processes,

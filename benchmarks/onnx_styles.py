@@ -51,11 +51,10 @@ class Convolutions(nnx.Module):
 
 
 class Encoder(nnx.Module):
-    """One post-norm layer of a transformer: four heads, a perceptron of four times the width."""
+    """One post-norm layer of a transformer: a perceptron of four times the width."""
 
-    def __init__(self, *, rngs: nnx.Rngs) -> None:
-        width = TOKENS[-1]
-        self.heads = 4
+    def __init__(self, width: int = TOKENS[-1], heads: int = 4, *, rngs: nnx.Rngs) -> None:
+        self.heads = heads
         self.query, self.key, self.value, self.out = (nnx.Linear(width, width, rngs=rngs) for _ in range(4))
         self.up, self.down = nnx.Linear(width, 4 * width, rngs=rngs), nnx.Linear(4 * width, width, rngs=rngs)
         self.norm1, self.norm2 = nnx.LayerNorm(width, rngs=rngs), nnx.LayerNorm(width, rngs=rngs)
@@ -85,7 +84,7 @@ class Encoder(nnx.Module):
         def heads(x: str, order: Sequence[int]) -> str:
             return w.add("Transpose", w.add("Reshape", x, w.integers(0, 0, self.heads, -1)), perm=order)
 
-        scale = (self.heads / TOKENS[-1]) ** 0.5
+        scale = (self.heads / self.query.in_features) ** 0.5
         q = heads(linear(x, self.query, scale), (0, 2, 1, 3))
         k = heads(linear(x, self.key), (0, 2, 3, 1))
         v = heads(linear(x, self.value), (0, 2, 1, 3))
@@ -133,7 +132,7 @@ def _network(name: str, seconds: float) -> Iterator[Result]:
     floats = np.ascontiguousarray(data.transpose(0, 3, 1, 2)) if data.ndim == 4 else data
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "float.onnx")
-        onnx.save(_float_model(model, floats.shape), path)
+        onnx.save(float_model(model, floats.shape), path)
         reference = session_of(str(path))
         got, wanted = reference.run(None, {"x": floats})[0], np.asarray(model(jnp.asarray(data)))
         if not np.allclose(got, wanted, rtol=1e-4, atol=1e-4):
@@ -166,7 +165,7 @@ def _network(name: str, seconds: float) -> Iterator[Result]:
             yield from compared(form.title, session, codes)
         for title, form in (("QDQ", quantization.QuantFormat.QDQ), ("QOperator", quantization.QuantFormat.QOperator)):
             static = Path(folder, "static.onnx")
-            _quantized(path, static, floats, form)
+            quantized(path, static, floats, form)
             yield from compared(f"quantize_static, {title}", session_of(str(static)), floats)
 
 
@@ -177,7 +176,8 @@ def _graph(model: Any, data: np.ndarray, target: str) -> qjax.IntegerGraph:
     return qjax.convert(qmodel, data[:2])
 
 
-def _float_model(model: Any, shape: tuple[int, ...]) -> onnx.ModelProto:
+def float_model(model: Any, shape: tuple[int, ...]) -> onnx.ModelProto:
+    """The model in float32 by its method `written`, for any batch of inputs of that shape."""
     writer = Writer()
     result = model.written(writer, "x")
     ports = [
@@ -198,7 +198,8 @@ class _Reader(quantization.CalibrationDataReader):
         return next(self.feeds, None)
 
 
-def _quantized(path: Path, written: Path, data: np.ndarray, form: quantization.QuantFormat) -> None:
+def quantized(path: Path, written: Path, data: np.ndarray, form: quantization.QuantFormat) -> None:
+    """ONNX Runtime's own quantizer, calibrated on one batch."""
     quantization.quantize_static(
         str(path),
         str(written),

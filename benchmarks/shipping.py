@@ -50,7 +50,7 @@ class Way:
     needs: tuple[str, ...] = ()
 
 
-def _by_cli(name: str, **options: object) -> Callable[[qjax.IntegerGraph, Path, int], Loaded]:
+def by_runtime(name: str, **options: object) -> Callable[[qjax.IntegerGraph, Path, int], Loaded]:
     """As `qjax verify --runtime` loads it."""
 
     def load(graph: qjax.IntegerGraph, folder: Path, batch: int) -> Loaded:
@@ -78,7 +78,7 @@ def _by_compiler(machine: Machine) -> Callable[[qjax.IntegerGraph, Path, int], L
     return load
 
 
-def _target_of(runtime: str) -> str:
+def target_of(runtime: str) -> str:
     """Whose rounding a runtime of .tflite files has on this machine."""
     own = RUNTIMES[runtime].targets
     arm = platform.machine().lower() in ("aarch64", "arm64")
@@ -100,25 +100,25 @@ def ways() -> list[Way]:
     ):
         module = "tflite_micro" if runtime == "tflite-micro" else "ai_edge_litert"
         missing = _modules(module, "ai_edge_litert", "flatbuffers")
-        found.append(Way("tflite", shown, _target_of(runtime), _by_cli(runtime), needs=missing))
+        found.append(Way("tflite", shown, target_of(runtime), by_runtime(runtime), needs=missing))
     missing = _modules("onnx", "onnxruntime")
     for style in STYLES:
         options = {"style": style} if style == "integer" else {"style": style, "codes": True}
         target = TARGET if style == "integer" else "onnxruntime"
         artifact = f"onnx, {style}"
-        found.append(Way(artifact, "ONNX Runtime", target, _by_cli("onnxruntime", **options), needs=missing))
+        found.append(Way(artifact, "ONNX Runtime", target, by_runtime("onnxruntime", **options), needs=missing))
         if style != "qdq":
             # whose file is float operators without the optimizer
-            plain = _by_cli("onnxruntime-plain", **options)
+            plain = by_runtime("onnxruntime-plain", **options)
             found.append(
                 Way(artifact, "ONNX Runtime, no optimizer", target, plain, timed=False, batches=(32,), needs=missing)
             )
         if style == "integer":
-            reference = _by_cli("onnx-reference", **options)
+            reference = by_runtime("onnx-reference", **options)
             found.append(
                 Way(artifact, "ONNX reference evaluator", target, reference, timed=False, batches=(32,), needs=missing)
             )
-    found.append(Way("stablehlo", "XLA, all cores", TARGET, _by_cli("stablehlo")))
+    found.append(Way("stablehlo", "XLA, all cores", TARGET, by_runtime("stablehlo")))
     for machine in MACHINES:
         here = machine.emulator == ""
         batches = (1, 32) if here else (1,)

@@ -4,7 +4,7 @@ import dataclasses
 import multiprocessing
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -74,14 +74,17 @@ class Failed:
 Result = Paired | Failed
 
 
+Found = TypeVar("Found")
+
+
 def apart(
-    measure: Callable[[float, Sequence[str]], Sequence[Result]], seconds: float, names: Iterable[str]
-) -> list[Result]:
+    measure: Callable[[float, Sequence[str]], Sequence[Found]], seconds: float, names: Iterable[str]
+) -> list[Found]:
     """Each name in a process of its own: what one leaves in the memory slows the next one down.
 
     measure: a function of a module, `(seconds, [name]) -> results`.
     """
-    found: list[Result] = []
+    found: list[Found] = []
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         for name in names:
             found += pool.apply(measure, (seconds, [name]))

@@ -50,6 +50,7 @@ test images.
 - "Distilled" has half of the loss on the labels, and half on the float network's probabilities.
 - Brevitas and qwix leave what no layer reads in float. Brevitas ships no integers from here.
 - "float, trained on" is the control: the float network after the same further epochs.
+- A network with two tables has a short training of every method beside the long one of a few (`--epochs 2`).
 
 {tables}
 ## Details
@@ -87,6 +88,12 @@ def settings_of(rows: Sequence[Row]) -> list[str]:
     """Those of the rows, from many bits to few."""
     found = {row.setting for row in rows}
     return [name for name in SETTINGS if name in found]
+
+
+def longest(rows: Sequence[Row]) -> list[Row]:
+    """The rows of each network's longest training, and those without training."""
+    most = {name: max(row.epochs for row in _of(rows, name)) for name in _names(rows, "network")}
+    return [row for row in rows if row.epochs in (0, most[row.network])]
 
 
 def _summary(rows: Sequence[Row]) -> list[str]:
@@ -127,10 +134,24 @@ def _summaries(rows: Sequence[Row]) -> str:
         mine = _of(rows, network)
         floats = {row.seed: row.float_accuracy for row in mine if row.float_accuracy is not None}
         numbers = ", ".join(f"{value:.2f}" for _, value in sorted(floats.items()))
-        control = [row.points for row in mine if row.method == "float, trained on" and row.points is not None]
-        trained_on = f" Trained on: {_mean(control)} points." if control else ""
-        lines += [f"### {network}", "", f"Float: {numbers} %.{trained_on}", "", *_summary(mine), ""]
+        lines += [
+            f"### {network}",
+            "",
+            f"Float: {numbers} %.{_control(longest(mine))}",
+            "",
+            *_summary(longest(mine)),
+            "",
+        ]
+        for epochs in sorted({row.epochs for row in mine} - {row.epochs for row in longest(mine)}, reverse=True):
+            short = [row for row in mine if row.epochs == epochs]
+            lines += [f"After {epochs} epochs.{_control(short)}", "", *_summary(short), ""]
     return "\n".join(lines)
+
+
+def _control(rows: Sequence[Row]) -> str:
+    """What the float network gains by as many epochs."""
+    control = [row.points for row in rows if row.method == "float, trained on" and row.points is not None]
+    return f" Trained on: {_mean(control)} points." if control else ""
 
 
 def text(rows: Sequence[Row]) -> str:
@@ -147,6 +168,7 @@ def _answer(rows: Sequence[Row]) -> str:
     """What a practitioner asks first, from the rows: the best graph of every setting."""
     networks = _names(rows, "network")
     lines = ["| | " + " | ".join(networks) + " |", "| --- |" + " --- |" * len(networks)]
+    rows = longest(rows)
     for setting in settings_of([row for row in rows if row.epochs]):
         cells: list[str] = []
         for network in networks:
@@ -176,7 +198,7 @@ def _machines(rows: Sequence[Row]) -> str:
 def write(path: Path, rows: Sequence[Row]) -> None:
     """The page and its picture, each all or nothing."""
     picture = path.parent / "figures" / f"{path.stem}.png"
-    draw(rows, settings_of(rows), shown, picture)
+    draw(longest(rows), settings_of(rows), shown, picture)
     seeds = {name: len({row.seed for row in _of(rows, name)}) for name in _names(rows, "network")}
     single = [name for name, count in seeds.items() if count == 1]
     few = f"One seed: {', '.join(single)}. There, differences of a few tenths of a point mean little." if single else ""

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,12 @@ TOLERANCE = 1e-4
 _SIGNATURE = "serving_default"
 
 
-def _float_file(network: Network) -> bytes:
-    """The float network for one size of batch, checked against the network itself."""
+def float_file(model: Any, sample: tuple[np.ndarray, ...]) -> bytes:
+    """The float network for the sample's size of batch, checked against the network itself."""
     from litert_converter.mlir import ir, passmanager  # pyright: ignore[reportMissingImports]
     from litert_converter.mlir._mlir_libs import converter_api_ext as api  # pyright: ignore[reportMissingImports]
 
-    sample = network.calibration[0]
-    graphdef, state = nnx.split(network.model)
+    graphdef, state = nnx.split(model)
     call = jax.jit(lambda *args: jax.tree.leaves(nnx.merge(graphdef, state, copy=True)(*args)))
     lowered: Any = call.lower(*(jax.ShapeDtypeStruct(array.shape, array.dtype) for array in sample))
     text = lowered.compiler_ir("stablehlo").operation.get_asm(large_elements_limit=None)
@@ -109,10 +108,18 @@ def quantized(network: Network, setting: Setting, *, exact: bool, kind: str) -> 
 
 def _made(network: Network, setting: Setting, kind: str) -> Result:
     """The same in this process."""
+    content = float_file(network.model, network.calibration[0])
+    begin = time.perf_counter()
+    made = quantized_file(content, network.calibration, setting, kind)
+    seconds = time.perf_counter() - begin
+    call = in_batches(_run(made), len(network.calibration[0][0]))
+    return Result(outputs_of(call, network.test), seconds)
+
+
+def quantized_file(content: bytes, calibration: Sequence[tuple[np.ndarray, ...]], setting: Setting, kind: str) -> bytes:
+    """A float file of `float_file`, quantized; kind: "static" or "dynamic"."""
     from ai_edge_quantizer import quantizer  # pyright: ignore[reportMissingImports]
 
-    content = _float_file(network)
-    begin = time.perf_counter()
     work = quantizer.Quantizer(bytearray(content))
     options = {"regex": ".*", "operation_name": "*"}
     if kind == "static":
@@ -121,13 +128,10 @@ def _made(network: Network, setting: Setting, kind: str) -> Result:
         work.add_dynamic_config(num_bits=setting.weights, **options)
     found: Any = None
     if work.need_calibration:
-        names = _names("input", len(network.calibration[0]))
-        feeds = [dict(zip(names, batch, strict=True)) for batch in network.calibration]
+        names = _names("input", len(calibration[0]))
+        feeds = [dict(zip(names, batch, strict=True)) for batch in calibration]
         found = work.calibrate({_SIGNATURE: feeds})
-    made = bytes(work.quantize(found).quantized_model)
-    seconds = time.perf_counter() - begin
-    call = in_batches(_run(made), len(network.calibration[0][0]))
-    return Result(outputs_of(call, network.test), seconds)
+    return bytes(work.quantize(found).quantized_model)
 
 
 EDGE: dict[str, Callable[..., Result]] = {

@@ -195,17 +195,39 @@ def compressed(graph: Graph, held: Collection[str]) -> str:
             holder = name if name in held else same.get(_content(tensor.value))
         entry = of_tensor(tensor, data=holder is None)
         listed.append(entry if holder is None else {**entry, "constant": holder})
-    whole = text({"tensors": listed, "nodes": [of_node(node) for node in graph.nodes]})
-    return base64.b64encode(zlib.compress(whole.encode(), 9)).decode()
+    return packed({"tensors": listed, "nodes": [of_node(node) for node in graph.nodes]})
 
 
-def uncompressed(packed: str) -> Mapping[str, Any]:
-    """The inverse, as JSON. Raises a ValueError for what is too large or no such text."""
+def packed(value: Any) -> str:
+    """JSON as compressed text."""
+    return base64.b64encode(deflated(text(value).encode())).decode()
+
+
+def deflated(data: bytes) -> bytes:
+    """Bytes, compressed with zlib."""
+    return zlib.compress(data, 9)
+
+
+def inflated(data: bytes) -> bytes:
+    """The inverse. Raises a ValueError for what is too large or damaged."""
     reader = zlib.decompressobj()
-    found = reader.decompress(base64.b64decode(packed, validate=True), MAX_TEXT)
+    try:
+        found = reader.decompress(data, MAX_TEXT)
+    except zlib.error as error:
+        raise ValueError(f"the document is damaged: {error}") from None
     if reader.unconsumed_tail or not reader.eof:
         raise ValueError(f"the document is damaged or larger than {MAX_TEXT} bytes")
-    return json.loads(found)
+    return found
+
+
+def plain(data: bytes) -> bytes:
+    """JSON that may be compressed, as it was."""
+    return data if data[:1] == b"{" else inflated(data)
+
+
+def uncompressed(compressed: str) -> Mapping[str, Any]:
+    """The inverse, as JSON. Raises a ValueError for what is too large or no such text."""
+    return json.loads(inflated(base64.b64decode(compressed, validate=True)))
 
 
 def _content(value: Any) -> tuple[Any, ...]:

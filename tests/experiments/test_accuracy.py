@@ -57,6 +57,21 @@ def test_tables_are_means_and_errors_of_paired_differences(tmp_path):
     assert (tmp_path / "figures/page.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_short_training_has_its_own_table(tmp_path):
+    rows = [
+        Row("net", "LSQ", "W4A4", 0, 10, 91.0, 91.5, 0, 91.0),
+        Row("net", "PACT", "W4A4", 0, 2, 91.0, 93.0, 0, 91.0),
+    ]
+    page.write(tmp_path / "page.md", rows)
+    shown = (tmp_path / "page.md").read_text()
+    assert "| W4A4 | +0.50 (LSQ) |" in shown  # the answer is of the long training
+    first, second = shown.split("## Details")[0].split("After 2 epochs.")
+    assert "| LSQ | +0.50 |" in first
+    assert "PACT" not in first
+    assert "| PACT | +2.00 |" in second
+    assert "LSQ" not in second
+
+
 @pytest.mark.parametrize("stride", [1, 2])
 def test_a_depthwise_convolution_by_taps_is_xlas(stride):
     rng = np.random.default_rng(0)

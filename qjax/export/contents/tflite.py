@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from qjax.export import document
 from qjax.export.read.tflite.model import FileTensor, Model, parse
 from qjax.export.tflite_schema.file import METADATA
 from qjax.profiles import PARAMETERS, Operator, Tensor
@@ -76,7 +77,7 @@ def _places(model: Model) -> dict[int, tuple[str, str | None]]:
     if span is None:
         return {}
     try:
-        nodes: list[Any] = json.loads(model.data[slice(*span)])["nodes"]
+        nodes: list[Any] = json.loads(document.plain(model.data[slice(*span)]))["nodes"]
         return {index: (str(node["name"]), node["location"]) for node in nodes for index in range(*node["operators"])}
     except (ValueError, KeyError, TypeError):
         # Another tool's metadata: without names the check still works.

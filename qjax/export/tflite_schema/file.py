@@ -17,7 +17,8 @@ SCHEMA_VERSION = 3
 IDENTIFIER = b"TFL3"
 METADATA = "qjax"
 """The name of the metadata that holds what the format has no place for."""
-METADATA_VERSION = 1
+METADATA_VERSION = 2
+"""1: the text is not compressed."""
 SIGNATURE = "serving_default"
 MAX_BYTES = 2**31 - 1
 ALIGNMENT = 16

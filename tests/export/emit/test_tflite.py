@@ -19,6 +19,7 @@ import qjax
 from conformance import cases, single
 from qjax import targets
 from qjax.assign.retarget import retarget
+from qjax.export import document
 from qjax.export.emit.tflite import emit, to_bytes
 from qjax.graph.ir import Graph
 from qjax.run.interpreter import Interpreter
@@ -239,9 +240,9 @@ def test_what_the_file_says(tmp_path):
     parsed = schema.ModelT.InitFromPackedBuf(file)
     held = {entry.name.decode(): bytes(parsed.buffers[entry.buffer].data) for entry in parsed.metadata}
     assert held["min_runtime_version"].rstrip(b"\0") == b"2.17.0"
-    document = json.loads(held["qjax"])
-    assert document["target"] == "tflite_micro"
-    assert [node["name"] for node in document["nodes"]] == [node.name for node in graph.nodes]
+    stated = json.loads(document.plain(held["qjax"]))
+    assert stated["target"] == "tflite_micro"
+    assert [node["name"] for node in stated["nodes"]] == [node.name for node in graph.nodes]
     (signature,) = parsed.signatureDefs
     assert signature.signatureKey == b"serving_default"
     assert [entry.name.decode() for entry in signature.inputs] == list(graph.inputs)

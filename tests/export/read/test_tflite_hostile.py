@@ -153,7 +153,7 @@ def test_forged_metadata_is_refused(small_own):
     changes = [
         (b'"relu"', b'"tanh"'),
         (b'"target":"tflite_reference"', b'"target":"tflite_micro__"[:0]'),
-        (b'"version":1', b'"version":2'),
+        (b'"version":2', b'"version":3'),
         (b'"axis"', b'"axes"'),
         (b'"quantization":"division_away"', b'"quantization":"reciprocal___"'),
     ]
@@ -165,13 +165,33 @@ def test_forged_metadata_is_refused(small_own):
 
 @pytest.fixture(scope="module")
 def small_own():
-    """A file that qjax wrote, and the document in its metadata."""
+    """A file that qjax wrote, as version 1 did with the document in plain text, and that document."""
+    from qjax.export import document
     from qjax.export.emit.tflite import to_bytes
     from qjax.export.read.tflite.model import parse
 
-    data = to_bytes(reader.read(cases.elementwise("int8", only="add, relu6")))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(document, "deflated", lambda data: data)
+        data = to_bytes(reader.read(cases.elementwise("int8", only="add, relu6")))
     start, end = parse(data).metadata["qjax"]
     return data, json.loads(data[start:end])
+
+
+def test_a_damaged_document_is_refused():
+    """Compressed text, one byte at a time; and text that unpacks to more than is allowed."""
+    from qjax.export.emit.tflite import to_bytes
+    from qjax.export.read.tflite.model import parse
+
+    graph = reader.read(cases.elementwise("int8", only="add, relu6"))
+    data = to_bytes(graph)
+    start, end = parse(data).metadata["qjax"]
+    for place in (start, start + 1, (start + end) // 2, end - 1):
+        changed = bytearray(data)
+        changed[place] ^= 0x55
+        assert "metadata=False" in attempt(bytes(changed))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("qjax.export.document.MAX_TEXT", 100)
+        assert "larger than 100 bytes" in attempt(data)
 
 
 def test_own_files_that_are_flipped(small_own):

@@ -1,5 +1,7 @@
 """What qjax writes to .tflite comes back as the very graph, and without its metadata as one with the same codes."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from qjax.export.read import tflite as reader
 from qjax.export.read.errors import ReadError
 from qjax.export.read.tflite.model import parse
 from qjax.export.read.tflite.written_by_qjax import compared
+from qjax.graph.check import check_integer
 from qjax.run.interpreter import Interpreter
 from tests.export.emit.tflite_runtimes import TARGETS, random_codes
 from tests.export.graphs import assert_equal
@@ -69,6 +72,56 @@ def graph():
 def test_what_was_read_is_written_and_read_again(group, target):
     made = reader.read(getattr(cases, group)("int8"), target=target)
     assert_equal(reader.read(to_bytes(made)), made)
+
+
+@pytest.mark.parametrize("cell", [nnx.GRUCell, nnx.LSTMCell])
+@pytest.mark.sampled(1)
+def test_steps_of_a_recurrent_layer_share_their_weights(cell, tmp_path):
+    """Every step reads the same constants: they are there once, and the graph comes back."""
+    layer, x = nnx.RNN(cell(3, 4, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(1)), data(2, 5, 3)
+    qmodel = qjax.quantize(layer, qjax.Recipe(target="tflite_xnnpack"), x)
+    qmodel.eval()
+    graph = qjax.convert(qmodel, x)
+    written = to_bytes(graph.ir)
+    held = [tensor.name for tensor in parse(written).tensors if tensor.span is not None and tensor.dtype == "int8"]
+    kernels = {node.constants["kernel"] for node in graph.ir.nodes if "kernel" in node.constants}
+    assert [name for name in held if name in kernels] == sorted(kernels, key=held.index)
+    assert_equal(reader.read(written), graph.ir)
+
+
+class Twice(nnx.Module):
+    """One layer behind two scales: its bias has two steps."""
+
+    def __init__(self):
+        self.layer = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+
+    def __call__(self, x: jax.Array):
+        return self.layer(jax.nn.relu(self.layer(x)) * 3)
+
+
+def test_one_constant_behind_two_scales():
+    x = data(3, 4)
+    qmodel = qjax.quantize(Twice(), qjax.Recipe(target="tflite_xnnpack"), x)
+    qmodel.eval()
+    graph = qjax.convert(qmodel, x)
+    first, second = (node for node in graph.ir.nodes if "kernel" in node.constants)
+    shared = {role: first.constants[role] for role in ("kernel", "bias")}
+    gone = {second.constants[role] for role in shared}
+    nodes = [
+        dataclasses.replace(node, constants={**node.constants, **shared}) if node is second else node
+        for node in graph.ir.nodes
+    ]
+    tensors = {name: tensor for name, tensor in graph.ir.tensors.items() if name not in gone}
+    made = check_integer(graph.ir.replace(nodes=tuple(nodes), tensors=tensors))
+    written = to_bytes(made)
+    held = [tensor for tensor in parse(written).tensors if tensor.span is not None]
+    assert [tuple(tensor.shape) for tensor in held].count((4, 4)) == 1
+    assert [tuple(tensor.shape) for tensor in held if tensor.dtype == "int32"].count((4,)) == 2
+    assert_equal(reader.read(written), made)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("qjax.export.document.deflated", lambda text: text)
+        assert len(to_bytes(made)) > len(written)
+        assert_equal(reader.read(to_bytes(made)), made)
 
 
 @pytest.mark.slow
@@ -146,6 +199,10 @@ def test_a_file_that_was_changed_is_refused(graph):
     assert reader.read(bytes(changed)).target == "tflite_reference"
     swapped = next(o for o in model.operators if o.name == "CONV_2D")
     assert swapped.options["stride_w"] >= 1
+    with pytest.MonkeyPatch.context() as patched:
+        # in plain text
+        patched.setattr("qjax.export.document.deflated", lambda text: text)
+        written = to_bytes(made)
     forged = written.replace(b'"strides":[1,1]', b'"strides":[1,2]', 1)
     assert forged != written
     with pytest.raises(ReadError, match="metadata=False"):

@@ -9,8 +9,10 @@ import numpy as np
 from qjax.graph.check import check_integer
 from qjax.graph.ir import Graph, Node
 
-VERSION = 6
+VERSION = 7
 """As that of style "integer"."""
+SHARED = 7
+"""The first version in which equal weights of several nodes are one initializer, and the document is compressed."""
 TARGETS = ("onnxruntime", "onnxruntime_avx2")
 CODES = ("int8", "uint8")
 """The dtypes of ONNX Runtime's 8-bit kernels."""

@@ -26,6 +26,7 @@ from qjax.export.emit.onnx import tensors
 from qjax.export.emit.onnx.builder import DOMAIN, element_type
 from qjax.export.emit.onnx.codes import (
     DOC,
+    SHARED,
     WHY,
     Bias,
     Operand,
@@ -69,6 +70,10 @@ class CodesWriter(UnsignedWriter):
         self.kept: set[str] = set()
         """The initializers of the file."""
         self.casts: dict[str, str] = {}
+        self.shared: dict[tuple[str, bytes], str] = {}
+        """The weights that several nodes read, by the tensor of the graph and by what is stored."""
+        self.holders: dict[str, str] = {}
+        """Tensor of the graph -> the initializer of another name that holds its data."""
         self.flat: dict[tuple[str, str], str] = {}
         self.pairs = targets.get(graph.target).accumulator.pairs
         self.own = made_by_target(graph)
@@ -106,6 +111,10 @@ class CodesWriter(UnsignedWriter):
     def _facts(self) -> dict[str, Any]:
         graph = self.graph
         renamed = {} if self.codes else {codes: port for port, codes in self._ports().items()}
+        whole = {
+            "tensors": [self._described(name) for name in graph.tensors],
+            "nodes": [document.of_node(node) for node in graph.nodes],
+        }
         return {
             "style": self.style,
             "version": self.version,
@@ -118,8 +127,7 @@ class CodesWriter(UnsignedWriter):
             "names": renamed,
             "inputs": list(graph.inputs),
             "outputs": list(graph.outputs),
-            "tensors": [self._described(name) for name in graph.tensors],
-            "nodes": [document.of_node(node) for node in graph.nodes],
+            **(whole if self.version < SHARED else {"document": document.packed(whole)}),
             "metadata": dict(graph.metadata),
         }
 
@@ -127,6 +135,8 @@ class CodesWriter(UnsignedWriter):
         tensor = self.graph.tensors[name]
         if name in self.kept and tensors.taken(self.initializers[name]) is not None:
             return {"name": name}
+        if self.holders.get(name) in self.kept:
+            return {"name": name, "constant": self.holders[name]}
         return document.of_tensor(tensor, data=True)
 
     def read_initializers(self, nodes: Sequence[onnx.NodeProto]) -> list[onnx.TensorProto]:

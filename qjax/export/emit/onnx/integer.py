@@ -37,7 +37,7 @@ from qjax.problems import Unsupported
 from qjax.version import __version__
 
 STYLE = "integer"
-VERSION = 6
+VERSION = 7
 """Since 2, 8-bit products are of uint8, and a requantization is a few operators where that is proven to be the same.
 
 Since 3, loops over time are Scan. Since 4, integers are held in the narrowest type, see `carried`. Since 5, additions

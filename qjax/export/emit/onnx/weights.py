@@ -17,7 +17,7 @@ from onnx import numpy_helper
 from qjax.export import document
 from qjax.export.emit.onnx import products, tensors
 from qjax.export.emit.onnx.builder import element_type
-from qjax.export.emit.onnx.codes import Bias, Operand
+from qjax.export.emit.onnx.codes import SHARED, Bias, Operand
 from qjax.export.emit.onnx.codes_writer import CodesWriter
 from qjax.graph.ir import Node, Quantization
 
@@ -126,10 +126,19 @@ def channel_vector(
 
 
 def held_as(w: CodesWriter, name: str, proto: onnx.TensorProto) -> str:
-    """The name under which an initializer is held: its own, unless other nodes read the tensor too."""
+    """The name under which an initializer is held: its own, unless other nodes read the tensor too.
+
+    Nodes that store it in the same way, such as the steps of a recurrent layer, read one initializer.
+    """
     readers = sum(name in node.constants.values() for node in w.graph.nodes)
     if readers > 1 or name in w.data:
-        del proto.metadata_props[:]
-        proto.name = w.fresh(f"{name}/weight")
+        key = name, proto.SerializeToString(deterministic=True)
+        if w.version >= SHARED and key in w.shared:
+            return w.shared[key]
+        proto.name = w.shared[key] = w.fresh(f"{name}/weight")
+        if w.version < SHARED or name in w.holders or not proto.metadata_props:
+            del proto.metadata_props[:]
+        else:
+            w.holders[name] = proto.name
     w.initializers[proto.name] = proto
     return proto.name

@@ -4,13 +4,15 @@ A .tflite file holds scales but no rounding. Each runtime rounds differently, so
 LiteRT's reference kernels, its optimised ones, XNNPACK and TFLite Micro. So only graphs of a target of that family are
 written. `graph.retarget` converts any other graph, and `qjax.compare` shows how much this changes.
 
-The file's metadata "qjax" holds as JSON what the format has no field for, so that reading it restores the same graph:
+The file's metadata "qjax" holds as JSON what the format has no field for, so that reading it restores the same graph.
+It is compressed with zlib, because a microcontroller holds the whole file in its flash:
 
-    {"version": 1, "target": ..., "quantization": ..., "metadata": ..., "inputs": [...], "outputs": [...],
+    {"version": 2, "target": ..., "quantization": ..., "metadata": ..., "inputs": [...], "outputs": [...],
      "tensors": [[name, shape, dtype, range or null], ...], "nodes": [{...}, ...]}
 
 Tensors are in the graph's order. Scales, zero points and data are those of the file's tensors of the same name. A range
-is [qmin, qmax, axes, whether there is a zero point per scale]. A node has the fields of `ir.Node`, and "operators", the
+is [qmin, qmax, axes, whether there is a zero point per scale]; of a tensor that the file does not hold, scales and zero
+points follow. A node has the fields of `ir.Node`, and "operators", the
 span [first, end) of the operators that compute it. "values" lists the constants that are neither tensors of the file
 (kernel, bias) nor derived by the target's rule or formula (`retarget`). These are clamps, counts of averages, the
 factors of an exact sum, the entries of a table, and the codes of constant operands.
@@ -20,6 +22,7 @@ factors of an exact sum, the entries of a table, and the codes of constant opera
 # pyright: reportUnusedImport=false
 
 import os
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -124,6 +127,7 @@ def _writer(graph: Graph, batch: int, int4: bool | None) -> Writer:
 
 
 def _metadata(graph: Graph, writer: Writer) -> bytes:
+    held = {tensor.name for tensor in writer.file.tensors}
     known = {
         "version": METADATA_VERSION,
         "target": graph.target,
@@ -131,15 +135,17 @@ def _metadata(graph: Graph, writer: Writer) -> bytes:
         "metadata": graph.metadata,
         "inputs": graph.inputs,
         "outputs": graph.outputs,
-        "tensors": [_tensor(tensor) for tensor in graph.tensors.values()],
+        "tensors": [_tensor(tensor, held) for tensor in graph.tensors.values()],
         "nodes": [_node(graph, node, span) for node, span in zip(graph.nodes, writer.spans, strict=True)],
     }
-    return strict_json.dumps(known, "The graph").encode()
+    return document.deflated(strict_json.dumps(known, "The graph").encode())
 
 
-def _tensor(tensor: Tensor) -> list[Any]:
+def _tensor(tensor: Tensor, held: Collection[str]) -> list[Any]:
     q = tensor.quantization
-    grid = None if q is None else [q.qmin, q.qmax, list(q.axes), np.ndim(q.zero_point) > 0]
+    grid: list[Any] | None = None if q is None else [q.qmin, q.qmax, list(q.axes), np.ndim(q.zero_point) > 0]
+    if q is not None and grid is not None and tensor.name not in held:
+        grid += [np.asarray(q.scale).tolist(), np.asarray(q.zero_point).tolist()]
     return [tensor.name, list(tensor.shape), tensor.dtype, grid]
 
 

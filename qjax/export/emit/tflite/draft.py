@@ -1,6 +1,7 @@
 """A file under construction: the tensors of a graph, constants, and operators in order."""
 
 import dataclasses
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,6 +38,22 @@ class Value:
         return int(np.asarray(self.quantization.zero_point))
 
 
+Content = tuple[Any, ...]
+
+
+@dataclasses.dataclass
+class _Weights:
+    """The tensors of one constant of the graph, by their content.
+
+    owner: the node that read it first. tensors: those of that node, under the constant's name. others: those of later
+    nodes, under names of their own.
+    """
+
+    owner: str
+    tensors: list[tuple[Content, int]] = dataclasses.field(default_factory=list)
+    others: list[tuple[Content, int]] = dataclasses.field(default_factory=list)
+
+
 class Draft:
     """One graph on its way into a file.
 
@@ -55,6 +72,7 @@ class Draft:
         self.resizable = True
         self.unwritten: list[int] = []
         self._constants: dict[tuple[str, tuple[int, ...], bytes], Value] = {}
+        self._weights: dict[str, _Weights] = {}
         self._names = Names(graph.tensors, between=":", bare=False)
         self._node, self._first = "input", 0
 
@@ -66,7 +84,8 @@ class Draft:
         if name not in self.values:
             # a constant among the inputs
             tensor = self.graph.tensors[name]
-            self.values[name] = self.constant(tensor.value, tensor.dtype, tensor.quantization, name)
+            named = self._names.fresh(name) if name in self._weights else name
+            self.values[name] = self.constant(tensor.value, tensor.dtype, tensor.quantization, named)
         return self.values[name]
 
     def grid(self, node: Node) -> tuple[str, Quantization | None]:
@@ -93,9 +112,25 @@ class Draft:
         """A vector of int32: axes, shapes, paddings."""
         return self.constant(np.asarray(numbers, np.int32), "int32")
 
-    def weights(self, role: str, node: Node, codes: np.ndarray, scales: Scales, dtype: str) -> int:
-        """The tensor of a kernel or a bias, named as in the graph."""
-        return self.file.tensor(node.constants[role], codes.shape, dtype, scales, codes)
+    def weights(self, role: str, node: Node, codes: np.ndarray, scales: Scales | None, dtype: str) -> int:
+        """The tensor of a kernel or a bias, named as in the graph; of groups of channels, one tensor each.
+
+        What several nodes read, such as the steps of a recurrent layer, is there once. If a later node needs it with
+        another layout or other scales, then that is a tensor with a name of its own.
+        """
+        name = node.constants[role]
+        # a constant that is an input of a node too has its name already
+        held = self._weights.setdefault(name, _Weights("" if name in self.values else node.name))
+        content = _content(codes, scales, dtype)
+        if held.owner == node.name:
+            held.tensors.append((content, self.file.tensor(name, codes.shape, dtype, scales, codes)))
+            return held.tensors[-1][1]
+        for known, index in (*held.tensors, *held.others):
+            if known == content:
+                return index
+        index = self.file.tensor(self._names.fresh(name), codes.shape, dtype, scales, codes)
+        held.others.append((content, index))
+        return index
 
     def packs(self, operator: str, kernel: Tensor, depth: int) -> bool:
         """Whether a kernel is stored with 4 bits per code; depth: the last axis that it has in the file."""
@@ -151,6 +186,14 @@ class Draft:
 
     def _fresh(self) -> str:
         return self._names.fresh(self._node, self._first)
+
+
+def _content(codes: np.ndarray, scales: Scales | None, dtype: str) -> Content:
+    """What two tensors must share to be one."""
+    parts = () if scales is None else (scales.scale, scales.zero_point)
+    grid = tuple((np.shape(part), np.asarray(part).tobytes()) for part in parts)
+    rest = None if scales is None else (scales.axis, scales.block)
+    return dtype, codes.shape, hashlib.sha256(np.ascontiguousarray(codes)).digest(), grid, rest
 
 
 def _shapes(graph: Graph, batch: int, prepared: Any) -> dict[str, tuple[int, ...]]:

@@ -63,7 +63,7 @@ def dynamic_dot(writer: Writer, node: Node) -> Value:
     inputs: list[Value | int] = [flat, writer.weights("kernel", node, codes.reshape(n, depth), scales, _type(packed))]
     if "bias" in node.constants:
         bias = np.asarray(writer.graph.constant(node, "bias"))
-        inputs.append(writer.file.tensor(node.constants["bias"], bias.shape, "float32", None, bias))
+        inputs.append(writer.weights("bias", node, bias, None, "float32"))
     y = writer.apply(
         "FULLY_CONNECTED",
         inputs,
@@ -95,12 +95,12 @@ def dynamic_conv(writer: Writer, node: Node) -> Value:
     x, padding = surrounded(writer, writer.input(node), attributes["padding"], window, strides, dilation)
     inputs: list[Value | int] = [x, writer.weights("kernel", node, codes, Scales(scale), "int8")]
     # LiteRT's operator must have a bias. Zeros leave the rounded product as it is.
-    bias = np.zeros(codes.shape[0], np.float32)
     if "bias" in node.constants:
         bias = np.asarray(writer.graph.constant(node, "bias"))
-    inputs.append(
-        writer.file.tensor(node.constants.get("bias", f"{node.name}/bias"), bias.shape, "float32", None, bias)
-    )
+        inputs.append(writer.weights("bias", node, bias, None, "float32"))
+    else:
+        zeros = np.zeros(codes.shape[0], np.float32)
+        inputs.append(writer.file.tensor(f"{node.name}/bias", zeros.shape, "float32", None, zeros))
     return writer.apply(
         "CONV_2D",
         inputs,

@@ -1,9 +1,9 @@
 """Reads back the graph that the ONNX emitter wrote.
 
 The model's metadata under the key "qjax" has the fields of the graph. In the styles "qdq" and "qoperator" it has those
-of the tensors and nodes too, and the initializers hold the weights. In style "integer" the nodes are the calls of
-functions of the domain "qjax", and each tensor of the model has its own metadata. What a function computes is not read
-but compared: see `restored`.
+of the tensors and nodes too (compressed since version 7), and the initializers hold the weights. In style "integer" the
+nodes are the calls of functions of the domain "qjax", and each tensor of the model has its own metadata. What a
+function computes is not read but compared: see `restored`.
 """
 
 from collections.abc import Mapping
@@ -77,16 +77,18 @@ def _array(constant: onnx.TensorProto) -> np.ndarray:
 
 def _of_document(model: onnx.ModelProto, facts: Mapping[str, Any]) -> Graph:
     held = {constant.name: constant for constant in model.graph.initializer}
-    found = [_tensor(described, held) for described in facts["tensors"]]
-    return document.graph_of(facts, found, map(document.node_of, facts["nodes"]))
+    known = document.uncompressed(facts["document"]) if "document" in facts else facts
+    found = [_tensor(described, held) for described in known["tensors"]]
+    return document.graph_of(facts, found, map(document.node_of, known["nodes"]))
 
 
 def _tensor(described: Mapping[str, Any], held: Mapping[str, onnx.TensorProto]) -> Tensor:
     if "shape" in described:
         return document.tensor_of(described)
     name = described["name"]
-    facts = tensors.taken(held[name])
-    codes = _array(held[name]).astype(np.int64) - facts.get("offset", 0)
+    holder = held[described.get("constant", name)]
+    facts = tensors.taken(holder)
+    codes = _array(holder).astype(np.int64) - facts.get("offset", 0)
     order = facts.get("order", range(len(facts["shape"])))
     return document.tensor_of(facts, codes.reshape([facts["shape"][axis] for axis in order]), name)
 

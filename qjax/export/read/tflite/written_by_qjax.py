@@ -37,7 +37,7 @@ def read(model: Model) -> Graph:
 
     def make() -> Graph:
         where = f"its metadata {METADATA!r}"
-        facts = strict_json.mapping(strict_json.loads(model.data[start:end].decode(), where), where)
+        facts = strict_json.mapping(strict_json.loads(document.plain(model.data[start:end]).decode(), where), where)
         check_version(facts, METADATA_VERSION)
         return _Claims(model, facts).graph()
 
@@ -94,7 +94,11 @@ class _Claims:
         if value is None and not (name in self.named and len(self.named[name][0].shape) == len(shape)):
             raise ValueError(f"the file has no tensor {name!r} of shape {shape}")
         quantization = None
-        if grid is not None:
+        if grid is not None and len(grid) > 4:
+            low, high, axes, _, scale, zero_point = grid
+            codes = np.asarray(zero_point, np.int32)
+            quantization = Quantization(np.asarray(scale, np.float32), codes, low, high, tuple(axes))
+        elif grid is not None:
             low, high, axes, several = grid
             stored = self._all(name)
             sizes = [shape[axis] for axis in axes]
@@ -121,16 +125,17 @@ class _Claims:
         found: dict[str, np.ndarray] = {}
         computed = {*self.facts["inputs"], *(entry["output"] for entry in entries)}
         for entry in entries:
+            # the tensors of a name are as the first node reads them
             for name in entry["inputs"]:
-                if name not in computed:
+                if name not in computed and name not in found:
                     found[name] = self._data(name)
             constants = entry["constants"]
             for role, value in entry.get("values", {}).items():
                 _, shape, dtype, _ = self.claimed[constants[role]]
                 found[constants[role]] = _listed(value, dtype).reshape(shape)
-            if "kernel" in constants:
+            if "kernel" in constants and constants["kernel"] not in found:
                 found[constants["kernel"]] = self._kernel(entry)
-            if "bias" in constants:
+            if "bias" in constants and constants["bias"] not in found:
                 found[constants["bias"]] = self._bias(entry, found[constants["kernel"]])
         return found
 
