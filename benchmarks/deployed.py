@@ -26,7 +26,6 @@ from benchmarks.report import Grid
 from benchmarks.shipping import Way, by_runtime, ways
 from benchmarks.timing import Failed, Paired, Result, paired, thread_time
 from conformance.cpu import flags
-from qjax.runtimes import load
 from qjax.runtimes.onnx import session_of
 
 TAKEN = (
@@ -145,31 +144,11 @@ def _litert(name: str, data: np.ndarray, row: Callable[..., Row]) -> Iterator[Ro
             path = Path(folder, "model.tflite")
             try:
                 litert_peer.write(name, kind, path)
-                call = _interpreter(path, data[:1])
+                call = litert_peer.call_of(path, data[:1])
             except (RuntimeError, ValueError) as error:
                 yield Row(Failed(f"{name}: {title}", f"fails: {str(error).splitlines()[0]}"), None)
                 continue
             yield row(title, call, path.stat().st_size)
-
-
-def _interpreter(path: Path, x: np.ndarray) -> Callable[[], Any]:
-    interpreter: Any = load("ai_edge_litert.interpreter", "LiteRT", "ai-edge-litert").Interpreter(
-        model_path=str(path), num_threads=1
-    )
-    interpreter.allocate_tensors()
-    (port,), (output,) = interpreter.get_input_details(), interpreter.get_output_details()
-    scale, zero_point = port["quantization"]
-    if scale:
-        kind = np.iinfo(port["dtype"])
-        x = np.clip(np.round(x / scale) + zero_point, kind.min, kind.max)
-    x = x.astype(port["dtype"])
-
-    def call() -> np.ndarray:
-        interpreter.set_tensor(port["index"], x)
-        interpreter.invoke()
-        return np.array(interpreter.get_tensor(output["index"]))
-
-    return call
 
 
 def table(rows: Sequence[Row]) -> Grid:

@@ -4,6 +4,7 @@ import dataclasses
 import multiprocessing
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any, TypeVar
 
 import jax
@@ -85,9 +86,10 @@ def apart(
     measure: a function of a module, `(seconds, [name]) -> results`.
     """
     found: list[Found] = []
-    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+    # a process that crashes is an error here, and not one that is waited for
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
         for name in names:
-            found += pool.apply(measure, (seconds, [name]))
+            found += pool.submit(measure, seconds, [name]).result()
     return found
 
 

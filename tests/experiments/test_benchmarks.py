@@ -1,17 +1,20 @@
 """The benchmark's program: parts, names, pages, and that what it compares is the same."""
 
 import json
+import os
 import re
 import threading
+from concurrent.futures.process import BrokenProcessPool
 
 import jax
 import numpy as np
 import pytest
 
 from benchmarks import __main__ as program
-from benchmarks import accelerator, kernels, page, speed
+from benchmarks import accelerator, deployed, deployed_networks, kernels, onnx_styles, page, speed
 from benchmarks.report import ratios
-from benchmarks.timing import Failed, Paired
+from benchmarks.timing import Failed, Paired, apart
+from qjax.runtimes.onnx import session_of
 
 RESULTS = [
     Paired("a / b", np.array([2.0, 2.0]), np.array([1.0, 1.0])),
@@ -101,6 +104,36 @@ def test_forms_of_small_cases_compute_the_same():
         "packed by 4 / float32",
         "qjax / XLA's own",
     ]
+
+
+@pytest.mark.parametrize("name", ["GRU keyword spotter", "encoder, 6 layers of 384"])
+@pytest.mark.sampled(1)
+def test_the_float_models_of_deployed_networks_are_the_networks(name, tmp_path):
+    model, data = deployed_networks.made(name)
+    path = tmp_path / "model.onnx"
+    path.write_bytes(onnx_styles.float_model(model, data.shape).SerializeToString())
+    (found,) = session_of(str(path)).run(None, {"x": data})
+    # floats: two orders of summation
+    assert np.abs(found - np.asarray(model(data))).max() < 1e-4
+
+
+def test_rows_of_deployed_files_have_their_size():
+    rows = [deployed.Row(RESULTS[0], 2048), deployed.Row(RESULTS[1], None)]
+    lines = deployed.table(rows).markdown().splitlines()
+    assert lines[2] == "| a / b | 2 | 2000.000 | 1000.000 | 2.00 | 2.00 .. 2.00 |"
+    assert lines[3] == "| c / d | - | - | - | - | 3 codes differ |"
+    assert deployed.differ(rows) == 3
+    assert [row["bytes"] for row in deployed.document(rows)] == [2048, None]
+
+
+def test_a_process_that_crashes_is_an_error():
+    """And not one that is waited for."""
+    with pytest.raises(BrokenProcessPool):
+        apart(_crashing, 0.0, ["x"])
+
+
+def _crashing(seconds, names):
+    os._exit(3)
 
 
 @pytest.mark.exhaustive
