@@ -8,7 +8,7 @@ operation with constants of its own decides what a file may state (`Op.restated`
 """
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,10 @@ from qjax import ops, targets
 from qjax.assign.bounds import operand
 from qjax.assign.constants import BARE, Case, Step, derive, kernel_scale, scales_alone, step_of, weighted_of
 from qjax.assign.formulas import formula_for
-from qjax.graph.ir import Graph, Node, Tensor
+from qjax.graph.ir import Graph, Node, Quantization, Tensor
 from qjax.graph.weighted_product import arithmetic_of, kind_of
 from qjax.names import lengthened
-from qjax.ops import Operand, Preparation, Role
+from qjax.ops import Operand, Preparation, Prepared, Role
 from qjax.ops.epilogue import Affine
 from qjax.ops.facts import AverageFacts
 
@@ -32,7 +32,8 @@ _BOUNDS = ("clamp_min", "clamp_max")
 def restate(graph: Graph, names: Collection[str], target: targets.Target, alike: Mapping[str, Any]) -> Graph:
     """The graph with the target's constants in the nodes of these names; alike: see `assign`."""
     made = _Made(graph, alike)
-    nodes = tuple(_restated(graph, made, node, target) if node.name in names else node for node in graph.nodes)
+    derived = _Derived(graph, target)
+    nodes = tuple(_restated(graph, made, node, derived) if node.name in names else node for node in graph.nodes)
     return graph.replace(nodes=nodes, tensors=made.tensors)
 
 
@@ -67,17 +68,56 @@ class _Made:
         return self._known[key]
 
 
-def _restated(graph: Graph, made: _Made, node: Node, target: targets.Target) -> Node:
+Found = tuple[Mapping[str, Any], Mapping[str, Any]]
+"""Constants by role, and attributes."""
+
+
+class _Derived:
+    """What the target derives for the nodes of a graph; for equal nodes, such as the steps of a loop, once."""
+
+    def __init__(self, graph: Graph, target: targets.Target) -> None:
+        self.graph, self.target = graph, target
+        self._known: dict[Any, Any] = {}
+
+    def of(self, node: Node, derive: Callable[[Graph, Node, targets.Target], Any]) -> Any:
+        """`derive` of the node, or of an equal one before."""
+        key = derive, *self._key(node)
+        if key not in self._known:
+            self._known[key] = derive(self.graph, node, self.target)
+        return self._known[key]
+
+    def _key(self, node: Node) -> tuple[Any, ...]:
+        """All of a node but its name, its place and the names of what it reads and writes.
+
+        One name is one constant, so constants are as equal as their names.
+        """
+        tensors = [self.graph.tensors[name] for name in (*node.inputs, node.output)]
+        grids = [(t.shape, t.dtype, None if t.value is None else t.name, _grid(t.quantization)) for t in tensors]
+        # a tensor plus itself is another case than two tensors of one grid
+        places = tuple(node.inputs.index(name) for name in node.inputs)
+        constants = tuple(sorted(node.constants.items()))
+        return node.op, repr(sorted(node.attributes.items())), constants, tuple(grids), places
+
+
+def _grid(q: Quantization | None) -> Any:
+    if q is None:
+        return None
+    arrays = ((np.shape(a), np.asarray(a).dtype.str, np.asarray(a).tobytes()) for a in (q.scale, q.zero_point))
+    return (*arrays, q.qmin, q.qmax, q.axes)
+
+
+def _restated(graph: Graph, made: _Made, node: Node, derived: _Derived) -> Node:
+    target = derived.target
     if ops.get(node.op).prepares:
-        return _prepared(graph, made, node, target)
+        return _prepared(graph, made, node, derived)
     if "kernel" in node.constants:
-        found, attributes = _weighted(graph, node, target)
+        found, attributes = derived.of(node, _weighted)
         own = {"kernel": node.constants["kernel"]}
         names = {"bias": node.constants["bias"]}
     elif STATED in node.constants:
         return dataclasses.replace(node, attributes={**node.attributes, "rounding": target.rounding.value})
     else:
-        found, attributes = _summed(graph, node, target)
+        found, attributes = derived.of(node, _summed)
         own, names = dict[str, str](), dict[str, str]()
     for role, value in found.items():
         own[role] = made.constant(node, role, names.get(role, f"{node.output}/{role}"), value)
@@ -87,11 +127,9 @@ def _restated(graph: Graph, made: _Made, node: Node, target: targets.Target) -> 
     return dataclasses.replace(node, constants=own, attributes={**kept, **attributes})
 
 
-def _prepared(graph: Graph, made: _Made, node: Node, target: targets.Target) -> Node:
+def _prepared(graph: Graph, made: _Made, node: Node, derived: _Derived) -> Node:
     """An operation that makes its own constants."""
-    op, held = ops.get(node.op), {role: graph.constant(node, role) for role in node.constants if role not in _BOUNDS}
-    inputs, output = (operand(graph.tensors[name]) for name in node.inputs), operand(graph.tensors[node.output])
-    prepared = op.restated(Preparation(node.attributes, held, tuple(inputs), output, Affine.identity(), target))
+    op, prepared = ops.get(node.op), derived.of(node, _own)
     if prepared is None:
         return node
     roles = {
@@ -103,7 +141,14 @@ def _prepared(graph: Graph, made: _Made, node: Node, target: targets.Target) -> 
     return dataclasses.replace(node, constants=roles, attributes={**node.attributes, **prepared.attributes})
 
 
-def _weighted(graph: Graph, node: Node, target: targets.Target) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+def _own(graph: Graph, node: Node, target: targets.Target) -> Prepared | None:
+    held = {role: graph.constant(node, role) for role in node.constants if role not in _BOUNDS}
+    inputs, output = (operand(graph.tensors[name]) for name in node.inputs), operand(graph.tensors[node.output])
+    given = Preparation(node.attributes, held, tuple(inputs), output, Affine.identity(), target)
+    return ops.get(node.op).restated(given)
+
+
+def _weighted(graph: Graph, node: Node, target: targets.Target) -> Found:
     kernel, x = graph.tensors[node.constants["kernel"]], graph.tensors[node.inputs[0]]
     output = graph.tensors[node.output]
     inputs = scales_alone(graph, node.inputs[:1])
@@ -114,7 +159,7 @@ def _weighted(graph: Graph, node: Node, target: targets.Target) -> tuple[Mapping
     return derive(target, case).constants, arithmetic_of(node, kernel, x.shape, rule, target)
 
 
-def _summed(graph: Graph, node: Node, target: targets.Target) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+def _summed(graph: Graph, node: Node, target: targets.Target) -> Found:
     op, output = ops.get(node.op), graph.tensors[node.output]
     count = np.asarray(graph.constant(node, "count")) if "count" in node.constants else None
     # A sum that is not divided is no operation of any runtime.

@@ -10,8 +10,8 @@ from flax import nnx
 
 import qjax
 from qjax import targets
-from qjax.assign import assign
-from qjax.assign.retarget import retarget
+from qjax.assign import assign, file_nodes
+from qjax.assign.retarget import alike, retarget, stated
 from qjax.export.artifact import from_bytes, to_bytes
 from qjax.graph.check import GraphError
 from qjax.graph.ir import Graph, Tensor
@@ -45,6 +45,61 @@ def graphs():
 def test_retargeting_is_converting(graphs, name):
     for other in ("nearest_even", "tflite_xnnpack", "onnxruntime", "torch_fbgemm"):
         assert_equal(retarget(graphs[other], name), graphs[name])
+
+
+@pytest.mark.parametrize("name", ["tflite_xnnpack", "onnxruntime", "torch_fbgemm"])
+@pytest.mark.sampled(1)
+def test_equal_nodes_are_derived_once_and_others_are_not(name, monkeypatch):
+    """The steps of a recurrent layer, whose graph is the same as if every node were derived alone."""
+    x = data(2, 6, 3)
+    layer = nnx.RNN(nnx.GRUCell(3, 4, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(1))
+    qmodel = qjax.quantize(layer, qjax.Recipe(target=name), x)
+    qmodel.eval()
+    graph = qjax.convert(qmodel, x).ir
+    asked, of = [], file_nodes._Derived.of
+
+    def counted(self, node, derive):
+        def once(*arguments):
+            asked.append(node.name)
+            return derive(*arguments)
+
+        # a function of its own has a key of its own
+        return of(self, node, once if alone else derive)
+
+    monkeypatch.setattr(file_nodes._Derived, "of", counted)
+    bare = stated(graph)
+    alone = True
+    every = assign(bare, targets.get(name), alike(graph))
+    assert len(set(asked)) == len(asked) > 30
+    alone = False
+    assert_equal(assign(bare, targets.get(name), alike(graph)), every)
+    derived = file_nodes._Derived(graph, targets.get(name))
+    names = file_nodes.stated_nodes(graph)
+    keys = {derived._key(node) for node in graph.nodes if node.name in names}
+    assert len(keys) < len(names) / 3
+
+
+def test_nodes_that_differ_in_one_thing_have_keys_of_their_own(graphs):
+    graph = graphs["tflite_micro"]
+    derived = file_nodes._Derived(graph, targets.get("tflite_micro"))
+    node = next(node for node in graph.nodes if node.op == "add")
+    output = graph.tensors[node.output]
+    assert output.quantization is not None
+    changed = [
+        dataclasses.replace(output.quantization, scale=np.float32(output.quantization.scale) * 2),
+        dataclasses.replace(output.quantization, zero_point=np.int32(output.quantization.zero_point) + 1),
+        dataclasses.replace(output.quantization, qmax=output.quantization.qmax - 1),
+    ]
+    keys = {derived._key(node)}
+    for quantization in changed:
+        tensors = {**graph.tensors, output.name: dataclasses.replace(output, quantization=quantization)}
+        keys.add(file_nodes._Derived(graph.replace(tensors=tensors), derived.target)._key(node))
+    keys.add(derived._key(dataclasses.replace(node, attributes={**node.attributes, "subtract": True})))
+    keys.add(derived._key(dataclasses.replace(node, inputs=(node.inputs[0], node.inputs[0]))))
+    keys.add(derived._key(dataclasses.replace(node, constants={**node.constants, "bias": "another"})))
+    assert len(keys) == 7
+    # a name and a place are nothing that a target looks at
+    assert derived._key(dataclasses.replace(node, name="other", location="there")) in keys
 
 
 def test_there_and_back(graphs):

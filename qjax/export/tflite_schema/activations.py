@@ -3,6 +3,8 @@
 TFLite's kernels round a bound to a code half away from zero (CalculateActivationRangeQuantized), XNNPACK half to even.
 """
 
+import functools
+
 import numpy as np
 from jax.typing import ArrayLike
 
@@ -23,7 +25,12 @@ def activation_codes(
     activation: str, scale: ArrayLike, zero_point: ArrayLike, low: int, high: int
 ) -> tuple[int, int] | None:
     """The codes of an activation's bounds, within [low, high]; None where the runtimes disagree about them."""
-    step, zero = np.float32(np.asarray(scale)), int(np.asarray(zero_point))
+    return _codes(activation, float(np.float32(np.asarray(scale))), int(np.asarray(zero_point)), low, high)
+
+
+@functools.lru_cache(maxsize=4096)
+def _codes(activation: str, scale: float, zero: int, low: int, high: int) -> tuple[int, int] | None:
+    step = np.float32(scale)
     found: list[int] = []
     for bound, end in zip(BOUNDS[activation], (low, high), strict=True):
         if bound is None:

@@ -41,6 +41,8 @@ class Library:
     def __init__(self, version: int, *, signed: bool = False, for_runtime: bool = False) -> None:
         self.version, self.signed, self.for_runtime = version, signed, for_runtime
         self.functions: dict[str, onnx.FunctionProto] = {}
+        self.bodies: dict[Any, Any] = {}
+        """What was written for a call, by `equal_calls.key_of` it."""
         self._by_body: dict[bytes, str] = {}
         self._names = Names()
 

@@ -12,6 +12,7 @@ Products of int8 activations are computed on uint8, see `unsigned`: their sums a
 zero point.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -70,6 +71,8 @@ class CodesWriter(UnsignedWriter):
         self.kept: set[str] = set()
         """The initializers of the file."""
         self.casts: dict[str, str] = {}
+        self.readers = Counter(name for node in graph.nodes for name in set(node.constants.values()))
+        """How many nodes read a constant."""
         self.shared: dict[tuple[str, bytes], str] = {}
         """The weights that several nodes read, by the tensor of the graph and by what is stored."""
         self.holders: dict[str, str] = {}
@@ -226,8 +229,9 @@ class CodesWriter(UnsignedWriter):
 
     def _inlined(self, node: Node) -> None:
         """The body of the function that was called last, in its place: moves of codes are standard operators."""
-        calls = [index for index, held in enumerate(self.nodes) if held.name == node.name and held.domain == DOMAIN]
-        call = self.nodes[calls[-1]]
+        places = range(len(self.nodes) - 1, -1, -1)
+        place = next(i for i in places if self.nodes[i].name == node.name and self.nodes[i].domain == DOMAIN)
+        call = self.nodes[place]
         function = self.library.functions[call.op_type]
         if any(inner.domain == DOMAIN for inner in function.node):
             return
@@ -248,7 +252,7 @@ class CodesWriter(UnsignedWriter):
             copy.output[:] = [names[name] for name in inner.output]
             copy.name = self.fresh(f"{node.name}/{inner.op_type.lower()}")
             found.append(copy)
-        self.nodes[calls[-1] : calls[-1] + 1] = found
+        self.nodes[place : place + 1] = found
 
     def scale(self, name: str) -> str:
         """The initializer of a tensor's only scale."""

@@ -18,6 +18,7 @@ from qjax import ops
 from qjax.export.emit import bounds, planes
 from qjax.export.emit.onnx import products, requantizing
 from qjax.export.emit.onnx.builder import Builder, Library
+from qjax.export.emit.onnx.equal_calls import key_of
 from qjax.export.emit.onnx.tracing import trace
 from qjax.export.emit.onnx.translate import Translator
 from qjax.export.emit.onnx.views import View
@@ -96,13 +97,20 @@ def _is_convolution(call: Call) -> bool:
 
 
 def write(library: Library, call: Call, free: int | None, stored: Mapping[str, str]) -> Body:
-    """Add the node's function to the library.
+    """Add the node's function to the library; equal calls are written once.
 
     free: the size that represents the batch. stored: role -> dtype of constants that the file holds in a narrower one.
 
     Raises:
       NeedsBatch: the kernel's arithmetic depends on the size of the batch.
     """
+    key = key_of((call, free, stored))
+    if key not in library.bodies:
+        library.bodies[key] = _written(library, call, free, stored)
+    return library.bodies[key]
+
+
+def _written(library: Library, call: Call, free: int | None, stored: Mapping[str, str]) -> Body:
     inputs = [f"x{index}" for index in range(len(call.inputs))]
     builder = Builder(library, (*inputs, *call.constants, *call.zero_points))
     source = next((view for view in call.inputs if _follows(view, free)), None)

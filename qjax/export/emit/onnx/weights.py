@@ -130,8 +130,7 @@ def held_as(w: CodesWriter, name: str, proto: onnx.TensorProto) -> str:
 
     Nodes that store it in the same way, such as the steps of a recurrent layer, read one initializer.
     """
-    readers = sum(name in node.constants.values() for node in w.graph.nodes)
-    if readers > 1 or name in w.data:
+    if w.readers[name] > 1 or name in w.data:
         key = name, proto.SerializeToString(deterministic=True)
         if w.version >= SHARED and key in w.shared:
             return w.shared[key]

@@ -5,8 +5,10 @@ bits, two operands of 8 bits combined to 16, or a sum over few codes. It is comp
 looked up by GATHER, which are exact everywhere.
 """
 
+import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -78,8 +80,16 @@ def _is_native(writer: Writer, node: Node, name: str | None) -> bool:
         return False
     method = targets.get(writer.graph.target).tables
     x_grid = np.float32(x.quantization.scale), int(np.asarray(x.quantization.zero_point))
-    own = function_table(method, name, *x_grid, scale, zero_point)
+    own = _native_table(method, name, *x_grid, scale, zero_point)
     return np.array_equal(own, np.asarray(writer.graph.constant(node, "table")))
+
+
+@functools.lru_cache(maxsize=256)
+def _native_table(*arguments: Any) -> np.ndarray:
+    """`function_table`, once for the steps of a recurrent layer."""
+    table = np.array(function_table(*arguments))
+    table.flags.writeable = False
+    return table
 
 
 def binary(writer: Writer, node: Node) -> Value:
