@@ -184,6 +184,7 @@ METHODS: dict[str, Callable[[Start], Outcome]] = {
     "PACT": functools.partial(learned, method="pact"),
     "TQT": functools.partial(learned, method="tqt", weight_method="tqt"),
     "constant scales": functools.partial(learned, method="static", weight_method="static"),
+    "constant scales, others 8 bits": functools.partial(learned, method="static", weight_method="static", other_bits=8),
     "LSQ, distilled": distilled,
     "LSQ, distilled, others 8 bits": functools.partial(distilled, other_bits=8),
     "LSQ, frozen norms": functools.partial(learned, frozen_norms=True),

@@ -50,6 +50,8 @@ test images.
 - "Distilled" has half of the loss on the labels, and half on the float network's probabilities.
 - Brevitas and qwix leave what no layer reads in float. Brevitas ships no integers from here.
 - "float, trained on" is the control: the float network after the same further epochs.
+- Machines sum floats in different orders, so a seed's float network is not the same on all of them. Points are
+  against the one of the same machine.
 - A network with two tables has a short training of every method beside the long one of a few (`--epochs 2`).
 
 {tables}
@@ -132,20 +134,24 @@ def _summaries(rows: Sequence[Row]) -> str:
     lines: list[str] = []
     for network in _names(rows, "network"):
         mine = _of(rows, network)
-        floats = {row.seed: row.float_accuracy for row in mine if row.float_accuracy is not None}
-        numbers = ", ".join(f"{value:.2f}" for _, value in sorted(floats.items()))
-        lines += [
-            f"### {network}",
-            "",
-            f"Float: {numbers} %.{_control(longest(mine))}",
-            "",
-            *_summary(longest(mine)),
-            "",
-        ]
-        for epochs in sorted({row.epochs for row in mine} - {row.epochs for row in longest(mine)}, reverse=True):
+        long = longest(mine)
+        lines += [f"### {network}", "", f"{_floats(long)}{_control(long)}", "", *_summary(long), ""]
+        for epochs in sorted({row.epochs for row in mine} - {row.epochs for row in long}, reverse=True):
             short = [row for row in mine if row.epochs == epochs]
-            lines += [f"After {epochs} epochs.{_control(short)}", "", *_summary(short), ""]
+            lines += [f"After {epochs} epochs. {_floats(short)}{_control(short)}", "", *_summary(short), ""]
     return "\n".join(lines)
+
+
+def _floats(rows: Sequence[Row]) -> str:
+    """Sentences with the float networks' accuracies by seed; what another machine had comes last."""
+    seeds: dict[int, list[float]] = {}
+    for row in rows:
+        found = seeds.setdefault(row.seed, [])
+        if row.float_accuracy is not None and row.float_accuracy not in found:
+            found.append(row.float_accuracy)
+    usual = ", ".join(f"{found[0]:.2f}" for _, found in sorted(seeds.items()) if found)
+    others = [f"{value:.2f}" for _, found in sorted(seeds.items()) for value in found[1:]]
+    return f"Float: {usual} %." + (f" On another machine: {', '.join(others)} %." if others else "")
 
 
 def _control(rows: Sequence[Row]) -> str:
@@ -188,9 +194,14 @@ def _machines(rows: Sequence[Row]) -> str:
     if not counts:
         return ""
     (usual, _), *others = counts.most_common()
+    long = longest(rows)
     lines = [usual] if not others else [usual, "", "| other rows | made on |", "| --- | --- |"]
     for made, _ in others:
-        names = dict.fromkeys(f"{row.network} {row.setting} ({row.method})" for row in rows if row.made == made)
+        names = dict.fromkeys(
+            f"{row.network} {row.setting} ({row.method}{'' if row in long else f', {row.epochs} epochs'})"
+            for row in rows
+            if row.made == made
+        )
         lines.append(f"| {', '.join(names)} | {made.removeprefix('Made on ').removesuffix('.')} |")
     return "\n".join(lines)
 
