@@ -23,7 +23,7 @@ def draw(rows: Sequence[Row], settings: Sequence[str], points: Callable[[Row], f
     found = [(row, value) for row in rows if row.setting != "float" and (value := points(row)) is not None]
     networks = list(dict.fromkeys(row.network for row, _ in found))
     methods = list(dict.fromkeys(row.method for row, _ in found))
-    colours = plt.get_cmap("tab10")
+    colours = plt.get_cmap("tab20")
     figure, grid = plt.subplots(
         1, max(len(networks), 1), figsize=(2 + 4.5 * max(len(networks), 1), 4), squeeze=False, layout="constrained"
     )
@@ -37,7 +37,7 @@ def draw(rows: Sequence[Row], settings: Sequence[str], points: Callable[[Row], f
             }
             if means:
                 shown = [max(mean, LOWEST) for mean in means.values()]
-                axes.plot(list(means), shown, marker="o", markersize=4, label=method, color=colours(index % 10))
+                axes.plot(list(means), shown, marker="o", markersize=4, label=method, color=colours(index % 20))
         axes.axhline(0, color="#8a8a8a", linewidth=0.8)
         axes.set(title=network, ylabel="points against float", ylim=(LOWEST - 0.3, 1.2))
         axes.set_xticks(range(len(settings)), settings)
