@@ -57,6 +57,12 @@ def test_tables_are_means_and_errors_of_paired_differences(tmp_path):
     assert (tmp_path / "figures/page.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_one_seed_is_not_the_answer_beside_several(tmp_path):
+    rows = [Row("net", "LSQ", "W4A4", seed, 10, 91.0, 91.5, 0, 91.0) for seed in (0, 1)]
+    page.write(tmp_path / "page.md", [*rows, Row("net", "PACT", "W4A4", 0, 10, 91.0, 93.0, 0, 91.0)])
+    assert "| W4A4 | +0.50 (LSQ) |" in (tmp_path / "page.md").read_text()
+
+
 def test_a_short_training_has_its_own_table(tmp_path):
     rows = [
         Row("net", "LSQ", "W4A4", 0, 10, 91.0, 91.5, 0, 91.0),
