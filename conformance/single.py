@@ -129,7 +129,9 @@ def _operation(case: Case) -> tuple[str, dict[str, Any], dict[str, str]]:
         return "dot", {**numbers, "weight": None, "channels": [], "rank": 3, "permutation": None}, {}
     if case.op == "mean":
         return "sum", {"axes": list(case.attributes["axes"])}, {}
-    return case.op, {"subtract": False} if case.op == "add" else {}, {}
+    if case.op in ("add", "subtract"):
+        return "add", {"subtract": case.op == "subtract"}, {}
+    return case.op, {}, {}
 
 
 def _steps(case: Case) -> list[tuple[str, np.ndarray]]:

@@ -63,6 +63,8 @@ def formula_for(
     else:
         name = target.formula(op)
         formula = None if name is None else get(name)
+        if formula is not None and formula.broadcast is not None and len({tensors[x].shape for x in node.inputs}) > 1:
+            formula = get(formula.broadcast)
     if formula is None:
         return None
     widths = frozenset(np.dtype(tensor.dtype).itemsize for tensor in (*(tensors[name] for name in node.inputs), output))

@@ -70,6 +70,8 @@ FORMULAS = {
     "torch_mean": "divides the sum of the codes as they are by n in float32 and rounds once",
     "torch_multiply": "rounds a float32 product once, with the reciprocal of the scale",
     "torch_qnnpack_add": "adds two products of 22-bit multipliers and shifts once, ties away from zero",
+    "torch_qnnpack_add_broadcast": "adds two products of 22-bit multipliers and shifts once, ties away from zero; "
+    "operands of different shapes are added in float32",
     "torch_qnnpack_average": "multiplies the integer sum by a float32 scale and rounds once",
     "torch_rescale": "dequantizes to float32, and multiplies by 1/s and adds the zero point in one step",
     "tosa_add": "rescales each operand 20 bits up and then their sum, each with ties up",

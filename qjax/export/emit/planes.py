@@ -108,7 +108,7 @@ def of_node(op: str, attributes: Mapping[str, Any], constants: Mapping[str, Any]
     dtypes = tuple(attributes.get("input_dtypes", ()))
     plain = (
         isinstance(own, Elementwise)
-        and _is_pointwise(attributes)
+        and _is_pointwise(attributes, constants)
         and len(dtypes) == 2
         and {*dtypes, attributes.get("dtype")} <= {"int8", "uint8"}
         and all(np.size(value) == 1 for value in constants.values())
@@ -127,10 +127,10 @@ def of_node(op: str, attributes: Mapping[str, Any], constants: Mapping[str, Any]
     return fit(table, a, b, zeros) if found is None else found
 
 
-def _is_pointwise(attributes: Mapping[str, Any]) -> bool:
+def _is_pointwise(attributes: Mapping[str, Any], constants: Mapping[str, Any]) -> bool:
     """Whether a formula says so; the exact sum is."""
     if "formula" in attributes:
-        return formulas.get(attributes["formula"]).pointwise
+        return formulas.get(attributes["formula"]).is_pointwise(attributes, constants)
     return "rounding" in attributes
 
 

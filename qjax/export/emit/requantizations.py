@@ -90,7 +90,10 @@ def finish_of_sum(
     """
     name = attributes.get("formula")
     rounding = attributes.get("rounding")
-    pointwise = get_formula(name).pointwise if name is not None else rounding is not None and int(values["factor0"]) > 0
+    if name is not None:
+        pointwise = get_formula(name).is_pointwise(attributes, values)
+    else:
+        pointwise = rounding is not None and int(values["factor0"]) > 0
     if not pointwise or any(value.size != 1 for value in values.values()) or max(-ends[0], ends[1]) >= _INT32:
         return None
     constants = {role: value for role, value in values.items() if role not in ("clamp_min", "clamp_max")}

@@ -58,7 +58,8 @@ class Formula:
         any. Elsewhere its intermediate numbers may leave their type, and the exact sum takes its place.
       factors: of "matmul": whether `prepare` takes `Setting.factor`. A target with `scaled_matmul` needs one that does.
       pointwise: whether an element of the result depends on the operands' elements at its place alone, and neither on
-        the place nor on the shapes. An emitter may then write another computation with the same codes.
+        the place nor on the shapes. A function where attributes and constants of the node decide. See `is_pointwise`.
+      broadcast: with operands of different shapes the runtime has the formula of this name.
     """
 
     name: str
@@ -70,7 +71,15 @@ class Formula:
     windows: bool = False
     widths: frozenset[frozenset[int]] | None = None
     factors: bool = False
-    pointwise: bool = False
+    pointwise: bool | Callable[[Mapping[str, Any], Mapping[str, Any]], bool] = False
+    broadcast: str | None = None
+
+    def is_pointwise(self, attributes: Mapping[str, Any], constants: Mapping[str, Any]) -> bool:
+        """Whether it is, for a node with these attributes and constants (numbers by role).
+
+        An emitter may then write another computation with the same codes.
+        """
+        return self.pointwise(attributes, constants) if callable(self.pointwise) else self.pointwise
 
 
 ONE_BYTE = frozenset({frozenset({1})})

@@ -4,7 +4,8 @@ The effective scale is C's float expression s_0 * s_1 / s_y, each step rounded t
 in double (there the formula is `double_round` itself). `tflite_multiply` is the reference kernel.
 `tflite_multiply_neon` is the optimised one: whole blocks of 16 elements (8 with uint8 codes) saturate the rescaled
 product to int16 and add the zero point in int16, which wraps around; the elements that are left, in row-major order,
-follow the reference. With int16 codes the two are one.
+follow the reference. With int16 codes the two are one. Operands of different shapes have the loops of `tflite_loops`;
+uint8 elements with a single one of the other operand (MulSimpleBroadcast) wrap around where the others saturate.
 
 Sources: mul.cc's Prepare, reference_integer_ops::Mul, optimized_integer_ops::MulElementwise of ai-edge-litert 2.3.0;
 0 of 6.3 million int8 products per kernel with scales at which float32 and double differ, and of 450,000 int16 ones.
@@ -19,7 +20,8 @@ import numpy as np
 
 from qjax.numerics.fixed_point import effective_scale, quantize_multiplier
 from qjax.ops.formulas.base import Array, Formula, Setting, register
-from qjax.ops.formulas.tflite_steps import constant, in_vectors, is_wide, roles, scaled, wrap16
+from qjax.ops.formulas.tflite_loops import loop_of
+from qjax.ops.formulas.tflite_steps import constant, is_wide, roles, scaled, wrap16
 
 
 def float32_scale(setting: Setting) -> Any:
@@ -47,13 +49,26 @@ def neon_multiply(
     zero_point = constant(constants, "y_zero_point")
     if is_wide(attributes):
         return product + zero_point
-    narrow = wrap16(jnp.clip(product, np.int32(-(2**15)), np.int32(2**15 - 1)) + zero_point)
-    block = 8 if attributes["dtype"] == "uint8" else 16
-    return jnp.where(in_vectors(product.shape, block), narrow, product + zero_point)
+    loop = loop_of(first.shape, second.shape)
+    unsigned = attributes["dtype"] == "uint8"
+    if unsigned and loop.kind == "scalar":
+        narrow = wrap16(product)
+    else:
+        narrow = jnp.clip(product, np.int32(-(2**15)), np.int32(2**15 - 1))
+    vectors = loop.in_vectors(product.shape, 8 if unsigned else 16)
+    return jnp.where(vectors, wrap16(narrow + zero_point), product + zero_point)
 
 
 tflite_multiply = register(
     Formula("tflite_multiply", frozenset({"multiply"}), multiply_roles, _reference, pointwise=True)
 )
 
-tflite_multiply_neon = register(Formula("tflite_multiply_neon", frozenset({"multiply"}), multiply_roles, neon_multiply))
+tflite_multiply_neon = register(
+    Formula(
+        "tflite_multiply_neon",
+        frozenset({"multiply"}),
+        multiply_roles,
+        neon_multiply,
+        pointwise=lambda attributes, constants: is_wide(attributes),
+    )
+)

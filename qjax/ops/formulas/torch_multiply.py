@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from qjax.numerics import float32
 from qjax.ops.formulas.base import Array, Formula, Setting, register
@@ -24,11 +23,13 @@ def _prepare(setting: Setting) -> dict[str, Array]:
 
 
 def _kernel(operands: Sequence[jax.Array], constants: Mapping[str, Any], attributes: Mapping[str, Any]) -> jax.Array:
-    real = dequantize(operands[0] * operands[1], number(constants, "factor"))
-    shape = jnp.broadcast_shapes(*(codes.shape for codes in operands))
-    return in_blocks(
-        shape, lambda: round_outside(real, constants, "indefinite"), lambda: round_outside(real, constants)
-    )
+    first, second = operands
+    real = dequantize(first * second, number(constants, "factor"))
+
+    def block() -> jax.Array:
+        return round_outside(real, constants, "indefinite")
+
+    return in_blocks(first.shape, second.shape, block, lambda: round_outside(real, constants))
 
 
 torch_multiply = register(Formula("torch_multiply", frozenset({"multiply"}), _prepare, _kernel))

@@ -3,6 +3,9 @@
 With float32 ratios r_i = s_i / s_y and t = 21 - floor(log2(max r_i)), the factors are m_i = rint(r_i * 2^t), the larger
 one in [2^21, 2^22], and y = round_away((m_0 (q_0 - z_0) + m_1 (q_1 - z_1)) / 2^t) + z_y. Source: QNNPACK's
 pytorch_qnnp_compute_add_quantization_params and pytorch_q8vadd_ukernel; torch 2.13.0, 0 of 3.5 million.
+
+PyTorch gives operands of different shapes to its own loops instead, see `torch_add`. A node whose shapes differ as far
+as they are known has the formula `torch_qnnpack_add_broadcast`, which decides by the shapes at hand.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,6 +20,7 @@ from qjax.numerics._namespace import host_or_trace, wide
 from qjax.numerics.float32 import Float32
 from qjax.numerics.rounding import Rounding
 from qjax.ops.formulas.base import Array, Formula, Setting, register
+from qjax.ops.formulas.torch_add import add_roles, iterated_add
 from qjax.ops.formulas.two_factors import shifted_sum
 
 _FACTOR_BITS = 21
@@ -46,4 +50,24 @@ def _kernel(operands: Sequence[jax.Array], constants: Mapping[str, Any], attribu
     return rounded + jnp.asarray(constants["y_zero_point"])
 
 
-torch_qnnpack_add = register(Formula("torch_qnnpack_add", frozenset({"add"}), _prepare, _kernel, pointwise=True))
+def _broadcast_prepare(setting: Setting) -> dict[str, Array]:
+    return {**_prepare(setting), **add_roles(setting)}
+
+
+def _broadcast_kernel(
+    operands: Sequence[jax.Array], constants: Mapping[str, Any], attributes: Mapping[str, Any]
+) -> jax.Array:
+    first, second = operands
+    kernel = _kernel if first.shape == second.shape else iterated_add
+    return kernel(operands, constants, attributes)
+
+
+_ADD = frozenset({"add"})
+
+torch_qnnpack_add = register(
+    Formula("torch_qnnpack_add", _ADD, _prepare, _kernel, pointwise=True, broadcast="torch_qnnpack_add_broadcast")
+)
+
+torch_qnnpack_add_broadcast = register(
+    Formula("torch_qnnpack_add_broadcast", _ADD, _broadcast_prepare, _broadcast_kernel)
+)

@@ -8,7 +8,7 @@ than 32,768 elements into pieces.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -29,10 +29,38 @@ def reciprocal(x: Any) -> Float32:
     return float32.divide(float32.of(1.0), x if isinstance(x, Float32) else float32.of(x))
 
 
-def in_blocks(shape: tuple[int, ...], block: Callable[[], jax.Array], rest: Callable[[], jax.Array]) -> jax.Array:
-    """`block()` for the elements in whole blocks of `BLOCK`, `rest()` after them."""
-    size = math.prod(shape)
-    return _split(size, BLOCK, lambda: jax.lax.iota(jnp.int32, size).reshape(shape), block, rest)
+def in_blocks(
+    first: Sequence[Any], second: Sequence[Any], block: Callable[[], jax.Array], rest: Callable[[], jax.Array]
+) -> jax.Array:
+    """`block()` for the elements in whole blocks of `BLOCK`, `rest()` after them.
+
+    first, second: the shapes of the operands. TensorIterator joins neighbouring axes that it walks alike: with operands
+    of one shape all of them. Its inner loop runs over the last joined axis, and has blocks and a rest of its own.
+    """
+    shape = jnp.broadcast_shapes(tuple(first), tuple(second))
+    inner = shape[len(shape) - _inner_axes(first, second) :]
+    size = math.prod(inner)
+
+    def places() -> jax.Array:
+        return jnp.broadcast_to(jax.lax.iota(jnp.int32, size).reshape(inner), shape)
+
+    return _split(size, BLOCK, places, block, rest)
+
+
+def _inner_axes(first: Sequence[Any], second: Sequence[Any]) -> int:
+    """How many of the last axes the inner loop of two operands covers."""
+    rank = max(len(first), len(second))
+    a, b = ((1,) * (rank - len(shape)) + tuple(shape) for shape in (first, second))
+    walked: list[tuple[bool, bool]] = []
+    for axis in reversed(range(rank)):
+        if a[axis] == 1 and b[axis] == 1:
+            continue
+        # which operand moves along this axis
+        moves = (a[axis] != 1, b[axis] != 1)
+        if walked and moves != walked[0]:
+            return rank - 1 - axis
+        walked.append(moves)
+    return rank
 
 
 def in_channel_blocks(

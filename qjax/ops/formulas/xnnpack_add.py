@@ -19,9 +19,9 @@ from qjax.numerics._namespace import host_or_trace, wide
 from qjax.numerics.rounding import Rounding, rounding_right_shift
 from qjax.numerics.softfloat import Real
 from qjax.ops.formulas.base import Array, Formula, Setting, register
-from qjax.ops.formulas.tflite_add import add_roles, neon_add
-from qjax.ops.formulas.tflite_steps import constant, is_wide, same_types
-from qjax.ops.formulas.xnnpack_steps import either, within
+from qjax.ops.formulas.tflite_add import add_roles, has_vectors, neon_add
+from qjax.ops.formulas.tflite_steps import constant
+from qjax.ops.formulas.xnnpack_steps import either, has_kernel, is_delegated, within
 
 _LEAST, _BELOW = 2.0**-10, 2.0**8
 
@@ -55,9 +55,13 @@ def _kernel(operands: Sequence[jax.Array], constants: Mapping[str, Any], attribu
         rounded = rounding_right_shift(total, constant(constants, "right_shift"), Rounding.NEAREST_UP)
         return rounded + constant(constants, "y_zero_point")
 
-    if is_wide(attributes) or not same_types(attributes):
+    if not has_kernel(attributes):
         return kept()
     return either(constants["delegated"], xnnpack, kept)
 
 
-xnnpack_add = register(Formula("xnnpack_add", frozenset({"add", "subtract"}), _prepare, _kernel, pointwise=True))
+def _pointwise(attributes: Mapping[str, Any], constants: Mapping[str, Any]) -> bool:
+    return not has_vectors(attributes) or is_delegated(attributes, constants)
+
+
+xnnpack_add = register(Formula("xnnpack_add", frozenset({"add", "subtract"}), _prepare, _kernel, pointwise=_pointwise))

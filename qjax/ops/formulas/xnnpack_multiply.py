@@ -15,8 +15,8 @@ from qjax.ops.formulas import float_steps
 from qjax.ops.formulas.base import Array, Formula, Setting, register
 from qjax.ops.formulas.float_steps import dequantize, number
 from qjax.ops.formulas.tflite_multiply import float32_scale, multiply_roles, neon_multiply
-from qjax.ops.formulas.tflite_steps import constant, is_wide, same_types
-from qjax.ops.formulas.xnnpack_steps import either, within
+from qjax.ops.formulas.tflite_steps import constant, is_wide
+from qjax.ops.formulas.xnnpack_steps import either, has_kernel, is_delegated, within
 
 
 def _prepare(setting: Setting) -> dict[str, Array]:
@@ -38,9 +38,15 @@ def _kernel(operands: Sequence[jax.Array], constants: Mapping[str, Any], attribu
         product = dequantize(first * second, number(constants, "scale"))
         return float32.to_int32(product) + constant(constants, "y_zero_point")
 
-    if is_wide(attributes) or not same_types(attributes):
+    if not has_kernel(attributes):
         return kept()
     return either(constants["delegated"], xnnpack, kept)
 
 
-xnnpack_multiply = register(Formula("xnnpack_multiply", frozenset({"multiply"}), _prepare, _kernel, pointwise=True))
+def _pointwise(attributes: Mapping[str, Any], constants: Mapping[str, Any]) -> bool:
+    return is_wide(attributes) or is_delegated(attributes, constants)
+
+
+xnnpack_multiply = register(
+    Formula("xnnpack_multiply", frozenset({"multiply"}), _prepare, _kernel, pointwise=_pointwise)
+)

@@ -16,8 +16,8 @@ from qjax.numerics.fixed_point import Multiplier
 from qjax.numerics.requantize import requantize
 from qjax.ops.formulas.base import Array, Formula, Setting, register
 from qjax.ops.formulas.tflite_multiply import float32_scale, multiply_roles, neon_multiply
-from qjax.ops.formulas.tflite_steps import constant, is_wide, same_types
-from qjax.ops.formulas.xnnpack_steps import either, within
+from qjax.ops.formulas.tflite_steps import constant, is_wide
+from qjax.ops.formulas.xnnpack_steps import either, has_kernel, is_delegated, within
 
 
 def _prepare(setting: Setting) -> dict[str, Array]:
@@ -42,11 +42,15 @@ def _kernel(operands: Sequence[jax.Array], constants: Mapping[str, Any], attribu
             qmax=int(info.max),
         )
 
-    if is_wide(attributes) or not same_types(attributes):
+    if not has_kernel(attributes):
         return kept()
     return either(constants["delegated"], xnnpack, kept)
 
 
+def _pointwise(attributes: Mapping[str, Any], constants: Mapping[str, Any]) -> bool:
+    return is_wide(attributes) or is_delegated(attributes, constants)
+
+
 xnnpack_multiply_arm = register(
-    Formula("xnnpack_multiply_arm", frozenset({"multiply"}), _prepare, _kernel, pointwise=True)
+    Formula("xnnpack_multiply_arm", frozenset({"multiply"}), _prepare, _kernel, pointwise=_pointwise)
 )

@@ -3,6 +3,7 @@
 # what models and grids are made of has no static type here
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false, reportReturnType=false
 
+import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,20 +17,29 @@ from conformance.single import graph_of as case_graph
 from qjax import ops, targets
 from qjax.assign import assign
 from qjax.graph.ir import Graph
+from qjax.graph.kernels import attributes, constants_of
 from qjax.numerics.accumulator import Accumulator
-from qjax.ops import Operand, Preparation
+from qjax.ops import Operand, Preparation, formulas
 from qjax.ops.epilogue import Affine
 from tests.ops.nodes import INT4, INT8, INT16, NARROW, UINT8_MIDDLE, UINT16, Grid, graph_of
 
 Named = dict[str, tuple[Graph, list[np.ndarray]]]
 
 REFUSED = {
-    ("fpga", "int8", name) for name in ("dense_channels", "conv", "conv_channels", "depthwise_channels", "multiply")
+    ("fpga", "int8", name)
+    for name in (
+        "dense_channels",
+        "conv",
+        "conv_channels",
+        "depthwise_channels",
+        "multiply",
+        "multiply_rows",
+    )
 }
 """Target, dtype and case that cannot be: one shift has no constants for these scales. All others must be."""
 TARGETS = targets.names()
 """Those of qjax: a tutorial that ran in this process may have registered its own."""
-CASES = 330
+CASES = 390
 """Targets x dtypes x cases of `of_targets`."""
 
 
@@ -55,6 +65,14 @@ def of_targets() -> Named:
                 # a rule of products is the same function behind a dense layer and a convolution
                 own = node.op if "kernel" not in node.constants or known["accumulator"] else "weighted"
                 key = f"{own} {dtype} {known}"
+                if label.endswith("_rows"):
+                    name_of = known["formula"]
+                    if name_of is None or formulas.get(name_of).is_pointwise(
+                        attributes(graph, node), constants_of(graph, node)
+                    ):
+                        # the same function of the same pairs of codes
+                        continue
+                    key += " rows"
                 if key not in seen:
                     seen.add(key)
                     found[f"{name}_{label}_{dtype}"] = graph, list(case.inputs)
@@ -69,8 +87,12 @@ def labelled(dtype: str, target: targets.Target) -> Iterator[tuple[str, Case]]:
         yield "dense" + suffix, cases.fully_connected(dtype, per_channel=per_channel)[-1]
         yield "conv" + suffix, cases.conv2d(dtype, per_channel=per_channel)[-1]
         yield "depthwise" + suffix, cases.depthwise_conv2d(dtype, per_channel=per_channel)[3]
-    yield "add", cases.elementwise("add", dtype)[2]
-    yield "multiply", cases.elementwise("multiply", dtype)[2]
+    for op in ("add", "multiply"):
+        case = cases.elementwise(op, dtype)[2]
+        yield op, case
+        # each of 33 rows has 61 elements of the one operand and a single element of the other
+        a, b = case.inputs
+        yield f"{op}_rows", dataclasses.replace(case, inputs=(a[:33, :61], b[:33, :1]))
     yield "rescale", cases.rescale(dtype, dtype)[0]
     yield "mean", cases.mean(dtype, same_grid="mean" in target.same_grid)[1]
     yield "pool", cases.average_pool(dtype, same_grid="average_pool" in target.same_grid)[1]

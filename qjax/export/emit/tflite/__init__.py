@@ -7,7 +7,7 @@ written. `graph.retarget` converts any other graph, and `qjax.compare` shows how
 The file's metadata "qjax" holds as JSON what the format has no field for, so that reading it restores the same graph.
 It is compressed with zlib, because a microcontroller holds the whole file in its flash:
 
-    {"version": 2, "target": ..., "quantization": ..., "metadata": ..., "inputs": [...], "outputs": [...],
+    {"version": 3, "target": ..., "quantization": ..., "metadata": ..., "inputs": [...], "outputs": [...],
      "tensors": [[name, shape, dtype, range or null], ...], "nodes": [{...}, ...]}
 
 Tensors are in the graph's order. Scales, zero points and data are those of the file's tensors of the same name. A range
@@ -71,16 +71,18 @@ def emit(graph: Graph, path: str | os.PathLike[str], *, batch: int = 1, int4: bo
     files.write(to_bytes(graph, batch=batch, int4=int4), path)
 
 
-def to_bytes(graph: Graph, *, batch: int = 1, int4: bool | None = None) -> bytes:
-    """The file's bytes, see `emit`."""
-    data, problems = attempt(graph, batch=batch, int4=int4)
+def to_bytes(graph: Graph, *, batch: int = 1, int4: bool | None = None, version: int = METADATA_VERSION) -> bytes:
+    """The file's bytes, see `emit`; version: of the metadata, to write a file as an earlier qjax wrote it."""
+    data, problems = attempt(graph, batch=batch, int4=int4, version=version)
     if problems:
         listed = "\n".join(f"  {line}" for line in problems.lines)
         raise ValueError(f"emit: {len(problems.found)} parts of the graph have no form in a .tflite file:\n{listed}")
     return data
 
 
-def attempt(graph: Graph, *, batch: int = 1, int4: bool | None = None) -> tuple[bytes, Problems]:
+def attempt(
+    graph: Graph, *, batch: int = 1, int4: bool | None = None, version: int = METADATA_VERSION
+) -> tuple[bytes, Problems]:
     """The file, with an input in the place of every node that cannot be written, and what these are.
 
     Where the graph's types have no form at all, the file is empty.
@@ -94,7 +96,7 @@ def attempt(graph: Graph, *, batch: int = 1, int4: bool | None = None) -> tuple[
     problems = problems_of(graph)
     if problems:
         return b"", problems
-    writer = _writer(graph, batch, int4)
+    writer = _writer(graph, batch, int4, version)
     return _bytes(graph, writer), writer.problems
 
 
@@ -113,9 +115,9 @@ def _bytes(graph: Graph, writer: Writer) -> bytes:
     )
 
 
-def _writer(graph: Graph, batch: int, int4: bool | None) -> Writer:
+def _writer(graph: Graph, batch: int, int4: bool | None, version: int) -> Writer:
     try:
-        writer = Writer(graph, batch, int4)
+        writer = Writer(graph, batch, int4, version)
     except ImportError as error:
         missing: Any = error.name
         raise ModuleNotFoundError(
@@ -129,7 +131,7 @@ def _writer(graph: Graph, batch: int, int4: bool | None) -> Writer:
 def _metadata(graph: Graph, writer: Writer) -> bytes:
     held = {tensor.name for tensor in writer.file.tensors}
     known = {
-        "version": METADATA_VERSION,
+        "version": writer.version,
         "target": graph.target,
         "quantization": graph.quantization,
         "metadata": graph.metadata,

@@ -11,6 +11,7 @@ from qjax.export.emit.tflite.draft import Value
 from qjax.export.emit.tflite.moves import padded, repeated
 from qjax.export.emit.tflite.writer import Writer, lowers
 from qjax.export.tflite_schema import layouts
+from qjax.export.tflite_schema.file import BROADCASTS
 from qjax.graph.ir import Node
 from qjax.ops.windows import inside, product_of_axes
 from qjax.problems import Unsupported
@@ -41,18 +42,62 @@ def _binary(writer: Writer, node: Node, operator: str, **options: Any) -> Value:
             raise Unsupported(
                 f"{node.op} of {x.dtype} to {dtype}", "TFLite's kernels have one width: use the same bits on all sides"
             )
-        # the runtimes' broadcasting loops round differently, so broadcast explicitly
-        ranked = writer.reshape(x, (1,) * (len(shape) - len(x.shape)) + x.shape, _shifted(x, len(shape)))
-        operands[index] = repeated(writer, ranked, shape, free)
+        operands[index] = writer.reshape(x, (1,) * (len(shape) - len(x.shape)) + x.shape, _shifted(x, len(shape)))
+    joined: Sequence[range] = [range(axis, axis + 1) for axis in range(len(shape))]
+    if writer.version < BROADCASTS:
+        operands = [repeated(writer, x, shape, free) for x in operands]
+    elif len(shape) > _MOST_AXES and operands[0].shape != operands[1].shape:
+        joined = _alike(*(x.shape for x in operands))
+        operands = [_joined(writer, x, joined) for x in operands]
+        if len(joined) > _MOST_AXES:
+            inner = [math.prod(shape[axis] for axis in group) for group in joined]
+            operands = [repeated(writer, x, inner, _groups(free, joined)) for x in operands]
     activation = writer.activation(node)
+    inner = [math.prod(shape[axis] for axis in group) for group in joined]
     result = writer.apply(
-        operator, operands, shape, free, dtype, quantization, fusedActivationFunction=activation, **options
+        operator,
+        operands,
+        inner,
+        _groups(free, joined),
+        dtype,
+        quantization,
+        fusedActivationFunction=activation,
+        **options,
     )
-    return writer.bounded(node, result, activation)
+    return writer.bounded(node, writer.reshape(result, shape, free), activation)
+
+
+_MOST_AXES = 4
+"""Of operands that are repeated: TFLite Micro's and older LiteRT's loops have four."""
 
 
 def _shifted(x: Value, rank: int) -> frozenset[int]:
     return frozenset(axis + rank - len(x.shape) for axis in x.free)
+
+
+def _alike(first: Sequence[int], second: Sequence[int]) -> list[range]:
+    """The axes in groups of neighbours along which the same operand is repeated, or none is."""
+    groups: list[range] = []
+    last: tuple[bool, bool] | None = None
+    for axis, sizes in enumerate(zip(first, second, strict=True)):
+        moves = (sizes[0] != 1, sizes[1] != 1)
+        if groups and (moves == (False, False) or last in (moves, (False, False))):
+            groups[-1] = range(groups[-1].start, axis + 1)
+        else:
+            groups.append(range(axis, axis + 1))
+        last = last if moves == (False, False) and last is not None else moves
+    return groups
+
+
+def _joined(writer: Writer, x: Value, groups: Sequence[range]) -> Value:
+    """RESHAPE with one axis for each group."""
+    shape = [math.prod(x.shape[axis] for axis in group) for group in groups]
+    return writer.reshape(x, shape, _groups(x.free, groups))
+
+
+def _groups(axes: frozenset[int], groups: Sequence[range]) -> frozenset[int]:
+    """The groups in which these axes are."""
+    return frozenset(index for index, group in enumerate(groups) if axes & set(group))
 
 
 @lowers("rescale")

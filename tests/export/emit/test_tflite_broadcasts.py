@@ -1,0 +1,89 @@
+"""Sums, differences and products of tensors of different shapes as .tflite: no copy, and the runtime's own loops."""
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+import qjax
+from qjax.export.emit.tflite import to_bytes
+from qjax.export.read import tflite as reader
+from qjax.export.read.errors import ReadError
+from qjax.export.read.tflite.model import parse
+from qjax.graph.ir import Graph
+from qjax.run.interpreter import Interpreter
+from tests.export.emit.tflite_runtimes import MODES, TARGETS, litert, micro, random_codes
+from tests.export.graphs import assert_equal
+from tests.layers.round_trip import data
+
+
+class Repeats(nnx.Module):
+    """Rows, single elements, middle axes; and five axes, of which a file has fewer."""
+
+    def __call__(self, x: jax.Array):
+        row, single = x[:1, :1], x[..., :1]
+        deep = x.reshape(x.shape[0], 3, 7, 1, 33)
+        return {
+            "row": x + row,
+            "single": x - single,
+            "crossed": single * row,
+            "factor": x * x[:1, :1, :1],
+            "deep": deep * deep[:, :1, :, :, :1],
+            "alternating": deep[:, :, :1] + deep[..., :1],
+        }
+
+
+def graph_for(target: str, bits: int = 8) -> qjax.IntegerGraph:
+    x = data(4, 21, 33)
+    recipe = qjax.Recipe(activations=qjax.QSpec(bits=bits, symmetric=bits == 16), target=target)
+    qmodel = qjax.quantize(Repeats(), recipe, x)
+    qjax.calibrate(qmodel, [x], progress=False)
+    qmodel.eval()
+    return qjax.convert(qmodel, x)
+
+
+def in_runtime(target: str, content: bytes, graph: Graph, codes: list[np.ndarray]) -> list[np.ndarray]:
+    if target == "tflite_micro":
+        found = micro(content, codes, graph.outputs)
+    else:
+        found = litert(content, MODES[target], codes, every=False)
+    return [found[name] for name in graph.outputs]
+
+
+def operators(content: bytes) -> list[str]:
+    return [operator.name for operator in parse(content).operators]
+
+
+@pytest.mark.parametrize("target", [*MODES, "tflite_micro"])
+@pytest.mark.parametrize("bits", [8, 16])
+def test_the_runtimes_codes_without_a_copy(target, bits):
+    graph = graph_for(target, bits).ir
+    content = to_bytes(graph, batch=3)
+    assert "BROADCAST_TO" not in operators(content)
+    assert {"ADD", "SUB", "MUL"} <= set(operators(content))
+    codes = random_codes(graph, 3)
+    for found, wanted in zip(in_runtime(target, content, graph, codes), Interpreter(graph)(*codes), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_was_written_is_read(target):
+    graph = graph_for(target).ir
+    content = to_bytes(graph, batch=3)
+    assert_equal(reader.read(content), graph)
+
+
+@pytest.mark.parametrize("target", ["tflite_reference", "tflite_optimized_x86"])
+def test_a_file_of_the_version_before_is_read_or_refused(target):
+    graph = graph_for(target).ir
+    content = to_bytes(graph, batch=3, version=2)
+    assert "BROADCAST_TO" in operators(content)
+    if target == "tflite_reference":
+        assert_equal(reader.read(content), graph)
+        return
+    with pytest.raises(ReadError, match=r"BROADCAST_TO repeats an operand.*metadata=False"):
+        reader.read(content)
+    without = reader.read(content, target=target, metadata=False)
+    codes = random_codes(without, 3)
+    for found, wanted in zip(in_runtime(target, content, without, codes), Interpreter(without)(*codes), strict=True):
+        np.testing.assert_array_equal(found, wanted)
