@@ -87,3 +87,29 @@ def test_a_file_of_the_version_before_is_read_or_refused(target):
     codes = random_codes(without, 3)
     for found, wanted in zip(in_runtime(target, content, without, codes), Interpreter(without)(*codes), strict=True):
         np.testing.assert_array_equal(found, wanted)
+
+
+class Normalized(nnx.Module):
+    """A layer norm between dense layers."""
+
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.first, self.last = nnx.Linear(8, 16, rngs=rngs), nnx.Linear(16, 4, rngs=rngs)
+        self.norm = nnx.LayerNorm(16, rngs=rngs)
+
+    def __call__(self, x: jax.Array):
+        return self.last(nnx.gelu(self.norm(self.first(x))))
+
+
+@pytest.mark.parametrize("batch", [1, 6])
+def test_a_file_for_one_example_takes_more(batch):
+    """Its layer norm repeats means and factors, and says no size of the batch."""
+    x = data(6, 5, 8)
+    qmodel = qjax.quantize(Normalized(), qjax.Recipe(target="tflite_xnnpack"), x)
+    qjax.calibrate(qmodel, [x], progress=False)
+    qmodel.eval()
+    graph = qjax.convert(qmodel, x)
+    content = to_bytes(graph.ir, batch=1)
+    codes = np.asarray(graph.quantize(x[:batch]))
+    (found,) = in_runtime("tflite_xnnpack", content, graph.ir, [codes])
+    np.testing.assert_array_equal(found, np.asarray(graph.run(codes)))
