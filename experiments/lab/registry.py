@@ -18,6 +18,7 @@ STUDIES = (
     "oscillations",
     "network_oscillations",
     "learned_rounding",
+    "network_learned_rounding",
     "pooling",
 )
 """In the order in which they are best read."""
