@@ -20,6 +20,7 @@ STUDIES = (
     "learned_rounding",
     "network_learned_rounding",
     "pooling",
+    "network_pooling",
 )
 """In the order in which they are best read."""
 
