@@ -28,6 +28,7 @@ LOST = {"ResNet": 1.0, "depthwise CNN": 2.5, "CNN on digits": 1.0}
 """Points that AdaRound loses to float at W4A8 at most: Nagel et al. 2020, ResNet-18 and MobileNet V2 on ImageNet."""
 WIDE = {4: (3.0, 3.0, 0.5), 3: (3.0, 3.0, 0.5), 2: (5.0, 6.0, 0.25)}
 """Bits -> half the width for the SQNR of nearest, dB; dB of gain above the theory; least part of expected changes."""
+UNEQUAL = "images for which an integer graph and its model choose different classes"
 LEVELS = np.arange(-10.0, 51.0)
 """dB at which the float scores get noise."""
 
@@ -96,7 +97,7 @@ def claims(settings: Settings) -> Iterator[Claim]:
         lambda: float(sum(one.learned > one.nearest for _, _, found in every(settings) for one in found.layers)),
     )
     yield (
-        Prediction("images for which an integer graph and its model choose different classes", 0, 0, "it computes it"),
+        Prediction(UNEQUAL, 0, 0, "it computes it"),
         lambda: float(sum(way.unequal for _, _, found in every(settings) for way in found.ways.values())),
     )
 

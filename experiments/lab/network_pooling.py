@@ -231,22 +231,22 @@ def _conclusion(settings: Settings) -> str:
 
 def draw(figure: Figure, data: Mapping[str, Any]) -> None:
     left, right = figure.subplots(1, 2)
+    nodes = max((list(one["ties"]) for one in data.values()), key=len)
     for index, (name, one) in enumerate(data.items()):
-        nodes = list(one["ties"])
-        left.plot(
-            [100 * share for share in one["ties"].values()], range(len(nodes)), "o", color=f"C{index}", label=name
-        )
+        places = [nodes.index(node) for node in one["ties"]]
+        left.plot([100 * share for share in one["ties"].values()], places, "o", color=f"C{index}", label=name)
         place = np.arange(len(one["changed"])) + 0.25 * (index - 1)
         right.barh(place, list(one["changed"].values()), 0.22, color=f"C{index}", label=name)
         right.axvline(one["moved"], color=f"C{index}", linestyle=":")
-    longest = max((list(one["ties"]) for one in data.values()), key=len)
-    left.set(xlabel="ties, %", title="Nodes, in their order", yticks=range(len(longest)), yticklabels=longest)
+    left.set(xlabel="ties, %", title="Nodes, in their order", yticks=range(len(nodes)), yticklabels=nodes)
     left.invert_yaxis()
     left.legend(fontsize=8)
     targets = list(next(iter(data.values()))["changed"])
     right.set_yticks(range(len(targets)), targets, fontsize=8)
     right.invert_yaxis()
-    right.set(xlabel="images whose class changes (dotted: by rounding to 8 bits)", title="Pools and additions as in")
+    right.set(
+        xlabel="images whose class changes", title="Pools and additions of a target (dotted: 8 bits against float)"
+    )
 
 
 STUDY = Study(

@@ -95,7 +95,8 @@ def prepared(name: str, settings: Settings) -> Prepared:
     if name.endswith(POWERS):
         activations = qjax.QSpec(bits=8, symmetric=True)
         recipe = qjax.Recipe("tflite_micro", activations=activations, method="tqt", weight_method="tqt")
-    batches = [data.train_images[i : i + 128] for i in range(0, 1024, 128)]
+    images = data.train_images[:1024]
+    batches = [images[i : i + 128] for i in range(0, len(images), 128)]
     qmodel = qjax.quantize(model, recipe, batches[0])
     qjax.calibrate(qmodel, batches, progress=False)
     qmodel.eval()
