@@ -144,10 +144,10 @@ STUDY = Study(
         "to nearest, with `qjax.training.correct_bias`, with `qjax.training.adaround`, and with both. Some also get "
         f"the sequence of `qjax.{SEQUENCE}`, which may give single tensors more bits. Integer graphs judge all "
         "test images. SQNR is that of their class scores against the float network.\n\n"
-        "The predictions come from the float network and from single products. d is the error of a product's weights, "
-        "G the second moment of its inputs: d^T G d is the error of its output. Each weight is also rounded alone in "
-        "the float network, and the squared errors of the class scores are added up. Normal noise on the float scores "
-        "says how many classes an SQNR changes."
+        "The predictions come from the float network and from single products. With the error d of a product's "
+        "weights, and the second moment G of its inputs, d^T G d is the error of its output. Each weight is also "
+        "rounded alone in the float network, and the squared errors of the class scores are added up. Normal noise on "
+        "the float scores says how many classes an SQNR changes."
     ),
     predict=predict,
     measure=measure,

@@ -258,10 +258,10 @@ STUDY = Study(
     ),
     method=(
         "Networks are trained in float and calibrated with 1,024 images: 8 bits, weights per channel. With `--full` "
-        f'they see Fashion-MNIST: a ResNet, the same with scales that are powers of two (`method="tqt"`), and a small '
-        f"ResNet with 2x2 average pools, trained on {SMALL:,} images. Otherwise they see digits. A pool keeps its "
-        "input's grid, as in TFLite. Ties are counted in integers: float32 scales are fractions. A tie counts where "
-        "it decides a code that relu leaves open.\n\n"
+        'one is a ResNet on Fashion-MNIST, and one is the same with scales that are powers of two (`method="tqt"`). '
+        f"A third has 2x2 average pools in place of strides, half the channels, and {SMALL:,} training images. "
+        "Otherwise they see digits. A pool keeps its input's grid, as in TFLite. Ties are counted in integers: "
+        "float32 scales are fractions. A tie counts where it decides a code that relu leaves open.\n\n"
         "There is one target for each formula. It computes additions, pools and the mean over the map. The rest is "
         "computed as under `nearest_even`. Biases are against the exact half-even codes. Predictions take the counted "
         "ties and the rule of each target, before any graph of that target is made. Classes are those of all test "
