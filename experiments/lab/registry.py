@@ -18,7 +18,9 @@ STUDIES = (
     "oscillations",
     "network_oscillations",
     "learned_rounding",
+    "network_learned_rounding",
     "pooling",
+    "network_pooling",
 )
 """In the order in which they are best read."""
 
