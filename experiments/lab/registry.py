@@ -15,6 +15,7 @@ STUDIES = (
     "accumulators",
     "network_accumulators",
     "stochastic",
+    "network_stochastic",
     "oscillations",
     "network_oscillations",
     "learned_rounding",
