@@ -12,6 +12,7 @@ STUDIES = (
     "transfer",
     "network_transfer",
     "trainer_precision",
+    "network_precision",
     "accumulators",
     "network_accumulators",
     "stochastic",
