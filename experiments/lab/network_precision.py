@@ -127,9 +127,10 @@ STUDY = Study(
     measure=measure,
     draw=draw,
     answer=(
-        "Train with the integer-valued forward of `qjax.quantize`: its codes do not depend on the machine. Expect a "
-        "tenth or more of the output codes of scaled floats to be wrong, and few decisions. Judge a model in bfloat16 "
-        "by its integer graph or by `qjax.exact`, not by its own call."
+        "Train with the integer-valued forward of `qjax.quantize`: its codes are the same in float32, TF32 and "
+        "bfloat16. With scaled floats and float biases up to a quarter of the output codes are wrong in float32, and "
+        "half in bfloat16, but few decisions. You may compute in bfloat16: the GRU deployed within 0.1 points of "
+        "float32, and `qjax.exact` gave its codes."
     ),
     command="python -m experiments network_precision",
 )

@@ -157,7 +157,7 @@ def measure(settings: Settings) -> Measurement:
         [
             name,
             bits,
-            *(f"{value:.2f}" for value in (one.float, one.nearest, one.less, one.single)),
+            *(f"{value:.2f}" for value in (one.unrounded, one.nearest, one.less, one.single)),
             _with_error(one.single - one.nearest, one.error),
             f"{one.mean:.2f}",
         ]
@@ -186,7 +186,7 @@ def measure(settings: Settings) -> Measurement:
     data: dict[str, dict[str, Any]] = {"inference": {}, "trained": {}}
     for (name, bits), one in judged.items():
         kinds = {"nearest": one.nearest, "one stochastic run": one.single, f"mean of {draws} runs": one.mean}
-        data["inference"].setdefault(name, {})[bits] = {k: value - one.float for k, value in kinds.items()}
+        data["inference"].setdefault(name, {})[bits] = {k: value - one.unrounded for k, value in kinds.items()}
     for (name, bits), one in runs.items():
         data["trained"][f"{name}\n{bits}"] = [float(value) for value in one.differences]
     return Measurement(values, tables, data, _conclusion(judged, runs, draws))

@@ -124,8 +124,9 @@ def in_dtype(model: Any, dtype: str) -> Any:
     mine = nnx.clone(model)
     if dtype == DTYPES[0]:
         return mine
-    for _, layer in nnx.iter_graph(mine):
-        if isinstance(layer, nnx.Module) and hasattr(layer, "dtype"):
+    for _, part in nnx.iter_graph(mine):
+        layer: Any = part
+        if isinstance(part, nnx.Module) and hasattr(part, "dtype"):
             layer.dtype = jnp.bfloat16
     if dtype == DTYPES[2]:
         nnx.update(mine, jax.tree.map(lambda x: x.astype(jnp.bfloat16), nnx.state(mine, nnx.Param)))

@@ -50,13 +50,14 @@ def key(seed: int) -> jax.Array:
 class Inference:
     """Of a calibrated network.
 
-    Accuracies in percent, of the same images. less: of nearest with a bit less. single: of one stochastic run, in the
-    mean. mean: of the mean of all runs' scores. error: standard error of single - nearest.
+    Accuracies in percent, of the same images. unrounded: of the float network. less: of nearest with a bit less.
+    single: of one stochastic run, in the mean. mean: of the mean of all runs' scores. error: standard error of
+    single - nearest.
     Squared errors of the class scores, float's being right, as multiples of nearest's: of a single run, of the mean of
     all, and of nearest with a bit less.
     """
 
-    float: float
+    unrounded: float
     nearest: float
     less: float
     single: float
@@ -75,11 +76,13 @@ class Inference:
     @property
     def recovered(self) -> float:
         """The part of the points lost to float by nearest that the mean of all runs has again; NaN: none was lost."""
-        lost = self.float - self.nearest
+        lost = self.unrounded - self.nearest
         return (self.mean - self.nearest) / lost if lost else float("nan")
 
 
-def compared(exact: np.ndarray, nearest: np.ndarray, less: np.ndarray, runs: np.ndarray, labels: np.ndarray) -> Any:
+def compared(
+    exact: np.ndarray, nearest: np.ndarray, less: np.ndarray, runs: np.ndarray, labels: np.ndarray
+) -> Inference:
     """The statistics of class scores [n, classes] of float, nearest and nearest with a bit less; runs: [draws, ...]."""
 
     def squared(given: np.ndarray) -> float:
@@ -89,7 +92,9 @@ def compared(exact: np.ndarray, nearest: np.ndarray, less: np.ndarray, runs: np.
     mean = runs.mean(0)
     unit = squared(nearest)
     return Inference(
-        *(accuracy(given, labels) for given in (exact, nearest, less)),
+        accuracy(exact, labels),
+        accuracy(nearest, labels),
+        accuracy(less, labels),
         float(np.mean([accuracy(one, labels) for one in runs])),
         accuracy(mean, labels),
         100 * float(right.std(ddof=1)) / len(labels) ** 0.5,
@@ -137,8 +142,8 @@ def inference(plan: Plan, bits: str, seed: int) -> Inference:
     setting = SETTINGS[bits]
     qmodel = ready(plan, setting, seed)
     fewer = ready(plan, Setting(setting.weights - 1, setting.activations - 1), seed)
-    given = [scores(one, images) for one in (model, qmodel, fewer)]
-    return compared(*given, drawn(qmodel, images, plan.draws, seed), labels)
+    exact, nearest, less = (scores(one, images) for one in (model, qmodel, fewer))
+    return compared(exact, nearest, less, drawn(qmodel, images, plan.draws, seed), labels)
 
 
 @dataclasses.dataclass(frozen=True)
