@@ -260,8 +260,9 @@ STUDY = Study(
     measure=measure,
     draw=draw,
     answer=(
-        "Round to nearest at inference: one stochastic run loses at most what a bit less loses. Average many runs if "
-        "you can pay for them and have few bits. Train with rounding to nearest if you deploy so."
+        "Round to nearest at inference: with 3 or 4 bits one stochastic run lost up to 29% of what a bit less loses. "
+        "The mean of 16 runs beat nearest there by up to 1.1 points, for 16 times the work. Train with rounding to "
+        "nearest if you deploy so: training with stochastic rounding lost 2 to 4 points at 2 bits."
     ),
     command="python -m experiments network_stochastic",
 )
