@@ -207,8 +207,8 @@ def _conclusion(
     for (name, bits), one in judged.items():
         lines.append(
             f"- {name}, {bits}, calibrated: nearest has {one.nearest:.2f} %. One stochastic run changes this by "
-            f"{one.single - one.nearest:+.2f} points (standard error {one.error:.2f}), the mean of {draws} by "
-            f"{one.mean - one.nearest:+.2f}."
+            f"{one.single - one.nearest:+.2f} points (standard error {one.error:.2f}). The mean of {draws} runs changes it "
+            f"by {one.mean - one.nearest:+.2f}."
         )
     for (name, bits), one in runs.items():
         lines.append(
