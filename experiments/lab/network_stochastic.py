@@ -207,8 +207,8 @@ def _conclusion(
     for (name, bits), one in judged.items():
         lines.append(
             f"- {name}, {bits}, calibrated: nearest has {one.nearest:.2f} %. One stochastic run changes this by "
-            f"{one.single - one.nearest:+.2f} points (standard error {one.error:.2f}). The mean of {draws} runs changes it "
-            f"by {one.mean - one.nearest:+.2f}."
+            f"{one.single - one.nearest:+.2f} points (standard error {one.error:.2f}). The mean of {draws} runs "
+            f"changes it by {one.mean - one.nearest:+.2f}."
         )
     for (name, bits), one in runs.items():
         lines.append(
@@ -244,8 +244,8 @@ STUDY = Study(
         "ResNet and a GRU at inference? Does training with it help a network that ships with rounding to nearest?"
     ),
     method=(
-        "The network is trained in float and calibrated. What products read has 8, 4, 3 or 2 bits, the rest 8, the "
-        "first and the last layer too. With `--full` it is a ResNet and a GRU on Fashion-MNIST, otherwise a CNN on "
+        "The network is trained in float and calibrated. What products read has few bits. The rest has 8, as have the "
+        "first and the last layer. With `--full` it is a ResNet and a GRU on Fashion-MNIST, otherwise a CNN on "
         "digits. At inference weights and activations are rounded stochastically by "
         "`qjax.training.stochastic_forward`, with 16 keys. The steps of the GRU share their draws. The same test "
         "images judge every way: the first 3,000 for the ResNet, all 10,000 for the GRU. A bit less means nearest with "
