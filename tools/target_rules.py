@@ -93,6 +93,8 @@ def rows(target: Target) -> Iterator[tuple[str, str, str]]:
             add(op, "exact", phrase(f"exact sum ({target.rounding.value})"))
         else:
             add(op, link(name), phrase(name))
+            if other := formulas.get(name).broadcast:
+                add(f"{op}, operands of different shapes", link(other), phrase(other))
     for field, (said, module, words) in SETTINGS.items():
         value = getattr(target, field)
         if value is not None:
