@@ -113,3 +113,31 @@ def test_a_file_for_one_example_takes_more(batch):
     codes = np.asarray(graph.quantize(x[:batch]))
     (found,) = in_runtime("tflite_xnnpack", content, graph.ir, [codes])
     np.testing.assert_array_equal(found, np.asarray(graph.run(codes)))
+
+
+class Deep(nnx.Module):
+    """Five axes: one factor for each of the first and the last, whatever the batch."""
+
+    def __init__(self):
+        self.factor = nnx.Param(data(1, 1, 1, 1, 33) + 2)
+
+    def __call__(self, x: jax.Array):
+        deep = x.reshape(x.shape[0], 3, 7, 1, 33)
+        return nnx.relu(deep) * deep[:, :1, :1] * nnx.relu(self.factor[...] + deep[:, :1, :1])
+
+
+def test_five_axes_and_a_free_batch():
+    x = data(6, 21, 33)
+    qmodel = qjax.quantize(Deep(), qjax.Recipe(target="tflite_optimized_x86"), x)
+    qjax.calibrate(qmodel, [x], progress=False)
+    qmodel.eval()
+    graph = qjax.convert(qmodel, x)
+    content = to_bytes(graph.ir, batch=1)
+    assert "BROADCAST_TO" not in operators(content)
+    model = parse(content)
+    products = [operator for operator in model.operators if operator.name == "MUL"]
+    assert [[len(model.tensors[index].shape) for index in operator.inputs] for operator in products] == [[3, 3]] * 2
+    for batch in (1, 6):
+        codes = np.asarray(graph.quantize(x[:batch]))
+        (found,) = in_runtime("tflite_optimized_x86", content, graph.ir, [codes])
+        np.testing.assert_array_equal(found, np.asarray(graph.run(codes)))

@@ -46,8 +46,8 @@ def _binary(writer: Writer, node: Node, operator: str, **options: Any) -> Value:
     joined: Sequence[range] = [range(axis, axis + 1) for axis in range(len(shape))]
     if writer.version < BROADCASTS:
         operands = [repeated(writer, x, shape, free) for x in operands]
-    elif len(shape) > _MOST_AXES and operands[0].shape != operands[1].shape:
-        joined = _alike(*(x.shape for x in operands))
+    elif len(shape) > _MOST_AXES and _moves(operands[0]) != _moves(operands[1]):
+        joined = _alike(*(_moves(x) for x in operands))
         operands = [_joined(writer, x, joined) for x in operands]
         if len(joined) > _MOST_AXES:
             inner = [math.prod(shape[axis] for axis in group) for group in joined]
@@ -75,12 +75,16 @@ def _shifted(x: Value, rank: int) -> frozenset[int]:
     return frozenset(axis + rank - len(x.shape) for axis in x.free)
 
 
-def _alike(first: Sequence[int], second: Sequence[int]) -> list[range]:
-    """The axes in groups of neighbours along which the same operand is repeated, or none is."""
+def _moves(x: Value) -> list[bool]:
+    """Whether an operand has several elements along each axis, for some size of the batch."""
+    return [size != 1 or axis in x.free for axis, size in enumerate(x.shape)]
+
+
+def _alike(first: Sequence[bool], second: Sequence[bool]) -> list[range]:
+    """The axes in groups of neighbours along which the same operand is repeated, or none is; see `_moves`."""
     groups: list[range] = []
     last: tuple[bool, bool] | None = None
-    for axis, sizes in enumerate(zip(first, second, strict=True)):
-        moves = (sizes[0] != 1, sizes[1] != 1)
+    for axis, moves in enumerate(zip(first, second, strict=True)):
         if groups and (moves == (False, False) or last in (moves, (False, False))):
             groups[-1] = range(groups[-1].start, axis + 1)
         else:
