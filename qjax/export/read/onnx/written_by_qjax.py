@@ -56,9 +56,9 @@ def read(model: onnx.ModelProto) -> Graph:
         own = again.producer_version
         # Another version of qjax or of JAX may write the same file, with other words about a function.
         again.producer_version = model.producer_version
-        words = {function.name: function.doc_string for function in model.functions}
-        for function in again.functions:
-            function.doc_string = words.get(function.name, function.doc_string)
+        if len(again.functions) == len(model.functions):
+            for written, function in zip(again.functions, model.functions, strict=True):
+                written.doc_string = function.doc_string
         if again.SerializeToString(deterministic=True) == model.SerializeToString(deterministic=True):
             return ""
         functions = {function.name: function for function in again.functions}
