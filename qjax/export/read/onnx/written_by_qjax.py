@@ -58,7 +58,9 @@ def read(model: onnx.ModelProto) -> Graph:
         again.producer_version = model.producer_version
         if len(again.functions) == len(model.functions):
             for written, function in zip(again.functions, model.functions, strict=True):
-                written.doc_string = function.doc_string
+                # an empty text that is set is another file than none
+                if written.doc_string != function.doc_string:
+                    written.doc_string = function.doc_string
         if again.SerializeToString(deterministic=True) == model.SerializeToString(deterministic=True):
             return ""
         functions = {function.name: function for function in again.functions}
