@@ -18,7 +18,7 @@ from qjax.run.interpreter import Interpreter
 from tests.export.emit import nodes
 
 ELEMENTWISE = ("add", "subtract", "multiply")
-BY_PLACE = {"tflite_add_neon", "tflite_multiply_neon", "torch_add", "torch_multiply"}
+BY_PLACE = {"tflite_add_neon", "tflite_multiply_neon", "torch_add", "torch_multiply", "torch_qnnpack_add_broadcast"}
 """Formulas whose runtime computes whole blocks of elements otherwise than the rest."""
 NO_PLANE = {("tflite_micro", "multiply"), ("tflite_reference", "multiply"), ("cmsis_nn", "multiply")}
 """Two roundings, which send negative products another way."""
@@ -59,14 +59,12 @@ def setting(op: str, rng: np.random.Generator, dtype: str) -> Setting:
     return Setting(op, scales, zeros, np.float32(rng.uniform(0.01, 0.1)), np.int32(3), dtype)
 
 
-@pytest.mark.parametrize("name", formulas.names())
-@pytest.mark.sampled(2)
+@pytest.mark.parametrize("name", [name for name in formulas.names() if formulas.get(name).ops & set(ELEMENTWISE)])
+@pytest.mark.sampled(6)
 def test_a_pointwise_formula_ignores_places_and_shapes(name):
     formula = formulas.get(name)
-    ops = sorted(formula.ops & set(ELEMENTWISE))
-    assert formula.pointwise == (bool(ops) and name not in BY_PLACE)
     rng = np.random.default_rng(0)
-    for op in ops:
+    for op in sorted(formula.ops & set(ELEMENTWISE)):
         found = setting(op, rng, "uint8" if name.startswith(("torch", "onnx", "openvino")) else "int8")
         constants = {**formula.prepare(found), "y_zero_point": found.y_zero_point}
         constants |= {f"zero_point{i}": z for i, z in enumerate(found.zero_points)}
@@ -75,10 +73,33 @@ def test_a_pointwise_formula_ignores_places_and_shapes(name):
         parts = [slice(0, 1031), slice(0, 1), slice(1, 8), slice(8, 41), slice(41, 105), slice(105, 1031)]
         results = [np.asarray(formula.kernel([x[part], y[part]], constants, attributes)) for part in parts]
         same = np.array_equal(results[0], np.concatenate(results[1:]))
-        if formula.pointwise:
+        claimed = formula.is_pointwise(attributes, constants)
+        # the optimised kernels have no vectorised difference
+        assert claimed == (name not in BY_PLACE or op == "subtract")
+        if claimed:
             assert same
+            row = np.asarray(formula.kernel([x[:1020].reshape(60, 17), y[None, :17]], constants, attributes))
+            copied = jnp.tile(y[:17], 60)
+            assert np.array_equal(
+                row.reshape(-1), np.asarray(formula.kernel([x[:1020], copied], constants, attributes))
+            )
             boxes = np.asarray(formula.kernel([v[:1020].reshape(4, 15, 17) for v in (x, y)], constants, attributes))
             assert np.array_equal(boxes.reshape(-1), results[0][:1020])
+
+
+@pytest.mark.parametrize(("name", "op"), [("xnnpack_add", "add"), ("xnnpack_multiply", "multiply")])
+def test_scales_that_xnnpack_leaves_to_litert_are_by_place(name, op):
+    formula = formulas.get(name)
+    attributes = {"dtype": "int8", "input_dtypes": ["int8", "int8"], "subtract": False}
+    for far, wanted in ((1.0, True), (2.0**-17, False)):
+        s = [np.float32(0.1) * np.float32(far) if op == "add" else np.float32(far), np.float32(0.1)]
+        found = Setting(op, tuple(s), (np.int32(0),) * 2, np.float32(0.1), np.int32(0), "int8")
+        constants = formula.prepare(found)
+        assert formula.is_pointwise(attributes, constants) == wanted
+    # of 16 bits LiteRT's own kernels run, of which that of products has no vectors
+    wide = {**attributes, "dtype": "int16", "input_dtypes": ["int16", "int16"]}
+    assert formula.is_pointwise(wide, constants) == (op == "multiply")
+    assert not formula.is_pointwise(attributes, {})
 
 
 @pytest.mark.parametrize(("slopes", "offset"), [((0.3017, -0.6931), 0.1), ((1.0, 1.0), 0.5), ((0.0131, 2.0), -3.0)])
