@@ -30,7 +30,13 @@ class Repeats(nnx.Module):
             "factor": x * x[:1, :1, :1],
             "deep": deep * deep[:, :1, :, :, :1],
             "alternating": deep[:, :, :1] + deep[..., :1],
+            "in_turn": self.in_turn(x),
         }
+
+    def in_turn(self, x: jax.Array) -> jax.Array:
+        """Five groups of axes, more than TFLite Micro's loops have."""
+        wide = x.reshape(x.shape[0], 3, 7, 3, 11)
+        return wide[:, :1, :, :1] + wide[..., :1]
 
 
 def graph_for(target: str, bits: int = 8) -> qjax.IntegerGraph:
@@ -59,7 +65,9 @@ def operators(content: bytes) -> list[str]:
 def test_the_runtimes_codes_without_a_copy(target, bits):
     graph = graph_for(target, bits).ir
     content = to_bytes(graph, batch=3)
-    assert "BROADCAST_TO" not in operators(content)
+    # five groups of axes where the runtime rounds by place, so that a copy would have other codes
+    by_place = target == "tflite_optimized_x86" or (target == "tflite_xnnpack" and bits == 16)
+    assert operators(content).count("BROADCAST_TO") == (0 if by_place else 2)
     assert {"ADD", "SUB", "MUL"} <= set(operators(content))
     codes = random_codes(graph, 3)
     for found, wanted in zip(in_runtime(target, content, graph, codes), Interpreter(graph)(*codes), strict=True):

@@ -12,7 +12,9 @@ from qjax.export.emit.tflite.moves import padded, repeated
 from qjax.export.emit.tflite.writer import Writer, lowers
 from qjax.export.tflite_schema import layouts
 from qjax.export.tflite_schema.file import BROADCASTS
+from qjax.graph import kernels
 from qjax.graph.ir import Node
+from qjax.ops import formulas
 from qjax.ops.windows import inside, product_of_axes
 from qjax.problems import Unsupported
 
@@ -49,9 +51,14 @@ def _binary(writer: Writer, node: Node, operator: str, **options: Any) -> Value:
     elif len(shape) > _MOST_AXES and _moves(operands[0]) != _moves(operands[1]):
         joined = _alike(*(_moves(x) for x in operands))
         operands = [_joined(writer, x, joined) for x in operands]
-        if len(joined) > _MOST_AXES:
+        if len(joined) > _MOST_AXES and _is_pointwise(writer, node):
             inner = [math.prod(shape[axis] for axis in group) for group in joined]
             operands = [repeated(writer, x, inner, _groups(free, joined)) for x in operands]
+        elif len(joined) > _MOST_LITERT:
+            raise Unsupported(
+                f"{node.op} of operands that repeat in turn along {len(joined)} axes",
+                f"LiteRT has {_MOST_LITERT}, and rounds otherwise after BROADCAST_TO: repeat one with jnp.broadcast_to",
+            )
     activation = writer.activation(node)
     inner = [math.prod(shape[axis] for axis in group) for group in joined]
     result = writer.apply(
@@ -69,6 +76,13 @@ def _binary(writer: Writer, node: Node, operator: str, **options: Any) -> Value:
 
 _MOST_AXES = 4
 """Of operands that are repeated: TFLite Micro's and older LiteRT's loops have four."""
+_MOST_LITERT = 6
+
+
+def _is_pointwise(writer: Writer, node: Node) -> bool:
+    """Whether operands that are repeated beforehand have the same codes."""
+    constants = kernels.constants_of(writer.graph, node)
+    return formulas.get(node.attributes["formula"]).is_pointwise(kernels.attributes(writer.graph, node), constants)
 
 
 def _shifted(x: Value, rank: int) -> frozenset[int]:
