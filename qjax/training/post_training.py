@@ -52,7 +52,8 @@ def post_training(
 
     Args:
       model: the float model; it is not changed.
-      recipe: as for `quantize`. The widths of single activations may grow to 16 bits (step "precision").
+      recipe: as for `quantize`. Single weights and activations may get more bits (step "precision", see
+        `qjax.training.widen`).
       batches: calibration data, kept in memory: a list of arrays, or of tuples of the call's arguments; with `inputs`,
         of anything. A few hundred examples are enough. The last quarter is held out; of one batch, its last examples.
       inputs: what of a batch the model is called with: `lambda batch: batch[0]` for pairs of images and labels.
