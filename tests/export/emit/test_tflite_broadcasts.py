@@ -39,13 +39,17 @@ class Repeats(nnx.Module):
         return wide[:, :1, :, :1] + wide[..., :1]
 
 
-def graph_for(target: str, bits: int = 8) -> qjax.IntegerGraph:
-    x = data(4, 21, 33)
-    recipe = qjax.Recipe(activations=qjax.QSpec(bits=bits, symmetric=bits == 16), target=target)
-    qmodel = qjax.quantize(Repeats(), recipe, x)
+def converted(model: nnx.Module, recipe: qjax.Recipe, x: np.ndarray) -> qjax.IntegerGraph:
+    qmodel = qjax.quantize(model, recipe, x)
     qjax.calibrate(qmodel, [x], progress=False)
     qmodel.eval()
     return qjax.convert(qmodel, x)
+
+
+def graph_for(target: str, bits: int = 8) -> qjax.IntegerGraph:
+    x = data(4, 21, 33)
+    recipe = qjax.Recipe(activations=qjax.QSpec(bits=bits, symmetric=bits == 16), target=target)
+    return converted(Repeats(), recipe, x)
 
 
 def in_runtime(target: str, content: bytes, graph: Graph, codes: list[np.ndarray]) -> list[np.ndarray]:
@@ -113,10 +117,7 @@ class Normalized(nnx.Module):
 def test_a_file_for_one_example_takes_more(batch):
     """Its layer norm repeats means and factors, and says no size of the batch."""
     x = data(6, 5, 8)
-    qmodel = qjax.quantize(Normalized(), qjax.Recipe(target="tflite_xnnpack"), x)
-    qjax.calibrate(qmodel, [x], progress=False)
-    qmodel.eval()
-    graph = qjax.convert(qmodel, x)
+    graph = converted(Normalized(), qjax.Recipe(target="tflite_xnnpack"), x)
     content = to_bytes(graph.ir, batch=1)
     codes = np.asarray(graph.quantize(x[:batch]))
     (found,) = in_runtime("tflite_xnnpack", content, graph.ir, [codes])
@@ -136,10 +137,7 @@ class Deep(nnx.Module):
 
 def test_five_axes_and_a_free_batch():
     x = data(6, 21, 33)
-    qmodel = qjax.quantize(Deep(), qjax.Recipe(target="tflite_optimized_x86"), x)
-    qjax.calibrate(qmodel, [x], progress=False)
-    qmodel.eval()
-    graph = qjax.convert(qmodel, x)
+    graph = converted(Deep(), qjax.Recipe(target="tflite_optimized_x86"), x)
     content = to_bytes(graph.ir, batch=1)
     assert "BROADCAST_TO" not in operators(content)
     model = parse(content)
