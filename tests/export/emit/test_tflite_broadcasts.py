@@ -39,7 +39,7 @@ class Repeats(nnx.Module):
         return wide[:, :1, :, :1] + wide[..., :1]
 
 
-def converted(model: nnx.Module, recipe: qjax.Recipe, x: np.ndarray) -> qjax.IntegerGraph:
+def converted(model: nnx.Module, recipe: qjax.Recipe, x: jax.Array) -> qjax.IntegerGraph:
     qmodel = qjax.quantize(model, recipe, x)
     qjax.calibrate(qmodel, [x], progress=False)
     qmodel.eval()
