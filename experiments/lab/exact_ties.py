@@ -8,10 +8,18 @@ from fractions import Fraction
 import numpy as np
 
 from experiments.lab.pooling_cases import Case, rounded
+from qjax import ops
 from qjax.graph.ir import Graph, Node
+from qjax.ops.add import Add
+from qjax.ops.sums import Sum, WindowSum
 
-KINDS = {"add": "additions", "window_sum": "pools", "sum": "means"}
-"""Operation -> what it is called here."""
+_KINDS = {Add: "additions", WindowSum: "pools", Sum: "means"}
+_POOL = {"window": [1, 2, 2, 1], "strides": [1, 2, 2, 1], "padding": [[0, 0]] * 4}
+
+
+def kind_of(node: Node) -> str | None:
+    """What a node is called here; None: it is not looked at."""
+    return _KINDS.get(type(ops.get(node.op)))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -33,15 +41,24 @@ def exact(ir: Graph, node: Node, codes: Sequence[np.ndarray]) -> Exact:
 
     Raises:
       OverflowError: int64 could not hold a numerator.
+      ValueError: a difference, a pool that is not 2x2, or a mean over other axes than those of a square map.
     """
+    kind, known = kind_of(node), node.attributes
+    taken = {
+        "additions": not known.get("subtract"),
+        "pools": all(known.get(key) == value for key, value in _POOL.items()),
+        "means": known.get("axes") == [1, 2] and codes[0].shape[1] == codes[0].shape[2],
+    }
+    if kind is None or not taken[kind]:
+        raise ValueError(f"{node.name}: expected a sum of two tensors, a 2x2 pool or a mean over a square map.")
     step = _scale(ir, node.output)
     operands = [x.astype(np.int64) - zero_point(ir, key) for x, key in zip(codes, node.inputs, strict=True)]
     ratios = [_scale(ir, key) / step for key in node.inputs]
-    if KINDS[node.op] != "additions":
+    if kind != "additions":
         (x,), (ratio,) = operands, ratios
-        size = x.shape[1] if KINDS[node.op] == "means" else 2
+        size = x.shape[1] if kind == "means" else 2
         operands = [x[:, i::size, j::size] for i in range(size) for j in range(size)]
-        if KINDS[node.op] == "means":
+        if kind == "means":
             operands = [x[:, 0, 0] for x in operands]
         ratios = [ratio / len(operands)] * len(operands)
     denominator = math.lcm(*(ratio.denominator for ratio in ratios))

@@ -14,7 +14,7 @@ from experiments.accuracy.__main__ import float_model
 from experiments.accuracy.data import DATA, Data
 from experiments.accuracy.networks import TASKS, Task
 from experiments.accuracy.train import scores
-from experiments.lab.exact_ties import KINDS, exact, independent, settled, tied, uniform
+from experiments.lab.exact_ties import exact, independent, kind_of, settled, tied, uniform
 from experiments.lab.network_drift import FOLDER
 from experiments.lab.pooling_cases import ties_of
 from experiments.models.small import ResidualBlock, ResNet
@@ -144,10 +144,10 @@ def counted(name: str, settings: Settings, targets: tuple[str, ...] = ()) -> Map
     """Node -> what was counted, on the reference's inputs; of the targets too, if there are any."""
     known = prepared(name, settings)
     ir = known.graph.ir
-    found = {node.name: Tally(KINDS[node.op]) for node in ir.nodes if node.op in KINDS}
+    found = {node.name: Tally(kind) for node in ir.nodes if (kind := kind_of(node))}
     theirs = {target: runner(known.graph.retarget(target)) for target in targets}
     for _, env in runs(known, looked(settings)):
-        for node in (node for node in ir.nodes if node.op in KINDS):
+        for node in (node for node in ir.nodes if kind_of(node)):
             codes, tally = [env[key] for key in node.inputs], found[node.name]
             one = exact(ir, node, codes)
             tally.count += one.numerator.size
@@ -189,7 +189,7 @@ def mixed(name: str, settings: Settings, targets: tuple[str, ...]) -> dict[str, 
             mine = {own.ir.inputs[0]: env[own.ir.inputs[0]]}
             for node in own.ir.nodes:
                 inputs = [mine[key] for key in node.inputs]
-                if node.op in KINDS:
+                if kind_of(node):
                     mine[node.output] = np.asarray(other.output(other.nodes[node.name], inputs))
                 elif all(x is env[key] for x, key in zip(inputs, node.inputs, strict=True)):
                     mine[node.output] = env[node.output]

@@ -33,7 +33,6 @@ SHAPES = [
     ((3, 1, 130), (3, 2, 1)),
 ]
 DEEP = [((2, 3, 2, 5, 17), (2, 1, 1, 5, 1)), ((2, 3, 1, 1, 9), (1, 3, 4, 1, 1)), ((2, 9, 2, 10, 1), (2, 9, 1, 10, 13))]
-X86 = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="kernels of x86")
 
 
 @pytest.mark.parametrize(
@@ -118,10 +117,15 @@ def differing(runtime, target: str, op: str, dtype: str, seed: int, shapes: list
     return found
 
 
-LITERT = [("tflite_reference", "reference"), ("tflite_optimized_x86", "optimized"), ("tflite_xnnpack", "xnnpack")]
+ON_ARM = platform.machine() in ("aarch64", "arm64")
+LITERT = [
+    ("tflite_reference", "reference"),
+    ("tflite_optimized_arm" if ON_ARM else "tflite_optimized_x86", "optimized"),
+    ("tflite_xnnpack_arm" if ON_ARM else "tflite_xnnpack", "xnnpack"),
+]
+"""The targets of this machine's LiteRT."""
 
 
-@X86
 @pytest.mark.parametrize(("target", "mode"), LITERT)
 @pytest.mark.parametrize("op", ["add", "subtract", "multiply"])
 @pytest.mark.parametrize("dtype", ["int8", "int16"])
@@ -137,7 +141,6 @@ def test_tflite_micro(op, dtype):
     assert differing(TFLiteMicro(), "tflite_micro", op, dtype, 0, SHAPES[::3]) == []
 
 
-@X86
 def test_the_loops_matter():
     """Under the optimised kernels some code is otherwise than with the operand repeated beforehand."""
     other = 0

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from qjax.numerics import float32
 from qjax.numerics.float32 import Float32
+from qjax.ops.formulas.joined_axes import joined_axes
 
 BLOCK = 64
 """Elements of a turn of the elementwise loops: two vectors of 32 codes."""
@@ -50,17 +51,9 @@ def in_blocks(
 def _inner_axes(first: Sequence[Any], second: Sequence[Any]) -> int:
     """How many of the last axes the inner loop of two operands covers."""
     rank = max(len(first), len(second))
-    a, b = ((1,) * (rank - len(shape)) + tuple(shape) for shape in (first, second))
-    walked: list[tuple[bool, bool]] = []
-    for axis in reversed(range(rank)):
-        if a[axis] == 1 and b[axis] == 1:
-            continue
-        # which operand moves along this axis
-        moves = (a[axis] != 1, b[axis] != 1)
-        if walked and moves != walked[0]:
-            return rank - 1 - axis
-        walked.append(moves)
-    return rank
+    shapes = ((1,) * (rank - len(shape)) + tuple(shape) for shape in (first, second))
+    groups = joined_axes(*([size != 1 for size in shape] for shape in shapes))
+    return len(groups[-1]) if groups else 0
 
 
 def in_channel_blocks(

@@ -1,5 +1,7 @@
 """Exact results of a graph's additions and pools, their ties, and networks in which a target computes only them."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -25,7 +27,7 @@ def promotion():
 def graph_of(name):
     case = BY_NAME[name]
     ir = cases.graph(case, "nearest_even").ir
-    return case, ir, next(node for node in ir.nodes if node.op in exact_ties.KINDS)
+    return case, ir, next(node for node in ir.nodes if exact_ties.kind_of(node))
 
 
 @pytest.mark.parametrize("name", ["pool 2x2, dark half behind a relu", "add, scales 1 : 1/4 : 2", "pool 2x2"])
@@ -48,6 +50,16 @@ def test_ties_count_where_they_decide_a_code():
     assert case.ratio == (1, 1, 2)
     assert list(exact_ties.tied(ir, node, found)) == [True, True, True, False]
     assert list(exact_ties.settled(ir, node, found, "even")) == [0, 2, -128, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"), [("add, equal scales", {"subtract": True}), ("pool 2x2", {"strides": [1] * 4})]
+)
+def test_what_is_not_counted_is_refused(name, changed):
+    case, ir, node = graph_of(name)
+    other = dataclasses.replace(node, attributes={**node.attributes, **changed})
+    with pytest.raises(ValueError, match="expected a sum of two tensors, a 2x2 pool"):
+        exact_ties.exact(ir, other, cases.codes(case, 0, 2**13))
 
 
 def test_ties_of_real_valued_scales_need_equal_ones():
@@ -95,10 +107,10 @@ def test_the_reference_gives_the_exact_codes(network):
     known = pooled_networks.prepared(network, Settings())
     ir, seen = known.graph.ir, []
     for _, env in pooled_networks.runs(known, 128):
-        for node in (node for node in ir.nodes if node.op in exact_ties.KINDS):
+        for node in (node for node in ir.nodes if exact_ties.kind_of(node)):
             found = exact_ties.exact(ir, node, [env[key] for key in node.inputs])
             assert np.array_equal(exact_ties.settled(ir, node, found, "even"), env[node.output])
-            seen.append(exact_ties.KINDS[node.op])
+            seen.append(exact_ties.kind_of(node))
     assert seen == ["additions", "additions", "pools"]
 
 

@@ -25,17 +25,8 @@ from tests.ops.nodes import INT4, INT8, INT16, NARROW, UINT8_MIDDLE, UINT16, Gri
 
 Named = dict[str, tuple[Graph, list[np.ndarray]]]
 
-REFUSED = {
-    ("fpga", "int8", name)
-    for name in (
-        "dense_channels",
-        "conv",
-        "conv_channels",
-        "depthwise_channels",
-        "multiply",
-        "multiply_rows",
-    )
-}
+_SCALED = ("dense_channels", "conv", "conv_channels", "depthwise_channels", "multiply", "multiply_rows")
+REFUSED = {("fpga", "int8", name) for name in _SCALED}
 """Target, dtype and case that cannot be: one shift has no constants for these scales. All others must be."""
 TARGETS = targets.names()
 """Those of qjax: a tutorial that ran in this process may have registered its own."""
@@ -66,12 +57,9 @@ def of_targets() -> Named:
                 own = node.op if "kernel" not in node.constants or known["accumulator"] else "weighted"
                 key = f"{own} {dtype} {known}"
                 if label.endswith("_rows"):
-                    name_of = known["formula"]
-                    if name_of is None or formulas.get(name_of).is_pointwise(
-                        attributes(graph, node), constants_of(graph, node)
-                    ):
-                        # the same function of the same pairs of codes
-                        continue
+                    formula, facts = known["formula"], (attributes(graph, node), constants_of(graph, node))
+                    if formula is None or formulas.get(formula).is_pointwise(*facts):
+                        continue  # the same function of the same pairs of codes
                     key += " rows"
                 if key not in seen:
                     seen.add(key)

@@ -147,3 +147,17 @@ def test_five_axes_and_a_free_batch():
         codes = np.asarray(graph.quantize(x[:batch]))
         (found,) = in_runtime("tflite_optimized_x86", content, graph.ir, [codes])
         np.testing.assert_array_equal(found, np.asarray(graph.run(codes)))
+
+
+class InTurn(nnx.Module):
+    """Seven groups of axes."""
+
+    def __call__(self, x: jax.Array):
+        y = x.reshape(x.shape[0], 2, 2, 2, 2, 2, 2)
+        return y[:, :1, :, :1, :, :1, :] + y[:, :, :1, :, :1, :, :1]
+
+
+def test_more_turns_than_the_runtime_has_are_refused():
+    graph = converted(InTurn(), qjax.Recipe(target="tflite_optimized_x86"), data(3, 64))
+    with pytest.raises(ValueError, match=r"repeat in turn along 7 axes.*jnp\.broadcast_to"):
+        to_bytes(graph.ir)

@@ -15,6 +15,7 @@ from qjax.export.tflite_schema.file import BROADCASTS
 from qjax.graph import kernels
 from qjax.graph.ir import Node
 from qjax.ops import formulas
+from qjax.ops.formulas.joined_axes import joined_axes
 from qjax.ops.windows import inside, product_of_axes
 from qjax.problems import Unsupported
 
@@ -49,7 +50,7 @@ def _binary(writer: Writer, node: Node, operator: str, **options: Any) -> Value:
     if writer.version < BROADCASTS:
         operands = [repeated(writer, x, shape, free) for x in operands]
     elif len(shape) > _MOST_AXES and _moves(operands[0]) != _moves(operands[1]):
-        joined = _alike(*(_moves(x) for x in operands))
+        joined = joined_axes(*(_moves(x) for x in operands))
         operands = [_joined(writer, x, joined) for x in operands]
         if len(joined) > _MOST_AXES and _is_pointwise(writer, node):
             inner = [math.prod(shape[axis] for axis in group) for group in joined]
@@ -92,19 +93,6 @@ def _shifted(x: Value, rank: int) -> frozenset[int]:
 def _moves(x: Value) -> list[bool]:
     """Whether an operand has several elements along each axis, for some size of the batch."""
     return [size != 1 or axis in x.free for axis, size in enumerate(x.shape)]
-
-
-def _alike(first: Sequence[bool], second: Sequence[bool]) -> list[range]:
-    """The axes in groups of neighbours along which the same operand is repeated, or none is; see `_moves`."""
-    groups: list[range] = []
-    last: tuple[bool, bool] | None = None
-    for axis, moves in enumerate(zip(first, second, strict=True)):
-        if groups and (moves == (False, False) or last in (moves, (False, False))):
-            groups[-1] = range(groups[-1].start, axis + 1)
-        else:
-            groups.append(range(axis, axis + 1))
-        last = last if moves == (False, False) and last is not None else moves
-    return groups
 
 
 def _joined(writer: Writer, x: Value, groups: Sequence[range]) -> Value:
