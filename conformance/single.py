@@ -143,7 +143,7 @@ def _steps(case: Case) -> list[tuple[str, np.ndarray]]:
 
 
 def _adds_floats(case: Case, target: Target) -> bool:
-    """Whether the target's rule for a product adds the bias as a real number."""
+    """Whether the target's rule for a product takes the bias as a real number."""
     kind = {"fully_connected": "dot", "conv2d": "conv"}.get(case.op, "depthwise")
     assert case.kernel_grid is not None
     wide = case.grids[0].dtype == "int16"

@@ -27,6 +27,6 @@ def with_bias_of(target: Target, op: Op, eqn: Equation, inputs: Sequence[Any], o
         return outputs
     kind = op.kind(op.attributes(eqn), eqn.in_shapes[index])
     weighted = target.weighted(kind, per_channel=np.size(w.scale) > 1, wide=x.qparams.spec.bits > 8)
-    if not get_rule(weighted.rule).takes_bias:
+    if get_rule(weighted.rule).bias != "real":
         return outputs
     return [dataclasses.replace(y, rounded=False) if isinstance(y, Pending) else y for y in outputs]

@@ -67,6 +67,16 @@ def test_constants_are_named_int32(name):
         rule.check(rule.constants(*(np.float64(1) for _ in rule.fields)))
 
 
+@pytest.mark.parametrize("name", [n for n in NAMES if get_rule(n).takes_bias])
+def test_a_rule_says_whether_it_rounds_its_bias(name):
+    """A third of a step of the accumulator is lost in an integer; 4 steps of the output are one of the accumulator."""
+    rule, scale = get_rule(name), np.ones(2, np.float32)
+    of_scales = rule.of_scales or (lambda s_x, s_w, s_y, bias, per_channel: rule.prepare(s_x * s_w / s_y, bias))
+    constants = of_scales(scale, scale, scale / 4, np.asarray([0, 1 / 3], np.float32), True)
+    codes = np.asarray(requantize(np.full((1, 2), 5, np.int32), constants, rule=name))[0]
+    assert codes.tolist() == {"integer": [20, 20], "real": [20, 21]}[rule.bias]
+
+
 @pytest.mark.parametrize("name", [n for n in NAMES if get_rule(n).monotone])
 @pytest.mark.sampled(5)
 def test_a_monotone_rule_is_monotone_and_clamps_last(name):

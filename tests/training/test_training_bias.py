@@ -153,7 +153,8 @@ def test_gradients_are_those_of_the_float_bias():
 
 
 @pytest.mark.parametrize(
-    ("target", "floats"), [("torch_onednn", True), ("openvino_cpu", True), ("tflite_micro", False)]
+    ("target", "floats"),
+    [("torch_onednn", True), ("openvino_cpu", True), ("tflite_micro", False), ("torch_qnnpack", False)],
 )
 def test_evaluation_has_the_bias_of_the_recipes_target(target, floats):
     _, evaluated, qmodel = both_modes(Normed(), target)

@@ -188,7 +188,7 @@ def float32_zero_point_fma(acc: jax.Array, e: Float32, call: Call) -> jax.Array:
     prepare=float32_scale_and_bias,
     constants=Float32WithBias,
     check=check_with_bias,
-    takes_bias=True,
+    bias="real",
     real_bias=bias_in_steps,
     monotone=True,
 )

@@ -36,7 +36,7 @@ def step_bias(c: Onednn, zero_point: ArrayLike) -> Float32:
     of_scales=_of_scales,
     constants=Onednn,
     check=check_steps,
-    takes_bias=True,
+    bias="real",
     real_bias=onednn_bias,
     finishes=True,
     monotone=True,

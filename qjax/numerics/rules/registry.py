@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
@@ -68,9 +68,9 @@ class Rule:
         e, saturated to int32, before the zero point is added; or, where it `finishes`, the codes.
       needs_key: whether `apply` draws random numbers.
       finishes: whether `apply` adds the zero point and brings the result into [qmin, qmax] itself.
-      takes_bias: whether the bias is a constant of the rule, added in its arithmetic, rather than a part of
-        the accumulator. `prepare` then takes it in steps of the accumulator, as a `Real` or float32, and
-        without one it is 0.
+      bias: "accumulated" where the bias is a part of the accumulator; otherwise it is a constant of the rule, added in
+        its arithmetic: "integer" where the rule rounds it to steps of the accumulator, "real" where it does not.
+        `prepare` then takes it in steps of the accumulator, as a `Real` or float32, and without one it is 0.
       of_scales: where the runtime's steps begin at the scales, so that the effective scale alone does not tell
         them: (s_x, s_w, s_y, bias, per_channel) -> constants, the bias a real number, per_channel whether the
         weights have more than one scale. `prepare` then serves callers who know an effective scale only.
@@ -91,13 +91,18 @@ class Rule:
     apply: Apply
     needs_key: bool = False
     finishes: bool = False
-    takes_bias: bool = False
+    bias: Literal["accumulated", "integer", "real"] = "accumulated"
     of_scales: Callable[..., Any] | None = None
     real_bias: Callable[[Any, Any], Any] | None = None
     accumulators: tuple[str, ...] = ("int32",)
     check: Callable[[Any], None] | None = None
     variant: Callable[[Product], str] | None = None
     monotone: bool = False
+
+    @property
+    def takes_bias(self) -> bool:
+        """Whether the bias is a constant of the rule rather than a part of the accumulator."""
+        return self.bias != "accumulated"
 
     @property
     def fields(self) -> tuple[str, ...]:

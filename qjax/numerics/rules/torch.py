@@ -165,7 +165,7 @@ def check_steps(c: Any) -> None:
     of_scales=_fbgemm_of_scales,
     constants=Fbgemm,
     check=check_steps,
-    takes_bias=True,
+    bias="real",
     real_bias=_fbgemm_bias,
     monotone=True,
 )
@@ -185,7 +185,7 @@ def torch_fbgemm(acc: jax.Array, c: Fbgemm, call: Call) -> jax.Array:
     of_scales=_qnnpack_of_scales,
     constants=Float32WithBias,
     check=check_with_bias,
-    takes_bias=True,
+    bias="integer",
     real_bias=bias_in_steps,
     monotone=True,
 )
@@ -216,7 +216,7 @@ for _name, _of_scales in (("torch_onednn", _onednn_of_scales), ("torch_onednn_co
         of_scales=_of_scales,
         constants=Onednn,
         check=check_steps,
-        takes_bias=True,
+        bias="real",
         real_bias=onednn_bias,
         finishes=True,
         monotone=True,
