@@ -250,7 +250,8 @@ class QuantizedModel(nnx.Module):
     def codes(self, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, jax.Array]]:
         """The output, and the int32 codes of every quantized tensor by its label (in scans "label[iteration]").
 
-        Moves no statistics.
+        A tensor of a loop over time is there for all iterations at once as well, under the label without the last
+        iteration: a graph may compute it in front of the loop. Moves no statistics.
         """
         call = self.trace(*args, **kwargs)
         annotation = call.annotation
@@ -266,9 +267,11 @@ class QuantizedModel(nnx.Module):
         codes: dict[str, jax.Array] = {}
         started = [place for place in annotation.weights.values() if place.label in taps]
         for place in (*annotation.values.values(), *started):
-            for index in np.ndindex(*place.stack):
-                label = place.label + "".join(f"[{i}]" for i in index)
-                codes[label] = taps[place.label][index] if index else taps[place.label]
+            inner = len(place.stack)
+            for depth in (inner, inner - 1) if inner - 1 in place.timed else (inner,):
+                for index in np.ndindex(*place.stack[:depth]):
+                    label = place.label + "".join(f"[{i}]" for i in index)
+                    codes[label] = taps[place.label][index] if index else taps[place.label]
         return evaluated.output, codes
 
     def trace(self, *args: Any, **kwargs: Any) -> Call:

@@ -21,6 +21,7 @@ from qjax.lower.batch import free_batch
 from qjax.lower.builder import Builder
 from qjax.lower.builder import ParamsOf as ParamsOf
 from qjax.lower.equations import equation
+from qjax.lower.products import products_before_loops
 from qjax.lower.quantizers import island_output, quantized
 from qjax.lower.stacks import part_of, stack_of
 from qjax.lower.values import Codes, Constant, Env, Found, Real, Step, get
@@ -40,6 +41,7 @@ def lower(
       args: per program input: the array of a constant (or, when only the structure is wanted, a
         `jax.ShapeDtypeStruct`); ignored for data.
     """
+    program, annotation = products_before_loops(program, annotation)
     builder = Builder(annotation, params_of)
     env, order = _inputs(builder, program, args, names)
     _Walk(builder).run(program, env, ())

@@ -13,7 +13,10 @@ from qjax.export.emit.c.blocks import Source
 from qjax.export.emit.c.memory import Access, in_order
 from qjax.export.emit.c.program import build
 from qjax.graph.ir import Graph, Node, Tensor
+from tests.analysis.models import data
 from tests.export.emit.c_build import SANITIZERS, Compiled
+from tests.lower.test_products import Recurrent as Inputs
+from tests.lower.test_products import in_the_loop, quantized
 from tests.run.test_repeats import Both, Recurrent, Stack, converted
 
 BATCH = 2
@@ -133,3 +136,32 @@ def test_a_division_stands_outside_of_the_loops_that_it_does_not_depend_on():
     assert "static const int64_t model_softmax_table" in text
     codes = np.asarray(graph.quantize(x))
     assert np.array_equal(np.asarray(graph.native(3).run(codes)), np.asarray(graph.run(codes)))
+
+
+@pytest.fixture(scope="module")
+def products():
+    """Networks whose graphs have one product of all frames, the same graphs with a product in each step, and inputs."""
+    found = {}
+    for name, cell, features, target in (
+        ("gru", nnx.GRUCell, 4, "nearest_even"),
+        ("lstm", nnx.LSTMCell, 4, "nearest_even"),
+        # this rule rounds one row otherwise than several
+        ("by_place", nnx.GRUCell, 8, "tflite_optimized_arm"),
+    ):
+        x = data(1, 5, features)
+        qmodel = quantized(Inputs(cell, features), qjax.Recipe(target=target), x)
+        graph = qjax.convert(qmodel, x)
+        found[name] = graph.ir, in_the_loop(qmodel, x).ir, np.asarray(graph.quantize(x))
+    return found
+
+
+def test_a_step_has_its_own_product_and_no_more_memory(products):
+    for name, (graph, slow, _) in products.items():
+        graph, slow = (build(one, 1, Source()) for one in (graph, slow))
+        assert (len(graph.loops), len(slow.loops)) == (1, 1)
+        assert (graph.plan.size > slow.plan.size) == (name == "by_place")
+
+
+def test_products_in_steps_have_the_codes_of_all_at_once(products, tmp_path):
+    compiled = Compiled({name: (graph, [codes]) for name, (graph, _, codes) in products.items()}, tmp_path, 1)
+    compiled.assert_equal(compiled.run(*SANITIZERS))

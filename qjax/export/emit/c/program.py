@@ -12,6 +12,7 @@ from qjax.export.emit.c.blocks import Source
 from qjax.export.emit.c.layers import Lowered, lower, lower_stack
 from qjax.export.emit.c.loops import Layer
 from qjax.export.emit.c.memory import Access, Memories, Place, Step, Turns, in_order
+from qjax.export.emit.c.step_products import products_in_steps
 from qjax.export.emit.c.text import identifier
 from qjax.export.emit.c.values import Buffer, of_array
 from qjax.export.ieee import check_islands
@@ -58,6 +59,7 @@ def build(graph: Graph, batch: int, source: Source, prefix: str = "") -> Program
     if type(batch) is not int or batch < 1:
         raise ValueError(f"C: expected a batch of at least 1, a whole number, got {batch!r}. Write batch=1, say.")
     check_islands(check_integer(graph), "C")
+    graph = products_in_steps(graph)
     builder = _Builder(graph, batch, source, prefix)
     loops, at = repeats(graph, kernels.prepare(graph)), 0
     needed = read_outside(graph, loops, graph.outputs)
