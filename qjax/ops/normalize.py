@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from qjax.numerics.calls import named
 from qjax.numerics.normalize import Setup, factor, normalized, prepare
 from qjax.numerics.softfloat import Real
 from qjax.ops import normalize_parts
@@ -138,12 +139,29 @@ class Normalize(Op):
         return [attributes["axes"]]
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
-        codes = centered(inputs[0], constants, 0)
-        rows, axes = _grouped(codes, attributes)
-        setup = Setup.of(_count(rows.shape, axes), attributes["span"], centered=attributes["center"])
+        (x,) = inputs
+        axes, groups = tuple(attributes["axes"]), attributes["groups"]
+        count = _count(x.shape, axes) // groups
+        setup = Setup.of(count, attributes["span"], centered=attributes["center"])
         own = {name: jnp.asarray(constants[name]) for name in ("energy_high", "energy_low", "right", "half")}
-        t = normalized(rows, axes, setup, own, attributes["joined"])
-        return finish_sum([t.reshape(codes.shape)], constants, attributes)
+        t = normalized_codes(x, constants["zero_point0"], own, axes, setup, attributes["joined"], groups)
+        return finish_sum([t], constants, attributes)
+
+
+@named(3, 4, 5, 6)
+def normalized_codes(
+    x: jax.Array,
+    zero_point: Any,
+    constants: Constants,
+    axes: tuple[int, ...],
+    setup: Setup,
+    joined: Literal["add", "max"],
+    groups: int,
+) -> jax.Array:
+    """The normalised numbers of codes, int32 of their shape; see `numerics.normalize.normalized`."""
+    codes = centered(x, {"zero_point0": zero_point}, 0)
+    rows, axes = _grouped(codes, {"axes": axes, "groups": groups})
+    return normalized(rows, axes, setup, dict(constants), joined).reshape(codes.shape)
 
 
 def _affine(given: Preparation) -> Affine:

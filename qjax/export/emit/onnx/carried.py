@@ -64,9 +64,9 @@ class Carried(Views):
         """The view in int32 if it fits, else in its dtype."""
         return self.carried(view, "int32") if bounds.fits(view.range, "int32") else self.settled(view)
 
-    def is_small(self, view: View) -> bool:
+    def is_small(self, view: View, most: int = _FEW) -> bool:
         """Whether a tensor has few elements for each example of a batch."""
-        return math.prod(n // self.free if self.free and n and n % self.free == 0 else n for n in view.stored) <= _FEW
+        return math.prod(n // self.free if self.free and n and n % self.free == 0 else n for n in view.stored) <= most
 
     def apply(self, write: Apply, x: Sequence[View], shape: tuple[int, ...], dtype: str) -> View:
         """write(*names) of operands of one shape (or scalars), aligned to the order of the largest."""

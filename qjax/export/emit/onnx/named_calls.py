@@ -14,28 +14,22 @@ from qjax.export.emit import bounds
 from qjax.export.emit.onnx import sums
 from qjax.export.emit.onnx.arithmetic import unsigned
 from qjax.export.emit.onnx.carried import EXACT, FLOATS, Carried
+from qjax.export.emit.onnx.named_normalize import normalized_codes
+from qjax.export.emit.onnx.named_roots import divide_to_even, leading, lift, lifted_root, ranged
 from qjax.export.emit.onnx.named_rules import rounded_codes
 from qjax.export.emit.onnx.named_softmax import qlinear_softmax
 from qjax.export.emit.onnx.views import View
 from qjax.numerics.calls import Named
-from qjax.numerics.integer_softmax import BITS
 from qjax.numerics.rounding import Rounding
 
 Entry = Callable[[Carried, Named, Sequence[View]], list[View] | None]
 """(translator, the call, operands) -> the results, or None."""
 
-_LIMIT = 62
-"""Of `lift`: numbers are below 2^62."""
-
-
-def _ranged(view: View, found: bounds.Range) -> View:
-    return dataclasses.replace(view, low=found[0], high=found[1], value=None, known=None)
-
 
 def _within(t: Carried, call: Named, x: Sequence[View]) -> list[View] | None:
     low, high = call.static
     (view,) = x
-    return [_ranged(view, (max(low, view.range[0]), min(high, view.range[1])))]
+    return [ranged(view, (max(low, view.range[0]), min(high, view.range[1])))]
 
 
 # ---------------------------------------------------------------------------- rounded shifts
@@ -53,7 +47,7 @@ def _rounded_shift(t: Carried, call: Named, operands: Sequence[View]) -> list[Vi
     result = _shift_of_float(t, x, shift, shape, rounding)
     if result is None:
         result = _shift_of_unsigned(t, x, shift, shape, rounding)
-    return None if result is None else [_ranged(result, found)]
+    return None if result is None else [ranged(result, found)]
 
 
 def _shift_of_float(t: Carried, x: View, shift: View, shape: tuple[int, ...], rounding: Rounding) -> View | None:
@@ -91,79 +85,6 @@ def _shift_of_unsigned(t: Carried, x: View, shift: View, shape: tuple[int, ...],
         return b.cast(b.op("BitShift", total, bits, direction="RIGHT"), dtype)
 
     return t.apply(write, given, shape, dtype)
-
-
-# ---------------------------------------------------------------------------- quotients and roots
-
-
-def _divide_to_even(t: Carried, call: Named, operands: Sequence[View]) -> list[View] | None:
-    """The quotient q, and 1 where 2 r + (q odd) is above the divisor: r is above half of it, or at half and q odd."""
-    numerator, divisor = operands
-    if numerator.range[0] < 0 or divisor.range[0] < 1 or divisor.range[1] >= 2**61:
-        return None
-    b, dtype = t.builder, numerator.dtype
-    one = b.constant(np.asarray(1, dtype))
-
-    def write(a: str, divisor: str) -> str:
-        q = b.op("Div", a, divisor)
-        rest = b.op("Sub", a, b.op("Mul", q, divisor))
-        twice = b.op("Add", b.op("Add", rest, rest), b.op("BitwiseAnd", q, one))
-        return b.op("Add", q, b.cast(b.op("Greater", twice, divisor), dtype))
-
-    result = t.apply(write, [t.settled(x) for x in operands], divisor.shape, dtype)
-    return [_ranged(result, bounds.of_rounded_quotient(numerator.range, divisor.range))]
-
-
-def _counted(t: Carried, x: View, limits: Sequence[int], operator: str) -> View:
-    """How many limits a number is below (Less), or has reached (GreaterOrEqual); int64."""
-    b = t.builder
-    last = b.op("Unsqueeze", x.name, b.integers([len(x.stored)]))
-    flags = b.op(operator, last, b.constant(np.asarray(limits, np.int64)))
-    # int32, as ONNX Runtime is slower in int64
-    count = b.op("ReduceSum", b.cast(flags, "int32"), b.integers([len(x.stored)]), keepdims=0)
-    return dataclasses.replace(x, name=count, held="int32", low=0, high=len(limits), value=None, known=None)
-
-
-def _lift(t: Carried, call: Named, operands: Sequence[View]) -> list[View] | None:
-    (x,) = operands
-    if x.range[0] < 1 or x.range[1] >= 1 << _LIMIT:
-        return None
-    x = t.settled(x)
-    limits = [1 << (_LIMIT - 2 * h) for h in range(1, _LIMIT // 2)]
-    least = sum(x.range[1] < limit for limit in limits)
-    limits = [limit for limit in limits if x.range[0] < limit]
-    half = dataclasses.replace(_counted(t, x, limits, "Less"), low=least)
-    powers = t.builder.constant(np.left_shift(np.int64(1), 2 * np.arange(len(limits) + 1, dtype=np.int64)))
-    factor = t.builder.op("Gather", powers, half.name, axis=0)
-    lifted = dataclasses.replace(x, name=t.builder.op("Mul", x.name, factor))
-    return [_ranged(lifted, (1 << (_LIMIT - 2), (1 << _LIMIT) - 1)), half]
-
-
-def _lifted_root(t: Carried, call: Named, operands: Sequence[View]) -> list[View] | None:
-    """The floor of a root in [2^30, 2^31): float64 is off by 2^-21, so that a little more is the floor or one above."""
-    (x,) = operands
-    if not t.for_runtime or x.range[0] < 1 << (_LIMIT - 2) or x.range[1] >= 1 << _LIMIT:
-        return None
-    b, x = t.builder, t.settled(x)
-    root = b.op("Sqrt", b.cast(x.name, FLOATS))
-    near = b.cast(b.op("Add", root, b.constant(np.float64(2.0**-16))), x.dtype)
-    above = b.cast(b.op("Greater", b.op("Mul", near, near), x.name), x.dtype)
-    floor = dataclasses.replace(x, name=b.op("Sub", near, above))
-    return [_ranged(floor, (1 << (_LIMIT // 2 - 1), (1 << _LIMIT // 2) - 1))]
-
-
-def _leading(t: Carried, call: Named, operands: Sequence[View]) -> list[View] | None:
-    (total,) = operands
-    if total.range[0] < 1:
-        return None
-    total = t.settled(total)
-    # the least j for which total / 2^j is below 2^31
-    limits = [1 << (BITS + j) for j in range(1, max(1, total.range[1].bit_length() - BITS))]
-    if not limits:
-        return [t.number(0, "int64", total.shape), total]
-    shift = _counted(t, total, limits, "GreaterOrEqual")
-    rest = t.in_range("shift_right_arithmetic", None, [total, shift], total.shape, total.dtype)
-    return None if rest is None else [shift, rest]
 
 
 # ---------------------------------------------------------------------------- requantization of a sum
@@ -244,11 +165,12 @@ def _in_integers(t: Carried, form: sums.Sum, acc: View, shape: tuple[int, ...], 
 NAMED: dict[str, Entry] = {
     "within": _within,
     "rounded_shift": _rounded_shift,
-    "divide_to_even": _divide_to_even,
-    "lift": _lift,
-    "lifted_root": _lifted_root,
-    "leading": _leading,
+    "divide_to_even": divide_to_even,
+    "lift": lift,
+    "lifted_root": lifted_root,
+    "leading": leading,
     "finished_sum": _finished_sum,
+    "normalized_codes": normalized_codes,
     "rounded_codes": rounded_codes,
     "qlinear_softmax": qlinear_softmax,
 }
