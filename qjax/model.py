@@ -187,7 +187,7 @@ def verify(
       A report; `str()` of it is a verdict and a table.
 
     Raises:
-      ValueError: an unknown runtime, or a format that cannot hold the graph.
+      ValueError: the graph of another model, an unknown runtime, or a format that cannot hold the graph.
       ImportError: a runtime that is not installed.
     """
     if not isinstance(graph, IntegerGraph):

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from qjax import ops
 from qjax.comparison.verify_report import NodeReport as NodeReport
 from qjax.comparison.verify_report import OutputReport as OutputReport
 from qjax.comparison.verify_report import RealReport as RealReport
@@ -22,6 +23,7 @@ from qjax.export.integer_graph import IntegerGraph
 from qjax.graph.ir import REAL_DTYPE, Graph
 from qjax.graph.structure import split_arguments
 from qjax.graph.view import NodeView
+from qjax.ops import backend
 from qjax.run.ends import dequantize_output, outputs_of
 from qjax.run.interpreter import run
 from qjax.run.stepwise import Runner
@@ -72,6 +74,7 @@ def verify(
         first = first or batch
         arrays, _ = split_arguments(batch)
         output, codes = reference(*batch)
+        _check_names(ir, codes)
         quantized = graph.quantize(*batch)
         free, counts = runs(quantized if isinstance(quantized, tuple) else (quantized,), codes)
         wrong, reals, distances = summed(outputs_of(ir, output), free)
@@ -111,6 +114,50 @@ def verify(
     report = Report(reports, examples, predictions, found, predicted, outputs, graph.target, trained_for)
     now = None if report.exact else converted(first)
     return report if now is None else report.against(first_difference(ir, now))
+
+
+def _check_names(ir: Graph, codes: Mapping[str, Any]) -> None:
+    """Raise ValueError where codes of the model would be compared with nothing: tensors are known by their names."""
+    tensors = ir.tensors
+
+    def known(label: str) -> bool:
+        # a graph has a tensor of a loop for each iteration, or one for all
+        return label in tensors or f"{label}[0]" in tensors or label.rpartition("[")[0] in tensors
+
+    for label in codes:
+        if label not in tensors:
+            continue
+        shape, own = np.shape(codes[label]), tensors[label].shape
+        if len(shape) != len(own) or any(n is not None and n != m for n, m in zip(own, shape, strict=False)):
+            raise ValueError(
+                f"verify: expected the graph of this model. Got one whose tensor {label!r} has the shape {own}, where "
+                f"the model's has {shape}. Convert the model again."
+            )
+    missing = [label for label in codes if not known(label)]
+    unknown = sorted(set().union(*(_sources(ir, name) for name in ir.outputs)) - codes.keys() - set(ir.inputs))
+    if missing or unknown:
+        lost = [f"no tensor for {len(missing)} of the model's {len(codes)}, such as {missing[0]!r}"] if missing else []
+        lost += [f"an output {unknown[0]!r} that the model does not have"] if unknown else []
+        raise ValueError(
+            f"verify: expected the graph of this model. Got one with {' and '.join(lost)}. verify matches tensors by "
+            "their names. Convert the model again; to compare two graphs, use qjax.compare."
+        )
+
+
+def _sources(ir: Graph, name: str) -> set[str]:
+    """The tensors whose codes an output has, before nodes that only move codes; none for float and integer outputs."""
+    if ir.tensors[name].quantization is None:
+        return set()
+    producers = {node.output: node for node in ir.nodes}
+    found, waiting = set[str](), [name]
+    while waiting:
+        current = waiting.pop()
+        node = producers.get(current)
+        if node is not None and node.op != backend.NAME and ops.get(node.op).moves:
+            waiting += node.inputs
+        else:
+            found.add(current)
+    return found
 
 
 class _Runs:

@@ -14,6 +14,7 @@ from flax import nnx
 from jax import lax
 
 import qjax
+from qjax.graph.ir import Node
 from qjax.runtimes.comparing import Result
 from tests.layers.round_trip import data
 
@@ -73,6 +74,59 @@ def test_the_distance_of_an_output():
     apart = np.abs(trained - shipped)
     assert found.by_at_most == np.max(apart) > 0
     assert found.decibels == pytest.approx(10 * math.log10(np.sum(trained**2) / np.sum(apart**2)), abs=1e-3)
+
+
+class Other(nnx.Module):
+    """Layers of other names, or of other widths."""
+
+    def __init__(self, names, width=8):
+        rngs = nnx.Rngs(1)
+        self.names = names
+        setattr(self, names[0], nnx.Conv(2, width, (3, 3), rngs=rngs))
+        setattr(self, names[1], nnx.Linear(width, 3, rngs=rngs))
+
+    def __call__(self, x):
+        first, second = (getattr(self, name) for name in self.names)
+        return second(jnp.mean(nnx.relu(first(x)), axis=(1, 2)))
+
+
+@pytest.mark.parametrize(
+    ("names", "width", "what"),
+    [
+        (
+            ("stem", "out"),
+            8,
+            r"no tensor for \d of the model's \d, such as 'conv' and an output 'out' that the model does",
+        ),
+        (("conv", "out"), 8, r"no tensor for \d of the model's \d"),
+        (
+            ("conv", "head"),
+            16,
+            r"whose tensor 'conv' has the shape \(None, 4, 4, 16\), where the model's has \(4, 4, 4, 8\)",
+        ),
+    ],
+)
+def test_the_graph_of_another_model_is_refused(names, width, what):
+    qmodel, _ = made("nearest_even")
+    other = qjax.quantize(Other(names, width), qjax.Recipe(), X)
+    other.eval()
+    with pytest.raises(ValueError, match=f"verify: expected the graph of this model.*{what}.*Convert the model again"):
+        qjax.verify(qjax.convert(other, X), qmodel, [X])
+
+
+def test_an_output_that_the_model_does_not_have_is_refused():
+    """Here the graph holds every tensor of the model, and returns another one, behind a node that moves codes."""
+    qmodel, graph = made("nearest_even")
+    ir = graph.ir
+    head = next(node for node in ir.nodes if node.name == "head")
+    made_up = dataclasses.replace(head, name="x", output="x")
+    moved = Node("y", "transpose", ("x",), "y", {}, {"permutation": [1, 0]})
+    tensor = ir.tensors["head"]
+    tensors = {**ir.tensors, "x": dataclasses.replace(tensor, name="x")}
+    tensors["y"] = dataclasses.replace(tensor, name="y", shape=tensor.shape[::-1])
+    changed = ir.replace(nodes=(*ir.nodes, made_up, moved), tensors=tensors, outputs=("y",))
+    with pytest.raises(ValueError, match="an output 'x' that the model does not have"):
+        qjax.verify(qjax.IntegerGraph(changed), qmodel, [X])
 
 
 def test_a_graph_of_another_state_of_the_model():
