@@ -16,6 +16,9 @@ from qjax.tracing import Annotation, Equation, Program, Value
 from qjax.tracing.program import from_jaxpr
 from qjax.tracing.rewrites.flow import Flow, pruned
 
+_STEPS = frozenset({"add", "sub", "mul", "div", "neg", "max", "min", "clamp", "relu", "relu6"})
+"""Of what stands between a sum and its quantizer: the steps of single elements."""
+
 
 def products_before_loops(program: Program, annotation: Annotation) -> tuple[Program, Annotation]:
     """The program with such products in front of its loops, and the annotation with the new equations and values."""
@@ -120,11 +123,13 @@ class _Loop:
         return not any(batches) and eqn.inputs[0] in self.rows and self.annotation.is_constant(eqn)[1]
 
     def _follows(self, eqn: Equation) -> bool:
-        """Whether it treats all rows alike: the addition of a bias, or a part of the codes."""
+        """Whether it treats all rows alike: a step behind the sum (a bias, a bound), or a part of the codes."""
         constant = self.annotation.is_constant(eqn)
         alike = all(is_constant or v in self.rows for v, is_constant in zip(eqn.inputs, constant, strict=True))
         mode = self._mode(eqn)
-        return alike and ((mode == "chain" and eqn.primitive == "add") or (mode == "grid" and eqn.primitive == "split"))
+        return alike and (
+            (mode == "chain" and eqn.primitive in _STEPS) or (mode == "grid" and eqn.primitive == "split")
+        )
 
     def _of_all_steps(self, eqn: Equation, given: dict[Value, Value]) -> list[Equation]:
         """An equation of the body for all steps at once; `given` gets its results."""

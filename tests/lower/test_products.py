@@ -35,7 +35,7 @@ class Loop(nnx.Module):
     def __init__(self, step):
         rngs = nnx.Rngs(0)
         self.step = step
-        self.i, self.h, self.gate = (nnx.Linear(n, 6, rngs=rngs) for n in (4, 6, 4))
+        self.i, self.h, self.gate, self.first = (nnx.Linear(n, 6, rngs=rngs) for n in (4, 6, 4, 6))
 
     def __call__(self, x):
         start = jnp.zeros((x.shape[0], 6), x.dtype)
@@ -103,11 +103,16 @@ def gated(m, h, x):
     return twice(nnx.relu(m.i(x) + m.h(h)) * nnx.sigmoid(m.gate(nnx.relu(x))))
 
 
+def two_layers(m, h, x):
+    """A layer in front of the cell's own."""
+    return twice(nnx.relu(m.first(nnx.relu6(m.gate(x))) + m.h(h)))
+
+
 def of_the_state(m, h, x):
     return twice(nnx.relu(m.h(h + m.i(x))))
 
 
-@pytest.mark.parametrize(("step", "saved"), [(own, 1), (summed, 1), (gated, 1), (of_the_state, 1)])
+@pytest.mark.parametrize(("step", "saved"), [(own, 1), (summed, 1), (gated, 1), (two_layers, 2), (of_the_state, 1)])
 def test_loops_of_ones_own(step, saved):
     qmodel = quantized(Loop(step))
     graph, slow = qjax.convert(qmodel, X), in_the_loop(qmodel)
