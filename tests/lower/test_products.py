@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections import Counter
+from typing import Any
 from unittest import mock
 
 import jax
@@ -50,14 +51,14 @@ def own(m, h, x):
     return twice(nnx.relu(m.i(x) + m.h(h)))
 
 
-def quantized(model, recipe=None, x=X):
+def quantized(model, recipe=None, x: Any = X):
     qmodel = qjax.quantize(model, recipe or qjax.Recipe(), x)
     qjax.calibrate(qmodel, [x], progress=False)
     qmodel.eval()
     return qmodel
 
 
-def in_the_loop(qmodel, x=X, **options):
+def in_the_loop(qmodel, x: Any = X, **options):
     """The graph as it is without this pass."""
     with mock.patch("qjax.lower.products_before_loops", lambda program, annotation: (program, annotation)):
         return qjax.convert(qmodel, x, **options)
