@@ -6,7 +6,7 @@ what a user of the graph sees.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -134,7 +134,7 @@ def _check_names(ir: Graph, codes: Mapping[str, Any]) -> None:
                 f"the model's has {shape}. Convert the model again."
             )
     missing = [label for label in codes if not known(label)]
-    unknown = sorted(set().union(*(_sources(ir, name) for name in ir.outputs)) - codes.keys() - set(ir.inputs))
+    unknown = sorted(set().union(*(_sources(ir, name, codes) for name in ir.outputs)) - codes.keys() - set(ir.inputs))
     if missing or unknown:
         lost = [f"no tensor for {len(missing)} of the model's {len(codes)}, such as {missing[0]!r}"] if missing else []
         lost += [f"an output {unknown[0]!r} that the model does not have"] if unknown else []
@@ -144,8 +144,8 @@ def _check_names(ir: Graph, codes: Mapping[str, Any]) -> None:
         )
 
 
-def _sources(ir: Graph, name: str) -> set[str]:
-    """The tensors whose codes an output has, before nodes that only move codes; none for float and integer outputs."""
+def _sources(ir: Graph, name: str, known: Collection[str]) -> set[str]:
+    """The tensors whose codes an output has: known ones, or those that a node computes; none for other outputs."""
     if ir.tensors[name].quantization is None:
         return set()
     producers = {node.output: node for node in ir.nodes}
@@ -153,7 +153,7 @@ def _sources(ir: Graph, name: str) -> set[str]:
     while waiting:
         current = waiting.pop()
         node = producers.get(current)
-        if node is not None and node.op != backend.NAME and ops.get(node.op).moves:
+        if current not in known and node is not None and node.op != backend.NAME and ops.get(node.op).moves:
             waiting += node.inputs
         else:
             found.add(current)

@@ -8,7 +8,7 @@ This is done for the graph alone. The training forward keeps the product in the 
 """
 
 import dataclasses
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 import jax
 
@@ -34,12 +34,12 @@ def products_before_loops(program: Program, annotation: Annotation) -> tuple[Pro
 
 
 def _changed(program: Program, annotation: Annotation) -> Program:
+    if not any(eqn in annotation.timed for eqn in program.walk()):
+        return program
     equations: list[Equation] = []
     for eqn in program.equations:
-        if eqn.body is None:
-            equations.append(eqn)
-            continue
-        eqn = _renewed(annotation, eqn, body=_changed(eqn.body, annotation))
+        if eqn.body is not None and (body := _changed(eqn.body, annotation)) is not eqn.body:
+            eqn = _renewed(annotation, eqn, body=body)
         equations += _Loop(eqn, annotation).split() if eqn in annotation.timed else [eqn]
     return dataclasses.replace(program, equations=tuple(equations))
 
@@ -56,15 +56,21 @@ def _renewed(annotation: Annotation, eqn: Equation, **changes: object) -> Equati
 
 
 class _Loop:
-    """A scan over data."""
+    """A scan over data.
+
+    rows: values that each step computes from its own data, without a state. same: constants that no step changes; a
+    constant that follows from a counter is none.
+    """
 
     def __init__(self, eqn: Equation, annotation: Annotation) -> None:
         assert eqn.body is not None
         self.eqn, self.body, self.annotation = eqn, eqn.body, annotation
-        self.first: int = eqn.params["num_consts"]
-        self.data: int = self.first + eqn.params["num_carry"]
+        first = eqn.params["num_consts"]
+        self.data: int = first + eqn.params["num_carry"]
         self.rows = {v for v in self.body.inputs[self.data :] if v not in annotation.constants}
-        """What each step has of its own, as far as no state is needed for it."""
+        self.same = {v for v in self.body.inputs[:first] if v in annotation.constants}
+        self.mapped: dict[Equation, Program] = {}
+        """The equations that may leave, for all steps at once."""
 
     def split(self) -> list[Equation]:
         """The equations in front of the loop, and the loop."""
@@ -97,7 +103,12 @@ class _Loop:
         found = list[Equation]()
         behind = set[Value]()
         for eqn in self.body.equations:
-            if eqn.body is None and (self._is_product(eqn) or (self._follows(eqn) and behind.intersection(eqn.inputs))):
+            inputs = {v for v in eqn.inputs if v.constant is None}
+            if eqn.body is not None or not inputs <= self.rows | self.same:
+                continue
+            if inputs <= self.same:
+                self.same.update(eqn.outputs)
+            elif (self._is_product(eqn) or (self._follows(eqn) and behind & inputs)) and self._is_mapped(eqn):
                 found.append(eqn)
                 behind.update(eqn.outputs)
                 self.rows.update(eqn.outputs)
@@ -119,50 +130,53 @@ class _Loop:
     def _is_product(self, eqn: Equation) -> bool:
         if eqn.primitive != "dot_general" or self._mode(eqn) != "producer":
             return False
+        x, weight = eqn.inputs
         _, batches = eqn.params["dimension_numbers"]
-        return not any(batches) and eqn.inputs[0] in self.rows and self.annotation.is_constant(eqn)[1]
+        return not any(batches) and x in self.rows and (weight in self.same or weight.constant is not None)
 
     def _follows(self, eqn: Equation) -> bool:
         """Whether it treats all rows alike: a step behind the sum (a bias, a bound), or a part of the codes."""
-        constant = self.annotation.is_constant(eqn)
-        alike = all(is_constant or v in self.rows for v, is_constant in zip(eqn.inputs, constant, strict=True))
         mode = self._mode(eqn)
-        return alike and (
-            (mode == "chain" and eqn.primitive in _STEPS) or (mode == "grid" and eqn.primitive == "split")
-        )
+        return (mode == "chain" and eqn.primitive in _STEPS) or (mode == "grid" and eqn.primitive == "split")
+
+    def _is_mapped(self, eqn: Equation) -> bool:
+        """Whether it is one equation for all steps at once; moves of constants may align them with the rows."""
+        length = self.eqn.params["length"]
+        axes = [0 if v in self.rows else None for v in eqn.inputs]
+        shapes = [
+            jax.ShapeDtypeStruct(v.shape if axis is None else (length, *v.shape), v.dtype)
+            for v, axis in zip(eqn.inputs, axes, strict=True)
+        ]
+        found = from_jaxpr(jax.make_jaxpr(jax.vmap(eqn.bind, axes, axis_size=length))(*shapes))
+        rows = {v for v, axis in zip(found.inputs, axes, strict=True) if axis == 0}
+        made = [one for one in found.equations if rows.intersection(one.inputs)]
+        self.mapped[eqn] = found
+        return [one.primitive for one in made] == [eqn.primitive] and made[0].outputs == found.outputs
 
     def _of_all_steps(self, eqn: Equation, given: dict[Value, Value]) -> list[Equation]:
-        """An equation of the body for all steps at once; `given` gets its results."""
-        annotation = self.annotation
+        """An equation of the body in front of the loop; `given` gets its results."""
         inputs = [v if v.constant is not None else given[v] for v in eqn.inputs]
-        axes = [0 if v in self.rows else None for v in eqn.inputs]
-        shapes = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in inputs]
-        function: Callable[..., object] = eqn.bind
-        if 0 in axes:
-            function = jax.vmap(eqn.bind, axes, axis_size=self.eqn.params["length"])
-        found = from_jaxpr(jax.make_jaxpr(function)(*shapes))
+        if eqn not in self.mapped:
+            outputs = tuple(Value(v.shape, v.dtype, fixed=v.fixed) for v in eqn.outputs)
+            self.annotation.constants.update(outputs)
+            given.update(zip(eqn.outputs, outputs, strict=True))
+            return [dataclasses.replace(eqn, inputs=tuple(inputs), outputs=outputs)]
+        annotation, found = self.annotation, self.mapped[eqn]
         known = dict(zip(found.inputs, inputs, strict=True))
-        equations = [
-            dataclasses.replace(
-                made, inputs=tuple(known.get(v, v) for v in made.inputs), scope=eqn.scope, location=eqn.location
-            )
-            for made in found.equations
-        ]
-        for made in equations:
-            if all(annotation.is_constant(made)):
+        equations: list[Equation] = []
+        for made in found.equations:
+            own = tuple(known.get(v, v) for v in made.inputs)
+            made = dataclasses.replace(made, inputs=own, scope=eqn.scope, location=eqn.location)
+            equations.append(made)
+            if made.outputs != found.outputs:
                 annotation.constants.update(made.outputs)
-            else:
-                # the moves that align a bias with the rows are constants, so this is the equation itself
-                assert made.primitive == eqn.primitive, (made.primitive, eqn.primitive)
-                if eqn in annotation.ops:
-                    annotation.ops[made] = annotation.ops[eqn]
-                for index in range(len(eqn.inputs)):
-                    if (eqn, index) in annotation.weights:
-                        annotation.weights[made, index] = annotation.weights[eqn, index]
+                continue
+            annotation.ops[made] = annotation.ops[eqn]
+            for index in range(len(eqn.inputs)):
+                if (eqn, index) in annotation.weights:
+                    annotation.weights[made, index] = annotation.weights[eqn, index]
         for value, result in zip(eqn.outputs, found.outputs, strict=True):
-            given[value] = known.get(result, result)
+            given[value] = result
             if value in annotation.values:
-                annotation.values[given[value]] = annotation.values[value]
-            if value in annotation.constants:
-                annotation.constants.add(given[value])
+                annotation.values[result] = annotation.values[value]
         return equations

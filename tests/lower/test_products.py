@@ -122,6 +122,57 @@ def test_loops_of_ones_own(step, saved):
     assert np.array_equal(graph.run(codes), slow.run(codes))
 
 
+class Varying(nnx.Module):
+    """A loop whose steps have weights of their own: handed in one by one, or looked up by a counter."""
+
+    def __init__(self, counted):
+        self.counted = counted
+        self.layers = nnx.Param(jnp.asarray(data(STEPS, 4, 6, seed=3)))
+        self.bias = nnx.Param(jnp.asarray(data(STEPS, 6, seed=4)))
+        self.h = nnx.Linear(6, 6, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        layers, bias = self.layers[...], self.bias[...]
+
+        def step(carry, inputs):
+            i, h = carry
+            row, w, b = inputs if not self.counted else (inputs[0], layers[i], bias[i])
+            h = nnx.relu(row @ w + b[None] + self.h(h))
+            return (i + 1, h), h
+
+        rows = (x.swapaxes(0, 1),) if self.counted else (x.swapaxes(0, 1), layers, bias)
+        return jax.lax.scan(step, (0, jnp.zeros((x.shape[0], 6))), rows)[1]
+
+
+@pytest.mark.parametrize("counted", [False, True])
+def test_weights_of_single_steps_stay_in_the_loop(counted):
+    qmodel = quantized(Varying(counted))
+    graph = qjax.convert(qmodel, X)
+    assert dots(graph) == dots(in_the_loop(qmodel)) == 2 * STEPS
+    assert qjax.verify(graph, qmodel, [X]).exact
+
+
+class Biased(Varying):
+    """One weight for all steps, and a bias for each."""
+
+    def __call__(self, x):
+        kernel, bias = self.layers[...][0], self.bias[...]
+
+        def step(carry, row):
+            i, h = carry
+            h = nnx.relu(row @ kernel + bias[i][None] + self.h(h))
+            return (i + 1, h), h
+
+        return jax.lax.scan(step, (0, jnp.zeros((x.shape[0], 6))), x.swapaxes(0, 1))[1]
+
+
+def test_a_bias_of_single_steps_stays_with_its_product():
+    qmodel = quantized(Biased(counted=True))
+    graph = qjax.convert(qmodel, X)
+    assert dots(graph) == 2 * STEPS
+    assert qjax.verify(graph, qmodel, [X]).exact
+
+
 def test_a_float_layer_stays_in_the_loop():
     recipe = qjax.Recipe(overrides={"i": qjax.FLOAT})
     qmodel = quantized(Loop(own), recipe)
