@@ -90,7 +90,11 @@ class _Stacked:
         before, after = (tensors[name] for name in (self.product.inputs[0], self.product.output))
         name = self.product.name
         rest, rank = list(before.shape[1:]), len(before.shape)
-        bounds = {"start": [step] + [0] * (rank - 1), "limit": [step + 1, *rest], "strides": [1] * rank}
+        bounds: dict[str, object] = {
+            "start": [step] + [0] * (rank - 1),
+            "limit": [step + 1, *rest],
+            "strides": [1] * rank,
+        }
         chain: Sequence[tuple[str, str, Tensor, dict[str, object], dict[str, str]]] = (
             (Slice.name, f"{name}/slice[{step}]", dataclasses.replace(before, shape=(1, *rest)), bounds, {}),
             (Reshape.name, f"{name}/row[{step}]", dataclasses.replace(before, shape=tuple(rest)), {"shape": rest}, {}),
