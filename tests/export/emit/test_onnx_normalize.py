@@ -43,16 +43,12 @@ def constants(setup, divisor, epsilon, scale, joined: Joined = "add"):
 def test_codes(centered, shape, axes, dtype, zero):
     count = int(np.prod([shape[axis] for axis in axes]))
     setup = Setup.of(count, 255, centered=centered)
-    x, differ = rows(shape, axes, dtype), set()
+    x = rows(shape, axes, dtype)
     for scale, epsilon in ((0.02, 1e-6), (3.0, 1e-5), (0.0007, 1e-2)):
         known = [np.asarray(zero, np.int32), *constants(setup, count, epsilon, scale)]
         model = agree(function(setup, axes), [x], known=known)
-        differ.add(operators(model) >= {"ReduceSum", "Sqrt", "Round"} and "BitwiseAnd" not in operators(model))
-    assert True in differ
-
-
-def operators(model):
-    return {node.op_type for node in nodes_of(model)}
+        # the short form; the kernel's own operations are 46 with the mean and 37 without
+        assert count_of(model) <= (37 if centered else 31)
 
 
 @pytest.mark.parametrize(
