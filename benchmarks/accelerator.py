@@ -28,7 +28,7 @@ from flax import nnx
 import qjax
 from benchmarks.peers import installed, qwix_qt
 from benchmarks.report import Grid
-from benchmarks.steps import DYNAMIC, RECIPE, Step, lowered_step
+from benchmarks.steps import DYNAMIC, RECIPE, Perceptron, Step, lowered_step
 from benchmarks.timing import Failed, Result, paired
 from experiments.architectures import arguments, batches, build
 from experiments.models.gpt import Decoder
@@ -59,6 +59,8 @@ CASES: dict[str, tuple[Callable[[nnx.Rngs], Any], tuple[int, ...]]] = {
     "ResNet-50, 4 blocks": (lambda rngs: ResNet(Bottleneck, (1, 1, 1, 1), rngs=rngs), (64, 224, 224, 3)),
     "ViT-B/16, 4 blocks": (lambda rngs: VisionTransformer(depth=4, dropout=0.0, rngs=rngs), (64, 224, 224, 3)),
     "decoder of width 768, 4 blocks": (lambda rngs: Decoder(depth=4, rngs=rngs), (8, 1024)),
+    "linear layer, 4096 to 4096": (lambda rngs: Perceptron((4096, 4096), rngs=rngs), (8, 512, 4096)),
+    "convolution, 3x3 of 128 channels": (lambda rngs: nnx.Conv(128, 128, (3, 3), rngs=rngs), (64, 56, 56, 128)),
 }
 """Name -> a model, and the shape of its batch: images, or tokens."""
 
@@ -198,7 +200,7 @@ def integers(qmodel: Any, x: jax.Array) -> Compile:
 def qwix(model: Any, x: jax.Array) -> Any:
     """The model with its matrix products quantized."""
     model.train()
-    return qwix_qt(model, x[:2], ("dot_general", "einsum"))
+    return qwix_qt(model, x, ("dot_general", "einsum"))
 
 
 def times(
@@ -218,26 +220,32 @@ def times(
     deadline = time.monotonic() + wait
     make, shape = CASES[name] if case is None else case
     title = f"{name}, {'bfloat16' if half else 'float32'}"
-    tokens = len(shape) == 2
+    device, cpu = jax.devices()[0], jax.devices("cpu")[0]
+    tokens = "decoder" in name
     x = jax.random.randint(jax.random.key(1), shape, 0, 1000) if tokens else jax.random.normal(jax.random.key(1), shape)
 
-    def model() -> Any:
-        made = make(nnx.Rngs(0))
-        return in_bfloat16(made) if half else made
+    def model(change: Callable[[Any, Any], Any] = lambda model, x: model) -> Any:
+        """What the change makes of the float model: computed on the CPU, where single operations compile faster."""
+        with jax.default_device(cpu):
+            made = make(nnx.Rngs(0))
+            changed = change(in_bfloat16(made) if half else made, jax.device_put(x[:2], cpu))
+            definition, state = nnx.split(changed)
+        return nnx.merge(definition, jax.device_put(state, device))
 
-    @functools.cache
-    def learned() -> Any:
-        qmodel = qjax.quantize(model(), RECIPE, x[:2])
-        qjax.calibrate(qmodel, [x[:2]])
+    def calibrated(model: Any, x: Any) -> Any:
+        qmodel = qjax.quantize(model, RECIPE, x)
+        qjax.calibrate(qmodel, [x])
         return qmodel
+
+    learned = functools.cache(lambda: model(calibrated))
 
     builds: dict[str, Callable[[], Compile]] = {
         "float": lambda: step(model(), x),
         "qjax": lambda: step(learned(), x),
-        "qjax, dynamic": lambda: step(qjax.quantize(model(), DYNAMIC, x[:2]), x),
+        "qjax, dynamic": lambda: step(model(lambda model, x: qjax.quantize(model, DYNAMIC, x)), x),
     }
-    if "qwix" in installed() and not name.startswith("ResNet"):
-        builds["qwix"] = lambda: step(qwix(model(), x), x)
+    if "qwix" in installed() and not name.startswith(("ResNet", "convolution")):
+        builds["qwix"] = lambda: step(model(qwix), x)
     builds["float forward"] = lambda: forward(model(), x)
     builds["integer graph"] = lambda: integers(learned(), x)
     ready: dict[str, Any] = {}
@@ -300,10 +308,11 @@ def accelerator(seconds: float, names: Sequence[str], wait: float = WAIT) -> tup
             waiting = pool.starmap_async(times, work, chunksize=1)
             if BITS in names:
                 with context.Pool(max(1, min(len(ARCHITECTURES), (os.cpu_count() or 1) * 3 // 4))) as others:
-                    for found in others.imap(bits_or_reason, ARCHITECTURES):
+                    for found in others.imap_unordered(bits_or_reason, ARCHITECTURES):
                         print(*(row.row() for row in found), sep="\n", flush=True)
                         rows.append(found)
         results = waiting.get()
+    rows.sort(key=lambda found: ARCHITECTURES.index(found[0].name))
     return [row for found in rows for row in found], [result for found in results for result in found]
 
 

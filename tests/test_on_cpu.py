@@ -68,6 +68,24 @@ assert all(a.devices() == {accelerator} for a in jax.tree.leaves(nnx.state(qmode
 y = graph(x)
 assert y.devices() == {accelerator}, y.devices()
 np.testing.assert_array_equal(y, plain)
+codes = graph.quantize(x)
+graph.run(codes)
+weights = graph.interpreter.constants_near([codes])
+assert all(a.devices() == {accelerator} for a in jax.tree.leaves(weights))
+assert weights is graph.interpreter.constants_near([x])  # moved by the first call
+free = np.asarray(x)
+assert graph(free).devices() == {accelerator}  # jax's first device is the default one
+with jax.default_device(cpu):
+    assert graph(free).devices() == {cpu}
+assert graph(jax.device_put(free, cpu)).devices() == {cpu}
+np.testing.assert_array_equal(graph(jax.device_put(free, cpu)), plain)
+tokens = np.arange(8).reshape(2, 4)
+embed = nnx.Sequential(nnx.Embed(8, 4, rngs=nnx.Rngs(0)), nnx.Linear(4, 3, rngs=nnx.Rngs(0)))
+embed = qjax.quantize(embed, qjax.Recipe(target="nearest_even"), jax.device_put(tokens, accelerator))
+embed.eval()
+words = qjax.convert(embed, tokens)
+ids = jax.numpy.asarray(tokens)
+assert words(ids).devices() == words.run(words.quantize(ids)).devices() == {accelerator}
 exact = qjax.exact(qmodel, x)
 np.testing.assert_array_equal(exact(qmodel, x), plain)
 print("equal")

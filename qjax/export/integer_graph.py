@@ -80,7 +80,7 @@ class IntegerGraph:
         known = tuple((x.shape, x.dtype) for x in arrays)
         # only the first call of a shape compiles
         with nullcontext() if known in self._called else stage(f"compiling a graph of {len(self.ir.nodes)} nodes"):
-            outputs, *counts = self._jitted(self.interpreter.constants, arrays)
+            outputs, *counts = self._jitted(self.interpreter.constants_near(arrays), arrays)
         self._called.add(known)
         input_checks.refuse(self.ir, *counts)
         return outputs
@@ -173,7 +173,7 @@ class IntegerGraph:
                     f"The state's part {name!r}: expected codes of dtype {self.ir.tensors[name].dtype}, got {x.dtype}. "
                     "graph.state(values) makes codes of floats."
                 )
-        result, counts = self._step(self.interpreter.constants, arrays)
+        result, counts = self._step(self.interpreter.constants_near(arrays), arrays)
         input_checks.refuse(self.ir, *counts)
         return where.split(result)
 

@@ -226,9 +226,13 @@ def _times_spread(slope: jax.Array, scale_dot: jax.Array) -> jax.Array:
 
     The barrier makes XLA CPU sum a finished array with vector instructions instead of fusing the slope into a scalar
     loop. There that array is a sum over parts of the first axis already: a quarter of the elements to write and read.
+    Other platforms sum fast while they compute the slope, and write none of it.
     """
 
-    def spread(slope: jax.Array, scale_dot: jax.Array) -> jax.Array:
+    def plain(slope: jax.Array, scale_dot: jax.Array) -> jax.Array:
+        return slope * jnp.broadcast_to(scale_dot, slope.shape)
+
+    def finished(slope: jax.Array, scale_dot: jax.Array) -> jax.Array:
         return slope * jax.lax.optimization_barrier(jnp.broadcast_to(scale_dot, slope.shape))
 
     def in_parts(slope: jax.Array, scale_dot: jax.Array) -> jax.Array:
@@ -240,10 +244,8 @@ def _times_spread(slope: jax.Array, scale_dot: jax.Array) -> jax.Array:
         return jnp.stack([parts[:, i] * spread for i in range(PARTS)], axis=1).reshape(slope.shape)
 
     shared = scale_dot.ndim == 0 or scale_dot.shape[0] == 1
-    if slope.size < SMALL or slope.shape[0] % PARTS != 0 or not shared:
-        return spread(slope, scale_dot)
-    # On other platforms the first axis may be distributed among devices, and the sum is fast.
-    return jax.lax.platform_dependent(slope, scale_dot, cpu=in_parts, default=spread)
+    whole = slope.size < SMALL or slope.shape[0] % PARTS != 0 or not shared
+    return jax.lax.platform_dependent(slope, scale_dot, cpu=finished if whole else in_parts, default=plain)
 
 
 def _number(gradient_scale: Any) -> float:

@@ -18,6 +18,7 @@ from qjax.numerics.quotient import quotient
 from qjax.numerics.unfused import unfused
 from qjax.ops.averages import Average
 from qjax.ops.base import Deferred
+from qjax.ops.values import compares_again, rounded
 
 _LARGEST_BIAS = np.float32(2.0**30)
 
@@ -76,7 +77,7 @@ class Pending(Deferred):
 
     def real32(self) -> jax.Array:
         """The real tensor in float32, the offset rounded to the accumulator's grid where the runtime does so."""
-        return _real32(self.rounded, self.acc, self.scale, self.offset)
+        return _real32(self.rounded, compares_again(), self.acc, self.scale, self.offset)
 
     def rounding_of_offset(self) -> jax.Array:
         """float32, broadcastable to acc: what rounding the offset to the accumulator's grid adds to the real tensor."""
@@ -91,11 +92,11 @@ class Pending(Deferred):
         return value.reshape((1,) * (self.acc.ndim - value.ndim) + value.shape)
 
 
-@traced_once(0)
-def _real32(rounded: bool, acc: jax.Array, scale: jax.Array, offset: jax.Array) -> jax.Array:
-    if rounded:
+@traced_once(0, 1)
+def _real32(on_grid: bool, compared: bool, acc: jax.Array, scale: jax.Array, offset: jax.Array) -> jax.Array:
+    if on_grid:
         return _affine(acc, scale, offset)
-    return unfused(acc * jnp.broadcast_to(scale, acc.shape)) + jnp.broadcast_to(offset, acc.shape)
+    return rounded(compared, acc * jnp.broadcast_to(scale, acc.shape)) + jnp.broadcast_to(offset, acc.shape)
 
 
 @jax.custom_jvp

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 
 from qjax.numerics.calls import traced_once
 from qjax.numerics.qparams import QParams
-from qjax.numerics.unfused import unfused
+from qjax.numerics.unfused import unfused, unfused_in_training
+from qjax.ops.recomputed import is_recomputed
 
 
 class Deferred:
@@ -48,16 +49,30 @@ class Quantized(Deferred):
 
     def real32(self) -> jax.Array:
         """The fake-quantized real tensor."""
-        return _reals(self.codes, jax.lax.stop_gradient(self.scale))
+        return _reals(compares_again(), self.codes, jax.lax.stop_gradient(self.scale))
 
     def with_codes(self, codes: jax.Array) -> "Quantized":
         """The same grid under other codes; only for a scale that does not depend on the position."""
         return dataclasses.replace(self, codes=codes, scale=jnp.reshape(self.scale, (1,) * codes.ndim))
 
 
-@traced_once()
-def _reals(codes: jax.Array, scale: jax.Array) -> jax.Array:
-    return unfused(codes * jnp.broadcast_to(scale, codes.shape))
+@traced_once(0)
+def _reals(compared: bool, codes: jax.Array, scale: jax.Array) -> jax.Array:
+    return rounded(compared, codes * jnp.broadcast_to(scale, codes.shape))
+
+
+def rounded(compared: bool, product: jax.Array) -> jax.Array:
+    """A product that is rounded before it is read. compared: from `compares_again`."""
+    return unfused(product) if compared else unfused_in_training(product)
+
+
+def compares_again() -> bool:
+    """Whether the derivative of a rounded product is the maximum's own, which compares all numbers again.
+
+    In a loop over time on the CPU: an LSTM's training step took half as long again without, because XLA then computes
+    the product anew for each of its readers. Elsewhere it costs time and memory.
+    """
+    return is_recomputed() and jax.default_backend() == "cpu"
 
 
 def real(value: Any) -> Any:

@@ -13,6 +13,7 @@ from qjax.graph.ir import Array, Graph, Tensor
 from qjax.graph.kernels import Constants, alive, forks, prepare, run_node
 from qjax.numerics.fence import computed_once
 from qjax.run import loop_execution
+from qjax.run.near import Near
 from qjax.run.repeats import over_iterations, repeats
 from qjax.run.shared_constants import SharedConstants
 
@@ -36,10 +37,17 @@ class Interpreter:
         self.graph = graph
         constants = prepare(graph)
         self.loops = repeats(graph, constants)
-        shared = SharedConstants.of(constants, over_iterations(graph, self.loops))
-        # on the device once, not with every call
-        self.constants = jax.device_put(shared)
+        self._near = Near(SharedConstants.of(constants, over_iterations(graph, self.loops)))
         self._jitted = jax.jit(self.outputs)
+
+    @property
+    def constants(self) -> SharedConstants:
+        """What the functions below take beside their inputs, on the default device."""
+        return self.constants_near(())
+
+    def constants_near(self, inputs: Sequence[Any]) -> SharedConstants:
+        """The same on the device where `jax.jit` computes with these inputs."""
+        return self._near.to(inputs)
 
     def outputs(self, constants: SharedConstants, inputs: Sequence[Array]) -> list[Any]:
         """The integer function itself, for use inside another trace."""
@@ -54,7 +62,8 @@ class Interpreter:
 
     def __call__(self, *inputs: Any) -> list[jax.Array]:
         """Codes in the order of `graph.inputs`; their dtypes and shapes are checked, never cast."""
-        return self._jitted(self.constants, self.checked(inputs))
+        arrays = self.checked(inputs)
+        return self._jitted(self.constants_near(arrays), arrays)
 
     def jaxpr(self, *inputs: Any) -> Any:
         """The jaxpr of the integer function, for inspection."""
