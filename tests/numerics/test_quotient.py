@@ -71,3 +71,22 @@ def test_other_platforms_correct_their_quotient(platform: str) -> None:
     texts = [jax.export.export(jax.jit(quotient), platforms=[name])(shape, shape).mlir_module() for name in names]
     assert "stablehlo.subtract" not in texts[0]
     assert "stablehlo.subtract" in texts[1]
+
+
+@pytest.mark.parametrize(("size", "barriers"), [(4, 2), (2**16 + 1, 0)])
+def test_a_gpu_inverts_a_few_numbers_apart_from_their_readers(size: int, barriers: int) -> None:
+    """Of large arrays it writes nothing but the result; a CPU divides."""
+    x = jax.ShapeDtypeStruct((size,), jnp.float32)
+    found = {}
+    for platform in ("cpu", "cuda"):
+        # jax shares traces between equal functions
+        text = jax.export.export(jax.jit(lambda a, b: quotient(a, b)), platforms=[platform])(x, x).mlir_module()
+        found[platform] = text.count("stablehlo.optimization_barrier"), text.count("stablehlo.shift_left") > 0
+    assert found == {"cpu": (0, False), "cuda": (barriers, True)}
+
+
+def test_an_exported_function_inverts_any_number_of_them() -> None:
+    (size,) = jax.export.symbolic_shape("n")
+    x = jax.ShapeDtypeStruct((size,), jnp.float32)
+    exported = jax.export.export(jax.jit(lambda a, b: quotient(a, b)), platforms=["cpu", "cuda"])(x, x)
+    assert np.array_equal(exported.call(A, B), A / B)
