@@ -4,10 +4,10 @@
 compiled side by side, each in a process of its own, and measured one after the other. `--only` names some of them, or
 "bits"; `--wait` is how long they may compile.
 
-ViT-B/16 and the decoder have 4 of their 12 blocks, ResNet-50 one of each stage: blocks are alike, and all of them take
-minutes to compile. Weights per channel, activations per tensor and asymmetric, all scales learned, plain SGD, as in
-`benchmarks.steps`. In bfloat16 the model computes in it and its parameters are float32. qwix quantizes matrix products
-only, because its int8 convolutions have no form on GPUs.
+ViT-B/16 and the decoder have 4 of their 12 blocks, ResNet-50 one of each stage: blocks are alike, and all of them
+take minutes to compile. Two single layers show what a product costs. Weights per channel, activations per tensor and
+asymmetric, all scales learned, plain SGD, as in `benchmarks.steps`. In bfloat16 the model computes in it and its
+parameters are float32. qwix quantizes matrix products only, because its int8 convolutions have no form on GPUs.
 """
 
 import concurrent.futures

@@ -51,6 +51,9 @@ MODELS: dict[str, tuple[Callable[[nnx.Rngs], Any], tuple[int, ...]]] = {
 
 RECIPE = qjax.Recipe(weights=qjax.QSpec(bits=8, axis=-1), activations=qjax.QSpec(bits=8, symmetric=False))
 
+FROM_DATA = dataclasses.replace(RECIPE, overrides={"input": qjax.Override(method="static")})
+"""All scales learned but the input's, for which the first layer would need a gradient that a float step has not."""
+
 STATIC = dataclasses.replace(RECIPE, method="static", weight_method="static")
 """Every tensor between operations on a grid as well; the scales are constants."""
 
@@ -123,12 +126,16 @@ def steps(seconds: float, names: Collection[str]) -> list[Result]:
                 soft_wrap=True,
             )
 
-        qmodel, constant = (qjax.quantize(make(nnx.Rngs(0)), recipe, x[:2]) for recipe in (RECIPE, STATIC))
-        for one in (qmodel, constant):
-            qjax.calibrate(one, [x])
+        def quantized(recipe: qjax.Recipe, make: Any = make, x: jax.Array = x) -> Any:
+            made = qjax.quantize(make(nnx.Rngs(0)), recipe, x[:2])
+            qjax.calibrate(made, [x])
+            return made
+
+        qmodel = quantized(RECIPE)
         fake = step_of(qmodel, x)
         add("qjax / float", fake)
-        add("qjax, scales not learned / float", step_of(constant, x))
+        add("qjax, scale of the input not learned / float", step_of(quantized(FROM_DATA), x))
+        add("qjax, scales not learned / float", step_of(quantized(STATIC), x))
         add("qjax, dynamic / float", step_of(qjax.quantize(make(nnx.Rngs(0)), DYNAMIC, x[:2]), x))
         for peer, quantize in installed().items():
             try:
