@@ -87,4 +87,6 @@ def _elsewhere(a: jax.Array, b: jax.Array) -> jax.Array:
     size: Any = math.prod(a.shape)
     if not isinstance(size, int) or size > _FEW:
         return corrected(a, b)
-    return lax.optimization_barrier(corrected(*lax.optimization_barrier((a, b))))
+    # one array for each barrier: so writers of files can read this branch too
+    a, b = (lax.optimization_barrier(x) for x in (a, b))
+    return lax.optimization_barrier(corrected(a, b))
