@@ -79,12 +79,21 @@ with jax.default_device(cpu):
     assert graph(free).devices() == {cpu}
 assert graph(jax.device_put(free, cpu)).devices() == {cpu}
 np.testing.assert_array_equal(graph(jax.device_put(free, cpu)), plain)
+mesh = jax.sharding.Mesh(np.array([accelerator, cpu]), ("examples",))
+both = jax.device_put(free, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("examples")))
+assert graph(both).devices() == {accelerator, cpu}
+np.testing.assert_array_equal(graph(both), plain)
 tokens = np.arange(8).reshape(2, 4)
 embed = nnx.Sequential(nnx.Embed(8, 4, rngs=nnx.Rngs(0)), nnx.Linear(4, 3, rngs=nnx.Rngs(0)))
 embed = qjax.quantize(embed, qjax.Recipe(target="nearest_even"), jax.device_put(tokens, accelerator))
 embed.eval()
 words = qjax.convert(embed, tokens)
 ids = jax.numpy.asarray(tokens)
+inside = jax.jit(lambda ids: words(ids))(ids)  # its first call is traced
+spread = words(jax.device_put(tokens, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("examples"))))
+assert spread.devices() == {accelerator, cpu}
+np.testing.assert_array_equal(words(ids), inside)
+np.testing.assert_array_equal(words(ids), spread)
 assert words(ids).devices() == words.run(words.quantize(ids)).devices() == {accelerator}
 exact = qjax.exact(qmodel, x)
 np.testing.assert_array_equal(exact(qmodel, x), plain)

@@ -17,7 +17,8 @@ class Near:
     """The constants on each device that asked for them."""
 
     def __init__(self, constants: SharedConstants) -> None:
-        self._first = jax.device_put(constants)
+        # what was computed from arrays of one device is bound to it, and jit then computes there
+        self._first = jax.device_put(jax.tree.map(lambda x: np.asarray(x) if _bound(x) else x, constants))
         self._on: dict[Any, SharedConstants] = {}
         leaves = jax.tree.leaves(self._first)
         self._fixed = any(isinstance(x, Tracer) or not x.is_fully_addressable for x in leaves)
@@ -25,7 +26,7 @@ class Near:
     def to(self, inputs: Sequence[Any]) -> SharedConstants:
         """Those where `jax.jit` computes with these inputs.
 
-        Inputs over several devices get the first ones, which `jax.jit` then moves itself.
+        Inputs over several devices get those that were made first, which `jax.jit` then moves itself.
         """
         device = None if self._fixed else device_of(inputs)
         if device is None:
@@ -36,16 +37,16 @@ class Near:
 
     def _moved(self, device: Any) -> SharedConstants:
         leaves, structure = jax.tree.flatten(self._first)
-        with jax.default_device(device):
-            # by way of the host: an array that stays free to move, whatever it was computed from
-            moved = [x if _lies(x, device) else jax.device_put(np.asarray(x)) for x in leaves]
+        # also within a trace, where they would be values of that trace only
+        with jax.ensure_compile_time_eval(), jax.default_device(device):
+            moved = [x if x.devices() == {device} else jax.device_put(np.asarray(x)) for x in leaves]
         return jax.tree.unflatten(structure, moved)
 
 
 def device_of(inputs: Sequence[Any]) -> Any:
     """The one device on which `jax.jit` computes with these inputs: theirs, or the default one. None: several."""
     for x in jax.tree.leaves(list(inputs)):
-        if isinstance(x, jax.Array) and not isinstance(x, Tracer) and x.committed:
+        if _bound(x):
             devices = x.devices()
             return next(iter(devices)) if len(devices) == 1 else None
     default: Any = jax.config.jax_default_device
@@ -54,5 +55,5 @@ def device_of(inputs: Sequence[Any]) -> Any:
     return jax.local_devices(backend=default)[0] if isinstance(default, str) else default
 
 
-def _lies(x: Any, device: Any) -> bool:
-    return not x.committed and x.devices() == {device}
+def _bound(x: Any) -> bool:
+    return isinstance(x, jax.Array) and not isinstance(x, Tracer) and x.is_fully_addressable and x.committed
