@@ -62,7 +62,7 @@ CASES: dict[str, tuple[Callable[[nnx.Rngs], Any], tuple[int, ...]]] = {
     "linear layer, 4096 to 4096": (lambda rngs: Perceptron((4096, 4096), rngs=rngs), (8, 512, 4096)),
     "convolution, 3x3 of 128 channels": (lambda rngs: nnx.Conv(128, 128, (3, 3), rngs=rngs), (64, 56, 56, 128)),
 }
-"""Name -> a model, and the shape of its batch: images, or tokens."""
+"""Name -> a model, and the shape of its batch: numbers, or tokens where it has two axes."""
 
 BITS = "bits"
 """What `--only` calls the comparison of bits."""
@@ -221,7 +221,7 @@ def times(
     make, shape = CASES[name] if case is None else case
     title = f"{name}, {'bfloat16' if half else 'float32'}"
     device, cpu = jax.devices()[0], jax.devices("cpu")[0]
-    tokens = "decoder" in name
+    tokens = len(shape) == 2
     x = jax.random.randint(jax.random.key(1), shape, 0, 1000) if tokens else jax.random.normal(jax.random.key(1), shape)
 
     def model(change: Callable[[Any, Any], Any] = lambda model, x: model) -> Any:
