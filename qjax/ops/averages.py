@@ -26,7 +26,7 @@ class Average:
 
     scale, zero_point: of the codes. count: how many codes one output averages; None before the division.
     op: "mean" or "average_pool". dtype: of the codes. elements: how many codes one sum has. spatial: whether it runs
-    over height and width of an NHWC tensor.
+    over height and width of an NHWC tensor. whole: whether it is a pool whose window is the whole image.
     """
 
     scale: jax.Array
@@ -35,6 +35,7 @@ class Average:
     dtype: str = dataclasses.field(metadata={"static": True})
     elements: int = dataclasses.field(metadata={"static": True})
     spatial: bool = dataclasses.field(metadata={"static": True})
+    whole: bool = dataclasses.field(metadata={"static": True})
     count: Any = None
 
     def divided(self, step: str, value: Any) -> "Average | None":
@@ -57,7 +58,9 @@ class Average:
         formula = formulas.average(
             target, self.op, spatial=self.spatial, wide=wide, same_grid=same_grid, varying=varying
         )
-        # such a formula reads every code of a window, and only the sum is known here
+        if formula is not None and formula.whole is not None and self.whole:
+            formula = formulas.get(formula.whole)
+        # a formula of windows reads every code of them, and only the sum is known here
         if formula is None or formula.windows:
             return nearest
         y_scale, y_zero_point = lax.stop_gradient(y.scale).reshape(()), y.integer_zero_point().reshape(())

@@ -32,7 +32,7 @@ from qjax.ops.facts import AverageFacts, always, no_formula, scale_of_input
 from qjax.ops.fields import Axes
 from qjax.ops.formulas import get as get_formula
 from qjax.ops.pending import Pending
-from qjax.ops.windows import MOST_SLICES, Pool, of_pool, reduce_window, slid
+from qjax.ops.windows import MOST_SLICES, Pool, covers, of_pool, reduce_window, slid
 
 
 def _training(eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
@@ -49,6 +49,7 @@ def _training(eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
         dtype=jnp.dtype(x.qparams.spec.dtype).name,
         elements=math.prod(eqn.params["window_dimensions"] if axes is None else (x.shape[axis] for axis in axes)),
         spatial=axes is not None and len(x.shape) == 4 and sorted(axes) == [1, 2],
+        whole=axes is None and covers(of_pool(eqn), x.shape),
     )
     return [dataclasses.replace(Pending.start(acc, scale, eqn.out_dtypes[0], rounded=False), average=average)]
 
@@ -152,14 +153,21 @@ class WindowSum(AverageFacts, Op):
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         codes = centered(inputs[0], constants, 0)
-        if "formula" in attributes and get_formula(attributes["formula"]).windows:
-            stacked, whole = _windows(attributes, codes)
-            return finish([stacked], constants, {**attributes, "whole": whole})
-        return finish([reduce_window(attributes, codes, np.int32(0), lax.add)], constants, attributes)
+        formula = get_formula(attributes["formula"]) if "formula" in attributes else None
+        if formula is None or not formula.windows:
+            return finish([reduce_window(attributes, codes, np.int32(0), lax.add)], constants, attributes)
+        if formula.whole is None or not covers(attributes, codes.shape):
+            return finish([_windows(attributes, codes)], constants, attributes)
+        if attributes.get("stacked", False):
+            total = jnp.sum(_windows(attributes, codes), axis=0, dtype=jnp.int32)
+        else:
+            axes = tuple(axis for axis, n in enumerate(attributes["window"]) if n > 1)
+            total = jnp.expand_dims(sum_over(codes, axes), axes)
+        return finish([total], constants, {**attributes, "formula": formula.whole})
 
 
-def _windows(attributes: Attributes, codes: jax.Array) -> tuple[jax.Array, bool]:
-    """The codes of every window on a new leading axis, in row-major order, and whether a window is the whole image."""
+def _windows(attributes: Attributes, codes: jax.Array) -> jax.Array:
+    """The codes of every window on a new leading axis, in row-major order."""
     padding = [tuple(pair) for pair in attributes["padding"]]
     config = [
         (low, high, dilation - 1) for (low, high), dilation in zip(padding, attributes["base_dilation"], strict=True)
@@ -167,6 +175,4 @@ def _windows(attributes: Attributes, codes: jax.Array) -> tuple[jax.Array, bool]
     padded = lax.pad(codes, np.int32(0), config)
     window = attributes["window"]
     taps = accumulate.taps(padded, window, attributes["strides"], attributes["window_dilation"])
-    slid = [axis for axis, n in enumerate(window) if n > 1]
-    whole = all(pair == (0, 0) for pair in padding) and all(window[axis] == codes.shape[axis] for axis in slid)
-    return jnp.stack(taps), whole
+    return jnp.stack(taps)

@@ -106,6 +106,14 @@ def slid(attributes: Attributes) -> list[int]:
     return [axis for axis, (n, stride, pair, d) in enumerate(steps) if [n, stride, list(pair), d] != still]
 
 
+def covers(attributes: Attributes, shape: Sequence[int]) -> bool:
+    """Whether the window of a pool is the whole input along every axis that it covers, without padding."""
+    plain = all(list(pair) == [0, 0] for pair in attributes["padding"])
+    dilations = {*attributes["base_dilation"], *attributes["window_dilation"]}
+    axes = zip(attributes["window"], attributes["strides"], shape, strict=True)
+    return plain and dilations <= {1} and all((n == 1 and stride == 1) or n == size for n, stride, size in axes)
+
+
 def inside(
     size: int, places: int, *, window: int, stride: int = 1, low: int = 0, dilation: int = 1
 ) -> NDArray[np.int64]:

@@ -59,6 +59,16 @@ def test_training_sees_the_runtimes_average(pool, name):
     assert report.exact, str(report)
 
 
+def test_training_sees_onnx_runtimes_average_over_a_whole_image():
+    # the sum of all windows, and of one window that is the image: only of the latter the order does not matter
+    pool = Pool(lambda x: window_sum(x, 4, 4) / np.float32(16))
+    qmodel = qjax.quantize(pool, qjax.Recipe(target="onnxruntime"), X)
+    qmodel.eval()
+    report = qjax.verify(qjax.convert(qmodel, X), qmodel, [X, X * 2])
+    assert report.compared > 0
+    assert report.exact, str(report)
+
+
 def test_the_gradient_is_that_of_fake_quantization():
     qmodel = qjax.quantize(Pool(POOLS["two"]), qjax.Recipe(target="tflite_optimized_x86"), X)
     qmodel.eval()

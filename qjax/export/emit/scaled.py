@@ -54,7 +54,7 @@ class Scaled:
 
     def is_line(self, line: Line, low: Integers, high: Integers) -> bool:
         """Whether it has the line's codes on all accumulators between two, per channel."""
-        if not np.all(line.factor > 0) or not self._holds(low, high):
+        if not np.all(line.factor >= 0) or not self._holds(low, high):
             return False
         places = np.clip(changes(line), low, high)
         places = np.concatenate([places, low[None], high[None]])
@@ -65,7 +65,9 @@ def changes(line: Line) -> Integers:
     """Accumulators of shape (n, channels): both sides of every place where a line's code changes."""
     steps = np.arange(line.lowest + 1, line.highest + 1, dtype=np.int64)[:, None] << np.int64(line.shift)
     offsets = [line.offset] if line.below is None else [line.offset, line.below]
-    found = [-((offset - steps) // line.factor) for offset in offsets]
+    # where the factor is 0, no accumulator changes the code, and any place will do
+    flat, factor = line.factor == 0, np.where(line.factor == 0, 1, line.factor)
+    found = [np.where(flat, 0, -((offset - steps) // factor)) for offset in offsets]
     if line.kink is not None:
         found.append(line.kink[None])
     # a raised accumulator has the code of the next one, so that a code begins one earlier

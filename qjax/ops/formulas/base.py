@@ -53,7 +53,8 @@ class Formula:
       same_grid: the formula is defined only if output and input have the same scale and zero point.
       windows: an average whose result depends on the order of its summands: its operand is not their sum but the
         centred codes themselves, stacked on a new leading axis in the window's order (rows, then columns), with zeros
-        for padding. attributes["whole"]: the window is the whole image, without padding.
+        for padding.
+      whole: a window that is the whole image, without padding, follows the formula of this name, which takes the sum.
       widths: the sets of bytes of a code, inputs and output together, that the runtime has an operation for; None for
         any. Elsewhere its intermediate numbers may leave their type, and the exact sum takes its place.
       factors: of "matmul": whether `prepare` takes `Setting.factor`. A target with `scaled_matmul` needs one that does.
@@ -69,6 +70,7 @@ class Formula:
     same_grid: bool = False
     elsewhere: str | None = None
     windows: bool = False
+    whole: str | None = None
     widths: frozenset[frozenset[int]] | None = None
     factors: bool = False
     pointwise: bool | Callable[[Mapping[str, Any], Mapping[str, Any]], bool] = False

@@ -71,8 +71,6 @@ def _window_kernel(
     operands: Sequence[jax.Array], constants: Mapping[str, Any], attributes: Mapping[str, Any]
 ) -> jax.Array:
     (codes,) = operands
-    if attributes.get("whole", False):
-        return global_average(jnp.sum(codes, axis=0, dtype=jnp.int32), constants)
     average = window_average(codes, constants)
     return round_inside(float32.divide(average, number(constants, "y_scale")), constants, "indefinite")
 
@@ -82,5 +80,12 @@ onnx_global_average = register(
 )
 
 onnx_average_pool = register(
-    Formula("onnx_average_pool", frozenset({"average_pool"}), _window_prepare, _window_kernel, windows=True)
+    Formula(
+        "onnx_average_pool",
+        frozenset({"average_pool"}),
+        _window_prepare,
+        _window_kernel,
+        windows=True,
+        whole=onnx_global_average.name,
+    )
 )

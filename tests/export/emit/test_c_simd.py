@@ -11,7 +11,7 @@ from qjax.export.emit.c.blocks import Source
 from qjax.export.emit.c.program import build
 from qjax.export.emit.c.values import Buffer
 from qjax.export.emit.c.windows import Window
-from qjax.export.emit.lines import Span, thresholds
+from qjax.export.emit.lines import Span, fit, thresholds
 from qjax.export.emit.scaled import Scaled
 from qjax.export.integer_graph import IntegerGraph
 from tests.export.emit import c_build, nodes, simd_layers
@@ -189,6 +189,22 @@ def test_a_product_in_floats_is_compared_with_the_rule():
     assert not scaled.is_rule(other, span)
     assert not dataclasses.replace(scaled, scale=-scaled.scale).is_rule(rule, span)
     assert not dataclasses.replace(scaled, bias=np.array([2**31, 0])).is_rule(rule, span)
+
+
+def test_a_constant_channel_keeps_its_layer_in_floats():
+    """A channel whose sums all have one code has a line of factor 0."""
+    span = Span(*(np.array([end, end], np.int64) for end in (-900, 900, 0)))
+    scaled = Scaled(np.array([3, -70]), np.array([0.0004, 0.07], np.float32), 5, -128, 127)
+
+    def rule(acc, channels):
+        return scaled.codes(acc[:, None])[np.arange(acc.size), channels]
+
+    line = fit(rule, span, -128, 127, bits=31, most_raised=32)
+    assert line is not None
+    assert line.factor[0] == 0 < line.factor[1]
+    assert scaled.is_line(line, span.low, span.high)
+    other = dataclasses.replace(scaled, scale=np.array([0.0008, 0.07], np.float32))
+    assert not other.is_line(line, span.low, span.high)
 
 
 @pytest.mark.parametrize("variant", ["none", "AVX2"])

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from qjax.ops.formulas import get
 from tests.ops.formulas.onnx import Grids, clamp, evaluate, f32, grids
 
 COUNT = 20_000
@@ -69,7 +70,9 @@ def test_padding_is_left_out_of_the_count():
 
 def test_a_window_of_the_whole_image_is_a_global_average():
     g, q = setting("int8", 1, 12)
-    got = evaluate("onnx_average_pool", "average_pool", (q,), g, count=12, whole=True)
+    whole = get("onnx_average_pool").whole
+    assert whole is not None
+    got = evaluate(whole, "average_pool", (q.sum(0),), g, count=12)
     np.testing.assert_array_equal(got, clamp(global_oracle(q, g), g))
     assert np.any(got != evaluate("onnx_average_pool", "average_pool", (q,), g, count=12))
 

@@ -32,6 +32,8 @@ from qjax.ops.facts import ProductFacts
 CHOICES = ("delegated",)
 """Constants by which a kernel chooses between two ways; a function is written for their value."""
 
+WHOLE = 9
+"""The first version of the form in which an average over a whole image reads a sum. Before, it read every code."""
 _CODES = ("int8", "uint8")
 
 
@@ -179,10 +181,13 @@ def _traced(
         if plane is not None:
             return _translated(t, planes.kernel(plane, call.attributes["dtype"]), x)
     op = ops.get(call.op)
+    attributes = call.attributes
+    if t.builder.library.version < WHOLE:
+        attributes = {**attributes, "stacked": True}
 
     def kernel(*arrays: jax.Array) -> jax.Array:
         given = {**dict(zip(known, arrays[len(x) :], strict=True)), **call.choices}
-        return op.kernel(call.attributes, op.runtime(call.attributes, given), list(arrays[: len(x)]))
+        return op.kernel(attributes, op.runtime(call.attributes, given), list(arrays[: len(x)]))
 
     return _translated(t, kernel, [*x, *known.values()])
 
