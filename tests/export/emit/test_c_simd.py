@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from qjax.export.emit import requantizations
-from qjax.export.emit.c import cortex_windows, to_files
+from qjax.export.emit.c import cortex_windows, to_files, vector_windows
 from qjax.export.emit.c.blocks import Source
 from qjax.export.emit.c.program import build
 from qjax.export.emit.c.values import Buffer
@@ -82,6 +82,17 @@ def test_layers_of_every_shape(variant, layers):
     c_build.compiled(layers.text, layers.folder, *flags)
     if c_build.has(needed):
         layers.assert_equal(layers.called(*flags))
+
+
+@pytest.mark.parametrize("own", range(1, 9))
+@pytest.mark.exhaustive
+def test_tiles_of_every_number_of_positions(own, graphs, tmp_path, monkeypatch):
+    needed, flags = VARIANTS["AVX-512 VNNI"]
+    if not c_build.has(needed):
+        return
+    monkeypatch.setitem(vector_windows._SPEED, own, 1e6)
+    made = compiled({"onnxruntime": graphs["onnxruntime"]}, 3, tmp_path)
+    made.assert_equal(made.called(*flags))
 
 
 @pytest.mark.exhaustive

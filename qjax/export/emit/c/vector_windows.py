@@ -21,19 +21,25 @@ from qjax.export.emit.requantizations import Finish
 
 _QUAD = 4
 """Codes that one step adds, and sums side by side where registers are few."""
-_MOST_SUMS = 8
-"""Sums side by side where there are 32 registers of 64 bytes: a step waits for the one before it on the same sum."""
+_MOST_POSITIONS = 8
+_MOST_BLOCKS = {1: 8, 2: 8, 3: 8, 4: 6, 5: 4, 6: 4, 7: 3, 8: 3}
+"""By positions, the blocks of features with which sums, weights and codes fill 32 registers of 64 bytes. No more than
+8: a step of a sum waits for the one before it, which 8 sums hide."""
+_SPEED = {1: 0.7, 2: 0.75, 3: 0.75, 4: 0.75, 5: 0.9, 6: 0.97, 7: 0.98, 8: 1.0}
+"""By positions, how fast sums are computed; `_ONE_BLOCK` of it with one block. Seen on an AMD EPYC of the fifth
+generation."""
+_ONE_BLOCK = 0.85
 _POINTER = 8
 
 
 def fits(window: Window) -> bool:
     """Whether a product has a form here."""
     features, *taps, per_group = window.kernel.shape
-    pointers = _POINTER * _MOST_SUMS * (math.prod(taps) + _QUAD)
+    pointers = _POINTER * _MOST_POSITIONS * (math.prod(taps) + _QUAD)
     if not in_bytes(window) or pointers > MOST_LOCAL:
         return False
     if window.groups == 1:
-        return per_group % _QUAD == 0 or _MOST_SUMS * (math.prod(taps) * per_group + _QUAD) <= MOST_LOCAL
+        return per_group % _QUAD == 0 or _MOST_POSITIONS * (math.prod(taps) * per_group + _QUAD) <= MOST_LOCAL
     return window.groups == features == window.x.shape[-1] and features >= FEATURES
 
 
@@ -71,19 +77,24 @@ class _Nest(Tiles):
 
     def by_product(self) -> None:
         """Features share their codes."""
-        # as many sums as there are registers for
-        wide, narrow = (self._product(*self._tile(sums)) for sums in (_MOST_SUMS, _QUAD))
+        wide, narrow = self._product(*self._wide()), self._product(*self._narrow())
         both = ["#if QJAX_SUMS >= 8", *wide, "#else", *narrow, "#endif"]
         self.layer.root.add(*(narrow if wide == narrow else both))
 
-    def _tile(self, sums: int) -> tuple[int, int]:
-        """How many positions and blocks of features are summed side by side, given how many sums there may be."""
+    def _narrow(self) -> tuple[int, int]:
+        """How many positions and blocks of features are summed side by side in few registers."""
+        return (_QUAD, 1) if self.positions >= _QUAD else (1, min(_QUAD, len(self.starts)))
+
+    def _wide(self) -> tuple[int, int]:
+        """The same in 32 registers: the least work, and what overlaps is work, then the most sums."""
         blocks = len(self.starts)
-        if self.positions < _QUAD:
-            return 1, min(sums, blocks)
-        if blocks > 1 or self.positions < sums:
-            return _QUAD, min(sums // _QUAD, blocks)
-        return sums, 1
+        best = (math.inf, 0, 1, 1)
+        for own in range(1, min(self.positions, _MOST_POSITIONS) + 1):
+            for together in range(1, min(blocks, _MOST_BLOCKS[own]) + 1):
+                tiles, turns = -(-self.positions // own), -(-blocks // together)
+                speed = _SPEED[own] * (1 if together > 1 else _ONE_BLOCK)
+                best = min(best, (tiles * turns * own * together / speed, -own * together, own, together))
+        return best[2], best[3]
 
     def _product(self, own: int, together: int) -> list[str]:
         """The nest. own: positions of a tile. together: blocks."""
@@ -95,7 +106,7 @@ class _Nest(Tiles):
         _, taps, each = kernel.shape
         name = self._blocks(kernel.reshape(self.features, -1))
         length = taps * each * FEATURES
-        sums = [(f"sums{p * together + b}", p, b) for p in range(own) for b in range(together)]
+        sums = [(f"sums{p}_{b}", p, b) for p in range(own) for b in range(together)]
         add = f"sums16_add_{self.suffix}"
         steps = [f"{total} = {add}({total}, x{p} + k, {_plus('w', b * length)});" for total, p, b in sums]
         tap = Index.variable("t", taps) * own

@@ -18,21 +18,31 @@
  */
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VNNI__)
 #define QJAX_VECTORS "AVX-512 VNNI"
-#define QJAX_SUMS 8
+#define QJAX_SUMS 24
 #include <immintrin.h>
 
-typedef __m512i sums16;
 typedef __m512i numbers16;
+
+#if defined(__GNUC__)
+/* the type of the products: of a sum in a loop that changes its type in between, gcc keeps and moves two copies */
+typedef int32_t sums16 __attribute__((vector_size(64)));
+#define QJAX_SUMS16(VECTOR) ((sums16)(VECTOR))
+#define QJAX_VECTOR(SUMS) ((__m512i)(SUMS))
+#else
+typedef __m512i sums16;
+#define QJAX_SUMS16(VECTOR) (VECTOR)
+#define QJAX_VECTOR(SUMS) (SUMS)
+#endif
 
 static inline sums16 sums16_start_i8(const int32_t *start)
 {
-    return _mm512_loadu_si512(start);
+    return QJAX_SUMS16(_mm512_loadu_si512(start));
 }
 
 static inline sums16 sums16_start_u8(const int32_t *start)
 {
     (void)start;
-    return _mm512_setzero_si512();
+    return QJAX_SUMS16(_mm512_setzero_si512());
 }
 
 static inline __m512i four16(const void *x)
@@ -44,13 +54,13 @@ static inline __m512i four16(const void *x)
 
 static inline sums16 sums16_add_u8(sums16 sums, const uint8_t *x, const int8_t *w)
 {
-    return _mm512_dpbusd_epi32(sums, four16(x), _mm512_loadu_si512(w));
+    return QJAX_SUMS16(_mm512_dpbusd_epi32(QJAX_VECTOR(sums), four16(x), _mm512_loadu_si512(w)));
 }
 
 static inline sums16 sums16_add_i8(sums16 sums, const int8_t *x, const int8_t *w)
 {
     const __m512i flipped = _mm512_xor_si512(four16(x), _mm512_set1_epi32(-2139062144));
-    return _mm512_dpbusd_epi32(sums, flipped, _mm512_loadu_si512(w));
+    return QJAX_SUMS16(_mm512_dpbusd_epi32(QJAX_VECTOR(sums), flipped, _mm512_loadu_si512(w)));
 }
 
 static inline __m512i rows16(const void *a, const void *b, const void *c, const void *d)
@@ -68,19 +78,19 @@ static inline __m512i rows16(const void *a, const void *b, const void *c, const 
 static inline sums16 sums16_rows_u8(
     sums16 sums, const uint8_t *a, const uint8_t *b, const uint8_t *c, const uint8_t *d, const int8_t *w)
 {
-    return _mm512_dpbusd_epi32(sums, rows16(a, b, c, d), _mm512_loadu_si512(w));
+    return QJAX_SUMS16(_mm512_dpbusd_epi32(QJAX_VECTOR(sums), rows16(a, b, c, d), _mm512_loadu_si512(w)));
 }
 
 static inline sums16 sums16_rows_i8(
     sums16 sums, const int8_t *a, const int8_t *b, const int8_t *c, const int8_t *d, const int8_t *w)
 {
     const __m512i flipped = _mm512_xor_si512(rows16(a, b, c, d), _mm512_set1_epi32(-2139062144));
-    return _mm512_dpbusd_epi32(sums, flipped, _mm512_loadu_si512(w));
+    return QJAX_SUMS16(_mm512_dpbusd_epi32(QJAX_VECTOR(sums), flipped, _mm512_loadu_si512(w)));
 }
 
 static inline numbers16 sums16_numbers(sums16 sums)
 {
-    return sums;
+    return QJAX_VECTOR(sums);
 }
 
 static inline void numbers16_store(numbers16 numbers, int32_t *out)
@@ -162,9 +172,26 @@ typedef struct {
     __m256i low, high;
 } numbers16;
 
+#if defined(__GNUC__)
+#define QJAX_VECTOR(SUMS) ((__m256i)(SUMS))
+#else
+#define QJAX_VECTOR(SUMS) (SUMS)
+#endif
+
 #if defined(__AVXVNNI__) || (defined(__AVX512VNNI__) && defined(__AVX512VL__))
 #define QJAX_VECTORS "AVX-VNNI"
-typedef numbers16 sums16;
+
+#if defined(__GNUC__)
+typedef int32_t sums8 __attribute__((vector_size(32)));
+#define QJAX_SUMS8(VECTOR) ((sums8)(VECTOR))
+#else
+typedef __m256i sums8;
+#define QJAX_SUMS8(VECTOR) (VECTOR)
+#endif
+
+typedef struct {
+    sums8 low, high;
+} sums16;
 
 #if defined(__AVXVNNI__)
 #define QJAX_DPBUSD _mm256_dpbusd_avx_epi32
@@ -175,23 +202,25 @@ typedef numbers16 sums16;
 static inline sums16 sums16_start_i8(const int32_t *start)
 {
     const sums16 sums = {
-        _mm256_loadu_si256((const __m256i *)(const void *)start),
-        _mm256_loadu_si256((const __m256i *)(const void *)(start + 8)),
+        QJAX_SUMS8(_mm256_loadu_si256((const __m256i *)(const void *)start)),
+        QJAX_SUMS8(_mm256_loadu_si256((const __m256i *)(const void *)(start + 8))),
     };
     return sums;
 }
 
 static inline sums16 sums16_start_u8(const int32_t *start)
 {
-    const sums16 sums = {_mm256_setzero_si256(), _mm256_setzero_si256()};
+    const sums16 sums = {QJAX_SUMS8(_mm256_setzero_si256()), QJAX_SUMS8(_mm256_setzero_si256())};
     (void)start;
     return sums;
 }
 
 static inline sums16 sums16_products(sums16 sums, __m256i low, __m256i high, const int8_t *w)
 {
-    sums.low = QJAX_DPBUSD(sums.low, low, _mm256_loadu_si256((const __m256i *)(const void *)w));
-    sums.high = QJAX_DPBUSD(sums.high, high, _mm256_loadu_si256((const __m256i *)(const void *)(w + 32)));
+    const __m256i w0 = _mm256_loadu_si256((const __m256i *)(const void *)w);
+    const __m256i w1 = _mm256_loadu_si256((const __m256i *)(const void *)(w + 32));
+    sums.low = QJAX_SUMS8(QJAX_DPBUSD(QJAX_VECTOR(sums.low), low, w0));
+    sums.high = QJAX_SUMS8(QJAX_DPBUSD(QJAX_VECTOR(sums.high), high, w1));
     return sums;
 }
 
@@ -241,20 +270,29 @@ static inline sums16 sums16_rows_i8(
 
 static inline numbers16 sums16_numbers(sums16 sums)
 {
-    return sums;
+    const numbers16 numbers = {QJAX_VECTOR(sums.low), QJAX_VECTOR(sums.high)};
+    return numbers;
 }
 
 #else
 #define QJAX_VECTORS "AVX2"
 
+#if defined(__GNUC__)
+typedef uint32_t sums8 __attribute__((vector_size(32)));
+#define QJAX_SUMS8(VECTOR) ((sums8)(VECTOR))
+#else
+typedef __m256i sums8;
+#define QJAX_SUMS8(VECTOR) (VECTOR)
+#endif
+
 /* each feature has two sums, of the even and of the odd pairs of codes, side by side */
 typedef struct {
-    __m256i of4[4];
+    sums8 of4[4];
 } sums16;
 
 static inline sums16 sums16_zero(void)
 {
-    const __m256i zero = _mm256_setzero_si256();
+    const sums8 zero = QJAX_SUMS8(_mm256_setzero_si256());
     const sums16 sums = {{zero, zero, zero, zero}};
     return sums;
 }
@@ -271,10 +309,10 @@ static inline sums16 sums16_start_u8(const int32_t *start)
     return sums16_zero();
 }
 
-static inline __m256i products4(__m256i sums, __m256i codes, const int8_t *w)
+static inline sums8 products4(sums8 sums, __m256i codes, const int8_t *w)
 {
     const __m256i weights = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)w));
-    return _mm256_add_epi32(sums, _mm256_madd_epi16(codes, weights));
+    return QJAX_SUMS8(_mm256_add_epi32(QJAX_VECTOR(sums), _mm256_madd_epi16(codes, weights)));
 }
 
 static inline __m128i four4(const void *x)
@@ -330,10 +368,9 @@ static inline sums16 sums16_rows_i8(
 
 static inline numbers16 sums16_numbers(sums16 sums)
 {
-    const numbers16 natural = {
-        _mm256_permute4x64_epi64(_mm256_hadd_epi32(sums.of4[0], sums.of4[1]), 0xD8),
-        _mm256_permute4x64_epi64(_mm256_hadd_epi32(sums.of4[2], sums.of4[3]), 0xD8),
-    };
+    const __m256i low = _mm256_hadd_epi32(QJAX_VECTOR(sums.of4[0]), QJAX_VECTOR(sums.of4[1]));
+    const __m256i high = _mm256_hadd_epi32(QJAX_VECTOR(sums.of4[2]), QJAX_VECTOR(sums.of4[3]));
+    const numbers16 natural = {_mm256_permute4x64_epi64(low, 0xD8), _mm256_permute4x64_epi64(high, 0xD8)};
     return natural;
 }
 #endif
