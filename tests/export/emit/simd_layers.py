@@ -47,30 +47,44 @@ LAYERS = (
 )
 
 
+DEPTHWISE = (
+    Layer(64, 64, (3, 3), (1, 1), "SAME", (1, 1), 64),
+    Layer(70, 70, (3, 3), (2, 2), "SAME", (1, 1), 70),
+    Layer(131, 131, (1, 5), (1, 1), "VALID", (1, 1), 131),
+    Layer(192, 192, (2, 2), (1, 2), "SAME", (2, 1), 192),
+    Layer(65, 65, (9, 7), (1, 1), "VALID", (1, 1), 65),
+)
+"""Behind a layer that makes so many channels."""
+
+
+def convolution(layer: Layer, rngs: nnx.Rngs) -> nnx.Conv:
+    return nnx.Conv(
+        layer.channels,
+        layer.features,
+        layer.window,
+        layer.strides,
+        padding=layer.padding,
+        kernel_dilation=layer.dilation,
+        feature_group_count=layer.groups,
+        bias_init=nnx.initializers.normal(1.0),
+        rngs=rngs,
+    )
+
+
 class Many(nnx.Module):
     """One result for each layer, and dense layers of the mean and of every position."""
 
     def __init__(self, rngs: nnx.Rngs) -> None:
-        self.layers = nnx.List(
-            nnx.Conv(
-                layer.channels,
-                layer.features,
-                layer.window,
-                layer.strides,
-                padding=layer.padding,
-                kernel_dilation=layer.dilation,
-                feature_group_count=layer.groups,
-                bias_init=nnx.initializers.normal(1.0),
-                rngs=rngs,
-            )
-            for layer in LAYERS
-        )
+        self.layers = nnx.List(convolution(layer, rngs) for layer in LAYERS)
+        self.wider = nnx.List(nnx.Conv(SHAPE[2], layer.channels, (1, 1), rngs=rngs) for layer in DEPTHWISE)
+        self.depthwise = nnx.List(convolution(layer, rngs) for layer in DEPTHWISE)
         self.dense = nnx.List(nnx.Linear(36, features, rngs=rngs) for features in (3, 16, 70))
         self.wide = nnx.Linear(SHAPE[0] * SHAPE[1] * SHAPE[2], 10, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> list[jax.Array]:
         found = [layer(x[..., : own.channels]) for layer, own in zip(self.layers, LAYERS, strict=True)]
         found[3] = nnx.relu(found[3])
+        found += [own(wider(x)) for wider, own in zip(self.wider, self.depthwise, strict=True)]
         mean = x.mean(axis=(1, 2))
         return [*found, *(layer(mean) for layer in self.dense), self.dense[1](x), self.wide(x.reshape(len(x), -1))]
 

@@ -159,12 +159,14 @@ def test_vectors_are_used(graphs):
     for target, graph in graphs.items():
         text = to_files(graph, simd=True, vectors=0)["model.c"]
         body = text[text.index("static void") :]
-        calls = body.count("= sums16_add_") + body.count("= sums16_rows_")
+        calls = body.count("= sums16_add_") + body.count("= sums16_rows_") + 4 * body.count("= sums64_rows_")
         integers = body.count("numbers16_quotients(") + body.count("numbers16_sides(")
         floats = body.count("numbers16_scaled(")
         assert calls > 12, target
         suffix = "i8" if TARGETS[target][1] else "u8"
-        assert calls == body.count(f"= sums16_add_{suffix}(") + body.count(f"= sums16_rows_{suffix}(")
+        assert body.count("= sums64_rows_") == len(simd_layers.DEPTHWISE)
+        own = [body.count(f"= sums{name}_{suffix}(") for name in ("16_add", "16_rows", "64_rows")]
+        assert calls == own[0] + own[1] + 4 * own[2]
         # the rules of these two runtimes are one product in float32
         assert (integers, floats) == ((0, calls) if target in ("onnxruntime", "tflite_xnnpack") else (calls, 0))
         assert "sums16" not in to_files(graph, vectors=0)["model.c"]

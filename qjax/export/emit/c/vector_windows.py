@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from qjax.export.emit.c import vector_channels
 from qjax.export.emit.c.blocks import loop_head, nested
 from qjax.export.emit.c.index import Index, flat
 from qjax.export.emit.c.loops import Layer
@@ -47,11 +48,10 @@ def store(
     layer: Layer, target: Buffer, window: Window, epilogue: Callable[[Register], Value], finish: Finish | None
 ) -> None:
     """The nest of loops. epilogue: from the sums to the codes, where `finish` is None or has no form in vectors."""
-    nest = _Nest(layer, target, window, epilogue, codes_of(finish, window.kernel.shape[0], target.dtype))
     if window.groups > 1:
-        nest.by_channel()
+        vector_channels.store(layer, target, window, epilogue, finish)
     else:
-        nest.by_product()
+        _Nest(layer, target, window, epilogue, codes_of(finish, window.kernel.shape[0], target.dtype)).write()
 
 
 def _plus(name: str, more: int) -> str:
@@ -75,7 +75,7 @@ class _Nest(Tiles):
 
     # ------------------------------------------------------------------ products
 
-    def by_product(self) -> None:
+    def write(self) -> None:
         """Features share their codes."""
         wide, narrow = self._product(*self._wide()), self._product(*self._narrow())
         both = ["#if QJAX_SUMS >= 8", *wide, "#else", *narrow, "#endif"]
@@ -128,32 +128,6 @@ class _Nest(Tiles):
             body = [f"const int32_t block = {first};", *body]
         return self.tiled(own, [*self._rows(own, copies, taps, each), *nested([loop_head(counter, turns)], body)])
 
-    # ------------------------------------------------------------------ channels
-
-    def by_channel(self) -> None:
-        """A depthwise convolution: every channel has its own codes."""
-        taps = math.prod(self.taps)
-        kernel = self.window.kernel.reshape(self.features, taps)
-        kernel = np.pad(kernel, ((0, 0), (0, -taps % _QUAD)))
-        steps = kernel.shape[1] // _QUAD
-        name = self._blocks(kernel)
-        rows = ", ".join(f"rows[4 * t + {i}] + start" for i in range(_QUAD))
-        inner = [
-            f"const int32_t start = {self.least('block', len(self.starts), FEATURES, self.starts[-1])};",
-            f"const int8_t *const w = {name} + block * {steps * 64};",
-            f"sums16 sums0 = {self._start('block')};",
-            *nested(
-                [loop_head("t", steps)],
-                [f"sums0 = sums16_rows_{self.suffix}(sums0, {rows}, w + t * 64);"],
-            ),
-            *self._written("sums0", "first", "block"),
-        ]
-        lines = [
-            *self._rows(1, False, taps, self.features, whole=True),
-            *nested([loop_head("block", len(self.starts))], inner),
-        ]
-        self.layer.root.add(*self.tiled(1, lines))
-
     # ------------------------------------------------------------------ parts
 
     def _blocked(self, vector: np.ndarray) -> np.ndarray:
@@ -174,11 +148,10 @@ class _Nest(Tiles):
         name = self.table("start", self._blocked((flip * sums).astype(np.int32)))
         return f"sums16_start_{self.suffix}({name} + {block} * {FEATURES})"
 
-    def _rows(self, own: int, copies: bool, taps: int, each: int, *, whole: bool = False) -> list[str]:
-        """`rows`: where the codes of every tap and position of the tile are. whole: taps in fours, of all channels."""
+    def _rows(self, own: int, copies: bool, taps: int, each: int) -> list[str]:
+        """`rows`: where the codes of every tap and position of the tile are."""
         kind = f"const {self.kind} *"
         count = math.prod(self.taps) * self.per_group
-        filled = taps + (-taps % _QUAD if whole else 0)
 
         def put(place: Index, source: str, codes: int) -> list[str]:
             if codes > self.per_group:
@@ -193,14 +166,13 @@ class _Nest(Tiles):
             heads, tap = self.tap_loops()
             pointer = flat(tap, tuple(self.taps)) * own
             text = f"{pointer} + p" if pointer.terms else "p"
-            body = nested(heads, [f"rows[{text}] = {self.codes_under(outer, tap)};"])
-            return body + [f"rows[{at}] = {self.padding()};" for at in range(taps, filled)]
+            return nested(heads, [f"rows[{text}] = {self.codes_under(outer, tap)};"])
 
         if copies:
             self.layer.local(own * (each + _POINTER))
             return [f"{self.kind} patch[{own}][{each}];", f"{kind}rows[{own}];", *self.each_position(own, copy)]
-        self.layer.local(own * filled * _POINTER)
-        return [f"{kind}rows[{own * filled}];", *self.each_position(own, point)]
+        self.layer.local(own * taps * _POINTER)
+        return [f"{kind}rows[{own * taps}];", *self.each_position(own, point)]
 
     def _written(self, sums: str, place: str, block: str) -> list[str]:
         """From sums to codes in memory. place: the position. block: of features."""

@@ -8,6 +8,8 @@
  * sums16_add_i8/u8     adds four codes, which all features share, times their weights.
  * sums16_rows_i8/u8    adds four rows of 16 channels times their weights, channel by channel.
  * sums16_numbers       the sums, one number each.
+ * sums64_...           the same of four sums16. Number 16 j + 4 l + i is of channel 16 l + 4 j + i.
+ * numbers64_i8/u8      writes four numbers16 in that order as the codes of 64 channels.
  * numbers16_plus       adds a number of each feature, and one that all have in common.
  * numbers16_raised     takes one number of each feature for the next one.
  * numbers16_quotients  floor((number * factor + offset) / 2^shift) - lift, clamped; the quotient is not negative.
@@ -88,6 +90,42 @@ static inline sums16 sums16_rows_i8(
     return QJAX_SUMS16(_mm512_dpbusd_epi32(QJAX_VECTOR(sums), flipped, _mm512_loadu_si512(w)));
 }
 
+typedef struct {
+    sums16 of[4];
+} sums64;
+
+static inline sums16 sums16_products(sums16 sums, __m512i codes, const int8_t *w)
+{
+    return QJAX_SUMS16(_mm512_dpbusd_epi32(QJAX_VECTOR(sums), codes, _mm512_loadu_si512(w)));
+}
+
+static inline sums64 sums64_of_rows(
+    sums64 sums, const void *a, const void *b, const void *c, const void *d, int32_t flip, const int8_t *w)
+{
+    const __m512i flips = _mm512_set1_epi32(flip);
+    const __m512i x0 = _mm512_xor_si512(_mm512_loadu_si512(a), flips), x1 = _mm512_xor_si512(_mm512_loadu_si512(b), flips);
+    const __m512i x2 = _mm512_xor_si512(_mm512_loadu_si512(c), flips), x3 = _mm512_xor_si512(_mm512_loadu_si512(d), flips);
+    const __m512i low01 = _mm512_unpacklo_epi8(x0, x1), high01 = _mm512_unpackhi_epi8(x0, x1);
+    const __m512i low23 = _mm512_unpacklo_epi8(x2, x3), high23 = _mm512_unpackhi_epi8(x2, x3);
+    sums.of[0] = sums16_products(sums.of[0], _mm512_unpacklo_epi16(low01, low23), w);
+    sums.of[1] = sums16_products(sums.of[1], _mm512_unpackhi_epi16(low01, low23), w + 64);
+    sums.of[2] = sums16_products(sums.of[2], _mm512_unpacklo_epi16(high01, high23), w + 128);
+    sums.of[3] = sums16_products(sums.of[3], _mm512_unpackhi_epi16(high01, high23), w + 192);
+    return sums;
+}
+
+static inline sums64 sums64_rows_u8(
+    sums64 sums, const uint8_t *a, const uint8_t *b, const uint8_t *c, const uint8_t *d, const int8_t *w)
+{
+    return sums64_of_rows(sums, a, b, c, d, 0, w);
+}
+
+static inline sums64 sums64_rows_i8(
+    sums64 sums, const int8_t *a, const int8_t *b, const int8_t *c, const int8_t *d, const int8_t *w)
+{
+    return sums64_of_rows(sums, a, b, c, d, -2139062144, w);
+}
+
 static inline numbers16 sums16_numbers(sums16 sums)
 {
     return QJAX_VECTOR(sums);
@@ -162,6 +200,16 @@ static inline void numbers16_i8(numbers16 codes, int8_t *out)
 static inline void numbers16_u8(numbers16 codes, uint8_t *out)
 {
     _mm_storeu_si128((__m128i *)(void *)out, _mm512_cvtepi32_epi8(codes));
+}
+
+static inline void numbers64_i8(numbers16 a, numbers16 b, numbers16 c, numbers16 d, int8_t *out)
+{
+    _mm512_storeu_si512(out, _mm512_packs_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d)));
+}
+
+static inline void numbers64_u8(numbers16 a, numbers16 b, numbers16 c, numbers16 d, uint8_t *out)
+{
+    _mm512_storeu_si512(out, _mm512_packus_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d)));
 }
 
 #elif defined(__AVX2__)
@@ -268,6 +316,54 @@ static inline sums16 sums16_rows_i8(
     return sums16_of_rows(sums, a, b, c, d, -2139062144, w);
 }
 
+typedef struct {
+    sums16 of[4];
+} sums64;
+
+static inline __m256i row8(const void *x, int half, __m256i flips)
+{
+    return _mm256_xor_si256(_mm256_loadu_si256((const __m256i *)x + half), flips);
+}
+
+static inline sums8 sums8_products(sums8 sums, __m256i codes, const int8_t *w)
+{
+    return QJAX_SUMS8(QJAX_DPBUSD(QJAX_VECTOR(sums), codes, _mm256_loadu_si256((const __m256i *)(const void *)w)));
+}
+
+#define QJAX_HALF(HALF, PART) \
+    do { \
+        const __m256i x0 = row8(a, HALF, flips), x1 = row8(b, HALF, flips); \
+        const __m256i x2 = row8(c, HALF, flips), x3 = row8(d, HALF, flips); \
+        const __m256i low01 = _mm256_unpacklo_epi8(x0, x1), high01 = _mm256_unpackhi_epi8(x0, x1); \
+        const __m256i low23 = _mm256_unpacklo_epi8(x2, x3), high23 = _mm256_unpackhi_epi8(x2, x3); \
+        const int8_t *const v = w + 32 * HALF; \
+        sums.of[0].PART = sums8_products(sums.of[0].PART, _mm256_unpacklo_epi16(low01, low23), v); \
+        sums.of[1].PART = sums8_products(sums.of[1].PART, _mm256_unpackhi_epi16(low01, low23), v + 64); \
+        sums.of[2].PART = sums8_products(sums.of[2].PART, _mm256_unpacklo_epi16(high01, high23), v + 128); \
+        sums.of[3].PART = sums8_products(sums.of[3].PART, _mm256_unpackhi_epi16(high01, high23), v + 192); \
+    } while (0)
+
+static inline sums64 sums64_of_rows(
+    sums64 sums, const void *a, const void *b, const void *c, const void *d, int32_t flip, const int8_t *w)
+{
+    const __m256i flips = _mm256_set1_epi32(flip);
+    QJAX_HALF(0, low);
+    QJAX_HALF(1, high);
+    return sums;
+}
+
+static inline sums64 sums64_rows_u8(
+    sums64 sums, const uint8_t *a, const uint8_t *b, const uint8_t *c, const uint8_t *d, const int8_t *w)
+{
+    return sums64_of_rows(sums, a, b, c, d, 0, w);
+}
+
+static inline sums64 sums64_rows_i8(
+    sums64 sums, const int8_t *a, const int8_t *b, const int8_t *c, const int8_t *d, const int8_t *w)
+{
+    return sums64_of_rows(sums, a, b, c, d, -2139062144, w);
+}
+
 static inline numbers16 sums16_numbers(sums16 sums)
 {
     const numbers16 numbers = {QJAX_VECTOR(sums.low), QJAX_VECTOR(sums.high)};
@@ -364,6 +460,38 @@ static inline sums16 sums16_rows_i8(
     sums16 sums, const int8_t *a, const int8_t *b, const int8_t *c, const int8_t *d, const int8_t *w)
 {
     QJAX_ROWS(_mm256_cvtepi8_epi16);
+}
+
+typedef struct {
+    sums16 of[4];
+} sums64;
+
+#define QJAX_ROWS64(WIDEN) \
+    int l; \
+    for (l = 0; l < 4; l++, a += 16, b += 16, c += 16, d += 16, w += 16) { \
+        const __m128i x0 = _mm_loadu_si128((const __m128i *)(const void *)a); \
+        const __m128i x1 = _mm_loadu_si128((const __m128i *)(const void *)b); \
+        const __m128i x2 = _mm_loadu_si128((const __m128i *)(const void *)c); \
+        const __m128i x3 = _mm_loadu_si128((const __m128i *)(const void *)d); \
+        const __m128i low01 = _mm_unpacklo_epi8(x0, x1), high01 = _mm_unpackhi_epi8(x0, x1); \
+        const __m128i low23 = _mm_unpacklo_epi8(x2, x3), high23 = _mm_unpackhi_epi8(x2, x3); \
+        sums.of[0].of4[l] = products4(sums.of[0].of4[l], WIDEN(_mm_unpacklo_epi16(low01, low23)), w); \
+        sums.of[1].of4[l] = products4(sums.of[1].of4[l], WIDEN(_mm_unpackhi_epi16(low01, low23)), w + 64); \
+        sums.of[2].of4[l] = products4(sums.of[2].of4[l], WIDEN(_mm_unpacklo_epi16(high01, high23)), w + 128); \
+        sums.of[3].of4[l] = products4(sums.of[3].of4[l], WIDEN(_mm_unpackhi_epi16(high01, high23)), w + 192); \
+    } \
+    return sums
+
+static inline sums64 sums64_rows_u8(
+    sums64 sums, const uint8_t *a, const uint8_t *b, const uint8_t *c, const uint8_t *d, const int8_t *w)
+{
+    QJAX_ROWS64(_mm256_cvtepu8_epi16);
+}
+
+static inline sums64 sums64_rows_i8(
+    sums64 sums, const int8_t *a, const int8_t *b, const int8_t *c, const int8_t *d, const int8_t *w)
+{
+    QJAX_ROWS64(_mm256_cvtepi8_epi16);
 }
 
 static inline numbers16 sums16_numbers(sums16 sums)
@@ -498,6 +626,22 @@ static inline void numbers16_u8(numbers16 codes, uint8_t *out)
     const __m256i words = packed16(codes);
     _mm_storeu_si128(
         (__m128i *)(void *)out, _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+}
+
+#define QJAX_STORE64(PACK) \
+    const __m256i low01 = _mm256_packs_epi32(a.low, b.low), low23 = _mm256_packs_epi32(c.low, d.low); \
+    const __m256i high01 = _mm256_packs_epi32(a.high, b.high), high23 = _mm256_packs_epi32(c.high, d.high); \
+    _mm256_storeu_si256((__m256i *)(void *)out, PACK(low01, low23)); \
+    _mm256_storeu_si256((__m256i *)(void *)(out + 32), PACK(high01, high23))
+
+static inline void numbers64_i8(numbers16 a, numbers16 b, numbers16 c, numbers16 d, int8_t *out)
+{
+    QJAX_STORE64(_mm256_packs_epi16);
+}
+
+static inline void numbers64_u8(numbers16 a, numbers16 b, numbers16 c, numbers16 d, uint8_t *out)
+{
+    QJAX_STORE64(_mm256_packus_epi16);
 }
 
 #elif defined(__aarch64__) && defined(__ARM_NEON)
@@ -638,6 +782,23 @@ static inline sums16 sums16_of_rows(sums16 sums, int8x16_t a, int8x16_t b, int8x
     return sums16_product(sums, vreinterpretq_s8_s16(vzip2q_s16(high01, high23)), w + 48, 3);
 }
 
+typedef struct {
+    sums16 of[4];
+} sums64;
+
+static inline sums64 sums64_of_rows(
+    sums64 sums, int8x16_t a, int8x16_t b, int8x16_t c, int8x16_t d, const int8_t *w, int part)
+{
+    const int16x8_t low01 = vreinterpretq_s16_s8(vzip1q_s8(a, b)), high01 = vreinterpretq_s16_s8(vzip2q_s8(a, b));
+    const int16x8_t low23 = vreinterpretq_s16_s8(vzip1q_s8(c, d)), high23 = vreinterpretq_s16_s8(vzip2q_s8(c, d));
+    const int8_t *const v = w + 16 * part;
+    sums.of[0] = sums16_product(sums.of[0], vreinterpretq_s8_s16(vzip1q_s16(low01, low23)), v, part);
+    sums.of[1] = sums16_product(sums.of[1], vreinterpretq_s8_s16(vzip2q_s16(low01, low23)), v + 64, part);
+    sums.of[2] = sums16_product(sums.of[2], vreinterpretq_s8_s16(vzip1q_s16(high01, high23)), v + 128, part);
+    sums.of[3] = sums16_product(sums.of[3], vreinterpretq_s8_s16(vzip2q_s16(high01, high23)), v + 192, part);
+    return sums;
+}
+
 static inline sums16 sums16_rows_i8(
     sums16 sums, const int8_t *a, const int8_t *b, const int8_t *c, const int8_t *d, const int8_t *w)
 {
@@ -653,6 +814,26 @@ static inline sums16 sums16_rows_u8(
     sums16 sums, const uint8_t *a, const uint8_t *b, const uint8_t *c, const uint8_t *d, const int8_t *w)
 {
     return sums16_of_rows(sums, loaded16(a), loaded16(b), loaded16(c), loaded16(d), w);
+}
+
+static inline sums64 sums64_rows_i8(
+    sums64 sums, const int8_t *a, const int8_t *b, const int8_t *c, const int8_t *d, const int8_t *w)
+{
+    int l;
+    for (l = 0; l < 4; l++, a += 16, b += 16, c += 16, d += 16) {
+        sums = sums64_of_rows(sums, vld1q_s8(a), vld1q_s8(b), vld1q_s8(c), vld1q_s8(d), w, l);
+    }
+    return sums;
+}
+
+static inline sums64 sums64_rows_u8(
+    sums64 sums, const uint8_t *a, const uint8_t *b, const uint8_t *c, const uint8_t *d, const int8_t *w)
+{
+    int l;
+    for (l = 0; l < 4; l++, a += 16, b += 16, c += 16, d += 16) {
+        sums = sums64_of_rows(sums, loaded16(a), loaded16(b), loaded16(c), loaded16(d), w, l);
+    }
+    return sums;
 }
 
 static inline void numbers16_store(numbers16 numbers, int32_t *out)
@@ -749,6 +930,28 @@ static inline void numbers16_u8(numbers16 codes, uint8_t *out)
     vst1q_u8(out, vreinterpretq_u8_s8(vcombine_s8(vmovn_s16(low), vmovn_s16(high))));
 }
 
+static inline int8x16_t codes16(int32x4_t a, int32x4_t b, int32x4_t c, int32x4_t d)
+{
+    const int16x8_t low = vcombine_s16(vmovn_s32(a), vmovn_s32(b)), high = vcombine_s16(vmovn_s32(c), vmovn_s32(d));
+    return vcombine_s8(vmovn_s16(low), vmovn_s16(high));
+}
+
+static inline void numbers64_i8(numbers16 a, numbers16 b, numbers16 c, numbers16 d, int8_t *out)
+{
+    int l;
+    for (l = 0; l < 4; l++) {
+        vst1q_s8(out + 16 * l, codes16(a.of4[l], b.of4[l], c.of4[l], d.of4[l]));
+    }
+}
+
+static inline void numbers64_u8(numbers16 a, numbers16 b, numbers16 c, numbers16 d, uint8_t *out)
+{
+    int l;
+    for (l = 0; l < 4; l++) {
+        vst1q_u8(out + 16 * l, vreinterpretq_u8_s8(codes16(a.of4[l], b.of4[l], c.of4[l], d.of4[l])));
+    }
+}
+
 #else
 #define QJAX_VECTORS "none"
 #define QJAX_SUMS 4
@@ -802,6 +1005,31 @@ static inline sums16 sums16_rows_u8(
     sums16 sums, const uint8_t *a, const uint8_t *b, const uint8_t *c, const uint8_t *d, const int8_t *w)
 {
     QJAX_ADD(a[i], b[i], c[i], d[i]);
+}
+
+typedef struct {
+    sums16 of[4];
+} sums64;
+
+#define QJAX_ADD64 \
+    int n; \
+    for (n = 0; n < 64; n++) { \
+        const int j = n / 16, channel = n % 16 / 4 * 16 + j * 4 + n % 4; \
+        sums.of[j].of[n % 16] += (int32_t)a[channel] * w[4 * n] + (int32_t)b[channel] * w[4 * n + 1] \
+            + (int32_t)c[channel] * w[4 * n + 2] + (int32_t)d[channel] * w[4 * n + 3]; \
+    } \
+    return sums
+
+static inline sums64 sums64_rows_i8(
+    sums64 sums, const int8_t *a, const int8_t *b, const int8_t *c, const int8_t *d, const int8_t *w)
+{
+    QJAX_ADD64;
+}
+
+static inline sums64 sums64_rows_u8(
+    sums64 sums, const uint8_t *a, const uint8_t *b, const uint8_t *c, const uint8_t *d, const int8_t *w)
+{
+    QJAX_ADD64;
 }
 
 static inline numbers16 sums16_numbers(sums16 sums)
@@ -892,4 +1120,44 @@ static inline void numbers16_u8(numbers16 codes, uint8_t *out)
         out[i] = (uint8_t)codes.of[i];
     }
 }
+
+static inline void numbers64_i8(numbers16 a, numbers16 b, numbers16 c, numbers16 d, int8_t *out)
+{
+    int n;
+    for (n = 0; n < 16; n++) {
+        int8_t *const of4 = out + n / 4 * 16 + n % 4;
+        of4[0] = (int8_t)a.of[n];
+        of4[4] = (int8_t)b.of[n];
+        of4[8] = (int8_t)c.of[n];
+        of4[12] = (int8_t)d.of[n];
+    }
+}
+
+static inline void numbers64_u8(numbers16 a, numbers16 b, numbers16 c, numbers16 d, uint8_t *out)
+{
+    int n;
+    for (n = 0; n < 16; n++) {
+        uint8_t *const of4 = out + n / 4 * 16 + n % 4;
+        of4[0] = (uint8_t)a.of[n];
+        of4[4] = (uint8_t)b.of[n];
+        of4[8] = (uint8_t)c.of[n];
+        of4[12] = (uint8_t)d.of[n];
+    }
+}
 #endif
+
+static inline sums64 sums64_start_i8(const int32_t *start)
+{
+    const sums64 sums = {
+        {sums16_start_i8(start), sums16_start_i8(start + 16), sums16_start_i8(start + 32), sums16_start_i8(start + 48)},
+    };
+    return sums;
+}
+
+static inline sums64 sums64_start_u8(const int32_t *start)
+{
+    const sums64 sums = {
+        {sums16_start_u8(start), sums16_start_u8(start + 16), sums16_start_u8(start + 32), sums16_start_u8(start + 48)},
+    };
+    return sums;
+}
