@@ -41,9 +41,15 @@ LAYERS = (
     Layer(20, 20, (3, 3), (2, 2), "VALID", (1, 1), 20),
     Layer(36, 36, (5, 3), (1, 1), "SAME", (1, 2), 36),
     Layer(36, 4, (7, 5)),
-    # these have no form in vectors: few channels, or several of them in a group
+    Layer(36, 18, (3, 3), (2, 2), "SAME", (1, 1), 9),
+    Layer(32, 96, (1, 1), (1, 1), "SAME", (1, 1), 2),
+    Layer(24, 126, (3, 3), (1, 1), "VALID", (1, 2), 3),
+    Layer(16, 160, (9, 7), (1, 1), "VALID", (1, 1), 4),
+    Layer(3, 18, (9, 7), (1, 1), "VALID"),
+    # these have no form in vectors: few channels, or a number of them in a group that is no multiple of four
     Layer(8, 8, (3, 3), (1, 1), "SAME", (1, 1), 8),
     Layer(36, 36, (3, 3), (1, 1), "SAME", (1, 1), 2),
+    Layer(16, 32, (3, 3), (1, 1), "SAME", (1, 1), 16),
 )
 
 
@@ -51,7 +57,7 @@ DEPTHWISE = (
     Layer(64, 64, (3, 3), (1, 1), "SAME", (1, 1), 64),
     Layer(70, 70, (3, 3), (2, 2), "SAME", (1, 1), 70),
     Layer(131, 131, (1, 5), (1, 1), "VALID", (1, 1), 131),
-    Layer(192, 192, (2, 2), (1, 2), "SAME", (2, 1), 192),
+    Layer(192, 192, (3, 2), (1, 2), "SAME", (2, 1), 192),
     Layer(65, 65, (9, 7), (1, 1), "VALID", (1, 1), 65),
 )
 """Behind a layer that makes so many channels."""

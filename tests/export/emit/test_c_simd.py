@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from qjax.export.emit import requantizations
-from qjax.export.emit.c import cortex_windows, to_files, vector_windows
+from qjax.export.emit.c import cortex_windows, to_files, vector_channels, vector_windows
 from qjax.export.emit.c.blocks import Source
 from qjax.export.emit.c.program import build
 from qjax.export.emit.c.values import Buffer
@@ -93,6 +93,15 @@ def test_tiles_of_every_number_of_positions(own, graphs, tmp_path, monkeypatch):
     monkeypatch.setitem(vector_windows._SPEED, own, 1e6)
     made = compiled({"onnxruntime": graphs["onnxruntime"]}, 3, tmp_path)
     made.assert_equal(made.called(*flags))
+
+
+@pytest.mark.exhaustive
+def test_codes_without_a_form_in_vectors(graphs, tmp_path, monkeypatch):
+    for module in (vector_channels, vector_windows):
+        monkeypatch.setattr(module, "codes_of", lambda *given: None)
+    made = compiled({"tflite_micro": graphs["tflite_micro"]}, 2, tmp_path)
+    assert "= sums64_rows_" not in made.text
+    made.assert_equal(made.called("-O2"))
 
 
 @pytest.mark.exhaustive

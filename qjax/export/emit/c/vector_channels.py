@@ -59,7 +59,7 @@ class _Nest(Tiles):
         heads: list[str] = []
         at: list[Index] = []
         for axis, size in enumerate(self.sizes):
-            name = block.fresh(f"at{axis}") if size > 1 else ""
+            name = block.fresh(f"place{axis}") if size > 1 else ""
             at.append(Index.variable(name, size))
             if size > 1:
                 heads.append(loop_head(name, size))

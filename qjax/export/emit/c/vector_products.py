@@ -21,13 +21,14 @@ from qjax.export.emit.c.loops import Layer
 from qjax.export.emit.c.text import STORED
 from qjax.export.emit.c.values import Buffer, Value
 from qjax.export.emit.c.vector_codes import FEATURES, Codes, codes_of, stored
-from qjax.export.emit.c.windows import MOST_LOCAL
 from qjax.export.emit.requantizations import finish_of_sum
 
 _QUAD = 4
 _WIDE, _NARROW = 8, 4
 """Rows side by side, by the number of registers."""
 _BYTES = ("int8", "uint8")
+_MOST_LOCAL = 2**15
+"""Bytes of a packed block on the stack, which is large where there are vectors."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +101,7 @@ def read(
     rows, other = sides[1 - packed], sides[packed]
     depth = rows.codes.shape[rows.summed]
     positions = math.prod(rows.codes.shape[axis] for axis in rows.free)
-    if positions < _NARROW or target.shape[last] < _NARROW or FEATURES * (depth + 3) > MOST_LOCAL:
+    if positions < _NARROW or target.shape[last] < _NARROW or FEATURES * (depth + 3) > _MOST_LOCAL:
         return None
     products = [a * b for a in (rows.low, rows.high) for b in (other.low, other.high)]
     held = {role: np.asarray(value) for role, value in values.items() if value is not None}

@@ -17,7 +17,7 @@ from qjax.export.emit.c.loops import Layer
 from qjax.export.emit.c.tiles import Tiles, in_bytes
 from qjax.export.emit.c.values import Buffer, Register, Value
 from qjax.export.emit.c.vector_codes import FEATURES, Codes, codes_of, stored
-from qjax.export.emit.c.windows import MOST_LOCAL, Window
+from qjax.export.emit.c.windows import Window
 from qjax.export.emit.requantizations import Finish
 
 _QUAD = 4
@@ -31,24 +31,34 @@ _SPEED = {1: 0.7, 2: 0.75, 3: 0.75, 4: 0.75, 5: 0.9, 6: 0.97, 7: 0.98, 8: 1.0}
 generation."""
 _ONE_BLOCK = 0.85
 _POINTER = 8
+_MOST_LOCAL = 2**15
+"""Bytes of a tile's codes or pointers on the stack, which is large where there are vectors."""
 
 
 def fits(window: Window) -> bool:
     """Whether a product has a form here."""
     features, *taps, per_group = window.kernel.shape
-    pointers = _POINTER * _MOST_POSITIONS * (math.prod(taps) + _QUAD)
-    if not in_bytes(window) or pointers > MOST_LOCAL:
+    if not in_bytes(window):
         return False
+    count = math.prod(taps)
     if window.groups == 1:
-        return per_group % _QUAD == 0 or _MOST_POSITIONS * (math.prod(taps) * per_group + _QUAD) <= MOST_LOCAL
-    return window.groups == features == window.x.shape[-1] and features >= FEATURES
+        each = _POINTER * count if per_group % _QUAD == 0 else count * per_group + _QUAD + _POINTER
+        return _MOST_POSITIONS * each <= _MOST_LOCAL
+    if is_depthwise(window):
+        return features >= FEATURES and _POINTER * (count + _QUAD) <= _MOST_LOCAL
+    return per_group % _QUAD == 0 and _MOST_POSITIONS * _POINTER * count <= _MOST_LOCAL
+
+
+def is_depthwise(window: Window) -> bool:
+    """Whether every channel has one feature, and there are several."""
+    return 1 < window.groups == len(window.kernel) == window.x.shape[-1]
 
 
 def store(
     layer: Layer, target: Buffer, window: Window, epilogue: Callable[[Register], Value], finish: Finish | None
 ) -> None:
     """The nest of loops. epilogue: from the sums to the codes, where `finish` is None or has no form in vectors."""
-    if window.groups > 1:
+    if is_depthwise(window):
         vector_channels.store(layer, target, window, epilogue, finish)
     else:
         _Nest(layer, target, window, epilogue, codes_of(finish, window.kernel.shape[0], target.dtype)).write()
@@ -69,9 +79,11 @@ class _Nest(Tiles):
     ) -> None:
         super().__init__(layer, target, window, epilogue, "vectors")
         self.codes = codes
-        count = max(1, -(-self.features // FEATURES))
-        last = max(0, self.features - FEATURES)
-        self.starts = [min(block * FEATURES, last) for block in range(count)]
+        self.own = self.features // window.groups
+        self.blocks = -(-self.own // FEATURES)
+        self.last = max(0, self.own - FEATURES)
+        within = [min(block * FEATURES, self.last) for block in range(self.blocks)]
+        self.starts = [group * self.own + start for group in range(window.groups) for start in within]
 
     # ------------------------------------------------------------------ products
 
@@ -83,15 +95,14 @@ class _Nest(Tiles):
 
     def _narrow(self) -> tuple[int, int]:
         """How many positions and blocks of features are summed side by side in few registers."""
-        return (_QUAD, 1) if self.positions >= _QUAD else (1, min(_QUAD, len(self.starts)))
+        return (_QUAD, 1) if self.positions >= _QUAD else (1, min(_QUAD, self.blocks))
 
     def _wide(self) -> tuple[int, int]:
         """The same in 32 registers: the least work, and what overlaps is work, then the most sums."""
-        blocks = len(self.starts)
         best = (math.inf, 0, 1, 1)
         for own in range(1, min(self.positions, _MOST_POSITIONS) + 1):
-            for together in range(1, min(blocks, _MOST_BLOCKS[own]) + 1):
-                tiles, turns = -(-self.positions // own), -(-blocks // together)
+            for together in range(1, min(self.blocks, _MOST_BLOCKS[own]) + 1):
+                tiles, turns = -(-self.positions // own), -(-self.blocks // together)
                 speed = _SPEED[own] * (1 if together > 1 else _ONE_BLOCK)
                 best = min(best, (tiles * turns * own * together / speed, -own * together, own, together))
         return best[2], best[3]
@@ -109,9 +120,10 @@ class _Nest(Tiles):
         sums = [(f"sums{p}_{b}", p, b) for p in range(own) for b in range(together)]
         add = f"sums16_add_{self.suffix}"
         steps = [f"{total} = {add}({total}, x{p} + k, {_plus('w', b * length)});" for total, p, b in sums]
-        tap = Index.variable("t", taps) * own
+        tap, grouped = Index.variable("t", taps) * own, self.window.groups > 1
+        channels = f" + group * {self.per_group}" if grouped else ""
         one_tap = [
-            *(f"const {self.kind} *const x{p} = rows[{tap + p}];" for p in range(own)),
+            *(f"const {self.kind} *const x{p} = rows[{tap + p}]{channels};" for p in range(own)),
             *nested([f"for (int32_t k = 0; k < {each}; k += {_QUAD}) {{"], [*steps, "w += 64;"]),
         ]
         body = [
@@ -121,25 +133,31 @@ class _Nest(Tiles):
         ]
         for total, p, b in sums:
             body += self._written(total, _plus("first", p), _plus("block", b))
-        turns = -(-len(self.starts) // together)
-        counter = "block" if together == 1 else "turn"
-        if together > 1:
-            first = self.least(counter, turns, together, len(self.starts) - together)
-            body = [f"const int32_t block = {first};", *body]
-        return self.tiled(own, [*self._rows(own, copies, taps, each), *nested([loop_head(counter, turns)], body)])
+        turns = -(-self.blocks // together)
+        counter = "block" if together == 1 and not grouped else "turn"
+        if counter == "turn":
+            first = self.least(counter, turns, together, self.blocks - together)
+            before = f"group * {self.blocks} + " if grouped else ""
+            body = [f"const int32_t block = {before}{f'({first})' if grouped else first};", *body]
+        heads = [loop_head("group", self.window.groups)] if grouped else []
+        return self.tiled(
+            own, [*self._rows(own, copies, taps, each), *nested([*heads, loop_head(counter, turns)], body)]
+        )
 
     # ------------------------------------------------------------------ parts
 
     def _blocked(self, vector: np.ndarray) -> np.ndarray:
         """A number per feature, block by block; 0 for features that there are not."""
-        padded = np.pad(vector, (0, max(0, FEATURES - self.features)))
-        return np.concatenate([padded[start : start + FEATURES] for start in self.starts])
+        return self._in_blocks(vector).reshape(-1)
+
+    def _in_blocks(self, values: np.ndarray) -> np.ndarray:
+        width = min(FEATURES, self.own)
+        fill = [(0, 0), (0, FEATURES - width), *[(0, 0)] * (values.ndim - 1)]
+        return np.pad(np.stack([values[start : start + width] for start in self.starts]), fill)
 
     def _blocks(self, kernel: np.ndarray) -> str:
         """The table of weights (features, codes), as (blocks, codes / 4, 16, 4)."""
-        padded = np.pad(kernel, ((0, max(0, FEATURES - self.features)), (0, 0)))
-        blocks = np.stack([padded[start : start + FEATURES] for start in self.starts])
-        laid = blocks.reshape(len(self.starts), FEATURES, -1, _QUAD).transpose(0, 2, 1, 3)
+        laid = self._in_blocks(kernel).reshape(len(self.starts), FEATURES, -1, _QUAD).transpose(0, 2, 1, 3)
         return self.table("kernel", np.ascontiguousarray(laid).astype(np.int8), weights=True)
 
     def _start(self, block: str) -> str:
@@ -176,8 +194,7 @@ class _Nest(Tiles):
 
     def _written(self, sums: str, place: str, block: str) -> list[str]:
         """From sums to codes in memory. place: the position. block: of features."""
-        first = self.least(block, len(self.starts), FEATURES, self.starts[-1])
-        first = "0" if len(self.starts) == 1 else f"({first})"
+        first = self._first(block)
         out = f"{self.target.name} + {first}"
         if self.positions > 1:
             out = f"{self.target.name} + {place} * {self.features} + {first}"
@@ -188,11 +205,24 @@ class _Nest(Tiles):
             return f"{self.table(role, self._blocked(values))} + {block} * {FEATURES}"
 
         made = self.codes.text(f"sums16_numbers({sums})", vector)
-        return stored(made, out, self.features, self.target.dtype)
+        return stored(made, out, self.own, self.target.dtype)
+
+    def _first(self, block: str) -> str:
+        """The first feature of a block."""
+        if len(self.starts) == 1:
+            return "0"
+        if self.window.groups == 1:
+            return f"({self.least(block, self.blocks, FEATURES, self.last)})"
+        if self.blocks == 1:
+            return f"{block} * {self.own}"
+        if self.own % FEATURES == 0:
+            return f"{block} * {FEATURES}"
+        within = self.least(f"{block} % {self.blocks}", self.blocks, FEATURES, self.last)
+        return f"({block} / {self.blocks} * {self.own} + ({within}))"
 
     def _scalar(self, sums: str, place: str, first: str) -> list[str]:
         """One sum after the other."""
         self.layer.local(4 * FEATURES)
         stored = ["int32_t acc[16];", f"numbers16_store(sums16_numbers({sums}), acc);"]
-        codes = self.by_epilogue("acc", place, first, min(FEATURES, self.features))
+        codes = self.by_epilogue("acc", place, first, min(FEATURES, self.own))
         return ["{", *(f"    {line}" for line in [*stored, *codes]), "}"]
