@@ -9,7 +9,7 @@ from qjax.cli import arrays, inputs
 from qjax.cli.errors import Refused, refusing
 from qjax.export.integer_graph import IntegerGraph
 from qjax.run.ends import quantize_inputs
-from qjax.runtimes.batches import batch_axis, batches, examples_of
+from qjax.runtimes.batches import batch_axis, batches
 from qjax.runtimes.comparing import Result, compared, computed, conclude, examples_text, run_on
 
 
@@ -35,13 +35,13 @@ def verify(
     ir = graph.ir
     expected = None if expect is None else _expected(graph, expect, values)
     done = list(batches(ir, values, batch, whole=True))
-    mine, kept = computed(graph, done), [one.count for one in done]
+    mine = computed(graph, done)
     results: list[Result] = []
     sides = {"qjax's interpreter": mine}
     if runtime is not None:
         with refusing():
             sides[runtime] = run_on(graph, runtime, done, batch, options)
-        results.append(conclude(graph, runtime, mine, sides[runtime], kept))
+        results.append(conclude(graph, runtime, mine, sides[runtime], done))
     if expected is not None:
         for name, outputs in sides.items():
             joined = [
@@ -49,8 +49,8 @@ def verify(
                     inputs.joined(
                         ir.tensors[output],
                         [
-                            examples_of(ir.tensors[output], one[i], count)
-                            for one, count in zip(outputs, kept, strict=True)
+                            batch.examples_of(ir.tensors[output], np.asarray(one[i]))
+                            for one, batch in zip(outputs, done, strict=True)
                         ],
                     )
                     for i, output in enumerate(ir.outputs)
@@ -58,7 +58,7 @@ def verify(
             ]
             with refusing():
                 found = compared(graph, [expected], joined, [None])
-            results.append(Result(f"{name} against {expect}, target {graph.target}", found, examples_text(kept)))
+            results.append(Result(f"{name} against {expect}, target {graph.target}", found, examples_text(done)))
     return results
 
 

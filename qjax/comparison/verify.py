@@ -79,7 +79,7 @@ def verify(
         size = next(int(np.shape(array)[0]) for array in arrays if np.ndim(array))
         examples += size
         predictions += int(wrong)
-        predicted += int(np.prod([size if n is None else n for n in ir.tensors[ir.outputs[0]].shape[:-1]]))
+        predicted += int(np.prod(np.shape(outputs_of(ir, output)[0])[:-1]))
         for row, (most, noise, signal) in zip(apart, distances, strict=True):
             row[:] = max(row[0], float(most)), row[1] + float(noise), row[2] + float(signal)
         for name, (count, differ, most) in numbers.items():
@@ -88,7 +88,7 @@ def verify(
         for node in named:
             local, local_max, whole, whole_max = counts[node.name]
             t = totals[node.name]
-            t[0] += int(np.prod([size if n is None else n for n in ir.tensors[node.output].shape]))
+            t[0] += int(np.size(codes[node.output]))
             t[1] += local
             t[2] = max(t[2], local_max)
             t[3] += whole

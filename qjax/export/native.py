@@ -14,6 +14,7 @@ import numpy as np
 
 from qjax.export.emit.c import to_files
 from qjax.graph.ir import Graph
+from qjax.graph.sizes import shapes_at
 from qjax.run.interpreter import Interpreter, check_shape
 
 FLAGS = ("-std=c99", "-O3", "-march=native", "-shared", "-fPIC")
@@ -63,10 +64,9 @@ class Native:
         lines = texts[f"{_NAME}.h"].splitlines()
         self._arena_size = int(next(line.split()[2] for line in lines if line.startswith("#define MODEL_ARENA_SIZE ")))
         self._own = threading.local()
-        self._outputs = [(self._shape(name), np.dtype(graph.tensors[name].dtype)) for name in graph.outputs]
-
-    def _shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self.batch if size is None else size for size in self.graph.tensors[name].shape)
+        shapes = shapes_at(graph, batch)
+        self._inputs = [(name, shapes[name]) for name in graph.inputs]
+        self._outputs = [(shapes[name], np.dtype(graph.tensors[name].dtype)) for name in graph.outputs]
 
     def run(self, *codes: Any) -> Any:
         """Codes to codes, as `IntegerGraph.run`, for the batch of this object. Arrays of numpy.
@@ -75,8 +75,8 @@ class Native:
           TypeError, ValueError: other dtypes, shapes or batches than the graph's, and codes that the bits do not have.
         """
         arrays = self._interpreter.checked([np.asarray(x) for x in codes])
-        for name, array in zip(self.graph.inputs, arrays, strict=True):
-            check_shape(name, self._shape(name), tuple(array.shape))
+        for (name, shape), array in zip(self._inputs, arrays, strict=True):
+            check_shape(name, shape, tuple(array.shape))
         given = [np.ascontiguousarray(array) for array in arrays]
         found = [np.empty(shape, dtype) for shape, dtype in self._outputs]
         arena = getattr(self._own, "arena", None)

@@ -1,37 +1,44 @@
 """What a graph costs: multiplications, bytes of constants, bytes of activations."""
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from qjax import ops
 from qjax.export.artifact.program_document import stored_bytes
-from qjax.graph.ir import Graph, Node
+from qjax.graph.ir import Graph, Node, Tensor
+from qjax.graph.sizes import Sizes, bytes_at, input_shape, shapes_at
 from qjax.ops import backend
 from qjax.ops.facts import CountsProducts
-from qjax.runtimes.batches import shape_of, tensor_bytes
 
 
-def macs(graph: Graph, node: Node, batch: int = 1) -> int:
+def macs(graph: Graph, node: Node, batch: int = 1, shapes: Mapping[str, Sizes] | None = None) -> int:
     """Products of a code and a weight (or of two codes) that a matrix product or convolution adds up.
 
     Those with elements of the padding are counted, as a kernel with a padded input computes them; those with the zeros
     that a transposed convolution puts between the elements of its input are not. Fused nodes are the sum of their
     members. 0 for every other operation.
+
+    shapes: those of `shapes_at` for the batch, where they are known.
     """
+    shapes = shapes_at(graph, batch) if shapes is None else shapes
     if node.op == backend.NAME:
-        return sum(_member_macs(graph, node, member, batch) for member in backend.members_of(node.attributes).values())
-    inputs = [shape_of(graph.tensors[name], batch) for name in node.inputs]
+        members = backend.members_of(node.attributes).values()
+        return sum(_member_macs(graph, node, member, batch, shapes) for member in members)
+    inputs = [shapes[name] for name in node.inputs]
     kernel = _weight(graph, node, "")
     return _macs(node.op, node.attributes, inputs, [size or 0 for size in kernel])
 
 
-def _member_macs(graph: Graph, node: Node, member: backend.Member, batch: int) -> int:
+def _member_macs(graph: Graph, node: Node, member: backend.Member, batch: int, shapes: Mapping[str, Sizes]) -> int:
     members = backend.members_of(node.attributes)
     inputs: list[tuple[int, ...]] = []
     for source in member.inputs:
-        shape = graph.tensors[node.inputs[source]].shape if isinstance(source, int) else members[source].shape
-        inputs.append(tuple(batch if size is None else size for size in shape))
+        own = shapes[node.inputs[source]] if isinstance(source, int) else input_shape(members[source].shape, batch)
+        inputs.append(own)
     kernel = _weight(graph, node, f"{member.label}/")
     return _macs(member.op, member.attributes, inputs, [size or 0 for size in kernel])
 
@@ -47,10 +54,15 @@ def _macs(op: str, attributes: Mapping[str, Any], inputs: Sequence[tuple[int, ..
     return found.products(attributes, inputs, kernel) if isinstance(found, CountsProducts) else 0
 
 
+def tensor_bytes(tensor: Tensor) -> int:
+    """The bytes of a constant in memory."""
+    return math.prod(input_shape(tensor.shape, 1)) * np.dtype(tensor.dtype).itemsize
+
+
 def constant_bytes(graph: Graph, node: Node) -> tuple[int, int]:
     """The bytes of a node's constants in memory, and in a .qjax file, where codes of 4 bits and less are packed."""
     tensors = [graph.tensors[name] for name in dict.fromkeys(node.constants.values())]
-    return sum(tensor_bytes(tensor, 1) for tensor in tensors), sum(stored_bytes(tensor) for tensor in tensors)
+    return sum(tensor_bytes(tensor) for tensor in tensors), sum(stored_bytes(tensor) for tensor in tensors)
 
 
 def peak_bytes(graph: Graph, batch: int) -> int:
@@ -63,10 +75,11 @@ def peak_bytes(graph: Graph, batch: int) -> int:
     for index, node in enumerate(graph.nodes):
         last |= dict.fromkeys(node.inputs, index)
     last |= dict.fromkeys(graph.outputs, len(graph.nodes))
-    alive = {name: tensor_bytes(graph.tensors[name], batch) for name in graph.inputs}
+    sizes = bytes_at(graph, batch)
+    alive = {name: sizes[name] for name in graph.inputs}
     peak = sum(alive.values())
     for index, node in enumerate(graph.nodes):
-        alive[node.output] = tensor_bytes(graph.tensors[node.output], batch)
+        alive[node.output] = sizes[node.output]
         peak = max(peak, sum(alive.values()))
         for name in itertools.chain(node.inputs, [node.output]):
             if last.get(name, index) <= index:

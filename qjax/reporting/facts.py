@@ -1,5 +1,6 @@
 """Everything that `qjax inspect` and `qjax.report` say of a graph, as JSON values."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -8,10 +9,10 @@ from qjax.assign.overflow import bounds, product_bounds
 from qjax.export.integer_graph import IntegerGraph
 from qjax.graph.ir import Graph, Node, Tensor
 from qjax.graph.rounding_phrases import method_of
+from qjax.graph.sizes import Sizes, bytes_at, shapes_at
 from qjax.graph.view import NodeView, accumulator_text
 from qjax.numerics.accumulator import bits_for
 from qjax.reporting import counts
-from qjax.runtimes.batches import tensor_bytes
 
 _REGISTER = 32
 
@@ -23,21 +24,22 @@ def facts(graph: IntegerGraph, batch: int = 1) -> dict[str, Any]:
       batch: the size of the batch that multiplications and activations are counted for.
     """
     ir = graph.ir
-    nodes = [_node(ir, node, batch) for node in ir.nodes]
+    shapes, sizes = shapes_at(ir, batch), bytes_at(ir, batch)
+    nodes = [_node(ir, node, batch, shapes) for node in ir.nodes]
     stored = {name: counts.stored_bytes(tensor) for name, tensor in ir.tensors.items()}
     kernels = {node.constants["kernel"] for node in ir.nodes if "kernel" in node.constants}
     return {
         "target": ir.target,
         "quantization": ir.quantization,
-        "inputs": [_tensor(ir.tensors[name], batch) for name in ir.inputs],
-        "outputs": [_tensor(ir.tensors[name], batch) for name in ir.outputs],
+        "inputs": [_tensor(ir.tensors[name], sizes) for name in ir.inputs],
+        "outputs": [_tensor(ir.tensors[name], sizes) for name in ir.outputs],
         "nodes": nodes,
-        "tensors": [_tensor(tensor, batch) for tensor in ir.tensors.values()],
+        "tensors": [_tensor(tensor, sizes) for tensor in ir.tensors.values()],
         "totals": {
             "batch": batch,
             "nodes": len(nodes),
             "macs": sum(node["macs"] for node in nodes),
-            "constant_bytes": sum(tensor_bytes(tensor, 1) for tensor in ir.constants()),
+            "constant_bytes": sum(counts.tensor_bytes(tensor) for tensor in ir.constants()),
             "packed_bytes": sum(stored.values()),
             "weight_bytes": sum(stored[name] for name in kernels),
             "peak_activation_bytes": counts.peak_bytes(ir, batch),
@@ -46,7 +48,7 @@ def facts(graph: IntegerGraph, batch: int = 1) -> dict[str, Any]:
     }
 
 
-def _node(ir: Graph, node: Node, batch: int) -> dict[str, Any]:
+def _node(ir: Graph, node: Node, batch: int, shapes: Mapping[str, Sizes]) -> dict[str, Any]:
     view = NodeView(ir, node)
     reached = _reached(view)
     width = min(_REGISTER, _REGISTER if view.accumulator is None else view.accumulator.bits)
@@ -61,7 +63,7 @@ def _node(ir: Graph, node: Node, batch: int) -> dict[str, Any]:
         "method": method_of(node),
         "constants": dict(node.constants),
         "constant_bytes": counts.constant_bytes(ir, node)[0],
-        "macs": counts.macs(ir, node, batch),
+        "macs": counts.macs(ir, node, batch, shapes),
         "accumulator": None if view.accumulator is None else accumulator_text(view),
         "accumulator_range": None if reached is None else list(reached),
         "accumulator_bits": None if reached is None else bits_for(*reached),
@@ -83,14 +85,14 @@ def _reached(view: NodeView) -> tuple[int, int] | None:
     return int(products[0].min(initial=0)), int(products[1].max(initial=0))
 
 
-def _tensor(tensor: Tensor, batch: int) -> dict[str, Any]:
+def _tensor(tensor: Tensor, sizes: Mapping[str, int]) -> dict[str, Any]:
     return {
         "name": tensor.name,
         "shape": list(tensor.shape),
         "dtype": tensor.dtype,
         **_grid(tensor),
         "constant": tensor.value is not None,
-        "bytes": tensor_bytes(tensor, batch),
+        "bytes": sizes[tensor.name],
     }
 
 

@@ -1,22 +1,11 @@
 """The batches that a runtime is called with: slices of the inputs, all of one size."""
 
 import dataclasses
-import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from qjax.graph.ir import Graph, Tensor
-
-
-def shape_of(tensor: Tensor, batch: int) -> tuple[int, ...]:
-    """The tensor's shape for a batch of that size."""
-    return tuple(batch if size is None else size for size in tensor.shape)
-
-
-def tensor_bytes(tensor: Tensor, batch: int) -> int:
-    """The bytes of a tensor's codes in memory."""
-    return math.prod(shape_of(tensor, batch)) * np.dtype(tensor.dtype).itemsize
 
 
 def batch_axis(tensor: Tensor) -> int | None:
@@ -26,10 +15,18 @@ def batch_axis(tensor: Tensor) -> int | None:
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """One batch: as many examples as asked for, of which the first `count` are asked about."""
+    """One batch: `size` examples, of which the first `count` are asked about; None where there is no batch."""
 
     arrays: list[np.ndarray]
     count: int | None
+    size: int | None = None
+
+    def examples_of(self, tensor: Tensor, value: np.ndarray) -> np.ndarray:
+        """Those of an output; all of it where it has no row for each, but none or several."""
+        axis = batch_axis(tensor)
+        if axis is None or self.count is None or value.shape[axis] != self.size:
+            return value
+        return np.take(value, np.arange(self.count), axis)
 
 
 def batches(graph: Graph, values: Sequence[np.ndarray], size: int, *, whole: bool = False) -> Iterator[Batch]:
@@ -50,10 +47,4 @@ def batches(graph: Graph, values: Sequence[np.ndarray], size: int, *, whole: boo
         taken = [
             value if axis is None else np.take(value, index, axis) for value, axis in zip(values, axes, strict=True)
         ]
-        yield Batch(taken, count)
-
-
-def examples_of(tensor: Tensor, value: np.ndarray, count: int | None) -> np.ndarray:
-    """The first `count` examples of an output; all of it where there is no batch."""
-    axis = batch_axis(tensor)
-    return value if axis is None or count is None else np.take(value, np.arange(count), axis)
+        yield Batch(taken, count, len(index))

@@ -1,6 +1,7 @@
 """The emitted C, compiled for this machine, in a process of its own."""
 
 import importlib
+import math
 import os
 import shlex
 import subprocess
@@ -10,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from qjax.export import native
+from qjax.graph.sizes import bytes_at, shapes_at
 from qjax.runtimes import Run
-from qjax.runtimes.batches import shape_of, tensor_bytes
 
 _MAIN = """#include <stdint.h>
 #include <stdio.h>
@@ -54,14 +55,15 @@ def prepare(graph: Any, folder: str, batch: int, mode: str, options: dict[str, A
     if built.returncode:
         raise RuntimeError(f"{shlex.join(compiler)} does not compile the emitted C:\n{built.stderr}")
     tensors = [graph.ir.tensors[name] for name in graph.ir.outputs]
-    shapes = [shape_of(tensor, batch) for tensor in tensors]
+    sizes = shapes_at(graph.ir, batch)
+    shapes = [sizes[name] for name in graph.ir.outputs]
 
     def run(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         given = b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)
         data = subprocess.run([program], input=given, stdout=subprocess.PIPE, check=True).stdout
         found: list[np.ndarray] = []
         for tensor, shape in zip(tensors, shapes, strict=True):
-            size = tensor_bytes(tensor, batch)
+            size = math.prod(shape) * np.dtype(tensor.dtype).itemsize
             found.append(np.frombuffer(data[:size], tensor.dtype).reshape(shape))
             data = data[size:]
         return found
@@ -72,7 +74,8 @@ def prepare(graph: Any, folder: str, batch: int, mode: str, options: dict[str, A
 def _main(ir: Any, batch: int) -> str:
     inputs = [(f"x{i}", ir.tensors[name]) for i, name in enumerate(ir.inputs)]
     outputs = [(f"y{i}", ir.tensors[name]) for i, name in enumerate(ir.outputs)]
-    sizes = {name: tensor_bytes(tensor, batch) for name, tensor in inputs + outputs}
+    known = bytes_at(ir, batch)
+    sizes = {name: known[tensor.name] for name, tensor in inputs + outputs}
 
     def array(name: str, tensor: Any) -> str:
         kind = "float" if tensor.dtype == "float32" else f"{tensor.dtype}_t"

@@ -12,7 +12,7 @@ import numpy as np
 from qjax.export.integer_graph import IntegerGraph
 from qjax.run.ends import dequantize_output
 from qjax.runtimes import RUNTIMES, prepare
-from qjax.runtimes.batches import Batch, batch_axis, batches, examples_of
+from qjax.runtimes.batches import Batch, batch_axis, batches
 from qjax.summary import table
 
 
@@ -140,9 +140,9 @@ def against_runtimes(
     sizes = [value.shape[axis] for values in given for value, axis in _axes(graph, values) if axis is not None]
     size = min([_MOST, *sizes])
     done = [one for values in given for one in batches(graph.ir, values, size, whole=True)]
-    mine, kept = computed(graph, done), [one.count for one in done]
+    mine = computed(graph, done)
     return tuple(
-        conclude(graph, name, mine, run_on(graph, name, done, size, options), kept)
+        conclude(graph, name, mine, run_on(graph, name, done, size, options), done)
         for name, options in runtimes.items()
     )
 
@@ -170,20 +170,20 @@ def conclude(
     runtime: str,
     mine: Sequence[Sequence[np.ndarray]],
     theirs: Sequence[Sequence[np.ndarray]],
-    kept: Sequence[int | None],
+    kept: Sequence[Batch | None],
 ) -> Result:
     """The interpreter's outputs beside a runtime's.
 
     Args:
-      kept: how many examples of each batch count; None: the model has no batch.
+      kept: the batches; None: everything counts.
     """
     title = f"{runtime} against qjax's interpreter, target {graph.target}"
     return Result(title, compared(graph, mine, theirs, kept), examples_text(kept), _hint(runtime, graph.target))
 
 
-def examples_text(kept: Sequence[int | None]) -> str:
+def examples_text(kept: Sequence[Batch | None]) -> str:
     """How many examples were compared, in words."""
-    counted = sum(count or 0 for count in kept)
+    counted = sum(one.count or 0 for one in kept if one is not None)
     return f"{counted:,} examples" if counted else "one run"
 
 
@@ -191,14 +191,16 @@ def compared(
     graph: IntegerGraph,
     expected: Sequence[Sequence[np.ndarray]],
     got: Sequence[Sequence[np.ndarray]],
-    kept: Sequence[int | None],
+    kept: Sequence[Batch | None],
 ) -> tuple[Differing, ...]:
     """Output by output. Where one side gives float values, the codes of the other are dequantized."""
     found: list[Differing] = []
     for index, name in enumerate(graph.ir.outputs):
         tensor, tally = graph.ir.tensors[name], Differing(name)
-        for left, right, count in zip(expected, got, kept, strict=True):
-            pair = [examples_of(tensor, np.asarray(side[index]), count) for side in (left, right)]
+        for left, right, batch in zip(expected, got, kept, strict=True):
+            pair = [np.asarray(side[index]) for side in (left, right)]
+            if batch is not None:
+                pair = [batch.examples_of(tensor, value) for value in pair]
             if any(value.dtype == np.float32 for value in pair):
                 pair = [value if value.dtype == np.float32 else float_values(graph, name, value) for value in pair]
             tally.add(pair[0], pair[1], batch_axis(tensor))

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from qjax.graph.sizes import bytes_at
 from qjax.runtimes import Run, load
-from qjax.runtimes.batches import tensor_bytes
 
 _SPARE = 1 << 20
 
@@ -18,7 +18,7 @@ def prepare(graph: Any, folder: str, batch: int, mode: str, options: dict[str, A
     path = os.path.join(folder, "model.tflite")
     graph.emit("tflite", path, batch=batch, **options)
     # Activations, 32-bit scratch per element of the largest one, and the constants that every operator keeps.
-    elements = sum(tensor_bytes(tensor, batch) for tensor in graph.ir.tensors.values())
+    elements = sum(bytes_at(graph.ir, batch).values())
     interpreter = runtime.Interpreter.from_file(path, arena_size=_SPARE + 8 * elements)
 
     def run(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -19,6 +19,7 @@ from qjax.export.ieee import check_islands
 from qjax.graph import kernels
 from qjax.graph.check import check_integer
 from qjax.graph.ir import Graph, Node
+from qjax.graph.sizes import shapes_at
 from qjax.ops import Op
 from qjax.run.repeats import Carried, Inside, Repeat, read_outside, repeats, varies
 
@@ -90,10 +91,7 @@ class _Builder:
 
     def __init__(self, graph: Graph, batch: int, source: Source, prefix: str) -> None:
         self.graph, self.source, self.prefix = graph, source, prefix
-        self.shapes = {
-            name: tuple(batch if size is None else size for size in tensor.shape)
-            for name, tensor in graph.tensors.items()
-        }
+        self.shapes = shapes_at(graph, batch)
         self.memories = Memories()
         self.steps: list[Step] = []
         self.loops: list[Turns] = []

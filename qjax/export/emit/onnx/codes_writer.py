@@ -12,6 +12,7 @@ Products of int8 activations are computed on uint8, see `unsigned`: their sums a
 zero point.
 """
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -41,6 +42,7 @@ from qjax.export.emit.onnx.unsigned import UnsignedWriter
 from qjax.export.emit.onnx.views import View
 from qjax.export.onnx_ops import MICROSOFT
 from qjax.graph.ir import Graph, Node
+from qjax.graph.sizes import shapes_at
 from qjax.ops import Role
 
 Spelling = Callable[["CodesWriter", Operation, str], None]
@@ -332,9 +334,14 @@ class CodesWriter(UnsignedWriter):
         self.placed(node.output, View.full(name, tensor.dtype, self.sizes(node.output), order))
         return True
 
+    @functools.cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of all tensors, with the number that represents the batch."""
+        return shapes_at(self.graph, self.size)
+
     def sizes(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor, with the number that represents the batch."""
-        return tuple(self.size if n is None else n for n in self.graph.tensors[name].shape)
+        return self.shapes[name]
 
     def dims(self, sizes: Sequence[int]) -> list[int] | None:
         """A shape for Reshape, -1 where the size is free; None where two are."""

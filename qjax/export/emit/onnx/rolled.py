@@ -9,6 +9,7 @@ the reader compares the file that they become with the file at hand.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ from qjax.export.emit.onnx.views import View
 from qjax.graph.ir import Graph, Node, Quantization, Tensor
 from qjax.graph.kernels import attributes as attributes_of
 from qjax.graph.kernels import prepare
+from qjax.graph.sizes import shapes_at
 from qjax.ops import Op
 from qjax.run.repeats import Carried, Inside, Repeat, read_outside, repeats, varies
 
@@ -121,6 +123,11 @@ class Rolled(Writer):
             return self.function("stack", lambda *arrays: jnp.stack(arrays), views, name)
         return self.function("stack", cut, [self.parts[names[0]].stack], name)
 
+    @functools.cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of all tensors, with the number that represents the batch."""
+        return shapes_at(self.graph, self.size)
+
     def plain(self, view: View) -> View:
         """The tensor with its axes in their own order."""
         return self.in_order(view, tuple(range(len(view.shape))))
@@ -175,6 +182,7 @@ class _Body:
     def __init__(self, writer: Rolled, loop: Repeat) -> None:
         self.writer, self.loop = writer, loop
         self.tensors: dict[str, Tensor] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
         self.states: dict[tuple[int, str], str] = {}
         self.given: dict[str, View] = {}
         """What the body reads of each iteration -> the stack outside."""
@@ -183,6 +191,7 @@ class _Body:
         """A tensor of the body."""
         name = self.writer.fresh(f"{like}/{suffix}")
         self.tensors[name] = dataclasses.replace(self.writer.graph.tensors[like], name=name, value=None)
+        self.shapes[name] = self.writer.shapes[like]
         return name
 
     def write(self, outer: Sequence[Sequence[str]]) -> None:
@@ -253,7 +262,7 @@ class _Body:
     def _placeholder(self, counter: str) -> str:
         """What a body reads that has nothing else to count its iterations by."""
         name = self.writer.fresh(f"{counter}/each")
-        self.tensors[name] = Tensor(name, (), "int8")
+        self.tensors[name], self.shapes[name] = Tensor(name, (), "int8"), ()
         return name
 
     def _cut(self, nodes: Sequence[Node]) -> str:
@@ -298,9 +307,7 @@ class _Body:
         return proto, results
 
     def _input(self, name: str) -> onnx.ValueInfoProto:
-        tensor = self.tensors[name]
-        shape = tuple(self.writer.size if n is None else n for n in tensor.shape)
-        self.writer.views[name] = View.full(name, tensor.dtype, shape)
+        self.writer.views[name] = View.full(name, self.tensors[name].dtype, self.shapes[name])
         return self.writer.info(self.writer.views[name])
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from qjax import ops
 from qjax.graph.ir import Graph, Node
 from qjax.graph.kernels import attributes
+from qjax.graph.sizes import shapes_at
 from qjax.problems import Unsupported
 
 
@@ -60,7 +61,7 @@ def port_of(graph: Graph, name: str, constants: Mapping[str, Mapping[str, Any]])
 
 
 def _shape(graph: Graph, name: str) -> tuple[int, ...]:
-    return tuple(1 if n is None else n for n in graph.tensors[name].shape)
+    return shapes_at(graph, 1)[name]
 
 
 def _last_index(

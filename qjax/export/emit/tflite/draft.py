@@ -5,17 +5,15 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from qjax.export.emit.tflite.support import takes_int4
 from qjax.export.tflite_schema.file import File, Scales
 from qjax.graph import kernels
 from qjax.graph.ir import Graph, Node, Quantization, Tensor
+from qjax.graph.sizes import shapes_at
 from qjax.names import Names
 from qjax.problems import Problems
-from qjax.run import interpreter
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -69,7 +67,7 @@ class Draft:
         self.spans: list[tuple[int, int]] = []
         self.problems = Problems()
         self.prepared = kernels.prepare(graph)
-        self.shapes = _shapes(graph, batch, self.prepared)
+        self.shapes = shapes_at(graph, batch)
         self.resizable = True
         self.unwritten: list[int] = []
         self._constants: dict[tuple[str, tuple[int, ...], bytes], Value] = {}
@@ -195,20 +193,3 @@ def _content(codes: np.ndarray, scales: Scales | None, dtype: str) -> Content:
     grid = tuple((np.shape(part), np.asarray(part).tobytes()) for part in parts)
     rest = None if scales is None else (scales.axis, scales.block)
     return dtype, codes.shape, hashlib.sha256(np.ascontiguousarray(codes)).digest(), grid, rest
-
-
-def _shapes(graph: Graph, batch: int, prepared: Any) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor for a batch of that size."""
-    given = [
-        jax.ShapeDtypeStruct(
-            tuple(batch if size is None else size for size in graph.tensors[name].shape),
-            jnp.dtype(graph.tensors[name].dtype),
-        )
-        for name in graph.inputs
-    ]
-
-    def every(inputs: list[Any]) -> dict[str, Any]:
-        env = interpreter.run(graph, prepared, inputs)
-        return {name: env[name] for name in (*graph.inputs, *(node.output for node in graph.nodes))}
-
-    return {name: tuple(found.shape) for name, found in jax.eval_shape(every, given).items()}

@@ -1,0 +1,92 @@
+"""The shapes of a graph's tensors for one size of the batch.
+
+A free size, None, is that of the batch or several times as much: frames of a video that are folded into the batch, the
+two halves of a pair one behind the other. How many times is not in the tensor's shape. It follows from the operations.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from qjax import ops
+from qjax.graph import kernels
+from qjax.graph.ir import Graph, Node
+
+Shape = tuple[int | None, ...]
+Sizes = tuple[int, ...]
+
+
+def input_shape(shape: Shape, batch: int) -> Sizes:
+    """The shape of an input, whose free size is the batch."""
+    return tuple(batch if size is None else size for size in shape)
+
+
+def shapes_at(graph: Graph, batch: int) -> dict[str, Sizes]:
+    """The shape of every tensor by name, constants included.
+
+    Raises:
+      ValueError: an operation that takes no batch of that size.
+    """
+    if all(_keeps_size(graph, node) for node in graph.nodes):
+        return {name: input_shape(tensor.shape, batch) for name, tensor in graph.tensors.items()}
+    computed = {node.output for node in graph.nodes}
+    found = {name: input_shape(t.shape, batch) for name, t in graph.tensors.items() if name not in computed}
+    known: dict[object, Sizes] = {}
+    for node in graph.nodes:
+        found[node.output] = _result(graph, node, [found[name] for name in node.inputs], known)
+    return {name: found[name] for name in graph.tensors}
+
+
+def bytes_at(graph: Graph, batch: int) -> dict[str, int]:
+    """The bytes of every tensor by name, as `shapes_at`."""
+    shapes = shapes_at(graph, batch)
+    return {name: math.prod(shapes[name]) * np.dtype(tensor.dtype).itemsize for name, tensor in graph.tensors.items()}
+
+
+def _keeps_size(graph: Graph, node: Node) -> bool:
+    """Whether the free size of the result is certainly that of the operands."""
+    inputs = [graph.tensors[name].shape for name in node.inputs]
+    output, op = graph.tensors[node.output].shape, ops.get(node.op)
+    if None not in output:
+        return True
+    if any(shape.count(None) > 1 for shape in (*inputs, output)) or not any(None in shape for shape in inputs):
+        return False
+    if "sizes" in op.free.values():
+        # codes that only move are as many as before
+        return len(inputs) == 1 and _known(inputs[0]) == _known(output)
+    along = op.works_along(node.attributes, inputs, output)
+    pairs = zip(inputs, along, strict=True)
+    return all(None not in shape or shape.index(None) not in axes for shape, axes in pairs)
+
+
+def _known(shape: Shape) -> int:
+    return math.prod(size for size in shape if size is not None)
+
+
+def _result(graph: Graph, node: Node, inputs: Sequence[Sizes], known: dict[object, Sizes]) -> Sizes:
+    """What the node's kernel makes of operands of these shapes."""
+    attributes, constants = kernels.attributes(graph, node), kernels.constants_of(graph, node)
+    sizes = sorted((role, np.shape(value)) for role, value in constants.items())
+    key = (node.op, repr(sorted(attributes.items())), repr(sizes), tuple(inputs))
+    if key not in known:
+        dtypes = [np.dtype(graph.tensors[name].dtype) for name in node.inputs]
+        given = [jax.ShapeDtypeStruct(*facts) for facts in zip(inputs, dtypes, strict=True)]
+        op = ops.get(node.op)
+
+        def kernel(*arrays: Any) -> Any:
+            return op.kernel(attributes, op.runtime(attributes, constants), list(arrays))
+
+        try:
+            known[key] = tuple(jax.eval_shape(kernel, *given).shape)
+        except (TypeError, ValueError) as error:
+            shapes = " and ".join(map(str, inputs))
+            raise ValueError(
+                f"Node {node.name!r} ({node.op}) takes no operands of shape {shapes}: {error}. Choose another batch."
+            ) from None
+    return known[key]
+
+
+__all__ = ["bytes_at", "input_shape", "shapes_at"]
