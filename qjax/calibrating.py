@@ -154,6 +154,7 @@ class _Watched:
         traced = trace(nnx.merge(self.graphdef, state), join_arguments(arrays, rest), {}, plan.expected)
         integers = observed(traced.program, traced.args, traced.names)
         traced, annotation = plan.read(traced)
+        plan.check_known(annotation)
         if places is not None:
             places.update(annotation.places())
         if direct is not None:

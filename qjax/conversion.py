@@ -136,7 +136,7 @@ def _second(
     """The model on another batch: its trace and annotation, and both sizes; None where the batch is fixed.
 
     Raises:
-      ValueError, TypeError: the model fails there, and holds no state that explains it.
+      ConversionError: the model fails there, and holds no state that explains it.
     """
     if batch == "fixed":
         return None
@@ -147,10 +147,14 @@ def _second(
     larger = [jnp.zeros((other_size, *a.shape[1:]), a.dtype) if a.ndim else a for a in arrays]
     try:
         return *read(join_arguments(larger, rest)), (size, other_size)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError) as error:
         if batch is None and _holds_batch(model, size):
             return None
-        raise
+        raise ConversionError(
+            f"the model takes a batch of {size}, but fails on one of {other_size}, which a graph for any batch has to "
+            f"take: {str(error).rstrip('.')}",
+            'Take the sample\'s batch only: convert(..., batch="fixed").',
+        ) from error
 
 
 def _holds_batch(model: nnx.Module, size: int) -> bool:

@@ -189,8 +189,9 @@ class Plan:
                 where = f" ({place.location})" if place.location else ""
                 raise ValueError(
                     f"This call has a tensor {name!r}{where} that was not there when the model was quantized. "
-                    f"Known quantizers: {', '.join(known)}. The model's structure must not depend on the call; "
-                    "call qjax.quantize with a sample that takes this path."
+                    f"Known quantizers: {', '.join(known)}. The model's structure must not depend on the call: give "
+                    "arguments of the sample's dtypes (uint8 images are no float images), or call qjax.quantize with a "
+                    "sample that takes this path."
                 )
 
 

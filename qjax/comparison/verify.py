@@ -20,6 +20,7 @@ from qjax.comparison.verify_report import Report as Report
 from qjax.comparison.verify_report import cause_of, first_difference
 from qjax.export.integer_graph import IntegerGraph
 from qjax.graph.ir import REAL_DTYPE, Graph
+from qjax.graph.sizes import Sizes, batch_of, shapes_at
 from qjax.graph.structure import split_arguments
 from qjax.graph.view import NodeView
 from qjax.run.ends import dequantize_output, outputs_of
@@ -68,6 +69,7 @@ def verify(
     apart = np.zeros((len(measured), 3))
     examples, predictions, predicted = 0, 0, 0
     first: tuple[Any, ...] = ()
+    shapes: dict[int, dict[str, Sizes]] = {}
     for batch in batches:
         first = first or batch
         arrays, _ = split_arguments(batch)
@@ -79,7 +81,10 @@ def verify(
         size = next(int(np.shape(array)[0]) for array in arrays if np.ndim(array))
         examples += size
         predictions += int(wrong)
-        predicted += int(np.prod(np.shape(outputs_of(ir, output)[0])[:-1]))
+        rows = batch_of(ir, quantized if isinstance(quantized, tuple) else (quantized,))
+        if rows not in shapes:
+            shapes[rows] = shapes_at(ir, rows)
+        predicted += int(np.prod(shapes[rows][ir.outputs[0]][:-1]))
         for row, (most, noise, signal) in zip(apart, distances, strict=True):
             row[:] = max(row[0], float(most)), row[1] + float(noise), row[2] + float(signal)
         for name, (count, differ, most) in numbers.items():
@@ -88,7 +93,7 @@ def verify(
         for node in named:
             local, local_max, whole, whole_max = counts[node.name]
             t = totals[node.name]
-            t[0] += int(np.size(codes[node.output]))
+            t[0] += int(np.prod(shapes[rows][node.output]))
             t[1] += local
             t[2] = max(t[2], local_max)
             t[3] += whole

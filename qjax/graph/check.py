@@ -128,7 +128,10 @@ def _check_tensor(tensor: Tensor) -> None:
     if value is not None and tensor.dtype == REAL_DTYPE and not isinstance(value, Tracer):
         nans = int(np.isnan(np.asarray(value)).sum())
         if nans:
-            raise GraphError(f"Constant {tensor.name!r}: expected numbers, got {nans} NaN of {value.size}.")
+            raise GraphError(
+                f"Constant {tensor.name!r}: expected numbers, got {nans} NaN of {value.size}. Integers have no NaN: "
+                "leave out what marks missing values, as jnp.median and jnp.quantile do: sort, and take the middle."
+            )
     if tensor.quantization is None:
         return
     _check_quantization(tensor.quantization, tensor, place)

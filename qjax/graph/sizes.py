@@ -24,6 +24,13 @@ def input_shape(shape: Shape, batch: int) -> Sizes:
     return tuple(batch if size is None else size for size in shape)
 
 
+def batch_of(graph: Graph, inputs: Sequence[Any]) -> int:
+    """The size of the batch of some inputs; 1 where no input has one."""
+    shapes = [graph.tensors[name].shape for name in graph.inputs]
+    found = (np.shape(x)[shape.index(None)] for x, shape in zip(inputs, shapes, strict=True) if None in shape)
+    return int(next(found, 1))
+
+
 def shapes_at(graph: Graph, batch: int) -> dict[str, Sizes]:
     """The shape of every tensor by name, constants included.
 
@@ -89,4 +96,4 @@ def _result(graph: Graph, node: Node, inputs: Sequence[Sizes], known: dict[objec
     return known[key]
 
 
-__all__ = ["bytes_at", "input_shape", "shapes_at"]
+__all__ = ["batch_of", "bytes_at", "input_shape", "shapes_at"]

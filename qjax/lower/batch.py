@@ -99,7 +99,8 @@ def free_batch(graph: Graph, other: Graph, size: int, other_size: int) -> Graph:
         known = (
             second.value is not None and not isinstance(first.value, Tracer) and not isinstance(second.value, Tracer)
         )
-        if known and not np.array_equal(np.asarray(first.value), np.asarray(second.value)):
+        values = (np.asarray(first.value), np.asarray(second.value)) if known else ()
+        if values and not np.array_equal(*values, equal_nan=values[0].dtype.kind == "f"):
             raise refuse(part, first.value, second.value)
         return first
 

@@ -139,7 +139,8 @@ def test_products_of_matrices(weight):
     inputs = {0: ("w",), 1: ("x",), None: ("x", "w")}[weight]
     constants = {0: {"kernel": "x"}, 1: {"kernel": "w"}, None: {}}[weight]
     node = Node("y", "dot", inputs, "y", constants, attributes)
-    assert counts.macs(Graph({"x": x, "w": w}, (node,), (), (), "nearest_even"), node) == 2 * 3 * 5 * 7
+    y = Tensor("y", (2, 3, 7), "int8")
+    assert counts.macs(Graph({"x": x, "w": w, "y": y}, (node,), (), (), "nearest_even"), node) == 2 * 3 * 5 * 7
 
 
 def test_activations_that_are_alive(graphs):
