@@ -79,11 +79,16 @@ def prepare(graph: Any, folder: str, batch: int, mode: str, options: dict[str, A
         for port in circuit.outputs:
             size = int(np.prod(port.shape))
             taken = codes[:, first : first + size].astype(port.dtype)
-            axis, shape = axes[port.name], graph.ir.tensors[port.name].shape
+            axis = axes[port.name]
             if axis is None:
                 found.append(taken[0].reshape(port.shape))
+            elif count > 1 and port.shape[axis] != 1:
+                raise ValueError(
+                    f"verify: output {port.name!r} has {port.shape[axis]} rows for each example, whose order among "
+                    "several examples Verilog does not know. Use a batch of 1."
+                )
             else:
-                found.append(np.moveaxis(taken.reshape(count, *shape[:axis], *shape[axis + 1 :]), 0, axis))
+                found.append(np.concatenate(list(taken.reshape(count, *port.shape)), axis))
             first += size
         return found
 

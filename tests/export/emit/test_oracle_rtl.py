@@ -12,6 +12,7 @@ import pytest
 from flax import nnx
 
 import qjax
+from qjax.runtimes import verilog
 from tests.export.emit.qonnx_networks import NETWORKS, graph_of
 from tests.export.emit.rtl_networks import Dense, Kinds, Recurrent, Residual, converted, for_fpga, with_learned_bits
 
@@ -95,3 +96,26 @@ def test_verify_simulates_the_examples(stages):
     report: Any = qjax.verify(qjax.convert(qmodel, x), qmodel, [x], runtimes={"verilog": {"stages": stages}})
     assert report.files[0].equal
     assert report.files[0].compared == 250
+
+
+class Rows(nnx.Module):
+    """Every example has two rows of the result."""
+
+    def __init__(self):
+        self.dense = nnx.Linear(6, 3, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return nnx.relu(self.dense(x)).reshape(-1, 3)
+
+
+@pytest.mark.oracle
+def test_several_rows_for_one_example(tmp_path):
+    x = jax.random.normal(jax.random.key(0), (4, 2, 6))
+    qmodel = qjax.quantize(Rows(), qjax.Recipe(target="tosa"), x)
+    qmodel.eval()
+    graph = qjax.convert(qmodel, x)
+    codes = np.asarray(graph.quantize(x))
+    (found,) = verilog.prepare(graph, str(tmp_path), 1, "", {})([codes[:1]])
+    assert np.array_equal(found, np.asarray(graph.run(codes[:1])))
+    with pytest.raises(ValueError, match="has 2 rows for each example"):
+        verilog.prepare(graph, str(tmp_path), 4, "", {})([codes])
