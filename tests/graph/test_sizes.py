@@ -119,7 +119,8 @@ def test_emitted_c_tests_every_code(name, tmp_path):
 def test_onnx_files(name, style, batch, tmp_path):
     graph, x = converted(name)
     path = tmp_path / "model.onnx"
-    graph.emit("onnx", path, style=style, batch=batch, **({} if style == "integer" else {"codes": True}))
+    options: dict[str, Any] = {} if style == "integer" else {"codes": True}
+    graph.emit("onnx", path, style=style, batch=batch, **options)
     session = session_of(str(path), threads=1)
     for size in (3,) if batch else (1, 8):
         codes = np.asarray(graph.quantize(x[:size]))

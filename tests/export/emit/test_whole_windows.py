@@ -1,5 +1,7 @@
 """Average pooling over a whole image under ONNX Runtime's formulas: a sum, and no window code by code."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import onnx
@@ -37,7 +39,8 @@ def converted(window, strides) -> qjax.IntegerGraph:
 def test_onnx_runtime_has_the_codes(style, tmp_path):
     graph = converted((9, 8), (9, 8))
     path = tmp_path / "model.onnx"
-    graph.emit("onnx", path, style=style, **({} if style == "integer" else {"codes": True}))
+    options: dict[str, Any] = {} if style == "integer" else {"codes": True}
+    graph.emit("onnx", path, style=style, **options)
     session = session_of(str(path), threads=1)
     codes = np.asarray(graph.quantize(X))
     (found,) = session.run(None, {session.get_inputs()[0].name: codes})
