@@ -22,7 +22,7 @@ class Batch:
     size: int | None = None
 
     def examples_of(self, tensor: Tensor, value: np.ndarray) -> np.ndarray:
-        """Those of an output; all of it where it has no row for each, but none or several."""
+        """Their rows of an output. All rows, where an example has no row of its own, or several."""
         axis = batch_axis(tensor)
         if axis is None or self.count is None or value.shape[axis] != self.size:
             return value

@@ -98,7 +98,7 @@ class _Nest(Tiles):
         return (_QUAD, 1) if self.positions >= _QUAD else (1, min(_QUAD, self.blocks))
 
     def _wide(self) -> tuple[int, int]:
-        """The same in 32 registers: the least work, and what overlaps is work, then the most sums."""
+        """The same in 32 registers, in the least time. Tiles that overlap compute some sums twice."""
         best = (math.inf, 0, 1, 1)
         for own in range(1, min(self.positions, _MOST_POSITIONS) + 1):
             for together in range(1, min(self.blocks, _MOST_BLOCKS[own]) + 1):

@@ -916,24 +916,20 @@ static inline numbers16 numbers16_scaled(
     return numbers;
 }
 
-static inline void numbers16_i8(numbers16 codes, int8_t *out)
-{
-    const int16x8_t low = vcombine_s16(vmovn_s32(codes.of4[0]), vmovn_s32(codes.of4[1]));
-    const int16x8_t high = vcombine_s16(vmovn_s32(codes.of4[2]), vmovn_s32(codes.of4[3]));
-    vst1q_s8(out, vcombine_s8(vmovn_s16(low), vmovn_s16(high)));
-}
-
-static inline void numbers16_u8(numbers16 codes, uint8_t *out)
-{
-    const int16x8_t low = vcombine_s16(vmovn_s32(codes.of4[0]), vmovn_s32(codes.of4[1]));
-    const int16x8_t high = vcombine_s16(vmovn_s32(codes.of4[2]), vmovn_s32(codes.of4[3]));
-    vst1q_u8(out, vreinterpretq_u8_s8(vcombine_s8(vmovn_s16(low), vmovn_s16(high))));
-}
-
 static inline int8x16_t codes16(int32x4_t a, int32x4_t b, int32x4_t c, int32x4_t d)
 {
     const int16x8_t low = vcombine_s16(vmovn_s32(a), vmovn_s32(b)), high = vcombine_s16(vmovn_s32(c), vmovn_s32(d));
     return vcombine_s8(vmovn_s16(low), vmovn_s16(high));
+}
+
+static inline void numbers16_i8(numbers16 codes, int8_t *out)
+{
+    vst1q_s8(out, codes16(codes.of4[0], codes.of4[1], codes.of4[2], codes.of4[3]));
+}
+
+static inline void numbers16_u8(numbers16 codes, uint8_t *out)
+{
+    vst1q_u8(out, vreinterpretq_u8_s8(codes16(codes.of4[0], codes.of4[1], codes.of4[2], codes.of4[3])));
 }
 
 static inline void numbers64_i8(numbers16 a, numbers16 b, numbers16 c, numbers16 d, int8_t *out)
