@@ -12,7 +12,6 @@ Products of int8 activations are computed on uint8, see `unsigned`: their sums a
 zero point.
 """
 
-import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -42,7 +41,6 @@ from qjax.export.emit.onnx.unsigned import UnsignedWriter
 from qjax.export.emit.onnx.views import View
 from qjax.export.onnx_ops import MICROSOFT
 from qjax.graph.ir import Graph, Node
-from qjax.graph.sizes import shapes_at
 from qjax.ops import Role
 
 Spelling = Callable[["CodesWriter", Operation, str], None]
@@ -333,11 +331,6 @@ class CodesWriter(UnsignedWriter):
             name = place
         self.placed(node.output, View.full(name, tensor.dtype, self.sizes(node.output), order))
         return True
-
-    @functools.cached_property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of all tensors, with the number that represents the batch."""
-        return shapes_at(self.graph, self.size)
 
     def sizes(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor, with the number that represents the batch."""

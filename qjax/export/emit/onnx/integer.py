@@ -10,6 +10,7 @@ metadata has the order. So channels-last networks have one transpose at the inpu
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ from qjax.export.emit.onnx.views import NeedsBatch, View
 from qjax.graph.check import check_integer
 from qjax.graph.ir import Graph, Node
 from qjax.graph.kernels import attributes as attributes_of
+from qjax.graph.sizes import shapes_at
 from qjax.names import lengthened
 from qjax.numerics.output_dequantization import OUTPUT_DEQUANTIZATIONS
 from qjax.ops import Role
@@ -86,6 +88,11 @@ class Writer:
         # constants that are read as codes keep their dtype
         self.data = {name for node in graph.nodes for name in node.inputs} | set(graph.outputs)
         self.ordered: dict[tuple[str, tuple[int, ...]], View] = {}
+
+    @functools.cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of all tensors, with the number that represents the batch."""
+        return shapes_at(self.graph, self.size)
 
     def model(self) -> onnx.ModelProto:
         graph = self.graph

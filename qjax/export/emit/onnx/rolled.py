@@ -9,7 +9,6 @@ the reader compares the file that they become with the file at hand.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,7 +29,6 @@ from qjax.export.emit.onnx.views import View
 from qjax.graph.ir import Graph, Node, Quantization, Tensor
 from qjax.graph.kernels import attributes as attributes_of
 from qjax.graph.kernels import prepare
-from qjax.graph.sizes import shapes_at
 from qjax.ops import Op
 from qjax.run.repeats import Carried, Inside, Repeat, read_outside, repeats, varies
 
@@ -122,11 +120,6 @@ class Rolled(Writer):
             views = [self.plain(self.value(one)) for one in names]
             return self.function("stack", lambda *arrays: jnp.stack(arrays), views, name)
         return self.function("stack", cut, [self.parts[names[0]].stack], name)
-
-    @functools.cached_property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of all tensors, with the number that represents the batch."""
-        return shapes_at(self.graph, self.size)
 
     def plain(self, view: View) -> View:
         """The tensor with its axes in their own order."""
