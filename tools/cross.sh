@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what runs emitted C on other machines: cross compilers for AArch64, 32-bit ARM, big-endian s390x and Cortex-M,
 # QEMU's user mode, and QEMU's boards with a Cortex-M, from the distribution (Debian, Ubuntu). Also simulators of Verilog and
-# VHDL, and a synthesis tool. Does nothing where they are found.
+# VHDL, a synthesis tool, and clang, which finds races between threads. Does nothing where they are found.
 set -euo pipefail
 
 packages=()
@@ -12,6 +12,7 @@ need s390x-linux-gnu-gcc gcc-s390x-linux-gnu libc6-dev-s390x-cross
 need arm-none-eabi-gcc gcc-arm-none-eabi libnewlib-arm-none-eabi
 need qemu-s390x qemu-user
 need qemu-system-arm qemu-system-arm
+need clang clang libomp-dev
 need iverilog iverilog
 need ghdl ghdl
 need yosys yosys

@@ -6,7 +6,7 @@ from qjax.cli.errors import Refused
 from qjax.cli.parameters import model_argument, output_option, subcommand, target_option
 
 OPTIONS = {
-    "c": ("batch", "name", "vectors", "simd"),
+    "c": ("batch", "name", "vectors", "simd", "threads"),
     "onnx": ("batch", "style", "codes", "portable", "vnni"),
     "pte": ("batch",),
     "rtl": ("name", "vectors", "language", "stages", "device", "period"),
@@ -43,6 +43,7 @@ OPTIONS = {
 @click.option(
     "--cortex-m", "simd", flag_value="cortex_m", type=click.UNPROCESSED, help="c: products for those of a Cortex-M."
 )
+@click.option("--threads", is_flag=True, default=None, help="c: mark loops that threads share, for -fopenmp.")
 @click.option("--int4/--no-int4", default=None, help="tflite: pack 4-bit weights; default: where it is safe.")
 @click.option("--language", type=click.Choice(["verilog", "vhdl"]), help="rtl: of the sources; default: verilog.")
 @click.option("--stages", metavar="N", type=click.IntRange(min=0), help="rtl: of the pipeline; default: no clock.")

@@ -224,23 +224,25 @@ class IntegerGraph:
             contents.check_graph(self.ir, known, options=options).refuse("emit")
         emit(self.ir, format, path, **options)
 
-    def native(self, batch: int = 1) -> "Native":
+    def native(self, batch: int = 1, *, threads: int = 1) -> "Native":
         """The integer part as machine code: `graph.native(batch).run(codes)` is `graph.run(codes)`, bit for bit.
 
         It is the C of `graph.emit("c", folder, simd=True)`, compiled for this machine by the compiler that the variable
-        CC names, or by cc, gcc or clang. It runs on one thread, and is not JAX: it takes and returns numpy arrays.
+        CC names, or by cc, gcc or clang. It is not JAX: it takes and returns numpy arrays.
 
         Args:
           batch: examples of one call.
+          threads: that share the work of one call, by OpenMP. The codes are the same with any number of them. Then a
+            process that is forked after a call cannot call it again, and says so.
 
         Raises:
           FileNotFoundError: no compiler. RuntimeError: it fails. OSError: on Windows.
-          ValueError: the graph holds what has no form in C.
+          ValueError: the graph holds what has no form in C, or threads is no whole number of at least 1.
         """
         from qjax.export.native import Native
 
         with stage("native"):
-            return Native(self.ir, batch, self.interpreter)
+            return Native(self.ir, batch, self.interpreter, threads)
 
     def check(self, profile: str | profiles.Profile) -> profiles.Verdict:
         """Judge the graph by what a device demands; `str()` of the verdict lists every violation with its cure.

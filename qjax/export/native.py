@@ -36,28 +36,34 @@ def compiler() -> list[str]:
 
 
 class Native:
-    """The integer part of a graph for one size of the batch, on one thread. Calls from several threads may overlap.
+    """The integer part of a graph for one size of the batch. Calls from several threads may overlap.
 
     Args:
       graph: a finished graph. batch: examples of one call.
       interpreter: of the graph; it checks the inputs.
+      threads: that share the work of one call.
 
     Raises:
       FileNotFoundError: no compiler. RuntimeError: the compiler fails; the message holds what it says.
       ValueError: the graph holds what has no form in C.
     """
 
-    def __init__(self, graph: Graph, batch: int, interpreter: Interpreter) -> None:
+    def __init__(self, graph: Graph, batch: int, interpreter: Interpreter, threads: int = 1) -> None:
+        if type(threads) is not int or threads < 1:
+            raise ValueError(f"native: expected threads to be a whole number of at least 1, got {threads!r}.")
         if platform.system() == "Windows":
             raise OSError("native: compiled graphs need a POSIX system; graph.emit('c', folder) writes the same code.")
-        self.graph, self.batch, self._interpreter = graph, batch, interpreter
-        texts = to_files(graph, name=_NAME, batch=batch, vectors=0, simd=True)
+        self.graph, self.batch, self.threads, self._interpreter = graph, batch, threads, interpreter
+        self._process: int | None = None
+        texts = to_files(graph, name=_NAME, batch=batch, vectors=0, simd=True, threads=threads > 1)
         source = texts[f"{_NAME}.c"].replace(f'#include "{_NAME}.h"', texts[f"{_NAME}.h"])
         with tempfile.TemporaryDirectory(prefix="qjax-native-") as folder:
-            command = [*compiler(), *FLAGS, "-o", f"{_NAME}.so", "-x", "c", "-"]
+            several = ["-fopenmp", f"-DQJAX_THREAD_COUNT={threads}"] if threads > 1 else []
+            command = [*compiler(), *FLAGS, *several, "-o", f"{_NAME}.so", "-x", "c", "-"]
             done = subprocess.run(command, input=source, cwd=folder, capture_output=True, text=True, check=False)
             if done.returncode:
-                raise RuntimeError(f"{shlex.join(command)} failed:\n{done.stderr.strip()}")
+                cure = "\nSeveral threads need a compiler with OpenMP: gcc, or clang with libomp." if several else ""
+                raise RuntimeError(f"{shlex.join(command)} failed:\n{done.stderr.strip()}{cure}")
             # a loaded library stays, though its file goes
             self._function: Any = ctypes.CDLL(os.path.join(folder, f"{_NAME}.so"))[f"{_NAME}_run"]
         self._function.restype = None
@@ -73,7 +79,10 @@ class Native:
 
         Raises:
           TypeError, ValueError: other dtypes, shapes or batches than the graph's, and codes that the bits do not have.
+          RuntimeError: several threads, in a process that was forked after a call.
         """
+        if self.threads > 1:
+            self._check_process()
         arrays = self._interpreter.checked([np.asarray(x) for x in codes])
         for (name, shape), array in zip(self._inputs, arrays, strict=True):
             check_shape(name, shape, tuple(array.shape))
@@ -85,8 +94,18 @@ class Native:
         self._function(*(ctypes.c_void_p(array.ctypes.data) for array in (*given, *found, arena)))
         return found[0] if len(found) == 1 else tuple(found)
 
+    def _check_process(self) -> None:
+        """The threads of OpenMP do not exist in a forked process, where a call would wait for them for ever."""
+        if self._process is None:
+            self._process = os.getpid()
+        if self._process != os.getpid():
+            raise RuntimeError(
+                "native: this process was forked after a call on several threads, which do not exist here. Start "
+                "processes with multiprocessing.get_context('spawn'), or make graph.native(batch) with one thread."
+            )
+
     def __repr__(self) -> str:
-        return f"<Native: {len(self.graph.nodes)} nodes, batch {self.batch}>"
+        return f"<Native: {len(self.graph.nodes)} nodes, batch {self.batch}, threads {self.threads}>"
 
 
 __all__ = ["FLAGS", "Native", "compiler"]

@@ -25,16 +25,27 @@ def codes(batch: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(-128, 128, (batch, 8, 8, 3), dtype=np.int8)
 
 
-@pytest.mark.parametrize("batch", [1, 3])
-def test_it_is_the_graph(graph, batch):
-    native = graph.native(batch)
+@pytest.mark.parametrize(("batch", "threads"), [(1, 1), (3, 1), (40, 3)])
+def test_it_is_the_graph(graph, batch, threads):
+    native = graph.native(batch, threads=threads)
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda seed: native.run(codes(batch, seed)), range(8)))
     for seed, got in enumerate(found):
         want = np.asarray(graph.run(codes(batch, seed)))
         assert got.dtype == want.dtype
         assert np.array_equal(got, want)
-    assert repr(native) == f"<Native: {len(graph.ir.nodes)} nodes, batch {batch}>"
+    assert repr(native) == f"<Native: {len(graph.ir.nodes)} nodes, batch {batch}, threads {threads}>"
+
+
+def test_a_forked_process_says_that_it_has_no_threads(graph, monkeypatch):
+    """Without that it would wait for ever."""
+    one, two = graph.native(40), graph.native(40, threads=2)
+    want = two.run(codes(40))
+    assert np.array_equal(one.run(codes(40)), want)
+    monkeypatch.setattr("os.getpid", lambda: -1)
+    with pytest.raises(RuntimeError, match="forked after a call on several threads"):
+        two.run(codes(40))
+    assert np.array_equal(one.run(codes(40)), want)
 
 
 def test_a_state_goes_in_and_out():
@@ -62,6 +73,8 @@ def test_errors_say_what_was_expected(graph, monkeypatch):
         native.run(codes(2).astype(np.int32))
     with pytest.raises(ValueError, match="expected a batch of at least 1"):
         graph.native(0)
+    with pytest.raises(ValueError, match="expected threads to be a whole number of at least 1, got 0"):
+        graph.native(threads=0)
     monkeypatch.setenv("CC", "false")
     with pytest.raises(RuntimeError, match=r"false -std=c99 .* failed"):
         graph.native()

@@ -5,7 +5,7 @@ import functools
 import math
 import pathlib
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -28,11 +28,19 @@ Named = Mapping[str, tuple[Graph, Sequence[np.ndarray]]]
 class Compiled:
     """Many graphs in one C file, what they are fed, and what the interpreter makes of it."""
 
-    def __init__(self, given: Named, folder: pathlib.Path, batch: int = 1, *, simd: bool | str = False) -> None:
+    def __init__(
+        self,
+        given: Named,
+        folder: pathlib.Path,
+        batch: int = 1,
+        *,
+        simd: bool | str = False,
+        threads: bool = False,
+    ) -> None:
         self.graphs = {name: graph for name, (graph, _) in given.items()}
         self.inputs = {name: list(inputs) for name, (_, inputs) in given.items()}
         self.folder = folder
-        self.programs, self.text = programs(self.graphs, batch, simd=simd)
+        self.programs, self.text = programs(self.graphs, batch, simd=simd, threads=threads)
 
     @functools.cached_property
     def expected(self) -> dict[str, list[np.ndarray]]:
@@ -49,8 +57,13 @@ class Compiled:
 
     def called(self, *flags: str) -> dict[str, list[np.ndarray]]:
         """What a library of all of them gives."""
+        return next(self.calls(*flags))
+
+    def calls(self, *flags: str) -> Iterator[dict[str, list[np.ndarray]]]:
+        """The same, as often as it is asked for."""
         library = ctypes.CDLL(str(compiled(self.text, self.folder, *flags)))
-        return {name: call(library, program, name, self.inputs[name]) for name, program in self.programs.items()}
+        while True:
+            yield {name: call(library, program, name, self.inputs[name]) for name, program in self.programs.items()}
 
     def run(self, *flags: str, **machine: Any) -> dict[str, list[np.ndarray]]:
         """What a program of all of them gives."""
@@ -67,10 +80,10 @@ class Compiled:
 
 
 def programs(
-    graphs: Mapping[str, Graph], batch: int = 1, *, simd: bool | str = False
+    graphs: Mapping[str, Graph], batch: int = 1, *, simd: bool | str = False, threads: bool = False
 ) -> tuple[dict[str, Program], str]:
     """The models by name, and one C file that holds all of them."""
-    source = Source(simd=simd)
+    source = Source(simd=simd, threads=threads)
     built = {name: build(graph, batch, source, f"{name}_") for name, graph in graphs.items()}
     text = "\n\n".join(["#include <stdint.h>", *_prototypes(built), *_definitions(built, source)])
     return built, text + "\n"

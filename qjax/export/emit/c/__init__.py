@@ -30,6 +30,7 @@ def emit(
     batch: int = 1,
     vectors: int = 4,
     simd: bool | str = False,
+    threads: bool = False,
 ) -> None:
     """Write NAME.c, NAME.h, NAME_test.c and a Makefile into a folder, and print the size of the arena.
 
@@ -43,14 +44,17 @@ def emit(
         AVX-512 VNNI) and AArch64 (NEON, with and without dot products). The compiler's flags choose; without any of
         them, plain loops compute the same codes. Weights of 4 and 2 bits then take a byte. "cortex_m": for the vectors
         of a Cortex-M (Helium, DSP extension), chosen in the same way. Weights then take no more than without vectors.
+      threads: whether loops with much to do are marked for OpenMP. The codes are the same with any number of threads.
+        A compiler without `-fopenmp` ignores the marks; with it, `OMP_NUM_THREADS` says how many threads there are, or
+        `-DQJAX_THREAD_COUNT=4` fixes it. Not with "cortex_m".
 
     Raises:
-      ValueError: a name that is no identifier, a batch below 1, fewer than 0 vectors, another `simd`, or a node
-        that holds what has no form in C; the message names it.
+      ValueError: a name that is no identifier, a batch below 1, fewer than 0 vectors, another `simd`, `threads` for a
+        Cortex-M, or a node that holds what has no form in C; the message names it.
       GraphError: the graph is not finished.
       OSError: the folder cannot be written.
     """
-    program, texts = _emitted(graph, name, batch, vectors, simd)
+    program, texts = _emitted(graph, name, batch, vectors, simd, threads)
     folder = os.fspath(path)
     os.makedirs(folder, exist_ok=True)
     write_all({os.path.join(folder, file): text.encode("ascii") for file, text in texts.items()})
@@ -62,13 +66,21 @@ def emit(
 
 
 def to_files(
-    graph: Graph, *, name: str = "model", batch: int = 1, vectors: int = 4, simd: bool | str = False
+    graph: Graph,
+    *,
+    name: str = "model",
+    batch: int = 1,
+    vectors: int = 4,
+    simd: bool | str = False,
+    threads: bool = False,
 ) -> dict[str, str]:
     """The texts that `emit` writes, by file name. Raises as `emit` does."""
-    return _emitted(graph, name, batch, vectors, simd)[1]
+    return _emitted(graph, name, batch, vectors, simd, threads)[1]
 
 
-def _emitted(graph: Graph, name: str, batch: int, vectors: int, simd: bool | str) -> tuple[Program, dict[str, str]]:
+def _emitted(
+    graph: Graph, name: str, batch: int, vectors: int, simd: bool | str, threads: bool
+) -> tuple[Program, dict[str, str]]:
     if re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) is None:
         raise ValueError(f"C: expected a name of ASCII letters, digits and underscores, got {name!r}.")
     if vectors < 0:
@@ -78,7 +90,11 @@ def _emitted(graph: Graph, name: str, batch: int, vectors: int, simd: bool | str
             "C: expected simd=True for the vectors of x86-64 and AArch64, 'cortex_m' for those of a Cortex-M, or False."
             f" Got {simd!r}."
         )
-    source = Source(simd=simd)
+    if type(threads) is not bool or (threads and simd == "cortex_m"):
+        raise ValueError(
+            f"C: expected threads=True or False, and False for a Cortex-M. Got {threads!r}, simd={simd!r}."
+        )
+    source = Source(simd=simd, threads=threads)
     for own in ("run", "arena", "init", "step", "state"):
         source.names.fresh(f"{name}_{own}")
     program = build(graph, batch, source, f"{name}_")

@@ -23,9 +23,11 @@ class Source:
     """What the functions of one file share: functions of integers, tables, helpers.
 
     simd: whether products are written for the vectors of x86-64 and AArch64; "cortex_m": for those of a Cortex-M.
+    threads: whether loops are marked that several threads may share.
     """
 
     simd: bool | str = False
+    threads: bool = False
     functions: dict[str, str] = dataclasses.field(default_factory=dict)
     """Text with a placeholder for the name -> name."""
     texts: list[str] = dataclasses.field(default_factory=list)

@@ -7,6 +7,14 @@ one instruction.
 from collections.abc import Iterable
 from importlib import resources
 
+from qjax.export.emit.c import threads
+
+_UNUSED = """\
+#if defined(__clang__)
+/* gcc does not warn of inline functions that a model does not call */
+#pragma clang diagnostic ignored "-Wunused-function"
+#endif"""
+
 _NARROWING = """\
 static inline int{n}_t to_i{n}(uint{n}_t x)
 {{
@@ -220,8 +228,10 @@ def _all() -> dict[str, tuple[str, tuple[str, ...]]]:
     found["floats"] = (_FLOATS, ())
     for name, text in _OF_FLOATS.items():
         found[f"{name}_f32"] = (text, ("floats", *(("round_f32",) if name in ("floor", "ceil") else ())))
-    found["vectors"] = (f"#include <string.h>\n\n{_own('vectors')}", ())
-    found["one_bit"] = (f"#include <string.h>\n\n{_own('one_bit')}", ())
+    found["threads"] = (threads.MACRO, ())
+    found["unused"] = (_UNUSED, ())
+    found["vectors"] = (f"#include <string.h>\n\n{_own('vectors')}", ("unused",))
+    found["one_bit"] = (f"#include <string.h>\n\n{_own('one_bit')}", ("unused",))
     forms = [
         "#if defined(__ARM_FEATURE_MVE) && !defined(__ARM_BIG_ENDIAN)",
         _own("cortex_m_mve"),
@@ -232,7 +242,7 @@ def _all() -> dict[str, tuple[str, tuple[str, ...]]]:
         "#endif",
     ]
     parts = ["#include <string.h>", _own("cortex_m"), "\n".join(forms), _own("cortex_m_codes")]
-    found["cortex_m"] = ("\n\n".join(parts), ())
+    found["cortex_m"] = ("\n\n".join(parts), ("unused",))
     return found
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from qjax.export.emit.c import element_reads, inner_loops
+from qjax.export.emit.c import element_reads, inner_loops, threads
 from qjax.export.emit.c.blocks import Access, Block, Body, Source
 from qjax.export.emit.c.index import Index, Indices, flat
 from qjax.export.emit.c.printer import Printer
@@ -33,6 +33,7 @@ from qjax.export.emit.c.values import (
     Value,
     View,
     has_register,
+    inner_turns,
     size,
 )
 from qjax.names import Names
@@ -84,7 +85,7 @@ class Layer(Body):
             self.writes.append(("parts",))
 
     def _nest(self, target: Buffer, value: Value, place: Callable[[Indices], Index], final: bool) -> None:
-        block = Block(self.root)
+        block = outermost = Block(self.root)
         names = _axes(len(value.shape))
         at: list[Index] = []
         for axis, extent in enumerate(value.shape):
@@ -92,6 +93,8 @@ class Layer(Body):
             at.append(Index.variable(name, extent))
             if extent > 1:
                 block = block.within(name, extent)
+                if block.parent is outermost:
+                    (block.head,) = threads.marked(self.source, [block.head], size(value), inner_turns(value))
         if size(value) == 0:
             return
         text, _ = self.expression(block, value, tuple(at), root=final)

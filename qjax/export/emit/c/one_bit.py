@@ -161,7 +161,7 @@ class _Nest(Tiles):
         sums += nested(["{"], self.by_epilogue("acc", "first", "c0", self.shown))
         chunks = nested([loop_head("chunk", len(self.starts))] if several else ["{"], sums)
         count = ["int32_t many = 0;"] if self._leaves() else []
-        self.layer.root.add(*nested(["{"], [*arrays, *self.tiled(1, [*count, *filled, *chunks])]))
+        self.layer.root.add(*self.tiled(1, [*arrays, *count, *filled, *chunks]))
 
     # ------------------------------------------------------------------ codes
 

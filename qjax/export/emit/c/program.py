@@ -112,7 +112,7 @@ class _Builder:
 
     def apart(self) -> Source:
         """For texts that go into no file."""
-        return Source(simd=self.source.simd)
+        return Source(simd=self.source.simd, threads=self.source.threads)
 
     def lowered(self, node: Node, source: Source | None = None, *, once: bool = False) -> tuple[str, Lowered]:
         """A node's function and its name; source: where the file's texts go, by default into the file.

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from qjax.export.emit.c import threads
 from qjax.export.emit.c.blocks import Block, loop_head, nested
 from qjax.export.emit.c.index import Index, Indices, flat
 from qjax.export.emit.c.loops import Layer
@@ -57,13 +58,18 @@ class Tiles:
             return plain
         return f"{counter} < {count - 1} ? {plain} : {last}"
 
+    def heads(self, name: str, turns: int, *, overlap: bool) -> list[str]:
+        """The openings of the outermost loop. overlap: whether its last turn repeats a part of the one before it."""
+        elements, products = self.positions * self.features, self.positions * self.window.kernel.size
+        return threads.shared(self.layer.source, name, turns, elements, products, overlap=overlap)
+
     def tiled(self, own: int, lines: list[str]) -> list[str]:
         """A loop over tiles of so many positions."""
         turns = -(-self.positions // own)
         if self.positions == 1:
             return nested(["{"], lines)
         first = f"const int32_t first = {self.least('tile', turns, own, self.positions - own)};"
-        return nested([loop_head("tile", turns)], [first, *lines])
+        return nested(self.heads("tile", turns, overlap=turns * own > self.positions), [first, *lines])
 
     def position(self, m: str, block: Block) -> list[Index]:
         """The position m as indices of the result."""

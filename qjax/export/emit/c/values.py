@@ -233,6 +233,20 @@ def size(value: Value) -> int:
     return math.prod(value.shape)
 
 
+def inner_turns(value: Value) -> int:
+    """How many turns the inner loops of a value take, all elements together: those of sums, extremes and scans."""
+    found = 0
+    for item in reached(value, parts):
+        match item:
+            case Reduced():
+                found += size(item) * math.prod(item.extra)
+            case Looped():
+                found += size(item) * item.loop.length
+            case _:
+                pass
+    return found
+
+
 def piece_of(value: Value) -> tuple[Buffer, int] | None:
     """The buffer of which a value is a piece without gaps, and where it begins; None for anything else."""
     at = tuple(Index.variable(f"i{axis}", extent) for axis, extent in enumerate(value.shape))

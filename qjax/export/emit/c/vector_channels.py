@@ -62,7 +62,7 @@ class _Nest(Tiles):
             name = block.fresh(f"place{axis}") if size > 1 else ""
             at.append(Index.variable(name, size))
             if size > 1:
-                heads.append(loop_head(name, size))
+                heads += [loop_head(name, size)] if heads else self.heads(name, size, overlap=False)
         self.layer.root.add(
             *nested(heads or ["{"], [*self._rows(at), *self._blocks(flat(tuple(at), tuple(self.sizes)))])
         )

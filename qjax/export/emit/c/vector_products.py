@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from qjax.export.emit.c import threads
 from qjax.export.emit.c.blocks import Block, loop_head, nested
 from qjax.export.emit.c.index import Index, flat, strides
 from qjax.export.emit.c.loops import Layer
@@ -146,7 +147,7 @@ class _Nest:
             name = block.fresh(f"i{axis}") if size > 1 else ""
             at[axis] = Index.variable(name, size)
             if size > 1:
-                heads.append(loop_head(name, size))
+                heads += [loop_head(name, size)] if heads else self._heads(name, size)
         count = max(1, -(-self.features // FEATURES))
         last = max(0, self.features - FEATURES)
         plain = f"block * {FEATURES}"
@@ -163,8 +164,17 @@ class _Nest:
             "#endif",
         ]
         self.layer.local(FEATURES * self.padded + 12 * FEATURES + _WIDE * (self.padded + 16))
-        heads.append(loop_head("block", count) if count > 1 else "{")
+        if count == 1:
+            heads.append("{")
+        else:
+            overlap = self.features % FEATURES != 0
+            heads += [loop_head("block", count)] if heads else self._heads("block", count, overlap=overlap)
         self.layer.root.add(*nested(heads, body))
+
+    def _heads(self, name: str, extent: int, *, overlap: bool = False) -> list[str]:
+        """The openings of the outermost loop."""
+        elements = math.prod(self.target.shape)
+        return threads.shared(self.layer.source, name, extent, elements, elements * self.depth, overlap=overlap)
 
     # ------------------------------------------------------------------ the packed operand
 

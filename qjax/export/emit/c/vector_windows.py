@@ -139,10 +139,15 @@ class _Nest(Tiles):
             first = self.least(counter, turns, together, self.blocks - together)
             before = f"group * {self.blocks} + " if grouped else ""
             body = [f"const int32_t block = {before}{f'({first})' if grouped else first};", *body]
-        heads = [loop_head("group", self.window.groups)] if grouped else []
-        return self.tiled(
-            own, [*self._rows(own, copies, taps, each), *nested([*heads, loop_head(counter, turns)], body)]
-        )
+        heads = [loop_head(counter, turns)]
+        if self.positions == 1 and not grouped:
+            overlap = turns * together > self.blocks or self.own % FEATURES != 0
+            heads = self.heads(counter, turns, overlap=overlap)
+        elif self.positions == 1:
+            heads = [*self.heads("group", self.window.groups, overlap=False), *heads]
+        elif grouped:
+            heads = [loop_head("group", self.window.groups), *heads]
+        return self.tiled(own, [*self._rows(own, copies, taps, each), *nested(heads, body)])
 
     # ------------------------------------------------------------------ parts
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from qjax.export.emit.c import weights
+from qjax.export.emit.c import threads, weights
 from qjax.export.emit.c.blocks import Block, loop_head, nested
 from qjax.export.emit.c.index import Index, Indices, flat
 from qjax.export.emit.c.loops import Layer
@@ -105,6 +105,8 @@ class _Nest:
         place = flat((*tap, ic), (*self.taps, self.per_group))
         c_heads: list[str] = []
         c = group * each + _variable(block, c_heads, "c", each)
+        if not heads:
+            c_heads = self._shared(c_heads)
         acc = block.fresh("acc")
         row, start = self._row(inner, tap, group)
         read = f"{row}[{start + ic}]"
@@ -210,7 +212,13 @@ class _Nest:
 
     def _done(self, lines: list[str]) -> None:
         # declarations without a loop around them get braces
-        self.layer.root.add(*(nested(self.heads, lines) if self.heads else nested(["{"], lines)))
+        self.layer.root.add(*nested(self._shared(self.heads) or ["{"], lines))
+
+    def _shared(self, heads: list[str]) -> list[str]:
+        """The openings of outermost loops, of which threads may share the first."""
+        elements = math.prod(self.target.shape)
+        products = elements * self.window.kernel.size // self.features
+        return threads.marked(self.layer.source, heads, elements, products)
 
 
 def _variable(block: Block, heads: list[str], name: str, size: int) -> Index:

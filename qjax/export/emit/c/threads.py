@@ -1,0 +1,55 @@
+"""Loops whose turns several threads may share, in the words of OpenMP.
+
+A turn of such a loop writes elements that no other turn writes, and its local arrays are declared in it. So the codes
+do not depend on the number of threads. A loop is marked where it has more to do than a thread takes to begin.
+"""
+
+from collections.abc import Sequence
+
+from qjax.export.emit.c.blocks import Source, loop_head
+
+_MARK = "QJAX_THREADS"
+_LEAST = 2**14
+"""Elements from which on a loop is shared. Threads need some microseconds to begin and to meet."""
+_PRODUCTS = 64
+"""Products of vectors that take about as long as one element."""
+
+MACRO = f"""\
+#if defined(_OPENMP) && defined(QJAX_THREAD_COUNT)
+#define {_MARK} _Pragma("omp parallel for schedule(static) num_threads(QJAX_THREAD_COUNT)")
+#elif defined(_OPENMP)
+#define {_MARK} _Pragma("omp parallel for schedule(static)")
+#else
+#define {_MARK}
+#endif"""
+
+
+def marked(source: Source, heads: Sequence[str], elements: int, turns: int = 0) -> list[str]:
+    """The openings of nested loops, the first of which threads share where that pays.
+
+    elements: that the nest writes. turns: of its inner loops, all elements together.
+    """
+    if not source.threads or not heads or elements + turns < _LEAST:
+        return list(heads)
+    source.helpers.add("threads")
+    return [f"{_MARK} {heads[0]}", *heads[1:]]
+
+
+def shared(source: Source, name: str, extent: int, elements: int, products: int, *, overlap: bool = False) -> list[str]:
+    """The openings of a loop from 0 on, whose turns threads share where that pays.
+
+    elements: that the nest writes. products: that it sums with vectors. overlap: whether the last turn writes elements
+    that the one before it writes, too. One thread then computes both.
+    """
+    head = loop_head(name, extent)
+    work = elements + products // _PRODUCTS
+    if not source.threads or work < _LEAST or extent < (3 if overlap else 2):
+        return [head]
+    if not overlap:
+        return marked(source, [head], work)
+    end = f"share + 1 + (share == {extent - 2})"
+    inner = f"for (int32_t {name} = share; {name} < {end}; {name}++) {{"
+    return marked(source, [loop_head("share", extent - 1), inner], work)
+
+
+__all__ = ["MACRO", "marked", "shared"]

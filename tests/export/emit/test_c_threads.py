@@ -1,0 +1,90 @@
+"""Emitted C whose loops several threads share: the codes of the interpreter with any number of threads."""
+
+import itertools
+
+import pytest
+
+from qjax.export.emit.c import threads, to_files
+from tests.export.emit import c_build, nodes, one_bit_layers, simd_layers
+
+RACES = "TSAN_OPTIONS=ignore_noninstrumented_modules=1"
+"""The library of OpenMP itself is not compiled for the sanitizer."""
+SEVERAL = ["-O2", "-fopenmp", "-DQJAX_THREAD_COUNT=5"]
+
+
+@pytest.fixture
+def every_loop(monkeypatch):
+    """Loops are shared that have next to nothing to do."""
+    monkeypatch.setattr(threads, "_LEAST", 0)
+
+
+def assert_equal_often(made: c_build.Compiled, *flags: str) -> None:
+    """Threads come in another order every time."""
+    for found in itertools.islice(made.calls(*SEVERAL, *flags), 10):
+        made.assert_equal(found)
+
+
+@pytest.fixture(scope="module")
+def graphs():
+    return {
+        "layers": simd_layers.graph("tflite_micro", 4),
+        "products": simd_layers.graph("onnxruntime", signed=False, products=True),
+    }
+
+
+SELDOM = pytest.mark.exhaustive
+
+
+@pytest.mark.parametrize(
+    ("simd", "batch"),
+    [(True, 3), (False, 1), pytest.param(True, 1, marks=SELDOM), pytest.param(False, 3, marks=SELDOM)],
+)
+def test_layers_of_every_shape(simd, batch, graphs, every_loop, tmp_path):
+    given = {name: (graph, simd_layers.codes(graph, batch)) for name, graph in graphs.items()}
+    made = c_build.Compiled(given, tmp_path, batch, simd=simd, threads=True)
+    # tiles that overlap are computed by one thread
+    assert ("share + 1 + (share ==" in made.text) == simd
+    assert_equal_often(made, *(["-march=native"] if simd else []))
+
+
+def test_one_bit(every_loop, tmp_path):
+    graph = one_bit_layers.graph("tflite_micro")
+    made = c_build.Compiled({"m": (graph, one_bit_layers.codes(graph, 2))}, tmp_path, 2, simd=True, threads=True)
+    assert_equal_often(made)
+
+
+def test_every_operation(every_loop, tmp_path):
+    made = c_build.Compiled(nodes.of_operations(), tmp_path, threads=True)
+    assert_equal_often(made)
+
+
+def test_a_compiler_without_openmp_ignores_the_marks(graphs, every_loop, tmp_path):
+    graph = graphs["products"]
+    made = c_build.Compiled({"m": (graph, simd_layers.codes(graph, 1))}, tmp_path, simd=True, threads=True)
+    assert "QJAX_THREADS for (" in made.text
+    made.assert_equal(made.called("-O2"))
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("batch", [1, 3])
+def test_no_two_threads_write_the_same(batch, graphs, every_loop, tmp_path):
+    """By clang's thread sanitizer; so many threads that neighbouring turns are on different ones."""
+    given = {name: (graph, simd_layers.codes(graph, batch)) for name, graph in graphs.items()}
+    made = c_build.Compiled(given, tmp_path, batch, simd=True, threads=True)
+    flags = ["-O1", "-march=native", "-fopenmp", "-DQJAX_THREAD_COUNT=40", "-fsanitize=thread"]
+    made.assert_equal(made.run(*flags, compiler="clang", emulator=["env", RACES]))
+
+
+def test_only_loops_with_much_to_do_are_marked(graphs):
+    def marks(batch: int, *, shared: bool = True) -> int:
+        text = to_files(graphs["products"], batch=batch, vectors=0, threads=shared)["model.c"]
+        return text.count("QJAX_THREADS for (")
+
+    assert 0 < marks(1) < marks(16)
+    assert marks(16, shared=False) == 0
+
+
+@pytest.mark.parametrize("wrong", [{"threads": 2}, {"threads": True, "simd": "cortex_m"}])
+def test_other_threads_are_refused(wrong, graphs):
+    with pytest.raises(ValueError, match="expected threads=True or False, and False for a Cortex-M"):
+        to_files(graphs["layers"], **wrong)
