@@ -55,6 +55,7 @@ def calibrate(
     watched = _Watched(graphdef, plan, tuple(observers.items()))
     step, weights_of = _compiled(watched)
     places: dict[str, Place] = {}
+    exponents: set[str] = set()
     inputs_of: dict[str, int] = {}
     ranges = {known.name: known for known in plan.integers}
     seen: dict[str, Any] = {}
@@ -64,7 +65,9 @@ def calibrate(
         first = arrays is None
         arrays, rest = split_arguments(args)
         if first:
-            taps = functools.partial(watched.taps, rest=rest, kind="activation", places=places, direct=inputs_of)
+            taps = functools.partial(
+                watched.taps, rest=rest, kind="activation", places=places, direct=inputs_of, exponents=exponents
+            )
             for name, records in jax.eval_shape(taps, state, arrays)[0].items():
                 seen[name] = _initial(observers[name], quantizers[name], next(iter(records.values())).shape)
         seen, samples, integers = step(state, seen, arrays, rest)
@@ -92,7 +95,8 @@ def calibrate(
             values = q.init(qparams)
         except ValueError as error:
             raise ValueError(f"Quantizer {name!r}: {error}") from error
-        _warn_of_noise(places[name], q, powers)
+        if name not in exponents or not _warned_of_steps(places[name], q, qparams):
+            _warn_of_noise(places[name], q, powers)
         _write(qmodel, name, values)
 
 
@@ -126,6 +130,10 @@ _Searched = tuple[QParams, list[tuple[float, float]]]
 """Parameters of a weight, and the powers of signal and noise."""
 
 
+_WIDEST_STEP = 1.0
+"""Of the input of a softmax. 256 codes then reach from 1 to exp(-255)."""
+
+
 @dataclasses.dataclass(frozen=True)
 class _Watched:
     """A model without its arrays, and who observes its tensors. Equal ones share what is compiled for them."""
@@ -144,11 +152,13 @@ class _Watched:
         only: frozenset[str] | None = None,
         places: dict[str, Place] | None = None,
         direct: dict[str, int] | None = None,
+        exponents: set[str] | None = None,
     ) -> tuple[dict[str, dict[str, jax.Array]], Any]:
         """Name of the quantizer -> label of the tensor -> its real values; and the integers that tables are of.
 
         only: the quantizers, if not all. places: gets the places of the quantizers by name. direct: gets the quantizers
-        of weights that are parameters as they are, and which leaf of the state each is.
+        of weights that are parameters as they are, and which leaf of the state each is. exponents: gets the names of
+        the quantizers in front of a softmax.
         """
         plan, kinds = self.plan, {name: detail[0] for name, detail in self.plan.details}
         traced = trace(nnx.merge(self.graphdef, state), join_arguments(arrays, rest), {}, plan.expected)
@@ -157,6 +167,8 @@ class _Watched:
         plan.check_known(annotation)
         if places is not None:
             places.update(annotation.places())
+        if exponents is not None:
+            exponents |= annotation.exponents()
         if direct is not None:
             direct.update(_direct(traced.program, annotation, len(jax.tree.leaves(state))))
 
@@ -240,8 +252,24 @@ def _warn_of_noise(place: Place, q: Quantizer, powers: list[tuple[float, float]]
         )
 
 
+def _warned_of_steps(place: Place, q: Quantizer, qparams: QParams) -> bool:
+    """Warn of a softmax whose input has steps as wide as differences that decide: it is a mask's range, as a rule."""
+    step = float(np.max(np.asarray(qparams.scale)))
+    if q.fixed is not None or step < _WIDEST_STEP:
+        return False
+    where = f" ({place.location})" if place.location else ""
+    warnings.warn(
+        f"Quantizer {place.name!r}{where} has steps of {step:.3g}, and a softmax reads it: one step is a factor of "
+        f"exp({step:.3g}). Numbers of a mask, such as -1e4 or -1e9, have widened its range. Give the mask to the model "
+        "as booleans or as 0 and 1, and hide by jnp.where(mask, scores, -1e9) or scores + (1 - mask) * -1e9. Without a "
+        'mask: more bits, or an observer that clips ("percentile", "mse").',
+        stacklevel=_users_level(),
+    )
+    return True
+
+
 def _users_level() -> int:
-    """The `stacklevel` at which `_warn_of_noise` names the user's line: `quantize` calibrates as well."""
+    """The `stacklevel` at which a warning names the user's line: `quantize` calibrates as well."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] == "qjax":
         frame, level = frame.f_back, level + 1

@@ -158,6 +158,7 @@ class Plan:
                         f"Recipe: integers {name!r} are a mask of 0 and 1 ({eqn.location}). Leave out their range."
                     )
                 known[name] = Integers(name, 0, 2)
+                known[name].check(name, traced.args[traced.names.index(name)])
         values = zip(traced.names, traced.program.inputs, traced.constant, strict=True)
         whole = [name for name, value, state in values if not state and not value.is_float]
         inputs = {spelling for name in whole for spelling in traced.spellings(name)}

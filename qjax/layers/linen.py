@@ -34,12 +34,14 @@ _KINDS: dict[str, type[nnx.Variable[Any]]] = {
 class Linen:
     """The static side of a wrapped linen module, known by identity.
 
-    leaves: (collection, path in it, path of the nnx variable). types: path -> class of every submodule that a trace has
+    leaves: (collection, path in it, path of the nnx variable). absent: (collection, path in it) of variables that are
+    None. types: path -> class of every submodule that a trace has
     met, "" for the module itself.
     """
 
     module: Any
     leaves: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]
+    absent: tuple[tuple[str, tuple[str, ...]], ...]
     training: Mapping[str, Any]
     evaluation: Mapping[str, Any]
     method: Any
@@ -72,6 +74,8 @@ class LinenModule(LinenVariables):
         variables: dict[str, Any] = {}
         for collection, path, _ in linen.leaves:
             _insert(variables.setdefault(collection, {}), path, self._variable(collection, path)[...])
+        for collection, path in linen.absent:
+            _insert(variables.setdefault(collection, {}), path, None)
         mutable = [name for name in variables if name != "params" and (training or name != "batch_stats")]
         streams = getattr(self, "rngs", None)
         # In evaluation every call draws the same numbers and advances no stream.
@@ -88,6 +92,12 @@ class LinenModule(LinenVariables):
         for collection, path, _ in linen.leaves:
             if collection in changed:
                 self._variable(collection, path)[...] = _lookup(changed[collection], path)
+        for collection, path in linen.absent:
+            if collection in changed and _lookup(changed[collection], path) is not None:
+                raise ValueError(
+                    f"from_linen: the variable {'/'.join((collection, *path))!r} was None, and a call gave it a value. "
+                    "Give from_linen the variables after such a call, where it has one."
+                )
         return result
 
     def _variable(self, collection: str, path: tuple[str, ...]) -> Any:
@@ -143,14 +153,18 @@ def from_linen(
         collections = {"params": collections}
     leaves: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = []
     taken: set[tuple[str, ...]] = {("rngs",), ("deterministic",), ("qjax_linen",), ("qjax_path",)}
+    absent: list[tuple[str, tuple[str, ...]]] = []
     arrays: list[Any] = []
     for collection, tree in collections.items():
         for path, array in _leaves(tree, ()):
+            if array is None:
+                absent.append((collection, path))
+                continue
             place = path if path not in taken else (*path[:-1], f"{path[-1]}_{collection}")
             taken.add(place)
             leaves.append((collection, path, place))
             arrays.append(array)
-    linen = Linen(module, tuple(leaves), dict(training or {}), dict(evaluation or {}), method)
+    linen = Linen(module, tuple(leaves), tuple(absent), dict(training or {}), dict(evaluation or {}), method)
     streams = rngs if rngs is None or isinstance(rngs, nnx.Rngs) else nnx.Rngs(**rngs)
     model = LinenModule(linen, streams)
     for (collection, _, place), array in zip(leaves, arrays, strict=True):

@@ -26,7 +26,7 @@ def free_batch(graph: Graph, other: Graph, size: int, other_size: int) -> Graph:
        batch;
     2. the `limit` of a slice: None where it is the end of the axis;
     3. the `shape` of a fill, and its data, which must be the same for every example: one row of it is kept. A constant
-       that a node reads as one of its inputs becomes such a fill;
+       that a node reads as one of its inputs becomes such a fill. So is one that is added, multiplied or compared;
     4. anything else (an offset, the length of a padding, the data of a constant) is an error: the model treats an
        example by its position in the batch or by the number of its neighbours.
 
@@ -83,14 +83,17 @@ def free_batch(graph: Graph, other: Graph, size: int, other_size: int) -> Graph:
     places = {name: node.location for node in graph.nodes for name in (*node.constants.values(), node.output)}
 
     roles = [(node, ops.get(node.op).per_example) for node in graph.nodes]
-    fills = {node.constants[role] for node, role in roles if role is not None}
+    rows = {node.constants[role] for node, role in roles if role in node.constants}
+    # what is read otherwise, too, keeps its shape
+    rows -= {name for node, role in roles for own, name in node.constants.items() if own != role}
+    rows -= {name for node, _ in roles for name in node.inputs}
 
     def tensor(first: Tensor) -> Tensor:
         second = other.tensors.get(first.name)
         part = f"tensor {first.name!r}", places.get(first.name, "input")
         if second is None:
             raise refuse(part, first.shape, None)
-        if first.name in fills:
+        if first.name in rows:
             first, second = (_one_row(t, freed(first.shape, second.shape, part), part) for t in (first, second))
         if first.value is None:
             return dataclasses.replace(first, shape=freed(first.shape, second.shape, part))
@@ -127,6 +130,7 @@ def free_batch(graph: Graph, other: Graph, size: int, other_size: int) -> Graph:
     free = graph.replace(nodes=nodes, tensors={name: tensor(t) for name, t in graph.tensors.items()})
     for node in free.nodes:
         _check_batch(free, node)
+        _check_rows(free, node, graph)
     return free
 
 
@@ -198,6 +202,21 @@ def _check_batch(graph: Graph, node: Node) -> None:
     if not ops.get(node.op).keeps_batch(node.attributes, shapes):
         raise ConversionError(
             f"{node.name!r} repeats a tensor of shape {shapes[0]} for every example of the batch, whose size is free",
+            "Let the operations after it broadcast instead.",
+            where=node.location,
+        )
+
+
+def _check_rows(graph: Graph, node: Node, traced: Graph) -> None:
+    """A constant of which one row is kept no longer says how many examples there are: the data must do so."""
+    role = ops.get(node.op).per_example
+    if role not in node.constants or not node.inputs:
+        return
+    name, data, output = node.constants[role], graph.tensors[node.inputs[0]].shape, graph.tensors[node.output].shape
+    cut = graph.tensors[name].shape != traced.tensors[name].shape
+    if cut and output.count(None) > data.count(None):
+        raise ConversionError(
+            f"{node.name!r} repeats a tensor of shape {data} for every example of the batch, whose size is free",
             "Let the operations after it broadcast instead.",
             where=node.location,
         )

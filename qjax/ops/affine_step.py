@@ -33,6 +33,7 @@ class AffineStep(Elementwise):
     primitives = ("mul", "div", "neg", "add", "sub", "add_any")
     label = "rescale"
     clamps = False
+    per_example = "value"
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
         if eqn.primitive == "div":

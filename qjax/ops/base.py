@@ -133,6 +133,9 @@ class Op(Facts, abc.ABC):
     moves: ClassVar[bool] = False
     """GRID only: puts elements elsewhere whatever they are, so integers and booleans are moved as codes are."""
 
+    exponential: ClassVar[bool] = False
+    """Whether a difference of 1 between numbers of the first input is a factor of e between results."""
+
     varying: ClassVar[Collection[str]] = ()
     """Attributes that may differ between the iterations of a loop, as the place where a step reads its input. An op
     that has any defines `iterated`."""

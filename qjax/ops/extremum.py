@@ -28,6 +28,7 @@ class Extremum(Elementwise):
     fields = Fields
     role = Role.GRID
     primitives = ("max", "min")
+    per_example = "value"
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
         if not jnp.issubdtype(eqn.out_dtypes[0], jnp.floating) or all(constant):

@@ -80,6 +80,7 @@ class Softmax(ChoosesNoPlace, Op):
     """
 
     name = "softmax"
+    exponential = True
     fields = Fields
     prepared = PreparedFields
     role = Role.PRODUCER

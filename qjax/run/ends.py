@@ -34,17 +34,21 @@ def inputs_of(ir: Graph, args: tuple[Any, ...]) -> list[Any]:
 
 
 def integers_checked(ir: Graph, inputs: Sequence[Array]) -> list[Any]:
-    """The inputs, with concrete integers beyond int32, which JAX would cut to their low bits, refused."""
+    """The inputs, with concrete integers refused that the graph's type of them cannot hold: JAX would cut them."""
     for name, x in zip(ir.inputs, inputs, strict=True):
-        if not isinstance(x, Tracer) and np.issubdtype(getattr(x, "dtype", np.int8), np.integer):
-            if jnp.can_cast(x.dtype, np.int32):
-                continue
-            known = np.asarray(x)
-            if known.size and (known.min() < -(2**31) or known.max() >= 2**31):
-                raise ValueError(
-                    f"Input {name!r}: expected integers within int32, got {known.min()} to {known.max()}. "
-                    "Check where they come from; a graph counts in 32 bits."
-                )
+        if isinstance(x, Tracer) or not np.issubdtype(getattr(x, "dtype", np.float32), np.integer):
+            continue
+        tensor = ir.tensors[name]
+        plain = tensor.quantization is None and np.issubdtype(tensor.dtype, np.integer)
+        dtype = np.dtype(tensor.dtype if plain else np.int32)
+        if jnp.can_cast(x.dtype, dtype):
+            continue
+        known, limits = np.asarray(x), np.iinfo(dtype)
+        if known.size and (known.min() < limits.min or known.max() > limits.max):
+            raise ValueError(
+                f"Input {name!r}: expected integers within {dtype.name}, got {known.min()} to {known.max()}. Check "
+                "where they come from; the graph holds them in this type."
+            )
     return list(inputs)
 
 

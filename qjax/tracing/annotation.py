@@ -84,6 +84,20 @@ class Annotation:
         """Per input: whether it is made from parameters and literals only."""
         return tuple(v.constant is not None or v in self.constants for v in eqn.inputs)
 
+    def exponents(self) -> frozenset[str]:
+        """The quantizers of tensors of which a softmax takes exponentials, by name."""
+        made = {value: eqn for eqn in self.ops for value in eqn.outputs}
+        found: set[str] = set()
+        for eqn, (op, _) in self.ops.items():
+            if not op.exponential:
+                continue
+            value = eqn.inputs[0]
+            while value not in self.values and value in made and self.ops[made[value]][0].moves:
+                value = made[value].inputs[0]
+            if value in self.values:
+                found.add(self.values[value].name)
+        return frozenset(found)
+
     def places(self) -> dict[str, Place]:
         """One place per quantizer, in order of appearance."""
         found: dict[str, Place] = {}

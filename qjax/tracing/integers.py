@@ -32,6 +32,8 @@ MOST = 2**24
 class Integers:
     """The range of integers that a function reads.
 
+    Also that of a mask, whose numbers are 0 and 1, and may be floats.
+
     name: an argument of the model ("positions"), or of the values that the model computes. low, high: the least one,
     and the first beyond the greatest. declared: by the recipe, not found in data.
     """
@@ -55,6 +57,9 @@ class Integers:
         """Raise where concrete integers lie outside of the range."""
         if isinstance(x, Tracer) or not np.size(x):
             return
+        if np.issubdtype(np.asarray(x).dtype, np.floating):
+            self._check_mask(name, np.asarray(x))
+            return
         low, high = int(np.min(np.asarray(x))), int(np.max(np.asarray(x)))
         if low < self.low or high >= self.high:
             raise ValueError(
@@ -62,6 +67,16 @@ class Integers:
                 "A mask of integers holds 0 and 1. A table holds a function of integers; declare their range: "
                 f"qjax.Recipe(integers=(qjax.integers({self.name!r}, {min(low, self.low)}, "
                 f"{max(high + 1, self.high)}),))."
+            )
+
+    def _check_mask(self, name: str, x: np.ndarray) -> None:
+        """Raise where floats are others than the numbers of a mask."""
+        wrong = x[(x != 0) & (x != 1)]
+        if wrong.size:
+            raise ValueError(
+                f"Input {name!r}: expected 0 and 1, got {float(wrong[0])} among {wrong.size} others of {x.size}. The "
+                "model hides what is 0: it computes (1 - mask) times -1e4, or a greater number. Round the mask first. "
+                "Where it weighs instead of hiding, use a factor of -100."
             )
 
 

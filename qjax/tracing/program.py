@@ -11,6 +11,7 @@ import os
 import re
 import sysconfig
 import traceback as traceback_lines
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -233,6 +234,13 @@ def _read(jaxpr: Any, env: dict[object, Value], scope: str, location: str | None
             raise ValueError(_VARIES)
         here = _scope(eqn, scope)
         line = _location(eqn) or location
+        if not eqn.outvars:
+            warnings.warn(
+                f"{line or 'The model'}: {name} is left out of the quantized model, which calls no Python. The float "
+                "model still runs it.",
+                stacklevel=2,
+            )
+            continue
         inputs = tuple(_lookup(var, env) for var in eqn.invars)
         inner = eqn.params.get(CALLED.get(name, ""))
         if inner is not None:

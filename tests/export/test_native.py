@@ -48,6 +48,23 @@ def test_a_forked_process_says_that_it_has_no_threads(graph, monkeypatch):
     assert np.array_equal(one.run(codes(40)), want)
 
 
+def test_tables_of_truth_values():
+    """What JAX's remainder compares: of a constant divisor, all are alike."""
+
+    class Rows(nnx.Module):
+        def __init__(self) -> None:
+            self.table = nnx.Param(jax.random.normal(jax.random.key(0), (6, 4)))
+
+        def __call__(self, i: jax.Array) -> jax.Array:
+            return self.table[...][(i * 5 + 1) % 6]
+
+    i = jax.random.randint(jax.random.key(9), (4, 5), 0, 6)
+    qmodel = qjax.quantize(Rows(), qjax.Recipe(), i)
+    qmodel.eval()
+    graph = qjax.convert(qmodel, i)
+    assert np.array_equal(graph.native(4).run(np.asarray(i)), np.asarray(graph.run(i)))
+
+
 def test_a_state_goes_in_and_out():
     class Sum(nnx.Module):
         def __call__(self, state: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -172,6 +172,29 @@ def test_inside_of_an_nnx_module_and_another_method(mlp):
     assert np.array_equal(model(X), module.apply(variables, X, method="encode"))
 
 
+class Shifted(nn.Module):
+    """A Swin block: its mask is None where nothing is shifted."""
+
+    late: bool = False
+
+    @nn.compact
+    def __call__(self, x):
+        mask = self.variable("attention", "mask", lambda: None)
+        if self.late and not self.is_initializing():
+            mask.value = jnp.ones(())
+        x = nn.Dense(4)(x)
+        return x if mask.value is None else x * mask.value
+
+
+def test_a_variable_may_be_none():
+    module, x = Shifted(), X[:, :6]
+    variables = module.init(jax.random.key(0), x)
+    model = qjax.from_linen(module, variables)
+    assert np.array_equal(model(x), module.apply(variables, x))
+    with pytest.raises(ValueError, match=r"the variable 'attention/mask' was None, and a call gave it a value"):
+        qjax.from_linen(Shifted(late=True), variables)(x)
+
+
 def test_errors(mlp):
     module, variables = mlp
     with pytest.raises(TypeError, match=r"expected a flax nnx\.Module, got Mlp.*qjax\.from_linen\(module, variables\)"):

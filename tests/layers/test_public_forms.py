@@ -83,6 +83,10 @@ def drawing_scan(m, x, ids):
     return states
 
 
+def pooled(x):
+    return lax.reduce_window(x, 0.0, lax.add, (1, 2, 1), (1, 2, 1), "SAME")
+
+
 MOVES: dict[str, Callable[..., Any]] = {
     # constants of the batch's size that are the same for every example
     "causal": causal,
@@ -121,6 +125,18 @@ ARITHMETIC: dict[str, Callable[..., Any]] = {
     "row over column": lambda m, x, i: COUNT / (2 + jnp.abs(m.dense(x)[..., :1])),
     "column plus row": lambda m, x, i: m.dense(x)[..., :1] + m.row[...],
     "column times column": lambda m, x, i: m.dense(x)[:, :1] * x[..., :1],
+    # constants with a row for every example, all rows equal, in arithmetic that keeps one
+    "pool of ones": lambda m, x, i: pooled(m.dense(x)) / pooled(jnp.ones_like(x)),
+    "places counted": lambda m, x, i: m.dense(x + jnp.sin(jnp.cumsum(jnp.ones(i.shape), 1))[..., None]),
+    "times places": lambda m, x, i: m.dense(x) * jnp.cumsum(jnp.ones((len(x), LENGTH, 1)), 1),
+    "at least places": lambda m, x, i: jnp.maximum(m.dense(x), jnp.sin(jnp.cumsum(jnp.ones_like(x), 1))),
+    # what `x @ matrix` is with JAX's usual promotion of dtypes
+    "matrix of integers": lambda m, x, i: lax.dot_general(
+        m.dense(x),
+        jnp.tril(jnp.ones((WIDTH, WIDTH), jnp.int32)).T,
+        (((2,), (0,)), ((), ())),
+        preferred_element_type=jnp.float32,
+    ),
     "keras norm": keras_norm,
     "standardize": lambda m, x, i: jax.nn.standardize(m.dense(x)),
     # sums of segments
@@ -189,13 +205,17 @@ def test_the_exact_forward_of_some_forms_is_the_graph() -> None:
 
 
 REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
-    "constant that differs": (lambda m, x, i: m.dense(x) + jnp.arange(float(len(x)))[:, None, None], "any batch"),
+    "constant that differs": (lambda m, x, i: m.dense(x) + jnp.arange(float(len(x)))[:, None, None], "from example"),
     "mask that differs": (
         lambda m, x, i: jnp.where((jnp.arange(len(x)) % 2 == 0)[:, None, None], m.dense(x), 0.0),
-        "any batch|differs from example to example",
+        "differs from example to example",
     ),
     "element of the first example": (lambda m, x, i: m.dense(x)[jnp.zeros(len(x), int), i[:, 0] % 6], "gather"),
     "examples in another order": (lambda m, x, i: m.dense(x)[jnp.arange(len(x))[::-1], i[:, 0] % 6], "gather"),
+    "rows of which the data has one": (
+        lambda m, x, i: m.dense(x.sum(0, keepdims=True)) + jnp.cumsum(jnp.ones((len(x), LENGTH, 1)), 1),
+        "repeats a tensor of shape",
+    ),
     "random numbers": (
         lambda m, x, i: m.dense(x) + jax.random.normal(jax.random.key(0), x.shape),
         "random numbers for",

@@ -6,6 +6,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 from qjax.layers import instrument, module_types, trace
@@ -107,3 +108,14 @@ def test_literals_survive_their_casts():
     pad = next(eqn for eqn in program.equations if eqn.primitive == "pad")
     assert pad.literals[1] == 0.0
     assert pad.literals[1].dtype == np.float32
+
+
+def test_calls_without_results_are_left_out():
+    def function(x):
+        jax.debug.print("mean {}", x.mean())
+        return x + 1
+
+    closed = jax.make_jaxpr(function)(X)
+    with pytest.warns(UserWarning, match=r"test_program\.py:\d+: debug_\w+ is left out of the quantized model"):
+        program = from_jaxpr(closed)
+    assert all(eqn.outputs for eqn in program.equations)

@@ -13,7 +13,7 @@ from qjax.tracing.rewrites.calls import open_calls
 from qjax.tracing.rewrites.centered import center_first
 from qjax.tracing.rewrites.dropout import find_dropout
 from qjax.tracing.rewrites.fixed import mark_fixed
-from qjax.tracing.rewrites.flags import find_flags
+from qjax.tracing.rewrites.flags import find_flags, turned
 from qjax.tracing.rewrites.integers import find_integer_functions
 from qjax.tracing.rewrites.literals import fold_literals
 from qjax.tracing.rewrites.log_softmax import find_log_softmax
@@ -68,7 +68,7 @@ def rewrite(program: Program, constant: Sequence[bool] = ()) -> Program:
     """The program after every rewriter, its bodies included; constant: per input, whether it is a parameter."""
     program = drop_unread(program)
     mark_fixed(program, constant)
-    program = sink_masks(find_flags(hoist_functions(program)))
+    program = sink_masks(find_flags(turned(hoist_functions(program))))
     mark_fixed(program, constant)
     return _rewrite(program, REWRITERS)
 

@@ -1,9 +1,10 @@
-"""Masks that are integers: 1 for an element that counts, 0 for a hidden one.
+"""Masks that are numbers: 1 for an element that counts, 0 for a hidden one.
 
     scores - 1e30 * (1 - mask.astype(float32))    ->    scores - 1e30 * (1 - (mask > 0).astype(float32))
+    scores - 1e30 * (1 - mask)                    ->    scores - 1e30 * (1 - (mask > 0.5).astype(mask.dtype))
 
-`softmax` and `masks` read the second form, a boolean mask. The two are equal only for the integers 0 and 1. So the
-comparison is marked, and a quantized model refuses other integers.
+`softmax` and `masks` read the second form, a boolean mask. The two are equal only for 0 and 1. So the comparison is
+marked, and a quantized model refuses other numbers.
 """
 
 import dataclasses
@@ -21,34 +22,76 @@ MARK = "flags"
 """A parameter of the comparison."""
 
 
+def turned(program: Program) -> Program:
+    """The program with `(1 - m) * -1e9` for `(m - 1) * 1e9`, which is the same number, to the bit."""
+    made = {eqn.outputs[0]: eqn for eqn in program.equations if eqn.primitive == "sub"}
+    if not made:
+        return program
+    flow = Flow(program)
+
+    def rest(eqn: Equation) -> Value | None:
+        """m of such a product."""
+        if eqn.primitive == "mul":
+            for value in eqn.inputs:
+                source = made.get(value)
+                if source is not None and flow.number(source.inputs[1]) == 1 and _hides(flow, eqn, value):
+                    return source.inputs[0]
+        return None
+
+    equations: list[Equation] = []
+    for eqn in program.equations:
+        m = rest(eqn)
+        if m is None or m.shape != eqn.outputs[0].shape:
+            equations.append(eqn)
+            continue
+        (number,) = (flow.number(value) for value in eqn.inputs if flow.number(value) is not None)
+        equations += inlined(lambda m, number=number: (1 - m) * -number, [m], eqn.outputs, eqn)[0]
+    read = {*program.outputs, *(value for eqn in equations for value in eqn.inputs)}
+    kept = tuple(eqn for eqn in equations if eqn.primitive != "sub" or eqn.outputs[0] in read)
+    return dataclasses.replace(program, equations=kept)
+
+
 def find_flags(program: Program) -> Program:
     """The program with such masks, of its inputs, as truth values.
 
     Not among `REWRITERS`: no one checks the inputs of a body.
     """
-    casts = [eqn for eqn in program.equations if _is_cast(eqn)]
-    if not casts:
+    casts = {eqn for eqn in program.equations if _is_cast(eqn)}
+    rests = {eqn for eqn in program.equations if eqn.primitive == "sub" and eqn.inputs[1].is_float}
+    if not casts and not rests:
         return program
     flow = Flow(program)
     equations: list[Equation] = []
     for eqn in program.equations:
         # only for inputs of the model: the plan can check that those are 0 or 1
-        given = eqn in casts and flow.behind(eqn.inputs[0]).value in program.inputs
-        if not given or not _is_mask(flow, eqn.outputs[0]):
+        if eqn in casts and _is_given(flow, eqn.inputs[0]) and _is_mask(flow, eqn.outputs[0]):
+            equations += _truth(eqn.inputs[0], eqn.outputs[0], 0, eqn)
+        elif eqn in rests and _is_given(flow, eqn.inputs[1]) and _from_one(flow, eqn, eqn.inputs[1]):
+            flag = Value(eqn.inputs[1].shape, eqn.inputs[1].dtype)
+            equations += _truth(eqn.inputs[1], flag, 0.5, eqn)
+            equations.append(dataclasses.replace(eqn, inputs=(eqn.inputs[0], flag)))
+        else:
             equations.append(eqn)
-            continue
-        compared, (truth,) = inlined(lambda x: x > 0, [eqn.inputs[0]], None, eqn)
-        equations += (
-            dataclasses.replace(one, params={**one.params, MARK: True}) if truth in one.outputs else one
-            for one in compared
-        )
-        dtype = eqn.outputs[0].dtype
-        equations += inlined(lambda x, dtype=dtype: x.astype(dtype), [truth], [eqn.outputs[0]], eqn)[0]
     return dataclasses.replace(program, equations=tuple(equations))
 
 
+def _truth(given: Value, flag: Value, limit: float, like: Equation) -> list[Equation]:
+    """The equations of `flag`: 1 where the given numbers are greater than the limit, else 0."""
+    compared, (truth,) = inlined(lambda x: x > limit, [given], None, like)
+    marked = [
+        dataclasses.replace(one, params={**one.params, MARK: True}) if truth in one.outputs else one for one in compared
+    ]
+    return [*marked, *inlined(lambda x: x.astype(flag.dtype), [truth], [flag], like)[0]]
+
+
+def _is_given(flow: Flow, value: Value) -> bool:
+    """Whether a value is an input of the model, but for moves."""
+    found = flow.behind(value).value
+    return found in flow.program.inputs and not found.fixed
+
+
 def flag_roots(program: Program) -> Iterator[tuple[Value, Equation]]:
-    """The integers that are such masks, and the comparison of each."""
+    """The inputs that are such masks, and the comparison of each."""
     flow = Flow(program)
     for eqn in program.walk():
         if eqn.params.get(MARK):

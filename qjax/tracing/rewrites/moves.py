@@ -47,6 +47,9 @@ def simplify_moves(program: Program) -> Program:
         if eqn.primitive == "select_n" and eqn.in_dtypes[0] != np.bool_:
             equations += inlined(_select, eqn.inputs, eqn.outputs, eqn)[0]
             continue
+        if eqn.primitive == "dot_general" and eqn.outputs[0].is_float and not all(v.is_float for v in eqn.inputs):
+            equations += _in_floats(eqn)
+            continue
         if eqn.primitive == "gather" and (axis := _looked_along(eqn)) is not None:
             equations += _lookup(eqn, axis)
             continue
@@ -57,6 +60,17 @@ def simplify_moves(program: Program) -> Program:
         equations.append(eqn)
     outputs = tuple(renamed.get(v, v) for v in program.outputs)
     return dataclasses.replace(program, outputs=outputs, equations=tuple(read(equations, outputs)))
+
+
+def _in_floats(eqn: Equation) -> Iterator[Equation]:
+    """A product of floats and integers, which JAX multiplies as floats: with a cast of the integers."""
+    inputs: list[Value] = []
+    for value in eqn.inputs:
+        if not value.is_float:
+            cast, (value,) = inlined(lambda x: x.astype(eqn.outputs[0].dtype), [value], None, eqn)
+            yield from cast
+        inputs.append(value)
+    yield dataclasses.replace(eqn, inputs=tuple(inputs), function=None)
 
 
 def _select(which: Any, first: Any, *others: Any) -> Any:

@@ -9,8 +9,6 @@ another nest.
 import dataclasses
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from qjax.export.emit.c import element_reads, inner_loops, threads
 from qjax.export.emit.c.blocks import Access, Block, Body, Source
 from qjax.export.emit.c.index import Index, Indices, flat
@@ -160,7 +158,9 @@ class Layer(Body):
 
         def known(operand: Scalar) -> Scalar:
             source = leaves[operand.name][0] if operand.function == "param" else None
-            if not isinstance(source, Table) or not source.array.size or np.ptp(source.array.astype(object)):
+            if not isinstance(source, Table) or not source.array.size:
+                return operand
+            if (source.array != source.array.flat[0]).any():
                 return operand
             return made.constant(source.array.flat[0].item(), operand.dtype)
 

@@ -1,8 +1,10 @@
-"""Masks of integers, `scores - 1e30 * (1 - mask)`: DistilBERT's, with and without a table of relative positions."""
+"""Masks of numbers, `scores - 1e30 * (1 - mask)`: DistilBERT's, with and without a table of relative positions."""
 
 # flax annotates what its constructors make as optional
 # pyright: reportOptionalMemberAccess=false
 
+import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -43,27 +45,32 @@ FORMS: dict[str, Hide] = {
     "added before the scores": lambda m, s, mask: -1e9 * (1.0 - wide(mask)) + s,
     "behind a bias": lambda m, s, mask: s + (m.bias[...][None] - 1e30 * (1.0 - wide(mask))),
     "bias behind it": lambda m, s, mask: s - 1e30 * (1.0 - wide(mask)) + m.bias[...][None],
+    "turned": lambda m, s, mask: s + (wide(mask) - 1.0) * 1e9,
+    "turned, from truth values": lambda m, s, mask: s + ((mask[:, None] > 0).astype(jnp.float32) - 1.0) * 1e9,
     "from truth values": lambda m, s, mask: s - jnp.where(mask[:, None] > 0, 0.0, 1e30),
 }
 
 
-@pytest.mark.parametrize("name", FORMS)
-@pytest.mark.exhaustive
-def test_an_integer_mask_hides(name: str) -> None:
-    model = Attention(FORMS[name])
+SELDOM = [pytest.param(name, marks=[] if name == "added" else [pytest.mark.exhaustive]) for name in FORMS]
+
+
+@pytest.mark.parametrize("name", SELDOM)
+@pytest.mark.parametrize("dtype", [jnp.int32, jnp.float32])
+def test_a_mask_of_0_and_1_hides(dtype: Any, name: str) -> None:
+    model, mask = Attention(FORMS[name]), MASK.astype(dtype)
     # the sample hides nothing
-    qmodel = qjax.quantize(model, qjax.Recipe(), (X, jnp.ones_like(MASK)))
+    qmodel = qjax.quantize(model, qjax.Recipe(), (X, jnp.ones_like(mask)))
     qmodel.eval()
     assert max(float(np.max(q.scale)) for q in qmodel.qparams().values()) < 1
-    graph = qjax.convert(qmodel, (X, MASK))
-    found, expected = np.asarray(graph(X, MASK), np.float64), np.asarray(model(X, MASK), np.float64)
+    graph = qjax.convert(qmodel, (X, mask))
+    found, expected = np.asarray(graph(X, mask), np.float64), np.asarray(model(X, mask), np.float64)
     assert np.sum(found * expected) > 0.999 * np.linalg.norm(found) * np.linalg.norm(expected)
-    report = qjax.verify(graph, qmodel, [(X, MASK)])
+    report = qjax.verify(graph, qmodel, [(X, mask)])
     assert report.local == 0
     # hidden elements count for nothing, to the bit
-    other = X + 3 * (1 - MASK[..., None]).astype(jnp.float32)
-    rows = np.asarray(MASK, bool)
-    assert np.array_equal(np.asarray(graph(other, MASK))[rows], np.asarray(graph(X, MASK))[rows])
+    other = X + 3 * (1 - mask[..., None]).astype(jnp.float32)
+    rows = np.asarray(mask, bool)
+    assert np.array_equal(np.asarray(graph(other, mask))[rows], np.asarray(graph(X, mask))[rows])
 
 
 @pytest.mark.exhaustive
@@ -85,6 +92,30 @@ def test_other_integers_than_0_and_1_are_no_mask() -> None:
     recipe = qjax.Recipe(integers=(qjax.integers("mask", 0, 5),))
     with pytest.raises(ValueError, match="integers 'input/1' are a mask of 0 and 1"):
         qjax.quantize(Attention(FORMS["subtracted"]), recipe, (X, MASK))
+
+
+@pytest.mark.parametrize("wrong", [0.5, 2.0, jnp.nan])
+def test_other_floats_than_0_and_1_are_no_mask(wrong: float) -> None:
+    mask = MASK.astype(jnp.float32)
+    qmodel = qjax.quantize(Attention(FORMS["added"]), qjax.Recipe(), (X, mask))
+    qmodel.eval()
+    graph, other = qjax.convert(qmodel, (X, mask)), mask.at[1, 0].set(wrong)
+    for function in (qmodel, graph, functools.partial(qjax.exact(qmodel, (X, mask)), qmodel)):
+        with pytest.raises(ValueError, match=f"'input/1': expected 0 and 1, got {wrong} among 1 others of 18"):
+            function(X, other)
+    with pytest.raises(ValueError, match=f"'input/1': expected 0 and 1, got {wrong}"):
+        qjax.quantize(Attention(FORMS["added"]), qjax.Recipe(), (X, other))
+
+
+def test_a_wide_range_in_front_of_a_softmax_warns() -> None:
+    """Numbers that the caller adds, which no one can tell from scores."""
+    model = Attention(lambda m, s, mask: s + mask[:, None])
+    hidden = jnp.where(MASK > 0, 0.0, -1e4)
+    with pytest.warns(UserWarning, match=r"Quantizer 'add' .* has steps of 39\.\d, and a softmax reads it"):
+        qjax.quantize(model, qjax.Recipe(), (X, hidden))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        qjax.quantize(model, qjax.Recipe(), (X, hidden / 100))
 
 
 def test_integers_that_the_model_computes_are_no_mask() -> None:
