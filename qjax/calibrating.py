@@ -17,6 +17,7 @@ from qjax import calibration
 from qjax.batches import Batches, Inputs
 from qjax.calibration import noise
 from qjax.calibration.learned import Quantizer
+from qjax.finite import parameter_faults
 from qjax.graph.structure import join_arguments, split_arguments
 from qjax.layers import trace
 from qjax.numerics.affine import QParams
@@ -94,7 +95,9 @@ def calibrate(
                 powers = [noise.of_activation(np.asarray(x), qparams) for x in samples[name]]
             values = q.init(qparams)
         except ValueError as error:
-            raise ValueError(f"Quantizer {name!r}: {error}") from error
+            faults = parameter_faults(qmodel)
+            cause = f" Parameters that are not finite: {'; '.join(faults)}." if faults else ""
+            raise ValueError(f"Quantizer {name!r}: {error}{cause}") from error
         if name not in exponents or not _warned_of_steps(places[name], q, qparams):
             _warn_of_noise(places[name], q, powers)
         _write(qmodel, name, values)

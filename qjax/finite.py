@@ -39,6 +39,16 @@ def check_finite(what: str, qmodel: QuantizedModel, traced: Traced) -> None:
         )
 
 
+def parameter_faults(qmodel: QuantizedModel) -> list[str]:
+    """Every parameter and statistic of the model with NaN or infinity, and how many."""
+    found: list[str] = []
+    for kind in (nnx.Param, nnx.BatchStat):
+        state = nnx.state(qmodel.model, kind)
+        for path, array in zip(_paths(state), jax.tree.leaves(nnx.to_pure_dict(state)), strict=True):
+            found += _fault("/".join(path), array, infinite=True)
+    return found
+
+
 def check_bounds(traced: Traced) -> None:
     """Raise a ValueError that names the line of a clip, maximum or minimum with a bound that is NaN."""
     for eqn in traced.read.walk():

@@ -59,6 +59,13 @@ def spoiled(qmodel, path, value, count=1):
 PARAMETERS = ["a/kernel", "a/bias", "n/scale", "n/bias", "n/mean", "n/var", "b/kernel", "b/bias"]
 
 
+def test_quantize_names_parameters():
+    model = nnx.Sequential(nnx.Linear(4, 3, rngs=nnx.Rngs(0)), nnx.relu, nnx.Linear(3, 2, rngs=nnx.Rngs(0)))
+    model.layers[0].kernel[...] = model.layers[0].kernel[...].at[0, 0].set(jnp.nan)
+    with pytest.raises(ValueError, match="Parameters that are not finite: layers/0/kernel: 1 NaN and 0 infinite of 12"):
+        qjax.quantize(model, qjax.Recipe(), np.ones((2, 4), np.float32))
+
+
 @pytest.mark.parametrize("name", PARAMETERS)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_parameters_and_statistics(qmodel, graph, name, value):

@@ -143,7 +143,7 @@ def test_constants_are_the_parameters_of_the_call():
 
 def test_a_constant_that_follows_the_batch_is_refused():
     qmodel = quantized(lambda a, b, t: (a, jnp.zeros(a.shape)))
-    with pytest.raises(qjax.ConversionError, match="a constant that the model returns"):
+    with pytest.raises(qjax.ConversionError, match="the model returns a constant, which depends on no input"):
         qjax.convert(qmodel, X)
 
 

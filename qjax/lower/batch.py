@@ -83,7 +83,7 @@ def free_batch(graph: Graph, other: Graph, size: int, other_size: int) -> Graph:
     places = {name: node.location for node in graph.nodes for name in (*node.constants.values(), node.output)}
 
     roles = [(node, ops.get(node.op).per_example) for node in graph.nodes]
-    rows = {node.constants[role] for node, role in roles if role in node.constants}
+    rows = {node.constants[role] for node, role in roles if role is not None and role in node.constants}
     # what is read otherwise, too, keeps its shape
     rows -= {name for node, role in roles for own, name in node.constants.items() if own != role}
     rows -= {name for node, _ in roles for name in node.inputs}
@@ -126,7 +126,13 @@ def free_batch(graph: Graph, other: Graph, size: int, other_size: int) -> Graph:
     nodes = tuple(_at_batch(node, graph.tensors[node.output].shape, size) for node in nodes)
     for a, b in zip(_constants(graph), _constants(other), strict=True):
         if np.shape(a) != np.shape(b):
-            raise refuse(("a constant that the model returns", "output"), np.shape(a), np.shape(b))
+            raise ConversionError(
+                f"the model returns a constant, which depends on no input and has a row for each example: "
+                f"{np.shape(a)} on a batch of {size}",
+                "Return one row of it, or leave it out and repeat it outside of the graph. Or take the sample's batch "
+                'only: convert(..., batch="fixed").',
+                where="output",
+            )
     free = graph.replace(nodes=nodes, tensors={name: tensor(t) for name, t in graph.tensors.items()})
     for node in free.nodes:
         _check_batch(free, node)
@@ -210,7 +216,7 @@ def _check_batch(graph: Graph, node: Node) -> None:
 def _check_rows(graph: Graph, node: Node, traced: Graph) -> None:
     """A constant of which one row is kept no longer says how many examples there are: the data must do so."""
     role = ops.get(node.op).per_example
-    if role not in node.constants or not node.inputs:
+    if role is None or role not in node.constants or not node.inputs:
         return
     name, data, output = node.constants[role], graph.tensors[node.inputs[0]].shape, graph.tensors[node.output].shape
     cut = graph.tensors[name].shape != traced.tensors[name].shape
