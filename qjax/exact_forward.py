@@ -84,11 +84,22 @@ def exact(
             env = loop_execution.outputs(ir, loops, constants, quantize_inputs(ir, arrays), ir.outputs)
             value = dequantize_outputs(ir, [env[name] for name in ir.outputs])
             wraps = may_wrap(ir)
-            surrogate = jax.tree.map(lambda y, v: y.astype(v.dtype), view(*inputs), value)
+            surrogate = jax.tree.map(_like, view(*inputs), value)
             flagged = jax.tree.map(lambda y, v: _flagged(y, v, wraps), surrogate, value)
             return jax.tree.map(with_gradient_of, surrogate, flagged)
 
     return forward
+
+
+def _like(surrogate: jax.Array, value: jax.Array) -> jax.Array:
+    """The surrogate in the value's dtype."""
+    if surrogate.shape != value.shape:
+        raise ValueError(
+            f"exact: the model returns shape {surrogate.shape} on this batch, and its graph {value.shape}: the model "
+            "treats such a batch otherwise than that of the sample. jnp.squeeze without an axis does so for a batch of "
+            "one: name the axis."
+        )
+    return surrogate.astype(value.dtype)
 
 
 def _flagged(surrogate: jax.Array, value: jax.Array, wraps: Any) -> jax.Array:

@@ -126,3 +126,19 @@ def test_codes_keep_their_range_where_nothing_changes_their_sign():
     kernel = qjax.convert(qmodel, x).ir.tensors["a/kernel"].quantization
     assert kernel is not None
     assert (kernel.qmin, kernel.qmax) == (-128, 127)
+
+
+def test_a_batch_that_the_model_treats_otherwise_is_refused():
+    class Squeezed(nnx.Module):
+        def __init__(self) -> None:
+            self.dense = nnx.Linear(6, 4, rngs=nnx.Rngs(0))
+
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return self.dense(x)[:, None].squeeze()
+
+    x = jax.random.normal(jax.random.key(0), (4, 6))
+    qmodel = qjax.quantize(Squeezed(), qjax.Recipe(), x)
+    forward = qjax.exact(qmodel, x)
+    assert forward(qmodel, x[:3]).shape == (3, 4)
+    with pytest.raises(ValueError, match=r"the model returns shape \(4,\) on this batch, and its graph \(1, 4\)"):
+        forward(qmodel, x[:1])
