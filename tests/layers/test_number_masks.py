@@ -45,6 +45,10 @@ FORMS: dict[str, Hide] = {
     "added before the scores": lambda m, s, mask: -1e9 * (1.0 - wide(mask)) + s,
     "behind a bias": lambda m, s, mask: s + (m.bias[...][None] - 1e30 * (1.0 - wide(mask))),
     "bias behind it": lambda m, s, mask: s - 1e30 * (1.0 - wide(mask)) + m.bias[...][None],
+    "of pairs": lambda m, s, mask: s + (1.0 - (mask[:, None] * mask[:, :, None]).astype(jnp.float32)) * -1e9,
+    "of pairs, moved": lambda m, s, mask: (
+        s + ((1 - jnp.minimum(mask[:, None], mask[:, :, None])[:, None].astype(jnp.float32)) * -1e9)[:, 0]
+    ),
     "turned": lambda m, s, mask: s + (wide(mask) - 1.0) * 1e9,
     "turned, from truth values": lambda m, s, mask: s + ((mask[:, None] > 0).astype(jnp.float32) - 1.0) * 1e9,
     "from truth values": lambda m, s, mask: s - jnp.where(mask[:, None] > 0, 0.0, 1e30),

@@ -2,15 +2,18 @@
 
     scores - 1e30 * (1 - mask.astype(float32))    ->    scores - 1e30 * (1 - (mask > 0).astype(float32))
     scores - 1e30 * (1 - mask)                    ->    scores - 1e30 * (1 - (mask > 0.5).astype(mask.dtype))
+    scores - 1e30 * (1 - a * b)                   ->    scores - 1e30 * (1 - ((a > 0.5) & (b > 0.5)).astype(a.dtype))
 
 `softmax` and `masks` read the second form, a boolean mask. The two are equal only for 0 and 1. So the comparison is
 marked, and a quantized model refuses other numbers.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from qjax.tracing.program import Equation, Program, Value
@@ -61,27 +64,52 @@ def find_flags(program: Program) -> Program:
     if not casts and not rests:
         return program
     flow = Flow(program)
+    # only for inputs of the model: the plan can check that those are 0 or 1
+    masks = {eqn: eqn.inputs[0] for eqn in casts if _is_mask(flow, eqn.outputs[0])}
+    masks |= {eqn: eqn.inputs[1] for eqn in rests if _from_one(flow, eqn, eqn.inputs[1])}
+    joined = {eqn for value in masks.values() if (eqn := _joined(flow, value)) is not None}
     equations: list[Equation] = []
     for eqn in program.equations:
-        # only for inputs of the model: the plan can check that those are 0 or 1
-        if eqn in casts and _is_given(flow, eqn.inputs[0]) and _is_mask(flow, eqn.outputs[0]):
-            equations += _truth(eqn.inputs[0], eqn.outputs[0], 0, eqn)
-        elif eqn in rests and _is_given(flow, eqn.inputs[1]) and _from_one(flow, eqn, eqn.inputs[1]):
-            flag = Value(eqn.inputs[1].shape, eqn.inputs[1].dtype)
-            equations += _truth(eqn.inputs[1], flag, 0.5, eqn)
+        given = eqn in masks and _is_given(flow, masks[eqn])
+        if eqn in joined:
+            equations += _truth(eqn.inputs, _JOINED[eqn.primitive], eqn.outputs[0], eqn, marked=True)
+        elif eqn in casts and (given or (eqn in masks and _joined(flow, masks[eqn]) is not None)):
+            equations += _truth([masks[eqn]], lambda x: x, eqn.outputs[0], eqn, marked=given)
+        elif eqn in rests and given:
+            flag = Value(masks[eqn].shape, masks[eqn].dtype)
+            equations += _truth([masks[eqn]], lambda x: x, flag, eqn, marked=True)
             equations.append(dataclasses.replace(eqn, inputs=(eqn.inputs[0], flag)))
         else:
             equations.append(eqn)
     return dataclasses.replace(program, equations=tuple(equations))
 
 
-def _truth(given: Value, flag: Value, limit: float, like: Equation) -> list[Equation]:
-    """The equations of `flag`: 1 where the given numbers are greater than the limit, else 0."""
-    compared, (truth,) = inlined(lambda x: x > limit, [given], None, like)
-    marked = [
-        dataclasses.replace(one, params={**one.params, MARK: True}) if truth in one.outputs else one for one in compared
-    ]
-    return [*marked, *inlined(lambda x: x.astype(flag.dtype), [truth], [flag], like)[0]]
+_JOINED = {"mul": jnp.logical_and, "min": jnp.logical_and, "max": jnp.logical_or}
+"""What an operation is on two masks."""
+
+
+def _joined(flow: Flow, value: Value) -> Equation | None:
+    """The equation that joins two masks, both inputs of the model, and whose result a value is, but for moves."""
+    eqn = flow.behind(value).equation
+    if eqn is None or eqn.primitive not in _JOINED or not all(_is_given(flow, v) for v in eqn.inputs):
+        return None
+    return eqn
+
+
+def _truth(
+    given: Sequence[Value], join: Callable[..., Any], flag: Value, like: Equation, *, marked: bool
+) -> list[Equation]:
+    """The equations of `flag`, 1 or 0: the truth of each given mask, joined. marked: whether the plan checks them."""
+    truths: list[Value] = []
+    equations: list[Equation] = []
+    for value in given:
+        limit = 0.5 if value.is_float else 0
+        compared, (truth,) = inlined(lambda x, limit=limit: x > limit, [value], None, like)
+        truths.append(truth)
+        for one in compared:
+            own = marked and truth in one.outputs
+            equations.append(dataclasses.replace(one, params={**one.params, MARK: True}) if own else one)
+    return [*equations, *inlined(lambda *x: join(*x).astype(flag.dtype), truths, [flag], like)[0]]
 
 
 def _is_given(flow: Flow, value: Value) -> bool:
