@@ -258,7 +258,7 @@ def _warn_of_noise(place: Place, q: Quantizer, powers: list[tuple[float, float]]
 def _warned_of_steps(place: Place, q: Quantizer, qparams: QParams) -> bool:
     """Warn of a softmax whose input has steps as wide as differences that decide: it is a mask's range, as a rule."""
     step = float(np.max(np.asarray(qparams.scale)))
-    if q.fixed is not None or step < _WIDEST_STEP:
+    if q.fixed is not None or step <= _WIDEST_STEP:
         return False
     where = f" ({place.location})" if place.location else ""
     warnings.warn(
