@@ -47,7 +47,7 @@ def turned(program: Program) -> Program:
         if m is None or m.shape != eqn.outputs[0].shape:
             equations.append(eqn)
             continue
-        (number,) = (flow.number(value) for value in eqn.inputs if flow.number(value) is not None)
+        (number,) = (known for value in eqn.inputs if (known := flow.number(value)) is not None)
         equations += inlined(lambda m, number=number: (1 - m) * -number, [m], eqn.outputs, eqn)[0]
     read = {*program.outputs, *(value for eqn in equations for value in eqn.inputs)}
     kept = tuple(eqn for eqn in equations if eqn.primitive != "sub" or eqn.outputs[0] in read)
