@@ -134,7 +134,9 @@ _Searched = tuple[QParams, list[tuple[float, float]]]
 
 
 _WIDEST_STEP = 1.0
-"""Of the input of a softmax. 256 codes then reach from 1 to exp(-255)."""
+"""Of the input of a softmax: a factor of e between neighbouring codes."""
+_WIDEST_RANGE = 255.0
+"""Of the input of a softmax. Scores reach less far."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -258,7 +260,8 @@ def _warn_of_noise(place: Place, q: Quantizer, powers: list[tuple[float, float]]
 def _warned_of_steps(place: Place, q: Quantizer, qparams: QParams) -> bool:
     """Warn of a softmax whose input has steps as wide as differences that decide: it is a mask's range, as a rule."""
     step = float(np.max(np.asarray(qparams.scale)))
-    if q.fixed is not None or step <= _WIDEST_STEP:
+    # few bits make wide steps, too, but no such range
+    if q.fixed is not None or step <= _WIDEST_STEP or step * (2**q.spec.bits - 1) <= _WIDEST_RANGE:
         return False
     where = f" ({place.location})" if place.location else ""
     warnings.warn(

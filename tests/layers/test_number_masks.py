@@ -120,6 +120,8 @@ def test_a_wide_range_in_front_of_a_softmax_warns() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         qjax.quantize(model, qjax.Recipe(), (X, hidden / 100))
+        # steps are wide here because bits are few
+        qjax.quantize(model, qjax.Recipe(activations=qjax.QSpec(bits=4)), (X, hidden / 500))
 
 
 def test_integers_that_the_model_computes_are_no_mask() -> None:
