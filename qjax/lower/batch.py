@@ -206,11 +206,15 @@ def _check_batch(graph: Graph, node: Node) -> None:
     """A free size of the result must be that of an input."""
     shapes = [graph.tensors[name].shape for name in node.inputs]
     if not ops.get(node.op).keeps_batch(node.attributes, shapes):
-        raise ConversionError(
-            f"{node.name!r} repeats a tensor of shape {shapes[0]} for every example of the batch, whose size is free",
-            "Let the operations after it broadcast instead.",
-            where=node.location,
-        )
+        raise _repeats(node, shapes[0])
+
+
+def _repeats(node: Node, shape: tuple[int | None, ...]) -> ConversionError:
+    return ConversionError(
+        f"{node.name!r} repeats a tensor of shape {shape} for every example of the batch, whose size is free",
+        "Let the operations after it broadcast instead.",
+        where=node.location,
+    )
 
 
 def _check_rows(graph: Graph, node: Node, traced: Graph) -> None:
@@ -221,11 +225,7 @@ def _check_rows(graph: Graph, node: Node, traced: Graph) -> None:
     name, data, output = node.constants[role], graph.tensors[node.inputs[0]].shape, graph.tensors[node.output].shape
     cut = graph.tensors[name].shape != traced.tensors[name].shape
     if cut and output.count(None) > data.count(None):
-        raise ConversionError(
-            f"{node.name!r} repeats a tensor of shape {data} for every example of the batch, whose size is free",
-            "Let the operations after it broadcast instead.",
-            where=node.location,
-        )
+        raise _repeats(node, data)
 
 
 def independent(graph: Graph) -> bool:

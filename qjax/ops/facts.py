@@ -56,7 +56,7 @@ class Facts(abc.ABC):
     """Attributes that may follow the size of the batch. Any other that does is an error of the conversion."""
 
     per_example: ClassVar[str | None] = None
-    """The role of a constant with one row per example, of which the graph keeps one: all must be equal."""
+    """The role of a constant that may have a row for each example. The graph keeps one of them: all must be equal."""
 
     reals: ClassVar[bool] = False
     """INTEGER: may read and compute floats, in float parts of a model."""

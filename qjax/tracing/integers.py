@@ -57,7 +57,8 @@ class Integers:
         """Raise where concrete integers lie outside of the range."""
         if isinstance(x, Tracer) or not np.size(x):
             return
-        if np.issubdtype(np.asarray(x).dtype, np.floating):
+        # NumPy does not know bfloat16 as a float
+        if jnp.issubdtype(np.asarray(x).dtype, jnp.floating):
             self._check_mask(name, np.asarray(x))
             return
         low, high = int(np.min(np.asarray(x))), int(np.max(np.asarray(x)))
@@ -75,7 +76,7 @@ class Integers:
         if wrong.size:
             raise ValueError(
                 f"Input {name!r}: expected 0 and 1, got {float(wrong[0])} among {wrong.size} others of {x.size}. The "
-                "model hides what is 0: it computes (1 - mask) times -1e4, or a greater number. Round the mask first. "
+                "model hides what is 0: it computes (1 - mask) times -1e4 or less. Round the mask first. "
                 "Where it weighs instead of hiding, use a factor of -100."
             )
 

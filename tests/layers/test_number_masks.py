@@ -105,8 +105,9 @@ def test_other_floats_than_0_and_1_are_no_mask(wrong: float) -> None:
     qmodel.eval()
     graph, other = qjax.convert(qmodel, (X, mask)), mask.at[1, 0].set(wrong)
     for function in (qmodel, graph, functools.partial(qjax.exact(qmodel, (X, mask)), qmodel)):
-        with pytest.raises(ValueError, match=f"'input/1': expected 0 and 1, got {wrong} among 1 others of 18"):
-            function(X, other)
+        for given in (other, other.astype(jnp.bfloat16)):
+            with pytest.raises(ValueError, match=f"'input/1': expected 0 and 1, got {wrong} among 1 others of 18"):
+                function(X, given)
     with pytest.raises(ValueError, match=f"'input/1': expected 0 and 1, got {wrong}"):
         qjax.quantize(Attention(FORMS["added"]), qjax.Recipe(), (X, other))
 
