@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +16,7 @@ from qjax import calibration
 from qjax.batches import Batches, Inputs
 from qjax.calibration import noise
 from qjax.calibration.learned import Quantizer
+from qjax.callers import users_level
 from qjax.finite import parameter_faults
 from qjax.graph.structure import join_arguments, split_arguments
 from qjax.layers import trace
@@ -253,7 +253,7 @@ def _warn_of_noise(place: Place, q: Quantizer, powers: list[tuple[float, float]]
             f"Quantizer {place.name!r}{where} keeps {kept:.1f} dB of its tensor's last batch; expected at least "
             f"{noise.least(q.spec):.0f} dB of {q.spec.bits} bits. Its range is too wide for most numbers: give it more "
             'bits, an observer that clips ("percentile", "mse"), or qjax.FLOAT. qjax.statistics shows its range.',
-            stacklevel=_users_level(),
+            stacklevel=users_level(),
         )
 
 
@@ -269,17 +269,9 @@ def _warned_of_steps(place: Place, q: Quantizer, qparams: QParams) -> bool:
         f"exp({step:.3g}). Numbers of a mask, such as -1e4 or -1e9, have widened its range. Give the mask to the model "
         "as booleans or as 0 and 1, and hide by jnp.where(mask, scores, -1e9) or scores + (1 - mask) * -1e9. Without a "
         'mask: more bits, or an observer that clips ("percentile", "mse").',
-        stacklevel=_users_level(),
+        stacklevel=users_level(),
     )
     return True
-
-
-def _users_level() -> int:
-    """The `stacklevel` at which a warning names the user's line: `quantize` calibrates as well."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] == "qjax":
-        frame, level = frame.f_back, level + 1
-    return level
 
 
 def _nothing(plan: Plan) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """From a quantized model to its integer graph: both traces of the batch, the lowering, the constants of a target."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -11,12 +12,13 @@ from jax.core import Tracer
 
 from qjax.assign import assign
 from qjax.assign.backend import backend_of, target_of
+from qjax.callers import users_level
 from qjax.finite import check_finite
 from qjax.graph import state as states
 from qjax.graph.ir import Graph
 from qjax.graph.structure import Call, describe, describe_arguments, join_arguments, split_arguments
 from qjax.graph.unsupported import unsupported
-from qjax.layers import Traced, TraceError, check_any_batch, check_nothing_drawn, positional, trace
+from qjax.layers import Traced, TraceError, check_any_batch, check_nothing_drawn, positional, said_of_one, trace
 from qjax.lower import ConversionError, quantized_graph
 from qjax.numerics.affine import QParams
 from qjax.ops.formulas import check_target
@@ -34,8 +36,12 @@ def graph_of(
     target: Any,
     batch: Batch | None = None,
     state: states.Asked | None = None,
+    *,
+    checked: bool = False,
 ) -> Graph:
-    """The program that `qjax.convert` returns, of concrete or of traced numbers. batch, state: see there.
+    """The program that `qjax.convert` returns, of concrete or of traced numbers.
+
+    batch, state: see there. checked: whether this model was converted before, so that nothing is said twice.
 
     Raises:
       ConversionError: something has no integer form.
@@ -83,9 +89,14 @@ def graph_of(
     if place is not None:
         quantized = _closed(quantized, place, names, args, traced)
     graph = assign(quantized, rounding)
-    if concrete and second is not None:
-        # Check once: `exact` converts the same model again in every trace.
+    if concrete and second is not None and not checked:
         _converts(check_any_batch, model, args, programs, sizes)
+        if 1 not in sizes and (said := said_of_one(model, args, traced.read, sizes[0])) is not None:
+            warnings.warn(
+                f"{said}. The graph does on every batch what the model does on one of {sizes[0]}. Write the model "
+                "without a case for the size of the batch; squeeze the axis that is meant, as in jnp.squeeze(x, -1).",
+                stacklevel=users_level(),
+            )
     assert graph.call is not None
     if not graph.outputs:
         raise ConversionError("The model returns nothing that depends on its arguments; a graph would be empty.")

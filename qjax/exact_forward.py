@@ -75,7 +75,7 @@ def exact(
             # The value is not differentiated. Parts of it cannot be: tables are made on the host.
             definition, variables = nnx.split(view)
             stopped = nnx.merge(definition, jax.lax.stop_gradient(variables))
-            ir = graph_of(stopped, sample_like(args, inputs), chosen, batch, state)
+            ir = graph_of(stopped, sample_like(args, inputs), chosen, batch, state, checked=True)
             arrays = jax.lax.stop_gradient(inputs_of(ir, inputs))
             own = prepare(ir)
             loops = repeats(ir, own)

@@ -138,7 +138,10 @@ def test_a_batch_that_the_model_treats_otherwise_is_refused():
 
     x = jax.random.normal(jax.random.key(0), (4, 6))
     qmodel = qjax.quantize(Squeezed(), qjax.Recipe(), x)
-    forward = qjax.exact(qmodel, x)
+    with pytest.warns(
+        UserWarning, match=r"On a batch of 1 the model returns the shape \(4,\), and on one of 4 \(4, 4\)"
+    ):
+        forward = qjax.exact(qmodel, x)
     assert forward(qmodel, x[:3]).shape == (3, 4)
     with pytest.raises(ValueError, match=r"the model returns shape \(4,\) on this batch, and its graph \(1, 4\)"):
         forward(qmodel, x[:1])

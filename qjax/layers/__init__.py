@@ -1,6 +1,6 @@
 """Flax modules, and models of other libraries, in the form that the tracer reads."""
 
-from qjax.layers.any_batch import check_any_batch, check_nothing_drawn
+from qjax.layers.any_batch import check_any_batch, check_nothing_drawn, said_of_one
 from qjax.layers.scope import instrument, module_types
 from qjax.layers.trace import Traced, TraceError, positional, trace, write_state
 
@@ -12,6 +12,7 @@ __all__ = [
     "instrument",
     "module_types",
     "positional",
+    "said_of_one",
     "trace",
     "write_state",
 ]

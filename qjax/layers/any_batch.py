@@ -1,19 +1,24 @@
 """Refuses a model whose shapes follow the batch only up to some size: `x[:100]` traced with fewer examples.
 
 The conversion compares two small batches. A slice that is longer than both does not change them, and a graph made from
-them would return what the model drops. Tracing the shapes of a large batch detects this.
+them would return what the model drops. Tracing the shapes of a large batch detects this. A batch of one detects
+`squeeze()` and `if x.shape[0] > 1`, of which the model may know nothing, so it is said, not refused.
 """
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 from flax import nnx
 
 from qjax.layers.trace import TraceError, program_of_shapes
-from qjax.tracing import Equation, Program, needed
+from qjax.tracing import Equation, Program, move_of, needed
 
 LARGE = 10_007
 """A batch that is longer than the cuts that models make, and a prime: no other axis of a model has it by chance."""
+
+_SHAPES = frozenset({"broadcast_in_dim", "slice"})
+"""Beside moves: what JAX leaves out where an axis of size 1 has that shape already, as for `ids[0]`."""
 
 _RANDOM = ("random_bits", "threefry2x32", "random_gamma", "rng_bit_generator")
 
@@ -63,6 +68,39 @@ def check_any_batch(model: nnx.Module, args: Sequence[Any], programs: Sequence[P
             if len(a) == len(b) == len(c) and any(map(lambda *axis: _stops(axis, sizes), a, b, c)):
                 few = f"{a} and {b} on batches of {sizes[0]} and {sizes[1]}"
                 raise _refused(third, f"{few} become {c} on one of {LARGE:,}")
+
+
+def said_of_one(model: nnx.Module, args: Sequence[Any], program: Program, size: int) -> str | None:
+    """What the model does on a batch of one and not on one of `size`, whose program this is; None where it is nothing.
+
+    A model that fails on a batch of one does nothing there that a graph could contradict.
+    """
+    try:
+        single = program_of_shapes(model, args, 1)
+    except TraceError:
+        return None
+    computes = zip_longest(_computing(single), _computing(program))
+    for one, more in computes:
+        if one is None or more is None or one.primitive != more.primitive:
+            kinds = " and ".join(repr(eqn.primitive) if eqn else "nothing" for eqn in (one, more))
+            place = next(eqn for eqn in (one, more) if eqn is not None).where
+            return f"On a batch of 1 the model computes other things than on one of {size} ({kinds}, at {place})"
+    shapes, others = ([x.shape for x in found.outputs] for found in (single, program))
+    for a, b in zip_longest(shapes, others):
+        if (
+            a is None
+            or b is None
+            or len(a) != len(b)
+            or any(x != y and x * size != y for x, y in zip(a, b, strict=True))
+        ):
+            return f"On a batch of 1 the model returns the shape {a}, and on one of {size} {b}"
+    return None
+
+
+def _computing(program: Program) -> list[Equation]:
+    """What computes something: JAX repeats and moves elements otherwise where an axis has size 1."""
+    found = (eqn for eqn in needed(program) if eqn.primitive not in _SHAPES)
+    return [eqn for eqn in found if len(eqn.inputs) != 1 or eqn.body is not None or move_of(eqn) is None]
 
 
 def _stops(axis: Sequence[int], sizes: Sequence[int]) -> bool:

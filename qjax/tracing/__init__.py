@@ -18,7 +18,7 @@ from qjax.tracing.rewrites.dynamic import (
     with_dynamic,
 )
 from qjax.tracing.rewrites.flags import flag_roots
-from qjax.tracing.rewrites.frozen import made_of, sunk, uses_of_parameter, without_unread
+from qjax.tracing.rewrites.frozen import made_of, move_of, sunk, uses_of_parameter, without_unread
 from qjax.tracing.rewrites.unread import needed
 from qjax.tracing.rewrites.wraps import keeps_number
 
@@ -52,6 +52,7 @@ __all__ = [
     "lost_tables",
     "made_of",
     "makes_codes",
+    "move_of",
     "needed",
     "observed",
     "product_of",

@@ -55,7 +55,7 @@ class States:
         self.uses: dict[Value, int] = {}
         self.labels: dict[Value, tuple[str, str, str | None]] = {}
         self.used_names: dict[str, int] = {}
-        self.weight_names: dict[str, list[tuple[str, ...]]] = {}
+        self.weight_names: dict[str, list[tuple[tuple[str, ...], tuple[int, ...]]]] = {}
         self.merged: dict[Place, Place] = {}
         self.unnamed: dict[Value, int] = {}
         self.casts: dict[Value, tuple[Op, Equation]] = {}
@@ -136,10 +136,13 @@ class States:
             # a constant of the program and not a parameter: each is a separate weight
             path = join(eqn.scope, f"{op.read_as or op.name}/{path}")
             signature = (str(self.unnamed.setdefault(value, len(self.unnamed))),)
+        axes = op.weight_axes(eqn, index)
         seen = self.weight_names.setdefault(path, [])
-        if signature not in seen:
-            seen.append(signature)
-        position = seen.index(signature)
+        # of two products that sum over different axes, each has its own channels
+        alike = (i for i, (form, own) in enumerate(seen) if form == signature and (own == axes or not own or not axes))
+        position = next(alike, len(seen))
+        if position == len(seen):
+            seen.append((signature, axes))
         return path if position == 0 else f"{path}#{position + 1}", path
 
     def weight_place(self, op: Op, eqn: Equation, index: int, stack: tuple[int, ...]) -> Place:

@@ -36,6 +36,9 @@ class Net(nnx.Module):
         self.dense = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
         self.other = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
         self.attention = nnx.MultiHeadAttention(2, WIDTH, decode=False, rngs=rngs)
+        self.norms = nnx.List(
+            [nnx.LayerNorm(WIDTH, rngs=rngs), nnx.RMSNorm(WIDTH, rngs=rngs), nnx.GroupNorm(WIDTH, 4, rngs=rngs)]
+        )
         self.row = nnx.Param(jax.random.normal(jax.random.key(3), (1, 1, WIDTH)))
         self.functions = functions
 
@@ -47,6 +50,28 @@ def causal(m, x, ids):
     """A mask of the data combined with a constant one of the batch's size, through floats."""
     mask = nnx.combine_masks(nnx.make_attention_mask(ids > 0, ids > 2), nnx.make_causal_mask(ids))
     return m.attention(m.table(ids), mask=mask)
+
+
+def heads(m, x, ids, *, turned, data):
+    """Attention by hand of learned rows, which every example has, and data; heads made by reshapes."""
+
+    def split(y):
+        y = y.reshape(len(x), -1, 2, WIDTH // 2)
+        return y.transpose(0, 2, 1, 3) if turned else y
+
+    rows = m.dense(jnp.broadcast_to(m.row[...] * COUNT[0, 0, :3].reshape(1, 3, 1), (len(x), 3, WIDTH)))
+    queries, keys = (m.other(x), rows) if data == "queries" else (rows, m.other(x))
+    if turned:
+        scores = split(queries) @ split(keys).swapaxes(-1, -2)
+        return jax.nn.softmax(scores / 4, axis=-1) @ split(keys)
+    scores = jnp.einsum("bqhd,bkhd->bhqk", split(queries), split(keys))
+    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores / 4, axis=-1), split(keys))
+
+
+def normalized_probe(m, x, ids):
+    """Perceiver's latents: the norm of a constant, as layers of flax."""
+    probe = jnp.tile(m.row[...], (len(x), 2, 1))
+    return sum(m.attention(norm(probe), x, x) for norm in m.norms)
 
 
 def keras_norm(m, x, ids):
@@ -118,6 +143,11 @@ MOVES: dict[str, Callable[..., Any]] = {
 
 ARITHMETIC: dict[str, Callable[..., Any]] = {
     "probe": lambda m, x, i: m.attention(jnp.tile(m.row[...], (len(x), 1, 1)), x, x),
+    "normalized probe": normalized_probe,
+    "heads of queries": functools.partial(heads, turned=False, data="keys"),
+    "heads of keys": functools.partial(heads, turned=False, data="queries"),
+    "turned heads of queries": functools.partial(heads, turned=True, data="keys"),
+    "turned heads of keys": functools.partial(heads, turned=True, data="queries"),
     "start of a state": lambda m, x, i: m.dense(jnp.zeros((len(x), WIDTH))) + m.other(x[:, 0]),
     "softmax of a constant": lambda m, x, i: m.dense(x)[:, 0] * jax.nn.softmax(jnp.ones((len(x), WIDTH)) * m.row[0]),
     # an axis of size 1 beside a wider constant

@@ -38,6 +38,49 @@ class Converting(nnx.Module):
         return self.dense(x.astype(jnp.float32))
 
 
+class Branch(nnx.Module):
+    """Has a case for the size of the batch."""
+
+    def __init__(self, size):
+        self.dense, self.size = nnx.Linear(6, 8, rngs=nnx.Rngs(0)), size
+
+    def __call__(self, x):
+        y = self.dense(x)
+        return y if len(x) > self.size else -y
+
+
+class Indexing(nnx.Module):
+    """JAX writes `x[0]` and a broadcast otherwise for a batch of one, which computes nothing else."""
+
+    def __init__(self):
+        self.dense, self.bias = nnx.Linear(6, 8, rngs=nnx.Rngs(0)), nnx.Param(jnp.ones((1, 8)))
+
+    def __call__(self, x, ids):
+        y = self.dense(x) + self.bias[...]
+        return jax.lax.dynamic_slice_in_dim(y, ids[0], 3, axis=1)
+
+
+def test_a_case_for_a_batch_of_one_is_said():
+    x = jax.random.normal(jax.random.key(0), (4, 6))
+    qmodel = qjax.quantize(Branch(1), qjax.Recipe(), x)
+    qmodel.eval()
+    with pytest.warns(UserWarning, match=r"On a batch of 1 the model computes .*'neg' and nothing, at .*messages.py"):
+        graph = qjax.convert(qmodel, x)
+    # the graph has the case of the sample
+    assert qjax.verify(graph, qmodel, [x]).exact
+    # the sample's own case is a batch of one: no graph has both
+    with pytest.raises(ConversionError, match="the model runs other operations on a batch of 1"):
+        qjax.convert(qjax.quantize(Branch(1), qjax.Recipe(), x[:1]), x[:1])
+
+
+def test_nothing_is_said_of_what_only_jax_writes_otherwise():
+    given = jax.random.normal(jax.random.key(0), (4, 6)), jnp.zeros(4, jnp.int32)
+    qmodel = qjax.quantize(Indexing(), qjax.Recipe(), given)
+    qmodel.eval()
+    graph = qjax.convert(qmodel, given)
+    assert qjax.verify(graph, qmodel, [tuple(a[:1] for a in given)]).exact
+
+
 def test_a_model_that_fails_on_twice_the_batch():
     given = jax.random.normal(jax.random.key(0), (4, 6)), jnp.eye(4)
     qmodel = qjax.quantize(Adjacency(), qjax.Recipe(), given)

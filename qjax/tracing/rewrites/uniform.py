@@ -114,7 +114,10 @@ class _Sharing:
 
 def _moves(eqn: Equation) -> bool:
     """Whether `repeats` looks through the equation by itself."""
-    return eqn.primitive in _RESHAPES or eqn.primitive in ("broadcast_in_dim", "transpose", "iota")
+    if eqn.primitive in _RESHAPES:
+        # one that splits or joins axes, as that of attention's heads, stops it
+        return moved_axes(eqn) is not None
+    return eqn.primitive in ("broadcast_in_dim", "iota")
 
 
 def _is_fixed(value: Value) -> bool:
@@ -230,6 +233,16 @@ def _concatenate(eqn: Equation, shapes: Sequence[Shape]) -> _Rule:
     return _Rule(tuple(rest), operands, lambda *parts: lax.concatenate(parts, joined))
 
 
+def _normalized(eqn: Equation, shapes: Sequence[Shape]) -> _Rule | None:
+    if "layer" not in eqn.params:
+        # found among the equations of a function, which have rules of their own
+        return None
+    known = dict(eqn.params["layer"].attributes)
+    whole = {*known["axes"], *known["feature_axes"]}
+    operand = tuple(eqn.in_shapes[0][axis] if axis in whole else n for axis, n in enumerate(shapes[0]))
+    return _Rule(operand, (operand, *eqn.in_shapes[1:]), _bound(eqn))
+
+
 _RULES: dict[str, Callable[[Equation, Sequence[Shape]], _Rule | None]] = {
     "broadcast_in_dim": _move,
     "concatenate": _concatenate,
@@ -237,8 +250,12 @@ _RULES: dict[str, Callable[[Equation, Sequence[Shape]], _Rule | None]] = {
     "embed": _embed,
     "expand_dims": _move,
     "gather": _gather,
+    "group_norm": _normalized,
+    "instance_norm": _normalized,
     "iota": _iota,
+    "layer_norm": _normalized,
     "reshape": _move,
+    "rms_norm": _normalized,
     "slice": _slice,
     "squeeze": _move,
     "transpose": _move,
