@@ -62,7 +62,8 @@ def exact(
     chosen = target or qmodel.plan.target
     check_batch("exact", batch)
     with stage("exact"), on_cpu(qmodel, args) as (near, arrays):
-        graph_of(near, arrays, chosen, batch, state)  # Report here, with concrete numbers, what cannot be converted.
+        # Report here, with concrete numbers, what cannot be converted.
+        graph_of(_stopped(near), arrays, chosen, batch, state)
 
     def forward(qmodel: QuantizedModel, *inputs: Any) -> Any:
         if not isinstance(qmodel, QuantizedModel):
@@ -72,10 +73,7 @@ def exact(
             )
         with stage("exact forward: the first call compiles"):
             view = evaluation_copy(qmodel)
-            # The value is not differentiated. Parts of it cannot be: tables are made on the host.
-            definition, variables = nnx.split(view)
-            stopped = nnx.merge(definition, jax.lax.stop_gradient(variables))
-            ir = graph_of(stopped, sample_like(args, inputs), chosen, batch, state, checked=True)
+            ir = graph_of(_stopped(view), sample_like(args, inputs), chosen, batch, state, checked=True)
             arrays = jax.lax.stop_gradient(inputs_of(ir, inputs))
             own = prepare(ir)
             loops = repeats(ir, own)
@@ -89,6 +87,12 @@ def exact(
             return jax.tree.map(with_gradient_of, surrogate, flagged)
 
     return forward
+
+
+def _stopped(qmodel: QuantizedModel) -> QuantizedModel:
+    """The model without derivatives: the graph's numbers have none, since tables are made on the host."""
+    definition, variables = nnx.split(qmodel)
+    return nnx.merge(definition, jax.lax.stop_gradient(variables))
 
 
 def _like(surrogate: jax.Array, value: jax.Array) -> jax.Array:

@@ -128,6 +128,26 @@ def test_codes_keep_their_range_where_nothing_changes_their_sign():
     assert (kernel.qmin, kernel.qmax) == (-128, 127)
 
 
+class Entropy(nnx.Module):
+    """Its tables are made on the host; a matrix of literals is the weight of a second product."""
+
+    def __init__(self) -> None:
+        self.dense = nnx.Linear(6, 4, rngs=nnx.Rngs(0))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = self.dense(x) @ jnp.linalg.inv(jnp.eye(4) * 2)
+        return -jnp.sum(jax.nn.softmax(y) * jax.nn.log_softmax(y), axis=-1)
+
+
+def test_made_within_a_gradient():
+    x = jax.random.normal(jax.random.key(0), (4, 6))
+    qmodel = qjax.quantize(Entropy(), qjax.Recipe(), x)
+    forward = qjax.exact(qmodel, x)
+    outside = nnx.grad(lambda m: forward(m, x).sum())(qmodel)
+    inside = nnx.grad(lambda m: qjax.exact(m, x)(m, x).sum())(qmodel)
+    assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(outside), jax.tree.leaves(inside), strict=True))
+
+
 def test_a_batch_that_the_model_treats_otherwise_is_refused():
     class Squeezed(nnx.Module):
         def __init__(self) -> None:

@@ -7,6 +7,7 @@ with numpy.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -52,7 +53,7 @@ def derived(
     parts = [_split(case) for case in cases]
     kinds: dict[Any, list[int]] = {}
     for position, (key, arrays, _) in enumerate(parts):
-        flat = bool(arrays) and elementwise(cases[position]) and _length(arrays) is not None
+        flat = bool(arrays) and elementwise(cases[position]) and _length(arrays) is not None and not _has_vector(key)
         shapes = tuple((array.ndim if flat else array.shape, str(array.dtype)) for array in arrays)
         kinds.setdefault((key, shapes, flat) if arrays else position, []).append(position)
     results: list[Any] = [None] * len(cases)
@@ -79,6 +80,16 @@ def _length(arrays: Sequence[Any]) -> int | None:
     """The size of the vectors among scalars and vectors of one size; None for anything else."""
     shapes = {tuple(array.shape) for array in arrays} - {()}
     return next(iter(shapes))[0] if len(shapes) == 1 and len(next(iter(shapes))) == 1 else None
+
+
+def _has_vector(key: Any) -> bool:
+    """Whether the case holds a vector that is not traced, which fits one case and not a longer one."""
+    if not isinstance(key, tuple):
+        return False
+    parts: tuple[Any, ...] = key
+    if len(parts) == 4 and isinstance(parts[3], bytes):
+        return math.prod(parts[2]) > 1
+    return any(_has_vector(part) for part in parts)
 
 
 @dataclasses.dataclass(frozen=True)

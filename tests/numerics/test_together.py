@@ -79,6 +79,18 @@ def test_vectors_of_several_sizes_are_one_computation_where_elements_are_indepen
         assert np.array_equal(found["low"], wanted["low"])
 
 
+def test_a_known_vector_is_not_joined_with_longer_ones():
+    known = numbers(4, seed=3)
+    scales = [numbers(4, seed=20 + i) for i in range(2)]
+
+    def run(scales):
+        return [
+            found for found, _ in derived(quotients([]), [Case(s, known, ()) for s in scales], alive, lambda _: True)
+        ]
+
+    assert_equal(jax.jit(run)(scales), run(scales))
+
+
 def test_kinds_that_differ_in_their_first_part_alone_are_one_behind_it():
     biases = [numbers(size, seed=size) for size in (7, 2, 7, 3)]
     scales = [numbers(seed=20 + i) for i in range(4)]
