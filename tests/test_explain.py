@@ -150,3 +150,11 @@ def test_a_fourier_transform_is_named_where_its_input_becomes_complex() -> None:
         qjax.ConversionError, match=r"test_explain.py:\d+.*a Fourier transform's first step.*constant matrix"
     ):
         qjax.convert(qmodel, X)
+
+
+@pytest.mark.filterwarnings("ignore:quantize. the model trains, but convert will refuse it")
+def test_a_float_that_becomes_an_integer_is_a_count_of_edges() -> None:
+    x = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
+    qmodel = qjax.quantize(Searching(lambda x: jnp.floor(x * 4).astype(jnp.int32)), qjax.Recipe(), x)
+    with pytest.raises(qjax.ConversionError, match=r"no cast makes it an integer. .* count of edges: jnp.sum\(x"):
+        qjax.convert(qmodel, x)

@@ -31,6 +31,10 @@ _PRODUCT = (
 _MEMBERS = "A graph runs on one machine: take sums over devices out of what is converted."
 _LOGITS = "Return the numbers that go into it (the logits), and take it, or the loss, of the dequantized outputs."
 _EDGES = "Count how many edges lie below the number: jnp.sum(x[..., None] >= edges, axis=-1)."
+_WHOLE = (
+    "In a graph a float is a code with a scale, so no cast makes it an integer. The index of a bin is a count of "
+    "edges: jnp.sum(x[..., None] >= edges, axis=-1). Whole numbers that may stay floats are jnp.floor(x), jnp.round(x)."
+)
 _KNOTS = (
     "Write it piece by piece in a Python loop, which becomes one table: "
     "y = jnp.where(x < knot, y, value + slope * (x - knot)) for every knot."
@@ -98,6 +102,8 @@ def cures_of(eqn: Equation) -> tuple[str, str]:
     first = _CURES.get(eqn.function or eqn.primitive, _UNSIGNED if unsigned else _STATISTICS)
     if _becomes_complex(eqn):
         first = _FREQUENCY
+    elif eqn.primitive == "convert_element_type" and eqn.inputs[0].is_float and not eqn.outputs[0].is_float:
+        first = _WHOLE
     return first, second
 
 
