@@ -17,6 +17,7 @@ from qjax.numerics.fake_quant import fake_quant_codes, lsq_gradient_scale
 from qjax.numerics.input_quantization import InputQuantization
 from qjax.numerics.learned_scale import learned_scale
 from qjax.numerics.packing import packed, unpacked
+from qjax.numerics.qparams import zero_point_for
 from qjax.numerics.rounding import Rounding
 from qjax.ops import Quantized
 
@@ -92,7 +93,7 @@ def _quantized(
     spec = quantizer.spec
     qparams = quantizer.qparams(params, x)
     scale = broadcast_to_tensor(qparams.scale, spec, x.shape)
-    zero_point = broadcast_to_tensor(qparams.zero_point, spec, x.shape)
+    zero_point = zero_point_for(qparams, x.shape)
     if spec.per_tensor:
         scale, zero_point = scale.reshape((1,) * x.ndim), zero_point.reshape((1,) * x.ndim)
     sharing = max(1, math.prod(quantizer.shape) // max(1, math.prod(np.shape(qparams.scale))))

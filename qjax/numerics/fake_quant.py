@@ -31,6 +31,7 @@ from qjax.numerics.affine import (
 from qjax.numerics.gradients import Gradient, Rule, rule_of
 from qjax.numerics.input_quantization import InputQuantization
 from qjax.numerics.learned_scale import learned_scale, log2_scale_of, pact_scale, power_of_two_scale
+from qjax.numerics.qparams import zero_point_for
 from qjax.numerics.rounding import Rounding
 from qjax.numerics.unfused import unfused
 
@@ -71,7 +72,7 @@ def fake_quant(
     """
     x, spec = float_tensor(x), qparams.spec
     scale = broadcast_to_tensor(qparams.scale, spec, x.shape)
-    zero_point = broadcast_to_tensor(qparams.zero_point, spec, x.shape)
+    zero_point = zero_point_for(qparams, x.shape)
     rule = (
         spec.qmin,
         spec.qmax,

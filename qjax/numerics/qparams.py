@@ -110,6 +110,17 @@ def broadcast_to_tensor(param: jax.Array, spec: QSpec, shape: tuple[int, ...]) -
     return jnp.reshape(repeated, (*sizes[: after - 1], shape[after - 1], *sizes[after:]))
 
 
+def zero_point_for(qparams: QParams, shape: tuple[int, ...]) -> jax.Array:
+    """The zero point, ready to broadcast against a tensor of that shape, as `broadcast_to_tensor` gives it.
+
+    Of a symmetric spec it is 0, here as a constant: the bounds of the codes are then two numbers, and not vectors that
+    every element reads.
+    """
+    if qparams.spec.symmetric and jnp.issubdtype(qparams.zero_point.dtype, jnp.integer):
+        return jnp.zeros((1,) * len(shape), jnp.int32)
+    return broadcast_to_tensor(qparams.zero_point, qparams.spec, shape)
+
+
 def as_float32(value: Any) -> jax.Array | np.ndarray:
     """A traced value as a float32 tracer, a concrete one as a numpy array to check."""
     array = value if traced(value) else np.asarray(value)

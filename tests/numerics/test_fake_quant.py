@@ -102,6 +102,22 @@ def test_any_spec_dequantizes_its_codes(spec):
     assert np.array_equal(np.asarray(fake_quant(x, qparams)), np.asarray(dequantize(quantize(x, qparams), qparams)))
 
 
+@pytest.mark.parametrize("gradient", ["ste", "lsq", "pact"])
+def test_no_element_reads_the_zero_point_of_a_symmetric_spec(gradient):
+    spec = QSpec(bits=8, axis=-1)
+    x, scale, zero_point = jnp.linspace(-9, 9, 24).reshape(4, 6), jnp.full(6, 0.05), jnp.zeros(6, jnp.int32)
+
+    def both(x, scale, zero_point):
+        value, pull = jax.vjp(lambda x, s: fake_quant(x, QParams(s, zero_point, spec), gradient=gradient), x, scale)
+        return value, pull(jnp.ones_like(x))
+
+    jaxpr = jax.make_jaxpr(both)(x, scale, zero_point).jaxpr
+    assert not any(jaxpr.invars[2] in eqn.invars for eqn in jaxpr.eqns)
+    value, _ = jax.jit(both)(x, scale, zero_point)
+    params = QParams(scale, zero_point, spec)
+    assert np.array_equal(value, dequantize(quantize(x, params), params))
+
+
 def test_a_sum_with_the_values_is_not_fused():
     rng = np.random.default_rng(2)
     x, y = rng.normal(size=(2, 1 << 17)).astype(np.float32)
