@@ -104,8 +104,8 @@ def activations_in_steps(qmodel: qjax.QuantizedModel, images: np.ndarray) -> His
     twin_model = make(rngs=nnx.Rngs(0))
     nnx.update(twin_model, nnx.state(qmodel.model))
     twin = qjax.quantize(twin_model, recipe, images)
-    for name in weights:
-        twin.quantizers[name] = qmodel.quantizers[name]
+    known = qmodel.quantizers.named()
+    twin.quantizers.write({name: known[name] for name in weights})
     twin.eval()
     fine = twin.qparams()
     _, codes = nnx.jit(lambda model, x: model.codes(x))(twin, images)

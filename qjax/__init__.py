@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from qjax.numerics.fake_quant import fake_quant
     from qjax.problems import Unsupported
     from qjax.progress import show_progress
-    from qjax.qmodel import QuantizedModel, QuantParam, QuantStat
+    from qjax.qmodel import QuantizedModel
+    from qjax.quantizer_numbers import QuantParam, QuantStat
     from qjax.recipe import FLOAT, Dynamic, Override, Recipe, WeightFormat, integers
     from qjax.reporting.node_data import node_data
     from qjax.reporting.report import report
@@ -117,7 +118,8 @@ _HOMES = {
     "numerics.fake_quant": ("fake_quant",),
     "problems": ("Unsupported",),
     "progress": ("show_progress",),
-    "qmodel": ("QuantParam", "QuantStat", "QuantizedModel"),
+    "qmodel": ("QuantizedModel",),
+    "quantizer_numbers": ("QuantParam", "QuantStat"),
     "recipe": ("FLOAT", "Dynamic", "Override", "Recipe", "WeightFormat", "integers"),
     "reporting.node_data": ("node_data",),
     "reporting.report": ("report",),

@@ -83,6 +83,7 @@ def calibrate(
     parameters = jax.tree.leaves(state)
     made = frozenset(name for name, kind in kinds.items() if kind == "weight" and name not in inputs_of)
     weights = weights_of(state, arrays, rest, made) if made else {}
+    found: dict[str, dict[str, Any]] = {}
     for name, q in plan.quantizers:
         try:
             if kinds[name] == "weight":
@@ -93,14 +94,14 @@ def calibrate(
             else:
                 qparams = _finish(observers[name], jax.tree.map(np.asarray, seen[name]), q)
                 powers = [noise.of_activation(np.asarray(x), qparams) for x in samples[name]]
-            values = q.init(qparams)
+            found[name] = q.init(qparams)
         except ValueError as error:
             faults = parameter_faults(qmodel)
             cause = f" Parameters that are not finite: {'; '.join(faults)}." if faults else ""
             raise ValueError(f"Quantizer {name!r}: {error}{cause}") from error
         if name not in exponents or not _warned_of_steps(places[name], q, qparams):
             _warn_of_noise(places[name], q, powers)
-        _write(qmodel, name, values)
+    qmodel.quantizers.write(found)
 
 
 def calibrate_weights(qmodel: QuantizedModel, args: tuple[Any, ...], chosen: Callable[[str], bool]) -> None:
@@ -116,17 +117,11 @@ def calibrate_weights(qmodel: QuantizedModel, args: tuple[Any, ...], chosen: Cal
     weights = _compiled(_Watched(graphdef, plan, tuple(observers.items())))[1](
         state, *split_arguments(args), frozenset(names)
     )
+    found: dict[str, dict[str, Any]] = {}
     for name in names:
         q = plan.by_name[name]
-        values = q.init(_of_weight(q, np.asarray(next(iter(weights[name].values()))), observers[name]))
-        _write(qmodel, name, values)
-
-
-def _write(qmodel: QuantizedModel, name: str, values: dict[str, Any]) -> None:
-    module = qmodel.quantizers[name]
-    for key, value in values.items():
-        variable = getattr(module, key)
-        variable[...] = jnp.asarray(value, variable[...].dtype)
+        found[name] = q.init(_of_weight(q, np.asarray(next(iter(weights[name].values()))), observers[name]))
+    qmodel.quantizers.write(found)
 
 
 _Searched = tuple[QParams, list[tuple[float, float]]]

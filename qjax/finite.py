@@ -29,9 +29,10 @@ def check_finite(what: str, qmodel: QuantizedModel, traced: Traced) -> None:
     ):
         if constant and value in read:
             faults += _fault(name, array, infinite=name in finite)
-    for name, state in qmodel.quantizers.items():
-        for key, array in state.values().items():
-            faults += _fault(f"quantizer {name}, {key}", array, infinite=True)
+    if not any(isinstance(x, Tracer) for x in jax.tree.leaves(nnx.state(qmodel.quantizers))):
+        for name, numbers in qmodel.quantizers.named().items():
+            for key, array in numbers.items():
+                faults += _fault(f"quantizer {name}, {key}", array, infinite=True)
     if faults:
         raise ValueError(
             f"{what}: expected finite parameters, got {'; '.join(faults)}. Go back to an earlier checkpoint, and find "

@@ -32,7 +32,8 @@ from qjax.on_cpu import on_cpu
 from qjax.ops import backend
 from qjax.profiles import Profile, Verdict, Violation
 from qjax.progress import stage, track
-from qjax.qmodel import Plan, QuantizedModel, QuantizerState, check_quantized, evaluation_copy, unquantized
+from qjax.qmodel import Plan, QuantizedModel, check_quantized, evaluation_copy, unquantized
+from qjax.quantizer_numbers import QuantizerNumbers
 from qjax.recipe import Recipe
 from qjax.runtimes.comparing import against_runtimes, check_runtimes
 from qjax.tracing import Annotation, Place, dynamic_products, lost_tables, said
@@ -117,8 +118,8 @@ def quantize(model: nnx.Module, recipe: Recipe, sample: Any, *, progress: bool |
 
 def with_plan(instrumented: nnx.Module, plan: Plan) -> QuantizedModel:
     """An instrumented model with the quantizers of a plan, whose scales are still to be calibrated or loaded."""
-    states = {name: QuantizerState(q, _placeholder(q)) for name, q in plan.quantizers}
-    return QuantizedModel(instrumented, plan, states)
+    values = {name: _placeholder(q) for name, q in plan.quantizers}
+    return QuantizedModel(instrumented, plan, QuantizerNumbers(plan.by_name, values))
 
 
 def convert(

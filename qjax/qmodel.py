@@ -14,7 +14,7 @@ from jax.core import Tracer
 from qjax import profiles
 from qjax.assign.backend import target_of
 from qjax.batches import brief, refuse_trace, traced_message
-from qjax.calibration.learned import Quantizer, with_scales
+from qjax.calibration.learned import Quantizer
 from qjax.call import Call
 from qjax.compiled_call import compiled
 from qjax.fingerprint import compare, fingerprint, rows
@@ -24,6 +24,7 @@ from qjax.numerics.input_quantization import InputQuantization
 from qjax.ops import Quantized
 from qjax.places import ancestors
 from qjax.progress import stage
+from qjax.quantizer_numbers import QuantizerNumbers
 from qjax.recipe import Dynamic, Recipe, WeightFormat
 from qjax.summary import Summary, quantizer_table
 from qjax.tracing import (
@@ -42,27 +43,6 @@ from qjax.tracing import (
 )
 
 ModuleT = TypeVar("ModuleT", bound=nnx.Module)
-
-
-class QuantParam(nnx.Param):
-    """A number of a quantizer that training moves: the logarithm of a scale, a zero point, a threshold."""
-
-
-class QuantStat(nnx.Variable):
-    """A number of a quantizer that only calibration moves."""
-
-
-class QuantizerState(nnx.Module):
-    """The numbers of one quantizer."""
-
-    def __init__(self, quantizer: Quantizer, values: Mapping[str, Any]) -> None:
-        for name, value in values.items():
-            kind = QuantParam if name in quantizer.learned else QuantStat
-            setattr(self, name, kind(jnp.asarray(value)))
-
-    def values(self) -> dict[str, Any]:
-        """The arrays by name."""
-        return {name: value[...] for name, value in vars(self).items() if isinstance(value, nnx.Variable)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,10 +202,10 @@ class QuantizedModel(nnx.Module):
     post_training_report: Any = None
     """What `qjax.post_training` did, step by step; None for a model that it did not make."""
 
-    def __init__(self, model: nnx.Module, plan: Plan, quantizers: Mapping[str, QuantizerState]) -> None:
+    def __init__(self, model: nnx.Module, plan: Plan, quantizers: QuantizerNumbers) -> None:
         self.model = model
         self.plan = plan
-        self.quantizers = nnx.Dict(dict(quantizers))
+        self.quantizers = quantizers
         self.fingerprint = fingerprint(plan.by_name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -291,8 +271,7 @@ class QuantizedModel(nnx.Module):
     def quantizer_values(self) -> dict[str, dict[str, Any]]:
         """name -> the arrays that a quantizer works with, learned scales as scales."""
         self.check_state()
-        own = {name: self.quantizers[name].values() for name, _ in self.plan.quantizers}
-        return with_scales(dict(self.plan.quantizers), own)
+        return self.quantizers.ready(self.plan.by_name)
 
     def check_state(self) -> None:
         """Raise ValueError where the model's numbers were restored from a state of another plan; outside of `jit`."""

@@ -120,7 +120,7 @@ def test_training_leaves_the_original_alone_and_moves_the_copy():
     assert last < first
     assert_same(before, host(nnx.state(model)))
     after = host(nnx.state(qmodel))
-    for path in (("model", "stem", "kernel"), ("model", "bn", "mean"), ("quantizers", "head", "log2_scale")):
+    for path in (("model", "stem", "kernel"), ("model", "bn", "mean"), ("quantizers", "learned_log2_scale")):
         a, b = start, after
         for key in path:
             a, b = a[key], b[key]
@@ -133,7 +133,7 @@ def test_evaluation_and_calibration_move_no_state_of_the_model(qmodel):
     before = host(nnx.state(model))
     qjax.calibrate(model, [IMAGES * 3, IMAGES])
     assert_same(before["model"], host(nnx.state(model))["model"])
-    assert not np.array_equal(before["quantizers"]["input"]["log2_scale"][...], model.quantizers.input.log2_scale[...])
+    assert not np.array_equal(before["quantizers"]["learned_log2_scale"][...], model.quantizers.learned_log2_scale[...])
     calibrated = host(nnx.state(model))
     model.eval()
     model(IMAGES)

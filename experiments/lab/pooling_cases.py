@@ -4,7 +4,6 @@ import dataclasses
 import functools
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -152,9 +151,8 @@ def graph(case: Case, target: str) -> qjax.IntegerGraph:
     """The operation under a target, on the scales and zero points of the case."""
     qmodel, sample = _quantized(case.op, case.size, target)
     # in the order of the tensors; a target that keeps a pool's grid has one quantizer for both
-    for state, scale in zip(qmodel.quantizers.values(), case.scales, strict=case.op == "add"):
-        state.scale[...] = jnp.float32(scale)
-        state.zero_point[...] = jnp.int32(case.zero_point)
+    pairs = zip(qmodel.quantizers, case.scales, strict=case.op == "add")
+    qmodel.quantizers.write({name: {"scale": scale, "zero_point": case.zero_point} for name, scale in pairs})
     return qjax.convert(qmodel, sample)
 
 

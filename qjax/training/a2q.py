@@ -117,9 +117,7 @@ class AccumulatorConstraint:
                 ready = with_scales({name: quantizer}, {name: values})[name]
                 error = np.asarray(_error(w, ready, limit, quantizer, axes, self.plus))
                 best, least = np.where(error < least, scale, best), np.minimum(error, least)
-            for key, value in quantizer.init(first.replace(scale=jnp.asarray(best))).items():
-                variable = getattr(qmodel.quantizers[name], key)
-                variable[...] = jnp.asarray(value, variable[...].dtype)
+            qmodel.quantizers.write({name: quantizer.init(first.replace(scale=jnp.asarray(best)))})
         self.project(qmodel)
 
     def norms(self, qmodel: QuantizedModel) -> dict[str, jax.Array]:

@@ -5,10 +5,12 @@ from collections.abc import Hashable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from qjax.qmodel import QuantizedModel, QuantParam, check_quantized
+from qjax.qmodel import QuantizedModel, check_quantized
+from qjax.quantizer_numbers import QuantParam
 
 LEARNING_RATE = 4e-3
 """Of Adam, as a part of the size of each tensor."""
@@ -74,7 +76,7 @@ def optimizer(
     kinds: dict[Hashable, optax.GradientTransformation] = {
         "weight": adam(learning_rate, size, *decay),
         "logarithm": adam(learning_rate * scale_rate),
-        "quantizer": adam(learning_rate * scale_rate, size),
+        "quantizer": adam(learning_rate * scale_rate, optax.stateless(_times_size)),
     }
     of_quantizers = paths_of(qmodel, QuantParam)
 
@@ -82,9 +84,14 @@ def optimizer(
         names = names_of(path)
         if not is_within(names, of_quantizers):
             return "weight"
-        return "logarithm" if any(name.startswith("log2") for name in names) else "quantizer"
+        return "logarithm" if any(name.startswith("learned_log2") for name in names) else "quantizer"
 
     return optax.multi_transform(kinds, lambda params: jax.tree.map_with_path(kind, params))
+
+
+def _times_size(updates: Any, params: Any) -> Any:
+    """Each element times its own size: a vector holds the numbers of many quantizers."""
+    return jax.tree.map(lambda step, x: step * jnp.maximum(jnp.abs(x), _SMALLEST_SIZE), updates, params)
 
 
 def paths_of(module: nnx.Module, kind: type[nnx.Variable[Any]]) -> set[tuple[str, ...]]:

@@ -15,7 +15,8 @@ from qjax.fingerprint import fingerprint
 from qjax.layers import Traced, trace
 from qjax.layers.frozen import frozen_parameters
 from qjax.ops.frozen import Move, moved_back
-from qjax.qmodel import Plan, QuantizedModel, QuantizerState, check_quantized, evaluation_copy
+from qjax.qmodel import Plan, QuantizedModel, check_quantized, evaluation_copy
+from qjax.quantizer_numbers import QuantizerNumbers
 from qjax.tracing import Adapter, Program, Value, adapter_of, joined, uses_of_parameter
 from qjax.training.frozen import thaw_base
 
@@ -55,7 +56,7 @@ def merge_adapters(qmodel: QuantizedModel, sample: Any) -> QuantizedModel:
         variable[...] = jnp.zeros_like(variable[...])
     states = _carried(merged, raw, plan)
     merged.plan = dataclasses.replace(plan, adapters="merged", **states.pop("plan"))
-    merged.quantizers = nnx.Dict(states.pop("quantizers"))
+    merged.quantizers = QuantizerNumbers(merged.plan.by_name, states.pop("quantizers"))
     merged.fingerprint = fingerprint(merged.plan.by_name)
     if plan.adapters == "beside":
         calibrate_weights(merged, args, lambda name: name.partition("#")[0] in changed)
@@ -166,7 +167,6 @@ def _carried(model: QuantizedModel, raw: Traced, plan: Plan) -> dict[str, Any]:
         "observers": tuple((name, observers[source]) for name, source in chosen.items()),
         "shared": frozenset(name for name, source in chosen.items() if source in plan.shared),
     }
-    states = {
-        name: QuantizerState(plan.by_name[source], model.quantizers[source].values()) for name, source in chosen.items()
-    }
-    return {"plan": fields, "quantizers": states}
+    known = model.quantizers.named()
+    values = {name: known[source] for name, source in chosen.items()}
+    return {"plan": fields, "quantizers": values}

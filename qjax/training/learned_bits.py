@@ -19,7 +19,8 @@ from jax import lax
 from qjax.batches import arguments_of, batch_size
 from qjax.calibration.learned import Quantizer
 from qjax.ops import Quantized
-from qjax.qmodel import QuantizedModel, QuantParam, check_quantized, evaluation_copy
+from qjax.qmodel import QuantizedModel, check_quantized, evaluation_copy
+from qjax.quantizer_numbers import QuantParam
 from qjax.tracing import Evaluation, Place
 from qjax.training.adam import is_within, names_of, paths_of
 from qjax.training.dropped_bits import bounds, most, quantized, used

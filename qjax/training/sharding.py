@@ -1,8 +1,8 @@
-"""Where the arrays of a quantized model are placed on a mesh of devices: scales follow their weights.
+"""Where the arrays of a quantized model are placed on a mesh of devices.
 
-The placement does not change the result of a program under `jit`; XLA adds the communication. If a weight is split
-along its output channels, its per-channel scales are split in the same way, and so are the optimizer's moments of both.
-Everything else (per-tensor scales, zero points, batch norm, counters) is replicated, so all devices round alike.
+The placement does not change the result of a program under `jit`; XLA adds the communication. The optimizer's moments
+go with their parameters. The numbers of quantizers are one vector of each kind and small: every device holds all of
+them, so all devices round alike. Batch norm and counters are replicated as well.
 """
 
 import re
@@ -25,7 +25,7 @@ def shardings(state: Any, qmodel: QuantizedModel, mesh: Mesh, rules: Mapping[str
 
     Args:
       state: the state of the quantized model, or of a tuple with its optimizer.
-      qmodel: tells the quantizers of weights, and along which axes they have scales.
+      qmodel: tells the parameters, for messages.
       mesh: the devices. Batches are split along an axis of it by whoever feeds them.
       rules: path of a parameter in the user's model (a regular expression that must match in full) -> its spec. The
         last rule that matches wins; None, or no rule, is data parallelism: everything is replicated.
@@ -45,17 +45,6 @@ def shardings(state: Any, qmodel: QuantizedModel, mesh: Mesh, rules: Mapping[str
                 found = spec
         return found
 
-    def of_quantizer(name: str, rank: int) -> PartitionSpec:
-        quantizer = qmodel.plan.by_name.get(name)
-        if quantizer is None or quantizer.spec.per_tensor or rank == 0:
-            return PartitionSpec()
-        weight, layers = tuple(spec_of(name)), len(quantizer.stack)
-        # In a scan the weight and its scale have the layers as leading axes.
-        axes = [*range(layers), *(layers + axis for axis in quantizer.spec.param_axes(len(quantizer.shape)))]
-        if quantizer.spec.group_size is not None or len(axes) != rank:
-            return PartitionSpec()
-        return PartitionSpec(*(weight[axis] if axis < len(weight) else None for axis in axes))
-
     def place(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
         keys = [str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path]
         name = "/".join(keys).removesuffix("/value")
@@ -64,8 +53,6 @@ def shardings(state: Any, qmodel: QuantizedModel, mesh: Mesh, rules: Mapping[str
         spec = PartitionSpec()
         if start is not None and keys[start] == "model":
             spec = spec_of("/".join(keys[start + 1 :]).removesuffix("/value"))
-        elif start is not None:
-            spec = of_quantizer(keys[start + 1], len(leaf.shape))
         return NamedSharding(mesh, _checked(name, spec, leaf.shape, mesh))
 
     found = jax.tree_util.tree_map_with_path(place, state)

@@ -16,15 +16,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from qjax.calibration.learned import Quantizer, with_scales
 from qjax.numerics.affine import QParams, broadcast_to_tensor, centered_bounds, round_to_grid
 from qjax.numerics.rounding import Rounding
 from qjax.ops.conv import Conv
 from qjax.qmodel import QuantizedModel
+from qjax.quantizer_numbers import OneArray
 from qjax.tracing import Equation, Evaluation, Place, Program, Taps, Value
-from qjax.training.parts import Part, Stacks, quantizer_of, split
+from qjax.training.parts import Stacks, quantizer_of, split
 
 Grid = dict[str, Any]
 """scale: as the quantizer keeps it. low, high: float32, the least and the greatest code without the zero point. on:
@@ -62,9 +62,8 @@ def set_qparams(qmodel: QuantizedModel, name: str, qparams: QParams) -> QParams:
     by_name = qmodel.plan.by_name
     base, index = split(name, by_name)
     for key, value in quantizer_of(by_name, name).init(qparams).items():
-        variable: nnx.Variable[Any] = getattr(qmodel.quantizers[base], key)
-        part = Part(variable, index) if index else variable
-        part[...] = jnp.asarray(value, variable[...].dtype)
+        array: OneArray = getattr(qmodel.quantizers[base], key)
+        array[index or ...] = value
     return qparams_of(qmodel, name)
 
 

@@ -15,7 +15,8 @@ from qjax.calibration.weights import weight_qparams
 from qjax.fingerprint import fingerprint
 from qjax.numerics.affine import QParams, choose_qparams
 from qjax.places import ancestors
-from qjax.qmodel import QuantizedModel, QuantizerState
+from qjax.qmodel import QuantizedModel
+from qjax.quantizer_numbers import QuantizerNumbers
 from qjax.recipe import Override, Recipe
 
 MARGIN = 2.0
@@ -45,8 +46,10 @@ def set_bits(
 def replace_quantizers(qmodel: QuantizedModel, changed: Mapping[str, tuple[Quantizer, QParams]]) -> None:
     """Give a model other quantizers with these quantization parameters, in place."""
     plan, kinds = qmodel.plan, kinds_of(qmodel)
-    for name, (q, qparams) in changed.items():
-        qmodel.quantizers[name] = QuantizerState(q, q.init(qparams))
+    values: dict[str, Mapping[str, Any]] = {
+        **qmodel.quantizers.named(),
+        **{name: q.init(qparams) for name, (q, qparams) in changed.items()},
+    }
 
     def observer(name: str, known: Any) -> Any:
         return known if name not in changed else "minmax" if kinds[name] == "weight" else MinMax()
@@ -54,6 +57,7 @@ def replace_quantizers(qmodel: QuantizedModel, changed: Mapping[str, tuple[Quant
     quantizers = tuple((name, changed[name][0] if name in changed else q) for name, q in plan.quantizers)
     observers = tuple((name, observer(name, known)) for name, known in plan.observers)
     qmodel.plan = dataclasses.replace(plan, quantizers=quantizers, observers=observers)
+    qmodel.quantizers = QuantizerNumbers(qmodel.plan.by_name, values)
     qmodel.fingerprint = fingerprint(qmodel.plan.by_name)
 
 

@@ -64,7 +64,7 @@ def test_the_first_step_is_a_part_of_each_tensors_size(factor):
     size = float(np.sqrt(np.mean(np.square(numbers(qmodel)["model/a/kernel"]))))
     found = moved(qmodel, optimizer(qmodel, 100, learning_rate=1e-2))
     assert found["model/a/kernel"] == pytest.approx(1e-2 * size, rel=1e-3)
-    assert found["quantizers/a/kernel/log2_scale"] == pytest.approx(1e-2, rel=1e-3)
+    assert found["quantizers/learned_log2_scale"] == pytest.approx(1e-2, rel=1e-3)
 
 
 @pytest.mark.parametrize("method", ["lsq", "lsq_plus", "pact", "tqt"])

@@ -144,6 +144,7 @@ def test_dampening_is_the_distance_to_the_grid_and_its_gradient_is_the_way_there
             np.testing.assert_allclose(gradient.model.first.kernel[...], expected, rtol=0, atol=1e-6)
             assert gradient.model.first.kernel[0, 0] == 0
     np.testing.assert_allclose(float(loss), total, rtol=1e-5)
-    scales = [leaf for name in NAMES for leaf in jax.tree.leaves(gradient.quantizers[name])]
+    by_name = qmodel.quantizers.named(gradient.quantizers)
+    scales = [by_name[name]["log2_scale"] for name in NAMES]
     assert scales
     assert all(not np.any(leaf) for leaf in scales)

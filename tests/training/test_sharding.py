@@ -103,9 +103,8 @@ def test_an_optimizers_moments_go_with_what_they_belong_to(
         for name, spec in (
             ("model/up/kernel", P(None, "model")),
             ("model/up/bias", P("model")),
-            ("quantizers/up/kernel/log2_scale", P("model")),
         )
-    } | {"0/quantizers/up/kernel/zero_point": P("model")}
+    }
 
 
 def test_later_rules_win(qmodel: qjax.QuantizedModel, mesh: jax.sharding.Mesh) -> None:

@@ -1,0 +1,260 @@
+"""The numbers of all quantizers of a model, each kind in one vector.
+
+Flax walks through every module and every variable of a model in each call of a transform. A quantizer has two numbers
+or more, and a network has hundreds of quantizers. With a variable for each, this walk took longer than a step on a fast
+device. So all learned logarithms of scales are one variable, all zero points that stay another, and so on.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.core import Tracer
+
+from qjax.calibration.estimators import LSQ
+from qjax.calibration.learned import Quantizer
+from qjax.numerics.learned_scale import learned_scale
+from qjax.numerics.packing import unpacked
+
+_LEARNED = "learned_"
+
+
+class QuantParam(nnx.Param):
+    """Numbers of quantizers that training moves: the logarithms of scales, zero points, thresholds."""
+
+
+class QuantStat(nnx.Variable):
+    """Numbers of quantizers that only calibration moves."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Entry:
+    """The place of one quantizer's array in a vector."""
+
+    name: str
+    start: int
+    shape: tuple[int, ...]
+
+    @property
+    def end(self) -> int:
+        return self.start + math.prod(self.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Group:
+    """A vector: the attribute that holds it, what it holds, and whose; entries of one size are neighbours."""
+
+    attribute: str
+    key: str
+    dtype: str
+    entries: tuple[_Entry, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Layout:
+    """Where every number is. Equal ones are compared by their groups, and hashed once."""
+
+    names: tuple[str, ...]
+    groups: tuple[_Group, ...]
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash((self.names, self.groups))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Layout):
+            return False
+        return self is other or (self.names, self.groups) == (other.names, other.groups)
+
+    @functools.cached_property
+    def places(self) -> Mapping[str, Mapping[str, tuple[str, _Entry]]]:
+        """Quantizer -> name of an array -> the attribute and the place in it."""
+        found: dict[str, dict[str, tuple[str, _Entry]]] = {name: {} for name in self.names}
+        for group in self.groups:
+            for entry in group.entries:
+                found[entry.name][group.key] = group.attribute, entry
+        return found
+
+
+def _layout(quantizers: Mapping[str, Quantizer], values: Mapping[str, Mapping[str, Any]]) -> _Layout:
+    kinds: dict[tuple[str, str, str], list[tuple[str, tuple[int, ...]]]] = {}
+    for name, quantizer in quantizers.items():
+        for key, value in values[name].items():
+            attribute = _LEARNED + key if key in quantizer.learned else key
+            kind = attribute, key, str(jnp.asarray(value).dtype)
+            kinds.setdefault(kind, []).append((name, tuple(np.shape(value))))
+    attributes = [attribute for attribute, _, _ in kinds]
+    groups: list[_Group] = []
+    for (attribute, key, dtype), members in sorted(kinds.items()):
+        end = 0
+        entries: list[_Entry] = []
+        for name, shape in sorted(members, key=lambda member: math.prod(member[1])):
+            entries.append(_Entry(name, end, shape))
+            end = entries[-1].end
+        unique = attribute if attributes.count(attribute) == 1 else f"{attribute}_{dtype}"
+        groups.append(_Group(unique, key, dtype, tuple(entries)))
+    return _Layout(tuple(quantizers), tuple(groups))
+
+
+class QuantizerNumbers(nnx.Module):
+    """The numbers of all quantizers: a variable for each kind, of which `numbers[name]` shows one quantizer's part.
+
+    What training moves is a `QuantParam` ("learned_log2_scale"), what only calibration moves a `QuantStat`
+    ("zero_point").
+    """
+
+    def __init__(self, quantizers: Mapping[str, Quantizer], values: Mapping[str, Mapping[str, Any]]) -> None:
+        """values: quantizer -> its arrays by name."""
+        self.layout = _layout(quantizers, values)
+        for group in self.layout.groups:
+            arrays = [np.asarray(values[entry.name][group.key]).reshape(-1) for entry in group.entries]
+            kind = QuantParam if group.attribute.startswith(_LEARNED) else QuantStat
+            setattr(self, group.attribute, kind(jnp.asarray(np.concatenate(arrays))))
+
+    def __getitem__(self, name: str) -> "OneQuantizer":
+        if name not in self.layout.places:
+            raise KeyError(f"No quantizer {name!r}; there are {', '.join(self.layout.names)}.")
+        return OneQuantizer(self, name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.layout.places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.layout.names)
+
+    def __len__(self) -> int:
+        return len(self.layout.names)
+
+    def named(self, state: Any = None) -> dict[str, dict[str, Any]]:
+        """Quantizer -> its arrays by name.
+
+        state: what has vectors of this module by attribute, as gradients and an optimizer's moments have them
+        (`gradients["quantizers"]`); arrays that it lacks are left out. None is the module itself.
+        """
+        found: dict[str, dict[str, Any]] = {name: {} for name in self.layout.names}
+        for group in self.layout.groups:
+            if state is not None and group.attribute not in state:
+                continue
+            vector = _array(getattr(self, group.attribute) if state is None else state[group.attribute])
+            for entry, piece in zip(group.entries, _pieces(vector, group), strict=True):
+                found[entry.name][group.key] = piece
+        return found
+
+    def ready(self, quantizers: Mapping[str, Quantizer]) -> dict[str, dict[str, Any]]:
+        """`named()` with every "log2_scale" of LSQ turned into its "scale", all in one computation."""
+        found: dict[str, dict[str, Any]] = {name: {} for name in self.layout.names}
+        for group in self.layout.groups:
+            vector = _array(getattr(self, group.attribute))
+            scaled = {e.name for e in group.entries if _becomes_scale(quantizers[e.name], group.key)}
+            if len(scaled) < len(group.entries):
+                for entry, piece in zip(group.entries, _pieces(vector, group), strict=True):
+                    found[entry.name][group.key] = piece
+            if scaled:
+                for entry, piece in zip(group.entries, _pieces(learned_scale(vector), group), strict=True):
+                    if entry.name in scaled:
+                        found[entry.name].pop(group.key, None)
+                        found[entry.name]["scale"] = piece
+        return found
+
+    def write(self, values: Mapping[str, Mapping[str, Any]]) -> None:
+        """Give quantizers other numbers: name -> arrays by name, in their shapes; others stay as they are."""
+        changed: dict[str, list[tuple[_Entry, Any]]] = {}
+        for name, arrays in values.items():
+            for key, value in arrays.items():
+                attribute, entry = self[name].place(key)
+                changed.setdefault(attribute, []).append((entry, value))
+        for attribute, parts in changed.items():
+            variable: nnx.Variable[Any] = getattr(self, attribute)
+            variable[...] = _written(variable[...], parts)
+
+
+@dataclasses.dataclass(frozen=True)
+class OneQuantizer:
+    """The numbers of one quantizer, read from and written to the vectors; `one.log2_scale[...]` is one of them."""
+
+    numbers: QuantizerNumbers
+    name: str
+
+    def values(self) -> dict[str, Any]:
+        """The arrays by name."""
+        return {key: getattr(self, key)[...] for key in self.numbers.layout.places[self.name]}
+
+    def place(self, key: str) -> tuple[str, _Entry]:
+        """The attribute of the vector that holds an array, and where."""
+        places = self.numbers.layout.places[self.name]
+        if key not in places:
+            raise AttributeError(f"Quantizer {self.name!r} has no {key!r}; it has {', '.join(places) or 'no numbers'}.")
+        return places[key]
+
+    def __getattr__(self, key: str) -> "OneArray":
+        self.place(key)
+        return OneArray(self, key)
+
+
+@dataclasses.dataclass(frozen=True)
+class OneArray:
+    """An array of one quantizer; `array[...]` reads and writes it, as a variable of its own would."""
+
+    quantizer: OneQuantizer
+    key: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Axes of scans first, then those of channels."""
+        return self.quantizer.place(self.key)[1].shape
+
+    def __getitem__(self, index: Any) -> Any:
+        attribute, entry = self.quantizer.place(self.key)
+        vector = getattr(self.quantizer.numbers, attribute)[...]
+        # on the host where that is possible: each slice would be a program of its own
+        cut = (np.asarray(vector) if _is_here(vector) else vector)[entry.start : entry.end]
+        return jnp.asarray(cut.reshape(entry.shape)[index])
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if index is not Ellipsis:
+            value = self[...].at[index].set(value)
+        self.quantizer.numbers.write({self.quantizer.name: {self.key: value}})
+
+
+def _array(value: Any) -> Any:
+    return value[...] if isinstance(value, nnx.Variable) else value
+
+
+def _flat(entry: _Entry, value: Any, dtype: Any) -> jax.Array:
+    if np.shape(value) != entry.shape:
+        raise ValueError(f"Quantizer {entry.name!r}: expected numbers of shape {entry.shape}, got {np.shape(value)}.")
+    return jnp.asarray(value, dtype).reshape(-1)
+
+
+def _is_here(array: Any) -> bool:
+    return not isinstance(array, Tracer) and array.is_fully_addressable
+
+
+def _pieces(vector: Any, group: _Group) -> list[Any]:
+    return unpacked(vector, [entry.shape for entry in group.entries])
+
+
+def _becomes_scale(quantizer: Quantizer, key: str) -> bool:
+    return key == "log2_scale" and type(quantizer.estimator).qparams is LSQ.qparams
+
+
+def _written(vector: Any, parts: list[tuple[_Entry, Any]]) -> jax.Array:
+    shaped = [(entry, _flat(entry, value, vector.dtype)) for entry, value in parts]
+    if all(_is_here(x) for x in (vector, *(value for _, value in shaped))):
+        # on the host: each place would be a program of its own
+        copy = np.array(vector)
+        for entry, value in shaped:
+            copy[entry.start : entry.end] = np.asarray(value)
+        return jnp.asarray(copy)
+    for entry, value in shaped:
+        vector = vector.at[entry.start : entry.end].set(value)
+    return vector
