@@ -56,7 +56,7 @@ class _Group:
     entries: tuple[_Entry, ...]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class _Layout:
     """Where every number is. Equal ones are compared by their groups, and hashed once."""
 
@@ -66,6 +66,9 @@ class _Layout:
     @functools.cached_property
     def _hash(self) -> int:
         return hash((self.names, self.groups))
+
+    def __repr__(self) -> str:
+        return f"<places of {len(self.names)} quantizers>"
 
     def __hash__(self) -> int:
         return self._hash
