@@ -93,6 +93,8 @@ def _layout(quantizers: Mapping[str, Quantizer], values: Mapping[str, Mapping[st
     for name, quantizer in quantizers.items():
         for key, value in values[name].items():
             attribute = _LEARNED + key if key in quantizer.learned else key
+            if hasattr(QuantizerNumbers, attribute) or attribute == "layout":
+                raise ValueError(f"Quantizer {name!r}: its estimator calls a number {key!r}, a name that is taken.")
             kind = attribute, key, str(jnp.asarray(value).dtype)
             kinds.setdefault(kind, []).append((name, tuple(np.shape(value))))
     attributes = [attribute for attribute, _, _ in kinds]
@@ -189,7 +191,7 @@ class OneQuantizer:
 
     def values(self) -> dict[str, Any]:
         """The arrays by name."""
-        return {key: getattr(self, key)[...] for key in self.numbers.layout.places[self.name]}
+        return {key: OneArray(self, key)[...] for key in self.numbers.layout.places[self.name]}
 
     def place(self, key: str) -> tuple[str, _Entry]:
         """The attribute of the vector that holds an array, and where."""

@@ -10,6 +10,7 @@ from flax import nnx
 
 import qjax
 from qjax import Override, QSpec, Recipe
+from qjax.calibration.estimators import LSQ
 from qjax.calibration.learned import with_scales
 
 X = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
@@ -97,6 +98,20 @@ def test_mistakes_are_named(qmodel: Any) -> None:
         _ = qmodel.quantizers["input"].log2_scale
     with pytest.raises(ValueError, match=r"Quantizer 'first/kernel': expected numbers of shape \(7,\), got \(\)"):
         qmodel.quantizers["first/kernel"].log2_scale[...] = 0.5
+
+
+class Taken(LSQ):
+    """Calls a number as a method of the vectors is called."""
+
+    name = "taken"
+
+    def init(self, spec: QSpec, scale: np.ndarray, zero_point: np.ndarray) -> dict[str, np.ndarray]:
+        return {**super().init(spec, scale, zero_point), "write": scale}
+
+
+def test_a_name_that_is_taken() -> None:
+    with pytest.raises(ValueError, match="its estimator calls a number 'write', a name that is taken"):
+        qjax.quantize(Net(), Recipe(method=Taken()), X)
 
 
 def test_equal_models_have_equal_structures() -> None:
