@@ -1,8 +1,9 @@
 """The numbers of all quantizers of a model, each kind in one vector.
 
 Flax walks through every module and every variable of a model in each call of a transform. A quantizer has two numbers
-or more, and a network has hundreds of quantizers. With a variable for each, this walk took longer than a step on a fast
-device. So all learned logarithms of scales are one variable, all zero points that stay another, and so on.
+or more, and a network has hundreds of quantizers. With a variable for each, this walk took longer than the step itself
+where the batch was small. So all learned logarithms of scales are one variable, all zero points that stay are another,
+and so on.
 """
 
 import dataclasses
@@ -17,7 +18,6 @@ import numpy as np
 from flax import nnx
 from jax.core import Tracer
 
-from qjax.calibration.estimators import LSQ
 from qjax.calibration.learned import Quantizer
 from qjax.numerics.learned_scale import learned_scale
 from qjax.numerics.packing import unpacked
@@ -159,7 +159,7 @@ class QuantizerNumbers(nnx.Module):
         found: dict[str, dict[str, Any]] = {name: {} for name in self.layout.names}
         for group in self.layout.groups:
             vector = _array(getattr(self, group.attribute))
-            scaled = {e.name for e in group.entries if _becomes_scale(quantizers[e.name], group.key)}
+            scaled = {e.name for e in group.entries if group.key == "log2_scale" and quantizers[e.name].takes_scale}
             if len(scaled) < len(group.entries):
                 for entry, piece in zip(group.entries, _pieces(vector, group), strict=True):
                     found[entry.name][group.key] = piece
@@ -201,6 +201,9 @@ class OneQuantizer:
         return places[key]
 
     def __getattr__(self, key: str) -> "OneArray":
+        if key.startswith("_") or key in ("numbers", "name"):
+            # asked by copy and pickle before there are any
+            raise AttributeError(key)
         self.place(key)
         return OneArray(self, key)
 
@@ -246,10 +249,6 @@ def _is_here(array: Any) -> bool:
 
 def _pieces(vector: Any, group: _Group) -> list[Any]:
     return unpacked(vector, [entry.shape for entry in group.entries])
-
-
-def _becomes_scale(quantizer: Quantizer, key: str) -> bool:
-    return key == "log2_scale" and type(quantizer.estimator).qparams is LSQ.qparams
 
 
 def _written(vector: Any, parts: list[tuple[_Entry, Any]]) -> jax.Array:

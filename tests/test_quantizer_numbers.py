@@ -1,5 +1,6 @@
 """The vectors that hold the numbers of all quantizers, and what they say of one."""
 
+import copy
 from typing import Any
 
 import jax
@@ -51,6 +52,7 @@ def test_one_variable_for_each_kind(qmodel: Any) -> None:
 def test_one_quantizer_by_name(qmodel: Any) -> None:
     one = qmodel.quantizers["first/kernel"]
     assert one.log2_scale.shape == (7,)
+    assert copy.copy(one).log2_scale.shape == (7,)
     others = {name: numbers for name, numbers in qmodel.quantizers.named().items() if name != "first/kernel"}
     one.log2_scale[...] = jnp.arange(7.0)
     one.log2_scale[(2,)] = jnp.float32(9)

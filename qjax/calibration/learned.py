@@ -58,6 +58,11 @@ class Quantizer:
         """The names of the parameters that an optimizer may move."""
         return self.estimator.learned
 
+    @property
+    def takes_scale(self) -> bool:
+        """Whether `qparams` takes a "scale" in the place of its "log2_scale", as LSQ's does."""
+        return type(self.estimator).qparams is LSQ.qparams
+
     def init(self, qparams: QParams) -> dict[str, np.ndarray]:
         """Parameters that start from calibrated ones (leading axes of `stack` included, if any)."""
         scale, zero_point = np.asarray(qparams.scale), np.asarray(qparams.zero_point)
@@ -117,7 +122,7 @@ def with_scales(quantizers: Mapping[str, Quantizer], values: Mapping[str, dict[s
 
     All in one vector: one small computation a step instead of one per quantizer.
     """
-    names = [name for name, q in quantizers.items() if type(q.estimator).qparams is LSQ.qparams]
+    names = [name for name, q in quantizers.items() if q.takes_scale]
     names.sort(key=lambda name: jnp.size(values[name]["log2_scale"]))
     ready = dict(values)
     if not names:
