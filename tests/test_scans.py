@@ -263,6 +263,35 @@ def test_training_moves_the_shared_scales():
     assert np.abs(grads["model"]["h"]["kernel"][...]).max() > 0
 
 
+@pytest.mark.parametrize("cell", [nnx.LSTMCell, nnx.GRUCell])
+def test_a_scale_s_gradient_is_summed_after_the_loop(cell, monkeypatch):
+    """Up to rounding the gradients that sums in each step give: they are sums of floats in another order."""
+    qmodel = qjax.quantize(Recurrent(cell), Recipe(), X)
+    graphdef, state = nnx.split(qmodel)
+
+    def loss(state):
+        return jnp.sum(nnx.merge(graphdef, state)(X) ** 2)
+
+    def gradient():
+        jaxpr = jax.make_jaxpr(jax.grad(loss, allow_int=True))(state)
+        backward = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scan"][-1]
+        # the loop's state: a sum for each quantizer, of its tensor's shape
+        sums = [v.aval.ndim == 2 and v.aval.shape[0] == len(X) for v in backward.outvars].count(True)
+        return sums, jax.grad(lambda state: loss(state), allow_int=True)(state)
+
+    sums, ours = gradient()
+    monkeypatch.setattr(qjax.tracing.Evaluation, "_elementwise", lambda *_: {})
+    before, plain = gradient()
+    inside = [name for name in qmodel.quantizers if "cell" in name and "kernel" not in name]
+    assert sums - before == len(inside)
+    one, other = (qmodel.quantizers.named(g["quantizers"]) for g in (ours, plain))
+    for name in inside:
+        assert one[name]["log2_scale"] != 0
+        np.testing.assert_allclose(one[name]["log2_scale"], other[name]["log2_scale"], rtol=1e-4, atol=1e-6)
+    for a, b in zip(jax.tree.leaves(ours["model"]), jax.tree.leaves(plain["model"]), strict=True):
+        assert np.array_equal(a, b)
+
+
 # ---------------------------------------------------------------------------- what cannot be
 
 

@@ -113,6 +113,7 @@ def _quantized(
         rounding=Rounding.NEAREST_EVEN if key is None else Rounding.STOCHASTIC,
         key=key,
         quantization=quantization,
+        elementwise_scale=params.get("elementwise_scale"),
     )
     return Quantized(codes, lax.stop_gradient(scale), qparams, x.dtype)
 

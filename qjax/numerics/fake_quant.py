@@ -82,7 +82,7 @@ def fake_quant(
         quantization,
         True,
     )
-    return _fake_quant(rule, x, scale, zero_point, key).astype(x.dtype)
+    return _fake_quant(rule, x, scale, zero_point, key, None).astype(x.dtype)
 
 
 def fake_quant_codes(
@@ -97,6 +97,7 @@ def fake_quant_codes(
     rounding: Rounding | str = Rounding.NEAREST_EVEN,
     key: jax.Array | None = None,
     quantization: InputQuantization = "reciprocal",
+    elementwise_scale: jax.Array | None = None,
 ) -> jax.Array:
     """Centred codes `c = code - zero_point` of `x`: integers in float32, with the gradient of `c * scale`.
 
@@ -112,6 +113,8 @@ def fake_quant_codes(
         forward, with a gradient that ignores both.
       qmin, qmax: the range of the codes.
       gradient, gradient_scale, rounding, key, quantization: as for `fake_quant`.
+      elementwise_scale: `scale` once for each element of x. It takes the gradient of `scale`, which is not summed yet,
+        and nothing else reads it. A loop whose steps share a scale then sums once, after its last step.
     """
     x = float_tensor(x)
     scale, zero_point = jnp.asarray(scale), jnp.asarray(zero_point)
@@ -124,8 +127,15 @@ def fake_quant_codes(
                 f"fake_quant_codes: {name} must broadcast to x of shape {x.shape}, "
                 f"with as many dimensions or none. Got shape {param.shape}"
             )
+    if elementwise_scale is not None:
+        if elementwise_scale.shape != x.shape:
+            raise ValueError(
+                f"fake_quant_codes: expected an elementwise_scale of x's shape, {x.shape}. "
+                f"Got {elementwise_scale.shape}"
+            )
+        scale = jax.lax.stop_gradient(scale)
     rule = (qmin, qmax, rule_of(gradient), _number(gradient_scale), Rounding.of(rounding), quantization, False)
-    return _fake_quant(rule, x, scale.astype(jnp.float32), zero_point, key)
+    return _fake_quant(rule, x, scale.astype(jnp.float32), zero_point, key, elementwise_scale)
 
 
 def lsq_gradient_scale(n_elements: int, qmax: int) -> float:
@@ -148,7 +158,12 @@ _Rule = tuple[int, int, Rule, float, Rounding, InputQuantization, bool]
 
 
 def _fake_quant_value(
-    rule: _Rule, x: jax.Array, scale: jax.Array, zero_point: jax.Array, key: jax.Array | None
+    rule: _Rule,
+    x: jax.Array,
+    scale: jax.Array,
+    zero_point: jax.Array,
+    key: jax.Array | None,
+    elementwise_scale: jax.Array | None,
 ) -> jax.Array:
     qmin, qmax, _, _, rounding, quantization, reals = rule
     zero = integer_zero_point(zero_point, qmin, qmax)
@@ -161,16 +176,17 @@ _fake_quant = jax.custom_jvp(_fake_quant_value, nondiff_argnums=(0,))
 
 
 def _jvp(rule: _Rule, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[jax.Array, jax.Array]:
-    x, scale, zero_point, key = primals
+    x, scale, zero_point, key, elementwise_scale = primals
     # Zero tangents are dropped here, so that a frozen scale costs nothing.
-    moving = [None if t is None or isinstance(t, SymbolicZero) else t for t in tangents[:3]]
+    moving = [None if t is None or isinstance(t, SymbolicZero) else t for t in (*tangents[:3], tangents[4])]
 
     def tangent(x: Any, scale: Any, zero_point: Any, key: Any, moving: list[Any]) -> jax.Array:
         return _surrogate(rule, x, scale, zero_point, key, moving)
 
     # Remat: the backward pass keeps x and the parameters, not two more arrays of x's size.
     remat = jax.checkpoint(tangent, prevent_cse=False)
-    return _fake_quant(rule, x, scale, zero_point, key), remat(x, scale, zero_point, key, moving)
+    value = _fake_quant(rule, x, scale, zero_point, key, elementwise_scale)
+    return value, remat(x, scale, zero_point, key, moving)
 
 
 _fake_quant.defjvp(_jvp, symbolic_zeros=True)
@@ -184,12 +200,12 @@ def _surrogate(
     key: jax.Array | None,
     moving: list[Any],
 ) -> jax.Array:
-    """The tangent of the value, linear in those of (x, scale, zero_point), `moving`; None is a zero one.
+    """The tangent of the value, linear in those of (x, scale, zero_point, elementwise_scale), `moving`; None is zero.
 
     For codes every term is divided by the scale, see `fake_quant_codes`.
     """
     qmin, qmax, gradient, gradient_scale, rounding, quantization, reals = rule
-    x_dot, scale_dot, zero_point_dot = moving
+    x_dot, scale_dot, zero_point_dot, each_dot = moving
     inv = reciprocal(scale)
     zero = integer_zero_point(zero_point, qmin, qmax)
     low, high = centered_bounds(zero, qmin, qmax)
@@ -202,6 +218,9 @@ def _surrogate(
     if scale_dot is not None and slopes.scale is not None:
         scale_dot = scale_dot * np.float32(gradient_scale)
         total = total + _times_spread(slopes.scale.astype(jnp.float32), scale_dot if reals else scale_dot * inv)
+    if each_dot is not None and slopes.scale is not None:
+        each_dot = each_dot.astype(jnp.float32) * np.float32(gradient_scale)
+        total = total + times(slopes.scale, each_dot if reals else each_dot * inv)
     if zero_point_dot is not None and slopes.zero_point is not None:
         step = zero_point_dot.astype(jnp.float32) * np.float32(-gradient_scale)
         total = total + times(slopes.zero_point, step * scale if reals else step)

@@ -16,18 +16,3 @@ def unfused(product: jax.Array) -> jax.Array:
     changes -inf to that number. All other values, NaN included, pass through.
     """
     return jnp.maximum(product, _LOWEST)
-
-
-@jax.custom_jvp
-def unfused_in_training(product: jax.Array) -> jax.Array:
-    """`unfused` with the derivative of the identity.
-
-    That of the maximum is 1 for every finite product, too. But it compares all of them again, and what they were
-    computed from is kept for it until the backward.
-    """
-    return unfused(product)
-
-
-@unfused_in_training.defjvp
-def _(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
-    return unfused(*primals), tangents[0]

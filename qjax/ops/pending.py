@@ -6,11 +6,13 @@ read.
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike, DTypeLike
 
 from qjax.numerics.calls import traced_once
@@ -18,7 +20,6 @@ from qjax.numerics.quotient import quotient
 from qjax.numerics.unfused import unfused
 from qjax.ops.averages import Average
 from qjax.ops.base import Deferred
-from qjax.ops.values import compares_again, rounded
 
 _LARGEST_BIAS = np.float32(2.0**30)
 
@@ -77,7 +78,7 @@ class Pending(Deferred):
 
     def real32(self) -> jax.Array:
         """The real tensor in float32, the offset rounded to the accumulator's grid where the runtime does so."""
-        return _real32(self.rounded, compares_again(), self.acc, self.scale, self.offset)
+        return _real32(self.rounded, self.acc, self.scale, self.offset)
 
     def rounding_of_offset(self) -> jax.Array:
         """float32, broadcastable to acc: what rounding the offset to the accumulator's grid adds to the real tensor."""
@@ -92,24 +93,36 @@ class Pending(Deferred):
         return value.reshape((1,) * (self.acc.ndim - value.ndim) + value.shape)
 
 
-@traced_once(0, 1)
-def _real32(on_grid: bool, compared: bool, acc: jax.Array, scale: jax.Array, offset: jax.Array) -> jax.Array:
-    if on_grid:
-        return _affine(acc, scale, offset)
-    return rounded(compared, acc * jnp.broadcast_to(scale, acc.shape)) + jnp.broadcast_to(offset, acc.shape)
+@traced_once(0)
+def _real32(on_grid: bool, acc: jax.Array, scale: jax.Array, offset: jax.Array) -> jax.Array:
+    return _affine(on_grid, acc, scale, offset)
 
 
-@jax.custom_jvp
-def _affine(acc: jax.Array, scale: jax.Array, offset: jax.Array) -> jax.Array:
-    """`(acc + round(offset / scale)) * scale`; the derivative is that of `acc * scale + offset`.
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _affine(on_grid: bool, acc: jax.Array, scale: jax.Array, offset: jax.Array) -> jax.Array:
+    """`acc * scale + offset`, or `(acc + round(offset / scale)) * scale`; the derivative of both is that of the first.
 
     Where the offset is beyond int32 on that grid (a gamma of zero, say) it is not rounded: the conversion chooses a
-    finer grid there (`epilogue.fold_weighted`).
+    finer grid there (`epilogue.fold_weighted`). A scan leaves the broadcasts in its body, see `values._scaled`.
     """
     shape = acc.shape
+    if not on_grid:
+        return unfused(acc * jnp.broadcast_to(scale, shape)) + jnp.broadcast_to(offset, shape)
     steps, rest = _in_steps(offset, scale)
     bias, rest = jnp.broadcast_to(steps, shape), jnp.broadcast_to(rest, shape)
     return unfused((acc + bias) * jnp.broadcast_to(scale, shape)) + rest
+
+
+def _jvp(on_grid: bool, primals: Any, tangents: Any) -> Any:
+    (acc, scale, _), (d_acc, d_scale, d_offset) = primals, tangents
+    # a constant adds no array of zeros
+    parts = [] if isinstance(d_acc, SymbolicZero) else [d_acc * scale]
+    parts += [] if isinstance(d_scale, SymbolicZero) else [acc * d_scale]
+    parts += [] if isinstance(d_offset, SymbolicZero) else [jnp.broadcast_to(d_offset, acc.shape)]
+    return _affine(on_grid, *primals), functools.reduce(jnp.add, parts) if parts else jnp.zeros_like(acc)
+
+
+_affine.defjvp(_jvp, symbolic_zeros=True)
 
 
 def _in_steps(offset: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -118,11 +131,3 @@ def _in_steps(offset: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array
     regular = jnp.logical_and(regular, scale != 0)
     steps = jnp.round(quotient(*jnp.broadcast_arrays(offset, jnp.where(regular, scale, jnp.ones_like(scale)))))
     return jnp.where(regular, steps, jnp.zeros_like(steps)), jnp.where(regular, jnp.zeros_like(offset), offset)
-
-
-@_affine.defjvp
-def _(primals: Any, tangents: Any) -> Any:
-    (acc, scale, _), (d_acc, d_scale, d_offset) = primals, tangents
-    shape = acc.shape
-    tangent = d_acc * jnp.broadcast_to(scale, shape) + acc * jnp.broadcast_to(d_scale, shape)
-    return _affine(*primals), tangent + jnp.broadcast_to(d_offset, shape)

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 
 from qjax.numerics.calls import traced_once
 from qjax.numerics.qparams import QParams
-from qjax.numerics.unfused import unfused, unfused_in_training
-from qjax.ops.recomputed import is_recomputed
+from qjax.numerics.unfused import unfused
 
 
 class Deferred:
@@ -49,30 +48,32 @@ class Quantized(Deferred):
 
     def real32(self) -> jax.Array:
         """The fake-quantized real tensor."""
-        return _reals(compares_again(), self.codes, jax.lax.stop_gradient(self.scale))
+        return _reals(self.codes, jax.lax.stop_gradient(self.scale))
 
     def with_codes(self, codes: jax.Array) -> "Quantized":
         """The same grid under other codes; only for a scale that does not depend on the position."""
         return dataclasses.replace(self, codes=codes, scale=jnp.reshape(self.scale, (1,) * codes.ndim))
 
 
-@traced_once(0)
-def _reals(compared: bool, codes: jax.Array, scale: jax.Array) -> jax.Array:
-    return rounded(compared, codes * jnp.broadcast_to(scale, codes.shape))
+@traced_once()
+def _reals(codes: jax.Array, scale: jax.Array) -> jax.Array:
+    return _scaled(codes, scale)
 
 
-def rounded(compared: bool, product: jax.Array) -> jax.Array:
-    """A product that is rounded before it is read. compared: from `compares_again`."""
-    return unfused(product) if compared else unfused_in_training(product)
+@jax.custom_jvp
+def _scaled(codes: jax.Array, scale: jax.Array) -> jax.Array:
+    """`codes * scale`, rounded before it is read; its derivative is that of the product.
 
-
-def compares_again() -> bool:
-    """Whether the derivative of a rounded product is the maximum's own, which compares all numbers again.
-
-    In a loop over time on the CPU: an LSTM's training step took half as long again without, because XLA then computes
-    the product anew for each of its readers. Elsewhere it costs time and memory.
+    JAX sees no broadcast inside of it. A scan under differentiation would take that out of its body: every step would
+    read an array of the tensor's size where it needs one number.
     """
-    return is_recomputed() and jax.default_backend() == "cpu"
+    return unfused(codes * jnp.broadcast_to(scale, codes.shape))
+
+
+@_scaled.defjvp
+def _(primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    codes, scale = primals
+    return _scaled(codes, scale), tangents[0] * jnp.broadcast_to(scale, codes.shape)
 
 
 def real(value: Any) -> Any:

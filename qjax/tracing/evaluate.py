@@ -4,6 +4,7 @@ This is a function transformation like JAX's own. It binds the equations one by 
 scan, remat and sharding apply to them. The parameters of quantizers are arguments, never global state.
 """
 
+import collections
 import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +26,8 @@ from qjax.tracing.annotate import Annotation, Place
 from qjax.tracing.program import Equation, Program, Value
 
 Params = Mapping[str, Any]
-"""Per quantizer: a pytree of arrays; inside a scan, with a leading axis per scan."""
+"""Per quantizer: a pytree of arrays; inside a scan, with a leading axis per scan. A loop over time hands its steps an
+"elementwise_scale" too, see `fake_quant_codes`."""
 
 Known = Mapping[tuple[Equation, int], Any]
 """Weights inside of scans that were quantized before the scan, because no iteration changes them."""
@@ -164,7 +166,9 @@ class Evaluation:
         fixed, carried = eqn.params["num_consts"], eqn.params["num_carry"]
         stacked: dict[str, Any] = {}
         timed = eqn in self.annotation.timed
+        each: Params = {}
         if timed:
+            each = self._elementwise(body, params)
             env = dict(zip(body.inputs[:fixed], inputs[:fixed], strict=True))
             known = {**known, **self._invariant(body, env, params, taps, known)}
         else:
@@ -184,7 +188,7 @@ class Evaluation:
             for value, grid, x in zip(body.inputs[fixed:], grids[fixed:], [*carry, *xs[0]], strict=True):
                 given.append(x if grid is None else dataclasses.replace(grid.with_codes(x), dtype=value.dtype))
             with recomputed() if timed else contextlib.nullcontext():
-                outputs, recorded = self._program(body, given, {**params, **xs[1]}, known)
+                outputs, recorded = self._program(body, given, {**params, **each, **xs[1]}, known)
             for index, x in enumerate(outputs):
                 grid = grids[fixed + index] if index < carried else outer[index]
                 if grid is not None and isinstance(x, Quantized):
@@ -214,6 +218,21 @@ class Evaluation:
             on_grid = grid.with_codes(results[index])
             results[index] = dataclasses.replace(on_grid, dtype=eqn.outputs[index].dtype)
         return results
+
+    def _elementwise(self, body: Program, params: Params) -> Params:
+        """For a loop over time: the parameters of quantizers that its steps share, with an "elementwise_scale" each.
+
+        Then a step adds to an array, and the sum over its elements, on several devices a sum over all of them, follows
+        once, after the loop. Only for a scale that one tensor of the step reads.
+        """
+        counts = collections.Counter(place.name for place in self._places(body))
+        found: dict[str, Any] = {}
+        for value in (*body.inputs, *(output for eqn in body.equations for output in eqn.outputs)):
+            place = self.annotation.values.get(value)
+            own = params.get(place.name) if place is not None and counts[place.name] == 1 else None
+            if place is not None and isinstance(own, dict) and "scale" in own and jnp.ndim(own["scale"]) == 0:
+                found[place.name] = {**own, "elementwise_scale": jnp.broadcast_to(own["scale"], value.shape)}
+        return found
 
     def _grid_of(self, value: Value, params: Params) -> Quantized | None:
         """The grid on which a scan stacks codes: that of a place inside, whose tensor cannot leave the scan."""
@@ -253,7 +272,11 @@ class Evaluation:
 
     def _names(self, body: Program) -> list[str]:
         """The quantizers inside a body."""
-        names: dict[str, None] = {}
+        return list(dict.fromkeys(place.name for place in self._places(body)))
+
+    def _places(self, body: Program) -> list[Place]:
+        """The tensors with a quantizer inside a body."""
+        found: list[Place] = []
         values = set(body.inputs)
         for eqn in body.walk():
             values.update(eqn.outputs)
@@ -262,11 +285,8 @@ class Evaluation:
             for index in range(len(eqn.inputs)):
                 place = self.annotation.weights.get((eqn, index))
                 if place is not None:
-                    names[place.name] = None
-        for value, place in self.annotation.values.items():
-            if value in values:
-                names[place.name] = None
-        return list(names)
+                    found.append(place)
+        return [*found, *(place for value, place in self.annotation.values.items() if value in values)]
 
 
 def _once(x: Quantized) -> Quantized:

@@ -193,6 +193,30 @@ def test_a_frozen_scale_costs_no_reduction():
     assert "reduce_sum" not in jaxpr
 
 
+@pytest.mark.parametrize("name", ["tensor", "channel"])
+def test_an_elementwise_scale_takes_the_gradient_of_the_scale(name):
+    spec = SPECS[name]
+    x, scale, zero_point, cotangent = case(spec)
+    scale, zero_point = (broadcast_to_tensor(jnp.asarray(p), spec, SHAPE) for p in (scale, zero_point))
+    options = {"gradient": "lsq", "gradient_scale": 0.25}
+
+    def codes(x, scale, zero_point, each=None):
+        return fake_quant_codes(x, scale, zero_point, spec.qmin, spec.qmax, elementwise_scale=each, **options)
+
+    plain, whole = jax.vjp(codes, x, scale, zero_point)
+    ours, each = jax.vjp(codes, x, scale, zero_point, jnp.broadcast_to(scale, SHAPE))
+    assert np.array_equal(plain, ours)
+    dx, ds, dz, de = each(cotangent)
+    assert np.array_equal(ds, jnp.zeros_like(ds))
+    kept = np.broadcast_shapes(jnp.shape(scale))
+    summed = tuple(axis for axis in range(3) if not kept or kept[axis] == 1)
+    for one, other in zip((dx, jnp.sum(de, summed).reshape(kept), dz), whole(cotangent), strict=True):
+        assert np.array_equal(one, other)
+    assert np.abs(de).max() > 0
+    with pytest.raises(ValueError, match=r"expected an elementwise_scale of x's shape, \(3, 8, 5\)\. Got \(3, 1, 1\)"):
+        codes(x, scale, zero_point, jnp.ones((3, 1, 1)))
+
+
 def test_vmap_of_grad_is_a_loop_of_grads():
     spec = SPECS["channel"]
     x, scale, zero_point, cotangent = case(spec)

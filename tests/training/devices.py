@@ -1,6 +1,7 @@
 """Runs in a process of its own, with eight devices: a sharded model against the same model on one device."""
 
 import os
+import re
 
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -50,8 +51,32 @@ def only_sums_travel() -> None:
     assert not [name for name in ("collective-permute", "all-gather", "all-to-all") if f" {name}" in text]
 
 
+def a_loop_sums_no_scale() -> None:
+    """The steps of a recurrent layer sum gradients of weights over the devices; those of its scales follow once."""
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    x = np.random.default_rng(0).normal(size=(16, 5, 8)).astype(np.float32)
+    qmodel = qjax.quantize(nnx.RNN(nnx.SimpleCell(8, 12, rngs=nnx.Rngs(0))), qjax.Recipe(), x)
+    graphdef, params, rest = nnx.split(qmodel, nnx.Param, ...)
+    gradient = jax.jit(jax.grad(lambda params, rest, x: jnp.mean(nnx.merge(graphdef, params, rest)(x) ** 2)))
+    params, rest = jax.device_put((params, rest), NamedSharding(mesh, P()))
+    text = gradient.lower(params, rest, jax.device_put(x, NamedSharding(mesh, P("data")))).compile().as_text() or ""
+    bodies = set(re.findall(r"body=%?([\w.-]+)", text))
+    assert bodies
+    summed: list[str] = []
+    for part in text.split("\n\n"):
+        if part.lstrip("%").split(" ")[0] in bodies:
+            for found in re.findall(r" = (.*) all-reduce(?:-start)?\(", part):
+                summed.extend(re.findall(r"f32\[[\d,]*\]", found))
+    products = [name for name in qmodel.quantizers if name.endswith("kernel")]
+    assert "f32[12]" in summed
+    # each product sums its codes, which shows a NaN
+    assert summed.count("f32[]") <= len(products)
+    assert len(qmodel.quantizers) - len(products) > len(products)
+
+
 def main() -> None:
     assert jax.device_count() == 8
+    a_loop_sums_no_scale()
     mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto, AxisType.Auto))
     x = np.random.default_rng(0).normal(size=(16, 4, 4, 1)).astype(np.float32)
     split = jax.device_put(x, NamedSharding(mesh, P("data")))
