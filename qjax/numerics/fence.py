@@ -54,7 +54,12 @@ def computed_once(alive: jax.Array, value: jax.Array) -> jax.Array:
 
     Along a residual stream every block's output has two readers. Copied into both, a chain of n blocks has 2^n terms,
     and the compile time grows faster than n^2. With this function it is linear in n.
+
+    Args:
+      alive: as for `apart`. Its branch copies the value, so a barrier is taken where it is kept.
     """
+    if KEEPS_BARRIERS:
+        return jax.lax.optimization_barrier(value)
     return jax.lax.cond(alive, lambda v: v, jnp.zeros_like, value)
 
 

@@ -22,6 +22,7 @@ from qjax.ops.averages import Average
 from qjax.ops.base import Deferred
 
 _LARGEST_BIAS = np.float32(2.0**30)
+_TINY = np.finfo(np.float32).tiny
 
 
 @jax.tree_util.register_dataclass
@@ -33,6 +34,7 @@ class Pending(Deferred):
     dtype: of the real tensor in the user's model.
     rounded: whether the runtime adds the offset on the accumulator's grid (products with weights do; sums and
       products of activations keep it in 64 bits, see `epilogue.fold_sum`).
+    scaled: whether the scale has a factor of the model in it, which may be 0.
     average: of a sum of codes that is an average, or may still become one.
     """
 
@@ -41,6 +43,7 @@ class Pending(Deferred):
     offset: jax.Array
     dtype: Any = dataclasses.field(metadata={"static": True}, default=jnp.float32)
     rounded: bool = dataclasses.field(metadata={"static": True}, default=True)
+    scaled: bool = dataclasses.field(metadata={"static": True}, default=False)
     average: Average | None = None
 
     @classmethod
@@ -74,11 +77,12 @@ class Pending(Deferred):
         return dataclasses.replace(self, acc=acc, scale=scale, offset=offset, average=None)
 
     def _scaled(self, factor: jax.Array, average: Average | None) -> "Pending":
-        return dataclasses.replace(self, scale=self.scale * factor, offset=self.offset * factor, average=average)
+        scale, offset = self.scale * factor, self.offset * factor
+        return dataclasses.replace(self, scale=scale, offset=offset, scaled=True, average=average)
 
     def real32(self) -> jax.Array:
         """The real tensor in float32, the offset rounded to the accumulator's grid where the runtime does so."""
-        return _real32(self.rounded, self.acc, self.scale, self.offset)
+        return _real32(self.rounded, self.scaled, self.acc, self.scale, self.offset)
 
     def rounding_of_offset(self) -> jax.Array:
         """float32, broadcastable to acc: what rounding the offset to the accumulator's grid adds to the real tensor."""
@@ -93,13 +97,13 @@ class Pending(Deferred):
         return value.reshape((1,) * (self.acc.ndim - value.ndim) + value.shape)
 
 
-@traced_once(0)
-def _real32(on_grid: bool, acc: jax.Array, scale: jax.Array, offset: jax.Array) -> jax.Array:
-    return _affine(on_grid, acc, scale, offset)
+@traced_once(0, 1)
+def _real32(on_grid: bool, scaled: bool, acc: jax.Array, scale: jax.Array, offset: jax.Array) -> jax.Array:
+    return _affine(on_grid, scaled, acc, scale, offset)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _affine(on_grid: bool, acc: jax.Array, scale: jax.Array, offset: jax.Array) -> jax.Array:
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _affine(on_grid: bool, scaled: bool, acc: jax.Array, scale: jax.Array, offset: jax.Array) -> jax.Array:
     """`acc * scale + offset`, or `(acc + round(offset / scale)) * scale`; the derivative of both is that of the first.
 
     Where the offset is beyond int32 on that grid (a gamma of zero, say) it is not rounded: the conversion chooses a
@@ -113,13 +117,18 @@ def _affine(on_grid: bool, acc: jax.Array, scale: jax.Array, offset: jax.Array) 
     return unfused((acc + bias) * jnp.broadcast_to(scale, shape)) + rest
 
 
-def _jvp(on_grid: bool, primals: Any, tangents: Any) -> Any:
+def _jvp(on_grid: bool, scaled: bool, primals: Any, tangents: Any) -> Any:
     (acc, scale, _), (d_acc, d_scale, d_offset) = primals, tangents
-    # a constant adds no array of zeros
-    parts = [] if isinstance(d_acc, SymbolicZero) else [d_acc * scale]
-    parts += [] if isinstance(d_scale, SymbolicZero) else [acc * d_scale]
-    parts += [] if isinstance(d_offset, SymbolicZero) else [jnp.broadcast_to(d_offset, acc.shape)]
-    return _affine(on_grid, *primals), functools.reduce(jnp.add, parts) if parts else jnp.zeros_like(acc)
+    moving = [not isinstance(d, SymbolicZero) for d in tangents]
+    parts: list[jax.Array] = []
+    if moving[0] and moving[2] and on_grid and not scaled:
+        # The backward then sums over the array that the product reads, and makes no second one for the bias.
+        parts += [(d_acc + d_offset / jnp.maximum(scale, _TINY)) * scale]
+    else:
+        parts += [d_acc * scale] if moving[0] else []
+        parts += [jnp.broadcast_to(d_offset, acc.shape)] if moving[2] else []
+    parts += [acc * d_scale] if moving[1] else []
+    return _affine(on_grid, scaled, *primals), functools.reduce(jnp.add, parts) if parts else jnp.zeros_like(acc)
 
 
 _affine.defjvp(_jvp, symbolic_zeros=True)

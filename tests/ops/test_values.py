@@ -40,6 +40,44 @@ def test_the_derivative_is_that_of_a_product(function) -> None:
     assert " eq " not in str(jax.make_jaxpr(jax.grad(lambda codes: jnp.sum(jnp.sin(function(codes)))))(CODES))
 
 
+def on_grid(codes, offset, scale=0.25, gamma=None) -> jax.Array:
+    start = Pending.start(codes, jnp.full((1, 32), scale, jnp.float32), jnp.float32).plus(offset)
+    return (start if gamma is None else start.times(gamma)).real32()
+
+
+def gradient_of_bias(cotangent: np.ndarray, **options: Any) -> tuple[np.ndarray, np.ndarray, int]:
+    """Those of codes and bias, and how many arrays of the codes' size the backward makes."""
+
+    def gradients(codes, offset):
+        return jax.vjp(lambda codes, offset: on_grid(codes, offset, **options), codes, offset)[1](cotangent)
+
+    jaxpr: Any = jax.make_jaxpr(gradients)(CODES, OFFSET)
+    called: Any = [eqn.params["jaxpr"].jaxpr for eqn in jaxpr.eqns if eqn.primitive.name == "jit"][-1]
+    made = [eqn for eqn in called.eqns if eqn.primitive.name == "mul" and eqn.outvars[0].aval.shape == CODES.shape]
+    codes, bias = gradients(CODES, OFFSET)
+    return np.asarray(codes), np.asarray(bias), len(made)
+
+
+def test_the_gradient_of_a_bias_sums_what_the_product_reads() -> None:
+    # multiples of 1/4, in powers of two: without rounding in any order
+    cotangent = RNG.integers(-8, 9, CODES.shape).astype(np.float32)
+    codes, bias, made = gradient_of_bias(cotangent)
+    assert np.array_equal(codes, cotangent / 4)
+    assert np.array_equal(bias, cotangent.sum(axis=0, keepdims=True))
+    assert made == 1
+
+
+def test_a_bias_learns_behind_a_factor_of_zero() -> None:
+    """A batch norm's gamma may be 0: there is nothing to divide by. The scale of codes may vanish, too."""
+    cotangent = RNG.integers(-8, 9, CODES.shape).astype(np.float32)
+    gamma = np.where(np.arange(32) % 2, np.float32(2), np.float32(0))[None]
+    codes, bias, _ = gradient_of_bias(cotangent, gamma=gamma)
+    assert np.array_equal(codes, cotangent * gamma / 4)
+    assert np.array_equal(bias, cotangent.sum(axis=0, keepdims=True) * gamma)
+    for one in gradient_of_bias(cotangent, scale=0.0)[:2]:
+        assert np.array_equal(one, np.zeros_like(one))
+
+
 @pytest.mark.parametrize("function", [reals, shifted])
 def test_a_loop_reads_its_numbers_and_no_arrays_of_them(function) -> None:
     """Under differentiation JAX computes before a loop what does not change in it."""
