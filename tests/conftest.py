@@ -2,6 +2,7 @@
 
 import gc
 import os
+import time
 from pathlib import Path
 
 # Before jax is imported: the bits under test are the CPU's unless the caller names another platform.
@@ -52,13 +53,24 @@ _MANY = 20_000
 """Linux allows a process 65,530 mappings (vm.max_map_count). Beyond them LLVM crashes instead of raising an error."""
 
 
-@pytest.fixture(scope="module", autouse=True)
+_SECONDS = 10
+_last_count = time.monotonic()
+
+
+@pytest.fixture(autouse=True)
 def _compiled_programs_are_dropped():
-    """Each program that XLA compiled keeps mappings of memory; a worker that runs thousands of tests has many."""
+    """Each program that XLA compiled keeps mappings of memory; a worker that runs thousands of tests has many.
+
+    Whole models of others have tens of thousands in one module, so tests are counted, not modules. Counting takes
+    milliseconds, so not each of them.
+    """
+    global _last_count
     yield
-    if _MAPS.exists() and _MAPS.read_bytes().count(b"\n") > _MANY:
-        jax.clear_caches()
-        gc.collect()
+    if time.monotonic() - _last_count > _SECONDS and _MAPS.exists():
+        if _MAPS.read_bytes().count(b"\n") > _MANY:
+            jax.clear_caches()
+            gc.collect()
+        _last_count = time.monotonic()
 
 
 def pytest_configure(config: pytest.Config) -> None:

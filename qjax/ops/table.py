@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 
 from qjax.numerics._namespace import host_or_trace
-from qjax.numerics.elementary import Expression, float32, table
+from qjax.numerics.elementary import Expression, float32, table, with_finite_slope
 from qjax.numerics.lookup import FUNCTIONS
 from qjax.numerics.tables import GEMMLOWP_GRIDS, function_table
 from qjax.ops.base import (
@@ -31,6 +31,7 @@ from qjax.ops.base import (
 )
 from qjax.ops.epilogue import clamp_codes
 from qjax.ops.pending import Pending
+from qjax.ops.values import Quantized
 
 _UNITS: dict[str | None, Unit] = {"logistic": "unsigned", "tanh": "signed"}
 
@@ -76,11 +77,14 @@ class Table(Elementwise):
         x, *parameters = inputs
         dtype = eqn.out_dtypes[0]
         wide = x.real32() if hasattr(x, "real32") else jnp.asarray(x).astype(jnp.float32)
-        if eqn.params["float32"]:
-            # a function of the user with its own derivative
-            (y,) = eqn.bind(wide, *(real(p) for p in parameters))
-        else:
-            y = float32(_expression(eqn), wide, [real(p) for p in parameters])
+        numbers = [real(p) for p in parameters]
+
+        def function(x: jax.Array, *numbers: Any) -> jax.Array:
+            # in float32 the model's own equations, with derivatives of their own
+            return eqn.bind(x, *numbers)[0] if eqn.params["float32"] else float32(_expression(eqn), x, numbers)
+
+        steep = isinstance(x, Quantized) and eqn.params["steep"]
+        y = with_finite_slope(function, wide, x.scale, numbers) if steep else function(wide, *numbers)
         return [Pending.of_real(y, dtype)]
 
     def prepare(self, given: Preparation) -> Prepared:

@@ -333,6 +333,16 @@ def _contains_matmul(jaxpr: Any) -> bool:
     return False
 
 
+def has_own_backward(source: Any) -> bool:
+    """Whether the source of an equation calls a `jax.custom_vjp`, which cannot be differentiated forward."""
+    if isinstance(source, Composite):
+        return any(has_own_backward(eqn.source) for eqn in source.equations)
+    if source.primitive.name in CUSTOM and source.primitive.name != "custom_jvp_call":
+        return True
+    inner = [getattr(param, "jaxpr", param) for param in source.params.values()]
+    return any(has_own_backward(eqn) for jaxpr in inner if hasattr(jaxpr, "eqns") for eqn in jaxpr.eqns)
+
+
 def _scope(eqn: Any, outer: str) -> str:
     """The path of the module around an equation; `NAMED` in front of it where names within belong to it."""
     names = str(eqn.source_info.name_stack)

@@ -13,10 +13,11 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
+from qjax.numerics.elementary import is_steep
 from qjax.numerics.elementary.expression import Operand
 from qjax.tracing.composite import composite
 from qjax.tracing.expressions import IDENTITIES, Builder, NotElementwise, constant
-from qjax.tracing.program import Equation, Program, Value
+from qjax.tracing.program import Equation, Program, Value, has_own_backward
 
 _OTHERS = frozenset({"softmax", "log_softmax", "logsumexp", "standardize"})
 """Functions over an axis: no part of one is a function by itself."""
@@ -150,7 +151,12 @@ class _Tables:
         except (NotElementwise, ValueError):
             return None
         parameters: list[Value] = builder.parameters
-        params = {"expression": expression.to_json(), "float32": _is_float32(root, group)}
+        params = {
+            "expression": expression.to_json(),
+            "float32": _is_float32(root, group),
+            # a backward that the model states stays as it is
+            "steep": is_steep(expression) and not any(has_own_backward(eqn.source) for eqn in group),
+        }
         return composite("table", group, (root, *parameters), (output,), params)
 
     def _between(self, output: Value, root: Value) -> list[Equation]:
