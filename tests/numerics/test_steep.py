@@ -30,7 +30,7 @@ def test_beside_the_code(function, steep):
     assert found[steep] == jax.grad(function)(STEP / 2)
     # all others keep their bits, and so do the values
     assert np.array_equal(np.delete(found, steep), np.delete(plain, steep))
-    assert np.array_equal(with_finite_slope(function, CODES, SCALE, ()), function(CODES), equal_nan=True)
+    assert np.array_equal(with_finite_slope(function, jnp.asarray(CODES), SCALE, ()), function(CODES), equal_nan=True)
 
 
 def test_inside_of_the_domain():
