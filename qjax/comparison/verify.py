@@ -22,7 +22,9 @@ from qjax.export.integer_graph import IntegerGraph
 from qjax.graph.ir import REAL_DTYPE, Graph
 from qjax.graph.sizes import Sizes, batch_of, shapes_at
 from qjax.graph.structure import split_arguments
+from qjax.graph.unsupported import ConversionError
 from qjax.graph.view import NodeView
+from qjax.ops import backend
 from qjax.run.ends import dequantize_output, outputs_of
 from qjax.run.interpreter import run
 from qjax.run.stepwise import Runner
@@ -71,10 +73,12 @@ def verify(
     first: tuple[Any, ...] = ()
     shapes: dict[int, dict[str, Sizes]] = {}
     for batch in batches:
-        first = first or batch
         arrays, _ = split_arguments(batch)
         output, codes = reference(*batch)
-        _check_names(ir, codes)
+        _check_shapes(ir, codes)
+        if not first:
+            first = batch
+            _check_names(ir, codes, functools.partial(converted, batch))
         quantized = graph.quantize(*batch)
         free, counts = runs(quantized if isinstance(quantized, tuple) else (quantized,), codes)
         wrong, reals, distances = summed(outputs_of(ir, output), free)
@@ -119,30 +123,47 @@ def verify(
     return report if now is None else report.against(first_difference(ir, now))
 
 
-def _check_names(ir: Graph, codes: Mapping[str, Any]) -> None:
-    """Raise ValueError where codes of the model would be compared with nothing: tensors are known by their names."""
-    tensors = ir.tensors
-
-    def known(label: str) -> bool:
-        # a graph has a tensor of a loop for each iteration, or one for all
-        return label in tensors or f"{label}[0]" in tensors or label.rpartition("[")[0] in tensors
-
+def _check_shapes(ir: Graph, codes: Mapping[str, Any]) -> None:
+    """Raise ValueError where a tensor of the graph cannot be that of the model with its name."""
     for label in codes:
-        if label not in tensors:
+        if label not in ir.tensors:
             continue
-        shape, own = np.shape(codes[label]), tensors[label].shape
+        shape, own = np.shape(codes[label]), ir.tensors[label].shape
         if len(shape) != len(own) or any(n is not None and n != m for n, m in zip(own, shape, strict=False)):
             raise ValueError(
                 f"verify: expected the graph of this model. Got one whose tensor {label!r} has the shape {own}, where "
                 f"the model's has {shape}. Convert the model again."
             )
-    missing = [label for label in codes if not known(label)]
+
+
+def _check_names(ir: Graph, codes: Mapping[str, Any], converted: Callable[[], Graph | None]) -> None:
+    """Raise ValueError where codes of the model would be compared with nothing: tensors are known by their names.
+
+    converted: what `convert` makes of the model now. It leaves out what nothing reads: an additive mask, say, of which
+    every softmax takes the choice behind it.
+    """
+    missing = _missing(ir, codes)
+    if missing:
+        try:
+            now = converted()
+        except ConversionError:
+            # the graph of another model may state what this one does not have
+            now = None
+        missing = missing if now is None else [label for label in missing if label not in _missing(now, codes)]
     if missing:
         raise ValueError(
             f"verify: expected the graph of this model. Got one with no tensor for {len(missing)} of the model's "
             f"{len(codes)}, such as {missing[0]!r}. verify matches tensors by their names. Convert the model again; to "
             "compare two graphs, use qjax.compare."
         )
+
+
+def _missing(ir: Graph, codes: Mapping[str, Any]) -> list[str]:
+    """The tensors of the model that a graph does not have, nor a kernel of a device inside of it."""
+    fused = [node for node in ir.nodes if node.op == backend.NAME]
+    known = {*ir.tensors, *(m.tensor for node in fused for m in backend.members_of(node.attributes).values())}
+    # a graph has a tensor of a loop for each iteration, or one for all
+    return [x for x in codes if not known & {x, f"{x}[0]", x.rpartition("[")[0]}]
 
 
 class _Runs:

@@ -165,7 +165,6 @@ def test_a_recipe_may_name_the_backend(chip: Backend) -> None:
     assert qjax.Recipe(target="test_chip").target == "test_chip"
 
 
-@pytest.mark.exhaustive
 def test_verify_and_compare_speak_of_the_device(
     qmodel: qjax.QuantizedModel, plain: IntegerGraph, device: IntegerGraph
 ) -> None:

@@ -82,7 +82,6 @@ EACH_TIME = ("rotary, scan", "mask, remat")
 @pytest.mark.parametrize(
     "name", [name if name in EACH_TIME else pytest.param(name, marks=pytest.mark.exhaustive) for name in MODELS]
 )
-@pytest.mark.sampled(1)
 def test_what_every_layer_is_given_stands_where_it_belongs(name: str) -> None:
     build, given = MODELS[name]
     model = build()
