@@ -285,9 +285,10 @@ def test_a_scale_s_gradient_is_summed_after_the_loop(cell, monkeypatch):
     inside = [name for name in qmodel.quantizers if "cell" in name and "kernel" not in name]
     assert sums - before == len(inside)
     one, other = (qmodel.quantizers.named(g["quantizers"]) for g in (ours, plain))
-    for name in inside:
-        assert one[name]["log2_scale"] != 0
-        np.testing.assert_allclose(one[name]["log2_scale"], other[name]["log2_scale"], rtol=1e-4, atol=1e-6)
+    found, expected = (np.stack([g[name]["log2_scale"] for name in inside]) for g in (one, other))
+    assert np.all(found != 0)
+    # sums of floats, apart by their rounding; test_fake_quant_gradients has numbers whose sums are exact
+    assert np.abs(found - expected).max() <= 2.0**-20 * np.abs(expected).max()
     for a, b in zip(jax.tree.leaves(ours["model"]), jax.tree.leaves(plain["model"]), strict=True):
         assert np.array_equal(a, b)
 
