@@ -62,7 +62,7 @@ def _reals(codes: jax.Array, scale: jax.Array) -> jax.Array:
 
 @jax.custom_jvp
 def _scaled(codes: jax.Array, scale: jax.Array) -> jax.Array:
-    """`codes * scale`, rounded before it is read; its derivative is that of the product.
+    """`codes * scale`, rounded before it is read; its derivative is that of the product, the scale being a constant.
 
     JAX sees no broadcast inside of it. A scan under differentiation would take that out of its body: every step would
     read an array of the tensor's size where it needs one number.
