@@ -12,6 +12,7 @@ from jax.core import Tracer
 
 from qjax.assign import assign
 from qjax.assign.backend import backend_of, target_of
+from qjax.batches import batch_size
 from qjax.callers import users_level
 from qjax.finite import check_finite
 from qjax.graph import state as states
@@ -74,7 +75,9 @@ def graph_of(
     arrays, rest = split_arguments(args)
     place = None if state is None else _located(state, model, args, traced)
     concrete = not any(isinstance(x, Tracer) for x in traced.args)
-    second = _second(model, read, (arrays, rest), traced, batch)
+    second = None
+    if batch != "fixed" and _have_a_batch(arrays, traced.names, batch, said=checked):
+        second = _second(model, read, (arrays, rest), traced, batch)
     programs = (traced.read,) if second is None else (traced.read, second[0].read)
     if concrete:
         _converts(check_nothing_drawn, programs)
@@ -144,15 +147,13 @@ def check_batch(what: str, batch: Any) -> None:
 def _second(
     model: nnx.Module, read: Any, given: tuple[list[Any], Any], traced: Traced, batch: Batch | None
 ) -> tuple[Traced, Annotation, tuple[int, int]] | None:
-    """The model on another batch: its trace and annotation, and both sizes; None where the batch is fixed.
+    """The model on another batch: its trace and annotation, and both sizes; None where its state fixes the batch.
 
     Raises:
       ConversionError: the model fails there, and holds no state that explains it.
     """
-    if batch == "fixed":
-        return None
     arrays, rest = given
-    size = _batch_size(arrays, traced.names[len(traced.names) - len(arrays) :])
+    size = batch_size(tuple(arrays))
     # A slice such as h[:2] keeps a batch of one or two whole. The other batch is larger than most such slices.
     other_size = 2 * size if size > 2 else 64
     larger = [jnp.zeros((other_size, *a.shape[1:]), a.dtype) if a.ndim else a for a in arrays]
@@ -198,14 +199,27 @@ def _check_stateless(traced: Traced, annotation: Annotation) -> None:
             )
 
 
-def _batch_size(arrays: list[Any], names: Sequence[str]) -> int:
+def _have_a_batch(arrays: list[Any], names: Sequence[str], batch: Batch | None, *, said: bool) -> bool:
+    """Whether the arguments have one first axis, the batch; if not, a graph takes their shapes only.
+
+    said: whether the user knows.
+    """
+    names = names[len(names) - len(arrays) :]
     sizes = {name: int(a.shape[0]) for name, a in zip(names, arrays, strict=True) if a.ndim}
-    if not sizes:
-        raise ValueError("convert: expected a sample with at least one array whose first axis is the batch.")
-    if len(set(sizes.values())) > 1:
-        listed = ", ".join(f"{name} has {size}" for name, size in sizes.items())
+    if len(set(sizes.values())) == 1:
+        return True
+    found = ", ".join(f"{name} has {size}" for name, size in sizes.items()) or "no argument is an array with an axis"
+    why = f"convert: the first axis of every argument is the batch, but {found}."
+    if batch == "free":
         raise ValueError(
-            f"convert: the first axis of every argument is the batch, but {listed}. What belongs to no example (a mask "
-            "for all of them, say) is a constant of the model, or is repeated for every example."
+            f"{why} What belongs to no example (a mask for all of them, say) is a constant of the model, or is "
+            'repeated for every example. Or take the sample\'s shapes only: convert(..., batch="fixed").'
         )
-    return next(iter(sizes.values()))
+    if not said:
+        warnings.warn(
+            f"{why} So the graph takes these shapes only. For a graph of any batch, what belongs to no example (a mask "
+            "for all of them, say) is a constant of the model, or is repeated for every example. If one size is meant, "
+            'say so: convert(..., batch="fixed").',
+            stacklevel=users_level(),
+        )
+    return False

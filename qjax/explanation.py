@@ -21,6 +21,7 @@ from qjax.tracing import (
     Annotation,
     Composite,
     Equation,
+    Lost,
     Program,
     keeps_number,
     lost_tables,
@@ -151,7 +152,7 @@ def refused_rows(traced: Traced, annotation: Annotation, plan: Plan) -> tuple[Ex
 
 
 def _rows(
-    program: Program, annotation: Annotation, plan: Plan, needed: set[Equation], lost: Mapping[Equation, float]
+    program: Program, annotation: Annotation, plan: Plan, needed: set[Equation], lost: Mapping[Equation, Lost]
 ) -> Iterator[Explained]:
     for eqn in program.equations:
         if eqn not in needed or all(annotation.is_constant(eqn)) or makes_codes(eqn):

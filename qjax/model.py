@@ -111,8 +111,8 @@ def quantize(model: nnx.Module, recipe: Recipe, sample: Any, *, progress: bool |
     refused = obstacles(traced, annotation, plan)
     if refused:
         warnings.warn(f"quantize: the model trains, but convert will refuse it.\n{refused}", stacklevel=2)
-    for eqn, share in lost_tables(annotation, qmodel.qparams().get).items():
-        warnings.warn(said(eqn, share), stacklevel=2)
+    for eqn, lost in lost_tables(annotation, qmodel.qparams().get).items():
+        warnings.warn(said(eqn, lost), stacklevel=2)
     return qmodel
 
 
@@ -141,8 +141,9 @@ def convert(
         its patterns match; None takes the recipe's.
       batch: "free": the graph takes any batch, and the model is traced on a second one to prove it. "fixed": it takes
         the sample's only, and the first axes of arguments may differ. None: "free"; but "fixed" where the model cannot
-        be traced on another batch and holds a state with one row per example, such as a cache of its own. A graph with
-        a fixed batch says so: `graph.ir.metadata["batch"] == "fixed"`.
+        be traced on another batch and holds a state with one row per example, such as a cache of its own; and, with a
+        warning, where the first axes of the arguments differ. A graph with a fixed batch says so:
+        `graph.ir.metadata["batch"] == "fixed"`.
       state: the argument, by name or position, that the call returns changed, such as a cache. Its next value is the
         part of the result that has the same structure, shapes and dtypes (of several, the one with the same name);
         `state=(argument, key of the result)` says which. Both get the state's scales and zero points, so that

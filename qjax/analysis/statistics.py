@@ -201,7 +201,8 @@ def statistics(
             sample = args
             call = qmodel.trace(*args)
             annotation, places = call.annotation, call.places
-            steep = {annotation.tables[e].label: s for e, s in lost_tables(annotation, qmodel.qparams().get).items()}
+            lost = lost_tables(annotation, qmodel.qparams().get)
+            steep = {annotation.tables[eqn].label: found.share for eqn, found in lost.items()}
             _check_matched(patterns, places)
         examples += batch_size(args)
         _merge(totals, jax.device_get(step(state, args)), places)

@@ -29,7 +29,7 @@ from qjax.run.ends import (
     quantize_inputs,
     result_of,
 )
-from qjax.run.interpreter import Interpreter, check_shape, check_shapes
+from qjax.run.interpreter import Interpreter, check_shape, check_shapes, each
 from qjax.summary import table
 
 if TYPE_CHECKING:
@@ -105,14 +105,13 @@ class IntegerGraph:
         return codes[0] if len(codes) == 1 else tuple(codes)
 
     def run(self, *codes: Any) -> Any:
-        """Codes to codes: the integer part by itself."""
-        outputs = self.interpreter(*codes)
+        """Codes to codes: the integer part by itself. The tuple that `quantize` returns will do, too."""
+        outputs = self.interpreter(*each(codes))
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def dequantize(self, *codes: Any) -> Any:
         """Real outputs of output codes, in the structure of the model's own output."""
-        if len(codes) == 1 and isinstance(codes[0], tuple):
-            codes = codes[0]
+        codes = each(codes)
         if len(codes) != len(self.ir.outputs):
             raise TypeError(
                 f"The graph has {len(self.ir.outputs)} outputs ({', '.join(self.ir.outputs)}), got {len(codes)}."

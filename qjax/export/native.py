@@ -15,7 +15,7 @@ import numpy as np
 from qjax.export.emit.c import to_files
 from qjax.graph.ir import Graph
 from qjax.graph.sizes import shapes_at
-from qjax.run.interpreter import Interpreter, check_shape
+from qjax.run.interpreter import Interpreter, check_shape, each
 
 FLAGS = ("-std=c99", "-O3", "-march=native", "-shared", "-fPIC")
 _NAME = "model"
@@ -83,7 +83,7 @@ class Native:
         """
         if self.threads > 1:
             self._check_process()
-        arrays = self._interpreter.checked([np.asarray(x) for x in codes])
+        arrays = self._interpreter.checked([np.asarray(x) for x in each(codes)])
         for (name, shape), array in zip(self._inputs, arrays, strict=True):
             check_shape(name, shape, tuple(array.shape))
         given = [np.ascontiguousarray(array) for array in arrays]

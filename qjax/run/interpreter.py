@@ -105,6 +105,11 @@ def _check_codes(tensor: Tensor, array: Any) -> None:
         )
 
 
+def each(codes: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arrays of a call that gives them one by one, or all in one tuple, as `IntegerGraph.quantize` returns it."""
+    return codes[0] if len(codes) == 1 and isinstance(codes[0], tuple) else codes
+
+
 def check_count(graph: Graph, inputs: Sequence[Array]) -> None:
     """Raise unless there is one value per input of the graph."""
     if len(inputs) != len(graph.inputs):

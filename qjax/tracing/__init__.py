@@ -4,7 +4,7 @@ from qjax.tracing.annotate import Annotation, Place, annotate
 from qjax.tracing.evaluate import Evaluation, Params, Quantizer, Recorder, Taps
 from qjax.tracing.integers import Integers, integer_roots, observed, with_integers
 from qjax.tracing.marker import Layer, bind
-from qjax.tracing.meaning import lost_tables, said
+from qjax.tracing.meaning import Lost, lost_tables, said
 from qjax.tracing.program import ATOMIC, NAMED, SCOPE, Composite, Equation, Program, Value, from_jaxpr, user_line
 from qjax.tracing.rewrites import rewrite
 from qjax.tracing.rewrites.adapters import Adapter, adapter_of, joined, with_adapters_within
@@ -33,6 +33,7 @@ __all__ = [
     "Evaluation",
     "Integers",
     "Layer",
+    "Lost",
     "Params",
     "Place",
     "Program",

@@ -1,5 +1,6 @@
 """Finds tables with too few codes for their function, such as a sine over many periods."""
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -16,6 +17,19 @@ _STEP = 1 / 16
 """Of the function's range: 16 codes of 8 bits."""
 _SHARE = 1 / 8
 """Of the codes; one or two jumps (a sign, a reciprocal) are harmless."""
+_BITS = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Lost:
+    """A table that says little of its function.
+
+    share: of neighbouring codes, see `steep`. coarse: the quantizers of fewer than 16 bits between the last tensor that
+    is made from several others, or the model's input, and the table: each of them rounds what the function reads.
+    """
+
+    share: float
+    coarse: tuple[str, ...]
 
 
 def steep(eqn: Equation, qparams: QParams) -> float:
@@ -37,24 +51,46 @@ def steep(eqn: Equation, qparams: QParams) -> float:
     return float(np.mean(np.abs(np.diff(y)) > _STEP * np.ptp(y)))
 
 
-def lost_tables(annotation: Annotation, qparams_of: Callable[[str], QParams | None]) -> dict[Equation, float]:
-    """The tables that say little of their function: more than one in eight steps is `steep`. Equation -> share."""
-    found: dict[Equation, float] = {}
+def lost_tables(annotation: Annotation, qparams_of: Callable[[str], QParams | None]) -> dict[Equation, Lost]:
+    """The tables that say little of their function: more than one in eight steps is `steep`."""
+    found: dict[Equation, Lost] = {}
     for eqn, place in annotation.tables.items():
         qparams = qparams_of(place.name)
         share = 0.0 if qparams is None else steep(eqn, qparams)
         if share > _SHARE:
-            found[eqn] = share
+            found[eqn] = Lost(share, _coarse(annotation, eqn, qparams_of))
     return found
 
 
-def said(eqn: Equation, share: float) -> str:
+def _coarse(annotation: Annotation, eqn: Equation, qparams_of: Callable[[str], QParams | None]) -> tuple[str, ...]:
+    made = {value: before for before in annotation.ops for value in before.outputs}
+    names: list[str] = []
+    while True:
+        read = [v for v, constant in zip(eqn.inputs, annotation.is_constant(eqn), strict=True) if not constant]
+        if len(read) != 1:
+            break
+        place = annotation.values.get(read[0])
+        qparams = None if place is None else qparams_of(place.name)
+        if place is not None and qparams is not None and qparams.spec.bits < _BITS:
+            names.append(place.name)
+        if read[0] not in made:
+            break
+        eqn = made[read[0]]
+    return tuple(dict.fromkeys(reversed(names)))
+
+
+def said(eqn: Equation, lost: Lost) -> str:
     """What is wrong with such a table, and the cures."""
+    names = ", ".join(map(repr, lost.coarse))
+    more_bits = (
+        f"Give its input, and what that is made from, {_BITS} bits: overrides={{name: qjax.Override(activations="
+        f"qjax.QSpec(bits={_BITS})) for name in [{names}]}}. "
+    )
     return (
         f"{eqn.location or eqn.scope or 'the model'}: the function {_name(eqn)} changes by more than 16 of 256 codes "
-        f"between {share:.0%} of its input's neighbouring codes. The graph is exact, and says little of the function. "
-        "Give the input 16 bits, bound it to one period, or compute the function of integers: a function of an integer "
-        "input is a table of its own (qjax.integers)."
+        f"between {lost.share:.0%} of its input's neighbouring codes. The graph is exact, and says little of the "
+        f"function. {more_bits if names else ''}Bound the input to one period, or compute the function of integers: a "
+        "function of an integer input is a table of its own (qjax.integers)."
     )
 
 

@@ -1,7 +1,10 @@
 """What a user reads where a model depends on its batch, or gets arguments of another dtype."""
 
+import re
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import nnx
 
@@ -18,6 +21,19 @@ class Adjacency(nnx.Module):
 
     def __call__(self, x, adjacency):
         return jnp.matmul(adjacency, self.dense(x))
+
+
+class Ragged(nnx.Module):
+    """Takes texts of several lengths, and pads them itself."""
+
+    def __init__(self):
+        self.dense = nnx.Linear(6, 8, rngs=nnx.Rngs(0))
+
+    def __call__(self, texts, times):
+        longest = max(map(len, texts))
+        padded = jnp.stack([jnp.pad(x, ((0, longest - len(x)), (0, 0))) for x in texts])
+        y = nnx.gelu(self.dense(padded)) * (1.0 + jnp.tanh(times))[:, None, None]
+        return [one[: len(x)] for x, one in zip(texts, y, strict=True)]
 
 
 class Median(nnx.Module):
@@ -88,7 +104,29 @@ def test_a_model_that_fails_on_twice_the_batch():
     with pytest.raises(ConversionError, match=r'batch of 4, but fails on one of 8(.|\n)*batch="fixed"'):
         qjax.convert(qmodel, given)
     graph = qjax.convert(qmodel, given, batch="fixed")
-    assert graph.run(*graph.quantize(*given)).shape == (4, 8)
+    assert graph.run(graph.quantize(*given)).shape == (4, 8)
+
+
+def test_examples_of_several_lengths_in_a_list():
+    """As diffusion models and language models take texts: the arguments have no axis for the batch."""
+    texts = [jax.random.normal(jax.random.key(n), (n, 6)) for n in (5, 7)]
+    given = texts, jnp.asarray([0.3, 0.8])
+    qmodel = qjax.quantize(Ragged(), qjax.Recipe(), given)
+    qmodel.eval()
+    found = (
+        "convert: the first axis of every argument is the batch, but input/0/0 has 5, input/0/1 has 7, input/1 has 2."
+    )
+    with pytest.warns(UserWarning, match=re.escape(f"{found} So the graph takes these shapes only.")):
+        graph = qjax.convert(qmodel, given)
+    assert graph.ir.metadata["batch"] == "fixed"
+    assert qjax.verify(graph, qmodel, [given]).exact
+    with pytest.warns(UserWarning, match=re.escape(found)):
+        exact = qjax.exact(qmodel, given)(qmodel, *given)
+    codes = graph.quantize(*given)
+    jax.tree.map(np.testing.assert_array_equal, graph(*given), exact)
+    jax.tree.map(np.testing.assert_array_equal, graph.run(codes), graph.native(1).run(codes))
+    with pytest.raises(ValueError, match=re.escape(found) + '.*convert\\(..., batch="fixed"\\)'):
+        qjax.convert(qmodel, given, batch="free")
 
 
 @pytest.mark.parametrize("batch", ["free", "fixed"])

@@ -151,3 +151,37 @@ def test_a_quantizer_that_loses_its_tensor_is_a_warning():
         warnings.simplefilter("error")
         few = qjax.Recipe(activations=qjax.QSpec(bits=2), output_bits=2)
         qjax.quantize(Of(lambda model, x, _: jnp.tanh(x)), few, batch())
+
+
+class Timed(nnx.Module):
+    """The embedding of a diffusion model's time, a number from 0 to 1, in front of a layer."""
+
+    def __init__(self):
+        self.dense = nnx.Linear(32, 8, rngs=nnx.Rngs(0))
+
+    def __call__(self, time):
+        frequencies = jnp.exp(-jnp.log(1e4) * jnp.arange(16, dtype=jnp.float32) / 16)
+        phase = (1000.0 * time)[:, None] * frequencies[None]
+        return self.dense(jnp.concatenate([jnp.cos(phase), jnp.sin(phase)], axis=-1))
+
+
+def test_the_warning_names_the_tensors_that_need_more_bits():
+    model, times = Timed(), jax.random.uniform(jax.random.key(0), (64,))
+    with pytest.warns(UserWarning, match="neighbouring codes") as said:
+        coarse = qjax.quantize(model, qjax.Recipe(), times)
+    (cure,) = {re.search(r"overrides=(\{.*\})\. ", str(w.message))[1] for w in said}
+    overrides = eval(cure, {"qjax": qjax})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fine = qjax.quantize(model, qjax.Recipe(overrides=overrides), times)
+    assert cosine(qjax.convert(coarse, times)(times), model(times)) < 0.9
+    graph = qjax.convert(fine, times)
+    assert cosine(graph(times), model(times)) > 0.999
+    np.testing.assert_array_equal(graph(times), qjax.exact(fine, times)(fine, times))
+
+
+def test_a_function_that_16_bits_do_not_save_is_not_told_to_take_them():
+    wide = qjax.Override(activations=qjax.QSpec(bits=16))
+    x = jax.random.uniform(jax.random.key(0), (64, 4), minval=-1e6, maxval=1e6)
+    with pytest.warns(UserWarning, match=r"says little of the function\. Bound the input"):
+        qjax.quantize(Of(lambda model, x, positions: jnp.sin(x)), qjax.Recipe(overrides={".*": wide}), (x, x[:, 0]))
