@@ -161,7 +161,7 @@ def _rows(
             yield from _rows(eqn.body, annotation, plan, needed, lost)
             continue
         row = _row(eqn, annotation, plan)
-        yield dataclasses.replace(row, problem=said(eqn, lost[eqn])) if eqn in lost else row
+        yield dataclasses.replace(row, problem=said({eqn: lost[eqn]})) if eqn in lost else row
 
 
 def _row(eqn: Equation, annotation: Annotation, plan: Plan) -> Explained:

@@ -111,8 +111,9 @@ def quantize(model: nnx.Module, recipe: Recipe, sample: Any, *, progress: bool |
     refused = obstacles(traced, annotation, plan)
     if refused:
         warnings.warn(f"quantize: the model trains, but convert will refuse it.\n{refused}", stacklevel=2)
-    for eqn, lost in lost_tables(annotation, qmodel.qparams().get).items():
-        warnings.warn(said(eqn, lost), stacklevel=2)
+    lost = lost_tables(annotation, qmodel.qparams().get)
+    if lost:
+        warnings.warn(said(lost), stacklevel=2)
     return qmodel
 
 

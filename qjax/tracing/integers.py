@@ -82,13 +82,19 @@ class Integers:
 
 
 def integer_roots(program: Program, names: Sequence[str]) -> dict[Value, str]:
-    """The integers of which functions are tables: inputs under their names, computed values under their module's."""
+    """The integers of which functions are tables: inputs under their names, computed values under their module's.
+
+    Slices of an input have its name: coordinates of one position have one range.
+    """
     inputs = dict(zip(program.inputs, names, strict=True))
     made = {value: eqn for eqn in program.equations for value in eqn.outputs}
     found: dict[Value, str] = {}
     for eqn in program.equations:
         if eqn.primitive == NAME and (root := eqn.inputs[0]) not in found:
-            name = inputs.get(root)
+            whole = root
+            while whole in made and made[whole].primitive in ("slice", "squeeze"):
+                whole = made[whole].inputs[0]
+            name = inputs.get(whole)
             if name is None:
                 maker = made[root]
                 name = f"{maker.scope}/{maker.primitive}" if maker.scope else maker.primitive
@@ -99,11 +105,12 @@ def integer_roots(program: Program, names: Sequence[str]) -> dict[Value, str]:
 
 
 def observed(program: Program, args: Sequence[Any], names: Sequence[str]) -> dict[str, jax.Array]:
-    """Per root, the least and the greatest integer in a call: int32 of shape (2,)."""
+    """Per name of roots, the least and the greatest integer in a call: int32 of shape (2,)."""
     flow, known = Flow(program), dict(zip(program.inputs, args, strict=True))
+    inputs = dict(zip(names, program.inputs, strict=True))
     found: dict[str, jax.Array] = {}
-    for root, name in integer_roots(program, names).items():
-        env = dict(known)
+    for of, name in integer_roots(program, names).items():
+        root, env = inputs.get(name, of), dict(known)
         for eqn in flow.between([root], program.inputs):
             given = [v.constant if v.constant is not None else env[v] for v in eqn.inputs]
             env.update(zip(eqn.outputs, eqn.bind(*given), strict=True))

@@ -1,7 +1,7 @@
 """Finds tables with too few codes for their function, such as a sine over many periods."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -79,17 +79,22 @@ def _coarse(annotation: Annotation, eqn: Equation, qparams_of: Callable[[str], Q
     return tuple(dict.fromkeys(reversed(names)))
 
 
-def said(eqn: Equation, lost: Lost) -> str:
-    """What is wrong with such a table, and the cures."""
-    names = ", ".join(map(repr, lost.coarse))
+def said(lost: Mapping[Equation, Lost]) -> str:
+    """What is wrong with such tables, and the cures."""
+    found = dict.fromkeys(
+        f"{eqn.location or eqn.scope or 'the model'}: the function {_name(eqn)} changes by more than 16 of 256 codes "
+        f"between {one.share:.0%} of its input's neighbouring codes"
+        for eqn, one in lost.items()
+    )
+    several = len(found) > 1
+    coarse = ", ".join(repr(name) for name in dict.fromkeys(name for one in lost.values() for name in one.coarse))
     more_bits = (
-        f"Give its input, and what that is made from, {_BITS} bits: overrides={{name: qjax.Override(activations="
-        f"qjax.QSpec(bits={_BITS})) for name in [{names}]}}. "
+        f"Give {'their inputs, and what these are' if several else 'its input, and what that is'} made from, {_BITS} "
+        f"bits: overrides={{name: qjax.Override(activations=qjax.QSpec(bits={_BITS})) for name in [{coarse}]}}. "
     )
     return (
-        f"{eqn.location or eqn.scope or 'the model'}: the function {_name(eqn)} changes by more than 16 of 256 codes "
-        f"between {lost.share:.0%} of its input's neighbouring codes. The graph is exact, and says little of the "
-        f"function. {more_bits if names else ''}Bound the input to one period, or compute the function of integers: a "
+        ";\n".join(found) + f". The graph is exact, and says little of the function{'s' if several else ''}. "
+        f"{more_bits if coarse else ''}Bound the input to one period, or compute the function of integers: a "
         "function of an integer input is a table of its own (qjax.integers)."
     )
 

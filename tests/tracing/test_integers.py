@@ -107,6 +107,68 @@ def test_the_range_of_the_calibrated_integers_is_that_of_the_table(function, sta
         assert np.abs(np.asarray(gradient.model.timescale[...])).max() > 0
 
 
+def coordinates(model, x, positions):
+    """Positions on a plane, as image models rotate by them, in the convention that repeats every angle."""
+    parts = [
+        jnp.repeat(jnp.einsum("bl,c->blc", positions[..., i].astype(jnp.float32), 1 / TIMESCALE[:2]), 2, axis=-1)
+        for i in range(2)
+    ]
+    return x * jnp.sin(jnp.concatenate(parts, axis=-1))
+
+
+def coordinates_as_floats(model, x, positions):
+    plane = positions.astype(jnp.float32)
+    parts = [jnp.repeat(plane[..., i, None] / TIMESCALE[None, None, :2], 2, axis=-1) for i in range(2)]
+    return x * jnp.sin(jnp.concatenate(parts, axis=-1))
+
+
+@pytest.mark.parametrize("function", [coordinates, coordinates_as_floats])
+def test_coordinates_of_positions(function):
+    x, _ = batch()
+    plane = jnp.stack(jnp.divmod(jnp.arange(12, dtype=jnp.int32), 4), axis=-1).reshape(2, 6, 2)
+    qmodel = quantized(function, (x, plane), qjax.integers("positions", 0, 512))
+    (found,) = qmodel.plan.integers
+    assert (found.name, found.low, found.high) == ("input/1", 0, 512)
+    given = (x, 40 * plane)
+    qjax.calibrate(qmodel, [given])
+    graph = qjax.convert(qmodel, (x, plane))
+    np.testing.assert_array_equal(graph(*given), qjax.exact(qmodel, (x, plane))(qmodel, *given))
+    assert cosine(graph(*given), function(None, *given)) > 0.999
+    assert not any("sin" in row.primitive or row.form == "table" for row in qjax.explain(qmodel, (x, plane)).rows)
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda x: jnp.repeat(x, 2, axis=-1),
+        lambda x: x.reshape(2, 6, 2, 4),
+        lambda x: x.reshape(2, 6, 1, 2, 4, 1),
+        lambda x: x.reshape(2, 12, 4),
+        lambda x: x.reshape(12, 8),
+    ],
+    ids=["repeated", "heads", "ones", "same rank", "joined"],
+)
+@pytest.mark.parametrize("where", ["before", "behind"])
+def test_reshapes_around_the_function(move, where):
+    def function(model, x, positions):
+        phase = angles(positions)
+        return move(x) * (jnp.sin(move(phase)) if where == "before" else move(jnp.sin(phase)))
+
+    sample = batch(0, 24)
+    qmodel = quantized(function, sample, qjax.integers("positions", 0, 2048))
+    given = batch(0, 2048)
+    qjax.calibrate(qmodel, [given])
+    graph = qjax.convert(qmodel, sample, batch="fixed")
+    if not qmodel.plan.integers:
+        # the positions' own axis is joined with the others before the sine: no table of integers has these rows
+        assert where == "before"
+        assert function(None, *given).shape in ((2, 12, 4), (12, 8))
+        return
+    exact = qjax.exact(qmodel, sample, batch="fixed")(qmodel, *given)
+    np.testing.assert_array_equal(graph(*given), exact)
+    assert cosine(graph(*given), function(None, *given)) > 0.999
+
+
 def test_an_affine_step_of_integers_needs_no_table():
     given = batch(0, 64)
     qmodel = quantized(lambda model, x, positions: x[..., 0] - 0.25 * positions.astype(jnp.float32), given)
@@ -169,7 +231,10 @@ def test_the_warning_names_the_tensors_that_need_more_bits():
     model, times = Timed(), jax.random.uniform(jax.random.key(0), (64,))
     with pytest.warns(UserWarning, match="neighbouring codes") as said:
         coarse = qjax.quantize(model, qjax.Recipe(), times)
-    (cure,) = {re.search(r"overrides=(\{.*\})\. ", str(w.message))[1] for w in said}
+    (message,) = (str(warning.message) for warning in said)
+    assert "the function cos changes" in message
+    assert "the function sin changes" in message
+    cure = re.search(r"overrides=(\{.*\})\. ", message)[1]
     overrides = eval(cure, {"qjax": qjax})
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -8,7 +8,8 @@ Affine steps and clamps alone need no table: there the integer itself is the acc
 """
 
 import dataclasses
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -17,7 +18,7 @@ from qjax.tracing.arrays import OUTER, knows
 from qjax.tracing.composite import composite, replaced
 from qjax.tracing.expressions import IDENTITIES
 from qjax.tracing.program import Equation, Program, Value
-from qjax.tracing.rewrites.flow import Axes, Flow, moved_axes, pruned
+from qjax.tracing.rewrites.flow import Axes, Flow, Found, moved_axes, pruned
 from qjax.tracing.rewrites.inline import inlined
 from qjax.tracing.rewrites.literals import numbers
 
@@ -31,6 +32,9 @@ _AFFINE = IDENTITIES | frozenset(
     """add add_any sub mul div neg max min clamp relu convert_element_type concatenate slice rev broadcast_in_dim
     reshape squeeze expand_dims transpose""".split()  # noqa: SIM905
 )
+
+
+_CURVES = frozenset({"cos", "exp", "exp2", "log", "log1p", "logistic", "rsqrt", "sin", "sqrt", "square", "tan", "tanh"})
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -50,12 +54,97 @@ def find_integer_functions(program: Program) -> Program:
     """The program with each such function that something else reads as one equation."""
     if not any(_begins(eqn) for eqn in program.equations):
         return program
-    flow, number = Flow(program), numbers(program)
-    chains: dict[Value, _Chain] = {}
+    slices = _slices(program)
+    if not slices:
+        return _found(program)
+    sliced, integers = _with_slices_of_integers(program, slices)
+    roots = {eqn.inputs[0] for eqn in _found(sliced).equations if eqn.primitive == NAME}
+    wanted = {value: moves for value, moves in slices.items() if integers[value] in roots}
+    return _found(_with_slices_of_integers(program, wanted)[0])
+
+
+def _slices(program: Program) -> dict[Value, list[Equation]]:
+    """Slices of floats that are integers of the data, such as one of the coordinates of a position.
+
+    Each with the cast before it, the slice, and what drops the axis of one element behind it.
+    """
+    flow, found = Flow(program), dict[Value, list[Equation]]()
+    casts = {eqn.outputs[0]: eqn for eqn in program.equations if eqn.primitive != OUTER and _begins(eqn)}
     for eqn in program.equations:
+        if eqn.primitive != "slice" or eqn.inputs[0] not in casts:
+            continue
+        moves = [casts[eqn.inputs[0]], eqn]
+        readers = flow.readers.get(eqn.outputs[0], ())
+        if len(readers) == 1 and readers[0].primitive == "squeeze" and eqn.outputs[0] not in program.outputs:
+            moves.append(readers[0])
+        found[moves[-1].outputs[0]] = moves
+    return found
+
+
+def _with_slices_of_integers(
+    program: Program, slices: Mapping[Value, Sequence[Equation]]
+) -> tuple[Program, dict[Value, Value]]:
+    """The program that makes the floats of slices of the integers themselves, and these integers."""
+    ends = {moves[-1]: moves for moves in slices.values()}
+    equations: list[Equation] = []
+    integers: dict[Value, Value] = {}
+    for eqn in program.equations:
+        if eqn not in ends:
+            equations.append(eqn)
+            continue
+        cast, *moves = ends[eqn]
+        (value,) = cast.inputs
+        for move in moves:
+            moved = Value(move.out_shapes[0], value.dtype)
+            equations.append(dataclasses.replace(move, inputs=(value,), outputs=(moved,)))
+            value = moved
+        equations.append(dataclasses.replace(cast, inputs=(value,), outputs=eqn.outputs))
+        integers[eqn.outputs[0]] = value
+    unread = {eqn for moves in slices.values() for eqn in moves[:-1]}
+    return pruned(dataclasses.replace(program, equations=tuple(equations)), unread), integers
+
+
+def _before_joins(program: Program) -> Program:
+    """The program with functions of what is joined of functions of several integers in front of the joint."""
+    flow = Flow(program)
+    chains = _chains(flow)
+
+    def joint(value: Value) -> Equation | None:
+        eqn = flow.made.get(value)
+        if value in chains or eqn is None or eqn.primitive != "concatenate":
+            return None
+        return eqn if all(part in chains or joint(part) for part in eqn.inputs) else None
+
+    def moved(eqn: Equation, value: Value, output: Value) -> list[Equation]:
+        if (join := joint(value)) is None:
+            return [dataclasses.replace(eqn, inputs=(value,), outputs=(output,))]
+        parts = tuple(Value(part.shape, output.dtype) for part in join.inputs)
+        own = [new for part, result in zip(join.inputs, parts, strict=True) for new in moved(eqn, part, result)]
+        return [*own, dataclasses.replace(join, inputs=parts, outputs=(output,))]
+
+    curves = {eqn for eqn in program.equations if eqn.primitive in _CURVES and joint(eqn.inputs[0]) is not None}
+    if not curves:
+        return program
+    equations: list[Equation] = []
+    for eqn in program.equations:
+        equations += moved(eqn, eqn.inputs[0], eqn.outputs[0]) if eqn in curves else [eqn]
+    joints = {eqn for eqn in program.equations if eqn.primitive == "concatenate"}
+    return pruned(dataclasses.replace(program, equations=tuple(equations)), joints)
+
+
+def _chains(flow: Flow) -> dict[Value, _Chain]:
+    number, chains = numbers(flow.program), dict[Value, _Chain]()
+    for eqn in flow.program.equations:
         found = _chain(flow, eqn, chains, number)
         if found is not None:
             chains[eqn.outputs[0]] = found
+    return chains
+
+
+def _found(program: Program) -> Program:
+    program = _before_joins(program)
+    flow = Flow(program)
+    chains = _chains(flow)
     groups: list[Equation] = []
     behind: dict[Equation, list[Equation]] = {}
     ends = dict.fromkeys(
@@ -120,6 +209,9 @@ def _chain(flow: Flow, eqn: Equation, chains: dict[Value, _Chain], number: Numbe
     data = [value for value in eqn.inputs if not _fixed(value)]
     if _begins(eqn):
         source = flow.behind(data[0])
+        if set(range(len(source.value.shape))) != {axis for axis in source.axes if axis is not None}:
+            # a squeeze lies between, and the table's rows need every axis
+            source = Found(data[0], flow.made.get(data[0]), tuple(range(len(data[0].shape))))
         fixed = [value for value in eqn.inputs if value is not data[0]]
         if _fixed(source.value) or any(not _readable(flow, value, number) for value in fixed):
             return None
@@ -146,6 +238,8 @@ def _axes(flow: Flow, eqn: Equation, chains: dict[Value, _Chain]) -> Axes | None
     """Which axes of the result are the integers' own; None where a constant differs from integer to integer."""
     rank = len(eqn.out_shapes[0])
     moved = moved_axes(eqn)
+    if moved is None and eqn.primitive == "reshape":
+        return _reshaped(chains[eqn.inputs[0]].axes, eqn.in_shapes[0], eqn.out_shapes[0])
     if moved is not None:
         inner = chains[eqn.inputs[0]].axes
         return tuple(None if axis is None else inner[axis] for axis in moved)
@@ -170,6 +264,33 @@ def _axes(flow: Flow, eqn: Equation, chains: dict[Value, _Chain]) -> Axes | None
         if any(found[axis] is not None for axis in changed):
             return None
     return tuple(found)
+
+
+def _reshaped(axes: Axes, before: Sequence[int], after: Sequence[int]) -> Axes | None:
+    """The axes behind a reshape that joins or parts some that are not the integers' own; None where it does these."""
+    found: list[int | None] = []
+    start = 0
+    if 0 in before:
+        return None
+    while len(found) < len(after):
+        if start == len(before):
+            return (*found, *(None,) * (len(after) - len(found)))  # what is left has one element
+        first, stop = len(found), start + 1
+        end = first + 1
+        while (own := math.prod(before[start:stop])) != (other := math.prod(after[first:end])):
+            if own < other:
+                stop += 1
+            else:
+                end += 1
+        block = [axis for axis in axes[start:stop] if axis is not None]
+        if (stop - start, end - first) == (1, 1):
+            found.append(axes[start])
+        elif block:
+            return None
+        else:
+            found += [None] * (end - first)
+        start = stop
+    return tuple(found) if all(axis is None for axis in axes[start:]) else None
 
 
 def _fixed(value: Value) -> bool:
