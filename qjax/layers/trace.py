@@ -298,7 +298,8 @@ def _explained(error: Exception) -> str:
         jax.errors.TracerArrayConversionError: "a call of numpy on an array that is being traced",
         jax.errors.TracerIntegerConversionError: "a shape or an index of Python that comes from an array",
     }
-    what = next((text for kind, text in kinds.items() if isinstance(error, kind)), "a shape that depends on data")
+    other = "a shape, or a number of Python (float(x), x.item()), that depends on data"
+    what = next((text for kind, text in kinds.items() if isinstance(error, kind)), other)
     return (
         f"{line or 'unknown line'}: {what}. A model is traced once for all inputs, so its structure must not depend on "
         "their numbers. Use jnp.where (or size=... of jnp.nonzero, jnp.unique) so that every shape is fixed, and jnp "

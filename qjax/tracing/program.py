@@ -45,6 +45,11 @@ ATOMIC = frozenset(
 _SEARCHES = frozenset({"digitize", "interp", "searchsorted"})
 """Functions of `jax.numpy` that search a sorted array: kept whole, so that what is said of one names it."""
 
+WRITTEN_ANEW = frozenset({"hypot"})
+"""Functions of `jax.numpy` whose own equations are no good on codes, see `rewrites.calls`."""
+
+_WHOLE = ATOMIC | _SEARCHES | WRITTEN_ANEW
+
 IDENTITY = "identity"
 """The name of a call of a function that gives back its argument."""
 
@@ -249,7 +254,7 @@ def _read(jaxpr: Any, env: dict[object, Value], scope: str, location: str | None
                 name = "relu"
             elif name == "custom_jvp_call" and _only_call(inner) == "relu6":
                 name = "relu6"
-            elif called.lstrip("_") in ATOMIC | _SEARCHES and not _contains_matmul(inner.jaxpr):
+            elif called.lstrip("_") in _WHOLE and not _contains_matmul(inner.jaxpr):
                 name = called.lstrip("_")
             elif name in CUSTOM and _is_identity(inner):
                 name = IDENTITY

@@ -234,7 +234,7 @@ def test_the_warning_names_the_tensors_that_need_more_bits():
     (message,) = (str(warning.message) for warning in said)
     assert "the function cos changes" in message
     assert "the function sin changes" in message
-    cure = re.search(r"overrides=(\{.*\})\. ", message)[1]
+    (cure,) = re.findall(r"overrides=(\{.*\})\. ", message)
     overrides = eval(cure, {"qjax": qjax})
     with warnings.catch_warnings():
         warnings.simplefilter("error")

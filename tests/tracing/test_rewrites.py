@@ -45,6 +45,12 @@ def centred(x, axis=-1):
     return x - x.mean(axis, keepdims=True)
 
 
+@jax.jit
+def hypot(x, y):
+    """An estimate of the length, as people write it for microcontrollers."""
+    return jnp.maximum(x, y) + 0.5 * jnp.minimum(x, y)
+
+
 FOUND = {
     "softmax": (jax.nn.softmax, ["softmax"]),
     "softmax by hand": (lambda x: exponentials(x) / exponentials(x).sum(-1, keepdims=True), ["softmax"]),
@@ -64,6 +70,8 @@ FOUND = {
     "tile": (lambda x: jnp.tile(x, (1, 2, 1)), ["broadcast_in_dim", "reshape"]),
     "rows": (lambda x: x[:, jnp.asarray([2, 0])], ["gather"]),
     "one row": (lambda x: x[:, 1], ["slice", "squeeze"]),
+    "the length of a vector": (lambda x: jnp.hypot(x, jnp.flip(x, 1)), ["rev", "table", "table", "add", "table"]),
+    "another function of that name": (lambda x: hypot(x, jnp.flip(x, 1)), ["rev", "max", "min", "mul", "add"]),
     "a loop": (lambda x: lax.fori_loop(0, 3, lambda i, y: y * 0.5, x), ["scan"]),
 }
 
