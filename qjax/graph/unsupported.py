@@ -41,7 +41,11 @@ _KNOTS = (
 )
 _CALLBACK = "A graph runs without Python: take the call out of what is converted, behind a flag of the module, say."
 _RANDOM = "Switch it off in evaluation mode (module.eval()), or draw the numbers outside and pass them in."
-_FREQUENCY = "A Fourier transform of fixed length is a product with a constant matrix: write it as one."
+_FREQUENCY = "Its length is above 4096, or changes: transform parts of the signal."
+_REALS = (
+    "Return jnp.real(z) and jnp.imag(z), and compute with both what this operation does. Sums, products, quotients, "
+    "exp, abs and Fourier transforms of complex numbers need no change."
+)
 _UNSIGNED = (
     "A graph holds integers as int32, where numbers of uint32 from 2^31 on are negative. Compute with int32, or cast "
     "with .astype(jnp.int32) before you compare or choose."
@@ -86,10 +90,10 @@ def problem_of(eqn: Equation) -> str:
 
 def _reason(eqn: Equation) -> str:
     shapes = ", ".join("x".join(str(n) for n in shape) or "scalar" for shape in eqn.in_shapes)
-    if _becomes_complex(eqn):
+    if _is_complex(eqn):
         return (
-            f"{eqn.primitive!r} on {shapes} makes complex numbers, a Fourier transform's first step; they have no "
-            "integer form"
+            f"{eqn.primitive!r} on {shapes}: complex numbers are returned here, or read by an operation that has no "
+            "form in pairs of real numbers"
         )
     return f"{(eqn.function or eqn.primitive)!r} on {shapes} has no integer form"
 
@@ -100,15 +104,15 @@ def cures_of(eqn: Equation) -> tuple[str, str]:
     second = _ISLAND.format(scope=eqn.scope) if possible else _CUT
     unsigned = bool(eqn.out_dtypes) and eqn.out_dtypes[0] == np.uint32
     first = _CURES.get(eqn.function or eqn.primitive, _UNSIGNED if unsigned else _STATISTICS)
-    if _becomes_complex(eqn):
-        first = _FREQUENCY
+    if _is_complex(eqn):
+        first = _FREQUENCY if eqn.primitive == "fft" else _REALS
     elif eqn.primitive == "convert_element_type" and eqn.inputs[0].is_float and not eqn.outputs[0].is_float:
         first = _WHOLE
     return first, second
 
 
-def _becomes_complex(eqn: Equation) -> bool:
-    return eqn.primitive == "convert_element_type" and jnp.issubdtype(eqn.out_dtypes[0], jnp.complexfloating)
+def _is_complex(eqn: Equation) -> bool:
+    return any(jnp.issubdtype(dtype, jnp.complexfloating) for dtype in (*eqn.in_dtypes, *eqn.out_dtypes))
 
 
 def _primitives(eqn: Equation) -> list[str]:

@@ -21,6 +21,7 @@ from qjax.tracing.rewrites.masked_logs import mask_logs
 from qjax.tracing.rewrites.masks import part_masks
 from qjax.tracing.rewrites.moves import simplify_moves
 from qjax.tracing.rewrites.normalize import find_normalize
+from qjax.tracing.rewrites.pairs import write_pairs
 from qjax.tracing.rewrites.per_example_gathers import take_own
 from qjax.tracing.rewrites.places import place_constants
 from qjax.tracing.rewrites.repeats import read_unrepeated
@@ -67,6 +68,8 @@ _INSIDE: dict[Rewriter, Rewriter] = {write_wraps: write_wraps_inside}
 def rewrite(program: Program, constant: Sequence[bool] = ()) -> Program:
     """The program after every rewriter, its bodies included; constant: per input, whether it is a parameter."""
     program = drop_unread(program)
+    mark_fixed(program, constant)
+    program = write_pairs(program)
     mark_fixed(program, constant)
     program = sink_masks(find_flags(turned(hoist_functions(program))))
     mark_fixed(program, constant)

@@ -87,7 +87,7 @@ class Flow:
             array = np.asarray(found.value.constant)
             if array.size and array.dtype.kind in "fiub" and (array.size == 1 or (array == array.flat[0]).all()):
                 return float(array.flat[0])
-            return float(array.flat[0]) if array.size == 1 else None
+            return float(array.flat[0]) if array.size == 1 and not np.iscomplexobj(array) else None
         eqn = found.equation
         if eqn is None or eqn.primitive not in _NUMBERS or len(eqn.inputs) > 2:
             return None
