@@ -62,10 +62,26 @@ def test_fourier_transforms(shape, norm):
 # ---------------------------------------------------------------------------- arithmetic
 
 
+def _imaginary(z):
+    return jnp.real(z).astype(jnp.complex64) * np.complex64(1j)
+
+
 ARITHMETIC = {
     "product": lambda z, w: z * w,
     "product with a real": lambda z, w: z * jnp.real(w).astype(jnp.complex64),
     "product with i": lambda z, w: z * np.complex64(1j),
+    "imaginary numbers": lambda z, w: (
+        _imaginary(z) * _imaginary(w) + jnp.exp(_imaginary(z)) / _imaginary(2 + jnp.abs(w))
+    ),
+    "lengths of imaginary numbers": lambda z, w: (
+        jnp.abs(_imaginary(z)),
+        jnp.real(_imaginary(z)),
+        jnp.imag(jnp.real(z).astype(jnp.complex64)),
+    ),
+    "moves of imaginary numbers": lambda z, w: jnp.concatenate([_imaginary(z), w, _imaginary(w)], axis=1),
+    "transforms of imaginary numbers": lambda z, w: (
+        jnp.fft.fft(_imaginary(z)) + jnp.fft.irfft(_imaginary(w), n=4).astype(jnp.complex64)
+    ),
     "quotient": lambda z, w: z / (w + np.complex64(3)),
     "quotient by a real": lambda z, w: z / (2 + jnp.abs(w)).astype(jnp.complex64),
     "power": lambda z, w: z**3 - jnp.square(w),

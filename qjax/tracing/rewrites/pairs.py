@@ -24,7 +24,7 @@ LONGEST = 4096
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """re + i im; None stands for zeros."""
+    """re + i im; None stands for zeros, and at most one is None."""
 
     re: Any
     im: Any
@@ -125,11 +125,11 @@ class _Writer:
     def _parts(self, value: Value, eqn: Equation) -> list[Value]:
         """Both parts of a complex value."""
         pair = self._pair(value, eqn)
-        if pair.im is not None:
+        if pair.re is not None and pair.im is not None:
             return [pair.re, pair.im]
-        equations, (zeros,) = inlined(jnp.zeros_like, [pair.re], None, eqn)
+        equations, (zeros,) = inlined(jnp.zeros_like, [_any(pair)], None, eqn)
         self.equations += equations
-        return [pair.re, zeros]
+        return [zeros if part is None else part for part in (pair.re, pair.im)]
 
     def _kept(self, eqn: Equation) -> Equation:
         """An equation without a rule. It makes its complex operands itself, so that an error names it."""
@@ -149,9 +149,7 @@ class _Writer:
     def whole(self, value: Value, eqn: Equation) -> Value:
         """A value as something complex again, where it is a pair."""
         if value in self._pairs and value not in self._wholes:
-            pair = self._pairs[value]
-            parts = [part for part in (pair.re, pair.im) if part is not None]
-            equations, (self._wholes[value],) = inlined(lambda *x: lax.complex(*_both(*x)), parts, None, eqn)
+            equations, (self._wholes[value],) = inlined(lax.complex, self._parts(value, eqn), None, eqn)
             self.equations += equations
         return self._wholes.get(value, value)
 
@@ -163,7 +161,10 @@ class _Writer:
             if value.constant is not None:
                 number = np.asarray(value.constant)
                 parts = [Value(value.shape, part.dtype, part) for part in (number.real.copy(), number.imag.copy())]
-                self._pairs[value] = Pair(parts[0], parts[1] if number.imag.any() else None)
+                self._pairs[value] = Pair(
+                    parts[0] if number.real.any() or not number.imag.any() else None,
+                    parts[1] if number.imag.any() else None,
+                )
             else:
                 equations, parts = inlined(lambda x: [lax.real(x), lax.imag(x)], [value], None, eqn)
                 self.equations += equations
@@ -179,8 +180,12 @@ def _dtype_of_parts(value: Value) -> Any:
     return jnp.finfo(value.dtype).dtype
 
 
-def _both(re: Any, im: Any = None) -> tuple[Any, Any]:
-    return re, jnp.zeros_like(re) if im is None else im
+def _any(x: Pair) -> Any:
+    return x.im if x.re is None else x.re
+
+
+def _or_zeros(part: Any, x: Pair) -> Any:
+    return jnp.zeros_like(_any(x)) if part is None else part
 
 
 # ---------------------------------------------------------------------------- rules
@@ -206,16 +211,17 @@ def _times(multiply: Callable[[Any, Any], Any], x: Pair, y: Pair) -> Pair:
 
 def _each(eqn: Equation, *operands: Pair) -> Pair:
     """A function that moves or sums elements: of the real parts, and of the imaginary ones."""
+    numbers = [x for value, x in zip(eqn.inputs, operands, strict=True) if _is_complex(value)]
 
     def of(part: Callable[[Pair], Any]) -> Any:
+        if all(part(x) is None for x in numbers):
+            return None
         given = [
-            (jnp.zeros_like(x.re) if part(x) is None else part(x)) if _is_complex(value) else x.re
-            for value, x in zip(eqn.inputs, operands, strict=True)
+            _or_zeros(part(x), x) if _is_complex(value) else x.re for value, x in zip(eqn.inputs, operands, strict=True)
         ]
         return eqn.bind(*given)[0]
 
-    real = all(x.im is None for x in operands)
-    return Pair(of(lambda x: x.re), None if real else of(lambda x: x.im))
+    return Pair(of(lambda x: x.re), of(lambda x: x.im))
 
 
 def _cast(eqn: Equation, x: Pair) -> Pair:
@@ -224,14 +230,14 @@ def _cast(eqn: Equation, x: Pair) -> Pair:
     def to(part: Any) -> Any:
         return part if part is None or part.dtype == dtype else lax.convert_element_type(part, dtype)
 
-    return Pair(to(x.re), to(x.im) if _is_complex(eqn.outputs[0]) else None)
+    return Pair(to(x.re), to(x.im)) if _is_complex(eqn.outputs[0]) else Pair(to(_or_zeros(x.re, x)), None)
 
 
 def _quotient(eqn: Equation, x: Pair, y: Pair) -> Pair:
     if y.im is None:
-        return Pair(x.re / y.re, None if x.im is None else x.im / y.re)
-    length = y.re * y.re + y.im * y.im
-    return _times(lax.mul, x, Pair(y.re / length, -y.im / length))
+        return Pair(*(None if part is None else part / y.re for part in (x.re, x.im)))
+    length = _plus(None if y.re is None else y.re * y.re, y.im * y.im)
+    return _times(lax.mul, x, Pair(None if y.re is None else y.re / length, -y.im / length))
 
 
 def _dot(eqn: Equation, x: Pair, y: Pair) -> Pair:
@@ -247,12 +253,16 @@ def _power(eqn: Equation, x: Pair) -> Pair:
 
 
 def _length(eqn: Equation, x: Pair) -> Pair:
-    return Pair(jnp.abs(x.re) if x.im is None else jnp.sqrt(x.re * x.re + x.im * x.im), None)
+    if x.re is None or x.im is None:
+        return Pair(jnp.abs(_any(x)), None)
+    return Pair(jnp.sqrt(x.re * x.re + x.im * x.im), None)
 
 
 def _exponential(eqn: Equation, x: Pair) -> Pair:
-    size = jnp.exp(x.re)
-    return Pair(size, None) if x.im is None else Pair(size * jnp.cos(x.im), size * jnp.sin(x.im))
+    if x.im is None:
+        return Pair(jnp.exp(x.re), None)
+    turned = Pair(jnp.cos(x.im), jnp.sin(x.im))
+    return turned if x.re is None else _times(lax.mul, Pair(jnp.exp(x.re), None), turned)
 
 
 def _conjugate(eqn: Equation, x: Pair) -> Pair:
@@ -260,7 +270,7 @@ def _conjugate(eqn: Equation, x: Pair) -> Pair:
 
 
 def _imaginary(eqn: Equation, x: Pair) -> Pair:
-    return Pair(_both(x.re, x.im)[1], None)
+    return Pair(_or_zeros(x.im, x), None)
 
 
 # ---------------------------------------------------------------------------- Fourier transforms
@@ -283,7 +293,7 @@ def _along(x: Any, matrix: np.ndarray, axis: int) -> Any:
 
 def _transformed(x: Pair, axis: int, length: int, columns: int, sign: int) -> Pair:
     """sum over j of x_j exp(sign 2 pi i j k / length) along an axis, for k < columns."""
-    cos, sin = _waves(x.re.shape[axis], columns, length)
+    cos, sin = _waves(_any(x).shape[axis], columns, length)
     sin = np.float32(sign) * sin
     re = _minus(_along(x.re, cos, axis), _along(x.im, sin, axis))
     return Pair(re, _plus(_along(x.re, sin, axis), _along(x.im, cos, axis)))
@@ -297,12 +307,12 @@ def _fourier(eqn: Equation, x: Pair) -> Pair:
     """`lax.fft` by its definition: FFT, its inverse, and both for real numbers, over the last axes."""
     lengths = eqn.params["fft_lengths"]
     kind, count = _kind(eqn), len(lengths)
-    first = x.re.ndim - count
+    first = _any(x).ndim - count
     if kind == "FFT" or kind == "IFFT":
         for axis, length in enumerate(lengths, first):
             x = _transformed(x, axis, length, length, -1 if kind == "FFT" else 1)
         return x if kind == "FFT" else _scaled(x, math.prod(lengths))
-    last, half = x.re.ndim - 1, lengths[-1] // 2 + 1
+    last, half = _any(x).ndim - 1, lengths[-1] // 2 + 1
     others = list(enumerate(lengths[:-1], first))
     if kind == "RFFT":
         x = _transformed(x, last, lengths[-1], half, -1)
@@ -315,6 +325,8 @@ def _fourier(eqn: Equation, x: Pair) -> Pair:
     # every frequency but the first, and the last of an even number, stands for two
     twice = np.where((np.arange(half) * 2) % lengths[-1] == 0, 1, 2).astype(np.float32)[:, None]
     real = _minus(_along(x.re, cos * twice, last), _along(x.im, sin * twice, last))
+    shape = (*_any(x).shape[:-1], lengths[-1])
+    real = jnp.zeros(shape, _any(x).dtype) if real is None else real
     return _scaled(Pair(real, None), math.prod(lengths))
 
 
@@ -341,8 +353,8 @@ select_n slice squeeze stack stop_gradient tile transpose""".split()  # noqa: SI
 _RULES: Mapping[str, Rule] = {
     **dict.fromkeys(_MOVES, _each),
     "abs": _length,
-    "add": lambda eqn, x, y: Pair(x.re + y.re, _plus(x.im, y.im)),
-    "add_any": lambda eqn, x, y: Pair(x.re + y.re, _plus(x.im, y.im)),
+    "add": lambda eqn, x, y: Pair(_plus(x.re, y.re), _plus(x.im, y.im)),
+    "add_any": lambda eqn, x, y: Pair(_plus(x.re, y.re), _plus(x.im, y.im)),
     "complex": lambda eqn, re, im: Pair(re.re, im.re),
     "conj": _conjugate,
     "convert_element_type": _cast,
@@ -353,9 +365,9 @@ _RULES: Mapping[str, Rule] = {
     "imag": _imaginary,
     "integer_pow": _power,
     "mul": lambda eqn, x, y: _times(lax.mul, x, y),
-    "real": lambda eqn, x: Pair(x.re, None),
+    "real": lambda eqn, x: Pair(_or_zeros(x.re, x), None),
     "square": _power,
-    "sub": lambda eqn, x, y: Pair(x.re - y.re, _minus(x.im, y.im)),
+    "sub": lambda eqn, x, y: Pair(_minus(x.re, y.re), _minus(x.im, y.im)),
 }
 """Primitives on complex numbers. `_power`: a square has no parameter y."""
 
