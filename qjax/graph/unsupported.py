@@ -43,7 +43,7 @@ _CALLBACK = "A graph runs without Python: take the call out of what is converted
 _RANDOM = "Switch it off in evaluation mode (module.eval()), or draw the numbers outside and pass them in."
 _FREQUENCY = "Its length is above 4096, or changes: transform parts of the signal."
 _REALS = (
-    "Return jnp.real(z) and jnp.imag(z), and compute with both what this operation does. Sums, products, quotients, "
+    "Give and return jnp.real(z) and jnp.imag(z), and compute with both what this operation does. Sums, products, quotients, "
     "exp, abs and Fourier transforms of complex numbers need no change."
 )
 _UNSIGNED = (
@@ -92,8 +92,8 @@ def _reason(eqn: Equation) -> str:
     shapes = ", ".join("x".join(str(n) for n in shape) or "scalar" for shape in eqn.in_shapes)
     if _is_complex(eqn):
         return (
-            f"{eqn.primitive!r} on {shapes}: complex numbers are returned here, or read by an operation that has no "
-            "form in pairs of real numbers"
+            f"{eqn.primitive!r} on {shapes}: complex numbers are given to the model here, or returned, or read by an "
+            "operation that has no form in pairs of real numbers"
         )
     return f"{(eqn.function or eqn.primitive)!r} on {shapes} has no integer form"
 

@@ -241,9 +241,34 @@ class Spectrum(nnx.Module):
         return jnp.fft.rfft(self.first(x))
 
 
-def test_a_complex_result_is_refused_with_its_cure():
-    x = jax.random.normal(jax.random.key(0), (3, LENGTH, WIDTH))
+class OfSpectrum(nnx.Module):
+    def __init__(self):
+        self.first = nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(0))
+
+    def __call__(self, z):
+        return self.first(jnp.real(z))
+
+
+@pytest.mark.parametrize(("model", "dtype"), [(Spectrum, jnp.float32), (OfSpectrum, jnp.complex64)])
+def test_complex_results_and_arguments_are_refused_with_the_cure(model, dtype):
+    x = jax.random.normal(jax.random.key(0), (3, LENGTH, WIDTH), dtype)
     with pytest.warns(UserWarning, match="convert will refuse it"):
-        qmodel = qjax.quantize(Spectrum(), qjax.Recipe(), x)
-    with pytest.raises(qjax.ConversionError, match=r"complex numbers are returned.*Return jnp.real\(z\)"):
+        qmodel = qjax.quantize(model(), qjax.Recipe(), x)
+    with pytest.raises(qjax.ConversionError, match=r"given to the model here, or returned.*Give and return jnp.real"):
         qjax.convert(qmodel, x)
+
+
+def test_complex_parameters():
+    class Filter(nnx.Module):
+        def __init__(self):
+            self.first = nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(0))
+            self.weights = nnx.Param(jnp.asarray(normal(4, WIDTH) + 1j * normal(4, WIDTH), jnp.complex64))
+
+        def __call__(self, x):
+            return jnp.fft.irfft(jnp.fft.rfft(self.first(x), axis=1) * self.weights[...][None], n=LENGTH, axis=1)
+
+    x = jax.random.normal(jax.random.key(0), (3, LENGTH, WIDTH))
+    qmodel = qjax.quantize(Filter(), qjax.Recipe(), x)
+    assert qjax.verify(qjax.convert(qmodel, x), qmodel, [x]).exact
+    gradient = nnx.grad(lambda m: jnp.sum(m(x) ** 2))(qmodel)
+    assert np.isfinite(np.asarray(gradient["model"]["weights"][...])).all()
