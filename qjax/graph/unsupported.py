@@ -43,8 +43,8 @@ _CALLBACK = "A graph runs without Python: take the call out of what is converted
 _RANDOM = "Switch it off in evaluation mode (module.eval()), or draw the numbers outside and pass them in."
 _FREQUENCY = "Its length is above 4096, or changes: transform parts of the signal."
 _REALS = (
-    "Give and return jnp.real(z) and jnp.imag(z), and compute with both what this operation does. Sums, products, quotients, "
-    "exp, abs and Fourier transforms of complex numbers need no change."
+    "Give and return jnp.real(z) and jnp.imag(z), and compute with both what this operation does. Sums, products, "
+    "quotients, exp, abs and Fourier transforms of complex numbers need no change."
 )
 _UNSIGNED = (
     "A graph holds integers as int32, where numbers of uint32 from 2^31 on are negative. Compute with int32, or cast "
