@@ -25,6 +25,7 @@ from qjax.tracing.rewrites.pairs import write_pairs
 from qjax.tracing.rewrites.per_example_gathers import take_own
 from qjax.tracing.rewrites.places import place_constants
 from qjax.tracing.rewrites.repeats import read_unrepeated
+from qjax.tracing.rewrites.searches import write_searches
 from qjax.tracing.rewrites.slices import place_slices
 from qjax.tracing.rewrites.softmax import find_softmax
 from qjax.tracing.rewrites.spread import divide_constants, spread_operands
@@ -38,6 +39,7 @@ Rewriter = Callable[[Program], Program]
 
 REWRITERS: tuple[Rewriter, ...] = (
     open_calls,
+    write_searches,
     simplify_moves,
     keep_truth,
     take_own,
