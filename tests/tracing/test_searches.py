@@ -1,5 +1,8 @@
 """Searches of sorted constants as comparisons and tables."""
 
+# what models are made of has no static type here
+# pyright: reportAttributeAccessIssue=false
+
 import jax
 import jax.numpy as jnp
 import numpy as np
