@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 from jax import lax
 
+import qjax
 from qjax.layers import instrument, trace
 from qjax.tracing import Annotation, Evaluation
 from tests.layers.round_trip import data
@@ -119,6 +120,26 @@ def test_what_is_something_else(name):
     primitives, apart = rewritten(function)
     assert unlike not in primitives
     assert apart < 1e-5
+
+
+def test_the_angle_of_a_vector():
+    y, x = (a.ravel() for a in np.meshgrid(*2 * [np.asarray([-3, -1, -0.5, 0, 0.5, 1, 3], np.float32)]))
+
+    def function(y, x):
+        return jnp.arctan2(y, x)
+
+    traced = trace(instrument(Written(lambda v: function(v[:, 0], v[:, 1]))), (jnp.stack([y, x], 1),), {})
+    assert not any(eqn.primitive == "atan2" for eqn in traced.program.equations)
+    values, _ = Evaluation(Annotation(), None).run(traced.program, traced.args, {})
+    np.testing.assert_allclose(traced.outputs(values), np.arctan2(y, x), atol=3e-7)
+    model = Written(lambda v: function(v[:, :3], v[:, 3:]))
+    given = data(32, 6)
+    qmodel = qjax.quantize(model, qjax.Recipe(), given)
+    graph = qjax.convert(qmodel, given)
+    assert qjax.verify(graph, qmodel, [given]).local == 0
+    turned = np.asarray(graph(given)) - np.asarray(model(given))
+    assert np.mean(np.abs((turned + np.pi) % (2 * np.pi) - np.pi) < 0.05) > 0.95
+    assert np.isfinite(jax.grad(lambda v: jnp.sum(qmodel(v)))(jnp.zeros((2, 6)))).all()
 
 
 def test_a_function_of_two_tensors_is_no_table():

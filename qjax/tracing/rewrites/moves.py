@@ -193,13 +193,25 @@ def _min_pool(params: Any) -> Callable[..., Any]:
     return min_pool
 
 
+def _angle(y: Any, x: Any) -> Any:
+    """`jnp.arctan2` by the arc tangent of a number from 0 to 1, and the octant."""
+    wide, high = jnp.abs(x), jnp.abs(y)
+    larger, smaller = jnp.maximum(wide, high), jnp.minimum(wide, high)
+    # the angle of 0, 0 is 0, with a finite derivative
+    angle = jnp.arctan(smaller / jnp.where(larger > 0, larger, jnp.ones_like(larger)))
+    angle = jnp.where(high > wide, np.asarray(np.pi / 2, x.dtype) - angle, angle)
+    angle = jnp.where(x < 0, np.asarray(np.pi, x.dtype) - angle, angle)
+    return jnp.where(y < 0, -angle, angle)
+
+
 WRITTEN: dict[str, Callable[[Any], Callable[..., Any]]] = {
     "stack": _stack,
     "tile": _tile,
     "unstack": _unstack,
     "reduce_window_min": _min_pool,
+    "atan2": lambda params: _angle,
 }
 """Primitive -> its parameters -> the same in other primitives."""
 
-_OF_REALS = frozenset({"reduce_window_min"})
+_OF_REALS = frozenset({"atan2", "reduce_window_min"})
 """Those that are rewritten for floats only."""
