@@ -140,3 +140,14 @@ def test_every_folder_is_checked_by_one_of_the_two_type_checks():
     lines = (ROOT / "tools" / "pyright-strict.json").read_text().splitlines()
     strict = json.loads("\n".join(line for line in lines if not line.lstrip().startswith("//")))
     assert {folder.removeprefix("../") for folder in strict["include"]} == basic - {"**/__pycache__", ".venv*"}
+
+
+def test_no_test_sets_the_environment_where_pytest_imports_it():
+    """Doctests are looked for in every file, and what one sets lasts for all tests of a process and what they start."""
+    found: list[str] = []
+    for file in sorted((ROOT / "tests").rglob("*.py")):
+        for node in tree(file).body:
+            targets = node.targets if isinstance(node, ast.Assign) else []
+            if any(ast.unparse(target).startswith("os.environ") for target in targets):
+                found.append(f"{file.relative_to(ROOT)}:{node.lineno}")
+    assert found == []
