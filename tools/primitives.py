@@ -37,7 +37,7 @@ qjax reads a model as its jaxpr, so this list is complete. For your own model, u
 - **integer**: the operations of `qjax.ops` that read it.
   Which one depends on which operands are data, parameters or integers.
   "written in others" means slices, concatenations and choices, if positions are constants.
-  "pairs of real numbers" means the real and the imaginary part, and products with constant matrices for Fourier transforms.
+  "pairs of real numbers" means the real and the imaginary part. Fourier transforms are products with constant matrices.
 - **table**: an elementwise function of one tensor. A chain of such steps becomes one correctly rounded table of codes.
 - **island**: allowed in a module that the recipe keeps in float (`qjax.FLOAT`).
 
