@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from qjax.ops import products
 from qjax.tracing.composite import composite
 from qjax.tracing.program import Equation, Program, Value
 from qjax.tracing.rewrites.inline import inlined
@@ -242,7 +243,7 @@ def _quotient(eqn: Equation, x: Pair, y: Pair) -> Pair:
 
 def _dot(eqn: Equation, x: Pair, y: Pair) -> Pair:
     numbers, precision = eqn.params["dimension_numbers"], eqn.params["precision"]
-    return _times(lambda a, b: lax.dot_general(a, b, numbers, precision), x, y)
+    return _times(lambda a, b: products.dot_general(a, b, numbers, a.dtype, precision), x, y)
 
 
 def _power(eqn: Equation, x: Pair) -> Pair:
@@ -287,7 +288,7 @@ def _along(x: Any, matrix: np.ndarray, axis: int) -> Any:
     """The product of an axis with a constant matrix; None where there is nothing to add."""
     if x is None or not matrix.any():
         return None
-    y = lax.dot_general(x, jnp.asarray(matrix, x.dtype), (((axis,), (0,)), ((), ())))
+    y = products.dot_general(x, jnp.asarray(matrix, x.dtype), (((axis,), (0,)), ((), ())), x.dtype)
     return jnp.moveaxis(y, -1, axis)
 
 
