@@ -36,6 +36,7 @@ from qjax.tracing import (
     made_of,
     observed,
     sunk,
+    whole_of,
     with_adapters_within,
     with_dynamic,
     with_integers,
@@ -118,10 +119,21 @@ class Plan:
 
         What the recipe does not declare is as wide as the integers of the call, and of those before it.
         """
+
+        def parts_spelled(name: str) -> set[str]:
+            whole = whole_of(name)
+            return {*traced.spellings(name), *(own + name[len(whole) :] for own in traced.spellings(whole))}
+
         known = {own.name: own for own in self.integers}
         seen = observed(traced.program, traced.args, traced.names)
         for name, bounds in seen.items():
-            chosen = next((own for own in declared if own.name in traced.spellings(name)), None)
+            whole = whole_of(name)
+            chosen = next((own for own in declared if own.name in parts_spelled(name)), None)
+            argument = next((own for own in declared if own.name in traced.spellings(whole)), None)
+            if chosen is None and argument is not None:
+                # of all parts; and it is checked on the argument itself
+                known[whole] = dataclasses.replace(argument, name=whole)
+            chosen = chosen or argument
             if chosen is not None:
                 known[name] = dataclasses.replace(chosen, name=name)
             elif isinstance(bounds, Tracer):
@@ -143,7 +155,7 @@ class Plan:
         whole = [name for name, value, state in values if not state and not value.is_float]
         inputs = {spelling for name in whole for spelling in traced.spellings(name)}
         for own in declared:
-            if own.name not in inputs and not any(own.name in traced.spellings(name) for name in seen):
+            if own.name not in inputs and not any(own.name in parts_spelled(name) for name in seen):
                 raise ValueError(
                     f"Recipe: integers {own.name!r} is no integer input of this model. Integer inputs: "
                     f"{', '.join(sorted(map(repr, inputs))) or 'none'}."

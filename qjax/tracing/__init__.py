@@ -2,7 +2,7 @@
 
 from qjax.tracing.annotate import Annotation, Place, annotate
 from qjax.tracing.evaluate import Evaluation, Params, Quantizer, Recorder, Taps
-from qjax.tracing.integers import Integers, integer_roots, observed, with_integers
+from qjax.tracing.integers import Integers, integer_roots, observed, whole_of, with_integers
 from qjax.tracing.marker import Layer, bind
 from qjax.tracing.meaning import Lost, lost_tables, said
 from qjax.tracing.program import ATOMIC, NAMED, SCOPE, Composite, Equation, Program, Value, from_jaxpr, user_line
@@ -65,6 +65,7 @@ __all__ = [
     "user_line",
     "uses_of_parameter",
     "weight_of",
+    "whole_of",
     "with_adapters_within",
     "with_dynamic",
     "with_integers",

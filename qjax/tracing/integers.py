@@ -84,17 +84,14 @@ class Integers:
 def integer_roots(program: Program, names: Sequence[str]) -> dict[Value, str]:
     """The integers of which functions are tables: inputs under their names, computed values under their module's.
 
-    Slices of an input have its name: coordinates of one position have one range.
+    A part of an input has the input's name and its place: "positions[0]" is the first coordinate.
     """
     inputs = dict(zip(program.inputs, names, strict=True))
     made = {value: eqn for eqn in program.equations for value in eqn.outputs}
     found: dict[Value, str] = {}
     for eqn in program.equations:
         if eqn.primitive == NAME and (root := eqn.inputs[0]) not in found:
-            whole = root
-            while whole in made and made[whole].primitive in ("slice", "squeeze"):
-                whole = made[whole].inputs[0]
-            name = inputs.get(whole)
+            name = inputs.get(root) or _part(root, made, inputs)
             if name is None:
                 maker = made[root]
                 name = f"{maker.scope}/{maker.primitive}" if maker.scope else maker.primitive
@@ -104,13 +101,35 @@ def integer_roots(program: Program, names: Sequence[str]) -> dict[Value, str]:
     return found
 
 
+def _part(root: Value, made: Mapping[Value, Equation], inputs: Mapping[Value, str]) -> str | None:
+    """The name of a slice of an input."""
+    place = ""
+    while (maker := made.get(root)) is not None and maker.primitive in ("slice", "squeeze"):
+        if maker.primitive == "slice":
+            p = maker.params
+            steps = p["strides"] or (1,) * len(p["start_indices"])
+            cuts = zip(p["start_indices"], p["limit_indices"], steps, maker.in_shapes[0], strict=True)
+            own = [
+                f"{start}" if stop == start + 1 else f"{start}:{stop}:{step}" if step != 1 else f"{start}:{stop}"
+                for start, stop, step, size in cuts
+                if (start, stop, step) != (0, size, 1)
+            ]
+            place = f"[{', '.join(own)}]{place}"
+        root = maker.inputs[0]
+    return f"{inputs[root]}{place}" if place and root in inputs else None
+
+
+def whole_of(name: str) -> str:
+    """The argument that a part belongs to."""
+    return name.partition("[")[0]
+
+
 def observed(program: Program, args: Sequence[Any], names: Sequence[str]) -> dict[str, jax.Array]:
-    """Per name of roots, the least and the greatest integer in a call: int32 of shape (2,)."""
+    """Per root, the least and the greatest integer in a call: int32 of shape (2,)."""
     flow, known = Flow(program), dict(zip(program.inputs, args, strict=True))
-    inputs = dict(zip(names, program.inputs, strict=True))
     found: dict[str, jax.Array] = {}
-    for of, name in integer_roots(program, names).items():
-        root, env = inputs.get(name, of), dict(known)
+    for root, name in integer_roots(program, names).items():
+        env = dict(known)
         for eqn in flow.between([root], program.inputs):
             given = [v.constant if v.constant is not None else env[v] for v in eqn.inputs]
             env.update(zip(eqn.outputs, eqn.bind(*given), strict=True))

@@ -127,14 +127,34 @@ def test_coordinates_of_positions(function):
     x, _ = batch()
     plane = jnp.stack(jnp.divmod(jnp.arange(12, dtype=jnp.int32), 4), axis=-1).reshape(2, 6, 2)
     qmodel = quantized(function, (x, plane), qjax.integers("positions", 0, 512))
-    (found,) = qmodel.plan.integers
-    assert (found.name, found.low, found.high) == ("input/1", 0, 512)
+    assert {found.name for found in qmodel.plan.integers} == {"input/1", "input/1[0]", "input/1[1]"}
+    assert all((found.low, found.high) == (0, 512) for found in qmodel.plan.integers)
+    with pytest.raises(ValueError, match="expected integers from 0 to 511"):
+        qmodel(x, 400 * plane)
     given = (x, 40 * plane)
     qjax.calibrate(qmodel, [given])
     graph = qjax.convert(qmodel, (x, plane))
     np.testing.assert_array_equal(graph(*given), qjax.exact(qmodel, (x, plane))(qmodel, *given))
     assert cosine(graph(*given), function(None, *given)) > 0.999
     assert not any("sin" in row.primitive or row.form == "table" for row in qjax.explain(qmodel, (x, plane)).rows)
+
+
+def test_columns_have_ranges_of_their_own():
+    """A table of hours: the numbers of users beside them would make it too large."""
+    x, _ = batch()
+    columns = jnp.stack([jnp.arange(12, dtype=jnp.int32) * 2, 10**7 * jnp.arange(12, dtype=jnp.int32)], -1)
+    columns = columns.reshape(2, 6, 2)
+
+    def hours(model, x, positions):
+        return x * jnp.sin(angles(positions[..., 0])) + 1e-9 * positions[..., 1:].astype(jnp.float32)
+
+    qmodel = quantized(hours, (x, columns))
+    (found,) = qmodel.plan.integers
+    assert (found.name, found.low, found.high) == ("input/1[0]", 0, 23)
+    declared = quantized(hours, (x, columns), qjax.integers("positions[0]", 0, 24))
+    assert [(found.name, found.high) for found in declared.plan.integers] == [("input/1[0]", 24)]
+    graph = qjax.convert(declared, (x, columns))
+    np.testing.assert_array_equal(graph(x, columns), qjax.exact(declared, (x, columns))(declared, x, columns))
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,20 @@ class Flow:
             value, found = source, tuple(None if axis is None else moved[axis] for axis in found)
         return Found(value, self.made.get(value), found)
 
+    def unrepeated(self, value: Value) -> Found:
+        """The value before moves, as far back as every axis of it is still an axis of this one."""
+        best = found = Found(value, self.made.get(value), tuple(range(len(value.shape))))
+        while (eqn := found.equation) is not None and eqn.inputs:
+            source, same = eqn.inputs[0], tuple(range(len(eqn.outputs[0].shape)))
+            moved = same if eqn.primitive in IDENTITIES else moved_axes(eqn)
+            if moved is None:
+                break
+            axes = tuple(None if axis is None else moved[axis] for axis in found.axes)
+            found = Found(source, self.made.get(source), axes)
+            if set(range(len(source.shape))) <= {*axes}:
+                best = found
+        return best
+
     def plain(self, value: Value) -> Found:
         """The value before casts alone, which has the same shape."""
         while (eqn := self.made.get(value)) is not None and (

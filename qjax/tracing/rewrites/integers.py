@@ -18,7 +18,7 @@ from qjax.tracing.arrays import OUTER, knows
 from qjax.tracing.composite import composite, replaced
 from qjax.tracing.expressions import IDENTITIES
 from qjax.tracing.program import Equation, Program, Value
-from qjax.tracing.rewrites.flow import Axes, Flow, Found, moved_axes, pruned
+from qjax.tracing.rewrites.flow import Axes, Flow, moved_axes, pruned
 from qjax.tracing.rewrites.inline import inlined
 from qjax.tracing.rewrites.literals import numbers
 
@@ -208,10 +208,7 @@ def _chain(flow: Flow, eqn: Equation, chains: dict[Value, _Chain], number: Numbe
         return None
     data = [value for value in eqn.inputs if not _fixed(value)]
     if _begins(eqn):
-        source = flow.behind(data[0])
-        if set(range(len(source.value.shape))) != {axis for axis in source.axes if axis is not None}:
-            # a squeeze lies between, and the table's rows need every axis
-            source = Found(data[0], flow.made.get(data[0]), tuple(range(len(data[0].shape))))
+        source = flow.unrepeated(data[0])
         fixed = [value for value in eqn.inputs if value is not data[0]]
         if _fixed(source.value) or any(not _readable(flow, value, number) for value in fixed):
             return None

@@ -13,6 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 
 from qjax.ops import products
 from qjax.tracing.composite import composite
@@ -159,7 +160,7 @@ class _Writer:
         if not _is_complex(value):
             return Pair(value, None)
         if value not in self._pairs:
-            if value.constant is not None:
+            if value.constant is not None and not isinstance(value.constant, Tracer):
                 number = np.asarray(value.constant)
                 parts = [Value(value.shape, part.dtype, part) for part in (number.real.copy(), number.imag.copy())]
                 self._pairs[value] = Pair(
