@@ -96,7 +96,7 @@ class _Writer:
             kind = 0 if index < consts else 1 if index in carries else 2
             if _is_complex(value) and (kind == 1 or not (value.fixed or value.constant is not None)):
                 outer += self._parts(value, eqn)
-                parts = [Value(own.shape, _dtype_of_parts(own)) for _ in range(2)]
+                parts = _halves(own)
                 inside._pairs[own] = Pair(*parts)
                 inner += parts
             else:
@@ -111,7 +111,7 @@ class _Writer:
         for index, (value, own) in enumerate(zip(eqn.outputs, body.outputs, strict=True)):
             if _is_complex(value):
                 results += inside._parts(own, eqn)
-                parts = [Value(value.shape, _dtype_of_parts(value)) for _ in range(2)]
+                parts = _halves(value)
                 self._pairs[value] = Pair(*parts)
                 outputs += parts
             else:
@@ -178,8 +178,9 @@ def _is_complex(value: Value) -> bool:
     return bool(jnp.issubdtype(value.dtype, jnp.complexfloating))
 
 
-def _dtype_of_parts(value: Value) -> Any:
-    return jnp.finfo(value.dtype).dtype
+def _halves(value: Value) -> list[Value]:
+    """New values for both parts of a complex one."""
+    return [Value(value.shape, jnp.finfo(value.dtype).dtype) for _ in range(2)]
 
 
 def _any(x: Pair) -> Any:
