@@ -10,10 +10,14 @@ from typing import Any
 import numpy as np
 
 from qjax.numerics._namespace import like_inputs
+from qjax.numerics.calls import named
 from qjax.numerics.fixed_point import rounding_divide_by_power_of_two, saturating_rounding_doubling_high_mul
 
 ONE = 2**31 - 1
 """The greatest Q0.31, which represents 1."""
+
+NEWTON_START, NEWTON_SLOPE = 1515870810, -1010580540
+"""48/17 - 32/17 d as Q2.29: the first step of the reciprocal of d in [1/2, 1]."""
 
 EXP_OF_MINUS_POWERS = {
     -2: 1672461947,
@@ -42,6 +46,7 @@ def exp_on_negative_values(x: Any, integer_bits: int) -> Any:
     return xp.where(x == 0, np.int32(ONE), y)
 
 
+@named()
 def one_over_one_plus_x(a: Any) -> Any:
     """1 / (1 + a) as Q0.31, of a in [0, 1) as Q0.31."""
     return _shifted_left(_newton_reciprocal(a), 1)
@@ -71,7 +76,7 @@ def _newton_reciprocal(a: Any) -> Any:
     """2 / (1 + a) as Q2.29 for a in [0, 1), Q0.31."""
     # the half sum of a and 1, which is taken as 2^31
     half = (a >> np.int32(1)) + np.int32(1 << 30)
-    x = np.int32(1515870810) + product(half, -1010580540)
+    x = np.int32(NEWTON_START) + product(half, NEWTON_SLOPE)
     for _ in range(3):
         rest = np.int32(1 << 29) - product(half, x)
         x = x + _shifted_left(product(x, rest), 2)

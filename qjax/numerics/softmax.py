@@ -33,6 +33,7 @@ from jax.typing import ArrayLike
 
 from qjax.numerics import float32, libm, positive_sums, qlinear_softmax
 from qjax.numerics._namespace import like_inputs, wide
+from qjax.numerics.calls import named
 from qjax.numerics.fixed_point import (
     quantize_multiplier,
     rounding_divide_by_power_of_two,
@@ -49,7 +50,7 @@ SOFTMAX_METHODS: tuple[SoftmaxMethod, ...] = get_args(SoftmaxMethod)
 
 _INTEGER_BITS = 5
 """Differences to the greatest input are Q5.26: numbers above -32."""
-_SUM_BITS = 12
+SUM_BITS = 12
 """The sum of exponentials is Q12.19."""
 _BLOCK = 16
 """Codes that one step of the kernel of AArch64 takes."""
@@ -148,9 +149,9 @@ def softmax(codes: ArrayLike, constants: Gemmlowp | Table | Uint16 | Onnx, bits:
         raise TypeError(f"softmax takes int8{'' if isinstance(constants, Uint16) else ' or uint8'} codes. Got {dtype}.")
     if bits != 8 and not (bits == 16 and dtype == "int8" and isinstance(constants, Gemmlowp)):
         raise ValueError(f"softmax has 8 bits or, by gemmlowp of int8 codes, 16. Got {bits} of {dtype}.")
-    if np.ndim(codes) < 1 or not 1 <= np.shape(codes)[-1] < 1 << _SUM_BITS:
+    if np.ndim(codes) < 1 or not 1 <= np.shape(codes)[-1] < 1 << SUM_BITS:
         raise ValueError(
-            f"softmax takes from 1 to {(1 << _SUM_BITS) - 1} codes on its last axis, as their sum of exponentials is "
+            f"softmax takes from 1 to {(1 << SUM_BITS) - 1} codes on its last axis, as their sum of exponentials is "
             f"a Q12.19 number. Got an array of shape {np.shape(codes)}."
         )
     xp = like_inputs(codes, *constants)
@@ -158,38 +159,66 @@ def softmax(codes: ArrayLike, constants: Gemmlowp | Table | Uint16 | Onnx, bits:
     if isinstance(constants, Onnx):
         most = np.int32(np.iinfo(dtype).max)
         return xp.minimum(qlinear_softmax.qlinear_softmax(values, constants), most).astype(dtype)
-    difference = values - xp.max(values, axis=-1, keepdims=True)
     match constants:
         case Gemmlowp():
-            found = _gemmlowp(xp, difference, constants, bits)
+            found = _gemmlowp(xp, values, constants, bits)
         case Table():
-            found = _table(xp, difference, constants)
+            found = _table(xp, _to_greatest(xp, values), constants)
         case Uint16():
-            found = _uint16(xp, difference, constants)
+            found = _uint16(xp, _to_greatest(xp, values), constants)
     dtype = "int16" if bits == 16 else dtype
     low, high = np.int32(np.iinfo(dtype).min), np.int32(np.iinfo(dtype).max)
     return xp.clip(found + low, low, high).astype(dtype)
 
 
-def _gemmlowp(xp: ModuleType, difference: ArrayLike, constants: Gemmlowp, bits: int) -> Any:
-    """2^bits times the softmax, int32, from differences to the greatest code.
+def _to_greatest(xp: ModuleType, values: Any) -> Any:
+    """Differences to the greatest code of the row."""
+    return values - xp.max(values, axis=-1, keepdims=True)
+
+
+def _gemmlowp(xp: ModuleType, values: Any, constants: Gemmlowp, bits: int) -> Any:
+    """2^bits times the softmax, int32, from int32 codes.
 
     exp of each difference as Q0.31, their sum as Q12.19, its reciprocal by Newton's method, one product and one
     rounding, ties away from zero. Source: reference_ops::Softmax of TFLite (softmax.h). Where the sum reaches 512
     the last shift of 8 bits is 32, which gemmlowp does not allow (an assertion stops the program); here the quotient
     is 0.
     """
-    multiplier, shift, least = (xp.asarray(c) for c in constants)
+    inside, powers, terms = gemmlowp_powers(values, *(xp.asarray(c) for c in constants))
+    total = xp.sum(terms, axis=-1, keepdims=True, dtype=np.int32)
+    reciprocal, right = gemmlowp_reciprocal(total, bits)
+    return gemmlowp_shares(reciprocal, powers, inside, right)
+
+
+@named()
+def gemmlowp_powers(values: Any, multiplier: Any, shift: Any, least: Any) -> tuple[Any, Any, Any]:
+    """Of int32 codes of 8 bits: which count, their exponentials as Q0.31, and these as Q12.19; 0 where none counts."""
+    xp = like_inputs(values)
+    difference = _to_greatest(xp, values)
     inside = difference >= least
     scaled = product(xp.where(inside, difference, np.int32(0)) << shift, multiplier)
     powers = exp_on_negative_values(scaled, _INTEGER_BITS)
-    terms = xp.where(inside, rounding_divide_by_power_of_two(powers, _SUM_BITS), np.int32(0))
-    total = xp.sum(terms, axis=-1, keepdims=True, dtype=np.int32)
-    headroom = _leading_zeros(xp, total)
-    # the sum is (1 + x) * 2^(12 - headroom), with x in [0, 1) as Q0.31
+    terms = xp.where(inside, rounding_divide_by_power_of_two(powers, SUM_BITS), np.int32(0))
+    return inside, powers, terms
+
+
+@named(1)
+def gemmlowp_reciprocal(total: Any, bits: int) -> tuple[Any, Any]:
+    """Of a sum of exponentials as Q12.19, at least 1 of them: 2^bits divided by it, as Q0.31 and a shift to the right.
+
+    The sum is (1 + x) * 2^(12 - headroom), with x in [0, 1) as Q0.31.
+    """
+    headroom = _leading_zeros(like_inputs(total), total)
     mantissa = (total << headroom) & np.int32(2**31 - 1)
-    right = np.int32(_SUM_BITS + 31 - bits) - headroom
-    quotient = product(one_over_one_plus_x(mantissa), powers)
+    right = np.int32(SUM_BITS + 31 - bits) - headroom
+    return one_over_one_plus_x(mantissa), right
+
+
+@named()
+def gemmlowp_shares(reciprocal: Any, powers: Any, inside: Any, right: Any) -> Any:
+    """Exponentials times the reciprocal, shifted to the right; 0 where a code does not count or a shift is above 31."""
+    xp = like_inputs(powers)
+    quotient = product(reciprocal, powers)
     rounded = rounding_divide_by_power_of_two(quotient, xp.minimum(right, np.int32(31)))
     return xp.where(inside & (right <= 31), rounded, np.int32(0))
 

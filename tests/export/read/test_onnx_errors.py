@@ -173,7 +173,7 @@ HOSTILE = {
         "cannot be reshaped",
     ),
     "metadata that is no JSON": (lambda m: m.metadata_props.add(key="qjax", value="{"), "metadata 'qjax'"),
-    "metadata of another version": (lambda m: m.metadata_props.add(key="qjax", value='{"version": 10}'), "version 1"),
+    "metadata of another version": (lambda m: m.metadata_props.add(key="qjax", value='{"version": 11}'), "version 1"),
     "unknown target": (
         lambda m: m.metadata_props.add(key="qjax", value='{"version": 1, "target": "abacus"}'),
         "'abacus', which is unknown",

@@ -9,7 +9,7 @@ import numpy as np
 from qjax.graph.check import check_integer
 from qjax.graph.ir import Graph, Node
 
-VERSION = 9
+VERSION = 10
 """As that of style "integer"."""
 SHARED = 7
 """The first version in which equal weights of several nodes are one initializer, and the document is compressed."""

@@ -39,12 +39,13 @@ from qjax.problems import Unsupported
 from qjax.version import __version__
 
 STYLE = "integer"
-VERSION = 9
+VERSION = 10
 """Since 2, 8-bit products are of uint8, and a requantization is a few operators where that is proven to be the same.
 
 Since 3, loops over time are Scan. Since 4, integers are held in the narrowest type, see `carried`. Since 5, additions
 and products of two tensors of 8-bit codes are one sum and one shift, see `emit.planes`. Since 8, normalisations are
-short, see `named_normalize`. Since 9, an average over a whole image reads a sum, see `nodes.WHOLE`.
+short, see `named_normalize`. Since 9, an average over a whole image reads a sum, see `nodes.WHOLE`. Since 10,
+gemmlowp's softmax and reciprocals are short, see `named_gemmlowp`.
 """
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from qjax.export.emit import bounds
-from qjax.export.emit.onnx import sums
+from qjax.export.emit.onnx import named_gemmlowp, sums
 from qjax.export.emit.onnx.arithmetic import unsigned
 from qjax.export.emit.onnx.carried import EXACT, FLOATS, Carried
 from qjax.export.emit.onnx.named_normalize import normalized_codes
@@ -173,5 +173,9 @@ NAMED: dict[str, Entry] = {
     "normalized_codes": normalized_codes,
     "rounded_codes": rounded_codes,
     "qlinear_softmax": qlinear_softmax,
+    "gemmlowp_powers": named_gemmlowp.powers,
+    "gemmlowp_reciprocal": named_gemmlowp.reciprocal,
+    "gemmlowp_shares": named_gemmlowp.shares,
+    "one_over_one_plus_x": named_gemmlowp.one_over_one_plus_x,
 }
 """The name of the function -> its entry."""
