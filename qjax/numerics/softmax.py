@@ -33,7 +33,7 @@ from jax.typing import ArrayLike
 
 from qjax.numerics import float32, libm, positive_sums, qlinear_softmax
 from qjax.numerics._namespace import like_inputs, wide
-from qjax.numerics.calls import named
+from qjax.numerics.calls import are_names_kept, named
 from qjax.numerics.fixed_point import (
     quantize_multiplier,
     rounding_divide_by_power_of_two,
@@ -52,6 +52,8 @@ _INTEGER_BITS = 5
 """Differences to the greatest input are Q5.26: numbers above -32."""
 SUM_BITS = 12
 """The sum of exponentials is Q12.19."""
+_MANY = 1024
+"""From so many codes on, a table of 256 exponentials takes less time than one for each code."""
 _BLOCK = 16
 """Codes that one step of the kernel of AArch64 takes."""
 
@@ -184,7 +186,10 @@ def _gemmlowp(xp: ModuleType, values: Any, constants: Gemmlowp, bits: int) -> An
     the last shift of 8 bits is 32, which gemmlowp does not allow (an assertion stops the program); here the quotient
     is 0.
     """
-    inside, powers, terms = gemmlowp_powers(values, *(xp.asarray(c) for c in constants))
+    given = tuple(xp.asarray(c) for c in constants)
+    # a writer that knows the names has its own table
+    by_table = values.size >= _MANY and not are_names_kept()
+    inside, powers, terms = (_looked_up if by_table else gemmlowp_powers)(values, *given)
     total = xp.sum(terms, axis=-1, keepdims=True, dtype=np.int32)
     reciprocal, right = gemmlowp_reciprocal(total, bits)
     return gemmlowp_shares(reciprocal, powers, inside, right)
@@ -194,12 +199,26 @@ def _gemmlowp(xp: ModuleType, values: Any, constants: Gemmlowp, bits: int) -> An
 def gemmlowp_powers(values: Any, multiplier: Any, shift: Any, least: Any) -> tuple[Any, Any, Any]:
     """Of int32 codes of 8 bits: which count, their exponentials as Q0.31, and these as Q12.19; 0 where none counts."""
     xp = like_inputs(values)
-    difference = _to_greatest(xp, values)
-    inside = difference >= least
-    scaled = product(xp.where(inside, difference, np.int32(0)) << shift, multiplier)
-    powers = exp_on_negative_values(scaled, _INTEGER_BITS)
+    inside, powers = exponentials(_to_greatest(xp, values), multiplier, shift, least)
     terms = xp.where(inside, rounding_divide_by_power_of_two(powers, SUM_BITS), np.int32(0))
     return inside, powers, terms
+
+
+def exponentials(difference: Any, multiplier: Any, shift: Any, least: Any) -> tuple[Any, Any]:
+    """Of int32 differences to the greatest code: which count, and their exponentials as Q0.31."""
+    xp = like_inputs(difference)
+    inside = difference >= least
+    scaled = product(xp.where(inside, difference, np.int32(0)) << shift, multiplier)
+    return inside, exp_on_negative_values(scaled, _INTEGER_BITS)
+
+
+def _looked_up(values: Any, multiplier: Any, shift: Any, least: Any) -> tuple[Any, Any, Any]:
+    """As `gemmlowp_powers`, of a table of all differences, where what does not count is 0."""
+    xp = like_inputs(values)
+    inside, powers = exponentials(xp.asarray(-np.arange(256, dtype=np.int32)), multiplier, shift, least)
+    # Mode "clip" is the form of a lookup that the emitters know. All differences lie within the table.
+    found = xp.take(xp.where(inside, powers, np.int32(0)), -_to_greatest(xp, values), mode="clip")
+    return np.bool_(True), found, rounding_divide_by_power_of_two(found, SUM_BITS)
 
 
 @named(1)

@@ -138,6 +138,17 @@ def test_a_division_stands_outside_of_the_loops_that_it_does_not_depend_on():
     assert np.array_equal(np.asarray(graph.native(3).run(codes)), np.asarray(graph.run(codes)))
 
 
+@pytest.mark.parametrize("target", ["tflite_micro", "cmsis_nn", "tflite_reference"])
+def test_exponentials_of_many_codes_are_a_table(target):
+    for rows, has_table in ((40, True), (5, False)):
+        x = jax.random.normal(jax.random.key(0), (3, rows, 32))
+        graph = qjax.convert(qjax.quantize(Softmax(), qjax.Recipe(target=target), x), x)
+        text = to_files(graph.ir, vectors=0)["model.c"]
+        assert ("static const int32_t model_softmax_table[256]" in text) == has_table
+        codes = np.asarray(graph.quantize(x))
+        assert np.array_equal(np.asarray(graph.native(3).run(codes)), np.asarray(graph.run(codes)))
+
+
 @pytest.fixture(scope="module")
 def products():
     """Networks whose graphs have one product of all frames, the same graphs with a product in each step, and inputs."""

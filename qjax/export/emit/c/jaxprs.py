@@ -137,26 +137,51 @@ _INTEGERS: dict[str, Callable[..., jax.Array]] = {
     "add": jax.lax.add,
     "sub": jax.lax.sub,
     "mul": jax.lax.mul,
+    "neg": jax.lax.neg,
     "max": jax.lax.max,
     "min": jax.lax.min,
     "clz": jax.lax.clz,
+    "and": jax.lax.bitwise_and,
+    "or": jax.lax.bitwise_or,
+    "not": jax.lax.bitwise_not,
     "shift_left": jax.lax.shift_left,
     "shift_right_arithmetic": jax.lax.shift_right_arithmetic,
+    "shift_right_logical": jax.lax.shift_right_logical,
     "eq": jax.lax.eq,
+    "ne": jax.lax.ne,
+    "lt": jax.lax.lt,
+    "le": jax.lax.le,
+    "gt": jax.lax.gt,
+    "ge": jax.lax.ge,
     "select_n": jax.lax.select_n,
 }
 """Arithmetic of tables that is done at emission. With any other the table stays as it is."""
 
 
-def _constant(value: Value) -> np.ndarray | None:
-    """What arithmetic on constants gives, for a table that is looked up; None where something else is in it."""
+def _constant(value: Value, found: dict[int, np.ndarray | None] | None = None) -> np.ndarray | None:
+    """What arithmetic on constants gives, for a table that is looked up; None where something else is in it.
+
+    found: what is known of values by their identity, as one is often an operand of several.
+    """
+    found = {} if found is None else found
+    if id(value) not in found:
+        found[id(value)] = _computed(value, found)
+    return found[id(value)]
+
+
+def _computed(value: Value, found: dict[int, np.ndarray | None]) -> np.ndarray | None:
     if isinstance(value, Table):
         return value.array
     if isinstance(value, Literal):
         return np.full(value.shape, value.value, np.dtype(value.dtype))
-    if not isinstance(value, Computed) or size(value) > _LARGEST:
+    if size(value) > _LARGEST:
         return None
-    operands = [_constant(operand) for operand in value.operands]
+    if isinstance(value, View) and size(value.source) == 1:
+        only = _constant(value.source, found)
+        return None if only is None else np.full(value.shape, only.item(), only.dtype)
+    if not isinstance(value, Computed):
+        return None
+    operands = [_constant(operand, found) for operand in value.operands]
     arrays = [operand for operand in operands if operand is not None]
     if len(arrays) < len(operands) or any(array.dtype.kind not in "iub" for array in arrays):
         return None

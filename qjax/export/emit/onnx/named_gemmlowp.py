@@ -18,7 +18,7 @@ from qjax.export.emit.onnx.ranged import read_table
 from qjax.export.emit.onnx.views import View
 from qjax.numerics.calls import Named
 from qjax.numerics.gemmlowp_functions import NEWTON_SLOPE, NEWTON_START, ONE
-from qjax.numerics.softmax import SUM_BITS, gemmlowp_powers
+from qjax.numerics.softmax import SUM_BITS, exponentials
 
 FIXED = 10
 """The first version of the form that has these."""
@@ -33,10 +33,7 @@ def powers(t: Carried, call: Named, operands: Sequence[View]) -> list[View] | No
     low, high = codes.range
     if t.builder.library.version < FIXED or len(numbers) < len(constants) or high - low > 255:
         return None
-    differences = -np.arange(256, dtype=np.int32)
-    # a row each, as differences are to the greatest of a row
-    rows = np.stack([np.zeros_like(differences), differences], axis=-1)
-    inside, table, _ = (found[:, 1] for found in gemmlowp_powers(rows, *numbers))
+    inside, table = exponentials(-np.arange(256, dtype=np.int32), *numbers)
     b, last = t.builder, len(codes.shape) - 1
     x = t.carried(t.expanded(codes, [last]), "int32")
     greatest = b.op("ReduceMax", x.name, b.integers([x.axes.index(last)]), keepdims=1)
