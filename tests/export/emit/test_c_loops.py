@@ -138,6 +138,34 @@ def test_a_division_stands_outside_of_the_loops_that_it_does_not_depend_on():
     assert np.array_equal(np.asarray(graph.native(3).run(codes)), np.asarray(graph.run(codes)))
 
 
+class Normalized(nnx.Module):
+    def __init__(self):
+        self.norm = nnx.LayerNorm(12, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return jax.nn.softmax(self.norm(x))
+
+
+def test_arithmetic_on_a_sum_stands_outside_of_the_loop_over_its_row():
+    """So that a compiler which inlines little does not invert a sum for each element."""
+    x = jax.random.normal(jax.random.key(0), (3, 100, 12))
+    graph = qjax.convert(qjax.quantize(Normalized(), qjax.Recipe(target="tflite_micro"), x), x)
+    text = to_files(graph.ir, vectors=0)["model.c"]
+    newton = "1515870810"
+    for layer, work in (("softmax", newton), ("norm_normalize", "div_i64(")):
+        body = text[text.index(f"static void model_{layer}(") :].split("\n}")[0].splitlines()
+        rows = [line for line in body if line.strip().startswith("const") and "of_sum" in line]
+        (result,) = [line for line in body if line.strip().startswith("out[")]
+        assert rows
+        assert all(line.index("const") < result.index("out[") for line in rows)
+        functions = [line.split("= ")[1].split("(")[0] for line in (*rows, result)]
+        *of_rows, of_element = (text[text.index(f" {name}(") :].split("\n}")[0] for name in functions if name)
+        assert any(work in function for function in of_rows)
+        assert work not in of_element
+    codes = np.asarray(graph.quantize(x))
+    assert np.array_equal(np.asarray(graph.native(3).run(codes)), np.asarray(graph.run(codes)))
+
+
 @pytest.mark.parametrize("target", ["tflite_micro", "cmsis_nn", "tflite_reference"])
 def test_exponentials_of_many_codes_are_a_table(target):
     for rows, has_table in ((40, True), (5, False)):

@@ -40,6 +40,10 @@ from qjax.problems import Unsupported
 _INLINE = 60
 """Expressions of at most this many characters are written in the loop itself."""
 
+_DIVISIONS = ("div", "div_wrap", "rem", "rem_wrap")
+_LONG = 3
+"""Operations on a sum that are done outside of the loops that do not change them. Not every compiler moves them."""
+
 _RANGES = ((-31, 31), (0, 63), (-128, 127), (0, 255), (-32768, 32767), (0, 65535), (0, 2**31 - 1))
 """What is assumed of constants: the first of these intervals that holds them, so that layers share functions."""
 _OF_ROLES = {
@@ -126,26 +130,27 @@ class Layer(Body):
         taken = Names()
         memo: dict[tuple[object, ...], Scalar] = {}
 
-        def scalar(value: Value, at: Indices) -> Scalar:
-            key = (id(value), *(index.key for index in at))
+        def scalar(value: Value, at: Indices, *, moved: bool = False) -> Scalar:
+            """moved: whether the value is a part of what stands outside of the innermost loop anyway."""
+            key = (id(value), moved, *(index.key for index in at))
             found = memo.get(key)
             if found is not None:
                 return found
             if isinstance(value, Literal):
                 found = made.constant(value.value, value.dtype)
             elif isinstance(value, Computed):
-                operands = [scalar(o, _repeated(at, o.shape)) for o in value.operands]
+                moves = moved or (not conditional and outside(value, at))
+                operands = [scalar(o, _repeated(at, o.shape), moved=moves) for o in value.operands]
                 if value.function in COMPARISONS:
                     # insert known numbers, so that a comparison which is always true becomes a constant
                     operands = [known(operand) for operand in operands]
                 found = made.apply(value.function, operands, value.dtype)
-                # without operands it is a known number
-                if value.function == "div" and found.args and not conditional and outside(value, at):
-                    name = taken.fresh("quotient")
+                if moves and not moved and is_long(found):
+                    name = taken.fresh(_leaf_name(value))
                     leaves[name] = (value, at)
                     found = made.parameter(name, value.dtype, (found.low, found.high))
             elif isinstance(value, View):
-                found = scalar(value.source, value.where(at))
+                found = scalar(value.source, value.where(at), moved=moved)
             else:
                 name = taken.fresh(_leaf_name(value))
                 leaves[name] = (value, at)
@@ -155,6 +160,13 @@ class Layer(Body):
 
         def outside(value: Value, at: Indices) -> bool:
             return not has_register(value) and block.of(at) not in (None, block)
+
+        def is_long(found: Scalar) -> bool:
+            """Whether it takes longer than the other steps of a loop: a division, or arithmetic on a sum."""
+            steps = [node.function for node in _all(found) if node.args and node.function != "convert_element_type"]
+            sums = any(isinstance(leaves[name][0], Reduced | Looped) for name in _parameters(found))
+            divides = any(step in _DIVISIONS for step in steps)
+            return divides or (sums and len(steps) >= _LONG)
 
         def known(operand: Scalar) -> Scalar:
             source = leaves[operand.name][0] if operand.function == "param" else None
@@ -226,14 +238,14 @@ class Layer(Body):
                 self.kept.append(value)
             return found
         if isinstance(value, Computed):
-            # a division, which takes longer than a loop's other steps
+            # what takes longer than a loop's other steps and does not depend on it
             outer = block.of(at)
             assert outer is not None
             key = (id(value), 0, tuple(index.key for index in at))
             found = block.known(key)
             if found is None:
                 text, _ = self.expression(outer, value, at)
-                found = outer.done[key] = outer.fresh("quotient")
+                found = outer.done[key] = outer.fresh(_leaf_name(value))
                 outer.add(f"const {TYPES[value.dtype]} {found} = {stripped(text)};")
                 self.kept.append(value)
             return found
@@ -255,6 +267,8 @@ def _leaf_name(value: Value) -> str:
         return identifier(value.role)
     if isinstance(value, Reduced):
         return "acc"
+    if isinstance(value, Computed):
+        return "quotient" if value.function == "div" else "of_sum"
     if isinstance(value, Looped | Register):
         return "carry"
     return "index" if isinstance(value, Counter) else "x"
