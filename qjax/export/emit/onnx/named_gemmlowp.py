@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from qjax.export.emit.onnx.carried import Carried
-from qjax.export.emit.onnx.named_roots import ranged
+from qjax.export.emit.onnx.named_roots import counted, ranged
 from qjax.export.emit.onnx.ranged import read_table
 from qjax.export.emit.onnx.views import View
 from qjax.numerics.calls import Named
@@ -22,8 +22,6 @@ from qjax.numerics.softmax import SUM_BITS, exponentials
 
 FIXED = 10
 """The first version of the form that has these."""
-_GREATEST = 1 << (31 - SUM_BITS)
-"""The exponential of a row's greatest code as a term of the sum."""
 
 
 def powers(t: Carried, call: Named, operands: Sequence[View]) -> list[View] | None:
@@ -54,15 +52,9 @@ def reciprocal(t: Carried, call: Named, operands: Sequence[View]) -> list[View] 
     if t.builder.library.version < FIXED:
         return None
     b, total = t.builder, t.carried(t.expanded(total), "int64")
-    limits = np.asarray([1 << k for k in range(31 - SUM_BITS + 1, 31)], np.int64)
-    last = total.name
-    in_place = bool(total.stored) and total.stored[-1] == 1
-    if not in_place:
-        last = b.op("Unsqueeze", last, b.integers([len(total.stored)]))
-    below = b.cast(b.op("Less", last, b.constant(limits)), "int32")
-    over = b.integers([len(total.stored) - 1 if in_place else len(total.stored)])
     # a number below 2^31 begins with one zero bit, and with one more for each limit that it is below
-    count = b.op("ReduceSum", below, over, keepdims=int(in_place))
+    limits = [1 << k for k in range(31 - SUM_BITS + 1, 31)]
+    count = counted(t, total, limits, "Less").name
     factors = b.constant(np.asarray([1 << (1 + j) for j in range(len(limits) + 1)], np.int64))
     normal = b.op("Mul", total.name, b.op("Gather", factors, count, axis=0))
     mantissa = dataclasses.replace(total, name=b.op("Sub", normal, b.constant(np.int64(1 << 31))))

@@ -58,7 +58,7 @@ def _of_power(t: Carried, value: int, divisor: View) -> View:
     return ranged(dataclasses.replace(divisor, name=name), bounds.of_rounded_quotient((value, value), divisor.range))
 
 
-def _counted(t: Carried, x: View, limits: Sequence[int], operator: str) -> View:
+def counted(t: Carried, x: View, limits: Sequence[int], operator: str) -> View:
     """How many limits a number is below (Less), or has reached (GreaterOrEqual); int64."""
     b, last, rank = t.builder, x.name, len(x.stored)
     # rows of one number: the limits stand beside each
@@ -81,7 +81,7 @@ def lift(t: Carried, call: Named, operands: Sequence[View]) -> list[View] | None
     limits = [1 << (_LIMIT - 2 * h) for h in range(1, _LIMIT // 2)]
     least = sum(x.range[1] < limit for limit in limits)
     limits = [limit for limit in limits if x.range[0] < limit]
-    half = dataclasses.replace(_counted(t, x, limits, "Less"), low=least)
+    half = dataclasses.replace(counted(t, x, limits, "Less"), low=least)
     powers = t.builder.constant(np.left_shift(np.int64(1), 2 * np.arange(len(limits) + 1, dtype=np.int64)))
     factor = t.builder.op("Gather", powers, half.name, axis=0)
     lifted = dataclasses.replace(x, name=t.builder.op("Mul", x.name, factor))
@@ -111,6 +111,6 @@ def leading(t: Carried, call: Named, operands: Sequence[View]) -> list[View] | N
     limits = [1 << (BITS + j) for j in range(1, max(1, total.range[1].bit_length() - BITS))]
     if not limits:
         return [t.number(0, "int64", total.shape), total]
-    shift = _counted(t, total, limits, "GreaterOrEqual")
+    shift = counted(t, total, limits, "GreaterOrEqual")
     rest = t.in_range("shift_right_arithmetic", None, [total, shift], total.shape, total.dtype)
     return None if rest is None else [shift, rest]
