@@ -55,6 +55,15 @@ def graph_of(
     seen: dict[tuple[str, tuple[int, ...]], QParams] = {}
 
     def params_of(place: Place, step: tuple[int, ...], x: Any) -> QParams:
+        if place.name not in quantizers:
+            # the sample's own trace has been checked, so this is the second one
+            raise ConversionError(
+                "the model runs operations on a larger batch that it doesn't run on the sample's "
+                f"({place.name!r}), as a scan or a loop over the examples does",
+                "A graph has one structure for every batch: treat all examples at once, and scan or loop over another "
+                'axis. Or take the sample\'s batch only: convert(..., batch="fixed").',
+                where=place.location,
+            )
         q, own = quantizers[place.name], values[place.name]
         if step and place.name not in plan.shared:
             own = {name: value[step] for name, value in own.items()}

@@ -16,8 +16,8 @@ _ISLAND = "Or keep it in float, as a part between integers: Recipe(overrides={{{
 _CUT = "Or cut the model there: return what flows into it, and compute the rest from the graph's outputs, in float."
 _STATISTICS = "Write it as a function that qjax knows: qjax.ops.names() lists what has integer kernels."
 _WRITES = (
-    "Write at constant places or at one per example, choose with jnp.where and a mask, or put parts together with "
-    "jnp.concatenate."
+    "Write at constant places or at a few per example (32 at most), choose with jnp.where and a mask, or put parts "
+    "together with jnp.concatenate."
 )
 _READS = (
     "Take along one axis: jnp.take, or jnp.take_along_axis where every example chooses for itself. Write a fill_value "

@@ -288,7 +288,8 @@ def _dropout(
     module: Any, call: Any, inputs: jax.Array, deterministic: bool | None = None, rng: jax.Array | None = None
 ) -> Any:
     off = module.deterministic if deterministic is None else deterministic
-    if off is None or off or not 0.0 < module.rate < 1.0:
+    # The rate first, as Flax does: without dropout the flag may be traced.
+    if not 0.0 < module.rate < 1.0 or off is None or off:
         return call(inputs, deterministic, rng)
     key = module.make_rng(module.rng_collection) if rng is None else rng
     return dropped(inputs, key, module.rate, module.broadcast_dims)

@@ -54,7 +54,8 @@ def dropout(module: Any, base: type, x: jax.Array, *, deterministic: bool | None
     """Drops the same elements as flax does from the same stream; in evaluation mode it is absent."""
     off = module.deterministic if deterministic is None else deterministic
     source = module.rngs if rngs is None else rngs
-    if off is None or off or not 0.0 < module.rate < 1.0 or source is None:
+    # The rate first, as flax does: without dropout the flag may be traced.
+    if not 0.0 < module.rate < 1.0 or source is None or off is None or off:
         return base.__call__(module, x, deterministic=deterministic, rngs=rngs)
     if isinstance(source, nnx.Rngs):
         source = source[module.rng_collection]

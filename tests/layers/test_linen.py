@@ -203,3 +203,41 @@ def test_errors(mlp):
         qjax.from_linen(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), variables)
     with pytest.raises(TypeError, match=r"expected the variables that module\.init returned"):
         qjax.from_linen(module, X)
+
+
+def test_a_flag_that_is_traced_where_nothing_is_dropped():
+    """As `nn.remat` makes of the flags of a layer whose dropout rate is 0."""
+
+    class Block(nn.Module):
+        @nn.compact
+        def __call__(self, x, deterministic):
+            return nn.Dropout(0.0)(nn.Dense(4)(x), deterministic=deterministic)
+
+    class Rematerialized(nn.Module):
+        @nn.compact
+        def __call__(self, x, train):
+            return nn.remat(Block)()(x, not train)
+
+    x = data(3, 6)
+    module = Rematerialized()
+    variables = module.init(jax.random.key(0), x, False)
+    model = qjax.from_linen(module, variables, training={"train": True}, evaluation={"train": False})
+    check(model, x)
+
+
+def test_a_flag_that_is_traced_where_nothing_is_dropped_in_nnx():
+    class Block(nnx.Module):
+        def __init__(self):
+            self.dense, self.drop = nnx.Linear(6, 4, rngs=nnx.Rngs(0)), nnx.Dropout(0.0, rngs=nnx.Rngs(1))
+
+        def __call__(self, x, deterministic):
+            return self.drop(self.dense(x), deterministic=deterministic)
+
+    class Rematerialized(nnx.Module):
+        def __init__(self):
+            self.block = Block()
+
+        def __call__(self, x):
+            return nnx.remat(Block.__call__)(self.block, x, jnp.asarray(True))
+
+    check(Rematerialized(), data(3, 6))

@@ -76,6 +76,25 @@ class Indexing(nnx.Module):
         return jax.lax.dynamic_slice_in_dim(y, ids[0], 3, axis=1)
 
 
+def test_a_loop_over_the_examples_with_a_quantizer_in_each_step():
+    """The larger batch has places for which the sample gave no quantizer."""
+
+    class Running(nnx.Module):
+        def __call__(self, x):
+            total = jnp.zeros(x.shape[1:])
+            for row in x:
+                total = total + row
+            return x - total[None]
+
+    x = jax.random.normal(jax.random.key(0), (4, 6))
+    qmodel = qjax.quantize(Running(), qjax.Recipe(), x)
+    qmodel.eval()
+    with pytest.raises(ConversionError, match=r"messages.py.* the model runs operations on a larger batch that"):
+        qjax.convert(qmodel, x)
+    graph = qjax.convert(qmodel, x, batch="fixed")
+    assert qjax.verify(graph, qmodel, [x]).exact
+
+
 def test_a_case_for_a_batch_of_one_is_said():
     x = jax.random.normal(jax.random.key(0), (4, 6))
     qmodel = qjax.quantize(Branch(1), qjax.Recipe(), x)

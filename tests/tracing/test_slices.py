@@ -26,6 +26,11 @@ def batch(n=N, *shapes, low=-2, high=SIZE + 2, seed=0):
     return (*given, jax.random.randint(keys[-1], (n,), low, high, jnp.int32))
 
 
+def twice(i):
+    """Three places per example, two of which are one: the later write stays."""
+    return jnp.stack([i, i + 1, i], axis=1)
+
+
 ROW, ROWS, CACHE = (WIDTH,), (3, WIDTH), (SIZE, WIDTH)
 
 FORMS = {
@@ -42,6 +47,10 @@ FORMS = {
     "vmap, slices": (jax.vmap(lambda x, y, i: lax.dynamic_update_slice(x, y[None], (i, 0))), [CACHE, ROW]),
     "vmap, an element": (jax.vmap(lambda x, y, i: x.at[i, i % WIDTH].set(y[0])), [CACHE, ROW]),
     "arange": (lambda x, y, i: x.at[jnp.arange(x.shape[0]), i].set(y), [CACHE, ROW]),
+    "several": (lambda x, y, i: x.at[jnp.arange(x.shape[0])[:, None], twice(i)].set(y), [CACHE, ROWS]),
+    "several, added": (lambda x, y, i: x.at[jnp.arange(x.shape[0])[:, None], twice(i)].add(y), [CACHE, ROWS]),
+    "several, vmap": (jax.vmap(lambda x, y, i: x.at[jnp.stack([i, i + 1, i])].set(y)), [CACHE, ROWS]),
+    "several, everywhere": (lambda x, y, i: x.at[:, twice(i)[0]].set(y), [CACHE, ROWS]),
 }
 
 
@@ -107,10 +116,26 @@ def test_what_is_written_is_read_unchanged():
     assert len(np.unique(codes)) > 20
 
 
-def test_a_scatter_with_several_places_is_refused():
-    sample = batch(N, CACHE, ROWS)
+def test_weights_of_experts_are_written_where_a_router_chose():
+    def function(x, i):
+        scores, chosen = lax.top_k(x[:, :, 0], 2)
+        weights = jnp.zeros(x.shape[:2]).at[jnp.arange(x.shape[0])[:, None], chosen].set(jax.nn.softmax(scores))
+        return jnp.einsum("be,bew->bw", weights, x)
+
+    sample = batch(4, CACHE)
+    qmodel = qjax.quantize(Of(function), qjax.Recipe(), sample)
+    given = batch(5, CACHE, seed=3)
+    qjax.calibrate(qmodel, [sample, given], progress=False)
+    graph = qjax.convert(qmodel, sample)
+    found = np.asarray(graph(*given))
+    np.testing.assert_array_equal(found, qmodel(*given))
+    assert np.abs(found - function(*given)).max() < 0.1
+
+
+def test_a_scatter_with_many_places_is_refused():
+    sample = batch(N, CACHE, (40, WIDTH))
     with pytest.warns(UserWarning, match="'scatter' on .* has no integer form"):
-        qmodel = qjax.quantize(Of(lambda x, y, i: x.at[:, i[:2]].set(y[:, :2])), qjax.Recipe(), sample)
+        qmodel = qjax.quantize(Of(lambda x, y, i: x.at[:, i[:1] + jnp.arange(40)].set(y)), qjax.Recipe(), sample)
     with pytest.raises(ValueError, match=r"'scatter' on .* has no integer form"):
         qjax.convert(qmodel, sample)
 

@@ -15,6 +15,7 @@ from qjax.tracing.rewrites.dropout import find_dropout
 from qjax.tracing.rewrites.fixed import mark_fixed
 from qjax.tracing.rewrites.flags import find_flags, turned
 from qjax.tracing.rewrites.integers import find_integer_functions
+from qjax.tracing.rewrites.late_division import divide_first
 from qjax.tracing.rewrites.literals import fold_literals
 from qjax.tracing.rewrites.log_softmax import find_log_softmax
 from qjax.tracing.rewrites.masked_logs import mask_logs
@@ -51,6 +52,7 @@ REWRITERS: tuple[Rewriter, ...] = (
     find_normalize,
     part_masks,
     share_rows,
+    divide_first,
     find_softmax,
     find_log_softmax,
     mask_logs,

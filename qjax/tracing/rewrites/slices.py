@@ -5,8 +5,9 @@
     x.at[:, s].set(y)                          ->    where(place == s, y, x)
     x.at[:, s].add(y)                          ->    x + where(place == s, y, 0)
 
-As in JAX, slices are moved so that they fit, and `.at` drops what does not fit. A scatter can have one position per
-example (`jax.vmap`, `x.at[jnp.arange(n), s]`). Codes are chosen, not computed. A cache, the values written into it and
+As in JAX, slices are moved so that they fit, and `.at` drops what does not fit. A scatter can have positions for each
+example (`jax.vmap`, `x.at[jnp.arange(n), s]`). Several of them are written one after the other. Codes are chosen,
+not computed. A cache, the values written into it and
 the result share one quantizer, so the code that is read many steps later is the one that was written.
 
 For constant positions see `places`.
@@ -32,6 +33,9 @@ Number = Callable[[Value], np.ndarray | None]
 _SCATTERS = ("scatter", "scatter-add")
 KINDS = frozenset({"dynamic_slice", "dynamic_update_slice", *_SCATTERS})
 """The primitives that are looked at."""
+
+_MOST_WRITES = 32
+"""More writes than this are left to the error that names the scatter: each is a choice over the whole tensor."""
 
 
 def place_slices(program: Program) -> Program:
@@ -120,15 +124,15 @@ def _all(masks: list[Array]) -> Array:
 
 
 def _scatter(eqn: Equation, flow: Flow, number: Number) -> tuple[Callable[..., Array] | None, tuple[Value, ...]]:
-    """A scatter with one place per example as a function of its operand, of what it writes, and of the places.
+    """A scatter at positions of each example as a function of its operand, of what it writes, and of the places.
 
-    None for another scatter: several places, or a part of an axis that is longer than one element.
+    None for another scatter: many places, or a part of an axis that is longer than one element.
     """
     n = eqn.params["dimension_numbers"]
     window, inserted = tuple(n.update_window_dims), tuple(int(axis) for axis in n.inserted_window_dims)
     # axis of the operand -> axis of the indices, for axes along which each example has its own position
     paired = dict(zip(map(int, n.operand_batching_dims), map(int, n.scatter_indices_batching_dims), strict=True))
-    x, update = eqn.in_shapes[0], eqn.in_shapes[2]
+    x, indices, update = eqn.in_shapes
     starts: dict[int, Value] = {}
     parts = _components(eqn.inputs[1], flow)
     if parts is None:
@@ -140,7 +144,10 @@ def _scatter(eqn: Equation, flow: Flow, number: Number) -> tuple[Callable[..., A
             paired[axis] = along
         elif known is None or known.any() or axis in inserted:
             starts[axis] = part
-    if sorted(paired.values()) != list(range(len(eqn.in_shapes[1]) - 1)) or not starts:
+    # the other axes of the indices: one write for each of their entries
+    several = [axis for axis in range(len(indices) - 1) if axis not in paired.values()]
+    writes = list(np.ndindex(*(indices[axis] for axis in several)))
+    if not starts or not writes or len(writes) > _MOST_WRITES:
         return None, ()
     if all(number(part) is not None for part in starts.values()):
         return None, ()
@@ -152,20 +159,27 @@ def _scatter(eqn: Equation, flow: Flow, number: Number) -> tuple[Callable[..., A
         return None, ()
     axes = list(starts)
     clips = "CLIP" in str(eqn.params["mode"])
+    order = [*(source[axis] for axis in range(len(x)) if axis in source), *(scattered[axis] for axis in several)]
 
-    def written(old: Array, new: Array, *places: Array) -> Array:
-        order = [source[axis] for axis in range(len(x)) if axis in source]
-        new = jnp.transpose(new, order).reshape(lengths)
+    def one(old: Array, new: Array, places: list[Array]) -> Array:
+        """One write at each place."""
         found: list[Array] = []
         for axis, place in zip(axes, places, strict=True):
-            place = _int32(place[..., 0])
-            place = jnp.transpose(place, [paired[a] for a in sorted(paired)])
             place = place.reshape([x[a] if a in paired else 1 for a in range(len(x))])
             found.append(_places(old, axis) == (jnp.clip(place, 0, x[axis] - 1) if clips else place))
-        here = _all(found)
+        here, new = _all(found), jnp.broadcast_to(new.reshape(lengths), old.shape)
         if eqn.primitive == "scatter":
-            return jnp.where(here, jnp.broadcast_to(new, old.shape), old)
-        return old + jnp.where(here, jnp.broadcast_to(new, old.shape), jnp.zeros((), old.dtype))
+            return jnp.where(here, new, old)
+        return old + jnp.where(here, new, jnp.zeros((), old.dtype))
+
+    def written(old: Array, new: Array, *places: Array) -> Array:
+        new = jnp.transpose(new, order)
+        ordered = [
+            jnp.transpose(_int32(place[..., 0]), [*(paired[a] for a in sorted(paired)), *several]) for place in places
+        ]
+        for write in writes:
+            old = one(old, new[(..., *write)], [place[(..., *write)] for place in ordered])
+        return old
 
     return written, (eqn.inputs[0], eqn.inputs[2], *starts.values())
 

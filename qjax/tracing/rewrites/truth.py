@@ -3,9 +3,14 @@
 Flax makes attention masks as `(a & b).astype(float32)`, combines them, and compares them with zero before use. Each
 step is boolean logic: a product or a minimum of masks is "and", a maximum is "or", `1 - mask` is "not", and a
 comparison with zero is the mask itself. So 0.0 and 1.0 are not quantized in between.
+
+The same holds for a mask of two other numbers, such as 0 and -2e38, that a comparison reads.
+
+    where(where(m, 0.0, -2e38) >= -1e38, scores, -2e38)   ->   where(m, scores, -2e38)
 """
 
 import dataclasses
+import operator
 from collections.abc import Callable
 
 import jax
@@ -23,33 +28,44 @@ _JOINED: dict[str, Callable[..., jax.Array]] = {
     "min": lax.bitwise_and,
     "max": lax.bitwise_or,
 }
-_COMPARED = {
-    ("ne", 0.0): True,
-    ("gt", 0.0): True,
-    ("ge", 1.0): True,
-    ("eq", 1.0): True,
-    ("eq", 0.0): False,
-    ("ne", 1.0): False,
-    ("lt", 1.0): False,
-    ("le", 0.0): False,
+_COMPARED: dict[str, Callable[[float, float], bool]] = {
+    "ne": operator.ne,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "eq": operator.eq,
+    "lt": operator.lt,
+    "le": operator.le,
 }
-"""(comparison, number on its right) -> whether it says what the mask says (True) or the opposite."""
+_FLAG = (0.0, 1.0)
+"""The numbers of a mask that was cast: of False, of True."""
 
 
 def keep_truth(program: Program) -> Program:
     """The program with logic on truth values in the place of arithmetic on the numbers 0 and 1."""
-    if not any(eqn.primitive == "convert_element_type" and _is_truth(eqn.inputs[0]) for eqn in program.equations):
+    if not any(_starts(eqn) for eqn in program.equations):
         return program
     return _Masks(program).rewritten()
 
 
+def _starts(eqn: Equation) -> bool:
+    """Whether numbers are made from a truth value here."""
+    if eqn.primitive == "select_n":
+        return _is_truth(eqn.inputs[0]) and len(eqn.inputs) == 3 and not _is_truth(eqn.outputs[0])
+    return eqn.primitive == "convert_element_type" and _is_truth(eqn.inputs[0])
+
+
 class _Masks:
-    """truth: of values that hold only 0 and 1, the truth value that they were made from."""
+    """What is known of the program's values.
+
+    truth: of values that hold only 0 and 1, the truth value that they were made from. chosen: of values that hold
+    only two other numbers, the truth value and the numbers of False and of True.
+    """
 
     def __init__(self, program: Program) -> None:
         self.program = program
         self.flow = Flow(program)
         self.truth: dict[Value, Value] = {}
+        self.chosen: dict[Value, tuple[Value, tuple[float, float]]] = {}
         self.renamed: dict[Value, Value] = {}
         self.equations: list[Equation] = []
         self.unneeded: set[Equation] = set()
@@ -72,6 +88,9 @@ class _Masks:
             self.truth[output] = eqn.inputs[0]
             self.unneeded.add(eqn)
             return False
+        if self._two_numbers(eqn):
+            self.unneeded.add(eqn)
+            return False
         known = [self.truth.get(value) for value in eqn.inputs]
         if eqn.primitive == "convert_element_type" and known[0] is not None:
             if _is_truth(output):
@@ -80,23 +99,56 @@ class _Masks:
                 self._define(eqn, lambda t: t, [known[0]])
             return True
         if not any(known):
-            return False
+            found = self.chosen.get(eqn.inputs[0]) if eqn.inputs else None
+            return found is not None and self._compared(eqn, *found)
         if (eqn.primitive in _MOVES or eqn.primitive in IDENTITIES) and len(eqn.inputs) == 1:
             return self._define(eqn, lambda t: eqn.bind(t)[0], [known[0]])
         if eqn.primitive in _JOINED and known[0] is not None and known[1] is not None:
             return self._define(eqn, _JOINED[eqn.primitive], [known[0], known[1]])
         if eqn.primitive == "sub" and known[1] is not None and self._number(eqn.inputs[0]) == 1.0:
             return self._define(eqn, lax.bitwise_not, [known[1]])
-        if known[0] is not None and len(eqn.inputs) == 2:
-            number = self._number(eqn.inputs[1])
-            says = None if number is None else _COMPARED.get((eqn.primitive, number))
-            if says is not None:
-                self._renamed_to(eqn, known[0], says)
-                return True
+        return known[0] is not None and self._compared(eqn, known[0], _FLAG)
+
+    def _two_numbers(self, eqn: Equation) -> bool:
+        """Whether the result is one of two numbers. The equation stays where something else reads the numbers."""
+        (output,) = eqn.outputs
+        if _starts(eqn) and eqn.primitive == "select_n":
+            numbers = [self._constant(value) for value in eqn.inputs[1:]]
+            if numbers[0] is None or numbers[1] is None or eqn.inputs[0].shape != output.shape:
+                return False
+            self.chosen[output] = (eqn.inputs[0], (numbers[0], numbers[1]))
+            return True
+        if not eqn.inputs or (found := self.chosen.get(eqn.inputs[0])) is None:
+            return False
+        truth, numbers = found
+        if len(eqn.inputs) == 1 and (eqn.primitive in _MOVES or eqn.primitive in IDENTITIES):
+            moved, (truth,) = inlined(lambda t: eqn.bind(t)[0], [truth], None, eqn)
+            self.equations += moved
+            self.unneeded.update(moved)
+            self.chosen[output] = (truth, numbers)
+            return True
         return False
+
+    def _compared(self, eqn: Equation, truth: Value, numbers: tuple[float, float]) -> bool:
+        """Whether a comparison with a number says which of the two numbers a mask holds."""
+        compare = _COMPARED.get(eqn.primitive)
+        if compare is None or len(eqn.inputs) != 2:
+            return False
+        # a number that is computed may be rounded: only 0 and 1 are read from one
+        number = self._constant(eqn.inputs[1]) if numbers != _FLAG else self._number(eqn.inputs[1])
+        if number is None:
+            return False
+        no, yes = (compare(each, number) for each in numbers)
+        if no != yes:
+            self._renamed_to(eqn, truth, yes)
+        return no != yes
 
     def _number(self, value: Value) -> float | None:
         return self.flow.number(value)
+
+    def _constant(self, value: Value) -> float | None:
+        """The number, where it is written as one."""
+        return self.flow.number(value) if self.flow.behind(value).value.constant is not None else None
 
     def _renamed_to(self, eqn: Equation, truth: Value, says: bool) -> None:
         (output,) = eqn.outputs

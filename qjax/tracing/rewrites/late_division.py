@@ -1,0 +1,194 @@
+"""Softmaxes that are divided by their sum after the product with the values, as memory-efficient attention does.
+
+    (exp(x - m) @ v) / sum(exp(x - m))   ->   (exp(x - m) / sum(exp(x - m))) @ v
+
+The two are the same function of real numbers. `find_softmax` reads the second form. Axes may be moved and merged on
+the way to the division, for both of its operands in their own way. See Rabe and Staats, "Self-attention Does Not Need
+O(n^2) Memory", 2021, equation 2.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from qjax.tracing.expressions import IDENTITIES
+from qjax.tracing.program import Equation, Program, Value
+from qjax.tracing.rewrites.flow import Flow, pruned
+from qjax.tracing.rewrites.inline import inlined
+
+_RESHAPES = frozenset({"reshape", "squeeze", "expand_dims"})
+
+Part = tuple[str, int, int]
+"""A factor of an axis: whose axis it is ("e", "v", or "" for repeated elements), which one, its size."""
+
+Axis = tuple[Part, ...]
+"""The factors of one axis, the slowest first; an axis of one element has none."""
+
+
+def divide_first(program: Program) -> Program:
+    """The program in which such softmaxes are divided before the product."""
+    if not any(eqn.primitive == "exp" for eqn in program.equations):
+        return program
+    flow = Flow(program)
+    found = {eqn: new for eqn in program.equations if (new := _divided(flow, eqn)) is not None}
+    if not found:
+        return program
+    equations = tuple(new for eqn in program.equations for new in found.get(eqn, (eqn,)))
+    behind = flow.between([value for eqn in found for value in eqn.inputs], ())
+    return pruned(dataclasses.replace(program, equations=equations), set(behind))
+
+
+def _divided(flow: Flow, eqn: Equation) -> list[Equation] | None:
+    """What replaces a division, or a product with a reciprocal."""
+    if eqn.primitive not in ("div", "mul"):
+        return None
+    for whole, by in (eqn.inputs, eqn.inputs[::-1]) if eqn.primitive == "mul" else (eqn.inputs,):
+        after, product = _chain(flow, whole)
+        if product is None or product.primitive != "dot_general" or not _read_once(flow, [product, *after]):
+            continue
+        moves, total = _chain(flow, by)
+        if eqn.primitive == "mul":
+            if total is None or total.primitive != "div" or flow.number(total.inputs[0]) != 1:
+                continue
+            more, total = _chain(flow, total.inputs[1])
+            moves = [*more, *moves]
+        if total is None or total.primitive != "reduce_sum":
+            continue
+        for side in (0, 1):
+            before, power = _chain(flow, product.inputs[side])
+            if power is None or power.primitive != "exp":
+                continue
+            if not flow.same(total.inputs[0], power.outputs[0]):
+                continue
+            if _same_rows(power, total, moves, product, side, before, after):
+                return _rewritten(eqn, power, total, product, side, before, after)
+    return None
+
+
+def _read_once(flow: Flow, equations: Sequence[Equation]) -> bool:
+    values = [eqn.outputs[0] for eqn in equations]
+    return all(len(flow.readers.get(value, ())) == 1 and value not in flow.program.outputs for value in values)
+
+
+def _chain(flow: Flow, value: Value) -> tuple[list[Equation], Equation | None]:
+    """The moves and casts that end in a value, the first one first, and the equation before them."""
+    chain: list[Equation] = []
+    while (eqn := flow.made.get(value)) is not None and _is_move(eqn):
+        chain.insert(0, eqn)
+        value = eqn.inputs[0]
+    return chain, eqn
+
+
+def _is_move(eqn: Equation) -> bool:
+    if eqn.primitive == "convert_element_type":
+        return eqn.inputs[0].is_float and eqn.outputs[0].is_float
+    moves = eqn.primitive in _RESHAPES or eqn.primitive in ("transpose", "broadcast_in_dim", "copy")
+    return len(eqn.inputs) == 1 and (moves or eqn.primitive in IDENTITIES)
+
+
+def _same_rows(
+    power: Equation,
+    total: Equation,
+    moves: Sequence[Equation],
+    product: Equation,
+    side: int,
+    before: Sequence[Equation],
+    after: Sequence[Equation],
+) -> bool:
+    """Whether each element of the product is divided by the sum of the very exponentials that it sums."""
+    own = _named("e", power.out_shapes[0])
+    summed = {int(axis) for axis in total.params["axes"]}
+    divisor = _moved([axis for place, axis in enumerate(own) if place not in summed], moves)
+    operand = _moved(own, before)
+    if divisor is None or operand is None:
+        return False
+    contracting, batch = (tuple(part[side]) for part in product.params["dimension_numbers"])
+    if {p for axis in contracting for p in operand[axis]} != {p for axis in summed for p in own[axis]}:
+        return False
+    other = _named("v", product.in_shapes[1 - side])
+    taken, shared = (tuple(part[1 - side]) for part in product.params["dimension_numbers"])
+    free = [axis for place, axis in enumerate(operand) if place not in (*contracting, *batch)]
+    rest = [axis for place, axis in enumerate(other) if place not in (*taken, *shared)]
+    dividend = _moved([*(operand[axis] for axis in batch), *(free + rest if side == 0 else rest + free)], after)
+    return dividend is not None and len(dividend) == len(divisor) and all(map(_fits, dividend, divisor))
+
+
+def _fits(dividend: Axis, divisor: Axis) -> bool:
+    """Whether the two axes run over the same rows; the divisor may be repeated along the values."""
+    if not divisor:
+        return all(part[0] == "v" for part in dividend)
+    if len(dividend) != len(divisor):
+        return False
+    return all(a == b or (a[0] == "v" and b[0] == "" and a[2] == b[2]) for a, b in zip(dividend, divisor, strict=True))
+
+
+def _named(name: str, shape: Sequence[int]) -> list[Axis]:
+    return [((name, place, size),) if size != 1 else () for place, size in enumerate(shape)]
+
+
+def _moved(axes: Sequence[Axis], moves: Sequence[Equation]) -> list[Axis] | None:
+    """The axes after moves; None where a reshape splits an axis."""
+    found: list[Axis] | None = list(axes)
+    for eqn in moves:
+        if found is None:
+            return None
+        (shape,) = eqn.out_shapes
+        if eqn.primitive == "transpose":
+            found = [found[axis] for axis in eqn.params["permutation"]]
+        elif eqn.primitive == "broadcast_in_dim":
+            new: list[Axis] = [(("", 0, size),) if size != 1 else () for size in shape]
+            for axis, place in zip(found, eqn.params["broadcast_dimensions"], strict=True):
+                new[place] = axis or new[place]
+            found = new
+        elif eqn.primitive in _RESHAPES:
+            found = _grouped([part for axis in found for part in axis], shape)
+    return found
+
+
+def _grouped(parts: list[Part], shape: Sequence[int]) -> list[Axis] | None:
+    """Factors in their order, as the axes of a shape."""
+    axes: list[Axis] = []
+    for size in shape:
+        count = 0
+        while math.prod(part[2] for part in parts[:count]) < size and count < len(parts):
+            count += 1
+        if math.prod(part[2] for part in parts[:count]) != size:
+            return None
+        axes.append(tuple(parts[:count]))
+        parts = parts[count:]
+    return None if parts else axes
+
+
+def _rewritten(
+    eqn: Equation,
+    power: Equation,
+    total: Equation,
+    product: Equation,
+    side: int,
+    before: Sequence[Equation],
+    after: Sequence[Equation],
+) -> list[Equation]:
+    axes = tuple(int(axis) for axis in total.params["axes"])
+
+    def divide(e: jax.Array, s: jax.Array) -> jax.Array:
+        return e / jnp.expand_dims(s, axes).astype(e.dtype)
+
+    equations, (value,) = inlined(divide, [power.outputs[0], total.outputs[0]], None, eqn)
+    for move in before:
+        equations.append(_again(move, (value,)))
+        value = equations[-1].outputs[0]
+    inputs = (value, product.inputs[1]) if side == 0 else (product.inputs[0], value)
+    equations.append(_again(product, inputs))
+    for move in after:
+        equations.append(_again(move, (equations[-1].outputs[0],)))
+    equations[-1] = dataclasses.replace(equations[-1], outputs=eqn.outputs)
+    return equations
+
+
+def _again(eqn: Equation, inputs: tuple[Value, ...]) -> Equation:
+    """The same equation on other values."""
+    (output,) = eqn.outputs
+    return dataclasses.replace(eqn, inputs=inputs, outputs=(Value(output.shape, output.dtype),), function=None)
