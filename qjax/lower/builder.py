@@ -1,5 +1,6 @@
 """The graph under construction: its tensors and nodes, with unique names."""
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,7 +32,9 @@ class Builder:
         self.inputs: list[str] = []
         self.floats: dict[Any, str] = {}
         """Float tensors of results that several products read."""
-        self._labels = {place.label for place in annotation.values.values()}
+        places = list(annotation.values.values())
+        self._labels = {place.label for place in places}
+        self._labels_of_steps = {place.label for place in places if place.stack}
         self._names = Names(between="#", beside=self.tensors)
         self._grids: dict[tuple[str, tuple[int, ...]], tuple[Quantization, str]] = {}
         self._kernels: dict[tuple[Equation, int, Step], str] = {}
@@ -53,7 +56,7 @@ class Builder:
     def unlabelled(self, name: str) -> str:
         """A name for a tensor without its own quantizer, different from every quantizer's label."""
         unique, count = self.fresh(name), 1
-        while unique in self._labels:
+        while unique in self._labels or _STEPS.sub("", unique) in self._labels_of_steps:
             count += 1
             unique = self.fresh(f"{name}#{count}")
         return unique
@@ -139,6 +142,10 @@ class Builder:
         output = self.on_grid(label, shape, place, step)
         self.nodes.append(Node(label, Quantize.name, (accumulator,), output, {}, {}, eqn.location))
         return output
+
+
+_STEPS = re.compile(r"(\[\d+\])+$")
+"""What `stepped` appends."""
 
 
 def stepped(name: str, step: Step) -> str:

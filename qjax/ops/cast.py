@@ -11,7 +11,7 @@ from qjax.ops.base import Attributes, Constants, Elementwise, Equation, Quantize
 from qjax.ops.fields import NoFields
 from qjax.ops.pending import Pending
 
-_BESIDE = ("device_put", "sharding_constraint", "name")
+_BESIDE = ("device_put", "sharding_constraint", "reshard", "layout_constraint", "name")
 """What only says where an array lies, or how rematerialisation calls it: said of the codes."""
 
 

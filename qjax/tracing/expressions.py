@@ -17,8 +17,8 @@ from qjax.tracing.program import CALLED, Equation
 _LOGIC = {"and", "or", "xor", "not"}
 _PLAIN = frozenset(PRIMITIVES) - {"select", "integer_pow", "round_even", "round_away"} - _LOGIC
 IDENTITIES = frozenset(
-    """copy copy_p stop_gradient optimization_barrier reduce_precision device_put sharding_constraint name
-    identity""".split()  # noqa: SIM905
+    """copy copy_p stop_gradient optimization_barrier reduce_precision device_put sharding_constraint reshard
+    layout_constraint name identity""".split()  # noqa: SIM905
 )
 """Primitives that leave numbers alone."""
 

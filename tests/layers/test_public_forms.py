@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.experimental.layout import Layout, with_layout_constraint
 
 import qjax
 from qjax.layers import instrument, trace
@@ -23,6 +25,7 @@ X = data(3, LENGTH, WIDTH)
 IDS = jnp.asarray(np.random.default_rng(0).integers(1, WORDS, (3, LENGTH)), jnp.int32)
 COUNT = jnp.arange(1.0, 17.0).reshape(1, 1, WIDTH)
 SEGMENTS = jnp.array([0, 1, 1, 2, 0, 2])
+ORDER = Layout(major_to_minor=(0, 1, 2))
 TRIL = np.tril(np.ones((LENGTH, LENGTH), bool))
 
 
@@ -261,3 +264,23 @@ def test_what_treats_an_example_by_its_place_is_refused(name: str) -> None:
     qmodel = qjax.quantize(Net({"y": function}), qjax.Recipe(), (X, IDS))
     with pytest.raises(qjax.ConversionError, match=message):
         qjax.convert(qmodel, (X, IDS))
+
+
+def test_where_arrays_lie():
+    """What says where an array of floats, integers or truth values lies, or names it, is no operation."""
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    anywhere, rows = jax.sharding.PartitionSpec(None), jax.sharding.PartitionSpec("data")
+
+    def function(m, x, ids):
+        x, ids = jax.sharding.reshard(x, anywhere), lax.with_sharding_constraint(ids, rows)
+        shown = checkpoint_name(ids > 3, "shown")
+        return m.dense(jnp.where(shown[..., None], m.table(jax.device_put(ids)), with_layout_constraint(x, ORDER)))
+
+    net = Net({"y": function})
+    with jax.set_mesh(mesh):
+        qmodel = qjax.quantize(net, qjax.Recipe(), (X, IDS))
+        qjax.calibrate(qmodel, [(X, IDS)], progress=False)
+        qmodel.eval()
+        graph = qjax.convert(qmodel, (X, IDS))
+        wanted = qmodel(X, IDS)
+    assert_same(graph(X, IDS), jax.tree.map(np.asarray, wanted))

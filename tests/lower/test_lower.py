@@ -108,3 +108,27 @@ def test_every_node_knows_its_line():
     graph = convert(lambda m, x: m.b(nnx.relu(m.a(x))).reshape(-1, 2, 2))
     line = inspect.currentframe().f_lineno - 1  # type: ignore[union-attr]
     assert [node.location for node in graph.ir.nodes] == [f"{__file__}:{line}"] * 3
+
+
+class Steps(nnx.Module):
+    """In each step of a scan an integer is added before a float is, on lines that give both the name "add"."""
+
+    def __init__(self) -> None:
+        self.tables = nnx.Param(jax.random.normal(jax.random.key(0), (2, 8, 4)))
+
+    def __call__(self, x: jax.Array, ids: jax.Array) -> jax.Array:
+        def step(x, table):
+            places = jnp.where(ids < 0, ids + 8, ids)
+            return jnp.tanh(x + table[places]), None
+
+        return lax.scan(step, x, self.tables[...])[0]
+
+
+def test_an_integer_of_a_step_does_not_take_the_name_of_a_quantized_tensor():
+    given = X, jnp.asarray([0, -1, 3, -8], jnp.int32)
+    qmodel = qjax.quantize(Steps(), qjax.Recipe(), given)
+    qjax.calibrate(qmodel, [given], progress=False)
+    qmodel.eval()
+    graph = qjax.convert(qmodel, given)
+    assert [node.op for node in graph.ir.nodes if node.name in ("add[0]", "add[1]")] == ["add", "add"]
+    assert qjax.verify(graph, qmodel, [given]).exact

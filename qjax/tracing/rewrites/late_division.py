@@ -3,7 +3,8 @@
     (exp(x - m) @ v) / sum(exp(x - m))   ->   (exp(x - m) / sum(exp(x - m))) @ v
 
 The two are the same function of real numbers. `find_softmax` reads the second form. Axes may be moved and merged on
-the way to the division, for both of its operands in their own way. See Rabe and Staats, "Self-attention Does Not Need
+the way to the division, for both of its operands in their own way. The product may leave some of the exponentials
+out, as that of an attention sink. See Rabe and Staats, "Self-attention Does Not Need
 O(n^2) Memory", 2021, equation 2.
 """
 
@@ -21,8 +22,14 @@ from qjax.tracing.rewrites.inline import inlined
 
 _RESHAPES = frozenset({"reshape", "squeeze", "expand_dims"})
 
-Part = tuple[str, int, int]
-"""A factor of an axis: whose axis it is ("e", "v", or "" for repeated elements), which one, its size."""
+Part = tuple[str, tuple[int, ...], int]
+"""A factor of an axis: whose axis it is, which one, its size.
+
+"e": of the exponentials, "s": of those that are summed, "v": of the values, "": of elements that repeat themselves.
+"""
+
+Splits = dict[Part, tuple[int, int]]
+"""Parts that a reshape takes apart: the sizes of the outer and of the inner one."""
 
 Axis = tuple[Part, ...]
 """The factors of one axis, the slowest first; an axis of one element has none."""
@@ -85,7 +92,7 @@ def _chain(flow: Flow, value: Value) -> tuple[list[Equation], Equation | None]:
 def _is_move(eqn: Equation) -> bool:
     if eqn.primitive == "convert_element_type":
         return eqn.inputs[0].is_float and eqn.outputs[0].is_float
-    moves = eqn.primitive in _RESHAPES or eqn.primitive in ("transpose", "broadcast_in_dim", "copy")
+    moves = eqn.primitive in _RESHAPES or eqn.primitive in ("transpose", "broadcast_in_dim", "slice", "copy")
     return len(eqn.inputs) == 1 and (moves or eqn.primitive in IDENTITIES)
 
 
@@ -99,21 +106,42 @@ def _same_rows(
     after: Sequence[Equation],
 ) -> bool:
     """Whether each element of the product is divided by the sum of the very exponentials that it sums."""
-    own = _named("e", power.out_shapes[0])
-    summed = {int(axis) for axis in total.params["axes"]}
-    divisor = _moved([axis for place, axis in enumerate(own) if place not in summed], moves)
-    operand = _moved(own, before)
-    if divisor is None or operand is None:
-        return False
-    contracting, batch = (tuple(part[side]) for part in product.params["dimension_numbers"])
-    if {p for axis in contracting for p in operand[axis]} != {p for axis in summed for p in own[axis]}:
-        return False
-    other = _named("v", product.in_shapes[1 - side])
-    taken, shared = (tuple(part[1 - side]) for part in product.params["dimension_numbers"])
-    free = [axis for place, axis in enumerate(operand) if place not in (*contracting, *batch)]
-    rest = [axis for place, axis in enumerate(other) if place not in (*taken, *shared)]
-    dividend = _moved([*(operand[axis] for axis in batch), *(free + rest if side == 0 else rest + free)], after)
-    return dividend is not None and len(dividend) == len(divisor) and all(map(_fits, dividend, divisor))
+    splits: Splits = {}
+
+    def compared() -> bool:
+        summed = {int(axis) for axis in total.params["axes"]}
+        rank = len(power.out_shapes[0])
+        own = _named(["s" if axis in summed else "e" for axis in range(rank)], power.out_shapes[0], splits)
+        divisor = _moved([axis for place, axis in enumerate(own) if place not in summed], moves)
+        operand = _moved(own, before)
+        contracting, batch = (tuple(part[side]) for part in product.params["dimension_numbers"])
+        if any(part[0] != "s" for axis in contracting for part in operand[axis]):
+            return False
+        shape = product.in_shapes[1 - side]
+        other = _named(["v"] * len(shape), shape, splits)
+        taken, shared = (tuple(part[1 - side]) for part in product.params["dimension_numbers"])
+        free = [axis for place, axis in enumerate(operand) if place not in (*contracting, *batch)]
+        rest = [axis for place, axis in enumerate(other) if place not in (*taken, *shared)]
+        dividend = _moved([*(operand[axis] for axis in batch), *(free + rest if side == 0 else rest + free)], after)
+        return len(dividend) == len(divisor) and all(map(_fits, dividend, divisor))
+
+    while True:
+        try:
+            return compared()
+        except _Split as split:
+            if split.sizes is None:
+                return False
+            splits[split.part] = split.sizes
+
+
+class _Split(Exception):
+    """A reshape takes a part apart. sizes: of the outer and the inner one; None where the part cannot be followed."""
+
+    def __init__(self, part: Part, outer: int) -> None:
+        super().__init__()
+        self.part = part
+        whole = part[0] != "" and outer > 1 and part[2] % outer == 0
+        self.sizes = (outer, part[2] // outer) if whole else None
 
 
 def _fits(dividend: Axis, divisor: Axis) -> bool:
@@ -125,41 +153,56 @@ def _fits(dividend: Axis, divisor: Axis) -> bool:
     return all(a == b or (a[0] == "v" and b[0] == "" and a[2] == b[2]) for a, b in zip(dividend, divisor, strict=True))
 
 
-def _named(name: str, shape: Sequence[int]) -> list[Axis]:
-    return [((name, place, size),) if size != 1 else () for place, size in enumerate(shape)]
+def _named(names: Sequence[str], shape: Sequence[int], splits: Splits) -> list[Axis]:
+    def parts(part: Part) -> Axis:
+        if part not in splits:
+            return (part,)
+        name, place, _ = part
+        return tuple(inner for i, size in enumerate(splits[part]) for inner in parts((name, (*place, i), size)))
+
+    axes = enumerate(zip(names, shape, strict=True))
+    return [parts((name, (place,), size)) if size != 1 else () for place, (name, size) in axes]
 
 
-def _moved(axes: Sequence[Axis], moves: Sequence[Equation]) -> list[Axis] | None:
-    """The axes after moves; None where a reshape splits an axis."""
-    found: list[Axis] | None = list(axes)
+def _moved(axes: Sequence[Axis], moves: Sequence[Equation]) -> list[Axis]:
+    """The axes after moves."""
+    found = list(axes)
     for eqn in moves:
-        if found is None:
-            return None
-        (shape,) = eqn.out_shapes
+        (before,), (shape,) = eqn.in_shapes, eqn.out_shapes
         if eqn.primitive == "transpose":
             found = [found[axis] for axis in eqn.params["permutation"]]
         elif eqn.primitive == "broadcast_in_dim":
-            new: list[Axis] = [(("", 0, size),) if size != 1 else () for size in shape]
+            new: list[Axis] = [(("", (), size),) if size != 1 else () for size in shape]
             for axis, place in zip(found, eqn.params["broadcast_dimensions"], strict=True):
                 new[place] = axis or new[place]
             found = new
+        elif eqn.primitive == "slice":
+            found = [axis if a == b else _cut(axis, b) for axis, a, b in zip(found, before, shape, strict=True)]
         elif eqn.primitive in _RESHAPES:
             found = _grouped([part for axis in found for part in axis], shape)
     return found
 
 
-def _grouped(parts: list[Part], shape: Sequence[int]) -> list[Axis] | None:
+def _cut(axis: Axis, size: int) -> Axis:
+    """A part of the elements along an axis, which may be any of those that are summed."""
+    if any(part[0] != "s" for part in axis):
+        raise _Split(("", (), 1), 1)
+    return (("s", (), size),) if size != 1 else ()
+
+
+def _grouped(parts: list[Part], shape: Sequence[int]) -> list[Axis]:
     """Factors in their order, as the axes of a shape."""
     axes: list[Axis] = []
     for size in shape:
-        count = 0
-        while math.prod(part[2] for part in parts[:count]) < size and count < len(parts):
-            count += 1
-        if math.prod(part[2] for part in parts[:count]) != size:
-            return None
+        count, product = 0, 1
+        while product < size:
+            part = parts[count]
+            if size % (product * part[2]):
+                raise _Split(part, math.gcd(part[2], size // product))
+            count, product = count + 1, product * part[2]
         axes.append(tuple(parts[:count]))
         parts = parts[count:]
-    return None if parts else axes
+    return axes
 
 
 def _rewritten(

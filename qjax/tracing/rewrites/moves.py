@@ -12,6 +12,7 @@ from jax import lax
 from qjax.ops.indices import has_number
 from qjax.ops.take import axis_of
 from qjax.tracing.composite import composite
+from qjax.tracing.expressions import IDENTITIES
 from qjax.tracing.program import Equation, Program, Value
 from qjax.tracing.rewrites.inline import inlined
 
@@ -24,7 +25,8 @@ _PURE = frozenset(
 def simplify_moves(program: Program) -> Program:
     """`jnp.stack` as a concatenation, `jnp.tile` as a broadcast.
 
-    `jnp.pad`'s slices of size zero are dropped, and so are copies of integers (`jnp.array(ids)`).
+    `jnp.pad`'s slices of size zero are dropped, and so is what keeps integers and truth values as they are: copies
+    (`jnp.array(ids)`), names, constraints on where they lie.
     """
     equations: list[Equation] = []
     renamed: dict[Value, Value] = {}
@@ -32,7 +34,7 @@ def simplify_moves(program: Program) -> Program:
         eqn = dataclasses.replace(original, inputs=tuple(renamed.get(v, v) for v in original.inputs))
         if all(a is b for a, b in zip(eqn.inputs, original.inputs, strict=True)):
             eqn = original
-        if eqn.primitive in ("copy", "copy_p") and not eqn.outputs[0].is_float:
+        if eqn.primitive in IDENTITIES and len(eqn.inputs) == 1 and not eqn.outputs[0].is_float:
             renamed[eqn.outputs[0]] = eqn.inputs[0]
             continue
         if eqn.primitive == "concatenate" and any(0 in shape for shape in eqn.in_shapes):

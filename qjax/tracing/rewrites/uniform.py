@@ -218,8 +218,10 @@ def _slice(eqn: Equation, shapes: Sequence[Shape]) -> _Rule:
     strides = list(eqn.params["strides"] or (1,) * len(whole))
     result = list(eqn.out_shapes[0])
     for axis, (n, own) in enumerate(zip(whole, small, strict=True)):
-        if n != own and result[axis]:
-            start[axis], limit[axis], strides[axis], result[axis] = 0, 1, 1, 1
+        if n != own:
+            # one row of what repeats itself, or none of it
+            result[axis] = min(result[axis], 1)
+            start[axis], limit[axis], strides[axis] = 0, result[axis], 1
     return _Rule(tuple(result), (small,), lambda x: lax.slice(x, start, limit, strides))
 
 
