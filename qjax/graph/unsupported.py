@@ -63,6 +63,8 @@ _CURES = {
     **dict.fromkeys(
         ("psum", "psum_invariant", "pmax", "pmin", "all_gather", "all_to_all", "ppermute", "axis_index"), _MEMBERS
     ),
+    "shard_map": "A graph runs on one machine: build the model with a mesh of one device, on which jax.shard_map is a "
+    "call.",
     **dict.fromkeys(("logsumexp", "cumlogsumexp", "log_softmax"), _LOGITS),
     **dict.fromkeys(("digitize", "searchsorted"), _EDGES),
     "interp": _KNOTS,

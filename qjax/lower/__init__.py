@@ -205,8 +205,8 @@ def quantized_graph(
         graph keeps the batch of `program`.
       sizes: the two sizes of the batch.
     """
-    graph = check(lower(program, annotation, args, names, params_of))
+    # Remove dead nodes first: a loss that a layer computes beside its result may depend on the size of the batch.
+    graph = check(remove_dead(lower(program, annotation, args, names, params_of)))
     if other is not None:
-        graph = check(free_batch(graph, lower(*other, names, params_of), *sizes))
-    # Remove dead nodes first: without a quantizer behind them, `assign` could not fold them.
-    return check(remove_dead(remove_identities(remove_dead(graph))))
+        graph = check(free_batch(graph, remove_dead(lower(*other, names, params_of)), *sizes))
+    return check(remove_dead(remove_identities(graph)))

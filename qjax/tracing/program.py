@@ -20,6 +20,7 @@ import flax
 import jax
 import numpy as np
 
+from qjax.tracing import one_device
 from qjax.tracing.counted import scanned
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -203,14 +204,6 @@ def bind_equation(eqn: Any, args: Sequence[Any]) -> list[Any]:
     return list(result) if eqn.primitive.multiple_results else [result]
 
 
-_VARYING = ("pvary", "pcast")
-_VARIES = (
-    "A quantized model inside of jax.shard_map: JAX marks there which arrays differ between devices, and qjax reads no "
-    "such marks. Pass check_vma=False to jax.shard_map and take the mean of the gradients (jax.lax.pmean) yourself; or "
-    "shard the arrays with jax.jit, see qjax.training.shardings."
-)
-
-
 def from_jaxpr(closed: Any) -> Program:
     """Read a `ClosedJaxpr`."""
     return _program(closed.jaxpr, closed.consts, "")
@@ -241,8 +234,9 @@ def _lookup(var: Any, env: dict[object, Value]) -> Value:
 def _read(jaxpr: Any, env: dict[object, Value], scope: str, location: str | None, out: list[Equation]) -> None:
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
-        if name in _VARYING:
-            raise ValueError(_VARIES)
+        if one_device.hands_on(eqn):
+            env.update(zip(eqn.outvars, (_lookup(var, env) for var in eqn.invars), strict=True))
+            continue
         here = _scope(eqn, scope)
         line = _location(eqn) or location
         if not eqn.outvars:
@@ -267,6 +261,13 @@ def _read(jaxpr: Any, env: dict[object, Value], scope: str, location: str | None
             elif name in _CALLS or _contains_matmul(inner.jaxpr):
                 _inline(inner, inputs, eqn, env, here, line, out)
                 continue
+        if (alone := one_device.body_of(eqn)) is not None:
+            with one_device.inside(eqn):
+                _inline(alone, inputs, eqn, env, here, line, out)
+            continue
+        if one_device.is_first(eqn):
+            env[eqn.outvars[0]] = Value((), np.dtype(np.int32), np.zeros((), np.int32))
+            continue
         if name == "while" and (loop := scanned(eqn, [value.constant for value in inputs], bind_equation)) is not None:
             _inline(loop, inputs, eqn, env, here, line, out)
             continue

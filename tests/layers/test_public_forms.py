@@ -284,3 +284,59 @@ def test_where_arrays_lie():
         graph = qjax.convert(qmodel, (X, IDS))
         wanted = qmodel(X, IDS)
     assert_same(graph(X, IDS), jax.tree.map(np.asarray, wanted))
+
+
+@pytest.mark.parametrize("length", [2, 3, 6])
+def test_associative_scans(length):
+    """Of even lengths JAX combines tensors without elements on the way."""
+
+    def function(m, x, ids):
+        x = m.dense(x)[:, :length]
+        decay = jnp.broadcast_to(jax.nn.sigmoid(m.row[...]), x.shape)
+        return lax.associative_scan(lambda a, b: (a[0] * b[0], b[0] * a[1] + b[1]), (decay, x), axis=1)[1]
+
+    net = Net({"y": function})
+    qmodel = qjax.quantize(net, qjax.Recipe(), (X, IDS))
+    qjax.calibrate(qmodel, [(X, IDS)], progress=False)
+    qmodel.eval()
+    graph = qjax.convert(qmodel, (X, IDS))
+    assert qjax.verify(graph, qmodel, [(X, IDS)]).local == 0
+    assert np.abs(graph(X, IDS)["y"] - net(X, IDS)["y"]).max() < 0.1
+
+
+def on_each(table, x, w):
+    """What a member of the axes "data" and "model" does with its part."""
+    place = lax.axis_index("model").astype(jnp.float32)
+    y = lax.psum(nnx.silu(x @ lax.all_gather(w, "model", axis=0, tiled=True)), "model")
+    return lax.fori_loop(0, 2, lambda _, c: nnx.relu(c * 0.5 + y), y) + place + table
+
+
+def test_shard_map_on_one_device():
+    """A call; what is said to the other members of an axis is said to oneself."""
+    mesh = jax.make_mesh((1, 1), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    rows = jax.sharding.PartitionSpec("data")
+
+    def function(m, x, ids):
+        specs = (rows, rows, jax.sharding.PartitionSpec())
+        split = jax.shard_map(on_each, mesh=mesh, in_specs=specs, out_specs=rows, check_vma=False)
+        return split(m.table(ids), x, m.dense.kernel[...])
+
+    net = Net({"y": function})
+    qmodel = qjax.quantize(net, qjax.Recipe(), (X, IDS))
+    qjax.calibrate(qmodel, [(X, IDS)], progress=False)
+    qmodel.eval()
+    graph = qjax.convert(qmodel, (X, IDS))
+    assert qjax.verify(graph, qmodel, [(X, IDS)]).local == 0
+    assert_same(graph(X, IDS), jax.tree.map(np.asarray, qjax.exact(qmodel, (X, IDS))(qmodel, X, IDS)))
+    assert np.abs(graph(X, IDS)["y"] - net(X, IDS)["y"]).max() < 0.1
+
+
+def test_shard_map_with_marks_of_what_varies():
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows = jax.sharding.PartitionSpec("data")
+
+    def function(m, x, ids):
+        return m.dense(jax.shard_map(lambda x: nnx.relu(x) + 1.0, mesh=mesh, in_specs=rows, out_specs=rows)(x))
+
+    with pytest.raises(ValueError, match="check_vma=False"):
+        qjax.quantize(Net({"y": function}), qjax.Recipe(), (X, IDS))

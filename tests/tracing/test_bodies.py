@@ -135,3 +135,30 @@ def test_what_stays_inside() -> None:
     # a function of reals
     outside, inside = primitives(lambda x, y: x * jnp.sin(y), jnp.ones(3), jnp.ones(3))
     assert not outside
+
+
+class PartlyTurned(nnx.Module):
+    """Each layer turns half of the pairs: the others have an infinite period. A loss beside it has the batch's size."""
+
+    def __init__(self) -> None:
+        self.kernels = nnx.Param(jax.random.normal(jax.random.key(0), (2, WIDTH, WIDTH)) / 3)
+
+    def __call__(self, x: jax.Array, positions: jax.Array) -> jax.Array:
+        def layer(x, kernel):
+            periods = jnp.pad(10000.0 ** (jnp.arange(2.0) * 2.0 / WIDTH), (0, 2), constant_values=jnp.inf)
+            angle = positions[..., None].astype(jnp.float32) / periods[None, None]
+            y = x @ kernel
+            a, b = jnp.split(y, 2, -1)
+            turned = jnp.concatenate([a * jnp.cos(angle) - b * jnp.sin(angle), b], -1)
+            return x + turned, jnp.sum(turned.mean(0))
+
+        return jax.lax.scan(layer, x, self.kernels[...])[0]
+
+
+def test_periods_without_end_and_a_loss_beside():
+    qmodel = qjax.quantize(PartlyTurned(), qjax.Recipe(), (X, POSITIONS))
+    qjax.calibrate(qmodel, [(X, POSITIONS)], progress=False)
+    qmodel.eval()
+    graph = qjax.convert(qmodel, (X, POSITIONS))
+    assert qjax.verify(graph, qmodel, [(X, POSITIONS)]).local == 0
+    assert np.abs(graph(X, POSITIONS) - PartlyTurned()(X, POSITIONS)).max() < 0.2

@@ -15,6 +15,7 @@ from qjax.tracing.rewrites.dropout import find_dropout
 from qjax.tracing.rewrites.fixed import mark_fixed
 from qjax.tracing.rewrites.flags import find_flags, turned
 from qjax.tracing.rewrites.integers import find_integer_functions
+from qjax.tracing.rewrites.kept_carries import keep_carries
 from qjax.tracing.rewrites.late_division import divide_first
 from qjax.tracing.rewrites.literals import fold_literals
 from qjax.tracing.rewrites.log_softmax import find_log_softmax
@@ -71,7 +72,7 @@ _INSIDE: dict[Rewriter, Rewriter] = {write_wraps: write_wraps_inside}
 
 def rewrite(program: Program, constant: Sequence[bool] = ()) -> Program:
     """The program after every rewriter, its bodies included; constant: per input, whether it is a parameter."""
-    program = drop_unread(program)
+    program = keep_carries(drop_unread(program))
     mark_fixed(program, constant)
     program = write_pairs(program)
     mark_fixed(program, constant)

@@ -24,7 +24,7 @@ _ELEMENTWISE = frozenset(
     """add sub mul div neg pow integer_pow exp exp2 log sqrt rsqrt sin cos tanh floor rem max min clamp abs sign square
     eq ne lt le gt ge and or not xor select_n""".split()  # noqa: SIM905
 )
-_OUT = _MOVES | _ELEMENTWISE | {"iota"}
+_OUT = _MOVES | _ELEMENTWISE | {"iota", "pad"}
 _PROPER = frozenset("pow integer_pow exp exp2 log sqrt rsqrt sin cos tanh floor square".split())  # noqa: SIM905
 """Functions whose result no affine steps say; the integer itself is the accumulator of those."""
 _IN = _MOVES | {"select_n", "sub", "mul", "and", "or", "not", "neg"}

@@ -129,11 +129,12 @@ def _lookup(eqn: Equation, axis: int) -> list[Equation]:
 
 
 def read(equations: Sequence[Equation], outputs: Sequence[Value]) -> list[Equation]:
-    """The equations without those moves that nothing reads."""
+    """The equations without those moves, and those results without elements, that nothing reads."""
     needed = set(outputs)
     kept: list[Equation] = []
     for eqn in reversed(equations):
-        if eqn.primitive in _PURE and eqn.body is None and not needed & set(eqn.outputs):
+        droppable = eqn.primitive in _PURE or all(0 in shape for shape in eqn.out_shapes)
+        if droppable and eqn.body is None and not needed & set(eqn.outputs):
             continue
         needed.update(eqn.inputs)
         if eqn.body is not None:

@@ -2,7 +2,7 @@
 
 One component of the indices of such a gather is the number of the example. This rewriter removes it and makes the
 example axis a batch axis of the gather, as in `jnp.take_along_axis`. `ops.take` reads that form. A component that is 0
-along an axis that is taken whole is removed too.
+along an axis that is taken whole is removed too. A tensor that is the same for every example has no batch axis.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from qjax.tracing.program import Equation, Program, Value
 from qjax.tracing.rewrites.flow import Flow
 from qjax.tracing.rewrites.inline import inlined
 from qjax.tracing.rewrites.literals import numbers
-from qjax.tracing.rewrites.moves import read
+from qjax.tracing.rewrites.moves import lookups, read
 
 
 def take_own(program: Program) -> Program:
@@ -26,9 +26,45 @@ def take_own(program: Program) -> Program:
     number, flow = numbers(program), Flow(program)
     equations: list[Equation] = []
     for eqn in program.equations:
-        found = _Gather(eqn, flow, number).batched() if eqn.primitive == "gather" else None
+        found = None
+        if eqn.primitive == "gather":
+            found = _unrepeated(eqn, flow) or _Gather(eqn, flow, number).batched()
         equations += [eqn] if found is None else found
     return dataclasses.replace(program, equations=tuple(read(equations, program.outputs)))
+
+
+def _unrepeated(eqn: Equation, flow: Flow) -> list[Equation] | None:
+    """The gather without batch axes, where the tensor repeats itself along all of them."""
+    n, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
+    batching = {int(axis) for axis in getattr(n, "operand_batching_dims", ())}
+    found = flow.behind(eqn.inputs[0])
+    if not batching or any(found.axes[axis] is not None for axis in batching):
+        return None
+    left = [axis for axis in range(len(sizes)) if axis not in batching]
+    own = [found.axes[axis] for axis in left]
+    shape = [eqn.in_shapes[0][axis] for axis in left]
+    numbers = lax.GatherDimensionNumbers(
+        offset_dims=tuple(n.offset_dims),
+        collapsed_slice_dims=tuple(left.index(axis) for axis in n.collapsed_slice_dims),
+        start_index_map=tuple(left.index(axis) for axis in n.start_index_map),
+    )
+
+    def gathered(x: Any, indices: Any) -> Any:
+        kept = sorted(axis for axis in own if axis is not None)
+        x = lax.squeeze(x, [axis for axis in range(x.ndim) if axis not in kept])
+        x = lax.transpose(x, [kept.index(axis) for axis in own if axis is not None])
+        x = lax.broadcast_in_dim(x, shape, [place for place, axis in enumerate(own) if axis is not None])
+        return lax.gather(
+            x.astype(eqn.in_dtypes[0]),
+            indices,
+            numbers,
+            tuple(sizes[axis] for axis in left),
+            mode=eqn.params["mode"],
+            fill_value=eqn.params["fill_value"],
+        )
+
+    equations, _ = inlined(gathered, [found.value, eqn.inputs[1]], eqn.outputs, eqn)
+    return lookups(equations)
 
 
 class _Gather:

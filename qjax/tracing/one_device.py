@@ -1,0 +1,82 @@
+"""`jax.shard_map` over a mesh of one device, where it is a call, and what its body says to the other devices.
+
+A layer that splits its work over a mesh is written with `shard_map` always. On a mesh of one device every axis has one
+member: sums over an axis, what is gathered or exchanged along it, are the member's own, and its index is 0.
+"""
+
+import contextlib
+import threading
+from collections.abc import Generator
+from typing import Any
+
+from jax.extend.core import ClosedJaxpr
+
+_OWN = frozenset(
+    """psum psum_invariant pmax pmin all_gather all_gather_invariant reduce_scatter all_to_all ppermute""".split()  # noqa: SIM905
+)
+
+_VARYING = ("pvary", "pcast")
+_VARIES = (
+    "A quantized model inside of jax.shard_map: JAX marks there which arrays differ between devices, and qjax reads no "
+    "such marks. Pass check_vma=False to jax.shard_map and take the mean of the gradients (jax.lax.pmean) yourself; or "
+    "shard the arrays with jax.jit, see qjax.training.shardings."
+)
+
+
+class _Axes(threading.local):
+    """The axes of one member around what is read right now."""
+
+    names: frozenset[Any] = frozenset()
+
+
+_axes = _Axes()
+
+
+def body_of(eqn: Any) -> ClosedJaxpr | None:
+    """The function that a `shard_map` calls on the one device of its mesh; None for other equations."""
+    if eqn.primitive.name != "shard_map" or eqn.params["mesh"].size != 1:
+        return None
+    return ClosedJaxpr(eqn.params["jaxpr"], ())
+
+
+@contextlib.contextmanager
+def inside(eqn: Any) -> Generator[None]:
+    """While the body of such a `shard_map` is read."""
+    outer = _axes.names
+    _axes.names = outer | frozenset(eqn.params["mesh"].axis_names)
+    try:
+        yield
+    finally:
+        _axes.names = outer
+
+
+def hands_on(eqn: Any) -> bool:
+    """Whether an equation returns its operands, because the axes that it speaks to have one member.
+
+    Raises:
+      ValueError: it marks what differs between several devices.
+    """
+    own = _hands_on(eqn)
+    if not own and eqn.primitive.name in _VARYING:
+        raise ValueError(_VARIES)
+    return own
+
+
+def _hands_on(eqn: Any) -> bool:
+    params = eqn.params
+    if eqn.primitive.name not in _OWN or params.get("axis_index_groups") is not None:
+        return False
+    if [v.aval.shape for v in eqn.invars] != [v.aval.shape for v in eqn.outvars]:
+        return False
+    if tuple(params.get("perm", ((0, 0),))) != ((0, 0),):
+        return False
+    names = params.get("axes", params.get("axis_name"))
+    return bool(names) and _axes.names.issuperset(names if isinstance(names, tuple) else (names,))
+
+
+def is_first(eqn: Any) -> bool:
+    """Whether an equation asks for the place along axes of one member, which is 0."""
+    if eqn.primitive.name != "axis_index":
+        return False
+    name = eqn.params["axis_name"]
+    return _axes.names.issuperset(name if isinstance(name, tuple) else (name,))

@@ -1,0 +1,62 @@
+"""What a scan or remat hands on unchanged: carries become constants of the scan, results of a remat what it was given.
+
+`nnx.fori_loop` carries a whole module through its loop, parameters included, and `nnx.remat` returns it. A parameter
+that is carried would be data to what reads it, such as a table that data chooses rows of.
+"""
+
+import dataclasses
+
+from qjax.tracing.program import Equation, Program, Value
+
+
+def keep_carries(program: Program) -> Program:
+    """The program without those, bodies included."""
+    if not any(eqn.body is not None for eqn in program.equations):
+        return program
+    equations: list[Equation] = []
+    renamed: dict[Value, Value] = {}
+    for eqn in program.equations:
+        if any(value in renamed for value in eqn.inputs):
+            eqn = dataclasses.replace(eqn, inputs=tuple(renamed.get(v, v) for v in eqn.inputs))
+        if eqn.body is not None:
+            body = keep_carries(eqn.body)
+            eqn = dataclasses.replace(eqn, body=body)
+            eqn, same = (_kept if eqn.is_scan else _returned)(eqn, body)
+            renamed.update(same)
+        equations.append(eqn)
+    outputs = tuple(renamed.get(value, value) for value in program.outputs)
+    return dataclasses.replace(program, equations=tuple(equations), outputs=outputs)
+
+
+def _kept(eqn: Equation, body: Program) -> tuple[Equation, dict[Value, Value]]:
+    """The scan without such carries, and its outputs that are what it was given."""
+    first, carried = int(eqn.params["num_consts"]), int(eqn.params["num_carry"])
+    kept = [index for index in range(carried) if body.outputs[index] is body.inputs[first + index]]
+    if not kept:
+        return eqn, {}
+    left = [index for index in range(carried) if index not in kept]
+    order = [*range(first), *(first + i for i in kept), *(first + i for i in left)]
+    order += range(first + carried, len(eqn.inputs))
+    results = [*left, *range(carried, len(eqn.outputs))]
+    body = dataclasses.replace(
+        body, inputs=tuple(body.inputs[i] for i in order), outputs=tuple(body.outputs[i] for i in results)
+    )
+    scan = dataclasses.replace(
+        eqn,
+        inputs=tuple(eqn.inputs[i] for i in order),
+        outputs=tuple(eqn.outputs[i] for i in results),
+        params={**eqn.params, "num_consts": first + len(kept), "num_carry": len(left)},
+        body=body,
+    )
+    return scan, {eqn.outputs[i]: eqn.inputs[first + i] for i in kept}
+
+
+def _returned(eqn: Equation, body: Program) -> tuple[Equation, dict[Value, Value]]:
+    """The remat without results that it was given."""
+    given = dict(zip(body.inputs, eqn.inputs, strict=True))
+    left = [index for index, value in enumerate(body.outputs) if value not in given]
+    if not left or len(left) == len(body.outputs):
+        return eqn, {}
+    same = {outer: given[value] for outer, value in zip(eqn.outputs, body.outputs, strict=True) if value in given}
+    body = dataclasses.replace(body, outputs=tuple(body.outputs[i] for i in left))
+    return dataclasses.replace(eqn, outputs=tuple(eqn.outputs[i] for i in left), body=body), same
