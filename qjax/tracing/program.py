@@ -7,6 +7,7 @@ keep their memory behaviour.
 
 import dataclasses
 import functools
+import importlib.util
 import os
 import re
 import sysconfig
@@ -16,7 +17,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import flax
 import jax
 import numpy as np
 
@@ -26,13 +26,9 @@ from qjax.tracing.counted import scanned
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _FOLDERS = {sysconfig.get_paths()[name] for name in ("purelib", "platlib", "stdlib")}
 _JAX = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
-
 # jax and flax may lie elsewhere: on PYTHONPATH, or installed with --target
-_LIBRARIES = (
-    *(os.path.abspath(path) + os.sep for path in (*_FOLDERS, _HERE)),
-    _JAX,
-    os.path.dirname(os.path.abspath(flax.__file__)) + os.sep,
-)
+_FLAX = [os.path.dirname(spec.origin) for spec in [importlib.util.find_spec("flax")] if spec and spec.origin]
+_LIBRARIES = (*(os.path.abspath(path) + os.sep for path in (*_FOLDERS, _HERE, *_FLAX)), _JAX)
 
 SCOPE = "@"
 """Marks a module's path among the names of `jax.named_scope`: "@blocks.0.conv1"."""
