@@ -16,6 +16,7 @@ from jax.core import Tracer
 from qjax import ops, targets
 from qjax.assign.bounds import operand
 from qjax.graph.ir import Graph, Node
+from qjax.graph.unsupported import ConversionError
 from qjax.graph.weighted_product import scale_in_rank
 from qjax.numerics._namespace import wide
 from qjax.numerics.rules import get_rule
@@ -98,11 +99,26 @@ def affine_steps(graph: Graph, chain: Sequence[Node]) -> tuple[Step, ...]:
     """
     found = [(node, ops.get(node.op)) for node in chain]
     chosen = [node for node, op in found if type(op).compose is not Op.compose and not op.clamps]
+    for node in chosen:
+        _check_finite(graph, node)
     steps = [step_of(graph, node, tuple(node.constants)) for node in chosen]
     return tuple(
         dataclasses.replace(step, constants={role: trailing(value) for role, value in step.constants.items()})
         for step in steps
     )
+
+
+def _check_finite(graph: Graph, node: Node) -> None:
+    for role in node.constants:
+        value = graph.constant(node, role)
+        if isinstance(value, Tracer) or np.isfinite(np.asarray(value, np.float32)).all():
+            continue
+        raise ConversionError(
+            f"{node.name!r} adds, multiplies or divides by a number that is NaN or infinite, which no code stands for",
+            "Choose with jnp.where: jnp.where(keep, y, 0.0) for what such a number makes 0. Hide scores from a softmax "
+            "with a boolean mask.",
+            where=node.location,
+        )
 
 
 def kernel_scale(graph: Graph, node: Node) -> Any:

@@ -63,6 +63,12 @@ def test_the_collections() -> None:
     if "google-tunix" not in found:
         assert missing[1].startswith("google-tunix: no tunix: pip install --no-deps google-tunix")
     assert len(sources(Path("examples"), ["examples"])[0]["Flax's examples"]) == 21
+    found, missing = sources(None, ["maxtext", "flaxdiff"])
+    for title, count in (("MaxText", 19), ("FlaxDiff", 7)):
+        if title in found:
+            assert len(found[title]) == count
+        else:
+            assert any(line.startswith(f"{title}: no {title.lower()}: pip install") for line in missing)
 
 
 def test_a_failing_model_is_a_row() -> None:

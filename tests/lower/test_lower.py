@@ -63,6 +63,11 @@ UNCONVERTIBLE = {
         "'sum' .* sums over the batch, which has no fixed size",
         "Sum behind the graph's output",
     ),
+    "a period without end": (
+        lambda m, x: m.b(m.a(x) / jnp.asarray([[1.0, 2.0, jnp.inf, jnp.inf]])),
+        "adds, multiplies or divides by a number that is NaN or infinite",
+        r"Choose with jnp.where: jnp.where\(keep, y, 0.0\)",
+    ),
     "half of the batch": (
         lambda m, x: m.b(m.a(x))[: x.shape[0] // 2],
         r"limit of 'slice' \(slice\): \[2, 4\] on a batch of 4 becomes \[4, 4\] on one of 8",
