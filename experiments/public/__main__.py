@@ -7,7 +7,8 @@ are random, sizes are small: this is about which programs convert, and with whic
 The Flax models of transformers need the package: `pip install "transformers<5"`. Flax's examples need a checkout of
 github.com/google/flax: `--examples FOLDER/examples`. The language models of google-tunix need
 `pip install --no-deps google-tunix jaxtyping wadler-lindig einops`. Those of bonsai need a checkout of
-github.com/jax-ml/bonsai: `--bonsai FOLDER`. What is missing is left out, and the page says so.
+github.com/jax-ml/bonsai: `--bonsai FOLDER`. MaxText and FlaxDiff need `pip install maxtext flaxdiff`. What is missing
+is left out, and the page says so.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from experiments.public import bonsai, examples, hub, keras_models, page, tunix
+from experiments.public import bonsai, examples, flaxdiff, hub, keras_models, maxtext, page, tunix
 from experiments.public.models import Source
 from experiments.public.row import Row, run
 
@@ -35,11 +36,21 @@ COLLECTIONS = {
     "tunix": "google-tunix",
     "bonsai": "jax-ml/bonsai",
     "keras": "Keras 3",
+    "maxtext": "MaxText",
+    "flaxdiff": "FlaxDiff",
 }
 """Title of each collection by its name on the command line."""
 
 DEFAULT = ("transformers", "examples", "tunix")
-"""What docs/public-models.md shows; Keras and bonsai are on other pages."""
+"""What docs/public-models.md shows; the others are on other pages."""
+
+_INSTALLED = {
+    "transformers": hub.source,
+    "tunix": tunix.source,
+    "keras": keras_models.source,
+    "maxtext": maxtext.source,
+    "flaxdiff": flaxdiff.source,
+}
 
 
 def sources(
@@ -58,7 +69,7 @@ def sources(
             if (given := folders.get(name)) is not None:
                 found[title] = {"examples": examples.source, "bonsai": bonsai.source}[name](given)
             else:
-                found[title] = {"transformers": hub.source, "tunix": tunix.source, "keras": keras_models.source}[name]()
+                found[title] = _INSTALLED[name]()
         except ModuleNotFoundError as error:
             missing.append(f"{title}: {error}")
     return found, missing
@@ -99,7 +110,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--only", nargs="+", metavar="NAME", help="these models; `--list` shows the names")
     made.add_argument("--list", action="store_true", help="list the models' names")
-    made.add_argument("--collections", nargs="+", choices=COLLECTIONS, help="only these; else all but bonsai and keras")
+    made.add_argument("--collections", nargs="+", choices=COLLECTIONS, help=f"only these; else {', '.join(DEFAULT)}")
     made.add_argument("--examples", type=Path, metavar="FOLDER", help="flax's examples, from a checkout of it")
     made.add_argument("--bonsai", type=Path, metavar="FOLDER", help="a checkout of jax-ml/bonsai")
     made.add_argument("--no-exact", action="store_true", help="do not compile `qjax.exact`, which takes longest")
