@@ -183,6 +183,19 @@ def test_a_mask_of_two_numbers_that_is_compared(name):
     assert np.abs(graph(X) - (chosen if kept else other)).max() < 0.05
 
 
+def test_a_mask_of_two_numbers_beside_a_larger_tensor():
+    """The comparison repeats the mask: what it says is repeated, too."""
+
+    def function(x):
+        numbers = jnp.where(x[..., :1] > 0.25, 0.0, LEAST)
+        return jnp.where(numbers >= jnp.full((1, 1, 3), -1.0), x[..., 3:6], x[..., 6:9])
+
+    qmodel = qjax.quantize(Of(function), qjax.Recipe(), X)
+    graph = qjax.convert(qmodel, X)
+    np.testing.assert_array_equal(graph(X), qmodel(X))
+    assert np.abs(graph(X) - function(X)).max() < 0.1
+
+
 def test_a_mask_of_two_numbers_that_is_read_otherwise_keeps_its_numbers():
     def function(x):
         numbers = jnp.where(x[..., :3] > 0.25, 1.5, -0.5)

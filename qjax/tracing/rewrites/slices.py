@@ -7,8 +7,8 @@
 
 As in JAX, slices are moved so that they fit, and `.at` drops what does not fit. A scatter can have positions for each
 example (`jax.vmap`, `x.at[jnp.arange(n), s]`). Several of them are written one after the other. Codes are chosen,
-not computed. A cache, the values written into it and
-the result share one quantizer, so the code that is read many steps later is the one that was written.
+not computed. A cache, the values written into it and the result share one quantizer, so the code that is read many
+steps later is the one that was written.
 
 For constant positions see `places`.
 """

@@ -14,6 +14,7 @@ import operator
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -134,8 +135,10 @@ class _Masks:
         compare = _COMPARED.get(eqn.primitive)
         if compare is None or len(eqn.inputs) != 2:
             return False
-        # a number that is computed may be rounded: only 0 and 1 are read from one
-        number = self._constant(eqn.inputs[1]) if numbers != _FLAG else self._number(eqn.inputs[1])
+        number = self._constant(eqn.inputs[1])
+        if number is None and self._number(eqn.inputs[1]) in _FLAG:
+            # one that is computed may be rounded, but for these
+            number = self._number(eqn.inputs[1])
         if number is None:
             return False
         no, yes = (compare(each, number) for each in numbers)
@@ -152,10 +155,15 @@ class _Masks:
 
     def _renamed_to(self, eqn: Equation, truth: Value, says: bool) -> None:
         (output,) = eqn.outputs
-        if says:
+        if says and truth.shape == output.shape:
             self.renamed[output] = truth
             return
-        self.equations += inlined(lax.bitwise_not, [truth], [output], eqn)[0]
+
+        def spread(t: jax.Array) -> jax.Array:
+            t = t if says else lax.bitwise_not(t)
+            return t if t.shape == output.shape else jnp.broadcast_to(t, output.shape)
+
+        self.equations += inlined(spread, [truth], [output], eqn)[0]
 
     def _define(self, eqn: Equation, function: Callable[..., jax.Array], truths: list[Value | None]) -> bool:
         """The result as a truth value, and as the number that it was for whoever still reads that."""
