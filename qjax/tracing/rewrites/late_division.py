@@ -4,8 +4,7 @@
 
 The two are the same function of real numbers. `find_softmax` reads the second form. Axes may be moved and merged on
 the way to the division, for both of its operands in their own way. The product may leave some of the exponentials
-out, as that of an attention sink. See Rabe and Staats, "Self-attention Does Not Need
-O(n^2) Memory", 2021, equation 2.
+out, as that of an attention sink. See Rabe and Staats, "Self-attention Does Not Need O(n^2) Memory", 2021, section 2.
 """
 
 import dataclasses
@@ -66,7 +65,7 @@ def _divided(flow: Flow, eqn: Equation) -> list[Equation] | None:
             continue
         for side in (0, 1):
             before, power = _chain(flow, product.inputs[side])
-            if power is None or power.primitive != "exp":
+            if power is None or power.primitive != "exp" or any(0 in shape for shape in product.in_shapes):
                 continue
             if not flow.same(total.inputs[0], power.outputs[0]):
                 continue
@@ -140,7 +139,8 @@ class _Split(Exception):
     def __init__(self, part: Part, outer: int) -> None:
         super().__init__()
         self.part = part
-        whole = part[0] != "" and outer > 1 and part[2] % outer == 0
+        # a part without a place is none of the original axes: repeated elements, or a slice
+        whole = bool(part[1]) and outer > 1 and part[2] % outer == 0
         self.sizes = (outer, part[2] // outer) if whole else None
 
 
