@@ -61,7 +61,9 @@ _CURES = {
     ),
     **dict.fromkeys(("cumprod", "reduce_prod"), _PRODUCT),
     **dict.fromkeys(
-        ("psum", "psum_invariant", "pmax", "pmin", "all_gather", "all_to_all", "ppermute", "axis_index"), _MEMBERS
+        """psum psum_invariant pmax pmin all_gather all_gather_invariant reduce_scatter all_to_all ppermute
+        axis_index""".split(),  # noqa: SIM905
+        _MEMBERS,
     ),
     "shard_map": "A graph runs on one machine: build the model with a mesh of one device, on which jax.shard_map is a "
     "call.",

@@ -74,6 +74,11 @@ def _hands_on(eqn: Any) -> bool:
     return bool(names) and _axes.names.issuperset(names if isinstance(names, tuple) else (names,))
 
 
+def speaks(eqn: Any) -> bool:
+    """Whether an equation is one of those that speak to axes of one member."""
+    return _hands_on(eqn) or is_first(eqn)
+
+
 def is_first(eqn: Any) -> bool:
     """Whether an equation asks for the place along axes of one member, which is 0."""
     if eqn.primitive.name != "axis_index":

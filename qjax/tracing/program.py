@@ -331,8 +331,9 @@ def _only_call(closed: Any) -> str | None:
 
 
 def _contains_matmul(jaxpr: Any) -> bool:
+    """Also whether it speaks to other devices: both are read one by one."""
     for eqn in jaxpr.eqns:
-        if eqn.primitive.name in _MATMULS:
+        if eqn.primitive.name in _MATMULS or one_device.speaks(eqn):
             return True
         for param in eqn.params.values():
             inner = getattr(param, "jaxpr", param)
