@@ -266,6 +266,14 @@ def test_what_treats_an_example_by_its_place_is_refused(name: str) -> None:
         qjax.convert(qmodel, (X, IDS))
 
 
+def calibrated(net):
+    """The network with quantizers, and its graph."""
+    qmodel = qjax.quantize(net, qjax.Recipe(), (X, IDS))
+    qjax.calibrate(qmodel, [(X, IDS)], progress=False)
+    qmodel.eval()
+    return qmodel, qjax.convert(qmodel, (X, IDS))
+
+
 def test_where_arrays_lie():
     """What says where an array of floats, integers or truth values lies, or names it, is no operation."""
     mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -278,10 +286,7 @@ def test_where_arrays_lie():
 
     net = Net({"y": function})
     with jax.set_mesh(mesh):
-        qmodel = qjax.quantize(net, qjax.Recipe(), (X, IDS))
-        qjax.calibrate(qmodel, [(X, IDS)], progress=False)
-        qmodel.eval()
-        graph = qjax.convert(qmodel, (X, IDS))
+        qmodel, graph = calibrated(net)
         wanted = qmodel(X, IDS)
     assert_same(graph(X, IDS), jax.tree.map(np.asarray, wanted))
 
@@ -296,10 +301,7 @@ def test_associative_scans(length):
         return lax.associative_scan(lambda a, b: (a[0] * b[0], b[0] * a[1] + b[1]), (decay, x), axis=1)[1]
 
     net = Net({"y": function})
-    qmodel = qjax.quantize(net, qjax.Recipe(), (X, IDS))
-    qjax.calibrate(qmodel, [(X, IDS)], progress=False)
-    qmodel.eval()
-    graph = qjax.convert(qmodel, (X, IDS))
+    qmodel, graph = calibrated(net)
     assert qjax.verify(graph, qmodel, [(X, IDS)]).local == 0
     assert np.abs(graph(X, IDS)["y"] - net(X, IDS)["y"]).max() < 0.1
 
@@ -331,10 +333,7 @@ def test_shard_map_on_one_device():
         return split(m.table(ids), x, m.dense.kernel[...])
 
     net = Net({"y": function})
-    qmodel = qjax.quantize(net, qjax.Recipe(), (X, IDS))
-    qjax.calibrate(qmodel, [(X, IDS)], progress=False)
-    qmodel.eval()
-    graph = qjax.convert(qmodel, (X, IDS))
+    qmodel, graph = calibrated(net)
     assert qjax.verify(graph, qmodel, [(X, IDS)]).local == 0
     assert_same(graph(X, IDS), jax.tree.map(np.asarray, qjax.exact(qmodel, (X, IDS))(qmodel, X, IDS)))
     assert np.abs(graph(X, IDS)["y"] - net(X, IDS)["y"]).max() < 0.1
