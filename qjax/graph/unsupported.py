@@ -75,9 +75,8 @@ _CURES = {
     **dict.fromkeys(("random_bits", "random_wrap", "random_seed", "random_fold_in", "threefry2x32"), _RANDOM),
     **dict.fromkeys(("fft",), _FREQUENCY),
     **dict.fromkeys(("while",), _LOOP),
-    **dict.fromkeys(
-        ("cholesky", "eigh", "eig", "lu", "qr", "svd", "triangular_solve"), "Solve it outside of the model."
-    ),
+    **dict.fromkeys(("cholesky", "eigh", "eig", "lu", "qr", "svd"), "Solve it outside of the model."),
+    "triangular_solve": "Up to 128 rows have one: use smaller chunks, or solve it outside of the model.",
     "batch_norm": "It takes the statistics of the batch although the model is converted in evaluation mode: leave "
     "use_running_average=False out of its call.",
     "dropout": "It drops although the model is converted in evaluation mode: leave deterministic=False out of its "

@@ -21,9 +21,18 @@ def weight_tensor(name: str, place: Place, value: Any, params: QParams, eqn: Equ
     Asymmetric weights are stored as centred int16 codes: the accumulator then needs no sum over the input.
 
     Raises:
-      ConversionError: scales of groups for what is no product of matrices; asymmetric codes of 16 bits.
+      ConversionError: scales of groups for what is no product of matrices; asymmetric codes of 16 bits; a weight whose
+        shape depends on the size of the batch.
     """
     spec = params.spec
+    if (expected := spec.param_shape(tuple(value.shape))) != tuple(params.scale.shape):
+        raise ConversionError(
+            f"weight {place.name!r} of {place.op!r} has a scale of shape {tuple(params.scale.shape)}. For a batch of "
+            f"another size the weight is {'x'.join(map(str, value.shape))} and takes a scale of shape {expected}: "
+            "it holds the batch",
+            "Compute it for one example, and repeat the result with jnp.broadcast_to.",
+            where=eqn.where,
+        )
     if spec.group_size is not None and not _takes_groups(place):
         raise ConversionError(
             f"weight {place.name!r} of {place.op!r} has groups of {spec.group_size} with scales of their "

@@ -30,6 +30,7 @@ from qjax.tracing.rewrites.repeats import read_unrepeated
 from qjax.tracing.rewrites.searches import write_searches
 from qjax.tracing.rewrites.slices import place_slices
 from qjax.tracing.rewrites.softmax import find_softmax
+from qjax.tracing.rewrites.solves import write_solves
 from qjax.tracing.rewrites.spread import divide_constants, spread_operands
 from qjax.tracing.rewrites.tables import find_tables
 from qjax.tracing.rewrites.truth import keep_truth
@@ -42,6 +43,7 @@ Rewriter = Callable[[Program], Program]
 REWRITERS: tuple[Rewriter, ...] = (
     open_calls,
     write_searches,
+    write_solves,
     simplify_moves,
     keep_truth,
     take_own,

@@ -1,0 +1,99 @@
+"""Writes triangular systems of equations as products of matrices, which have integer forms.
+
+Linear attention by the delta rule (Gated DeltaNet, Qwen 3 Next, Kimi Linear) solves one for each chunk of a text. The
+inverse of a triangular matrix grows by blocks along the diagonal:
+
+    [a 0]^-1   [a^-1           0   ]
+    [c b]    = [-b^-1 c a^-1   b^-1]
+
+With blocks of 1, 2, 4... rows it takes two products for every power of two below the number of rows. What lies between
+is of the size of the matrix and of its inverse, as codes need it. (A series of powers is as short, but they vanish.)
+A matrix of parameters is inverted once, when the graph is made.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from qjax.tracing.program import Equation, Program
+from qjax.tracing.rewrites.flow import Flow, Found
+from qjax.tracing.rewrites.inline import inlined
+from qjax.tracing.rewrites.literals import numbers
+
+LARGEST = 128
+"""Rows of a matrix that depends on data; every doubling rounds twice more."""
+
+
+def write_solves(program: Program) -> Program:
+    """The program without triangular systems that depend on data."""
+    if not any(eqn.primitive == "triangular_solve" for eqn in program.equations):
+        return program
+    number, flow = numbers(program), Flow(program)
+    equations: list[Equation] = []
+    for eqn in program.equations:
+        if eqn.primitive != "triangular_solve" or all(eqn.fixed):
+            equations.append(eqn)
+        elif eqn.fixed[0]:
+            equations += _inverted(eqn, flow.behind(eqn.inputs[0]))
+        elif eqn.in_shapes[0][-1] > LARGEST:
+            equations.append(eqn)
+        else:
+            equations += inlined(_solution(eqn, number(eqn.inputs[1])), eqn.inputs, eqn.outputs, eqn)[0]
+    return dataclasses.replace(program, equations=tuple(equations))
+
+
+def _inverted(eqn: Equation, found: Found) -> list[Equation]:
+    """The product with the inverse of a matrix of parameters; found: where the matrix comes from."""
+    a, b = eqn.inputs
+    left = bool(eqn.params["left_side"])
+    # the same matrix for every example of the batch is one constant
+    repeated = found.axes == (*[None] * (len(a.shape) - 2), 0, 1) and found.value.shape == a.shape[-2:]
+
+    def function(a_own: jax.Array, b: jax.Array) -> jax.Array:
+        identity = jnp.broadcast_to(jnp.eye(a.shape[-1], dtype=a_own.dtype), a_own.shape)
+        inverse = lax.linalg.triangular_solve(a_own, identity, **{**eqn.params, "left_side": True})
+        inverse = jnp.broadcast_to(inverse, a.shape)
+        return inverse @ b if left else b @ inverse
+
+    return inlined(function, (found.value if repeated else a, b), eqn.outputs, eqn)[0]
+
+
+def _solution(eqn: Equation, known: np.ndarray | None) -> Callable[..., Any]:
+    """The function of a and b that is the solution; known: b, if it is made of literals."""
+    left, params = bool(eqn.params["left_side"]), eqn.params
+    size = eqn.in_shapes[0][-1]
+    # x a = b is solved as a' x' = b'
+    turned = bool(params["transpose_a"]) == left
+    lower = bool(params["lower"]) != turned
+    is_identity = known is not None and np.array_equal(known, np.broadcast_to(np.eye(size), known.shape))
+
+    def function(a: jax.Array, b: jax.Array) -> jax.Array:
+        a = jnp.swapaxes(a, -1, -2) if turned else a
+        b = b if left else jnp.swapaxes(b, -1, -2)
+        if not params["unit_diagonal"]:
+            diagonal = _masked(a, np.eye(size, dtype=bool)).sum(-1, keepdims=True)
+            a, b = a / diagonal, b / diagonal
+        inverse = jnp.broadcast_to(jnp.eye(size, dtype=a.dtype), a.shape)
+        for rows in (2**n for n in range((size - 1).bit_length())):
+            between = _masked(a, _between_blocks(size, rows, lower))
+            inverse = inverse - (between if rows == 1 else inverse @ between @ inverse)
+        x = inverse if is_identity and params["unit_diagonal"] else inverse @ b
+        return x if left else jnp.swapaxes(x, -1, -2)
+
+    return function
+
+
+def _masked(a: jax.Array, mask: np.ndarray) -> jax.Array:
+    return jnp.where(mask, a, jnp.zeros((), a.dtype))
+
+
+def _between_blocks(size: int, rows: int, lower: bool) -> np.ndarray:
+    """Where both blocks of a pair of so many rows meet, in the one triangle."""
+    block = np.arange(size) // rows
+    row, column = block[:, None], block[None, :]
+    return (row // 2 == column // 2) & (row > column if lower else row < column)
