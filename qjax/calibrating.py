@@ -84,12 +84,14 @@ def calibrate(
     made = frozenset(name for name, kind in kinds.items() if kind == "weight" and name not in inputs_of)
     weights = weights_of(state, arrays, rest, made) if made else {}
     found: dict[str, dict[str, Any]] = {}
+    shapes = {name: shape for name, (*_, shape) in plan.details}
     for name, q in plan.quantizers:
         try:
             if kinds[name] == "weight":
                 # a parameter itself: a copy of all of them would take as much memory as the model
                 known = name in inputs_of
                 w = parameters[inputs_of[name]] if known else next(iter(weights.pop(name).values()))
+                _check_shape(places[name], q, shapes[name], tuple(w.shape))
                 qparams, powers = _searched(name, q, w, observers[name])
             else:
                 qparams = _finish(observers[name], jax.tree.map(np.asarray, seen[name]), q)
@@ -102,6 +104,16 @@ def calibrate(
         if name not in exponents or not _warned_of_steps(places[name], q, qparams):
             _warn_of_noise(places[name], q, powers)
     qmodel.quantizers.write(found)
+
+
+def _check_shape(place: Place, q: Quantizer, sample: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    """Raise where a weight has other scales for this batch than for the sample's."""
+    if len(shape) == len(sample) and q.spec.param_shape(shape) != q.spec.param_shape(sample):
+        raise ValueError(
+            f"{place.location or 'unknown line'}: the weight is {sample} for the sample and {shape} for this batch. It "
+            "is made of parameters and holds the batch: compute it for one example, and repeat the result with "
+            "jnp.broadcast_to. Or take batches of the sample's size."
+        )
 
 
 def calibrate_weights(qmodel: QuantizedModel, args: tuple[Any, ...], chosen: Callable[[str], bool]) -> None:

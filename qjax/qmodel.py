@@ -1,6 +1,7 @@
 """The quantized model: the user's module, the plan of its quantizers, and their numbers."""
 
 import dataclasses
+import difflib
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
@@ -180,11 +181,13 @@ class Plan:
         for name, place in annotation.places().items():
             if name not in known:
                 where = f" ({place.location})" if place.location else ""
+                near = difflib.get_close_matches(name, known, n=4)
                 raise ValueError(
                     f"This call has a tensor {name!r}{where} that was not there when the model was quantized. "
-                    f"Known quantizers: {', '.join(known)}. The model's structure must not depend on the call: give "
-                    "arguments of the sample's dtypes (uint8 images are no float images), or call qjax.quantize with a "
-                    "sample that takes this path."
+                    f"{len(known)} quantizers are known{', among them ' if near else ''}{', '.join(near)}. The model's "
+                    "structure must not depend on the call: give arguments of the sample's dtypes (uint8 images are no "
+                    "float images) and of its batch, if the model loops over the examples in Python (jax.vmap and "
+                    "jax.lax.map take any); or call qjax.quantize with a sample that takes this path."
                 )
 
 

@@ -287,10 +287,10 @@ MISTAKES |= {
 def test_no_cure_names_an_override_that_is_not_there() -> None:
     class Cast(Net):
         def __call__(self, x: jax.Array) -> jax.Array:
-            return jnp.cumprod(x.astype(jnp.float16), -1)
+            return jax.lax.cumlogsumexp(x.astype(jnp.float16), 1)
 
     found = qjax.explain(Cast(nnx.Rngs(0)), X)
-    assert [row.primitive for row in found.unsupported] == ["cumprod"]
+    assert [row.primitive for row in found.unsupported] == ["cumlogsumexp"]
     assert "override" not in str(found)
 
 
@@ -388,12 +388,12 @@ def test_a_bound_of_a_clip_that_is_nan_is_named() -> None:
 def test_quantize_warns_of_all_that_convert_will_refuse() -> None:
     class Refused(Net):
         def __call__(self, x: jax.Array) -> jax.Array:
-            return jnp.argsort(jnp.cumprod(super().__call__(x), -1), -1)
+            return jnp.argsort(jax.lax.cumlogsumexp(super().__call__(x), 1), -1)
 
     with pytest.warns(
-        UserWarning, match=r"convert will refuse it.\n.*'cumprod'.*has no integer form.*\n.*sort'.*argmax"
+        UserWarning, match=r"convert will refuse it.\n.*'cumlogsumexp'.*has no integer form.*\n.*sort'.*argmax"
     ):
         qmodel = qjax.quantize(Refused(nnx.Rngs(0)), qjax.Recipe(), X)
     assert qmodel(X).shape == (X.shape[0], 4)
-    with pytest.raises(qjax.ConversionError, match="cumprod"):
+    with pytest.raises(qjax.ConversionError, match="cumlogsumexp"):
         qjax.convert(qmodel, X)

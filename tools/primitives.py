@@ -13,7 +13,7 @@ from jax.extend.core import Primitive
 from qjax.numerics.elementary.expression import PRIMITIVES as ELEMENTARY
 from qjax.ops import base, reals
 from qjax.tracing.expressions import IDENTITIES
-from qjax.tracing.rewrites import moves, pairs, places
+from qjax.tracing.rewrites import factors, moves, pairs, places
 
 PAGE = Path(__file__).parent.parent / "docs" / "primitives.md"
 BODIES = {
@@ -37,6 +37,7 @@ qjax reads a model as its jaxpr, so this list is complete. For your own model, u
 - **integer**: the operations of `qjax.ops` that read it.
   Which one depends on which operands are data, parameters or integers.
   "written in others" means slices, concatenations and choices, if positions are constants.
+  "products of halves" are for more than three elements, and at most 4096.
   "pairs of real numbers" means the real and the imaginary part. Fourier transforms are products with constant matrices.
 - **table**: an elementwise function of one tensor. A chain of such steps becomes one correctly rounded table of codes.
 - **island**: allowed in a module that the recipe keeps in float (`qjax.FLOAT`).
@@ -68,6 +69,8 @@ def page() -> str:
             integer = "its body is read"
         elif name in moves.WRITTEN or name in places.KINDS:
             integer = ", ".join(filter(None, [integer, "written in others"]))
+        elif name in factors.KINDS:
+            integer = ", ".join(filter(None, [integer, "products of halves"]))
         elif name in pairs.COMPLEX:
             integer = "pairs of real numbers"
         elif name in IDENTITIES:

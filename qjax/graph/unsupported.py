@@ -24,10 +24,7 @@ _READS = (
     "for indices out of range with jnp.where."
 )
 _ORDER = "argmax, argmin, max, top_k and the sort of one tensor have integer forms: use one of them."
-_PRODUCT = (
-    "Multiply the parts one by one: x[:, 0] * x[:, 1] * ... Up to three elements, jnp.prod(x[:, :3], 1), are one "
-    "operation."
-)
+_PRODUCT = "At most 4096 elements are multiplied: multiply in parts."
 _MEMBERS = "A graph runs on one machine: take sums over devices out of what is converted."
 _LOGITS = "Return the numbers that go into it (the logits), and take it, or the loss, of the dequantized outputs."
 _EDGES = "Count how many edges lie below the number: jnp.sum(x[..., None] >= edges, axis=-1)."

@@ -16,7 +16,7 @@ from qjax.batches import as_array, brief
 from qjax.layers.arguments import with_keywords
 from qjax.layers.frozen import frozen_parameters, put_back, replace_all
 from qjax.problems import Unsupported
-from qjax.tracing import Program, Value, from_jaxpr, rewrite, user_line
+from qjax.tracing import Program, Value, example_loops, from_jaxpr, rewrite, user_line
 
 
 class TraceError(Unsupported):
@@ -173,13 +173,30 @@ def _read(
 
     try:
         closed, shapes = jax.make_jaxpr(call, return_shape=True)(state_leaves, arrays)
+        loops = _loops_over_examples(call, closed, state_leaves, arrays)
     except _DEPENDS_ON_DATA as error:
         raise TraceError(_explained(error)) from error
     except _USERS as error:
         if _raised_by_qjax(error):
             raise
         raise TraceError(_refused(model, error, args, kwargs, expected)) from error
-    return from_jaxpr(closed), shapes
+    with example_loops.opened(loops):
+        return from_jaxpr(closed), shapes
+
+
+def _loops_over_examples(call: Any, closed: Any, state: list[Any], arrays: Sequence[Any]) -> list[Any]:
+    """The equations of a call's jaxpr that are loops over the examples; a batch of twice the size shows them."""
+    found = example_loops.loops_of(closed)
+    sizes = {x.shape[0] for x in arrays if x.ndim}
+    if not found or len(sizes) != 1:
+        return []
+    twice = [jax.ShapeDtypeStruct((2 * x.shape[0], *x.shape[1:]) if x.ndim else (), x.dtype) for x in arrays]
+    try:
+        other = jax.make_jaxpr(call)(state, twice)
+    except (*_DEPENDS_ON_DATA, *_USERS):
+        # the model takes no other batch, so nothing in it follows the batch
+        return []
+    return example_loops.followers(found, example_loops.loops_of(other))
 
 
 def _kept(model: nnx.Module, paths: Sequence[tuple[str, ...]]) -> list[Any]:

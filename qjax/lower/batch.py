@@ -205,7 +205,11 @@ def _at_batch(node: Node, shape: tuple[int | None, ...], size: int) -> Node:
 def _check_batch(graph: Graph, node: Node) -> None:
     """A free size of the result must be that of an input."""
     shapes = [graph.tensors[name].shape for name in node.inputs]
-    if not ops.get(node.op).keeps_batch(node.attributes, shapes):
+    try:
+        kept = ops.get(node.op).keeps_batch(node.attributes, shapes)
+    except ValueError as error:
+        raise ConversionError(f"{node.name!r} {error}.", where=node.location) from None
+    if not kept:
         raise _repeats(node, shapes[0])
 
 

@@ -122,7 +122,11 @@ class Facts(abc.ABC):
 
     @abc.abstractmethod
     def keeps_batch(self, attributes: Attributes, inputs: Sequence[Shape]) -> bool:
-        """Whether every free size of the result is that of an input."""
+        """Whether every free size of the result is that of an input.
+
+        Raises:
+          ValueError: it mixes examples of the batch, whose number is free.
+        """
 
     def at_batch(self, attributes: Attributes, output: Shape, size: int) -> Attributes:
         """The attributes of a node whose sizes are free, traced with a batch of `size`; output: the traced shape.

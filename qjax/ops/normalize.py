@@ -31,7 +31,6 @@ from qjax.ops.base import (
 from qjax.ops.channels import trailing
 from qjax.ops.composed import Part, Steps
 from qjax.ops.epilogue import Affine, finish_sum, fold_sum, greatest_shift
-from qjax.ops.facts import always
 from qjax.ops.fields import Rounded
 from qjax.ops.pending import Pending
 
@@ -72,7 +71,6 @@ class Normalize(Op):
     prepared = PreparedFields
     role = Role.PRODUCER
     primitives = ("layer_norm", "rms_norm", "group_norm", "instance_norm", "normalize")
-    keeps_batch = always
     takes_steps = True
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
@@ -105,6 +103,10 @@ class Normalize(Op):
         if "scale" in named:
             y = y.times(_features(real(named["scale"]), attributes, values.ndim))
         return [y.plus(_features(real(named["bias"]), attributes, values.ndim)) if "bias" in named else y]
+
+    def keeps_batch(self, attributes: Attributes, inputs: Sequence[Sequence[int | None]]) -> bool:
+        _sizes(attributes, inputs[0])
+        return True
 
     def prepare(self, given: Preparation) -> Prepared:
         attributes, x = given.attributes, given.inputs[0]
@@ -199,14 +201,19 @@ def _span(qmin: int | None, qmax: int | None) -> int:
     return qmax - qmin
 
 
-def _setup(attributes: Attributes, shape: Sequence[int | None], qmin: int | None, qmax: int | None) -> Setup:
-    sizes = [shape[axis] for axis in attributes["axes"]]
-    if None in sizes:
+def _sizes(attributes: Attributes, shape: Sequence[int | None]) -> list[int]:
+    """Of the axes over which the statistics are."""
+    sizes = [size for axis in attributes["axes"] if (size := shape[axis]) is not None]
+    if len(sizes) < len(attributes["axes"]):
         raise ValueError(
-            f"normalize: the statistics over the axes {list(attributes['axes'])} mix the examples of a batch, but "
-            "a graph takes any batch size. Normalise over axes of one example."
+            f"takes statistics over the axes {list(attributes['axes'])}, which mix the examples of a batch, but a "
+            "graph takes any batch size. Normalise over axes of one example"
         )
-    count = math.prod(size for size in sizes if size is not None) // attributes["groups"]
+    return sizes
+
+
+def _setup(attributes: Attributes, shape: Sequence[int | None], qmin: int | None, qmax: int | None) -> Setup:
+    count = math.prod(_sizes(attributes, shape)) // attributes["groups"]
     return Setup.of(count, _span(qmin, qmax), centered=attributes["center"])
 
 

@@ -20,8 +20,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from qjax.tracing import one_device
+from qjax.tracing import example_loops, one_device
 from qjax.tracing.counted import scanned
+from qjax.tracing.loop_params import with_counts
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _FOLDERS = {sysconfig.get_paths()[name] for name in ("purelib", "platlib", "stdlib")}
@@ -264,6 +265,9 @@ def _read(jaxpr: Any, env: dict[object, Value], scope: str, location: str | None
         if one_device.is_first(eqn):
             env[eqn.outvars[0]] = Value((), np.dtype(np.int32), np.zeros((), np.int32))
             continue
+        if (rows := example_loops.body_of(eqn)) is not None:
+            _inline(rows, inputs, eqn, env, here, line, out)
+            continue
         if name == "while" and (loop := scanned(eqn, [value.constant for value in inputs], bind_equation)) is not None:
             _inline(loop, inputs, eqn, env, here, line, out)
             continue
@@ -282,14 +286,6 @@ def _read(jaxpr: Any, env: dict[object, Value], scope: str, location: str | None
             name = eqn.params["layer"].op
         outputs = tuple(_new(var, env) for var in eqn.outvars)
         out.append(Equation(name, inputs, outputs, params, here.lstrip(NAMED), line, eqn, body, _function(eqn)))
-
-
-def with_counts(params: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The parameters of a scan with num_consts and num_carry, which jax 0.12 keeps as the structure of its inputs."""
-    if "num_consts" in params:
-        return params
-    consts, carry, _ = params["ft_in"].unpack()
-    return {**params, "num_consts": len(list(consts.vals)), "num_carry": len(list(carry.vals))}
 
 
 def _inline(

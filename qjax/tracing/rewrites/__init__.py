@@ -12,6 +12,7 @@ from qjax.tracing.rewrites.bodies import hoist_functions, sink_masks
 from qjax.tracing.rewrites.calls import open_calls
 from qjax.tracing.rewrites.centered import center_first
 from qjax.tracing.rewrites.dropout import find_dropout
+from qjax.tracing.rewrites.factors import write_factors
 from qjax.tracing.rewrites.fixed import mark_fixed
 from qjax.tracing.rewrites.flags import find_flags, turned
 from qjax.tracing.rewrites.integers import find_integer_functions
@@ -36,6 +37,7 @@ from qjax.tracing.rewrites.tables import find_tables
 from qjax.tracing.rewrites.truth import keep_truth
 from qjax.tracing.rewrites.uniform import share_rows
 from qjax.tracing.rewrites.unread import drop_unread
+from qjax.tracing.rewrites.whole_gathers import read_whole
 from qjax.tracing.rewrites.wraps import write_wraps, write_wraps_inside
 
 Rewriter = Callable[[Program], Program]
@@ -44,8 +46,10 @@ REWRITERS: tuple[Rewriter, ...] = (
     open_calls,
     write_searches,
     write_solves,
+    write_factors,
     simplify_moves,
     keep_truth,
+    read_whole,
     take_own,
     place_constants,
     place_slices,

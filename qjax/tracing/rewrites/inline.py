@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from qjax.tracing.program import Equation, Value, from_jaxpr
 from qjax.tracing.rewrites.fixed import mark_fixed
@@ -17,7 +18,12 @@ def inlined(
 
     outputs: the values that the results shall be, or None for new ones. like: whose scope and line they take.
     """
-    program = from_jaxpr(jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(v.shape, v.dtype) for v in inputs)))
+    shapes = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in inputs]
+    program = from_jaxpr(jax.make_jaxpr(function)(*shapes))
+    made = {value for eqn in program.equations for value in eqn.outputs}
+    if outputs is not None and len(made.intersection(program.outputs)) < len(program.outputs):
+        # a result that is an operand, a constant or another result needs an equation to be a value of its own
+        program = from_jaxpr(jax.make_jaxpr(lambda *args: jax.tree.map(jnp.copy, function(*args)))(*shapes))
     mark_fixed(program, [value.fixed or value.constant is not None for value in inputs])
     known: dict[Value, Value] = dict(zip(program.inputs, inputs, strict=True))
     if outputs is not None:

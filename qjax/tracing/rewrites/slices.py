@@ -70,7 +70,7 @@ def _taken(eqn: Equation) -> Callable[..., Array]:
             length = eqn.out_shapes[0][axis]
             indices = _clamped(starts[axis], x.shape[axis] - length) + jnp.arange(length, dtype=jnp.int32)
             x = jnp.take(x, indices, axis=axis, mode="clip")
-        return x if axes else lax.squeeze(lax.expand_dims(x, [0]), [0])
+        return x
 
     return taken
 
@@ -88,7 +88,7 @@ def _updated(eqn: Equation) -> Callable[..., Array]:
                 update = jnp.take(update, jnp.clip(places.reshape(-1), 0, length - 1), axis=axis, mode="clip")
         if not inside:
             # everything is overwritten; two moves that cancel, because a rewrite must contain an equation
-            return lax.squeeze(lax.expand_dims(update, [0]), [0])
+            return update
         return jnp.where(_all(inside), jnp.broadcast_to(update, x.shape), x)
 
     return updated

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from qjax.ops import products
 from qjax.tracing.program import Equation, Program
 from qjax.tracing.rewrites.flow import Flow, Found
 from qjax.tracing.rewrites.inline import inlined
@@ -58,7 +59,7 @@ def _inverted(eqn: Equation, found: Found) -> list[Equation]:
         identity = jnp.broadcast_to(jnp.eye(a.shape[-1], dtype=a_own.dtype), a_own.shape)
         inverse = lax.linalg.triangular_solve(a_own, identity, **{**eqn.params, "left_side": True})
         inverse = jnp.broadcast_to(inverse, a.shape)
-        return inverse @ b if left else b @ inverse
+        return _product(inverse, b) if left else _product(b, inverse)
 
     return inlined(function, (found.value if repeated else a, b), eqn.outputs, eqn)[0]
 
@@ -81,11 +82,16 @@ def _solution(eqn: Equation, known: np.ndarray | None) -> Callable[..., Any]:
         inverse = jnp.broadcast_to(jnp.eye(size, dtype=a.dtype), a.shape)
         for rows in (2**n for n in range((size - 1).bit_length())):
             between = _masked(a, _between_blocks(size, rows, lower))
-            inverse = inverse - (between if rows == 1 else inverse @ between @ inverse)
-        x = inverse if is_identity and params["unit_diagonal"] else inverse @ b
+            inverse = inverse - (between if rows == 1 else _product(_product(inverse, between), inverse))
+        x = inverse if is_identity and params["unit_diagonal"] else _product(inverse, b)
         return x if left else jnp.swapaxes(x, -1, -2)
 
     return function
+
+
+def _product(a: jax.Array, b: jax.Array) -> jax.Array:
+    batch = tuple(range(a.ndim - 2))
+    return products.dot_general(a, b, (((a.ndim - 1,), (a.ndim - 2,)), (batch, batch)), a.dtype)
 
 
 def _masked(a: jax.Array, mask: np.ndarray) -> jax.Array:

@@ -27,7 +27,7 @@ from qjax.export.emit.onnx.views import View, Views
 from qjax.export.emit.onnx.windows import reduce_window_max, reduce_window_sum
 from qjax.graph.islands import plainest
 from qjax.numerics.calls import called_program, named_call
-from qjax.tracing.program import with_counts
+from qjax.tracing.loop_params import with_counts
 
 _ONE: dict[str, Callable[[Views, Any, Sequence[View]], View]] = {
     **STRUCTURE,

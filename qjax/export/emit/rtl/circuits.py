@@ -20,7 +20,7 @@ from qjax.graph.islands import plainest
 from qjax.numerics.calls import CALLS, Named, called_program, named_call, names_kept
 from qjax.numerics.rounding import Rounding
 from qjax.problems import Unsupported
-from qjax.tracing.program import with_counts
+from qjax.tracing.loop_params import with_counts
 
 MOST_ELEMENTS = 1 << 16
 """Of one array: each is logic of its own, and takes alkaid's time."""
