@@ -7,8 +7,8 @@ are random, sizes are small: this is about which programs convert, and with whic
 The Flax models of transformers need the package: `pip install "transformers<5"`. Flax's examples need a checkout of
 github.com/google/flax: `--examples FOLDER/examples`. The language models of google-tunix need
 `pip install --no-deps google-tunix jaxtyping wadler-lindig einops`. Those of bonsai need a checkout of
-github.com/jax-ml/bonsai: `--bonsai FOLDER`. MaxText and FlaxDiff need `pip install maxtext flaxdiff`. What is missing
-is left out, and the page says so.
+github.com/jax-ml/bonsai: `--bonsai FOLDER`; those of Scenic one of github.com/google-research/scenic: `--scenic
+FOLDER`. MaxText and FlaxDiff need `pip install maxtext flaxdiff`. What is missing is left out, and the page says so.
 """
 
 import argparse
@@ -18,12 +18,12 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
-from experiments.public import bonsai, examples, flaxdiff, hub, keras_models, maxtext, page, tunix
+from experiments.public import bonsai, examples, flaxdiff, hub, keras_models, maxtext, page, scenic, tunix
 from experiments.public.models import Source
 from experiments.public.row import Row, run
 
@@ -38,6 +38,7 @@ COLLECTIONS = {
     "keras": "Keras 3",
     "maxtext": "MaxText",
     "flaxdiff": "FlaxDiff",
+    "scenic": "google-research/scenic",
 }
 """Title of each collection by its name on the command line."""
 
@@ -53,21 +54,21 @@ _INSTALLED = {
 }
 
 
-def sources(
-    folder: Path | None, asked: Sequence[str] = DEFAULT, bonsai_folder: Path | None = None
-) -> tuple[dict[str, Source], list[str]]:
-    """The collections that are there by title, and a line for each that is not."""
-    folders = {"examples": folder, "bonsai": bonsai_folder}
+_CHECKOUTS = {"examples": examples.source, "bonsai": bonsai.source, "scenic": scenic.source}
+
+
+def sources(folders: Mapping[str, Path | None], asked: Sequence[str] = DEFAULT) -> tuple[dict[str, Source], list[str]]:
+    """The collections that are there by title, and a line for each that is not; folders: of the checkouts by name."""
     found: dict[str, Source] = {}
     missing: list[str] = []
     for name in asked:
         title = COLLECTIONS[name]
-        if name in folders and folders[name] is None:
+        if name in _CHECKOUTS and folders.get(name) is None:
             missing.append(f"{title}: no --{name} FOLDER")
             continue
         try:
             if (given := folders.get(name)) is not None:
-                found[title] = {"examples": examples.source, "bonsai": bonsai.source}[name](given)
+                found[title] = _CHECKOUTS[name](given)
             else:
                 found[title] = _INSTALLED[name]()
         except ModuleNotFoundError as error:
@@ -113,6 +114,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--collections", nargs="+", choices=COLLECTIONS, help=f"only these; else {', '.join(DEFAULT)}")
     made.add_argument("--examples", type=Path, metavar="FOLDER", help="flax's examples, from a checkout of it")
     made.add_argument("--bonsai", type=Path, metavar="FOLDER", help="a checkout of jax-ml/bonsai")
+    made.add_argument("--scenic", type=Path, metavar="FOLDER", help="a checkout of google-research/scenic")
     made.add_argument("--no-exact", action="store_true", help="do not compile `qjax.exact`, which takes longest")
     made.add_argument("--target", default="nearest_even", help="whose rounding the integers obey")
     made.add_argument("--rows", type=Path, metavar="FOLDER", help="keep every row there; repeat only what failed")
@@ -125,7 +127,8 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> list[Row]:
     command = parser()
     args = command.parse_args(argv)
-    found, missing = sources(args.examples, args.collections or DEFAULT, args.bonsai)
+    folders: dict[str, Path | None] = {name: getattr(args, name) for name in _CHECKOUTS}
+    found, missing = sources(folders, args.collections or DEFAULT)
     every = {name: build for source in found.values() for name, build in source.items()}
     if args.list:
         print("\n".join(every))
@@ -142,8 +145,8 @@ def main(argv: list[str] | None = None) -> list[Row]:
     options = ["--target", args.target]
     options += ["--collections", *args.collections] if args.collections else []
     options += ["--no-exact"] if args.no_exact else []
-    options += ["--examples", str(args.examples)] if args.examples is not None else []
-    options += ["--bonsai", str(args.bonsai)] if args.bonsai is not None else []
+    for name, folder in folders.items():
+        options += [f"--{name}", str(folder)] if folder is not None else []
     console, rows = Console(width=200, highlight=False, soft_wrap=True), {}
     for name in names:
         row = known(name, args.rows) or run_apart(name, options)

@@ -56,14 +56,18 @@ def test_a_model_of_keras(name: str) -> None:
     assert row.cosine > 0.9
 
 
-def test_the_collections() -> None:
-    found, missing = sources(None)
+def test_the_collections(tmp_path: Path) -> None:
+    found, missing = sources({})
     assert len(found["transformers"]) == 35
     assert missing[0] == "Flax's examples: no --examples FOLDER"
     if "google-tunix" not in found:
         assert missing[1].startswith("google-tunix: no tunix: pip install --no-deps google-tunix")
-    assert len(sources(Path("examples"), ["examples"])[0]["Flax's examples"]) == 21
-    found, missing = sources(None, ["maxtext", "flaxdiff"])
+    assert len(sources({"examples": Path("examples")}, ["examples"])[0]["Flax's examples"]) == 21
+    with pytest.raises(FileNotFoundError, match="--scenic takes a checkout"):
+        sources({"scenic": tmp_path}, ["scenic"])
+    (tmp_path / "scenic" / "projects").mkdir(parents=True)
+    assert len(sources({"scenic": tmp_path}, ["scenic"])[0]["google-research/scenic"]) == 37
+    found, missing = sources({}, ["maxtext", "flaxdiff"])
     for title, count in (("MaxText", 19), ("FlaxDiff", 7)):
         if title in found:
             assert len(found[title]) == count
