@@ -13,11 +13,8 @@ from qjax.version import __version__
 
 def machine() -> dict[str, Any]:
     """What the numbers were made with."""
-    cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if "model name" in line]
-        cpu = names[0] if names else cpu
+    cpu = _cpu(info.read_text() if info.exists() else "") or platform.processor() or platform.machine()
     versions = {"python": platform.python_version(), "jax": jax.__version__, "flax": flax.__version__}
     return {
         "cpu": cpu,
@@ -26,6 +23,15 @@ def machine() -> dict[str, Any]:
         **versions,
         "qjax": __version__,
     }
+
+
+def _cpu(info: str) -> str:
+    """The first processor's name in the text of /proc/cpuinfo, with the numbers that tell apart CPUs of one name."""
+    fields: dict[str, str] = {}
+    for key, _, value in (line.partition(":") for line in info.splitlines()):
+        fields.setdefault(key.strip(), value.strip())
+    name, family, model = (fields.get(key, "") for key in ("model name", "cpu family", "model"))
+    return f"{name} (family {family}, model {model})" if name and family and model else name
 
 
 def made_on() -> str:
