@@ -100,7 +100,9 @@ def calibrate(
         except ValueError as error:
             faults = parameter_faults(qmodel)
             cause = f" Parameters that are not finite: {'; '.join(faults)}." if faults else ""
-            raise ValueError(f"Quantizer {name!r}: {error}{cause}") from error
+            line = places[name].location if name in places else None
+            where = "" if line is None or line in str(error) else f"{line}: "
+            raise ValueError(f"{where}Quantizer {name!r}: {error}{cause}") from error
         if name not in exponents or not _warned_of_steps(places[name], q, qparams):
             _warn_of_noise(places[name], q, powers)
     qmodel.quantizers.write(found)
