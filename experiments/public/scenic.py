@@ -1,7 +1,7 @@
 """Models of Scenic in little, from a checkout of github.com/google-research/scenic: `--scenic FOLDER`.
 
-Scenic needs `pip install clu ml_collections immutabledict tensorflow ott-jax`. Its models are Linen modules; each is
-made with small sizes and called in evaluation mode.
+Scenic needs `pip install clu ml_collections immutabledict tensorflow tensorboard ott-jax==0.2.6`. Its models are Linen
+modules; each is made with small sizes and called in evaluation mode.
 """
 
 import dataclasses

@@ -20,8 +20,8 @@ _WRITES = (
     "together with jnp.concatenate."
 )
 _READS = (
-    "Take along one axis: jnp.take, or jnp.take_along_axis where every example chooses for itself. Write a fill_value "
-    "for indices out of range with jnp.where."
+    "Take along one axis (jnp.take), or let every example choose for itself (jnp.take_along_axis, x[rows, i, j]). "
+    "Write a fill_value for indices out of range with jnp.where."
 )
 _ORDER = "argmax, argmin, max, top_k and the sort of one tensor have integer forms: use one of them."
 _PRODUCT = "At most 4096 elements are multiplied: multiply in parts."

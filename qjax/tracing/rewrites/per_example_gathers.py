@@ -6,9 +6,11 @@ along an axis that is taken whole is removed too. A tensor that is the same for 
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -111,7 +113,11 @@ class _Gather:
                     return None
             else:
                 left.append((axis, part))
-        if len(left) != 1 or not batching:
+        if not batching:
+            return None
+        if len(left) > 1:
+            return self._joined(left, batching, indexed, collapsed)
+        if not left:
             return None
         ((axis, part),) = left
         if axis not in collapsed and 1 < self.sizes[axis] < self.eqn.in_shapes[0][axis]:
@@ -135,6 +141,40 @@ class _Gather:
             return found if found.shape == shape else lax.reshape(found, shape)
 
         return inlined(gathered, [self.eqn.inputs[0], part], self.eqn.outputs, self.eqn)[0]
+
+    def _joined(
+        self, left: list[tuple[int, Value]], batching: list[int], indexed: list[int], collapsed: list[int]
+    ) -> list[Equation] | None:
+        """Each example takes elements by several indices, `x[rows, i, j]`: one index of the axes as one axis."""
+        axes = [axis for axis, _ in left]
+        if not {*axes} <= {*collapsed} or "FILL" in str(self.eqn.params["mode"]).upper():
+            return None
+        shape = self.eqn.in_shapes[0]
+        others = [axis for axis in range(len(shape)) if axis not in axes]
+        place = {axis: others.index(axis) for axis in others}
+        gather = self._function(
+            len(others),
+            self.offset,
+            [*(place[axis] for axis in collapsed if axis in place), len(others)],
+            [place[axis] for axis in batching],
+            indexed,
+            [*(self.sizes[axis] for axis in others), 1],
+        )
+
+        def gathered(x: Any, *parts: Any) -> Any:
+            flat = lax.reshape(
+                lax.transpose(x, [*others, *axes]),
+                [*(shape[axis] for axis in others), math.prod(shape[axis] for axis in axes)],
+            )
+            index = None
+            for axis, part in zip(axes, parts, strict=True):
+                size = np.asarray(shape[axis], part.dtype)
+                # as `lax.gather` does, each index for itself
+                part = lax.clamp(np.asarray(0, part.dtype), part, size - 1)
+                index = part if index is None else lax.add(lax.mul(index, jnp.full_like(index, size)), part)
+            return gather(flat, index)
+
+        return inlined(gathered, [self.eqn.inputs[0], *(part for _, part in left)], self.eqn.outputs, self.eqn)[0]
 
     def _window(
         self, axis: int, part: Value, batching: list[int], indexed: list[int], collapsed: list[int]
