@@ -181,7 +181,7 @@ class Plan:
         for name, place in annotation.places().items():
             if name not in known:
                 where = f" ({place.location})" if place.location else ""
-                near = difflib.get_close_matches(name, known, n=4)
+                near = difflib.get_close_matches(name, known, n=2)
                 raise ValueError(
                     f"This call has a tensor {name!r}{where} that was not there when the model was quantized. "
                     f"{len(known)} quantizers are known{', among them ' if near else ''}{', '.join(near)}. The model's "

@@ -41,6 +41,10 @@ knowledge of qjax, and were not changed. They are small and have random weights.
 """
 
 
+CHECKOUTS = ("examples", "bonsai", "scenic")
+"""The options that name the folder of a checkout."""
+
+
 def cells(row: Row) -> list[str]:
     """A row's cells; a failing one keeps what was counted before it failed."""
     head = [row.name, f"{row.parameters:,}"]
@@ -66,8 +70,15 @@ def options_of(arguments: argparse.Namespace) -> str:
     """The options that chose the models."""
     chosen = f" --collections {' '.join(arguments.collections)}" if arguments.collections else ""
     chosen += " --no-exact" if arguments.no_exact else ""
-    folders = ("examples", "bonsai")
-    return chosen + "".join(f" --{name} FOLDER" for name in folders if getattr(arguments, name, None) is not None)
+    return chosen + "".join(f" --{name} FOLDER" for name in CHECKOUTS if getattr(arguments, name, None) is not None)
+
+
+def _without_folders(text: str, arguments: argparse.Namespace) -> str:
+    """A message whose paths begin in the checkout."""
+    for name in CHECKOUTS:
+        if (folder := getattr(arguments, name, None)) is not None:
+            text = text.replace(f"{folder}/", "")
+    return text
 
 
 def page(groups: Mapping[str, Sequence[Row]], missing: Sequence[str], arguments: argparse.Namespace) -> str:
@@ -77,10 +88,7 @@ def page(groups: Mapping[str, Sequence[Row]], missing: Sequence[str], arguments:
         lines = [f"## {title}", "", summary(rows), ""]
         lines += ["| " + " | ".join(COLUMNS) + " |", "| --- |" + " ---: |" * (len(COLUMNS) - 1)]
         lines += ["| " + " | ".join(cells(row)) + " |" for row in rows]
-        folder = "" if arguments.examples is None else f"{arguments.examples}/"
-        failed = [
-            f"- **{row.name}**, {row.error.replace(folder, '') if folder else row.error}" for row in rows if row.error
-        ]
+        failed = [f"- **{row.name}**, {_without_folders(row.error, arguments)}" for row in rows if row.error]
         if failed:
             lines += ["", "What fails, at which stage, and the first line of the error:", "", *failed]
         parts.append("\n".join(lines) + "\n")
