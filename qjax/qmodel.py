@@ -185,9 +185,9 @@ class Plan:
                 raise ValueError(
                     f"This call has a tensor {name!r}{where} that was not there when the model was quantized. "
                     f"{len(known)} quantizers are known{', among them ' if near else ''}{', '.join(near)}. The model's "
-                    "structure must not depend on the call: give arguments of the sample's dtypes (uint8 images are no "
-                    "float images) and of its batch, if the model loops over the examples in Python (jax.vmap and "
-                    "jax.lax.map take any); or call qjax.quantize with a sample that takes this path."
+                    "structure must not depend on the call. Give arguments of the sample's dtypes (uint8 images are no "
+                    "float images). A loop over the examples in Python takes the sample's batch only (jax.vmap and "
+                    "jax.lax.map take any). Or call qjax.quantize with a sample that takes this path."
                 )
 
 

@@ -54,6 +54,6 @@ def _moved(eqn: Equation, axis: int) -> Callable[[Any], Any]:
 
     def moved(x: Any) -> Any:
         apart = jnp.moveaxis(x, axis, 0).reshape([shape[place] for place in order])
-        return jnp.transpose(apart, np.argsort(order))
+        return jnp.transpose(apart, np.argsort(order).tolist())
 
     return moved
