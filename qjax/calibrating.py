@@ -111,8 +111,9 @@ def calibrate(
 def _check_shape(place: Place, q: Quantizer, sample: tuple[int, ...], shape: tuple[int, ...]) -> None:
     """Raise where a weight has other scales for this batch than for the sample's."""
     if len(shape) == len(sample) and q.spec.param_shape(shape) != q.spec.param_shape(sample):
+        before, now = ("x".join(map(str, sizes)) for sizes in (sample, shape))
         raise ValueError(
-            f"{place.location or 'unknown line'}: the weight is {sample} for the sample and {shape} for this batch. It "
+            f"{place.location or 'unknown line'}: the weight is {before} for the sample and {now} for this batch. It "
             "is made of parameters and holds the batch: compute it for one example, and repeat the result with "
             "jnp.broadcast_to. Or take batches of the sample's size."
         )
