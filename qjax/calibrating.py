@@ -91,7 +91,7 @@ def calibrate(
                 # a parameter itself: a copy of all of them would take as much memory as the model
                 known = name in inputs_of
                 w = parameters[inputs_of[name]] if known else next(iter(weights.pop(name).values()))
-                _check_shape(places[name], q, shapes[name], tuple(w.shape))
+                _check_shape(q, shapes[name], tuple(w.shape))
                 qparams, powers = _searched(name, q, w, observers[name])
             else:
                 qparams = _finish(observers[name], jax.tree.map(np.asarray, seen[name]), q)
@@ -101,21 +101,24 @@ def calibrate(
             faults = parameter_faults(qmodel)
             cause = f" Parameters that are not finite: {'; '.join(faults)}." if faults else ""
             line = places[name].location if name in places else None
-            where = "" if line is None or line in str(error) else f"{line}: "
+            where = "" if line is None else f"{line}: "
             raise ValueError(f"{where}Quantizer {name!r}: {error}{cause}") from error
         if name not in exponents or not _warned_of_steps(places[name], q, qparams):
             _warn_of_noise(places[name], q, powers)
     qmodel.quantizers.write(found)
 
 
-def _check_shape(place: Place, q: Quantizer, sample: tuple[int, ...], shape: tuple[int, ...]) -> None:
-    """Raise where a weight has other scales for this batch than for the sample's."""
+def _check_shape(q: Quantizer, sample: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    """Raise where a weight has other scales for this batch than for the sample's.
+
+    A parameter of a scan has one more axis than its place, for the steps. It is a parameter, so it holds no batch.
+    """
     if len(shape) == len(sample) and q.spec.param_shape(shape) != q.spec.param_shape(sample):
         before, now = ("x".join(map(str, sizes)) for sizes in (sample, shape))
         raise ValueError(
-            f"{place.location or 'unknown line'}: the weight is {before} for the sample and {now} for this batch. It "
-            "is made of parameters and holds the batch: compute it for one example, and repeat the result with "
-            "jnp.broadcast_to. Or take batches of the sample's size."
+            f"the weight is {before} for the sample and {now} for this batch. It is made of parameters and holds the "
+            "batch: compute it for one example, and repeat the result with jnp.broadcast_to. Or take batches of the "
+            "sample's size."
         )
 
 

@@ -54,7 +54,7 @@ _INSTALLED = {
 }
 
 
-_CHECKOUTS = {"examples": examples.source, "bonsai": bonsai.source, "scenic": scenic.source}
+_CHECKOUTS = dict(zip(page.CHECKOUTS, (examples.source, bonsai.source, scenic.source), strict=True))
 
 
 def sources(folders: Mapping[str, Path | None], asked: Sequence[str] = DEFAULT) -> tuple[dict[str, Source], list[str]]:

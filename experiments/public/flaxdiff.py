@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from experiments.public.models import Public, Source, normal
+from experiments.public.models import Public, Source, filled, normal
 
 _TRANSFORMER = {"patch_size": 4, "emb_features": 32, "num_heads": 2}
 _CROSS = {"heads": 2, "dtype": jnp.float32, "flash_attention": False, "use_projection": False}
@@ -41,13 +41,7 @@ def _built(module: str, name: str, size: int, arguments: dict[str, Any]) -> Publ
     model = getattr(importlib.import_module(f"flaxdiff.models.{module}"), name)(**arguments)
     sample = (normal(2, size, size, 3), normal(2, seed=1), normal(2, 5, 16, seed=2))
     variables = nn.meta.unbox(model.init(jax.random.key(0), *sample))
-    leaves, tree = jax.tree.flatten(variables)
-    # matrices that begin as zeros would hide everything before them
-    filled = [
-        x if x.ndim < 2 or bool(jnp.any(x)) else normal(*x.shape, seed=i) / x.shape[0] ** 0.5
-        for i, x in enumerate(leaves)
-    ]
-    return Public(model, jax.tree.unflatten(tree, filled), sample)
+    return Public(model, filled(variables), sample)
 
 
 def source() -> Source:

@@ -53,6 +53,18 @@ def integers(*shape: int, below: int, start: int = 0, seed: int = 0) -> jax.Arra
     return jax.random.randint(jax.random.key(seed), shape, start, below, jnp.int32)
 
 
+def filled(variables: Any) -> Any:
+    """Variables whose matrices of zeros are random: such a matrix would hide everything before it."""
+    leaves, tree = jax.tree.flatten(variables)
+    return jax.tree.unflatten(
+        tree,
+        [
+            x if x.ndim < 2 or bool(jnp.any(x)) else normal(*x.shape, seed=i) / x.shape[0] ** 0.5
+            for i, x in enumerate(leaves)
+        ],
+    )
+
+
 def positions(n: int, length: int) -> jax.Array:
     """The position of every token."""
     return jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), (n, length))

@@ -41,7 +41,7 @@ knowledge of qjax, and were not changed. They are small and have random weights.
 """
 
 
-CHECKOUTS = ("examples", "bonsai", "scenic")
+CHECKOUTS: tuple[str, ...] = ("examples", "bonsai", "scenic")
 """The options that name the folder of a checkout."""
 
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from experiments.public.models import Public, Source, integers, normal
+from experiments.public.models import Public, Source, filled, integers, normal
 
 N, CLASSES, WORDS, VOCABULARY = 2, 7, 12, 40
 
@@ -279,13 +279,8 @@ def _built(folder: Path, known: _Model) -> Public:
     model = OwnArguments(model) if known.name == "MBT" else model
     sample = known.sample()
     keys = {name: jax.random.key(seed) for seed, name in enumerate(("params", "dropout", "performer"))}
-    leaves, tree = jax.tree.flatten(nn.meta.unbox(model.init(keys, *sample, **known.call)))
-    # matrices that begin as zeros would hide everything before them
-    filled = [
-        x if x.ndim < 2 or bool(jnp.any(x)) else normal(*x.shape, seed=i) / x.shape[0] ** 0.5
-        for i, x in enumerate(leaves)
-    ]
-    return Public(model, jax.tree.unflatten(tree, filled), sample, known.call)
+    variables = nn.meta.unbox(model.init(keys, *sample, **known.call))
+    return Public(model, filled(variables), sample, known.call)
 
 
 def source(folder: Path) -> Source:

@@ -193,8 +193,8 @@ def _loops_over_examples(call: Any, closed: Any, state: list[Any], arrays: Seque
     twice = [jax.ShapeDtypeStruct((2 * x.shape[0], *x.shape[1:]) if x.ndim else (), x.dtype) for x in arrays]
     try:
         other = jax.make_jaxpr(call)(state, twice)
-    except (*_DEPENDS_ON_DATA, *_USERS):
-        # the model takes no other batch, so nothing in it follows the batch
+    except Exception:
+        # whatever it raises: the model takes no other batch, so nothing in it follows the batch
         return []
     return example_loops.followers(found, example_loops.loops_of(other))
 

@@ -217,6 +217,6 @@ def _check_range(lo: np.ndarray, hi: np.ndarray, spec: QSpec) -> None:
         )
     if max(float(-lo.min(initial=0)), float(hi.max(initial=0))) > SCALE_MAX:
         raise ValueError(
-            f"choose_qparams: a range beyond 2^100 is not supported. Got [{lo.min()}, {hi.max()}]. Hide scores by a "
-            "boolean mask, in one softmax over all of them (jnp.where, or where= of jax.nn.softmax): it needs no codes"
+            f"choose_qparams: a range beyond 2^100 is not supported. Got [{lo.min()}, {hi.max()}]. If such "
+            "numbers hide scores from a softmax, use a boolean mask: jnp.where, or where= of jax.nn.softmax"
         )

@@ -120,6 +120,16 @@ def test_a_model_that_takes_one_size_of_batch():
     assert "scan" in primitives(function, X)
 
 
+def test_a_model_that_refuses_another_batch():
+    """Whatever it raises: here an AssertionError."""
+
+    def function(model, x):
+        assert len(x) == BATCH
+        return jax.lax.map(lambda row: one(model, row), x)
+
+    assert "scan" in primitives(function, X)
+
+
 def test_a_loop_in_linen():
     class Rows(linen.Module):
         @linen.compact

@@ -40,6 +40,7 @@ def test_it_is_the_product(name):
     model = Of(FORMS[name])
     found = trace(instrument(model), (X,), {})
     values, _ = Evaluation(Annotation(), None).run(found.program, found.args, {})
+    # floats are multiplied in another order
     np.testing.assert_allclose(found.outputs(values), model(X), rtol=1e-5)
 
 

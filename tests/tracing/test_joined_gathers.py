@@ -27,6 +27,16 @@ class Choosing(nnx.Module):
         return self.function(self.first(x), i, j)
 
 
+LONG = data(N, 300, 2, CHANNELS)
+PLACE = jnp.asarray([[0, 255], [7, 200], [130, 1]], jnp.uint8)
+
+
+def test_small_integers_that_choose_along_a_long_axis():
+    """The joined index does not fit into their dtype."""
+    function = lambda x, i, j: jax.vmap(lambda row, a, b: row[a, b])(x, i, j)  # noqa: E731
+    check(Choosing(function), (LONG, PLACE, PLACE % 2))
+
+
 FORMS = {
     "two axes": lambda x, i, j: x[jnp.arange(len(x))[:, None], i, j],
     "one element": lambda x, i, j: x[jnp.arange(len(x)), i[:, 0], j[:, 0]],

@@ -17,10 +17,10 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from qjax.ops.prod import MOST
 from qjax.tracing.program import Equation, Program
 from qjax.tracing.rewrites.inline import inlined
 
-_AT_ONCE = 3
 LONGEST = 4096
 """Elements; with more the last factors could hardly be seen in codes."""
 
@@ -40,14 +40,14 @@ def write_factors(program: Program) -> Program:
 def _whole(eqn: Equation) -> Callable[[Any], Any] | None:
     axes, (shape,) = [int(axis) for axis in eqn.params["axes"]], eqn.in_shapes
     count = math.prod(shape[axis] for axis in axes)
-    if not _AT_ONCE < count <= LONGEST:
+    if not MOST < count <= LONGEST:
         return None
 
     def product(x: Any) -> Any:
         kept = [axis for axis in range(x.ndim) if axis not in axes]
         x = jnp.transpose(x, [*kept, *axes]).reshape(*(shape[axis] for axis in kept), count)
         left: list[Any] = []
-        while (size := x.shape[-1]) > _AT_ONCE:
+        while (size := x.shape[-1]) > MOST:
             if size % 2:
                 left.append(x[..., -1])
             x = x[..., : size // 2] * x[..., size // 2 : 2 * (size // 2)]

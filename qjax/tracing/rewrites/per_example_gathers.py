@@ -10,15 +10,16 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from qjax.ops.indices import fills
 from qjax.tracing.program import Equation, Program, Value
 from qjax.tracing.rewrites.flow import Flow
 from qjax.tracing.rewrites.inline import inlined
 from qjax.tracing.rewrites.literals import numbers
 from qjax.tracing.rewrites.moves import lookups, read
+from qjax.tracing.rewrites.slices import clamped
 
 
 def take_own(program: Program) -> Program:
@@ -147,7 +148,7 @@ class _Gather:
     ) -> list[Equation] | None:
         """Each example takes elements by several indices, `x[rows, i, j]`: one index of the axes as one axis."""
         axes = [axis for axis, _ in left]
-        if not {*axes} <= {*collapsed} or "FILL" in str(self.eqn.params["mode"]).upper():
+        if not {*axes} <= {*collapsed} or fills(self.eqn.params):
             return None
         shape = self.eqn.in_shapes[0]
         others = [axis for axis in range(len(shape)) if axis not in axes]
@@ -168,10 +169,9 @@ class _Gather:
             )
             index = None
             for axis, part in zip(axes, parts, strict=True):
-                size = np.asarray(shape[axis], part.dtype)
                 # as `lax.gather` does, each index for itself
-                part = lax.clamp(np.asarray(0, part.dtype), part, size - 1)
-                index = part if index is None else lax.add(lax.mul(index, jnp.full_like(index, size)), part)
+                part = clamped(part, shape[axis] - 1)
+                index = part if index is None else index * np.int32(shape[axis]) + part
             return gather(flat, index)
 
         return inlined(gathered, [self.eqn.inputs[0], *(part for _, part in left)], self.eqn.outputs, self.eqn)[0]
@@ -198,7 +198,7 @@ class _Gather:
 
         def gathered(x: Any, starts: Any) -> Any:
             # like `lax.dynamic_slice`, move a start so that the window fits
-            starts = lax.clamp(np.asarray(0, starts.dtype), starts, np.asarray(length - size, starts.dtype))
+            starts = clamped(starts, length - size)
             steps = lax.broadcasted_iota(starts.dtype, (*(1,) * rows, size, 1), rows)
             indices = lax.add(lax.reshape(starts, (*starts.shape[:-1], 1, 1)), steps)
             return lax.transpose(gather(x, indices), order)

@@ -68,7 +68,7 @@ def _taken(eqn: Equation) -> Callable[..., Array]:
     def taken(x: Array, *starts: Array) -> Array:
         for axis in axes:
             length = eqn.out_shapes[0][axis]
-            indices = _clamped(starts[axis], x.shape[axis] - length) + jnp.arange(length, dtype=jnp.int32)
+            indices = clamped(starts[axis], x.shape[axis] - length) + jnp.arange(length, dtype=jnp.int32)
             x = jnp.take(x, indices, axis=axis, mode="clip")
         return x
 
@@ -82,12 +82,12 @@ def _updated(eqn: Equation) -> Callable[..., Array]:
         inside: list[Array] = []
         for axis in axes:
             size, length = x.shape[axis], update.shape[axis]
-            places = _places(x, axis) - _clamped(starts[axis], size - length)
+            places = _places(x, axis) - clamped(starts[axis], size - length)
             inside.append((places >= 0) & (places < length) if length > 1 else places == 0)
             if length > 1:
                 update = jnp.take(update, jnp.clip(places.reshape(-1), 0, length - 1), axis=axis, mode="clip")
         if not inside:
-            # everything is overwritten; two moves that cancel, because a rewrite must contain an equation
+            # everything is overwritten
             return update
         return jnp.where(_all(inside), jnp.broadcast_to(update, x.shape), x)
 
@@ -104,7 +104,8 @@ def _int32(place: Array) -> Array:
     return place.astype(jnp.int32)
 
 
-def _clamped(start: Array, last: int) -> Array:
+def clamped(start: Array, last: int) -> Array:
+    """A place as int32, moved into 0 to `last`."""
     return jnp.clip(_int32(start), 0, last)
 
 

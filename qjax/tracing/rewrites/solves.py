@@ -41,7 +41,7 @@ def write_solves(program: Program) -> Program:
             equations.append(eqn)
         elif eqn.fixed[0]:
             equations += _inverted(eqn, flow.behind(eqn.inputs[0]))
-        elif eqn.in_shapes[0][-1] > LARGEST:
+        elif eqn.in_shapes[0][-1] > LARGEST or not eqn.inputs[0].is_float:
             equations.append(eqn)
         else:
             equations += inlined(_solution(eqn, number(eqn.inputs[1])), eqn.inputs, eqn.outputs, eqn)[0]
