@@ -27,6 +27,16 @@ def test_a_page_shows_what_its_code_prints(name: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_elsewhere_numbers_and_rare_causes_may_differ() -> None:
+    frequent = "  softmax (2 nodes), 3,090 codes by at most 1: computes softmax as softmax of onnx\n"
+    rare = "  dot (blocks/layers/1/attention/out), 2 codes by at most 1: rounds a float32 product once, ties to even\n"
+    here, elsewhere = f"{frequent}{rare}Cure\n", f"{frequent.replace('3,090', '2,411')}Cure\n"
+    assert tutorials.comparable(here, same_place=False) == tutorials.comparable(elsewhere, same_place=False)
+    assert tutorials.comparable(here, same_place=True) == here
+    for other in (f"{rare}Cure\n", f"{frequent.replace('onnx', 'tflite')}Cure\n"):
+        assert tutorials.comparable(here, same_place=False) != tutorials.comparable(other, same_place=False)
+
+
 def test_a_page_as_a_notebook() -> None:
     page = (notebooks.PAGES / "keyword-spotting.md").read_text()
     made = notebooks.notebook(page)
