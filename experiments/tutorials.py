@@ -120,7 +120,7 @@ def write(name: str) -> None:
 def comparable(text: str, same_place: bool) -> str:
     """The page without its stamp. Float training differs between CPUs, so elsewhere only the words are compared.
 
-    Elsewhere a cause of less than 100 codes is left out: which nodes round so rarely otherwise depends on the weights.
+    Elsewhere a cause of fewer than 100 codes is left out: the weights decide which nodes round so rarely otherwise.
     """
     text = STAMP.sub("", text)
     if same_place:
