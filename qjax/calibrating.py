@@ -4,8 +4,8 @@ import dataclasses
 import functools
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +15,32 @@ from flax import nnx
 from qjax import calibration
 from qjax.batches import Batches, Inputs
 from qjax.calibration import noise
+from qjax.calibration.cautions import (
+    blind_message,
+    warn_of_clipped_constant,
+    warn_of_lost,
+    warn_of_noise,
+    warned_of_steps,
+)
 from qjax.calibration.learned import Quantizer
-from qjax.callers import users_level
+from qjax.calibration.seen import (
+    Blind,
+    Extremes,
+    beyond,
+    extremes,
+    flat_values,
+    lost_tensors,
+    merge_extremes,
+    nothing_seen,
+    single_number,
+    without_hidden,
+)
 from qjax.finite import parameter_faults
 from qjax.graph.structure import join_arguments, split_arguments
 from qjax.layers import trace
 from qjax.numerics.affine import QParams
 from qjax.ops import Quantized
+from qjax.ops.facts import End
 from qjax.qmodel import Plan, QuantizedModel, check_quantized, evaluation_copy, widened
 from qjax.tracing import Annotation, Evaluation, Place, Program, observed, uses_of_parameter
 
@@ -45,9 +64,23 @@ def calibrate(
       observer: instead of the recipe's, for all activations: a name of `calibration.names()` or an `Observer`.
       progress: show a line of progress on stderr; None shows one on a terminal (`qjax.show_progress`).
     """
+    blind = measure_ranges(qmodel, batches, inputs, observer=observer, progress=progress)
+    if blind:
+        warnings.warn(f"calibrate: {blind_message(blind)}", stacklevel=2)
+
+
+def measure_ranges(
+    qmodel: QuantizedModel,
+    batches: Iterable[Any],
+    inputs: Inputs | None = None,
+    *,
+    observer: Any = None,
+    progress: bool | None = None,
+) -> tuple[Blind, ...]:
+    """`calibrate`; returns the quantizers that saw a single number, which the model's plan knows from now on."""
     check_quantized(qmodel, "calibrate")
     plan = qmodel.plan
-    quantizers, kinds = dict(plan.quantizers), {name: detail[0] for name, detail in plan.details}
+    kinds = {name: detail[0] for name, detail in plan.details}
     observers = dict(plan.observers)
     activations = [name for name, kind in kinds.items() if kind != "weight"]
     if observer is not None:
@@ -55,33 +88,30 @@ def calibrate(
     graphdef, state = nnx.split(evaluation_copy(qmodel.model))
     watched = _Watched(graphdef, plan, tuple(observers.items()))
     step, weights_of = _compiled(watched)
-    places: dict[str, Place] = {}
-    exponents: set[str] = set()
-    inputs_of: dict[str, int] = {}
-    ranges = {known.name: known for known in plan.integers}
-    seen: dict[str, Any] = {}
+    known = _Known()
+    ranges = {own.name: own for own in plan.integers}
+    seen = _Seen({}, {}, {})
     samples: dict[str, list[jax.Array]] = {}
     arrays, rest = None, None
     for _, args in calibration.track(Batches(batches, inputs, "calibrate"), "calibrate: batch", enabled=progress):
         first = arrays is None
         arrays, rest = split_arguments(args)
         if first:
-            taps = functools.partial(
-                watched.taps, rest=rest, kind="activation", places=places, direct=inputs_of, exponents=exponents
-            )
-            for name, records in jax.eval_shape(taps, state, arrays)[0].items():
-                seen[name] = _initial(observers[name], quantizers[name], next(iter(records.values())).shape)
+            shapes = functools.partial(_shapes, watched, rest=rest, known=known)
+            seen = _nothing_seen(watched, *jax.eval_shape(shapes, state, arrays))
         seen, samples, integers = step(state, seen, arrays, rest)
         for name, bounds in integers.items():
-            known = ranges.get(name)
-            if known is None or not known.declared:
-                ranges[name] = widened(known, name, np.asarray(bounds))
-    if ranges != {known.name: known for known in plan.integers}:
+            own = ranges.get(name)
+            if own is None or not own.declared:
+                ranges[name] = widened(own, name, np.asarray(bounds))
+    if ranges != {own.name: own for own in plan.integers}:
         qmodel.plan = dataclasses.replace(plan, integers=tuple(ranges.values()))
         # A table over integers is a weight: with the new ranges it has all of its rows.
         weights_of = _compiled(dataclasses.replace(watched, plan=qmodel.plan))[1]
     parameters = jax.tree.leaves(state)
-    made = frozenset(name for name, kind in kinds.items() if kind == "weight" and name not in inputs_of)
+    seen = jax.tree.map(np.asarray, seen)
+    blind: list[Blind] = []
+    made = frozenset(name for name, kind in kinds.items() if kind == "weight" and name not in known.direct)
     weights = weights_of(state, arrays, rest, made) if made else {}
     found: dict[str, dict[str, Any]] = {}
     shapes = {name: shape for name, (*_, shape) in plan.details}
@@ -89,23 +119,31 @@ def calibrate(
         try:
             if kinds[name] == "weight":
                 # a parameter itself: a copy of all of them would take as much memory as the model
-                known = name in inputs_of
-                w = parameters[inputs_of[name]] if known else next(iter(weights.pop(name).values()))
+                direct = known.direct.get(name)
+                w = next(iter(weights.pop(name).values())) if direct is None else parameters[direct]
                 _check_shape(q, shapes[name], tuple(w.shape))
                 qparams, powers = _searched(name, q, w, observers[name])
             else:
-                qparams = _finish(observers[name], jax.tree.map(np.asarray, seen[name]), q)
+                qparams = _of_activation(name, q, observers[name], seen, known)
                 powers = [noise.of_activation(np.asarray(x), qparams) for x in samples[name]]
             found[name] = q.init(qparams)
+            if kinds[name] != "weight":
+                blind += _blind(q, seen.of(name, known), found[name], known.places[name])
         except ValueError as error:
             faults = parameter_faults(qmodel)
             cause = f" Parameters that are not finite: {'; '.join(faults)}." if faults else ""
-            line = places[name].location if name in places else None
+            line = known.places[name].location if name in known.places else None
             where = "" if line is None else f"{line}: "
             raise ValueError(f"{where}Quantizer {name!r}: {error}{cause}") from error
-        if name not in exponents or not _warned_of_steps(places[name], q, qparams):
-            _warn_of_noise(places[name], q, powers)
+        if name not in known.exponents or not warned_of_steps(known.places[name], q, qparams):
+            warn_of_noise(known.places[name], q, powers)
+        ends = {} if kinds[name] == "weight" else seen.of(name, known)
+        for label, lost in lost_tensors(ends, qparams).items():
+            warn_of_lost(known.labels[label], str(lost), output=name in known.outputs)
     qmodel.quantizers.write(found)
+    if qmodel.plan.blind != tuple(blind):
+        qmodel.plan = dataclasses.replace(qmodel.plan, blind=tuple(blind))
+    return qmodel.plan.blind
 
 
 def _check_shape(q: Quantizer, sample: tuple[int, ...], shape: tuple[int, ...]) -> None:
@@ -142,14 +180,79 @@ def calibrate_weights(qmodel: QuantizedModel, args: tuple[Any, ...], chosen: Cal
     qmodel.quantizers.write(found)
 
 
+_FEWEST_CODES = 16
+"""What a range that is widened for a constant must leave the data."""
+
 _Searched = tuple[QParams, list[tuple[float, float]]]
 """Parameters of a weight, and the powers of signal and noise."""
 
 
-_WIDEST_STEP = 1.0
-"""Of the input of a softmax: a factor of e between neighbouring codes."""
-_WIDEST_RANGE = 255.0
-"""Of the input of a softmax. Scores reach less far."""
+class _Taps(NamedTuple):
+    """The tensors of one batch.
+
+    values: quantizer -> label of a tensor -> its real numbers. joined: the labels of results without a quantizer of
+    their own, and the ends of the range that their readers ignore. compared: the labels of tensors whose channels are
+    looked at. integers: those that tables are of.
+    """
+
+    values: dict[str, dict[str, jax.Array]]
+    joined: Mapping[str, Collection[End]]
+    compared: Collection[str]
+    integers: Any
+
+    def extremes(self, quantizers: Mapping[str, Quantizer]) -> dict[str, Extremes]:
+        """Of every tensor, by label."""
+        found: dict[str, Extremes] = {}
+        for name, records in self.values.items():
+            leading = len(quantizers[name].stack)
+            operand = [label for label in records if label not in self.joined]
+            for label in operand:
+                found[label] = extremes(records[label], leading, channels=label in self.compared)
+            for label in records.keys() - found.keys():
+                found[label] = extremes(records[label], leading, channels=False, finite=False)
+                ends = [found[each] for each in operand]
+                if "low" in self.joined[label]:
+                    found[label]["low"] = functools.reduce(jnp.minimum, (end["low"] for end in ends))
+                if "high" in self.joined[label]:
+                    found[label]["high"] = functools.reduce(jnp.maximum, (end["high"] for end in ends))
+        return found
+
+
+class _Seen(NamedTuple):
+    """What the batches have shown so far.
+
+    observers: quantizer -> state of its observer. wide: the same with the results that share the quantizer, where there
+    are any. extremes: of each tensor by label.
+    """
+
+    observers: dict[str, Any]
+    wide: dict[str, Any]
+    extremes: dict[str, Extremes]
+
+    def of(self, name: str, known: "_Known", *, results: bool = False) -> dict[str, Any]:
+        """The extremes of the tensors that have this quantizer, or of the results that share it, by label."""
+        return {
+            label: found
+            for label, found in self.extremes.items()
+            if known.labels[label].name == name and (label in known.results) == results
+        }
+
+
+@dataclasses.dataclass
+class _Known:
+    """What a trace says of the quantizers.
+
+    places: by the quantizer's name. labels: of all tensors. results: the labels of `Annotation.joined`. direct: the
+    quantizers of weights that are parameters as they are, and which leaf of the state each is. exponents, outputs: the
+    quantizers in front of a softmax, and those of outputs.
+    """
+
+    places: dict[str, Place] = dataclasses.field(default_factory=dict)
+    labels: dict[str, Place] = dataclasses.field(default_factory=dict)
+    results: set[str] = dataclasses.field(default_factory=set)
+    direct: dict[str, int] = dataclasses.field(default_factory=dict)
+    exponents: set[str] = dataclasses.field(default_factory=set)
+    outputs: set[str] = dataclasses.field(default_factory=set)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,64 +271,75 @@ class _Watched:
         rest: Any,
         kind: str,
         only: frozenset[str] | None = None,
-        places: dict[str, Place] | None = None,
-        direct: dict[str, int] | None = None,
-        exponents: set[str] | None = None,
-    ) -> tuple[dict[str, dict[str, jax.Array]], Any]:
-        """Name of the quantizer -> label of the tensor -> its real values; and the integers that tables are of.
+        known: "_Known | None" = None,
+    ) -> _Taps:
+        """The real values of all tensors of a kind.
 
-        only: the quantizers, if not all. places: gets the places of the quantizers by name. direct: gets the quantizers
-        of weights that are parameters as they are, and which leaf of the state each is. exponents: gets the names of
-        the quantizers in front of a softmax.
+        only: the quantizers, if not all. known: gets what the trace says of them.
         """
         plan, kinds = self.plan, {name: detail[0] for name, detail in self.plan.details}
         traced = trace(nnx.merge(self.graphdef, state), join_arguments(arrays, rest), {}, plan.expected)
         integers = observed(traced.program, traced.args, traced.names)
         traced, annotation = plan.read(traced)
         plan.check_known(annotation)
-        if places is not None:
-            places.update(annotation.places())
-        if exponents is not None:
-            exponents |= annotation.exponents()
-        if direct is not None:
-            direct.update(_direct(traced.program, annotation, len(jax.tree.leaves(state))))
+        joined = {each.place.label: each for each in annotation.joined.values()}
+        results = [each.place for each in joined.values()]
+        tensors = (*annotation.values.values(), *annotation.weights.values(), *results)
+        if known is not None:
+            known.places.update(annotation.places())
+            known.labels.update({place.label: place for place in tensors})
+            known.results.update(joined)
+            known.exponents |= annotation.exponents()
+            known.outputs |= annotation.output_names
+            known.direct.update(_direct(traced.program, annotation, len(jax.tree.leaves(state))))
 
         def record(place: Place, x: jax.Array, _: Quantized | None) -> jax.Array | None:
             asked = only is None or place.name in only
             return x if asked and (kinds.get(place.name) == "weight") == (kind == "weight") else None
 
-        evaluation = Evaluation(annotation, None, record, plan.shared)
+        evaluation = Evaluation(annotation, None, record, plan.shared, joined=kind == "activation")
         taps = evaluation.run(traced.program, traced.args, _nothing(plan))[1]
         found: dict[str, dict[str, jax.Array]] = {}
-        for place in (*annotation.values.values(), *annotation.weights.values()):
+        for place in tensors:
             if place.label in taps:
                 # Iterations that share a quantizer are further data: move their axes behind those of the other
                 # iterations.
                 x, others = taps[place.label], len(place.stack) - len(place.timed)
                 x = jnp.moveaxis(x, place.timed, range(others, len(place.stack)))
                 found.setdefault(place.name, {})[place.label] = x
-        return found, integers
+        return _Taps(found, {label: each.hidden for label, each in joined.items()}, annotation.compared(), integers)
 
 
 def _step(
-    watched: _Watched, state: Any, seen: Any, arrays: Any, rest: Any
-) -> tuple[Any, dict[str, list[jax.Array]], Any]:
-    """The observers after a batch, a sample of each tensor, and the integers that tables are of."""
+    watched: _Watched, state: Any, seen: _Seen, arrays: Any, rest: Any
+) -> tuple[_Seen, dict[str, list[jax.Array]], Any]:
+    """What was seen after a batch, a sample of each tensor, and the integers that tables are of."""
     samples: dict[str, list[jax.Array]] = {}
     quantizers, observers = watched.plan.by_name, dict(watched.observers)
-    found, integers = watched.taps(state, arrays, rest=rest, kind="activation")
-    for name, records in found.items():
+    taps = watched.taps(state, arrays, rest=rest, kind="activation")
+    narrow, wide, ends = dict(seen.observers), dict(seen.wide), dict(seen.extremes)
+    now = taps.extremes(quantizers)
+    for name, records in taps.values.items():
         q = quantizers[name]
-        for x in records.values():
-            seen[name] = _update(observers[name], seen[name], x, q)
-        samples[name] = [noise.thinned(x, len(q.stack)) for x in records.values()]
-    return seen, samples, integers
+        plain = [label for label in records if label not in taps.joined]
+        samples[name] = [noise.thinned(records[label], len(q.stack)) for label in plain]
+        for label, x in records.items():
+            hidden = taps.joined.get(label)
+            if hidden is None:
+                narrow[name] = _update(observers[name], narrow[name], x, q)
+            else:
+                x = without_hidden(x, [now[each] for each in plain], hidden)
+            if name in wide:
+                wide[name] = _update(observers[name], wide[name], x, q)
+    for label, found in now.items():
+        ends[label] = merge_extremes(ends[label], found)
+    return _Seen(narrow, wide, ends), samples, taps.integers
 
 
 def _weights(
     watched: _Watched, state: Any, arrays: Any, rest: Any, names: frozenset[str]
 ) -> dict[str, dict[str, jax.Array]]:
-    return watched.taps(state, arrays, rest=rest, kind="weight", only=names)[0]
+    return watched.taps(state, arrays, rest=rest, kind="weight", only=names).values
 
 
 def _direct(program: Program, annotation: Annotation, count: int) -> Iterator[tuple[str, int]]:
@@ -255,38 +369,6 @@ def _compiled(watched: _Watched) -> tuple[Callable[..., Any], Callable[..., Any]
     return functools.partial(_compiled_step, watched), functools.partial(_compiled_weights, watched)
 
 
-def _warn_of_noise(place: Place, q: Quantizer, powers: list[tuple[float, float]]) -> None:
-    """Warn of a quantizer that leaves too little of what reaches it; powers: signal and noise of its tensors."""
-    if q.fixed is not None or q.follows_tensor:
-        return
-    kept = noise.decibels(sum(signal for signal, _ in powers), sum(lost for _, lost in powers))
-    if kept < noise.least(q.spec):
-        where = f" ({place.location})" if place.location else ""
-        warnings.warn(
-            f"Quantizer {place.name!r}{where} keeps {kept:.1f} dB of its tensor's last batch; expected at least "
-            f"{noise.least(q.spec):.0f} dB of {q.spec.bits} bits. Its range is too wide for most numbers: give it more "
-            'bits, an observer that clips ("percentile", "mse"), or qjax.FLOAT. qjax.statistics shows its range.',
-            stacklevel=users_level(),
-        )
-
-
-def _warned_of_steps(place: Place, q: Quantizer, qparams: QParams) -> bool:
-    """Warn of a softmax whose input has steps as wide as differences that decide: it is a mask's range, as a rule."""
-    step = float(np.max(np.asarray(qparams.scale)))
-    # few bits make wide steps, too, but no such range
-    if q.fixed is not None or step <= _WIDEST_STEP or step * (2**q.spec.bits - 1) <= _WIDEST_RANGE:
-        return False
-    where = f" ({place.location})" if place.location else ""
-    warnings.warn(
-        f"Quantizer {place.name!r}{where} has steps of {step:.3g}, and a softmax reads it: one step is a factor of "
-        f"exp({step:.3g}). Numbers of a mask, such as -1e4 or -1e9, have widened its range. Give the mask to the model "
-        "as booleans or as 0 and 1, and hide by jnp.where(mask, scores, -1e9) or scores + (1 - mask) * -1e9. Without a "
-        'mask: more bits, or an observer that clips ("percentile", "mse").',
-        stacklevel=users_level(),
-    )
-    return True
-
-
 def _nothing(plan: Plan) -> dict[str, Any]:
     return {name: jnp.zeros(q.stack) for name, q in plan.quantizers}
 
@@ -296,6 +378,51 @@ def _update(observer: Any, state: Any, x: jax.Array, q: Quantizer) -> Any:
     for _ in q.stack:
         update = jax.vmap(update)
     return update(state, x)
+
+
+def _shapes(watched: _Watched, state: Any, arrays: Any, *, rest: Any, known: _Known) -> tuple[Any, ...]:
+    """What `_nothing_seen` needs of a batch: a tensor of each quantizer, who shares one with results, all extremes."""
+    taps = watched.taps(state, arrays, rest=rest, kind="activation", known=known)
+    wide = {name: () for name, records in taps.values.items() if records.keys() & taps.joined.keys()}
+    return (
+        {name: next(iter(records.values())) for name, records in taps.values.items()},
+        wide,
+        taps.extremes(watched.plan.by_name),
+    )
+
+
+def _nothing_seen(watched: _Watched, plain: Any, wide: Any, ends: Any) -> _Seen:
+    quantizers, observers = watched.plan.by_name, dict(watched.observers)
+    states = {name: _initial(observers[name], quantizers[name], x.shape) for name, x in plain.items()}
+    return _Seen(
+        states, {name: states[name] for name in wide}, {label: nothing_seen(found) for label, found in ends.items()}
+    )
+
+
+def _of_activation(name: str, q: Quantizer, observer: Any, seen: _Seen, known: _Known) -> QParams:
+    """The parameters of an activation: wider than its data where a constant among its codes needs it."""
+    narrow = _finish(observer, seen.observers[name], q)
+    operand, results = list(seen.of(name, known).values()), seen.of(name, known, results=True)
+    outside = [label for label, ends in results.items() if beyond(ends, operand, narrow)]
+    if not outside:
+        return narrow
+    found = _finish(observer, seen.wide[name], q)
+    growth = float(np.max(np.asarray(found.scale) / np.asarray(narrow.scale)))
+    if q.fixed is not None or q.follows_tensor or growth > max(2.0, q.spec.levels / _FEWEST_CODES):
+        found = narrow
+    for label in outside:
+        if beyond(results[label], operand, found):
+            ends = float(np.min(results[label]["low"])), float(np.max(results[label]["high"]))
+            warn_of_clipped_constant(known.labels[label], name, *ends, found)
+    return found
+
+
+def _blind(q: Quantizer, seen: Mapping[str, Any], values: Mapping[str, Any], place: Place) -> list[Blind]:
+    """The quantizer, if its data were a single number, from which no range follows."""
+    number = None if q.fixed is not None or q.follows_tensor else single_number(list(seen.values()))
+    if number is None:
+        return []
+    return [Blind(place.name, number, flat_values(values), place.location)]
 
 
 def _initial(observer: Any, q: Quantizer, shape: tuple[int, ...]) -> Any:

@@ -64,6 +64,7 @@ def exact(
     with stage("exact"), on_cpu(qmodel, args) as (near, arrays):
         # Report here, with concrete numbers, what cannot be converted.
         graph_of(_stopped(near), arrays, chosen, batch, state)
+    qmodel.warn_if_blind("exact")
 
     def forward(qmodel: QuantizedModel, *inputs: Any) -> Any:
         if not isinstance(qmodel, QuantizedModel):

@@ -13,7 +13,7 @@ from flax import nnx
 from qjax import profiles, targets
 from qjax.assign.backend import backend_of, target_of
 from qjax.batches import Batches, Inputs, arguments_of, brief, refuse_trace
-from qjax.calibrating import calibrate, stacked_qparams
+from qjax.calibrating import measure_ranges, stacked_qparams
 from qjax.calibration.learned import Quantizer
 from qjax.comparison.verify import Report
 from qjax.comparison.verify import verify as compare_nodes
@@ -104,7 +104,7 @@ def quantize(model: nnx.Module, recipe: Recipe, sample: Any, *, progress: bool |
         nothing, quantizers=tuple(quantizers.items()), details=details, observers=observers, shared=shared
     )
     qmodel = with_plan(instrumented, plan)
-    calibrate(qmodel, [sample], progress=progress)
+    measure_ranges(qmodel, [sample], progress=progress)
     if plan.profile is not None:
         rows = refused_rows(traced, annotation, plan)
         refuse_model(plan.profile, quantizers, places, rows, lambda: graph_of(qmodel, args, plan.target))
@@ -164,6 +164,9 @@ def convert(
         if qmodel.plan.profile is not None and target is None:
             contents.check_graph(graph, qmodel.plan.profile).refuse("convert")
             graph = graph.replace(metadata={**graph.metadata, contents.PROFILE: qmodel.plan.profile})
+        blind = qmodel.warn_if_blind("convert")
+        if blind:
+            graph = graph.replace(metadata={**graph.metadata, contents.BLIND: list(blind)})
         return IntegerGraph(graph)
 
 

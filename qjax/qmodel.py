@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import functools
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
@@ -15,8 +16,11 @@ from jax.core import Tracer
 from qjax import profiles
 from qjax.assign.backend import target_of
 from qjax.batches import brief, refuse_trace, traced_message
+from qjax.calibration.cautions import blind_message
 from qjax.calibration.learned import Quantizer
+from qjax.calibration.seen import Blind, flat_values
 from qjax.call import Call
+from qjax.callers import users_level
 from qjax.compiled_call import compiled
 from qjax.fingerprint import compare, fingerprint, rows
 from qjax.layers import Traced, trace
@@ -41,6 +45,7 @@ from qjax.tracing import (
     with_adapters_within,
     with_dynamic,
     with_integers,
+    with_own_quantizers,
     without_unread,
 )
 
@@ -55,7 +60,8 @@ class Plan:
     dynamic: modules whose products get scales at run time or a format of weights, and those within that do not (None).
     integers: the ranges of integers of which the model computes functions.
     by_row: the quantizers of tables that have scales of their rows. adapters: see `Recipe`; "merged": they are zeros
-    and left out. profile: the name of the device, or None.
+    and left out. profile: the name of the device, or None. blind: the quantizers whose calibration data were a single
+    number.
     """
 
     quantizers: tuple[tuple[str, Quantizer], ...]
@@ -69,6 +75,7 @@ class Plan:
     by_row: frozenset[str] = frozenset()
     adapters: Literal["beside", "within", "merged"] = "beside"
     profile: str | None = None
+    blind: tuple[Blind, ...] = ()
 
     @functools.cached_property
     def by_name(self) -> Mapping[str, Quantizer]:
@@ -113,6 +120,11 @@ class Plan:
         traced = dataclasses.replace(traced, program=without_unread(program))
         ranges = {known.name: known for known in self.integers}
         traced = dataclasses.replace(traced, program=with_integers(traced.program, traced.names, ranges))
+        annotation = self.annotate(traced)
+        program = with_own_quantizers(traced.program, annotation)
+        if program is traced.program:
+            return traced, annotation
+        traced = dataclasses.replace(traced, program=program)
         return traced, self.annotate(traced)
 
     def with_ranges(self, traced: Traced, declared: Sequence[Integers] = ()) -> "Plan":
@@ -224,6 +236,8 @@ class QuantizedModel(nnx.Module):
         self.fingerprint = fingerprint(plan.by_name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.plan.blind:
+            self.warn_if_blind("The call")
         with stage(f"{type(self.model).__name__} with {len(self.plan.quantizers)} quantizers: the first call compiles"):
             program = compiled(self, args, kwargs)
             if program is not None:
@@ -235,6 +249,23 @@ class QuantizedModel(nnx.Module):
             evaluated = call.evaluate()
             call.write(evaluated)
         return evaluated.output
+
+    def warn_if_blind(self, what: str) -> tuple[str, ...]:
+        """Warn of the quantizers that only a single number has given a range; returns their names.
+
+        A quantizer whose numbers training or a checkpoint has changed since then is none of them; inside of a trace
+        this is not known. what: the function that asks, for the message.
+        """
+        still = tuple(blind for blind in self.plan.blind if self._is_still(blind))
+        if still:
+            warnings.warn(f"{what}: {blind_message(still)}", stacklevel=users_level())
+        return tuple(blind.name for blind in still)
+
+    def _is_still(self, blind: Blind) -> bool:
+        values = self.quantizers[blind.name].values()
+        if any(isinstance(value, Tracer) for value in values.values()):
+            return True
+        return flat_values(values) == blind.values
 
     def __getattr__(self, name: str) -> Any:
         model = vars(self).get("model")

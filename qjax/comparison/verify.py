@@ -13,11 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from qjax.comparison.verify_report import InputReport as InputReport
 from qjax.comparison.verify_report import NodeReport as NodeReport
 from qjax.comparison.verify_report import OutputReport as OutputReport
 from qjax.comparison.verify_report import RealReport as RealReport
 from qjax.comparison.verify_report import Report as Report
 from qjax.comparison.verify_report import cause_of, first_difference
+from qjax.export.contents import BLIND
 from qjax.export.integer_graph import IntegerGraph
 from qjax.graph.ir import REAL_DTYPE, Graph
 from qjax.graph.sizes import Sizes, batch_of, shapes_at
@@ -25,7 +27,7 @@ from qjax.graph.structure import split_arguments
 from qjax.graph.unsupported import ConversionError
 from qjax.graph.view import NodeView
 from qjax.ops import backend
-from qjax.run.ends import dequantize_output, outputs_of
+from qjax.run.ends import dequantize_output, inputs_of, outputs_of
 from qjax.run.interpreter import run
 from qjax.run.stepwise import Runner
 
@@ -68,7 +70,9 @@ def verify(
     runs = _Runs(graph)
     totals: dict[str, np.ndarray] = {node.name: np.zeros(5, np.int64) for node in named}
     numbers: dict[str, tuple[int, int, float]] = {name: (0, 0, 0.0) for _, name in plain}
-    apart = np.zeros((len(measured), 3))
+    most_apart = np.zeros(len(measured))
+    sums: list[Any] = [0.0 for _ in measured]
+    clipped = _Clipped(graph)
     examples, predictions, predicted = 0, 0, 0
     first: tuple[Any, ...] = ()
     shapes: dict[int, dict[str, Sizes]] = {}
@@ -80,6 +84,7 @@ def verify(
             first = batch
             _check_names(ir, codes, functools.partial(converted, batch))
         quantized = graph.quantize(*batch)
+        clipped.count(inputs_of(ir, batch))
         free, counts = runs(quantized if isinstance(quantized, tuple) else (quantized,), codes)
         wrong, reals, distances = summed(outputs_of(ir, output), free)
         size = next(int(np.shape(array)[0]) for array in arrays if np.ndim(array))
@@ -89,8 +94,9 @@ def verify(
         if rows not in shapes:
             shapes[rows] = shapes_at(ir, rows)
         predicted += int(np.prod(shapes[rows][ir.outputs[0]][:-1]))
-        for row, (most, noise, signal) in zip(apart, distances, strict=True):
-            row[:] = max(row[0], float(most)), row[1] + float(noise), row[2] + float(signal)
+        for index, (most, squares) in enumerate(distances):
+            most_apart[index] = max(most_apart[index], float(most))
+            sums[index] = sums[index] + np.asarray(squares, np.float64)
         for name, (count, differ, most) in numbers.items():
             size_of, differs, by = reals[name]
             numbers[name] = count + int(size_of), differ + int(differs), max(most, float(by))
@@ -116,9 +122,21 @@ def verify(
     )
     found = tuple(RealReport(name, *entry) for name, entry in numbers.items())
     outputs = tuple(
-        OutputReport(name, *(float(number) for number in row)) for (_, name), row in zip(measured, apart, strict=True)
+        OutputReport(name, float(most), *(tuple(row.tolist()) for row in squares))
+        for (_, name), most, squares in zip(measured, most_apart, sums, strict=True)
     )
-    report = Report(reports, examples, predictions, found, predicted, outputs, graph.target, trained_for)
+    report = Report(
+        reports,
+        examples,
+        predictions,
+        found,
+        predicted,
+        outputs,
+        graph.target,
+        trained_for,
+        inputs=clipped.reports(),
+        uncalibrated=tuple(ir.metadata.get(BLIND, ())),
+    )
     now = None if report.exact else converted(first)
     return report if now is None else report.against(first_difference(ir, now))
 
@@ -236,6 +254,41 @@ def _apart(a: jax.Array, b: jax.Array) -> tuple[Any, Any, Any]:
     return a.size, jnp.sum(differs, dtype=jnp.int32), most
 
 
-def _distance(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The greatest absolute difference, the sum of squared differences, the sum of a's squares."""
-    return jnp.max(jnp.abs(a - b), initial=0), jnp.sum(jnp.square(a - b)), jnp.sum(jnp.square(a))
+def _distance(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The greatest absolute difference; for each channel the sums of squares of the difference and of a, [2, n]."""
+    rows = [jnp.reshape(x, (-1, x.shape[-1] if x.ndim > 1 else 1)) for x in (a - b, a)]
+    return jnp.max(jnp.abs(a - b), initial=0), jnp.stack([jnp.sum(jnp.square(x), axis=0) for x in rows])
+
+
+class _Clipped:
+    """Counts the numbers of each input that have no code within half a step."""
+
+    def __init__(self, graph: IntegerGraph) -> None:
+        self.ir = graph.ir
+        self.counts = {name: np.zeros(2, np.int64) for name in graph.ir.inputs if graph.ir.tensors[name].quantization}
+        self.ends = dict.fromkeys(self.counts, (np.inf, -np.inf))
+
+    def count(self, inputs: Sequence[Any]) -> None:
+        for name, array in zip(self.ir.inputs, inputs, strict=True):
+            x = np.asarray(array)
+            if name in self.counts and x.size and jnp.issubdtype(x.dtype, jnp.floating):
+                x = x.astype(np.float64)
+                least, greatest, half = self._range(name)
+                outside = np.count_nonzero((x < least - half) | (x > greatest + half))
+                self.counts[name] += (x.size, outside)
+                low, high = self.ends[name]
+                self.ends[name] = min(low, float(x.min())), max(high, float(x.max()))
+
+    def _range(self, name: str) -> tuple[float, float, float]:
+        """The least and the greatest number that has a code, and half a step."""
+        q = self.ir.tensors[name].quantization
+        assert q is not None
+        scale = float(np.max(np.asarray(q.scale)))
+        zero_point = float(np.ravel(np.asarray(q.zero_point))[0])
+        return (q.qmin - zero_point) * scale, (q.qmax - zero_point) * scale, scale / 2
+
+    def reports(self) -> tuple[InputReport, ...]:
+        return tuple(
+            InputReport(name, int(count[0]), int(count[1]), *self.ends[name], *self._range(name)[:2])
+            for name, count in self.counts.items()
+        )

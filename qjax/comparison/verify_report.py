@@ -14,6 +14,9 @@ from qjax.numerics.accumulator import EXACT, Accumulator
 from qjax.ops import backend
 from qjax.summary import Grid, Printed
 
+_CLIPPED = 0.01
+"""A greater share of clipped inputs is worth the first line. Ranges that clip outliers on purpose clip fewer."""
+
 _ROWS = 30
 """A longer table shows only the nodes that differ."""
 
@@ -49,24 +52,55 @@ class RealReport:
 
 
 @dataclasses.dataclass(frozen=True)
+class InputReport:
+    """How many of an input's numbers lie outside of the range of its codes, which is that of the calibration data.
+
+    low, high: the least and the greatest number of the batches. least, greatest: those that have a code.
+    """
+
+    name: str
+    compared: int
+    clipped: int
+    low: float
+    high: float
+    least: float
+    greatest: float
+
+    @property
+    def share(self) -> float:
+        """Clipped numbers among all."""
+        return self.clipped / max(1, self.compared)
+
+
+@dataclasses.dataclass(frozen=True)
 class OutputReport:
     """How far an output of the graph, dequantized, is from the training forward's.
 
-    by_at_most: the greatest absolute difference. noise, signal: the sums of the squares of the differences and of the
-    training forward's numbers.
+    by_at_most: the greatest absolute difference. noise, signal: for each channel (element of the last axis), the sums
+    of the squares of the differences and of the training forward's numbers.
     """
 
     name: str
     by_at_most: float
-    noise: float
-    signal: float
+    noise: tuple[float, ...]
+    signal: tuple[float, ...]
 
     @property
     def decibels(self) -> float:
-        """10 log10(signal / noise); infinite where nothing differs."""
-        if self.noise == 0:
-            return math.inf
-        return 10 * math.log10(self.signal / self.noise) if self.signal > 0 else -math.inf
+        """10 log10(signal / noise) over all channels; infinite where nothing differs."""
+        return _decibels(sum(self.noise), sum(self.signal))
+
+    @property
+    def worst(self) -> tuple[int, float]:
+        """The channel with the least ratio of signal to noise, and that ratio in decibels."""
+        ratios = [_decibels(noise, signal) for noise, signal in zip(self.noise, self.signal, strict=True)]
+        return min(enumerate(ratios), key=lambda pair: pair[1])
+
+
+def _decibels(noise: float, signal: float) -> float:
+    if noise == 0:
+        return math.inf
+    return 10 * math.log10(signal / noise) if signal > 0 else -math.inf
 
 
 class FileReport(Protocol):
@@ -92,7 +126,8 @@ class Report(Printed):
     target, trained_for: the targets of the graph and of the model. as_converted: whether `convert` makes this very
     graph of the model as it is now, so that the graph computes what `qjax.exact` computes; None: nothing differs, or
     the target is unknown here, and it was not asked. changed: otherwise, what differs first. files: what each runtime
-    that was asked computes with the file emitted for it.
+    that was asked computes with the file emitted for it. inputs: how many numbers of each input are clipped.
+    uncalibrated: the quantizers whose calibration data were a single number.
     """
 
     nodes: tuple[NodeReport, ...]
@@ -106,6 +141,8 @@ class Report(Printed):
     as_converted: bool | None = None
     changed: str = ""
     files: tuple[FileReport, ...] = ()
+    inputs: tuple[InputReport, ...] = ()
+    uncalibrated: tuple[str, ...] = ()
 
     def with_files(self, files: Sequence[FileReport]) -> "Report":
         """This report, and what runtimes compute with the emitted files."""
@@ -152,8 +189,24 @@ class Report(Printed):
         files = [file.sentence for file in self.files]
         if self._same_as_training:
             said = f"No code differs: the graph computes what the training forward computes ({seen})."
-            return "\n".join([said, *files])
-        return "\n".join([*self._same(), *files, *self._distances(), *self._reasons(seen)])
+            return "\n".join([*self.ranges(), said, *files])
+        return "\n".join([*self.ranges(), *self._same(), *files, *self._distances(), *self._reasons(seen)])
+
+    def ranges(self) -> list[str]:
+        """Why the results may be useless although they are exact: ranges that do not fit these inputs."""
+        lines = [
+            f"{each.share:.1%} of the numbers of {each.name!r} are clipped: they reach from {each.low:.4g} to "
+            f"{each.high:.4g}, the codes from {each.least:.4g} to {each.greatest:.4g}. Calibrate with data like these."
+            for each in self.inputs
+            if each.share >= _CLIPPED
+        ]
+        if self.uncalibrated:
+            names = ", ".join(map(repr, self.uncalibrated[:4])) + (", ..." if len(self.uncalibrated) > 4 else "")
+            lines.append(
+                f"The ranges of {len(self.uncalibrated)} quantizers ({names}) come from a single number each. Call "
+                "qjax.calibrate(qmodel, batches) with real data."
+            )
+        return lines
 
     def _same(self) -> list[str]:
         if self.as_converted is None:
@@ -165,8 +218,12 @@ class Report(Printed):
     def _distances(self) -> list[str]:
         lines = [f"Predictions: {self.predictions:,} of {self.predicted:,} differ from the training forward's."]
         for output in self.outputs:
-            noise = "equal" if output.noise == 0 else f"{output.decibels:.1f} dB, by at most {output.by_at_most:.3g}"
-            lines.append(f"Output {output.name}: {noise}.")
+            if output.decibels == math.inf:
+                lines.append(f"Output {output.name}: equal.")
+                continue
+            channel, least = output.worst
+            worst = f" (channel {channel}: {least:.1f} dB)" if len(output.noise) > 1 else ""
+            lines.append(f"Output {output.name}: {output.decibels:.1f} dB{worst}, by at most {output.by_at_most:.3g}.")
         return lines
 
     def _reasons(self, seen: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import warnings
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -221,6 +222,14 @@ class IntegerGraph:
         if known is not None:
             options = contents.options_for(known, options)
             contents.check_graph(self.ir, known, options=options).refuse("emit")
+        blind = self.ir.metadata.get(contents.BLIND)
+        if blind:
+            names = ", ".join(map(repr, blind[:4])) + (", ..." if len(blind) > 4 else "")
+            warnings.warn(
+                f"emit: the ranges of {len(blind)} quantizers ({names}) come from a single number each, so codes of "
+                "other data are clipped. Call qjax.calibrate(qmodel, batches) with real data, and convert again.",
+                stacklevel=2,
+            )
         emit(self.ir, format, path, **options)
 
     def native(self, batch: int = 1, *, threads: int = 1) -> "Native":

@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 
 from qjax.ops.base import Attributes, Bounds, Constants, Equation, Op, Quantized, Role, Shape, Site, real, register
-from qjax.ops.facts import always
+from qjax.ops.facts import End, always, hides_low, no_filling
 from qjax.ops.fields import Axis
 from qjax.ops.grid import GridOp
 
@@ -51,6 +51,9 @@ class Argument(Op):
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         return {"function": eqn.primitive, "axis": int(eqn.params["axes"][0])}
 
+    def hides(self, eqn: Equation) -> Collection[End]:
+        return ("low",) if eqn.primitive == "argmax" else ("high",)
+
     def training(self, eqn: Equation, inputs: Sequence[Any]) -> list[Any]:
         (x,) = inputs
         return eqn.bind(x.codes if isinstance(x, Quantized) else real(x))
@@ -87,6 +90,8 @@ class TopK(GridOp):
     fields = TopKFields
     primitives = ("top_k",)
     keeps_batch = always
+    filling = no_filling
+    hides = hides_low
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
         return not constant[0] and jnp.issubdtype(eqn.in_dtypes[0], jnp.floating)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from qjax.ops.base import Attributes, Constants, Elementwise, Equation, Quantized, Role, Shape, real, register
+from qjax.ops.facts import no_filling
 from qjax.ops.fields import NoFields
 from qjax.ops.pending import Pending
 
@@ -28,6 +29,7 @@ class Cast(Elementwise):
         "identity",
     )
     on_grid = True
+    filling = no_filling
     vanishes = True
     clamps = False
 

@@ -1,6 +1,6 @@
 """relu, relu6, clip, maximum and minimum with a constant: bounds on the codes."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NotRequired, TypedDict
 
 import jax
@@ -12,6 +12,7 @@ from jax.typing import ArrayLike
 from qjax.ops.base import Attributes, Constants, Elementwise, Equation, Quantized, Role, real, register
 from qjax.ops.coded import steps_on
 from qjax.ops.epilogue import clamp_codes
+from qjax.ops.facts import End, filled_with_constants
 from qjax.ops.pending import Pending
 
 
@@ -32,6 +33,7 @@ class Clamp(Elementwise):
     primitives = ("relu", "relu6", "max", "min", "clamp")
     on_grid = True
     clamps = True
+    filling = filled_with_constants
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
         if eqn.primitive in ("relu", "relu6"):
@@ -51,6 +53,10 @@ class Clamp(Elementwise):
         if eqn.primitive == "clamp":
             return {"low": 0, "high": 2}
         return {"low" if eqn.primitive == "max" else "high": constant.index(True)}
+
+    def hides(self, eqn: Equation) -> Collection[End]:
+        # a bound outside of the range is seen in the result, which the calibration observes
+        return {"relu": ("low",), "max": ("low",), "min": ("high",)}.get(eqn.primitive, ("low", "high"))
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         return {eqn.primitive: True} if eqn.primitive in ("relu", "relu6") else {}

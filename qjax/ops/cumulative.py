@@ -24,7 +24,7 @@ from qjax.ops.base import (
     register,
 )
 from qjax.ops.epilogue import finish
-from qjax.ops.facts import ChoosesNoPlace, always, no_formula, scale_of_input
+from qjax.ops.facts import ChoosesNoPlace, End, always, no_filling, no_formula, scale_of_input
 from qjax.ops.fields import Axis
 from qjax.ops.grid import GridOp
 from qjax.ops.pending import Pending
@@ -100,9 +100,13 @@ class CumulativeExtremum(GridOp):
     fields = ExtremumFields
     primitives = ("cummax", "cummin")
     keeps_batch = always
+    filling = no_filling
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         return {"function": eqn.primitive.removeprefix("cum"), **_attributes(eqn)}
+
+    def hides(self, eqn: Equation) -> Collection[End]:
+        return ("low",) if eqn.primitive == "cummax" else ("high",)
 
     def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
         return [[attributes["axis"]]]

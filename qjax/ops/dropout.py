@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from qjax.numerics.affine import broadcast_to_tensor
 from qjax.numerics.fake_quant import fake_quant_codes
 from qjax.ops.base import Elementwise, Equation, Quantized, Role, real, register
+from qjax.ops.facts import no_filling
 from qjax.ops.fields import NoFields
 
 
@@ -25,6 +26,7 @@ class Dropout(Elementwise):
     role = Role.CHAIN
     primitives = ("dropout",)
     on_grid = True
+    filling = no_filling
     clamps = False
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from qjax.ops.base import Attributes, Constants, Elementwise, Equation, Quantized, Role, register
+from qjax.ops.facts import no_filling
 from qjax.ops.indices import Lookup, fills, outside, wrapped
 
 
@@ -23,6 +24,7 @@ class Embed(Elementwise):
     primitives = ("embed",)
     indexed = "kernel"
     by_row = "embed_rows"
+    filling = no_filling
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
         return not constant[0] and constant[1]

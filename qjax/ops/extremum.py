@@ -1,6 +1,6 @@
 """Elementwise maximum or minimum of two tensors with the same scale, or of a tensor and an array of constants."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Literal, TypedDict
 
 import jax
@@ -9,6 +9,7 @@ from jax import lax
 
 from qjax.ops.base import Attributes, Constants, Elementwise, Equation, Operand, Quantized, Role, real, register
 from qjax.ops.coded import code, steps_on
+from qjax.ops.facts import End, filled_with_constants
 
 
 class Fields(TypedDict):
@@ -29,6 +30,7 @@ class Extremum(Elementwise):
     role = Role.GRID
     primitives = ("max", "min")
     per_example = "value"
+    filling = filled_with_constants
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
         if not jnp.issubdtype(eqn.out_dtypes[0], jnp.floating) or all(constant):
@@ -40,6 +42,9 @@ class Extremum(Elementwise):
 
     def chain_constants(self, eqn: Equation, constant: Sequence[bool]) -> dict[str, int]:
         return {"value": constant.index(True)} if any(constant) else {}
+
+    def hides(self, eqn: Equation) -> Collection[End]:
+        return ("low",) if eqn.primitive == "max" else ("high",)
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         return {"function": eqn.primitive}

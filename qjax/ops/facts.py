@@ -7,7 +7,7 @@ conversion then refuses, or computes something unnecessary. An operation must st
 
 import abc
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from qjax.numerics.rules import Product
@@ -15,7 +15,8 @@ from qjax.numerics.rules import Product
 Attributes = Mapping[str, Any]
 Shape = Sequence[int | None]
 """None is the batch, whose size is free."""
-Filling = Literal["none", "zero", "lowest", "any"]
+Filling = Literal["none", "zero", "lowest", "constants"]
+End = Literal["low", "high"]
 Follows = Literal["sizes", "ends"]
 """How an attribute follows the batch: it holds sizes of axes, or the ends of axes."""
 
@@ -79,6 +80,9 @@ class Facts(abc.ABC):
     any_zero_point: ClassVar[bool] = False
     """PRODUCER: whether runtimes whose int16 has the zero point 0 read the codes of such a kernel here."""
 
+    rescales: ClassVar[bool] = False
+    """PRODUCER: brings its input to one size, so that elements that were small beside others may matter as much."""
+
     scales_rows: ClassVar[bool] = False
     """PRODUCER: its weight has scales of its rows, of groups of them, or of groups of columns as well."""
 
@@ -106,8 +110,16 @@ class Facts(abc.ABC):
         return False
 
     def filling(self, attributes: Attributes) -> Filling:
-        """GRID: which codes the result holds beside those of the input."""
-        return "any"
+        """On a grid: which numbers the result holds beside those of the input; must be stated.
+
+        "constants": those of `Op.chain_constants`. They and "lowest" (minus infinity) can lie outside of the range of
+        the input, so the calibration observes the result, see `tracing.joined`.
+        """
+        raise NotImplementedError
+
+    def hides(self, eqn: Any) -> Collection[End]:
+        """The ends of the input's range beyond which an element has no effect: "low" for a maximum or a softmax."""
+        return ()
 
     def is_identity(self, attributes: Attributes, before: Shape, after: Shape) -> bool:
         """Whether the result is the first input, whose shape is `before`."""
@@ -149,6 +161,16 @@ def always(self: Any, attributes: Attributes, inputs: Sequence[Shape]) -> bool:
 def no_filling(self: Any, attributes: Attributes) -> Filling:
     """`filling` of an op whose result holds no other codes than the input."""
     return "none"
+
+
+def filled_with_constants(self: Any, attributes: Attributes) -> Filling:
+    """`filling` of an op whose result may hold its real constants."""
+    return "constants"
+
+
+def hides_low(self: Any, eqn: Any) -> Collection[End]:
+    """`hides` of a maximum, or of a sum of exponentials."""
+    return ("low",)
 
 
 def no_formula(self: Any, attributes: Attributes) -> str | None:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from qjax.ops.base import Attributes, Constants, Elementwise, Equation, Role, Shape, register
-from qjax.ops.facts import Follows
+from qjax.ops.facts import Follows, filled_with_constants
 
 
 class Fields(TypedDict):
@@ -31,6 +31,7 @@ class Fill(Elementwise):
     primitives: ClassVar[tuple[str, ...]] = ()
     free: ClassVar[Mapping[str, Follows]] = {"shape": "sizes"}
     per_example = "value"
+    filling = filled_with_constants
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
         return False

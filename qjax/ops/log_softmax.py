@@ -30,7 +30,7 @@ from qjax.ops.base import (
     register,
 )
 from qjax.ops.epilogue import finish_sum, fold_sum, greatest_shift
-from qjax.ops.facts import ChoosesNoPlace, always
+from qjax.ops.facts import ChoosesNoPlace, always, hides_low
 from qjax.ops.fields import Axes, Rounded
 from qjax.ops.pending import Pending
 from qjax.ops.taking_part import Masked, attributes_of, taking_part, visible, works_along
@@ -148,6 +148,7 @@ class LogSumExp(_LogSum):
     fields = KeepFields
     prepared = PreparedFields
     primitives = ("logsumexp",)
+    hides = hides_low
     sign = 1
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 
 from qjax.ops.base import Attributes, Constants, Equation, Shape, register
-from qjax.ops.facts import Filling, always, no_filling
+from qjax.ops.facts import Filling, always, hides_low, no_filling
 from qjax.ops.fields import Axes
 from qjax.ops.grid import GridOp
 from qjax.ops.windows import Pool, of_pool, reduce_window, slid
@@ -23,6 +23,7 @@ class MaxPool(GridOp):
     fields = Pool
     primitives = ("reduce_window_max",)
     keeps_batch = always
+    hides = hides_low
 
     def implied(self, inputs: Sequence[str]) -> str | None:
         return "padding is below every code; a window that holds only padding becomes the least code"
@@ -53,6 +54,7 @@ class Max(GridOp):
     fields = Axes
     primitives = ("reduce_max",)
     keeps_batch = always
+    hides = hides_low
     filling = no_filling
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:

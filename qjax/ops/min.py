@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from qjax.ops.base import Attributes, Constants, Equation, Shape, register
-from qjax.ops.facts import always, no_filling
+from qjax.ops.facts import End, always, no_filling
 from qjax.ops.fields import Axes
 from qjax.ops.grid import GridOp
 
@@ -21,6 +21,9 @@ class Min(GridOp):
     primitives = ("reduce_min",)
     keeps_batch = always
     filling = no_filling
+
+    def hides(self, eqn: Equation) -> Collection[End]:
+        return ("high",)
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         return {"axes": list(eqn.params["axes"])}

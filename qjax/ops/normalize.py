@@ -67,6 +67,7 @@ class Normalize(Op):
     """
 
     name = "normalize"
+    rescales = True
     fields = Fields
     prepared = PreparedFields
     role = Role.PRODUCER

@@ -10,7 +10,7 @@ from jax import lax
 
 from qjax.ops.base import Attributes, Constants, Equation, Operand, Quantized, Shape, real, register
 from qjax.ops.coded import code, steps_on
-from qjax.ops.facts import always
+from qjax.ops.facts import always, filled_with_constants
 from qjax.ops.grid import GridOp
 
 
@@ -33,6 +33,7 @@ class PadValue(GridOp):
     primitives = ("pad",)
     moves = True
     keeps_batch = always
+    filling = filled_with_constants
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
         known = jnp.issubdtype(eqn.in_dtypes[0], jnp.floating) or eqn.literals[1] is not None

@@ -4,6 +4,7 @@
 | --- | --- | --- |
 | every one | the abstract methods | sums could overflow, examples of a batch could mix |
 | every one | `fields` | a misspelt attribute would pass, a missing one would fail in the middle of a run |
+| GRID, and CHAIN on a grid | `filling` | numbers outside of the input's range would be clipped without a word |
 | PRODUCER | `takes_steps` | steps behind it would be folded into constants that cannot hold them |
 | PRODUCER that does not prepare | `operation` | the exact sum would replace the runtime's own formula |
 | the same without a weight | `scales` | the scales of further inputs would be ignored |
@@ -36,6 +37,8 @@ def missing(cls: type, bases: Collection[type]) -> list[str]:
 
 def _required(cls: type, states: Any) -> set[str]:
     role, names = getattr(cls, "role", None), set[str]()
+    if role is Role.GRID or getattr(cls, "on_grid", False):
+        names.add("filling")
     if role is Role.PRODUCER:
         names.add("takes_steps")
         if not states("prepare"):

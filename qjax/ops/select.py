@@ -10,7 +10,7 @@ from jax import lax
 
 from qjax.ops.base import Array, Attributes, Constants, Elementwise, Equation, Operand, Quantized, Role, real, register
 from qjax.ops.coded import code, steps_on
-from qjax.ops.facts import ChoosesNoPlace
+from qjax.ops.facts import ChoosesNoPlace, filled_with_constants
 from qjax.ops.fields import NoFields
 
 _ROLES = {1: "off", 2: "on"}
@@ -31,6 +31,7 @@ class Select(ChoosesNoPlace, Elementwise):
     role = Role.GRID
     primitives = ("select_n",)
     moves = True
+    filling = filled_with_constants
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
         if len(constant) != 3 or eqn.in_dtypes[0] != np.bool_:

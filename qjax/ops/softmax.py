@@ -35,7 +35,7 @@ from qjax.ops.base import (
 )
 from qjax.ops.composed import Part, Steps
 from qjax.ops.epilogue import clamp_codes, finish_sum, fold_sum, greatest_shift
-from qjax.ops.facts import ChoosesNoPlace, always
+from qjax.ops.facts import ChoosesNoPlace, always, hides_low
 from qjax.ops.fields import Axes
 from qjax.ops.pending import Pending
 from qjax.ops.taking_part import FILL, Masked, attributes_of, taking_part, works_along
@@ -81,6 +81,7 @@ class Softmax(ChoosesNoPlace, Op):
 
     name = "softmax"
     exponential = True
+    hides = hides_low
     fields = Fields
     prepared = PreparedFields
     role = Role.PRODUCER

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from qjax.ops.base import Attributes, Constants, Equation, Quantized, Shape, real, register
-from qjax.ops.facts import always
+from qjax.ops.facts import always, no_filling
 from qjax.ops.grid import GridOp
 from qjax.ops.indices import Lookup, fills, has_number, outside, wrapped
 
@@ -43,6 +43,7 @@ class _Gather(GridOp):
     primitives = ("gather",)
     moves = True
     keeps_batch = always
+    filling = no_filling
 
     def integers(self, eqn: Equation, constant: Sequence[bool]) -> tuple[int, ...]:
         return (1,)

@@ -88,7 +88,13 @@ def of_model(
         state="exact" if verified.exact else "equal" if verified.as_converted else "differs",
         headline=_headline(verified, graph.target),
         cards=[*outputs.cards(), ("codes that differ", *_difference(verified)), *graph_cards(graph, report)],
-        advice=[*_advice(stats, verified), *overflow_advice(report), *_ship(verified, graph.target)],
+        advice=[
+            *verified.ranges(),
+            *outputs.advice(),
+            *_advice(stats, verified),
+            *overflow_advice(report),
+            *_ship(verified, graph.target),
+        ],
         measures=measures,
         nodes=nodes,
         tensors=tensors,
@@ -116,16 +122,45 @@ def _difference(report: Report) -> tuple[str, str]:
 # ---------------------------------------------------------------------------- outputs
 
 
+_LOST_CHANNEL = 10.0
+"""Decibels below which a channel of an output is lost, if the whole output keeps as many more."""
+
+
 class _Outputs:
     """The graph's real outputs beside the float model's, and the metric of both."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = names
-        self.noise, self.signal = np.zeros(len(names)), np.zeros(len(names))
+        # of each output and each channel (element of the last axis): the sums of squares of the error and the output
+        self.squares: list[Any] = [0.0 for _ in names]
         self.scores = np.zeros(2)
         self.examples = 0
         self.agree = self.predictions = 0
         self.with_metric = False
+
+    @property
+    def ratios(self) -> dict[str, tuple[float, int, float]]:
+        """Of each output: its signal to noise in decibels, the worst channel, and that of this channel."""
+        found: dict[str, tuple[float, int, float]] = {}
+        for name, squares in zip(self.names, self.squares, strict=True):
+            noise, signal = np.reshape(squares, (2, -1)) if np.ndim(squares) else np.zeros((2, 1))
+            of_channels = [decibels(n / s) if s else math.inf for n, s in zip(noise, signal, strict=True)]
+            worst = int(np.argmin(of_channels))
+            found[name] = (
+                decibels(noise.sum() / signal.sum()) if signal.sum() else math.inf,
+                worst,
+                of_channels[worst] if len(of_channels) > 1 else math.inf,
+            )
+        return found
+
+    def advice(self) -> list[str]:
+        """The outputs of which a channel is lost although the whole looks well."""
+        return [
+            f"Channel {channel} of the output {name} keeps {least:.1f} dB, the whole output {ratio:.1f} dB. Return "
+            "parts of unlike size apart, so that each has a scale of its own, or give the output 16 bits."
+            for name, (ratio, channel, least) in self.ratios.items()
+            if least < _LOST_CHANNEL and ratio - least > _LOST_CHANNEL
+        ]
 
     def cards(self) -> list[tuple[str, str, str]]:
         """Accuracy first, where there is a metric; then the signal to noise of every output."""
@@ -135,11 +170,11 @@ class _Outputs:
             found.append(
                 ("metric of the graph", f"{graph:.4g}", f"float model {plain:.4g}, change {graph - plain:+.4g}")
             )
-        for name, noise, signal in zip(self.names[:2], self.noise, self.signal, strict=False):
-            ratio = decibels(noise / signal) if signal else math.inf
-            found.append(
-                (f"output {name}", f"{ratio:.1f} dB" if math.isfinite(ratio) else "equal", "against the float model")
-            )
+        for name in self.names[:2]:
+            ratio, channel, least = self.ratios[name]
+            worst = f", the worst of its channels ({channel}) {least:.1f} dB" if math.isfinite(least) else ""
+            shown = f"{ratio:.1f} dB" if math.isfinite(ratio) else "equal"
+            found.append((f"output {name}", shown, f"against the float model{worst}"))
         if self.predictions:
             share = f"{self.agree:,} of {self.predictions:,}"
             found.append(("same prediction", share, "largest score, float model and graph"))
@@ -159,8 +194,8 @@ def _outputs(
         got = graph(*args)
         pairs = [(np.asarray(a, np.float64), np.asarray(b, np.float64)) for a, b in _pairs(graph, wanted, got)]
         for index, (a, b) in enumerate(pairs):
-            found.noise[index] += np.sum(np.square(b - a))
-            found.signal[index] += np.sum(np.square(a))
+            rows = [np.reshape(x, (-1, x.shape[-1] if x.ndim > 1 else 1)) for x in (b - a, a)]
+            found.squares[index] = found.squares[index] + np.stack([np.square(x).sum(0) for x in rows])
         if pairs and pairs[0][0].ndim > 1 and pairs[0][0].shape[-1] > 1:
             same = pairs[0][0].argmax(-1) == pairs[0][1].argmax(-1)
             found.agree += int(same.sum())

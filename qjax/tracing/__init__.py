@@ -3,6 +3,7 @@
 from qjax.tracing.annotate import Annotation, Place, annotate
 from qjax.tracing.evaluate import Evaluation, Params, Quantizer, Recorder, Taps
 from qjax.tracing.integers import Integers, integer_roots, observed, whole_of, with_integers
+from qjax.tracing.joined import with_own_quantizers
 from qjax.tracing.marker import Layer, bind
 from qjax.tracing.meaning import Lost, lost_tables, said
 from qjax.tracing.program import ATOMIC, NAMED, SCOPE, Composite, Equation, Program, Value, from_jaxpr, user_line
@@ -69,5 +70,6 @@ __all__ = [
     "with_adapters_within",
     "with_dynamic",
     "with_integers",
+    "with_own_quantizers",
     "without_unread",
 ]

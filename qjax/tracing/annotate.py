@@ -9,6 +9,7 @@ same tensors are found in both modes.
 
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 from qjax import ops
 from qjax.ops import Op, Role
@@ -16,9 +17,12 @@ from qjax.ops.facts import AverageFacts, ProductFacts
 from qjax.ops.rescale import Rescale
 from qjax.targets import Target
 from qjax.tracing.annotation import Annotation as Annotation
+from qjax.tracing.annotation import Joined
 from qjax.tracing.annotation import LayerUse as LayerUse
 from qjax.tracing.annotation import Place as Place
-from qjax.tracing.program import Composite, Equation, Program
+from qjax.tracing.joined import hide_ends, may_leave_range
+from qjax.tracing.program import Composite, Equation, Program, Value
+from qjax.tracing.rewrites.literals import numbers
 from qjax.tracing.scans import Scans
 from qjax.tracing.states import Accumulator, Grid, join, parent
 
@@ -49,6 +53,7 @@ class _Annotator(Scans):
         self.is_float, self.by_row = is_float, by_row
         self.same_grid = frozenset[str]() if target is None else target.same_grid
         self.multiplied: list[Place] = []
+        self.number: Callable[[Value], Any] = lambda value: None
         self.result.target = target
 
     def run(self, program: Program, names: Sequence[str], constant: Sequence[bool]) -> Annotation:
@@ -64,7 +69,13 @@ class _Annotator(Scans):
             if isinstance(self.state.get(value), Accumulator) or value in self.stacks or value in self.open_carries:
                 self.put_on_grid(value, ())
         result = self.result
-        for place in (*result.values.values(), *result.weights.values(), *result.grids.values()):
+        hide_ends(result, program)
+        for place in (
+            *(joined.place for joined in result.joined.values()),
+            *result.values.values(),
+            *result.weights.values(),
+            *result.grids.values(),
+        ):
             place.name = self.root(place).name
         self._units()
         self.result.output_names = {p.name for p in map(self.place_of, program.outputs) if p is not None}
@@ -91,8 +102,10 @@ class _Annotator(Scans):
                 self.uses[value] = self.uses.get(value, 0) + 1
         for value in program.outputs:
             self.uses[value] = self.uses.get(value, 0) + 1
+        around, self.number = self.number, numbers(program)
         for eqn in program.equations:
             self._equation(eqn, stack)
+        self.number = around
 
     def _equation(self, eqn: Equation, stack: tuple[int, ...]) -> None:
         constant = self.result.is_constant(eqn)
@@ -229,7 +242,7 @@ class _Annotator(Scans):
         self.put_on_grid(value, stack)
         if op.on_grid:
             self.result.ops[eqn] = (op, "grid")
-            self.set_outputs(eqn, self.state[value])
+            self.set_outputs(eqn, self._joined(op, eqn, constant, value, stack))
             return
         self.result.ops[eqn] = (op, "start")
         name = self.unique(join(eqn.scope, op.label or op.name))
@@ -280,7 +293,30 @@ class _Annotator(Scans):
                 assert other is not None
                 self.merge(first, other)
         self.result.ops[eqn] = (op, "grid")
-        self.set_outputs(eqn, Grid(first))
+        source = next(eqn.inputs[i] for i in data if not constant[i])
+        self.set_outputs(eqn, self._joined(op, eqn, constant, source, stack))
+
+    def _joined(self, op: Op, eqn: Equation, constant: Sequence[bool], source: Value, stack: tuple[int, ...]) -> Grid:
+        """The grid of a result, which is that of `source`; and a note for the calibration where it may not fit."""
+        if may_leave_range(op, eqn, constant, self.number):
+            place = self.grid_to_share(source, stack)
+            assert place is not None
+            own = dataclasses.replace(
+                place,
+                label=self.unique(join(place.label, op.name)),
+                kind="activation",
+                module=eqn.scope,
+                op=op.name,
+                shape=eqn.out_shapes[0],
+                stack=stack,
+                timed=self.timed_within(stack),
+                location=eqn.location,
+            )
+            self.result.joined[eqn.outputs[0]] = Joined(own)
+            self.merge(place, own)
+        found = self.state[source]
+        assert isinstance(found, Grid)
+        return found
 
     # ------------------------------------------------------------------ bodies
 

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from qjax.ops import Op
 from qjax.ops.base import Unit
+from qjax.ops.facts import End
 from qjax.targets import Target
 from qjax.tracing.program import Equation, Value
 
@@ -54,6 +55,18 @@ class LayerUse:
     output: Place | None = None
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Joined:
+    """A result that may hold numbers outside of its operand's range, see `tracing.joined`.
+
+    place: its label is that of the result, its name that of the operand's quantizer. hidden: the ends of the range
+    beyond which its readers ignore numbers.
+    """
+
+    place: Place
+    hidden: frozenset[End] = frozenset()
+
+
 @dataclasses.dataclass(eq=False)
 class Annotation:
     """The result.
@@ -63,7 +76,8 @@ class Annotation:
     scan. grids: stacked outputs of a scan with the quantization parameters of a place inside. timed: the scans over
     data. invariant: the operands of `weights` inside of those that no iteration changes. target: whose formulas compute
     averages; None: they are rounded to the nearest code. tables: functions of codes, and the place of these.
-    operands: the quantizers of activations that a sum of products reads, by name.
+    operands: the quantizers of activations that a sum of products reads, by name. joined: the results that the
+    calibration observes beside the operand whose quantizer they share.
     """
 
     ops: dict[Equation, tuple[Op, Mode]] = dataclasses.field(default_factory=dict)
@@ -78,6 +92,7 @@ class Annotation:
     tables: dict[Equation, Place] = dataclasses.field(default_factory=dict)
     output_names: set[str] = dataclasses.field(default_factory=set)
     operands: set[str] = dataclasses.field(default_factory=set)
+    joined: dict[Value, Joined] = dataclasses.field(default_factory=dict)
     target: Target | None = None
 
     def is_constant(self, eqn: Equation) -> tuple[bool, ...]:
@@ -97,6 +112,15 @@ class Annotation:
             if value in self.values:
                 found.add(self.values[value].name)
         return frozenset(found)
+
+    def compared(self) -> frozenset[str]:
+        """The labels of tensors whose channels should have one size: inputs, outputs, and what a norm reads."""
+        normed = {eqn.inputs[0] for eqn, (op, _) in self.ops.items() if op.rescales}
+        return frozenset(
+            place.label
+            for value, place in self.values.items()
+            if value in normed or place.kind == "input" or place.name in self.output_names
+        )
 
     def places(self) -> dict[str, Place]:
         """One place per quantizer, in order of appearance."""

@@ -57,6 +57,8 @@ class Evaluation:
     """Quantizers that all iterations of a scan share: their parameters have no axis for it."""
     averages: bool = True
     """Whether averages are computed by the target's formula; otherwise by `quantize` alone."""
+    joined: bool = False
+    """Whether `record` sees the results of `Annotation.joined` as well, of which none has a quantizer of its own."""
 
     def run(self, program: Program, args: Sequence[Any], params: Params) -> tuple[list[Any], Taps]:
         """Evaluate; returns the outputs as real arrays, and what was recorded."""
@@ -88,6 +90,9 @@ class Evaluation:
                 outputs = self._remat(eqn, eqn.body, inputs, params, taps, known)
             for value, output in zip(eqn.outputs, outputs, strict=True):
                 found = self._observed(value, output, params, taps)
+                joined = self.annotation.joined.get(value)
+                if joined is not None and self.joined and self.record is not None:
+                    taps[joined.place.label] = self.record(joined.place, jnp.asarray(real(found)), None)
                 env[value] = _once(found) if value in forks and isinstance(found, Quantized) else found
         return [v.constant if v.constant is not None else env[v] for v in program.outputs], taps
 

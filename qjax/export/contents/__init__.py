@@ -21,6 +21,9 @@ from qjax.profiles import Operator, Profile, ProfileError, Verdict, Violation, c
 PROFILE = "profile"
 """The key of a graph's metadata with the name of its profile."""
 
+BLIND = "uncalibrated"
+"""The key of a graph's metadata with the names of the quantizers whose calibration data were a single number."""
+
 
 def check_file(data: bytes, profile: str | Profile) -> Verdict:
     """Judge the bytes of a .tflite or .onnx file, of any origin.

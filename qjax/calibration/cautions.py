@@ -1,0 +1,108 @@
+"""What the calibration warns of: tensors whose codes cannot be any good, by name, with the cure."""
+
+import warnings
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from qjax.calibration import noise
+from qjax.calibration.learned import Quantizer
+from qjax.calibration.seen import Blind
+from qjax.callers import users_level
+from qjax.numerics.affine import QParams
+
+_WIDEST_STEP = 1.0
+"""Of the input of a softmax: a factor of e between neighbouring codes."""
+_WIDEST_RANGE = 255.0
+"""Of the input of a softmax. Scores reach less far."""
+
+
+class Named(Protocol):
+    """A tensor with a quantizer, as the tracing knows it."""
+
+    label: str
+    name: str
+    kind: str
+    location: str | None
+
+
+def warn_of_noise(place: Named, q: Quantizer, powers: list[tuple[float, float]]) -> None:
+    """Warn of a quantizer that leaves too little of what reaches it; powers: signal and noise of its tensors."""
+    if q.fixed is not None or q.follows_tensor:
+        return
+    kept = noise.decibels(sum(signal for signal, _ in powers), sum(lost for _, lost in powers))
+    if kept < noise.least(q.spec):
+        where = f" ({place.location})" if place.location else ""
+        warnings.warn(
+            f"Quantizer {place.name!r}{where} keeps {kept:.1f} dB of its tensor's last batch; expected at least "
+            f"{noise.least(q.spec):.0f} dB of {q.spec.bits} bits. Its range is too wide for most numbers: give it more "
+            'bits, an observer that clips ("percentile", "mse"), or qjax.FLOAT. qjax.statistics shows its range.',
+            stacklevel=users_level(),
+        )
+
+
+def warned_of_steps(place: Named, q: Quantizer, qparams: QParams) -> bool:
+    """Warn of a softmax whose input has steps as wide as differences that decide: it is a mask's range, as a rule."""
+    step = float(np.max(np.asarray(qparams.scale)))
+    # few bits make wide steps, too, but no such range
+    if q.fixed is not None or step <= _WIDEST_STEP or step * (2**q.spec.bits - 1) <= _WIDEST_RANGE:
+        return False
+    where = f" ({place.location})" if place.location else ""
+    warnings.warn(
+        f"Quantizer {place.name!r}{where} has steps of {step:.3g}, and a softmax reads it: one step is a factor of "
+        f"exp({step:.3g}). Numbers of a mask, such as -1e4 or -1e9, have widened its range. Give the mask to the model "
+        "as booleans or as 0 and 1, and hide by jnp.where(mask, scores, -1e9) or scores + (1 - mask) * -1e9. Without a "
+        'mask: more bits, or an observer that clips ("percentile", "mse").',
+        stacklevel=users_level(),
+    )
+    return True
+
+
+def warn_of_clipped_constant(place: Named, quantizer: str, low: float, high: float, qparams: QParams) -> None:
+    """Warn of a result with numbers outside of the range of its operand, which cannot be widened that far."""
+    least, greatest = float(np.min(_ends(qparams))), float(np.max(_ends(qparams)))
+    number, end = (low, least) if least - low > high - greatest else (high, greatest)
+    where = f" ({place.location})" if place.location else ""
+    # a range of 16 bits may be 256 times as wide with the same steps
+    cure = f", give quantizer {quantizer!r} 16 bits" if abs(number) < 256 * (greatest - least) else ""
+    warnings.warn(
+        f"{place.label!r}{where} puts {number:.4g} among numbers whose codes reach from {least:.4g} to {greatest:.4g}, "
+        f"where it becomes {end:.4g}: a range that held it would leave the other numbers too few codes. Choose a "
+        f"constant nearer to the data{cure}, or put it in behind the operations that follow.",
+        stacklevel=users_level(),
+    )
+
+
+def warn_of_lost(place: Named, lost: str, *, output: bool) -> None:
+    """Warn of what the scale of a tensor leaves one or two codes."""
+    where = f" ({place.location})" if place.location else ""
+    if output:
+        what, cure = "Output", "Return parts of unlike size apart, so that each has a scale of its own"
+    elif place.kind == "input":
+        what, cure = "Input", "Bring the channels to one size before the model, or pass them as separate arguments"
+    else:
+        what, cure = "Tensor", "Scale the parts to one size before they are joined or normalized"
+    warnings.warn(
+        f"{what} {place.label!r}{where}: {lost}. {cure}; or give quantizer {place.name!r} 16 bits.",
+        stacklevel=users_level(),
+    )
+
+
+def blind_message(blind: Sequence[Blind]) -> str:
+    """The quantizers that saw a single number, and what to do."""
+
+    def one(each: Blind) -> str:
+        return f"{each.name!r}{f' ({each.location})' if each.location else ''} saw only {each.number:.6g}"
+
+    shown = "; ".join(one(each) for each in blind[:3]) + (f"; and {len(blind) - 3} more" if len(blind) > 3 else "")
+    count = "One quantizer has" if len(blind) == 1 else f"{len(blind)} quantizers have"
+    return (
+        f"{count} a range that comes from a single number, so codes of other data are clipped: {shown}. "
+        "Call qjax.calibrate(qmodel, batches) with real data."
+    )
+
+
+def _ends(qparams: QParams) -> np.ndarray:
+    scale, zero_point = np.asarray(qparams.scale, np.float64), np.asarray(qparams.zero_point, np.float64)
+    return np.stack([(code - zero_point) * scale for code in (qparams.spec.qmin, qparams.spec.qmax)])
