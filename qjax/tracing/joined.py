@@ -100,8 +100,7 @@ def with_own_quantizers(program: Program, annotation: Annotation) -> Program:
         if eqn.body is not None:
             body = with_own_quantizers(eqn.body, annotation)
             own = eqn if body is eqn.body else dataclasses.replace(eqn, body=body)
-        joined = annotation.joined.get(eqn.outputs[0]) if eqn.outputs else None
-        if joined is not None and not joined.hidden and annotation.ops[eqn][0].role is Role.GRID:
+        if eqn.outputs and eqn.outputs[0] in annotation.joined and _adds_constants(annotation, eqn):
             for value in dict.fromkeys(eqn.inputs):
                 is_data = value.is_float and value.constant is None and value not in annotation.constants
                 if is_data and is_shared(value):
@@ -113,6 +112,13 @@ def with_own_quantizers(program: Program, annotation: Annotation) -> Program:
     if all(a is b for a, b in zip(equations, program.equations, strict=False)):
         return program
     return dataclasses.replace(program, equations=tuple(equations))
+
+
+def _adds_constants(annotation: Annotation, eqn: Equation) -> bool:
+    """Whether constants that its readers can see are put among the codes, without which the operand would stay."""
+    op, _ = annotation.ops[eqn]
+    hidden = annotation.joined[eqn.outputs[0]].hidden
+    return op.role is Role.GRID and not hidden and op.filling(op.attributes(eqn)) == "constants"
 
 
 def _hidden(
