@@ -119,7 +119,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--target", default="nearest_even", help="whose rounding the integers obey")
     made.add_argument("--rows", type=Path, metavar="FOLDER", help="keep every row there; repeat only what failed")
     made.add_argument("--page", type=Path, help="write the table there, as Markdown")
-    made.add_argument("--verbose", action="store_true", help="also the whole message of what fails")
+    made.add_argument("--verbose", action="store_true", help="also every warning, and the whole message of what fails")
     made.add_argument("--row", type=Path, help=argparse.SUPPRESS)
     return made
 
@@ -154,9 +154,10 @@ def main(argv: list[str] | None = None) -> list[Row]:
         if args.rows is not None:
             args.rows.mkdir(parents=True, exist_ok=True)
             row_file(name, args.rows).write_text(json.dumps(dataclasses.asdict(row)))
-        console.print(f"{name}: {row.error or f'ok, cosine {row.cosine:.4f}'}, {row.seconds:.0f} s", markup=False)
-        if args.verbose and row.message:
-            console.print(row.message + "\n", markup=False)
+        outcome = row.error or f"ok, cosine {row.cosine:.4f}, {len(row.warnings)} warnings"
+        console.print(f"{name}: {outcome}, {row.seconds:.0f} s", markup=False)
+        for text in (*row.warnings, row.message) if args.verbose else ():
+            console.print(text + "\n", markup=False)
         if args.page is not None:
             groups = {title: [rows[name] for name in source if name in rows] for title, source in found.items()}
             left = [name for name in every if name not in rows]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -41,6 +42,8 @@ class Row:
     exact_seconds: float = 0.0
     error: str = ""
     message: str = ""
+    warnings: list[str] = dataclasses.field(default_factory=list)
+    """What quantizing, calibrating, converting and verifying warn of, each once."""
 
 
 def _differing(a: Any, b: Any) -> tuple[int, int]:
@@ -78,7 +81,17 @@ def run(
 
     exact: whether to compile the exact forward. codes: whether to calibrate on a second batch, and compare all codes.
     """
-    row, stage = Row(name), "build"
+    row = Row(name)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        _run(row, build, exact=exact, codes=codes, target=target)
+    # qjax's own name the line that called it
+    row.warnings = list(dict.fromkeys(str(each.message) for each in said if each.filename == __file__))
+    return row
+
+
+def _run(row: Row, build: Callable[[], Public], *, exact: bool, codes: bool, target: str) -> None:
+    stage = "build"
     try:
         public = build()
         model = public.model()
@@ -121,4 +134,3 @@ def run(
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         row.error = f"{stage}: {type(error).__name__}: {lines[0] if lines else ''}"
         row.message = str(error)
-    return row
