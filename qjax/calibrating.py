@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -191,13 +191,13 @@ class _Taps(NamedTuple):
     """The tensors of one batch.
 
     values: quantizer -> label of a tensor -> its real numbers. joined: the labels of results without a quantizer of
-    their own, and the ends of the range that their readers ignore. compared: the labels of tensors whose channels are
-    looked at. integers: those that tables are of.
+    their own, and the ends of the range that their readers ignore. compared: the axes of channels that are looked at,
+    by label. integers: those that tables are of.
     """
 
     values: dict[str, dict[str, jax.Array]]
     joined: Mapping[str, Collection[End]]
-    compared: Collection[str]
+    compared: Mapping[str, Sequence[int]]
     integers: Any
 
     def extremes(self, quantizers: Mapping[str, Quantizer]) -> dict[str, Extremes]:
@@ -207,9 +207,9 @@ class _Taps(NamedTuple):
             leading = len(quantizers[name].stack)
             operand = [label for label in records if label not in self.joined]
             for label in operand:
-                found[label] = extremes(records[label], leading, channels=label in self.compared)
+                found[label] = extremes(records[label], leading, channels=self.compared.get(label, ()))
             for label in records.keys() - found.keys():
-                found[label] = extremes(records[label], leading, channels=False, finite=False)
+                found[label] = extremes(records[label], leading, finite=False)
                 ends = [found[each] for each in operand]
                 if "low" in self.joined[label]:
                     found[label]["low"] = functools.reduce(jnp.minimum, (end["low"] for end in ends))

@@ -45,12 +45,12 @@ class Blind:
     location: str | None
 
 
-def extremes(x: jax.Array, leading: int, *, channels: bool, finite: bool = True) -> Extremes:
+def extremes(x: jax.Array, leading: int, *, channels: Sequence[int] = (), finite: bool = True) -> Extremes:
     """The least and the greatest number of a tensor.
 
     Args:
       x: a real tensor; its first `leading` axes are those of scans, and stay.
-      channels: whether those of every channel are wanted, along the last axis and the one behind the batch.
+      channels: the axes along which those of every channel are wanted.
       finite: whether infinities are left out; NaN always is.
     """
     x = x.astype(jnp.float32)
@@ -62,10 +62,9 @@ def extremes(x: jax.Array, leading: int, *, channels: bool, finite: bool = True)
         return jnp.min(least, axis=axes, initial=jnp.inf), jnp.max(greatest, axis=axes, initial=-jnp.inf)
 
     found: Extremes = dict(zip(("low", "high"), along(*range(leading)), strict=True))
-    if channels and leading == 0:
-        for axis in {1, x.ndim - 1} - {0, -1}:
-            if axis < x.ndim and 1 < x.shape[axis] <= _MOST_CHANNELS:
-                found[f"low{axis}"], found[f"high{axis}"] = along(axis)
+    for axis in {axis % max(1, x.ndim) for axis in channels if leading == 0 and axis < x.ndim} - {0}:
+        if 1 < x.shape[axis] <= _MOST_CHANNELS:
+            found[f"low{axis}"], found[f"high{axis}"] = along(axis)
     return found
 
 

@@ -113,14 +113,19 @@ class Annotation:
                 found.add(self.values[value].name)
         return frozenset(found)
 
-    def compared(self) -> frozenset[str]:
-        """The labels of tensors whose channels should have one size: inputs, outputs, and what a norm reads."""
+    def compared(self) -> dict[str, tuple[int, ...]]:
+        """The axes of channels that should have one size, by label: of inputs, of outputs, and of what a norm reads.
+
+        That is the last axis; of inputs and outputs also the first behind the batch, where some layouts have channels.
+        """
         normed = {eqn.inputs[0] for eqn, (op, _) in self.ops.items() if op.rescales}
-        return frozenset(
-            place.label
-            for value, place in self.values.items()
-            if value in normed or place.kind == "input" or place.name in self.output_names
-        )
+        found: dict[str, tuple[int, ...]] = {}
+        for value, place in self.values.items():
+            if place.kind == "input" or place.name in self.output_names:
+                found[place.label] = (1, -1)
+            elif value in normed:
+                found[place.label] = (-1,)
+        return found
 
     def places(self) -> dict[str, Place]:
         """One place per quantizer, in order of appearance."""
