@@ -35,6 +35,7 @@ from qjax.calibration.seen import (
     single_number,
     without_hidden,
 )
+from qjax.callers import users_level
 from qjax.finite import parameter_faults
 from qjax.graph.structure import join_arguments, split_arguments
 from qjax.layers import trace
@@ -66,7 +67,7 @@ def calibrate(
     """
     blind = measure_ranges(qmodel, batches, inputs, observer=observer, progress=progress)
     if blind:
-        warnings.warn(f"calibrate: {blind_message(blind)}", stacklevel=2)
+        warnings.warn(f"calibrate: {blind_message(blind)}", stacklevel=users_level())
 
 
 def measure_ranges(
