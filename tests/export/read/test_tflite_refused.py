@@ -113,7 +113,7 @@ def test_what_no_check_foresees_is_a_read_error(tmp_path, monkeypatch):
     def handler(_walk, operator):
         raise KeyError(operator.name)
 
-    monkeypatch.setitem(walk.HANDLERS, "RELU", handler)
+    monkeypatch.setitem(walk.READERS, "RELU", walk.Reader(handler))
     file = File()
     x, y = (file.tensor("int8", (1, 4), Grid(0.1)) for _ in range(2))
     file.operator("RELU", [x], [y])

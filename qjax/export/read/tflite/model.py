@@ -7,14 +7,14 @@ it.
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from qjax.export.read.errors import ReadError
 from qjax.export.read.tflite.flatbuffer import Bytes, Table, damaged
-from qjax.export.tflite_schema.enums import BUILTIN_OPERATORS, OPTIONS, TENSOR_TYPES
+from qjax.export.tflite_schema.enums import BUILTIN_OPERATORS, NEWEST, OPTIONS, TENSOR_TYPES
 from qjax.export.tflite_schema.file import IDENTIFIER, SCHEMA_VERSION
 
 COMPILED = {
@@ -79,16 +79,46 @@ class FileTensor:
         return math.prod(self.shape)
 
 
+class Options(Mapping[str, Any]):
+    """The fields of an operator's options, which remember whether anybody looked at them.
+
+    What no reader looks at may select another kernel of the runtime, so `overlooked` makes it an error.
+    """
+
+    def __init__(self, values: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+        self._values, self._defaults = values, defaults
+        self._seen: set[str] = set()
+
+    def __getitem__(self, field: str) -> Any:
+        self._seen.add(field)
+        return self._values[field]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def overlooked(self, ignored: Collection[str]) -> dict[str, Any]:
+        """The fields with another value than the schema's default that nobody looked at."""
+        rest = self._values.keys() - self._seen - set(ignored)
+        return {field: self._values[field] for field in sorted(rest) if self._values[field] != self._defaults[field]}
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Operator:
-    """One operator. inputs: indices of tensors, -1 where an optional one is left out. intermediates: those inside."""
+    """One operator. inputs: indices of tensors, -1 where an optional one is left out. intermediates: those inside.
+
+    unusual: what about it no reader knows (a newer version, fields that are not in the schema), or "".
+    """
 
     index: int
     name: str
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    options: Mapping[str, Any]
+    options: Options
     intermediates: tuple[int, ...] = ()
+    unusual: str = ""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -185,14 +215,14 @@ def _buffer(buffers: Sequence[tuple[int, int] | None], index: int, whose: str) -
     return buffers[index]
 
 
-def _code(table: Table) -> tuple[str, str]:
-    """The operator's name, and that of a custom one."""
+def _code(table: Table) -> tuple[str, str, int]:
+    """The operator's name, that of a custom one, and the version."""
     # The old field is one signed byte. Old files have 0 in the new field.
     number = max(table.scalar(0, "i8"), table.scalar(3, "i32"))
     if number < 0:
         raise damaged(f"an operator with the number {number}")
     known = BUILTIN_OPERATORS[number] if number < len(BUILTIN_OPERATORS) else f"operator number {number}"
-    return known, table.text(1, 100)
+    return known, table.text(1, 100), table.scalar(2, "i32", 1)
 
 
 def _indices(table: Table, field: int, count: int, whose: str, least: int = 0) -> tuple[int, ...]:
@@ -204,31 +234,55 @@ def _indices(table: Table, field: int, count: int, whose: str, least: int = 0) -
     return indices
 
 
-def _operator(index: int, table: Table, codes: Sequence[tuple[str, str]], count: int) -> Operator:
+def _operator(index: int, table: Table, codes: Sequence[tuple[str, str, int]], count: int) -> Operator:
     code = table.scalar(0, "u32")
     if code >= len(codes):
         raise damaged(f"operator {index}: code {code} of {len(codes)}")
-    name, custom = codes[code]
+    name, custom, version = codes[code]
     where = f"operator {index} ({name}):"
     inputs, outputs = _indices(table, 1, count, where, -1), _indices(table, 2, count, where)
     if name == "CUSTOM":
-        return Operator(index, f"CUSTOM {custom!r}", inputs, outputs, {})
-    options: dict[str, Any] = {}
-    if name in OPTIONS:
-        kind, fields = OPTIONS[name]
-        given = table.scalar(3, "u8")
-        if given not in (0, kind):
-            raise damaged(f"{where} options of another operator")
-        held = table.table(4) if given else None
-        for field, (number, form, default) in fields.items():
-            if form == "text":
-                options[field] = "" if held is None else held.text(number)
-            elif form == "ints":
-                value = None if held is None else held.array(number, "int32")
-                options[field] = None if value is None else [int(n) for n in value]
-            else:
-                options[field] = default if held is None else held.scalar(number, form, default)
-    return Operator(index, name, inputs, outputs, options, _indices(table, 8, count, where, -1))
+        return Operator(index, f"CUSTOM {custom!r}", inputs, outputs, Options({}, {}))
+    kind, fields = OPTIONS.get(name, (None, {}))
+    given = table.scalar(3, "u8")
+    if kind is not None and given not in (0, kind):
+        raise damaged(f"{where} options of another operator")
+    held = table.table(4) if given else None
+    values = {field: _field(held, *of) for field, of in fields.items()}
+    options = Options(values, {field: _field(None, *of) for field, of in fields.items()})
+    intermediates = _indices(table, 8, count, where, -1)
+    return Operator(index, name, inputs, outputs, options, intermediates, _unusual(name, version, table, held))
+
+
+def _field(held: Table | None, number: int, form: str, default: int) -> Any:
+    """A field of options; held: None has them all at their defaults."""
+    if form == "text":
+        return "" if held is None else held.text(number)
+    if form == "ints":
+        value = None if held is None else held.array(number, "int32")
+        return None if value is None else [int(n) for n in value]
+    return default if held is None else held.scalar(number, form, default)
+
+
+_OPERATOR_FIELDS = 14
+_TENSOR_FIELDS = 11
+"""How many fields a table has in the schema that is read here."""
+
+
+def _unusual(name: str, version: int, table: Table, held: Table | None) -> str:
+    """What about a builtin operator no reader knows."""
+    newest = NEWEST.get(name, 1)
+    if version > newest:
+        return f"it has version {version}, and qjax knows {name} up to version {newest}"
+    known = {number for number, _, _ in OPTIONS[name][1].values()} if name in OPTIONS else set[int]()
+    unknown = [] if held is None else [number for number in held.stored if number not in known]
+    if unknown:
+        return f"its options have field {unknown[0]}, which qjax's schema of {name} does not know"
+    custom = table.span(5)
+    if table.scalar(11, "u8") or table.scalar(9, "u64") or (custom is not None and custom[0] != custom[1]):
+        return "it has options of a custom operator or of StableHLO"
+    unknown = [number for number in table.stored if number >= _OPERATOR_FIELDS]
+    return f"it has field {unknown[0]}, which qjax's schema of operators does not know" if unknown else ""
 
 
 def _tensor(index: int, table: Table, buffers: Sequence[tuple[int, int] | None]) -> FileTensor:
@@ -250,6 +304,8 @@ def _tensor(index: int, table: Table, buffers: Sequence[tuple[int, int] | None])
         unusual = "sparse weights"
     elif table.scalar(10, "u32"):
         unusual = "data outside of the file"
+    elif table.tables(9) or any(number >= _TENSOR_FIELDS for number in table.stored):
+        unusual = "a variant, or has fields that qjax's schema of tensors does not know"
     elif dtype not in ITEM_BITS:
         unusual = f"elements of type {dtype}"
     elif span is not None:
