@@ -82,6 +82,8 @@ def read(
     with reading("its variables"):
         model, states, problems = without_variables(with_int32_places(model))
     wanted = _wanted(model, outputs)
+    with reading("the shapes of its tensors"):
+        model = with_shapes(model, wanted)
     with reading("the graph of its operators"):
         graph, walk = _read(model, wanted, chosen, problems)
     if outputs is None:
@@ -151,6 +153,17 @@ def _batched(model: Model, wanted: list[int]) -> tuple[frozenset[int], int]:
     if len(sizes) != 1 or not min(sizes):
         return frozenset(), 1
     return frozenset(t.index for t in chosen), sizes.pop()
+
+
+def with_shapes(model: Model, wanted: list[int]) -> Model:
+    """The model with the shapes that follow from its operators, in place of those that the file does not state."""
+    computed = {index for operator in needed(model, wanted) for index in operator.outputs}
+    if all(model.tensors[index].shaped == "yes" for index in computed):
+        return model
+    walk = Walk(model, wanted)
+    walk.run()
+    tensors = tuple(t if t.shaped == "yes" else dataclasses.replace(t, shape=walk.shape_of(t)) for t in model.tensors)
+    return dataclasses.replace(model, tensors=tensors)
 
 
 def with_int32_places(model: Model) -> Model:

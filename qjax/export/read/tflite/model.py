@@ -8,7 +8,7 @@ it.
 import dataclasses
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -58,7 +58,9 @@ class FileTensor:
 
     span: the first byte of its data and the byte behind it; None for what is computed. scale: () floats where it has
     no scales. blocks: of scales for groups along the last axis, the index of their tensor and the length of a group.
-    unusual: what about it the graph cannot express (a variable, sparse weights), or "".
+    unusual: what about it the graph cannot express (a variable, sparse weights), or "". shaped: "yes", or "empty" or
+    "no" where the shape is () because the file states an empty one without a rank, or none: then it follows from the
+    operators.
     """
 
     index: int
@@ -72,6 +74,7 @@ class FileTensor:
     axis: int
     unusual: str
     blocks: tuple[int, int] | None = None
+    shaped: Literal["yes", "empty", "no"] = "yes"
 
     @property
     def size(self) -> int:
@@ -293,10 +296,13 @@ def _tensor(index: int, table: Table, buffers: Sequence[tuple[int, int] | None])
         raise damaged(f"{where}: a type with the number {kind}")
     shape = _sizes(table, 0, where)
     signature = _sizes(table, 7, where, -1) or shape
-    if len(signature) != len(shape):
-        raise damaged(f"{where}: shape {shape} and signature {signature}")
     dtype = TENSOR_TYPES[kind]
     span = _buffer(buffers, table.scalar(2, "u32"), where)
+    shaped = "yes" if shape or table.scalar(8, "bool") or span is not None else "empty" if 0 in table.stored else "no"
+    if len(signature) != len(shape):
+        if shaped == "yes":
+            raise damaged(f"{where}: shape {shape} and signature {signature}")
+        signature = shape
     unusual = ""
     if table.scalar(5, "bool"):
         unusual = VARIABLE
@@ -312,6 +318,8 @@ def _tensor(index: int, table: Table, buffers: Sequence[tuple[int, int] | None])
         needed = -(-math.prod(shape) * ITEM_BITS[dtype] // 8)
         if span[1] - span[0] < needed:
             raise damaged(f"{where}: {needed} bytes of data expected, got {span[1] - span[0]}")
+        if 0 not in table.stored and span[1] - span[0] > needed:
+            unusual = f"{span[1] - span[0]} bytes of data without a shape"
     if span is None and math.prod(shape) > MAX_ELEMENTS:
         raise damaged(f"{where}: the shape {shape} has more than {MAX_ELEMENTS} elements")
     q = table.table(4)
@@ -324,7 +332,7 @@ def _tensor(index: int, table: Table, buffers: Sequence[tuple[int, int] | None])
     if kind and blocks is None and not unusual:
         unusual = "a quantization that is no scale and zero point"
     axis = 0 if q is None else q.scalar(6, "i32")
-    return FileTensor(index, name, shape, signature, dtype, span, scale, zero_point, axis, unusual, blocks)
+    return FileTensor(index, name, shape, signature, dtype, span, scale, zero_point, axis, unusual, blocks, shaped)
 
 
 def _blocks(q: Table, where: str) -> tuple[int, int] | None:

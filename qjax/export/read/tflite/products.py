@@ -119,7 +119,10 @@ def transpose_conv(walk: Walk, operator: Operator) -> None:
 def _size_of_result(walk: Walk, operator: Operator) -> list[int]:
     """The shape as a constant; where it is an input of the model, what the file states for the result."""
     if walk.operand(operator, 0).index in walk.model.inputs:
-        return list(walk.output(operator).shape)
+        stated = walk.output(operator)
+        if stated.shaped != "yes":
+            raise Unsupported(f"the file has no shape of {stated.name!r}", "Give its shape operand as a constant")
+        return list(stated.shape)
     return [int(n) for n in walk.numbers(operator, 0).reshape(-1)]
 
 

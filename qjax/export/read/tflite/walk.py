@@ -114,6 +114,11 @@ class Walk(Results):
         self._sources: dict[int, str] = {}
         self._computed = {index for operator in model.operators for index in operator.outputs}
 
+    def shape_of(self, tensor: FileTensor) -> tuple[int, ...]:
+        """The shape that the operators gave a tensor; that of the file where they gave none."""
+        found = self.codes.get(tensor.index) or self.pieces.get(tensor.index)
+        return tensor.shape if found is None else found.shape
+
     def run(self) -> Graph:
         """The graph; what could not be read is in `problems`."""
         operators = needed(self.model, self._wanted)
@@ -216,7 +221,8 @@ class Walk(Results):
 
         No graph comes out any more. What states no scale stays unknown, and its readers say so.
         """
-        if tensor.index in self.codes or tensor.dtype not in (*CODES, *WHOLE_NUMBERS, "bool"):
+        kinds = (*CODES, *WHOLE_NUMBERS, "bool")
+        if tensor.index in self.codes or tensor.dtype not in kinds or tensor.shaped != "yes":
             return
         if tensor.dtype not in CODES:
             self.put(tensor, tensor.shape, None)
@@ -226,6 +232,8 @@ class Walk(Results):
     # ------------------------------------------------------------------ inputs and outputs
 
     def _input(self, tensor: FileTensor) -> None:
+        if tensor.shaped == "no":
+            raise Unsupported("the file has no shape of it", "Convert the model again with the shapes of its inputs")
         if tensor.dtype == "float32":
             # The QUANTIZE operator that reads it makes its codes.
             self.floats.add(tensor.index)
