@@ -67,7 +67,7 @@ OPERATORS: Mapping[str, Operator] = {
     "RESIZE_BILINEAR": Operator("ResizeBilinearOptions", {"8": 3, "int16": 4}),
     "CAST": Operator("CastOptions", {"8": 3}),
     # functions of one tensor that qjax does not write, but asks a runtime for
-    **dict.fromkeys(("ELU", "LOG", "SQRT", "RSQRT", "RELU_0_TO_1"), Operator("")),
+    **dict.fromkeys(("ELU", "LOG", "SQRT", "RSQRT", "RELU_0_TO_1", "PRELU"), Operator("")),
     "HARD_SWISH": Operator("HardSwishOptions"),
     "LEAKY_RELU": Operator("LeakyReluOptions", {"8": 2, "int16": 2}),
     "GELU": Operator("GeluOptions", {"8": 2}),

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from qjax.export.read.tflite.chains import Chain, Source, Step
 from qjax.export.read.tflite.model import Operator
 from qjax.export.read.tflite.trial import Function
 from qjax.export.read.tflite.values import axis_of, bad
@@ -69,6 +70,38 @@ def function(walk: Walk, operator: Operator) -> None:
     }.get(operator.name, dict)()
     walk.functions[name] = Function(operator.name, options, x.dtype, q, grid)
     walk.node("table", [x], name, {"expression": _expression(operator).to_json()})
+
+
+_PRELU = (Step("MINIMUM", (0, 0.0)), Step("MUL", (2, 1)), Step("MAXIMUM", (0, 0.0)), Step("ADD", (3, 4)))
+"""min(x, 0) alpha + max(x, 0) of x, alpha."""
+
+
+@reads("PRELU")
+def prelu(walk: Walk, operator: Operator) -> None:
+    """A table with an entry for each pair of a code and a slope."""
+    x, slope = (walk.codes_of(operator, place) for place in (0, 1))
+    output = walk.output(operator)
+    if not x.dtype == slope.dtype == output.dtype or x.dtype == "int16":
+        raise Unsupported(
+            f"codes of {x.dtype} with slopes of {slope.dtype} become {output.dtype}",
+            "Use 8 bits for all three, so that all pairs fit a table",
+        )
+    try:
+        shape = np.broadcast_shapes(x.shape, slope.shape)
+    except ValueError:
+        raise bad(operator, f"shapes {x.shape} and {slope.shape}") from None
+    name, grid = walk.result(operator, shape)
+    held = walk.tensors[slope.name].value
+    low, high = slope.quantization.qmin, slope.quantization.qmax
+    if held is not None and np.size(held):
+        low, high = int(np.min(held)), int(np.max(held))
+    sources = (
+        Source(x.dtype, x.quantization, x.quantization.qmin, x.quantization.qmax),
+        Source(slope.dtype, slope.quantization, low, high),
+    )
+    walk.functions[name] = Chain(sources, _PRELU, output.dtype, grid, operator.name)
+    ranges = [[source.low, source.high] for source in sources]
+    walk.node("pair_table", [walk.ranked(y, len(shape), name) for y in (x, slope)], name, {"ranges": ranges})
 
 
 @reads("SOFTMAX")
