@@ -126,7 +126,11 @@ class Operator:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Model:
-    """One subgraph, the first; metadata by name. subgraphs: how many there are. once: those that CALL_ONCE names."""
+    """One subgraph; metadata by name.
+
+    subgraphs: how many there are. signatures: the subgraphs that the file offers to callers, by name. once: those that
+    CALL_ONCE names.
+    """
 
     data: bytes
     tensors: tuple[FileTensor, ...]
@@ -136,6 +140,7 @@ class Model:
     subgraphs: int
     description: str
     metadata: Mapping[str, tuple[int, int]]
+    signatures: Mapping[str, int]
     once: "Mapping[int, Model]" = dataclasses.field(default_factory=dict)
 
     def block_scales(self, tensor: FileTensor) -> np.ndarray:
@@ -168,11 +173,11 @@ class Model:
         return np.frombuffer(self.data, kind, tensor.size, start).astype(tensor.dtype).reshape(tensor.shape)
 
 
-def parse(data: bytes) -> Model:
-    """The model in a file.
+def parse(data: bytes, signature: str | None = None) -> Model:
+    """The model in a file: its first subgraph, or that of a signature.
 
     Raises:
-      ReadError: the file is damaged.
+      ReadError: the file is damaged, or has no such signature.
     """
     root = Bytes(data).root(IDENTIFIER)
     version = root.scalar(0, "u32")
@@ -186,17 +191,25 @@ def parse(data: bytes) -> Model:
     metadata = {table.text(0): _buffer(buffers, table.scalar(1, "u32"), "metadata") for table in root.tables(6)}
     held = {name: span for name, span in metadata.items() if span is not None}
 
+    signatures = {table.text(2): table.scalar(4, "u32") for table in root.tables(7)}
+    if signature is not None and signature not in signatures:
+        known = ", ".join(map(repr, signatures)) or "none"
+        raise ReadError(f"the file has no signature {signature!r}; its signatures are {known}.")
+    first = 0 if signature is None else signatures[signature]
+    if first >= len(subgraphs):
+        raise damaged(f"signature {signature!r} of subgraph {first} of {len(subgraphs)}")
+
     def graph(table: Table) -> Model:
         tensors = tuple(_tensor(i, tensor, buffers) for i, tensor in enumerate(table.tables(0)))
         operators = tuple(_operator(i, one, codes, len(tensors)) for i, one in enumerate(table.tables(3)))
         inputs, outputs = (_indices(table, field, len(tensors), "the subgraph's") for field in (1, 2))
-        model = Model(data, tensors, operators, inputs, outputs, len(subgraphs), root.text(3), held)
+        model = Model(data, tensors, operators, inputs, outputs, len(subgraphs), root.text(3), held, signatures)
         _check_order(model)
         return model
 
-    main = graph(subgraphs[0])
+    main = graph(subgraphs[first])
     once = {operator.options["subgraph"] for operator in main.operators if operator.name == "CALL_ONCE"}
-    if not once <= set(range(1, len(subgraphs))):
+    if not once <= set(range(len(subgraphs))) - {first}:
         raise damaged(f"CALL_ONCE of subgraph {max(once)} of {len(subgraphs)}")
     return dataclasses.replace(main, once={index: graph(subgraphs[index]) for index in sorted(once)})
 

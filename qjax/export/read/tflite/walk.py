@@ -124,12 +124,11 @@ class Walk(Results):
         operators = needed(self.model, self._wanted)
         read = {index for operator in operators for index in operator.inputs}
         for index in self.model.inputs:
-            if index in read or index in self._wanted:
-                try:
-                    self._input(self.model.tensors[index])
-                except Unsupported as error:
-                    self.problems.found.append(error.at(f"input {self.names[index]!r}"))
-                    self._pretend(self.model.tensors[index])
+            try:
+                self._input(self.model.tensors[index], index in read or index in self._wanted)
+            except Unsupported as error:
+                self.problems.found.append(error.at(f"input {self.names[index]!r}"))
+                self._pretend(self.model.tensors[index])
         for operator in operators:
             try:
                 self._read(operator)
@@ -138,7 +137,7 @@ class Walk(Results):
                 for index in operator.outputs:
                     # Continue with the operators behind it, to report their problems too.
                     self._pretend(self.model.tensors[index])
-        self._float_inputs(read)
+        self._float_inputs()
         outputs = [self._output(index) for index in self._wanted]
         return Graph(self.tensors, tuple(self.nodes), tuple(self.inputs), tuple(outputs), "", self._metadata())
 
@@ -190,8 +189,7 @@ class Walk(Results):
         """A float tensor that flows."""
         tensor = self.operand(operator, place)
         if tensor.index in self.floats and tensor.index not in self.codes:
-            shape = self.scaled(tensor) if tensor.index in self._batched else tensor.shape
-            self._sources[tensor.index] = self.add(tensor, shape, None)
+            self._sources[tensor.index] = self.add(tensor, self._shape_of_input(tensor), None)
         found = self.codes.get(tensor.index)
         if found is None or found.dtype != "float32":
             raise Unsupported(
@@ -231,15 +229,20 @@ class Walk(Results):
 
     # ------------------------------------------------------------------ inputs and outputs
 
-    def _input(self, tensor: FileTensor) -> None:
+    def _input(self, tensor: FileTensor, is_read: bool) -> None:
         if tensor.shaped == "no":
             raise Unsupported("the file has no shape of it", "Convert the model again with the shapes of its inputs")
+        if not is_read and tensor.dtype not in (*CODES, *INTEGERS):
+            raise Unsupported(
+                f"nothing reads it, and it is {kind_of(tensor)}",
+                "Name the outputs of the model, read(..., outputs=[...]), which leaves it out",
+            )
         if tensor.dtype == "float32":
             # The QUANTIZE operator that reads it makes its codes.
             self.floats.add(tensor.index)
             self.inputs.append("")
             return
-        shape = self.scaled(tensor) if tensor.index in self._batched else tensor.shape
+        shape = self._shape_of_input(tensor)
         grid = grid_of(tensor) if tensor.dtype in CODES and tensor.scale.size else None
         if grid is None and tensor.dtype not in INTEGERS and not self._is_cast(tensor):
             self.problems.add(
@@ -252,23 +255,23 @@ class Walk(Results):
         readers = [operator for operator in self.model.operators if tensor.index in operator.inputs]
         return tensor.dtype == "uint8" and bool(readers) and all(operator.name == "CAST" for operator in readers)
 
-    def scaled(self, tensor: FileTensor) -> tuple[int, ...]:
+    def _shape_of_input(self, tensor: FileTensor) -> tuple[int, ...]:
         """The shape of an input for this size of the batch."""
+        if tensor.index not in self._batched:
+            return tensor.shape
         return (tensor.shape[0] * self.scale, *tensor.shape[1:]) if tensor.shape else ()
 
     def quantized_input(self, operator: Operator, source: FileTensor) -> None:
         """The codes of a float input as the graph's input."""
         output = self.output(operator)
-        shape = self.scaled(source) if source.index in self._batched else source.shape
-        name = self.add(output, shape, grid_of(output))
+        name = self.add(output, self._shape_of_input(source), grid_of(output))
         if source.index in self._sources:
             raise Unsupported(f"the float input {source.name!r} has several quantizers", "Give it one")
         self._sources[source.index] = name
 
-    def _float_inputs(self, read: set[int]) -> None:
+    def _float_inputs(self) -> None:
         """Put the codes of float inputs in their places."""
-        listed = [index for index in self.model.inputs if index in read or index in self._wanted]
-        for place, index in enumerate(listed):
+        for place, index in enumerate(self.model.inputs):
             if index in self.floats:
                 self.inputs[place] = self._sources.get(index, "")
                 if index not in self._sources and not self.problems:
