@@ -11,11 +11,14 @@ from typing import Any
 import numpy as np
 
 from qjax.export.read.tflite.chains import Chain, Source, Step
+from qjax.export.read.tflite.kernels import LOG_SOFTMAX
 from qjax.export.read.tflite.model import Operator
 from qjax.export.read.tflite.trial import Function
 from qjax.export.read.tflite.values import axis_of, bad
 from qjax.export.read.tflite.walk import Walk, reads
 from qjax.numerics.elementary import Expression
+from qjax.numerics.gemmlowp_log_softmax import GREATEST_SCALE, LEAST_SCALE, SCALE, ZERO_POINT
+from qjax.numerics.softmax import SUM_BITS
 from qjax.problems import Unsupported
 
 _ZERO, _HALF, _ONE, _THREE, _SIX = (float(n).hex() for n in (0, 0.5, 1, 3, 6))
@@ -117,3 +120,24 @@ def softmax(walk: Walk, operator: Operator) -> None:
     if (x.dtype, walk.output(operator).dtype) not in _SOFTMAX:
         raise Unsupported(f"codes of {x.dtype} become {walk.output(operator).dtype}", "Give both sides the same bits")
     walk.node("softmax", [x], name, {"axes": [axis_of(-1, len(x.shape), operator)]})
+
+
+@reads("LOG_SOFTMAX")
+def log_softmax(walk: Walk, operator: Operator) -> None:
+    """Logarithms of shares along the last axis, at the one scale and zero point that its kernels have."""
+    x, stated = walk.codes_of(operator, 0), walk.output(operator)
+    if not x.dtype == stated.dtype == "int8":
+        raise Unsupported(f"codes of {x.dtype} become {stated.dtype}", "Use int8 for both")
+    name, grid = walk.result(operator, x.shape)
+    if grid.scale != SCALE or int(grid.zero_point) != ZERO_POINT:
+        raise Unsupported(
+            f"its output has the scale {grid.scale:.6g} and the zero point {int(grid.zero_point)}",
+            f"Its kernels have {SCALE} and {ZERO_POINT}",
+        )
+    if not LEAST_SCALE < x.quantization.scale < GREATEST_SCALE or not x.shape or not 1 <= x.shape[-1] < 1 << SUM_BITS:
+        raise Unsupported(
+            f"{x.shape[-1:]} codes with the scale {x.quantization.scale:.6g}",
+            f"qjax knows its kernels for 1 to {(1 << SUM_BITS) - 1} codes, and scales from 2^-20 to 16",
+        )
+    walk.marks[name] = LOG_SOFTMAX
+    walk.node("log_softmax", [x], name, {"axes": [len(x.shape) - 1], "is_operator": True})

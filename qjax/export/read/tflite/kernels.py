@@ -45,6 +45,7 @@ CONV_UNSTATED = "CONV_2D of int16 with a bias of int32 that its quantized_bias_t
 TRANSPOSED_32 = "TRANSPOSE_CONV of int16 with a bias of int32"
 TRANSPOSED_UNSTATED = "TRANSPOSE_CONV of int16 with a bias of int32 that its quantized_bias_type does not state"
 TRANSPOSED_BARE = "TRANSPOSE_CONV of int16 with sums of 32 bits and without a bias"
+LOG_SOFTMAX = "LOG_SOFTMAX of int8"
 DEPTHWISE_32 = "DEPTHWISE_CONV_2D of int16 with a bias of int32"
 
 _OF_BIAS: Mapping[tuple[str, str, str], str | None] = {
@@ -131,16 +132,19 @@ _FLOATS = (ROWS, INT4_ROWS, ODD_INT4_ROWS, BLOCKS, WINDOWS)
 _NARROW = (ROWS_32, ROWS_UNSTATED, ROWS_BARE, CONV_32, GROUPED_32, TRANSPOSED_32, TRANSPOSED_BARE)
 
 _UNKNOWN: Mapping[str, frozenset[str]] = {
-    # Its RELU6 kernel compares codes on the input's grid with bounds on the output's grid.
+    # LiteRT's optimised LOG_SOFTMAX computes with the C library's float logarithm.
+    # Micro's RELU6 kernel compares codes on the input's grid with bounds on the output's grid.
     "tflite_micro": frozenset({RELU6, *_FLOATS}),
-    "cmsis_nn": frozenset({RELU6, *_FLOATS, *(set(_NARROW) - {ROWS_BARE, TRANSPOSED_BARE}), CONV_UNSTATED}),
-    "tflite_reference": frozenset({BLOCKS, WINDOWS, SVDF8}),
-    "tflite_optimized_x86": frozenset({INT4_ROWS, ODD_INT4_ROWS, BLOCKS, WINDOWS, SVDF8}),
-    "tflite_optimized_arm": frozenset(
-        {RELU, RELU6, TRANSPOSED, CONV, DEPTHWISE, SINGLE, GROUPED, SVDF8, *_FLOATS, *_NARROW}
+    "cmsis_nn": frozenset(
+        {LOG_SOFTMAX, RELU6, *_FLOATS, *(set(_NARROW) - {ROWS_BARE, TRANSPOSED_BARE}), CONV_UNSTATED}
     ),
-    "tflite_xnnpack": frozenset({ODD_INT4_ROWS, SVDF8}),
-    "tflite_xnnpack_arm": frozenset({RELU, RELU6, SVDF8, *_FLOATS, *_NARROW}),
+    "tflite_reference": frozenset({BLOCKS, WINDOWS, SVDF8}),
+    "tflite_optimized_x86": frozenset({LOG_SOFTMAX, INT4_ROWS, ODD_INT4_ROWS, BLOCKS, WINDOWS, SVDF8}),
+    "tflite_optimized_arm": frozenset(
+        {LOG_SOFTMAX, RELU, RELU6, TRANSPOSED, CONV, DEPTHWISE, SINGLE, GROUPED, SVDF8, *_FLOATS, *_NARROW}
+    ),
+    "tflite_xnnpack": frozenset({LOG_SOFTMAX, ODD_INT4_ROWS, SVDF8}),
+    "tflite_xnnpack_arm": frozenset({LOG_SOFTMAX, RELU, RELU6, SVDF8, *_FLOATS, *_NARROW}),
 }
 """target -> marks whose bits qjax does not have."""
 
