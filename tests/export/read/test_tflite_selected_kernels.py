@@ -1,18 +1,21 @@
 """What in a file selects a kernel: the type of a bias, options, versions, further inputs. Unknown ones are refused."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from qjax.export.read import tflite as reader
 from qjax.export.read.errors import ReadError
 from qjax.export.read.tflite import walk
+from qjax.export.read.tflite.model import Operator
 from qjax.export.tflite_schema.enums import NEWEST, OPTIONS
 from qjax.run.interpreter import Interpreter
 from tests.export.emit.tflite_runtimes import MODES, litert, micro
 from tests.export.read.tflite_models import File, Grid, schema
 
 INT32, INT64 = schema.TensorType.INT32, schema.TensorType.INT64
-VALID = {"padding": 1, "strideH": 1, "strideW": 1}
+VALID: dict[str, Any] = {"padding": 1, "strideH": 1, "strideW": 1}
 KERNELS = {
     # name: operator, options, input, weights, output
     "rows": ("FULLY_CONNECTED", "FullyConnected", (150, 24), (12, 24), (150, 12)),
@@ -41,7 +44,7 @@ def product(file: File, kernel: str, bias: str | None, stated: int = 0, activati
         operands.append(file.tensor(bias, [features], Grid(np.float32(x_scale) * np.float32(scale)), values))
     step = x_scale * float(np.max(scale)) * np.sqrt(depth) * 60
     y = file.tensor("int16", y_shape, Grid(step), name=f"{kernel} {bias} {stated} {seed}")
-    fields = {} if kernel == "rows" else dict(VALID)
+    fields: dict[str, Any] = {} if kernel == "rows" else dict(VALID)
     fields |= {"depthMultiplier": 1} if kernel == "depthwise" else {"quantizedBiasType": stated}
     file.operator(operator, operands, [y], options, fusedActivationFunction=activation, **fields)
     return x, y
@@ -171,11 +174,16 @@ def changed(default):
     return [5] if default is None else not default if isinstance(default, bool) else default + 1
 
 
+def looks_at_its_input(draft: walk.Walk, operator: Operator) -> None:
+    """Reads no option."""
+    draft.operand(operator, 0)
+
+
 def test_options_that_nobody_looks_at(monkeypatch):
     """Every field of the schema is refused, one that qjax knows by its name, under readers that look at no option."""
     count = 0
     for name in readers():
-        monkeypatch.setitem(walk.READERS, name, walk.Reader(lambda draft, operator: draft.operand(operator, 0)))
+        monkeypatch.setitem(walk.READERS, name, walk.Reader(looks_at_its_input))
         options = options_of(name)
         known = OPTIONS[name][1] if options else {}
         for field, default in vars(getattr(schema, f"{options}T")()).items() if options else ():
@@ -247,7 +255,7 @@ def test_masks_of_strided_slice(mode):
     """An open begin counts where the axis is dropped, and an offset counts from the resolved begin."""
     file = File()
     x = file.tensor("int8", (4, 6), Grid(0.1))
-    cases = [({"shrinkAxisMask": 1, "beginMask": 1}, (2, 0), (3, 6), (6,))]
+    cases: list[Any] = [({"shrinkAxisMask": 1, "beginMask": 1}, (2, 0), (3, 6), (6,))]
     if mode != "micro":
         cases.append(({"offset": True}, (-2, 1), (2, 3), (2, 3)))
     outputs = []
@@ -261,3 +269,14 @@ def test_masks_of_strided_slice(mode):
     run = micro(data, [codes], graph.outputs) if mode == "micro" else litert(data, mode, [codes])
     for name, found in zip(graph.outputs, Interpreter(graph)(codes), strict=True):
         assert np.array_equal(np.asarray(found), run[name]), name
+
+
+def test_compressed_weights():
+    """TFLite Micro takes the indices in such a file for its weights' codes, as its metadata says."""
+    file = File()
+    x, y = (file.tensor("int8", (1, 4), Grid(0.1)) for _ in range(2))
+    file.operator("RELU", [x], [y])
+    entry = schema.MetadataT()
+    entry.name, entry.buffer = "COMPRESSION_METADATA", 0
+    file.model.metadata = [entry]
+    assert "its weights are compressed for TFLite Micro" in message_of(file.to_bytes([x], [y]))

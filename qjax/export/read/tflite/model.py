@@ -14,7 +14,7 @@ import numpy as np
 
 from qjax.export.read.errors import ReadError
 from qjax.export.read.tflite.flatbuffer import Bytes, Table, damaged
-from qjax.export.tflite_schema.enums import BUILTIN_OPERATORS, NEWEST, OPTIONS, TENSOR_TYPES
+from qjax.export.tflite_schema.enums import BUILTIN_OPERATORS, NEWEST, OPTIONS, TENSOR_TYPES, Fields
 from qjax.export.tflite_schema.file import IDENTIFIER, SCHEMA_VERSION
 
 COMPILED = {
@@ -190,6 +190,8 @@ def parse(data: bytes, signature: str | None = None) -> Model:
         raise damaged("it has no subgraph")
     metadata = {table.text(0): _buffer(buffers, table.scalar(1, "u32"), "metadata") for table in root.tables(6)}
     held = {name: span for name, span in metadata.items() if span is not None}
+    if "COMPRESSION_METADATA" in metadata:
+        raise ReadError("its weights are compressed for TFLite Micro. Read the file from which it was made.")
 
     signatures = {table.text(2): table.scalar(4, "u32") for table in root.tables(7)}
     if signature is not None and signature not in signatures:
@@ -259,7 +261,7 @@ def _operator(index: int, table: Table, codes: Sequence[tuple[str, str, int]], c
     inputs, outputs = _indices(table, 1, count, where, -1), _indices(table, 2, count, where)
     if name == "CUSTOM":
         return Operator(index, f"CUSTOM {custom!r}", inputs, outputs, Options({}, {}))
-    kind, fields = OPTIONS.get(name, (None, {}))
+    kind, fields = OPTIONS.get(name, _NO_OPTIONS)
     given = table.scalar(3, "u8")
     if kind is not None and given not in (0, kind):
         raise damaged(f"{where} options of another operator")
@@ -268,6 +270,9 @@ def _operator(index: int, table: Table, codes: Sequence[tuple[str, str, int]], c
     options = Options(values, {field: _field(None, *of) for field, of in fields.items()})
     intermediates = _indices(table, 8, count, where, -1)
     return Operator(index, name, inputs, outputs, options, intermediates, _unusual(name, version, table, held))
+
+
+_NO_OPTIONS: tuple[int | None, Fields] = (None, {})
 
 
 def _field(held: Table | None, number: int, form: str, default: int) -> Any:
