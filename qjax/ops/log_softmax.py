@@ -150,7 +150,7 @@ class LogSoftmax(_LogSum):
     def prepare(self, given: Preparation) -> Prepared:
         if not given.attributes.get("is_operator") or given.target.softmax != "gemmlowp":
             return super().prepare(given)
-        made = prepare_log(np.asarray(given.inputs[0].scale).reshape(()))
+        made = prepare_log(np.float32(np.asarray(given.inputs[0].scale).reshape(())))
         return Prepared({name: np.asarray(c) for name, c in made._asdict().items()}, {"method": "gemmlowp"})
 
     def arithmetic(self, attributes: Attributes) -> str:
