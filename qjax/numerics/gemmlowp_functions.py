@@ -7,6 +7,8 @@ with the same bits. Names are gemmlowp's. Source: gemmlowp's fixedpoint.h.
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from qjax.numerics._namespace import like_inputs
@@ -49,12 +51,12 @@ def exp_on_negative_values(x: Any, integer_bits: int) -> Any:
 @named()
 def one_over_one_plus_x(a: Any) -> Any:
     """1 / (1 + a) as Q0.31, of a in [0, 1) as Q0.31."""
-    return _shifted_left(_newton_reciprocal(a), 1)
+    return shifted_left(_newton_reciprocal(a), 1)
 
 
 def one_minus_x_over_one_plus_x(a: Any) -> Any:
     """(1 - a) / (1 + a) as Q0.31, of a in [0, 1) as Q0.31."""
-    return _shifted_left(_newton_reciprocal(a) - np.int32(1 << 29), 2)
+    return shifted_left(_newton_reciprocal(a) - np.int32(1 << 29), 2)
 
 
 def product(a: Any, b: Any) -> Any:
@@ -79,13 +81,20 @@ def _newton_reciprocal(a: Any) -> Any:
     x = np.int32(NEWTON_START) + product(half, NEWTON_SLOPE)
     for _ in range(3):
         rest = np.int32(1 << 29) - product(half, x)
-        x = x + _shifted_left(product(x, rest), 2)
+        x = x + shifted_left(product(x, rest), 2)
     return x
 
 
-def _shifted_left(x: Any, bits: int) -> Any:
+def shifted_left(x: Any, bits: int) -> Any:
     """x * 2^bits, saturated to int32."""
     xp = like_inputs(x)
     high, low = np.int32(ONE >> bits), np.int32(-(2**31) >> bits)
     y = xp.where(x > high, np.int32(ONE), x << np.int32(bits))
     return xp.where(x < low, np.int32(-(2**31)), y)
+
+
+def leading_zeros(x: Any) -> Any:
+    """How many zero bits a positive int32 begins with."""
+    if like_inputs(x) is jnp:
+        return jax.lax.clz(x)
+    return (np.int32(32) - np.frexp(x.astype(np.float64))[1]).astype(np.int32)

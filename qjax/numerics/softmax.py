@@ -26,8 +26,6 @@ Source: PopulateSoftmaxUInt8LookupTable and SoftmaxInt8LUT of TFLite, compiled b
 from types import ModuleType
 from typing import Any, Literal, NamedTuple, get_args
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
@@ -39,7 +37,7 @@ from qjax.numerics.fixed_point import (
     rounding_divide_by_power_of_two,
     saturating_rounding_doubling_high_mul,
 )
-from qjax.numerics.gemmlowp_functions import exp_on_negative_values, one_over_one_plus_x, product
+from qjax.numerics.gemmlowp_functions import exp_on_negative_values, leading_zeros, one_over_one_plus_x, product
 from qjax.numerics.qlinear_softmax import Onnx
 from qjax.numerics.rounding import Rounding, rounding_right_shift
 from qjax.numerics.softfloat import Real
@@ -227,7 +225,7 @@ def gemmlowp_reciprocal(total: Any, bits: int) -> tuple[Any, Any]:
 
     The sum is (1 + x) * 2^(12 - headroom), with x in [0, 1) as Q0.31.
     """
-    headroom = _leading_zeros(like_inputs(total), total)
+    headroom = leading_zeros(total)
     mantissa = (total << headroom) & np.int32(2**31 - 1)
     right = np.int32(SUM_BITS + 31 - bits) - headroom
     return one_over_one_plus_x(mantissa), right
@@ -240,13 +238,6 @@ def gemmlowp_shares(reciprocal: Any, powers: Any, inside: Any, right: Any) -> An
     quotient = product(reciprocal, powers)
     rounded = rounding_divide_by_power_of_two(quotient, xp.minimum(right, np.int32(31)))
     return xp.where(inside & (right <= 31), rounded, np.int32(0))
-
-
-def _leading_zeros(xp: ModuleType, x: Any) -> Any:
-    """How many zero bits a positive int32 begins with."""
-    if xp is jnp:
-        return jax.lax.clz(x)
-    return (np.int32(32) - np.frexp(x.astype(np.float64))[1]).astype(np.int32)
 
 
 def _table(xp: ModuleType, difference: Any, constants: Table) -> Any:

@@ -5,12 +5,14 @@ any such element counts as a row without a mask.
 """
 
 from collections.abc import Collection, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NotRequired, TypedDict
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from qjax.numerics.gemmlowp_log_softmax import LogGemmlowp, prepare_log
+from qjax.numerics.gemmlowp_log_softmax import log_softmax as gemmlowp_log_softmax
 from qjax.numerics.integer_logsumexp import LOG_BITS, log_sums, logarithms
 from qjax.numerics.integer_softmax import exponentials
 from qjax.numerics.softfloat import Real
@@ -29,7 +31,7 @@ from qjax.ops.base import (
     real,
     register,
 )
-from qjax.ops.epilogue import finish_sum, fold_sum, greatest_shift
+from qjax.ops.epilogue import clamp_codes, finish_sum, fold_sum, greatest_shift
 from qjax.ops.facts import ChoosesNoPlace, always, hides_low
 from qjax.ops.fields import Axes, Rounded
 from qjax.ops.pending import Pending
@@ -103,13 +105,31 @@ class Fields(Axes, Masked):
     """axes: over which the exponentials are summed; masks as in `ops.taking_part`."""
 
 
+class OwnFields(Fields):
+    """is_operator: whether it is LOG_SOFTMAX of a .tflite file, for which a target may have a kernel of its own."""
+
+    is_operator: NotRequired[bool]
+
+
+class OwnPreparedFields(TypedDict):
+    """method: "gemmlowp", how a runtime computes it; the others are of the exact one, see `PreparedFields`."""
+
+    method: NotRequired[str]
+    places: NotRequired[int]
+    rounding: NotRequired[str]
+
+
 @register
 class LogSoftmax(_LogSum):
-    """y = x - log(sum(exp(x))) over some axes."""
+    """y = x - log(sum(exp(x))) over some axes.
+
+    attributes: those of `_LogSum`; for an operator of a file under a target that computes its softmax by gemmlowp's
+    functions, method in their place: see `numerics.gemmlowp_log_softmax`.
+    """
 
     name = "log_softmax"
-    fields = Fields
-    prepared = PreparedFields
+    fields = OwnFields
+    prepared = OwnPreparedFields
     primitives = ("log_softmax",)
     sign = -1
 
@@ -127,8 +147,22 @@ class LogSoftmax(_LogSum):
             y = jax.nn.log_softmax(values, axis=axes)
         return [Pending.of_real(y, eqn.out_dtypes[0])]
 
+    def prepare(self, given: Preparation) -> Prepared:
+        if not given.attributes.get("is_operator") or given.target.softmax != "gemmlowp":
+            return super().prepare(given)
+        made = prepare_log(np.float32(np.asarray(given.inputs[0].scale).reshape(())))
+        return Prepared({name: np.asarray(c) for name, c in made._asdict().items()}, {"method": "gemmlowp"})
+
+    def arithmetic(self, attributes: Attributes) -> str:
+        if "method" in attributes:
+            return f"log-softmax of {attributes['method']}"
+        return super().arithmetic(attributes)
+
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         x = inputs[0]
+        if "method" in attributes:
+            made = LogGemmlowp(*(jnp.asarray(constants[name]) for name in LogGemmlowp._fields))
+            return clamp_codes(gemmlowp_log_softmax(x, made), constants)
         greatest, logs = _sums(attributes, constants, inputs)
         below = jnp.broadcast_to(greatest, x.shape) - x.astype(jnp.int32)
         return finish_sum([below << np.int32(attributes["places"]), logs], constants, attributes)

@@ -35,6 +35,7 @@ class Network(nnx.Module):
 @functools.cache
 def made(target):
     qmodel = qjax.quantize(Network(), qjax.Recipe(target=target), X)
+    qjax.calibrate(qmodel, [X, data(64, 4, 4, 2, seed=1)])
     qmodel.eval()
     return qmodel, qjax.convert(qmodel, X)
 

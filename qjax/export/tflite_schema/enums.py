@@ -209,7 +209,13 @@ _STRIDES = {"padding": (0, "i8", 0), "stride_w": (1, "i32", 0), "stride_h": (2, 
 OPTIONS: Mapping[str, tuple[int, Fields]] = {
     "CONV_2D": (
         1,
-        _STRIDES | {"activation": (3, "i8", 0), "dilation_w": (4, "i32", 1), "dilation_h": (5, "i32", 1)},
+        _STRIDES
+        | {
+            "activation": (3, "i8", 0),
+            "dilation_w": (4, "i32", 1),
+            "dilation_h": (5, "i32", 1),
+            "bias_type": (6, "i8", 0),
+        },
     ),
     "DEPTHWISE_CONV_2D": (
         2,
@@ -221,12 +227,18 @@ OPTIONS: Mapping[str, tuple[int, Fields]] = {
             "dilation_h": (6, "i32", 1),
         },
     ),
-    "TRANSPOSE_CONV": (49, _STRIDES | {"activation": (3, "i8", 0)}),
+    "TRANSPOSE_CONV": (49, _STRIDES | {"activation": (3, "i8", 0), "bias_type": (4, "i8", 0)}),
     "FULLY_CONNECTED": (
         8,
-        {"activation": (0, "i8", 0), "format": (1, "i8", 0), "keep_dims": (2, "bool", 0), "asymmetric": (3, "bool", 0)},
+        {
+            "activation": (0, "i8", 0),
+            "format": (1, "i8", 0),
+            "keep_dims": (2, "bool", 0),
+            "asymmetric": (3, "bool", 0),
+            "bias_type": (4, "i8", 0),
+        },
     ),
-    "BATCH_MATMUL": (101, {"adj_x": (0, "bool", 0), "adj_y": (1, "bool", 0)}),
+    "BATCH_MATMUL": (101, {"adj_x": (0, "bool", 0), "adj_y": (1, "bool", 0), "asymmetric": (2, "bool", 0)}),
     "ADD": (11, {"activation": (0, "i8", 0), "powers_of_two": (1, "bool", 1)}),
     "SUB": (28, {"activation": (0, "i8", 0), "powers_of_two": (1, "bool", 1)}),
     "MUL": (21, {"activation": (0, "i8", 0)}),
@@ -253,7 +265,7 @@ OPTIONS: Mapping[str, tuple[int, Fields]] = {
     "SOFTMAX": (9, {"beta": (0, "u32", 0)}),
     "CALL_ONCE": (103, {"subgraph": (0, "i32", 0)}),
     "VAR_HANDLE": (111, {"container": (0, "text", 0), "name": (1, "text", 0)}),
-    "SVDF": (6, {"rank": (0, "i32", 0), "activation": (1, "i8", 0)}),
+    "SVDF": (6, {"rank": (0, "i32", 0), "activation": (1, "i8", 0), "asymmetric": (2, "bool", 0)}),
     "UNIDIRECTIONAL_SEQUENCE_LSTM": (
         71,
         {
@@ -261,6 +273,7 @@ OPTIONS: Mapping[str, tuple[int, Fields]] = {
             "cell_clip": (1, "u32", 0),
             "proj_clip": (2, "u32", 0),
             "time_major": (3, "bool", 0),
+            "asymmetric": (4, "bool", 0),
             "diagonal": (5, "bool", 0),
         },
     ),
@@ -268,7 +281,15 @@ OPTIONS: Mapping[str, tuple[int, Fields]] = {
     "GELU": (116, {"approximate": (0, "bool", 0)}),
     "ARG_MAX": (40, {"type": (0, "i8", 0)}),
     "ARG_MIN": (57, {"type": (0, "i8", 0)}),
-    "RESIZE_BILINEAR": (15, {"align_corners": (2, "bool", 0), "half_pixel_centers": (3, "bool", 0)}),
+    "RESIZE_BILINEAR": (
+        15,
+        {
+            "new_height": (0, "i32", 0),
+            "new_width": (1, "i32", 0),
+            "align_corners": (2, "bool", 0),
+            "half_pixel_centers": (3, "bool", 0),
+        },
+    ),
     "RESIZE_NEAREST_NEIGHBOR": (74, {"align_corners": (0, "bool", 0), "half_pixel_centers": (1, "bool", 0)}),
     "MIRROR_PAD": (77, {"mode": (0, "i8", 0)}),
     "SPACE_TO_DEPTH": (19, {"block": (0, "i32", 0)}),
@@ -278,7 +299,36 @@ OPTIONS: Mapping[str, tuple[int, Fields]] = {
     "GATHER": (23, {"axis": (0, "i32", 0), "batch_dims": (1, "i32", 0)}),
     "PACK": (59, {"count": (0, "i32", 0), "axis": (1, "i32", 0)}),
     "UNPACK": (64, {"count": (0, "i32", 0), "axis": (1, "i32", 0)}),
-    "SHAPE": (55, {}),
+    "SHAPE": (55, {"type": (0, "i8", 0)}),
     "CAST": (37, {"from": (0, "i8", 0), "to": (1, "i8", 0)}),
 }
-"""By operator: the number of its options in the union BuiltinOptions, and the fields that decide a result."""
+"""By operator: the number of its options in the union BuiltinOptions, and all of their fields.
+
+Operators that are not here have no fields."""
+
+_NEWEST = {
+    2: (
+        "DEPTH_TO_SPACE DIV EXP FLOOR_MOD GREATER LEAKY_RELU LESS_EQUAL LOG LOG_SOFTMAX SELECT_V2 "
+        "SPACE_TO_DEPTH SQRT SQUARED_DIFFERENCE SQUEEZE"
+    ),
+    3: (
+        "ARG_MAX ARG_MIN AVERAGE_POOL_2D FLOOR_DIV GELU GREATER_EQUAL LESS LOGISTIC MAX_POOL_2D MEAN "
+        "MIRROR_PAD REDUCE_MAX REDUCE_MIN RELU RELU6 RSQRT SPLIT_V TANH TILE TOPK_V2"
+    ),
+    4: (
+        "BATCH_MATMUL BROADCAST_TO MAXIMUM MINIMUM NOT_EQUAL RESIZE_BILINEAR RESIZE_NEAREST_NEIGHBOR "
+        "REVERSE_V2 SELECT SOFTMAX SVDF UNIDIRECTIONAL_SEQUENCE_LSTM"
+    ),
+    5: "ABS EMBEDDING_LOOKUP EQUAL PACK SPLIT SUB TRANSPOSE_CONV",
+    6: "ADD GATHER_ND PAD PADV2 QUANTIZE UNPACK",
+    7: "CONCATENATION DEPTHWISE_CONV_2D",
+    8: "CONV_2D GATHER MUL SLICE STRIDED_SLICE",
+    9: "CAST DEQUANTIZE TRANSPOSE",
+    14: "FULLY_CONNECTED",
+}
+NEWEST: Mapping[str, int] = {name: version for version, names in _NEWEST.items() for name in names.split()}
+"""The newest version of each operator whose meaning is known here, from register.cc of LiteRT; of all others 1.
+
+No kernel asks for its operator's version, so an older one means the same. A newer one may have inputs, types or fields
+with a meaning of their own.
+"""

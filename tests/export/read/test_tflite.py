@@ -12,7 +12,7 @@ from qjax.graph.ir import Graph
 from qjax.run.interpreter import Interpreter
 from tests.export.emit.tflite_runtimes import MODES, litert, micro
 from tests.export.read import tflite_cases as cases
-from tests.export.read.tflite_models import File, Grid, Models
+from tests.export.read.tflite_models import File, Grid, Models, schema
 
 RUNS = 2
 NOT_IN_LITERT = {
@@ -260,3 +260,44 @@ def test_names_are_unique():
     graph = reader.read(file.to_bytes([x], [z]))
     assert graph.inputs == ("x",)
     assert [node.name for node in graph.nodes] == ["x#2", "tensor2"]
+
+
+def without_shapes(data: bytes, *, inputs: bool = False) -> bytes:
+    """The file without the shapes of what its operators compute, or of its inputs."""
+    import flatbuffers
+
+    model = schema.ModelT.InitFromPackedBuf(data, 0)
+    graph = model.subgraphs[0]
+    computed = {index for operator in graph.operators for index in operator.outputs}
+    for index in graph.inputs if inputs else computed:
+        graph.tensors[index].shape = None
+    builder = flatbuffers.Builder(1024)
+    builder.Finish(model.Pack(builder), b"TFL3")
+    return bytes(builder.Output())
+
+
+@pytest.mark.parametrize("group", ["weighted", "elementwise", "choices", "moves"])
+def test_shapes_that_follow_from_the_operators(group):
+    """A converter that did not know the image's size writes none; the runtime finds them, and so does the reader."""
+    data = getattr(cases, group)("int8", skip=("elu",))
+    whole, bare = reader.read(data), reader.read(without_shapes(data))
+    assert {name: t.shape for name, t in whole.tensors.items()} == {name: t.shape for name, t in bare.tensors.items()}
+    assert [(n.op, n.attributes) for n in whole.nodes] == [(n.op, n.attributes) for n in bare.nodes]
+
+
+def test_shapes_computed_from_shapes():
+    file = File()
+    x, y, z = (file.tensor("int8", s, Grid(0.1, 3)) for s in ((2, 4, 4, 2), (2, 4, 4, 2), (2, 32)))
+    shape, first, both = (file.tensor("int32", s) for s in ((4,), (), (2,)))
+    file.operator("RELU", [x], [y])
+    file.operator("SHAPE", [y], [shape], "Shape", outType=schema.TensorType.INT32)
+    ends = [file.numbers([n]) for n in (0, 1, 1)]
+    file.operator("STRIDED_SLICE", [shape, *ends], [first], "StridedSlice", shrinkAxisMask=1)
+    file.operator("PACK", [first, file.numbers(32)], [both], "Pack", valuesCount=2)
+    file.operator("RESHAPE", [y, both], [z], "Reshape")
+    data = file.to_bytes([x], [z])
+    graph, codes = reader.read(without_shapes(data)), np.arange(64, dtype=np.int8).reshape(2, 4, 4, 2)
+    (found,) = Interpreter(graph)(codes)
+    assert np.array_equal(found, litert(data, "reference", [codes])[graph.outputs[0]])
+    with pytest.raises(ReadError, match="input 't0': the file has no shape of it"):
+        reader.read(without_shapes(data, inputs=True))

@@ -7,8 +7,9 @@ from qjax.export.read import read as read_file
 from qjax.export.read import tflite as reader
 from qjax.export.read.errors import ReadError, reading
 from qjax.export.read.tflite import walk
+from qjax.run.interpreter import Interpreter
 from tests.export.emit.tflite_runtimes import MODES, litert
-from tests.export.read.tflite_models import File, Grid
+from tests.export.read.tflite_models import File, Grid, schema
 
 
 def refused(file: File, inputs, outputs) -> str:
@@ -113,7 +114,7 @@ def test_what_no_check_foresees_is_a_read_error(tmp_path, monkeypatch):
     def handler(_walk, operator):
         raise KeyError(operator.name)
 
-    monkeypatch.setitem(walk.HANDLERS, "RELU", handler)
+    monkeypatch.setitem(walk.READERS, "RELU", walk.Reader(handler))
     file = File()
     x, y = (file.tensor("int8", (1, 4), Grid(0.1)) for _ in range(2))
     file.operator("RELU", [x], [y])
@@ -130,3 +131,77 @@ def test_what_no_check_foresees_is_a_read_error(tmp_path, monkeypatch):
 def test_whatever_goes_wrong(error):
     with pytest.raises(ReadError, match="the part: qjax expected something else"), reading("the part"):
         raise error("x")
+
+
+def clamp_beside(dtype: str, shape: tuple[int, ...]) -> bytes:
+    """A model of one RELU, and an input that nothing reads."""
+    file = File()
+    idle = file.tensor(dtype, shape, Grid(0.1) if dtype == "int8" else None, name="idle")
+    x, y = (file.tensor("int8", (1, 4), Grid(0.1), name=name) for name in "xy")
+    file.operator("RELU", [x], [y])
+    return file.to_bytes([idle, x], [y])
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32", "bool"])
+def test_an_input_that_nothing_reads_stays(dtype):
+    """A caller gives a value to every input of the file, in order."""
+    graph = reader.read(clamp_beside(dtype, (1, 3)))
+    assert graph.inputs == ("idle", "x")
+    assert graph.tensors["idle"].shape == (None, 3)
+    (found,) = Interpreter(graph)(np.zeros((2, 3), dtype), np.asarray([[-5, 1, 0, 7]] * 2, np.int8))
+    assert np.array_equal(found, [[0, 1, 0, 7]] * 2)
+    assert reader.read(clamp_beside(dtype, (5, 3))).tensors["idle"].shape == (5, 3)
+    assert reader.read(clamp_beside(dtype, (1, 3)), outputs=["y"]).inputs == ("x",)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64", "string"])
+def test_an_input_that_nothing_reads_of_another_type(dtype):
+    data = clamp_beside(dtype, (1, 3))
+    with pytest.raises(ReadError, match=rf"input 'idle': nothing reads it, and it is {dtype}. .*outputs=\[...\]"):
+        reader.read(data)
+    assert reader.read(data, outputs=["y"]).inputs == ("x",)
+
+
+def test_without_outputs():
+    file = File()
+    x, y = (file.tensor("int8", (1, 4), Grid(0.1), name=name) for name in "xy")
+    file.operator("RELU", [x], [y])
+    data = file.to_bytes([x], [])
+    with pytest.raises(ReadError, match=r"the model has no outputs. Name the tensors to compute"):
+        reader.read(data)
+    assert len(reader.read(data, outputs=["y"]).nodes) == 1
+
+
+def signed(names: dict[str, int]) -> bytes:
+    """A file of two subgraphs, RELU of four codes and RELU6 of five, with these signatures."""
+    import flatbuffers
+
+    file, second = File(), File()
+    second.model.operatorCodes, second.model.buffers = file.model.operatorCodes, file.model.buffers
+    for one, operator, size in ((file, "RELU", 4), (second, "RELU6", 5)):
+        x, y = (one.tensor("int8", (1, size), Grid(0.01), name=f"{operator} {end}") for end in "xy")
+        one.operator(operator, [x], [y])
+        one.graph.inputs, one.graph.outputs = [x], [y]
+    file.model.subgraphs.append(second.graph)
+    file.model.signatureDefs = []
+    for name, index in names.items():
+        signature = schema.SignatureDefT()
+        signature.signatureKey, signature.subgraphIndex = name, index
+        file.model.signatureDefs.append(signature)
+    builder = flatbuffers.Builder(1024)
+    builder.Finish(file.model.Pack(builder), b"TFL3")
+    return bytes(builder.Output())
+
+
+def test_signatures():
+    data = signed({"encode": 0, "decode": 1})
+    with pytest.raises(ReadError, match=r"the signatures 'encode', 'decode'. Choose the one to read.*signature=..."):
+        reader.read(data)
+    assert reader.read(data, signature="encode").inputs == ("RELU x",)
+    assert reader.read(data, signature="decode").inputs == ("RELU6 x",)
+    with pytest.raises(ReadError, match="no signature 'train'; its signatures are 'encode', 'decode'"):
+        reader.read(data, signature="train")
+    with pytest.raises(ReadError, match="signature 'far' of subgraph 7 of 2"):
+        reader.read(signed({"far": 7}), signature="far")
+    with pytest.raises(ReadError, match=r"2 subgraphs. Leave control flow"):
+        reader.read(signed({"encode": 0}))

@@ -36,7 +36,10 @@ def softmax(writer: Writer, node: Node) -> Value:
 @lowers("log_softmax")
 @lowers("logsumexp")
 def log_softmax(writer: Writer, node: Node) -> Value:
-    """Refused: TFLite's own LOG_SOFTMAX rounds otherwise, on a grid that it fixes."""
+    """LOG_SOFTMAX of a file that was read; others are refused, as it rounds otherwise, on a grid that it fixes."""
+    if node.attributes.get("method") == "gemmlowp":
+        x, (dtype, quantization) = writer.input(node), writer.grid(node)
+        return writer.bounded(node, writer.apply("LOG_SOFTMAX", [x], x.shape, x.free, dtype, quantization))
     raise Unsupported(
         f"a {node.op}",
         f"TFLite has none with the bits of the graph: return the numbers that go into it; {_ELSEWHERE}",

@@ -55,6 +55,7 @@ def read(
     target: str | targets.Target | None = None,
     outputs: Sequence[str] | None = None,
     metadata: bool = True,
+    signature: str | None = None,
 ) -> Graph:
     """The graph of a model.
 
@@ -67,23 +68,31 @@ def read(
       outputs: names of tensors of the file that become the graph's outputs, instead of the model's own: the part of the
         model that computes them.
       metadata: whether to use what qjax wrote into a file; False reads its operators alone.
+      signature: the name of one of the file's signatures, whose subgraph is read; None: the first subgraph, which must
+        be the only one that callers can choose.
 
     Raises:
-      ReadError: a damaged file, or operators without integers here: one error that lists all.
+      ReadError: a damaged file, no such signature, or operators without integers here: one error that lists all.
+      ValueError: no such output.
     """
     for name in _HANDLERS:
         importlib.import_module(f"{__name__}.{name}")
     with reading("the file's tables"):
-        model = parse(data)
-    if metadata and outputs is None and METADATA in model.metadata:
+        model = parse(data, signature)
+    if metadata and outputs is None and signature is None and METADATA in model.metadata:
         graph = written_by_qjax.read(model)
         return graph if target is None else retarget(graph, target)
     chosen = targets.get(DEFAULT if target is None else target)
     with reading("its variables"):
         model, states, problems = without_variables(with_int32_places(model))
     wanted = _wanted(model, outputs)
+    if outputs is not None:
+        read = {*wanted, *(index for operator in needed(model, wanted) for index in operator.inputs)}
+        model = dataclasses.replace(model, inputs=tuple(index for index in model.inputs if index in read))
+    with reading("the shapes of its tensors"):
+        model = with_shapes(model, wanted)
     with reading("the graph of its operators"):
-        graph, walk = _read(model, wanted, chosen, problems)
+        graph, walk = _read(model, wanted, chosen, problems, signature)
     if outputs is None:
         graph = graph.replace(metadata={**graph.metadata, **metadata_of(states, walk.names)})
     with reading(f"the graph under {chosen.name!r}", clear=ValueError):
@@ -93,6 +102,8 @@ def read(
 
 def _wanted(model: Model, outputs: Sequence[str] | None) -> list[int]:
     if outputs is None:
+        if not model.outputs:
+            raise ReadError("the model has no outputs. Name the tensors to compute: read(..., outputs=[...]).")
         return list(model.outputs)
     if isinstance(outputs, str) or not outputs:
         raise ValueError(f"read: outputs must be a list of names of tensors, got {outputs!r}.")
@@ -107,12 +118,18 @@ def _wanted(model: Model, outputs: Sequence[str] | None) -> list[int]:
     return found
 
 
-def _read(model: Model, wanted: list[int], target: targets.Target, found: Problems) -> tuple[Graph, Walk]:
+def _read(
+    model: Model, wanted: list[int], target: targets.Target, found: Problems, signature: str | None
+) -> tuple[Graph, Walk]:
     walk = Walk(model, wanted)
     graph = walk.run()
     problems = found.lines + walk.problems.lines
-    if model.subgraphs > 1:
-        problems.append(f"{model.subgraphs} subgraphs. Leave control flow (IF, WHILE) out of the model")
+    if model.subgraphs > 1 and signature is None:
+        if len(set(model.signatures.values())) > 1:
+            names = ", ".join(map(repr, model.signatures))
+            problems.append(f"the file has the signatures {names}. Choose the one to read: read(..., signature=...)")
+        else:
+            problems.append(f"{model.subgraphs} subgraphs. Leave control flow (IF, WHILE) out of the model")
     problems += refused(walk.marks, target)
     if problems:
         listed = "\n".join(f"  {line}." for line in problems)
@@ -145,12 +162,25 @@ def _batched(model: Model, wanted: list[int]) -> tuple[frozenset[int], int]:
     """The inputs whose first axis is the batch, and the size that the file states for it."""
     read = {index for operator in needed(model, wanted) for index in operator.inputs}
     inputs = [model.tensors[index] for index in model.inputs if index in read]
+    idle = [model.tensors[index] for index in model.inputs if index not in read]
     free = [t for t in inputs if t.signature and t.signature[0] == -1]
     chosen = free or [t for t in inputs if len(t.shape) > 1 and t.shape[0] == 1]
     sizes = {t.shape[0] for t in chosen}
     if len(sizes) != 1 or not min(sizes):
         return frozenset(), 1
-    return frozenset(t.index for t in chosen), sizes.pop()
+    size = sizes.pop()
+    return frozenset(t.index for t in (*chosen, *idle) if t in chosen or t.shape[:1] == (size,)), size
+
+
+def with_shapes(model: Model, wanted: list[int]) -> Model:
+    """The model with the shapes that follow from its operators, in place of those that the file does not state."""
+    computed = {index for operator in needed(model, wanted) for index in operator.outputs}
+    if all(model.tensors[index].shaped == "yes" for index in computed):
+        return model
+    walk = Walk(model, wanted)
+    walk.run()
+    tensors = tuple(t if t.shaped == "yes" else dataclasses.replace(t, shape=walk.shape_of(t)) for t in model.tensors)
+    return dataclasses.replace(model, tensors=tensors)
 
 
 def with_int32_places(model: Model) -> Model:

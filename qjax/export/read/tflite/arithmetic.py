@@ -38,7 +38,8 @@ def binary(walk: Walk, operator: Operator) -> None:
     if operator.name == "MUL":
         walk.node("multiply", [first, second], name, {}, constants)
         return
-    if first.dtype == "int16" and operator.options["powers_of_two"]:
+    powers_of_two = operator.options["powers_of_two"]
+    if powers_of_two and first.dtype == "int16":
         steps = [x.quantization.scale for x in (first, second)] + [grid.scale]
         if all(np.frexp(np.float32(step))[0] == 0.5 for step in steps):
             raise Unsupported(

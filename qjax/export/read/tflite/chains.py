@@ -71,12 +71,16 @@ class Step:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Chain:
-    """One or two sources, steps on their reals, and the grid of the codes that the last of them becomes."""
+    """One or two sources, steps on their reals, and the grid of the codes that the last of them becomes.
+
+    operator: that of the runtime which computes all of it from the codes; "": one for each step, in floats.
+    """
 
     sources: tuple[Source, ...]
     steps: tuple[Step, ...]
     dtype: str
     y: Quantization
+    operator: str = ""
 
     @property
     def is_function(self) -> bool:

@@ -1,12 +1,13 @@
 """The graph under construction: its tensors and nodes, under names that nothing else in the file has."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from qjax.export.read.tflite.flatbuffer import damaged
-from qjax.export.read.tflite.model import FileTensor, Model
+from qjax.export.read.tflite.model import MAX_ELEMENTS, FileTensor, Model
 from qjax.export.read.tflite.values import Codes
 from qjax.graph.ir import Node, Quantization, Tensor
 from qjax.names import Names
@@ -36,8 +37,10 @@ class Draft:
 
     def add(self, tensor: FileTensor, shape: tuple[int, ...], grid: Quantization | None) -> str:
         """A tensor of the graph for one of the file; its shape must be the file's, but for the batch."""
-        if self.scale == 1 and shape != tensor.shape:
+        if self.scale == 1 and shape != tensor.shape and tensor.shaped == "yes":
             raise damaged(f"tensor {tensor.name[:60]!r} is stated as {tensor.shape}, and computed as {shape}")
+        if math.prod(shape) > MAX_ELEMENTS * self.scale:
+            raise damaged(f"tensor {tensor.name[:60]!r}: the shape {shape} has more than {MAX_ELEMENTS} elements")
         return self.put(tensor, shape, grid)
 
     def put(self, tensor: FileTensor, shape: tuple[int, ...], grid: Quantization | None) -> str:

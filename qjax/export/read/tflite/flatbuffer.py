@@ -79,6 +79,12 @@ class Table:
             raise damaged(f"field {field} of the table at byte {self._at} lies outside of it")
         return self._at + offset if offset else None
 
+    @property
+    def stored(self) -> list[int]:
+        """The numbers of the fields that the file states, those with the schema's default among them."""
+        count = (self._length - 4) // 2
+        return [n for n in range(count) if self._file.number(_U16, self._fields + 4 + 2 * n)]
+
     def scalar(self, field: int, kind: str, default: int = 0) -> int:
         """A number."""
         size, packed = SCALARS[kind]

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from qjax.export.read.tflite.kernels import BLOCKS, INT4_ROWS, ODD_INT4_ROWS, ROWS, WINDOWS
 from qjax.export.read.tflite.model import FileTensor, Operator
 from qjax.export.read.tflite.products import dilation_of, strides_of, windows
+from qjax.export.read.tflite.shapes import reshaped_as
 from qjax.export.read.tflite.values import FLOATS, Codes, bad, code_range, volume
 from qjax.export.read.tflite.walk import Walk, reads_floats
 from qjax.export.tflite_schema.activations import BOUNDS
@@ -22,7 +23,7 @@ from qjax.problems import Unsupported
 _BINARY = {"ADD": "add", "SUB": "sub", "MUL": "mul", "MAXIMUM": "max", "MINIMUM": "min"}
 
 
-@reads_floats("FULLY_CONNECTED")
+@reads_floats("FULLY_CONNECTED", ignores=("bias_type",))
 def fully_connected(walk: Walk, operator: Operator) -> None:
     """Rows of floats, which get codes at run time, times a matrix (out, in)."""
     if operator.options["format"]:
@@ -51,7 +52,7 @@ def fully_connected(walk: Walk, operator: Operator) -> None:
     _activated(walk, operator, y)
 
 
-@reads_floats("CONV_2D")
+@reads_floats("CONV_2D", ignores=("bias_type",))
 def conv(walk: Walk, operator: Operator) -> None:
     """A convolution of floats, which get codes at run time, with a kernel (out, height, width, in)."""
     x, stored = walk.floats_of(operator, 0), walk.operand(operator, 1)
@@ -84,7 +85,7 @@ def _bias(walk: Walk, operator: Operator, n: int) -> dict[str, str]:
     return {"bias": walk.held(operator, 2, walk.array(bias).reshape(-1))}
 
 
-@reads_floats(*_BINARY)
+@reads_floats(*_BINARY, ignores=("powers_of_two",))
 def binary(walk: Walk, operator: Operator) -> None:
     """A sum, a product or a bound of floats, element by element."""
     sides = [_side(walk, operator, place) for place in (0, 1)]
@@ -127,13 +128,7 @@ def activation(walk: Walk, operator: Operator) -> None:
 def reshape(walk: Walk, operator: Operator) -> None:
     """The shape of floats."""
     x = walk.floats_of(operator, 0)
-    stated = walk.output(operator)
-    if walk.scale != 1 and stated.shape and x.shape[0] != walk.operand(operator, 0).shape[0]:
-        shape = (stated.shape[0] * walk.scale, *stated.shape[1:])
-    else:
-        shape = stated.shape
-    if volume(shape) != volume(x.shape):
-        raise bad(operator, f"floats of shape {x.shape} as {shape}")
+    shape = reshaped_as(walk, operator, x)
     _island(walk, _result(walk, operator, shape).name, [x], [_reshape(shape)], {})
 
 

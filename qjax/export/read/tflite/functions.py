@@ -10,11 +10,15 @@ from typing import Any
 
 import numpy as np
 
+from qjax.export.read.tflite.chains import Chain, Source, Step
+from qjax.export.read.tflite.kernels import LOG_SOFTMAX
 from qjax.export.read.tflite.model import Operator
 from qjax.export.read.tflite.trial import Function
 from qjax.export.read.tflite.values import axis_of, bad
 from qjax.export.read.tflite.walk import Walk, reads
 from qjax.numerics.elementary import Expression
+from qjax.numerics.gemmlowp_log_softmax import GREATEST_SCALE, LEAST_SCALE, SCALE, ZERO_POINT
+from qjax.numerics.softmax import SUM_BITS
 from qjax.problems import Unsupported
 
 _ZERO, _HALF, _ONE, _THREE, _SIX = (float(n).hex() for n in (0, 0.5, 1, 3, 6))
@@ -71,6 +75,38 @@ def function(walk: Walk, operator: Operator) -> None:
     walk.node("table", [x], name, {"expression": _expression(operator).to_json()})
 
 
+_PRELU = (Step("MINIMUM", (0, 0.0)), Step("MUL", (2, 1)), Step("MAXIMUM", (0, 0.0)), Step("ADD", (3, 4)))
+"""min(x, 0) alpha + max(x, 0) of x, alpha."""
+
+
+@reads("PRELU")
+def prelu(walk: Walk, operator: Operator) -> None:
+    """A table with an entry for each pair of a code and a slope."""
+    x, slope = (walk.codes_of(operator, place) for place in (0, 1))
+    output = walk.output(operator)
+    if not x.dtype == slope.dtype == output.dtype or x.dtype == "int16":
+        raise Unsupported(
+            f"codes of {x.dtype} with slopes of {slope.dtype} become {output.dtype}",
+            "Use 8 bits for all three, so that all pairs fit a table",
+        )
+    try:
+        shape = np.broadcast_shapes(x.shape, slope.shape)
+    except ValueError:
+        raise bad(operator, f"shapes {x.shape} and {slope.shape}") from None
+    name, grid = walk.result(operator, shape)
+    held = walk.tensors[slope.name].value
+    low, high = slope.quantization.qmin, slope.quantization.qmax
+    if held is not None and np.size(held):
+        low, high = int(np.min(held)), int(np.max(held))
+    sources = (
+        Source(x.dtype, x.quantization, x.quantization.qmin, x.quantization.qmax),
+        Source(slope.dtype, slope.quantization, low, high),
+    )
+    walk.functions[name] = Chain(sources, _PRELU, output.dtype, grid, operator.name)
+    ranges = [[source.low, source.high] for source in sources]
+    walk.node("pair_table", [walk.ranked(y, len(shape), name) for y in (x, slope)], name, {"ranges": ranges})
+
+
 @reads("SOFTMAX")
 def softmax(walk: Walk, operator: Operator) -> None:
     """Shares along the last axis; whether the target's kernel is known is seen when the target is."""
@@ -84,3 +120,24 @@ def softmax(walk: Walk, operator: Operator) -> None:
     if (x.dtype, walk.output(operator).dtype) not in _SOFTMAX:
         raise Unsupported(f"codes of {x.dtype} become {walk.output(operator).dtype}", "Give both sides the same bits")
     walk.node("softmax", [x], name, {"axes": [axis_of(-1, len(x.shape), operator)]})
+
+
+@reads("LOG_SOFTMAX")
+def log_softmax(walk: Walk, operator: Operator) -> None:
+    """Logarithms of shares along the last axis, at the one scale and zero point that its kernels have."""
+    x, stated = walk.codes_of(operator, 0), walk.output(operator)
+    if not x.dtype == stated.dtype == "int8":
+        raise Unsupported(f"codes of {x.dtype} become {stated.dtype}", "Use int8 for both")
+    name, grid = walk.result(operator, x.shape)
+    if grid.scale != SCALE or int(grid.zero_point) != ZERO_POINT:
+        raise Unsupported(
+            f"its output has the scale {grid.scale:.6g} and the zero point {int(grid.zero_point)}",
+            f"Its kernels have {SCALE} and {ZERO_POINT}",
+        )
+    if not LEAST_SCALE < x.quantization.scale < GREATEST_SCALE or not x.shape or not 1 <= x.shape[-1] < 1 << SUM_BITS:
+        raise Unsupported(
+            f"{x.shape[-1:]} codes with the scale {x.quantization.scale:.6g}",
+            f"qjax knows its kernels for 1 to {(1 << SUM_BITS) - 1} codes, and scales from 2^-20 to 16",
+        )
+    walk.marks[name] = LOG_SOFTMAX
+    walk.node("log_softmax", [x], name, {"axes": [len(x.shape) - 1], "is_operator": True})

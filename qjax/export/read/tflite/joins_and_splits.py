@@ -22,6 +22,7 @@ def concatenation(walk: Walk, operator: Operator) -> None:
         parts = [np.atleast_1d(walk.numbers(operator, i)) for i in range(len(operator.inputs))]
         if any(part.ndim != 1 for part in parts):
             raise Unsupported("it joins tables of whole numbers", NUMBERS)
+        axis_of(operator.options["axis"], 1, operator)
         walk.know(operator, np.concatenate(parts))
         return
     if operator.options["activation"]:
@@ -37,6 +38,9 @@ def pack(walk: Walk, operator: Operator) -> None:
         raise bad(operator, f"{operator.options['count']} values stated, {count} given")
     numbers = [walk.numbers_of(operator, i) for i in range(count)]
     if all(n is not None and n.size == 1 for n in numbers):
+        if any(n is not None and n.ndim for n in numbers):
+            raise Unsupported("it joins tables of whole numbers", NUMBERS)
+        axis_of(operator.options["axis"], 1, operator)
         walk.know(operator, np.concatenate([np.reshape(n, (1,)) for n in numbers if n is not None]))
         return
     parts = [_part(walk, operator, i) for i in range(count)]

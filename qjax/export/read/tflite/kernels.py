@@ -19,6 +19,7 @@ from qjax.graph.clean import remove_dead
 from qjax.graph.ir import Graph, Node, Tensor
 from qjax.names import lengthened
 from qjax.numerics.tables import GEMMLOWP_GRIDS
+from qjax.problems import Unsupported
 from qjax.targets.base import Weighted
 
 RELU = "RELU onto another grid"
@@ -35,12 +36,84 @@ INT4_ROWS = "FULLY_CONNECTED of floats with int4 weights"
 ODD_INT4_ROWS = "FULLY_CONNECTED of floats with rows of an odd number of int4 weights"
 WINDOWS = "CONV_2D of floats with int8 weights"
 BLOCKS = "FULLY_CONNECTED of floats with blockwise weights"
+ROWS_32 = "FULLY_CONNECTED of int16 with sums of 32 bits"
+ROWS_UNSTATED = "FULLY_CONNECTED of int16 with a bias of int32 that its quantized_bias_type does not state"
+ROWS_BARE = "FULLY_CONNECTED of int16 without a bias"
+CONV_32 = "CONV_2D of int16 with sums of 32 bits"
+GROUPED_32 = "CONV_2D of int16 in several groups with sums of 32 bits"
+CONV_UNSTATED = "CONV_2D of int16 with a bias of int32 that its quantized_bias_type does not state"
+TRANSPOSED_32 = "TRANSPOSE_CONV of int16 with a bias of int32"
+TRANSPOSED_UNSTATED = "TRANSPOSE_CONV of int16 with a bias of int32 that its quantized_bias_type does not state"
+TRANSPOSED_BARE = "TRANSPOSE_CONV of int16 with sums of 32 bits and without a bias"
+LOG_SOFTMAX = "LOG_SOFTMAX of int8"
+DEPTHWISE_32 = "DEPTHWISE_CONV_2D of int16 with a bias of int32"
+
+_OF_BIAS: Mapping[tuple[str, str, str], str | None] = {
+    **{
+        (operator, *types): None
+        for operator in ("FULLY_CONNECTED", "CONV_2D", "TRANSPOSE_CONV")
+        for types in (("int64", ""), ("int64", "int64"), ("", "int64"))
+    },
+    ("FULLY_CONNECTED", "int32", "int32"): ROWS_32,
+    ("FULLY_CONNECTED", "", "int32"): ROWS_32,
+    ("FULLY_CONNECTED", "int32", ""): ROWS_UNSTATED,
+    ("FULLY_CONNECTED", "", ""): ROWS_BARE,
+    ("CONV_2D", "int32", "int32"): CONV_32,
+    ("CONV_2D", "", "int32"): CONV_32,
+    ("CONV_2D", "int32", ""): CONV_UNSTATED,
+    ("CONV_2D", "", ""): None,
+    ("TRANSPOSE_CONV", "int32", "int32"): TRANSPOSED_32,
+    ("TRANSPOSE_CONV", "", "int32"): TRANSPOSED_BARE,
+    ("TRANSPOSE_CONV", "int32", ""): TRANSPOSED_UNSTATED,
+    ("TRANSPOSE_CONV", "", ""): None,
+    ("DEPTHWISE_CONV_2D", "int64", ""): None,
+    ("DEPTHWISE_CONV_2D", "", ""): None,
+    ("DEPTHWISE_CONV_2D", "int32", ""): DEPTHWISE_32,
+}
+"""Operator of int16, type of its bias ("": it has none) and quantized_bias_type ("": not stated) -> mark.
+
+LiteRT takes the width of the sums from quantized_bias_type, TFLite Micro from the bias. A kernel that takes its bias
+for another width than it has reads the memory behind it.
+"""
+
+
+def mark_of_bias(operator: str, bias: str, stated: str, groups: int) -> str | None:
+    """The mark of a product of int16 by int8; None for the kernel with sums of 64 bits, which all targets have.
+
+    Raises:
+      Unsupported: no kernel takes such a bias.
+    """
+    if (operator, bias, stated) not in _OF_BIAS:
+        raise Unsupported(
+            f"it has {f'a bias of {bias}' if bias else 'no bias'}, and its quantized_bias_type is {stated or 'unset'}",
+            "Convert the model again with biases of int64 and no quantized_bias_type",
+        )
+    mark = _OF_BIAS[operator, bias, stated]
+    return GROUPED_32 if mark == CONV_32 and groups > 1 else mark
+
 
 _UINT8 = Weighted("double_round", "f32")
 # With one input channel the only group makes it look like any other convolution to a target.
 _UINT8_DEPTHWISE = {"depthwise": _UINT8, "conv": _UINT8}
-_RULES: Mapping[str, Mapping[str, Mapping[str, str | Weighted]]] = {
-    "tflite_reference": {CONV: {"conv": _UINT8}, DEPTHWISE: _UINT8_DEPTHWISE},
+# Sums of 32 bits of int16 become codes as those of int8 do, in LiteRT's own kernels: XNNPACK has none of int16.
+_AS_INT8: Mapping[str, str | Weighted | None] = {"wide": None, "wide_dot": None}
+_AS_INT8_X86 = {**_AS_INT8, "dot": Weighted("neon", "f32"), "dot_per_channel": Weighted("neon"), "conv": "neon"}
+_X86_32: Mapping[str, Mapping[str, str | Weighted | None]] = {
+    ROWS_32: _AS_INT8_X86,
+    ROWS_UNSTATED: _AS_INT8_X86,
+    ROWS_BARE: _AS_INT8_X86,
+    CONV_32: _AS_INT8_X86,
+    GROUPED_32: {"wide": "double_round"},
+    TRANSPOSED_32: {"wide": "tflite_depthwise_neon"},
+    TRANSPOSED_BARE: {"wide": "tflite_depthwise_neon"},
+}
+_RULES: Mapping[str, Mapping[str, Mapping[str, str | Weighted | None]]] = {
+    "tflite_micro": dict.fromkeys((ROWS_32, ROWS_UNSTATED, CONV_32, GROUPED_32, CONV_UNSTATED), _AS_INT8),
+    "tflite_reference": {
+        CONV: {"conv": _UINT8},
+        DEPTHWISE: _UINT8_DEPTHWISE,
+        **dict.fromkeys((ROWS_32, CONV_32, GROUPED_32, TRANSPOSED_32, TRANSPOSED_BARE), _AS_INT8),
+    },
     "tflite_optimized_x86": {
         RELU: {"rescale": "double_round"},
         RELU6: {"rescale": "double_round"},
@@ -49,27 +122,43 @@ _RULES: Mapping[str, Mapping[str, Mapping[str, str | Weighted]]] = {
         DEPTHWISE: _UINT8_DEPTHWISE,
         GROUPED: {"conv": "double_round"},
         SINGLE: {"conv": "tflite_depthwise_neon"},
+        **_X86_32,
     },
-    "tflite_xnnpack": {RELU: {"rescale": "double_round"}, RELU6: {"rescale": "double_round"}},
+    "tflite_xnnpack": {RELU: {"rescale": "double_round"}, RELU6: {"rescale": "double_round"}, **_X86_32},
 }
 """target -> mark -> the fields of the target that differ. Kernels of uint8 form the scale in float32."""
 
 _FLOATS = (ROWS, INT4_ROWS, ODD_INT4_ROWS, BLOCKS, WINDOWS)
+_NARROW = (ROWS_32, ROWS_UNSTATED, ROWS_BARE, CONV_32, GROUPED_32, TRANSPOSED_32, TRANSPOSED_BARE)
 
 _UNKNOWN: Mapping[str, frozenset[str]] = {
-    # Its RELU6 kernel compares codes on the input's grid with bounds on the output's grid.
+    # LiteRT's optimised LOG_SOFTMAX computes with the C library's float logarithm.
+    # Micro's RELU6 kernel compares codes on the input's grid with bounds on the output's grid.
     "tflite_micro": frozenset({RELU6, *_FLOATS}),
-    "cmsis_nn": frozenset({RELU6, *_FLOATS}),
+    "cmsis_nn": frozenset(
+        {LOG_SOFTMAX, RELU6, *_FLOATS, *(set(_NARROW) - {ROWS_BARE, TRANSPOSED_BARE}), CONV_UNSTATED}
+    ),
     "tflite_reference": frozenset({BLOCKS, WINDOWS, SVDF8}),
-    "tflite_optimized_x86": frozenset({INT4_ROWS, ODD_INT4_ROWS, BLOCKS, WINDOWS, SVDF8}),
-    "tflite_optimized_arm": frozenset({RELU, RELU6, TRANSPOSED, CONV, DEPTHWISE, SINGLE, GROUPED, SVDF8, *_FLOATS}),
-    "tflite_xnnpack": frozenset({ODD_INT4_ROWS, SVDF8}),
-    "tflite_xnnpack_arm": frozenset({RELU, RELU6, SVDF8, *_FLOATS}),
+    "tflite_optimized_x86": frozenset({LOG_SOFTMAX, INT4_ROWS, ODD_INT4_ROWS, BLOCKS, WINDOWS, SVDF8}),
+    "tflite_optimized_arm": frozenset(
+        {LOG_SOFTMAX, RELU, RELU6, TRANSPOSED, CONV, DEPTHWISE, SINGLE, GROUPED, SVDF8, *_FLOATS, *_NARROW}
+    ),
+    "tflite_xnnpack": frozenset({LOG_SOFTMAX, ODD_INT4_ROWS, SVDF8}),
+    "tflite_xnnpack_arm": frozenset({LOG_SOFTMAX, RELU, RELU6, SVDF8, *_FLOATS, *_NARROW}),
 }
 """target -> marks whose bits qjax does not have."""
 
-_ABSENT: Mapping[str, frozenset[str]] = {"tflite_micro": frozenset({MIXED}), "cmsis_nn": frozenset({MIXED})}
-"""target -> marks that its runtime refuses when it prepares a model."""
+_MICRO_ABSENT = frozenset({MIXED, DEPTHWISE_32, TRANSPOSED_32, TRANSPOSED_UNSTATED})
+_LITERT_ABSENT = frozenset({DEPTHWISE_32, CONV_UNSTATED, TRANSPOSED_UNSTATED})
+_ABSENT: Mapping[str, frozenset[str]] = {
+    "tflite_micro": _MICRO_ABSENT,
+    "cmsis_nn": _MICRO_ABSENT,
+    "tflite_reference": _LITERT_ABSENT | {ROWS_UNSTATED},
+    **dict.fromkeys(
+        ("tflite_optimized_x86", "tflite_optimized_arm", "tflite_xnnpack", "tflite_xnnpack_arm"), _LITERT_ABSENT
+    ),
+}
+"""target -> marks that its runtime refuses when it prepares a model, or whose bias it reads in another width."""
 
 
 def refused(marks: Mapping[str, str], target: targets.Target) -> list[str]:
@@ -78,18 +167,21 @@ def refused(marks: Mapping[str, str], target: targets.Target) -> list[str]:
     found: list[str] = []
     for name, mark in marks.items():
         if mark in absent:
-            found.append(f"{name!r}: {target.name!r} has no {mark}. Read it with target={_known(mark)!r}")
+            found.append(f"{name!r}: {target.name!r} has no {mark}. {_known(mark)}")
         elif mark in unknown:
             found.append(
                 f"{name!r}: {mark} has a kernel of its own under {target.name!r}, whose bits qjax does not have. "
-                f"Read it with target={_known(mark)!r}"
+                f"{_known(mark)}"
             )
     return found
 
 
 def _known(mark: str) -> str:
-    """A target whose runtime computes a marked node as qjax does."""
-    return next(name for name in ("tflite_reference", "tflite_xnnpack", "tflite_micro") if mark not in _UNKNOWN[name])
+    """The cure: a target whose runtime computes a marked node as qjax does."""
+    for name in ("tflite_reference", "tflite_xnnpack", "tflite_micro"):
+        if mark not in _UNKNOWN[name] | _ABSENT[name]:
+            return f"Read it with target={name!r}"
+    return "Convert the model again with biases of int64, which every runtime takes"
 
 
 def with_tables(graph: Graph, tables: Mapping[str, Mapping[str, Function]], target: targets.Target) -> Graph:

@@ -7,14 +7,14 @@ it.
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 
 from qjax.export.read.errors import ReadError
 from qjax.export.read.tflite.flatbuffer import Bytes, Table, damaged
-from qjax.export.tflite_schema.enums import BUILTIN_OPERATORS, OPTIONS, TENSOR_TYPES
+from qjax.export.tflite_schema.enums import BUILTIN_OPERATORS, NEWEST, OPTIONS, TENSOR_TYPES, Fields
 from qjax.export.tflite_schema.file import IDENTIFIER, SCHEMA_VERSION
 
 COMPILED = {
@@ -58,7 +58,9 @@ class FileTensor:
 
     span: the first byte of its data and the byte behind it; None for what is computed. scale: () floats where it has
     no scales. blocks: of scales for groups along the last axis, the index of their tensor and the length of a group.
-    unusual: what about it the graph cannot express (a variable, sparse weights), or "".
+    unusual: what about it the graph cannot express (a variable, sparse weights), or "". shaped: "yes", or "empty" or
+    "no" where the shape is () because the file states an empty one without a rank, or none: then it follows from the
+    operators.
     """
 
     index: int
@@ -72,6 +74,7 @@ class FileTensor:
     axis: int
     unusual: str
     blocks: tuple[int, int] | None = None
+    shaped: Literal["yes", "empty", "no"] = "yes"
 
     @property
     def size(self) -> int:
@@ -79,21 +82,55 @@ class FileTensor:
         return math.prod(self.shape)
 
 
+class Options(Mapping[str, Any]):
+    """The fields of an operator's options, which remember whether anybody looked at them.
+
+    What no reader looks at may select another kernel of the runtime, so `overlooked` makes it an error.
+    """
+
+    def __init__(self, values: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+        self._values, self._defaults = values, defaults
+        self._seen: set[str] = set()
+
+    def __getitem__(self, field: str) -> Any:
+        self._seen.add(field)
+        return self._values[field]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def overlooked(self, ignored: Collection[str]) -> dict[str, Any]:
+        """The fields with another value than the schema's default that nobody looked at."""
+        rest = self._values.keys() - self._seen - set(ignored)
+        return {field: self._values[field] for field in sorted(rest) if self._values[field] != self._defaults[field]}
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Operator:
-    """One operator. inputs: indices of tensors, -1 where an optional one is left out. intermediates: those inside."""
+    """One operator. inputs: indices of tensors, -1 where an optional one is left out. intermediates: those inside.
+
+    unusual: what about it no reader knows (a newer version, fields that are not in the schema), or "".
+    """
 
     index: int
     name: str
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    options: Mapping[str, Any]
+    options: Options
     intermediates: tuple[int, ...] = ()
+    unusual: str = ""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Model:
-    """One subgraph, the first; metadata by name. subgraphs: how many there are. once: those that CALL_ONCE names."""
+    """One subgraph; metadata by name.
+
+    subgraphs: how many there are. signatures: the subgraphs that the file offers to callers, by name. once: those that
+    CALL_ONCE names.
+    """
 
     data: bytes
     tensors: tuple[FileTensor, ...]
@@ -103,6 +140,7 @@ class Model:
     subgraphs: int
     description: str
     metadata: Mapping[str, tuple[int, int]]
+    signatures: Mapping[str, int]
     once: "Mapping[int, Model]" = dataclasses.field(default_factory=dict)
 
     def block_scales(self, tensor: FileTensor) -> np.ndarray:
@@ -135,11 +173,11 @@ class Model:
         return np.frombuffer(self.data, kind, tensor.size, start).astype(tensor.dtype).reshape(tensor.shape)
 
 
-def parse(data: bytes) -> Model:
-    """The model in a file.
+def parse(data: bytes, signature: str | None = None) -> Model:
+    """The model in a file: its first subgraph, or that of a signature.
 
     Raises:
-      ReadError: the file is damaged.
+      ReadError: the file is damaged, or has no such signature.
     """
     root = Bytes(data).root(IDENTIFIER)
     version = root.scalar(0, "u32")
@@ -152,18 +190,28 @@ def parse(data: bytes) -> Model:
         raise damaged("it has no subgraph")
     metadata = {table.text(0): _buffer(buffers, table.scalar(1, "u32"), "metadata") for table in root.tables(6)}
     held = {name: span for name, span in metadata.items() if span is not None}
+    if "COMPRESSION_METADATA" in metadata:
+        raise ReadError("its weights are compressed for TFLite Micro. Read the file from which it was made.")
+
+    signatures = {table.text(2): table.scalar(4, "u32") for table in root.tables(7)}
+    if signature is not None and signature not in signatures:
+        known = ", ".join(map(repr, signatures)) or "none"
+        raise ReadError(f"the file has no signature {signature!r}; its signatures are {known}.")
+    first = 0 if signature is None else signatures[signature]
+    if first >= len(subgraphs):
+        raise damaged(f"signature {signature!r} of subgraph {first} of {len(subgraphs)}")
 
     def graph(table: Table) -> Model:
         tensors = tuple(_tensor(i, tensor, buffers) for i, tensor in enumerate(table.tables(0)))
         operators = tuple(_operator(i, one, codes, len(tensors)) for i, one in enumerate(table.tables(3)))
         inputs, outputs = (_indices(table, field, len(tensors), "the subgraph's") for field in (1, 2))
-        model = Model(data, tensors, operators, inputs, outputs, len(subgraphs), root.text(3), held)
+        model = Model(data, tensors, operators, inputs, outputs, len(subgraphs), root.text(3), held, signatures)
         _check_order(model)
         return model
 
-    main = graph(subgraphs[0])
+    main = graph(subgraphs[first])
     once = {operator.options["subgraph"] for operator in main.operators if operator.name == "CALL_ONCE"}
-    if not once <= set(range(1, len(subgraphs))):
+    if not once <= set(range(len(subgraphs))) - {first}:
         raise damaged(f"CALL_ONCE of subgraph {max(once)} of {len(subgraphs)}")
     return dataclasses.replace(main, once={index: graph(subgraphs[index]) for index in sorted(once)})
 
@@ -185,14 +233,14 @@ def _buffer(buffers: Sequence[tuple[int, int] | None], index: int, whose: str) -
     return buffers[index]
 
 
-def _code(table: Table) -> tuple[str, str]:
-    """The operator's name, and that of a custom one."""
+def _code(table: Table) -> tuple[str, str, int]:
+    """The operator's name, that of a custom one, and the version."""
     # The old field is one signed byte. Old files have 0 in the new field.
     number = max(table.scalar(0, "i8"), table.scalar(3, "i32"))
     if number < 0:
         raise damaged(f"an operator with the number {number}")
     known = BUILTIN_OPERATORS[number] if number < len(BUILTIN_OPERATORS) else f"operator number {number}"
-    return known, table.text(1, 100)
+    return known, table.text(1, 100), table.scalar(2, "i32", 1)
 
 
 def _indices(table: Table, field: int, count: int, whose: str, least: int = 0) -> tuple[int, ...]:
@@ -204,31 +252,58 @@ def _indices(table: Table, field: int, count: int, whose: str, least: int = 0) -
     return indices
 
 
-def _operator(index: int, table: Table, codes: Sequence[tuple[str, str]], count: int) -> Operator:
+def _operator(index: int, table: Table, codes: Sequence[tuple[str, str, int]], count: int) -> Operator:
     code = table.scalar(0, "u32")
     if code >= len(codes):
         raise damaged(f"operator {index}: code {code} of {len(codes)}")
-    name, custom = codes[code]
+    name, custom, version = codes[code]
     where = f"operator {index} ({name}):"
     inputs, outputs = _indices(table, 1, count, where, -1), _indices(table, 2, count, where)
     if name == "CUSTOM":
-        return Operator(index, f"CUSTOM {custom!r}", inputs, outputs, {})
-    options: dict[str, Any] = {}
-    if name in OPTIONS:
-        kind, fields = OPTIONS[name]
-        given = table.scalar(3, "u8")
-        if given not in (0, kind):
-            raise damaged(f"{where} options of another operator")
-        held = table.table(4) if given else None
-        for field, (number, form, default) in fields.items():
-            if form == "text":
-                options[field] = "" if held is None else held.text(number)
-            elif form == "ints":
-                value = None if held is None else held.array(number, "int32")
-                options[field] = None if value is None else [int(n) for n in value]
-            else:
-                options[field] = default if held is None else held.scalar(number, form, default)
-    return Operator(index, name, inputs, outputs, options, _indices(table, 8, count, where, -1))
+        return Operator(index, f"CUSTOM {custom!r}", inputs, outputs, Options({}, {}))
+    kind, fields = OPTIONS.get(name, _NO_OPTIONS)
+    given = table.scalar(3, "u8")
+    if kind is not None and given not in (0, kind):
+        raise damaged(f"{where} options of another operator")
+    held = table.table(4) if given else None
+    values = {field: _field(held, *of) for field, of in fields.items()}
+    options = Options(values, {field: _field(None, *of) for field, of in fields.items()})
+    intermediates = _indices(table, 8, count, where, -1)
+    return Operator(index, name, inputs, outputs, options, intermediates, _unusual(name, version, table, held))
+
+
+_NO_OPTIONS: tuple[int | None, Fields] = (None, {})
+
+
+def _field(held: Table | None, number: int, form: str, default: int) -> Any:
+    """A field of options; held: None has them all at their defaults."""
+    if form == "text":
+        return "" if held is None else held.text(number)
+    if form == "ints":
+        value = None if held is None else held.array(number, "int32")
+        return None if value is None else [int(n) for n in value]
+    return default if held is None else held.scalar(number, form, default)
+
+
+_OPERATOR_FIELDS = 14
+_TENSOR_FIELDS = 11
+"""How many fields a table has in the schema that is read here."""
+
+
+def _unusual(name: str, version: int, table: Table, held: Table | None) -> str:
+    """What about a builtin operator no reader knows."""
+    newest = NEWEST.get(name, 1)
+    if version > newest:
+        return f"it has version {version}, and qjax knows {name} up to version {newest}"
+    known = {number for number, _, _ in OPTIONS[name][1].values()} if name in OPTIONS else set[int]()
+    unknown = [] if held is None else [number for number in held.stored if number not in known]
+    if unknown:
+        return f"its options have field {unknown[0]}, which qjax's schema of {name} does not know"
+    custom = table.span(5)
+    if table.scalar(11, "u8") or table.scalar(9, "u64") or (custom is not None and custom[0] != custom[1]):
+        return "it has options of a custom operator or of StableHLO"
+    unknown = [number for number in table.stored if number >= _OPERATOR_FIELDS]
+    return f"it has field {unknown[0]}, which qjax's schema of operators does not know" if unknown else ""
 
 
 def _tensor(index: int, table: Table, buffers: Sequence[tuple[int, int] | None]) -> FileTensor:
@@ -239,10 +314,13 @@ def _tensor(index: int, table: Table, buffers: Sequence[tuple[int, int] | None])
         raise damaged(f"{where}: a type with the number {kind}")
     shape = _sizes(table, 0, where)
     signature = _sizes(table, 7, where, -1) or shape
-    if len(signature) != len(shape):
-        raise damaged(f"{where}: shape {shape} and signature {signature}")
     dtype = TENSOR_TYPES[kind]
     span = _buffer(buffers, table.scalar(2, "u32"), where)
+    shaped = "yes" if shape or table.scalar(8, "bool") or span is not None else "empty" if 0 in table.stored else "no"
+    if len(signature) != len(shape):
+        if shaped == "yes":
+            raise damaged(f"{where}: shape {shape} and signature {signature}")
+        signature = shape
     unusual = ""
     if table.scalar(5, "bool"):
         unusual = VARIABLE
@@ -250,12 +328,16 @@ def _tensor(index: int, table: Table, buffers: Sequence[tuple[int, int] | None])
         unusual = "sparse weights"
     elif table.scalar(10, "u32"):
         unusual = "data outside of the file"
+    elif table.tables(9) or any(number >= _TENSOR_FIELDS for number in table.stored):
+        unusual = "a variant, or has fields that qjax's schema of tensors does not know"
     elif dtype not in ITEM_BITS:
         unusual = f"elements of type {dtype}"
     elif span is not None:
         needed = -(-math.prod(shape) * ITEM_BITS[dtype] // 8)
         if span[1] - span[0] < needed:
             raise damaged(f"{where}: {needed} bytes of data expected, got {span[1] - span[0]}")
+        if 0 not in table.stored and span[1] - span[0] > needed:
+            unusual = f"{span[1] - span[0]} bytes of data without a shape"
     if span is None and math.prod(shape) > MAX_ELEMENTS:
         raise damaged(f"{where}: the shape {shape} has more than {MAX_ELEMENTS} elements")
     q = table.table(4)
@@ -268,7 +350,7 @@ def _tensor(index: int, table: Table, buffers: Sequence[tuple[int, int] | None])
     if kind and blocks is None and not unusual:
         unusual = "a quantization that is no scale and zero point"
     axis = 0 if q is None else q.scalar(6, "i32")
-    return FileTensor(index, name, shape, signature, dtype, span, scale, zero_point, axis, unusual, blocks)
+    return FileTensor(index, name, shape, signature, dtype, span, scale, zero_point, axis, unusual, blocks, shaped)
 
 
 def _blocks(q: Table, where: str) -> tuple[int, int] | None:

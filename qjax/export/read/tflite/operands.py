@@ -20,16 +20,22 @@ class Operands(Draft):
         self.known: dict[int, np.ndarray] = {}
         """Whole numbers that operators compute, by a tensor's index in the file."""
         self._arrays: dict[int, np.ndarray] = {}
+        self._seen: set[tuple[int, int]] = set()
 
     def operand(self, operator: Operator, place: int) -> FileTensor:
         """The tensor at a place of the inputs."""
         if place >= len(operator.inputs) or operator.inputs[place] < 0:
             raise bad(operator, f"it has no input {place}")
+        self._seen.add((operator.index, place))
         return self.model.tensors[operator.inputs[place]]
 
     def has(self, operator: Operator, place: int) -> bool:
         """Whether there is an operand at that place."""
         return place < len(operator.inputs) and operator.inputs[place] >= 0
+
+    def is_seen(self, operator: Operator, place: int) -> bool:
+        """Whether anybody asked for the tensor at a place of the inputs."""
+        return (operator.index, place) in self._seen
 
     def name_at(self, operator: Operator, place: int) -> str:
         """The name of an operand."""

@@ -32,7 +32,7 @@ class Piece:
         return len(self.inputs) + len(self.steps) - 1
 
 
-@reads("CAST")
+@reads("CAST", ignores=("from", "to"))
 def cast(walk: Walk, operator: Operator) -> None:
     """Floats of integers that have no scale; of known whole numbers others."""
     stated, known = walk.output(operator), walk.numbers_of(operator, 0)
@@ -52,7 +52,7 @@ def hold(walk: Walk, output: FileTensor, x: Codes, source: Source) -> None:
     walk.pieces[output.index] = Piece((x,), (source,), (), x.shape)
 
 
-@reads_pieces(*OPERATORS)
+@reads_pieces(*OPERATORS, ignores=("powers_of_two",))
 def step(walk: Walk, operator: Operator) -> None:
     """One more step on floats that come from codes."""
     count = 1 if len(operator.inputs) == 1 else 2

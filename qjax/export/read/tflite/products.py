@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from qjax.export.read.tflite.clamps import clamps
-from qjax.export.read.tflite.kernels import CONV, DEPTHWISE, GROUPED, MIXED, SINGLE, TRANSPOSED
+from qjax.export.read.tflite.kernels import CONV, DEPTHWISE, GROUPED, MIXED, SINGLE, TRANSPOSED, mark_of_bias
 from qjax.export.read.tflite.model import FileTensor, Operator
 from qjax.export.read.tflite.values import FLOATS, Codes, bad, code_range, scales, volume
 from qjax.export.read.tflite.walk import Walk, reads
-from qjax.export.tflite_schema.enums import PADDINGS
+from qjax.export.tflite_schema.enums import PADDINGS, TENSOR_TYPES
 from qjax.export.tflite_schema.layouts import same_padding
 from qjax.graph.ir import Quantization
 from qjax.ops.windows import convolution, with_kernel
@@ -23,7 +23,7 @@ MAX_PADDING = 4096
 """Rows or columns that SAME may add, beside four times those that are there: no kernel needs more."""
 
 
-@reads("FULLY_CONNECTED")
+@reads("FULLY_CONNECTED", ignores=("asymmetric",))
 def fully_connected(walk: Walk, operator: Operator) -> None:
     """Rows of the input, whatever its rank, times a matrix (out, in)."""
     if operator.options["format"]:
@@ -69,6 +69,12 @@ def conv(walk: Walk, operator: Operator) -> None:
     groups = channels if depthwise else channels // max(into, 1)
     if groups * into != channels or features % max(groups, 1) or not codes.size or (depthwise and into != 1):
         raise bad(operator, f"an input of {x.shape}, weights of {stored.shape}")
+    if depthwise and operator.options["multiplier"] != features // channels:
+        raise Unsupported(
+            f"its depth_multiplier is {operator.options['multiplier']}, and its weights have {features} channels for "
+            f"{channels} of the input",
+            "TFLite Micro computes with the one, LiteRT with the other: make the file with both alike",
+        )
     strides, dilation = strides_of(operator), dilation_of(operator)
     padding, sizes = windows(operator, x.shape[1:3], (height, width), strides, dilation)
     if x.dtype == "uint8":
@@ -96,7 +102,7 @@ def transpose_conv(walk: Walk, operator: Operator) -> None:
     for axis in range(2):
         size, window, stride = x.shape[axis + 1], codes.shape[axis + 1], strides[axis]
         out = shape[axis + 1]
-        same = PADDINGS[operator.options["padding"]] == "SAME"
+        same = padding_of(operator) == "SAME"
         expected = -(-out // stride) if same else max(-(-(out - window + 1) // stride), 0)
         if size != expected or out < 1:
             raise bad(operator, f"{size} rows or columns in, {out} out")
@@ -113,11 +119,14 @@ def transpose_conv(walk: Walk, operator: Operator) -> None:
 def _size_of_result(walk: Walk, operator: Operator) -> list[int]:
     """The shape as a constant; where it is an input of the model, what the file states for the result."""
     if walk.operand(operator, 0).index in walk.model.inputs:
-        return list(walk.output(operator).shape)
+        stated = walk.output(operator)
+        if stated.shaped != "yes":
+            raise Unsupported(f"the file has no shape of {stated.name!r}", "Give its shape operand as a constant")
+        return list(stated.shape)
     return [int(n) for n in walk.numbers(operator, 0).reshape(-1)]
 
 
-@reads("BATCH_MATMUL")
+@reads("BATCH_MATMUL", ignores=("asymmetric",))
 def batch_matmul(walk: Walk, operator: Operator) -> None:
     """A product of two tensors of codes over their last axes."""
     _require_one_scale(walk, operator)
@@ -177,18 +186,34 @@ def _weighted(
         raise Unsupported(f"codes of {x.dtype} become {walk.output(operator).dtype}", "Give both sides the same bits")
     constants = {
         "kernel": walk.held(operator, 1, np.ascontiguousarray(codes), grid),
-        "bias": _bias(walk, operator, bias, shape[-1], name),
+        "bias": _bias(walk, operator, bias, x, shape[-1], name),
     }
+    types = _types_of_sums(walk, operator, bias)
+    mark = mark_of_bias(operator.name, *types, attributes.get("groups", 1)) if x.dtype == "int16" else None
+    if mark is not None:
+        walk.marks[name] = mark
     constants |= clamps(walk, operator, name, y)
     walk.node(op, [x], name, attributes, constants)
 
 
-def _bias(walk: Walk, operator: Operator, place: int, features: int, name: str) -> str:
+def _types_of_sums(walk: Walk, operator: Operator, place: int) -> tuple[str, str]:
+    """The type of the bias, and the one that the options state for it; "" where there is none."""
+    number = operator.options.get("bias_type", 0)
+    if not 0 <= number < len(TENSOR_TYPES):
+        raise bad(operator, f"a quantized_bias_type with the number {number}")
+    bias = walk.operand(operator, place).dtype if walk.has(operator, place) else ""
+    # float32 is the schema's default, and no bias of codes has it
+    return bias, TENSOR_TYPES[number] if number else ""
+
+
+def _bias(walk: Walk, operator: Operator, place: int, x: Codes, features: int, name: str) -> str:
     if not walk.has(operator, place):
         return walk.constant(f"{name}/bias", np.zeros(features, np.int32))
     tensor = walk.operand(operator, place)
-    if tensor.span is None or tensor.dtype not in ("int32", "int64"):
-        raise Unsupported(f"its bias {tensor.name!r} is no constant of int32 or int64", FLOATS)
+    # The kernels of 8 bits would read the halves of an int64 as two biases.
+    taken = ("int32", "int64") if x.dtype == "int16" else ("int32",)
+    if tensor.span is None or tensor.dtype not in taken:
+        raise Unsupported(f"its bias {tensor.name!r} is {tensor.dtype}, no constant of {' or '.join(taken)}", FLOATS)
     if tensor.size != features or tensor.zero_point.any():
         raise bad(operator, f"a bias of shape {tensor.shape}")
     value = walk.array(tensor).reshape(-1)
@@ -248,6 +273,14 @@ def strides_of(operator: Operator) -> list[int]:
     return found
 
 
+def padding_of(operator: Operator) -> str:
+    """SAME or VALID."""
+    number = operator.options["padding"]
+    if not 0 <= number < len(PADDINGS):
+        raise bad(operator, f"padding number {number}")
+    return PADDINGS[number]
+
+
 def dilation_of(operator: Operator) -> list[int]:
     """(height, width)."""
     found = [operator.options["dilation_h"], operator.options["dilation_w"]]
@@ -260,13 +293,11 @@ def windows(
     operator: Operator, sizes: Sequence[int], window: Sequence[int], strides: Sequence[int], dilation: Sequence[int]
 ) -> tuple[list[list[int]], list[int]]:
     """The padding of height and width, and the sizes of the result."""
-    number = operator.options["padding"]
-    if not 0 <= number < len(PADDINGS):
-        raise bad(operator, f"padding number {number}")
+    same = padding_of(operator) == "SAME"
     padding: list[list[int]] = []
     out: list[int] = []
     for size, n, stride, step in zip(sizes, window, strides, dilation, strict=True):
-        pair = list(same_padding(size, n, stride, step)) if PADDINGS[number] == "SAME" else [0, 0]
+        pair = list(same_padding(size, n, stride, step)) if same else [0, 0]
         if sum(pair) > MAX_PADDING + 4 * size:
             raise Unsupported(f"a window of {n} on {size} rows or columns", "Use a window that fits the image")
         covered = size + sum(pair) - (n - 1) * step

@@ -22,7 +22,7 @@ _VARIANTS = {9: "peephole", 10: "peephole", 11: "peephole", 16: "a projection", 
 _PLAIN = "Use an LSTM without it, as tf.keras.layers.LSTM makes"
 
 
-@reads("UNIDIRECTIONAL_SEQUENCE_LSTM")
+@reads("UNIDIRECTIONAL_SEQUENCE_LSTM", ignores=("asymmetric", "proj_clip"))
 def lstm(walk: Walk, operator: Operator) -> None:
     """A node for the cell and one for the hidden state at each step."""
     _require_plain(walk, operator)
@@ -166,7 +166,7 @@ def _function(operator: str, bits: int) -> Function:
     return Function(operator, {}, "int16", *grids)
 
 
-@reads("SVDF")
+@reads("SVDF", ignores=("asymmetric",))
 def svdf(walk: Walk, operator: Operator) -> None:
     """Features of the frame, which push the oldest ones out of the state, and the weighted sum of what is kept."""
     x, state = walk.codes_of(operator, 0), walk.codes_of(operator, 4)

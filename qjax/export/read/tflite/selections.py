@@ -90,7 +90,7 @@ def select(walk: Walk, operator: Operator) -> None:
     walk.node("select", [mask, off, on], name)
 
 
-@reads("ARG_MAX", "ARG_MIN")
+@reads("ARG_MAX", "ARG_MIN", ignores=("type",))
 def argument(walk: Walk, operator: Operator) -> None:
     """The first place of the greatest or least code, int32."""
     x = walk.codes_of(operator, 0)
@@ -170,7 +170,7 @@ def _image(walk: Walk, operator: Operator) -> tuple[Codes, list[int]]:
     return x, sizes
 
 
-@reads("RESIZE_BILINEAR")
+@reads("RESIZE_BILINEAR", ignores=("new_height", "new_width"))
 def resize_bilinear(walk: Walk, operator: Operator) -> None:
     """Four codes with weights, which the target's kernel chooses."""
     x, sizes = _image(walk, operator)
@@ -198,7 +198,9 @@ def _nearest(operator: Operator, size: int, wanted: int) -> list[int]:
 def mirror(walk: Walk, operator: Operator) -> None:
     """Codes around the edge, mirrored: with the edge itself (SYMMETRIC) or without (REFLECT)."""
     x, pairs = walk.codes_of(operator, 0), walk.numbers(operator, 1)
-    without = 0 if operator.options["mode"] else 1
+    if operator.options["mode"] not in (0, 1):
+        raise bad(operator, f"mode number {operator.options['mode']}")
+    without = 1 - operator.options["mode"]
     if pairs.shape != (len(x.shape), 2) or (pairs < 0).any() or (pairs > np.array(x.shape)[:, None] - without).any():
         raise bad(operator, f"a padding of {pairs.reshape(-1)[:8]} around {x.shape}")
     rows: dict[int, Sequence[int]] = {}

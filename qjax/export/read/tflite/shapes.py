@@ -11,7 +11,7 @@ from qjax.export.read.tflite.walk import Walk, reads
 from qjax.problems import Unsupported
 
 
-@reads("SHAPE")
+@reads("SHAPE", ignores=("type",))
 def shape_of(walk: Walk, operator: Operator) -> None:
     """The shape of a tensor of codes, a known vector."""
     walk.know(operator, np.asarray(walk.tensor_of(operator, 0).shape))
@@ -24,16 +24,27 @@ def reshape(walk: Walk, operator: Operator) -> None:
         _number_reshape(walk, operator)
         return
     x = walk.tensor_of(operator, 0)
-    asked: Sequence[int] | None = operator.options["shape"]
-    fixed = True
-    if walk.has(operator, 1):
-        tensor = walk.operand(operator, 1)
-        fixed = tensor.span is not None
-        asked = [int(n) for n in walk.numbers(operator, 1).reshape(-1)]
-    if asked is None:
-        raise bad(operator, "no shape")
-    shape = _resolved(walk, operator, x, asked, fixed)
+    shape = reshaped_as(walk, operator, x)
     walk.moved(operator, "reshape", x, shape, shape=shape)
+
+
+def reshaped_as(walk: Walk, operator: Operator, x: Codes) -> list[int]:
+    """The shape that a RESHAPE gives x."""
+    fixed = not walk.has(operator, 1) or walk.operand(operator, 1).span is not None
+    return _resolved(walk, operator, x, _asked(walk, operator), fixed)
+
+
+def _asked(walk: Walk, operator: Operator) -> list[int]:
+    """The operand, where it is a vector of int32; the kernels take the option in place of any other."""
+    option: list[int] | None = operator.options["shape"]
+    if walk.has(operator, 1):
+        numbers = walk.numbers(operator, 1)
+        if numbers.ndim == 1 and walk.operand(operator, 1).dtype == "int32":
+            return [int(n) for n in numbers]
+    if option is None:
+        raise bad(operator, "no shape")
+    # old files write a scalar so
+    return [] if option == [0] else option
 
 
 def _resolved(walk: Walk, operator: Operator, x: Codes, asked: Sequence[int], fixed: bool) -> list[int]:
@@ -59,8 +70,7 @@ def _resolved(walk: Walk, operator: Operator, x: Codes, asked: Sequence[int], fi
 
 def _number_reshape(walk: Walk, operator: Operator) -> None:
     known = walk.numbers(operator, 0)
-    asked = walk.numbers(operator, 1).reshape(-1) if walk.has(operator, 1) else operator.options["shape"]
-    shape = [int(n) for n in (asked if asked is not None else [])]
+    shape = _asked(walk, operator)
     if shape.count(-1) > 1 or min(shape, default=0) < -1 or (-1 not in shape and math.prod(shape) != known.size):
         raise bad(operator, f"{known.size} numbers as {shape}")
     rest = math.prod(n for n in shape if n != -1)

@@ -69,19 +69,25 @@ def strided_slice(walk: Walk, operator: Operator) -> None:
 def _range(operator: Operator, axis: int, size: int, stated: int, numbers: list[int | None]) -> range:
     """The indices of one axis that are taken."""
     begin, end, step = numbers
-    options = operator.options
+    dropped, open_begin, open_end = (
+        operator.options[mask] >> axis & 1 for mask in ("shrink_axis_mask", "begin_mask", "end_mask")
+    )
+    offset = operator.options["offset"]
     if step is None or begin is None or end is None:
         return range(size)
-    if options["shrink_axis_mask"] >> axis & 1:
-        index = begin + size if begin < 0 else begin
+    index = begin + size if begin < 0 else begin
+    if open_begin:
+        # also where the axis is dropped, other than in TensorFlow
+        index = 0 if step > 0 else size - 1
+    if dropped:
         return range(index, index + 1) if 0 <= index < size else range(0)
-    if options["offset"]:
-        end = begin + end
+    if offset:
+        end += min(max(index, 0), size)
     if begin == 0 and end == stated and step == 1:
         # The slice takes the whole batch that the file states.
         return range(size)
-    first = None if options["begin_mask"] >> axis & 1 else begin
-    last = None if options["end_mask"] >> axis & 1 else end
+    first = None if open_begin else begin
+    last = None if open_end else end
     return range(size)[first:last:step]
 
 

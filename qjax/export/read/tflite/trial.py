@@ -50,7 +50,7 @@ def codes_of(function: Function | Chain, target: str) -> np.ndarray:
     """
     if isinstance(function, Chain):
         names = [*(_leaf(source) for source in function.sources), *(step.operator for step in function.steps)]
-        what = f"{', '.join(names)} and QUANTIZE to {function.dtype}"
+        what = f"{function.operator or ', '.join(names) + ' and QUANTIZE to'} {function.dtype}"
         return _run(_model_of_chain(function), [x[None] for x in function.values], target, what)
     info = np.iinfo(function.dtype)
     codes = np.arange(info.min, int(info.max) + 1).astype(function.dtype)[None]
@@ -81,10 +81,12 @@ def _model_of_chain(chain: Chain) -> bytes:
     for source in chain.sources:
         scales = None if source.grid is None else Scales(source.grid.scale, source.grid.zero_point)
         inputs.append(file.tensor(f"x{len(inputs)}", shape, source.dtype, scales))
+        if chain.operator:
+            continue
         values.append(file.tensor(f"real{len(inputs)}", shape, "float32"))
         options = {"inDataType": source.dtype, "outDataType": "float32"} if source.grid is None else {}
         file.operator(_leaf(source), inputs[-1:], values[-1:], **options)
-    for step in chain.steps:
+    for step in () if chain.operator else chain.steps:
         operands = [
             values[operand]
             if isinstance(operand, int)
@@ -94,7 +96,7 @@ def _model_of_chain(chain: Chain) -> bytes:
         values.append(file.tensor(f"step{len(values)}", shape, "float32"))
         file.operator(step.operator, operands, values[-1:])
     y = file.tensor("y", shape, chain.dtype, Scales(chain.y.scale, chain.y.zero_point))
-    file.operator("QUANTIZE", values[-1:], [y])
+    file.operator(chain.operator or "QUANTIZE", values[-1:] or inputs, [y])
     return bytes(file.to_bytes(inputs, [y]))
 
 

@@ -74,6 +74,8 @@ def _without_handles(model: Model) -> tuple[Model, list[State], Problems]:
     once, unknown = 0, list[int]()
     for operator in model.operators:
         try:
+            if operator.name in KINDS and operator.unusual:
+                raise Unsupported(operator.unusual, _KEPT)
             if operator.name == "CALL_ONCE":
                 once += 1
                 states |= _first_values(model.once[operator.options["subgraph"]])

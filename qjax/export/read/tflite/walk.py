@@ -5,6 +5,7 @@ A handler finds its operands here (`operands`) and adds nodes with their structu
 lists all of it.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,48 +23,60 @@ from qjax.problems import Problems, Unsupported
 Handler = Callable[["Walk", Operator], None]
 
 
-def _into(handlers: dict[str, Handler], names: Sequence[str]) -> Callable[[Handler], Handler]:
+@dataclasses.dataclass(frozen=True)
+class Reader:
+    """What reads an operator.
+
+    ignores: fields of its options that no kernel of its types looks at. Each other field is looked at by the function,
+    or has the schema's default: see `Walk.read`.
+    """
+
+    function: Handler
+    ignores: tuple[str, ...] = ()
+
+
+def _into(readers: dict[str, Reader], names: Sequence[str], ignores: tuple[str, ...]) -> Callable[[Handler], Handler]:
     def register(function: Handler) -> Handler:
-        handlers.update(dict.fromkeys(names, function))
+        readers.update(dict.fromkeys(names, Reader(function, ignores)))
         return function
 
     return register
 
 
-HANDLERS: dict[str, Handler] = {}
+READERS: dict[str, Reader] = {}
 """By the operator's name in the schema."""
 
 
-def reads(*names: str) -> Callable[[Handler], Handler]:
+def reads(*names: str, ignores: tuple[str, ...] = ()) -> Callable[[Handler], Handler]:
     """Decorator: the function reads operators of these names."""
-    return _into(HANDLERS, names)
+    return _into(READERS, names, ignores)
 
 
-FLOAT_HANDLERS: dict[str, Handler] = {}
+FLOAT_READERS: dict[str, Reader] = {}
 """The same for operators on floats."""
 
 
-def reads_floats(*names: str) -> Callable[[Handler], Handler]:
+def reads_floats(*names: str, ignores: tuple[str, ...] = ()) -> Callable[[Handler], Handler]:
     """Decorator: the function reads operators of these names whose data are floats."""
-    return _into(FLOAT_HANDLERS, names)
+    return _into(FLOAT_READERS, names, ignores)
 
 
-PIECE_HANDLERS: dict[str, Handler] = {}
+PIECE_READERS: dict[str, Reader] = {}
 """The same for operators on floats that come from codes."""
 
 
-def reads_pieces(*names: str) -> Callable[[Handler], Handler]:
+def reads_pieces(*names: str, ignores: tuple[str, ...] = ()) -> Callable[[Handler], Handler]:
     """Decorator: the function reads operators of these names whose data are floats that come from codes."""
-    return _into(PIECE_HANDLERS, names)
+    return _into(PIECE_READERS, names, ignores)
 
 
-WHOLE_HANDLERS: dict[str, Handler] = {}
+WHOLE_READERS: dict[str, Reader] = {}
 """The same for operators of which all tensors are whole numbers."""
 
 
-def reads_whole_numbers(*names: str) -> Callable[[Handler], Handler]:
+def reads_whole_numbers(*names: str, ignores: tuple[str, ...] = ()) -> Callable[[Handler], Handler]:
     """Decorator: the function reads operators of these names whose tensors are all whole numbers."""
-    return _into(WHOLE_HANDLERS, names)
+    return _into(WHOLE_READERS, names, ignores)
 
 
 class Walk(Results):
@@ -101,58 +114,82 @@ class Walk(Results):
         self._sources: dict[int, str] = {}
         self._computed = {index for operator in model.operators for index in operator.outputs}
 
+    def shape_of(self, tensor: FileTensor) -> tuple[int, ...]:
+        """The shape that the operators gave a tensor; that of the file where they gave none."""
+        found = self.codes.get(tensor.index) or self.pieces.get(tensor.index)
+        return tensor.shape if found is None else found.shape
+
     def run(self) -> Graph:
         """The graph; what could not be read is in `problems`."""
         operators = needed(self.model, self._wanted)
         read = {index for operator in operators for index in operator.inputs}
         for index in self.model.inputs:
-            if index in read or index in self._wanted:
-                try:
-                    self._input(self.model.tensors[index])
-                except Unsupported as error:
-                    self.problems.found.append(error.at(f"input {self.names[index]!r}"))
-                    self._pretend(self.model.tensors[index])
+            try:
+                self._input(self.model.tensors[index], index in read or index in self._wanted)
+            except Unsupported as error:
+                self.problems.found.append(error.at(f"input {self.names[index]!r}"))
+                self._pretend(self.model.tensors[index])
         for operator in operators:
             try:
-                handler = self._handler(operator)
-                if operator.name in COMPILED:
-                    raise Unsupported(*COMPILED[operator.name])
-                if handler is None:
-                    raise Unsupported("qjax has no integers for it", self._cure(operator))
-                for index in (*operator.inputs, *operator.outputs):
-                    if index >= 0 and self.model.tensors[index].unusual:
-                        tensor = self.model.tensors[index]
-                        raise Unsupported(f"{tensor.name!r} is {tensor.unusual}", self._cure(operator))
-                with reading(f"operator {operator.index} {operator.name}", Unsupported):
-                    handler(self, operator)
+                self._read(operator)
             except Unsupported as error:
                 self.problem(operator, error)
                 for index in operator.outputs:
                     # Continue with the operators behind it, to report their problems too.
                     self._pretend(self.model.tensors[index])
-        self._float_inputs(read)
+        self._float_inputs()
         outputs = [self._output(index) for index in self._wanted]
         return Graph(self.tensors, tuple(self.nodes), tuple(self.inputs), tuple(outputs), "", self._metadata())
 
-    def _handler(self, operator: Operator) -> Handler | None:
-        """The handler of an operator, by what flows into it."""
+    def _read(self, operator: Operator) -> None:
+        """The nodes of an operator, of which nothing was overlooked that might select another kernel.
+
+        Raises:
+          Unsupported: it has no integers here, or something that its reader does not know.
+        """
+        reader = self._reader(operator)
+        if operator.name in COMPILED:
+            raise Unsupported(*COMPILED[operator.name])
+        if reader is None:
+            raise Unsupported("qjax has no integers for it", self._cure(operator))
+        if operator.unusual:
+            raise Unsupported(operator.unusual, self._cure(operator))
+        for index in (*operator.inputs, *operator.outputs):
+            if index >= 0 and self.model.tensors[index].unusual:
+                tensor = self.model.tensors[index]
+                raise Unsupported(f"{tensor.name!r} is {tensor.unusual}", self._cure(operator))
+        with reading(f"operator {operator.index} {operator.name}", Unsupported):
+            reader.function(self, operator)
+        for field, value in operator.options.overlooked(reader.ignores).items():
+            raise Unsupported(
+                f"its option {field!r} is {value!r}, which qjax does not know for operands of these types",
+                self._cure(operator),
+            )
+        unread = [p for p in range(len(operator.inputs)) if self.has(operator, p) and not self.is_seen(operator, p)]
+        if unread:
+            raise Unsupported(
+                f"it has an input {unread[0]} ({self.name_at(operator, unread[0])!r}), which qjax does not know for it",
+                self._cure(operator),
+            )
+
+    def _reader(self, operator: Operator) -> Reader | None:
+        """What reads an operator, by what flows into it."""
         read = (self.model.tensors[index] for index in operator.inputs if index >= 0)
         floats = any(tensor.dtype == "float32" and tensor.span is None for tensor in read)
-        if operator.name in PIECE_HANDLERS and any(index in self.pieces for index in operator.inputs):
-            return PIECE_HANDLERS[operator.name]
-        if floats and operator.name in FLOAT_HANDLERS:
-            return FLOAT_HANDLERS[operator.name]
+        if operator.name in PIECE_READERS and any(index in self.pieces for index in operator.inputs):
+            return PIECE_READERS[operator.name]
+        if floats and operator.name in FLOAT_READERS:
+            return FLOAT_READERS[operator.name]
         tensors = [self.model.tensors[index] for index in (*operator.inputs, *operator.outputs) if index >= 0]
-        if operator.name in WHOLE_HANDLERS and all(tensor.dtype in WHOLE_NUMBERS for tensor in tensors):
-            return WHOLE_HANDLERS[operator.name]
-        return HANDLERS.get(operator.name)
+        if operator.name in WHOLE_READERS and all(tensor.dtype in WHOLE_NUMBERS for tensor in tensors):
+            return WHOLE_READERS[operator.name]
+        return READERS.get(operator.name)
 
     def floats_of(self, operator: Operator, place: int) -> Codes:
         """A float tensor that flows."""
         tensor = self.operand(operator, place)
         if tensor.index in self.floats and tensor.index not in self.codes:
-            shape = self.scaled(tensor) if tensor.index in self._batched else tensor.shape
-            self._sources[tensor.index] = self.add(tensor, shape, None)
+            self._sources[tensor.index] = self.add(tensor, self._shape_of_input(tensor), None)
         found = self.codes.get(tensor.index)
         if found is None or found.dtype != "float32":
             raise Unsupported(
@@ -182,7 +219,8 @@ class Walk(Results):
 
         No graph comes out any more. What states no scale stays unknown, and its readers say so.
         """
-        if tensor.index in self.codes or tensor.dtype not in (*CODES, *WHOLE_NUMBERS, "bool"):
+        kinds = (*CODES, *WHOLE_NUMBERS, "bool")
+        if tensor.index in self.codes or tensor.dtype not in kinds or tensor.shaped != "yes":
             return
         if tensor.dtype not in CODES:
             self.put(tensor, tensor.shape, None)
@@ -191,13 +229,20 @@ class Walk(Results):
 
     # ------------------------------------------------------------------ inputs and outputs
 
-    def _input(self, tensor: FileTensor) -> None:
+    def _input(self, tensor: FileTensor, is_read: bool) -> None:
+        if tensor.shaped == "no":
+            raise Unsupported("the file has no shape of it", "Convert the model again with the shapes of its inputs")
+        if not is_read and tensor.dtype not in (*CODES, *INTEGERS):
+            raise Unsupported(
+                f"nothing reads it, and it is {kind_of(tensor)}",
+                "Name the outputs of the model, read(..., outputs=[...]), which leaves it out",
+            )
         if tensor.dtype == "float32":
             # The QUANTIZE operator that reads it makes its codes.
             self.floats.add(tensor.index)
             self.inputs.append("")
             return
-        shape = self.scaled(tensor) if tensor.index in self._batched else tensor.shape
+        shape = self._shape_of_input(tensor)
         grid = grid_of(tensor) if tensor.dtype in CODES and tensor.scale.size else None
         if grid is None and tensor.dtype not in INTEGERS and not self._is_cast(tensor):
             self.problems.add(
@@ -210,23 +255,23 @@ class Walk(Results):
         readers = [operator for operator in self.model.operators if tensor.index in operator.inputs]
         return tensor.dtype == "uint8" and bool(readers) and all(operator.name == "CAST" for operator in readers)
 
-    def scaled(self, tensor: FileTensor) -> tuple[int, ...]:
+    def _shape_of_input(self, tensor: FileTensor) -> tuple[int, ...]:
         """The shape of an input for this size of the batch."""
+        if tensor.index not in self._batched:
+            return tensor.shape
         return (tensor.shape[0] * self.scale, *tensor.shape[1:]) if tensor.shape else ()
 
     def quantized_input(self, operator: Operator, source: FileTensor) -> None:
         """The codes of a float input as the graph's input."""
         output = self.output(operator)
-        shape = self.scaled(source) if source.index in self._batched else source.shape
-        name = self.add(output, shape, grid_of(output))
+        name = self.add(output, self._shape_of_input(source), grid_of(output))
         if source.index in self._sources:
             raise Unsupported(f"the float input {source.name!r} has several quantizers", "Give it one")
         self._sources[source.index] = name
 
-    def _float_inputs(self, read: set[int]) -> None:
+    def _float_inputs(self) -> None:
         """Put the codes of float inputs in their places."""
-        listed = [index for index in self.model.inputs if index in read or index in self._wanted]
-        for place, index in enumerate(listed):
+        for place, index in enumerate(self.model.inputs):
             if index in self.floats:
                 self.inputs[place] = self._sources.get(index, "")
                 if index not in self._sources and not self.problems:

@@ -27,7 +27,7 @@ _KNOWN: Mapping[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 _SUMS = {"ADD": "add", "SUB": "sub", "MUL": "mul"}
 
 
-@reads_whole_numbers(*_KNOWN)
+@reads_whole_numbers(*_KNOWN, ignores=("powers_of_two",))
 def arithmetic(walk: Walk, operator: Operator) -> None:
     """Whole numbers with whole numbers, all known or flowing."""
     if operator.options.get("activation"):
