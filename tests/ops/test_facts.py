@@ -348,7 +348,7 @@ def test_what_multiplies_counts_its_products():
 
 
 def test_products_of_groups_are_those_of_the_whole():
-    x = np.ones((3, 8), np.float32)
+    x = np.arange(24, dtype=np.float32).reshape(3, 8)
     spec = QSpec(bits=4, axis=-1, group_size=4, group_axis=0)
     qmodel = qjax.quantize(nnx.Linear(8, 5, rngs=nnx.Rngs(0)), Recipe(weights=spec), x)
     graph = qjax.convert(qmodel, x).ir
