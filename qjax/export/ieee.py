@@ -6,7 +6,7 @@ library, and sums of floats depend on their order. XLA itself may round a produc
 divides by a constant by multiplying with its reciprocal; so such steps have no certain bits either.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ from qjax.graph.ir import Graph, Node
 from qjax.numerics.calls import called_program
 from qjax.ops import island, reals
 from qjax.problems import Unsupported
+from qjax.tracing import Equation
 
 _MOVES = """broadcast_in_dim reshape squeeze expand_dims transpose rev slice concatenate pad gather copy
 copy_p""".split()  # noqa: SIM905
@@ -61,6 +62,18 @@ def uncertain(graph: Graph, node: Node) -> Iterator[str]:
         return reals.run(attributes["program"], attributes["results"], values, constants, batch)
 
     yield from _of(jax.make_jaxpr(program)(*given).jaxpr, {})
+
+
+def uncertain_equations(equations: Iterable[Equation]) -> Iterator[tuple[Equation, str]]:
+    """The same of equations of a model, in the order of execution."""
+    made: dict[object, Any] = {}
+    for eqn in equations:
+        shapes = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in eqn.inputs]
+        jaxpr = jax.make_jaxpr(eqn.bind)(*shapes).jaxpr
+        known: dict[object, Any] = {v: made.get(value) for v, value in zip(jaxpr.invars, eqn.inputs, strict=True)}
+        for why in _of(jaxpr, known):
+            yield eqn, why
+        made |= {v: known.get(a) for v, a in zip(eqn.outputs, jaxpr.outvars, strict=True) if _is_variable(a)}
 
 
 def _of(jaxpr: Any, made: dict[object, Any]) -> Iterator[str]:

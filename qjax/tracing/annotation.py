@@ -63,7 +63,8 @@ class Annotation:
     scan. grids: stacked outputs of a scan with the quantization parameters of a place inside. timed: the scans over
     data. invariant: the operands of `weights` inside of those that no iteration changes. target: whose formulas compute
     averages; None: they are rounded to the nearest code. tables: functions of codes, and the place of these.
-    operands: the quantizers of activations that a sum of products reads, by name.
+    operands: the quantizers of activations that a sum of products reads, by name. origins: of constants, the path of
+    the parameter that they are made from.
     """
 
     ops: dict[Equation, tuple[Op, Mode]] = dataclasses.field(default_factory=dict)
@@ -78,6 +79,7 @@ class Annotation:
     tables: dict[Equation, Place] = dataclasses.field(default_factory=dict)
     output_names: set[str] = dataclasses.field(default_factory=set)
     operands: set[str] = dataclasses.field(default_factory=set)
+    origins: dict[Value, str] = dataclasses.field(default_factory=dict)
     target: Target | None = None
 
     def is_constant(self, eqn: Equation) -> tuple[bool, ...]:
