@@ -133,7 +133,7 @@ def quantize_derived(
     )
     if judged:
         fit = Fit(recipe, types, annotation, places, quantizers, plan, edges, bool(traced.adapters))
-        for text in (fit.other_groups(), fit.unused(), float_steps(traced.results, annotation, plan)):
+        for text in (fit.other_groups(), fit.unused(), float_steps(traced, annotation, plan)):
             if text:
                 warnings.warn(text, stacklevel=users_level())
     qmodel = with_plan(instrumented, plan)
@@ -142,8 +142,9 @@ def quantize_derived(
         rows = refused_rows(traced, annotation, plan)
         refuse_model(plan.profile, quantizers, places, rows, lambda: graph_of(qmodel, args, plan.target))
     refused = obstacles(traced, annotation, plan)
-    if judged and not refused and plan.profile is None:
-        refused = _refused_codes(qmodel, args)
+    looping = bool(plan.float_paths) and any(eqn.is_scan for eqn in traced.program.walk())
+    if judged and not refused and plan.profile is None and (looping or _are_unusual(plan)):
+        refused = _refusal(qmodel, args)
     if refused:
         warnings.warn(f"quantize: the model trains, but convert will refuse it.\n{refused}", stacklevel=users_level())
     lost = lost_tables(annotation, qmodel.qparams().get)
@@ -152,26 +153,23 @@ def quantize_derived(
     return qmodel
 
 
-def _refused_codes(qmodel: QuantizedModel, args: tuple[Any, ...]) -> str:
-    """Why `convert` refuses the model with its present numbers; "" where it does not.
-
-    Only for codes and targets for which that happens: the conversion of 8-bit codes is not worth its time here.
-    """
-    target = target_of(qmodel.plan.target)
-    specs = [(qmodel.plan.by_name[name].spec, kind) for name, (kind, *_) in qmodel.plan.details]
-    unusual = any(
-        spec.bits > 8 or spec.group_size is not None or (kind == "weight" and spec.symmetric and not spec.narrow_range)
-        for spec, kind in specs
+def _are_unusual(plan: Plan) -> bool:
+    """Whether a target may refuse the codes of a plan, or their scales. It takes 8-bit codes, as most models have."""
+    return target_of(plan.target).powers_of_two or any(
+        spec.bits > 8 or spec.group_size is not None or (spec.symmetric and spec.signed and not spec.narrow_range)
+        for spec in (q.spec for _, q in plan.quantizers)
     )
-    if not unusual and not target.powers_of_two:
-        return ""
+
+
+def _refusal(qmodel: QuantizedModel, args: tuple[Any, ...]) -> str:
+    """Why `convert` refuses the model with its present numbers; "" where it does not."""
     try:
         graph_of(evaluation_copy(qmodel), args, qmodel.plan.target, "fixed")
     except ConversionError as error:
         return str(error)
     except ValueError as error:
         # other errors follow from numbers that training changes
-        return str(error) if target.powers_of_two else ""
+        return str(error) if target_of(qmodel.plan.target).powers_of_two else ""
     return ""
 
 

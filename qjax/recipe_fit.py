@@ -11,13 +11,15 @@ from typing import Any
 
 from qjax.calibration.learned import Quantizer
 from qjax.export.ieee import uncertain_equations
+from qjax.layers import Traced
+from qjax.numerics.weight_formats import WeightFormat
 from qjax.ops.dynamic import Dynamic
 from qjax.override import Override, in_floats, setting_of
-from qjax.places import can_scale_rows
+from qjax.places import ancestors, can_scale_rows
 from qjax.problems import refuse
 from qjax.qmodel import Plan
 from qjax.recipe import Recipe, name_of
-from qjax.tracing import Annotation, Place, Program, makes_codes, setting_of_product
+from qjax.tracing import Annotation, Place, made_of, makes_codes, setting_of_product
 
 _SHOWN = 8
 """How many names one warning lists."""
@@ -54,9 +56,12 @@ class Fit:
                 scales = scales if spec.group_size is None else f"groups of {spec.group_size}"
                 found.append((size, spec.group_size, f"{name!r} ({place.op}) {scales}"))
         for product in self.plan.products:
-            size = _group_of(self.plan.setting_of(product.module))
-            if size is not None:
-                found.append((size, _group_of(product.setting), f"{product.name!r} ({product.op}) {product.scales}"))
+            asked, got = self.plan.setting_of(product.module), _group_of(product.setting)
+            size = _group_of(asked)
+            # one group of fewer weights than a format has in one is what everybody expects
+            usual = isinstance(asked, WeightFormat) and asked.group_size is None and product.scales == "per channel"
+            if size is not None and not (usual and (got or 0) <= size):
+                found.append((size, got, f"{product.name!r} ({product.op}) {product.scales}"))
         served = {size for size, got, _ in found if got == size}
         missing = [(size, text) for size, got, text in found if got != size]
         refuse(
@@ -172,9 +177,13 @@ class Fit:
                 yield f"Nothing uses {name}={value!r}, because {reason}"
 
 
-def float_steps(program: Program, annotation: Annotation, plan: Plan) -> str:
-    """The steps of parts under `Dynamic` that no two machines need compute alike, with the cure; "" for none."""
-    products = {eqn.scope: setting for eqn in program.walk() if (setting := setting_of_product(eqn)) is not None}
+def float_steps(traced: Traced, annotation: Annotation, plan: Plan) -> str:
+    """The steps of parts under `Dynamic` whose bits differ between machines, with the cure; "" for none.
+
+    Adapters are left out, because they are merged with the weights in the end.
+    """
+    program = traced.results
+    adapted = made_of(program, traced.adapters)
     inside = [
         eqn
         for eqn in program.walk()
@@ -182,14 +191,18 @@ def float_steps(program: Program, annotation: Annotation, plan: Plan) -> str:
         and isinstance(plan.setting_of(eqn.scope), Dynamic)
         and setting_of_product(eqn) is None
         and not makes_codes(eqn)
+        and adapted.isdisjoint(eqn.inputs)
     ]
     found: dict[str, str] = {}
     for eqn, why in uncertain_equations(inside):
-        found.setdefault(eqn.scope, f"{eqn.scope or 'the model itself'!r} ({why})")
+        found.setdefault(eqn.scope, f"{repr(eqn.scope) if eqn.scope else 'the model itself'} ({why})")
     if not found:
         return ""
-    whole = [path for path in products if path not in found and isinstance(products[path], Dynamic)]
-    keys = dict.fromkeys(re.sub(r"(?<=/)\d+(?=/|$)", r"\\d+", path) for path in whole)
+    around = {path for scope in found for path in (*ancestors(scope), "")}
+    whole = [p.module for p in plan.products if p.module not in around and isinstance(p.setting, Dynamic)]
+    keys = list(dict.fromkeys(whole))
+    if len(keys) > _SHOWN:
+        keys = list(dict.fromkeys(re.sub(r"(?<![^/_])\d+(?=/|$)", r"\\d+", key) for key in keys))
     cure = (
         f"Give it to the products alone, so that the rest becomes integers: overrides={{{'|'.join(keys)!r}: "
         f"qjax.Dynamic(...)}}."

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from qjax.graph.ir import Graph, Node
-from qjax.numerics.calls import called_program
+from qjax.graph.islands import float_program
 from qjax.ops import island, reals
 from qjax.problems import Unsupported
 from qjax.tracing import Equation
@@ -80,7 +80,7 @@ def _of(jaxpr: Any, made: dict[object, Any]) -> Iterator[str]:
     """made: what computed each value, past moves."""
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
-        if (inner := called_program(eqn)) is not None:
+        if (inner := float_program(eqn)) is not None:
             known: dict[object, Any] = {
                 v: made.get(a) for v, a in zip(inner.jaxpr.invars, eqn.invars, strict=True) if _is_variable(a)
             }
