@@ -71,7 +71,7 @@ class Recipe:
       weights: the codes of weights; the default is `QSpec(bits=8, axis=-1)`. With `axis=-1` each output channel has its
         own scale, whichever axis of the kernel that is; with `axis=None` one scale serves the tensor. An embedding
         table has one scale. An override with `axis=0` gives each of its rows a scale, and then the looked-up rows have
-        a quantizer of their own.
+        a quantizer of their own. With `group_size` products of matrices have groups; `QSpec` says what others get.
       activations: the codes of activations; the default is `QSpec(bits=8, symmetric=False)`. They have one scale per
         tensor.
       overrides: what differs for parts of the model; later entries win. A key is a layer type, or a regular expression

@@ -75,18 +75,19 @@ def test_the_greatest_divisor_that_is_at_least_half(size: int, elements: int, ex
 
 @pytest.mark.filterwarnings("ignore:quantize. only products of matrices")
 def test_each_weight_has_the_groups_that_it_can_have_and_converts() -> None:
-    qmodel = qjax.quantize(Parts(), Recipe(weights=FOUR, weight_observer="minmax"), TOKENS)
+    model = Parts()
+    qmodel = qjax.quantize(model, Recipe(weights=FOUR, weight_observer="minmax"), TOKENS)
     scales = {
         name: np.asarray(q.scale) for name, q in qmodel.qparams().items() if qmodel.plan.by_name[name].spec.bits == 4
     }
     weights = {name: scale for name, scale in scales.items() if name in dict(qmodel.plan.details)}
-    kernels = {name: np.asarray(getattr(qmodel.model, name).kernel[...]) for name in ("wide", "narrow", "odd")}
+    kernels = {name: np.asarray(getattr(model, name).kernel[...]) for name in ("wide", "narrow", "odd")}
     expected = {
-        "words/embedding": np.abs(np.asarray(qmodel.model.words.embedding[...])).max(),
+        "words/embedding": np.abs(np.asarray(model.words.embedding[...])).max(),
         "wide/kernel": np.abs(kernels["wide"]).reshape(1, 8, 12).max(1),
         "narrow/kernel": np.abs(kernels["narrow"]).reshape(2, 6, 5).max(1),
         "odd/kernel": np.abs(kernels["odd"]).max(0),
-        "both": np.abs(np.asarray(qmodel.model.both[...])).max((0, 1)),
+        "both": np.abs(np.asarray(model.both[...])).max((0, 1)),
     }
     for name, largest in expected.items():
         assert weights[name].shape == np.shape(largest)
@@ -217,7 +218,7 @@ def test_overrides_without_an_effect() -> None:
     )
     of_kernel = Override(activations=QSpec(bits=4))
     assert "Write qjax.Override(weights=...)" in refused(Recipe(overrides={"last/kernel": of_kernel}))
-    order = {"last": QSpec(bits=6), ".*": QSpec(bits=4)}
+    order: Any = {"last": QSpec(bits=6), ".*": QSpec(bits=4)}
     assert "The later override '.*' replaces override 'last', so put the latter behind it" in said(
         Recipe(overrides=order)
     )
