@@ -144,6 +144,7 @@ def quantize_derived(
     refused = obstacles(traced, annotation, plan)
     looping = bool(plan.float_paths) and any(eqn.is_scan for eqn in traced.program.walk())
     if judged and not refused and plan.profile is None and (looping or _are_unusual(plan)):
+        # with the present numbers: training may still change what a sum can reach
         refused = _refusal(qmodel, args)
     if refused:
         warnings.warn(f"quantize: the model trains, but convert will refuse it.\n{refused}", stacklevel=users_level())

@@ -149,8 +149,11 @@ class Fit:
 
         elsewhere = "State it in the override: qjax.Dynamic(weights=..., activations=...) or qjax.Override(...)."
         why = {
-            "weights": (taken(weights, "weights"), f"overrides decide about every weight. {elsewhere}"),
-            "activations": (taken(others, "activations"), f"overrides decide about every activation. {elsewhere}"),
+            "weights": (taken(weights, "weights"), f"no weight without an override is an integer. {elsewhere}"),
+            "activations": (
+                taken(others, "activations"),
+                f"no activation without an override is an integer. {elsewhere}",
+            ),
             "method": (taken(others, "method"), "no activation has a scale that it finds."),
             "weight_method": (taken(weights, "method"), "no weight has a scale that it finds."),
             "observer": (bool(others), "no activation is calibrated."),

@@ -191,8 +191,8 @@ EVERYWHERE = {".*": Dynamic(weights=QSpec(bits=8), activations=QSpec(bits=8), pe
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"weights": FOUR}, "Nothing uses weights=QSpec.bits=4.*because overrides decide about every weight"),
-        ({"activations": QSpec(bits=4)}, "Nothing uses activations=.*decide about every activation"),
+        ({"weights": FOUR}, "Nothing uses weights=QSpec.bits=4.*because no weight without an override"),
+        ({"activations": QSpec(bits=4)}, "Nothing uses activations=.*because no activation without an override"),
         ({"method": "static"}, "Nothing uses method='static', because no activation"),
         ({"weight_method": "static"}, "Nothing uses weight_method='static', because no weight"),
         ({"observer": "percentile"}, "Nothing uses observer='percentile', because no activation is calibrated"),

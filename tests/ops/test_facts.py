@@ -258,8 +258,8 @@ class Cumulative(nnx.Module):
 
 
 def refused(axis: int, x: jax.Array, bits: int, match: str) -> None:
-    recipe = Recipe(weights=QSpec(bits=bits), activations=QSpec(bits=bits))
-    qmodel = qjax.quantize(Cumulative(axis), recipe, x)
+    with pytest.warns(UserWarning, match=match):
+        qmodel = qjax.quantize(Cumulative(axis), Recipe(activations=QSpec(bits=bits)), x)
     qmodel.eval()
     with pytest.raises(ConversionError, match=match):
         qjax.convert(qmodel, x)
