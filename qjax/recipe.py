@@ -330,6 +330,13 @@ class Recipe:
                 found = id(key) in used
             if found:
                 continue
+            matched, floats = paths_of(key, types), self.float_paths(types)
+            if matched and all(floats.intersection((*ancestors(path), "")) for path in matched):
+                raise ValueError(
+                    f"Recipe: override {name_of(key)} is for calibrated integers, but other overrides keep all that it "
+                    "matches in float (qjax.FLOAT, qjax.Dynamic, qjax.WeightFormat), whatever the order. Narrow the "
+                    "keys of those, or give this one qjax.Dynamic(weights=...)."
+                )
             near = did_you_mean(key, [*places, *filter(None, types)])
             kinds = ", ".join(sorted({cls.__name__ for cls in types.values()}))
             raise ValueError(

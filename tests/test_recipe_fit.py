@@ -218,6 +218,10 @@ def test_overrides_without_an_effect() -> None:
     )
     of_kernel = Override(activations=QSpec(bits=4))
     assert "Write qjax.Override(weights=...)" in refused(Recipe(overrides={"last/kernel": of_kernel}))
+    inside: Any = {".*": ROWS, "last": QSpec(bits=4)}
+    assert "override 'last' is for calibrated integers, but other overrides keep all" in refused(
+        Recipe(overrides=inside)
+    )
     order: Any = {"last": QSpec(bits=6), ".*": QSpec(bits=4)}
     assert "The later override '.*' replaces override 'last', so put the latter behind it" in said(
         Recipe(overrides=order)
