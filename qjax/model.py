@@ -157,7 +157,7 @@ def quantize_derived(
 def _are_unusual(plan: Plan) -> bool:
     """Whether a target may refuse the codes of a plan, or their scales. It takes 8-bit codes, as most models have."""
     return target_of(plan.target).powers_of_two or any(
-        spec.bits > 8 or spec.group_size is not None or (spec.symmetric and spec.signed and not spec.narrow_range)
+        spec.bits > 8 or (spec.symmetric and spec.signed and not spec.narrow_range)
         for spec in (q.spec for _, q in plan.quantizers)
     )
 

@@ -55,14 +55,16 @@ class Fit:
                 scales = "per tensor" if spec.per_tensor else "per channel"
                 scales = scales if spec.group_size is None else f"groups of {spec.group_size}"
                 found.append((size, spec.group_size, f"{name!r} ({place.op}) {scales}"))
+        served = {size for size, got, _ in found if got == size}
         for product in self.plan.products:
             asked, got = self.plan.setting_of(product.module), _group_of(product.setting)
             size = _group_of(asked)
-            # one group of fewer weights than a format has in one is what everybody expects
-            usual = isinstance(asked, WeightFormat) and asked.group_size is None and product.scales == "per channel"
-            if size is not None and not (usual and (got or 0) <= size):
+            usual = isinstance(asked, WeightFormat) and asked.group_size is None
+            if size is not None and (usual or got == size):
+                served.add(size)
+            # nobody minds that a format has one group where there are fewer weights than in its own
+            if size is not None and not (usual and product.scales == "per channel" and (got or 0) <= size):
                 found.append((size, got, f"{product.name!r} ({product.op}) {product.scales}"))
-        served = {size for size, got, _ in found if got == size}
         missing = [(size, text) for size, got, text in found if got != size]
         refuse(
             f"quantize: no weight of this model can have groups of {size}. They must divide the one axis that a "
