@@ -86,7 +86,7 @@ def search(
     )
     args = arguments_of(sample, "search")
     varied = budget.mac_bits is not None if activations is None else activations
-    space = Space(work.quantized(recipe, judged=True), recipe, args, tuple(candidates), activations=varied)
+    space = Space(work.quantized(recipe), recipe, args, tuple(candidates), activations=varied)
 
     limits = _limits(space, budget)
 
@@ -204,8 +204,8 @@ class _Work:
         self.metric_of_float: float | None = None
         self.examples = 0
 
-    def quantized(self, recipe: Recipe, *, judged: bool = False) -> QuantizedModel:
-        qmodel = quantize_derived(self.model, recipe, self.sample, judged=judged)
+    def quantized(self, recipe: Recipe) -> QuantizedModel:
+        qmodel = quantize_derived(self.model, recipe, self.sample)
         if self.calibration is not None:
             calibrate(qmodel, self.calibration, progress=False)
         return qmodel
