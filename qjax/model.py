@@ -15,6 +15,7 @@ from qjax.assign.backend import backend_of, target_of
 from qjax.batches import Batches, Inputs, arguments_of, brief, refuse_trace
 from qjax.calibrating import measure_ranges, stacked_qparams
 from qjax.calibration.learned import Quantizer
+from qjax.callers import users_level
 from qjax.comparison.verify import Report
 from qjax.comparison.verify import verify as compare_nodes
 from qjax.conversion import BATCH, Batch, check_batch, graph_of
@@ -30,11 +31,13 @@ from qjax.layers import instrument, module_types, trace
 from qjax.lower import ConversionError
 from qjax.on_cpu import on_cpu
 from qjax.ops import backend
+from qjax.problems import refuse
 from qjax.profiles import Profile, Verdict, Violation
 from qjax.progress import stage, track
-from qjax.qmodel import Plan, QuantizedModel, check_quantized, evaluation_copy, unquantized
+from qjax.qmodel import Plan, Product, QuantizedModel, check_quantized, evaluation_copy, unquantized
 from qjax.quantizer_numbers import QuantizerNumbers
 from qjax.recipe import Recipe
+from qjax.recipe_fit import Fit, float_steps
 from qjax.runtimes.comparing import against_runtimes, check_runtimes
 from qjax.tracing import Annotation, Place, dynamic_products, lost_tables, said
 
@@ -50,9 +53,19 @@ def quantize(model: nnx.Module, recipe: Recipe, sample: Any, *, progress: bool |
       progress: show a line of progress on stderr; None shows one on a terminal (`qjax.show_progress`).
 
     Raises:
-      ValueError: an override that matches nothing, or a spec that a tensor cannot take.
+      ValueError: an override that matches nothing, or specs that tensors cannot take; the message lists all of them.
       ProfileError: the recipe names a device whose rules the model breaks; the message lists all of them.
+
+    One warning lists the settings of the recipe that no tensor uses, another one the weights that have other groups
+    than it asks for, and a third one the float steps of parts under `Dynamic` that only StableHLO files can hold.
     """
+    return quantize_derived(model, recipe, sample, progress=progress, judged=True)
+
+
+def quantize_derived(
+    model: nnx.Module, recipe: Recipe, sample: Any, *, progress: bool | None = None, judged: bool = False
+) -> QuantizedModel:
+    """`quantize` by a recipe that was made of the user's. judged: whether to say what in it has no effect."""
     if not isinstance(model, nnx.Module):
         raise TypeError(
             f"quantize: expected a flax nnx.Module, got {type(model).__name__}. Wrap a linen module and its variables: "
@@ -89,10 +102,15 @@ def quantize(model: nnx.Module, recipe: Recipe, sample: Any, *, progress: bool |
     recipe.check_matched(places, types)
     recipe.check_dynamic({eqn.scope for eqn, _ in dynamic_products(traced.program)}, types)
     edges, outputs, operands = _edges(annotation), annotation.output_names, annotation.operands
-    quantizers = {
-        name: recipe.quantizer(place, types, edge=name in edges, output=name in outputs, operand=name in operands)
-        for name, place in places.items()
-    }
+    quantizers: dict[str, Quantizer] = {}
+    wrong: list[str] = []
+    for name, place in places.items():
+        edge, output, operand = (name in names for names in (edges, outputs, operands))
+        try:
+            quantizers[name] = recipe.quantizer(place, types, edge=edge, output=output, operand=operand)
+        except ValueError as error:
+            wrong.append(str(error))
+    refuse(wrong)
     details = tuple((n, (p.kind, p.module, p.op, p.shape)) for n, p in places.items())
     observers = tuple(
         (n, recipe.weight_observer_of(q.spec) if places[n].kind == "weight" else recipe.observer_of(q.spec))
@@ -100,21 +118,60 @@ def quantize(model: nnx.Module, recipe: Recipe, sample: Any, *, progress: bool |
     )
     scanned = (name for name, place in places.items() if place.own(place.stack))
     shared = frozenset(scanned) if recipe.scan == "shared" else frozenset()
+    products = {
+        product.name: product
+        for eqn, found in dynamic_products(traced.program)
+        for product in [Product.of(eqn, found, annotation.origins)]
+    }
     plan = dataclasses.replace(
-        nothing, quantizers=tuple(quantizers.items()), details=details, observers=observers, shared=shared
+        nothing,
+        quantizers=tuple(quantizers.items()),
+        details=details,
+        observers=observers,
+        shared=shared,
+        products=tuple(products.values()),
     )
+    if judged:
+        fit = Fit(recipe, types, annotation, places, quantizers, plan, edges, bool(traced.adapters))
+        for text in (fit.other_groups(), fit.unused(), float_steps(traced, annotation, plan)):
+            if text:
+                warnings.warn(text, stacklevel=users_level())
     qmodel = with_plan(instrumented, plan)
     measure_ranges(qmodel, [sample], progress=progress)
     if plan.profile is not None:
         rows = refused_rows(traced, annotation, plan)
         refuse_model(plan.profile, quantizers, places, rows, lambda: graph_of(qmodel, args, plan.target))
     refused = obstacles(traced, annotation, plan)
+    looping = bool(plan.float_paths) and any(eqn.is_scan for eqn in traced.program.walk())
+    if judged and not refused and plan.profile is None and (looping or _are_unusual(plan)):
+        # with the present numbers: training may still change what a sum can reach
+        refused = _refusal(qmodel, args)
     if refused:
-        warnings.warn(f"quantize: the model trains, but convert will refuse it.\n{refused}", stacklevel=2)
+        warnings.warn(f"quantize: the model trains, but convert will refuse it.\n{refused}", stacklevel=users_level())
     lost = lost_tables(annotation, qmodel.qparams().get)
     if lost:
-        warnings.warn(said(lost), stacklevel=2)
+        warnings.warn(said(lost), stacklevel=users_level())
     return qmodel
+
+
+def _are_unusual(plan: Plan) -> bool:
+    """Whether a target may refuse the codes of a plan, or their scales. It takes 8-bit codes, as most models have."""
+    return target_of(plan.target).powers_of_two or any(
+        spec.bits > 8 or (spec.symmetric and spec.signed and not spec.narrow_range)
+        for spec in (q.spec for _, q in plan.quantizers)
+    )
+
+
+def _refusal(qmodel: QuantizedModel, args: tuple[Any, ...]) -> str:
+    """Why `convert` refuses the model with its present numbers; "" where it does not."""
+    try:
+        graph_of(evaluation_copy(qmodel), args, qmodel.plan.target, "fixed")
+    except ConversionError as error:
+        return str(error)
+    except ValueError as error:
+        # other errors follow from numbers that training changes
+        return str(error) if target_of(qmodel.plan.target).powers_of_two else ""
+    return ""
 
 
 def with_plan(instrumented: nnx.Module, plan: Plan) -> QuantizedModel:

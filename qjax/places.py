@@ -5,7 +5,9 @@ from collections.abc import Iterator, Mapping
 
 from qjax import ops
 from qjax.numerics.affine import QSpec
+from qjax.numerics.qspec import dividing_group
 from qjax.ops.embed_rows import check_rows
+from qjax.ops.facts import ProductFacts
 from qjax.tracing import Place
 
 
@@ -39,6 +41,24 @@ def _op_of(place: Place) -> ops.Op | None:
     return ops.get(place.op) if place.op in ops.names() else None
 
 
+def _with_groups(spec: QSpec, place: Place) -> QSpec:
+    """The spec with groups that this weight can have, or else with a scale per output channel; see `QSpec`."""
+    if spec.group_size is None:
+        return spec
+    op, rank = _op_of(place), len(place.shape)
+    axis = spec.group_axis % rank if rank else 0
+    if op is not None and op.scales_rows:
+        size = dividing_group(spec.group_size, place.shape[axis])
+        return spec.replace(group_size=size, group_axis=0 if size is None else axis)
+    summed = [own for own in range(rank) if own not in place.axes]
+    size = None
+    if isinstance(op, ProductFacts) and op.groups_scales and len(summed) == 1 and axis in (0, summed[0]):
+        size = dividing_group(spec.group_size, place.shape[summed[0]])
+    if size is None:
+        return spec.replace(group_size=None, group_axis=0, axis=-1 if spec.axis is None else spec.axis)
+    return spec.replace(group_size=size, group_axis=summed[0])
+
+
 def weight_spec(spec: QSpec, place: Place) -> QSpec:
     """The spec with the axes along which this weight has scales.
 
@@ -48,6 +68,8 @@ def weight_spec(spec: QSpec, place: Place) -> QSpec:
     op = _op_of(place)
     if op is not None and op.scales_rows:
         check_rows(spec, place.shape, place.name)
+    spec = _with_groups(spec, place)
+    if op is not None and op.scales_rows:
         return spec
     if spec.axis is None:
         return spec

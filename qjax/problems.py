@@ -1,6 +1,10 @@
 """What cannot be done with a part of a model: one error for a part, and a list of such errors."""
 
 import dataclasses
+from collections.abc import Iterable
+
+_SHOWN = 20
+"""How many messages one error lists."""
 
 
 class Unsupported(ValueError):
@@ -43,3 +47,11 @@ class Problems:
     def lines(self) -> list[str]:
         """Each part in one line."""
         return [str(problem) for problem in self.found]
+
+
+def refuse(wrong: Iterable[str]) -> None:
+    """Raise one ValueError for all of these messages, each in its line; nothing where there are none."""
+    found = list(dict.fromkeys(wrong))
+    if found:
+        more = [f"... and {len(found) - _SHOWN} more of this kind."] if len(found) > _SHOWN else []
+        raise ValueError("\n".join([*found[:_SHOWN], *more]))

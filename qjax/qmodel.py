@@ -26,7 +26,10 @@ from qjax.fingerprint import compare, fingerprint, rows
 from qjax.layers import Traced, trace
 from qjax.numerics.affine import QParams
 from qjax.numerics.input_quantization import InputQuantization
+from qjax.numerics.qspec import QSpec
 from qjax.ops import Quantized
+from qjax.ops.dynamic import DynamicProduct
+from qjax.ops.formatted import FormattedProduct
 from qjax.places import ancestors
 from qjax.progress import stage
 from qjax.quantizer_numbers import QuantizerNumbers
@@ -34,8 +37,10 @@ from qjax.recipe import Dynamic, Recipe, WeightFormat
 from qjax.summary import Summary, quantizer_table
 from qjax.tracing import (
     Annotation,
+    Equation,
     Integers,
     Place,
+    Value,
     annotate,
     flag_roots,
     made_of,
@@ -53,6 +58,37 @@ ModuleT = TypeVar("ModuleT", bound=nnx.Module)
 
 
 @dataclasses.dataclass(frozen=True)
+class Product:
+    """A product of a module under `Dynamic` or a `WeightFormat`.
+
+    name: of the weight. module: its path. op: "dot" or "conv". shape: of the weight. setting: as it is computed.
+    scales: which weights share one.
+    """
+
+    name: str
+    module: str
+    op: str
+    shape: tuple[int, ...]
+    setting: Dynamic | WeightFormat
+    scales: str
+
+    @classmethod
+    def of(cls, eqn: Equation, product: DynamicProduct | FormattedProduct, origins: Mapping[Value, str]) -> "Product":
+        """Of an equation that a product became. origins: of constants, the path of the parameter."""
+        op = "conv" if product.eqn.primitive == "conv_general_dilated" else "dot"
+        shape = tuple(product.eqn.in_shapes[product.weight])
+        names = [origins[value] for value in eqn.inputs if value in origins]
+        name = names[0] if names else f"{eqn.scope}/{op}".removeprefix("/")
+        weights = product.weights if isinstance(product, DynamicProduct) else product.setting
+        size = weights.group_size if isinstance(weights, QSpec) else weights.group
+        whole = isinstance(product, FormattedProduct) and size == product.layout.summed
+        tensor = weights.axis is None if isinstance(weights, QSpec) else weights.is_integer
+        parts = [] if tensor else ["per channel"]
+        parts += [f"groups of {size}"] if size is not None and not whole else []
+        return cls(name, eqn.scope, op, shape, product.setting, ", ".join(parts) or "per tensor")
+
+
+@dataclasses.dataclass(frozen=True)
 class Plan:
     """What `quantize` decided, fixed for the life of the model; hashable.
 
@@ -62,6 +98,7 @@ class Plan:
     by_row: the quantizers of tables that have scales of their rows. adapters: see `Recipe`; "merged": they are zeros
     and left out. profile: the name of the device, or None. blind: the quantizers whose calibration data were a single
     number.
+    and left out. profile: the name of the device, or None. products: those that `dynamic` is about.
     """
 
     quantizers: tuple[tuple[str, Quantizer], ...]
@@ -76,6 +113,7 @@ class Plan:
     adapters: Literal["beside", "within", "merged"] = "beside"
     profile: str | None = None
     blind: tuple[Blind, ...] = ()
+    products: tuple[Product, ...] = ()
 
     @functools.cached_property
     def by_name(self) -> Mapping[str, Quantizer]:
@@ -104,19 +142,22 @@ class Plan:
         """Whether the inside of a module stays float."""
         return "" in self.float_paths or any(path in self.float_paths for path in ancestors(path))
 
+    @functools.cached_property
+    def _settings(self) -> Mapping[str, Dynamic | WeightFormat | None]:
+        return dict(self.dynamic)
+
+    def setting_of(self, scope: str) -> Dynamic | WeightFormat | None:
+        """How the products of a module run: a `Dynamic`, a `WeightFormat`, or None for neither."""
+        return next((self._settings[path] for path in (*ancestors(scope), "") if path in self._settings), None)
+
     def read(self, traced: Traced) -> tuple[Traced, Annotation]:
         """A trace of the model with the products of `dynamic` as the recipe wants them, and its quantizers' places."""
         program = sunk(traced.program)
         if self.adapters != "beside":
             program = with_adapters_within(program, traced.adapters, dropped=self.adapters == "merged")
         if self.dynamic:
-            known = dict(self.dynamic)
-
-            def setting_of(scope: str) -> Dynamic | WeightFormat | None:
-                return next((known[path] for path in (*ancestors(scope), "") if path in known), None)
-
             left = made_of(program, traced.adapters)
-            program = with_dynamic(program, setting_of, left, target_of(self.target).dynamic)
+            program = with_dynamic(program, self.setting_of, left, target_of(self.target).dynamic)
         traced = dataclasses.replace(traced, program=without_unread(program))
         ranges = {known.name: known for known in self.integers}
         traced = dataclasses.replace(traced, program=with_integers(traced.program, traced.names, ranges))

@@ -13,7 +13,7 @@ from qjax.names import did_you_mean
 from qjax.numerics.affine import QSpec
 from qjax.numerics.qspec import known_fields
 from qjax.numerics.weight_formats import WeightFormat as WeightFormat
-from qjax.ops import formulas
+from qjax.ops import dynamic, formulas
 from qjax.ops.dynamic import Dynamic as Dynamic
 from qjax.ops.embed_rows import has_scales_of_rows
 from qjax.override import (
@@ -71,7 +71,7 @@ class Recipe:
       weights: the codes of weights; the default is `QSpec(bits=8, axis=-1)`. With `axis=-1` each output channel has its
         own scale, whichever axis of the kernel that is; with `axis=None` one scale serves the tensor. An embedding
         table has one scale. An override with `axis=0` gives each of its rows a scale, and then the looked-up rows have
-        a quantizer of their own.
+        a quantizer of their own. With `group_size` products of matrices have groups; `QSpec` says what others get.
       activations: the codes of activations; the default is `QSpec(bits=8, symmetric=False)`. They have one scale per
         tensor.
       overrides: what differs for parts of the model; later entries win. A key is a layer type, or a regular expression
@@ -178,6 +178,14 @@ class Recipe:
                     raise ValueError(f"Recipe: override {key!r} is not a regular expression: {error}.") from None
             elif not isinstance(key, type):
                 raise TypeError(f"Recipe: an override is keyed by a path or a layer type, got {key!r}.")
+            try:
+                self._setting_of(value)
+            except ValueError as error:
+                raise ValueError(
+                    f"Recipe: override {name_of(key)}: qjax.Dynamic takes over the codes of the recipe where it states "
+                    f"none. {error} Or state its own: qjax.Dynamic(weights=QSpec(bits=8, axis=-1), "
+                    "activations=QSpec(bits=8))."
+                ) from None
 
     def _take_profile(self, profile: profiles.Profile) -> None:
         """Fill in what the profile proposes, and refuse what contradicts it."""
@@ -208,6 +216,16 @@ class Recipe:
         keys = [key for key, value in self.overrides.items() if in_floats(value)]
         return frozenset(path for key in keys for path in paths_of(key, types))
 
+    def _setting_of(self, value: Any) -> Dynamic | WeightFormat | None:
+        """How the products under an override are computed, with the recipe's codes where it states none."""
+        setting = setting_of(value)
+        if not isinstance(setting, Dynamic):
+            return setting
+        activations = dynamic.ACTIVATIONS if self.activations is _ACTIVATIONS else self.activations
+        if self.reduce_range and activations.bits == 8:
+            activations = activations.replace(bits=7)
+        return setting.over(self.weights, activations)
+
     def dynamic_paths(self, types: Mapping[str, type]) -> tuple[tuple[str, "Dynamic | WeightFormat | None"], ...]:
         """Module path -> how its products run; None: in float after all, by a later override of that part."""
         found: dict[str, Dynamic | WeightFormat | None] = {}
@@ -215,7 +233,7 @@ class Recipe:
             if in_floats(value):
                 tops = paths_of(key, types)
                 inside = [path for path in types if tops.intersection((*ancestors(path), ""))]
-                found.update(dict.fromkeys(inside, setting_of(value)))
+                found.update(dict.fromkeys(inside, self._setting_of(value)))
         return tuple(found.items()) if any(found.values()) else ()
 
     def check_dynamic(self, modules: Collection[str], types: Mapping[str, type]) -> None:
@@ -225,7 +243,7 @@ class Recipe:
             tops = paths_of(key, types) if setting_of(value) is not None else frozenset[str]()
             if tops and not tops & inside:
                 raise ValueError(
-                    f"Recipe: override {_name(key)}: qjax.{type(setting_of(value)).__name__} is for products of an "
+                    f"Recipe: override {name_of(key)}: qjax.{type(setting_of(value)).__name__} is for products of an "
                     f"activation with a weight, of which {', '.join(map(repr, sorted(tops)))} has none of its own. "
                     "Override the module whose __call__ multiplies, or use qjax.FLOAT to leave this one in float."
                 )
@@ -242,7 +260,14 @@ class Recipe:
         spec, method = self._spec_of(place, types, edge=edge, least=least)
         if self.reduce_range and not weight and spec.bits == 8:
             spec = spec.replace(bits=7)
-        wide.check_spec(f"Quantizer {place.name!r}", spec, target_of(self.target), weight=weight)
+        target = target_of(self.target)
+        wide.check_spec(f"Quantizer {place.name!r}", spec, target, weight=weight)
+        if target.powers_of_two and not calibration.estimator(method).powers_of_two:
+            raise ValueError(
+                f"Recipe: the target {target.name!r} shifts accumulators, so every scale must be a power of two. The "
+                f"method {calibration.estimator(method).name!r} of {'weights' if weight else 'activations'} finds "
+                f"others. Use {'weight_method' if weight else 'method'}='tqt'."
+            )
         if weight:
             spec = weight_spec(spec, place)
             method = "lsq" if method == "pact" else method
@@ -274,10 +299,26 @@ class Recipe:
         """The tables that have scales of their rows, by the names of their quantizers."""
         tables = {name: place for name, place in places.items() if can_scale_rows(place)}
         return frozenset(
-            name
-            for name, place in tables.items()
-            if has_scales_of_rows(self._spec_of(place, types, edge=False, least=0)[0])
+            name for name, place in tables.items() if has_scales_of_rows(self.spec_of(place, types), place.shape[0])
         )
+
+    def spec_of(self, place: Place, types: Mapping[str, type]) -> QSpec:
+        """What the recipe asks for a tensor in the middle of the model, which it may not be able to have."""
+        return self._spec_of(place, types, edge=False, least=0)[0]
+
+    def stated(self) -> Mapping[str, Any]:
+        """The settings that are neither defaults nor a profile's proposals."""
+        proposed: dict[str, Any] = {}
+        if self.profile is not None:
+            profile = profiles.get(self.profile)
+            proposed = {**profile.recipe, "weights": profile.weights, "activations": profile.activations}
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        values = {name: getattr(self, name) for name in defaults}
+        return {
+            name: value
+            for name, value in values.items()
+            if value != defaults[name] and not (name in proposed and value == proposed[name])
+        }
 
     def check_matched(self, places: Mapping[str, Place], types: Mapping[str, type]) -> None:
         """Every override must match something; the error lists what there is to match."""
@@ -289,10 +330,17 @@ class Recipe:
                 found = id(key) in used
             if found:
                 continue
+            matched, floats = paths_of(key, types), self.float_paths(types)
+            if matched and all(floats.intersection((*ancestors(path), "")) for path in matched):
+                raise ValueError(
+                    f"Recipe: override {name_of(key)} is for calibrated integers, but other overrides keep all that it "
+                    "matches in float (qjax.FLOAT, qjax.Dynamic, qjax.WeightFormat), whatever the order. Narrow the "
+                    "keys of those, or give this one qjax.Dynamic(weights=...)."
+                )
             near = did_you_mean(key, [*places, *filter(None, types)])
             kinds = ", ".join(sorted({cls.__name__ for cls in types.values()}))
             raise ValueError(
-                f"Recipe: override {_name(key)} matches nothing in this model.{near}\n"
+                f"Recipe: override {name_of(key)} matches nothing in this model.{near}\n"
                 f"Module paths: {', '.join(repr(p) for p in sorted(types) if p)}\n"
                 f"Quantizers: {', '.join(repr(name) for name in places)}\n"
                 f"Layer types: {kinds}\n"
@@ -340,5 +388,6 @@ class Recipe:
                 yield key, value
 
 
-def _name(key: str | type) -> str:
+def name_of(key: str | type) -> str:
+    """The key of an override, for messages."""
     return repr(key) if isinstance(key, str) else key.__name__

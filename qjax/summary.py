@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from qjax import markup
-from qjax.numerics.affine import QParams
+from qjax.numerics.affine import QParams, QSpec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,21 +67,18 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def quantizer_table(plan: Any, qparams: dict[str, QParams]) -> Summary:
-    """Every quantizer of a model: its place, its codes, its parameters."""
+    """Every quantizer of a model, and every product without one: its place, its codes, its parameters."""
     details = dict(plan.details)
     rows: list[list[str]] = []
     for name, q in plan.quantizers:
         kind, module, op, shape = details[name]
         spec, p = q.spec, qparams.get(name)
-        codes = f"{'int' if spec.signed else 'uint'}{spec.bits} [{spec.qmin}, {spec.qmax}]"
-        grain = (
-            "per tensor"
-            if spec.per_tensor
-            else f"axis {spec.axis}" + (f", groups of {spec.group_size}" if spec.group_size else "")
-        )
+        codes = _codes(spec)
         dims = "x".join(str(n) for n in (shape if kind == "weight" else ("batch", *shape[1:])))
         scale, zero_point = ("follows the tensor", "") if p is None else (_span(p.scale), _span(p.zero_point))
-        rows.append([name, kind, module or "-", op, dims, codes, grain, q.estimator.name, scale, zero_point])
+        rows.append([name, kind, module or "-", op, dims, codes, grain(spec), q.estimator.name, scale, zero_point])
+    for product in plan.products:
+        rows += _rows_of(product)
     header = (
         "quantizer",
         "kind",
@@ -95,6 +92,32 @@ def quantizer_table(plan: Any, qparams: dict[str, QParams]) -> Summary:
         "zero point",
     )
     return Summary.of(Grid(header, rows))
+
+
+def grain(spec: QSpec) -> str:
+    """Which elements of a tensor share a scale."""
+    parts = [] if spec.axis is None else [f"axis {spec.axis}"]
+    parts += [] if spec.group_size is None else [f"groups of {spec.group_size}"]
+    return ", ".join(parts) or "per tensor"
+
+
+def _codes(spec: QSpec) -> str:
+    return f"{'int' if spec.signed else 'uint'}{spec.bits} [{spec.qmin}, {spec.qmax}]"
+
+
+def _rows_of(product: Any) -> list[list[str]]:
+    """A product under `Dynamic` or a `WeightFormat`: its weight, and the activation where that has codes."""
+    setting, method = product.setting, type(product.setting).__name__
+    given = getattr(setting, "weights", setting)
+    codes = _codes(given) if isinstance(given, QSpec) else given.name
+    place = [product.module or "-", product.op]
+    dims = "x".join(map(str, product.shape))
+    rows = [[product.name, "weight", *place, dims, codes, product.scales, method, "follows the tensor", ""]]
+    if given is not setting:
+        name, scales = f"{product.name} (input)", f"per {setting.per}"
+        codes = _codes(setting.activations)
+        rows.append([name, "activation", *place, "-", codes, scales, method, "found at run time", ""])
+    return rows
 
 
 def _span(values: Any) -> str:

@@ -146,7 +146,8 @@ def test_batch_statistics_move_as_in_flax():
     """With quantizers of 16 bits the statistics are those of the float model, up to the quantization of the data."""
     wide = Recipe(weights=QSpec(bits=16, axis=-1), activations=QSpec(bits=16, symmetric=False))
     model = ConvNet()
-    qmodel = qjax.quantize(model, wide, 2 * IMAGES)
+    with pytest.warns(UserWarning, match="beyond int32"):
+        qmodel = qjax.quantize(model, wide, 2 * IMAGES)
     model.train()
     qmodel.train()
     for seed in range(3):

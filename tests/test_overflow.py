@@ -29,7 +29,8 @@ def grown(weights, activations, k=200):
     """A model that converts, and the same after its weights grew beyond int32."""
     x = jnp.abs(data(4, k))
     recipe = qjax.Recipe(weights=qjax.QSpec(bits=weights), activations=qjax.QSpec(bits=activations, symmetric=False))
-    qmodel = qjax.quantize(Dense(k), recipe, x)
+    with pytest.warns(UserWarning, match="beyond int32"):
+        qmodel = qjax.quantize(Dense(k), recipe, x)
     # small codes at first
     qmodel.model.a.kernel[...] = qmodel.model.a.kernel[...] * 2.0**-8
     qmodel.eval()

@@ -50,10 +50,13 @@ def recipe_of(rng: random.Random, target: str, program: Program) -> qjax.Recipe:
     )
 
 
+EIGHT = qjax.Dynamic(weights=QSpec(bits=8, axis=-1), activations=QSpec(bits=8))
+
+
 def _overrides(rng: random.Random, program: Program) -> dict[str | type, Any]:
     layers = sorted({step.layer for step in program.steps if step.kind in ("dense", "conv", "einsum", "batch_norm")})
     if not layers or rng.random() < 0.6:
         return {}
-    choices: list[Any] = [QSpec(bits=rng.randint(2, 16), axis=-1), qjax.FLOAT, qjax.Dynamic()]
+    choices: list[Any] = [QSpec(bits=rng.randint(2, 16), axis=-1), qjax.FLOAT, EIGHT]
     choices.append(qjax.Override(activations=QSpec(bits=rng.randint(2, 16), symmetric=False)))
     return {rng.choice(layers): rng.choice(choices)}

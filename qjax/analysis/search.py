@@ -15,7 +15,7 @@ from qjax.analysis.switched import SwitchedModel
 from qjax.batches import Batches, Inputs, arguments_of
 from qjax.calibrating import calibrate
 from qjax.calibration import track
-from qjax.model import quantize
+from qjax.model import quantize_derived
 from qjax.qmodel import QuantizedModel
 from qjax.recipe import Recipe
 
@@ -205,7 +205,7 @@ class _Work:
         self.examples = 0
 
     def quantized(self, recipe: Recipe) -> QuantizedModel:
-        qmodel = quantize(self.model, recipe, self.sample)
+        qmodel = quantize_derived(self.model, recipe, self.sample)
         if self.calibration is not None:
             calibrate(qmodel, self.calibration, progress=False)
         return qmodel

@@ -47,6 +47,9 @@ class Estimator(abc.ABC):
     follows_tensor: ClassVar[bool] = False
     """Whether the scale is computed from the tensor at every step; then `init` returns nothing."""
 
+    powers_of_two: ClassVar[bool] = False
+    """Whether every scale is a power of two, as some targets need."""
+
     def check(self, what: str, spec: QSpec) -> None:  # noqa: B027
         """Raise a ValueError for codes that this method has no scales for; what: the start of the message."""
 
@@ -171,6 +174,7 @@ class TQT(Estimator):
 
     name = "tqt"
     learned = ("log2_threshold",)
+    powers_of_two = True
 
     def init(self, spec: QSpec, scale: np.ndarray, zero_point: np.ndarray) -> dict[str, np.ndarray]:
         levels = 2 ** (spec.bits - 1) if spec.signed else 2**spec.bits

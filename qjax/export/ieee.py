@@ -6,7 +6,7 @@ library, and sums of floats depend on their order. XLA itself may round a produc
 divides by a constant by multiplying with its reciprocal; so such steps have no certain bits either.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -14,9 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from qjax.graph.ir import Graph, Node
-from qjax.numerics.calls import called_program
+from qjax.graph.islands import float_program
 from qjax.ops import island, reals
 from qjax.problems import Unsupported
+from qjax.tracing import Equation
 
 _MOVES = """broadcast_in_dim reshape squeeze expand_dims transpose rev slice concatenate pad gather copy
 copy_p""".split()  # noqa: SIM905
@@ -63,11 +64,23 @@ def uncertain(graph: Graph, node: Node) -> Iterator[str]:
     yield from _of(jax.make_jaxpr(program)(*given).jaxpr, {})
 
 
+def uncertain_equations(equations: Iterable[Equation]) -> Iterator[tuple[Equation, str]]:
+    """The same of equations of a model, in the order of execution."""
+    made: dict[object, Any] = {}
+    for eqn in equations:
+        shapes = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in eqn.inputs]
+        jaxpr = jax.make_jaxpr(eqn.bind)(*shapes).jaxpr
+        known: dict[object, Any] = {v: made.get(value) for v, value in zip(jaxpr.invars, eqn.inputs, strict=True)}
+        for why in _of(jaxpr, known):
+            yield eqn, why
+        made |= {v: known.get(a) for v, a in zip(eqn.outputs, jaxpr.outvars, strict=True) if _is_variable(a)}
+
+
 def _of(jaxpr: Any, made: dict[object, Any]) -> Iterator[str]:
     """made: what computed each value, past moves."""
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
-        if (inner := called_program(eqn)) is not None:
+        if (inner := float_program(eqn)) is not None:
             known: dict[object, Any] = {
                 v: made.get(a) for v, a in zip(inner.jaxpr.invars, eqn.invars, strict=True) if _is_variable(a)
             }

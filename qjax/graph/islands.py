@@ -202,10 +202,7 @@ class _Writer:
             inputs = [get(atom) for atom in eqn.invars]
             if part := re.search(rf"{_PART}(\d+)", str(eqn.source_info.name_stack)):
                 self.eqn = self.parts[int(part[1])]
-            inner = called_program(eqn)
-            if eqn.primitive.name == "qjax_layer":
-                # The equation is kept whole for its integer form. Here, in float, read what it computes.
-                inner = jax.make_jaxpr(eqn.params["layer"].function)(*(atom.aval for atom in eqn.invars))
+            inner = float_program(eqn)
             if inner is not None:
                 outputs = self.read(inner.jaxpr, inner.consts, inputs)
             else:
@@ -228,6 +225,14 @@ class _Writer:
         first = self.count
         self.count += len(eqn.outvars)
         return [["value", first + index] for index in range(len(eqn.outvars))]
+
+
+def float_program(eqn: JaxprEqn) -> Any:
+    """The program that an equation calls; None: it is a step of its own."""
+    if eqn.primitive.name == "qjax_layer":
+        # The equation is kept whole for its integer form. In float, read what it computes.
+        return jax.make_jaxpr(eqn.params["layer"].function)(*(atom.aval for atom in eqn.invars))
+    return called_program(eqn)
 
 
 def _stored(value: Any) -> Any:

@@ -64,7 +64,18 @@ class QSpec:
       axis: the axis or axes along which each index has its own scale; negative ones count from the end. None means one
         scale for the tensor.
       group_size: split `group_axis` into groups of this many consecutive elements, each with its own scale.
-      group_axis: the axis that is split.
+      group_axis: the axis that is split. For the weights of a recipe the default, 0, means the axis that each product
+        sums over, whichever axis of the weight that is.
+
+    Groups are for products of matrices that sum over one axis. Where the weights of a recipe have groups,
+
+    - an axis that `group_size` does not divide gets groups of the greatest divisor that is at least half of it, such as
+      24 for 32 of 48 elements, or else one group;
+    - the weights of convolutions, and of products that sum over several axes, get a scale per output channel;
+    - a table of embeddings gets one scale, and so does a parameter that is multiplied or added. A table whose spec says
+      `axis=0, group_axis=1` has groups within each row.
+
+    `qjax.quantize` lists these tensors in one warning. If no weight has groups of the size asked for, it is an error.
 
     The parameters' shape lists the axes in the order of the *tensor*, whatever the order in `axis`: a kernel (128, 64)
     with `axis=-1, group_size=32, group_axis=0` has scales of shape (4, 64).
@@ -178,6 +189,12 @@ class QSpec:
                 )
             sizes[group_axis] = shape[group_axis] // self.group_size
         return tuple(sizes)
+
+
+def dividing_group(size: int, elements: int) -> int | None:
+    """The size of the groups of an axis for which groups of `size` are asked, see `QSpec`; None: one group."""
+    sizes = range(size, (size + 1) // 2 - 1, -1)
+    return next((n for n in sizes if elements % n == 0 and (n == size or n < elements)), None)
 
 
 def split_groups(x: ArrayT, spec: QSpec) -> tuple[ArrayT, tuple[int, ...]]:

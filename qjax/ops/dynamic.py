@@ -23,6 +23,7 @@ from qjax.numerics.affine import QSpec, broadcast_to_tensor, choose_qparams, qua
 from qjax.numerics.dynamic import dynamic_codes
 from qjax.numerics.dynamic_formulas import DynamicFormula, grouped_scales, of_groups, of_sums, row_codes
 from qjax.numerics.fence import finished_on_cpu
+from qjax.numerics.qspec import dividing_group
 from qjax.numerics.unfused import unfused
 from qjax.numerics.weight_formats import INTEGERS, WeightFormat, encode
 from qjax.ops import accumulate, dynamic_windows
@@ -35,6 +36,9 @@ from qjax.ops.recomputed import is_recomputed
 
 Per = Literal["tensor", "example", "row"]
 
+WEIGHTS, ACTIVATIONS = QSpec(bits=8, axis=-1), QSpec(bits=8)
+"""The codes where neither a `Dynamic` nor its recipe states any."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Dynamic:
@@ -43,10 +47,12 @@ class Dynamic:
     Products of the module with weights run on codes. Everything else in the module is float, as under `FLOAT`.
 
     Args:
-      weights: symmetric codes of 2 to 8 bits. `axis=-1` is a scale for each output channel, None one for the tensor.
-        With `group_size`, each group of weights along the summed axis has its own scale; convolutions have no groups.
+      weights: symmetric codes of 2 to 8 bits; None takes the recipe's. `axis=-1` is a scale for each output channel,
+        `axis=None` one for the tensor. With `group_size`, each group of weights along the summed axis has its own
+        scale; `QSpec` says what products get that have no such groups, as convolutions have none.
         `WeightFormat("ternary")` with `per="row"` is the scheme of BitNet b1.58; "binary" has -1 and 1 alone.
-      activations: codes of 2 to 8 bits, symmetric (then signed) or asymmetric.
+      activations: codes of 2 to 8 bits, symmetric (then signed) or asymmetric. None takes those that the recipe or its
+        profile states, with 7 of 8 bits under `reduce_range`; where they state none, `QSpec(bits=8)`.
       per: what shares a scale of the activations: the whole "tensor", so that an example's codes depend on the others
         of its batch; an "example", one index of the first axis, or of a convolution's batch axis; or a "row", every
         vector that a product sums over. Of convolutions those with windows of one pixel have rows.
@@ -59,13 +65,13 @@ class Dynamic:
       >>> recipe = qjax.Recipe(overrides={"blocks/.*": w4a8})
     """
 
-    weights: QSpec | WeightFormat = QSpec(bits=8, axis=-1)
-    activations: QSpec = QSpec(bits=8)
+    weights: QSpec | WeightFormat | None = None
+    activations: QSpec | None = None
     per: Per = "tensor"
 
     def __post_init__(self) -> None:
         for name, spec in (("weights", self.weights), ("activations", self.activations)):
-            if name == "weights" and isinstance(spec, WeightFormat) and spec.is_integer:
+            if spec is None or (name == "weights" and isinstance(spec, WeightFormat) and spec.is_integer):
                 continue
             if type(spec) is not QSpec:
                 if isinstance(spec, WeightFormat):
@@ -85,7 +91,7 @@ class Dynamic:
                 "Dynamic: weights: expected axis=-1 (a scale for each output channel of any layer) or axis=None, and "
                 f"no group_axis (groups run along the axis that is summed), got {self.weights}."
             )
-        if not self.activations.per_tensor:
+        if self.activations is not None and not self.activations.per_tensor:
             raise ValueError(
                 f"Dynamic: activations: expected a spec without axis and group_size, got {self.activations}. "
                 'per="row" gives every row a scale of its own.'
@@ -94,10 +100,38 @@ class Dynamic:
             raise ValueError(f"Dynamic: per: expected one of {', '.join(map(repr, get_args(Per)))}, got {self.per!r}.")
 
     def __str__(self) -> str:
-        groups = "" if self.weights.group_size is None else f" in groups of {self.weights.group_size}"
-        if isinstance(self.weights, WeightFormat):
-            return f"{self.weights} a{self.activations.bits} per {self.per}"
-        return f"w{self.weights.bits}{groups} a{self.activations.bits} per {self.per}"
+        weights = str(self.weights)
+        if not isinstance(self.weights, WeightFormat):
+            own = self.weights or WEIGHTS
+            weights = f"w{own.bits}" + (f" in groups of {own.group_size}" if own.group_size is not None else "")
+        return f"{weights} a{(self.activations or ACTIVATIONS).bits} per {self.per}"
+
+    def over(self, weights: QSpec, activations: QSpec) -> "Dynamic":
+        """The setting with these codes where it states none itself.
+
+        Raises:
+          ValueError: codes that `Dynamic` does not take.
+        """
+        return dataclasses.replace(self, weights=self.weights or weights, activations=self.activations or activations)
+
+
+def with_fitting_groups(setting: Dynamic, eqn: Equation, weight: int) -> Dynamic:
+    """The setting with groups that the product's weight, operand `weight`, can have; see `QSpec`."""
+    spec = setting.weights
+    if not isinstance(spec, QSpec) or spec.group_size is None:
+        return setting
+    size = dividing(spec.group_size, eqn, weight)
+    if size == spec.group_size:
+        return setting
+    return dataclasses.replace(setting, weights=spec.replace(group_size=size, axis=-1 if size is None else spec.axis))
+
+
+def dividing(size: int, eqn: Equation, weight: int) -> int | None:
+    """The size of the groups that a product's weight can have, see `dividing_group`; None: it has none."""
+    op = Conv() if eqn.primitive == "conv_general_dilated" else Dot()
+    summed = [axis for axis in range(len(eqn.in_shapes[weight])) if axis not in op.weight_axes(eqn, weight)]
+    grouped = op.groups_scales and len(summed) == 1
+    return dividing_group(size, eqn.in_shapes[weight][summed[0]]) if grouped else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,31 +185,33 @@ class DynamicProduct:
                 'so its examples share a sum: expected per="row" or per="tensor".'
             )
         self._check_groups()
-        spec = self.setting.activations
+        spec = self.activations
         reach = spec.qmax if spec.symmetric else spec.qmax - spec.qmin
         shape = self.eqn.in_shapes[self.weight]
-        summed = self.setting.weights.group_size or math.prod(shape[axis] for axis in self.summed)
-        most = (2**31 - 1) // (reach * self.setting.weights.qmax)
+        summed = self.weights.group_size or math.prod(shape[axis] for axis in self.summed)
+        most = (2**31 - 1) // (reach * self.weights.qmax)
         if summed > most:
             raise ValueError(
                 f"Dynamic on a sum of {summed} products: at most {most} of these bits are sure to fit int32. Use fewer "
                 "bits, or leave the module in float: qjax.FLOAT."
             )
 
+    @property
+    def weights(self) -> QSpec | WeightFormat:
+        """The codes of the weight."""
+        return self.setting.weights or WEIGHTS
+
+    @property
+    def activations(self) -> QSpec:
+        """The codes of the activation."""
+        return self.setting.activations or ACTIVATIONS
+
     def _check_groups(self) -> None:
-        size, shape = self.setting.weights.group_size, self.eqn.in_shapes[self.weight]
-        if size is None:
-            return
-        if self.is_convolution or len(self.summed) != 1:
-            found = "a convolution" if self.is_convolution else f"a sum over {len(self.summed)} axes"
+        size = self.weights.group_size
+        if size is not None and dividing(size, self.eqn, self.weight) != size:
             raise ValueError(
-                f"Dynamic with groups of {size} weights: expected a product that sums over one axis, got {found}. "
-                "Leave group_size out."
-            )
-        if shape[self.summed[0]] % size:
-            raise ValueError(
-                f"Dynamic with groups of {size} weights: expected a divisor of the {shape[self.summed[0]]} weights "
-                "that are summed. Choose another group_size."
+                f"Dynamic with groups of {size} weights: expected a product that sums over one axis, which they "
+                f"divide, got a weight of shape {self.eqn.in_shapes[self.weight]}. Leave group_size out."
             )
 
     @property
@@ -203,11 +239,11 @@ class DynamicProduct:
         Scales and sums have the weight's rank, with size 1 where they do not run, and the number of groups along the
         axis that is summed.
         """
-        if isinstance(self.setting.weights, WeightFormat):
-            codes, scale = encode(lax.stop_gradient(w).astype(jnp.float32), self.setting.weights)
+        if isinstance(self.weights, WeightFormat):
+            codes, scale = encode(lax.stop_gradient(w).astype(jnp.float32), self.weights)
             return [codes, scale, self.sums(codes)]
         kept = self._op.weight_axes(self.eqn, self.weight)
-        spec = self.setting.weights.replace(axis=None if self.setting.weights.axis is None else kept or None)
+        spec = self.weights.replace(axis=None if self.weights.axis is None else kept or None)
         if spec.group_size is not None:
             spec = spec.replace(group_axis=self.summed[0])
         # the product defines its own derivative; nothing flows through the quantizer
@@ -228,13 +264,13 @@ class DynamicProduct:
 
     def sums(self, codes: jax.Array) -> jax.Array:
         """The sums of a weight's codes, one for each group where it has groups."""
-        if self.setting.weights.group_size is not None:
+        if self.weights.group_size is not None:
             return jnp.sum(self._split(codes), axis=self.summed[0] + 1, dtype=jnp.int32)
         return jnp.sum(codes, axis=self.summed, dtype=jnp.int32, keepdims=True)
 
     def _grouped(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The weight's shape with the number of groups along the axis that is summed."""
-        size, at = self.setting.weights.group_size, self.summed[0]
+        size, at = self.weights.group_size, self.summed[0]
         assert size is not None
         return (*shape[:at], shape[at] // size, *shape[at + 1 :])
 
@@ -247,7 +283,7 @@ class DynamicProduct:
     def coding(self) -> "DynamicCodes":
         """What makes codes of the activation; products that share the activation and this share its codes."""
         sharing = self._sharing(len(self.eqn.in_shapes[1 - self.weight]))
-        return DynamicCodes(self.setting.activations, sharing, self.formula)
+        return DynamicCodes(self.activations, sharing, self.formula)
 
     def __call__(self, x: jax.Array, w: jax.Array, *coded: jax.Array) -> list[jax.Array]:
         """The product in the model's dtype; coded: the results of `coding` for x, and of `weight_parts` for w.
@@ -261,14 +297,14 @@ class DynamicProduct:
     def accumulator(self, x_codes: jax.Array, zero: jax.Array, w_codes: jax.Array, sums: jax.Array) -> jax.Array:
         """The int32 sums of the result's shape, free of zero points."""
         if self.is_convolution and self.setting.per != "tensor":
-            zeros = None if self.setting.activations.symmetric else self._of_x(zero, x_codes.ndim)
+            zeros = None if self.activations.symmetric else self._of_x(zero, x_codes.ndim)
             return dynamic_windows.centred_sums(Conv().attributes(self.eqn), x_codes, w_codes, zeros)
         if self.is_convolution:
             acc = convolved(x_codes, w_codes, zero, Conv().attributes(self.eqn))
         else:
             operands = (x_codes, w_codes) if self.weight == 1 else (w_codes, x_codes)
             acc = accumulate.dot(*operands, self.eqn.params["dimension_numbers"])
-        if self.setting.activations.symmetric:
+        if self.activations.symmetric:
             return acc
         return acc - self._of_x(zero, x_codes.ndim) * self._of_weight(sums)
 
@@ -277,7 +313,7 @@ class DynamicProduct:
     def value(self, *coded: jax.Array) -> jax.Array:
         """The product, from the results of `coding` and `weight_parts`."""
         x_codes, scale, zero, w_codes, w_scale, sums = coded
-        if self.setting.weights.group_size is not None:
+        if self.weights.group_size is not None:
             return self._sum_of_groups(x_codes, scale, zero, w_codes, w_scale, sums)
         acc = self.accumulator(x_codes, zero, w_codes, sums)
         if self.setting.per != "tensor":
@@ -305,22 +341,22 @@ class DynamicProduct:
             [self._of_weight(lax.slice_in_dim(part, index, index + 1, axis=at)) for index in range(len(groups))]
             for part in parts
         )
-        size = self.setting.weights.group_size
+        size = self.weights.group_size
         assert size is not None
         total = of_groups(groups, sums, own, of_x, zero_of_x, self.formula, size)
         return total.astype(self.eqn.out_dtypes[0])
 
     def along_x(self, dx: jax.Array, w_codes: jax.Array, w_scale: jax.Array) -> jax.Array:
         """The product of dx and the dequantized weight."""
-        if self.setting.weights.group_size is not None:
-            w_scale = jnp.repeat(w_scale, self.setting.weights.group_size, axis=self.summed[0])
+        if self.weights.group_size is not None:
+            w_scale = jnp.repeat(w_scale, self.weights.group_size, axis=self.summed[0])
         w = w_codes.astype(jnp.float32) * jnp.broadcast_to(w_scale, w_codes.shape)
         return self._real(dx, finished_on_cpu(w.astype(self.eqn.in_dtypes[self.weight])))
 
     def along_w(self, dw: jax.Array, x_codes: jax.Array, scale: jax.Array, zero: jax.Array) -> jax.Array:
         """The product of the dequantized x and dw."""
         kept = self._kept(x_codes.ndim)
-        if not self.setting.activations.symmetric:
+        if not self.activations.symmetric:
             x_codes = x_codes.astype(jnp.int32) - lax.broadcast_in_dim(zero, x_codes.shape, kept)
         x = x_codes.astype(jnp.float32) * lax.broadcast_in_dim(scale, x_codes.shape, kept)
         return self._real(finished_on_cpu(x.astype(self.eqn.in_dtypes[1 - self.weight])), dw)

@@ -18,8 +18,8 @@ def problem(product: DynamicProduct, formula: DynamicFormula) -> str | None:
     setting, eqn = product.setting, product.eqn
     if formula == "onnx":
         return None
-    if not isinstance(setting.weights, QSpec):
-        return f"weights in the format {setting.weights}: use a QSpec"
+    if not isinstance(product.weights, QSpec):
+        return f"weights in the format {product.weights}: use a QSpec"
     if {str(dtype) for dtype in (*eqn.in_dtypes, *eqn.out_dtypes)} != {"float32"}:
         return f"numbers of {eqn.in_dtypes[0]}: use float32"
     if product.is_convolution:
@@ -27,7 +27,7 @@ def problem(product: DynamicProduct, formula: DynamicFormula) -> str | None:
             return (
                 "a convolution, whose arithmetic in LiteRT's own kernels is not known: use the target 'tflite_xnnpack'"
             )
-        return dynamic_windows.problem(eqn, setting.per) or unsupported(formula, setting.activations, setting.weights)
+        return dynamic_windows.problem(eqn, setting.per) or unsupported(formula, product.activations, product.weights)
     if setting.per != "row":
         return 'one scale for several rows, and LiteRT finds one for each: use per="row"'
     contracting, batch = eqn.params["dimension_numbers"]
@@ -35,12 +35,12 @@ def problem(product: DynamicProduct, formula: DynamicFormula) -> str | None:
     rank = len(eqn.in_shapes[1 - product.weight])
     if product.weight != 1 or batch[0] or sorted(summed) != list(range(rank - len(summed), rank)):
         return "a product of another form than x[..., k] @ w[k, n]: move the summed axes of x to its end"
-    return unsupported(formula, setting.activations, setting.weights)
+    return unsupported(formula, product.activations, product.weights)
 
 
 def operator(product: DynamicProduct) -> tuple[str, dict[str, object]]:
     """The operation of its node, and the node's attributes."""
-    symmetric = product.setting.activations.symmetric
+    symmetric = product.activations.symmetric
     if product.is_convolution:
         return DynamicConv.name, dynamic_windows.attributes_of(product.eqn, symmetric=symmetric)
     summed = len(product.summed)
@@ -63,7 +63,7 @@ def _matrix(product: DynamicProduct, codes: jax.Array, scale: jax.Array) -> tupl
     axes = [*product.kept, *order]
     n = math.prod(codes.shape[axis] for axis in product.kept)
     kernel = jnp.transpose(codes, axes).reshape(n, -1)
-    size = product.setting.weights.group_size
+    size = product.weights.group_size
     if size is not None:
         groups = kernel.shape[1] // size
         whole = jnp.transpose(scale, axes)
@@ -78,6 +78,6 @@ def _matrix(product: DynamicProduct, codes: jax.Array, scale: jax.Array) -> tupl
 
 def quantization_range(product: DynamicProduct) -> tuple[int, int]:
     """The least and the greatest code of the weight."""
-    spec = product.setting.weights
+    spec = product.weights
     assert isinstance(spec, QSpec)
     return spec.qmin, spec.qmax

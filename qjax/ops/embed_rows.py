@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from qjax.numerics.qspec import QSpec
+from qjax.numerics.qspec import QSpec, dividing_group
 from qjax.numerics.softfloat import Real
 from qjax.ops.base import Attributes, Constants, Equation, Preparation, Prepared, Quantized, Role, register
 from qjax.ops.embed import Embed
@@ -22,13 +22,14 @@ from qjax.ops.indices import Lookup, outside, wrapped
 from qjax.ops.pending import Pending
 
 
-def has_scales_of_rows(spec: QSpec) -> bool:
+def has_scales_of_rows(spec: QSpec, rows: int) -> bool:
     """Whether a spec asks for scales along the rows of a table, by their number: axis 0, or groups along it.
 
     axis=-1 does not: it means the output channels of any layer, and a lookup has none.
     """
     axes = () if spec.axis is None else (spec.axis,) if isinstance(spec.axis, int) else spec.axis
-    return 0 in axes or (spec.group_size is not None and not axes and spec.group_axis == 0)
+    grouped = spec.group_size is not None and not axes and spec.group_axis == 0
+    return 0 in axes or (grouped and dividing_group(spec.group_size or 1, rows) is not None)
 
 
 def check_rows(spec: QSpec, shape: tuple[int, ...], name: str) -> None:
@@ -44,7 +45,7 @@ def check_rows(spec: QSpec, shape: tuple[int, ...], name: str) -> None:
             "row add group_size=32, group_axis=1."
         )
     try:
-        spec.param_shape(shape)
+        spec.param_axes(len(shape))
     except ValueError as error:
         raise ValueError(f"Quantizer {name!r}: {error}.") from None
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from qjax.numerics.qspec import dividing_group
 from qjax.numerics.weight_formats import WeightFormat, decode, encode
 from qjax.ops.base import Equation
 from qjax.ops.conv import Conv
@@ -35,15 +36,26 @@ class Layout:
     def _order(self) -> tuple[int, ...]:
         return (*self.kept, *(axis for axis in range(len(self.shape)) if axis not in self.kept))
 
+    @property
+    def summed(self) -> int:
+        """How many weights are summed."""
+        return math.prod(self.shape) // max(math.prod(self.shape[axis] for axis in self.kept), 1)
+
     def rows(self, w: jax.Array) -> jax.Array:
         """(kept..., summed)."""
-        kept = tuple(self.shape[axis] for axis in self.kept)
-        return jnp.transpose(w, self._order).reshape(*kept, math.prod(self.shape) // max(math.prod(kept), 1))
+        return jnp.transpose(w, self._order).reshape(*(self.shape[axis] for axis in self.kept), self.summed)
 
     def back(self, rows: jax.Array) -> jax.Array:
         """The inverse of `rows`."""
         ordered = rows.reshape([self.shape[axis] for axis in self._order])
         return jnp.transpose(ordered, [int(axis) for axis in np.argsort(self._order)])
+
+
+def with_fitting_groups(setting: WeightFormat, eqn: Equation, weight: int) -> WeightFormat:
+    """The setting with groups that divide the weights that a product sums over; see `QSpec`."""
+    summed = Layout.of(eqn, weight).summed
+    size = setting.group and (dividing_group(setting.group, summed) or summed)
+    return setting if size == setting.group else dataclasses.replace(setting, group_size=size)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

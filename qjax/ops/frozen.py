@@ -15,7 +15,7 @@ from qjax.numerics.affine import QParams, QSpec, dequantize
 from qjax.numerics.narrow_codes import from_bytes, to_bytes, width_of
 from qjax.numerics.unfused import unfused
 from qjax.numerics.weight_formats import WeightFormat, decode
-from qjax.ops.dynamic import Dynamic, DynamicProduct
+from qjax.ops.dynamic import WEIGHTS, Dynamic, DynamicProduct
 from qjax.ops.formatted import FormattedProduct, Layout
 
 Move = tuple[str, tuple[int, ...]]
@@ -78,7 +78,8 @@ class Frozen:
     @property
     def _codes(self) -> tuple[int, int, Any]:
         """Bits of a code in memory, the least code, and the dtype of codes."""
-        setting = self.use.setting.weights if isinstance(self.use.setting, Dynamic) else self.use.setting
+        setting = self.use.setting
+        setting = (setting.weights or WEIGHTS) if isinstance(setting, Dynamic) else setting
         if isinstance(setting, QSpec):
             return width_of(setting.bits), setting.qmin, setting.dtype
         if setting.is_integer:

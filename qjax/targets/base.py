@@ -193,6 +193,12 @@ class Target:
             choices = [self.wide_dot if op == "dot" else None, self.wide, *choices]
         return next(choice for choice in choices if choice is not None)
 
+    @property
+    def powers_of_two(self) -> bool:
+        """Whether it only shifts accumulators, so that every scale must be a power of two."""
+        chosen = [getattr(self, field) for field in _WEIGHTED]
+        return any(get_rule(own.rule).powers_of_two for own in chosen if own is not None)
+
     def takes(self, spec: QSpec) -> bool:
         """Whether the runtime has tensors of such codes, as far as their width and zero point decide it."""
         return spec.bits <= 8 or self.wide_zero_points or (spec.signed and spec.symmetric)

@@ -79,6 +79,7 @@ class _Annotator(Scans):
             place.name = self.root(place).name
         self._units()
         self.result.output_names = {p.name for p in map(self.place_of, program.outputs) if p is not None}
+        result.origins = {value: path for value, (path, _) in self.origin.items()}
         result.operands = {self.root(place).name for place in self.multiplied}
         for layer in self.result.layers:
             layer.input = layer.input and self.root(layer.input)

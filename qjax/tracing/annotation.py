@@ -78,6 +78,8 @@ class Annotation:
     averages; None: they are rounded to the nearest code. tables: functions of codes, and the place of these.
     operands: the quantizers of activations that a sum of products reads, by name. joined: the results that the
     calibration observes beside the operand whose quantizer they share.
+    operands: the quantizers of activations that a sum of products reads, by name. origins: of constants, the path of
+    the parameter that they are made from.
     """
 
     ops: dict[Equation, tuple[Op, Mode]] = dataclasses.field(default_factory=dict)
@@ -93,6 +95,7 @@ class Annotation:
     output_names: set[str] = dataclasses.field(default_factory=set)
     operands: set[str] = dataclasses.field(default_factory=set)
     joined: dict[Value, Joined] = dataclasses.field(default_factory=dict)
+    origins: dict[Value, str] = dataclasses.field(default_factory=dict)
     target: Target | None = None
 
     def is_constant(self, eqn: Equation) -> tuple[bool, ...]:

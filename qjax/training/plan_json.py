@@ -14,11 +14,13 @@ from qjax.calibration.learned import Quantizer
 from qjax.numerics.affine import QSpec
 from qjax.numerics.weight_formats import WeightFormat
 from qjax.ops.dynamic import Dynamic
-from qjax.qmodel import Plan
+from qjax.qmodel import Plan, Product
 from qjax.tracing import Integers
 
 _OBSERVERS = tuple(type(calibration.get(name)) for name in calibration.names() if name != "callback")
-_CLASSES = {cls.__name__: cls for cls in (Plan, Quantizer, QSpec, Dynamic, WeightFormat, Integers, *_OBSERVERS)}
+_CLASSES = {
+    cls.__name__: cls for cls in (Plan, Product, Quantizer, QSpec, Dynamic, WeightFormat, Integers, *_OBSERVERS)
+}
 """The only classes that a file may name; reading creates no others."""
 
 

@@ -10,7 +10,7 @@ from flax import nnx
 
 from qjax.calibrating import calibrate
 from qjax.graph.state import Asked
-from qjax.model import quantize
+from qjax.model import quantize_derived
 from qjax.qmodel import QuantizedModel
 from qjax.recipe import Recipe
 from qjax.training import precision
@@ -71,9 +71,11 @@ class Work:
         held: list[tuple[Any, ...]],
         steps: Sequence[str],
         progress: bool | None,
+        *,
+        judged: bool = True,
     ) -> "Work":
-        """Of a model that is quantized and calibrated here."""
-        qmodel = quantize(model, recipe, fit[0])
+        """Of a model that is quantized and calibrated here. judged: see `quantize_derived`."""
+        qmodel = quantize_derived(model, recipe, fit[0], judged=judged)
         calibrate(qmodel, fit, progress=progress)
         qmodel.eval()
         return cls(model, recipe, qmodel, nnx.clone(qmodel), Walk(qmodel, fit), fit, held, steps, progress)
@@ -96,7 +98,7 @@ def _tables(work: Work) -> tuple[str, Any]:
     nnx.update(model, nnx.state(work.reference.model))
     recipe = row_scales(work.qmodel, recipe_with(work.recipe, work.qmodel, work.wider))
     try:
-        begun = Work.begun(model, recipe, work.fit, work.held, work.steps, work.progress)
+        begun = Work.begun(model, recipe, work.fit, work.held, work.steps, work.progress, judged=False)
     except (ValueError, NotImplementedError) as error:
         raise Skipped(f"the model takes no scales of rows: {str(error).partition('. ')[0]}") from error
     work.recipe, work.qmodel, work.reference, work.walk = recipe, begun.qmodel, begun.reference, begun.walk

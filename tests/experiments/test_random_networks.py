@@ -23,6 +23,8 @@ def users_promotion():
 
 # few bits on random data keep little of a tensor; that is no disagreement
 @pytest.mark.filterwarnings("ignore:Quantizer .* keeps .* dB:UserWarning")
+# and random recipes ask for what their networks do not have
+@pytest.mark.filterwarnings("ignore:quantize. (only products|a part|the model trains|parts under):UserWarning")
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100))
 @pytest.mark.sampled(1)

@@ -49,16 +49,21 @@ def reference_weight(w: np.ndarray, spec: QSpec, axes: tuple[int, ...]) -> tuple
 
 
 def weights_of(setting: Dynamic) -> QSpec:
-    """The weights' bits of a setting without a `WeightFormat`."""
-    assert isinstance(setting.weights, QSpec)
-    return setting.weights
+    """The weights' codes of a setting without a `WeightFormat`."""
+    weights = setting.weights or QSpec(bits=8, axis=-1)
+    assert isinstance(weights, QSpec)
+    return weights
+
+
+def activations_of(setting: Dynamic) -> QSpec:
+    return setting.activations or QSpec(bits=8)
 
 
 def reference_groups(x: np.ndarray, w: np.ndarray, setting: Dynamic) -> np.ndarray:
     """The products of every group, each rounded to float32, added up in their order."""
     size = weights_of(setting).group_size
     assert size is not None
-    codes, scale, _ = reference_codes(x, setting.activations, (x.ndim - 1,) if setting.per == "row" else (0, 1))
+    codes, scale, _ = reference_codes(x, activations_of(setting), (x.ndim - 1,) if setting.per == "row" else (0, 1))
     total: Any = 0
     for k in range(0, len(w), size):
         w_codes, w_scale = reference_weight(w[k : k + size], weights_of(setting), (0,))
@@ -69,7 +74,7 @@ def reference_groups(x: np.ndarray, w: np.ndarray, setting: Dynamic) -> np.ndarr
 
 def reference_linear(x: np.ndarray, w: np.ndarray, setting: Dynamic) -> np.ndarray:
     codes, scale, _ = reference_codes(
-        x, setting.activations, (x.ndim - 1,) if setting.per == "row" else (*range(x.ndim),)
+        x, activations_of(setting), (x.ndim - 1,) if setting.per == "row" else (*range(x.ndim),)
     )
     w_codes, w_scale = reference_weight(w, weights_of(setting), (0, 1) if weights_of(setting).axis is None else (0,))
     return (codes @ w_codes).astype(F32) * (scale * w_scale).astype(F32)
@@ -221,7 +226,7 @@ def test_a_row_is_what_a_dot_sums_over_wherever_the_weight_stands() -> None:
         "bhtk,hkn->bhtn": lambda x, w: lax.dot_general(x, w, (((3,), (1,)), ((1,), (0,)))),
         "weight first": lambda x, w: lax.dot_general(w, x, (((1,), (3,)), ((0,), (1,)))),
     }
-    codes, scale, _ = reference_codes(x, setting.activations, (3,))
+    codes, scale, _ = reference_codes(x, activations_of(setting), (3,))
     w_codes, w_scale = reference_weight(w, weights_of(setting), (1,))
     for name, function in products.items():
         (eqn,) = from_jaxpr(jax.make_jaxpr(function)(x, w)).equations
@@ -242,7 +247,7 @@ def test_conv(groups: int) -> None:
     if groups == 1:
         np.testing.assert_array_equal(nnx.jit(qjax.exact(qmodel, x))(qmodel, x), graph(x))
     kernel = np.asarray(model.conv.kernel[...])
-    codes, scale, _ = reference_codes(x, setting.activations, (0, 1, 2, 3))
+    codes, scale, _ = reference_codes(x, activations_of(setting), (0, 1, 2, 3))
     w_codes, w_scale = reference_weight(kernel, weights_of(setting), (0, 1, 2))
     acc = np.zeros((2, 3, 3, 8), np.int64)
     # padding is with the code of 0.0, which is 0 here; stride 2 on 6 pads behind
@@ -288,7 +293,8 @@ def test_a_block_of_a_transformer(tmp_path: Any) -> None:
 
 
 def test_a_norm_may_stand_inside() -> None:
-    model = qjax.quantize(Stack(), Recipe(overrides={"block": Dynamic()}), X)
+    with pytest.warns(UserWarning, match="'block/norm' .the function"):
+        model = qjax.quantize(Stack(), Recipe(overrides={"block": Dynamic()}), X)
     assert [node.op for node in qjax.convert(model, X).ir.nodes] == ["dot", "island"]
 
 

@@ -37,8 +37,16 @@ def test_invalid_settings(kwargs: Any, error: Any, message: str) -> None:
     ("model", "overrides", "message"),
     [
         (Conv, {"conv": Dynamic(per="row")}, r"in module 'conv': Dynamic\(per=\"row\"\) on a convolution"),
-        (MLP, {"last": Dynamic(weights=QSpec(bits=4, axis=-1, group_size=5))}, "a divisor of the 16 weights"),
-        (Conv, {"conv": Dynamic(weights=QSpec(axis=-1, group_size=2))}, "sums over one axis, got a convolution"),
+        (
+            MLP,
+            {"last": Dynamic(weights=QSpec(bits=4, axis=-1, group_size=5))},
+            "can have groups of 5.* 'last/kernel' .dot. per channel",
+        ),
+        (
+            Conv,
+            {"conv": Dynamic(weights=QSpec(axis=-1, group_size=2))},
+            "can have groups of 2.* 'conv/kernel' .conv. per channel",
+        ),
         (MLP, {"middle": Dynamic()}, "override 'middle' matches nothing"),
         (Stack, {"block/norm": Dynamic()}, "override 'block/norm'.* 'block/norm' has none of its own"),
         (MLP, {nnx.Conv: Dynamic()}, "override Conv matches nothing"),

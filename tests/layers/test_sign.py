@@ -32,5 +32,7 @@ def test_low_bits_take_a_symmetric_range() -> None:
 def test_a_full_byte_has_no_room() -> None:
     recipe = qjax.Recipe(weights=qjax.QSpec(bits=8, axis=-1, narrow_range=False))
     x = jax.random.normal(jax.random.key(0), (64, 4))
+    with pytest.warns(UserWarning, match=r"test_sign.py:\d+: .*-128.*narrow_range=True"):
+        qmodel = qjax.quantize(Net(nnx.Rngs(0)), recipe, x)
     with pytest.raises(qjax.ConversionError, match=r"test_sign.py:\d+: .*-128.*narrow_range=True"):
-        qjax.convert(qjax.quantize(Net(nnx.Rngs(0)), recipe, x), x)
+        qjax.convert(qmodel, x)

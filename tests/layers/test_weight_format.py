@@ -129,7 +129,7 @@ def test_ternary_weights_convert_to_integers() -> None:
         (
             {"first": WeightFormat("mxfp4", 48)},
             ValueError,
-            "in module 'first': mxfp4 in groups of 48: expected a divisor",
+            "can have groups of 48.*'first/kernel' .dot. per channel, groups of 32",
         ),
         ({"second": WeightFormat("nf4")}, ValueError, "override 'second' matches nothing"),
         ({"first/kernel": Override(weights=QSpec(bits=4), method="absmean")}, ValueError, "is for ternary weights"),

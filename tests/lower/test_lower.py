@@ -92,9 +92,8 @@ def test_the_error_names_the_primitive_the_line_and_a_cure(name):
 def test_an_accumulator_that_may_overflow():
     wide = qjax.QSpec(bits=16, symmetric=False)
     recipe = qjax.Recipe(weights=qjax.QSpec(bits=16, axis=-1), activations=wide)
-    with pytest.raises(
-        ConversionError, match=r"the accumulator of 'a' \(dot\) may reach \d{10}, beyond int32. Use fewer"
-    ):
+    message = r"the accumulator of 'a' \(dot\) may reach \d{10}, beyond int32. Use fewer"
+    with pytest.warns(UserWarning, match=message), pytest.raises(ConversionError, match=message):
         convert(lambda m, x: m.a(x), recipe)
 
 

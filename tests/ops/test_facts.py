@@ -258,15 +258,16 @@ class Cumulative(nnx.Module):
 
 
 def refused(axis: int, x: jax.Array, bits: int, match: str) -> None:
-    recipe = Recipe(weights=QSpec(bits=bits), activations=QSpec(bits=bits))
-    qmodel = qjax.quantize(Cumulative(axis), recipe, x)
+    qmodel = qjax.quantize(Cumulative(axis), Recipe(activations=QSpec(bits=bits)), x)
     qmodel.eval()
     with pytest.raises(ConversionError, match=match):
         qjax.convert(qmodel, x)
 
 
 def test_running_sums_that_may_overflow_are_refused() -> None:
-    refused(1, data(2, 70_000), 16, r"accumulator of '.*' \(cumulative_sum\) may reach 22\d{8}, beyond int32")
+    message = r"accumulator of '.*' \(cumulative_sum\) may reach 22\d{8}, beyond int32"
+    with pytest.warns(UserWarning, match=message):
+        refused(1, data(2, 70_000), 16, message)
     graph, _, _ = of_row("cumulative_sum", INT8_HIGH, {"axis": 1, "reverse": False})(1)
     wide = dataclasses.replace(graph.tensors["x0"], shape=(None, 9_000_000))
     with pytest.raises(ConversionError, match="may reach 2295000000, beyond int32"):

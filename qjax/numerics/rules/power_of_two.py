@@ -131,7 +131,7 @@ def _build(name: str, parameters: list[str]) -> Rule:
             f"out of {', '.join(_OVERFLOWS)}. Got {name!r}."
         )
     apply = partial(shift_and_overflow, rounding=rounding, overflow=overflow)
-    return Rule(name, power_of_two_shift, PowerOfTwo, apply, finishes=True, check=_check)
+    return Rule(name, power_of_two_shift, PowerOfTwo, apply, finishes=True, check=_check, powers_of_two=True)
 
 
 def _check(c: PowerOfTwo) -> None:

@@ -83,6 +83,7 @@ class Rule:
       monotone: whether a greater accumulator never becomes a lesser code, as long as neither it nor acc * e leaves
         (-2^30, 2^30); whether a clamp to [qmin, qmax] is the last step; and whether no element depends on its place in
         the accumulator. An emitter may then write another computation with the same codes.
+      powers_of_two: whether `prepare` takes no other effective scales.
     """
 
     name: str
@@ -98,6 +99,7 @@ class Rule:
     check: Callable[[Any], None] | None = None
     variant: Callable[[Product], str] | None = None
     monotone: bool = False
+    powers_of_two: bool = False
 
     @property
     def takes_bias(self) -> bool:

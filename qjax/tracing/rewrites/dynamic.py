@@ -19,10 +19,11 @@ import jax
 
 from qjax.numerics.dynamic_formulas import DynamicFormula
 from qjax.numerics.weight_formats import WeightFormat
-from qjax.ops import dynamic_rows
+from qjax.ops import dynamic, dynamic_rows, formatted
 from qjax.ops.dynamic import Dynamic, DynamicCodes, DynamicProduct
 from qjax.ops.formatted import FormattedProduct
 from qjax.ops.frozen import FrozenProduct, Use
+from qjax.problems import refuse
 from qjax.tracing.composite import Computed
 from qjax.tracing.program import Equation, Program, Value
 from qjax.tracing.rewrites.frozen import behind, frozen_of
@@ -46,8 +47,17 @@ def with_dynamic(
     left: weights that stay float, as those of adapters do. formula: the target's, for products that it has.
 
     Raises:
-      ValueError: a product that cannot be computed so; the message names the module and the user's line.
+      ValueError: products that cannot be computed so; the message names the module and the user's line of each.
     """
+    wrong = list[str]()
+    found = _with_dynamic(program, setting_of, left, formula, wrong)
+    refuse(wrong)
+    return found
+
+
+def _with_dynamic(
+    program: Program, setting_of: SettingOf, left: Collection[Value], formula: DynamicFormula, wrong: list[str]
+) -> Program:
     equations: list[Equation] = []
     coded: _Coded = {}
     made: dict[Value, Equation] = {}
@@ -56,20 +66,25 @@ def with_dynamic(
         setting = setting_of(eqn.scope)
         weight = None if setting is None else _weight(eqn)
         if eqn.body is not None:
-            equations.append(dataclasses.replace(eqn, body=with_dynamic(eqn.body, setting_of, left, formula)))
+            body = _with_dynamic(eqn.body, setting_of, left, formula, wrong)
+            equations.append(dataclasses.replace(eqn, body=body))
         elif setting is None or weight is None or eqn.inputs[weight] in left:
             equations.append(eqn)
         else:
-            equations += _split(eqn, weight, setting, coded, made, formula)
+            try:
+                equations += _split(eqn, weight, setting, coded, made, formula)
+            except ValueError as error:
+                module = f" in module {eqn.scope!r}" if eqn.scope else ""
+                wrong.append(f"{eqn.location or 'unknown line'}{module}: {error}")
     return dataclasses.replace(program, equations=tuple(equations))
 
 
-def dynamic_products(program: Program) -> Iterator[tuple[Equation, Setting]]:
-    """The products that `with_dynamic` made, and their settings."""
+def dynamic_products(program: Program) -> Iterator[tuple[Equation, DynamicProduct | FormattedProduct]]:
+    """The products that `with_dynamic` made, and their equations."""
     for eqn in program.walk():
-        setting = setting_of_product(eqn)
-        if setting is not None:
-            yield eqn, setting
+        product = product_of(eqn)
+        if product is not None:
+            yield eqn, product
 
 
 def setting_of_product(eqn: Equation) -> Setting | None:
@@ -115,16 +130,12 @@ def _split(
     made: Mapping[Value, Equation],
     formula: DynamicFormula,
 ) -> list[Equation]:
-    try:
-        if isinstance(setting, WeightFormat):
-            product = FormattedProduct(eqn, weight, setting)
-        else:
-            product = DynamicProduct(eqn, weight, setting)
-            if dynamic_rows.problem(product, formula) is None:
-                product = dataclasses.replace(product, formula=formula)
-    except ValueError as error:
-        module = f" in module {eqn.scope!r}" if eqn.scope else ""
-        raise ValueError(f"{eqn.location or 'unknown line'}{module}: {error}") from None
+    if isinstance(setting, WeightFormat):
+        product = FormattedProduct(eqn, weight, formatted.with_fitting_groups(setting, eqn, weight))
+    else:
+        product = DynamicProduct(eqn, weight, dynamic.with_fitting_groups(setting, eqn, weight))
+        if dynamic_rows.problem(product, formula) is None:
+            product = dataclasses.replace(product, formula=formula)
     w, x = eqn.inputs[weight], eqn.inputs[1 - weight]
     equations: list[Equation] = []
 
