@@ -8,13 +8,14 @@ import jax.numpy as jnp
 
 from qjax.ops.base import Attributes, Constants, Elementwise, Equation, Role, Shape, register
 from qjax.ops.facts import Follows
+from qjax.ops.fields import Natural
 
 
 class Fields(TypedDict):
     """shape: None where the batch is. times: rows of that axis for each example."""
 
-    shape: list[int | None]
-    times: int
+    shape: list[Natural | None]
+    times: Natural
 
 
 @register
@@ -31,6 +32,7 @@ class Fill(Elementwise):
     primitives: ClassVar[tuple[str, ...]] = ()
     free: ClassVar[Mapping[str, Follows]] = {"shape": "sizes"}
     per_example = "value"
+    sizes_only = True
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
         return False

@@ -14,9 +14,10 @@ import numpy as np
 from qjax.export.read.errors import ReadError
 from qjax.export.read.onnx import tensors
 from qjax.export.read.onnx.values import Known
-from qjax.export.strict_json import MAX_NAME
 
 MAX_NODES = 50_000
+MAX_NAME = 1_024
+"""Every node of an inlined function has the names of all its calls before its own."""
 MAX_DEPTH = 32
 _STANDARD = ("", "ai.onnx")
 
