@@ -122,8 +122,9 @@ def _check_range(graph: Graph, node: Node) -> None:
         for tensor in (*inputs, *constants.values()):
             # what has no scale is an index, a mask, or a constant whose codes are looked at below
             plain = tensor.quantization is None and (op.chooses or tensor.dtype == "bool" or tensor.value is not None)
-            if not plain and not same_quantization(tensor.quantization, q):
-                raise GraphError(f"{place}: expected {tensor.name!r} and its output to have the same quantization.")
+            own = tensor.quantization
+            if not plain and (own is None or own.qmin < q.qmin or own.qmax > q.qmax):
+                raise GraphError(f"{place}: expected {tensor.name!r} to have codes within the range of its output.")
     for role, tensor in constants.items():
         codes = np.asarray(tensor.value)
         tabulated = role == "table" and tensor.dtype == output.dtype

@@ -198,7 +198,10 @@ LIES = {
     "an output that is smaller": (put("tensors", -1, "shape", to=[None, 1]), r"to have the shape \(None, 1\)"),
     "an output of one example": (put("tensors", -1, "shape", to=[2, 2]), r"to have the shape \(2, 2\)"),
     "an output of another type": (put("tensors", -1, "dtype", to="int16"), "expected its output to be of int16"),
-    "a range that moved codes leave": (put("tensors", -1, "quantization", "qmin", to=-100), "the same quantization"),
+    "a range that moved codes leave": (
+        put("tensors", -1, "quantization", "qmin", to=-100),
+        "codes within the range of its output",
+    ),
     "no multiplier": (drop("multiplier"), "its fields do not fit each other"),
     "no rule": (drop("rule"), "its fields do not fit each other"),
     "no strides": (drop("strides"), "lacks the attribute 'strides'"),
