@@ -111,7 +111,7 @@ def _check_range(graph: Graph, node: Node) -> None:
     """
     op, output = ops.get(node.op), graph.tensors[node.output]
     q, place = output.quantization, f"Node {node.name!r} ({node.op})"
-    if op.role is ops.Role.INTEGER and q is not None:
+    if op.role is ops.Role.INTEGER and q is not None and not op.reals:
         raise GraphError(f"{place}: expected plain integers as its output, got a tensor with a scale, {output.name!r}.")
     if q is None:
         return
