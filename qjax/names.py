@@ -4,6 +4,9 @@ import difflib
 from collections.abc import Container, Iterable
 from typing import Any
 
+MAX_NAME = 2**16
+"""Characters of a name in a graph: of an attribute path of a model, of keys of what it takes and returns."""
+
 
 class Names:
     """Names in use; `fresh` returns a new one: the wanted name, or the same with a number from 2 on.

@@ -96,9 +96,8 @@ class Plan:
     dynamic: modules whose products get scales at run time or a format of weights, and those within that do not (None).
     integers: the ranges of integers of which the model computes functions.
     by_row: the quantizers of tables that have scales of their rows. adapters: see `Recipe`; "merged": they are zeros
-    and left out. profile: the name of the device, or None. blind: the quantizers whose calibration data were a single
-    number.
-    and left out. profile: the name of the device, or None. products: those that `dynamic` is about.
+    and left out. profile: the name of the device, or None. products: those that `dynamic` is about. blind: the
+    quantizers whose calibration data were a single number.
     """
 
     quantizers: tuple[tuple[str, Quantizer], ...]

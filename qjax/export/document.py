@@ -14,7 +14,7 @@ import numpy as np
 
 from qjax.export import strict_json
 from qjax.export.strict_json import ArtifactError
-from qjax.graph.check import check_integer
+from qjax.export.untrusted import check_read
 from qjax.graph.ir import Array, Graph, Node, Quantization, Tensor
 from qjax.numerics.input_quantization import INPUT_QUANTIZATIONS
 from qjax.numerics.output_dequantization import OUTPUT_DEQUANTIZATIONS
@@ -23,8 +23,8 @@ NODE = ("name", "op", "inputs", "output", "constants", "attributes", "location")
 PARAMETERS = ("qmin", "qmax", "axes")
 MAX_RANK = 32
 MAX_DIMENSION = 2**31 - 1
-MAX_TEXT = 2**28
-"""Bytes of a compressed document; a file that claims more is refused."""
+MAX_TEXT = 2**26
+"""Bytes of a document, uncompressed, as of a header of `.qjax`; a file that claims more is refused."""
 
 _Name = TypeVar("_Name", bound=str)
 
@@ -68,7 +68,7 @@ def node_of(item: Any) -> Node:
 
 
 def graph_of(document: Mapping[str, Any], tensors: Iterable[Tensor], nodes: Iterable[Node]) -> Graph:
-    """A program of its parts and the document's other fields, checked by `check_integer`.
+    """A program of its parts and the document's other fields, checked by `check_read`.
 
     Raises:
       ArtifactError: a field is not what it must be. GraphError: the parts are no valid graph.
@@ -85,7 +85,7 @@ def graph_of(document: Mapping[str, Any], tensors: Iterable[Tensor], nodes: Iter
         ),
         metadata=strict_json.mapping(document["metadata"], "The graph's metadata"),
     )
-    return check_integer(graph)
+    return check_read(graph)
 
 
 def shape_of(value: Any, where: str) -> tuple[int | None, ...]:
@@ -220,14 +220,18 @@ def inflated(data: bytes) -> bytes:
     return found
 
 
-def plain(data: bytes) -> bytes:
-    """JSON that may be compressed, as it was."""
-    return data if data[:1] == b"{" else inflated(data)
+def read(data: bytes, where: str) -> Any:
+    """JSON that may be compressed: the one reader of documents within files, with the limits of `strict_json`.
+
+    Raises a ValueError for what is too large, too deep or no such text; where: what it is, for the message.
+    """
+    return strict_json.loads((data if data[:1] == b"{" else inflated(data)).decode(), where)
 
 
 def uncompressed(compressed: str) -> Mapping[str, Any]:
-    """The inverse, as JSON. Raises a ValueError for what is too large or no such text."""
-    return json.loads(inflated(base64.b64decode(compressed, validate=True)))
+    """The inverse of `packed`. Raises as `read` does."""
+    where = "The compressed document"
+    return strict_json.mapping(read(base64.b64decode(compressed, validate=True), where), where)
 
 
 def _content(value: Any) -> tuple[Any, ...]:

@@ -9,9 +9,10 @@ import math
 from collections.abc import Mapping
 from typing import Any, NoReturn, cast
 
+from qjax.names import MAX_NAME
+
 MAX_VALUES = 4_000_000
 MAX_DEPTH = 24
-MAX_NAME = 1_024
 MAX_KEY = MAX_NAME + 16  # "zero_point:" and a name
 INT64 = (-(2**63), 2**63 - 1)
 

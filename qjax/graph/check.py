@@ -7,6 +7,7 @@ from jax.core import Tracer
 
 from qjax import ops
 from qjax.graph.ir import INTEGER_DTYPES, REAL_DTYPE, REAL_DTYPES, Graph, Node, Quantization, Tensor
+from qjax.names import MAX_NAME
 from qjax.ops import backend
 from qjax.ops.fields import OF_TARGETS, OfTarget, problem
 
@@ -19,6 +20,11 @@ def check(graph: Graph) -> Graph:
     """Verify names, order and references; returns the graph, for use in a chain of passes."""
     known: set[str] = set()
     for name, tensor in graph.tensors.items():
+        if len(name) > MAX_NAME:
+            raise GraphError(
+                f"Tensor {name[:40]!r}...: expected a name of at most {MAX_NAME} characters, as a file holds it, got "
+                f"{len(name)}. Rename the attribute, the argument or the key of the model that has it."
+            )
         if name != tensor.name:
             raise GraphError(f"Tensor {tensor.name!r} is stored under the name {name!r}.")
         if tensor.value is not None:

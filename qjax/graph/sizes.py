@@ -37,13 +37,20 @@ def shapes_at(graph: Graph, batch: int) -> dict[str, Sizes]:
     Raises:
       ValueError: an operation that takes no batch of that size.
     """
-    if all(_keeps_size(graph, node) for node in graph.nodes):
+    if all(keeps_size(graph, node) for node in graph.nodes):
         return {name: input_shape(tensor.shape, batch) for name, tensor in graph.tensors.items()}
     computed = {node.output for node in graph.nodes}
     found = {name: input_shape(t.shape, batch) for name, t in graph.tensors.items() if name not in computed}
-    known: dict[object, Sizes] = {}
+    known: dict[object, jax.ShapeDtypeStruct] = {}
     for node in graph.nodes:
-        found[node.output] = _result(graph, node, [found[name] for name in node.inputs], known)
+        inputs = [found[name] for name in node.inputs]
+        try:
+            found[node.output] = result_of(graph, node, inputs, known).shape
+        except (TypeError, ValueError) as error:
+            shapes = " and ".join(map(str, inputs))
+            raise ValueError(
+                f"Node {node.name!r} ({node.op}) takes no operands of shape {shapes}: {error}. Choose another batch."
+            ) from None
     return {name: found[name] for name in graph.tensors}
 
 
@@ -53,7 +60,7 @@ def bytes_at(graph: Graph, batch: int) -> dict[str, int]:
     return {name: math.prod(shapes[name]) * np.dtype(tensor.dtype).itemsize for name, tensor in graph.tensors.items()}
 
 
-def _keeps_size(graph: Graph, node: Node) -> bool:
+def keeps_size(graph: Graph, node: Node) -> bool:
     """Whether the free size of the result is certainly that of the operands."""
     inputs = [graph.tensors[name].shape for name in node.inputs]
     output, op = graph.tensors[node.output].shape, ops.get(node.op)
@@ -73,10 +80,15 @@ def _known(shape: Shape) -> int:
     return math.prod(size for size in shape if size is not None)
 
 
-def _result(graph: Graph, node: Node, inputs: Sequence[Sizes], known: dict[object, Sizes]) -> Sizes:
-    """What the node's kernel makes of operands of these shapes."""
+def result_of(
+    graph: Graph, node: Node, inputs: Sequence[Sizes], known: dict[object, jax.ShapeDtypeStruct]
+) -> jax.ShapeDtypeStruct:
+    """What the node's kernel makes of operands of these shapes, which is traced and not run.
+
+    known: the results so far of equal nodes. Whatever the kernel raises is raised.
+    """
     attributes, constants = kernels.attributes(graph, node), kernels.constants_of(graph, node)
-    sizes = sorted((role, np.shape(value)) for role, value in constants.items())
+    sizes = sorted((role, np.shape(value), str(value.dtype)) for role, value in constants.items())
     key = (node.op, repr(sorted(attributes.items())), repr(sizes), tuple(inputs))
     if key not in known:
         dtypes = [np.dtype(graph.tensors[name].dtype) for name in node.inputs]
@@ -86,14 +98,8 @@ def _result(graph: Graph, node: Node, inputs: Sequence[Sizes], known: dict[objec
         def kernel(*arrays: Any) -> Any:
             return op.kernel(attributes, op.runtime(attributes, constants), list(arrays))
 
-        try:
-            known[key] = tuple(jax.eval_shape(kernel, *given).shape)
-        except (TypeError, ValueError) as error:
-            shapes = " and ".join(map(str, inputs))
-            raise ValueError(
-                f"Node {node.name!r} ({node.op}) takes no operands of shape {shapes}: {error}. Choose another batch."
-            ) from None
+        known[key] = jax.eval_shape(kernel, *given)
     return known[key]
 
 
-__all__ = ["batch_of", "bytes_at", "input_shape", "shapes_at"]
+__all__ = ["batch_of", "bytes_at", "input_shape", "keeps_size", "result_of", "shapes_at"]

@@ -13,7 +13,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from qjax.graph.ir import REAL_DTYPE, Graph, Node, Tensor
-from qjax.graph.structure import flatten_arguments, is_leaf, plain
+from qjax.graph.structure import flatten_arguments, is_leaf, plain, positions
 from qjax.graph.unsupported import ConversionError
 from qjax.names import Names
 from qjax.ops.quantize import Quantize
@@ -181,8 +181,8 @@ def parts(graph: Graph) -> list[Part]:
     if graph.metadata.get(STATE) is None:
         return []
     place = where(graph)
-    before = _positions(_at(graph.metadata["input_structure"], place.argument))
-    after = _positions(_at(graph.metadata["output_structure"], place.result))
+    before = positions(_at(graph.metadata["input_structure"], place.argument), "The state")
+    after = positions(_at(graph.metadata["output_structure"], place.result), "The next state")
     pairs = zip(before, after, strict=True)
     return [Part(None if a is None else graph.inputs[a], cast("int", b)) for a, b in pairs]
 
@@ -201,14 +201,6 @@ def check(graph: Graph, state: Any, place: Where) -> None:
     if graph.call is not None and jax.tree.structure(state) == graph.call.arguments[place.argument]:
         state = plain(state)
     flatten_arguments(structure, (state,), 0)
-
-
-def _positions(structure: Any) -> list[int | None]:
-    """The leaves of a structure as JSON, in its own order."""
-    if structure is None or isinstance(structure, int):
-        return [structure]
-    kind, items = structure
-    return [leaf for item in items for leaf in _positions(item[1] if kind == "dict" else item)]
 
 
 def arrays_of(tree: Any) -> list[Any]:

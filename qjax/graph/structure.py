@@ -94,6 +94,34 @@ def rebuild(structure: Any, leaves: Sequence[Any]) -> Any:
     return tuple(values) if kind == "tuple" else values
 
 
+def positions(structure: Any, where: str) -> list[int | None]:
+    """The leaves of a structure that a file states, in its own order; None for an array that is not read.
+
+    Raises:
+      ValueError: it is no such structure; where: what it is, for the message.
+    """
+    if structure is None or type(structure) is int:
+        return [structure]
+    try:
+        kind, items = structure
+        if kind == "constant":
+            rebuild(structure, ())
+        elif kind == "value":
+            type_, text = items
+            if not (type(type_) is type(text) is str):
+                raise TypeError(f"a value of {items}")
+        elif kind in ("dict", "list", "tuple"):
+            parts = [item for _, item in items] if kind == "dict" else items
+            if kind == "dict" and not all(type(key) is str for key, _ in items):
+                raise TypeError("a key that is no text")
+            return [leaf for part in parts for leaf in positions(part, where)]
+        else:
+            raise TypeError(f"the kind {str(kind)[:40]!r}")
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where}: expected positions of arrays in tuples, lists and dicts, got {error}") from None
+    return []
+
+
 @dataclasses.dataclass(frozen=True)
 class _Array:
     """The place of an array of the arguments among the graph's inputs; None: it is no input."""

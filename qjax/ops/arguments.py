@@ -10,7 +10,7 @@ from jax import lax
 
 from qjax.ops.base import Attributes, Bounds, Constants, Equation, Op, Quantized, Role, Shape, Site, real, register
 from qjax.ops.facts import End, always, hides_low, no_filling
-from qjax.ops.fields import Axis
+from qjax.ops.fields import Axis, Natural
 from qjax.ops.grid import GridOp
 
 
@@ -75,8 +75,8 @@ class Argument(Op):
 class TopKFields(Axis):
     """k: how many elements of `axis`. index: which result, 0 for the elements and 1 for their places."""
 
-    k: int
-    index: NotRequired[int]
+    k: Natural
+    index: NotRequired[Natural]
 
 
 @register

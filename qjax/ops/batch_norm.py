@@ -11,6 +11,7 @@ from jax import lax
 from qjax.numerics.softfloat import Real
 from qjax.ops.base import Attributes, Constants, Elementwise, Equation, Role, real, register
 from qjax.ops.epilogue import Affine
+from qjax.ops.fields import Natural
 from qjax.ops.pending import Pending
 
 
@@ -22,7 +23,7 @@ class Fields(TypedDict):
 
     epsilon: float
     use_running_average: bool
-    trailing: int
+    trailing: Natural
     updated: NotRequired[tuple[str, ...]]
 
 

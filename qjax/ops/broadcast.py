@@ -8,14 +8,15 @@ from jax import lax
 
 from qjax.ops.base import Attributes, Constants, Equation, Shape, register
 from qjax.ops.facts import Follows, no_filling
+from qjax.ops.fields import Natural
 from qjax.ops.grid import GridOp
 
 
 class Fields(TypedDict):
     """dimensions: the axis of the result for each axis of the operand."""
 
-    shape: list[int | None]
-    dimensions: list[int]
+    shape: list[Natural | None]
+    dimensions: list[Natural]
 
 
 @register

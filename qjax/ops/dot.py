@@ -33,6 +33,7 @@ from qjax.ops.composed import Codes, Part, Steps, symmetric
 from qjax.ops.epilogue import Affine, finish, finish_weighted
 from qjax.ops.exact_float import Product, matmul_codes
 from qjax.ops.facts import ProductFacts, always
+from qjax.ops.fields import Natural
 from qjax.ops.fields import Product as ProductFields
 from qjax.ops.pending import Pending
 
@@ -43,10 +44,10 @@ class Fields(ProductFields):
     factor: of a product of activations whose formula takes one, see `Target.scaled_matmul`.
     """
 
-    lhs_contracting: list[int]
-    rhs_contracting: list[int]
-    lhs_batch: list[int]
-    rhs_batch: list[int]
+    lhs_contracting: list[Natural]
+    rhs_contracting: list[Natural]
+    lhs_batch: list[Natural]
+    rhs_batch: list[Natural]
     factor: NotRequired[float]
 
 

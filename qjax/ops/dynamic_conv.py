@@ -16,6 +16,7 @@ from qjax.numerics.dynamic_formulas import DynamicFormula
 from qjax.ops.base import Attributes, Constants, Shape, register
 from qjax.ops.dynamic_dot import OfTarget, RunTimeCodes, codes_of, with_bias
 from qjax.ops.dynamic_windows import centred_sums, is_pointwise, padded_pixels, whole
+from qjax.ops.fields import Natural
 
 
 class Fields(TypedDict):
@@ -25,9 +26,9 @@ class Fields(TypedDict):
     """
 
     symmetric: bool
-    strides: list[int]
+    strides: list[Natural]
     padding: list[list[int]]
-    rhs_dilation: list[int]
+    rhs_dilation: list[Natural]
 
 
 @register

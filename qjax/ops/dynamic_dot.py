@@ -22,6 +22,7 @@ from qjax.numerics.unfused import unfused
 from qjax.ops import accumulate
 from qjax.ops.base import Attributes, Bounds, Constants, Op, Role, Shape, Site, register
 from qjax.ops.facts import always
+from qjax.ops.fields import Natural
 
 
 class Fields(TypedDict):
@@ -31,8 +32,8 @@ class Fields(TypedDict):
     """
 
     symmetric: bool
-    summed: int
-    features: list[int]
+    summed: Natural
+    features: list[Natural]
 
 
 class OfTarget(TypedDict):

@@ -17,7 +17,7 @@ from qjax.numerics.softfloat import Real
 from qjax.ops.base import Attributes, Constants, Equation, Preparation, Prepared, Quantized, Role, register
 from qjax.ops.embed import Embed
 from qjax.ops.epilogue import Affine, finish_sum, fold_sum, greatest_shift
-from qjax.ops.fields import Rounded
+from qjax.ops.fields import Natural, Rounded
 from qjax.ops.indices import Lookup, outside, wrapped
 from qjax.ops.pending import Pending
 
@@ -53,7 +53,7 @@ def check_rows(spec: QSpec, shape: tuple[int, ...], name: str) -> None:
 class Fields(Lookup):
     """table: rows and columns of the table."""
 
-    table: list[int]
+    table: list[Natural]
 
 
 @register

@@ -59,6 +59,9 @@ class Facts(abc.ABC):
     per_example: ClassVar[str | None] = None
     """The role of a constant that may have a row for each example. The graph keeps one of them: all must be equal."""
 
+    sizes_only: ClassVar[bool] = False
+    """GRID: reads the size of its input and none of its codes, so its result is on a grid of its own."""
+
     reals: ClassVar[bool] = False
     """INTEGER: may read and compute floats, in float parts of a model."""
 

@@ -9,13 +9,15 @@ import functools
 import types
 import typing
 from collections.abc import Mapping
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal, NewType, NotRequired, TypedDict
 
 import numpy as np
 
 from qjax.names import did_you_mean
 
-Pair = list[int]
+Natural = NewType("Natural", int)
+"""An integer from 0 on: an axis, a size, a count. Emitters and kernels of runtimes read none from the end."""
+Pair = list[Natural]
 
 
 class NoFields(TypedDict):
@@ -25,13 +27,13 @@ class NoFields(TypedDict):
 class Axis(TypedDict):
     """axis: the one axis along which the operation works, from 0."""
 
-    axis: int
+    axis: Natural
 
 
 class Axes(TypedDict):
     """axes: those that are reduced, from 0."""
 
-    axes: list[int]
+    axes: list[Natural]
 
 
 class Product(TypedDict):
@@ -42,10 +44,10 @@ class Product(TypedDict):
     rank: of the equation's result. permutation: the order of its axes in the node's output, None if they stay.
     """
 
-    weight: int | None
+    weight: Natural | None
     channels: list[Pair]
-    rank: int
-    permutation: list[int] | None
+    rank: Natural
+    permutation: list[Natural] | None
 
 
 class OfTarget(TypedDict):
@@ -121,6 +123,8 @@ def fits(value: Any, kind: Any) -> bool:
         return isinstance(value, (list, tuple)) and all(fits(item, arguments[0]) for item in typing.cast(Any, value))
     if kind is float:
         return type(value) in (int, float)
+    if kind is Natural:
+        return type(value) is int and value >= 0
     return type(value) is kind
 
 
@@ -133,5 +137,12 @@ def described(kind: Any) -> str:
         return " or ".join(described(choice) for choice in arguments)
     if origin is list:
         return f"a list of {described(arguments[0])}"
-    words = {int: "integer", float: "number", bool: "true or false", str: "text", types.NoneType: "null"}
+    words = {
+        int: "integer",
+        Natural: "integer from 0 on",
+        float: "number",
+        bool: "true or false",
+        str: "text",
+        types.NoneType: "null",
+    }
     return words.get(kind, "JSON value")

@@ -8,13 +8,14 @@ import jax.numpy as jnp
 
 from qjax.ops.base import Attributes, Constants, Elementwise, Equation, Role, Shape, register
 from qjax.ops.facts import Follows, filled_with_constants
+from qjax.ops.fields import Natural
 
 
 class Fields(TypedDict):
     """shape: None where the batch is. times: rows of that axis for each example."""
 
-    shape: list[int | None]
-    times: int
+    shape: list[Natural | None]
+    times: Natural
 
 
 @register
@@ -32,6 +33,7 @@ class Fill(Elementwise):
     free: ClassVar[Mapping[str, Follows]] = {"shape": "sizes"}
     per_example = "value"
     filling = filled_with_constants
+    sizes_only = True
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
         return False

@@ -34,7 +34,7 @@ from qjax.ops.base import (
 from qjax.ops.channels import weight_to_result
 from qjax.ops.epilogue import finish_sum, fold_sum
 from qjax.ops.facts import CountsProducts, always
-from qjax.ops.fields import Rounded
+from qjax.ops.fields import Natural, Rounded
 from qjax.ops.pending import Pending
 
 _PRODUCTS = 2**61
@@ -117,14 +117,14 @@ def _kept(w: Quantized) -> tuple[int, ...]:
 class Fields(TypedDict):
     """group_axis: of the weight, split into groups. summed: of the activations. The others are shared."""
 
-    weight: int
-    group_axis: int
-    summed: int
-    batch: list[int]
-    weight_batch: list[int]
-    channels: list[list[int]]
-    rank: int
-    permutation: list[int] | None
+    weight: Natural
+    group_axis: Natural
+    summed: Natural
+    batch: list[Natural]
+    weight_batch: list[Natural]
+    channels: list[list[Natural]]
+    rank: Natural
+    permutation: list[Natural] | None
 
 
 @register

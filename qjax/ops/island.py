@@ -16,6 +16,7 @@ from qjax.numerics.unfused import unfused
 from qjax.ops import reals
 from qjax.ops.base import Attributes, Bounds, Constants, Op, Role, Shape, Site, register
 from qjax.ops.facts import always
+from qjax.ops.fields import Natural
 
 NAME = "island"
 
@@ -24,9 +25,9 @@ class Fields(TypedDict):
     """The program and what flows in, see the class."""
 
     program: list[Any]
-    results: list[int]
+    results: list[Natural]
     dtypes: list[str]
-    batch: list[int] | None
+    batch: list[Natural] | None
 
 
 @register

@@ -33,7 +33,7 @@ from qjax.ops.base import (
 )
 from qjax.ops.epilogue import clamp_codes, finish_sum, fold_sum, greatest_shift
 from qjax.ops.facts import ChoosesNoPlace, always, hides_low
-from qjax.ops.fields import Axes, Rounded
+from qjax.ops.fields import Axes, Natural, Rounded
 from qjax.ops.pending import Pending
 from qjax.ops.taking_part import Masked, attributes_of, taking_part, visible, works_along
 
@@ -98,7 +98,7 @@ class _LogSum(ChoosesNoPlace, Op):
 class PreparedFields(Rounded):
     """places: fractional bits of the logarithms."""
 
-    places: int
+    places: Natural
 
 
 class Fields(Axes, Masked):

@@ -10,6 +10,7 @@ from jax import lax
 
 from qjax.ops.base import Attributes, Bounds, Constants, Equation, Op, Role, Shape, Site, register
 from qjax.ops.facts import ChoosesNoPlace, always
+from qjax.ops.fields import Natural
 
 _ELEMENTWISE: dict[str, Callable[..., jax.Array]] = {
     "and": lax.bitwise_and,
@@ -37,7 +38,7 @@ class Fields(TypedDict):
     """function: the name of the primitive. axes: of a reduction."""
 
     function: str
-    axes: NotRequired[list[int]]
+    axes: NotRequired[list[Natural]]
 
 
 @register

@@ -37,6 +37,7 @@ from qjax.ops.base import (
 )
 from qjax.ops.epilogue import finish_sum, fold_sum
 from qjax.ops.facts import always
+from qjax.ops.fields import Natural
 from qjax.ops.reach import span
 from qjax.problems import Unsupported
 
@@ -56,8 +57,8 @@ class PreparedFields(TypedDict):
 class Fields(TypedDict):
     """cell_bits: the cell's scale is 2^-cell_bits. clip: the greatest cell that is kept, 0 for all."""
 
-    cell_bits: int
-    clip: int
+    cell_bits: Natural
+    clip: Natural
 
 
 class _Step(Op):

@@ -31,7 +31,7 @@ from qjax.ops.base import (
 from qjax.ops.channels import trailing
 from qjax.ops.composed import Part, Steps
 from qjax.ops.epilogue import Affine, finish_sum, fold_sum, greatest_shift
-from qjax.ops.fields import Rounded
+from qjax.ops.fields import Natural, Rounded
 from qjax.ops.pending import Pending
 
 
@@ -44,13 +44,13 @@ class PreparedFields(Rounded):
 class Fields(TypedDict):
     """See the class."""
 
-    axes: list[int]
+    axes: list[Natural]
     center: bool
     divisor: int | None
     epsilon: float
     joined: Literal["add", "max"]
-    groups: int
-    feature_axes: list[int]
+    groups: Natural
+    feature_axes: list[Natural]
 
 
 @register

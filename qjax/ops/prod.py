@@ -26,7 +26,7 @@ from qjax.ops.base import (
 )
 from qjax.ops.epilogue import finish
 from qjax.ops.facts import always, no_formula
-from qjax.ops.fields import Axes
+from qjax.ops.fields import Axes, Natural
 from qjax.ops.pending import Pending
 
 MOST = 3
@@ -36,7 +36,7 @@ MOST = 3
 class Fields(Axes):
     """factors: how many elements are multiplied."""
 
-    factors: int
+    factors: Natural
 
 
 @register

@@ -7,13 +7,14 @@ import jax
 
 from qjax.ops.base import Attributes, Constants, Equation, Shape, register
 from qjax.ops.facts import Follows, always, no_filling
+from qjax.ops.fields import Natural
 from qjax.ops.grid import GridOp
 
 
 class Fields(TypedDict):
     """shape: of the result, None for the batch."""
 
-    shape: list[int | None]
+    shape: list[Natural | None]
 
 
 @register

@@ -29,6 +29,7 @@ from qjax.ops.base import (
 )
 from qjax.ops.epilogue import clamp_codes, finish_sum, fold_sum, greatest_shift
 from qjax.ops.facts import always
+from qjax.ops.fields import Natural
 from qjax.problems import Unsupported
 
 _RUNTIMES = ("int8", "uint8", "int16")
@@ -46,8 +47,8 @@ class PreparedFields(TypedDict):
 class Fields(TypedDict):
     """axes: of rows and columns. size: theirs in the result."""
 
-    axes: list[int]
-    size: list[int]
+    axes: list[Natural]
+    size: list[Natural]
     align_corners: bool
     half_pixel_centers: bool
 

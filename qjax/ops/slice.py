@@ -10,16 +10,16 @@ from jax import lax
 
 from qjax.ops.base import Attributes, Constants, Equation, Shape, register
 from qjax.ops.facts import Follows, always, no_filling
-from qjax.ops.fields import Axis
+from qjax.ops.fields import Axis, Natural
 from qjax.ops.grid import GridOp
 
 
 class SliceFields(TypedDict):
     """One number for each axis; a limit of None is the end of the batch."""
 
-    start: list[int]
-    limit: list[int | None]
-    strides: list[int]
+    start: list[Natural]
+    limit: list[Natural | None]
+    strides: list[Natural]
 
 
 @register
@@ -96,8 +96,8 @@ def _limit(attributes: Attributes, x: jax.Array) -> list[Any]:
 class SplitFields(Axis):
     """sizes: of the parts. index: which part this node is."""
 
-    sizes: list[int]
-    index: NotRequired[int]
+    sizes: list[Natural]
+    index: NotRequired[Natural]
 
 
 @register

@@ -11,6 +11,7 @@ from jax import lax
 
 from qjax.ops.base import Attributes, Constants, Equation, Quantized, Shape, real, register
 from qjax.ops.facts import always, no_filling
+from qjax.ops.fields import Natural
 from qjax.ops.grid import GridOp
 from qjax.ops.indices import Lookup, fills, has_number, outside, wrapped
 
@@ -67,8 +68,8 @@ class _Gather(GridOp):
 class TakeFields(Lookup):
     """places: the axes of the result that come from the indices."""
 
-    axis: int
-    places: list[int]
+    axis: Natural
+    places: list[Natural]
 
 
 @register
@@ -110,10 +111,10 @@ class Take(_Gather):
 class AlongFields(Lookup):
     """operand, indices: the axes that the two share. places: those of the result from the indices."""
 
-    axis: int
-    operand: list[int]
-    indices: list[int]
-    places: list[int]
+    axis: Natural
+    operand: list[Natural]
+    indices: list[Natural]
+    places: list[Natural]
 
 
 @register

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from qjax.ops.base import Attributes, Equation
+from qjax.ops.fields import Natural
 
 FILL = -3e38
 """What a number that takes no part counts as, in float32: its exponential is 0 beside any other."""
@@ -15,7 +16,7 @@ FILL = -3e38
 class Masked(TypedDict):
     """mask_axes: per mask and axis of the codes, the mask's axis or None. mask_inverted: whether True hides."""
 
-    mask_axes: NotRequired[list[list[int | None]]]
+    mask_axes: NotRequired[list[list[Natural | None]]]
     mask_inverted: NotRequired[list[bool]]
 
 

@@ -8,13 +8,14 @@ import jax.numpy as jnp
 
 from qjax.ops.base import Attributes, Constants, Equation, Shape, register
 from qjax.ops.facts import always, no_filling
+from qjax.ops.fields import Natural
 from qjax.ops.grid import GridOp
 
 
 class Fields(TypedDict):
     """permutation: the order of the axes, as `lax.transpose` takes it."""
 
-    permutation: list[int]
+    permutation: list[Natural]
 
 
 @register

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from qjax.ops import accumulate
 from qjax.ops.base import Attributes, Equation
+from qjax.ops.fields import Natural
 
 MOST_SLICES = 64
 """Windows of more places, and sums over more, stay one reduction of XLA: every slice is an instruction."""
@@ -54,24 +55,24 @@ def with_kernel(convolution: Attributes) -> dict[str, Any]:
 class Convolution(TypedDict):
     """One number, or [low, high], for each axis of the window. Layouts: batch, channels, then the window's axes."""
 
-    strides: list[int]
+    strides: list[Natural]
     padding: list[list[int]]
-    lhs_dilation: list[int]
-    rhs_dilation: list[int]
-    groups: int
-    lhs_layout: list[int]
-    rhs_layout: list[int]
-    out_layout: list[int]
+    lhs_dilation: list[Natural]
+    rhs_dilation: list[Natural]
+    groups: Natural
+    lhs_layout: list[Natural]
+    rhs_layout: list[Natural]
+    out_layout: list[Natural]
 
 
 class Pool(TypedDict):
     """One number, or [low, high], for each axis of the input."""
 
-    window: list[int]
-    strides: list[int]
+    window: list[Natural]
+    strides: list[Natural]
     padding: list[list[int]]
-    base_dilation: list[int]
-    window_dilation: list[int]
+    base_dilation: list[Natural]
+    window_dilation: list[Natural]
 
 
 def pool(

@@ -1,12 +1,12 @@
 """ONNX Runtime, and the interpreter of the ONNX specification, on an .onnx file."""
 
-import json
 import os
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from qjax.export import strict_json
 from qjax.run.ends import dequantize_output
 from qjax.runtimes import Run, load
 
@@ -53,7 +53,7 @@ def _needed(path: str) -> dict[str, str]:
     """The options of a session that the file says it needs."""
     onnx = load("onnx", "The package onnx", "onnx")
     facts = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
-    return json.loads(facts.get("qjax", "{}")).get("onnxruntime_session", {})
+    return strict_json.loads(facts.get("qjax", "{}"), "The metadata 'qjax'").get("onnxruntime_session", {})
 
 
 def _reals(graph: Any, name: str, codes: np.ndarray) -> np.ndarray:

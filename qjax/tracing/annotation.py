@@ -77,9 +77,8 @@ class Annotation:
     data. invariant: the operands of `weights` inside of those that no iteration changes. target: whose formulas compute
     averages; None: they are rounded to the nearest code. tables: functions of codes, and the place of these.
     operands: the quantizers of activations that a sum of products reads, by name. joined: the results that the
-    calibration observes beside the operand whose quantizer they share.
-    operands: the quantizers of activations that a sum of products reads, by name. origins: of constants, the path of
-    the parameter that they are made from.
+    calibration observes beside the operand whose quantizer they share. origins: of constants, the path of the parameter
+    that they are made from.
     """
 
     ops: dict[Equation, tuple[Op, Mode]] = dataclasses.field(default_factory=dict)

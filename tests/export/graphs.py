@@ -36,10 +36,11 @@ def holding(value) -> dict:
 def graph_of(*constants: Tensor, value=None, attributes=None, metadata=None) -> Graph:
     """A graph of one reshape that carries the given constants besides; value: held by the attribute of a table."""
     codes = quantization(zero_point=-3)
-    flat = Tensor("y", (None, 4), "int8", codes)
-    tensors = (Tensor("x", (None, 2, 2), "int8", codes), *constants, flat)
+    flat = Tensor("y", (None, 4) if value is None else (None, 2, 2), "int8", codes)
+    pair = constant("pair", [3, -4], "int8")
+    tensors = (Tensor("x", (None, 2, 2), "int8", codes), *constants, *(() if value is None else (pair,)), flat)
     op, known = ("reshape", {"shape": [None, 4]}) if value is None else ("table", holding(value))
-    node = Node("flatten", op, ("x",), "y", {}, attributes or known)
+    node = Node("flatten", op, ("x",), "y", {} if value is None else {"table": "pair"}, attributes or known)
     named = {tensor.name: tensor for tensor in tensors}
     return Graph(named, (node,), ("x",), ("y",), "nearest_even", metadata or {})
 
@@ -71,23 +72,24 @@ def rich_graph() -> Graph:
         constant("empty4", np.zeros((2, 0)), "int8", quantization(-8, 7)),
         constant("per_channel_zero", [[1, 2]], "int8", pair),
         Tensor("jax", (3,), "int8", None, jnp.asarray([1, -2, 3], jnp.int8)),
-        Tensor("acc", (None, 4), "int32"),
-        Tensor("y", (None, 4), "int8", quantization(-100, 100)),
+        constant("ends", [-100, 100], "int8"),
+        Tensor("wide", (None, 5, 4), "int16"),
+        Tensor("y", (None, 5, 4), "int8", quantization(-100, 100)),
     ]
     nodes = (
         Node(
             name="première",
             op="table",
             inputs=("x",),
-            output="acc",
-            constants={"weights": UNICODE, "bias": "s32"},
+            output="wide",
+            constants={"table": "s16", "weights": UNICODE, "bias": "s32"},
             attributes=holding([[1, [2, [None, True]]], (3, (4.5, -0.0)), TEXT, 5e-324]),
             location="model.py:12",
         ),
-        Node("second", "rescale", ("acc",), "y", {"multiplier": "s32"}, {}, None),
+        Node("second", "table", ("wide",), "y", {"table": "ends", "multiplier": "s32"}, holding(None), None),
     )
     metadata = {"producer": "qjax", "versions": {"jax": "0.12"}, "list": [1, (2, {"deep": None})]}
-    return Graph({t.name: t for t in tensors}, nodes, ("x",), ("y", "acc"), "tflite_micro", metadata)
+    return Graph({t.name: t for t in tensors}, nodes, ("x",), ("y", "wide"), "tflite_micro", metadata)
 
 
 def listed(value):

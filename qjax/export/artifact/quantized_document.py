@@ -144,6 +144,14 @@ def decode(item: Any, program: Graph, take: Callable[[str], Array]) -> Graph:
     inputs, outputs = (strict_json.names(known[key], f"{_WHERE}: {key}") for key in ("inputs", "outputs"))
     if (inputs, outputs) != (program.inputs, program.outputs):
         raise ArtifactError(f"{_WHERE}: expected the program's inputs and outputs, got {inputs} and {outputs}.")
+    for name, held in program.tensors.items():
+        # The shapes of the program were computed from its nodes; what both stages hold has one shape.
+        tensor = tensors.get(name)
+        if tensor is not None and held.value is None and (tensor.shape, tensor.dtype) != (held.shape, held.dtype):
+            raise ArtifactError(
+                f"{_WHERE}: expected {name!r} to be of {held.dtype} and shape {held.shape} as in the program, got "
+                f"{tensor.dtype} and {tensor.shape}."
+            )
     return check_quantized(Graph(tensors, nodes, inputs, outputs, ""))
 
 

@@ -1,6 +1,5 @@
 """The operators of a .tflite file, for `qjax.profiles`: also of files that qjax cannot read as a graph."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -77,7 +76,7 @@ def _places(model: Model) -> dict[int, tuple[str, str | None]]:
     if span is None:
         return {}
     try:
-        nodes: list[Any] = json.loads(document.plain(model.data[slice(*span)]))["nodes"]
+        nodes: list[Any] = document.read(model.data[slice(*span)], "The metadata")["nodes"]
         return {index: (str(node["name"]), node["location"]) for node in nodes for index in range(*node["operators"])}
     except (ValueError, KeyError, TypeError):
         # Another tool's metadata: without names the check still works.

@@ -9,6 +9,7 @@ import os
 from typing import Any
 
 from qjax.graph.ir import Graph
+from qjax.graph.recompute import check_computed
 from qjax.names import did_you_mean
 from qjax.progress import stage
 
@@ -27,4 +28,6 @@ def emit(graph: Graph, format: str, path: str | os.PathLike[str], **options: Any
             f"emit: expected one of the formats {', '.join(FORMATS)}, got {format!r}.{did_you_mean(format, FORMATS)}"
         )
     with stage(f"emit: {format}"):
+        # A graph may have been changed by hand, and emitters lay out memory by what it states.
+        check_computed(graph)
         importlib.import_module(f"qjax.export.emit.{format}").emit(graph, path, **options)

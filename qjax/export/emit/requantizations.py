@@ -25,6 +25,8 @@ from qjax.ops.formulas import get as get_formula
 _INT32, _TAME = 2**31, 2**29
 _MOST_CODES = 2**10
 """Codes of 16 bits have too many thresholds."""
+_MOST_THRESHOLDS = 2**22
+"""Of all channels: to look for the lines of 65,536 channels takes minutes, and each is computed once for a product."""
 MOST_RAISED = 32
 """Of a channel. A rule in float32, written in integers, takes more operations than that."""
 
@@ -253,7 +255,7 @@ def _on_span(
     for end in (low, high, low + bias, high + bias):
         if not low.size or end.min() <= -_INT32 or end.max() >= _INT32 - 1:
             return None
-    if not 0 <= highest - lowest < _MOST_CODES:
+    if not 0 <= highest - lowest < _MOST_CODES or low.size * (highest - lowest) > _MOST_THRESHOLDS:
         return None
     raw = _raw(rule.name, flat, zero_point.reshape(()))
     span = Span(low, high, -bias)

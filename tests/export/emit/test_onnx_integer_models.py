@@ -184,3 +184,34 @@ def test_files_and_options(graph, model, tmp_path):
         with pytest.raises(ValueError, match="batch of at least 1"):
             emit(graph, path, batch=batch)  # pyright: ignore[reportArgumentType]
     assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
+
+
+class Small(nnx.Module):
+    """A product of so few weights that its function holds their numbers, and reads no input for them."""
+
+    def __init__(self, rank: int, features: tuple[int, int], groups: int = 1) -> None:
+        window, rngs = (1,) * (rank - 2), nnx.Rngs(0)
+        conv = nnx.Conv(*features, window or (1,), feature_group_count=groups, rngs=rngs)
+        self.layer = conv if window else nnx.Linear(*features, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+@pytest.mark.parametrize(
+    ("rank", "features", "groups"), [(2, (1, 1), 1), (4, (1, 1), 1), (4, (2, 2), 2), (2, (1, 2), 1)]
+)
+def test_weights_of_few_bits_that_no_function_reads(bits, rank, features, groups):
+    sample = data(2, *(3,) * (rank - 2), features[0])
+    recipe = qjax.Recipe(weights=qjax.QSpec(bits, axis=-1), activations=qjax.QSpec(16))
+    qmodel = qjax.quantize(Small(rank, features, groups), recipe, sample)
+    qjax.calibrate(qmodel, [sample])
+    qmodel.eval()
+    found = qjax.convert(qmodel, sample)
+    written = checked(to_model(found.ir))
+    codes = np.asarray(found.quantize(sample))
+    want = [np.asarray(found.run(codes))]
+    for level, got in by_onnxruntime(written, {found.ir.inputs[0]: codes}):
+        assert differing(got, want) == 0, level
+    assert differences(found.ir, written_by_qjax.read(written)) == []

@@ -5,7 +5,6 @@
 
 import functools
 import importlib
-import json
 from typing import Any
 
 import jax
@@ -240,7 +239,7 @@ def test_what_the_file_says(tmp_path):
     parsed = schema.ModelT.InitFromPackedBuf(file)
     held = {entry.name.decode(): bytes(parsed.buffers[entry.buffer].data) for entry in parsed.metadata}
     assert held["min_runtime_version"].rstrip(b"\0") == b"2.17.0"
-    stated = json.loads(document.plain(held["qjax"]))
+    stated = document.read(held["qjax"], "")
     assert stated["target"] == "tflite_micro"
     assert [node["name"] for node in stated["nodes"]] == [node.name for node in graph.nodes]
     (signature,) = parsed.signatureDefs

@@ -200,14 +200,17 @@ def test_rows_and_transposed_windows_are_read_where_floats_are_allowed():
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (lambda m, x: m.node("ArgMax", [x], "c", axis=1, select_last_index=1), "the last of equal elements"),
+        (
+            lambda m, x: m.node("Cast", [m.node("ArgMax", [x], "k", axis=1, select_last_index=1)], "c", to=1),
+            "the last of equal elements",
+        ),
         (
             lambda m, x: m.node("Resize", [x, "", m.constant("s", np.ones(3, np.float32))], "c", mode="linear"),
             "interpolates",
         ),
         (lambda m, x: m.node("Gather", [x, m.constant("i", np.array([6]))], "c", axis=1), "an index is none of 6"),
         (lambda m, x: m.node("Slice", [x, *ints(m, [0], [4], [1], [0])], "c"), "steps of 0"),
-        (lambda m, x: m.node("Where", [x, x, x], "c"), "expected bool"),
+        (lambda m, x: m.node("Where", [x, x, x], "c"), r"takes tensor\(bool\) here"),
         (lambda m, x: m.node("DepthToSpace", [x], "c", blocksize=2), "expected four axes"),
     ],
 )

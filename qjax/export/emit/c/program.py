@@ -17,8 +17,8 @@ from qjax.export.emit.c.text import identifier
 from qjax.export.emit.c.values import Buffer, of_array
 from qjax.export.ieee import check_islands
 from qjax.graph import kernels
-from qjax.graph.check import check_integer
 from qjax.graph.ir import Graph, Node
+from qjax.graph.recompute import check_computed
 from qjax.graph.sizes import shapes_at
 from qjax.ops import Op
 from qjax.run.repeats import Carried, Inside, Repeat, read_outside, repeats, varies
@@ -59,7 +59,7 @@ def build(graph: Graph, batch: int, source: Source, prefix: str = "") -> Program
     """
     if type(batch) is not int or batch < 1:
         raise ValueError(f"C: expected a batch of at least 1, a whole number, got {batch!r}. Write batch=1, say.")
-    check_islands(check_integer(graph), "C")
+    check_islands(check_computed(graph), "C")
     graph = products_in_steps(graph)
     builder = _Builder(graph, batch, source, prefix)
     loops, at = repeats(graph, kernels.prepare(graph)), 0

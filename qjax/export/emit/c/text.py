@@ -82,10 +82,24 @@ def table(name: str, values: Any, *, static: bool = True) -> list[str]:
     """A constant array; multi-dimensional arrays are stored flat, row by row."""
     array = np.asarray(values)
     dtype = array.dtype.name
-    items = [literal(v.item(), dtype) for v in array.reshape(-1)]
-    body = textwrap.wrap(", ".join(items), WIDTH - 4, break_long_words=False, break_on_hyphens=False)
+    items = [literal(v, dtype) for v in array.reshape(-1).tolist()]
+    body = _filled(items, WIDTH - 4)
     head = f"{'static ' if static else ''}const {STORED[dtype]} {name}[{max(len(items), 1)}] = {{"
     return [head, *(f"    {line}" for line in body or ["0"]), "};"]
+
+
+def _filled(items: list[str], width: int) -> list[str]:
+    """The items with commas between them, as many to a line as fit; textwrap takes minutes for millions."""
+    lines, first, used = list[str](), 0, 0
+    for index, item in enumerate(items):
+        # the comma behind an item belongs to its line
+        needed = len(item) + (index + 1 < len(items))
+        if index > first and used + 1 + needed > width:
+            lines.append(", ".join(items[first:index]) + ",")
+            first, used = index, needed
+        else:
+            used += needed + (index > first)
+    return [*lines, ", ".join(items[first:])] if items else []
 
 
 def stripped(text: str) -> str:

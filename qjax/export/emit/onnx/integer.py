@@ -89,6 +89,8 @@ class Writer:
         # constants that are read as codes keep their dtype
         self.data = {name for node in graph.nodes for name in node.inputs} | set(graph.outputs)
         self.ordered: dict[tuple[str, tuple[int, ...]], View] = {}
+        self.unread_codes: set[str] = set()
+        """Constants of 4 bits that some function takes and does not read: ONNX Runtime has no type for its input."""
 
     @functools.cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -182,6 +184,8 @@ class Writer:
             ) from None
         except ValueError as error:
             raise Unsupported(str(error), what=f"Node {node.name!r} ({node.op})") from None
+        read = {given for made in self.library.functions[body.function].node for given in made.input}
+        self.unread_codes |= {node.constants[role] for role in narrow if role not in read}
         name = self.place(node.output, body.output.axes)
         view = View.full(name, body.output.dtype, body.output.shape, body.output.axes)
         names = [view.name for view in inputs] + list(node.constants.values())
@@ -266,6 +270,10 @@ class Writer:
         if self.library.version == 1:
             return list(self.initializers.values())
         read = {name for node in nodes for name in node.input} | set(self.graph.outputs)
+        for name in self.unread_codes:
+            self.initializers[name] = tensors.initializer(
+                name, self.graph.tensors[name], self.views[name].axes, plain=True
+            )
         return [proto for name, proto in self.initializers.items() if name in read]
 
     def zero_point(self, name: str) -> str:

@@ -4,7 +4,6 @@ Initialisers are integers only. A scale is a float, so it is in the metadata of 
 integers, lists of integers and text; others are JSON text.
 """
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, helper, numpy_helper
 
-from qjax.export import document
+from qjax.export import document, strict_json
 from qjax.export.artifact import packing
 from qjax.export.emit.onnx.builder import element_type
 from qjax.graph.ir import Tensor
@@ -30,7 +29,7 @@ def put(owner: Any, value: Any, key: str = KEY) -> None:
 def taken(owner: Any, key: str = KEY) -> Any:
     """The JSON value that `put` set, or None."""
     found = [entry.value for entry in owner.metadata_props if entry.key == key]
-    return json.loads(found[0]) if found else None
+    return strict_json.loads(found[0], f"The metadata {key!r}") if found else None
 
 
 def initializer(
@@ -83,5 +82,6 @@ def decoded(attribute: onnx.AttributeProto) -> Any:
         return list(attribute.ints)
     if attribute.type == AttributeProto.STRING:
         text = attribute.s.decode()
-        return json.loads(text[len(_JSON) :]) if text.startswith(_JSON) else text
+        where = f"The attribute {attribute.name!r}"
+        return strict_json.loads(text[len(_JSON) :], where) if text.startswith(_JSON) else text
     raise ValueError(f"attribute {attribute.name!r}: expected an integer, a list of integers or text.")

@@ -13,10 +13,12 @@ import numpy as np
 
 from qjax.export.read.errors import ReadError
 from qjax.export.read.onnx import tensors
+from qjax.export.read.onnx.schemas import check_nodes
 from qjax.export.read.onnx.values import Known
-from qjax.export.strict_json import MAX_NAME
 
 MAX_NODES = 50_000
+MAX_NAME = 1_024
+"""Every node of an inlined function has the names of all its calls before its own."""
 MAX_DEPTH = 32
 _STANDARD = ("", "ai.onnx")
 
@@ -35,6 +37,8 @@ class OnnxNode:
     outputs: tuple[str, ...]
     attributes: Mapping[str, Any]
     metadata: Mapping[str, str]
+    kinds: Mapping[str, int]
+    """Of the attributes, as `AttributeProto.type` numbers them."""
 
     @property
     def title(self) -> str:
@@ -117,12 +121,24 @@ def model_of(proto: Any) -> Model:
     nodes = _Inliner(proto).nodes(graph.node)
     _check_names(initializers, inputs, nodes)
     opsets = {("" if o.domain in _STANDARD else o.domain): int(o.version) for o in proto.opset_import}
+    for domain in {node.domain for node in nodes} - opsets.keys():
+        if not any(domain in map(_domain, (o.domain for o in f.opset_import)) for f in proto.functions):
+            raise ReadError(f"the model imports no opset of the domain {domain!r}, which its operators are of.")
+    types = {port.name: f"tensor({_named(port.type)})" for port in inputs}
+    types |= {name: f"tensor({_named(tensors.type_name(t.data_type))})" for name, t in initializers.items()}
     metadata = _metadata(proto)
     outputs = tuple(_port(info) for info in graph.output)
+    made = {port.name: f"tensor({_named(port.type)})" for port in outputs}
+    check_nodes(nodes, types, made, opsets.get("", 1), proto.ir_version)
     if not outputs:
         raise ReadError("the model has no outputs.")
     producer = " ".join(_text_of(part) for part in (proto.producer_name, proto.producer_version) if part)[:256]
     return Model(tuple(nodes), initializers, tuple(inputs), outputs, metadata, opsets.get("", 1), producer)
+
+
+def _named(kind: str) -> str:
+    """A type as the schemas of ONNX call it."""
+    return {"float32": "float", "float64": "double"}.get(kind, kind)
 
 
 def _port(info: Any) -> Port:
@@ -201,8 +217,18 @@ class _Inliner:
             if function is None:
                 metadata = _metadata(proto)
                 name = _checked(f"{prefix}{_text_of(proto.name)}")
+                kinds = _kinds(proto, given)
                 self.found.append(
-                    OnnxNode(_checked(proto.op_type), key[0], name, inputs, outputs, attributes, metadata)
+                    OnnxNode(
+                        _checked(proto.op_type),
+                        key[0],
+                        name,
+                        inputs,
+                        outputs,
+                        attributes,
+                        metadata,
+                        kinds,
+                    )
                 )
                 continue
             title = f"function {_short(proto.op_type)!r}"
@@ -234,7 +260,13 @@ def _attributes(proto: Any, given: Mapping[str, Any] | None) -> dict[str, Any]:
                 found[attribute.name] = given[attribute.ref_attr_name]
             continue
         found[attribute.name] = _attribute(attribute, where)
+    if len({attribute.name for attribute in proto.attribute}) != len(proto.attribute):
+        raise ReadError(f"{where}: expected every attribute once, got one twice.")
     return found
+
+
+def _kinds(proto: Any, given: Mapping[str, Any] | None) -> dict[str, int]:
+    return {a.name: a.type for a in proto.attribute if not a.ref_attr_name or a.ref_attr_name in (given or {})}
 
 
 def _attribute(attribute: Any, where: str) -> Any:

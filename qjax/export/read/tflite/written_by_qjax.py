@@ -42,7 +42,7 @@ def read(model: Model) -> Graph:
     def make() -> Graph:
         nonlocal version
         where = f"its metadata {METADATA!r}"
-        facts = strict_json.mapping(strict_json.loads(document.plain(model.data[start:end]).decode(), where), where)
+        facts = strict_json.mapping(document.read(model.data[start:end], where), where)
         check_version(facts, METADATA_VERSION)
         version = facts["version"]
         graph = _Claims(model, facts).graph()

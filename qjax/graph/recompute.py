@@ -1,0 +1,148 @@
+"""What the nodes of a program compute, beside what its tensors state: for graphs that come from files.
+
+A file's shapes, dtypes and ranges are claims. The emitters lay out memory by them and leave out checks that they make
+unnecessary, so a false one would write beyond an array. Here every kernel is traced without being run, at two sizes of
+the batch, and what it returns is compared. What no kernel can be traced with (a constant or an attribute that is
+missing, or that cannot be) is found at the same time.
+"""
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+
+import jax
+import numpy as np
+
+from qjax import ops
+from qjax.graph.check import GraphError, check_integer
+from qjax.graph.ir import Graph, Node, Quantization
+from qjax.graph.sizes import Sizes, input_shape, keeps_size, result_of
+
+MAX_ELEMENTS = 2**31 - 1
+"""Of a tensor, per example: places within one are int32 in every runtime."""
+_BATCHES = ((2, 3), (20_160, 40_320))
+"""The second pair is for graphs that divide the batch: it has every divisor up to 10, and all powers of 2 up to 64."""
+
+
+def check_computed(graph: Graph) -> Graph:
+    """Verify in addition to `check_integer` that shapes, dtypes and ranges are those that the nodes compute.
+
+    Raises:
+      GraphError: names the node or the tensor, what it states and what is computed.
+    """
+    check_integer(graph)
+    for tensor in graph.tensors.values():
+        if math.prod(size for size in tensor.shape if size) > MAX_ELEMENTS:
+            raise GraphError(
+                f"Tensor {tensor.name!r}: expected at most {MAX_ELEMENTS} elements, got the shape {tensor.shape}."
+            )
+        if tensor.value is None and tensor.quantization is not None and tensor.quantization.axes:
+            raise GraphError(
+                f"Tensor {tensor.name!r}: expected one scale, because only constants have scales of their channels."
+            )
+    free = any(None in graph.tensors[name].shape for name in graph.inputs)
+    for batches in _BATCHES:
+        try:
+            for batch in batches if free else (1,):
+                _check_shapes(graph, batch)
+        except _NoKernel as error:
+            if not free or batches is _BATCHES[-1]:
+                raise GraphError(str(error)) from error
+        else:
+            break
+    for node in graph.nodes:
+        _check_range(graph, node)
+    return graph
+
+
+class _NoKernel(Exception):
+    """A kernel that cannot be traced, perhaps at this size of the batch only."""
+
+
+@contextlib.contextmanager
+def _named(place: str) -> Iterator[None]:
+    """A kernel trusts its node, so a field that cannot be fails anywhere inside, as a batch that does not divide."""
+    try:
+        yield
+    except Exception as error:
+        reason = f"{type(error).__name__}: {str(error)[:200]}"
+        raise _NoKernel(f"{place}: its fields do not fit each other or its inputs ({reason}).") from error
+
+
+def _check_shapes(graph: Graph, batch: int) -> None:
+    """Compare what the kernels return at one size of the batch."""
+    places = {node.name: f"Node {node.name!r} ({node.op})" for node in graph.nodes}
+    keeps = True
+    for node in graph.nodes:
+        with _named(places[node.name]):
+            keeps = keeps and keeps_size(graph, node)
+    computed = {node.output for node in graph.nodes}
+    found = {name: input_shape(t.shape, batch) for name, t in graph.tensors.items() if name not in computed}
+    known: dict[object, jax.ShapeDtypeStruct] = {}
+    for node in graph.nodes:
+        place, stated, inputs = places[node.name], graph.tensors[node.output], [found[name] for name in node.inputs]
+        with _named(place), jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+            made = result_of(graph, node, inputs, known)
+        shape = tuple(made.shape)
+        if made.dtype != np.dtype(stated.dtype):
+            raise GraphError(f"{place}: expected its output to be of {stated.dtype}, got {made.dtype} by its kernel.")
+        if math.prod(shape) > MAX_ELEMENTS * batch:
+            raise GraphError(f"{place}: expected at most {MAX_ELEMENTS} elements for each example, got {shape}.")
+        if not _is(stated.shape, shape, batch if keeps else None):
+            raise GraphError(
+                f"{place}: expected its output to have the shape {stated.shape} that the file states, got {shape} from "
+                f"its kernel with a batch of {batch}."
+            )
+        found[node.output] = shape
+
+
+def _is(stated: Sequence[int | None], shape: Sizes, batch: int | None) -> bool:
+    """Whether a shape is as it was stated; batch: the size of a free axis, None: any."""
+    if len(stated) != len(shape):
+        return False
+    free = shape if batch is None else (batch,) * len(shape)
+    return shape == tuple(any_ if size is None else size for size, any_ in zip(stated, free, strict=True))
+
+
+def _check_range(graph: Graph, node: Node) -> None:
+    """Compare the range of the result, by which later nodes leave out checks, with where its codes come from.
+
+    Kernels of producers clip to the stated range, apart from tables. Other operations only move codes.
+    """
+    op, output = ops.get(node.op), graph.tensors[node.output]
+    q, place = output.quantization, f"Node {node.name!r} ({node.op})"
+    if op.role is ops.Role.INTEGER and q is not None and not op.reals:
+        raise GraphError(f"{place}: expected plain integers as its output, got a tensor with a scale, {output.name!r}.")
+    if q is None:
+        return
+    constants = {role: graph.tensors[name] for role, name in node.constants.items()}
+    moves = op.role is ops.Role.GRID
+    if moves:
+        inputs = [] if op.sizes_only else [graph.tensors[name] for name in node.inputs]
+        for tensor in (*inputs, *constants.values()):
+            # what has no scale is an index, a mask, or a constant whose codes are looked at below
+            plain = tensor.quantization is None and (op.chooses or tensor.dtype == "bool" or tensor.value is not None)
+            own = tensor.quantization
+            if not plain and (own is None or own.qmin < q.qmin or own.qmax > q.qmax):
+                raise GraphError(f"{place}: expected {tensor.name!r} to have codes within the range of its output.")
+    for role, tensor in constants.items():
+        codes = np.asarray(tensor.value)
+        tabulated = role == "table" and tensor.dtype == output.dtype
+        if (moves or tabulated) and tensor.dtype != "bool" and codes.size:
+            low, high = int(codes.min()), int(codes.max())
+            if not q.qmin <= low <= high <= q.qmax:
+                raise GraphError(
+                    f"{place}: expected the constant {tensor.name!r} to hold codes within [{q.qmin}, {q.qmax}], got "
+                    f"[{low}, {high}]."
+                )
+
+
+def same_quantization(a: Quantization | None, b: Quantization | None) -> bool:
+    """Whether two tensors have equal scales, zero points and ranges, or neither has any."""
+    if a is None or b is None:
+        return a is b
+    alike = np.array_equal(a.scale, b.scale) and np.array_equal(a.zero_point, b.zero_point)
+    return alike and (a.qmin, a.qmax) == (b.qmin, b.qmax)
+
+
+__all__ = ["check_computed", "same_quantization"]
