@@ -49,7 +49,7 @@ ATOMIC = frozenset(
 _SEARCHES = frozenset({"digitize", "interp", "searchsorted"})
 """Functions of `jax.numpy` that search a sorted array: kept whole, so that what is said of one names it."""
 
-WRITTEN_ANEW = frozenset({"hypot"})
+WRITTEN_ANEW = frozenset({"copysign", "hypot", "signbit"})
 """Functions of `jax.numpy` whose own equations are no good on codes, see `rewrites.calls`."""
 
 _WHOLE = ATOMIC | _SEARCHES | WRITTEN_ANEW

@@ -9,7 +9,7 @@ import os
 from typing import Any
 
 from qjax.graph.ir import Graph
-from qjax.names import did_you_mean
+from qjax.names import check_options, did_you_mean
 from qjax.progress import stage
 
 FORMATS = ("c", "onnx", "pte", "rtl", "stablehlo", "tflite")
@@ -19,6 +19,7 @@ def emit(graph: Graph, format: str, path: str | os.PathLike[str], **options: Any
     """Write a graph in one of `FORMATS`; options: those of the format's own `emit`.
 
     Raises:
+      TypeError: an option that the format does not have.
       ValueError: an unknown format, or a graph that the format cannot hold; the message names the nodes and the cure.
       ModuleNotFoundError: the library that writes the format is missing; the message says what to install.
     """
@@ -27,4 +28,8 @@ def emit(graph: Graph, format: str, path: str | os.PathLike[str], **options: Any
             f"emit: expected one of the formats {', '.join(FORMATS)}, got {format!r}.{did_you_mean(format, FORMATS)}"
         )
     with stage(f"emit: {format}"):
-        importlib.import_module(f"qjax.export.emit.{format}").emit(graph, path, **options)
+        module = importlib.import_module(f"qjax.export.emit.{format}")
+        # an emitter hands options on to one of the other two
+        takes = [f for f in (module.emit, *(getattr(module, name, None) for name in ("to_bytes", "build"))) if f]
+        check_options(f"emit: {format}", takes, options)
+        module.emit(graph, path, **options)
