@@ -65,6 +65,11 @@ def check_options(what: str, functions: Iterable[Callable[..., Any]], options: I
             raise TypeError(f"{what}: there is no option {name!r}.{did_you_mean(name, known)} {listed}")
 
 
+def short_location(location: str | None) -> str | None:
+    """A place "file:line" with the file's folder at most: files that are handed on do not tell of the machine."""
+    return None if location is None else "/".join(location.replace("\\", "/").split("/")[-2:])
+
+
 def did_you_mean(name: object, known: Iterable[str]) -> str:
     """`" Did you mean 'x'?"`, to follow an error's sentence, or "" where nothing is near."""
     if not isinstance(name, str):

@@ -88,7 +88,7 @@ def of_model(
         state="exact" if verified.exact else "equal" if verified.as_converted else "differs",
         headline=_headline(verified, graph.target),
         cards=[*outputs.cards(), ("codes that differ", *_difference(verified)), *graph_cards(graph, report)],
-        advice=[*_advice(stats, verified), *overflow_advice(report), *_ship(verified, graph.target)],
+        advice=[*_advice(stats, verified), *overflow_advice(report, graph.target), *_ship(verified, graph.target)],
         measures=measures,
         nodes=nodes,
         tensors=tensors,

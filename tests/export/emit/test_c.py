@@ -288,3 +288,21 @@ def test_inputs_and_results_of_every_type_pass_the_files_own_test(tmp_path):
     assert np.array_equal(flags, x <= 0)
     assert np.array_equal(steps, [1, 2, 3])
     assert np.array_equal(found, graph.run(*codes)[0])
+
+
+def test_every_helper_is_used_and_no_path_of_this_machine_is_told(graphs):
+    for name, options in (
+        ("wide", {}),
+        ("wide", {"simd": True}),
+        ("w4", {"simd": "cortex_m"}),
+        ("pairs", {"simd": True}),
+    ):
+        text = c.to_files(graphs[name], **options)["model.c"]
+        for helper in set(re.findall(r"^static inline [^\n(;]*?(\w+)\(", text, re.MULTILINE)):
+            bodies = re.findall(
+                rf"^static inline [^\n(;]*?\b{helper}\([^{{;]*\)\n\{{\n.*?^\}}", text, re.MULTILINE | re.DOTALL
+            )
+            inside = sum(len(re.findall(rf"\b{helper}\b", body)) for body in bodies)
+            assert len(re.findall(rf"\b{helper}\b", text)) > inside, (name, options, helper)
+        assert "test_c.py:" in text
+        assert not re.search(r"[ (]/\w+/", text)
