@@ -348,7 +348,7 @@ MISTAKES |= (
         ),
     }
     | {
-        f"{kind.__name__} with {field}": (lambda kind=kind, field=field: kind(**{field: 4}), TypeError, cure)
+        f"{kind.__name__} with {field}": (lambda kind=kind, field=field: cast(Any, kind)(**{field: 4}), TypeError, cure)
         for kind, field, cure in (
             (QSpec, "group", "Did you mean 'group_size'"),
             (qjax.Recipe, "weight", "Did you mean 'weights'"),

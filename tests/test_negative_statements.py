@@ -61,7 +61,7 @@ REFUSED: list[tuple[str, str, Callable[[Any], Any], str]] = [
     (
         "README.md",
         "Loops whose length depends on data, and orders (`argsort`), cannot be converted to integers.",
-        lambda path: graph(lambda w, x: jnp.argsort(x @ w) * 1.0),
+        lambda path: graph(lambda w, x: jnp.argsort(x @ w).astype(jnp.float32)),
         "'sort' .* has no integer form",
     ),
     (
