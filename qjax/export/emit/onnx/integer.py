@@ -31,7 +31,7 @@ from qjax.graph.check import check_integer
 from qjax.graph.ir import Graph, Node
 from qjax.graph.kernels import attributes as attributes_of
 from qjax.graph.sizes import shapes_at
-from qjax.names import lengthened, short_location
+from qjax.names import lengthened
 from qjax.numerics.output_dequantization import OUTPUT_DEQUANTIZATIONS
 from qjax.ops import Role
 from qjax.ops.facts import ProductFacts
@@ -189,7 +189,7 @@ class Writer:
         call_node = helper.make_node(body.function, names, [name], name=node.name, domain=DOMAIN)
         for key, value in node.attributes.items():
             call_node.attribute.append(encoded(key, value))
-        tensors.put(call_node, {"op": node.op, "location": short_location(node.location), "output": node.output})
+        tensors.put(call_node, {"op": node.op, "location": node.location, "output": node.output})
         self.nodes.append(call_node)
         self.placed(node.output, view)
 
