@@ -44,8 +44,10 @@ from qjax.ops import Quantized
 from qjax.ops.facts import End
 from qjax.qmodel import Plan, QuantizedModel, check_quantized, evaluation_copy, widened
 from qjax.tracing import Annotation, Evaluation, Place, Program, observed, uses_of_parameter
+from qjax.transfers import with_transfers
 
 
+@with_transfers
 def calibrate(
     qmodel: QuantizedModel,
     batches: Iterable[Any],

@@ -22,10 +22,12 @@ from qjax.run import loop_execution
 from qjax.run.ends import dequantize_outputs, inputs_of, quantize_inputs
 from qjax.run.repeats import over_iterations, repeats
 from qjax.run.shared_constants import SharedConstants
+from qjax.transfers import with_transfers
 
 Forward = Callable[..., Any]
 
 
+@with_transfers
 def exact(
     qmodel: QuantizedModel,
     sample: Any,
@@ -66,6 +68,7 @@ def exact(
         graph_of(_stopped(near), arrays, chosen, batch, state)
     qmodel.warn_if_blind("exact")
 
+    @with_transfers
     def forward(qmodel: QuantizedModel, *inputs: Any) -> Any:
         if not isinstance(qmodel, QuantizedModel):
             raise TypeError(

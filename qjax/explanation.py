@@ -29,6 +29,7 @@ from qjax.tracing import (
     said,
     setting_of_product,
 )
+from qjax.transfers import with_transfers
 
 Form = Literal["integer", "table", "folded", "moved", "index", "float", "dynamic", "unsupported"]
 
@@ -113,6 +114,7 @@ class Explanation:
         return "\n".join(lines)
 
 
+@with_transfers
 def explain(model: nnx.Module, sample: Any, recipe: Recipe | None = None) -> Explanation:
     """What each equation of a model's evaluation becomes under a recipe.
 

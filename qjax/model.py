@@ -40,8 +40,10 @@ from qjax.recipe import Recipe
 from qjax.recipe_fit import Fit, float_steps
 from qjax.runtimes.comparing import against_runtimes, check_runtimes
 from qjax.tracing import Annotation, Place, dynamic_products, lost_tables, said
+from qjax.transfers import with_transfers
 
 
+@with_transfers
 def quantize(model: nnx.Module, recipe: Recipe, sample: Any, *, progress: bool | None = None) -> QuantizedModel:
     """A copy of `model` that trains with fake quantization; the model itself is not changed.
 
@@ -180,6 +182,7 @@ def with_plan(instrumented: nnx.Module, plan: Plan) -> QuantizedModel:
     return QuantizedModel(instrumented, plan, QuantizerNumbers(plan.by_name, values))
 
 
+@with_transfers
 def convert(
     qmodel: QuantizedModel,
     sample: Any,
@@ -227,6 +230,7 @@ def convert(
         return IntegerGraph(graph)
 
 
+@with_transfers
 def verify(
     graph: IntegerGraph,
     qmodel: QuantizedModel,

@@ -1,7 +1,8 @@
 """New names beside those that are in use, and the known name that a wrong one is nearest to."""
 
 import difflib
-from collections.abc import Container, Iterable
+import inspect
+from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 MAX_NAME = 2**16
@@ -51,6 +52,25 @@ def lengthened(name: str, taken: Container[str], mark: str = "_") -> str:
     while name in taken:
         name += mark
     return name
+
+
+def check_options(what: str, functions: Iterable[Callable[..., Any]], options: Iterable[str]) -> None:
+    """Raise a TypeError for an option that a function does not have; the next ones are those it hands options on to."""
+    known: list[str] = []
+    for function in functions:
+        parameters = inspect.signature(function).parameters.values()
+        known += [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
+        if all(p.kind is not inspect.Parameter.VAR_KEYWORD for p in parameters):
+            break
+    for name in options:
+        if name not in known:
+            listed = f"Its options: {', '.join(known)}." if known else "It has none."
+            raise TypeError(f"{what}: there is no option {name!r}.{did_you_mean(name, known)} {listed}")
+
+
+def short_location(location: str | None) -> str | None:
+    """A place "file:line" with the file's folder at most: files that are handed on do not tell of the machine."""
+    return None if location is None else "/".join(location.replace("\\", "/").split("/")[-2:])
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:

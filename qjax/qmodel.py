@@ -53,6 +53,7 @@ from qjax.tracing import (
     with_own_quantizers,
     without_unread,
 )
+from qjax.transfers import with_transfers
 
 ModuleT = TypeVar("ModuleT", bound=nnx.Module)
 
@@ -222,7 +223,19 @@ class Plan:
                 known.check(known.name, traced.args[traced.names.index(known.name)])
 
     def annotate(self, traced: Traced) -> Annotation:
-        """The places of the quantizers in a trace of the model."""
+        """The places of the quantizers in a trace of the model.
+
+        Raises:
+          TypeError: integers or booleans for an input of which the sample had floats.
+        """
+        given = dict(zip(traced.names, traced.args, strict=True))
+        for name, (kind, *_) in self.details:
+            if kind == "input" and name in given and not jnp.issubdtype(given[name].dtype, jnp.floating):
+                raise TypeError(
+                    f"Input {name!r}: expected floats, as in the sample that the model was quantized with, got "
+                    f"{given[name].dtype}. Convert it as for training, x.astype(np.float32) / 255 for images, say; or "
+                    "quantize with a sample of this type."
+                )
         return annotate(
             traced.program, traced.names, traced.constant, self.is_float, target_of(self.target), self.by_row
         )
@@ -275,6 +288,7 @@ class QuantizedModel(nnx.Module):
         self.quantizers = quantizers
         self.fingerprint = fingerprint(plan.by_name)
 
+    @with_transfers
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.plan.blind:
             self.warn_if_blind("The call")
@@ -315,6 +329,7 @@ class QuantizedModel(nnx.Module):
             )
         raise AttributeError(f"A {type(self).__name__} has no attribute {name!r}.")
 
+    @with_transfers
     def codes(self, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, jax.Array]]:
         """The output, and the int32 codes of every quantized tensor by its label (in scans "label[iteration]").
 
@@ -363,6 +378,7 @@ class QuantizedModel(nnx.Module):
         """Raise ValueError where the model's numbers were restored from a state of another plan; outside of `jit`."""
         compare(self.fingerprint.get_metadata("quantizers"), self.plan.fingerprint, self.fingerprint.get_raw_value())
 
+    @with_transfers
     def qparams(self) -> dict[str, QParams]:
         """name -> the present scale, zero point and spec; quantizers that follow their tensor are left out."""
         values = self.quantizer_values()

@@ -1,7 +1,10 @@
 """Usual mistakes: each error says what was expected, what came, and the cure."""
 
+import dataclasses
 import functools
 import inspect
+import os
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -252,36 +255,136 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "calibrate with a dict for an array": (
         lambda: qjax.calibrate(nnx.clone(made()[1]), [{"image": X}]),
         qjax.TraceError,
-        r"on a call with \(\{'image': float32\[16,6\]\}\)",
+        r"on a call with \(\{'image': float32\[16,6\]\}\).* pass inputs=lambda batch: batch\['image'\]",
     ),
-}
-
-
-MISTAKES |= {
-    "how scales are learned, in a spec": (
-        lambda: QSpec(**cast(Any, {"method": "lsq"})),
+    "calibrate with labels": (
+        lambda: qjax.calibrate(nnx.clone(made()[1]), [(X, X)]),
         TypeError,
-        r"QSpec: expected fields among bits, .*, got method='lsq'. .*Recipe\(method=..., weight_method=...\)",
+        r"pass inputs=lambda batch: batch\[0\]",
     ),
-    "bits of a recipe": (
-        lambda: qjax.Recipe(**cast(Any, {"bits": 4})),
+    "integers for a model of floats": (
+        lambda: with_promotion(made()[1], np.ones((16, 6), np.uint8)),
         TypeError,
-        r"Recipe: expected fields among target, .*, got bits=4. .*Recipe\(weights=QSpec\(bits=4, axis=-1\)\)",
+        r"Input 'input': expected floats, as in the sample .*, got uint8. Convert it",
     ),
-    "a field that nothing has": (
-        lambda: qjax.Override(**cast(Any, {"speed": 4})),
+    "integers for a graph": (
+        lambda: made()[2](np.ones((16, 6), np.int32)),
         TypeError,
-        "Override: expected fields among weights, activations, method, got speed=4. Leave it out",
+        r"Input 'input': expected the floats that the model takes, got int32. Convert it .*graph.run\(codes\)",
     ),
-} | {
-    f"{kind} of a batch of {batch!r}": (
-        lambda kind=kind, batch=batch: made()[2].emit(kind, "never-written", batch=batch),
+    "load of a .tflite file": (lambda: qjax.load(of_kind("tflite")), ValueError, r"use qjax.read\(path\)"),
+    "load of an .onnx file": (
+        lambda: qjax.load(of_kind("onnx")),
         ValueError,
-        f"expected a batch of .*{batch!r}",
-    )
-    for kind in ("c", "stablehlo", "onnx", "tflite")
-    for batch in (1.5, "2", True, 0)
+        r"qjax.read\(path\) reads .tflite and .onnx",
+    ),
+    "read of a .qjax file": (lambda: qjax.read(of_kind("qjax")), ValueError, r"qjax.load\(path\) reads it"),
+    "an unknown option of read": (lambda: qjax.read(of_kind("onnx"), float=1), TypeError, "Did you mean 'floats'"),
+    "a model that returns a class": (
+        lambda: qjax.quantize(qjax.from_function(lambda w, x: Unregistered(x @ w), X.T), qjax.Recipe(), X),
+        qjax.TraceError,
+        r"of the class Unregistered: expected arrays.*jax.tree_util.register_dataclass",
+    ),
+    "a model that returns text": (
+        lambda: qjax.quantize(qjax.from_function(lambda w, x: {"a": x @ w, "b": "text"}, X.T), qjax.Recipe(), X),
+        qjax.TraceError,
+        r"of the class str at \['b'\]: expected arrays.*Leave it out",
+    ),
+    "a product of width 0": (
+        lambda: qjax.quantize(qjax.from_function(lambda w, x: x @ w, X.T[:, :0]), qjax.Recipe(), X),
+        ValueError,
+        r"Got shape \(16, 0\): .*remove the layer or the slice of width 0",
+    ),
+    "a constant of jnp as a number": (
+        lambda: qjax.quantize(
+            qjax.from_function(lambda w, x: x @ w * jnp.linspace(0.0, 1.0, 3)[1].item(), X.T), qjax.Recipe(), X
+        ),
+        qjax.TraceError,
+        r"x.item\(\)\), of an array that is being traced.*np.linspace for jnp.linspace",
+    ),
+    "emit of C to a file": (
+        lambda: made()[2].emit("c", "never.c"),
+        ValueError,
+        r"expected a folder for .*such as 'never'",
+    ),
 }
+
+
+@functools.cache
+def of_kind(kind: str) -> str:
+    """A file of a small graph, in the folder of this run."""
+    path = os.path.join(tempfile.mkdtemp(), f"model.{kind}")
+    graph = made()[2].retarget("tflite_micro") if kind == "tflite" else made()[2]
+    graph.save(path) if kind == "qjax" else graph.emit(kind, path)
+    return path
+
+
+def with_promotion(function: Any, *args: Any) -> Any:
+    with jax.numpy_dtype_promotion("standard"):
+        return function(*args)
+
+
+@dataclasses.dataclass
+class Unregistered:
+    y: Any
+
+
+MISTAKES |= (
+    {
+        "how scales are learned, in a spec": (
+            lambda: QSpec(**cast(Any, {"method": "lsq"})),
+            TypeError,
+            r"QSpec: expected fields among bits, .*, got method='lsq'. .*Recipe\(method=..., weight_method=...\)",
+        ),
+        "bits of a recipe": (
+            lambda: qjax.Recipe(**cast(Any, {"bits": 4})),
+            TypeError,
+            r"Recipe: expected fields among target, .*, got bits=4. .*Recipe\(weights=QSpec\(bits=4, axis=-1\)\)",
+        ),
+        "a field that nothing has": (
+            lambda: qjax.Override(**cast(Any, {"speed": 4})),
+            TypeError,
+            "Override: expected fields among weights, activations, method, got speed=4. Leave it out",
+        ),
+    }
+    | {
+        f"{kind.__name__} with {field}": (lambda kind=kind, field=field: cast(Any, kind)(**{field: 4}), TypeError, cure)
+        for kind, field, cure in (
+            (QSpec, "group", "Did you mean 'group_size'"),
+            (qjax.Recipe, "weight", "Did you mean 'weights'"),
+            (qjax.Recipe, "activation", "Did you mean 'activations'"),
+            (qjax.Dynamic, "weight", "Did you mean 'weights'"),
+            (qjax.Dynamic, "bits", r"Dynamic\(weights=QSpec\(bits=4, axis=-1\)\)"),
+            (qjax.WeightFormat, "bits", r"The name states the bits.*QSpec\(bits=4"),
+            (qjax.WeightFormat, "group", "Did you mean 'group_size'"),
+            (qjax.Override, "activation", "Did you mean 'activations'"),
+            (qjax.Budget, "mac_bit", "Did you mean 'mac_bits'"),
+        )
+    }
+    | {
+        f"{option} of {kind}": (
+            lambda kind=kind, option=option: made()[2].emit(kind, "never-written", **{option: 2}),
+            TypeError,
+            f"emit: {kind}: there is no option '{option}'. Did you mean '{near}'",
+        )
+        for kind, option, near in (
+            ("c", "batches", "batch"),
+            ("onnx", "styles", "style"),
+            ("stablehlo", "platform", "platforms"),
+            ("tflite", "int_4", "int4"),
+            ("rtl", "languages", "language"),
+        )
+    }
+    | {
+        f"{kind} of a batch of {batch!r}": (
+            lambda kind=kind, batch=batch: made()[2].emit(kind, "never-written", batch=batch),
+            ValueError,
+            f"expected a batch of .*{batch!r}",
+        )
+        for kind in ("c", "stablehlo", "onnx", "tflite")
+        for batch in (1.5, "2", True, 0)
+    }
+)
 
 
 def test_no_cure_names_an_override_that_is_not_there() -> None:

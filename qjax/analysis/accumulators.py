@@ -30,6 +30,7 @@ from qjax.ops.narrow import Rows
 from qjax.progress import track
 from qjax.run import interpreter
 from qjax.summary import Grid, Printed
+from qjax.transfers import with_transfers
 
 _PAIRS = Accumulator(pairs=True)
 
@@ -151,6 +152,7 @@ class AccumulatorReport(Printed):
         return row
 
 
+@with_transfers
 def accumulators(
     graph: IntegerGraph,
     batches: Iterable[Any] | None = None,

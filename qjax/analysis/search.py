@@ -18,12 +18,14 @@ from qjax.calibration import track
 from qjax.model import quantize_derived
 from qjax.qmodel import QuantizedModel
 from qjax.recipe import Recipe
+from qjax.transfers import with_transfers
 
 __all__ = ["Budget", "Candidate", "LayerChoice", "Point", "SearchResult", "search"]
 
 By = Literal["noise", "loss", "metric"]
 
 
+@with_transfers
 def search(
     model: nnx.Module,
     recipe: Recipe,

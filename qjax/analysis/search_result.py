@@ -12,10 +12,12 @@ from qjax.analysis.effect import Effect, finite
 from qjax.analysis.picture import BLUE, GREY, ORANGE, draw
 from qjax.analysis.space import Candidate
 from qjax.export.files import StrPath
+from qjax.numerics.qspec import known_fields
 from qjax.recipe import Recipe
 from qjax.summary import Grid, Printed
 
 
+@known_fields()
 @dataclasses.dataclass(frozen=True)
 class Budget:
     """Limits for `qjax.search`: at least one, and all given ones hold together.

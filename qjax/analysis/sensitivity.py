@@ -18,6 +18,7 @@ from qjax.calibration import track
 from qjax.export.files import StrPath
 from qjax.qmodel import QuantizedModel, check_quantized
 from qjax.summary import Grid, Printed
+from qjax.transfers import with_transfers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +123,7 @@ class Sensitivity(Printed):
         draw(path, (10.0, 1.2 + 0.28 * len(self.rows)), bars)
 
 
+@with_transfers
 def sensitivity(
     qmodel: QuantizedModel,
     batches: Iterable[Any],

@@ -25,6 +25,7 @@ from qjax.ops import Quantized
 from qjax.qmodel import QuantizedModel, check_quantized, evaluation_copy
 from qjax.summary import Grid, Printed
 from qjax.tracing import Place, lost_tables
+from qjax.transfers import with_transfers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,6 +138,7 @@ class Statistics(Printed):
         return json.dumps(document, indent=2, allow_nan=False)
 
 
+@with_transfers
 def statistics(
     qmodel: QuantizedModel,
     batches: Iterable[Any],

@@ -264,9 +264,12 @@ def _extremes(inputs: Sequence[Any]) -> Iterator[list[Any]]:
     ends: list[list[Any]] = []
     for tensor in inputs:
         shape = tuple(3 if n is None else n for n in tensor.shape)
-        info = np.iinfo(tensor.dtype)
-        q = tensor.quantization
-        low, high = (int(info.min), int(info.max)) if q is None else (q.qmin, q.qmax)
+        if (q := tensor.quantization) is not None:
+            low, high = q.qmin, q.qmax
+        elif tensor.dtype == "bool":
+            low, high = 0, 1
+        else:
+            low, high = int(np.iinfo(tensor.dtype).min), int(np.iinfo(tensor.dtype).max)
         if tensor.value is not None:
             ends.append([jnp.asarray(tensor.value)] * 3)
             continue

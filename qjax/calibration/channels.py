@@ -42,7 +42,7 @@ def check_batch(x: Array) -> None:
     if not 0 < x.size < 2**32:
         raise ValueError(
             f"an observer expected a batch of 1 to 2**32 - 1 elements. Got shape {x.shape}: "
-            + ("drop the empty batch." if x.size == 0 else "split the batch.")
+            + (_empty(x.shape) if x.size == 0 else "split the batch.")
         )
 
 
@@ -81,3 +81,10 @@ def to_rows(x: ArrayT, spec: QSpec) -> ArrayT:
     kept = tuple(axis for axis in range(view.ndim) if axis not in reduced)
     scales = math.prod(view.shape[axis] for axis in kept)
     return view.transpose((*kept, *reduced)).reshape(scales, -1)  # pyright: ignore[reportReturnType]
+
+
+def _empty(shape: tuple[int, ...]) -> str:
+    """The cure for an array without elements."""
+    if shape[0] == 0:
+        return "drop the empty batch."
+    return "the model computes an array without elements, so remove the layer or the slice of width 0 that makes it."

@@ -28,7 +28,7 @@ from qjax.names import did_you_mean
 from qjax.numerics import gradients
 from qjax.numerics.affine import QParams, QSpec, choose_qparams, split_groups
 from qjax.numerics.gradients import Slopes
-from qjax.numerics.learned_scale import learned_scale, log2_scale_of, pact_scale, power_of_two_scale
+from qjax.numerics.learned_scale import LOG2_LIMIT, learned_scale, log2_scale_of, pact_scale, power_of_two_scale
 from qjax.numerics.weight_formats import mean_magnitude
 
 
@@ -78,6 +78,15 @@ class Estimator(abc.ABC):
         """The derivatives of the quantized tensor, see `qjax.numerics.gradients`."""
 
 
+def _log2_scales(scale: np.ndarray) -> np.ndarray:
+    """The logarithms of scales, of which a channel that is too small to learn has the scale of zeros, 1.
+
+    `choose_qparams` does the same below 2^-100. Raises ValueError where every channel is too small.
+    """
+    small = scale < 2.0**-LOG2_LIMIT
+    return log2_scale_of(np.where(small & ~np.all(small), 1.0, scale))
+
+
 class LSQ(Estimator):
     """Learned step size: training moves the logarithm of the scale; the zero point stays as calibrated.
 
@@ -96,7 +105,7 @@ class LSQ(Estimator):
     learned = ("log2_scale",)
 
     def init(self, spec: QSpec, scale: np.ndarray, zero_point: np.ndarray) -> dict[str, np.ndarray]:
-        return {"log2_scale": log2_scale_of(scale), "zero_point": zero_point}
+        return {"log2_scale": _log2_scales(scale), "zero_point": zero_point}
 
     def qparams(self, spec: QSpec, params: Mapping[str, Any], x: jax.Array | None = None) -> QParams:
         # All scales of a model are computed from one vector before the forward pass, see `learned.with_scales`.
@@ -125,7 +134,7 @@ class LSQPlus(LSQ):
     learned = ("log2_scale", "zero_point")
 
     def init(self, spec: QSpec, scale: np.ndarray, zero_point: np.ndarray) -> dict[str, np.ndarray]:
-        return {"log2_scale": log2_scale_of(scale), "zero_point": zero_point.astype(np.float32)}
+        return {"log2_scale": _log2_scales(scale), "zero_point": zero_point.astype(np.float32)}
 
 
 class PACT(Estimator):
@@ -146,7 +155,9 @@ class PACT(Estimator):
     learned = ("alpha",)
 
     def init(self, spec: QSpec, scale: np.ndarray, zero_point: np.ndarray) -> dict[str, np.ndarray]:
-        return {"alpha": scale * np.float32(spec.qmax - spec.qmin)}
+        alpha = scale * np.float32(spec.qmax - spec.qmin)
+        log2_scale_of(alpha)  # refuses what `pact_scale` would clip
+        return {"alpha": alpha}
 
     def qparams(self, spec: QSpec, params: Mapping[str, Any], x: jax.Array | None = None) -> QParams:
         scale = pact_scale(params["alpha"], spec.qmax - spec.qmin)
@@ -178,7 +189,7 @@ class TQT(Estimator):
 
     def init(self, spec: QSpec, scale: np.ndarray, zero_point: np.ndarray) -> dict[str, np.ndarray]:
         levels = 2 ** (spec.bits - 1) if spec.signed else 2**spec.bits
-        threshold = log2_scale_of(scale) + np.float32(math.log2(levels))
+        threshold = _log2_scales(scale) + np.float32(math.log2(levels))
         return {"log2_threshold": threshold.astype(np.float32), "zero_point": zero_point}
 
     def qparams(self, spec: QSpec, params: Mapping[str, Any], x: jax.Array | None = None) -> QParams:

@@ -102,7 +102,9 @@ def _checked(w: Any) -> np.ndarray:
         raise TypeError(f"weight_qparams expected a floating weight. Got {w.dtype}.")
     w = w.astype(np.float32)
     if w.size == 0:
-        raise ValueError(f"weight_qparams expected at least one element. Got shape {w.shape}.")
+        raise ValueError(
+            f"weight_qparams expected at least one element. Got shape {w.shape}: remove the layer of width 0."
+        )
     bad = int(w.size - np.isfinite(w).sum())
     if bad:
         raise ValueError(f"weight_qparams expected finite weights. Got {bad} of {w.size} that are NaN or infinite.")

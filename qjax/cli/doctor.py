@@ -43,8 +43,27 @@ def command(live: bool) -> int:
     click.echo("runtimes:")
     for name, state, well in answers() if live else found():
         different |= not well
-        click.echo(f"  {name:20}{state}")
+        click.echo(f"  {name:20}{state}{install(name) if state == 'not installed' else ''}")
     return DIFFERENT if problem is not None or different else 0
+
+
+_INSTALL = {
+    "executorch": "python -m pip install executorch",
+    "litert": 'python -m pip install "qjax-quant[tflite]"',
+    "onnx": 'python -m pip install "qjax-quant[onnx]"',
+    "tflite_micro": "python -m pip install --pre tflite-micro (Linux on x86-64; it has nightly builds only)",
+    "verilog": 'python -m pip install "qjax-quant[rtl]", and iverilog from the system\'s packages',
+    "c": "gcc or clang from the system's packages",
+}
+"""Module of a runtime -> what brings it; `[all]` has those of PyPI that have releases for every platform."""
+
+
+def install(name: str) -> str:
+    """How to get a runtime that is not here, to follow its line."""
+    from qjax.runtimes import RUNTIMES
+
+    cure = _INSTALL.get(RUNTIMES[name].module)
+    return "" if cure is None else f": {cure}"
 
 
 def versions(names: tuple[str, ...]) -> list[tuple[str, str]]:

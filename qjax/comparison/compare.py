@@ -31,6 +31,7 @@ from qjax.progress import track
 from qjax.run.ends import inputs_of
 from qjax.run.interpreter import check_shapes
 from qjax.run.stepwise import Env, Runner
+from qjax.transfers import with_transfers
 
 
 class Tally:
@@ -88,6 +89,7 @@ AnyGraph = IntegerGraph | Graph
 _NOTHING = Difference()
 
 
+@with_transfers
 def compare(a: AnyGraph, b: AnyGraph, batches: Iterable[Any], *, inputs: Inputs | None = None) -> Comparison:
     """Run both graphs on the same inputs and say where, by how much and why their codes differ.
 

@@ -212,7 +212,10 @@ class Report(Printed):
         if self.as_converted is None:
             return []
         if self.as_converted:
-            return ["The graph equals qjax.exact(qmodel, ...): qjax.convert makes the same graph of this model."]
+            return [
+                "The shipped integers equal the training forward (exact mode): qjax.convert makes the same graph of "
+                "this model."
+            ]
         return [f"The graph is not the one that qjax.convert makes of this model now: {self.changed}. Convert again."]
 
     def _distances(self) -> list[str]:

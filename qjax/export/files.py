@@ -1,6 +1,7 @@
 """Files on the disk: read whole and bounded, written all or nothing."""
 
 import contextlib
+import errno
 import os
 import re
 import secrets
@@ -8,9 +9,21 @@ import shutil
 import socket
 import stat
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 StrPath = str | os.PathLike[str]
+
+_CURES = {
+    errno.ENOSPC: "Free space there, or choose another folder",
+    errno.EDQUOT: "Free space there, or choose another folder",
+    errno.EACCES: "Choose a folder that you may write to",
+    errno.EPERM: "Choose a folder that you may write to",
+    errno.EROFS: "Choose a folder that you may write to",
+}
+
+
+class WriteError(OSError):
+    """A file could not be written; the message names the path that the caller gave. The cause is the system's error."""
 
 
 def read(path: StrPath, max_bytes: int, what: str, error: type[ValueError] = ValueError) -> bytes:
@@ -55,8 +68,52 @@ def write_all(contents: Mapping[str, bytes], error: type[ValueError] = ValueErro
 
     Raises:
       ValueError (or `error`): a path is a folder or a device.
-      OSError: a folder is missing, not writable or full.
+      FileNotFoundError: a folder is missing. WriteError: it is not writable, or the disk is full.
     """
+    with _named(*contents):
+        _write_all(contents, error)
+
+
+def write_folder(folder: StrPath, contents: Mapping[str, bytes], endings: Sequence[str] = ()) -> None:
+    """Write files by their names in a folder, which is made where there is none: all of them or none.
+
+    Args:
+      endings: of the files that the folder will hold; a new folder of such a name was meant to be a file.
+
+    Raises:
+      ValueError: the name ends so, or is that of a file. OSError: as `write_all`.
+    """
+    folder = os.fspath(folder)
+    root, ending = os.path.splitext(folder)
+    if not os.path.isdir(folder) and (os.path.exists(folder) or ending in endings):
+        what = "the name of a file" if ending in endings else "a file"
+        raise ValueError(
+            f"{folder}: expected a folder for {', '.join(sorted(contents))}, got {what}. Give a folder, such as "
+            f"{(root if ending else f'{folder}_files')!r}; name=... is what the files in it are called."
+        )
+    with _named(folder):
+        for part in sorted({os.path.dirname(file) for file in contents}):
+            os.makedirs(os.path.join(folder, part), exist_ok=True)
+    with _named(folder):
+        _write_all({os.path.join(folder, file): data for file, data in contents.items()}, ValueError)
+
+
+@contextlib.contextmanager
+def _named(*paths: str) -> Iterator[None]:
+    """Errors of the system that name a temporary file or none become errors that name the paths."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, WriteError) or error.errno is None:
+            raise
+        reason = error.strerror or str(error)
+        cure = _CURES.get(error.errno, "Choose another place")
+        raise WriteError(
+            error.errno, f"{', '.join(paths)}: could not be written: {reason}. {cure}; what was there is unchanged."
+        ) from error
+
+
+def _write_all(contents: Mapping[str, bytes], error: type[ValueError]) -> None:
     paths = [os.path.realpath(path) for path in contents]
     modes = [_mode_at(path, error) for path in paths]
     folders = dict.fromkeys(os.path.dirname(path) for path in paths)

@@ -32,6 +32,7 @@ from qjax.run.ends import (
 )
 from qjax.run.interpreter import Interpreter, check_shape, check_shapes, each
 from qjax.summary import table
+from qjax.transfers import with_transfers
 
 if TYPE_CHECKING:
     from qjax.export.native import Native
@@ -63,6 +64,7 @@ class IntegerGraph:
         """The name of the target whose rounding the graph obeys."""
         return self.ir.target
 
+    @with_transfers
     def __call__(self, *inputs: Any) -> Any:
         """Real inputs to real outputs, in the structure of the model's own arguments and output.
 
@@ -92,6 +94,7 @@ class IntegerGraph:
         counts = input_checks.input_faults(self.ir, inputs), input_checks.index_faults(self.ir, constants, env)
         return self.dequantize(*(env[name] for name in self.ir.outputs)), *counts
 
+    @with_transfers
     def quantize(self, *inputs: Any) -> Any:
         """Codes of real inputs, given as to a call: one array, or a tuple where the graph has several inputs.
 
@@ -105,11 +108,13 @@ class IntegerGraph:
         codes = quantize_inputs(self.ir, arrays)
         return codes[0] if len(codes) == 1 else tuple(codes)
 
+    @with_transfers
     def run(self, *codes: Any) -> Any:
         """Codes to codes: the integer part by itself. The tuple that `quantize` returns will do, too."""
         outputs = self.interpreter(*each(codes))
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
+    @with_transfers
     def dequantize(self, *codes: Any) -> Any:
         """Real outputs of output codes, in the structure of the model's own output."""
         codes = each(codes)
@@ -119,6 +124,7 @@ class IntegerGraph:
             )
         return dequantize_outputs(self.ir, codes)
 
+    @with_transfers
     def state(self, values: Any = None, *, batch: int = 1) -> Any:
         """A state as codes, for `step`, of a graph that was converted with `state=...`.
 
@@ -145,6 +151,7 @@ class IntegerGraph:
                 codes.append(quantize_input(self.ir, tensor, x))
         return states.tree_of(self.ir, codes)
 
+    @with_transfers
     def step(self, state: Any, *inputs: Any) -> tuple[Any, Any]:
         """One call that takes the state as codes and returns it so: (what else the model returns, the next state).
 
@@ -193,6 +200,7 @@ class IntegerGraph:
         """The inputs that are codes in a step."""
         return frozenset(part.input for part in states.parts(self.ir) if part.input is not None)
 
+    @with_transfers
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the graph to one file, atomically; `qjax.load` reads it.
 
@@ -201,6 +209,7 @@ class IntegerGraph:
         """
         artifact.save(self.ir, path)
 
+    @with_transfers
     def emit(
         self,
         format: str,
@@ -232,6 +241,7 @@ class IntegerGraph:
             )
         emit(self.ir, format, path, **options)
 
+    @with_transfers
     def native(self, batch: int = 1, *, threads: int = 1) -> "Native":
         """The integer part as machine code: `graph.native(batch).run(codes)` is `graph.run(codes)`, bit for bit.
 
@@ -252,6 +262,7 @@ class IntegerGraph:
         with stage("native"):
             return Native(self.ir, batch, self.interpreter, threads)
 
+    @with_transfers
     def check(self, profile: str | profiles.Profile) -> profiles.Verdict:
         """Judge the graph by what a device demands; `str()` of the verdict lists every violation with its cure.
 
@@ -262,11 +273,13 @@ class IntegerGraph:
         """
         return contents.check_graph(self.ir, profile)
 
+    @with_transfers
     def retarget(self, target: str | targets.Target) -> "IntegerGraph":
         """The same model under the rounding of another target; see `qjax.assign.retarget`."""
         with stage("retarget"):
             return IntegerGraph(retarget(self.ir, target))
 
+    @with_transfers
     def jaxpr(self, batch: int = 1) -> Any:
         """The jaxpr of the integer part for a batch of that size."""
         inputs = [

@@ -37,6 +37,10 @@ _KNOTS = (
     "y = jnp.where(x < knot, y, value + slope * (x - knot)) for every knot."
 )
 _CALLBACK = "A graph runs without Python: take the call out of what is converted, behind a flag of the module, say."
+_RUN_TIME_CHECK = (
+    "It belongs to a run-time check of equinox. A check that raises an error is left out, but not one that returns NaN "
+    "or opens a debugger: unset EQX_ON_ERROR and leave out on_error, or turn the checks off with EQX_ON_ERROR=off."
+)
 _RANDOM = "Switch it off in evaluation mode (module.eval()), or draw the numbers outside and pass them in."
 _FREQUENCY = "Its length is above 4096, or changes: transform parts of the signal."
 _REALS = (
@@ -69,6 +73,7 @@ _CURES = {
     "interp": _KNOTS,
     **dict.fromkeys(("gather", "dynamic_slice"), _READS),
     **dict.fromkeys(("pure_callback", "io_callback", "debug_callback", "ffi_call"), _CALLBACK),
+    **dict.fromkeys(("unvmap_any", "unvmap_all", "unvmap_max"), _RUN_TIME_CHECK),
     **dict.fromkeys(("random_bits", "random_wrap", "random_seed", "random_fold_in", "threefry2x32"), _RANDOM),
     **dict.fromkeys(("fft",), _FREQUENCY),
     **dict.fromkeys(("while",), _LOOP),

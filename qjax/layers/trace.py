@@ -168,6 +168,7 @@ def _read(
         frozen = list(frozen_parameters(copy))
         replace_all(frozen)
         out = copy(*inner_args, **inner_kwargs)
+        _check_result(out)
         put_back(frozen)
         return out, _kept(copy, paths)
 
@@ -182,6 +183,24 @@ def _read(
         raise TraceError(_refused(model, error, args, kwargs, expected)) from error
     with example_loops.opened(loops):
         return from_jaxpr(closed), shapes
+
+
+def _check_result(out: Any) -> None:
+    """Raise where a model returns something else than arrays."""
+    for path, leaf in jax.tree_util.tree_flatten_with_path(out)[0]:
+        if isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float)) or hasattr(leaf, "__jax_array__"):
+            continue
+        cure = "Leave it out, or return an array"
+        if dataclasses.is_dataclass(leaf):
+            cure = (
+                "Return a dict of its arrays, or register the class with jax.tree_util.register_dataclass or "
+                "flax.struct.dataclass"
+            )
+        place = f" at {jax.tree_util.keystr(path)}" if path else ""
+        raise TraceError(
+            f"The model returns an object of the class {type(leaf).__name__}{place}: expected arrays, or dicts, lists, "
+            f"tuples and registered classes of them. {cure}."
+        )
 
 
 def _loops_over_examples(call: Any, closed: Any, state: list[Any], arrays: Sequence[Any]) -> list[Any]:
@@ -280,8 +299,20 @@ def _refused(model: nnx.Module, error: Exception, args: Sequence[Any], kwargs: A
     return (
         f"{line or 'unknown line'}: {type(model).__name__} raises {type(error).__name__} on a call with "
         f"{brief((*args, *kwargs.values()))}: {(' '.join(said[:count]) or 'no message').rstrip('.')}. "
-        f"{expected or 'Expected arguments that the model accepts.'} Check the shapes, dtypes and structure of the "
-        "batch or the sample; their first axis is the batch."
+        f"{expected or 'Expected arguments that the model accepts.'} {_cure_of(args)}Check the shapes, dtypes and "
+        "structure of the batch or the sample; their first axis is the batch."
+    )
+
+
+def _cure_of(args: Sequence[Any]) -> str:
+    """How to take the model's own arguments from a batch that holds more, as batches of data loaders do."""
+    part = next((next(iter(arg)) for arg in args if isinstance(arg, Mapping) and arg), None)
+    if part is None and len(args) < 2:
+        return ""
+    part = 0 if part is None else part
+    return (
+        f"If the model takes only a part of the batch, pass inputs=lambda batch: batch[{part!r}]; a sample is that "
+        "part alone. "
     )
 
 
@@ -315,10 +346,11 @@ def _explained(error: Exception) -> str:
         jax.errors.TracerArrayConversionError: "a call of numpy on an array that is being traced",
         jax.errors.TracerIntegerConversionError: "a shape or an index of Python that comes from an array",
     }
-    other = "a shape, or a number of Python (float(x), x.item()), that depends on data"
+    other = "a shape, or a number of Python (float(x), x.item()), of an array that is being traced"
     what = next((text for kind, text in kinds.items() if isinstance(error, kind)), other)
     return (
         f"{line or 'unknown line'}: {what}. A model is traced once for all inputs, so its structure must not depend on "
         "their numbers. Use jnp.where (or size=... of jnp.nonzero, jnp.unique) so that every shape is fixed, and jnp "
-        "instead of np; or compute this outside of the model and pass the result in."
+        "instead of np for data. Constants are traced, too, if jnp makes them in the call: make them with np "
+        "(np.linspace for jnp.linspace), or in __init__. Or compute this outside of the model and pass the result in."
     )

@@ -101,7 +101,8 @@ def log2_scale_of(scale: ArrayLike) -> np.ndarray:
     if bad.any():
         raise ValueError(
             f"log2_scale_of: scale must lie in [2^-64, 2^64]. Got {scale[bad].flat[0]}; multiply the data or the "
-            'parameters by a constant, or use method="static", whose scales lie in [2^-100, 2^100]'
+            'parameters by a constant, or use method="static" (of weights: weight_method="static"), whose scales '
+            "lie in [2^-100, 2^100]"
         )
     return np.log2(scale).astype(np.float32)
 

@@ -5,11 +5,14 @@ import functools
 import inspect
 import operator
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from jax.typing import ArrayLike
+
+from qjax.names import did_you_mean
 
 T = TypeVar("T")
 ArrayT = TypeVar("ArrayT", jax.Array, np.ndarray)
@@ -24,8 +27,11 @@ _ELSEWHERE = {
 """What people look for in a QSpec: where it is."""
 
 
-def known_fields(elsewhere: Mapping[str, str]) -> Callable[[type[T]], type[T]]:
-    """Of a dataclass: an unknown field is an error that lists the known ones. elsewhere: name -> where it is said."""
+def known_fields(elsewhere: Mapping[str, str] = MappingProxyType({})) -> Callable[[type[T]], type[T]]:
+    """Of a dataclass: an unknown field is an error that lists the known ones, and names the one that is nearest.
+
+    elsewhere: name -> where it is set.
+    """
 
     def decorate(kind: type[T]) -> type[T]:
         init = kind.__init__
@@ -37,7 +43,7 @@ def known_fields(elsewhere: Mapping[str, str]) -> Callable[[type[T]], type[T]]:
                 if name not in known:
                     raise TypeError(
                         f"{kind.__name__}: expected fields among {', '.join(known)}, got {name}={fields[name]!r}. "
-                        f"{elsewhere.get(name, 'Leave it out.')}"
+                        f"{elsewhere.get(name) or did_you_mean(name, known).strip() or 'Leave it out.'}"
                     )
             init(self, *args, **fields)
 

@@ -185,8 +185,8 @@ def _gemmlowp(xp: ModuleType, values: Any, constants: Gemmlowp, bits: int) -> An
     is 0.
     """
     given = tuple(xp.asarray(c) for c in constants)
-    # a writer that knows the names has its own table
-    by_table = values.size >= _MANY and not are_names_kept()
+    # a writer that knows the names has its own table; the size is no number where the batch is free
+    by_table = not (isinstance(values.size, int) and values.size < _MANY) and not are_names_kept()
     inside, powers, terms = (_looked_up if by_table else gemmlowp_powers)(values, *given)
     total = xp.sum(terms, axis=-1, keepdims=True, dtype=np.int32)
     reciprocal, right = gemmlowp_reciprocal(total, bits)

@@ -28,6 +28,7 @@ from jax import lax
 from qjax.names import did_you_mean
 from qjax.numerics.dynamic import divided
 from qjax.numerics.qparams import SCALE_MAX, SCALE_MIN
+from qjax.numerics.qspec import known_fields
 from qjax.numerics.rounding import Rounding, round_float
 from qjax.numerics.unfused import unfused
 
@@ -131,6 +132,11 @@ INTEGERS = ("ternary", "binary")
 """The formats whose values are integers, so that products with int8 codes are sums of integers."""
 
 
+@known_fields(
+    {
+        "bits": 'The name states the bits: WeightFormat("nf4"). Integers of a few bits are QSpec(bits=4, axis=-1).',
+    }
+)
 @dataclasses.dataclass(frozen=True)
 class WeightFormat:
     """An override: the weights of a module's products are stored in a format such as NF4, FP8 or MXFP4.

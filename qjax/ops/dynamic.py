@@ -23,7 +23,7 @@ from qjax.numerics.affine import QSpec, broadcast_to_tensor, choose_qparams, qua
 from qjax.numerics.dynamic import dynamic_codes
 from qjax.numerics.dynamic_formulas import DynamicFormula, grouped_scales, of_groups, of_sums, row_codes
 from qjax.numerics.fence import finished_on_cpu
-from qjax.numerics.qspec import dividing_group
+from qjax.numerics.qspec import dividing_group, known_fields
 from qjax.numerics.unfused import unfused
 from qjax.numerics.weight_formats import INTEGERS, WeightFormat, encode
 from qjax.ops import accumulate, dynamic_windows
@@ -40,6 +40,7 @@ WEIGHTS, ACTIVATIONS = QSpec(bits=8, axis=-1), QSpec(bits=8)
 """The codes where neither a `Dynamic` nor its recipe states any."""
 
 
+@known_fields({"bits": "Set bits for weights or for activations: Dynamic(weights=QSpec(bits=4, axis=-1))."})
 @dataclasses.dataclass(frozen=True)
 class Dynamic:
     """An override: scales of activations are found at run time, so nothing is calibrated or learned.

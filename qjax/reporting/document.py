@@ -13,6 +13,7 @@ from qjax.export.integer_graph import IntegerGraph
 from qjax.graph.ir import Node, Tensor
 from qjax.graph.rounding_phrases import phrase
 from qjax.graph.view import NodeView
+from qjax.names import short_location
 from qjax.reporting import facts
 
 _SCALES = 4096
@@ -197,9 +198,9 @@ def number(value: float | None) -> float | None:
 
 
 def _near(location: str | None) -> str | None:
-    """A location below the working folder without that folder's path."""
+    """A location below the working folder without that folder's path; of another one only its last folder."""
     here = os.getcwd() + os.sep
-    return location.removeprefix(here) if location else None
+    return location.removeprefix(here) if location and location.startswith(here) else short_location(location)
 
 
 def line_of(location: str | None) -> str | None:

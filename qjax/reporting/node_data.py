@@ -14,11 +14,13 @@ from qjax.batches import Inputs
 from qjax.export import files
 from qjax.reporting.document import Document
 from qjax.reporting.report import collect
+from qjax.transfers import with_transfers
 
 _COLOURS = {"high": ("#ffffff", "#e06c2b"), "low": ("#e06c2b", "#ffffff"), "": ("#ffffff", "#5b95d6")}
 """Of the least and of the greatest value, by the end that deserves a look."""
 
 
+@with_transfers
 def node_data(
     thing: Any,
     batches: Iterable[Any] | None = None,
@@ -47,10 +49,9 @@ def node_data(
     """
     document = collect(thing, batches, inputs=inputs, source=False, function="node_data")
     place = Path(folder)
-    place.mkdir(parents=True, exist_ok=True)
-    texts = {place / f"{key}.json": json.dumps(data, indent=1) + "\n" for key, data in measures_of(document).items()}
-    files.write_all({str(path): text.encode() for path, text in texts.items()})
-    return list(texts)
+    texts = {f"{key}.json": json.dumps(data, indent=1) + "\n" for key, data in measures_of(document).items()}
+    files.write_folder(place, {name: text.encode() for name, text in texts.items()}, (".json",))
+    return [place / name for name in texts]
 
 
 def measures_of(document: Document) -> dict[str, dict[str, Any]]:

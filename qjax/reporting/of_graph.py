@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from qjax import targets
 from qjax.analysis.accumulators import AccumulatorReport, accumulators
 from qjax.export.integer_graph import IntegerGraph
 from qjax.progress import track
@@ -129,7 +130,7 @@ def graph_cards(graph: IntegerGraph, report: AccumulatorReport) -> list[tuple[st
 
 def graph_advice(graph: IntegerGraph, report: AccumulatorReport, seen: dict[str, Usage], no_data: bool) -> list[str]:
     """What a graph alone says should be done."""
-    found = overflow_advice(report)
+    found = overflow_advice(report, graph.target)
     crowded = [(name, u) for name, u in seen.items() if u.ends > 0.05]
     for name, known in sorted(crowded, key=lambda item: -item[1].ends)[:3]:
         found.append(
@@ -145,15 +146,18 @@ def graph_advice(graph: IntegerGraph, report: AccumulatorReport, seen: dict[str,
     return found
 
 
-def overflow_advice(report: AccumulatorReport) -> list[str]:
-    """Registers that some input overflows, and pairs that an x86 CPU without VNNI would clip."""
+def overflow_advice(report: AccumulatorReport, target: str) -> list[str]:
+    """Registers that some input overflows, and pairs that an x86 CPU without VNNI would clip.
+
+    The latter is for runtimes that have such kernels, which are those with a target for them.
+    """
     found: list[str] = []
     narrow = [node for node in report.nodes if node.headroom < 0]
     if narrow:
         names = ", ".join(node.name for node in narrow[:4]) + (", ..." if len(narrow) > 4 else "")
         found.append(f"Some input overflows the accumulator of {names}: qjax.training's A2Q constrains their weights.")
     cut = [node for node in report.nodes if node.observed is not None and node.observed.pairs_saturated]
-    if cut:
+    if cut and f"{target}_avx2" in targets.names():
         found.append(
             f"{len(cut)} {'node has' if len(cut) == 1 else 'nodes have'} pairs of products that x86 CPUs without VNNI "
             "saturate. If you ship there: "

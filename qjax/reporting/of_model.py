@@ -92,7 +92,7 @@ def of_model(
             *verified.ranges(),
             *outputs.advice(),
             *_advice(stats, verified),
-            *overflow_advice(report),
+            *overflow_advice(report, graph.target),
             *_ship(verified, graph.target),
         ],
         measures=measures,

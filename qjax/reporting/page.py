@@ -13,7 +13,12 @@ from qjax.markup import numeric, text
 from qjax.reporting.document import Document, Table
 from qjax.version import __version__
 
-_STATES = {"exact": "exact", "equal": "equals qjax.exact", "differs": "differs", "unknown": "not compared"}
+_STATES = {
+    "exact": "exact",
+    "equal": "the shipped integers equal the training forward (exact mode)",
+    "differs": "differs",
+    "unknown": "not compared",
+}
 
 
 def page(document: Document) -> str:

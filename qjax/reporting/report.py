@@ -17,8 +17,10 @@ from qjax.reporting.of_model import Metric, of_model
 from qjax.reporting.of_pair import of_pair
 from qjax.reporting.page import page
 from qjax.training.log import TrainingLog
+from qjax.transfers import with_transfers
 
 
+@with_transfers
 def report(
     thing: Any,
     batches: Iterable[Any] | None = None,

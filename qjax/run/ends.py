@@ -70,6 +70,11 @@ def quantize_input(ir: Graph, tensor: Tensor, x: Any) -> jax.Array:
     """Codes of one real input."""
     x = jnp.asarray(x)
     if tensor.quantization is not None:
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            raise TypeError(
+                f"Input {tensor.name!r}: expected the floats that the model takes, got {x.dtype}. Convert it as for "
+                "training, x.astype(np.float32) / 255 for images, say. Codes go to graph.run(codes)."
+            )
         return quantize(x, qparams_of(tensor), quantization=ir.quantization).astype(tensor.dtype)
     if tensor.dtype == REAL_DTYPE and jnp.issubdtype(x.dtype, jnp.floating):
         return x.astype(tensor.dtype)  # A float part of the model reads it unquantized.

@@ -220,6 +220,55 @@ class Target:
 
 _targets: dict[str, Target] = {}
 
+_C = (
+    "A target is the runtime whose rounding the result follows: 'tflite_micro' or 'cmsis_nn' for a microcontroller "
+    "with a runtime; for emitted C any target will do."
+)
+_CPU = (
+    "A target is a runtime and not a processor: 'onnxruntime', 'tflite_optimized_x86', 'tflite_xnnpack', "
+    "'openvino_cpu' and 'torch_onednn' run on CPUs."
+)
+_GPU = (
+    "No target follows this runtime bit for bit. Take 'nearest_even', the default, and graph.emit('stablehlo', ...) "
+    "for XLA on a GPU or TPU, or graph.emit('onnx', ..., style='integer') for whatever runs ONNX."
+)
+_PROFILES = {
+    **dict.fromkeys(("tensorrt", "trt"), "tensorrt"),
+    **dict.fromkeys(("coreml", "core_ml"), "coreml"),
+    **dict.fromkeys(("qnn", "snpe", "hexagon"), "qnn_htp"),
+    **dict.fromkeys(("edgetpu", "edge_tpu", "coral"), "edge_tpu"),
+    "ethos": "ethos_u",
+    "tidl": "tidl",
+}
+"""Devices whose demands are a profile; `qjax.profiles` has them, which knows targets and is not known here."""
+
+_TFLITE = (
+    "Did you mean 'tflite_micro' (microcontrollers), 'tflite_optimized_x86', 'tflite_optimized_arm' or "
+    "'tflite_xnnpack' (LiteRT on CPUs)?"
+)
+_TORCH = "Did you mean 'torch_fbgemm' or 'torch_onednn' (x86), 'torch_qnnpack' (ARM) or 'executorch_xnnpack'?"
+_FPGA = "Did you mean 'fpga'? Its files are graph.emit('onnx', ..., style='qonnx') and graph.emit('rtl', ...)."
+_WORDS = {
+    **dict.fromkeys(("tflite_micro", "tflm", "tfmicro", "tf_micro"), "Did you mean 'tflite_micro'?"),
+    **dict.fromkeys(("xnnpack", "openvino", "executorch", "cmsis", "tosa", "neon", "micro", "avx2_"), None),
+    **dict.fromkeys(("cortex", "stm32", "esp32", "arduino", "mcu", "riscv", "risc_v", "nrf5", "rp2040", "teensy"), _C),
+    **dict.fromkeys(("tflite", "litert", "tensorflow", "lite"), _TFLITE),
+    **dict.fromkeys(("hls4ml", "vitis", "vivado", "quartus", "qonnx", "finn", "verilog", "vhdl", "rtl"), _FPGA),
+    **dict.fromkeys(("onnx", "ort"), "Did you mean 'onnxruntime'?"),
+    **dict.fromkeys(("torch", "fbgemm", "qnnpack", "onednn"), _TORCH),
+    **{
+        word: f"Such a device has a profile, which states what it demands: Recipe(profile={profile!r})."
+        for word, profile in _PROFILES.items()
+    },
+    **dict.fromkeys(("cuda", "gpu", "tpu"), _GPU),
+    **dict.fromkeys(("stablehlo", "xla", "iree", "jax"), _GPU),
+    **dict.fromkeys(("cpu", "x86", "arm", "aarch64", "avx", "intel", "amd"), _CPU),
+    **dict.fromkeys(
+        ("int8", "int4", "uint8", "fp8"), "Bits are set with Recipe(weights=QSpec(bits=...)), not by a target."
+    ),
+}
+"""Words that people write for a target, in the order in which they are looked for. None: the nearest name will do."""
+
 
 def register(target: Target) -> Target:
     """Make a target known by its name, so that recipes and saved graphs can refer to it.
@@ -241,7 +290,10 @@ def get(name: "str | Target") -> Target:
     if isinstance(name, Target):
         return name
     if name not in _targets:
-        raise ValueError(f"Unknown target {name!r}.{did_you_mean(name, names())} Known targets: {', '.join(names())}.")
+        plain = str(name).lower().replace("-", "_")
+        near = next((text for word, text in _WORDS.items() if word in plain), None)
+        near = did_you_mean(name, names()) if near is None else f" {near}"
+        raise ValueError(f"Unknown target {name!r}.{near} Known targets: {', '.join(names())}.")
     return _targets[name]
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from qjax.tracing import example_loops, one_device
+from qjax.tracing import example_loops, guards, one_device
 from qjax.tracing.counted import scanned
 from qjax.tracing.loop_params import with_counts
 
@@ -49,13 +49,16 @@ ATOMIC = frozenset(
 _SEARCHES = frozenset({"digitize", "interp", "searchsorted"})
 """Functions of `jax.numpy` that search a sorted array: kept whole, so that what is said of one names it."""
 
-WRITTEN_ANEW = frozenset({"hypot"})
+WRITTEN_ANEW = frozenset({"copysign", "hypot", "signbit"})
 """Functions of `jax.numpy` whose own equations are no good on codes, see `rewrites.calls`."""
 
 _WHOLE = ATOMIC | _SEARCHES | WRITTEN_ANEW
 
 IDENTITY = "identity"
 """The name of a call of a function that gives back its argument."""
+
+_CHECK = "run_time_check"
+"""Stands for a check among the equations until `_without_checks` knows what else was computed for it."""
 
 _CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
 CUSTOM = {
@@ -213,7 +216,21 @@ def _program(jaxpr: Any, consts: Sequence[Any], scope: str) -> Program:
     inputs = tuple(_new(var, env) for var in jaxpr.invars)
     equations: list[Equation] = []
     _read(jaxpr, env, scope, None, equations)
-    return Program(inputs, tuple(_lookup(var, env) for var in jaxpr.outvars), tuple(equations))
+    outputs = tuple(_lookup(var, env) for var in jaxpr.outvars)
+    return Program(inputs, outputs, _without_checks(equations, outputs))
+
+
+def _without_checks(equations: Sequence[Equation], outputs: Sequence[Value]) -> tuple[Equation, ...]:
+    """The equations without run-time checks, and without those whose results only such checks read."""
+    read, checked = set(outputs), set[Value]()
+    kept: list[Equation] = []
+    for eqn in reversed(equations):
+        if eqn.primitive == _CHECK or (checked.intersection(eqn.outputs) and not read.intersection(eqn.outputs)):
+            checked.update(eqn.inputs)
+        else:
+            kept.append(eqn)
+            read.update(eqn.inputs)
+    return tuple(reversed(kept))
 
 
 def _new(var: Any, env: dict[object, Value]) -> Value:
@@ -244,6 +261,15 @@ def _read(jaxpr: Any, env: dict[object, Value], scope: str, location: str | None
             )
             continue
         inputs = tuple(_lookup(var, env) for var in eqn.invars)
+        if (returned := guards.returned_operands(eqn)) is not None:
+            warnings.warn(
+                f"{line or 'The model'}: a run-time check is left out of the quantized model, which cannot raise "
+                "errors. The float model still makes it.",
+                stacklevel=2,
+            )
+            env.update(zip(eqn.outvars, (inputs[index] for index in returned), strict=True))
+            out.append(Equation(_CHECK, inputs, (), eqn.params, here.lstrip(NAMED), line, eqn))
+            continue
         inner = eqn.params.get(CALLED.get(name, ""))
         if inner is not None:
             called = str(eqn.params.get("name", name))

@@ -128,14 +128,16 @@ class States:
         state = self.state.get(value)
         return state.place if isinstance(state, Grid) else None
 
-    def name_of_weight(self, op: Op, eqn: Equation, index: int) -> tuple[str, str]:
-        """(name, path of the parameter) of a weight; one parameter in other forms has other names."""
+    def name_of_weight(self, op: Op, eqn: Equation, index: int, stack: tuple[int, ...]) -> tuple[str, str]:
+        """(name, path of the parameter) of a weight; one parameter in other forms or scans has other names."""
         value = eqn.inputs[index]
         path, signature = self.origin_of(value)
         if value not in self.origin:
             # a constant of the program and not a parameter: each is a separate weight
             path = join(eqn.scope, f"{op.read_as or op.name}/{path}")
             signature = (str(self.unnamed.setdefault(value, len(self.unnamed))),)
+        # a weight that a scan reads may have scales for each iteration, which nothing outside of the scan has
+        signature = (*signature, str(stack))
         axes = op.weight_axes(eqn, index)
         seen = self.weight_names.setdefault(path, [])
         # of two products that sum over different axes, each has its own channels
@@ -148,11 +150,11 @@ class States:
     def weight_place(self, op: Op, eqn: Equation, index: int, stack: tuple[int, ...]) -> Place:
         """The place of an operand that is a weight."""
         value = eqn.inputs[index]
-        name, path = self.name_of_weight(op, eqn, index)
         while len(stack) > self.depth.get(value, 0) and len(stack) - 1 in self.timed:
             # it is the same in every iteration, so it is quantized once, before the loop
             stack = stack[:-1]
             self.result.invariant.add((eqn, index))
+        name, path = self.name_of_weight(op, eqn, index, stack)
         place = Place(
             name,
             name,

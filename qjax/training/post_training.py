@@ -27,8 +27,10 @@ from qjax.training.judging import Batch, Judge, Scorer, size_of
 from qjax.training.report import PostTrainingReport, StepReport
 from qjax.training.steps import AGAIN, EFFORTS, STEPS, TABLE, Effort, Skipped, Step, Work
 from qjax.training.widths import recipe_with
+from qjax.transfers import with_transfers
 
 
+@with_transfers
 def post_training(
     model: nnx.Module,
     recipe: Recipe,

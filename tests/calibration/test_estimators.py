@@ -100,3 +100,21 @@ def test_mistakes_are_named() -> None:
 def test_the_built_in_methods_keep_their_places() -> None:
     """Checkpoints hold the place of a method in this list."""
     assert estimators() == ("lsq", "lsq_plus", "pact", "tqt", "static", "dynamic", "absmean")
+
+
+@pytest.mark.parametrize("method", ["lsq", "tqt"])
+def test_a_channel_too_small_to_learn_counts_as_zeros(method: str) -> None:
+    """2^-64 is the least scale that learns; below 2^-100 `choose_qparams` has put 1 already."""
+    spec, zero = qjax.QSpec(axis=-1), np.zeros(3, np.int32)
+    for size in (2.0**-65, 1e-24, 2.0**-100):
+        params = estimator(method).init(spec, np.array([0.5, size, 2.0**-64], np.float32), zero)
+        scale = np.asarray(estimator(method).qparams(spec, params).scale)
+        assert np.array_equal(scale, np.array([0.5, 1, 2.0**-64], np.float32))
+        with pytest.raises(ValueError, match=r"scale must lie in \[2\^-64, 2\^64\]"):
+            estimator(method).init(spec, np.full(3, size, np.float32), zero)
+
+
+def test_a_clipping_value_that_pact_cannot_hold_is_refused() -> None:
+    spec = qjax.QSpec(bits=4, signed=False, symmetric=False)
+    with pytest.raises(ValueError, match="scale must lie in"):
+        estimator("pact").init(spec, np.float32(1e-24), np.int32(0))

@@ -20,3 +20,16 @@ def test_runtimes_answer(qjax):
 
 def test_a_command_that_is_nearly_right(refused):
     assert refused("inspekt", "x").startswith("No such command 'inspekt'. Did you mean 'inspect'")
+
+
+def test_a_missing_runtime_has_the_line_that_installs_it(monkeypatch):
+    import importlib.util
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    from qjax.cli import doctor
+    from qjax.runtimes import RUNTIMES
+
+    missing = {name for name, state, _ in doctor.found() if state == "not installed"}
+    assert {"tflite-micro", "litert", "onnxruntime", "executorch", "verilog"} <= missing
+    assert all("pip install" in doctor.install(name) for name in missing if RUNTIMES[name].module != "stablehlo")
+    assert "tflite-micro" in doctor.install("tflite-micro")

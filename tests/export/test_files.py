@@ -194,7 +194,9 @@ def test_every_writer_is_here():
         calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
         wrong = [ast.unparse(call) for call in calls if writes(call)]
         assert not wrong, f"{place}: {wrong}: write with qjax.export.files."
-        if {"files.write", "files.write_all", "write_all"} & {ast.unparse(call.func) for call in calls}:
+        if {"files.write", "files.write_all", "files.write_folder", "write_folder"} & {
+            ast.unparse(call.func) for call in calls
+        }:
             users.add(place)
     assert len(users) == len(WRITERS), sorted(users)
 
@@ -213,3 +215,33 @@ def test_every_writer_on_a_full_disk(tmp_path, monkeypatch, name):
     assert contents(tmp_path) == before
     WRITERS[name](tmp_path)
     assert all(data != b"old" for data in contents(tmp_path).values())
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_file_that_cannot_be_written_is_named_as_the_caller_named_it(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(golden, "FOLDER", tmp_path)
+    real = os.open
+
+    def called(path, flags, *rest):
+        if str(path).startswith(str(tmp_path)) and flags & os.O_CREAT:
+            raise OSError(errno.EACCES, "Permission denied", path)
+        return real(path, flags, *rest)
+
+    monkeypatch.setattr(os, "open", called)
+    with pytest.raises(files.WriteError, match=r"could not be written: Permission denied\. Choose a folder") as error:
+        WRITERS[name](tmp_path)
+    assert isinstance(error.value.__cause__, PermissionError)
+    assert str(tmp_path) in str(error.value)
+    assert ".tmp" not in str(error.value)
+    assert contents(tmp_path) == {}
+
+
+def test_a_folder_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "taken").write_bytes(b"old")
+    for name in ("taken", "model.c", "model.h"):
+        with pytest.raises(ValueError, match=f"{name}: expected a folder for Makefile, model.c, .*Give a folder"):
+            emit.emit(GRAPH, "c", tmp_path / name)
+    assert contents(tmp_path) == {"taken": b"old"}
+    (tmp_path / "sources.c").mkdir()
+    emit.emit(GRAPH, "c", tmp_path / "sources.c")
+    assert (tmp_path / "sources.c" / "model.c").exists()

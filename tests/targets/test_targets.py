@@ -1,9 +1,11 @@
 """A Target is checked when it is made, and named targets are found."""
 
+import re
+
 import pytest
 
 import qjax
-from qjax import targets
+from qjax import profiles, targets
 from qjax.numerics.accumulator import Accumulator
 from qjax.ops import formulas
 from qjax.targets import Target, Weighted
@@ -78,7 +80,7 @@ def test_errors_say_what_was_expected():
         Target("chip", quantize="floor")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="same_grid may hold 'mean' and 'average_pool', got"):
         Target("chip", same_grid=frozenset({"add"}))
-    near = r"Unknown target 'tflite'\. Did you mean 'tflite_micro'\? Known targets: .*tflite_micro"
+    near = r"Unknown target 'tflite'\. Did you mean 'tflite_micro' \(microcontrollers\), .*\? Known targets: cmsis_nn, "
     with pytest.raises(ValueError, match=near):
         targets.get("tflite")
     with pytest.raises(ValueError, match="Another target is registered under the name 'tflite_micro'"):
@@ -92,3 +94,54 @@ def test_targets_are_values():
     assert a == Target("chip", accumulator=Accumulator(14, "saturate"))
     assert hash(a) == hash(a.replace())
     assert targets.get(a) is a
+
+
+@pytest.mark.parametrize(
+    ("word", "cure"),
+    [
+        ("cortex-m4", "'tflite_micro' or 'cmsis_nn'"),
+        ("ESP32", "'tflite_micro' or 'cmsis_nn'"),
+        ("litert", "'tflite_optimized_x86'"),
+        ("tflm", "Did you mean 'tflite_micro'?"),
+        ("onnx", "Did you mean 'onnxruntime'?"),
+        ("pytorch", "'torch_fbgemm'"),
+        ("cpu", "a runtime and not a processor: 'onnxruntime'"),
+        ("cuda", "Take 'nearest_even'"),
+        ("tensorrt", "Recipe(profile='tensorrt')"),
+        ("ethos-u55", "Recipe(profile='ethos_u')"),
+        ("hls4ml", "Did you mean 'fpga'?"),
+        ("openvino", "Did you mean 'openvino_cpu'?"),
+        ("executorch", "Did you mean 'executorch_xnnpack'?"),
+        ("neon", "Did you mean 'tvm_neon'?"),
+        ("int8", "Recipe(weights=QSpec(bits=...))"),
+    ],
+)
+def test_words_for_devices_and_formats_have_a_cure(word, cure):
+    with pytest.raises(ValueError, match=re.escape(cure)):
+        targets.get(word)
+
+
+def test_the_names_in_these_cures_exist():
+    words = (
+        "cortex",
+        "litert",
+        "torch",
+        "cpu",
+        "gpu",
+        "hls4ml",
+        "ort",
+        "trt",
+        "coreml",
+        "snpe",
+        "coral",
+        "ethos",
+        "tidl",
+    )
+    said: list[str] = []
+    for word in words:
+        with pytest.raises(ValueError, match="Unknown target") as error:
+            targets.get(f"{word}_x")
+        said += re.findall(r"'([a-z0-9_]+)'", str(error.value).partition("Known targets")[0])[1:]
+    formats = {"stablehlo", "onnx", "integer", "qonnx", "rtl"}
+    assert set(said) - formats <= {*targets.names(), *profiles.names()}
+    assert len(set(said)) > 15

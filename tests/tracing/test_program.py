@@ -119,3 +119,47 @@ def test_calls_without_results_are_left_out():
     with pytest.warns(UserWarning, match=r"test_program\.py:\d+: debug_\w+ is left out of the quantized model"):
         program = from_jaxpr(closed)
     assert all(eqn.outputs for eqn in program.equations)
+
+
+def _raises(*_):
+    raise RuntimeError("too large")
+
+
+def _host(*_):
+    return np.ones(X.shape, np.float32)
+
+
+def checked(x, bad, fails):
+    """A check as `equinox.error_if` makes it, a derivative of its own and all."""
+    shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+    @jax.custom_jvp
+    def check(x, bad):
+        return jax.lax.cond(bad, lambda: jax.pure_callback(fails, shape, 0), lambda: x)
+
+    check.defjvp(lambda primals, tangents: (check(*primals), tangents[0]))
+    return check(x, bad)
+
+
+@pytest.mark.parametrize("place", ["plain", "jit", "vmap"])
+def test_a_check_that_raises_is_left_out_with_what_it_alone_reads(place):
+    def function(x):
+        y = x * 2
+        bad = jnp.any(jnp.argsort(y.ravel()) > 10**6)
+        if place == "vmap":
+            return jax.vmap(lambda row: checked(row, bad, _raises))(y) + 1
+        return (jax.jit(checked, static_argnums=2) if place == "jit" else checked)(y, bad, _raises) + 1
+
+    closed = jax.make_jaxpr(function)(X)
+    with pytest.warns(UserWarning, match=r"test_program\.py:\d+: a run-time check is left out of the quantized model"):
+        program = from_jaxpr(closed)
+    assert [eqn.primitive for eqn in program.equations] == ["mul", "add"]
+    (found,), _ = Evaluation(annotate(program, ["x"], [False]), None).run(program, [X], {})
+    assert np.array_equal(found, X * 2 + 1)
+
+
+def test_a_branch_that_computes_on_the_host_is_no_check():
+    closed = jax.make_jaxpr(lambda x: jax.lax.cond(jnp.any(x > 0), lambda: jax.pure_callback(_host, x, 0), lambda: x))(
+        X
+    )
+    assert "cond" in [eqn.primitive for eqn in from_jaxpr(closed).equations]

@@ -72,6 +72,11 @@ FOUND = {
     "rows": (lambda x: x[:, jnp.asarray([2, 0])], ["gather"]),
     "one row": (lambda x: x[:, 1], ["slice", "squeeze"]),
     "the length of a vector": (lambda x: jnp.hypot(x, jnp.flip(x, 1)), ["rev", "table", "table", "add", "table"]),
+    "the sign of another": (
+        lambda x: jnp.copysign(x, jnp.flip(x, 1)),
+        ["rev", "lt", "table", "table", "select_n"],
+    ),
+    "a sign": (lambda x: jnp.where(jnp.signbit(x), x, x * 2), ["table"]),
     "another function of that name": (lambda x: hypot(x, jnp.flip(x, 1)), ["rev", "max", "min", "mul", "add"]),
     "a loop": (lambda x: lax.fori_loop(0, 3, lambda i, y: y * 0.5, x), ["scan"]),
 }

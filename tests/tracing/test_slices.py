@@ -45,6 +45,17 @@ FORMS = {
     "at, added": (lambda x, y, i: x.at[:, i[0]].add(y), [CACHE, ROW]),
     "vmap": (jax.vmap(lambda x, y, i: x.at[i].set(y)), [CACHE, ROW]),
     "vmap, slices": (jax.vmap(lambda x, y, i: lax.dynamic_update_slice(x, y[None], (i, 0))), [CACHE, ROW]),
+    "vmap, one slice for all": (lambda x, i: jax.vmap(lambda e: lax.dynamic_slice_in_dim(e, i[0], 3, 0))(x), [CACHE]),
+    "vmap, one row for all": (lambda x, i: jax.vmap(lambda e: lax.dynamic_slice(e, (i[0], 0), (1, WIDTH)))(x), [CACHE]),
+    "vmap, one corner for all": (
+        lambda x, i: jax.vmap(lambda e: lax.dynamic_slice(e, (i[0], i[1]), (3, 2)))(x),
+        [CACHE],
+    ),
+    "vmap, all for all": (lambda x, i: jax.vmap(lambda e: lax.dynamic_slice_in_dim(e, i[0], SIZE, 0))(x) + x, [CACHE]),
+    "vmap, one slice written": (
+        lambda x, y, i: jax.vmap(lambda e, f: lax.dynamic_update_slice(e, f, (i[0], 0)))(x, y),
+        [CACHE, ROWS],
+    ),
     "vmap, an element": (jax.vmap(lambda x, y, i: x.at[i, i % WIDTH].set(y[0])), [CACHE, ROW]),
     "arange": (lambda x, y, i: x.at[jnp.arange(x.shape[0]), i].set(y), [CACHE, ROW]),
     "several": (lambda x, y, i: x.at[jnp.arange(x.shape[0])[:, None], twice(i)].set(y), [CACHE, ROWS]),
@@ -154,3 +165,26 @@ def test_a_mask_is_read_at_places_that_the_data_chooses():
     np.testing.assert_array_equal(graph(*given), qmodel(*given))
     with pytest.raises(ValueError, match="indices"):
         graph(given[0], given[1] + SIZE)
+
+
+def test_a_weight_that_a_loop_and_what_follows_it_read_has_two_quantizers():
+    """Chunks of rows, then the rest: a loop may have scales for each of its turns, which the rest has not."""
+    kernel = np.random.default_rng(0).normal(size=(WIDTH, 2)).astype(np.float32)
+
+    def chunks(w, x):
+        def chunk(out, start):
+            rows = lax.dynamic_slice_in_dim(x, start, 2, 1)
+            return lax.dynamic_update_slice_in_dim(out, rows @ w, start, 1), None
+
+        out = lax.scan(chunk, jnp.zeros((x.shape[0], 5, 2)), jnp.arange(0, 4, 2))[0]
+        return lax.dynamic_update_slice_in_dim(out, x[:, 4:] @ w, 4, 1)
+
+    x = batch(N, (5, WIDTH))[0]
+    qmodel = qjax.quantize(qjax.from_function(chunks, kernel), qjax.Recipe(), x)
+    expected = np.abs(kernel).max(axis=0) * np.float32(1 / 127)
+    found = [np.asarray(q.scale) for name, q in qmodel.qparams().items() if name.startswith("params")]
+    assert sorted(value.shape for value in found) == [(2,), (2, 2)]
+    assert np.array_equal(found[0], np.stack([found[1], found[1]]))
+    assert np.array_equal(np.round(found[1] * 2**20), np.round(expected * 2**20))
+    graph = qjax.convert(qmodel, x)
+    assert len([node for node in graph.ir.nodes if node.op == "dot"]) == 3

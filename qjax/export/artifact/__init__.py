@@ -175,10 +175,12 @@ def _check_frame(data: bytes) -> None:
     if not data:
         raise ArtifactError("expected a qjax artifact, got an empty file: write it again with qjax's save.")
     seen = data[8 : 8 + len(START)]
+    if data[4:8] == b"TFL3":
+        raise ArtifactError("this is a .tflite model, and load reads what qjax's save wrote: use qjax.read(path).")
     if not START.startswith(seen):
         raise ArtifactError(
             f"expected a qjax artifact ({START.decode()}... from byte 8 on), got {data[:32]!r}...: "
-            "is this the right file?"
+            "is this the right file? qjax.read(path) reads .tflite and .onnx models."
         )
     frame = _FRAME.match(data, 8)
     if frame is None:

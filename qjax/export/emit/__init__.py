@@ -10,7 +10,7 @@ from typing import Any
 
 from qjax.graph.ir import Graph
 from qjax.graph.recompute import check_computed
-from qjax.names import did_you_mean
+from qjax.names import check_options, did_you_mean
 from qjax.progress import stage
 
 FORMATS = ("c", "onnx", "pte", "rtl", "stablehlo", "tflite")
@@ -20,6 +20,7 @@ def emit(graph: Graph, format: str, path: str | os.PathLike[str], **options: Any
     """Write a graph in one of `FORMATS`; options: those of the format's own `emit`.
 
     Raises:
+      TypeError: an option that the format does not have.
       ValueError: an unknown format, or a graph that the format cannot hold; the message names the nodes and the cure.
       ModuleNotFoundError: the library that writes the format is missing; the message says what to install.
     """
@@ -30,4 +31,8 @@ def emit(graph: Graph, format: str, path: str | os.PathLike[str], **options: Any
     with stage(f"emit: {format}"):
         # A graph may have been changed by hand, and emitters lay out memory by what it states.
         check_computed(graph)
-        importlib.import_module(f"qjax.export.emit.{format}").emit(graph, path, **options)
+        module = importlib.import_module(f"qjax.export.emit.{format}")
+        # an emitter hands options on to one of the other two
+        takes = [f for f in (module.emit, *(getattr(module, name, None) for name in ("to_bytes", "build"))) if f]
+        check_options(f"emit: {format}", takes, options)
+        module.emit(graph, path, **options)

@@ -45,9 +45,12 @@ def _codes(
         return (np.array([0.0, 1.0], np.float32)[index] if index < 2 else np.float32(1)) * rng.randn(*shape).astype(
             np.float32
         )
-    q, info = tensor.quantization, np.iinfo(tensor.dtype)
-    low, high = (q.qmin, q.qmax) if q is not None else (max(int(info.min), 0), min(int(info.max), 2**31 - 1))
-    low, high = (low, high) if ends is None else ends
+    if ends is not None:
+        low, high = ends
+    elif tensor.quantization is not None:
+        low, high = tensor.quantization.qmin, tensor.quantization.qmax
+    else:
+        low, high = 0, 1 if tensor.dtype == "bool" else min(int(np.iinfo(tensor.dtype).max), 2**31 - 1)
     if index == 0 and int(np.prod(shape)):
         return np.full(shape, low, tensor.dtype)
     if index == 1:

@@ -9,7 +9,8 @@ The file does not need qjax. Any process with JAX (0.10 or later) loads it, for 
 six months after the release that wrote it (https://docs.jax.dev/en/latest/export/export.html).
 """
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -30,6 +31,17 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 def emit(graph: Graph, path: files.StrPath, **options: Any) -> None:
     """Write `to_bytes(graph, **options)` to one file, atomically."""
     files.write(to_bytes(graph, **options), path)
+
+
+@contextlib.contextmanager
+def _without_paths() -> Iterator[None]:
+    """JAX writes the source files of each operation into the module; inside, it leaves out their paths."""
+    before = jax.config.jax_hlo_source_file_canonicalization_regex
+    jax.config.update("jax_hlo_source_file_canonicalization_regex", ".*")
+    try:
+        yield
+    finally:
+        jax.config.update("jax_hlo_source_file_canonicalization_regex", before)
 
 
 def to_bytes(
@@ -73,5 +85,6 @@ def to_bytes(
         shape = [free if size is None else size for size in tensor.shape]
         dtype = "float32" if reals and tensor.quantization is not None else tensor.dtype
         arguments.append(jax.ShapeDtypeStruct(shape, np.dtype(dtype)))
-    exported = export.export(jax.jit(function), platforms=tuple(platforms))(*arguments)
+    with _without_paths():
+        exported = export.export(jax.jit(function), platforms=tuple(platforms))(*arguments)
     return bytes(exported.serialize())

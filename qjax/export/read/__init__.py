@@ -12,6 +12,7 @@ from qjax import targets
 from qjax.export import artifact, files
 from qjax.export.read.errors import ReadError
 from qjax.graph.ir import Graph
+from qjax.names import check_options
 
 MAX_FILE = 2 * 2**30
 
@@ -48,6 +49,7 @@ def read(
         raise ReadError(f"{name}: this is a qjax artifact; qjax.load(path) reads it.")
     chosen = targets.get(target) if target is not None else None
     reader = importlib.import_module(f"qjax.export.read.{format or sniffed(data)}")
+    check_options("read", [read, reader.read], options)
     try:
         return reader.read(data, target=chosen, **options)
     except ReadError as error:

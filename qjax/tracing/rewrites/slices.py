@@ -5,16 +5,16 @@
     x.at[:, s].set(y)                          ->    where(place == s, y, x)
     x.at[:, s].add(y)                          ->    x + where(place == s, y, 0)
 
-As in JAX, slices are moved so that they fit, and `.at` drops what does not fit. A scatter can have positions for each
-example (`jax.vmap`, `x.at[jnp.arange(n), s]`). Several of them are written one after the other. Codes are chosen,
-not computed. A cache, the values written into it and the result share one quantizer, so the code that is read many
-steps later is the one that was written.
+As in JAX, slices are moved so that they fit, and `.at` drops what does not fit. Under `jax.vmap` slices are gathers and
+scatters. A scatter can have positions for each example (`jax.vmap`, `x.at[jnp.arange(n), s]`). Several of them are
+written one after the other. Codes are chosen, not computed. A cache, the values written into it and the result share
+one quantizer, so the code that is read many steps later is the one that was written.
 
 For constant positions see `places`.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ Array = Any
 Number = Callable[[Value], np.ndarray | None]
 
 _SCATTERS = ("scatter", "scatter-add")
-KINDS = frozenset({"dynamic_slice", "dynamic_update_slice", *_SCATTERS})
+KINDS = frozenset({"gather", "dynamic_slice", "dynamic_update_slice", *_SCATTERS})
 """The primitives that are looked at."""
 
 _MOST_WRITES = 32
@@ -46,28 +46,28 @@ def place_slices(program: Program) -> Program:
     equations: list[Equation] = []
     for eqn in program.equations:
         function, inputs = None, eqn.inputs
-        if eqn.primitive in _SCATTERS:
+        if eqn.primitive in ("gather", "scatter"):
+            function, inputs = _one_slice(eqn, flow, number)
+        if function is None and eqn.primitive in _SCATTERS:
             function, inputs = _scatter(eqn, flow, number)
-        elif eqn.primitive in KINDS and any(number(v) is None for v in eqn.inputs if not v.shape):
-            function = _taken(eqn) if eqn.primitive == "dynamic_slice" else _updated(eqn)
+        elif eqn.primitive.startswith("dynamic") and any(number(v) is None for v in eqn.inputs if not v.shape):
+            reads = eqn.primitive == "dynamic_slice"
+            function = _taken(eqn.out_shapes[0]) if reads else _updated(eqn.in_shapes[1])
         equations += [eqn] if function is None else lookups(inlined(function, inputs, eqn.outputs, eqn)[0])
     return dataclasses.replace(program, equations=tuple(equations))
 
 
-def _starts(eqn: Equation) -> dict[int, Value]:
-    """Axis -> where the slice begins, for the axes of which it is only a part."""
-    first = 1 if eqn.primitive == "dynamic_slice" else 2
-    part = eqn.out_shapes[0] if eqn.primitive == "dynamic_slice" else eqn.in_shapes[1]
-    sizes = enumerate(zip(part, eqn.in_shapes[0], strict=True))
-    return {axis: eqn.inputs[first + axis] for axis, (length, size) in sizes if length != size}
+def _partial(part: Sequence[int], whole: Sequence[int]) -> list[int]:
+    """The axes of which a slice is only a part."""
+    return [axis for axis, (length, size) in enumerate(zip(part, whole, strict=True)) if length != size]
 
 
-def _taken(eqn: Equation) -> Callable[..., Array]:
-    axes = list(_starts(eqn))
+def _taken(part: Sequence[int]) -> Callable[..., Array]:
+    """The slice of that shape; a function of the array and of where the slice begins along each axis."""
 
     def taken(x: Array, *starts: Array) -> Array:
-        for axis in axes:
-            length = eqn.out_shapes[0][axis]
+        for axis in _partial(part, x.shape):
+            length = part[axis]
             indices = clamped(starts[axis], x.shape[axis] - length) + jnp.arange(length, dtype=jnp.int32)
             x = jnp.take(x, indices, axis=axis, mode="clip")
         return x
@@ -75,13 +75,13 @@ def _taken(eqn: Equation) -> Callable[..., Array]:
     return taken
 
 
-def _updated(eqn: Equation) -> Callable[..., Array]:
-    axes = list(_starts(eqn))
+def _updated(part: Sequence[int]) -> Callable[..., Array]:
+    """The array with a slice of that shape replaced; a function of the array, of the slice, and of where it begins."""
 
     def updated(x: Array, update: Array, *starts: Array) -> Array:
         inside: list[Array] = []
-        for axis in axes:
-            size, length = x.shape[axis], update.shape[axis]
+        for axis in _partial(part, x.shape):
+            size, length = x.shape[axis], part[axis]
             places = _places(x, axis) - clamped(starts[axis], size - length)
             inside.append((places >= 0) & (places < length) if length > 1 else places == 0)
             if length > 1:
@@ -92,6 +92,40 @@ def _updated(eqn: Equation) -> Callable[..., Array]:
         return jnp.where(_all(inside), jnp.broadcast_to(update, x.shape), x)
 
     return updated
+
+
+def _one_slice(eqn: Equation, flow: Flow, number: Number) -> tuple[Callable[..., Array] | None, tuple[Value, ...]]:
+    """A gather or scatter of one slice, which `jax.vmap` makes of a dynamic slice that begins at one place for all.
+
+    None for one of single elements along one axis, which is a `take` or a choice already, and for any other.
+    """
+    n, reads, x = eqn.params["dimension_numbers"], eqn.primitive == "gather", eqn.in_shapes[0]
+    dropped = set(n.collapsed_slice_dims if reads else n.inserted_window_dims)
+    mapped = list(map(int, n.start_index_map if reads else n.scatter_dims_to_operand_dims))
+    parts = _components(eqn.inputs[1], flow) if np.prod(eqn.in_shapes[1][:-1]) == 1 else None
+    clips = any(mode in str(eqn.params["mode"]) for mode in ("CLIP", "PROMISE_IN_BOUNDS"))
+    if parts is None or not clips or n.operand_batching_dims or all(number(part) is not None for part in parts):
+        return None, ()
+    if reads:
+        part = tuple(eqn.params["slice_sizes"])
+    else:
+        lengths = iter(eqn.in_shapes[2][axis] for axis in n.update_window_dims)
+        part = tuple(1 if axis in dropped else next(lengths) for axis in range(len(x)))
+    axes = _partial(part, x)
+    if len(axes) == 1 and part[axes[0]] == 1 and (len(mapped) == 1 or not reads):
+        return None, ()
+
+    def starts(places: Sequence[Array]) -> list[Array]:
+        known = dict(zip(mapped, places, strict=True))
+        return [known[axis].reshape(()) if axis in known else np.int32(0) for axis in range(len(x))]
+
+    def read(whole: Array, *places: Array) -> Array:
+        return _taken(part)(whole, *starts(places)).reshape(eqn.out_shapes[0])
+
+    def write(whole: Array, update: Array, *places: Array) -> Array:
+        return _updated(part)(whole, update.reshape(part), *starts(places))
+
+    return (read, (eqn.inputs[0], *parts)) if reads else (write, (eqn.inputs[0], eqn.inputs[2], *parts))
 
 
 def _int32(place: Array) -> Array:

@@ -264,3 +264,45 @@ def test_a_mask_of_the_program_that_hides_nothing(tmp_path):
 def test_errors_say_what_was_expected(options, message):
     with pytest.raises(ValueError, match=message):
         c.to_files(hostile(), **options)
+
+
+def gated(params, x, mask, steps):
+    """An input of booleans, one of integers; a result of each, and one of codes."""
+    return jnp.where(mask, x @ params["kernel"], -1.0), ~mask, steps + jnp.int32(1)
+
+
+KERNEL = np.random.default_rng(3).normal(size=(4, 4)).astype(np.float32)
+
+
+def test_inputs_and_results_of_every_type_pass_the_files_own_test(tmp_path):
+    x = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+    args = (x, x > 0, np.arange(3, dtype=np.int32))
+    qmodel = qjax.quantize(qjax.from_function(gated, {"kernel": KERNEL}), qjax.Recipe(), args)
+    graph = qjax.convert(qmodel, args)
+    graph.emit("c", tmp_path, batch=3)
+    done = subprocess.run(["make", "-C", tmp_path, "test"], capture_output=True, text=True, check=True)
+    assert f"0 of {4 * (12 + 12 + 3)} codes differ" in done.stdout
+    codes = [np.asarray(code) for code in graph.quantize(*args)]
+    found, flags, steps = graph.native(3).run(*codes)
+    assert flags.dtype == bool
+    assert np.array_equal(flags, x <= 0)
+    assert np.array_equal(steps, [1, 2, 3])
+    assert np.array_equal(found, graph.run(*codes)[0])
+
+
+def test_every_helper_is_used_and_no_path_of_this_machine_is_told(graphs):
+    for name, options in (
+        ("wide", {}),
+        ("wide", {"simd": True}),
+        ("w4", {"simd": "cortex_m"}),
+        ("pairs", {"simd": True}),
+    ):
+        text = c.to_files(graphs[name], **options)["model.c"]
+        for helper in set(re.findall(r"^static inline [^\n(;]*?(\w+)\(", text, re.MULTILINE)):
+            bodies = re.findall(
+                rf"^static inline [^\n(;]*?\b{helper}\([^{{;]*\)\n\{{\n.*?^\}}", text, re.MULTILINE | re.DOTALL
+            )
+            inside = sum(len(re.findall(rf"\b{helper}\b", body)) for body in bodies)
+            assert len(re.findall(rf"\b{helper}\b", text)) > inside, (name, options, helper)
+        assert "test_c.py:" in text
+        assert not re.search(r"[ (]/\w+/", text)

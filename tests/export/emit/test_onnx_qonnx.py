@@ -135,3 +135,10 @@ def _rngs() -> Any:
     from flax import nnx
 
     return nnx.Rngs(0)
+
+
+def test_a_file_is_not_read_and_the_error_says_what_it_is(tmp_path):
+    path = tmp_path / "model.onnx"
+    graph_of(next(iter(NETWORKS)), "w8a8").emit("onnx", path, style="qonnx")
+    with pytest.raises(ValueError, match=r"This is QONNX, whose tensors are floats .*graph.save"):
+        qjax.read(path)

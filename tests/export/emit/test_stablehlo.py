@@ -77,3 +77,16 @@ def test_wrong_options(graph):
         stablehlo.to_bytes(graph.ir, batch=0)
     with pytest.raises(ValueError, match="formats c, onnx, pte, rtl, stablehlo, tflite, got 'coreml'"):
         graph.emit("coreml", "x")
+
+
+def test_a_softmax_with_a_free_batch_and_no_path_of_this_machine():
+    x = data(4, 6)
+    qmodel = qjax.quantize(
+        qjax.from_function(lambda w, x: jax.nn.softmax(x @ w), x.T), qjax.Recipe(target="tflite_micro"), x
+    )
+    graph = qjax.convert(qmodel, x)
+    written = stablehlo.to_bytes(graph.ir)
+    assert b"test_stablehlo" not in written
+    assert b"/qjax/" not in written
+    codes = graph.quantize(x)
+    np.testing.assert_array_equal(export.deserialize(bytearray(written)).call(codes), graph.run(codes))

@@ -15,7 +15,7 @@ from qjax.export.emit.c import files, stepping
 from qjax.export.emit.c.blocks import Source
 from qjax.export.emit.c.program import Program, build
 from qjax.export.emit.golden import golden
-from qjax.export.files import write_all
+from qjax.export.files import write_folder
 from qjax.graph.ir import Graph
 from qjax.progress import say
 
@@ -56,8 +56,7 @@ def emit(
     """
     program, texts = _emitted(graph, name, batch, vectors, simd, threads)
     folder = os.fspath(path)
-    os.makedirs(folder, exist_ok=True)
-    write_all({os.path.join(folder, file): text.encode("ascii") for file, text in texts.items()})
+    write_folder(folder, {file: text.encode("ascii") for file, text in texts.items()}, (".c", ".h"))
     say(
         f"{os.path.join(folder, name)}.c: arena of {program.plan.size} bytes (at least {program.plan.bound} are alive "
         f"at once), local arrays of {program.stack} bytes, constants of {program.source.table_bytes} bytes (weights "

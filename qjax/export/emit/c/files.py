@@ -7,13 +7,13 @@ import numpy as np
 
 from qjax.export.emit.c import stepping
 from qjax.export.emit.c.blocks import Source, loop_head
-from qjax.export.emit.c.helpers import helper_texts
+from qjax.export.emit.c.helpers import helper_texts, without_unused
 from qjax.export.emit.c.index import Index
 from qjax.export.emit.c.memory import Access, Place, Step
 from qjax.export.emit.c.program import Program
 from qjax.export.emit.c.text import STORED, comment, identifier, table
 from qjax.graph.ir import Graph, Tensor
-from qjax.names import Names
+from qjax.names import Names, short_location
 
 FLAGS = "-std=c99 -O3 -Wall -Wextra -Wpedantic -Werror -Wconversion -Wsign-conversion -Wshadow"
 
@@ -144,7 +144,8 @@ def definitions(programs: Sequence[Program], shared: Source, names: Sequence[str
     """Helpers, functions of integers, tables, layers and public functions of some models."""
     layers = [_function(program, step) for program in programs for step in program.steps]
     runs = [text for program, name in zip(programs, names, strict=True) for text in _functions(program, name)]
-    return [*helper_texts(shared.helpers), *shared.texts, *shared.table_texts, *layers, *runs]
+    own = [*shared.texts, *shared.table_texts, *layers, *runs]
+    return [*without_unused(helper_texts(shared.helpers), own), *own]
 
 
 def _arguments(program: Program, step: Step) -> list[tuple[str, str, Access]]:
@@ -178,7 +179,8 @@ def _note(program: Program, step: Step) -> str:
     if step.node is None:
         return step.note
     node, graph = step.node, program.graph
-    lines = [f"{node.name}: {node.op}" + (f", {node.location}" if node.location else "")]
+    place = short_location(node.location)
+    lines = [f"{node.name}: {node.op}" + (f", {place}" if place else "")]
     for name in (*node.inputs, node.output):
         lines.append(f"{'out' if name == node.output else 'in'} {_tensor(program, graph.tensors[name])}")
     return "\n".join(lines)

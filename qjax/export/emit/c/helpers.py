@@ -1,9 +1,11 @@
 """Helper functions of emitted files: defined versions of arithmetic that C99 leaves undefined or open.
 
-A file contains the helpers that it calls. gcc and clang compile `to_*` to nothing, and `sar_*`, `add_*` and others to
-one instruction.
+A file contains the helpers that it calls, and no others. gcc and clang compile `to_*` to nothing, and `sar_*`, `add_*`
+and others to one instruction.
 """
 
+import re
+from collections import Counter
 from collections.abc import Iterable
 from importlib import resources
 
@@ -263,3 +265,28 @@ def helper_texts(names: Iterable[str]) -> list[str]:
             raise AssertionError(f"no helper {name!r}")
         wanted |= {name, *_TEXTS[name][1]}
     return [_TEXTS[name][0] for name in sorted(wanted, key=order.index)]
+
+
+_FUNCTION = re.compile(
+    r"^(?:/\*(?:[^*]|\*(?!/))*\*/\n)?static inline [^\n;{}]*?\b(\w+)\((?:[^;{}]*?)\)\n\{\n(?:.*\n)*?\}\n*", re.MULTILINE
+)
+"""A function as the helpers write it: a comment or none, its head, and a body up to the brace in the first column."""
+
+
+def without_unused(helpers: Iterable[str], others: Iterable[str]) -> list[str]:
+    """The helpers without the functions that neither `others` nor what remains of the helpers names."""
+    texts, rest = list(helpers), "\n".join(others)
+    while True:
+        found = [match for text in texts for match in _FUNCTION.finditer(text)]
+        # a name may have a body for each kind of processor; none of them counts as a use of it
+        bodies: dict[str, str] = {}
+        for match in found:
+            bodies[match[1]] = bodies.get(match[1], "") + match[0]
+        every = Counter(re.findall(r"\w+", "\n".join([*texts, rest])))
+        unused = {name for name, body in bodies.items() if every[name] == re.findall(r"\w+", body).count(name)}
+        if not unused:
+            return texts
+        for match in found:
+            if match[1] in unused:
+                texts = [text.replace(match[0], "") for text in texts]
+        texts = [text.rstrip("\n") for text in texts if text.strip()]

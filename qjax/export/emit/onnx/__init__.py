@@ -5,6 +5,7 @@ have two more styles, which run on its 8-bit kernels: "qdq" (float operators bet
 QuantizeLinear, see `qdq`) and "qoperator" (QLinearConv, QGemm, ..., see `qoperator`).
 """
 
+import dataclasses
 import importlib
 import os
 from typing import Any
@@ -13,6 +14,7 @@ from qjax import targets
 from qjax.export import files
 from qjax.export.ieee import check_islands
 from qjax.graph.ir import Graph
+from qjax.names import short_location
 
 STYLES = {"integer": "integer", "qdq": "qdq", "qoperator": "qoperator", "openvino": "openvino", "qonnx": "qonnx"}
 """Style -> the module of this package with its `to_model(graph, *, batch, ...)`."""
@@ -80,6 +82,9 @@ def to_model(
     if vnni and style in ("openvino", "qonnx"):
         raise ValueError(f"emit: style {style!r} has one form for every CPU. Got vnni=True; leave it out.")
     check_islands(graph, "onnx")
+    # here and not where the model is made: a reader makes it once more, with the places that the file states
+    nodes = tuple(dataclasses.replace(node, location=short_location(node.location)) for node in graph.nodes)
+    graph = graph.replace(nodes=nodes)
     module = importlib.import_module(f"qjax.export.emit.onnx.{STYLES[style]}")
     options: dict[str, Any] = {} if style == "integer" else {"codes": codes}
     if portable is not None:

@@ -18,7 +18,7 @@ from qjax.export.emit.golden import Case, golden
 from qjax.export.emit.rtl import circuits, project, words
 from qjax.export.emit.rtl.ports import port_of
 from qjax.export.emit.rtl.project import Circuit
-from qjax.export.files import write_all
+from qjax.export.files import write_folder
 from qjax.graph.ir import Graph, Node
 from qjax.graph.kernels import attributes, constants_of, prepare, run_node
 from qjax.problems import Unsupported
@@ -48,9 +48,7 @@ def emit(graph: Graph, path: str | os.PathLike[str], **options: Any) -> None:
     """
     circuit, files = build(graph, **options)
     folder = os.fspath(path)
-    for part in sorted({os.path.dirname(file) for file in files}):
-        os.makedirs(os.path.join(folder, part), exist_ok=True)
-    write_all({os.path.join(folder, file): data for file, data in files.items()})
+    write_folder(folder, files, (".v", ".sv", ".vhd", ".vhdl"))
     say(
         f"{folder}: {len(circuit.logic.ops)} operations, about {circuit.logic.cost:.0f} lookup tables "
         "(alkaid's estimate)"

@@ -135,7 +135,7 @@ class Walk:
             self._node(node)
         outputs = tuple(self._output(port) for port in self.model.outputs)
         if self.problems:
-            raise ReadError(_listed(self.problems.lines))
+            raise ReadError(_listed(self.problems.lines, self.model))
         # Float inputs became codes under other names, in the order of their quantizers. Restore the model's order.
         self.draft.inputs = [name for port in self.model.inputs for name in self._fed(port)]
         return self.draft.graph(outputs, self._metadata())
@@ -323,11 +323,19 @@ def _lacking(value: Value | None) -> str:
     return "holds codes where floats are expected: a DequantizeLinear is missing" if value is not None else "is missing"
 
 
-def _listed(problems: list[str]) -> str:
+_QONNX = ("qonnx.", "onnx.brevitas")
+"""Domains of operators that round floats."""
+
+
+def _listed(problems: list[str], model: Model) -> str:
     shown = problems[:200]
     lines = "".join(f"\n  - {problem}." for problem in shown)
     more = f"\n  and {len(problems) - len(shown)} more." if len(problems) > len(shown) else ""
-    return (
-        f"{len(problems)} of the model's operators cannot be read:{lines}{more}\n"
-        "Quantize these statically, replace them, or cut the model in front of them (onnx.utils.extract_model)."
-    )
+    cure = "Quantize these statically, replace them, or cut the model in front of them (onnx.utils.extract_model)."
+    if any(node.domain.startswith(_QONNX) for node in model.nodes):
+        cure = (
+            "This is QONNX, whose tensors are floats that Quant nodes round. qjax writes such files for FPGAs, and "
+            "reads files with integers: QDQ, QOperator, and its own other styles. Keep the file of graph.save for a "
+            "model of qjax; of another tool take its QDQ export (of Brevitas, export_onnx_qcdq)."
+        )
+    return f"{len(problems)} of the model's operators cannot be read:{lines}{more}\n{cure}"
