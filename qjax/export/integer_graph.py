@@ -12,6 +12,7 @@ import numpy as np
 
 from qjax import profiles, targets
 from qjax.assign.retarget import retarget
+from qjax.callers import users_level
 from qjax.export import artifact, contents
 from qjax.export.emit import emit
 from qjax.export.read import read as read_file
@@ -237,7 +238,7 @@ class IntegerGraph:
             warnings.warn(
                 f"emit: the ranges of {len(blind)} quantizers ({names}) come from a single number each, so codes of "
                 "other data are clipped. Call qjax.calibrate(qmodel, batches) with real data, and convert again.",
-                stacklevel=2,
+                stacklevel=users_level(),
             )
         emit(self.ir, format, path, **options)
 

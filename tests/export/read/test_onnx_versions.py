@@ -1,6 +1,7 @@
 """Files that earlier versions of the emitter wrote are read: as the same graph, whose codes are the file's."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,9 @@ def test_a_file_of_version_1(style, tmp_path):
             continue
         session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
         assert np.array_equal(session.run(None, {name: codes})[0], np.asarray(want))
-    assert str(read(newer)) == str(graph)
+    # the old file holds a folder of the machine that wrote it
+    texts = [re.sub(r"location='/[^']*/", "location='", str(each)) for each in (read(newer), graph)]
+    assert texts[0] == texts[1]
 
 
 def test_a_changed_file_of_version_1_is_refused(tmp_path):
