@@ -20,6 +20,7 @@ from qjax.callers import users_level
 from qjax.finite import parameter_faults
 from qjax.graph.structure import join_arguments, split_arguments
 from qjax.layers import trace
+from qjax.numerics.meshes import in_automatic, whole
 from qjax.numerics.affine import QParams
 from qjax.ops import Quantized
 from qjax.qmodel import Plan, QuantizedModel, check_quantized, evaluation_copy, widened
@@ -211,15 +212,19 @@ def _step(
     watched: _Watched, state: Any, seen: Any, arrays: Any, rest: Any
 ) -> tuple[Any, dict[str, list[jax.Array]], Any]:
     """The observers after a batch, a sample of each tensor, and the integers that tables are of."""
-    samples: dict[str, list[jax.Array]] = {}
     quantizers, observers = watched.plan.by_name, dict(watched.observers)
     found, integers = watched.taps(state, arrays, rest=rest, kind="activation")
-    for name, records in found.items():
-        q = quantizers[name]
-        for x in records.values():
-            seen[name] = _update(observers[name], seen[name], x, q)
-        samples[name] = [noise.thinned(x, len(q.stack)) for x in records.values()]
-    return seen, samples, integers
+
+    def observe(seen: Any, found: dict[str, dict[str, jax.Array]]) -> tuple[Any, dict[str, list[jax.Array]]]:
+        seen, samples = dict(seen), dict[str, list[jax.Array]]()
+        for name, records in found.items():
+            q = quantizers[name]
+            for x in records.values():
+                seen[name] = _update(observers[name], seen[name], x, q)
+            samples[name] = [noise.thinned(x, len(q.stack)) for x in records.values()]
+        return seen, samples
+
+    return *in_automatic(observe, (seen, found), whole), integers
 
 
 def _weights(

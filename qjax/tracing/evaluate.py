@@ -15,8 +15,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.core import Tracer
+from jax.sharding import PartitionSpec
 
 from qjax.numerics.fence import computed_once_on_cpu, finished_on_cpu
+from qjax.numerics.meshes import WHOLE, in_automatic
 from qjax.ops import Deferred, Pending, Quantized, real
 from qjax.ops.exact_float import ACCUMULATOR
 from qjax.ops.float_bias import with_bias_of
@@ -60,8 +62,25 @@ class Evaluation:
 
     def run(self, program: Program, args: Sequence[Any], params: Params) -> tuple[list[Any], Taps]:
         """Evaluate; returns the outputs as real arrays, and what was recorded."""
-        outputs, taps = self._program(program, args, params)
-        return [real(x) for x in outputs], taps
+
+        def evaluate(args: Sequence[Any], params: Params) -> tuple[list[Any], Taps]:
+            outputs, taps = self._program(program, args, params)
+            return [real(x) for x in outputs], taps
+
+        return in_automatic(evaluate, (list(args), dict(params)), lambda found: self._specs(program, *found))
+
+    def _specs(self, program: Program, _: list[Any], taps: Taps) -> Any:
+        """How the outputs are split, and what was recorded: as the tensor, where it has the tensor's shape."""
+        placed = {place.label: value for value, place in self.annotation.values.items()}
+        placed |= {place.label: eqn.inputs[index] for (eqn, index), place in self.annotation.weights.items()}
+
+        def spec(label: str, x: Any) -> PartitionSpec:
+            shape = placed[label].shape
+            whole = x.shape[len(x.shape) - len(shape) :] == shape
+            return PartitionSpec(*(None,) * (len(x.shape) - len(shape)), *placed[label].spec) if whole else WHOLE
+
+        split = {label: jax.tree.map(lambda x: spec(label, x), tap) for label, tap in taps.items()}  # noqa: B023
+        return [value.spec for value in program.outputs], split
 
     def _program(
         self, program: Program, args: Sequence[Any], params: Params, known: Known = MappingProxyType({})

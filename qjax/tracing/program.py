@@ -6,6 +6,7 @@ keep their memory behaviour.
 """
 
 import dataclasses
+import enum
 import functools
 import importlib.util
 import os
@@ -19,7 +20,9 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import PartitionSpec, get_abstract_mesh, use_abstract_mesh
 
+from qjax.numerics.meshes import WHOLE, automatic_view, mesh_of, spec_of, typed, untyped
 from qjax.tracing import example_loops, one_device
 from qjax.tracing.counted import scanned
 from qjax.tracing.loop_params import with_counts
@@ -76,13 +79,15 @@ class Value:
     """One array of the program, known by identity.
 
     constant: the data of a literal, else None. fixed: whether it is made of parameters and literals alone, as far as
-    the program was told which of its inputs are parameters (see `rewrites.fixed`).
+    the program was told which of its inputs are parameters (see `rewrites.fixed`). spec: how explicit axes of a mesh
+    split it in the user's model.
     """
 
     shape: tuple[int, ...]
     dtype: Any
     constant: Any = None
     fixed: bool = False
+    spec: PartitionSpec = WHOLE
 
     @property
     def is_float(self) -> bool:
@@ -193,12 +198,33 @@ class Composite:
 
 
 def bind_equation(eqn: Any, args: Sequence[Any]) -> list[Any]:
-    """Run an equation of a jaxpr, a call as a call."""
+    """Run an equation of a jaxpr, a call as a call.
+
+    On a mesh with explicit axes, what holds types (a function, a sharding) runs with those of its trace.
+    """
+    mesh = None if is_plain(tuple(eqn.params.values())) else mesh_of(var.aval for var in eqn.outvars)
+    if mesh is None or get_abstract_mesh() != automatic_view(mesh):
+        return _bind(eqn, args)
+    args = typed(list(args), [spec_of(var.aval) for var in eqn.invars], mesh)
+    with use_abstract_mesh(mesh):
+        result = _bind(eqn, args)
+    return untyped(result)
+
+
+def _bind(eqn: Any, args: Sequence[Any]) -> list[Any]:
     bound = eqn.primitive.get_bind_params(eqn.params)
     # up to jax 0.9 a pair (functions, parameters), later one dict
     functions, params = bound if isinstance(bound, tuple) else ((), bound)
     result = eqn.primitive.bind(*functions, *args, **params)
     return list(result) if eqn.primitive.multiple_results else [result]
+
+
+_PLAIN = (bool, int, float, str, bytes, type(None), enum.Enum, np.dtype, type)
+
+
+def is_plain(value: Any) -> bool:
+    """Whether values are equal when they have equal contents; anything else (a jaxpr, a function) may differ."""
+    return all(map(is_plain, value)) if isinstance(value, tuple) else isinstance(value, _PLAIN)
 
 
 def from_jaxpr(closed: Any) -> Program:
@@ -217,7 +243,7 @@ def _program(jaxpr: Any, consts: Sequence[Any], scope: str) -> Program:
 
 
 def _new(var: Any, env: dict[object, Value]) -> Value:
-    value = Value(tuple(var.aval.shape), var.aval.dtype)
+    value = Value(tuple(var.aval.shape), var.aval.dtype, spec=spec_of(var.aval))
     env[var] = value
     return value
 
