@@ -20,8 +20,8 @@ from qjax.callers import users_level
 from qjax.finite import parameter_faults
 from qjax.graph.structure import join_arguments, split_arguments
 from qjax.layers import trace
-from qjax.numerics.meshes import in_automatic, whole
 from qjax.numerics.affine import QParams
+from qjax.numerics.meshes import in_automatic, whole
 from qjax.ops import Quantized
 from qjax.qmodel import Plan, QuantizedModel, check_quantized, evaluation_copy, widened
 from qjax.tracing import Annotation, Evaluation, Place, Program, observed, uses_of_parameter

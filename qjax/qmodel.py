@@ -21,8 +21,8 @@ from qjax.compiled_call import compiled
 from qjax.fingerprint import compare, fingerprint, rows
 from qjax.layers import Traced, trace
 from qjax.numerics.affine import QParams
-from qjax.numerics.meshes import automatic, explicit_mesh
 from qjax.numerics.input_quantization import InputQuantization
+from qjax.numerics.meshes import automatic, explicit_mesh
 from qjax.ops import Quantized
 from qjax.places import ancestors
 from qjax.progress import stage

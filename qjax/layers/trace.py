@@ -15,8 +15,8 @@ from flax import nnx
 from qjax.batches import as_array, brief
 from qjax.layers.arguments import with_keywords
 from qjax.layers.frozen import frozen_parameters, put_back, replace_all
-from qjax.problems import Unsupported
 from qjax.numerics.meshes import automatic, explicit_mesh, with_batch
+from qjax.problems import Unsupported
 from qjax.tracing import Program, Value, example_loops, from_jaxpr, rewrite, user_line
 
 
@@ -124,7 +124,7 @@ def trace(model: nnx.Module, args: Sequence[Any], kwargs: dict[str, Any], expect
     with automatic(explicit_mesh((state_leaves, arrays))):
         program = rewrite(read, constant)
     for before, after in zip(read.outputs, program.outputs, strict=True):
-        after.spec = before.spec
+        after.kind = before.kind
     inputs = zip(program.inputs, flat, strict=False)
     return Traced(
         program=program,

@@ -1,8 +1,11 @@
-"""Computations on meshes whose axes are explicit.
+"""Computations on meshes whose axes are explicit or manual.
 
 On such a mesh the type of every array says how it is split, and every operation has a rule for it. The user's model
 obeys these rules. What qjax computes in its place does so in a view of the mesh whose axes are automatic: there the
 compiler splits the arrays. At the end each result gets the type that it has in the user's model.
+
+Within `jax.shard_map` the type of an array says along which manual axes it varies, that is, differs between devices.
+Operands of one equation vary alike, and so do the codes of a tensor and the tensor.
 """
 
 import contextlib
@@ -13,9 +16,20 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec, get_abstract_mesh, reshard, use_abstract_mesh
+from jax.sharding import (
+    AbstractMesh,
+    AxisType,
+    NamedSharding,
+    PartitionSpec,
+    get_abstract_mesh,
+    reshard,
+    use_abstract_mesh,
+)
 
 T = TypeVar("T")
+
+PLACEMENTS = frozenset({"device_put", "layout_constraint", "reshard", "sharding_constraint"})
+"""Primitives that only say where an array lies."""
 
 WHOLE = PartitionSpec()
 """The spec of an array that every device holds as a whole."""
@@ -92,8 +106,32 @@ def spec_of(kind: Any) -> PartitionSpec:
 
 
 def shape_of(kind: Any) -> jax.ShapeDtypeStruct:
-    """The shape, dtype and explicit sharding of a type, for a trace."""
-    return jax.ShapeDtypeStruct(kind.shape, kind.dtype, sharding=mesh_of([kind]) and kind.sharding)
+    """The shape, dtype and explicit sharding of a type, and where it varies, for a trace."""
+    own = {"manual_axis_type": kind.manual_axis_type} if _varying(kind) else {}
+    sharding = kind.sharding if own or mesh_of([kind]) else None
+    return jax.ShapeDtypeStruct(kind.shape, kind.dtype, sharding=sharding, **own)
+
+
+def varying_alike(arrays: Sequence[Any], like: Sequence[Any] = ()) -> list[Any]:
+    """Arrays that vary along every manual axis along which one of them does, or one of `like`."""
+    found = (_varying(jax.typeof(x)) for x in (*arrays, *like) if isinstance(x, jax.Array))
+    axes = frozenset[str]().union(*found)
+    return [_vary(x, axes) for x in arrays] if axes else list(arrays)
+
+
+def varying_as(arrays: Sequence[Any], kinds: Sequence[Any]) -> list[Any]:
+    """Arrays that vary where types say so; None says nothing."""
+    return [_vary(x, _varying(kind)) for x, kind in zip(arrays, kinds, strict=True)]
+
+
+def _vary(x: Any, axes: frozenset[str]) -> Any:
+    # a `shard_map` over one device is opened, see `one_device`: its axes are no axes of the context
+    missing = tuple(sorted((axes - _varying(jax.typeof(x))) & _axes(get_abstract_mesh(), AxisType.Manual)))
+    return jax.lax.pcast(x, missing, to="varying") if missing else x
+
+
+def _varying(kind: Any) -> frozenset[str]:
+    return getattr(getattr(kind, "manual_axis_type", None), "varying", frozenset())
 
 
 def with_batch(x: Any, size: int) -> jax.ShapeDtypeStruct:
@@ -104,7 +142,7 @@ def with_batch(x: Any, size: int) -> jax.ShapeDtypeStruct:
     sharding = kind.sharding
     if sharding is not None and size % parts_of_batch(x):
         sharding = NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec[1:]))
-    return jax.ShapeDtypeStruct((size, *kind.shape[1:]), kind.dtype, sharding=sharding)
+    return kind.update(shape=(size, *kind.shape[1:]), sharding=sharding)
 
 
 def zeros_with_batch(x: Any, size: int) -> jax.Array:
@@ -121,5 +159,9 @@ def parts_of_batch(x: Any) -> int:
     return math.prod(sharding.mesh.shape[name] for name in ((names,) if isinstance(names, str) else names))
 
 
-def _explicit(mesh: AbstractMesh) -> list[str]:
-    return [name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Explicit]
+def _explicit(mesh: AbstractMesh) -> frozenset[str]:
+    return _axes(mesh, AxisType.Explicit)
+
+
+def _axes(mesh: AbstractMesh, kind: AxisType) -> frozenset[str]:
+    return frozenset(name for name, own in zip(mesh.axis_names, mesh.axis_types, strict=True) if own == kind)

@@ -21,6 +21,10 @@ from qjax.run.shared_constants import SharedConstants
 
 def run(graph: Graph, constants: Constants, inputs: Sequence[Array]) -> dict[str, Array]:
     """All nodes one after another; returns every tensor by name. Pure JAX: may be traced, jitted, batched."""
+    return in_automatic(lambda *args: _run(graph, *args), (constants, list(inputs)), along_batch(inputs))
+
+
+def _run(graph: Graph, constants: Constants, inputs: Sequence[Array]) -> dict[str, Array]:
     env: dict[str, Array] = dict(zip(graph.inputs, inputs, strict=True))
     env |= graph.data()
     living, forked = alive(constants), forks(graph)

@@ -17,6 +17,7 @@ from qjax.ops.base import Op
 from qjax.ops.recomputed import is_recomputed, recomputed
 from qjax.tracing.program import Composite, Equation, bind_equation, is_plain
 
+
 @dataclasses.dataclass(frozen=True)
 class Form:
     """An equation as `ops.base.Equation` describes it, compared by content.
