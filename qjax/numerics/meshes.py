@@ -124,6 +124,11 @@ def varying_as(arrays: Sequence[Any], kinds: Sequence[Any]) -> list[Any]:
     return [_vary(x, _varying(kind)) for x, kind in zip(arrays, kinds, strict=True)]
 
 
+def zeros_of(kind: Any) -> jax.Array:
+    """Zeros that vary where a type says so."""
+    return varying_as([jnp.zeros(kind.shape, kind.dtype)], [kind])[0]
+
+
 def _vary(x: Any, axes: frozenset[str]) -> Any:
     # a `shard_map` over one device is opened, see `one_device`: its axes are no axes of the context
     missing = tuple(sorted((axes - _varying(jax.typeof(x))) & _axes(get_abstract_mesh(), AxisType.Manual)))

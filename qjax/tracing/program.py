@@ -340,8 +340,10 @@ def _inline(
 
 
 def _is_relu(closed: Any) -> bool:
-    *marks, eqn = closed.jaxpr.eqns or [None]
-    if eqn is None or any(one.primitive.name not in ("pvary", "convert_element_type") for one in marks):
+    if not closed.jaxpr.eqns:
+        return False
+    *marks, eqn = closed.jaxpr.eqns
+    if any(one.primitive.name not in ("pvary", "convert_element_type") for one in marks):
         return False
     if eqn.primitive.name in _CALLS:
         return not marks and _is_relu(eqn.params[_CALLS[eqn.primitive.name]])
