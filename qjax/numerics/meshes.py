@@ -160,7 +160,9 @@ def zeros_with_batch(x: Any, size: int) -> jax.Array:
 def parts_of_batch(x: Any) -> int:
     """Into how many parts the type of an argument splits its first axis."""
     sharding = shape_of(jax.typeof(x)).sharding
-    names = () if sharding is None or not x.ndim or sharding.spec[0] is None else sharding.spec[0]
+    if sharding is None or not x.ndim or sharding.spec[0] is None:
+        return 1
+    names = sharding.spec[0]
     return math.prod(sharding.mesh.shape[name] for name in ((names,) if isinstance(names, str) else names))
 
 
