@@ -40,6 +40,7 @@ from qjax.finite import parameter_faults
 from qjax.graph.structure import join_arguments, split_arguments
 from qjax.layers import trace
 from qjax.numerics.affine import QParams
+from qjax.numerics.meshes import in_automatic, whole
 from qjax.ops import Quantized
 from qjax.ops.facts import End
 from qjax.qmodel import Plan, QuantizedModel, check_quantized, evaluation_copy, widened
@@ -317,26 +318,30 @@ def _step(
     watched: _Watched, state: Any, seen: _Seen, arrays: Any, rest: Any
 ) -> tuple[_Seen, dict[str, list[jax.Array]], Any]:
     """What was seen after a batch, a sample of each tensor, and the integers that tables are of."""
-    samples: dict[str, list[jax.Array]] = {}
-    quantizers, observers = watched.plan.by_name, dict(watched.observers)
     taps = watched.taps(state, arrays, rest=rest, kind="activation")
-    narrow, wide, ends = dict(seen.observers), dict(seen.wide), dict(seen.extremes)
-    now = taps.extremes(quantizers)
-    for name, records in taps.values.items():
-        q = quantizers[name]
-        plain = [label for label in records if label not in taps.joined]
-        samples[name] = [noise.thinned(records[label], len(q.stack)) for label in plain]
-        for label, x in records.items():
-            hidden = taps.joined.get(label)
-            if hidden is None:
-                narrow[name] = _update(observers[name], narrow[name], x, q)
-            else:
-                x = without_hidden(x, [now[each] for each in plain], hidden)
-            if name in wide:
-                wide[name] = _update(observers[name], wide[name], x, q)
-    for label, found in now.items():
-        ends[label] = merge_extremes(ends[label], found)
-    return _Seen(narrow, wide, ends), samples, taps.integers
+    quantizers, observers = watched.plan.by_name, dict(watched.observers)
+
+    def observe(seen: _Seen, values: dict[str, dict[str, jax.Array]]) -> tuple[_Seen, dict[str, list[jax.Array]]]:
+        samples: dict[str, list[jax.Array]] = {}
+        narrow, wide, ends = dict(seen.observers), dict(seen.wide), dict(seen.extremes)
+        now = taps._replace(values=values).extremes(quantizers)
+        for name, records in values.items():
+            q = quantizers[name]
+            plain = [label for label in records if label not in taps.joined]
+            samples[name] = [noise.thinned(records[label], len(q.stack)) for label in plain]
+            for label, x in records.items():
+                hidden = taps.joined.get(label)
+                if hidden is None:
+                    narrow[name] = _update(observers[name], narrow[name], x, q)
+                else:
+                    x = without_hidden(x, [now[each] for each in plain], hidden)
+                if name in wide:
+                    wide[name] = _update(observers[name], wide[name], x, q)
+        for label, found in now.items():
+            ends[label] = merge_extremes(ends[label], found)
+        return _Seen(narrow, wide, ends), samples
+
+    return *in_automatic(observe, (seen, taps.values), whole), taps.integers
 
 
 def _weights(
@@ -387,11 +392,12 @@ def _shapes(watched: _Watched, state: Any, arrays: Any, *, rest: Any, known: _Kn
     """What `_nothing_seen` needs of a batch: a tensor of each quantizer, who shares one with results, all extremes."""
     taps = watched.taps(state, arrays, rest=rest, kind="activation", known=known)
     wide = {name: () for name, records in taps.values.items() if records.keys() & taps.joined.keys()}
-    return (
-        {name: next(iter(records.values())) for name, records in taps.values.items()},
-        wide,
-        taps.extremes(watched.plan.by_name),
-    )
+    plain = {name: next(iter(records.values())) for name, records in taps.values.items()}
+
+    def ends(values: dict[str, dict[str, jax.Array]]) -> dict[str, Extremes]:
+        return taps._replace(values=values).extremes(watched.plan.by_name)
+
+    return plain, wide, in_automatic(ends, (taps.values,), whole)
 
 
 def _nothing_seen(watched: _Watched, plain: Any, wide: Any, ends: Any) -> _Seen:

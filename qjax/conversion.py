@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.core import Tracer
@@ -22,6 +21,7 @@ from qjax.graph.unsupported import unsupported
 from qjax.layers import Traced, TraceError, check_any_batch, check_nothing_drawn, positional, said_of_one, trace
 from qjax.lower import ConversionError, quantized_graph
 from qjax.numerics.affine import QParams
+from qjax.numerics.meshes import automatic, explicit_mesh, untyped, zeros_with_batch
 from qjax.ops.formulas import check_target
 from qjax.qmodel import QuantizedModel, evaluation_copy
 from qjax.tracing import Annotation, Place
@@ -96,11 +96,13 @@ def graph_of(
         shapes = [jax.ShapeDtypeStruct(np.shape(a), a.dtype) for a in larger.args]
         other = larger.results, larger_annotation, shapes
     sizes = (0, 0) if second is None else second[2]
-    quantized = quantized_graph(traced.results, annotation, traced.args, traced.names, params_of, other, sizes)
     names = traced.names[len(traced.names) - len(arrays) :]
-    if place is not None:
-        quantized = _closed(quantized, place, names, args, traced)
-    graph = assign(quantized, rounding)
+    with automatic(explicit_mesh(traced.args)):
+        own, values = untyped((traced.args, values))
+        quantized = quantized_graph(traced.results, annotation, own, traced.names, params_of, other, sizes)
+        if place is not None:
+            quantized = _closed(quantized, place, names, args, traced)
+        graph = assign(quantized, rounding)
     if concrete and second is not None and not checked:
         _converts(check_any_batch, model, args, programs, sizes)
         if 1 not in sizes and (said := said_of_one(model, args, traced.read, sizes[0])) is not None:
@@ -165,7 +167,7 @@ def _second(
     size = batch_size(tuple(arrays))
     # A slice such as h[:2] keeps a batch of one or two whole. The other batch is larger than most such slices.
     other_size = 2 * size if size > 2 else 64
-    larger = [jnp.zeros((other_size, *a.shape[1:]), a.dtype) if a.ndim else a for a in arrays]
+    larger = [zeros_with_batch(a, other_size) if a.ndim else a for a in arrays]
     try:
         return *read(join_arguments(larger, rest)), (size, other_size)
     except (TypeError, ValueError) as error:

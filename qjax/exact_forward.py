@@ -11,9 +11,11 @@ from flax import nnx
 from qjax.assign.overflow import may_wrap
 from qjax.batches import arguments_of, brief
 from qjax.conversion import Batch, check_batch, graph_of
+from qjax.graph.ir import Graph
 from qjax.graph.kernels import prepare
 from qjax.graph.state import Asked
 from qjax.graph.structure import sample_like
+from qjax.numerics.meshes import automatic, explicit_mesh, spec_of, typed, untyped
 from qjax.numerics.surrogate import with_gradient_of
 from qjax.on_cpu import on_cpu
 from qjax.progress import stage
@@ -78,19 +80,27 @@ def exact(
         with stage("exact forward: the first call compiles"):
             view = evaluation_copy(qmodel)
             ir = graph_of(_stopped(view), sample_like(args, inputs), chosen, batch, state, checked=True)
-            arrays = jax.lax.stop_gradient(inputs_of(ir, inputs))
-            own = prepare(ir)
-            loops = repeats(ir, own)
-            # Without the barrier XLA may compute a constant again for every output that reads it.
-            constants = jax.lax.optimization_barrier(SharedConstants.of(own, over_iterations(ir, loops)))
-            env = loop_execution.outputs(ir, loops, constants, quantize_inputs(ir, arrays), ir.outputs)
-            value = dequantize_outputs(ir, [env[name] for name in ir.outputs])
-            wraps = may_wrap(ir)
-            surrogate = jax.tree.map(_like, view(*inputs), value)
-            flagged = jax.tree.map(lambda y, v: _flagged(y, v, wraps), surrogate, value)
-            return jax.tree.map(with_gradient_of, surrogate, flagged)
+            reals = view(*inputs)
+            mesh = explicit_mesh((reals, inputs))
+            with automatic(mesh):
+                value = _value(ir, *untyped((jax.lax.stop_gradient(inputs_of(ir, inputs)), reals)))
+            return value if mesh is None else typed(value, jax.tree.map(spec_of, jax.tree.map(jax.typeof, reals)), mesh)
 
     return forward
+
+
+def _value(ir: Graph, arrays: list[Any], reals: Any) -> Any:
+    """The outputs of the program on real inputs, with the gradients of the model's own, `reals`."""
+    own = prepare(ir)
+    loops = repeats(ir, own)
+    # Without the barrier XLA may compute a constant again for every output that reads it.
+    constants = jax.lax.optimization_barrier(SharedConstants.of(own, over_iterations(ir, loops)))
+    env = loop_execution.outputs(ir, loops, constants, quantize_inputs(ir, arrays), ir.outputs)
+    value = dequantize_outputs(ir, [env[name] for name in ir.outputs])
+    wraps = may_wrap(ir)
+    surrogate = jax.tree.map(_like, reals, value)
+    flagged = jax.tree.map(lambda y, v: _flagged(y, v, wraps), surrogate, value)
+    return jax.tree.map(with_gradient_of, surrogate, flagged)
 
 
 def _stopped(qmodel: QuantizedModel) -> QuantizedModel:

@@ -26,6 +26,7 @@ from qjax.fingerprint import compare, fingerprint, rows
 from qjax.layers import Traced, trace
 from qjax.numerics.affine import QParams
 from qjax.numerics.input_quantization import InputQuantization
+from qjax.numerics.meshes import automatic, explicit_mesh
 from qjax.numerics.qspec import QSpec
 from qjax.ops import Quantized
 from qjax.ops.dynamic import DynamicProduct
@@ -152,6 +153,10 @@ class Plan:
 
     def read(self, traced: Traced) -> tuple[Traced, Annotation]:
         """A trace of the model with the products of `dynamic` as the recipe wants them, and its quantizers' places."""
+        with automatic(explicit_mesh(traced.args)):
+            return self._read(traced)
+
+    def _read(self, traced: Traced) -> tuple[Traced, Annotation]:
         program = sunk(traced.program)
         if self.adapters != "beside":
             program = with_adapters_within(program, traced.adapters, dropped=self.adapters == "merged")

@@ -20,6 +20,7 @@ from jax.core import Tracer
 
 from qjax.calibration.learned import Quantizer
 from qjax.numerics.learned_scale import learned_scale
+from qjax.numerics.meshes import WHOLE, explicit_mesh, typed
 from qjax.numerics.packing import unpacked
 
 _LEARNED = "learned_"
@@ -234,7 +235,10 @@ class OneArray:
 
 
 def _array(value: Any) -> Any:
-    return value[...] if isinstance(value, nnx.Variable) else value
+    """The numbers; where explicit axes of a mesh split them, every device gets all."""
+    array = value[...] if isinstance(value, nnx.Variable) else value
+    mesh = explicit_mesh(array)
+    return array if mesh is None else typed(array, WHOLE, mesh)
 
 
 def _flat(entry: _Entry, value: Any, dtype: Any) -> jax.Array:

@@ -34,6 +34,7 @@ PAGES = (
     "docs/stablehlo.md",
     "docs/target-rules.md",
     "docs/tflite.md",
+    "docs/training-loop.md",
     *NAMES,
 )
 BLOCK = re.compile(r"^```(python|c|sh)\n(.*?)^```", flags=re.M | re.S)
@@ -58,7 +59,7 @@ ELSEWHERE = {
 """Page -> the numbers of the blocks that do not run here."""
 
 
-SLOW = ("docs/learned-bits.md", "docs/targets.md", "docs/training.md")
+SLOW = ("docs/learned-bits.md", "docs/targets.md", "docs/training.md", "docs/training-loop.md")
 
 
 @pytest.mark.parametrize("page", [pytest.param(p, marks=[pytest.mark.exhaustive] * (p in SLOW)) for p in PAGES])

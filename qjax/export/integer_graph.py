@@ -3,6 +3,7 @@
 import functools
 import os
 import warnings
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from qjax.export.read import read as read_file
 from qjax.graph import state as states
 from qjax.graph.ir import Graph, Tensor
 from qjax.graph.view import NodeView
+from qjax.numerics.meshes import along_batch, in_automatic
 from qjax.progress import stage
 from qjax.run import input_checks
 from qjax.run.ends import (
@@ -39,6 +41,11 @@ if TYPE_CHECKING:
     from qjax.export.native import Native
 
 
+def _on_any_mesh(run: Callable[[Any, list[Any]], Any]) -> Callable[[Any, list[Any]], Any]:
+    """A function of constants and inputs whose results follow the inputs where explicit axes split the batch."""
+    return lambda constants, inputs: in_automatic(run, (constants, inputs), along_batch(inputs))
+
+
 class IntegerGraph:
     """A model of integers only, between a quantizer of its inputs and a dequantizer of its outputs.
 
@@ -52,8 +59,8 @@ class IntegerGraph:
     def __init__(self, graph: Graph) -> None:
         self.ir = graph
         self.interpreter = Interpreter(graph)
-        self._jitted = jax.jit(self._real)
-        self._step = jax.jit(self._stepped)
+        self._jitted = jax.jit(_on_any_mesh(self._real))
+        self._step = jax.jit(_on_any_mesh(self._stepped))
         self._called: set[object] = set()
 
     def __reduce__(self) -> Any:
@@ -106,7 +113,7 @@ class IntegerGraph:
         check_shapes(self.ir, [tuple(np.shape(x)) for x in arrays])
         check_integers(self.ir, arrays)
         input_checks.refuse(self.ir, input_checks.input_faults(self.ir, arrays), {})
-        codes = quantize_inputs(self.ir, arrays)
+        codes = in_automatic(lambda arrays: quantize_inputs(self.ir, arrays), (arrays,), along_batch(arrays))
         return codes[0] if len(codes) == 1 else tuple(codes)
 
     @with_transfers
@@ -123,7 +130,7 @@ class IntegerGraph:
             raise TypeError(
                 f"The graph has {len(self.ir.outputs)} outputs ({', '.join(self.ir.outputs)}), got {len(codes)}."
             )
-        return dequantize_outputs(self.ir, codes)
+        return in_automatic(lambda codes: dequantize_outputs(self.ir, codes), (codes,), along_batch(codes))
 
     @with_transfers
     def state(self, values: Any = None, *, batch: int = 1) -> Any:

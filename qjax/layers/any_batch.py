@@ -5,13 +5,16 @@ them would return what the model drops. Tracing the shapes of a large batch dete
 `squeeze()` and `if x.shape[0] > 1`, of which the model may know nothing, so it is said, not refused.
 """
 
+import math
 from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
+import jax
 from flax import nnx
 
 from qjax.layers.trace import TraceError, program_of_shapes
+from qjax.numerics.meshes import parts_of_batch
 from qjax.tracing import Equation, Program, move_of, needed
 
 LARGE = 10_007
@@ -50,24 +53,26 @@ def check_any_batch(model: nnx.Module, args: Sequence[Any], programs: Sequence[P
     Raises:
       TraceError: an operation's result does so; the message names its line.
     """
+    # what explicit axes of a mesh split stays split
+    many = LARGE * math.lcm(*(parts_of_batch(x) for x in jax.tree.leaves(args) if isinstance(x, jax.Array)))
     try:
-        large = program_of_shapes(model, args, LARGE)
+        large = program_of_shapes(model, args, many)
     except TraceError as error:
-        raise TraceError(f"A graph takes any batch, but the model fails on one of {LARGE:,}. {error}") from error
+        raise TraceError(f"A graph takes any batch, but the model fails on one of {many:,}. {error}") from error
     equations = [needed(program) for program in (*programs, large)]
     if len({len(found) for found in equations}) > 1:
         # A loop over the examples, or a slice of the batch: find the first operation that is not the same.
         here = next((c for a, c in zip(equations[0], equations[2], strict=False) if a.primitive != c.primitive), None)
         if equations[0] and len(equations[0]) == len(equations[1]):
             few = f"batches of {sizes[0]} and {sizes[1]}"
-            raise _refused(here or equations[2][-1], f"a batch of {LARGE:,} takes other operations than {few}")
+            raise _refused(here or equations[2][-1], f"a batch of {many:,} takes other operations than {few}")
         return
     for first, second, third in zip(*equations, strict=True):
         shapes = zip(first.out_shapes, second.out_shapes, third.out_shapes, strict=True)
         for a, b, c in shapes:
-            if len(a) == len(b) == len(c) and any(map(lambda *axis: _stops(axis, sizes), a, b, c)):
+            if len(a) == len(b) == len(c) and any(map(lambda *axis: _stops(axis, (*sizes, many)), a, b, c)):
                 few = f"{a} and {b} on batches of {sizes[0]} and {sizes[1]}"
-                raise _refused(third, f"{few} become {c} on one of {LARGE:,}")
+                raise _refused(third, f"{few} become {c} on one of {many:,}")
 
 
 def said_of_one(model: nnx.Module, args: Sequence[Any], program: Program, size: int) -> str | None:
@@ -105,10 +110,10 @@ def _computing(program: Program) -> list[Equation]:
 
 def _stops(axis: Sequence[int], sizes: Sequence[int]) -> bool:
     """Whether an axis that is a multiple of the batch, or fixed, at two sizes is not so at the large one."""
-    (a, b, c), (n, m) = axis, sizes
+    (a, b, c), (n, m, many) = axis, sizes
     if a == b:
         return c != a
-    return a * m == b * n and a * LARGE != c * n
+    return a * m == b * n and a * many != c * n
 
 
 def _refused(eqn: Equation, what: str) -> TraceError:

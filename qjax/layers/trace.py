@@ -15,6 +15,7 @@ from flax import nnx
 from qjax.batches import as_array, brief
 from qjax.layers.arguments import with_keywords
 from qjax.layers.frozen import frozen_parameters, put_back, replace_all
+from qjax.numerics.meshes import automatic, explicit_mesh, with_batch
 from qjax.problems import Unsupported
 from qjax.tracing import Program, Value, example_loops, from_jaxpr, rewrite, user_line
 
@@ -120,7 +121,10 @@ def trace(model: nnx.Module, args: Sequence[Any], kwargs: dict[str, Any], expect
     read, shapes = _read(model, args, kwargs, dynamic, arrays, expected)
     out_tree = jax.tree.structure(shapes[0])
     constant = (*(True,) * len(flat), *(False,) * len(arrays))
-    program = rewrite(read, constant)
+    with automatic(explicit_mesh((state_leaves, arrays))):
+        program = rewrite(read, constant)
+    for before, after in zip(read.outputs, program.outputs, strict=True):
+        after.kind = before.kind
     inputs = zip(program.inputs, flat, strict=False)
     return Traced(
         program=program,
@@ -141,7 +145,7 @@ def program_of_shapes(model: nnx.Module, args: Sequence[Any], size: int) -> Prog
     leaves = jax.tree.leaves((tuple(args), {}))
     dynamic = [i for i, leaf in enumerate(leaves) if isinstance(leaf, (jax.Array, np.ndarray))]
     arrays = [as_array(leaves[i]) for i in dynamic]
-    shapes = [jax.ShapeDtypeStruct((size, *x.shape[1:]) if x.ndim else (), x.dtype) for x in arrays]
+    shapes = [with_batch(x, size) for x in arrays]
     return _read(model, args, {}, dynamic, shapes, "")[0]
 
 
@@ -209,7 +213,7 @@ def _loops_over_examples(call: Any, closed: Any, state: list[Any], arrays: Seque
     sizes = {x.shape[0] for x in arrays if x.ndim}
     if not found or len(sizes) != 1:
         return []
-    twice = [jax.ShapeDtypeStruct((2 * x.shape[0], *x.shape[1:]) if x.ndim else (), x.dtype) for x in arrays]
+    twice = [with_batch(x, 2 * x.shape[0] if x.ndim else 1) for x in arrays]
     try:
         other = jax.make_jaxpr(call)(state, twice)
     except Exception:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from qjax.numerics.calls import traced_once
+from qjax.numerics.meshes import zeros_of
 
 KEEPS_BARRIERS = jax.__version_info__ >= (0, 12)
 """Whether XLA for CPUs fuses nothing across a barrier. That of jax 0.10.2 drops optimization barriers before fusion."""
@@ -44,7 +45,7 @@ def apart(alive: jax.Array, compute: Callable[..., Any], *operands: Any) -> Any:
     shapes = jax.eval_shape(compute, *operands)
 
     def never(*_: Any) -> Any:
-        return jax.tree.map(lambda o: jnp.zeros(o.shape, o.dtype), shapes)
+        return jax.tree.map(zeros_of, shapes)
 
     return jax.lax.cond(alive, compute, never, *operands)
 

@@ -7,12 +7,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from qjax.numerics.meshes import PLACEMENTS
 from qjax.ops.base import Attributes, Constants, Elementwise, Equation, Quantized, Role, Shape, real, register
 from qjax.ops.facts import no_filling
 from qjax.ops.fields import NoFields
 from qjax.ops.pending import Pending
 
-_BESIDE = ("device_put", "sharding_constraint", "reshard", "layout_constraint", "name")
+_BESIDE = (*sorted(PLACEMENTS), "name")
 """What only says where an array lies, or how rematerialisation calls it: said of the codes."""
 
 

@@ -134,7 +134,9 @@ class Conv(ProductFacts, Op):
         spec = w.qparams.spec
         whole = attributes["groups"] == 1 and spec.symmetric and spec.qmax <= 127
         axes = attributes["rhs_layout"][1:], ()
-        acc = matmul_codes(x, w, axes, self.product(eqn), eqn, integers if whole else None, transforms=True)
+        apart = [(attributes["out_layout"][0], attributes["lhs_layout"][0])], ()
+        own = integers if whole else None
+        acc = matmul_codes(x, w, axes, self.product(eqn), eqn, own, apart=apart, transforms=True)
         vector = weight_to_result(w.scale, self.channels(eqn, 1), acc.ndim)
         scale = vector.reshape((1,) * (acc.ndim - vector.ndim) + tuple(vector.shape)) * x.scale.reshape((1,) * acc.ndim)
         return [Pending.start(acc, lax.stop_gradient(scale), eqn.out_dtypes[0])]

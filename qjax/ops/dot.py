@@ -141,8 +141,10 @@ class Dot(ProductFacts, Op):
         def integers(a: jax.Array, b: jax.Array, zero_a: jax.Array | None, zero_b: jax.Array | None) -> jax.Array:
             return _corrected(accumulate.dot(a, b, numbers), a, b, zero_a, zero_b, numbers)
 
-        acc = matmul_codes(x, w, numbers[0][::-1], self.product(eqn), eqn, integers)
-        scale = _in_result(x, self.channels(eqn, 0), acc.ndim) * _in_result(w, self.channels(eqn, 1), acc.ndim)
+        left, right = self.channels(eqn, 0), self.channels(eqn, 1)
+        apart = left, right[: len(numbers[1][1])]
+        acc = matmul_codes(x, w, numbers[0][::-1], self.product(eqn), eqn, integers, apart=apart)
+        scale = _in_result(x, left, acc.ndim) * _in_result(w, right, acc.ndim)
         return [Pending.start(acc, lax.stop_gradient(scale), eqn.out_dtypes[0], rounded=any(eqn.fixed))]
 
     def runtime(self, attributes: Attributes, constants: Constants) -> Constants:

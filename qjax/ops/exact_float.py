@@ -73,6 +73,7 @@ def matmul_codes(
     own: Equation,
     integers: Integers | None = None,
     *,
+    apart: Sequence[Sequence[Sequence[int]]] = ((), ()),
     transforms: bool = False,
 ) -> jax.Array:
     """The accumulator of two tensors of codes as float32 (rounded once where it exceeds 2^24).
@@ -85,7 +86,9 @@ def matmul_codes(
       own: the model's product. Its precision and dtype are those of the derivatives of codes up to 8 bits, whose value
         does not depend on them.
       integers: the same in int8, or None. On the CPU, where XLA multiplies int8 up to 4 times as fast as float32, codes
-        of 8 bits and fewer take it. A NaN among the codes then makes every accumulator NaN.
+        of 8 bits and fewer take it. A NaN among the codes then makes every accumulator NaN, but see `apart`.
+      apart: of x and of w, [axis of the result, axis of the operand] along which a NaN stays where it is. Along the
+        others a search for it sums, on several devices over all of them.
       transforms: whether accelerators may transform the operands of float32 products, so that sums are not exact.
     """
     summed = math.prod(w.shape[axis] for axis in axes[0])
@@ -107,8 +110,8 @@ def matmul_codes(
         zeros = _code_of_zero(x), _code_of_zero(w)
         on_cpu, elsewhere = _without_zeros(on_cpu), _without_zeros(elsewhere)
         if integers is not None:
-            on_cpu = _in_int8(integers)
-            elsewhere = elsewhere if fits and digits == 1 else _in_int8(integers)
+            on_cpu = _in_int8(integers, apart)
+            elsewhere = elsewhere if fits and digits == 1 else on_cpu
     exact = _by_platform(on_cpu, elsewhere)
     if wraps:
         exact = _or_floats(exact, axes, _in_float32(product, products.FULL))
@@ -198,15 +201,24 @@ def _by_platform(on_cpu: _Multiply, elsewhere: _Multiply) -> _Multiply:
     return multiply
 
 
-def _in_int8(integers: Integers) -> _Multiply:
+def _in_int8(integers: Integers, apart: Sequence[Sequence[Sequence[int]]]) -> _Multiply:
     def exact(a: jax.Array, b: jax.Array, zero_a: Any, zero_b: Any) -> jax.Array:
         a8, b8 = (finished_on_cpu(_stored(x, zero)) for x, zero in ((a, zero_a), (b, zero_b)))
         acc = integers(a8, b8, zero_a, zero_b).astype(jnp.float32)
-        # int8 has no NaN, but a training run must see its NaNs; a sum is the fastest test for one
-        lost = jnp.isnan(jnp.sum(a) + jnp.sum(b))
+        # int8 has no NaN, but a training run must see its NaNs
+        lost = _has_nan(a, apart[0], acc.ndim) | _has_nan(b, apart[1], acc.ndim)
         return acc + jnp.where(lost, np.float32(np.nan), np.float32(0))
 
     return exact
+
+
+def _has_nan(x: jax.Array, apart: Sequence[Sequence[int]], rank: int) -> jax.Array:
+    """Whether there is a NaN, along the axes of a result of that rank; a sum is the fastest test for one."""
+    kept = {axis: position for position, axis in apart}
+    found = jnp.isnan(jnp.sum(x, axis=[axis for axis in range(x.ndim) if axis not in kept]))
+    order = sorted(range(len(kept)), key=lambda index: kept[sorted(kept)[index]])
+    others = [position for position in range(rank) if position not in kept.values()]
+    return jnp.expand_dims(jnp.transpose(found, order), others)
 
 
 def _code_of_zero(value: Quantized) -> jax.Array | None:

@@ -12,6 +12,7 @@ from qjax.batches import WITHOUT_LABELS
 from qjax.graph.ir import Array, Graph, Tensor
 from qjax.graph.kernels import Constants, alive, forks, prepare, run_node
 from qjax.numerics.fence import computed_once
+from qjax.numerics.meshes import along_batch, in_automatic
 from qjax.run import loop_execution
 from qjax.run.near import Near
 from qjax.run.repeats import over_iterations, repeats
@@ -20,6 +21,10 @@ from qjax.run.shared_constants import SharedConstants
 
 def run(graph: Graph, constants: Constants, inputs: Sequence[Array]) -> dict[str, Array]:
     """All nodes one after another; returns every tensor by name. Pure JAX: may be traced, jitted, batched."""
+    return in_automatic(lambda *args: _run(graph, *args), (constants, list(inputs)), along_batch(inputs))
+
+
+def _run(graph: Graph, constants: Constants, inputs: Sequence[Array]) -> dict[str, Array]:
     env: dict[str, Array] = dict(zip(graph.inputs, inputs, strict=True))
     env |= graph.data()
     living, forked = alive(constants), forks(graph)
@@ -51,8 +56,12 @@ class Interpreter:
 
     def outputs(self, constants: SharedConstants, inputs: Sequence[Array]) -> list[Any]:
         """The integer function itself, for use inside another trace."""
-        env = self.tensors(constants, inputs, self.graph.outputs)
-        return [env[name] for name in self.graph.outputs]
+
+        def run(constants: SharedConstants, inputs: Sequence[Array]) -> list[Any]:
+            env = self.tensors(constants, inputs, self.graph.outputs)
+            return [env[name] for name in self.graph.outputs]
+
+        return in_automatic(run, (constants, inputs), along_batch(inputs))
 
     def tensors(
         self, constants: SharedConstants, inputs: Sequence[Array], wanted: Collection[str]

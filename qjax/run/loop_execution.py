@@ -15,6 +15,7 @@ from qjax import ops
 from qjax.graph.ir import Array, Graph, Node
 from qjax.graph.kernels import alive, attributes, forks, run_node
 from qjax.numerics.fence import computed_once
+from qjax.numerics.meshes import zeros_of
 from qjax.run.repeats import Carried, Inside, Outside, Repeat, read_outside, varies
 from qjax.run.shared_constants import SharedConstants
 
@@ -132,7 +133,7 @@ class _Run:
                 lambda state, given: body(state, given), initial, jax.tree.map(lambda x: x[0], body.given)
             )
             # keep only the last state of tensors that are read after the loop in no other state
-            ends = {b: jnp.zeros(shapes[b].shape, shapes[b].dtype) for b in last}
+            ends = {b: zeros_of(shapes[b]) for b in last}
 
             def step(state: Any, given: Any) -> tuple[Any, Any]:
                 codes = body(state[0], given)

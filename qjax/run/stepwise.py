@@ -13,6 +13,7 @@ import numpy as np
 from qjax import ops
 from qjax.graph.ir import Array, Graph, Node
 from qjax.graph.kernels import attributes
+from qjax.numerics.meshes import along_batch, in_automatic
 from qjax.run.accumulators import accumulators
 
 
@@ -23,7 +24,7 @@ def _jitted(what: Literal["output", "accumulators"], op: str, attributes_json: s
     function = ops.get(op).kernel if what == "output" else functools.partial(accumulators, op)
 
     def apply(constants: Any, inputs: Any) -> Any:
-        return function(facts, constants, inputs)
+        return in_automatic(functools.partial(function, facts), (constants, inputs), along_batch(inputs))
 
     return jax.jit(apply)
 

@@ -14,6 +14,8 @@ from jax import lax
 from jax.core import Tracer
 from jax.extend.core import jaxpr_as_fun
 
+from qjax.numerics.meshes import shape_of
+
 MOST = 4096
 """Iterations up to which they are counted."""
 
@@ -38,8 +40,7 @@ def scanned(eqn: Any, constants: Sequence[Any], run: Callable[[Any, Sequence[Any
             return inputs[first:]
         return lax.scan(lambda carry, _: (tuple(step(*held, *carry)), None), inputs[first:], None, length=count)[0]
 
-    shapes = [jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in eqn.invars]
-    return jax.make_jaxpr(loop)(*shapes)
+    return jax.make_jaxpr(loop)(*(shape_of(var.aval) for var in eqn.invars))
 
 
 def _counts(eqn: Any) -> tuple[int, int]:

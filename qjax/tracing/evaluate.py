@@ -15,8 +15,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.core import Tracer
+from jax.sharding import PartitionSpec
 
 from qjax.numerics.fence import computed_once_on_cpu, finished_on_cpu
+from qjax.numerics.meshes import WHOLE, in_automatic, varying_alike, varying_as
 from qjax.ops import Deferred, Pending, Quantized, real
 from qjax.ops.exact_float import ACCUMULATOR
 from qjax.ops.float_bias import with_bias_of
@@ -62,8 +64,25 @@ class Evaluation:
 
     def run(self, program: Program, args: Sequence[Any], params: Params) -> tuple[list[Any], Taps]:
         """Evaluate; returns the outputs as real arrays, and what was recorded."""
-        outputs, taps = self._program(program, args, params)
-        return [real(x) for x in outputs], taps
+
+        def evaluate(args: Sequence[Any], params: Params) -> tuple[list[Any], Taps]:
+            outputs, taps = self._program(program, args, params)
+            return varying_as([real(x) for x in outputs], [value.kind for value in program.outputs]), taps
+
+        return in_automatic(evaluate, (list(args), dict(params)), lambda found: self._specs(program, *found))
+
+    def _specs(self, program: Program, _: list[Any], taps: Taps) -> Any:
+        """How the outputs are split, and what was recorded: as the tensor, where it has the tensor's shape."""
+        placed = {place.label: value for value, place in self.annotation.values.items()}
+        placed |= {place.label: eqn.inputs[index] for (eqn, index), place in self.annotation.weights.items()}
+
+        def spec(label: str, x: Any) -> PartitionSpec:
+            shape = placed[label].shape
+            whole = x.shape[len(x.shape) - len(shape) :] == shape
+            return PartitionSpec(*(None,) * (len(x.shape) - len(shape)), *placed[label].spec) if whole else WHOLE
+
+        split = {label: jax.tree.map(lambda x: spec(label, x), tap) for label, tap in taps.items()}  # noqa: B023
+        return [value.spec for value in program.outputs], split
 
     def _program(
         self, program: Program, args: Sequence[Any], params: Params, known: Known = MappingProxyType({})
@@ -126,7 +145,7 @@ class Evaluation:
     def _at(self, place: Place, x: Any, params: Params, taps: Taps) -> Any:
         pending = x
         x = x.real32() if isinstance(x, Deferred) else jnp.asarray(x)
-        quantized = None if self.quantize is None else self.quantize(place, params[place.name], x)
+        quantized = None if self.quantize is None else self.quantize(place, _numbers_as(x, params[place.name]), x)
         if self.averages and isinstance(quantized, Quantized):
             quantized = self.averaged(place, pending, quantized)
         if self.record is not None:
@@ -185,6 +204,7 @@ class Evaluation:
             for index, (value, x) in enumerate(zip(body.inputs, inputs, strict=True))
         ]
         arrays = [real(x) if grid is None else grid.codes for grid, x in zip(grids, inputs, strict=True)]
+        kinds = [value.kind for value in body.inputs[fixed : fixed + carried]]
         outer = {index: self._grid_of(value, params) for index, value in enumerate(eqn.outputs)}
         as_codes: set[int] = set()
 
@@ -201,7 +221,7 @@ class Evaluation:
                     as_codes.add(index)
                 else:
                     outputs[index] = real(x)
-            return outputs[:carried], (outputs[carried:], recorded)
+            return varying_as(outputs[:carried], kinds), (outputs[carried:], recorded)
 
         # Without this, the backward pass of a loop over time keeps every array of every step; so it recomputes them.
         # Accelerators keep the sums, which cost more to compute than to store; the CPU recomputes these too.
@@ -209,7 +229,7 @@ class Evaluation:
         body_step = jax.checkpoint(step, prevent_cse=False, policy=policy) if timed else step
         final, (stacks, recorded) = lax.scan(
             body_step,
-            arrays[fixed : fixed + carried],
+            varying_as(arrays[fixed : fixed + carried], kinds),
             (arrays[fixed + carried :], stacked),
             length=eqn.params["length"],
             reverse=eqn.params["reverse"],
@@ -292,6 +312,12 @@ class Evaluation:
                 if place is not None:
                     found.append(place)
         return [*found, *(place for value, place in self.annotation.values.items() if value in values)]
+
+
+def _numbers_as(x: jax.Array, params: Any) -> Any:
+    """A quantizer's numbers, varying between devices as its tensor does: their gradient is one sum over them."""
+    leaves, structure = jax.tree.flatten(params)
+    return structure.unflatten(varying_alike(leaves, [x]))
 
 
 def _once(x: Quantized) -> Quantized:

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 from jax.extend.core import jaxpr_as_fun
 
+from qjax.numerics.meshes import shape_of
 from qjax.tracing.loop_params import with_counts
 
 
@@ -60,7 +61,7 @@ def body_of(eqn: Any) -> Any:
     axes = [None] * consts + [0] * (len(eqn.invars) - consts)
     step = jaxpr_as_fun(eqn.params["jaxpr"])
     whole = jax.vmap(step, in_axes=axes, axis_size=eqn.params["length"])
-    return jax.make_jaxpr(whole)(*(jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in eqn.invars))
+    return jax.make_jaxpr(whole)(*(shape_of(var.aval) for var in eqn.invars))
 
 
 def _walk(jaxpr: Any) -> Iterator[Any]:

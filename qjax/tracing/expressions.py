@@ -12,13 +12,13 @@ import numpy as np
 
 from qjax.numerics.elementary import PRIMITIVES, Expression
 from qjax.numerics.elementary.expression import BOOLEAN, Operand, literal
+from qjax.numerics.meshes import PLACEMENTS
 from qjax.tracing.program import CALLED, Equation
 
 _LOGIC = {"and", "or", "xor", "not"}
 _PLAIN = frozenset(PRIMITIVES) - {"select", "integer_pow", "round_even", "round_away"} - _LOGIC
-IDENTITIES = frozenset(
-    """copy copy_p stop_gradient optimization_barrier reduce_precision device_put sharding_constraint reshard
-    layout_constraint name identity""".split()  # noqa: SIM905
+IDENTITIES = PLACEMENTS | frozenset(
+    "copy copy_p stop_gradient optimization_barrier reduce_precision name identity".split()  # noqa: SIM905
 )
 """Primitives that leave numbers alone."""
 

@@ -5,22 +5,17 @@ equal ones become a `Form` first: all that an operation may ask of an equation, 
 """
 
 import dataclasses
-import enum
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax.core import Tracer
 
 from qjax.numerics.calls import traced_once
 from qjax.ops.base import Op
 from qjax.ops.recomputed import is_recomputed, recomputed
-from qjax.tracing.program import Composite, Equation, bind_equation
-
-_PLAIN = (bool, int, float, str, bytes, type(None), enum.Enum, np.dtype, type)
-"""Values that are equal when they have equal contents. Anything else (a jaxpr, a function, an array) may differ."""
+from qjax.tracing.program import Composite, Equation, bind_equation, is_plain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +51,7 @@ def form_of(eqn: Equation) -> Form | None:
     items = tuple(sorted(eqn.params.items()))
     if isinstance(eqn.source, Composite) or any(x is not None for x in eqn.literals):
         return None
-    if not all(_plain(value) for _, value in items):
+    if not all(is_plain(value) for _, value in items):
         return None
     shapes = (eqn.in_shapes, eqn.in_dtypes, eqn.out_shapes, eqn.out_dtypes)
     return Form(eqn.primitive, eqn.source.primitive, items, *shapes, eqn.fixed)
@@ -77,9 +72,3 @@ def _traced_once(op: Op, form: Form, again: bool, inputs: list[Any]) -> list[Any
         with recomputed():
             return op.training(form, inputs)
     return op.training(form, inputs)
-
-
-def _plain(value: Any) -> bool:
-    if isinstance(value, tuple):
-        return all(_plain(one) for one in value)
-    return isinstance(value, _PLAIN)

@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer
 
+from qjax.numerics.meshes import in_automatic, whole
 from qjax.tracing.arrays import rows
 from qjax.tracing.composite import composite
 from qjax.tracing.program import Composite, Equation, Program, Value
@@ -126,9 +127,14 @@ def whole_of(name: str) -> str:
 
 def observed(program: Program, args: Sequence[Any], names: Sequence[str]) -> dict[str, jax.Array]:
     """Per root, the least and the greatest integer in a call: int32 of shape (2,)."""
+    roots = integer_roots(program, names)
+    return in_automatic(lambda *args: _observed(program, args, roots), tuple(args), whole) if roots else {}
+
+
+def _observed(program: Program, args: Sequence[Any], roots: Mapping[Value, str]) -> dict[str, jax.Array]:
     flow, known = Flow(program), dict(zip(program.inputs, args, strict=True))
     found: dict[str, jax.Array] = {}
-    for root, name in integer_roots(program, names).items():
+    for root, name in roots.items():
         env = dict(known)
         for eqn in flow.between([root], program.inputs):
             given = [v.constant if v.constant is not None else env[v] for v in eqn.inputs]

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+
+from qjax.numerics.meshes import shape_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +46,7 @@ def _impl(*args: Any, layer: Layer) -> list[Any]:
 
 @_layer_p.def_abstract_eval
 def _abstract(*args: Any, layer: Layer) -> list[Any]:
-    shaped = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in args]
-    return [ShapedArray(o.shape, o.dtype) for o in jax.eval_shape(layer.function, *shaped)]
+    return list(jax.make_jaxpr(layer.function)(*map(shape_of, args)).out_avals)
 
 
 mlir.register_lowering(_layer_p, mlir.lower_fun(lambda *args, layer: layer.function(*args), multiple_results=True))

@@ -15,13 +15,6 @@ _OWN = frozenset(
     """psum psum_invariant pmax pmin all_gather all_gather_invariant reduce_scatter all_to_all ppermute""".split()  # noqa: SIM905
 )
 
-_VARYING = ("pvary", "pcast")
-_VARIES = (
-    "A quantized model inside of jax.shard_map: JAX marks there which arrays differ between devices, and qjax reads no "
-    "such marks. Pass check_vma=False to jax.shard_map and take the mean of the gradients (jax.lax.pmean) yourself; or "
-    "shard the arrays with jax.jit, see qjax.training.shardings."
-)
-
 
 class _Axes(threading.local):
     """The axes of one member around what is read right now."""
@@ -51,18 +44,12 @@ def inside(eqn: Any) -> Generator[None]:
 
 
 def hands_on(eqn: Any) -> bool:
-    """Whether an equation returns its operands, because the axes that it speaks to have one member.
+    """Whether an equation returns its operands: the axes that it speaks to have one member, or it marks what varies.
 
-    Raises:
-      ValueError: it marks what differs between several devices.
+    Marks are made anew where an equation runs, see `meshes.varying_as`: a constant stays one.
     """
-    own = _hands_on(eqn)
-    if not own and eqn.primitive.name in _VARYING:
-        raise ValueError(_VARIES)
-    return own
-
-
-def _hands_on(eqn: Any) -> bool:
+    if eqn.primitive.name == "pvary":
+        return True
     params = eqn.params
     if eqn.primitive.name not in _OWN or params.get("axis_index_groups") is not None:
         return False
@@ -76,7 +63,7 @@ def _hands_on(eqn: Any) -> bool:
 
 def speaks(eqn: Any) -> bool:
     """Whether an equation is one of those that speak to axes of one member."""
-    return _hands_on(eqn) or is_first(eqn)
+    return hands_on(eqn) or is_first(eqn)
 
 
 def is_first(eqn: Any) -> bool:

@@ -6,6 +6,7 @@ keep their memory behaviour.
 """
 
 import dataclasses
+import enum
 import functools
 import importlib.util
 import os
@@ -19,7 +20,9 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import PartitionSpec, get_abstract_mesh, use_abstract_mesh
 
+from qjax.numerics.meshes import automatic_view, mesh_of, spec_of, typed, untyped, varying_alike, varying_as
 from qjax.tracing import example_loops, guards, one_device
 from qjax.tracing.counted import scanned
 from qjax.tracing.loop_params import with_counts
@@ -79,13 +82,20 @@ class Value:
     """One array of the program, known by identity.
 
     constant: the data of a literal, else None. fixed: whether it is made of parameters and literals alone, as far as
-    the program was told which of its inputs are parameters (see `rewrites.fixed`).
+    the program was told which of its inputs are parameters (see `rewrites.fixed`). kind: its type in
+    the user's model, where that is known.
     """
 
     shape: tuple[int, ...]
     dtype: Any
     constant: Any = None
     fixed: bool = False
+    kind: Any = None
+
+    @property
+    def spec(self) -> PartitionSpec:
+        """How explicit axes of a mesh split it in the user's model."""
+        return spec_of(self.kind)
 
     @property
     def is_float(self) -> bool:
@@ -196,12 +206,36 @@ class Composite:
 
 
 def bind_equation(eqn: Any, args: Sequence[Any]) -> list[Any]:
-    """Run an equation of a jaxpr, a call as a call."""
+    """Run an equation of a jaxpr, a call as a call.
+
+    On a mesh with explicit axes, what holds types (a function, a sharding) runs with those of its trace.
+    """
+    mesh = None if is_plain(tuple(eqn.params.values())) else mesh_of(var.aval for var in eqn.outvars)
+    if mesh is None or get_abstract_mesh() != automatic_view(mesh):
+        return _bind(eqn, args)
+    kinds = [var.aval for var in eqn.invars]
+    own = [typed(x, spec_of(kind), mesh) if mesh_of([kind]) else x for x, kind in zip(args, kinds, strict=True)]
+    with use_abstract_mesh(mesh):
+        result = _bind(eqn, own)
+    return untyped(result)
+
+
+def _bind(eqn: Any, args: Sequence[Any]) -> list[Any]:
+    kinds = [var.aval for var in eqn.invars] if hasattr(eqn, "invars") else [None] * len(args)
+    args = varying_as(varying_alike(args), kinds)
     bound = eqn.primitive.get_bind_params(eqn.params)
     # up to jax 0.9 a pair (functions, parameters), later one dict
     functions, params = bound if isinstance(bound, tuple) else ((), bound)
     result = eqn.primitive.bind(*functions, *args, **params)
     return list(result) if eqn.primitive.multiple_results else [result]
+
+
+_PLAIN = (bool, int, float, str, bytes, type(None), enum.Enum, np.dtype, type)
+
+
+def is_plain(value: Any) -> bool:
+    """Whether values are equal when they have equal contents; anything else (a jaxpr, a function) may differ."""
+    return all(map(is_plain, value)) if isinstance(value, tuple) else isinstance(value, _PLAIN)
 
 
 def from_jaxpr(closed: Any) -> Program:
@@ -234,7 +268,7 @@ def _without_checks(equations: Sequence[Equation], outputs: Sequence[Value]) -> 
 
 
 def _new(var: Any, env: dict[object, Value]) -> Value:
-    value = Value(tuple(var.aval.shape), var.aval.dtype)
+    value = Value(tuple(var.aval.shape), var.aval.dtype, kind=var.aval)
     env[var] = value
     return value
 
@@ -332,13 +366,17 @@ def _inline(
 
 
 def _is_relu(closed: Any) -> bool:
-    eqns = closed.jaxpr.eqns
-    if len(eqns) != 1:
+    if not closed.jaxpr.eqns:
         return False
-    if eqns[0].primitive.name in _CALLS:
-        return _is_relu(eqns[0].params[_CALLS[eqns[0].primitive.name]])
-    second = eqns[0].invars[-1]
-    return eqns[0].primitive.name == "max" and hasattr(second, "val") and np.ndim(second.val) == 0 and second.val == 0
+    *marks, eqn = closed.jaxpr.eqns
+    if any(one.primitive.name not in ("pvary", "convert_element_type") for one in marks):
+        return False
+    if eqn.primitive.name in _CALLS:
+        return not marks and _is_relu(eqn.params[_CALLS[eqn.primitive.name]])
+    second = eqn.invars[-1]
+    for one in reversed(marks):  # within `jax.shard_map` the zero is marked as varying
+        second = one.invars[0] if one.outvars[0] is second else second
+    return eqn.primitive.name == "max" and hasattr(second, "val") and np.ndim(second.val) == 0 and second.val == 0
 
 
 def _is_identity(closed: Any) -> bool:

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from qjax.numerics.meshes import PLACEMENTS
 from qjax.ops import Op
 from qjax.ops.base import Unit
 from qjax.tracing.annotation import Annotation, LayerUse, Place
@@ -225,7 +226,9 @@ class States:
         if known is not None:
             path, signature = known
             for value in eqn.outputs:
-                self.origin[value] = (path, (*signature, f"{eqn.primitive}{value.shape}"))
+                # where an array lies makes no other array of it: names are the same on every mesh
+                own = () if eqn.primitive in PLACEMENTS else (f"{eqn.primitive}{value.shape}",)
+                self.origin[value] = (path, (*signature, *own))
 
     def alias_constant(self, source: Value, target: Value) -> None:
         """One constant under two names, outside of a body and inside."""

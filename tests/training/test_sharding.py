@@ -58,13 +58,16 @@ def test_a_step_inside_of_shard_map_is_the_step_outside() -> None:
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=0, atol=2.0**-20 * float(np.abs(b).max()))
 
 
-def test_marks_of_what_differs_between_devices_are_refused() -> None:
-    x = np.ones((2, 4), np.float32)
-    qmodel = qjax.quantize(Two(), qjax.Recipe(), x)
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
-    sharded = jax.shard_map(qmodel, mesh=mesh, in_specs=P("data"), out_specs=P("data"))
-    with pytest.raises(ValueError, match=r"Pass check_vma=False to jax.shard_map"):
-        sharded(x)
+def test_every_kind_of_mesh_has_the_codes_of_one_device() -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.training.meshes"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    assert done.stdout.strip() == "equal", done.stderr
 
 
 class Two(nnx.Module):
