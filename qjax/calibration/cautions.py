@@ -21,10 +21,14 @@ _WIDEST_RANGE = 255.0
 class Named(Protocol):
     """A tensor with a quantizer, as the tracing knows it."""
 
-    label: str
-    name: str
-    kind: str
-    location: str | None
+    @property
+    def label(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def location(self) -> str | None: ...
 
 
 def warn_of_noise(place: Named, q: Quantizer, powers: list[tuple[float, float]]) -> None:

@@ -131,8 +131,9 @@ class _Annotator(Scans):
         if op.moves and not eqn.outputs[0].is_float:
             self._integer(op, eqn, constant, stack)
             return
-        if op.by_row is not None and self.name_of_weight(op, eqn, op.data(eqn, constant)[0])[0] in self.by_row:
-            op = ops.get(op.by_row)
+        if op.by_row is not None:
+            name, _ = self.name_of_weight(op, eqn, op.data(eqn, constant)[0], stack)
+            op = ops.get(op.by_row) if name in self.by_row else op
         handler = {
             Role.PRODUCER: self._producer,
             Role.CHAIN: self._chain,

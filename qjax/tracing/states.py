@@ -138,7 +138,7 @@ class States:
             path = join(eqn.scope, f"{op.read_as or op.name}/{path}")
             signature = (str(self.unnamed.setdefault(value, len(self.unnamed))),)
         # a weight that a scan reads may have scales for each iteration, which nothing outside of the scan has
-        signature = (*signature, str(stack))
+        signature = (*signature, str(self.weight_stack(value, stack)))
         axes = op.weight_axes(eqn, index)
         seen = self.weight_names.setdefault(path, [])
         # of two products that sum over different axes, each has its own channels
@@ -148,14 +148,20 @@ class States:
             seen.append((signature, axes))
         return path if position == 0 else f"{path}#{position + 1}", path
 
+    def weight_stack(self, value: Value, stack: tuple[int, ...]) -> tuple[int, ...]:
+        """The scans around a weight, without loops over data that do not change it: it is quantized before them."""
+        while len(stack) > self.depth.get(value, 0) and len(stack) - 1 in self.timed:
+            stack = stack[:-1]
+        return stack
+
     def weight_place(self, op: Op, eqn: Equation, index: int, stack: tuple[int, ...]) -> Place:
         """The place of an operand that is a weight."""
         value = eqn.inputs[index]
-        while len(stack) > self.depth.get(value, 0) and len(stack) - 1 in self.timed:
-            # it is the same in every iteration, so it is quantized once, before the loop
-            stack = stack[:-1]
-            self.result.invariant.add((eqn, index))
         name, path = self.name_of_weight(op, eqn, index, stack)
+        own = self.weight_stack(value, stack)
+        if own != stack:
+            self.result.invariant.add((eqn, index))
+        stack = own
         place = Place(
             name,
             name,

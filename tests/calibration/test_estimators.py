@@ -117,4 +117,4 @@ def test_a_channel_too_small_to_learn_counts_as_zeros(method: str) -> None:
 def test_a_clipping_value_that_pact_cannot_hold_is_refused() -> None:
     spec = qjax.QSpec(bits=4, signed=False, symmetric=False)
     with pytest.raises(ValueError, match="scale must lie in"):
-        estimator("pact").init(spec, np.float32(1e-24), np.int32(0))
+        estimator("pact").init(spec, np.asarray(1e-24, np.float32), np.asarray(0, np.int32))

@@ -62,7 +62,9 @@ def test_a_constant_beyond_the_data_is_in_the_range(name):
     got, wanted = np.asarray(graph(DATA)[0]), np.asarray(form(DATA))
     assert said == []
     (output, *_) = graph.ir.outputs
-    step = float(np.asarray(graph.ir.tensors[output].quantization.scale))
+    quantization = graph.ir.tensors[output].quantization
+    assert quantization is not None
+    step = float(np.asarray(quantization.scale))
     # an element within the range is at most half a step off the operand's code, which is half a step off itself
     assert np.max(np.abs(got - wanted)) <= 1.01 * step
 

@@ -63,7 +63,8 @@ class Recurrent(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         def step(h: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
-            return (jnp.tanh(self.cell(jnp.concatenate([v, h], -1))),) * 2
+            h = jnp.tanh(self.cell(jnp.concatenate([v, h], -1)))
+            return h, h
 
         return jax.lax.scan(step, jnp.zeros((x.shape[0], 3)), jnp.swapaxes(x, 0, 1))[1]
 
