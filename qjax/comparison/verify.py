@@ -275,7 +275,7 @@ class _Clipped:
                 x = x.astype(np.float64)
                 least, greatest, half = self._range(name)
                 outside = np.count_nonzero((x < least - half) | (x > greatest + half))
-                self.counts[name] += (x.size, outside)
+                self.counts[name] += np.asarray([x.size, outside], np.int64)
                 low, high = self.ends[name]
                 self.ends[name] = min(low, float(x.min())), max(high, float(x.max()))
 

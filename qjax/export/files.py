@@ -9,7 +9,7 @@ import shutil
 import socket
 import stat
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 
 StrPath = str | os.PathLike[str]
 
@@ -99,7 +99,7 @@ def write_folder(folder: StrPath, contents: Mapping[str, bytes], endings: Sequen
 
 
 @contextlib.contextmanager
-def _named(*paths: str) -> Iterator[None]:
+def _named(*paths: str) -> Generator[None]:
     """Errors of the system that name a temporary file or none become errors that name the paths."""
     try:
         yield

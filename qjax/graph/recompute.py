@@ -8,7 +8,7 @@ missing, or that cannot be) is found at the same time.
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 
 import jax
 import numpy as np
@@ -60,7 +60,7 @@ class _NoKernel(Exception):
 
 
 @contextlib.contextmanager
-def _named(place: str) -> Iterator[None]:
+def _named(place: str) -> Generator[None]:
     """A kernel trusts its node, so a field that cannot be fails anywhere inside, as a batch that does not divide."""
     try:
         yield

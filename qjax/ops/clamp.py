@@ -56,7 +56,8 @@ class Clamp(Elementwise):
 
     def hides(self, eqn: Equation) -> Collection[End]:
         # a bound outside of the range is seen in the result, which the calibration observes
-        return {"relu": ("low",), "max": ("low",), "min": ("high",)}.get(eqn.primitive, ("low", "high"))
+        one_end: dict[str, Collection[End]] = {"relu": ("low",), "max": ("low",), "min": ("high",)}
+        return one_end.get(eqn.primitive, ("low", "high"))
 
     def attributes(self, eqn: Equation) -> dict[str, Any]:
         return {eqn.primitive: True} if eqn.primitive in ("relu", "relu6") else {}

@@ -10,7 +10,7 @@ six months after the release that wrote it (https://docs.jax.dev/en/latest/expor
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import jax
@@ -34,7 +34,7 @@ def emit(graph: Graph, path: files.StrPath, **options: Any) -> None:
 
 
 @contextlib.contextmanager
-def _without_paths() -> Iterator[None]:
+def _without_paths() -> Generator[None]:
     """JAX writes the source files of each operation into the module; inside, it leaves out their paths."""
     before = jax.config.jax_hlo_source_file_canonicalization_regex
     jax.config.update("jax_hlo_source_file_canonicalization_regex", ".*")
