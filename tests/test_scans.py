@@ -199,6 +199,7 @@ class Loops(nnx.Module):
         return {name: run(x) for name, run in self.loops.items()}
 
 
+@pytest.mark.filterwarnings("ignore:.*a single number")
 def test_loops():
     _, graph = codes_of(Loops())
     tensors = graph.ir.tensors

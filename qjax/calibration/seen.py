@@ -31,6 +31,10 @@ _STILL = 2.0**-10
 """A channel that moves less than this share of its largest number is constant in floats, too."""
 
 
+_NOTHING = 2.0**-24
+"""A channel that moves less than this share of the tensor's largest number is less than its rounding in float32."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Blind:
     """A quantizer whose data were a single number.
@@ -147,12 +151,13 @@ def lost_tensors(seen: Mapping[str, Mapping[str, np.ndarray]], qparams: QParams)
 
     def lost(low: Any, high: Any) -> np.ndarray:
         low, high = np.asarray(low, np.float64), np.asarray(high, np.float64)
-        moves = high - low > _STILL * np.maximum(np.abs(low), np.abs(high))
+        moves = high - low > np.maximum(_STILL * np.maximum(np.abs(low), np.abs(high)), _NOTHING * largest)
         return moves & (span(low, high) <= _FEW_CODES)
 
     low, high = (np.asarray([ends[key] for ends in seen.values()]) for key in ("low", "high"))
     if not seen or not span(low.min(), high.max()) > _MOST_OTHERS:
         return {}
+    largest = max(-float(low.min()), float(high.max()))
     found: dict[str, str] = {}
     for label, ends in seen.items():
         if lost(ends["low"], ends["high"]):

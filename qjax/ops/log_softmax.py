@@ -162,7 +162,7 @@ class LogSoftmax(_LogSum):
         x = inputs[0]
         if "method" in attributes:
             made = LogGemmlowp(*(jnp.asarray(constants[name]) for name in LogGemmlowp._fields))
-            return clamp_codes(gemmlowp_log_softmax(x, made), constants)
+            return clamp_codes(gemmlowp_log_softmax(x, made), constants).astype(attributes["dtype"])
         greatest, logs = _sums(attributes, constants, inputs)
         below = jnp.broadcast_to(greatest, x.shape) - x.astype(jnp.int32)
         return finish_sum([below << np.int32(attributes["places"]), logs], constants, attributes)

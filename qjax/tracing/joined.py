@@ -71,7 +71,7 @@ def hide_ends(annotation: Annotation, whole: Program) -> None:
             if result not in annotation.joined:
                 place = dataclasses.replace(
                     joined.place,
-                    label=f"{joined.place.label}/{annotation.ops[eqn][0].name}",
+                    label=f"{joined.place.label}/{annotation.ops[eqn][0].name}#{len(annotation.joined)}",
                     shape=result.shape,
                     location=eqn.location,
                 )

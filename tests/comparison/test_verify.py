@@ -165,9 +165,10 @@ def test_emitted_files_are_run_on_their_runtimes():
     assert [isinstance(file, Result) and file.compared for file in report.files] == [300] * 3
     assert not report.exact
     lines = report.verdict.split("\n")
-    assert lines[1] == "c against qjax's interpreter, target tflite_micro: no code of 300 differs."
-    assert "codes differ, by at most 1 (head at [" in lines[2]
-    assert lines[2].endswith("and this graph as tflite_micro: try --target tflite_xnnpack.")
+    assert lines[0].endswith("Calibrate with data like these.")
+    assert lines[2] == "c against qjax's interpreter, target tflite_micro: no code of 300 differs."
+    assert "codes differ, by at most 1 (head at [" in lines[3]
+    assert lines[3].endswith("and this graph as tflite_micro: try --target tflite_xnnpack.")
 
 
 def test_a_file_that_differs_is_not_exact():

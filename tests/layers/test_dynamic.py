@@ -144,7 +144,10 @@ def test_codes_and_sums_are_those_of_onnx_runtime() -> None:
         [onnx.numpy_helper.from_array(np.asarray(codes), "w")],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    options = ort.SessionOptions()
+    # without VNNI products of uint8 and int8 saturate otherwise
+    options.add_session_config_entry("session.x64quantprecision", "1")
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     theirs = dict(zip(outputs, session.run(list(outputs), {"x": x}), strict=True))
     np.testing.assert_array_equal(scale, theirs["scale"])
     # int8 holds unsigned codes less 128

@@ -69,6 +69,7 @@ def test_clamps_join_their_producer():
     assert names(graph) == ["dot"] * 5
 
 
+@pytest.mark.filterwarnings("ignore:.*puts 50 among")
 def test_clamps_of_codes():
     """Two readers: the codes are made before the clamp. A bound beyond the grid is the grid's end."""
 
@@ -80,6 +81,7 @@ def test_clamps_of_codes():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*a single number")
 def test_affine_steps_join_their_producer():
     branches = {
         "scaled": lambda y, x: y * 0.3,

@@ -60,6 +60,7 @@ SELDOM = [pytest.param(name, marks=[] if name == "added" else [pytest.mark.exhau
 
 @pytest.mark.parametrize("name", SELDOM)
 @pytest.mark.parametrize("dtype", [jnp.int32, jnp.float32])
+@pytest.mark.filterwarnings("ignore:.*a single number")
 def test_a_mask_of_0_and_1_hides(dtype: Any, name: str) -> None:
     model, mask = Attention(FORMS[name]), MASK.astype(dtype)
     # the sample hides nothing

@@ -61,9 +61,18 @@ COMPLETE = {
         has_integer_form=lambda self, eqn: True,
     ),
     "a lookup": stating(
-        Role.GRID, integers=lambda self, e, c: (1,), refuses=lambda self, *a: None, misplaced=lambda self, *a: None
+        Role.GRID,
+        filling=lambda self, a: "none",
+        integers=lambda self, e, c: (1,),
+        refuses=lambda self, *a: None,
+        misplaced=lambda self, *a: None,
     ),
-    "a weight": stating(Role.GRID, weight_axes=lambda self, e, i: (1,), channels=lambda self, e, i: [[1, 1]]),
+    "a weight": stating(
+        Role.GRID,
+        filling=lambda self, a: "none",
+        weight_axes=lambda self, e, i: (1,),
+        channels=lambda self, e, i: [[1, 1]],
+    ),
 }
 """A minimal operation of each kind: without any one of its facts it is an error."""
 OWN = {"name", "role", "integers", "weight_axes", "prepare"}

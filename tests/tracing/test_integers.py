@@ -169,6 +169,7 @@ def test_columns_have_ranges_of_their_own():
     ids=["repeated", "heads", "ones", "same rank", "joined"],
 )
 @pytest.mark.parametrize("where", ["before", "behind"])
+@pytest.mark.filterwarnings("ignore:Output .* never leave")
 def test_reshapes_around_the_function(move, where):
     def function(model, x, positions):
         phase = angles(positions)

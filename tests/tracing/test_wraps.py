@@ -59,6 +59,7 @@ def test_artifacts_keep_the_low_bits_too(runtime, tmp_path):
     assert np.array_equal(found, graph.run(*codes))
 
 
+@pytest.mark.filterwarnings("ignore:.*a single number")
 def test_a_part_in_float_casts_as_jax_does():
     def function(i):
         return (i.astype(jnp.uint32) < 5) | (i.astype(jnp.int8).astype(jnp.float32) > 40.5)

@@ -185,6 +185,7 @@ class Dead(_Base):
         return self.dense(binary(nnx.relu(x)))
 
 
+@pytest.mark.filterwarnings("ignore:.*a single number")
 def test_a_table_of_one_number(tmp_path):
     """Its C reads no variable that it declares: compilers warn of that."""
     x = jax.random.normal(jax.random.key(0), (2, 8))

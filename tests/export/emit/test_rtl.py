@@ -313,6 +313,7 @@ def test_wrong_options():
             rtl.build(graph, **options)
 
 
+@pytest.mark.filterwarnings("ignore:.*a single number")
 def test_a_layer_that_is_too_large_is_refused_at_once():
     x = np.ones((4, 32, 32, 8), np.float32)
     qmodel = qjax.quantize(nnx.Conv(8, 16, (3, 3), rngs=nnx.Rngs(0)), qjax.Recipe(), x)
@@ -321,6 +322,7 @@ def test_a_layer_that_is_too_large_is_refused_at_once():
         rtl.build(qjax.convert(qmodel, x).ir)
 
 
+@pytest.mark.filterwarnings("ignore:.*a single number")
 def test_float_islands_are_refused():
     x = np.ones((4, 6), np.float32)
     qmodel = qjax.quantize(Dense(nnx.Rngs(0)), qjax.Recipe(overrides={"second": qjax.FLOAT}), x)

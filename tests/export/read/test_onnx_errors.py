@@ -74,6 +74,7 @@ def test_operators_behind_an_obstacle_and_inputs_are_listed():
     model = m.model({"x": [1, 3, 3], "u": [2], "v": [2]}, {"kept": [1], "f": [1, 1]})
     for index, kind in ((1, TensorProto.DOUBLE), (2, TensorProto.STRING)):
         model.graph.input[index].type.tensor_type.elem_type = kind
+    model.graph.output[1].type.tensor_type.elem_type = TensorProto.INT64
     with pytest.raises(ReadError, match="4 of the model's") as caught:
         read(model.SerializeToString())
     for part in ("input 'u': expected float32", "input 'v'", "Det 'n_e'", "NonZero 'n_f'"):
