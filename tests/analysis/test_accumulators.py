@@ -240,7 +240,7 @@ def test_wide_codes_have_no_pairs():
     assert node.bits > 20
 
 
-@pytest.mark.filterwarnings("ignore:quantize: the model trains")
+@pytest.mark.filterwarnings("ignore:quantize. the model trains")
 def test_sums_beyond_32_bits_are_counted():
     class Long(nnx.Module):
         def __init__(self):

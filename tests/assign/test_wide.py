@@ -107,7 +107,7 @@ def test_the_error_names_the_node_and_the_line():
 
 @pytest.mark.parametrize("setting", [{"first_last_bits": 16}, {"output_bits": 16}])
 @pytest.mark.parametrize("target", ["tflite_reference", "tosa", "onnxruntime"])
-@pytest.mark.filterwarnings("ignore:quantize: the model trains")
+@pytest.mark.filterwarnings("ignore:quantize. the model trains")
 def test_widths_that_the_recipe_derives_are_symmetric_where_they_must(target, setting):
     if "first_last_bits" in setting and not targets.get(target).wide_weights:
         with pytest.raises(ValueError, match=r"kernel': expected weights of at most 8 bits.*first_last_bits"):

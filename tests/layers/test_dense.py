@@ -134,7 +134,7 @@ def test_dropout_drops_in_training_only():
 
 
 @pytest.mark.parametrize(("bits", "fits"), [(15, True), (16, False)])
-@pytest.mark.filterwarnings("ignore:quantize: the model trains")
+@pytest.mark.filterwarnings("ignore:quantize. the model trains")
 def test_asymmetric_weights_of_16_bits_are_refused(bits, fits):
     x = data(2, 3)
     recipe = qjax.Recipe(weights=qjax.QSpec(bits=bits, symmetric=False), activations=qjax.QSpec(bits=8))

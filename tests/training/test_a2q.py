@@ -303,7 +303,7 @@ class Scanned(nnx.Module):
         ),
     ],
 )
-@pytest.mark.filterwarnings("ignore:quantize: a part of the recipe")
+@pytest.mark.filterwarnings("ignore:quantize. a part of the recipe")
 def test_what_cannot_be_projected_is_refused(make, recipe_, shape, message):
     qmodel = qjax.quantize(make(), recipe_, data(*shape))
     with pytest.raises(ValueError, match=message):
