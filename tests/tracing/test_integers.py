@@ -67,7 +67,7 @@ def cosine(a, b):
 
 
 @pytest.mark.parametrize("count", [2048, 8192])
-@pytest.mark.filterwarnings("ignore:Output .* never leave")
+@pytest.mark.filterwarnings("ignore:Output .* never leave", "ignore:.*a single number")
 def test_the_sine_of_many_positions_is_one_table(count):
     sample = batch(0, 6)
     qmodel = quantized(sines, sample, qjax.integers("positions", 0, count))
