@@ -203,6 +203,7 @@ class _Taps(NamedTuple):
     joined: Mapping[str, Collection[End]]
     compared: Mapping[str, Sequence[int]]
     integers: Any
+    extrema: Collection[str] = ()
 
     def extremes(self, quantizers: Mapping[str, Quantizer]) -> dict[str, Extremes]:
         """Of every tensor, by label."""
@@ -213,7 +214,7 @@ class _Taps(NamedTuple):
             for label in operand:
                 found[label] = extremes(records[label], leading, channels=self.compared.get(label, ()))
             for label in records.keys() - found.keys():
-                found[label] = extremes(records[label], leading, finite=False)
+                found[label] = extremes(records[label], leading, finite=label in self.extrema)
                 ends = [found[each] for each in operand]
                 if "low" in self.joined[label]:
                     found[label]["low"] = functools.reduce(jnp.minimum, (end["low"] for end in ends))
@@ -311,7 +312,9 @@ class _Watched:
                 x, others = taps[place.label], len(place.stack) - len(place.timed)
                 x = jnp.moveaxis(x, place.timed, range(others, len(place.stack)))
                 found.setdefault(place.name, {})[place.label] = x
-        return _Taps(found, {label: each.hidden for label, each in joined.items()}, annotation.compared(), integers)
+        hidden = {label: each.hidden for label, each in joined.items()}
+        extrema = frozenset(label for label, each in joined.items() if each.extremum)
+        return _Taps(found, hidden, annotation.compared(), integers, extrema)
 
 
 def _step(

@@ -75,7 +75,7 @@ def hide_ends(annotation: Annotation, whole: Program) -> None:
                     shape=result.shape,
                     location=eqn.location,
                 )
-                annotation.joined[result] = Joined(place)
+                annotation.joined[result] = Joined(place, extremum=True)
                 waiting.append(result)
 
 
