@@ -60,7 +60,7 @@ class Joined:
     """A result that may hold numbers outside of its operand's range, see `tracing.joined`.
 
     place: its label is that of the result, its name that of the operand's quantizer. hidden: the ends of the range
-    beyond which its readers ignore numbers. extremum: whether a maximum or minimum made it, whose infinities are those of
+    beyond which its readers ignore numbers. extremum: whether a maximum or minimum made it, whose infinities come from
     padding.
     """
 

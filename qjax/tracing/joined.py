@@ -117,8 +117,13 @@ def with_own_quantizers(program: Program, annotation: Annotation) -> Program:
 def _adds_constants(annotation: Annotation, eqn: Equation) -> bool:
     """Whether constants that its readers can see are put among the codes, without which the operand would stay."""
     op, _ = annotation.ops[eqn]
-    hidden = annotation.joined[eqn.outputs[0]].hidden
-    return op.role is Role.GRID and not hidden and op.filling(op.attributes(eqn)) == "constants"
+    joined = annotation.joined[eqn.outputs[0]]
+    return (
+        op.role is Role.GRID
+        and not joined.hidden
+        and not joined.extremum
+        and op.filling(op.attributes(eqn)) == "constants"
+    )
 
 
 def _hidden(
