@@ -15,6 +15,7 @@ import jax
 import pytest
 
 from tests import random_bits
+from tests.costs import Costs
 from tests.layers import round_trip
 
 # Library code must say every cast and every broadcast.
@@ -39,6 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run the tests marked exhaustive too: more models",
     )
+    parser.addoption("--costs", metavar="FILE", help="write what each test file costs: seconds, programs that XLA compiled")
 
 
 @pytest.fixture
@@ -75,6 +77,8 @@ def _compiled_programs_are_dropped():
 
 def pytest_configure(config: pytest.Config) -> None:
     round_trip.always_compiled = config.getoption("--exhaustive")
+    if path := config.getoption("--costs"):
+        config.pluginmanager.register(Costs(path))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
