@@ -14,7 +14,7 @@ import hypothesis
 import jax
 import pytest
 
-from tests import random_bits
+from tests import in_numpy, random_bits
 from tests.costs import Costs
 from tests.layers import round_trip
 
@@ -22,6 +22,7 @@ from tests.layers import round_trip
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 random_bits.draw_flat()
+in_numpy.install()
 # No persistent compilation cache: every run judges the bits that this XLA compiles on this machine.
 
 # The first example compiles, which takes seconds: neither a deadline nor "too slow" means anything here.
@@ -40,7 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run the tests marked exhaustive too: more models",
     )
-    parser.addoption("--costs", metavar="FILE", help="write what each test file costs: seconds, programs that XLA compiled")
+    parser.addoption("--costs", metavar="FILE", help="write what each test file costs, see tests/costs.py")
 
 
 @pytest.fixture
@@ -115,3 +116,10 @@ def pytest_ignore_collect(collection_path, config: pytest.Config) -> bool | None
     if collection_path.name.startswith("test_oracle_") and not config.getoption("--oracles"):
         return True
     return None
+
+
+@pytest.fixture(autouse=True)
+def _in_numpy():
+    in_numpy.Switch.on = bool(os.environ.get("IN_NUMPY"))
+    yield
+    in_numpy.Switch.on = False
