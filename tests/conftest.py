@@ -119,7 +119,20 @@ def pytest_ignore_collect(collection_path, config: pytest.Config) -> bool | None
 
 
 @pytest.fixture(autouse=True)
-def _in_numpy():
-    in_numpy.Switch.on = bool(os.environ.get("IN_NUMPY"))
+def _in_numpy_unless_xla_is_the_subject(request: pytest.FixtureRequest):
+    """`make test-all` compiles everything."""
+    compiled = request.config.getoption("--exhaustive") or request.node.get_closest_marker("compiled")
+    in_numpy.Switch.on = not compiled and not _of_xla(request.node.path)
     yield
     in_numpy.Switch.on = False
+
+
+_XLA = ("tests/numerics", "tests/run", "tests/experiments", "qjax")
+"""What these folders test is XLA's: its bits, its programs, or pages with figures that were made by it."""
+
+
+def _of_xla(path: Path) -> bool:
+    return any(path.is_relative_to(_ROOT / folder) for folder in _XLA)
+
+
+_ROOT = Path(__file__).parent.parent

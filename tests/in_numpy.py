@@ -90,9 +90,9 @@ class Switch:
     on = False
 
 
-def jit(function: Callable[..., Any], static_argnums: Any = ()) -> Callable[..., Any]:
+def jit(function: Callable[..., Any], static_argnums: Any = (), **options: Any) -> Callable[..., Any]:
     """`jax.jit`, or the same without a compiler where the switch is on."""
-    compiled = jax.jit(function, static_argnums=static_argnums)
+    compiled = jax.jit(function, static_argnums=static_argnums, **options)
     computed = evaluator.evaluated(function, static_argnums, RULES, _by_jax)
 
     @functools.wraps(function)

@@ -185,6 +185,26 @@ def _shift(function: Callable[..., Any], fill: Callable[[np.ndarray], Any]) -> C
     return shift
 
 
+def _shift_arithmetic(x: np.ndarray, by: np.ndarray) -> np.ndarray:
+    """XLA copies the highest bit of unsigned integers, too."""
+    signed = np.dtype(f"i{x.dtype.itemsize}")
+    return np.right_shift(x.view(signed), by.view(signed)).view(x.dtype)
+
+
+def _sign_bits(x: np.ndarray) -> np.ndarray:
+    ones = np.invert(np.zeros((), x.dtype))
+    return np.where(x.view(np.dtype(f"i{x.dtype.itemsize}")) < 0, ones, x.dtype.type(0))
+
+
+def _count_ones(x: np.ndarray) -> np.ndarray:
+    return np.bitwise_count(x.view(np.dtype(f"u{x.dtype.itemsize}")))
+
+
+def _sign(x: np.ndarray) -> np.ndarray:
+    """Zeros keep theirs."""
+    return np.copysign(np.sign(x), x).astype(x.dtype) if _is_float(x.dtype) else np.sign(x)
+
+
 def _shift_logical(x: np.ndarray, by: np.ndarray) -> np.ndarray:
     unsigned = np.dtype(f"u{x.dtype.itemsize}")
     return np.right_shift(x.view(unsigned), by.view(unsigned)).view(x.dtype)
@@ -258,13 +278,13 @@ _ELEMENTWISE: Mapping[str, Callable[..., Any]] = {
     "nextafter": np.nextafter,
     "not": np.invert,
     "or": np.bitwise_or,
-    "population_count": np.bitwise_count,
+    "population_count": _count_ones,
     "rem": _remainder,
     "select_n": _select,
     "shift_left": _shift(np.left_shift, np.zeros_like),
-    "shift_right_arithmetic": _shift(np.right_shift, lambda x: np.where(x < 0, -1, 0)),
+    "shift_right_arithmetic": _shift(_shift_arithmetic, _sign_bits),
     "shift_right_logical": _shift(_shift_logical, np.zeros_like),
-    "sign": np.sign,
+    "sign": _sign,
     "sqrt": np.sqrt,
     "square": np.square,
     "stop_gradient": lambda x: x,
@@ -301,7 +321,7 @@ def _round(out: Any, params: Any, x: np.ndarray) -> np.ndarray:
     # away from zero: adding 0.5 may round up what is just below, and floor does not
     whole = np.trunc(x)
     half = x.dtype.type(0.5)
-    return whole + np.where(np.abs(x - whole) >= half, np.sign(x), x.dtype.type(0))
+    return np.copysign(whole + np.where(np.abs(x - whole) >= half, np.sign(x), x.dtype.type(0)), x)
 
 
 def _power(out: Any, params: Any, x: np.ndarray) -> np.ndarray:

@@ -1,0 +1,207 @@
+"""Numpy computes what XLA computes: every kernel, and every primitive at the numbers where libraries differ."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from qjax.jaxprs.evaluator import evaluate, evaluated
+from qjax.problems import Unsupported
+from qjax.run.interpreter import Interpreter
+from tests.export.emit.test_every_target import Everything, chosen, merged
+
+pytestmark = pytest.mark.compiled
+INTEGERS = ("int8", "uint8", "int16", "int32", "uint32")
+FLOATS = np.array(
+    [0, -0.0, 0.5, -0.5, 1.5, 2.5, -2.5, 0.49999997, 127.5, 3e9, -3e9, 2**31, np.inf, -np.inf, np.nan],
+    np.float32,
+)
+
+
+def edges(dtype: str) -> np.ndarray:
+    """Both ends, what is around zero, and a few others."""
+    info = np.iinfo(dtype)
+    values = {info.min, info.min + 1, 0, 1, 2, 7, 31, 32, info.max - 1, info.max, -1, -2, -7, info.max // 3}
+    return np.array(sorted(v for v in values if info.min <= v <= info.max), dtype)
+
+
+def assert_equal(function: Callable[..., Any], *arguments: Any) -> None:
+    found = jax.tree.leaves(evaluated(function)(*arguments))
+    wanted = jax.tree.leaves(jax.jit(function)(*arguments))
+    assert len(found) == len(wanted) > 0
+    for a, b in zip(found, wanted, strict=True):
+        assert a.dtype == b.dtype
+        # of NaN there is one; zeros have signs
+        same = np.logical_or(np.asarray(a).view(f"V{a.itemsize}") == np.asarray(b).view(f"V{b.itemsize}"), a != a)
+        assert a.shape == b.shape
+        assert np.all(same), (a, b)
+
+
+def test_every_kernel_under_every_arithmetic():
+    graph, codes = merged(chosen(Everything().named))
+    interpreter = Interpreter(graph)
+    constants = interpreter.constants
+    found = evaluated(interpreter.outputs)(constants, codes)
+    fast = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+    wanted = jax.jit(interpreter.outputs, compiler_options=fast)(constants, codes)
+    wrong = [node.name for node, a, b in zip(graph.nodes, found, wanted, strict=True) if not np.array_equal(a, b)]
+    assert not wrong
+
+
+PAIRS = {
+    "add": lax.add,
+    "sub": lax.sub,
+    "mul": lax.mul,
+    "div": lax.div,
+    "rem": lax.rem,
+    "max": lax.max,
+    "min": lax.min,
+    "and": lax.bitwise_and,
+    "or": lax.bitwise_or,
+    "xor": lax.bitwise_xor,
+    "left": lax.shift_left,
+    "right": lax.shift_right_arithmetic,
+    "logical": lax.shift_right_logical,
+    "eq": lax.eq,
+    "lt": lax.lt,
+    "ge": lax.ge,
+}
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_pairs_of_integers(dtype):
+    x = edges(dtype)
+    a, b = (m.reshape(-1) for m in np.meshgrid(x, x))
+    assert_equal(lambda a, b: {name: function(a, b) for name, function in PAIRS.items()}, a, b)
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_single_integers(dtype):
+    ones = {"neg": lax.neg, "not": lax.bitwise_not, "sign": lax.sign, "clz": lax.clz, "ones": lax.population_count}
+    casts = {
+        name: lambda x, name=name: x.astype(name) for name in (*INTEGERS, "bool", "float32", "float16", "bfloat16")
+    }
+    powers = {f"power {n}": lambda x, n=n: lax.integer_pow(x, n) for n in (1, 2, 3)}
+    signed = {"abs": lax.abs} if dtype.startswith("i") else {}
+    functions = ones | casts | powers | signed
+    assert_equal(lambda x: {name: function(x) for name, function in functions.items()}, edges(dtype))
+
+
+def test_floats():
+    functions = {
+        **{name: lambda x, name=name: x.astype(name) for name in (*INTEGERS, "bool", "float16", "bfloat16")},
+        "even": lambda x: lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN),
+        "away": lambda x: lax.round(x, lax.RoundingMethod.AWAY_FROM_ZERO),
+        "floor": lax.floor,
+        "ceil": lax.ceil,
+        "sqrt": lambda x: lax.sqrt(lax.abs(x)),
+        "finite": lax.is_finite,
+        "bits": lambda x: lax.bitcast_convert_type(x, jnp.uint32),
+        "sign": lax.sign,
+        "clamp": lambda x: lax.clamp(np.float32(-1), x, np.float32(2)),
+        "product": lambda x: x * np.float32(3),
+    }
+    assert_equal(lambda x: {name: function(x) for name, function in functions.items()}, FLOATS)
+
+
+X = np.random.default_rng(0).integers(-128, 128, (4, 5, 6)).astype(np.int8)
+ROWS = np.array([[0, 3], [-1, 4], [9, 2]], np.int32)
+KERNEL = np.random.default_rng(1).integers(-128, 128, (3, 2, 2, 4)).astype(np.int8)
+
+MOVES: dict[str, Callable[[Any], Any]] = {
+    "pad": lambda x: lax.pad(x, np.int8(3), ((1, 2, 0), (-1, 0, 2), (0, -2, 1))),
+    "slice": lambda x: x[1:4:2, ::-1, 2:5],
+    "reversed": lambda x: lax.rev(x, (0, 2)),
+    "transposed": lambda x: x.transpose(2, 0, 1),
+    "broadcast": lambda x: lax.broadcast_in_dim(x[:, :1], (4, 3, 6), (0, 1, 2)),
+    "joined": lambda x: jnp.concatenate([x, x[:, :2]], 1),
+    "stacked": lambda x: jnp.stack([x, x], 1),
+    "split": lambda x: jnp.split(x, [2, 3], 1),
+    "dynamic": lambda x: lax.dynamic_slice(x, (np.int32(3), np.int32(-2), np.int32(9)), (2, 2, 2)),
+    "updated": lambda x: lax.dynamic_update_slice(
+        x, x[:2, :2, :2] + np.int8(1), (np.int32(3), np.int32(-2), np.int32(9))
+    ),
+    "clipped rows": lambda x: jnp.take(x, ROWS, axis=1, mode="clip"),
+    "filled rows": lambda x: jnp.take(x, ROWS, axis=1, mode="fill"),
+    "places": lambda x: x[ROWS[:, 0], :, ROWS[:, 1]],
+    "along": lambda x: jnp.take_along_axis(x, jnp.abs(x.astype(jnp.int32)) % 5, axis=1),
+    "sum": lambda x: jnp.sum(x, (0, 2), dtype=jnp.int32),
+    "wrapping sum": lambda x: jnp.sum(x, (0, 2), dtype=jnp.int8),
+    "extremes": lambda x: (x.max(1), x.min((0, 1)), x.argmax(2), x.argmin(0)),
+    "logic": lambda x: ((x > 0).any(1), (x > 0).all(1)),
+    "cumulative": lambda x: (lax.cumsum(x, 1), lax.cumsum(x, 1, reverse=True), lax.cummax(x, 2), lax.cummin(x, 0)),
+    "sorted": lambda x: (jnp.sort(x, 1), jnp.argsort(x, 2), lax.sort((x, x + np.int8(1)), dimension=0, num_keys=1)),
+    "greatest": lambda x: lax.top_k(x, 3),
+    "windows": lambda x: lax.reduce_window(x, np.int8(-128), lax.max, (1, 2, 3), (1, 2, 1), "SAME"),
+    "spread windows": lambda x: lax.reduce_window(
+        x.astype(np.int32), np.int32(5), lax.add, (2, 2, 1), (1, 1, 2), ((1, 0), (0, 2), (0, 0)), (1, 2, 1), (2, 1, 1)
+    ),
+    "joint reduction": lambda x: lax.reduce(
+        (x, x), (np.int8(127), np.int8(-128)), lambda a, b: (lax.min(a[0], b[0]), lax.max(a[1], b[1])), (1,)
+    ),
+    "product": lambda x: lax.dot_general(x, x, (((2,), (2,)), ((0,), (0,))), preferred_element_type=jnp.int32),
+    "wide product": lambda x: lax.dot_general(
+        x.astype(jnp.int32) << 20, x.astype(jnp.int32) << 20, (((1, 2), (1, 2)), ((), ()))
+    ),
+    "choice": lambda x: lax.select_n(jnp.abs(x.astype(jnp.int32)) % 3, x, -x, x * np.int8(2)),
+    "iota": lambda x: lax.broadcasted_iota(jnp.int16, x.shape, 1) + x.astype(jnp.int16),
+    "loop": lambda x: lax.while_loop(lambda c: c[0] < 5, lambda c: (c[0] + 1, c[1] * np.int8(3)), (0, x)),
+    "scan": lambda x: lax.scan(lambda c, row: (c + row, (c, row.max())), x[0], x, reverse=True),
+    "branch": lambda x: lax.cond(x[0, 0, 0] > 0, lambda x: x + np.int8(1), lambda x: -x, x),
+    "branches": lambda x: lax.switch(np.int32(7), [lambda x: x, lambda x: -x], x),
+    "places of a platform": lambda x: lax.platform_dependent(x, cpu=lambda x: x + x, default=lambda x: x * np.int8(2)),
+    "convolution": lambda x: lax.conv_general_dilated(
+        x.reshape(1, 4, 5, 6),
+        KERNEL.reshape(2, 2, 2, 6),
+        (1, 2),
+        ((1, 2), (0, 1)),
+        (2, 1),
+        (1, 2),
+        ("NHWC", "HWIO", "NHWC"),
+        feature_group_count=3,
+        preferred_element_type=jnp.int32,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_moves_reductions_and_control_flow(name):
+    assert_equal(MOVES[name], X)
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (jnp.exp, "exp"),
+        (jnp.sum, "reduce_sum"),
+        (lambda x: x @ x, "dot_general"),
+        (lambda x: lax.reduce_window(x, np.float32(0), lax.add, (2,), (1,), "VALID"), "reduce_window"),
+    ],
+)
+def test_what_depends_on_who_computes_it_is_refused(function, name):
+    x = np.ones(4, np.float32)
+    with pytest.raises(Unsupported, match=f"the primitive '{name}.*' of float32"):
+        evaluate(jax.make_jaxpr(function)(x), x)
+
+
+def test_within_a_trace_it_is_the_function_itself():
+    double = evaluated(lambda x: x * 2)
+    assert np.array_equal(jax.jit(double)(X), X * np.int8(2))
+    assert np.array_equal(jax.vmap(double)(jnp.asarray(X)), X * np.int8(2))
+
+
+def test_one_trace_for_a_shape():
+    traces: list[Any] = []
+
+    def function(n: int, x: Any) -> Any:
+        traces.append(x)
+        return x + np.int8(n)
+
+    call = evaluated(function, 0)
+    for n, x in ((1, X), (1, X + np.int8(1)), (2, X), (1, X[0])):
+        assert np.array_equal(call(n, x), x + np.int8(n))
+    assert len(traces) == 3
