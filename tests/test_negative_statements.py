@@ -359,7 +359,7 @@ def scales_at_run_time_need_no_calibration() -> None:
 def calibration_compiles_nothing_new() -> None:
     compiled: list[str] = []
 
-    def listener(event: str, duration: float, **more: Any) -> None:
+    def listener(event: str, duration_secs: float, **kwargs: Any) -> None:
         if "backend_compile" in event:
             compiled.append(event)
 
@@ -388,7 +388,7 @@ def sums_over_the_batch_by_hand_do_not_train() -> None:
         h = x @ w
         return (h - h.mean(0), h.mean(0)) if train else (h - state, state)
 
-    modes = {"training": {"train": True}, "evaluation": {"train": False}}
+    modes: dict[str, Any] = {"training": {"train": True}, "evaluation": {"train": False}}
     qmodel = qjax.quantize(qjax.from_function(centred, W, state=jnp.zeros(4), **modes), qjax.Recipe(), X)
     qmodel.train()
     with refused("was not there when the model was quantized"):
@@ -398,7 +398,7 @@ def sums_over_the_batch_by_hand_do_not_train() -> None:
 @case
 def batch_norms_over_other_axes_do_not_train() -> None:
     def over_channels_and_places() -> tuple[nnx.Module, Any]:
-        norm = linen.BatchNorm(axis=(1, 2))
+        norm = linen.BatchNorm(axis=(1, 2))  # pyright: ignore[reportArgumentType]
         variables = norm.init(jax.random.key(0), ROWS, use_running_average=True)
         modes: dict[str, Any] = {"training": {"use_running_average": False}}
         return qjax.from_linen(norm, variables, **modes, evaluation={"use_running_average": True}), ROWS
@@ -540,6 +540,8 @@ def reading_needs_no_schema_package(tmp_path: pathlib.Path, monkeypatch: pytest.
     for package in ("flatbuffers", "tensorflow"):
         monkeypatch.setitem(sys.modules, package, None)
     assert qjax.read(tmp_path / "model.tflite", metadata=False).ir.nodes
+    with pytest.raises(ModuleNotFoundError, match="flatbuffers"):
+        qjax.read(tmp_path / "model.tflite")
 
 
 @case
