@@ -256,16 +256,21 @@ def _batch_norm(
 ) -> Any:
     running = module.use_running_average if use_running_average is None else use_running_average
     variables = {name: dict(tree) for name, tree in module.variables.items() if name in ("params", "batch_stats")}
-    averaged = module.axis_name is not None and not running
-    if running is None or mask is not None or not isinstance(module.axis, int) or averaged or not variables:
+    mapped = module.axis_name is not None and not running
+    if running is None or not isinstance(module.axis, int) or mapped or not variables:
         return call(x, use_running_average, mask=mask)
     paths, tree = jax.tree_util.tree_flatten_with_path(variables)
     bare = module.clone(parent=None, name=None, use_running_average=None)
+    # evaluation does not read the mask
+    masks = {} if running or mask is None else {"mask": mask}
 
-    def function(x: jax.Array, *leaves: jax.Array) -> list[jax.Array]:
+    def function(x: jax.Array, *operands: jax.Array) -> list[jax.Array]:
+        leaves, given = operands[: len(paths)], dict(zip(masks, operands[len(paths) :], strict=True))
         _bare.inside = True
         try:
-            y, changed = bare.apply(tree.unflatten(leaves), x, use_running_average=running, mutable=["batch_stats"])
+            y, changed = bare.apply(
+                tree.unflatten(leaves), x, use_running_average=running, **given, mutable=["batch_stats"]
+            )
         finally:
             _bare.inside = False
         return [y] if running else [y, *(changed["batch_stats"][name] for name in ("mean", "var"))]
@@ -276,9 +281,9 @@ def _batch_norm(
         "use_running_average": bool(running),
         **({} if running else {"updated": ("mean", "var")}),
     }
-    operands = ("x", *(str(path[-1].key) for path, _ in paths))
+    operands = ("x", *(str(path[-1].key) for path, _ in paths), *masks)
     layer = Layer("batch_norm", operands, tuple(sorted(attributes.items())), function)
-    y, *statistics = bind(layer, x, *(leaf for _, leaf in paths))
+    y, *statistics = bind(layer, x, *(leaf for _, leaf in paths), *masks.values())
     for name, value in zip(("mean", "var"), statistics, strict=False):
         module.put_variable("batch_stats", name, value)
     return y

@@ -11,25 +11,27 @@ from jax import lax
 from qjax.tracing import Layer, bind
 
 
-def batch_norm(module: Any, base: type, x: jax.Array, use_running_average: bool | None = None, **kwargs: Any) -> Any:
-    """The layer as flax computes it, statistics included, in one equation.
+def batch_norm(
+    module: Any, base: type, x: jax.Array, use_running_average: bool | None = None, *, mask: Any = None
+) -> Any:
+    """The layer as flax computes it, statistics included, in one equation. Evaluation does not read the mask.
 
-    With a mask or statistics over a mapped axis the layer is left to the tracer as it is: such a model trains,
-    and converts in evaluation mode, where neither plays a part.
+    With statistics over a mapped axis, or several feature axes, the layer is left to the tracer as it is. Such a model
+    converts in evaluation mode; in training mode it has other tensors, so its call is refused.
     """
     running = module.use_running_average if use_running_average is None else use_running_average
     axis = module.axis
-    if running is None or kwargs.get("mask") is not None or not isinstance(axis, int):
-        return base.__call__(module, x, use_running_average, **kwargs)
-    if module.axis_name is not None and not running:
-        return base.__call__(module, x, use_running_average, **kwargs)
+    mapped = module.axis_name is not None and not running
+    if running is None or not isinstance(axis, int) or mapped:
+        return base.__call__(module, x, use_running_average, mask=mask)
     graphdef, state = nnx.split(module)
     paths, treedef = jax.tree_util.tree_flatten_with_path(state)
     names = tuple(_name(path) for path, _ in paths)
+    masks = {} if running or mask is None else {"mask": mask}
 
-    def function(x: jax.Array, *leaves: jax.Array) -> list[jax.Array]:
-        copy = nnx.merge(graphdef, treedef.unflatten(leaves))
-        y = base.__call__(copy, x, use_running_average=running)
+    def function(x: jax.Array, *operands: jax.Array) -> list[jax.Array]:
+        copy = nnx.merge(graphdef, treedef.unflatten(operands[: len(names)]))
+        y = base.__call__(copy, x, use_running_average=running, **dict(zip(masks, operands[len(names) :], strict=True)))
         return [y] if running else [y, *jax.tree.leaves(nnx.state(copy))]
 
     attributes = {
@@ -38,8 +40,8 @@ def batch_norm(module: Any, base: type, x: jax.Array, use_running_average: bool 
         "use_running_average": bool(running),
         **({} if running else {"updated": names}),
     }
-    layer = Layer("batch_norm", ("x", *names), tuple(sorted(attributes.items())), function)
-    y, *leaves = bind(layer, x, *(leaf for _, leaf in paths))
+    layer = Layer("batch_norm", ("x", *names, *masks), tuple(sorted(attributes.items())), function)
+    y, *leaves = bind(layer, x, *(leaf for _, leaf in paths), *masks.values())
     if not running:
         nnx.update(module, treedef.unflatten(leaves))
     return y

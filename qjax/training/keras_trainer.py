@@ -72,6 +72,11 @@ class KerasTrainer(keras.Model):
                     variable.assign(value)
         return output
 
+    def load_own_variables(self, store: Any) -> None:
+        """Values of another recipe are refused here: `fit` and `predict` run under `jit`, where nothing is compared."""
+        super().load_own_variables(store)
+        self._merged([variable.value for variable in self._values], False).check_state()
+
     def get_config(self) -> dict[str, Any]:
         """The float model, the plan of its quantizers, and the form of the sample, for `save`."""
         qmodel = self._given()

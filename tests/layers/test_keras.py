@@ -269,6 +269,15 @@ def test_mistakes_say_what_was_expected():
         qjax.from_keras(small)
 
 
+def test_recurrent_dropout_does_not_train_unrolled():
+    x = np.random.default_rng(0).normal(size=(2, 2, 3)).astype(np.float32)
+    model = keras.Sequential([keras.Input((2, 3)), layers.SimpleRNN(2, unroll=True, recurrent_dropout=0.5)])
+    qmodel = qjax.quantize(qjax.from_keras(model), qjax.Recipe(), x)
+    qmodel.train()
+    with pytest.raises(ValueError, match="was not there when the model was quantized"):
+        qmodel(x)
+
+
 def test_an_error_of_a_layer_is_told_whole():
     model = Subclassed()
     model(data(3, 4))

@@ -120,6 +120,27 @@ def test_mistakes_say_what_was_expected():
         qjax.to_keras(other)
 
 
+def test_weights_of_another_recipe_are_refused(tmp_path):
+    """At once: `fit` and `predict` would compute with them, under `jit`, where nothing is compared."""
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(2, name="dense")])
+    eight, four = (
+        qjax.to_keras(qjax.quantize(qjax.from_keras(model), qjax.Recipe(weights=qjax.QSpec(bits=bits)), X[:, :4]))
+        for bits in (8, 4)
+    )
+    eight.save_weights(tmp_path / "eight.weights.h5")
+    with pytest.raises(ValueError, match="'dense/kernel': 4 bits in the model, 8 bits in the state"):
+        four.load_weights(tmp_path / "eight.weights.h5")
+
+
+def test_losses_that_a_layer_adds_are_left_out():
+    regular = layers.Dense(2, activity_regularizer=keras.regularizers.L2(1.0))
+    model = keras.Sequential([keras.Input((4,)), regular])
+    trainer = qjax.to_keras(qjax.quantize(qjax.from_keras(model), qjax.Recipe(), X[:, :4]))
+    model(X[:, :4])
+    trainer(X[:, :4])
+    assert (len(model.losses), len(trainer.losses)) == (1, 0)
+
+
 def test_files_of_other_models(tmp_path):
     model, qmodel = quantized()
     model.save(tmp_path / "float.keras")

@@ -17,6 +17,7 @@ from tests.analysis.models import data
 X = data(64, 6, seed=3)
 GAMMA, BETA = np.linspace(0.5, 2, 8, dtype=np.float32), np.linspace(-1, 1, 8, dtype=np.float32)
 KERNEL = data(6, 8, seed=4)
+MASK = np.arange(64)[:, None] % 4 > 0
 MODES = {"evaluation": {"train": False}, "training": {"train": True}}
 
 
@@ -34,14 +35,14 @@ class Normed(nnx.Module):
         self.dense.kernel[...] = jnp.asarray(KERNEL)
         self.norm.scale[...], self.norm.bias[...] = jnp.asarray(GAMMA), jnp.asarray(BETA)
 
-    def __call__(self, x):
-        return self.norm(self.dense(x))
+    def __call__(self, x, mask=None):
+        return self.norm(self.dense(x), mask=mask)
 
 
 class Linen(nn.Module):
     @nn.compact
-    def __call__(self, x, train):
-        return nn.BatchNorm(momentum=0.0, use_running_average=not train)(nn.Dense(8, use_bias=False)(x))
+    def __call__(self, x, mask=None, *, train):
+        return nn.BatchNorm(momentum=0.0, use_running_average=not train)(nn.Dense(8, use_bias=False)(x), mask=mask)
 
 
 def linen():
@@ -83,13 +84,13 @@ def quantized(model, target, sample):
     return qjax.quantize(model, recipe, sample)
 
 
-def both_modes(model, target="nearest_even"):
+def both_modes(model, target="nearest_even", args=(X,)):
     """Outputs of a training step, and of evaluation with the statistics that the step left; the model."""
-    qmodel = quantized(model, target, X)
+    qmodel = quantized(model, target, args)
     qmodel.train()
-    trained = np.asarray(qmodel(X))
+    trained = np.asarray(qmodel(*args))
     qmodel.eval()
-    return trained, np.asarray(qmodel(X)), qmodel
+    return trained, np.asarray(qmodel(*args)), qmodel
 
 
 def output_step(qmodel):
@@ -100,21 +101,35 @@ def output_step(qmodel):
 
 
 @pytest.mark.parametrize(
-    ("make", "target"),
+    ("make", "target", "args"),
     [
-        (Normed, "nearest_even"),
-        (Normed, "torch_fbgemm"),
-        (linen, "nearest_even"),
-        (haiku, "nearest_even"),
-        (keras_model, "nearest_even"),
+        (Normed, "nearest_even", (X,)),
+        (Normed, "torch_fbgemm", (X,)),
+        (Normed, "nearest_even", (X, MASK)),
+        (linen, "nearest_even", (X,)),
+        (linen, "nearest_even", (X, MASK)),
+        (haiku, "nearest_even", (X,)),
+        (keras_model, "nearest_even", (X,)),
     ],
 )
-def test_training_sees_the_bias_of_the_statistics_that_it_leaves(make, target):
-    trained, evaluated, qmodel = both_modes(make(), target)
+def test_training_sees_the_bias_of_the_statistics_that_it_leaves(make, target, args):
+    trained, evaluated, qmodel = both_modes(make(), target, args)
     grid = output_step(qmodel)
     # both compute the same in another order; an output at the boundary of two codes may take the other one
     assert np.mean(trained == evaluated) > 0.98
     assert np.max(np.abs(trained - evaluated)) < 1.01 * grid
+
+
+def test_what_a_mask_hides_is_not_in_the_statistics():
+    hidden = both_modes(Normed(), args=(X, MASK))[2].model.norm
+    everything = both_modes(Normed())[2].model.norm
+    qmodel = quantized(Normed(), "nearest_even", X)
+    qmodel.train()
+    qmodel(X[MASK[:, 0]])
+    alone = qmodel.model.norm
+    for name in ("mean", "var"):
+        np.testing.assert_allclose(getattr(hidden, name)[...], getattr(alone, name)[...], rtol=1e-5, atol=1e-6)
+        assert not np.allclose(getattr(everything, name)[...], getattr(alone, name)[...], rtol=1e-3, atol=1e-3)
 
 
 def test_the_shift_is_that_of_the_rounded_bias():
