@@ -103,6 +103,7 @@ def test_float_parts_have_no_quantizers_inside():
     assert set(specs(overrides={Block: FLOAT})) >= {"input", "stem/kernel", "head/kernel", "head"}
 
 
+@pytest.mark.compiled
 def test_model_with_a_float_head_trains_and_ends_in_an_island():
     x = data(4, 3)
     model = Net()

@@ -84,6 +84,7 @@ def test_all_settings_at_once(name: str) -> None:
         assert codes == digest(name)
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.sampled(10)
 def test_products_under_every_precision(precision: str, plain: dict[str, str]) -> None:
