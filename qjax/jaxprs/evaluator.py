@@ -339,10 +339,10 @@ def _power(out: Any, params: Any, x: np.ndarray) -> np.ndarray:
 def _bitcast(out: Any, params: Any, x: np.ndarray) -> np.ndarray:
     new = np.dtype(params["new_dtype"])
     if new.itemsize == x.dtype.itemsize:
-        return np.ascontiguousarray(x).view(new)
+        return np.asarray(x, order="C").view(new)
     if new.itemsize > x.dtype.itemsize:
-        return np.ascontiguousarray(x).view(new)[..., 0]
-    return np.ascontiguousarray(x[..., None]).view(new)
+        return np.asarray(x, order="C").view(new)[..., 0]
+    return np.asarray(x[..., None], order="C").view(new)
 
 
 # ---------------------------------------------------------------------------- moves

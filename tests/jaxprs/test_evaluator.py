@@ -101,6 +101,8 @@ def test_floats():
         "sqrt": lambda x: lax.sqrt(lax.abs(x)),
         "finite": lax.is_finite,
         "bits": lambda x: lax.bitcast_convert_type(x, jnp.uint32),
+        "bits of one": lambda x: lax.bitcast_convert_type(x[3], jnp.uint32),
+        "bytes": lambda x: lax.bitcast_convert_type(x, jnp.uint8),
         "sign": lax.sign,
         "clamp": lambda x: lax.clamp(np.float32(-1), x, np.float32(2)),
         "product": lambda x: x * np.float32(3),

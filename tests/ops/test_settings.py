@@ -22,6 +22,7 @@ from qjax.run.interpreter import Interpreter
 from tests.export.emit import nodes
 from tests.layers.kinds import made
 
+pytestmark = pytest.mark.compiled
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 PRECISIONS = [
@@ -84,7 +85,6 @@ def test_all_settings_at_once(name: str) -> None:
         assert codes == digest(name)
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.sampled(10)
 def test_products_under_every_precision(precision: str, plain: dict[str, str]) -> None:
