@@ -1,4 +1,4 @@
-"""What each test file costs, in seconds and in programs that XLA compiled: `make test ARGS="--costs costs.txt"`."""
+"""What each test file costs, in seconds and in programs that XLA compiled: `make test ARGS="--costs=costs.txt"`."""
 
 import time
 from collections import defaultdict

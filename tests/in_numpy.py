@@ -93,7 +93,7 @@ class Switch:
 def jit(function: Callable[..., Any], static_argnums: Any = (), **options: Any) -> Callable[..., Any]:
     """`jax.jit`, or the same without a compiler where the switch is on."""
     compiled = jax.jit(function, static_argnums=static_argnums, **options)
-    computed = evaluator.evaluated(function, static_argnums, RULES, _by_jax)
+    computed = evaluator.run_in_numpy(function, static_argnums, RULES, _by_jax)
 
     @functools.wraps(function)
     def call(*arguments: Any) -> Any:

@@ -1,7 +1,7 @@
 """Random numbers without a program of their own to compile.
 
-XLA needs half a second for the twenty rounds of JAX's random numbers, for every shape of a weight again. Numpy draws the
-same bits in a callback.
+XLA needs half a second for the twenty rounds of JAX's random numbers, for every shape of a weight again. Numpy draws
+the same bits in a callback.
 """
 
 import functools

@@ -46,7 +46,7 @@ def evaluate(
     return _Run(rules or {}, otherwise).program(program, arguments)
 
 
-def evaluated(
+def run_in_numpy(
     function: Callable[..., Any],
     static_argnums: int | Sequence[int] = (),
     rules: Mapping[str, Rule] | None = None,

@@ -1,6 +1,7 @@
 """Tensors with several rows for each example: frames that are folded into the batch, pairs, flat results."""
 
 import dataclasses
+import functools
 import subprocess
 from typing import Any
 
@@ -73,6 +74,7 @@ MODELS = {
 }
 
 
+@functools.cache
 def converted(name: str, target: str = "onnxruntime") -> tuple[qjax.IntegerGraph, jax.Array]:
     build, shape = MODELS[name]
     x = jax.random.normal(jax.random.key(0), shape)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from qjax.jaxprs.evaluator import evaluate, evaluated
+from qjax.jaxprs.evaluator import evaluate, run_in_numpy
 from qjax.problems import Unsupported
 from qjax.run.interpreter import Interpreter
 from tests.export.emit.test_every_target import Everything, chosen, merged
@@ -30,7 +30,7 @@ def edges(dtype: str) -> np.ndarray:
 
 
 def assert_equal(function: Callable[..., Any], *arguments: Any) -> None:
-    found = jax.tree.leaves(evaluated(function)(*arguments))
+    found = jax.tree.leaves(run_in_numpy(function)(*arguments))
     wanted = jax.tree.leaves(jax.jit(function)(*arguments))
     assert len(found) == len(wanted) > 0
     for a, b in zip(found, wanted, strict=True):
@@ -45,7 +45,7 @@ def test_every_kernel_under_every_arithmetic():
     graph, codes = merged(chosen(Everything().named))
     interpreter = Interpreter(graph)
     constants = interpreter.constants
-    found = evaluated(interpreter.outputs)(constants, codes)
+    found = run_in_numpy(interpreter.outputs)(constants, codes)
     fast = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
     wanted = jax.jit(interpreter.outputs, compiler_options=fast)(constants, codes)
     wrong = [node.name for node, a, b in zip(graph.nodes, found, wanted, strict=True) if not np.array_equal(a, b)]
@@ -191,7 +191,7 @@ def test_what_depends_on_who_computes_it_is_refused(function, name):
 
 
 def test_within_a_trace_it_is_the_function_itself():
-    double = evaluated(lambda x: x * 2)
+    double = run_in_numpy(lambda x: x * 2)
     assert np.array_equal(jax.jit(double)(X), X * np.int8(2))
     assert np.array_equal(jax.vmap(double)(jnp.asarray(X)), X * np.int8(2))
 
@@ -203,7 +203,7 @@ def test_one_trace_for_a_shape():
         traces.append(x)
         return x + np.int8(n)
 
-    call = evaluated(function, 0)
+    call = run_in_numpy(function, 0)
     for n, x in ((1, X), (1, X + np.int8(1)), (2, X), (1, X[0])):
         assert np.array_equal(call(n, x), x + np.int8(n))
     assert len(traces) == 3

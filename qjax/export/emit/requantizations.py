@@ -14,6 +14,7 @@ import numpy as np
 
 from qjax.export.emit.lines import NEVER, Codes, Integers, Line, Span, evaluated, fit
 from qjax.export.emit.scaled import Scaled
+from qjax.jaxprs.evaluator import run_in_numpy
 from qjax.numerics import float32
 from qjax.numerics.float32 import Float32
 from qjax.numerics.rules import Rule, get_rule
@@ -137,7 +138,7 @@ def _program_of_sum(formula: str | None, rounding: str | None) -> Callable[..., 
     def raw(acc: jax.Array, constants: Mapping[str, jax.Array]) -> jax.Array:
         return finish([acc], constants, attributes)
 
-    return jax.jit(raw)
+    return run_in_numpy(raw)
 
 
 def _scaled_of(facts: "_Facts", product: Product, line: Line | None) -> Scaled | None:
@@ -287,13 +288,13 @@ def _raw(rule: str, flat: Mapping[str, np.ndarray], zero_point: np.ndarray) -> C
 
 @functools.cache
 def _program(rule: str) -> Callable[..., jax.Array]:
-    """Compiled once per rule, for vectors of one length."""
+    """Traced once per rule, for vectors of one length."""
     attributes = {"rule": rule, "qmin": -(2**30), "qmax": 2**30 - 1, "dtype": "int32"}
 
     def raw(acc: jax.Array, given: Mapping[str, jax.Array], zero_point: jax.Array) -> jax.Array:
         return finish_weighted(acc, {**given, "y_zero_point": zero_point}, attributes)
 
-    return jax.jit(raw)
+    return run_in_numpy(raw)
 
 
 def _is_tame(raw: Codes, span: Span) -> bool:
