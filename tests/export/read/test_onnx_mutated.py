@@ -198,9 +198,9 @@ def test_a_file_of_another_version_is_refused(emitted, style, version):
     del model.metadata_props[:]
     tensors.put(model, {**facts, "version": version})
     message = f"expected qjax's metadata of version {VERSION}, got version {version}. Write the file again"
-    for options in ({}, {"metadata": False}) if style != "integer" else ({},):
+    for metadata in (True, False) if style != "integer" else (True,):
         with pytest.raises(ReadError, match=message):
-            read(model.SerializeToString(), **options)
+            read(model.SerializeToString(), metadata=metadata)
 
 
 def test_the_message_of_a_changed_attribute(emitted):
