@@ -10,6 +10,7 @@ operation or a target is in no graph.
 import argparse
 import dataclasses
 import functools
+import gzip
 import hashlib
 import importlib
 import json
@@ -38,7 +39,15 @@ from qjax.graph.ir import Graph
 
 RANDOM = 3
 """Random networks of each target."""
-SLOW = {"images avx2", "openvino residual", "openvino mobile", "qonnx images", "tflite images", "tflite sequences"}
+SLOW = {
+    "images avx2",
+    "sequences int8",
+    "openvino residual",
+    "openvino mobile",
+    "qonnx images",
+    "tflite images",
+    "tflite sequences",
+}
 """Networks that `--quick` leaves out, with all circuits but those of dense layers."""
 NEVER = {"dropout"}
 """Operations of models in training, of which no graph has a node."""
@@ -143,7 +152,17 @@ def text(graph: Graph) -> Any:
 
 def without_places(graph: Graph) -> Graph:
     """The graph without lines of source files."""
-    nodes = tuple(dataclasses.replace(node, location=None) for node in graph.nodes)
+
+    def stripped(value: Any) -> Any:
+        # the members of a backend's kernel are fields and values
+        if isinstance(value, list | tuple):
+            return ["location", None] if value[:1] == ["location"] else [stripped(part) for part in value]
+        return value
+
+    nodes = tuple(
+        dataclasses.replace(node, location=None, attributes={k: stripped(v) for k, v in node.attributes.items()})
+        for node in graph.nodes
+    )
     return graph.replace(nodes=nodes, quantized=graph.quantized and without_places(graph.quantized))
 
 
@@ -157,17 +176,22 @@ def artifacts(graph: Graph, name: str, quick: bool) -> dict[str, Make]:
         "text": lambda: text(graph),
         "qjax": lambda: artifact.to_bytes(graph),
         "tflite": lambda: tflite.to_bytes(graph),
-        "c": lambda: c.to_files(graph, vectors=0 if quick else 4),
     }
     if not (quick and name.startswith("network ")):
+        made["c"] = lambda: c.to_files(graph, vectors=0 if quick else 4)
         made["stablehlo"] = lambda: PLACE.sub("", _module(graph))
     if name.startswith("rtl "):
-        made["rtl"] = lambda: rtl.to_files(graph)
+        # a compressed file holds the time at which it was written
+        made["rtl"] = lambda: {
+            path: gzip.decompress(data) if path.endswith(".gz") else data for path, data in rtl.to_files(graph).items()
+        }
 
     def emitted(style: str) -> bytes:
         return onnx.to_model(graph, **STYLES[style]).SerializeToString(deterministic=True)
 
-    styles = {style: given for style, given in STYLES.items() if not quick or style != "integer batch"}
+    styles = {
+        style: given for style, given in STYLES.items() if not quick or style not in ("integer batch", "integer vnni")
+    }
     return made | _each("onnx", styles, emitted)
 
 
