@@ -17,7 +17,7 @@ PY     := .venv/bin/python
 PYTEST := -m pytest -n $(JOBS) --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-compat test-py311 test-oracles bench accuracy architectures public real weights rivals random-networks experiments tutorials lint format types types-basic types-strict imports site docs report-picture report-script lock clean \
+.PHONY: help demo test test-all test-compat test-py311 test-oracles bench accuracy architectures public real weights rivals random-networks bits experiments tutorials lint format types types-basic types-strict imports site docs report-picture report-script lock clean \
         venv venv-compat venv-bench venv-oracles venv-docs
 
 help: ## list the targets
@@ -57,6 +57,9 @@ accuracy: venv ## accuracy of float, post-training and trained quantization on F
 
 random-networks: venv ## random networks under every target, ARGS="--rows FILE" keeps them and goes on: graph, exact forward, C, ONNX
 	$(PY) -m experiments.random_networks $(ARGS)
+
+bits: venv ## hashes of every artifact of many graphs, ARGS="--write FILE" before a change of code, "--against FILE" after it; "--quick" takes minutes
+	$(PY) -m experiments.bits $(ARGS)
 
 architectures: venv ## every published architecture in little: trained, converted, compared node by node
 	$(PY) -m experiments.architectures $(ARGS)

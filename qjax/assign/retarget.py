@@ -1,6 +1,6 @@
 """The same model under another target: `assign` on the quantized graph that a program was made from.
 
-Programs of files of format version 2 and of other formats have no quantized graph, so `from_program` makes one. A
+Programs of files of other formats, and those made by hand, have no quantized graph, so `from_program` makes one. A
 program holds what a model says of itself (codes of weights, biases, scales, zero points, clamps) beside what a target
 made of it (rules, formulas, multipliers, shifts). `from_program` removes the second part. Where a target folded a value
 that cannot be recovered, the node keeps its constants in a form that every target takes (`assign.file_nodes`), or an

@@ -221,11 +221,11 @@ def inflated(data: bytes) -> bytes:
 
 
 def read(data: bytes, where: str) -> Any:
-    """JSON that may be compressed: the one reader of documents within files, with the limits of `strict_json`.
+    """Compressed JSON: the one reader of documents within files, with the limits of `strict_json`.
 
     Raises a ValueError for what is too large, too deep or no such text; where: what it is, for the message.
     """
-    return strict_json.loads((data if data[:1] == b"{" else inflated(data)).decode(), where)
+    return strict_json.loads(inflated(data).decode(), where)
 
 
 def uncompressed(compressed: str) -> Mapping[str, Any]:

@@ -93,8 +93,8 @@ class Graph:
     call: what the model takes and returns, with the user's own classes; None where the graph came from a file.
     dequantization: how it makes floats of output codes, see `numerics.output_dequantization`.
     metadata: free JSON values for people (producer, versions); never read by a kernel.
-    quantized: the quantized graph that a program was made from; None where it is not known (files of format version 2,
-      graphs that were made or changed by hand). Its own metadata and call are not read.
+    quantized: the quantized graph that a program was made from; None where it is not known (graphs that were
+      made or changed by hand, and files of other formats). Its own metadata and call are not read.
     """
 
     tensors: Mapping[str, Tensor]

@@ -158,11 +158,8 @@ class WindowSum(AverageFacts, Op):
             return finish([reduce_window(attributes, codes, np.int32(0), lax.add)], constants, attributes)
         if formula.whole is None or not covers(attributes, codes.shape):
             return finish([_windows(attributes, codes)], constants, attributes)
-        if attributes.get("stacked", False):
-            total = jnp.sum(_windows(attributes, codes), axis=0, dtype=jnp.int32)
-        else:
-            axes = tuple(axis for axis, n in enumerate(attributes["window"]) if n > 1)
-            total = jnp.expand_dims(sum_over(codes, axes), axes)
+        axes = tuple(axis for axis, n in enumerate(attributes["window"]) if n > 1)
+        total = jnp.expand_dims(sum_over(codes, axes), axes)
         return finish([total], constants, {**attributes, "formula": formula.whole})
 
 

@@ -1,7 +1,6 @@
 """A program under another target is what a conversion for that target gives, also after a file."""
 
 import dataclasses
-import json
 
 import jax
 import numpy as np
@@ -18,7 +17,6 @@ from qjax.graph.ir import Graph, Tensor
 from qjax.graph.unsupported import ConversionError
 from qjax.run.interpreter import Interpreter
 from tests.export.graphs import assert_equal
-from tests.export.sealed import parts, seal
 from tests.layers.round_trip import data
 from tests.lower.lowered import dense_chain
 from tests.targets.test_every_target import Network, recipe_of
@@ -162,20 +160,14 @@ def wide(graph: Graph) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.sampled(1)
-def test_programs_of_earlier_versions(graphs, name):
-    """Files of version 2 hold the program alone; what it can tell is what the model said, up to rounded biases."""
+def test_programs_alone(graphs, name):
+    """What a program without its quantized graph can tell is what the model said, up to rounded biases."""
     codes = np.random.default_rng(0).integers(-100, 100, (7, 6, 6, 2)).astype(np.int8)
     alone = from_bytes(to_bytes(graphs[name].replace(quantized=None)))
     assert alone.quantized is None
     for other in ("nearest_even", "tflite_xnnpack", "tosa"):
         got, want = (np.asarray(Interpreter(graph)(codes)[0]) for graph in (retarget(alone, other), graphs[other]))
         assert np.array_equal(got, want)
-
-
-def test_version_2_still_loads(graphs):
-    document, arrays, data = parts(to_bytes(graphs["tvm"].replace(quantized=None)))
-    rest = json.dumps(json.dumps(document)) + "}," + json.dumps(arrays)[1:]
-    assert_equal(from_bytes(seal(rest, data, version="2")), graphs["tvm"])
 
 
 def test_constants_that_no_scale_explains_are_not_guessed(graphs):

@@ -7,7 +7,7 @@ code:
     header    JSON: "__metadata__" first, then each array's dtype, shape and place; padded with spaces
     data      the arrays, little-endian, the widest dtypes first, without gaps
 
-"__metadata__" begins with four fields at fixed places, in every version: "format" ("qjax"), "sha256" (of the
+"__metadata__" begins with four fields at fixed places: "format" ("qjax"), "sha256" (of the
 whole file, with these 64 digits read as zeros), "bytes" (the file's size, 19 digits) and "version"; then
 "graph", the structure as one JSON document (`program_document.py`). The digest finds damage; it is not a signature, so
 the content is not trusted. Equal graphs have equal bytes. To look inside:
@@ -34,8 +34,7 @@ from qjax.graph.check import GraphError
 from qjax.graph.ir import Graph
 
 VERSION = 3
-OLDEST = 2
-"""Files of this version do not hold the quantized graph of their program."""
+"""Of the format; a file of any other is refused."""
 MAX_FILE = 4 * 2**30
 MAX_HEADER = 64 * 2**20
 
@@ -198,10 +197,11 @@ def _check_frame(data: bytes) -> None:
         raise ArtifactError(
             f"expected content with SHA-256 {digest}, got {actual}: the file is damaged; copy or download it again."
         )
-    if version > VERSION:
-        raise ArtifactError(f"expected format version {VERSION}, got the newer {version}: upgrade qjax.")
-    if version < OLDEST:
-        raise ArtifactError(f"expected format version {OLDEST} or {VERSION}, got the older {version}: convert again.")
+    if version != VERSION:
+        raise ArtifactError(
+            f"expected format version {VERSION}, got {version}: convert the model again with this version of qjax, or "
+            "load the file with the version that wrote it."
+        )
 
 
 def _digest(data: bytes | bytearray) -> str:

@@ -36,6 +36,8 @@ _BITS = 62
 _SPARE_BITS = 16
 _FREE = 2**61
 """An offset without a bound."""
+_MOST_RAISED = 32
+"""Accumulators of a channel. A rule in float32, written in integers, takes more operations than that."""
 NEVER = -(2**31)
 """No accumulator."""
 
@@ -97,13 +99,10 @@ class _Problem:
         return np.int64(1) << np.int64(self.shift)
 
 
-def fit(
-    codes: Codes, span: Span, lowest: int, highest: int, *, bits: int | None = None, most_raised: int = 16
-) -> Line | None:
+def fit(codes: Codes, span: Span, lowest: int, highest: int, *, bits: int | None = None) -> Line | None:
     """The line of a monotone function of the accumulator with values in [lowest, highest], or None where none is it.
 
     bits: those of a factor that is preferred, its sign not counted. One of more bits is taken where no other fits.
-    most_raised: how many accumulators of a channel may be raised.
     """
     found = thresholds(codes, span, lowest, highest)
     steps = np.arange(lowest + 1, highest + 1, dtype=np.int64)[:, None]
@@ -139,7 +138,7 @@ def fit(
         if all(np.all(least <= most) for least, most in sides):
             return _line(problem, bent, [_middle(*side) for side in sides], None)
         offset = np.where(least <= most, _middle(least, most), most)
-        raised = _raised(problem, factor, offset, most_raised)
+        raised = _raised(problem, factor, offset)
         if raised is not None:
             return _line(problem, factor, [offset], raised)
     return None
@@ -278,12 +277,12 @@ def _middle(least: Integers, most: Integers) -> Integers:
     return np.where(open_, np.where(least > -_FREE, least, np.where(most < _FREE, most, 0)), (least + most) // 2)
 
 
-def _raised(problem: "_Problem", factor: Integers, offset: Integers, limit: int) -> Integers | None:
+def _raised(problem: "_Problem", factor: Integers, offset: Integers) -> Integers | None:
     """The accumulators, padded to one number per channel, whose code is that of the next one; None for too many."""
     found, span = problem.found, problem.span
     late = (found <= span.high) & (np.maximum(found, span.low) * factor + offset < problem.steps * problem.one)
     most = int(late.sum(0).max(initial=0))
-    if most > limit:
+    if most > _MOST_RAISED:
         return None
     order = np.argsort(~late, axis=0, kind="stable")[:most]
     at = np.take_along_axis(np.maximum(found, span.low), order, 0)

@@ -28,8 +28,6 @@ _MOST_CODES = 2**10
 """Codes of 16 bits have too many thresholds."""
 _MOST_THRESHOLDS = 2**22
 """Of all channels: to look for the lines of 65,536 channels takes minutes, and each is computed once for a product."""
-MOST_RAISED = 32
-"""Of a channel. A rule in float32, written in integers, takes more operations than that."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +70,7 @@ def finish_of_codes(
     facts = _facts_of(product)
     if facts is None:
         return None
-    line, shape = _line_of(facts, product, bits=31, most_raised=MOST_RAISED), facts.shape
+    line, shape = _line_of(facts, product, bits=31), facts.shape
     kernel = values["kernel"].astype(np.int64)
     kept = [axis for _, axis in attributes["channels"]]
     sums = kernel.sum(axis=tuple(axis for axis in range(kernel.ndim) if axis not in kept), keepdims=True)
@@ -116,7 +114,6 @@ def finish_of_sum(
         lowest,
         highest,
         bits=31,
-        most_raised=MOST_RAISED,
     )
     if line is None:
         return None
@@ -174,10 +171,10 @@ def _moved(line: Line, by: Integers) -> Line | None:
     )
 
 
-def line_of(product: Product, **options: int) -> tuple[Line, tuple[int, ...]] | None:
+def line_of(product: Product) -> tuple[Line, tuple[int, ...]] | None:
     """The line, and the shape of its channels, which broadcasts against the result's trailing axes; see `fit`."""
     facts = _facts_of(product)
-    line = None if facts is None else _line_of(facts, product, **options)
+    line = None if facts is None else _line_of(facts, product)
     return None if facts is None or line is None else (line, facts.shape)
 
 
@@ -192,10 +189,10 @@ class _Facts:
     high: Integers
 
 
-def _line_of(facts: _Facts, product: Product, **options: int) -> Line | None:
+def _line_of(facts: _Facts, product: Product, bits: int | None = None) -> Line | None:
     values, ends = product.values, (facts.low, facts.high)
     codes = _bounds(product.attributes, values)
-    return line_within(facts.rule, facts.flat, values["y_zero_point"], ends, codes, **options)
+    return line_within(facts.rule, facts.flat, values["y_zero_point"], ends, codes, bits)
 
 
 def _facts_of(product: Product) -> _Facts | None:
@@ -228,15 +225,15 @@ def line_within(
     zero_point: np.ndarray,
     ends: tuple[Integers, Integers],
     codes: tuple[int, int],
-    **options: int,
+    bits: int | None = None,
 ) -> Line | None:
     """The line of a monotone rule between two accumulators per channel; None where there is none.
 
     flat: the rule's constants and "bias", which is added to the accumulator, as vectors. codes: the least and the
-    greatest one. options: of `fit`.
+    greatest one. bits: see `fit`.
     """
     found = _on_span(rule, flat, zero_point, ends, codes)
-    return None if found is None else fit(*found, *codes, **options)
+    return None if found is None else fit(*found, *codes, bits=bits)
 
 
 def _on_span(

@@ -42,8 +42,11 @@ def restored(make: Callable[[], Graph], difference: Callable[[Graph], str], cure
     return graph
 
 
-def check_version(document: Mapping[str, Any], newest: int, cure: str = OPERATORS) -> None:
-    """Raise a ReadError for a document of a version that is unknown here."""
+def check_version(document: Mapping[str, Any], expected: int, cure: str = "") -> None:
+    """Raise a ReadError for a document of another version. cure: another one than to write the file again."""
     version = document.get("version")
-    if type(version) is not int or not 1 <= version <= newest:
-        raise ReadError(f"the file's metadata is of version {version!r}, expected 1 to {newest}. {cure}")
+    if type(version) is not int or version != expected:
+        raise ReadError(
+            f"expected qjax's metadata of version {expected}, got version {version!r}. Write the file again with this "
+            f"version of qjax. {cure}".rstrip()
+        )

@@ -18,9 +18,7 @@ IDENTIFIER = b"TFL3"
 METADATA = "qjax"
 """The name of the metadata that holds what the format has no place for."""
 METADATA_VERSION = 3
-"""1: the text is not compressed. 2: an operand with axes to repeat goes through BROADCAST_TO first."""
-BROADCASTS = 3
-"""The first version in which ADD, SUB and MUL repeat axes themselves."""
+"""Of the form of that metadata and of the operators beside it. The reader refuses any other."""
 SIGNATURE = "serving_default"
 MAX_BYTES = 2**31 - 1
 ALIGNMENT = 16

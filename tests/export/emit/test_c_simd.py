@@ -221,7 +221,7 @@ def test_a_constant_channel_keeps_its_layer_in_floats():
     def rule(acc, channels):
         return scaled.codes(acc[:, None])[np.arange(acc.size), channels]
 
-    line = fit(rule, span, -128, 127, bits=31, most_raised=32)
+    line = fit(rule, span, -128, 127, bits=31)
     assert line is not None
     assert line.factor[0] == 0 < line.factor[1]
     assert scaled.is_line(line, span.low, span.high)

@@ -133,10 +133,3 @@ def test_a_document_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(document, "MAX_TEXT", 100)
     with pytest.raises(ValueError, match="damaged or larger than 100 bytes"):
         document.uncompressed(text)
-
-
-def test_files_of_version_2_are_read() -> None:
-    _, graph, _ = converted(Recurrent(), (2, 6, 3))
-    old = integer.to_model(graph.ir, version=2)
-    assert scans(old) == 0
-    assert len(written_by_qjax.read(old).nodes) == len(graph.ir.nodes)

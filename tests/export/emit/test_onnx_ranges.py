@@ -17,7 +17,6 @@ from onnx import helper
 from qjax.export.emit import bounds
 from qjax.export.emit.onnx import sums
 from qjax.export.emit.onnx.builder import IR_VERSION, Builder, Library, element_type, opset_imports
-from qjax.export.emit.onnx.integer import VERSION
 from qjax.export.emit.onnx.named_calls import NAMED
 from qjax.export.emit.onnx.tracing import trace
 from qjax.export.emit.onnx.translate import Translator
@@ -45,7 +44,7 @@ def model_of(
 ) -> onnx.ModelProto:
     """A model of the function; known: its last arguments, constants whose numbers the translator knows."""
     names = [f"x{index}" for index in range(len(feeds))]
-    library = Library(VERSION, for_runtime=for_runtime)
+    library = Library(for_runtime=for_runtime)
     builder = Builder(library, names)
     t = Translator(builder)
     views = [View.full(name, x.dtype.name, x.shape) for name, x in zip(names, feeds, strict=True)]
@@ -55,7 +54,7 @@ def model_of(
     for value in known:
         constant = t.literal(value) if value.size == 1 else View.full(builder.constant(value), "int32", value.shape)
         views.append(dataclasses.replace(constant, known=value))
-    closed = trace(function, [(view.shape, view.dtype) for view in views], names=True)
+    closed = trace(function, [(view.shape, view.dtype) for view in views])
     results = [t.settled(view) for view in t.run(closed, views)]
     outputs = [builder.op("Identity", t.materialized(view)) for view in results]
     ports = [

@@ -8,7 +8,6 @@ from flax import nnx
 import qjax
 from qjax.export.emit.tflite import to_bytes
 from qjax.export.read import tflite as reader
-from qjax.export.read.errors import ReadError
 from qjax.export.read.tflite.model import parse
 from qjax.graph.ir import Graph
 from qjax.run.interpreter import Interpreter
@@ -83,22 +82,6 @@ def test_what_was_written_is_read(target):
     graph = graph_for(target).ir
     content = to_bytes(graph, batch=3)
     assert_equal(reader.read(content), graph)
-
-
-@pytest.mark.parametrize("target", ["tflite_reference", "tflite_optimized_x86"])
-def test_a_file_of_the_version_before_is_read_or_refused(target):
-    graph = graph_for(target).ir
-    content = to_bytes(graph, batch=3, version=2)
-    assert "BROADCAST_TO" in operators(content)
-    if target == "tflite_reference":
-        assert_equal(reader.read(content), graph)
-        return
-    with pytest.raises(ReadError, match=r"BROADCAST_TO repeats an operand.*metadata=False"):
-        reader.read(content)
-    without = reader.read(content, target=target, metadata=False)
-    codes = random_codes(without, 3)
-    for found, wanted in zip(in_runtime(target, content, without, codes), Interpreter(without)(*codes), strict=True):
-        np.testing.assert_array_equal(found, wanted)
 
 
 class Normalized(nnx.Module):

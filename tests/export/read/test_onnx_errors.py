@@ -9,6 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from qjax.export.emit.onnx.builder import VERSION
 from qjax.export.read.errors import ReadError
 from qjax.export.read.onnx import model as model_module
 from qjax.export.read.onnx import read
@@ -177,17 +178,24 @@ HOSTILE = {
         "cannot be reshaped",
     ),
     "metadata that is no JSON": (lambda m: m.metadata_props.add(key="qjax", value="{"), "metadata 'qjax'"),
-    "metadata of another version": (lambda m: m.metadata_props.add(key="qjax", value='{"version": 11}'), "version 1"),
+    "metadata of the next version": (
+        lambda m: m.metadata_props.add(key="qjax", value='{"version": 11}'),
+        "of version 10, got version 11. Write",
+    ),
+    "metadata of the last version": (
+        lambda m: m.metadata_props.add(key="qjax", value='{"version": 9}'),
+        "of version 10, got version 9. Write",
+    ),
     "unknown target": (
-        lambda m: m.metadata_props.add(key="qjax", value='{"version": 1, "target": "abacus"}'),
+        lambda m: m.metadata_props.add(key="qjax", value='{"version": 10, "target": "abacus"}'),
         "'abacus', which is unknown",
     ),
     "two names made one": (
-        lambda m: m.metadata_props.add(key="qjax", value='{"version": 1, "names": {"xr_q": "cr_q"}}'),
+        lambda m: m.metadata_props.add(key="qjax", value='{"version": 10, "names": {"xr_q": "cr_q"}}'),
         "two tensors are called 'cr_q'",
     ),
     "a range beyond the codes": (
-        lambda m: m.metadata_props.add(key="qjax", value='{"version": 1, "ranges": {"w_codes": [-300, 3]}}'),
+        lambda m: m.metadata_props.add(key="qjax", value='{"version": 10, "ranges": {"w_codes": [-300, 3]}}'),
         "not within that of its codes",
     ),
 }
@@ -223,7 +231,7 @@ def test_two_free_sizes_are_refused_by_name(good):
 
 def test_metadata_names_orders_and_annotates(good):
     hints = {
-        "version": 1,
+        "version": VERSION,
         "target": "tflite_micro",
         "names": {"xr_q": "x", "cr_q": "conv"},
         "layouts": {"cr_q": [3, 2, 0, 1]},

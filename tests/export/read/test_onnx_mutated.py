@@ -6,7 +6,8 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from qjax.export.emit.onnx import to_model
+from qjax.export.emit.onnx import tensors, to_model
+from qjax.export.emit.onnx.builder import VERSION
 from qjax.export.read.errors import ReadError
 from qjax.export.read.onnx import read
 from qjax.graph.check import check_integer
@@ -178,6 +179,28 @@ def test_a_changed_file_is_refused_or_read(emitted, style, seed):
 def test_an_unchanged_file_is_read(emitted):
     for model in emitted.values():
         check_integer(read(model.SerializeToString()))
+
+
+def test_a_changed_function_is_refused(emitted):
+    model = onnx.ModelProto()
+    model.CopyFrom(emitted["integer"])
+    model.functions[0].node[-1].op_type = "Identity"
+    with pytest.raises(ReadError, match="something changed the file"):
+        read(model.SerializeToString())
+
+
+@pytest.mark.parametrize("style", ["integer", "qdq", "qoperator"])
+@pytest.mark.parametrize("version", [VERSION - 1, VERSION + 1])
+def test_a_file_of_another_version_is_refused(emitted, style, version):
+    model = onnx.ModelProto()
+    model.CopyFrom(emitted[style])
+    facts = tensors.taken(model)
+    del model.metadata_props[:]
+    tensors.put(model, {**facts, "version": version})
+    message = f"expected qjax's metadata of version {VERSION}, got version {version}. Write the file again"
+    for metadata in (True, False) if style != "integer" else (True,):
+        with pytest.raises(ReadError, match=message):
+            read(model.SerializeToString(), metadata=metadata)
 
 
 def test_the_message_of_a_changed_attribute(emitted):

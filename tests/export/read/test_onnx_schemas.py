@@ -124,7 +124,7 @@ def test_metadata_has_a_limit_of_values() -> None:
     with pytest.raises(ValueError, match="expected at most 4000000 JSON values"):
         document.uncompressed(text)
     proto = model()
-    held = '{"style": "qdq", "version": 7, "document": "' + text + '"}'
+    held = '{"style": "qdq", "version": 10, "document": "' + text + '"}'
     helper.set_model_props(proto, {"qjax": held})
     with pytest.raises(ReadError, match="expected at most 4000000 JSON values"):
         read(proto.SerializeToString())

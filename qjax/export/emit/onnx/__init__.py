@@ -88,8 +88,7 @@ def to_model(
     module = importlib.import_module(f"qjax.export.emit.onnx.{STYLES[style]}")
     options: dict[str, Any] = {} if style == "integer" else {"codes": codes}
     if portable is not None:
-        # the form in which every operator on codes has a grid of its own
-        options["version"] = 1
+        options["plain"] = True
     model = module.to_model(graph, batch=batch, vnni=vnni, **options)
     if portable is None:
         return model

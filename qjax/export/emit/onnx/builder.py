@@ -18,6 +18,8 @@ DOMAIN = "qjax"
 OPSET = 26
 """The newest that ONNX Runtime 1.31 runs."""
 IR_VERSION = 13
+VERSION = 10
+"""Of the form of the files, as their metadata state it. Readers refuse any other."""
 
 
 def opset_imports() -> list[onnx.OperatorSetIdProto]:
@@ -33,13 +35,12 @@ def element_type(dtype: DTypeLike) -> int:
 class Library:
     """The model-local functions of one model, in the order of their definition.
 
-    version: of the form in which they are written, so that the readers can write a file of an earlier one again.
     signed: whether weights of int8 may meet activations of uint8 in MatMulInteger, whatever their size.
     for_runtime: whether the file is for ONNX Runtime alone: with float64 where that is exact, and by its speeds.
     """
 
-    def __init__(self, version: int, *, signed: bool = False, for_runtime: bool = False) -> None:
-        self.version, self.signed, self.for_runtime = version, signed, for_runtime
+    def __init__(self, *, signed: bool = False, for_runtime: bool = False) -> None:
+        self.signed, self.for_runtime = signed, for_runtime
         self.functions: dict[str, onnx.FunctionProto] = {}
         self.bodies: dict[Any, Any] = {}
         """What was written for a call, by `equal_calls.key_of` it."""

@@ -9,10 +9,6 @@ import numpy as np
 from qjax.graph.check import check_integer
 from qjax.graph.ir import Graph, Node
 
-VERSION = 10
-"""As that of style "integer"."""
-SHARED = 7
-"""The first version in which equal weights of several nodes are one initializer, and the document is compressed."""
 TARGETS = ("onnxruntime", "onnxruntime_avx2")
 CODES = ("int8", "uint8")
 """The dtypes of ONNX Runtime's 8-bit kernels."""
@@ -23,12 +19,17 @@ RESCALE_OPTION = "session.disable_double_qdq_remover"
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """batch, codes, vnni: see `qjax.export.emit.onnx.emit`. version: of the form, for readers of older files."""
+    """batch, codes, vnni: see `qjax.export.emit.onnx.emit`.
+
+    plain: for other runtimes than ONNX Runtime. Products keep activations of int8 as they are, instead of moving them
+    to uint8, and take weights of the same signedness. Functions of integers are those of style "integer". `portable`
+    and style "qonnx" need this, because the quantizers that they write state the grids of the graph.
+    """
 
     batch: int | None = None
     codes: bool = False
     vnni: bool = False
-    version: int = VERSION
+    plain: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,10 +24,9 @@ from qjax import ops, targets
 from qjax.assign.retarget import made_by_target
 from qjax.export import document
 from qjax.export.emit.onnx import tensors
-from qjax.export.emit.onnx.builder import DOMAIN, element_type
+from qjax.export.emit.onnx.builder import DOMAIN, VERSION, element_type
 from qjax.export.emit.onnx.codes import (
     DOC,
-    SHARED,
     WHY,
     Bias,
     Operand,
@@ -52,8 +51,6 @@ class CodesWriter(UnsignedWriter):
 
     style: its name. spelling: how it writes an operation. runtime: what there is to write.
     """
-
-    for_runtime = True
 
     def __init__(
         self,
@@ -120,7 +117,7 @@ class CodesWriter(UnsignedWriter):
         }
         return {
             "style": self.style,
-            "version": self.version,
+            "version": VERSION,
             "batch": self.batch,
             "codes": self.codes,
             **({"vnni": True} if self.vnni else {}),
@@ -130,7 +127,7 @@ class CodesWriter(UnsignedWriter):
             "names": renamed,
             "inputs": list(graph.inputs),
             "outputs": list(graph.outputs),
-            **(whole if self.version < SHARED else {"document": document.packed(whole)}),
+            "document": document.packed(whole),
             "metadata": dict(graph.metadata),
         }
 

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from qjax.export.emit.onnx.builder import element_type
 from qjax.export.emit.onnx.codes import fits, limits
 from qjax.export.emit.onnx.codes_writer import CodesWriter
-from qjax.export.emit.onnx.unsigned import MOVED
 from qjax.export.emit.onnx.views import View
 from qjax.graph.ir import Node, Quantization, Tensor
 from qjax.numerics.elementary import Expression
@@ -55,7 +54,7 @@ def table(w: CodesWriter, node: Node) -> bool:
 
 def _looked_up(w: CodesWriter, node: Node, view: View, held: NDArray[np.int64]) -> bool:
     """Writes a table from codes that are there as uint8 to such codes: they are the indices themselves."""
-    codes = w.unsigned_of(view.name) if w.version >= MOVED else None
+    codes = w.unsigned_of(view.name)
     dims = w.dims(view.stored)
     if codes is None or dims is None or 0 in dims or w.graph.tensors[node.output].dtype != "int8":
         return False

@@ -22,10 +22,9 @@ from onnx import helper, numpy_helper
 from qjax import ops
 from qjax.export import document
 from qjax.export.emit.onnx import nodes, tensors
-from qjax.export.emit.onnx.builder import DOMAIN, IR_VERSION, Library, opset_imports
+from qjax.export.emit.onnx.builder import DOMAIN, IR_VERSION, VERSION, Library, opset_imports
 from qjax.export.emit.onnx.tensors import encoded
 from qjax.export.emit.onnx.tracing import PRIME
-from qjax.export.emit.onnx.translate import RANGES
 from qjax.export.emit.onnx.views import NeedsBatch, View
 from qjax.graph.check import check_integer
 from qjax.graph.ir import Graph, Node
@@ -39,18 +38,10 @@ from qjax.problems import Unsupported
 from qjax.version import __version__
 
 STYLE = "integer"
-VERSION = 10
-"""Since 2, 8-bit products are of uint8, and a requantization is a few operators where that is proven to be the same.
-
-Since 3, loops over time are Scan. Since 4, integers are held in the narrowest type, see `carried`. Since 5, additions
-and products of two tensors of 8-bit codes are one sum and one shift, see `emit.planes`. Since 8, normalisations are
-short, see `named_normalize`. Since 9, an average over a whole image reads a sum, see `nodes.WHOLE`. Since 10,
-gemmlowp's softmax and reciprocals are short, see `named_gemmlowp`.
-"""
 
 
-def to_model(graph: Graph, *, batch: int | None = None, vnni: bool = False, version: int = VERSION) -> onnx.ModelProto:
-    """The model. batch, vnni: see `qjax.export.emit.onnx.emit`. version: of the form, for readers of older files.
+def to_model(graph: Graph, *, batch: int | None = None, vnni: bool = False) -> onnx.ModelProto:
+    """The model. batch, vnni: see `qjax.export.emit.onnx.emit`.
 
     Raises:
       ValueError: a node whose bits depend on an element's place, or on the size of the batch, while that is free; a
@@ -60,13 +51,13 @@ def to_model(graph: Graph, *, batch: int | None = None, vnni: bool = False, vers
         raise ValueError(f"emit: expected a batch of at least 1, or None for any. Got {batch!r}.")
     from qjax.export.emit.onnx.rolled import Rolled, loops_of
 
-    loops = loops_of(check_integer(graph)) if version > 2 else []
+    loops = loops_of(check_integer(graph))
     if loops:
         try:
-            return Rolled(graph, batch, version, vnni=vnni, loops=loops).model()
+            return Rolled(graph, batch, vnni=vnni, loops=loops).model()
         except Unsupported:
             pass  # node by node each may have a form, or its own message
-    return Writer(graph, batch, version if version != 3 else 2, vnni=vnni).model()
+    return Writer(graph, batch, vnni=vnni).model()
 
 
 class Writer:
@@ -77,9 +68,9 @@ class Writer:
 
     for_runtime = False
 
-    def __init__(self, graph: Graph, batch: int | None, version: int, *, vnni: bool = False) -> None:
-        self.graph, self.batch, self.version, self.vnni = graph, batch, version, vnni
-        self.library = Library(version, signed=vnni, for_runtime=self.for_runtime)
+    def __init__(self, graph: Graph, batch: int | None, *, vnni: bool = False) -> None:
+        self.graph, self.batch, self.vnni = graph, batch, vnni
+        self.library = Library(signed=vnni, for_runtime=self.for_runtime)
         self.size = PRIME if batch is None else batch
         self.free = PRIME if batch is None and _has_batch(graph) else None
         self.nodes: list[onnx.NodeProto] = []
@@ -136,7 +127,7 @@ class Writer:
         graph = self.graph
         return {
             "style": STYLE,
-            "version": self.version,
+            "version": VERSION,
             "batch": self.batch,
             **({"vnni": True} if self.vnni else {}),
             "target": graph.target,
@@ -156,12 +147,11 @@ class Writer:
         inputs = [self.value(name) for name in node.inputs]
         stored = {role: graph.tensors[name].dtype for role, name in points.items()}
         choices = {role: np.asarray(graph.constant(node, role)) for role in node.constants if role in nodes.CHOICES}
-        call = nodes.Call(node.op, known, tuple(inputs), constants, stored, choices)
+        ranges = [self.certain_range(name) for name in node.inputs]
+        facts = self.facts_of(node, points)
+        call = nodes.Call(node.op, known, tuple(inputs), constants, stored, choices, facts, ranges)
         if nodes.is_native(call):
-            call = dataclasses.replace(call, values=self.known(node), range=self.range(node.inputs[0]))
-        if self.version >= RANGES:
-            ranges = [self.certain_range(name) for name in node.inputs]
-            call = dataclasses.replace(call, facts=self.facts_of(node, points), ranges=ranges)
+            call = dataclasses.replace(call, range=self.range(node.inputs[0]))
         order = nodes.wanted_order(call)
         if order is None and ops.get(node.op).one_order and len({view.axes for view in inputs}) > 1:
             order = next(view.axes for view in inputs if list(view.axes) != list(range(len(view.axes))))
@@ -196,13 +186,6 @@ class Writer:
         tensors.put(call_node, {"op": node.op, "location": node.location, "output": node.output})
         self.nodes.append(call_node)
         self.placed(node.output, view)
-
-    def known(self, node: Node) -> dict[str, Any]:
-        """The values of a node's constants, and the zero point of its output."""
-        quantization = self.graph.tensors[node.output].quantization
-        assert quantization is not None
-        found = {role: np.asarray(self.graph.constant(node, role)) for role in node.constants}
-        return {**found, "y_zero_point": np.asarray(quantization.zero_point, np.int32)}
 
     def range(self, name: str) -> tuple[int, int, int]:
         """The least and the greatest code of a tensor, and its zero point; a user may feed any codes of the dtype."""
@@ -266,9 +249,7 @@ class Writer:
         return self.views[name]
 
     def read_initializers(self, nodes: Sequence[onnx.NodeProto]) -> list[onnx.TensorProto]:
-        """Those that some node reads; of the others ONNX Runtime warns when it loads a file. Version 1 wrote all."""
-        if self.library.version == 1:
-            return list(self.initializers.values())
+        """Those that some node reads; of the others ONNX Runtime warns when it loads a file."""
         read = {name for node in nodes for name in node.input} | set(self.graph.outputs)
         for name in self.unread_codes:
             self.initializers[name] = tensors.initializer(

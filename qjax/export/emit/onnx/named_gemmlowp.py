@@ -20,16 +20,13 @@ from qjax.numerics.calls import Named
 from qjax.numerics.gemmlowp_functions import NEWTON_SLOPE, NEWTON_START, ONE
 from qjax.numerics.softmax import SUM_BITS, exponentials
 
-FIXED = 10
-"""The first version of the form that has these."""
-
 
 def powers(t: Carried, call: Named, operands: Sequence[View]) -> list[View] | None:
     """A table of the exponentials of all differences, where constants are known. Terms are these, rounded."""
     codes, *constants = operands
     numbers = [np.int32(view.value) for view in constants if view.value is not None]
     low, high = codes.range
-    if t.builder.library.version < FIXED or len(numbers) < len(constants) or high - low > 255:
+    if len(numbers) < len(constants) or high - low > 255:
         return None
     inside, table = exponentials(-np.arange(256, dtype=np.int32), *numbers)
     b, last = t.builder, len(codes.shape) - 1
@@ -49,8 +46,6 @@ def powers(t: Carried, call: Named, operands: Sequence[View]) -> list[View] | No
 def reciprocal(t: Carried, call: Named, operands: Sequence[View]) -> list[View] | None:
     """`gemmlowp_reciprocal` of a sum that has the term of its greatest code."""
     (bits,), (total,) = call.static, operands
-    if t.builder.library.version < FIXED:
-        return None
     b, total = t.builder, t.carried(t.expanded(total), "int64")
     # a number below 2^31 begins with one zero bit, and with one more for each limit that it is below
     limits = [1 << k for k in range(31 - SUM_BITS + 1, 31)]
@@ -68,7 +63,7 @@ def shares(t: Carried, call: Named, operands: Sequence[View]) -> list[View] | No
     """Of powers that are 0 where a code does not count: one product, one sum and one shift."""
     inverse, power, inside, right = operands
     known = inverse.range[0] >= 0 and power.range[0] >= 0 and inside.value is True and right.range[0] >= 1
-    if t.builder.library.version < FIXED or not known:
+    if not known:
         return None
     b, shape, last = t.builder, power.shape, right.range[1]
     rows = np.arange(last + 1, dtype=np.int64)
@@ -95,7 +90,7 @@ def shares(t: Carried, call: Named, operands: Sequence[View]) -> list[View] | No
 def one_over_one_plus_x(t: Carried, call: Named, operands: Sequence[View]) -> list[View] | None:
     """`gemmlowp_functions.one_over_one_plus_x` of [0, 1)."""
     (a,) = operands
-    if t.builder.library.version < FIXED or a.range[0] < 0:
+    if a.range[0] < 0:
         return None
     return [_inverted(t, t.carried(t.settled(a), "int64"))]
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from qjax.export.emit.onnx.carried import EXACT, FLOATS, Carried
-from qjax.export.emit.onnx.named_roots import SHORT, divide_to_even, lift, lifted_root, ranged
+from qjax.export.emit.onnx.named_roots import divide_to_even, lift, lifted_root, ranged
 from qjax.export.emit.onnx.views import View
 from qjax.numerics.calls import Named
 from qjax.numerics.normalize import Setup
@@ -32,7 +32,7 @@ def normalized_codes(t: Carried, call: Named, operands: Sequence[View]) -> list[
     axes, setup, joined, groups = call.static
     codes, zero_point, *given = operands
     numbers = [view.value for view in (zero_point, *given)]
-    if not t.for_runtime or t.builder.library.version < SHORT or groups != 1 or None in numbers:
+    if not t.for_runtime or groups != 1 or None in numbers:
         return None
     zero, high, low, half, right = (int(number) for number in numbers if number is not None)
     energy = (high << 31) + low

@@ -11,9 +11,6 @@ from qjax.export.emit.onnx.views import View
 from qjax.numerics.calls import Named
 from qjax.numerics.integer_softmax import BITS
 
-SHORT = 8
-"""The first version of the form in which quotients of powers of two and counts of leading bits are short."""
-
 _LIMIT = 62
 """Of `lift`: numbers are below 2^62."""
 
@@ -30,7 +27,7 @@ def divide_to_even(t: Carried, call: Named, operands: Sequence[View]) -> list[Vi
         return None
     b, dtype = t.builder, numerator.dtype
     value = numerator.value
-    if b.library.version >= SHORT and value is not None and value & (value - 1) == 0 and divisor.range[1] < value:
+    if value is not None and value & (value - 1) == 0 and divisor.range[1] < value:
         return [_of_power(t, int(value), t.settled(divisor))]
     one = b.constant(np.asarray(1, dtype))
 
@@ -62,7 +59,7 @@ def counted(t: Carried, x: View, limits: Sequence[int], operator: str) -> View:
     """How many limits a number is below (Less), or has reached (GreaterOrEqual); int64."""
     b, last, rank = t.builder, x.name, len(x.stored)
     # rows of one number: the limits stand beside each
-    in_place = b.library.version >= SHORT and bool(x.stored) and x.stored[-1] == 1
+    in_place = bool(x.stored) and x.stored[-1] == 1
     if not in_place:
         last = b.op("Unsqueeze", last, b.integers([rank]))
     flags = b.op(operator, last, b.constant(np.asarray(limits, np.int64)))

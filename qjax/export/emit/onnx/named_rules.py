@@ -20,8 +20,7 @@ def rounded_codes(t: Carried, call: Named, operands: Sequence[View]) -> list[Vie
     numbers = [view.value for view in (*values, zero_point)]
     code = next((dtype for dtype in ("int8", "uint8") if bounds.fits((qmin, qmax), dtype)), None)
     plain = (
-        t.builder.library.version >= requantizing.PLANES
-        and rule.monotone
+        rule.monotone
         and acc.dtype == "int32"
         and code is not None
         and len(values) == len(rule.fields)
@@ -32,7 +31,7 @@ def rounded_codes(t: Carried, call: Named, operands: Sequence[View]) -> list[Vie
     flat = {role: np.asarray([number], np.int32) for role, number in zip(rule.fields, numbers, strict=False)}
     flat["bias"] = np.zeros(1, np.int32)
     ends = np.asarray([acc.range[0]], np.int64), np.asarray([acc.range[1]], np.int64)
-    line = line_within(rule, flat, np.asarray(numbers[-1], np.int32), ends, (qmin, qmax), **requantizing.OPTIONS)
+    line = line_within(rule, flat, np.asarray(numbers[-1], np.int32), ends, (qmin, qmax))
     if line is None:
         return None
     found = requantizing.written(t, code, t.settled(acc), line, ())

@@ -32,8 +32,6 @@ from qjax.ops.facts import ProductFacts
 CHOICES = ("delegated",)
 """Constants by which a kernel chooses between two ways; a function is written for their value."""
 
-WHOLE = 9
-"""The first version of the form in which an average over a whole image reads a sum. Before, it read every code."""
 _CODES = ("int8", "uint8")
 
 
@@ -43,9 +41,9 @@ class Call:
 
     attributes: those of its kernel, with the facts of its tensors. inputs: its inputs, as the file stores them.
     constants: by role, as the file stores them. zero_points: by role of the kernel, the dtype in which the file holds
-    each. choices: the values of those constants in `CHOICES`. values: those of all constants, and of "y_zero_point",
-    of a node with weights. range: the least and the greatest code of its input, and the zero point.
-    facts: since version 4, the values of all constants and zero points. ranges: of the codes of each input.
+    each. choices: the values of those constants in `CHOICES`. facts: the values of all constants and zero points.
+    ranges: of the codes of each input. range: of a node with weights, the least and the greatest code that anybody may
+    feed it, and the zero point.
     """
 
     op: str
@@ -54,10 +52,9 @@ class Call:
     constants: Mapping[str, View]
     zero_points: Mapping[str, str]
     choices: Mapping[str, Any]
-    values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    facts: Mapping[str, np.ndarray]
+    ranges: Sequence[bounds.Range | None]
     range: tuple[int, int, int] = (0, 0, 0)
-    facts: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
-    ranges: Sequence[bounds.Range | None] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,21 +170,17 @@ def _traced(
     """The whole kernel, its preparation (zero points folded into the bias) included."""
     wide = {role: t.cast(view, "int32") for role, view in zero_points.items()}
     known = {role: view for role, view in {**constants, **wide}.items() if role not in call.choices}
-    if t.knows_ranges:
-        known = {role: _with_value(t, view, call.facts.get(role)) for role, view in known.items()}
-        x = [_with_range(view, found) for view, found in zip(x, call.ranges or [None] * len(x), strict=True)]
-    if t.builder.library.version >= requantizing.PLANES and not call.choices:
+    known = {role: _with_value(t, view, call.facts.get(role)) for role, view in known.items()}
+    x = [_with_range(view, found) for view, found in zip(x, call.ranges, strict=True)]
+    if not call.choices:
         plane = planes.of_node(call.op, call.attributes, call.facts)
         if plane is not None:
             return _translated(t, planes.kernel(plane, call.attributes["dtype"]), x)
     op = ops.get(call.op)
-    attributes = call.attributes
-    if t.builder.library.version < WHOLE:
-        attributes = {**attributes, "stacked": True}
 
     def kernel(*arrays: jax.Array) -> jax.Array:
         given = {**dict(zip(known, arrays[len(x) :], strict=True)), **call.choices}
-        return op.kernel(attributes, op.runtime(call.attributes, given), list(arrays[: len(x)]))
+        return op.kernel(call.attributes, op.runtime(call.attributes, given), list(arrays[: len(x)]))
 
     return _translated(t, kernel, [*x, *known.values()])
 
@@ -209,17 +202,14 @@ def _native(
     t: Translator, call: Call, x: Sequence[View], constants: Mapping[str, View], zero_points: Mapping[str, View]
 ) -> View:
     attributes, kernel = call.attributes, constants["kernel"]
-    own, convolves = zero_points["zero_point0"].name, _is_convolution(call)
-    if t.builder.library.version == 1:
-        kernel, shift = products.like(t, x[0].dtype, kernel)
-    else:
-        moved = 128 if x[0].dtype == "int8" else 0
-        own = t.builder.constant(np.uint8(call.range[2] + moved))
-        x = [products.unsigned(t, x[0])]
-        # ConvInteger is slow where the signs differ
-        stays = not convolves and attributes["weight"] == 1 and (t.builder.library.signed or _is_safe(call, moved))
-        kernel = kernel if stays else products.unsigned(t, kernel)
-        shift = t.builder.constant(np.int8(0) if stays else np.uint8(128))
+    convolves = _is_convolution(call)
+    moved = 128 if x[0].dtype == "int8" else 0
+    own = t.builder.constant(np.uint8(call.range[2] + moved))
+    x = [products.unsigned(t, x[0])]
+    # ConvInteger is slow where the signs differ
+    stays = not convolves and attributes["weight"] == 1 and (t.builder.library.signed or _is_safe(call, moved))
+    kernel = kernel if stays else products.unsigned(t, kernel)
+    shift = t.builder.constant(np.int8(0) if stays else np.uint8(128))
     if convolves:
         acc = _conv(t, attributes, x[0], kernel, own, shift)
     else:
@@ -231,10 +221,9 @@ def _native(
         acc = products.dot(t, *pair, numbers, points)
         if attributes["permutation"] is not None:
             acc = t.transpose(acc, attributes["permutation"])
-    if t.builder.library.version > 1:
-        short = _short(t, call, acc)
-        if short is not None:
-            return short
+    short = _short(t, call, acc)
+    if short is not None:
+        return short
     rest = {role: view for role, view in constants.items() if role != "kernel"}
     rest["y_zero_point"] = zero_points["y_zero_point"]
     return _finished(t, attributes, acc, rest)
@@ -242,7 +231,7 @@ def _native(
 
 def _is_safe(call: Call, moved: int) -> bool:
     """Whether the weights may be int8 beside activations of uint8 on every CPU."""
-    kernel = call.values["kernel"]
+    kernel = call.facts["kernel"]
     kept = [axis for _, axis in call.attributes["channels"]]
     summed = [axis for axis in range(kernel.ndim) if axis not in kept]
     return products.never_saturates(kernel, summed, call.range[1] + moved)
@@ -252,7 +241,7 @@ def _short(t: Translator, call: Call, acc: View) -> View | None:
     """The requantization in few operators, a function with the name of its rule; None where there are none."""
     inner = Translator(Builder(t.builder.library, ("acc",)), t.free)
     low, high, zero_point = call.range
-    product = Product(call.attributes, call.values, min(low - zero_point, 0), max(high - zero_point, 0))
+    product = Product(call.attributes, call.facts, min(low - zero_point, 0), max(high - zero_point, 0))
     result = requantizing.short(inner, product, dataclasses.replace(acc, name="acc"))
     if result is None:
         return None
@@ -314,10 +303,8 @@ def _finished(t: Translator, attributes: Mapping[str, Any], acc: View, constants
 
 
 def _translated(t: Translator, function: Callable[..., jax.Array], views: Sequence[View]) -> View:
-    closed = trace(function, [(view.shape, view.dtype) for view in views], names=t.knows_ranges)
+    closed = trace(function, [(view.shape, view.dtype) for view in views])
     (result,) = t.run(closed, views)
-    if not t.knows_ranges:
-        return result
     return dataclasses.replace(t.settled(result), low=None, high=None, known=None)
 
 

@@ -14,8 +14,6 @@ import numpy as np
 from qjax.export.emit.onnx.codes import CODES, Operand, Runtime, fits
 from qjax.export.emit.onnx.codes_writer import CodesWriter
 from qjax.export.emit.onnx.functions import softmax, table
-from qjax.export.emit.onnx.translate import RANGES
-from qjax.export.emit.onnx.unsigned import MOVED
 from qjax.export.emit.onnx.views import View
 from qjax.export.emit.onnx.weights import bias_of, weight_of
 from qjax.graph.ir import Node
@@ -40,9 +38,9 @@ def _flat(w: CodesWriter, name: str, order: Sequence[int], shape: Sequence[int])
     if dims is None or 0 in dims:
         return None
     target = w.shape(dims)
-    # one for all readers, and so one unsigned form of it; every reader had its own before version 4
+    # one for all readers, and so one unsigned form of it
     key = (view.name, target)
-    if key not in w.flat or w.version < RANGES:
+    if key not in w.flat:
         w.flat[key] = w.add("Reshape", [view.name, target], w.fresh(f"{view.name}/flat"))
     return Operand(w.flat[key], w.scale(name), w.zero_point(name))
 
@@ -135,13 +133,11 @@ def _matmul(w: CodesWriter, node: Node) -> bool:
         return [(*batch[first], *free[first], *summed[first]), (*batch[second], *summed[second], *free[second])]
 
     # sums are exact, so the operands may change places: fewer codes are moved
-    first = 0
-    if w.version >= RANGES:
-        moved = [
-            sum(_moved(w, node.inputs[i], order) for i, order in zip((side, 1 - side), axes(side), strict=True))
-            for side in (0, 1)
-        ]
-        first = int(moved[1] < moved[0])
+    moved = [
+        sum(_moved(w, node.inputs[i], order) for i, order in zip((side, 1 - side), axes(side), strict=True))
+        for side in (0, 1)
+    ]
+    first = int(moved[1] < moved[0])
     second = 1 - first
     counts = [[math.prod(shapes[i][a] for a in part[i]) for part in (free, summed)] for i in (0, 1)]
     leading = [shapes[0][a] for a in batch[0]]
@@ -332,7 +328,7 @@ def _max_pool(w: CodesWriter, node: Node) -> bool:
     x = w.in_order(view, order)
     name = w.place(node.output, order)
     dilations = [known["window_dilation"][axis] for axis in order[2:]]
-    codes = w.unsigned_of(x.name) if w.version >= MOVED else None
+    codes = w.unsigned_of(x.name)
     result = name if codes is None else w.fresh(f"{node.output}/unsigned")
     w.add("MaxPool", [codes or x.name], result, name=node.name, dilations=dilations, **_pool(known, order))
     if codes is not None:

@@ -42,7 +42,7 @@ def dot(t: Views, lhs: View, rhs: View, numbers: Any, zero_points: Sequence[str]
             a = t.reshaped(a, (*batch, math.prod(m), math.prod(k)))
         if len(n) != 1 or len(k) != 1:
             b = t.reshaped(b, (*batch, math.prod(k), math.prod(n)))
-    if lhs.dtype == rhs.dtype == "int8" and not zero_points and t.builder.library.version > 1:
+    if lhs.dtype == rhs.dtype == "int8" and not zero_points:
         middle = t.builder.constant(np.uint8(128))
         name = t.builder.op("MatMulInteger", raised(t.builder, a), raised(t.builder, b), middle, middle)
     elif {lhs.dtype, rhs.dtype} <= {"int8", "uint8"} and (lhs.dtype == rhs.dtype or zero_points):
@@ -92,15 +92,6 @@ def never_saturates(kernel: np.ndarray, summed: Sequence[int], greatest: int) ->
 
 def _count(shape: Sequence[int], axes: Sequence[int]) -> int:
     return math.prod(shape[axis] for axis in axes)
-
-
-def like(t: Views, dtype: str, kernel: View) -> tuple[View, str]:
-    """An int8 kernel in the dtype of the codes that meet it, and the zero point that makes up for the shift."""
-    b = t.builder
-    if dtype == "int8":
-        return kernel, b.constant(np.int8(0))
-    lifted = b.cast(b.op("Add", b.cast(kernel.name, "int32"), b.constant(np.int32(128))), "uint8")
-    return View(lifted, "uint8", kernel.shape, kernel.stored, kernel.axes), b.constant(np.uint8(128))
 
 
 def conv(b: Builder, x: str, kernel: str, x_zero_point: str, zero_point: str, attributes: dict[str, Any]) -> str:

@@ -64,7 +64,7 @@ def to_model(graph: Graph, **options: Any) -> onnx.ModelProto:
     check_integer(graph)
     for name in (*graph.inputs, *(node.output for node in graph.nodes)):
         quant_of(graph.tensors[name], "tensor")
-    return _Writer(graph, Options(made.batch, codes=True, version=1), STYLE, _write, _RUNTIME).model()
+    return _Writer(graph, Options(made.batch, codes=True, plain=True), STYLE, _write, _RUNTIME).model()
 
 
 def quant_of(tensor: Tensor, what: str) -> tuple[int, dict[str, int]]:

@@ -9,9 +9,7 @@ import numpy as np
 
 from qjax.export.emit import bounds
 from qjax.export.emit.onnx.carried import EXACT, FLOATS, Carried
-from qjax.export.emit.onnx.named_roots import SHORT
 from qjax.export.emit.onnx.products import dot_general
-from qjax.export.emit.onnx.requantizing import PLANES
 from qjax.export.emit.onnx.structure import STRUCTURE, rows_of_table
 from qjax.export.emit.onnx.views import View
 
@@ -160,8 +158,7 @@ def read_table(t: Carried, table: str, place: View) -> str:
     Gather for a few elements, where the two reshapes cost more; and elsewhere, since ONNX's reference evaluator has
     GatherElements for 64 entries only.
     """
-    few = t.builder.library.version >= SHORT and t.is_small(place, _FEW)
-    if few or not t.for_runtime:
+    if t.is_small(place, _FEW) or not t.for_runtime:
         return t.builder.op("Gather", table, place.name, axis=0)
     flat = t.builder.op("Reshape", place.name, t.builder.integers([-1]))
     return t.reshaped(t.builder.op("GatherElements", table, flat, axis=0), place.stored)
@@ -172,7 +169,7 @@ def _product(t: Carried, params: Any, x: Sequence[View]) -> View | None:
     (contracted, _), _ = params["dimension_numbers"]
     terms = [x[0].shape[axis] for axis in contracted]
     found = bounds.of("mul", [view.range for view in x])
-    if t.builder.library.version < PLANES or found is None or any(t.is_free(size) for size in terms):
+    if found is None or any(t.is_free(size) for size in terms):
         return None
     count = math.prod(terms)
     sums = count * found[0], count * found[1]

@@ -23,17 +23,14 @@ import numpy as np
 
 from qjax.export.emit.lines import Integers, Line
 from qjax.export.emit.onnx.views import View, Views
-from qjax.export.emit.requantizations import MOST_RAISED, Product, line_of
+from qjax.export.emit.requantizations import Product, line_of
 
 _INT32 = 2**31
-PLANES = 5
-"""The first version of the form with `emit.planes`, and with as many raised accumulators."""
-OPTIONS = {"most_raised": MOST_RAISED}
 
 
 def short(t: Views, product: Product, acc: View) -> View | None:
     """The codes of an int32 accumulator without its bias; None where no line is the rule."""
-    found = line_of(product, **OPTIONS) if t.builder.library.version >= PLANES else line_of(product)
+    found = line_of(product)
     return None if found is None else written(t, product.attributes["dtype"], acc, *found)
 
 

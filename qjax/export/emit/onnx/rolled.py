@@ -44,8 +44,8 @@ class Part:
 class Rolled(Writer):
     """One model under construction, with its loops as loops."""
 
-    def __init__(self, graph: Graph, batch: int | None, version: int, *, vnni: bool, loops: Sequence[Repeat]) -> None:
-        super().__init__(graph, batch, version, vnni=vnni)
+    def __init__(self, graph: Graph, batch: int | None, *, vnni: bool, loops: Sequence[Repeat]) -> None:
+        super().__init__(graph, batch, vnni=vnni)
         self.loops = loops
         self.parts: dict[str, Part] = {}
         self.needed = read_outside(graph, loops, graph.outputs)

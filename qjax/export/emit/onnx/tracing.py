@@ -6,7 +6,6 @@ sizes. Traces with batches of 1 and 2 must have the same arithmetic. Kernels tha
 tensor, or that treat a single row differently, fail.
 """
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -25,17 +24,17 @@ Argument = tuple[Shape, str]
 """Shape and dtype; sizes that are multiples of `PRIME` follow the batch."""
 
 
-def trace(function: Callable[..., Any], arguments: Sequence[Argument], *, names: bool = False) -> ClosedJaxpr:
-    """The closed jaxpr of a function of arrays. names: whether some functions stay calls, see `numerics.calls`.
+def trace(function: Callable[..., Any], arguments: Sequence[Argument]) -> ClosedJaxpr:
+    """The closed jaxpr of a function of arrays; some functions stay calls, see `numerics.calls`.
 
     Raises:
       NeedsBatch: its arithmetic depends on the size of the batch.
     """
-    traced = _trace(function, arguments, PRIME, names)
+    traced = _trace(function, arguments, PRIME)
     if any(size % PRIME == 0 for shape, _ in arguments for size in shape if size):
         sized = list(_signature(traced.jaxpr, traced.consts, PRIME))
         for batch in _OTHERS:
-            other = _trace(function, arguments, batch, names)
+            other = _trace(function, arguments, batch)
             if batch > 2:
                 same = list(_signature(other.jaxpr, other.consts, batch)) == sized
             else:
@@ -45,13 +44,13 @@ def trace(function: Callable[..., Any], arguments: Sequence[Argument], *, names:
     return traced
 
 
-def _trace(function: Callable[..., Any], arguments: Sequence[Argument], batch: int, names: bool) -> ClosedJaxpr:
+def _trace(function: Callable[..., Any], arguments: Sequence[Argument], batch: int) -> ClosedJaxpr:
     def size(n: int) -> int:
         return n // PRIME * batch if n and n % PRIME == 0 else n
 
     given = [jax.ShapeDtypeStruct(tuple(map(size, shape)), np.dtype(dtype)) for shape, dtype in arguments]
     try:
-        with names_kept() if names else contextlib.nullcontext():
+        with names_kept():
             # a new function: JAX knows the trace of one that it has seen, with or without names
             return jax.make_jaxpr(lambda *arrays: function(*arrays))(*given)
     except OverflowError:

@@ -3,8 +3,8 @@
 This file contains no formula. The kernel is traced, and each primitive of the trace has one entry in `elementwise`,
 `structure`, `windows` or `products`. Loops become Scan.
 
-Since version 4 of the form, the integers of a trace have ranges (see `carried`), and some functions of the kernels are
-known by their names (see `named_calls`).
+The integers of a trace have ranges (see `carried`), and some functions of the kernels are known by their names (see
+`named_calls`).
 """
 
 import dataclasses
@@ -36,8 +36,6 @@ _ONE: dict[str, Callable[[Views, Any, Sequence[View]], View]] = {
     "dot_general": dot_general,
 }
 
-RANGES = 4
-"""The first version of the form that uses them."""
 _SAME = ("copy", "copy_p", "optimization_barrier", "stop_gradient")
 
 
@@ -47,7 +45,6 @@ class Translator(Carried):
     def __init__(self, builder: Builder, free: int | None = None, source: View | None = None) -> None:
         super().__init__(builder, free, source)
         self.for_runtime = builder.library.for_runtime
-        self.knows_ranges = builder.library.version >= RANGES
 
     def run(self, closed: Any, arguments: Sequence[View]) -> list[View]:
         """The results of a closed jaxpr."""
@@ -69,8 +66,6 @@ class Translator(Carried):
 
     def equation(self, equation: Any, x: list[View]) -> list[View]:
         """The results of one equation."""
-        if not self.knows_ranges:
-            return self.plainly(equation, x)
         found = self.with_ranges(equation, x)
         if found is not None:
             return found

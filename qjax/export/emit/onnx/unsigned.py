@@ -24,8 +24,6 @@ from qjax.graph.ir import Graph, Node
 from qjax.names import Names
 
 INT8, UINT8 = (element_type(dtype) for dtype in ("int8", "uint8"))
-MOVED = 6
-"""The first version that moves unsigned codes; before, moves took signed ones."""
 _MOVES = frozenset({"Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Expand", "Tile"})
 """Operators whose first operand has the codes, and that leave each code as it is."""
 
@@ -34,7 +32,8 @@ class UnsignedWriter(integer.Writer):
     """A writer of operators on codes that knows the unsigned form of each tensor, as far as it was made."""
 
     def __init__(self, graph: Graph, options: Options) -> None:
-        super().__init__(graph, options.batch, options.version, vnni=options.vnni)
+        self.plain, self.for_runtime = options.plain, not options.plain
+        super().__init__(graph, options.batch, vnni=options.vnni)
         self.names = Names(graph.tensors, beside=self.initializers)
         self.unsigned: dict[str, str] = {}
         self.lowered: list[str] = []
@@ -71,12 +70,12 @@ class UnsignedWriter(integer.Writer):
 
     def moves_to_unsigned(self, node: Node) -> bool:
         """Whether a product's activations become uint8."""
-        return self.version > 1 and self.graph.tensors[node.inputs[0]].dtype == "int8"
+        return not self.plain and self.graph.tensors[node.inputs[0]].dtype == "int8"
 
     def unsigned_of(self, codes: str) -> str | None:
         """The unsigned form of codes if it is there, or there in front of moves, which are repeated with it then."""
-        if codes in self.unsigned or self.version < MOVED:
-            return self.unsigned.get(codes)
+        if codes in self.unsigned:
+            return self.unsigned[codes]
         maker = self._maker(codes)
         if maker is None or maker.op_type not in _MOVES or maker.domain:
             return None
@@ -101,7 +100,7 @@ class UnsignedWriter(integer.Writer):
 
     def factor(self, name: str, operand: Operand) -> Operand:
         """An operand of a product: its codes plus 128, as uint8, if they are int8. name: the tensor's."""
-        if self.version == 1 or self.dtype(operand) != "int8":
+        if self.plain or self.dtype(operand) != "int8":
             return operand
         codes = self.unsigned_of(operand.codes)
         if codes is None:

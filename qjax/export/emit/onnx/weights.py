@@ -17,7 +17,7 @@ from onnx import numpy_helper
 from qjax.export import document
 from qjax.export.emit.onnx import products, tensors
 from qjax.export.emit.onnx.builder import element_type
-from qjax.export.emit.onnx.codes import SHARED, Bias, Operand
+from qjax.export.emit.onnx.codes import Bias, Operand
 from qjax.export.emit.onnx.codes_writer import CodesWriter
 from qjax.graph.ir import Node, Quantization
 
@@ -76,7 +76,7 @@ def kernel_scale(grid: Quantization, sizes: Sequence[int], channels: Sequence[in
 
 def _are_signed(w: CodesWriter, node: Node, codes: NDArray[np.int32], channels: Sequence[int]) -> bool:
     dtype = w.graph.tensors[node.inputs[0]].dtype
-    if w.version == 1:
+    if w.plain:
         return dtype == "int8" or (w.pairs and w.graph.tensors[node.constants["kernel"]].dtype == "int8")
     if w.pairs and dtype == "uint8":
         return w.graph.tensors[node.constants["kernel"]].dtype == "int8"
@@ -132,10 +132,10 @@ def held_as(w: CodesWriter, name: str, proto: onnx.TensorProto) -> str:
     """
     if w.readers[name] > 1 or name in w.data:
         key = name, proto.SerializeToString(deterministic=True)
-        if w.version >= SHARED and key in w.shared:
+        if key in w.shared:
             return w.shared[key]
         proto.name = w.shared[key] = w.fresh(f"{name}/weight")
-        if w.version < SHARED or name in w.holders or not proto.metadata_props:
+        if name in w.holders or not proto.metadata_props:
             del proto.metadata_props[:]
         else:
             w.holders[name] = proto.name

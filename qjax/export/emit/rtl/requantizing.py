@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from qjax.export.emit.lines import NEVER, Line
-from qjax.export.emit.requantizations import MOST_RAISED, line_within
+from qjax.export.emit.requantizations import line_within
 from qjax.export.emit.rtl import words
 from qjax.export.emit.rtl.words import Word, constant
 from qjax.numerics.calls import Named
@@ -40,7 +40,7 @@ def short(call: Named, inputs: Sequence[np.ndarray]) -> np.ndarray | None:
         low[channel], high[channel] = min(low[channel], acc[place].low), max(high[channel], acc[place].high)
     line = None
     for bits in _BITS:
-        line = line_within(rule, flat, zero_point, (low, high), (qmin, qmax), bits=bits, most_raised=MOST_RAISED)
+        line = line_within(rule, flat, zero_point, (low, high), (qmin, qmax), bits)
         if line is None or int(np.max(abs(line.factor), initial=0)) < 1 << bits:
             break
     if line is None:

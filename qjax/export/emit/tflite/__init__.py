@@ -71,18 +71,16 @@ def emit(graph: Graph, path: str | os.PathLike[str], *, batch: int = 1, int4: bo
     files.write(to_bytes(graph, batch=batch, int4=int4), path)
 
 
-def to_bytes(graph: Graph, *, batch: int = 1, int4: bool | None = None, version: int = METADATA_VERSION) -> bytes:
-    """The file's bytes, see `emit`; version: of the metadata, to write a file as an earlier qjax wrote it."""
-    data, problems = attempt(graph, batch=batch, int4=int4, version=version)
+def to_bytes(graph: Graph, *, batch: int = 1, int4: bool | None = None) -> bytes:
+    """The file's bytes, see `emit`."""
+    data, problems = attempt(graph, batch=batch, int4=int4)
     if problems:
         listed = "\n".join(f"  {line}" for line in problems.lines)
         raise ValueError(f"emit: {len(problems.found)} parts of the graph have no form in a .tflite file:\n{listed}")
     return data
 
 
-def attempt(
-    graph: Graph, *, batch: int = 1, int4: bool | None = None, version: int = METADATA_VERSION
-) -> tuple[bytes, Problems]:
+def attempt(graph: Graph, *, batch: int = 1, int4: bool | None = None) -> tuple[bytes, Problems]:
     """The file, with an input in the place of every node that cannot be written, and what these are.
 
     Where the graph's types have no form at all, the file is empty.
@@ -96,7 +94,7 @@ def attempt(
     problems = problems_of(graph)
     if problems:
         return b"", problems
-    writer = _writer(graph, batch, int4, version)
+    writer = _writer(graph, batch, int4)
     return _bytes(graph, writer), writer.problems
 
 
@@ -115,9 +113,9 @@ def _bytes(graph: Graph, writer: Writer) -> bytes:
     )
 
 
-def _writer(graph: Graph, batch: int, int4: bool | None, version: int) -> Writer:
+def _writer(graph: Graph, batch: int, int4: bool | None) -> Writer:
     try:
-        writer = Writer(graph, batch, int4, version)
+        writer = Writer(graph, batch, int4)
     except ImportError as error:
         missing: Any = error.name
         raise ModuleNotFoundError(
@@ -131,7 +129,7 @@ def _writer(graph: Graph, batch: int, int4: bool | None, version: int) -> Writer
 def _metadata(graph: Graph, writer: Writer) -> bytes:
     held = {tensor.name for tensor in writer.file.tensors}
     known = {
-        "version": writer.version,
+        "version": METADATA_VERSION,
         "target": graph.target,
         "quantization": graph.quantization,
         "metadata": graph.metadata,

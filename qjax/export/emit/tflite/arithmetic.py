@@ -11,7 +11,6 @@ from qjax.export.emit.tflite.draft import Value
 from qjax.export.emit.tflite.moves import padded, repeated
 from qjax.export.emit.tflite.writer import Writer, lowers
 from qjax.export.tflite_schema import layouts
-from qjax.export.tflite_schema.file import BROADCASTS
 from qjax.graph import kernels
 from qjax.graph.ir import Node
 from qjax.ops import formulas
@@ -47,9 +46,7 @@ def _binary(writer: Writer, node: Node, operator: str, **options: Any) -> Value:
             )
         operands[index] = writer.reshape(x, (1,) * (len(shape) - len(x.shape)) + x.shape, _shifted(x, len(shape)))
     joined: Sequence[range] = [range(axis, axis + 1) for axis in range(len(shape))]
-    if writer.version < BROADCASTS:
-        operands = [repeated(writer, x, shape, free) for x in operands]
-    elif len(shape) > _MOST_AXES and _moves(operands[0]) != _moves(operands[1]):
+    if len(shape) > _MOST_AXES and _moves(operands[0]) != _moves(operands[1]):
         joined = joined_axes(*(_moves(x) for x in operands))
         operands = [_joined(writer, x, joined) for x in operands]
         if len(joined) > _MOST_AXES and _is_pointwise(writer, node):

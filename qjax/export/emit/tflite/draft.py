@@ -57,11 +57,10 @@ class Draft:
 
     values: by tensor of the graph. spans: per node, the operators [first, end) that compute it. resizable: no operator
     holds the batch as a number. unwritten: the tensors that no operator computes, because their node cannot be written.
-    version: of the metadata; an earlier one writes what an earlier qjax wrote.
     """
 
-    def __init__(self, graph: Graph, batch: int, int4: bool | None, version: int) -> None:
-        self.graph, self.int4, self.version = graph, int4, version
+    def __init__(self, graph: Graph, batch: int, int4: bool | None) -> None:
+        self.graph, self.int4 = graph, int4
         self.file = File()
         self.values: dict[str, Value] = {}
         self.spans: list[tuple[int, int]] = []

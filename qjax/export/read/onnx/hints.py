@@ -1,13 +1,13 @@
 """What ONNX has no place for, as JSON in the model's metadata_props under the key "qjax".
 
-    {"version": 1, "target": "onnxruntime", "quantization": "division",
+    {"version": 10, "target": "onnxruntime", "quantization": "division",
      "names": {NAME IN THE FILE: TENSOR OF THE GRAPH},
      "layouts": {NODE: [ORDER OF THE KERNEL'S AXES: OUTPUT, INPUT, SPATIAL ...]},
      "ranges": {CONSTANT: [LEAST CODE, GREATEST CODE]},
      "locations": {NODE: "file:line"}, "metadata": {...}}
 
-Every field but the version is optional: that of the form in `emit.onnx.codes`, or an earlier one. A hint never changes
-a number: it names, orders and annotates.
+Every field but the version, `emit.onnx.builder.VERSION`, is optional. A hint never changes a number: it names, orders
+and annotates.
 """
 
 import dataclasses
@@ -15,9 +15,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from qjax.export import strict_json
-from qjax.export.emit.onnx.codes import VERSION
+from qjax.export.emit.onnx.builder import VERSION
 from qjax.export.onnx_ops import METADATA
 from qjax.export.read.errors import ReadError
+from qjax.export.read.restored import check_version
 from qjax.graph.check import check_integer
 from qjax.graph.ir import Graph, Tensor
 from qjax.numerics.input_quantization import INPUT_QUANTIZATIONS
@@ -45,8 +46,9 @@ def hints_of(metadata: Mapping[str, str]) -> Hints:
         found = strict_json.loads(metadata[METADATA], where)
     except ValueError as error:
         raise ReadError(str(error)) from None
-    if not isinstance(found, dict) or found.get("version") not in range(1, VERSION + 1):
-        raise ReadError(f"{where}: expected an object of version 1 to {VERSION}. Read it with the qjax that wrote it.")
+    if not isinstance(found, dict):
+        raise ReadError(f"{where}: expected an object, got {type(found).__name__}.")
+    check_version(found, VERSION)
     fields = {field.name for field in dataclasses.fields(Hints)}
     chosen = {key: value for key, value in found.items() if key in fields}
     strings = all(isinstance(chosen.get(key, ""), str) for key in ("target", "quantization"))

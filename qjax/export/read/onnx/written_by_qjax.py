@@ -1,7 +1,7 @@
 """Reads back the graph that the ONNX emitter wrote.
 
 The model's metadata under the key "qjax" has the fields of the graph. In the styles "qdq" and "qoperator" it has those
-of the tensors and nodes too (compressed since version 7), and the initializers hold the weights. In style "integer" the
+of the tensors and nodes too, compressed, and the initializers hold the weights. In style "integer" the
 nodes are the calls of functions of the domain "qjax", and each tensor of the model has its own metadata. What a
 function computes is not read but compared: see `restored`.
 """
@@ -15,7 +15,7 @@ from onnx import numpy_helper
 
 from qjax.export import document
 from qjax.export.emit.onnx import integer, qdq, qoperator, tensors
-from qjax.export.emit.onnx.builder import DOMAIN
+from qjax.export.emit.onnx.builder import DOMAIN, VERSION
 from qjax.export.emit.onnx.tensors import decoded
 from qjax.export.read.restored import OPERATORS, check_version, restored
 from qjax.graph.ir import Graph, Node, Tensor
@@ -45,11 +45,11 @@ def read(model: onnx.ModelProto) -> Graph:
     cure = _CURES.get(facts["style"], OPERATORS)
 
     def make() -> Graph:
-        check_version(facts, integer.VERSION, cure)
+        check_version(facts, VERSION)
         return _of_calls(model, facts) if facts["style"] == integer.STYLE else _of_document(model, facts)
 
     def difference(graph: Graph) -> str:
-        options = {"batch": facts["batch"], "vnni": facts.get("vnni", False), "version": facts["version"]}
+        options = {"batch": facts["batch"], "vnni": facts.get("vnni", False)}
         if "codes" in facts:
             options["codes"] = facts["codes"]
         again = _WRITERS[facts["style"]](graph, **options)
@@ -82,7 +82,7 @@ def _array(constant: onnx.TensorProto) -> np.ndarray:
 
 def _of_document(model: onnx.ModelProto, facts: Mapping[str, Any]) -> Graph:
     held = {constant.name: constant for constant in model.graph.initializer}
-    known = document.uncompressed(facts["document"]) if "document" in facts else facts
+    known = document.uncompressed(facts["document"])
     found = [_tensor(described, held) for described in known["tensors"]]
     return document.graph_of(facts, found, map(document.node_of, known["nodes"]))
 

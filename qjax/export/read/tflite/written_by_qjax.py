@@ -11,19 +11,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from qjax import ops, targets
+from qjax import targets
 from qjax.assign import assign
 from qjax.export import document, strict_json
-from qjax.export.read.errors import ReadError
 from qjax.export.read.restored import OPERATORS, check_version, restored
 from qjax.export.read.tflite.model import FileTensor, Model, parse
 from qjax.export.tflite_schema import layouts
-from qjax.export.tflite_schema.file import BROADCASTS, METADATA, METADATA_VERSION
+from qjax.export.tflite_schema.file import METADATA, METADATA_VERSION
 from qjax.graph import kernels
 from qjax.graph.check import check_integer
 from qjax.graph.ir import INTEGER_DTYPES, REAL_DTYPE, Graph, Node, Quantization, Tensor
-from qjax.ops import formulas
-from qjax.ops.base import Elementwise
 from qjax.ops.channels import weight_to_result
 from qjax.ops.fields import OF_TARGETS
 from qjax.run import interpreter
@@ -37,36 +34,14 @@ def read(model: Model) -> Graph:
       ModuleNotFoundError: ai-edge-litert is missing, with which the graph is written again.
     """
     start, end = model.metadata[METADATA]
-    version = METADATA_VERSION
 
     def make() -> Graph:
-        nonlocal version
         where = f"its metadata {METADATA!r}"
         facts = strict_json.mapping(document.read(model.data[start:end], where), where)
-        check_version(facts, METADATA_VERSION)
-        version = facts["version"]
-        graph = _Claims(model, facts).graph()
-        if version < BROADCASTS:
-            _check_broadcasts(graph)
-        return graph
+        check_version(facts, METADATA_VERSION, OPERATORS)
+        return _Claims(model, facts).graph()
 
-    return restored(make, lambda graph: _difference(graph, model, version))
-
-
-def _check_broadcasts(graph: Graph) -> None:
-    """Raise a ReadError if the graph has other codes than a file in which BROADCAST_TO repeats axes."""
-    for node in graph.nodes:
-        name = node.attributes.get("formula")
-        several = len({graph.tensors[x].shape for x in node.inputs}) > 1
-        if name is None or not several or not isinstance(ops.get(node.op), Elementwise):
-            continue
-        constants = {role: graph.constant(node, role) for role in node.constants}
-        if not formulas.get(name).is_pointwise(kernels.attributes(graph, node), constants):
-            raise ReadError(
-                f"{node.op} {node.name!r}: an earlier qjax wrote this file, in which BROADCAST_TO repeats an operand. "
-                f"Under {graph.target!r} its last codes are rounded otherwise than where the operator repeats it. "
-                f"{OPERATORS}"
-            )
+    return restored(make, lambda graph: _difference(graph, model))
 
 
 class _Claims:
@@ -247,8 +222,8 @@ def batch_of(graph: Graph, model: Model) -> int:
     return 1
 
 
-def _difference(graph: Graph, model: Model, version: int) -> str:
-    """What differs between a file and the graph written again as that version wrote it; "" where nothing does."""
+def _difference(graph: Graph, model: Model) -> str:
+    """What differs between a file and the graph written again; "" where nothing does."""
     from qjax.export.emit.tflite import to_bytes
 
     batch = batch_of(graph, model)
@@ -267,7 +242,7 @@ def _difference(graph: Graph, model: Model, version: int) -> str:
     packed = any(tensor.dtype == "int4" for tensor in model.tensors)
     different = ""
     for int4 in (True, None) if packed else (False,):
-        different = compared(parse(to_bytes(graph, batch=batch, int4=int4, version=version)), model)
+        different = compared(parse(to_bytes(graph, batch=batch, int4=int4)), model)
         if not different:
             break
     return different
