@@ -118,13 +118,15 @@ def pytest_ignore_collect(collection_path, config: pytest.Config) -> bool | None
     return None
 
 
-@pytest.fixture(autouse=True)
-def _in_numpy_unless_xla_is_the_subject(request: pytest.FixtureRequest):
-    """`make test-all` compiles everything."""
-    compiled = request.config.getoption("--exhaustive") or request.node.get_closest_marker("compiled")
-    in_numpy.Switch.on = not compiled and not _of_xla(request.node.path)
-    yield
-    in_numpy.Switch.on = False
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item):
+    """Numpy computes unless XLA is the subject, for fixtures of modules, too; `make test-all` compiles everything."""
+    compiled = item.config.getoption("--exhaustive") or item.get_closest_marker("compiled")
+    in_numpy.Switch.on = not compiled and not _of_xla(item.path)
+    try:
+        return (yield)
+    finally:
+        in_numpy.Switch.on = False
 
 
 _XLA = ("tests/numerics", "tests/run", "tests/experiments", "qjax")

@@ -38,7 +38,7 @@ def _cumsum(out: ShapedArray, params: Any, x: Any) -> Any:
 def _product(a: Any, b: Any, dtype: Any) -> Any:
     if a.dtype.kind in "iub":
         return evaluator.multiply(a, b, dtype)
-    wide = np.float64 if np.dtype(dtype) == np.float64 else np.float32
+    wide = np.result_type(dtype, np.float32)
     return np.matmul(a.astype(wide), b.astype(wide)).astype(dtype)
 
 
@@ -80,6 +80,7 @@ RULES: dict[str, evaluator.Rule] = {
     "qjax_layer": lambda out, params, *inputs: evaluator.evaluate(
         jax.make_jaxpr(params["layer"].function)(*inputs), *inputs, rules=RULES, otherwise=_by_jax
     ),
+    "pvary": lambda out, params, *inputs: list(inputs),
     "reduce_sum": _sum,
 }
 
