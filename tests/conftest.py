@@ -2,6 +2,8 @@
 
 import gc
 import os
+import shutil
+import tempfile
 import time
 from pathlib import Path
 
@@ -23,7 +25,10 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 random_bits.draw_flat()
 in_numpy.install()
-# No persistent compilation cache: every run judges the bits that this XLA compiles on this machine.
+# What one worker compiled, the others load. The folder is of one run, so it is this XLA's on this machine.
+_FOLDER = "QJAX_TESTS_COMPILED"
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 # The first example compiles, which takes seconds: neither a deadline nor "too slow" means anything here.
 _common = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
@@ -78,8 +83,16 @@ def _compiled_programs_are_dropped():
 
 def pytest_configure(config: pytest.Config) -> None:
     round_trip.always_compiled = config.getoption("--exhaustive")
+    if not hasattr(config, "workerinput"):
+        os.environ[_FOLDER] = tempfile.mkdtemp(prefix="qjax-tests-")
+    jax.config.update("jax_compilation_cache_dir", os.environ[_FOLDER])
     if path := config.getoption("--costs"):
         config.pluginmanager.register(Costs(path))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput") and _FOLDER in os.environ:
+        shutil.rmtree(os.environ.pop(_FOLDER), ignore_errors=True)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
