@@ -46,6 +46,21 @@ def evaluate(
     return _Run(rules or {}, otherwise).program(program, arguments)
 
 
+def evaluate_equation(eqn: Any, operands: Arrays) -> list[np.ndarray]:
+    """The results of one equation of a jaxpr for these arrays, under the same rules."""
+    return [np.asarray(result) for result in _Run({}, None).equation(eqn, operands)]
+
+
+def evaluate_elementwise(primitive: str, *operands: np.ndarray) -> np.ndarray:
+    """The result of an elementwise primitive without parameters on integers or booleans, which broadcast.
+
+    Raises:
+      KeyError: the primitive is no such function.
+    """
+    with np.errstate(all="ignore"):
+        return np.asarray(_ELEMENTWISE[primitive](*operands))
+
+
 def run_in_numpy(
     function: Callable[..., Any],
     static_argnums: int | Sequence[int] = (),

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 from jax.extend.core import JaxprEqn
@@ -35,6 +34,7 @@ from qjax.export.emit.c.values import (
 )
 from qjax.export.emit.gathers import takes_rows
 from qjax.graph.islands import plainest
+from qjax.jaxprs.evaluator import convert, evaluate_elementwise, evaluate_equation
 from qjax.numerics.calls import CALLS, called_program
 from qjax.problems import Unsupported
 
@@ -124,37 +124,19 @@ def _folded(eqn: JaxprEqn, inputs: list[Value]) -> Value:
         if isinstance(value, Table | Literal)
     ]
     roles = [value.role for value in inputs if isinstance(value, Table)]
-    with jax.enable_x64(True):
-        result = eqn.primitive.bind(*(jnp.asarray(array) for array in arrays), **eqn.params)
-    result = result[0] if isinstance(result, list | tuple) else result
-    return of_array(np.asarray(result), roles[0] if roles else "constant")
+    (result,) = evaluate_equation(eqn, arrays)
+    return of_array(result, roles[0] if roles else "constant")
 
 
 _LARGEST = 1 << 12
 """Elements of a table whose arithmetic is done at emission."""
 
-_INTEGERS: dict[str, Callable[..., jax.Array]] = {
-    "add": jax.lax.add,
-    "sub": jax.lax.sub,
-    "mul": jax.lax.mul,
-    "neg": jax.lax.neg,
-    "max": jax.lax.max,
-    "min": jax.lax.min,
-    "clz": jax.lax.clz,
-    "and": jax.lax.bitwise_and,
-    "or": jax.lax.bitwise_or,
-    "not": jax.lax.bitwise_not,
-    "shift_left": jax.lax.shift_left,
-    "shift_right_arithmetic": jax.lax.shift_right_arithmetic,
-    "shift_right_logical": jax.lax.shift_right_logical,
-    "eq": jax.lax.eq,
-    "ne": jax.lax.ne,
-    "lt": jax.lax.lt,
-    "le": jax.lax.le,
-    "gt": jax.lax.gt,
-    "ge": jax.lax.ge,
-    "select_n": jax.lax.select_n,
-}
+_INTEGERS = frozenset(
+    [
+        *("add", "sub", "mul", "neg", "max", "min", "clz", "and", "or", "not", "eq", "ne", "lt", "le", "gt", "ge"),
+        *("shift_left", "shift_right_arithmetic", "shift_right_logical", "select_n"),
+    ]
+)
 """Arithmetic of tables that is done at emission. With any other the table stays as it is."""
 
 
@@ -185,14 +167,12 @@ def _computed(value: Value, found: dict[int, np.ndarray | None]) -> np.ndarray |
     arrays = [operand for operand in operands if operand is not None]
     if len(arrays) < len(operands) or any(array.dtype.kind not in "iub" for array in arrays):
         return None
-    with jax.enable_x64(True):
-        if value.function == "convert_element_type":
-            return np.asarray(jnp.asarray(arrays[0]).astype(value.dtype))
-        function = _INTEGERS.get(value.function)
-        if function is None:
-            return None
-        shape = np.broadcast_shapes(*(array.shape for array in arrays))
-        return np.asarray(function(*(jnp.broadcast_to(jnp.asarray(array), shape) for array in arrays)))
+    if value.function == "convert_element_type":
+        return convert(arrays[0], value.dtype)
+    if value.function not in _INTEGERS:
+        return None
+    shape = np.broadcast_shapes(*(array.shape for array in arrays))
+    return evaluate_elementwise(value.function, *(np.broadcast_to(array, shape) for array in arrays))
 
 
 def _cond(branches: Sequence[Any], inputs: list[Value]) -> list[Value]:
