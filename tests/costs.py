@@ -24,9 +24,9 @@ class Costs:
         self.files: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         jax.monitoring.register_event_duration_secs_listener(self._count)
 
-    def _count(self, event: str, seconds: float, **_: object) -> None:
+    def _count(self, event: str, duration_secs: float, **_: object) -> None:
         if name := _EVENTS.get(event):
-            self.now[name] += seconds
+            self.now[name] += duration_secs
             self.now["programs"] += name == "compile"
 
     @pytest.hookimpl(wrapper=True)
@@ -47,7 +47,7 @@ class Costs:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         for name, spent in report.user_properties:
-            if name == "costs":
+            if name == "costs" and isinstance(spent, dict):
                 file = self.files[report.nodeid.partition("::")[0]]
                 for column, value in spent.items():
                     file[column] += value

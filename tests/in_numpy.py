@@ -105,11 +105,9 @@ def jit(function: Callable[..., Any], static_argnums: Any = (), **options: Any) 
 
 def install() -> None:
     """Put `jit` in the place of `jax.jit` where qjax runs graphs, calibrates and compares."""
-    for module in (interpreter, integer_graph, stepwise, verify):
-        module.jit = jit
+    for module in (interpreter, integer_graph, stepwise, verify, calibrating, model):
+        setattr(module, "jit", jit)  # noqa: B010
     calibrating._compiled_step = jit(calibrating._step, (0, 4))
     calibrating._compiled_weights = jit(calibrating._weights, (0, 3, 4))
-    calibrating.jit = jit
     compiled_call._compiled = jit(compiled_call._outputs, (0, 3))
     model._compiled_codes = jit(model._codes, (0, 3))
-    model.jit = jit

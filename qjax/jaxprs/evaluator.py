@@ -106,7 +106,8 @@ class _Run:
         env.update(zip(jaxpr.invars, map(_array, arguments), strict=True))
 
         def get(atom: Any) -> Any:
-            return np.asarray(atom.val, atom.aval.dtype) if isinstance(atom, Literal) else env[atom]
+            aval: Any = atom.aval
+            return np.asarray(atom.val, aval.dtype) if isinstance(atom, Literal) else env[atom]
 
         last: dict[Any, int] = {}
         for place, eqn in enumerate(jaxpr.eqns):

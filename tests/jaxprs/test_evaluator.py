@@ -158,7 +158,7 @@ MOVES: dict[str, Callable[[Any], Any]] = {
     "places of a platform": lambda x: lax.platform_dependent(x, cpu=lambda x: x + x, default=lambda x: x * np.int8(2)),
     "convolution": lambda x: lax.conv_general_dilated(
         x.reshape(1, 4, 5, 6),
-        KERNEL.reshape(2, 2, 2, 6),
+        jnp.asarray(KERNEL.reshape(2, 2, 2, 6)),
         (1, 2),
         ((1, 2), (0, 1)),
         (2, 1),
