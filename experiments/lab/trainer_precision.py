@@ -207,8 +207,9 @@ def _conclusion(shares: Shares) -> str:
         f"4096 {shares.share(integer, sums, 4096):.0%} of their codes are wrong, most of them because the sum "
         f"overflowed at 65,504. Scaled floats get {shares.share(classic, sums, 4096):.0%} wrong, because they do not "
         "overflow but are rounded just as often. No way of multiplying helps, because 11 significant bits represent "
-        "integers only up to 2,048, while one product of two 8-bit codes reaches 16,129. With 4 bits (products up "
-        f"to 49) a sum is safe for K up to {2048 // 49}, and with 2 bits (products up to 1) for K up to 2,048."
+        "integers only up to 2,048. A single product of two 8-bit codes already reaches 16,129. With 4 bits "
+        f"(products up to 49) a sum is safe for K up to {2048 // 49}. With 2 bits (products up to 1) it is safe for "
+        "K up to 2,048."
     )
 
 
