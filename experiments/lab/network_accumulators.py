@@ -225,7 +225,7 @@ def measure(settings: Settings) -> Measurement:
         "free": runs[FREE].points,
         "methods": {m: [[bits, runs[m, bits].points] for bits in WIDTHS] for m in METHODS},
     }
-    tables = [Table(f"{name}, {BITS} bits", columns, rows), Table("Beside the papers", gaps, beside)]
+    tables = [Table(f"{name}, {BITS} bits", columns, rows), Table("Compared with the papers", gaps, beside)]
     return Measurement(values, tables, data, _conclusion(name, known.float_points, runs))
 
 
