@@ -40,15 +40,19 @@ def predict(settings: Settings) -> Sequence[Prediction]:
     """From the quadratic form that a layer's error is."""
     # two models that are equally good and disagree on 4% of the images
     noise = 5 * (0.04 / (500 * len(_runs(settings)))) ** 0.5
-    mean = "a layer's error is d^T G d, G the second moment of its inputs. Behind a relu of a normal variable the mean "
-    mean += "alone holds E[x]^2 / E[x^2] = 1/pi of G's trace; choosing ups and downs so that d cancels there gains "
+    mean = "a layer's error is d^T G d, G the second moment of its inputs. After a ReLU of a normal variable the mean "
+    mean += (
+        "alone accounts for E[x]^2 / E[x^2] = 1/pi of G's trace; choosing ups and downs so that d cancels there gains "
+    )
     mean += "10 log10(1 / (1 - 1/pi)) = 1.66 dB and more where inputs are correlated"
     worth = "above: 12 dB is what two more bits would give"
     channels = 5 * 0.28 / 16**0.5
     return (
-        Prediction(WORSE, 0, 0, "exact: a channel takes what was learned only where its error is less"),
+        Prediction(WORSE, 0, 0, "exact: a channel uses the learned codes only if its error is smaller"),
         Prediction(LAYERS, 1.66, 12, f"{mean}; {worth}"),
-        Prediction(OUTPUT, 1.66, 12, f"as for layers, if what is learned on 1,024 images holds on others; {worth}"),
+        Prediction(
+            OUTPUT, 1.66, 12, f"as for layers, if what is learned on 1,024 images generalises to others; {worth}"
+        ),
         Prediction(
             BIAS,
             -0.1,
@@ -57,7 +61,9 @@ def predict(settings: Settings) -> Sequence[Prediction]:
             "that of the calibration data; above: it would be three quarters of the error, as much as one more bit",
         ),
         Prediction(BOTH, -1, 1, "AdaRound's objective contains the mean error, so little of it is left to correct"),
-        Prediction(LEFT, 0, 0.01, "zero but for float32 and for the bias's rounding to the accumulator's grid"),
+        Prediction(
+            LEFT, 0, 0.01, "zero, apart from float32 and the rounding of the bias to whole steps of the accumulator"
+        ),
         Prediction(ACCURACY, -noise, 0.5, "not lower, by 5 standard errors of equal models that disagree on 4%"),
         Prediction(
             RANDOM,

@@ -80,8 +80,8 @@ def _arising(name: str, seed: int) -> Claim:
     known, products = prepared(name, seed), _products(name, seed)
     expected = np.mean([two_roundings(known.ir, node, known.reference) for node in products])
     why = (
-        "the mean of 2^-(r+1) over the right shifts r in use, where the relu is open; 40%, as sums of few products, "
-        "and those of a constant background, are not spread evenly"
+        "the mean of 2^-(r+1) over the right shifts r in use, where the ReLU is active; 40%, as sums of few "
+        "products, and those of a constant background, are not distributed evenly"
     )
 
     def measured() -> float:
@@ -112,8 +112,9 @@ def _maps(name: str, seed: int, target: str) -> Claim:
 def _outputs(name: str, seed: int, target: str) -> Claim:
     expected, width = _expected(name, seed, target).shares[_output(name, seed)], 0.2 + _sampling(name, seed, target)
     why = (
-        "at least what independent differences give, as those of neighbouring places have common origins and add up; "
-        "at most three times that; 20% for the rest, and 5 standard errors of the number of codes in which any arise"
+        "at least what independent differences give, because those of neighbouring positions have a common origin "
+        "and add up; at most three times that; 20% for the rest, and 5 standard errors of the number of codes in "
+        "which any arise"
     )
     title = f"{name}: share under {target} in the outputs"
     return (

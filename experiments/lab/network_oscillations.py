@@ -166,7 +166,7 @@ def _claims(bits: str, settings: Settings) -> list[Claim]:
                     f"{bits}, {way}: oscillating share as a part of plain training's",
                     0,
                     0.5,
-                    "Nagel et al. 2022: it takes away most oscillations; at least half is asked",
+                    "Nagel et al. 2022: it removes most oscillations; we require at least half",
                 ),
                 lambda found, way=way: (
                     _mean(found, way, "oscillating") / max(_mean(found, "plain", "oscillating"), 1e-9)

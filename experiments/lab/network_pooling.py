@@ -138,7 +138,10 @@ def _near(name: str, kind: str, settings: Settings) -> Claim:
 def _classes(name: str, settings: Settings) -> Iterator[Claim]:
     known = prepared(name, settings)
     images, moved = len(known.classes), max(known.moved, 5)
-    why = f"rounding to 8 bits changes {known.moved}, and rounds every tensor; a tie moves a few by one step"
+    why = (
+        f"rounding to 8 bits changes {known.moved}, and rounds every tensor; a tie changes only a few codes, by one "
+        "step"
+    )
     yield (
         Prediction(f"{name}: images whose class a target's pools and additions change, greatest", 0, moved, why),
         lambda: float(max(count for count, *_ in changes(name, settings).values())),

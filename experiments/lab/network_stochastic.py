@@ -60,8 +60,9 @@ def _at_inference(plan: Plan, settings: Settings) -> list[Claim]:
                     f"{name}, {bits}: squared error of the scores, a stochastic run over nearest",
                     1,
                     4,
-                    "2: E f(1-f) = 1/6 against 1/12 for a fraction f that is uniform. The errors of nearest's weights "
-                    "are one draw, and clipping is the same in both. So the band is a bit: 1 is nearest, 4 a bit less",
+                    "2: E f(1-f) = 1/6 against 1/12 for a fraction f that is uniform. With nearest, the errors of "
+                    "the weights are a single draw, and clipping is the same in both, so the interval spans one "
+                    "bit: 1 is nearest, 4 is one bit less",
                 ),
                 read(bits, lambda one: one.squared_single),
             )
@@ -73,7 +74,8 @@ def _at_inference(plan: Plan, settings: Settings) -> list[Claim]:
                     1 / plan.draws,
                     1 if bits == "W3A3" else 0.6,
                     f"2/{plan.draws} from rounding, or half of that if nearest's one draw is twice as bad as usual. "
-                    "Clipping stays, and a relu makes a bias of noise: half of nearest's error, with 3 bits all of it",
+                    "Averaging removes neither clipping nor the bias that a ReLU makes of noise: half of nearest's "
+                    "error, with 3 bits all of it",
                 ),
                 read(bits, lambda one: one.squared_mean),
             )
@@ -98,7 +100,8 @@ def _at_inference(plan: Plan, settings: Settings) -> list[Claim]:
                     f"{name}, W3A3: of the points that nearest loses to float, {what}",
                     0,
                     1.3,
-                    f"1 - 2/{plan.draws} of what rounding loses; clipping and biases stay, as above; above 1 by chance",
+                    f"1 - 2/{plan.draws} of what rounding loses; averaging does not remove clipping and biases, as "
+                    "above; above 1 by chance",
                 ),
                 read("W3A3", lambda one: one.recovered),
             )
@@ -116,7 +119,7 @@ def _trained(plan: Plan, settings: Settings) -> list[Claim]:
     title = "{}, {}, trained: stochastic less nearest, points"
     cost = (
         "it trains with twice the noise that it is deployed with, and gains nothing by that. `stochastic` lost 4 "
-        "points, twice that is allowed for"
+        "points, and the interval allows twice that"
     )
     bands = {
         "W4A4": (-four, four, f"no effect, as in `stochastic`; {why.format('4%')}"),

@@ -76,15 +76,15 @@ def predict(settings: Settings) -> Sequence[Prediction]:
             "loss without noise; the decaying learning rate stops most before they reach a boundary. Below 1% there "
             "is nothing to cure",
         ),
-        Prediction(DAMPED, 0, 0.5, "Nagel et al. 2022: damping takes away most oscillations; at least half is asked"),
+        Prediction(DAMPED, 0, 0.5, "Nagel et al. 2022: damping removes most oscillations; we require at least half"),
         Prediction(HELD, 0, 0, "by construction of algorithm 1: whatever exceeds the threshold is frozen at once"),
         Prediction(MOVED, 0, 0, "exact: code x scale rounds to the code under every scale that the weight has had"),
         Prediction(
             FROZEN,
             0,
             0.5,
-            f"weights above {LAST} are frozen and stand still; free ones between {OFTEN} and {LAST} remain. At least "
-            "half is asked",
+            f"weights above {LAST} are frozen and no longer move; free ones between {OFTEN} and {LAST} remain. We "
+            "require at least half",
         ),
         Prediction(
             RE_LOSS,

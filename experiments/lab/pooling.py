@@ -75,7 +75,8 @@ def predict(settings: Settings) -> Iterator[Prediction]:
         if case.name not in NOISY:
             continue
         why = (
-            "float32 noise is odd in the codes, as they are but for -128: the bias cancels; what carries -128 does not"
+            "float32 errors change sign with the codes, which are symmetric except for -128, so the bias cancels "
+            "except where -128 occurs"
         )
         yield Prediction(f"{case.name}, {NOISY[case.name]}: bias, LSB", -0.004, 0.004, why)
         why = "more than none, at most all ties that it could move: P(tie)"

@@ -47,7 +47,7 @@ def predict(settings: Settings) -> Iterator[Prediction]:
         yield Prediction(_lost(bits), 0, 1, why)
     why = "a bit less multiplies the points lost by 5 or so (README), half a bit by 2.3: 15 lost points become 35"
     yield Prediction("2 bits, inference: points that stochastic rounding loses against nearest", 5, 50, why)
-    why = f"the noise of {averaged} draws is {averaged}/2 times less than that of nearest, but for relu and clipping"
+    why = f"the noise of {averaged} draws is {averaged}/2 times less than that of nearest, apart from ReLU and clipping"
     yield Prediction(f"2 bits, inference: points that the mean of {averaged} draws gains over one", 3, 60, why)
     why = "no effect expected at 4 bits; 3 standard deviations of a mean of 3 paired differences (0.65 points each run)"
     yield Prediction("4 bits, trained: stochastic less nearest, points", -1.6, 1.6, why)
