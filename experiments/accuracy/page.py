@@ -13,9 +13,9 @@ from qjax.export import files
 
 PAGE = """# How accurate are networks after quantized training?
 
-Give few bits only to what products read: `Recipe(other_bits=8, first_last_bits=8)`. Train ten epochs from the float
-weights. The table says how far the best integer graph is from the float network then, in percentage points, and which
-method made it. Where methods have different numbers of seeds, those with the most are compared.
+Give few bits only to the operands of products, `Recipe(other_bits=8, first_last_bits=8)`, and train ten epochs from
+the float weights. The table shows how far the best integer graph then is from the float network, in percentage points,
+and which method produced it. If methods have different numbers of seeds, only those with the most are compared.
 
 {answer}
 
@@ -25,41 +25,43 @@ method made it. Where methods have different numbers of seeds, those with the mo
 
 ## What to do
 
-1. Calibrate. If that is good enough, stop.
+1. Calibrate, and stop if that is good enough.
 2. Train with [`qjax.training.optimizer`](how-to/train.md) from the float weights.
-3. At 4 bits and fewer set `other_bits=8`: products keep their few bits, and everything between them gets 8.
+3. At 4 bits and fewer set `other_bits=8`, so that only products have few bits and everything between them has 8.
 4. Keep the first and the last layer at 8 bits: `first_last_bits=8`.
 5. At 4 bits and fewer let the float network [teach](how-to/train.md#distillation).
 
 ## Tables
 
 `make accuracy ARGS="--rows experiments/results/accuracy.jsonl --page docs/accuracy-trained.md"` makes this page. It
-makes the rows that are missing, and keeps those of the file. `--known` makes none. `--networks`, `--methods`,
-`--settings` and `--seeds` choose rows. The tables below have the seconds of each row.
+computes the rows that the file lacks, and with `--known` none. `--networks`, `--methods`, `--settings` and `--seeds`
+choose rows. The tables below list the seconds of each row.
 
-Fashion-MNIST has 60,000 images to train on and 10,000 to test. Every method starts from the same trained float network.
-Data, order of batches, epochs and batch size are the same for all. The last epoch counts. Nothing is selected on the
-test images.
+Fashion-MNIST has 60,000 images to train on and 10,000 to test. Every method starts from the same trained float network,
+with the same data, order of batches, epochs and batch size. The last epoch counts, and nothing is selected on the test
+images.
 
-- Cells are points: accuracy minus the float network's, in percentage points. With several seeds it is the mean and its
-  standard error.
-- Where the method gives an integer graph, the cell is the graph's.
+- Cells are points: accuracy minus the float network's, in percentage points. With several seeds the cell is the mean
+  and its standard error.
+- If the method produces an integer graph, the cell is the graph's.
 - The first and the last layer have 8 bits. Weights of 2 bits are ternary.
-- "LSQ" gives every tensor the setting's bits. "Others 8 bits" is `other_bits=8`: only what a convolution or a dense
-  layer reads has the setting's bits.
+- "LSQ" gives every tensor the setting's bits. "Others 8 bits" is `other_bits=8`, which gives the setting's bits only to
+  the inputs and weights of convolutions and dense layers.
 - "Distilled" has half of the loss on the labels, and half on the float network's probabilities.
-- Brevitas and qwix leave what no layer reads in float. Brevitas ships no integers from here.
+- Brevitas and qwix keep every tensor in float that no layer reads. Brevitas produces no integer graph here.
 - "float, trained on" is the control: the float network after the same further epochs.
-- Machines sum floats in different orders, so a seed's float network is not the same on all of them. Points are
-  against the one of the same machine.
-- A network with two tables has a short training of every method beside the long one of a few (`--epochs 2`).
+- Machines sum floats in different orders, so the float network of a seed differs between them. Points are relative to
+  the float network of the same machine.
+- If a network has two tables, the second is a short training of every method (`--epochs 2`), and the first a long one
+  of a few.
 
 {tables}
 ## Details
 
 - **graph**: points of the integer graph.
-- **decisions**: test images for which graph and trained model choose different classes, worst seed.
-- **seconds**: of the quantized training and the test, while other work ran on some of them. Do not compare them.
+- **decisions**: test images for which graph and trained model choose different classes, for the worst seed.
+- **seconds**: duration of the quantized training and the test. Do not compare them, because other work ran on some
+  machines.
 
 {details}
 {machines}
@@ -215,7 +217,12 @@ def write(path: Path, rows: Sequence[Row]) -> None:
     draw(longest(rows), settings_of(rows), shown, picture)
     seeds = {name: len({row.seed for row in _of(rows, name)}) for name in _names(rows, "network")}
     single = [name for name, count in seeds.items() if count == 1]
-    few = f"One seed: {', '.join(single)}. There, differences of a few tenths of a point mean little." if single else ""
-    parts = {"seeds": few, "tables": _summaries(rows), "details": text(rows), "machines": _machines(rows)}
+    few = "For networks with one seed, differences of a few tenths of a point mean little: "
+    parts = {
+        "seeds": f"{few}{', '.join(single)}." if single else "",
+        "tables": _summaries(rows),
+        "details": text(rows),
+        "machines": _machines(rows),
+    }
     whole = PAGE.format(answer=_answer(rows), picture=f"figures/{picture.name}", **parts)
     files.write(whole.encode(), path)

@@ -266,41 +266,39 @@ def _tables(
         here = bits - LOG2_FAN_IN
         papers.append([bits, plus - a2q, here, 100 * gaps[here]])
     beside = ("bits, papers", "A2Q+ less A2Q, points", "bits, here", "A2Q+ less A2Q, points (here)")
-    return [Table("Trained under a bound, W4A4", columns, rows), Table("Beside the papers", beside, papers)]
+    return [Table("Trained under a bound, W4A4", columns, rows), Table("Compared with the papers", beside, papers)]
 
 
 STUDY = Study(
     name="accumulators",
     title="Narrow accumulators: overflow by chance, on data, and never",
     question=(
-        "A sum of products needs more bits than its factors. How often does a narrower register overflow, and what "
-        "does "
-        "that cost? Does it matter whether it wraps or saturates? And what does it cost to train weights that no input "
-        "can make overflow?"
+        "A sum of products needs more bits than its factors. How often does a narrower register overflow, what does "
+        "that cost, and does it matter whether the register wraps or saturates? And what does it cost to train "
+        "weights so that no input can cause an overflow?"
     ),
     method=(
-        "**Pairs.** vpmaddubsw adds two products of uint8 codes and int8 weights with saturation to int16. The share "
-        "of pairs that it clamps is computed exactly for independent codes, and counted with the kernel that "
-        "graphs run.\n\n"
+        "**Pairs.** The instruction vpmaddubsw adds two products of uint8 codes and int8 weights with saturation to "
+        "int16. The share of pairs that saturate is computed exactly for independent codes, and counted for the "
+        "network with the kernel that graphs run.\n\n"
         "**Widths.** A 64-48-48-10 perceptron on scikit-learn's digits is quantized after training to W8A8 and W4A4 "
-        "and converted once. With `retarget` all its products use a register of each width. It wraps, or saturates "
-        "after "
-        "every addition. There are 500 test images.\n\n"
-        "**Bounds.** The W4A4 network trains on with `qjax.training.constrain_accumulators` for 40 epochs. Every layer "
-        "has the same bound, is projected after each step, and starts from scales that are chosen for the bound. The "
+        "and converted once. `retarget` then gives all its products a register of each width, which either wraps or "
+        "saturates after every addition. There are 500 test images.\n\n"
+        "**Bounds.** The W4A4 network trains on with `qjax.training.constrain_accumulators` for 40 epochs. Every "
+        "layer has the same bound, is projected after each step, and starts from scales chosen for the bound. The "
         "bounds are A2Q (|q|_1 <= (2^(P-1) - 1) / 2^4) and A2Q+ (at most half of (2^P - 2) / 15 for either sign). "
-        "Seeds "
-        "change the order of the images. The papers' networks train with weight normalisation instead of a projection. "
-        "They have 72 times the fan-in, which is 6.2 bits. So their widths are compared with widths of 6 bits less "
-        "here."
+        "Seeds change the order of the images. The papers' networks train with weight normalisation instead of a "
+        "projection. Their fan-in is 72 times as large, which is worth 6.2 bits, so we compare their widths with "
+        "widths of 6 bits less."
     ),
     predict=predict,
     measure=measure,
     draw=draw,
     answer=(
-        "Ask `qjax.accumulators` which register your graph needs; it proves the worst case. If a register is too "
-        "narrow, let it saturate, and train with A2Q+ for the promise that no input overflows it. Search the scales "
-        "as well: with calibrated scales the bound costs far more accuracy."
+        "Ask `qjax.accumulators` which register your graph needs, because it proves the worst case. If your "
+        "register is narrower, let it saturate, and train with A2Q+ if you need a guarantee that no input overflows "
+        "it. Choose the scales for the bound as well, because with calibrated scales the bound costs far more "
+        "accuracy."
     ),
     command="python -m experiments accumulators",
 )

@@ -35,33 +35,34 @@ def conclusion(values: Mapping[str, float], drawn: Mapping[str, Any], eight: Wid
     one_bit = 100 * values["A2Q+ at P - 1 bits less A2Q at P bits, mean over P = 10, 9, 8"]
     return "\n\n".join(
         [
-            f"**Pairs.** Independent uniform codes and weights clamp {uniform:.2%} of the pairs, weights of deviation "
-            f"32 one in {1 / values['pairs clamped, uint8 codes, sigma 32']:,.0f}. "
-            f"The network's own pairs are not independent: {clamped['share']:.2%} were clamped, and the accuracy went "
-            f"from {clamped['exact']:.1%} to {clamped['accuracy']:.1%}. Codes of 7 bits clamp none.",
-            f"**Widths.** No input takes the W8A8 network beyond {eight.worst} bits. A wrapping register is harmless "
-            f"(within a point) from {harmless['wrap']} bits, a saturating one from {harmless['saturate']}. Below that "
-            f"saturating is up to {ahead:.0f} points ahead. At {min(eight.widths)} bits wrapping is at "
-            f"{least['wrap']:.0%} and saturating at {least['saturate']:.0%}. Harmless is a finding about these images; "
-            "only the worst case is a promise.",
-            f"**Bounds.** Trained under the bound, no register of the requested width overflowed, neither in the worst "
-            f"case nor on data ({changed:.0f} codes changed). The bias is added after the register, in 32 bits. "
-            "Training "
-            f"freely reaches {drawn['free']:.1%}. A2Q stays within a point of it down to {narrow['A2Q']} bits, with "
-            f"{zeros['A2Q']:.0%} of the weights zero. A2Q+ does down to {narrow['A2Q+']} bits, with "
-            f"{zeros['A2Q+']:.0%}.",
+            f"**Pairs.** With independent uniform codes and weights, {uniform:.2%} of the pairs saturate; with "
+            f"weights of standard deviation 32, one in {1 / values['pairs clamped, uint8 codes, sigma 32']:,.0f} "
+            f"does. The network's own pairs are not independent: {clamped['share']:.2%} saturated, and the accuracy "
+            f"went from {clamped['exact']:.1%} to {clamped['accuracy']:.1%}. With 7-bit codes no pair can saturate.",
+            f"**Widths.** No input can make the W8A8 network need more than {eight.worst} bits. A wrapping register "
+            f"costs less than a point from {harmless['wrap']} bits upwards, a saturating one from "
+            f"{harmless['saturate']}. With fewer bits, saturating is up to {ahead:.0f} points more accurate. At "
+            f"{min(eight.widths)} bits wrapping reaches {least['wrap']:.0%} and saturating {least['saturate']:.0%}. "
+            "These thresholds were observed on these images; only the worst case is guaranteed.",
+            "**Bounds.** After training under the bound, no register of the requested width overflowed, neither in "
+            f"the worst case nor on data ({changed:.0f} codes changed). The bias is added after the register, in 32 "
+            f"bits. Training without a bound reaches {drawn['free']:.1%}. A2Q stays within a point of that down to "
+            f"{narrow['A2Q']} bits, with {zeros['A2Q']:.0%} of the weights zero. A2Q+ does so down to "
+            f"{narrow['A2Q+']} bits, with {zeros['A2Q+']:.0%} of them zero.",
             f"| bits | A2Q+ less A2Q, points |\n| --- | --- |\n{gaps}",
-            f"The gap grows as registers get narrower until A2Q is at chance. {reverse} "
-            f"A2Q+ with one bit less is as good as A2Q ({one_bit:+.1f} points on average). Its norm is twice as "
-            "large, because codes that are never negative cannot make both signs push the same way.",
-            f"**What it does not buy.** The W4A4 network was also run without any bound or training. In a "
-            f"saturating register it reached {saturating[10]:.1%} at 10 bits. At 9 it reached {saturating[9]:.1%}. "
-            f"At 8 it reached {saturating[8]:.1%}{cheap}. But nothing guarantees this.",
-            f"**Scales matter as much as the method.** With calibrated scales A2Q at {CALIBRATED_BITS} bits reaches "
-            f"{drawn['calibrated']:.1%} instead of {mean['A2Q'][CALIBRATED_BITS]:.1%}. A small norm is then used up by "
-            "a few large codes. The scale of a projected weight has no gradient that would tell it so.",
-            "**What differs from the papers.** Weights are projected, not reparameterised. Codes are rounded to "
-            "nearest. Every layer is bound, the first and the last too. The network is small. The fall begins "
-            "where log2 of the fan-in says. It is steeper, because the norm at the narrowest is a handful of codes.",
+            f"The gap grows as registers get narrower, until A2Q is at chance. {reverse} A2Q+ with one bit less is "
+            f"as accurate as A2Q ({one_bit:+.1f} points on average). A2Q+ allows twice the norm, because with "
+            "nonnegative codes positive and negative weights cannot push the sum in the same direction.",
+            "**What it does not buy.** We also ran the W4A4 network without any bound or training in a saturating "
+            f"register. It reached {saturating[10]:.1%} at 10 bits. At 9 bits it reached {saturating[9]:.1%}. At 8 "
+            f"bits it reached {saturating[8]:.1%}{cheap}, but none of this is guaranteed for other inputs.",
+            f"**Scales matter as much as the method.** With calibrated scales, A2Q at {CALIBRATED_BITS} bits reaches "
+            f"{drawn['calibrated']:.1%} instead of {mean['A2Q'][CALIBRATED_BITS]:.1%}, because a few large codes use "
+            "up the small norm. Training cannot correct this, because the bound has no gradient with respect to the "
+            "scale of a projected weight.",
+            "**What differs from the papers.** Here weights are projected rather than reparameterised, codes are "
+            "rounded to nearest, and every layer is bounded, including the first and the last. The network is also "
+            "small. Accuracy begins to fall at the width that log2 of the fan-in predicts, but falls more steeply, "
+            "because at the narrowest widths the norm allows only a handful of codes.",
         ]
     )

@@ -80,28 +80,24 @@ def _conclusion(found: Found) -> str:
     floor = found.floor
     return (
         f"A target that differs in {arise(double):.2%} of the codes of one layer differs in {double.share[7]:.0%} "
-        f"after 8 layers. After 24 it differs in {double.share[23]:.0%}. The differences need not add up. One code "
-        "that "
-        "differs moves all outputs of the next layer by a fraction of a step. Rounding turns fractions into whole "
-        "steps. So the share grows with the samples that were touched once. A target that differs more rarely only "
-        f"starts later. Float32 products (onnxruntime) differ in {floats.share[-1]:.2%} after {len(floats.share)} "
-        "layers. "
-        f"This came from {floats.arise.count} of {floats.arise.compared:,} products. "
-        f"Targets that never differ in the linear chain: {', '.join(none)}.\n\n"
-        f"After 24 layers double_round differs in {half['relu']:.0%} with relu and {half['residual']:.0%} with "
-        "residual "
-        f"sums. With both it differs in {half['relu, residual']:.0%}. The differences have almost no sign: their mean "
-        "is "
-        f"{double.bias[-1]:+.3f} steps after {len(double.bias)} layers, and "
-        f"{found.real['relu']['double_round'].bias[-1]:+.3f} with relu.\n\n"
-        "Truncation does drift, although weights have mean 0. After 24 layers the drift is "
-        f"{floor['relu'].bias[-1]:.2f} steps with relu (published: {PUBLISHED_BIAS:.0f}). It is "
-        f"{floor['residual'].bias[-1]:.2f} with residual sums and {floor['relu, residual'].bias[-1]:.2f} with both. "
-        "After a relu both the "
-        "activations and the loss have one sign, so a part of the loss has the direction of the activations. The next "
-        "layer carries that part on as it carries them: they shrink. A theory of only the last loss and "
-        "what a residual sum keeps would predict a quarter of a step for the plain relu chain. The drift is "
-        f"{floor['relu'].bias[-1] / -0.25:.0f} times that."
+        f"after 8 layers. After 24 layers it differs in {double.share[23]:.0%}. One differing code moves every "
+        "output of the next layer by a fraction of a step, and rounding turns some of these fractions into whole "
+        "steps. Differences therefore spread through every sample in which one has occurred. A target that differs "
+        f"more rarely only starts later: float32 products (onnxruntime) differ in {floats.share[-1]:.2%} of the "
+        f"codes after {len(floats.share)} layers. These differences originate in {floats.arise.count} of "
+        f"{floats.arise.compared:,} products. The following targets never differ in the linear chain: "
+        f"{', '.join(none)}.\n\n"
+        f"After 24 layers, double_round differs in {half['relu']:.0%} of the codes with ReLU and "
+        f"{half['residual']:.0%} with residual sums. With both it differs in {half['relu, residual']:.0%}. The "
+        f"differences have almost no bias: their mean is {double.bias[-1]:+.3f} steps after {len(double.bias)} "
+        f"layers, and {found.real['relu']['double_round'].bias[-1]:+.3f} with ReLU.\n\n"
+        "Truncation does drift, although the weights have mean 0. After 24 layers the drift is "
+        f"{floor['relu'].bias[-1]:.2f} steps with ReLU (published: {PUBLISHED_BIAS:.0f}). With residual sums it is "
+        f"{floor['residual'].bias[-1]:.2f}, and with both {floor['relu, residual'].bias[-1]:.2f}. After a ReLU both "
+        "the activations and the truncation error have a constant sign, so part of the error points along the "
+        "activations, and the next layer propagates that part just as it propagates them. A theory that considers "
+        "only the last truncation and what a residual sum adds would predict a quarter of a step for the plain ReLU "
+        f"chain; the measured drift is {floor['relu'].bias[-1] / -0.25:.0f} times that."
     )
 
 
@@ -133,29 +129,27 @@ STUDY = Study(
     name="depth",
     title="Drift with depth",
     question=(
-        "Two runtimes differ in one code in a thousand after one layer. How far apart are they after 48? And which of "
-        "them become biased?"
+        "Suppose two runtimes differ in one code in a thousand after one layer. How far apart are they after 48 "
+        "layers, and which of them become biased?"
     ),
     method=(
-        "The chains have 48 int8 layers of width 128; those with residual sums have 24 without `--full`. They have "
-        "random weights "
-        "with "
-        "a scale per channel, and scales of activations from the chain's own ranges. Each chain is converted once and "
-        "retargeted. Every target starts from the same input codes, and the codes after each layer are compared with "
-        "those of `nearest_even`. *Arise* counts the products that differ although their inputs are the "
-        "reference's.\n\n"
-        "Truncation needs scales that are powers of two here. Its reference is then `fpga`, one shift with ties to "
-        "even. "
-        "Without `--full` the chains *relu* and *residual* run under four targets only. `onnxruntime_avx2` and "
-        "`torch_*_avx2` get signed codes here; another study covers their saturation."
+        "The chains have 48 int8 layers of width 128; without `--full`, those with residual sums have 24. Weights "
+        "are random with a scale per channel, and activation scales are calibrated on the chain itself. Each chain "
+        "is converted once and then retargeted. Every target starts from the same input codes, and the codes after "
+        "each layer are compared with those of `nearest_even`. *Arise* counts the products that differ although "
+        "their inputs equal the reference's.\n\n"
+        "Truncation needs power-of-two scales here, so its reference is `fpga`, which shifts once and rounds ties "
+        "to even. Without `--full` the chains *relu* and *residual* run under only four targets. `onnxruntime_avx2` "
+        "and `torch_*_avx2` get signed codes here, because another study covers their saturation."
     ),
     predict=predict,
     measure=measure,
     draw=draw,
     answer=(
-        "Do not expect codes of two runtimes to stay close in deep networks: one difference in a thousand codes "
-        "spreads to most of them. Compare decisions instead, or convert for the runtime that you ship to. Never "
-        "truncate: it is the only rule here whose error adds up to whole steps with one sign."
+        "Do not expect the codes of two runtimes to stay close in a deep network, because one difference in a "
+        "thousand codes spreads to most of them. Compare decisions instead, or convert for the runtime that you "
+        "ship to. Never truncate, because truncation is the only rule here whose error accumulates to whole steps "
+        "in one direction."
     ),
     command="python -m experiments depth",
 )

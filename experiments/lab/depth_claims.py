@@ -106,7 +106,7 @@ def _arising(settings: Settings) -> Iterator[Claim]:
             "relu: share of codes in which double_round differs on the same inputs, mean over layers",
             0.9 * low,
             1.1 * high,
-            "half of the mean of 2^-(r+1); 5 standard errors, and 10% for relus that are not open half of the time",
+            "half of the mean of 2^-(r+1); 5 standard errors, and 10% for ReLUs that are not active half of the time",
         ),
         lambda found: arise(found.double("relu")),
     )
@@ -117,7 +117,7 @@ def _arising(settings: Settings) -> Iterator[Claim]:
             0.9 * low,
             1.1 * high,
             "n = r + 1 bits are dropped: one accumulator in 2^n is a tie, and half of the ties go to the other side; "
-            "5 standard errors, and 10% for the relus",
+            "5 standard errors, and 10% for the ReLUs",
         ),
         lambda found: arise(found.ties),
     )
@@ -142,9 +142,9 @@ def _mean_share(chain: Quantized, more: int) -> float:
 def _spreading(settings: Settings) -> Iterator[Claim]:
     for name, kind in STRUCTURES.items():
         expected = theory.spread(chain_of(name, settings))
-        tolerance, neglected = 0.15, "a finite width, relus that are not open half of the time"
+        tolerance, neglected = 0.15, "a finite width, ReLUs that are not active half of the time"
         if kind["residual"]:
-            tolerance, neglected = 0.4, "a residual stream carries each output's own past; relu and stream correlate"
+            tolerance, neglected = 0.4, "a residual stream contains each output's own past; ReLU and stream correlate"
         for depth in (d for d in DEPTHS if d <= len(expected.share)):
             share, touched = float(expected.share[depth - 1]), float(expected.touched[depth - 1])
             error = 5 * (touched * (1 - touched) / samples(settings)) ** 0.5 * share / touched
@@ -164,7 +164,7 @@ def _spreading(settings: Settings) -> Iterator[Claim]:
             f"linear: steps from {', '.join(map(str, steps))} layers at which the share under double_round falls",
             0,
             0,
-            "differences do not heal: behind a sample's first code that differs, the next layer has some nine",
+            "differences do not disappear: after a sample's first differing code, the next layer has about nine",
         ),
         lambda found: float(np.sum(np.diff([found.double("linear").share[d - 1] for d in steps]) < 0)),
     )
@@ -175,8 +175,8 @@ def _spreading(settings: Settings) -> Iterator[Claim]:
             "linear: bias under double_round behind the last layer, steps",
             -error,
             error,
-            "ties away from zero have no sign where codes have none; 5 standard errors of the mean of differences "
-            "whose mean square is the mean field's",
+            "rounding ties away from zero has no bias if the signs of the codes balance; 5 standard errors of the mean "
+            "of differences whose mean square is the mean field's",
         ),
         lambda found: float(found.double("linear").bias[-1]),
     )
@@ -205,8 +205,8 @@ def _truncating(settings: Settings) -> Iterator[Claim]:
                 f"{name}: bias of truncation behind 24 layers, steps",
                 bias - width,
                 bias + width,
-                "half a step is lost per rounding, and the part of a loss that lies along the activations is carried "
-                "on; 25%, and 0.3 steps for what random weights of 128 outputs do to the rest",
+                "each rounding loses half a step, and later layers propagate the part of the error that lies along the "
+                "activations; 25%, and 0.3 steps for what random weights of 128 outputs do to the rest",
             ),
             lambda found, name=name: float(found.floor[name].bias[-1]),
         )

@@ -146,18 +146,17 @@ def measure(settings: Settings) -> Measurement:
 def _conclusion(values: Mapping[str, float], rows: Sequence[Sequence[Any]], functions: int) -> str:
     predicted, double, accs = (sum(row[i] for row in rows) for i in (3, 4, 2))
     return (
-        f"Two roundings differ from one by {values['greatest difference, steps']:g} step. They do in "
-        f"{values[_share(1)]:.2%} of the codes where r is 1. Where r is 10 they do in {values[_share(10)]:.3%}. "
-        "The table of the "
-        f"digits network shows by how many bits its layers shift. The network has {accs:,} distinct accumulators. "
-        f"gemmlowp's two roundings gave another code for {double:,} of them; {predicted:.0f} were predicted. So it is "
-        "rare in a network of 8 bits. But it is not noise: each of these codes is off to the same side, away from zero "
-        "or upward.\n\n"
-        f"The {len(RULES)} rules were {functions} functions on these products. All that round once agreed, because "
-        "real-valued scales have no ties. gemmlowp's two roundings gave the same codes as TOSA's DOUBLE_ROUND, which "
-        "approximates them. NEON's two differ from both where the first rounding leaves a negative tie. The 15-bit "
-        "multiplier of `int16x8` differs because its scale does, in "
-        f"{values['int16x8 against one rounding: share that differs']:.3%} of 8-bit codes."
+        f"Two roundings never differ from one by more than {values['greatest difference, steps']:g} step. They "
+        f"change {values[_share(1)]:.2%} of the codes where r is 1, but only {values[_share(10)]:.3%} where it is "
+        f"ten. The last table shows by how many bits the layers of the digits network shift. Of its {accs:,} "
+        f"distinct accumulators, gemmlowp's two roundings changed {double:,}, where {predicted:.0f} were predicted. "
+        "The change is therefore rare in an 8-bit network, but it is not noise, because all these codes are off in "
+        "the same direction, away from zero or upward.\n\n"
+        f"On these products the {len(RULES)} rules reduce to {functions} different functions. All rules that round "
+        "once agreed, because real-valued scales produce no ties. gemmlowp's two roundings equalled TOSA's "
+        "DOUBLE_ROUND, which approximates them. NEON's pair differs from both when the first rounding produces a "
+        "negative tie. The 15-bit multiplier of `int16x8` represents a slightly different scale, which changes "
+        f"{values['int16x8 against one rounding: share that differs']:.3%} of the 8-bit codes."
     )
 
 
@@ -281,24 +280,23 @@ def draw(figure: Figure, data: Mapping[str, Any]) -> None:
 STUDY = Study(
     "double_rounding",
     "One rounding or two",
-    "gemmlowp, NEON and the runtimes built on them round the high half of a product. They round again when they shift "
-    "it right by r bits. How often does that lead to another code than one rounding of the exact product, and by how "
-    "much?",
-    "Accumulators of 21 bits are drawn uniformly, each with a float32 scale of its own from 2^-(r+1) to 2^-r. They "
-    "are requantized under each of the library's fixed-point rules from one multiplier. The map "
-    "shows "
-    f"all pairs of rules, for r = {MAP_SHIFT} and outputs of 8 bits.\n\n"
-    "The third panel shows what a network really rounds. It has every distinct pair of accumulator and channel of a "
-    "convolutional network on the 1,797 digits, quantized to 8 bits after training. Clamps (and relus) are left out, "
-    "as "
-    "they hide differences and make none.",
+    "gemmlowp, NEON and the runtimes built on them round the high half of a product, and round again when they "
+    "shift it right by r bits. How often does the result differ from a single rounding of the exact product, and by "
+    "how much?",
+    "21-bit accumulators are drawn uniformly, each with its own float32 scale from 2^-(r+1) to 2^-r, and "
+    "requantized from one multiplier under each of the library's fixed-point rules. The map shows all pairs of "
+    f"rules, for r = {MAP_SHIFT} and outputs of 8 bits.\n\n"
+    "The third panel shows what a real network rounds: every distinct pair of accumulator and channel of a "
+    "convolutional network on the 1,797 digits, quantized to 8 bits after training. Clamps and ReLUs are omitted, "
+    "because they can hide differences but never create any.",
     predict,
     measure,
     draw,
     answer=(
-        "Emulate two roundings only if your runtime rounds twice; a graph for another rule differs in the codes that "
-        "are counted below. If you write a kernel, round the exact product once: two roundings push every code that "
-        "they change to the same side. The change is rare at 8 bits, and frequent where few bits are shifted out."
+        "Emulate two roundings only if your runtime rounds twice; otherwise your graph differs from it in the codes "
+        "counted below. If you write a kernel, round the exact product once, because two roundings push every code "
+        "that they change to the same side. Such changes are rare in 8-bit networks, but frequent where only a few "
+        "bits are shifted out."
     ),
     command="python -m experiments double_rounding",
 )

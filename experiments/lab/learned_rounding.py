@@ -40,15 +40,19 @@ def predict(settings: Settings) -> Sequence[Prediction]:
     """From the quadratic form that a layer's error is."""
     # two models that are equally good and disagree on 4% of the images
     noise = 5 * (0.04 / (500 * len(_runs(settings)))) ** 0.5
-    mean = "a layer's error is d^T G d, G the second moment of its inputs. Behind a relu of a normal variable the mean "
-    mean += "alone holds E[x]^2 / E[x^2] = 1/pi of G's trace; choosing ups and downs so that d cancels there gains "
+    mean = "a layer's error is d^T G d, G the second moment of its inputs. After a ReLU of a normal variable the mean "
+    mean += (
+        "alone accounts for E[x]^2 / E[x^2] = 1/pi of G's trace; choosing ups and downs so that d cancels there gains "
+    )
     mean += "10 log10(1 / (1 - 1/pi)) = 1.66 dB and more where inputs are correlated"
     worth = "above: 12 dB is what two more bits would give"
     channels = 5 * 0.28 / 16**0.5
     return (
-        Prediction(WORSE, 0, 0, "exact: a channel takes what was learned only where its error is less"),
+        Prediction(WORSE, 0, 0, "exact: a channel uses the learned codes only if its error is smaller"),
         Prediction(LAYERS, 1.66, 12, f"{mean}; {worth}"),
-        Prediction(OUTPUT, 1.66, 12, f"as for layers, if what is learned on 1,024 images holds on others; {worth}"),
+        Prediction(
+            OUTPUT, 1.66, 12, f"as for layers, if what is learned on 1,024 images generalises to others; {worth}"
+        ),
         Prediction(
             BIAS,
             -0.1,
@@ -57,7 +61,9 @@ def predict(settings: Settings) -> Sequence[Prediction]:
             "that of the calibration data; above: it would be three quarters of the error, as much as one more bit",
         ),
         Prediction(BOTH, -1, 1, "AdaRound's objective contains the mean error, so little of it is left to correct"),
-        Prediction(LEFT, 0, 0.01, "zero but for float32 and for the bias's rounding to the accumulator's grid"),
+        Prediction(
+            LEFT, 0, 0.01, "zero, apart from float32 and the rounding of the bias to whole steps of the accumulator"
+        ),
         Prediction(ACCURACY, -noise, 0.5, "not lower, by 5 standard errors of equal models that disagree on 4%"),
         Prediction(
             RANDOM,
@@ -217,14 +223,16 @@ def _conclusion(values: Mapping[str, float], run: Mapping[str, Any], alone: Mapp
     beat = float(np.mean(np.asarray(alone["draws"]) < 0))
     points = f"{100 * values[ACCURACY]:+.1f} points"
     return (
-        "AdaRound chooses up or down by the layer's output instead of by each weight. It gains "
-        f"{values[OUTPUT]:.1f} dB in the class scores and {values[LAYERS]:.1f} dB in the mean layer. Scales and "
-        f"the cost at run time stay the same. In the first run {100 * moved:.0f}% of the codes are not the nearest. "
-        f"Bias correction alone gains {values[BIAS]:.1f} dB, after AdaRound {values[BOTH]:+.1f} dB. Accuracy moves by "
-        f"{points}, one image of 500 being 0.2. On this easy task accuracy hardly shows what the SQNR does.\n\n"
-        f"Rounding at random costs {values[RANDOM]:.2f} dB in the weights. Still {100 * beat:.1f}% of the random "
-        f"roundings of the whole first layer beat nearest, and {100 * values[LUCKY]:.0f}% in the mean channel. For the "
-        f"first layer all roundings can be tried: AdaRound is {values[OPTIMUM]:.2f} dB from the best of them."
+        "AdaRound rounds each weight up or down so that the layer's output has the least error. It gains "
+        f"{values[OUTPUT]:.1f} dB of SQNR in the class scores and {values[LAYERS]:.1f} dB in the average layer, with "
+        f"the same scales and the same cost at run time. In the first run, {100 * moved:.0f}% of the codes are not "
+        f"the nearest ones. Bias correction alone gains {values[BIAS]:.1f} dB, and after AdaRound "
+        f"{values[BOTH]:+.1f} dB. Accuracy changes by {points}, where one image of 500 is 0.2. On this easy task "
+        "accuracy hardly reflects the gain in SQNR.\n\n"
+        f"Rounding at random costs {values[RANDOM]:.2f} dB in the weights. Nevertheless, {100 * beat:.1f}% of the "
+        f"random roundings of the whole first layer are better than nearest, and {100 * values[LUCKY]:.0f}% in the "
+        "average channel. The first layer is small enough to try all roundings, and AdaRound is within "
+        f"{values[OPTIMUM]:.2f} dB of the best."
     )
 
 
@@ -262,28 +270,27 @@ STUDY = Study(
     name="learned_rounding",
     title="Nearest or learned rounding of weights",
     question=(
-        "Rounding each weight to the nearest code has the least error in the weights. Has it the least error in what "
-        "the layer computes? And what do learned rounding (AdaRound, Nagel et al. 2020, arXiv 2004.10568) and bias "
-        "correction (Nagel et al. 2019, arXiv 1906.04721) achieve with the same scales?"
+        "Rounding each weight to the nearest code minimises the error of the weights, but does it minimise the "
+        "error of what the layer computes? And what do learned rounding (AdaRound, Nagel et al. 2020, arXiv "
+        "2004.10568) and bias correction (Nagel et al. 2019, arXiv 1906.04721) achieve with the same scales?"
     ),
     method=(
-        "A convolutional network on 8x8 digits is trained in float and quantized after training. Weights have few bits "
-        "with a scale per output channel, activations have 8 bits, and 1,024 training images calibrate. The same "
-        "scales "
-        "are then used with nearest rounding, with `qjax.training.correct_bias`, with `qjax.training.adaround`, and "
-        "with both. SQNR is that of the class scores on the 500 test images against the float network.\n\n"
-        f"The first convolution (9 weights a channel) also gets {DRAWS} random roundings, up with the probability of "
-        "the fractional part. It also gets all 512 roundings of each channel. They are computed in float64 from the "
-        "second "
-        "moments of its inputs."
+        "A convolutional network on 8x8 digits is trained in float and quantized after training. Weights have few "
+        "bits with a scale per output channel, activations have 8 bits, and 1,024 training images are used for "
+        "calibration. With the same scales we compare nearest rounding, `qjax.training.correct_bias`, "
+        "`qjax.training.adaround`, and both. SQNR is that of the class scores on the 500 test images against the "
+        "float network.\n\n"
+        f"For the first convolution (9 weights a channel) we also try {DRAWS} random roundings, up with the "
+        "probability of the fractional part, and all 512 roundings of each channel. Their errors are computed in "
+        "float64 from the second moments of the layer's inputs."
     ),
     predict=predict,
     measure=measure,
     draw=draw,
     answer=(
         "If 4-bit weights lose accuracy, try `qjax.training.adaround` on calibration data before you train. Use "
-        "`qjax.training.correct_bias` where you do not use AdaRound; after AdaRound it adds little. Scales and cost "
-        "at run time stay the same."
+        "`qjax.training.correct_bias` where you do not use AdaRound, because after AdaRound it adds little. Neither "
+        "changes the scales or the cost at run time."
     ),
     command="python -m experiments learned_rounding",
 )

@@ -225,7 +225,7 @@ def measure(settings: Settings) -> Measurement:
         "free": runs[FREE].points,
         "methods": {m: [[bits, runs[m, bits].points] for bits in WIDTHS] for m in METHODS},
     }
-    tables = [Table(f"{name}, {BITS} bits", columns, rows), Table("Beside the papers", gaps, beside)]
+    tables = [Table(f"{name}, {BITS} bits", columns, rows), Table("Compared with the papers", gaps, beside)]
     return Measurement(values, tables, data, _conclusion(name, known.float_points, runs))
 
 
@@ -237,12 +237,12 @@ def _gap(runs: Mapping[tuple[str, int], Run], bits: int) -> str:
 def _conclusion(name: str, float_points: float, runs: Mapping[tuple[str, int], Run]) -> str:
     free = runs[FREE]
     lines = [
-        f"- {name} with {BITS} bits, trained freely: {free.points:.2f} % (float {float_points:.2f} %). Its worst case "
-        f"needs {free.worst} bits, and {free.seen} were seen."
+        f"- The {name} with {BITS} bits, trained without a bound, reaches {free.points:.2f} % (float "
+        f"{float_points:.2f} %). Its worst case needs {free.worst} bits, and the test images used {free.seen}."
     ]
     for bits in WIDTHS:
         points = ", ".join(f"{m} {runs[m, bits].points - free.points:+.2f}" for m in METHODS)
-        lines.append(f"- No input overflows {bits} bits. Points less those of free training: {points}.")
+        lines.append(f"- If no input may overflow {bits} bits, accuracy changes by (points): {points}.")
     return "\n".join(lines)
 
 
@@ -258,27 +258,27 @@ def draw(figure: Figure, data: Mapping[str, Any]) -> None:
 
 STUDY = Study(
     name="network_accumulators",
-    title="Narrow accumulators for a network of convolutions",
+    title="Narrow accumulators for a convolutional network",
     question=(
-        "A register of 13 bits or fewer is cheap on an FPGA. What does a network of convolutions lose if no input may "
-        "overflow it?"
+        "A register of 13 bits or fewer is cheap on an FPGA. How much accuracy does a convolutional network lose if "
+        "no input may overflow such a register?"
     ),
     method=(
-        "The network is trained in float, calibrated, and trained with quantization. Products read and hold 4 bits, "
-        "everything else 8, the first and the last layer too. With `--full` it is a ResNet on Fashion-MNIST, otherwise "
-        "a CNN on digits. The layers of 4 bits train freely, or under the bound of "
-        "`qjax.training.constrain_accumulators`, with scales that are chosen for it. Start, batches, optimizer and "
-        "epochs are the same. The integer graph judges all test images. `qjax.accumulators` proves the worst case. The "
-        "papers' ResNet-18 sums up to 4,608 products, this ResNet 576 and the CNN 288. So their widths are compared "
-        "with 3 or 4 bits less here."
+        "The network is trained in float, calibrated, and trained with quantization. Operands of products have 4 "
+        "bits; everything else, including the first and the last layer, has 8. With `--full` it is a ResNet on "
+        "Fashion-MNIST, otherwise a CNN on digits. The 4-bit layers train either freely or under the bound of "
+        "`qjax.training.constrain_accumulators`, with scales chosen for that bound. Start, batches, optimizer and "
+        "epochs are the same. The integer graph is evaluated on all test images, and `qjax.accumulators` proves the "
+        "worst case. The papers' ResNet-18 sums up to 4,608 products, this ResNet 576 and the CNN 288. We therefore "
+        "compare the papers' widths with widths of 3 or 4 bits less."
     ),
     predict=predict,
     measure=measure,
     draw=draw,
     answer=(
-        "Ask `qjax.accumulators` first: sums of 4-bit codes need fewer bits than 32. If your register is narrower than "
-        "the worst case, train with A2Q+. It promises that no input overflows, at about a bit less than A2Q for the "
-        "same accuracy."
+        "Ask `qjax.accumulators` first, because sums of 4-bit codes need far fewer than 32 bits. If your register "
+        "is narrower than the worst case, train with A2Q+, which guarantees that no input overflows it. For the "
+        "same accuracy A2Q+ needs about one bit less than A2Q."
     ),
     command="python -m experiments network_accumulators",
 )

@@ -80,8 +80,8 @@ def _arising(name: str, seed: int) -> Claim:
     known, products = prepared(name, seed), _products(name, seed)
     expected = np.mean([two_roundings(known.ir, node, known.reference) for node in products])
     why = (
-        "the mean of 2^-(r+1) over the right shifts r in use, where the relu is open; 40%, as sums of few products, "
-        "and those of a constant background, are not spread evenly"
+        "the mean of 2^-(r+1) over the right shifts r in use, where the ReLU is active; 40%, as sums of few "
+        "products, and those of a constant background, are not distributed evenly"
     )
 
     def measured() -> float:
@@ -112,8 +112,9 @@ def _maps(name: str, seed: int, target: str) -> Claim:
 def _outputs(name: str, seed: int, target: str) -> Claim:
     expected, width = _expected(name, seed, target).shares[_output(name, seed)], 0.2 + _sampling(name, seed, target)
     why = (
-        "at least what independent differences give, as those of neighbouring places have common origins and add up; "
-        "at most three times that; 20% for the rest, and 5 standard errors of the number of codes in which any arise"
+        "at least what independent differences give, because those of neighbouring positions have a common origin "
+        "and add up; at most three times that; 20% for the rest, and 5 standard errors of the number of codes in "
+        "which any arise"
     )
     title = f"{name}: share under {target} in the outputs"
     return (
@@ -187,18 +188,21 @@ def _conclusion(settings: Settings) -> str:
         rare, often = (_per_node(name, seed, target) for target in ("onnxruntime", "double_round"))
         changed = _changed(name, seed, "double_round")
         lines.append(
-            f"- {name}: double_round differs in {often:.2%} of a node's codes and in "
-            f"{_share(name, seed, 'double_round', maps):.0%} of the last maps. It differs in "
-            f"{_share(name, seed, 'double_round', output):.0%} of the outputs, and changes {changed} of "
-            f"{EXAMPLES[name]} decisions. Under onnxruntime {rare:.5%} of a node's codes differ, and "
+            f"- {name}: double_round changes {often:.2%} of the codes of a single node and "
+            f"{_share(name, seed, 'double_round', maps):.0%} of those in the last feature maps. It changes "
+            f"{_share(name, seed, 'double_round', output):.0%} of the outputs, and {changed} of {EXAMPLES[name]} "
+            f"decisions. Under onnxruntime {rare:.5%} of a node's codes differ, and "
             f"{_share(name, seed, 'onnxruntime', output):.1%} of the outputs."
         )
     return (
-        "\n".join(lines) + "\n\nThe share in the maps follows from the weights, and from what each node does alone. "
-        "It grows until as many differences end in closed relus as others spread. A deep network gets there from the "
-        "rarest difference.\n\n"
-        "Behind the average over places more codes differ than independent differences would give. Those of "
-        "neighbouring places have common origins, and do not cancel."
+        "\n".join(lines) + "\n\n"
+        "The share in the feature maps can be predicted from the weights and from how often each "
+        "node differs on its own. It grows until inactive ReLUs remove as many differences as "
+        "other nodes spread, and a deep network reaches that balance even from the rarest "
+        "difference.\n\n"
+        "After global average pooling, more codes differ than if the differences were "
+        "independent. Those of neighbouring positions have a common origin, so they do not "
+        "cancel."
     )
 
 
@@ -225,24 +229,25 @@ STUDY = Study(
     name="network_depth",
     title="Drift along real networks",
     question=(
-        "Two runtimes differ in one code in a thousand in each node. How many outputs and decisions of a real network "
-        "differ then, and can it be predicted?"
+        "Suppose two runtimes differ in one code in a thousand in each node. How many outputs and decisions of a "
+        "real network then differ, and can that be predicted?"
     ),
     method=(
         "The networks are calibrated with 8-bit weights and activations: a ResNet and a depthwise network on "
-        "Fashion-MNIST, and EfficientNet-Lite0 with its public weights (`make weights`). Without `--full` it is a CNN "
-        "on digits. Each is converted for `nearest_even` and retargeted.\n\n"
-        "Each node of a target first runs alone, on the reference's codes. A mean-field theory carries what differs "
-        "there through the weights. It knows which relus of the reference are open, and takes the differences that "
-        "meet in a sum as independent. Then the whole network runs under the target, from the same input codes."
+        "Fashion-MNIST, and EfficientNet-Lite0 with its public weights (`make weights`). Without `--full` it is a "
+        "CNN on digits. Each is converted for `nearest_even` and retargeted.\n\n"
+        "Each node of a target first runs alone, on the reference's codes, and a mean-field theory propagates the "
+        "differences found there through the weights. The theory knows which ReLUs are active in the reference, and "
+        "assumes that the differences that meet in a sum are independent. Then the whole network runs under the "
+        "target, from the same input codes."
     ),
     predict=predict,
     measure=measure,
     draw=draw,
     answer=(
-        "A third to a half of the output codes may differ between two runtimes, even if a layer differs in one code "
-        "of a million. Judge by decisions: at 8 bits few change. If exact codes matter, convert for the runtime that "
-        "you ship to."
+        "A third to a half of the output codes may differ between two runtimes, even if a single layer differs in "
+        "only one code in a million. Judge by decisions, because few of them change at 8 bits. If exact codes "
+        "matter, convert for the runtime that you ship to."
     ),
     command="python -m experiments network_depth",
 )

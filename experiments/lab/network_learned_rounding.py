@@ -86,7 +86,10 @@ def _conclusion(settings: Settings) -> str:
                 dB = ways[key].sqnr - ways["nearest"].sqnr
                 parts.append(f"{_label(key)}: {dB:+.1f} dB, {gain:+.2f} points (standard error {error:.2f}).")
             loss = ways["nearest"].points - whole
-            lines.append(f"- {name}, W{bits}A8: nearest is {loss:+.2f} points from float. {' '.join(parts)}")
+            lines.append(
+                f"- {name}, W{bits}A8: nearest rounding changes accuracy by {loss:+.2f} points against "
+                f"float. {' '.join(parts)}"
+            )
     return "\n".join(lines)
 
 
@@ -104,10 +107,10 @@ def summary(tables: Sequence[Table], values: Mapping[str, float]) -> str:
         return sum(float(row[-2]) for row in mine) / max(1.0, sum(float(row[-1]) for row in mine))
 
     return (
-        f"Nearest rounding changes {times('nearest'):.1f} times as many classes as normal noise of its SQNR, AdaRound "
-        f"{times(ADA):.1f} times. Errors that all images share cost more than noise.\n\n"
-        f"A graph and its model chose different classes {values[UNEQUAL]:.0f} times. The model computes in float32; "
-        "`qjax.exact` computes the graph."
+        f"Nearest rounding changes {times('nearest'):.1f} times as many classes as normal noise of the same SQNR "
+        f"would, and AdaRound {times(ADA):.1f} times as many. Errors that all images share cost more than noise.\n\n"
+        f"A graph and its model chose different classes {values[UNEQUAL]:.0f} times, because the model computes in "
+        "float32; `qjax.exact` computes what the graph does."
     )
 
 
@@ -134,30 +137,29 @@ STUDY = Study(
     title="Learned rounding of weights on real networks",
     question=(
         "Learned rounding (AdaRound, Nagel et al. 2020, arXiv 2004.10568) and bias correction (Nagel et al. 2019, "
-        "arXiv 1906.04721) reduce the error of each layer without labels. Do these dB become accuracy, and at which "
-        "bits?"
+        "arXiv 1906.04721) reduce the error of each layer without labels. At which bit widths does that raise "
+        "accuracy?"
     ),
     method=(
         "Trained float networks are calibrated with 1,024 training images. Weights have 4, 3 or 2 bits with a scale "
         "per output channel. Activations have 8 bits, and so have the first and the last layer. With `--full` they "
-        "are a ResNet, a depthwise network and a GRU on Fashion-MNIST, otherwise a CNN on digits. Weights are rounded "
-        "to nearest, with `qjax.training.correct_bias`, with `qjax.training.adaround`, and with both. Some also get "
-        f"the sequence of `qjax.{SEQUENCE}`, which may give single tensors more bits. Integer graphs judge all "
-        "test images. SQNR is that of their class scores against the float network.\n\n"
-        "The predictions come from the float network and from single products. With the error d of a product's "
-        "weights, and the second moment G of its inputs, d^T G d is the error of its output. Each weight is also "
-        "rounded alone in the float network, and the squared errors of the class scores are added up. Normal noise on "
-        "the float scores says how many classes an SQNR changes."
+        "are a ResNet, a depthwise network and a GRU on Fashion-MNIST, otherwise a CNN on digits. Weights are "
+        "rounded to nearest, with `qjax.training.correct_bias`, with `qjax.training.adaround`, and with both. Some "
+        f"also get the sequence of `qjax.{SEQUENCE}`, which may give single tensors more bits. Integer graphs are "
+        "evaluated on all test images. SQNR is that of their class scores against the float network.\n\n"
+        "The predictions come from the float network and from single products. If d is the error of a product's "
+        "weights and G the second moment of its inputs, d^T G d is the error of its output. Each weight is also "
+        "rounded alone in the float network, and the squared errors of the class scores are added up. Adding normal "
+        "noise to the float scores shows how many classes change at a given SQNR."
     ),
     predict=predict,
     measure=measure,
     draw=draw,
     answer=(
-        "Round 3- and 4-bit weights of convolutions with `qjax.training.adaround`: less than a point of accuracy is "
-        "lost, where nearest rounding loses up to 36. "
-        "At 2 bits it still loses 1 to 8 points, so train there. "
-        "Use `qjax.post_training` if single tensors may have more bits: it had the best SQNR wherever it ran, for the "
-        "GRU too."
+        "Round 3- and 4-bit weights of convolutions with `qjax.training.adaround`, which loses less than a point of "
+        "accuracy where nearest rounding loses up to 36. At 2 bits it still loses 1 to 8 points, so train the "
+        "network instead. Use `qjax.post_training` if single tensors may have more bits, because it had the best "
+        "SQNR wherever it ran, for the GRU too."
     ),
     command="python -m experiments network_learned_rounding",
 )

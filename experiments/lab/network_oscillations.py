@@ -166,7 +166,7 @@ def _claims(bits: str, settings: Settings) -> list[Claim]:
                     f"{bits}, {way}: oscillating share as a part of plain training's",
                     0,
                     0.5,
-                    "Nagel et al. 2022: it takes away most oscillations; at least half is asked",
+                    "Nagel et al. 2022: it removes most oscillations; we require at least half",
                 ),
                 lambda found, way=way: (
                     _mean(found, way, "oscillating") / max(_mean(found, "plain", "oscillating"), 1e-9)
@@ -227,7 +227,7 @@ def _conclusion(name: str, results: Mapping[str, Mapping[str, list[Outcome]]]) -
         lines.append(f"- {name}, {bits}: {share:.1f}% of the weights oscillate at the end of plain training.")
         for way in CURES:
             gain = f"{gains(found, way).mean():+.2f} points (standard error {_error(gains(found, way)):.2f})"
-            lines.append(f"- {name}, {bits}: {way} adds {gain} to plain training.")
+            lines.append(f"- {name}, {bits}: {way} changes accuracy by {gain} against plain training.")
     return "\n".join(lines)
 
 
@@ -245,24 +245,24 @@ STUDY = Study(
     name="network_oscillations",
     title="Oscillating weights of a depthwise network",
     question=(
-        "Weights with few bits jump between two codes. Does it pay to damp or to hold them in a depthwise network, "
-        "where Nagel et al. 2022 (arXiv 2203.11086) report gains?"
+        "Low-bit weights oscillate between two codes during training. Does it pay to damp or freeze them in a "
+        "depthwise network, where Nagel et al. 2022 (arXiv 2203.11086) report gains?"
     ),
     method=(
-        "The network is trained in float, calibrated, and trained with quantization: 4 or 3 bits for what products "
-        "read, 8 for the rest and for the first and the last layer. With `--full` it is a depthwise network on "
-        "Fashion-MNIST, otherwise a CNN on digits. One training is plain. One has `qjax.training.dampening` with a "
-        f"weight that grows to {DAMPING}. One holds weights by `Oscillations.freeze`, with a threshold that falls from "
-        f"{THRESHOLDS[0]} to {THRESHOLDS[1]}. Start, batches, optimizer and epochs are the same for all. A weight "
-        f"oscillates if the moving average of its turns exceeds {OFTEN} per step. Then batch norm is re-estimated, and "
-        "the integer graph judges all test images."
+        "The network is trained in float, calibrated, and trained with quantization: 4 or 3 bits for the operands "
+        "of products, 8 for the rest and for the first and the last layer. With `--full` it is a depthwise network "
+        "on Fashion-MNIST, otherwise a CNN on digits. It is trained in three ways: plain, with "
+        f"`qjax.training.dampening` and a weight that grows to {DAMPING}, and with `Oscillations.freeze` and a "
+        f"threshold that falls from {THRESHOLDS[0]} to {THRESHOLDS[1]}. Start, batches, optimizer and epochs are the "
+        f"same for all. A weight counts as oscillating if the moving average of its turns exceeds {OFTEN} per step. "
+        "Then batch norm is re-estimated, and the integer graph is evaluated on all test images."
     ),
     predict=predict,
     measure=measure,
     draw=draw,
     answer=(
-        "Train plainly first. Hold or damp weights only if you have measured that it helps your network. Both end "
-        "oscillations, and neither is sure to raise accuracy."
+        "Train without either cure first. Damp or freeze weights only if you have measured that it helps your "
+        "network. Both stop oscillations, but neither reliably raises accuracy."
     ),
     command="python -m experiments network_oscillations",
 )

@@ -138,7 +138,10 @@ def _near(name: str, kind: str, settings: Settings) -> Claim:
 def _classes(name: str, settings: Settings) -> Iterator[Claim]:
     known = prepared(name, settings)
     images, moved = len(known.classes), max(known.moved, 5)
-    why = f"rounding to 8 bits changes {known.moved}, and rounds every tensor; a tie moves a few by one step"
+    why = (
+        f"rounding to 8 bits changes {known.moved}, and rounds every tensor; a tie changes only a few codes, by one "
+        "step"
+    )
     yield (
         Prediction(f"{name}: images whose class a target's pools and additions change, greatest", 0, moved, why),
         lambda: float(max(count for count, *_ in changes(name, settings).values())),
@@ -223,8 +226,9 @@ def _conclusion(settings: Settings) -> str:
         far = max(found, key=lambda target: found[target][0])
         count, points, error = found[far]
         lines.append(
-            f"- {name}: {far} changes the class of {count} of {len(known.classes):,} images, the most. Accuracy "
-            f"changes by {points:+.2f} points (standard error {error:.2f}). Rounding to 8 bits changes {known.moved}."
+            f"- {name}: {far} changes the most classes, those of {count} of {len(known.classes):,} images. Accuracy "
+            f"changes by {points:+.2f} points (standard error {error:.2f}). For comparison, rounding to 8 bits "
+            f"changes {known.moved} classes."
         )
     return "\n".join(lines)
 
@@ -252,28 +256,28 @@ STUDY = Study(
     title="Ties in the pools and additions of real networks",
     question=(
         "Averages over 2x2 and sums with equal scales are often ties, and runtimes round ties differently. How many "
-        "ties has a trained network, and do they change its classes?"
+        "ties does a trained network have, and do they change its predicted classes?"
     ),
     method=(
         "Networks are trained in float and calibrated with 1,024 images: 8 bits, weights per channel. With `--full` "
         'one is a ResNet on Fashion-MNIST, and one is the same with scales that are powers of two (`method="tqt"`). '
         f"A third has 2x2 average pools in place of strides, half the channels, and {SMALL:,} training images. "
-        "Otherwise they see digits. A pool keeps its input's grid, as in TFLite. Ties are counted in integers: "
-        "float32 scales are fractions. A tie counts where it decides a code that relu leaves open.\n\n"
-        "There is one target for each formula. It computes additions, pools and the mean over the map. The rest is "
-        "computed as under `nearest_even`. Biases are against the exact half-even codes. Predictions take the counted "
-        "ties and the rule of each target, before any graph of that target is made. Classes are those of all test "
-        "images."
+        "Otherwise they see digits. The output of a pool has the quantization parameters of its input, as in TFLite. "
+        "Ties are counted in exact integers, because float32 scales are fractions. A tie counts only if it decides a "
+        "code that the ReLU does not clip.\n\n"
+        "One target represents each formula and computes additions, pools and the mean over the map; the rest is "
+        "computed as under `nearest_even`. Biases are relative to the exact half-even codes. The predictions use the "
+        "counted ties and the rule of each target, before any graph of that target is made. Classes are those of all "
+        "test images."
     ),
     predict=predict,
     measure=measure,
     draw=draw,
     answer=(
         "Expect runtimes to disagree in about a tenth of the codes of 2x2 average pools, and of additions if your "
-        "scales are powers of two. "
-        "Additions with real-valued scales have no ties, and runtimes differ there in fewer than 1 code in 1,000. "
-        "Convert for the right target if classes must be equal: ties change up to 1 class in 100, though not the "
-        "accuracy."
+        "scales are powers of two. Additions with real-valued scales are safer: they have no ties, and runtimes "
+        "differ there in fewer than 1 code in 1,000. Convert for the right target if classes must be equal, because "
+        "ties change up to 1 class in 100, though not the accuracy."
     ),
     command="python -m experiments network_pooling",
 )

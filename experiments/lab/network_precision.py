@@ -73,7 +73,7 @@ def _conclusion(judged: Mapping[str, Forwards], trained: Mapping[str, Trained], 
     for name, of in judged.items():
         for way in (CLASSIC, INTEGER):
             shares = ", ".join(f"{100 * of.ways[way, m.name].codes:.3g}% ({m.name})" for m in EMULATED)
-            lines.append(f"- {name}, W8A8, {way}: output codes that are not the integers': {shares}.")
+            lines.append(f"- {name}, W8A8, {way}: wrong output codes {shares}.")
         one = of.ways[CLASSIC, EMULATED[-1].name]
         lines.append(
             f"- {name}: classic in bfloat16 changes {one.decisions} of {chosen.images:,} decisions, and accuracy by "
@@ -106,31 +106,32 @@ STUDY = Study(
     name="network_precision",
     title="Precision of the trainer on real networks",
     question=(
-        "A network trains on hardware that multiplies in TF32 or bfloat16, or is itself in bfloat16. Are the codes of "
-        "its forward still the integers that ship, and does accuracy suffer?"
+        "A network is trained on hardware that multiplies in TF32 or bfloat16, or is itself in bfloat16. Does its "
+        "forward pass still compute the integer codes that will ship, and does accuracy suffer?"
     ),
     method=(
-        "A calibrated network with 8 bits is evaluated in two ways. *Integer-valued*: products read codes less their "
-        "zero points, as qjax does. *Classic*: products read fake-quantized floats, and biases and norms are floats "
-        "too. In both, the operands of every convolution and matrix product are rounded to the bits of the machine: 24 "
-        "significant for float32, 11 for TF32, 8 for bfloat16. Nothing else is emulated: sums and all other "
-        "operations are in float32. Both are compared with the integer graph of `qjax.convert`. With `--full` the "
-        "networks are a ResNet and a GRU on Fashion-MNIST, otherwise a CNN on digits.\n\n"
-        "Then a network trains with 4 bits for what products read, 8 for the rest and for the first and last layer. "
-        "With `--full` it is the GRU, and it sees half of the images. *bfloat16 activations*: its layers compute in "
-        "bfloat16, its parameters are float32. *bfloat16 throughout*: parameters and their optimizer are bfloat16 "
-        "too. Here JAX computes in bfloat16, nothing is emulated. Float weights, batches, optimizer and epochs are the "
-        "same. Integer graphs judge all test images. A model's own call in bfloat16 is compared with the graph's "
-        "outputs rounded to bfloat16. An error with ± is the standard error of 2 seeds."
+        "A calibrated 8-bit network is evaluated in two ways. *Integer-valued*: products multiply codes minus their "
+        "zero points, as qjax does. *Classic*: products multiply fake-quantized floats, and biases and norms are "
+        "floats too. In both, the operands of every convolution and matrix product are rounded to the bits of the "
+        "machine: 24 significant for float32, 11 for TF32, 8 for bfloat16. Nothing else is emulated: sums and all "
+        "other operations are in float32. Both are compared with the integer graph of `qjax.convert`. With `--full` "
+        "the networks are a ResNet and a GRU on Fashion-MNIST, otherwise a CNN on digits.\n\n"
+        "Then a network trains with 4 bits for the operands of products, and 8 for the rest and for the first and "
+        "last layer. With `--full` it is the GRU, and it sees half of the images. *bfloat16 activations*: its "
+        "layers compute in bfloat16, and its parameters are float32. *bfloat16 throughout*: parameters and "
+        "optimizer state are bfloat16 too. Here JAX itself computes in bfloat16, and nothing is emulated. Float "
+        "weights, batches, optimizer and epochs are the same. Integer graphs are evaluated on all test images. A "
+        "model's own call in bfloat16 is compared with the graph's outputs rounded to bfloat16. An error with ± is "
+        "the standard error of 2 seeds."
     ),
     predict=predict,
     measure=measure,
     draw=draw,
     answer=(
-        "Train with the integer-valued forward of `qjax.quantize`: its codes are the same in float32, TF32 and "
-        "bfloat16. With scaled floats and float biases up to a quarter of the output codes are wrong in float32, and "
-        "half in bfloat16, but few decisions. You may compute in bfloat16: the GRU deployed within 0.1 points of "
-        "float32, and `qjax.exact` gave its codes."
+        "Train with the integer-valued forward of `qjax.quantize`, because its codes are the same in float32, TF32 "
+        "and bfloat16. Scaled floats with float biases get up to a quarter of the output codes wrong in float32 and "
+        "about half in bfloat16, although few decisions change. You may train in bfloat16: the deployed GRU was "
+        "within 0.1 points of float32, and `qjax.exact` computed its codes."
     ),
     command="python -m experiments network_precision",
 )

@@ -60,8 +60,9 @@ def _at_inference(plan: Plan, settings: Settings) -> list[Claim]:
                     f"{name}, {bits}: squared error of the scores, a stochastic run over nearest",
                     1,
                     4,
-                    "2: E f(1-f) = 1/6 against 1/12 for a fraction f that is uniform. The errors of nearest's weights "
-                    "are one draw, and clipping is the same in both. So the band is a bit: 1 is nearest, 4 a bit less",
+                    "2: E f(1-f) = 1/6 against 1/12 for a fraction f that is uniform. With nearest, the errors of "
+                    "the weights are a single draw, and clipping is the same in both, so the interval spans one "
+                    "bit: 1 is nearest, 4 is one bit less",
                 ),
                 read(bits, lambda one: one.squared_single),
             )
@@ -73,7 +74,8 @@ def _at_inference(plan: Plan, settings: Settings) -> list[Claim]:
                     1 / plan.draws,
                     1 if bits == "W3A3" else 0.6,
                     f"2/{plan.draws} from rounding, or half of that if nearest's one draw is twice as bad as usual. "
-                    "Clipping stays, and a relu makes a bias of noise: half of nearest's error, with 3 bits all of it",
+                    "Averaging removes neither clipping nor the bias that a ReLU makes of noise: half of nearest's "
+                    "error, with 3 bits all of it",
                 ),
                 read(bits, lambda one: one.squared_mean),
             )
@@ -98,7 +100,8 @@ def _at_inference(plan: Plan, settings: Settings) -> list[Claim]:
                     f"{name}, W3A3: of the points that nearest loses to float, {what}",
                     0,
                     1.3,
-                    f"1 - 2/{plan.draws} of what rounding loses; clipping and biases stay, as above; above 1 by chance",
+                    f"1 - 2/{plan.draws} of what rounding loses; averaging does not remove clipping and biases, as "
+                    "above; above 1 by chance",
                 ),
                 read("W3A3", lambda one: one.recovered),
             )
@@ -116,7 +119,7 @@ def _trained(plan: Plan, settings: Settings) -> list[Claim]:
     title = "{}, {}, trained: stochastic less nearest, points"
     cost = (
         "it trains with twice the noise that it is deployed with, and gains nothing by that. `stochastic` lost 4 "
-        "points, twice that is allowed for"
+        "points, and the interval allows twice that"
     )
     bands = {
         "W4A4": (-four, four, f"no effect, as in `stochastic`; {why.format('4%')}"),
@@ -206,9 +209,9 @@ def _conclusion(
     lines: list[str] = []
     for (name, bits), one in judged.items():
         lines.append(
-            f"- {name}, {bits}, calibrated: nearest has {one.nearest:.2f} %. One stochastic run changes this by "
-            f"{one.single - one.nearest:+.2f} points (standard error {one.error:.2f}). The mean of {draws} runs "
-            f"changes it by {one.mean - one.nearest:+.2f}."
+            f"- {name}, {bits}, calibrated: rounding to nearest reaches {one.nearest:.2f} %. One stochastic run "
+            f"changes this by {one.single - one.nearest:+.2f} points (standard error {one.error:.2f}). The mean of "
+            f"{draws} runs changes it by {one.mean - one.nearest:+.2f}."
         )
     for (name, bits), one in runs.items():
         lines.append(
@@ -240,29 +243,31 @@ STUDY = Study(
     name="network_stochastic",
     title="Stochastic rounding of real networks",
     question=(
-        "A network is rounded stochastically, up with a probability equal to the fraction. What does that cost a "
-        "ResNet and a GRU at inference? Does training with it help a network that ships with rounding to nearest?"
+        "Stochastic rounding rounds up with a probability equal to the fraction. What does it cost a ResNet and a "
+        "GRU at inference, and does training with it help a network that is deployed with rounding to nearest?"
     ),
     method=(
-        "The network is trained in float and calibrated. What products read has few bits. The rest has 8, as have the "
-        "first and the last layer. With `--full` it is a ResNet and a GRU on Fashion-MNIST, otherwise a CNN on "
-        "digits. At inference weights and activations are rounded stochastically by "
-        "`qjax.training.stochastic_forward`, with 16 keys. The steps of the GRU share their draws. The same test "
-        "images judge every way: the first 3,000 for the ResNet, all 10,000 for the GRU. A bit less means nearest with "
-        "3 bits in place of 4, for example. Squared errors of the class scores are taken against the float network.\n\n"
-        "Then clones of the calibrated network train on in two ways, with the same batches, optimizer and epochs. One "
-        "way has the stochastic forward with a key for each step, the other the usual one. The GRU sees all images "
-        "once, the ResNet a third of them. The statistics of batch norm are then taken again with rounding to "
-        "nearest, for both. Integer graphs judge all test images. An error with ± is a standard error: of images at "
-        "inference, of 2 seeds in training."
+        "The network is trained in float and calibrated. The operands of products have few bits, and everything "
+        "else, including the first and the last layer, has 8. With `--full` it is a ResNet and a GRU on "
+        "Fashion-MNIST, otherwise a CNN on digits. At inference weights and activations are rounded stochastically "
+        "by `qjax.training.stochastic_forward`, with 16 keys. All time steps of the GRU share their draws. Every "
+        "way is evaluated on the same test images: the first 3,000 for the ResNet, all 10,000 for the GRU. Removing "
+        "a bit means, for example, rounding to nearest with 3 bits instead of 4. Squared errors of the class scores "
+        "are measured against the float network.\n\n"
+        "Then clones of the calibrated network train further in two ways, with the same batches, optimizer and "
+        "epochs: one with the stochastic forward and a key for each step, the other with the usual forward. The GRU "
+        "sees all images once, the ResNet a third of them. For both, the statistics of batch norm are then "
+        "re-estimated with rounding to nearest, and integer graphs are evaluated on all test images. An error with "
+        "± is a standard error: of images at inference, of 2 seeds in training."
     ),
     predict=predict,
     measure=measure,
     draw=draw,
     answer=(
-        "Round to nearest at inference: with 3 or 4 bits one stochastic run lost up to 29% of what a bit less loses. "
-        "The mean of 16 runs beat nearest there by up to 1.1 points, for 16 times the work. Train with rounding to "
-        "nearest if you deploy so: training with stochastic rounding lost 2 to 4 points at 2 bits."
+        "Round to nearest at inference, because at 3 or 4 bits a single stochastic run lost up to 29% of what "
+        "removing a bit loses. If you can afford 16 times the work, the mean of 16 runs is up to 1.1 points better "
+        "than nearest there. Train with the rounding that you deploy: for nearest, training with stochastic "
+        "rounding lost 2 to 4 points at 2 bits."
     ),
     command="python -m experiments network_stochastic",
 )

@@ -183,22 +183,23 @@ STUDY = Study(
     name="network_transfer",
     title="Train convolutions through the target's integers",
     question=(
-        "A network of convolutions with few bits ships to a runtime that rounds twice. Does it pay to train through "
-        "the integers of that runtime?"
+        "A low-bit convolutional network is deployed on a runtime that rounds twice. Does it pay to train it "
+        "through the integers of that runtime?"
     ),
     method=(
-        "The network is trained in float, then with quantization: 4 or 2 bits for what products read, 8 for the rest. "
-        "With `--full` it is a ResNet on Fashion-MNIST, otherwise a CNN on digits. Then clones are trained on in two "
-        "ways, from the same start with the same batches. One way has the forward of `qjax.exact`, which computes the "
-        "integers of the target. The other has the fake-quantized forward. Both keep the statistics of batch norm. "
-        f"All are judged as integer graphs under `{TARGET}`, on all test images."
+        "The network is trained in float, then with quantization: 4 or 2 bits for the operands of products, 8 for "
+        "the rest. With `--full` it is a ResNet on Fashion-MNIST, otherwise a CNN on digits. Then clones train "
+        "further in two ways, from the same start and with the same batches: one through `qjax.exact`, which "
+        "computes the integers of the target, the other through the fake-quantized forward. Both freeze the "
+        f"statistics of batch norm. All are evaluated as integer graphs under `{TARGET}`, on all test images."
     ),
     predict=predict,
     measure=measure,
     draw=draw,
     answer=(
-        "Train with fake quantization and convert for your runtime. Training through its integers gains nothing here "
-        "that can be told from chance. Use `qjax.exact` to know the deployed accuracy while you train."
+        "Train with fake quantization and convert for your runtime. Training through the runtime's integers gained "
+        "nothing here that can be told from chance. Use `qjax.exact` if you want to know the deployed accuracy "
+        "while you train."
     ),
     command="python -m experiments network_transfer",
 )

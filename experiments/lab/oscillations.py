@@ -76,15 +76,15 @@ def predict(settings: Settings) -> Sequence[Prediction]:
             "loss without noise; the decaying learning rate stops most before they reach a boundary. Below 1% there "
             "is nothing to cure",
         ),
-        Prediction(DAMPED, 0, 0.5, "Nagel et al. 2022: damping takes away most oscillations; at least half is asked"),
+        Prediction(DAMPED, 0, 0.5, "Nagel et al. 2022: damping removes most oscillations; we require at least half"),
         Prediction(HELD, 0, 0, "by construction of algorithm 1: whatever exceeds the threshold is frozen at once"),
         Prediction(MOVED, 0, 0, "exact: code x scale rounds to the code under every scale that the weight has had"),
         Prediction(
             FROZEN,
             0,
             0.5,
-            f"weights above {LAST} are frozen and stand still; free ones between {OFTEN} and {LAST} remain. At least "
-            "half is asked",
+            f"weights above {LAST} are frozen and no longer move; free ones between {OFTEN} and {LAST} remain. We "
+            "require at least half",
         ),
         Prediction(
             RE_LOSS,
@@ -217,15 +217,14 @@ def _conclusion(values: Mapping[str, float], run: Mapping[str, Mapping[str, Any]
     peak = 100 * max(run["plain"]["shares"])
     return (
         "A single weight turns back exactly as often as the distance of its optimum from the nearest code predicts. "
-        "The "
-        "learning rate does not matter: a smaller rate makes the swing smaller, not rarer. So a decaying rate alone "
-        "does "
-        f"not end oscillations. In the network {100 * values[PLAIN]:.1f}% of the low-bit weights still oscillated "
-        f"at the end of plain training. This is the least over the runs; in the last run the peak was {peak:.0f}%. "
-        f"Damping left {100 * values[DAMPED]:.0f}% of that and freezing {100 * values[FROZEN]:.0f}%, which then held "
-        f"{100 * run['freezing']['frozen']:.0f}% of the weights (last run). Re-estimating batch norm {change} the test "
-        f"loss of plain training by {abs(loss):.4f} nats. Accuracy against plain training, both re-estimated, in "
-        f"points: {gains}. One image is 0.2 points. {_verdict(values)}"
+        "A smaller learning rate makes the swing smaller but not rarer, so a decaying rate alone does not end "
+        f"oscillations. In the network, {100 * values[PLAIN]:.1f}% of the low-bit weights still oscillated at the "
+        f"end of plain training; this is the least over the runs, and the peak in the last run was {peak:.0f}%. "
+        f"Damping reduced the oscillating weights to {100 * values[DAMPED]:.0f}% of that, and freezing to "
+        f"{100 * values[FROZEN]:.0f}%, with {100 * run['freezing']['frozen']:.0f}% of the weights frozen (last run). "
+        f"Re-estimating batch norm {change} the test loss of plain training by {abs(loss):.4f} nats. With batch norm "
+        f"re-estimated in both, accuracy changes against plain training by (points): {gains}. One image is 0.2 "
+        f"points. {_verdict(values)}"
     )
 
 
@@ -235,10 +234,10 @@ def _verdict(values: Mapping[str, float]) -> str:
     if not lost:
         return "Neither cure cost accuracy, as the paper says; sampling would hide a gain of less than a point."
     return (
-        f"So {' and '.join(lost)} cost accuracy here, where the paper reports gains on ImageNet. The loss stays within "
-        "the 5 standard errors of the interval. So it proves no harm, but does not support the paper's claim either. "
-        "Whether these trainings are too short for a cure to pay was not tested. That oscillations cease and that "
-        "accuracy rises are two claims; this run confirms the first only."
+        f"So {' and '.join(lost)} cost accuracy here, whereas the paper reports gains on ImageNet. The loss lies "
+        "within the 5 standard errors of the interval, so it proves no harm, but it does not support the paper's "
+        "claim either. We did not test whether longer training would let a cure pay off. That oscillations cease "
+        "and that accuracy rises are two claims, and this run confirms only the first."
     )
 
 
@@ -276,29 +275,28 @@ STUDY = Study(
     name="oscillations",
     title="Oscillating weights: how often, how many, and what helps",
     question=(
-        "A straight-through gradient pushes a weight towards the boundary between two codes when its optimum lies "
-        "between them. How often does it jump, how many weights of a network do it, and do the cures of Nagel et al. "
-        "2022 (arXiv 2203.11086) help?"
+        "When a weight's optimum lies between two codes, the straight-through gradient pushes the weight back and "
+        "forth across the boundary between them. How often does it jump, how many weights of a network oscillate, "
+        "and do the cures of Nagel et al. 2022 (arXiv 2203.11086) help?"
     ),
     method=(
-        "The first experiment has one weight with codes one step s apart. Its quadratic loss has the optimum at "
-        "distance d from the nearest code. It uses gradient descent through `qjax.fake_quant`. Turns of the code are "
-        "counted and compared with 2 d / s per step.\n\n"
-        "The second one is a depthwise-separable network on 8x8 digits. It has one scale per weight tensor, and first "
-        "and last layer at 8 bits. It is trained with LSQ, Adam and a cosine in three ways. One is "
-        f"plain, one uses `qjax.training.dampening` (weight growing to {WAYS['damping'].damping}), one "
-        f"`Oscillations.freeze` (threshold falling from 0.04 to {LAST}). A weight of at most 4 bits oscillates if the "
-        "moving average of its "
-        f"turns, momentum {MOMENTUM}, exceeds {OFTEN} per step. Every model is judged before and after "
-        "`qjax.training.reestimate_batch_norm`."
+        "The first experiment trains one weight, whose codes are one step s apart, by gradient descent through "
+        "`qjax.fake_quant`. The optimum of its quadratic loss lies at distance d from the nearest code. We count "
+        "how often the code turns back, and compare that with 2 d / s per step.\n\n"
+        "The second experiment trains a depthwise-separable network on 8x8 digits, with one scale per weight tensor "
+        "and 8 bits in the first and last layer. It uses LSQ, Adam and a cosine schedule in three ways: plain, with "
+        f"`qjax.training.dampening` (weight growing to {WAYS['damping'].damping}), and with `Oscillations.freeze` "
+        f"(threshold falling from 0.04 to {LAST}). A weight of at most 4 bits counts as oscillating if the moving "
+        f"average of its turns, with momentum {MOMENTUM}, exceeds {OFTEN} per step. Every model is evaluated before "
+        "and after `qjax.training.reestimate_batch_norm`."
     ),
     predict=predict,
     measure=measure,
     draw=draw,
     answer=(
-        "Re-estimate batch normalisation after training with few bits; it costs a few batches and did no harm. A "
-        "smaller learning rate does not stop oscillations, freezing does. Freeze or damp only after you have measured "
-        "it on your network: accuracy here did not rise."
+        "Re-estimate batch normalisation after low-bit training, because it costs only a few batches and did no "
+        "harm. Do not expect a smaller learning rate to stop oscillations; freezing weights does. Freeze or damp "
+        "only after you have measured the effect on your own network, because accuracy did not rise here."
     ),
     command="python -m experiments oscillations",
 )

@@ -75,7 +75,8 @@ def predict(settings: Settings) -> Iterator[Prediction]:
         if case.name not in NOISY:
             continue
         why = (
-            "float32 noise is odd in the codes, as they are but for -128: the bias cancels; what carries -128 does not"
+            "float32 errors change sign with the codes, which are symmetric except for -128, so the bias cancels "
+            "except where -128 occurs"
         )
         yield Prediction(f"{case.name}, {NOISY[case.name]}: bias, LSB", -0.004, 0.004, why)
         why = "more than none, at most all ties that it could move: P(tie)"
@@ -153,24 +154,23 @@ def _conclusion(values: Mapping[str, float], biases: Mapping[str, Mapping[str, f
     pool, add = CASES[3], CASES[7]
     return (
         "Half of all sums of two tensors with equal scales are ties, and a quarter of all averages over 2x2. An "
-        "average "
-        f"over 3x3 is never a tie, and there every target gave the same codes ({values[_differ(CASES[2], 'up')]:.0%} "
-        f"differ). Half-up raises an addition by {values[_bias(relu, 'up')]:.3g} LSB and a 2x2 average by "
-        f"{values[_bias(dark, 'up')]:.3g}. Ties away from zero do the same after a relu, where all numbers are "
-        "positive. TOSA's average pool behaves like this, although its RESCALE rounds ties up. Its reciprocal is a "
-        "little more than 1/4, which moves every tie away from zero before it is rounded.\n\n"
-        "TFLite's average pool is different. It rounds the stored codes away from the code 0, whatever the zero point "
-        "is. After a relu the code of 0.0 is -128, and small activations have negative codes. Their averages had a "
-        "bias "
-        f"of {values[_bias(dark, 'away from code 0')]:+.3g} LSB, downward. A rounding away from the value 0.0 has "
-        f"{values[_bias(dark, 'away')]:+.3g}.\n\n"
-        "If the scale is no power of two, some runtimes' float32 steps are off by a bit before the tie is met. ONNX "
-        "Runtime rounds half to even, but its 2x2 average then gave "
-        f"{values[f'{pool.name}, onnxruntime: codes that are not half-even']:.1%} of the codes otherwise than "
-        f"half-even. For PyTorch's addition it was "
-        f"{values[f'{add.name}, torch: codes that are not half-even']:.1%}. Their biases stayed near zero "
+        "average over 3x3 is never a tie, and there every target gave the same codes "
+        f"({values[_differ(CASES[2], 'up')]:.0%} differ). Half-up raises an addition by "
+        f"{values[_bias(relu, 'up')]:.3g} LSB and a 2x2 average by {values[_bias(dark, 'up')]:.3g}. Rounding ties "
+        "away from zero does the same after a ReLU, where all numbers are positive. TOSA's average pool behaves "
+        "like this, although its RESCALE rounds ties up, because it multiplies by a reciprocal that is slightly "
+        "more than 1/4, which moves every tie away from zero before it is rounded.\n\n"
+        "TFLite's average pool is different, because it rounds the stored codes away from the code 0, whatever the "
+        "zero point is. After a ReLU the code of 0.0 is -128, and small activations have negative codes. Their "
+        f"averages had a downward bias of {values[_bias(dark, 'away from code 0')]:+.3g} LSB, where rounding away "
+        f"from the value 0.0 has {values[_bias(dark, 'away')]:+.3g}.\n\n"
+        "If the scale is not a power of two, the float32 steps of some runtimes are off by a bit before they reach "
+        "the tie. ONNX Runtime rounds half to even, but "
+        f"{values[f'{pool.name}, onnxruntime: codes that are not half-even']:.1%} of the codes of its 2x2 average "
+        "then differed from exact half-even. For PyTorch's addition it was "
+        f"{values[f'{add.name}, torch: codes that are not half-even']:.1%}. The biases were near zero "
         f"({values[f'{pool.name}, onnxruntime: bias, LSB']:+.4f} and {values[f'{add.name}, torch: bias, LSB']:+.4f} "
-        "LSB). So it is noise, but exact arithmetic does not reproduce these codes."
+        "LSB), so this is noise, but exact arithmetic cannot reproduce these codes."
     )
 
 
@@ -196,22 +196,23 @@ def draw(figure: Figure, data: Mapping[str, Any]) -> None:
 STUDY = Study(
     "pooling",
     "Pooling and additions: where ties are common",
-    "Averages over four elements, and sums of tensors with equal scales, divide by small powers of two. So exact "
-    "halves "
-    "are not rare there. What do the runtimes' rules do with them?",
-    "A model of one operation is converted for each target (one target for each formula; `--full`: all of them). Its "
-    "scales and zero points are set, and its graph runs on 8-bit codes. Additions run on all pairs. Averages run on "
-    "drawn "
-    "windows whose last element runs over all codes, so that every residue of the sum is equally frequent.\n\n"
-    "The exact result is a ratio of integers. Errors are in steps of the output. Codes are compared with the half-even "
-    "result in exact arithmetic. If several targets treat ties alike, the one farthest from the prediction is shown.",
+    "Averages over four elements, and sums of tensors with equal scales, divide by small powers of two, so exact "
+    "halves are not rare there. What do the runtimes' rules do with them?",
+    "A model of one operation is converted for each target (one target for each formula; `--full`: all of them). "
+    "Its scales and zero points are fixed, and its graph runs on 8-bit codes. Additions run on all pairs of codes. "
+    "Averages run on random windows whose last element takes all codes, so that every residue of the sum is equally "
+    "frequent.\n\n"
+    "The exact result is a ratio of integers, and errors are in steps of the output. Codes are compared with the "
+    "half-even result in exact arithmetic. If several targets treat ties alike, the one farthest from the "
+    "prediction is shown.",
     predict,
     measure,
     draw,
     answer=(
-        "Expect runtimes to disagree in 2x2 average pools and in additions of equal scales: a quarter to a half of "
-        "these sums are ties. Convert for the right target there, or use 3x3 pools, which have no ties. If you port a "
-        "model, check the mean of pooled activations: some runtimes are biased by an eighth of a step."
+        "Expect runtimes to disagree in 2x2 average pools and in additions with equal scales, because a quarter to "
+        "a half of these sums are ties. Convert for the right target there, or use 3x3 pools, which have no ties. "
+        "If you port a model, check the mean of pooled activations, because some runtimes are biased by an eighth "
+        "of a step."
     ),
     command="python -m experiments pooling",
 )

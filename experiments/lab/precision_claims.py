@@ -78,7 +78,7 @@ def _evaluation(chosen: Plan, name: str, settings: Settings) -> list[Claim]:
         found.append(
             (
                 Prediction(
-                    f"{name}, classic, {machine.name}: share of output codes that are not the integers'",
+                    f"{name}, classic, {machine.name}: share of wrong output codes",
                     least / 2,
                     min(1.0, 1.25 * most),
                     f"{own:.2g} of a layer's codes: the float bias, and operands of {machine.significant} significant "
@@ -94,7 +94,7 @@ def _evaluation(chosen: Plan, name: str, settings: Settings) -> list[Claim]:
     found += [
         (
             Prediction(
-                f"{name}, classic, bfloat16: share of decisions that are not the integers'",
+                f"{name}, classic, bfloat16: share of changed decisions",
                 0,
                 0.02 + 5 * (0.02 / images) ** 0.5,
                 "wrong codes are off by a step or two of 8 bits; at most 2% of the images have their two best scores "
@@ -113,7 +113,7 @@ def _evaluation(chosen: Plan, name: str, settings: Settings) -> list[Claim]:
         ),
         (
             Prediction(
-                f"{name}, integer-valued, float32: share of output codes that are not the integers'",
+                f"{name}, integer-valued, float32: share of wrong output codes",
                 0,
                 0.02,
                 "only sums within some 1e-6 steps of a tie; `network_depth` has 0.6% of the ResNet's outputs from as "
@@ -131,7 +131,7 @@ def _evaluation(chosen: Plan, name: str, settings: Settings) -> list[Claim]:
             read(lambda one: float(one.parted)),
         ),
         (
-            Prediction(f"{name}: codes of `qjax.exact` that are not the integers'", 0, 0, "it computes the graph"),
+            Prediction(f"{name}: codes of `qjax.exact` that differ from the graph", 0, 0, "it computes the graph"),
             read(lambda one: float(one.exact)),
         ),
     ]
@@ -170,7 +170,7 @@ def _training(chosen: Plan, settings: Settings) -> list[Claim]:
         *(
             (
                 Prediction(
-                    f"{name}, W4A4, {dtype}: codes of `qjax.exact` that are not the integers'",
+                    f"{name}, W4A4, {dtype}: codes of `qjax.exact` that differ from the graph",
                     0,
                     0,
                     "it computes the graph, whatever the dtype of the model",

@@ -47,7 +47,7 @@ def predict(settings: Settings) -> Iterator[Prediction]:
         yield Prediction(_lost(bits), 0, 1, why)
     why = "a bit less multiplies the points lost by 5 or so (README), half a bit by 2.3: 15 lost points become 35"
     yield Prediction("2 bits, inference: points that stochastic rounding loses against nearest", 5, 50, why)
-    why = f"the noise of {averaged} draws is {averaged}/2 times less than that of nearest, but for relu and clipping"
+    why = f"the noise of {averaged} draws is {averaged}/2 times less than that of nearest, apart from ReLU and clipping"
     yield Prediction(f"2 bits, inference: points that the mean of {averaged} draws gains over one", 3, 60, why)
     why = "no effect expected at 4 bits; 3 standard deviations of a mean of 3 paired differences (0.65 points each run)"
     yield Prediction("4 bits, trained: stochastic less nearest, points", -1.6, 1.6, why)
@@ -90,23 +90,21 @@ def _conclusion(values: Mapping[str, float], mean: Mapping[str, float], together
         return f"{mean[f'{bits} bits, {what}']:.1f}"
 
     return (
-        f"Stochastic rounding is unbiased ({values['requantize: bias, LSB']:+.5f} LSB) and twice as noisy as rounding "
-        f"to nearest ({values['requantize: error variance, LSB^2']:.4f} LSB^2). "
+        f"Stochastic rounding is unbiased ({values['requantize: bias, LSB']:+.5f} LSB) and twice as noisy as "
+        f"rounding to nearest ({values['requantize: error variance, LSB^2']:.4f} LSB^2). "
         f"{values['requantize: share that is not the nearest']:.1%} of the codes are not the nearest ones.\n\n"
-        "In a single run at inference it only adds this noise. The accuracy of a network quantized after training "
-        "falls "
-        f"from {at(4, 'inference, nearest')} to {at(4, 'inference, stochastic')} percent at 4 bits. At 3 bits it falls "
-        f"from {at(3, 'inference, nearest')} to {at(3, 'inference, stochastic')}. At 2 bits it falls from "
-        f"{at(2, 'inference, nearest')} to {at(2, 'inference, stochastic')}. A bit less costs more: this is "
-        f"{values[_lost(4)]:.2f} of it at 4 bits. At 3 bits this is {values[_lost(3)]:.2f} of it. The noise of "
-        "separate draws "
-        f"averages out, but the error of nearest stays. The {together} has "
-        f"{at(2, f'inference, {together}')} percent at 2 bits, for as many times the work.\n\n"
-        "The last comparison trains with stochastic rounding and deploys with rounding to nearest. The network has "
-        f"{at(4, 'trained, stochastic')} percent at 4 bits, and {at(4, 'trained, nearest')} when trained with nearest. "
-        f"At 2 bits it has {at(2, 'trained, stochastic')}, and {at(2, 'trained, nearest')} with nearest. These are "
-        "means of few seeds; "
-        "0.2 points are one image."
+        "A single run at inference only adds this noise. The accuracy of a network quantized after training falls "
+        f"from {at(4, 'inference, nearest')} to {at(4, 'inference, stochastic')} percent at 4 bits. At 3 bits it "
+        f"falls from {at(3, 'inference, nearest')} to {at(3, 'inference, stochastic')}. At 2 bits it falls from "
+        f"{at(2, 'inference, nearest')} to {at(2, 'inference, stochastic')}. Removing a bit costs more: at 4 bits "
+        f"stochastic rounding loses {values[_lost(4)]:.2f} of what one bit less loses. At 3 bits it loses "
+        f"{values[_lost(3)]:.2f} of that. The noise of separate draws averages out, whereas the error of rounding to "
+        f"nearest does not. The {together} reaches {at(2, f'inference, {together}')} percent at 2 bits, for as many "
+        "times the work.\n\n"
+        "The last comparison trains with stochastic rounding and deploys with rounding to nearest. At 4 bits the "
+        f"network reaches {at(4, 'trained, stochastic')} percent, and {at(4, 'trained, nearest')} when trained with "
+        f"rounding to nearest. At 2 bits it reaches {at(2, 'trained, stochastic')} and {at(2, 'trained, nearest')} "
+        "percent. These are means over few seeds, and one image is 0.2 points."
     )
 
 
@@ -184,26 +182,24 @@ def draw(figure: Figure, data: Mapping[str, Any]) -> None:
 STUDY = Study(
     "stochastic",
     "Stochastic rounding at inference and in training",
-    "Stochastic rounding goes up with a probability equal to the fraction (Gupta et al. 2015, arXiv 1502.02551). Is "
-    "that what the kernels do, what does it cost at inference, and does a network that trains with it deploy better?",
-    "First come numbers: the 16 fractions of a shift by 4, products with real-valued scales under the rule "
-    "`stochastic`, "
-    "and `fake_quant`.\n\n"
-    "Then comes a perceptron on scikit-learn's digits (64-48-48-10), every layer at 4, 3 or 2 bits. It is quantized "
-    "after "
-    "training and run with either rounding of weights and activations. Stochastic rounding uses several keys, and the "
-    "mean of the scores of 16. It is also trained further with either rounding in the forward pass "
-    "(`qjax.training.stochastic_forward` with a key per step). It is judged as it is deployed, with rounding to "
-    "nearest. "
-    "For the first seed, the integer graph is compared with the exact forward. There are 500 test images, and the last "
-    "epoch counts.",
+    "Stochastic rounding goes up with a probability equal to the fraction (Gupta et al. 2015, arXiv 1502.02551). Do "
+    "the kernels do that, what does it cost at inference, and does a network trained with it perform better when "
+    "deployed?",
+    "First we test the kernels on numbers: the 16 fractions of a shift by 4, products with real-valued scales under "
+    "the rule `stochastic`, and `fake_quant`.\n\n"
+    "Then we test a perceptron on scikit-learn's digits (64-48-48-10) with every layer at 4, 3 or 2 bits. It is "
+    "quantized after training and run with either rounding of weights and activations. Stochastic rounding runs "
+    "with several keys, and also with the scores averaged over 16. The perceptron is also trained further with "
+    "either rounding in the forward pass (`qjax.training.stochastic_forward` with a key per step), and evaluated as "
+    "it is deployed, with rounding to nearest. For the first seed, the integer graph is compared with the exact "
+    "forward. There are 500 test images, and the last epoch counts.",
     predict,
     measure,
     draw,
     answer=(
-        "Round to nearest at inference: one stochastic run only adds noise. If you can average many runs, stochastic "
-        "rounding recovers accuracy at 2 and 3 bits. Training with it for deployment with rounding to nearest did not "
-        "help here."
+        "Round to nearest at inference, because a single stochastic run only adds noise. If you can afford to "
+        "average many runs, stochastic rounding recovers accuracy at 2 and 3 bits. Do not train with it for a "
+        "deployment that rounds to nearest: that did not help here."
     ),
     command="python -m experiments stochastic",
 )

@@ -152,23 +152,22 @@ def measure(settings: Settings) -> Measurement:
 
 def _conclusion(values: Mapping[str, float], count: int) -> str:
     return (
-        "How much the rounding of ties matters depends on the fractional bits of the scale. A shift by one bit meets a "
-        "tie every second time. "
-        f"Half-up is then {values['nearest_up, s = 1: bias, LSB']:g} LSB too high on average. Every further bit, of "
-        "the shift or of the scale, halves that.\n\n"
-        "With real-valued scales of 31 bits "
-        f"{values['real-valued scales: exact ties']:g} of {count:,} products were ties. Half-up and half-even gave "
-        f"{values['real-valued scales: codes that half-up and half-even give differently']:g} different codes, so "
-        "there the choice is free. It matters for shifts, scales that are powers of two, averages over 2 or 4 "
+        "How much tie-breaking matters depends on the number of fractional bits in the scale. A shift by one bit "
+        f"meets a tie every second time, so half-up is {values['nearest_up, s = 1: bias, LSB']:g} LSB too high on "
+        "average. Every further bit of the shift or of the scale halves that bias.\n\n"
+        f"With real-valued scales of 31 bits {values['real-valued scales: exact ties']:g} of {count:,} products were "
+        "ties. Half-up and half-even differed in "
+        f"{values['real-valued scales: codes that half-up and half-even give differently']:g} codes, so with such "
+        "scales you may choose either. The choice matters for shifts, power-of-two scales, averages over 2 or 4 "
         "elements, and sums of tensors with equal scales.\n\n"
-        "One exception: rules that round twice make ties of their own. After the first rounding the number is an "
-        f"integer, and its shift by r = {RIGHT_SHIFT} bits is a power of two like any other. NEON's two instructions "
-        f"have a bias of {values[_real('neon', 'signed')]:+.4f} LSB. gemmlowp's have "
+        "Rules that round twice are the exception, because they create ties of their own: the first rounding leaves "
+        f"an integer, and shifting it by r = {RIGHT_SHIFT} bits meets ties like any power-of-two scale. NEON's two "
+        f"instructions have a bias of {values[_real('neon', 'signed')]:+.4f} LSB. The bias of gemmlowp's is "
         f"{values[_real('double_round', 'signed')]:+.4f} on signed accumulators but "
-        f"{values[_real('double_round', 'after relu')]:+.4f} after a relu, although every scale was real-valued.\n\n"
-        "Stochastic rounding has no bias, but "
-        f"{values['stochastic, s = 8: error variance, LSB^2']:.4f} LSB^2 of variance, twice the "
-        f"{values['nearest_up, s = 8: mean squared error, LSB^2']:.4f} of the nearest integer."
+        f"{values[_real('double_round', 'after relu')]:+.4f} after a ReLU, although every scale was real-valued.\n\n"
+        "Stochastic rounding has no bias, but its variance of "
+        f"{values['stochastic, s = 8: error variance, LSB^2']:.4f} LSB^2 is twice the "
+        f"{values['nearest_up, s = 8: mean squared error, LSB^2']:.4f} of rounding to nearest."
     )
 
 
@@ -269,25 +268,26 @@ def draw(figure: Figure, data: Mapping[str, Any]) -> None:
 
 STUDY = Study(
     "ties",
-    "Ties: where the way of breaking them shows",
-    "A quantized network rounds after every sum. The rules differ in what they do with exactly one half. How often "
-    "does that happen, what bias does each rule have, and where is the choice free?",
-    "Right shifts run over every accumulator of 16 bits (signed), or over the nonnegative ones (after a relu). These "
-    "are "
-    "whole periods, so the counts are exact and the predictions have no width. The same holds for scales of few "
-    "significant bits.\n\n"
-    "Real-valued scales are drawn uniformly from 2^-4 to 2^-3, one per channel. They multiply uniform accumulators of "
-    "21 bits. Ties are counted in the exact 64-bit products, and errors are taken against the exact product.\n\n"
+    "Ties: when the tie-breaking rule matters",
+    "A quantized network rounds after every sum, and rounding rules differ in what they do when a value lies "
+    "exactly halfway between two codes. How often do such ties occur, what bias does each rule have, and when does "
+    "the choice not matter?",
+    "Right shifts are applied to every signed 16-bit accumulator, or to the nonnegative ones (after a ReLU). These "
+    "ranges cover whole periods of the fraction, so the counts are exact and the predicted intervals have no width. "
+    "The same holds for scales with few significant bits.\n\n"
+    "Real-valued scales, one per channel, are drawn uniformly from 2^-4 to 2^-3 and multiply uniform 21-bit "
+    "accumulators. Ties are counted in the exact 64-bit products, and errors are measured against the exact "
+    "product.\n\n"
     "The kernels are `rounding_right_shift` and `requantize`. The rules `nearest_even` and `single_round` (half-up) "
-    "round "
-    "once, `neon` and `double_round` (gemmlowp) round twice.",
+    "round once, `neon` and `double_round` (gemmlowp) round twice.",
     predict,
     measure,
     draw,
     answer=(
-        "Convert with the rule of your runtime; then ties cost nothing, whatever they do. If you design the "
-        "arithmetic, real-valued scales have almost no ties, so any way to round them will do. With scales that are "
-        "powers of two, round half to even: a shift by one bit with half-up adds a quarter of a step."
+        "Convert with your runtime's rule, and ties cannot cause a mismatch. If you design the arithmetic yourself, "
+        "any tie-breaking will do with real-valued scales, because they almost never produce ties. With "
+        "power-of-two scales, round half to even, because half-up adds a bias of a quarter of a step to a shift by "
+        "one bit."
     ),
     command="python -m experiments ties",
 )

@@ -173,7 +173,7 @@ def measure(settings: Settings) -> Measurement:
         for way in WAYS
     }
     table = Table(
-        "Share of output codes that are not the integers'",
+        "Share of wrong output codes",
         ("operands", "machine", *(f"K = {terms}" for terms in TERMS), "codes each"),
         [[way, m.name, *data[way][m.name], shares.codes[m.name]] for way in WAYS for m in MACHINES],
     )
@@ -189,28 +189,27 @@ def _conclusion(shares: Shares) -> str:
 
     total = len(TERMS) * shares.codes["float32"]
     return (
-        f"On float32 it hardly matters which way a trainer multiplies. Of {total:,} codes {wrong(classic, FLOAT32)} "
-        f"are wrong with scaled floats and {wrong(integer, FLOAT32)} with integer-valued operands. On the machines "
-        "that "
-        f"people train on it does. Scaled floats get {shares.share(classic, TF32):.2%} of the codes wrong under TF32 "
-        f"and {shares.share(classic, BFLOAT16):.1%} under bfloat16, as their operands are no longer codes times a "
-        f"scale. Integer-valued operands get {wrong(integer, TF32)} and {wrong(integer, BFLOAT16)} wrong, and have the "
-        "same codes on all three. An 8-bit code, also less an 8-bit zero point, is a bfloat16 number, and sums of such "
-        "products are exact. Only the scaling of the finished sum in float32 can still go wrong, for sums within "
-        "some 1e-6 steps of a tie. With scales in a simple ratio there are many of those, and both ways then get them "
-        "wrong on every machine.\n\n"
-        "There are limits. Symmetric operands of 10 bits and asymmetric ones of 9 are no longer exact in bfloat16. "
-        "In TF32 "
-        "these limits are 13 and 12. For this reason qjax asks for float32's full precision where a code can exceed "
-        "256. A "
-        "float32 sum can be "
-        "inexact once K * 127^2 exceeds 2^24, at K = 1,041. Then qjax splits a weight into digits.\n\n"
-        "Running sums that are rounded to float16 are worse, and for long sums integer-valued operands are "
-        f"the worse choice there. At K = 4096 {shares.share(integer, sums, 4096):.0%} of their codes are wrong, most "
-        f"of them because the sum overflowed at 65,504. With scaled floats {shares.share(classic, sums, 4096):.0%} are "
-        "wrong; these do not overflow but are rounded as often. No way of multiplying helps: 11 significant bits hold "
-        "integers up to 2,048. One product of two 8-bit codes reaches 16,129. With 4 bits (products up to 49) a "
-        f"sum is safe for K up to {2048 // 49}. With 2 bits (products up to 1) it is safe for K up to 2,048."
+        f"In float32 it hardly matters how a trainer multiplies: of {total:,} codes, {wrong(classic, FLOAT32)} are "
+        f"wrong with scaled floats and {wrong(integer, FLOAT32)} with integer-valued operands. On the hardware that "
+        f"people train on, it does matter. Scaled floats get {shares.share(classic, TF32):.2%} of the codes wrong "
+        f"under TF32 and {shares.share(classic, BFLOAT16):.1%} under bfloat16, because their rounded operands are no "
+        f"longer codes times a scale. Integer-valued operands get {wrong(integer, TF32)} and "
+        f"{wrong(integer, BFLOAT16)} wrong, and produce the same codes in all three formats. The reason is that "
+        "bfloat16 represents every 8-bit code exactly, even after an 8-bit zero point is subtracted, and sums of "
+        "such products are exact. Only the final scaling in float32 can still go wrong, for sums within some 1e-6 "
+        "steps of a tie. If the scales have a simple ratio there are many such sums, and both ways get them wrong "
+        "on every machine.\n\n"
+        "This has limits. Symmetric operands of 10 bits and asymmetric ones of 9 are no longer exact in bfloat16. "
+        "The same limits for TF32 are 13 and 12. For this reason qjax requests full float32 precision where a code "
+        "can exceed 256. A float32 sum can become inexact once K * 127^2 exceeds 2^24, at K = 1,041, and from there "
+        "qjax splits each weight into digits.\n\n"
+        "Running sums in float16 are worse, and for long sums integer-valued operands are the worse choice. At K = "
+        f"4096 {shares.share(integer, sums, 4096):.0%} of their codes are wrong, most of them because the sum "
+        f"overflowed at 65,504. Scaled floats get {shares.share(classic, sums, 4096):.0%} wrong, because they do not "
+        "overflow but are rounded just as often. No way of multiplying helps, because 11 significant bits represent "
+        "integers only up to 2,048. A single product of two 8-bit codes already reaches 16,129. With 4 bits "
+        f"(products up to 49) a sum is safe for K up to {2048 // 49}. With 2 bits (products up to 1) it is safe for "
+        "K up to 2,048."
     )
 
 
@@ -240,25 +239,26 @@ STUDY = Study(
     name="trainer_precision",
     title="Precision of the trainer",
     question=(
-        "A trainer's forward computes in floats what will ship as integers. How many output codes are wrong when it "
-        "multiplies fake-quantized floats, and how many when it multiplies the codes themselves? And on machines that "
-        "keep fewer bits than float32?"
+        "During training, the forward pass computes in floats what will ship as integers. How many output codes are "
+        "wrong when it multiplies fake-quantized floats, and how many when it multiplies the codes themselves? And "
+        "how many on hardware that keeps fewer bits than float32?"
     ),
     method=(
-        "One 8-bit layer has K from 16 to 4,096 and normal inputs and weights. Its scales keep 4 standard deviations. "
-        "*Classic*: `fake_quant` of both operands, their product, `quantize`. *Integer-valued*: the product of "
-        "`fake_quant_codes`, times s_x s_w, `quantize`. Both are compared with int32 sums through `requantize`.\n\n"
-        "Only the machine is emulated. TF32 and bfloat16 round operands to 11 and 8 significant bits and add in "
-        "float32. With float16 sums, the machine rounds operands and, in order, every running sum to 11 bits, with "
-        "float16's range."
+        "A single 8-bit layer sums K products, with K from 16 to 4,096. Its inputs and weights are normal, and its "
+        "scales cover 4 standard deviations. *Classic*: `fake_quant` of both operands, their product, `quantize`. "
+        "*Integer-valued*: the product of `fake_quant_codes`, times s_x s_w, `quantize`. Both are compared with "
+        "int32 sums through `requantize`.\n\n"
+        "Only the hardware is emulated. TF32 and bfloat16 round operands to 11 and 8 significant bits and "
+        "accumulate in float32. The float16 machine rounds the operands, and then every running sum in order, to 11 "
+        "bits within float16's range."
     ),
     predict=predict,
     measure=measure,
     draw=draw,
     answer=(
-        "Train with the integer-valued forward of `qjax.quantize`, which is exact in float32, TF32 and bfloat16. Code "
-        "that multiplies scaled floats has a few percent of wrong codes in bfloat16, the default of TPUs. Never sum "
-        "in float16: long sums overflow it."
+        "Train with the integer-valued forward of `qjax.quantize`, whose products are exact in float32, TF32 and "
+        "bfloat16. Code that multiplies scaled floats instead gets a few percent of the codes wrong in bfloat16, "
+        "the default of TPUs. Never accumulate in float16, because long sums overflow it."
     ),
     command="python -m experiments trainer_precision",
 )

@@ -79,10 +79,9 @@ def _conclusion(found: Found) -> str:
         changed = float(np.mean(double.outputs != groups[0].outputs))
         lines.append(
             f"- {bits} bits: {len(groups)} different sets of output codes, accuracies {min(accuracies):.3f} to "
-            f"{max(accuracies):.3f}. Two targets that do not saturate judge up to {found.most_flips(bits):.1%} of the "
-            f"images differently. The target {DOUBLE} differs in {double.hidden.count / double.hidden.compared:.2%} of "
-            "the hidden "
-            f"codes and in {changed:.1%} of the output codes."
+            f"{max(accuracies):.3f}. Targets that do not saturate disagree on up to {found.most_flips(bits):.1%} of "
+            f"the images. {DOUBLE} differs in {double.hidden.count / double.hidden.compared:.2%} of the hidden codes "
+            f"and in {changed:.1%} of the output codes."
         )
     gains = " ".join(
         f"At {bits} bits under {name}, accuracy changes by {100 * gain(one):+.2f} points (standard error "
@@ -97,27 +96,27 @@ def _conclusion(found: Found) -> str:
         verdict = f"Training through the deployed integers makes a difference here ({', '.join(named)})"
     saturating = found.group(8, SATURATING[0])
     saturated = (
-        f"At 8 bits, sums of pairs that saturate do more than any rounding. {SATURATING[0]} judges "
-        f"{flips(found.group(8, 'nearest_even'), saturating):.1%} of the images otherwise than nearest_even (accuracy "
-        f"{saturating.accuracy:.3f}). At 4 and 2 bits its sums are too small to saturate."
+        f"At 8 bits, saturating sums of pairs change more than any rounding does: {SATURATING[0]} classifies "
+        f"{flips(found.group(8, 'nearest_even'), saturating):.1%} of the images differently from nearest_even "
+        f"(accuracy {saturating.accuracy:.3f}). At 4 and 2 bits its sums are too small to saturate."
     )
     refused = {name: why for one in found.refused.values() for name, why in one.items()}
     without = "; ".join(f"`{name}`: {why}" for name, why in refused.items())
     few = sorted({name for bits in (4, 2) for name in found.refused[bits]} - set(found.refused[8]))
     lower = f"Only at 4 or 2 bits: {', '.join(few)}." if few else "No further target refuses 4 or 2 bits."
     return (
-        "\n".join(lines)
-        + "\n\nFewer bits make the rounding matter more and not less. An accumulator of few-bit products is a small "
-        "number, so its multiplier shifts right by few bits r. Two roundings differ from one in 2^-(r+1) of the codes. "
-        "And one step of a hidden code is a larger part of its range. What changes is mainly which images are judged "
-        "wrongly, and hardly how many.\n\n"
+        "\n".join(lines) + "\n\n"
+        "Rounding matters more, not less, with fewer bits. An accumulator of low-bit products is small, so its "
+        "multiplier shifts right by few bits r, and two roundings differ from one in 2^-(r+1) of the codes. One "
+        "step of a hidden code is also a larger part of its range. What changes is mainly which images are "
+        "misclassified, hardly how many.\n\n"
         f"{saturated}\n\n"
-        f"{verdict}. {gains} The reference has the same further epochs with the fake-quantized "
-        "forward. A difference "
-        "counts from 3 standard errors. These are seeds of the fine-tuning from one start, judged by the same 500 "
-        "images. In any case the outputs of the exact forward are those of the deployed graph.\n\n"
-        f"Targets that cannot take this network: {without}. {lower} Whether a runtime has kernels for 4 or 2 bits is "
-        "another question; what is computed here is its rounding."
+        f"{verdict}. {gains} The reference trains for the same additional epochs with the fake-quantized forward. "
+        "We count a difference from 3 standard errors; the seeds vary only the fine-tuning, from one start, and "
+        "are judged on the same 500 images. In every case the outputs of the exact forward equal those of the "
+        "deployed graph.\n\n"
+        f"These targets cannot take this network: {without}. {lower} Whether a runtime has kernels for 4 or 2 bits "
+        "is a separate question, because only its rounding is computed here."
     )
 
 
@@ -164,27 +163,26 @@ STUDY = Study(
     name="transfer",
     title="Train under one rounding, deploy under another",
     question=(
-        "A network is trained with one rounding and runs under another. How many of its answers change? Does it pay to "
-        "train through the integers of the target that it will run on?"
+        "A network is trained with one rounding rule and deployed under another. How many of its answers change, "
+        "and does it pay to train through the integers of the target that it will run on?"
     ),
     method=(
-        "A perceptron 64-32-10 runs on scikit-learn's digits, with 500 test images. All layers and the images have 8, "
-        "4 "
-        "or 2 bits. Outputs have 8. It is trained in float, then with fake quantization and the float network's "
-        "probabilities as targets. It is converted for every target. Targets with the same output codes for all "
-        "test images are one row.\n\n"
-        "For some targets, clones are trained for a few more epochs through the target's integers (`qjax.exact`). The "
-        "control uses the fake-quantized forward, with the same start, batches, rate and number of epochs, for several "
-        "seeds. Both are judged as deployed under that target. `*_avx2` targets saturate sums of pairs, which is no "
-        "rounding; they are in the tables and left out of the intervals."
+        "A 64-32-10 perceptron classifies scikit-learn's digits, with 500 test images. All layers and the images "
+        "have 8, 4 or 2 bits, but outputs always have eight. The network is trained in float, then with fake "
+        "quantization to match the float network's probabilities, and converted for every target. Targets with the "
+        "same output codes for all test images share one row.\n\n"
+        "For some targets, clones are trained for a few more epochs through the target's integers (`qjax.exact`). "
+        "The control uses the fake-quantized forward, with the same start, batches, learning rate and number of "
+        "epochs, for several seeds. Both are evaluated as deployed under that target. `*_avx2` targets saturate "
+        "sums of pairs, which is not a rounding effect, so the tables list them but the intervals exclude them."
     ),
     predict=predict,
     measure=measure,
     draw=draw,
     answer=(
-        "Convert for the target that you ship to; training again under its rounding brought nothing beyond noise "
-        "here. At 8 bits hardly any decision changes between runtimes, at 2 bits a few percent do. Avoid 8-bit "
-        "kernels whose pairs of products saturate (`onnxruntime_avx2`), or use 7-bit activations there."
+        "Convert for the target that you ship to; fine-tuning under its rounding gained nothing beyond noise here. "
+        "Between runtimes, hardly any decision changes at 8 bits, and a few percent change at 2 bits. Avoid 8-bit "
+        "kernels that saturate sums of two products (`onnxruntime_avx2`), or give them 7-bit activations."
     ),
     command="python -m experiments transfer",
 )

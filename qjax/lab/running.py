@@ -71,7 +71,7 @@ def run(study: Study, settings: Settings, console: Console | None = None) -> Res
     table = Printed("prediction", "band", "measured", "")
     for p in predictions:
         value = measurement.values[p.name]
-        mark = "holds" if p.holds(value) else "[red]LEFT[/red]"
+        mark = "holds" if p.holds(value) else "[red]OUTSIDE[/red]"
         table.add_row(p.name, f"{shown(p.low)} .. {shown(p.high)}", shown(value), mark)
     console.print(table)
     console.print(f"{seconds:.0f} s\n")

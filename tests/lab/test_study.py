@@ -74,7 +74,7 @@ def test_a_measurement_that_leaves_its_band_fails_the_command(
     study = toy({"heads, share": 0.5, "edges, count": 1})
     assert main(monkeypatch, study, "toy", "--out", str(tmp_path)) == 1
     assert "left its band: toy: edges, count" in capsys.readouterr().err
-    assert "| edges, count | 0 | 0 | 1 | **left** | never |" in (tmp_path / "toy.md").read_text()
+    assert "| edges, count | 0 | 0 | 1 | **outside** | never |" in (tmp_path / "toy.md").read_text()
     assert [p["holds"] for p in json.loads((tmp_path / "toy.json").read_text())["predictions"]] == [True, False]
 
 

@@ -109,5 +109,5 @@ def test_picture_and_words():
     seen = Widths(21, 0.97, [21, 8], {"wrap": [0.97, 0.1], "saturate": [0.97, 0.1]}, 0)
     runs = [Run(m, b, 0, 0.9, 0.5, b, 0.5, 0) for m in ("A2Q", "A2Q+") for b in NARROW]
     text = conclusion(names, data, seen, runs)
-    assert "beyond 21 bits" in text
+    assert "need more than 21 bits" in text
     assert "more accurate than A2Q+" in text

@@ -127,5 +127,5 @@ def test_what_is_measured_is_what_is_predicted_and_drawn(network):
     predictions = network_learned_rounding.predict(Settings())
     found = network_learned_rounding.measure(Settings())
     assert [prediction.name for prediction in predictions] == list(found.values)
-    assert "- CNN on digits, W4A8: nearest is" in found.conclusion
+    assert "- CNN on digits, W4A8: nearest rounding changes" in found.conclusion
     network_learned_rounding.draw(Figure(), found.data)

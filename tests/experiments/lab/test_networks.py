@@ -61,7 +61,7 @@ def test_the_last_difference_is_that_of_the_graphs(network):
 def test_a_study_of_depth_measures_what_it_predicts(network):
     predictions, found = network_depth.predict(Settings()), network_depth.measure(Settings())
     assert {prediction.name for prediction in predictions} == set(found.values)
-    assert f"- {network}: double_round differs in" in found.conclusion
+    assert f"- {network}: double_round changes " in found.conclusion
     network_depth.draw(Figure(), found.data)
 
 
@@ -90,7 +90,10 @@ def test_gains_of_the_cures_are_paired():
     assert values["W3A3, damping: oscillating share as a part of plain training's"] == pytest.approx(0.4)
     assert values["W3A3, freezing minus plain, both re-estimated, points"] == pytest.approx(-0.7)
     text = network_oscillations._conclusion("depthwise CNN", {"W3A3": found})
-    assert "- depthwise CNN, W3A3: damping adds +0.30 points (standard error 0.10) to plain training." in text
+    assert (
+        "- depthwise CNN, W3A3: damping changes accuracy by +0.30 points (standard error 0.10) against plain training."
+        in text
+    )
 
 
 def test_the_cures_follow_a_cosine():
@@ -112,5 +115,5 @@ def test_gaps_of_accumulators_are_differences_of_the_runs(monkeypatch):
     assert all(
         prediction.holds(found.values[prediction.name]) for prediction in network_accumulators.predict(Settings())
     )
-    assert "No input overflows 9 bits. Points less those of free training: A2Q -22.00, A2Q+ -7.00." in found.conclusion
+    assert "may overflow 9 bits, accuracy changes by (points): A2Q -22.00, A2Q+ -7.00." in found.conclusion
     network_accumulators.draw(Figure(), found.data)
