@@ -14,6 +14,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 PAGES = (
     "README.md",
     "docs/index.md",
+    "docs/quick-start.md",
     "docs/how-to/target.md",
     "docs/how-to/lost-accuracy.md",
     "docs/how-to/convert.md",
@@ -40,6 +41,7 @@ PAGES = (
 BLOCK = re.compile(r"^```(python|c|sh)\n(.*?)^```", flags=re.M | re.S)
 LEFT = {
     "README.md": {"model.qjax", "model.tflite", "firmware", "report.html"},
+    "docs/index.md": {"model.qjax", "model.tflite", "firmware", "report.html"},
     "docs/binary.md": {"firmware"},
     "docs/c.md": {"net", "output.txt"},
     "docs/dynamic.md": {"model.tflite"},
