@@ -1,4 +1,4 @@
-"""The documentation is what it promises to be: short, plain, linked, and its messages are those of the code."""
+"""The documentation is what it promises to be: readable, linked, and its messages are those of the code."""
 
 import re
 from pathlib import Path
@@ -8,12 +8,11 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
-WRITTEN = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")] + PAGES
-"""All pages but the changelog, whose older entries are short notes."""
+WRITTEN = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")] + PAGES
+LONGEST = 35
+"""Words of a sentence. The limit only stops sentences that run away: it must not split a cause from its effect."""
 QUOTED = re.compile(r"\*\*Said[\s\S]*?(?=\n\n)|: ConversionError: .*|^Versions: .*|^- keras .*", flags=re.M)
 """What is not ours to word, or no sentence: quotations, messages, lists of versions and of models."""
-FIGURE = re.compile(r"(?<![\w.^/-])[-+]?\d[\d,]*(?:\.\d+)?%?(?![\w^/]|[-.]\d)")
-"""A number in a sentence; versions, powers, shapes such as 64-32-10 and names such as W8A8 are none."""
 DIALECT = ("leaves as", "leave as", "stands on", "stand on", "reals", "the house")
 """Words of this project alone."""
 
@@ -40,17 +39,14 @@ def test_the_readme_is_short():
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.stem)
-def test_sentences_are_short_and_plain(page: Path):
-    """At most 35 words and three figures (more are a table), in the words of the field."""
+def test_sentences_end_and_use_the_words_of_the_field(page: Path):
     for sentence in prose(page.read_text()):
         told = re.sub(r"`[^`]*`", "x", sentence)
-        assert len(words(sentence)) <= 35, sentence
-        assert len(FIGURE.findall(told)) <= 3, sentence
+        assert len(words(sentence)) <= LONGEST, sentence
         assert not [word for word in DIALECT if re.search(rf"\b{word}\b", told)], sentence
 
 
-def test_the_search_for_hard_sentences_finds_them():
-    assert len(FIGURE.findall("At 10 bits 97.2%, at 9 and 8 +57.4 points in v1.2.3, W8A8, 64-32-10, 2^24.")) == 5
+def test_the_search_for_sentences_finds_them():
     assert prose("One. Two is `a.b`!\n\n| 1 |\n\n- three\n") == ["One.", "Two is `a.b`!", "three"]
 
 

@@ -14,11 +14,13 @@ ROOT = pathlib.Path(__file__).parents[1]
 PAGES = (
     "README.md",
     "docs/index.md",
+    "docs/quick-start.md",
     "docs/how-to/target.md",
     "docs/how-to/lost-accuracy.md",
     "docs/how-to/convert.md",
     "docs/how-to/train.md",
     "docs/coming-from.md",
+    "docs/gallery.md",
     "docs/binary.md",
     "docs/c.md",
     "docs/keras.md",
@@ -40,9 +42,11 @@ PAGES = (
 BLOCK = re.compile(r"^```(python|c|sh)\n(.*?)^```", flags=re.M | re.S)
 LEFT = {
     "README.md": {"model.qjax", "model.tflite", "firmware", "report.html"},
+    "docs/index.md": {"model.qjax", "model.tflite", "firmware", "report.html"},
     "docs/binary.md": {"firmware"},
     "docs/c.md": {"net", "output.txt"},
     "docs/dynamic.md": {"model.tflite"},
+    "docs/gallery.md": {"firmware", "vit.onnx", "language-model.qjax", "circuit.onnx"},
     "docs/own-study.md": {"my_ties.md", "my_ties.json", "my_ties.png", "ties.jsonl", "ties.csv"},
     "docs/report.md": {"report.html", "two.html"},
 }
@@ -59,7 +63,7 @@ ELSEWHERE = {
 """Page -> the numbers of the blocks that do not run here."""
 
 
-SLOW = ("docs/learned-bits.md", "docs/targets.md", "docs/training.md", "docs/training-loop.md")
+SLOW = ("docs/gallery.md", "docs/learned-bits.md", "docs/targets.md", "docs/training.md", "docs/training-loop.md")
 
 
 @pytest.mark.parametrize("page", [pytest.param(p, marks=[pytest.mark.exhaustive] * (p in SLOW)) for p in PAGES])
