@@ -171,10 +171,10 @@ def _moved(line: Line, by: Integers) -> Line | None:
     )
 
 
-def line_of(product: Product) -> tuple[Line, tuple[int, ...]] | None:
-    """The line, and the shape of its channels, which broadcasts against the result's trailing axes; see `fit`."""
+def line_of(product: Product, *, bits: int | None = None) -> tuple[Line, tuple[int, ...]] | None:
+    """The line, and the shape of its channels, which broadcasts against the result's trailing axes; bits: see `fit`."""
     facts = _facts_of(product)
-    line = None if facts is None else _line_of(facts, product)
+    line = None if facts is None else _line_of(facts, product, bits)
     return None if facts is None or line is None else (line, facts.shape)
 
 
