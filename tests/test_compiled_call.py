@@ -6,10 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from flax import nnx
 
 import qjax
 
+pytestmark = pytest.mark.compiled
 READ: list[bool] = []
 
 
