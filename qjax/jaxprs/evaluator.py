@@ -109,20 +109,16 @@ class _Run:
             aval: Any = atom.aval
             return np.asarray(atom.val, aval.dtype) if isinstance(atom, Literal) else env[atom]
 
-        last: dict[Any, int] = {}
-        for place, eqn in enumerate(jaxpr.eqns):
-            last.update((atom, place) for atom in eqn.invars if not isinstance(atom, Literal))
-        kept = {atom for atom in jaxpr.outvars if not isinstance(atom, Literal)}
+        unread = _read_last(jaxpr)
         # overflow and division by zero have the results that JAX has, so numpy need not warn of them
         with np.errstate(all="ignore"):
-            for place, eqn in enumerate(jaxpr.eqns):
+            for eqn, dropped in zip(jaxpr.eqns, unread, strict=True):
                 results = self.equation(eqn, [get(atom) for atom in eqn.invars])
                 for variable, result in zip(eqn.outvars, results, strict=True):
                     env[variable] = _checked(_array(result), variable.aval, eqn)
                 # tensors of a network that nothing reads any more would fill the memory
-                for atom in eqn.invars:
-                    if not isinstance(atom, Literal) and last[atom] == place and atom not in kept:
-                        env.pop(atom, None)
+                for variable in dropped:
+                    del env[variable]
         return [get(atom) for atom in jaxpr.outvars]
 
     def equation(self, eqn: Any, inputs: Arrays) -> Sequence[Any]:
@@ -155,8 +151,24 @@ def _own(name: str, out: Any, params: Any, inputs: Arrays) -> Sequence[Any]:
     raise unsupported(name, inputs)
 
 
+@functools.lru_cache(maxsize=4096)
+def _read_last(jaxpr: Any) -> list[list[Any]]:
+    """Per equation, the variables that nothing reads behind it."""
+    last: dict[Any, int] = {}
+    for place, eqn in enumerate(jaxpr.eqns):
+        last.update((atom, place) for atom in eqn.invars if not isinstance(atom, Literal))
+    kept = {atom for atom in jaxpr.outvars if not isinstance(atom, Literal)}
+    unread: list[list[Any]] = [[] for _ in jaxpr.eqns]
+    for variable, place in last.items():
+        if variable not in kept:
+            unread[place].append(variable)
+    return unread
+
+
 def _array(x: Any) -> Any:
     """In numpy, but for random keys."""
+    if type(x) is np.ndarray:
+        return x
     is_key = jax.dtypes.issubdtype(getattr(x, "dtype", None) or np.float32, jax.dtypes.extended)
     return x if is_key else np.asarray(x)
 
@@ -252,10 +264,16 @@ def _remainder(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 def _count_leading_zeros(x: np.ndarray) -> np.ndarray:
     bits = x.dtype.itemsize * 8
-    rest, count = x.view(np.dtype(f"u{x.dtype.itemsize}")), np.full(x.shape, bits)
-    for place in range(bits):
-        count = np.where((rest >> rest.dtype.type(place)) & rest.dtype.type(1) != 0, bits - 1 - place, count)
-    return count.astype(x.dtype)
+    word = x.view(np.dtype(f"u{x.dtype.itemsize}"))
+    if bits <= 32:
+        return (bits - _bit_length(word)).astype(x.dtype)
+    high, low = word >> np.uint64(32), word & np.uint64(2**32 - 1)
+    return (bits - np.where(high > 0, 32 + _bit_length(high), _bit_length(low))).astype(x.dtype)
+
+
+def _bit_length(x: np.ndarray) -> np.ndarray:
+    """Of integers from 0 to 2^32 - 1: the exponent of their float64, which is exact."""
+    return np.frexp(x.astype(np.float64))[1]
 
 
 def _select(which: np.ndarray, *cases: np.ndarray) -> np.ndarray:
