@@ -6,8 +6,10 @@ conversion:
 
     evaluate(jax.make_jaxpr(lambda x: x * x + 1)(np.int8(3)), np.int8(3))  ->  [np.int8(10)]
 
-A primitive whose result depends on who computes it (`exp`, a sum or product of float arrays, random bits) is refused.
-Integers wrap as JAX's do, shifts by the width or more and divisions by zero have XLA's results.
+A primitive whose result depends on who computes it (`exp`, a sum or product of float arrays, random bits, an order that
+is not stable) is refused. Integers wrap as JAX's do, and shifts by the width or more and divisions by zero have XLA's
+results. Where XLA may fuse a float product and a sum, which rounds once instead of twice, its result differs from the
+one here; the kernels of qjax keep the two apart.
 """
 
 import functools
@@ -127,7 +129,7 @@ class _Run:
             return self.program(inner, inputs)
         if name in _CONTROL:
             return _CONTROL[name](eqn, inputs, self.program)
-        out = eqn.outvars[0].aval
+        out = eqn.outvars[0].aval if eqn.outvars else None
         if name in self.rules:
             results = self.rules[name](out, params, *inputs)
             return results if isinstance(results, list) else [results]
@@ -141,14 +143,19 @@ class _Run:
 
 def _own(name: str, out: Any, params: Any, inputs: Arrays) -> Sequence[Any]:
     """The results under the rules of this file."""
-    # random keys and other types that only JAX has are not numpy's
-    if all(isinstance(x, np.ndarray) for x in inputs):
+    # random keys and other types that only JAX has are not numpy's, which keeps integers of 2 and 4 bits in whole bytes
+    if all(isinstance(x, np.ndarray) for x in inputs) and not any(map(_is_narrow, (*inputs, out))):
         if name in _ELEMENTWISE and not (name in _INTEGERS_ONLY and any(_is_float(x.dtype) for x in inputs)):
             return [np.asarray(_ELEMENTWISE[name](*inputs)).astype(out.dtype, copy=False)]
         if name in _RULES:
             results = _RULES[name](out, params, *inputs)
             return results if isinstance(results, list) else [results]
     raise unsupported(name, inputs)
+
+
+def _is_narrow(x: Any) -> bool:
+    dtype = getattr(x, "dtype", None)
+    return dtype is not None and "int" in dtype.name and dtype.kind not in "iu"
 
 
 @functools.lru_cache(maxsize=4096)
@@ -229,7 +236,7 @@ def _count_ones(x: np.ndarray) -> np.ndarray:
 
 
 def _sign(x: np.ndarray) -> np.ndarray:
-    """Zeros keep theirs."""
+    """A zero keeps its own sign."""
     return np.copysign(np.sign(x), x).astype(x.dtype) if _is_float(x.dtype) else np.sign(x)
 
 
@@ -360,12 +367,10 @@ def _round(out: Any, params: Any, x: np.ndarray) -> np.ndarray:
 
 def _power(out: Any, params: Any, x: np.ndarray) -> np.ndarray:
     y = params["y"]
-    if y == 2 or (y == 1):
-        return x * x if y == 2 else x
-    if _is_float(x.dtype) or y < 0:
+    if y < 1 or (y > 2 and _is_float(x.dtype)):
         raise unsupported("integer_pow", [x])
-    result = np.ones_like(x)
-    for _ in range(y):
+    result = x
+    for _ in range(y - 1):
         result = result * x
     return result
 
@@ -677,6 +682,8 @@ def convolve(out: Any, params: Any, lhs: np.ndarray, rhs: np.ndarray, product: P
 def _sort(out: Any, params: Any, *operands: np.ndarray) -> list[np.ndarray]:
     axis = params["dimension"]
     keys = operands[: params["num_keys"]]
+    if len(operands) > len(keys) and not params["is_stable"]:
+        raise unsupported("sort", operands)
     order = np.lexsort(tuple(reversed(keys)), axis=axis)
     return [np.take_along_axis(x, order, axis=axis) for x in operands]
 

@@ -110,6 +110,12 @@ def test_floats():
     assert_equal(lambda x: {name: function(x) for name, function in functions.items()}, FLOATS)
 
 
+def test_pairs_of_floats():
+    a, b = (m.reshape(-1) for m in np.meshgrid(FLOATS, FLOATS))
+    functions = {name: PAIRS[name] for name in ("add", "sub", "mul", "div", "rem", "eq", "lt", "ge")}
+    assert_equal(lambda a, b: {name: function(a, b) for name, function in functions.items()}, a, b)
+
+
 X = np.random.default_rng(0).integers(-128, 128, (4, 5, 6)).astype(np.int8)
 ROWS = np.array([[0, 3], [-1, 4], [9, 2]], np.int32)
 KERNEL = np.random.default_rng(1).integers(-128, 128, (3, 2, 2, 4)).astype(np.int8)
@@ -188,6 +194,19 @@ def test_what_depends_on_who_computes_it_is_refused(function, name):
     x = np.ones(4, np.float32)
     with pytest.raises(Unsupported, match=f"the primitive '{name}.*' of float32"):
         evaluate(jax.make_jaxpr(function)(x), x)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.astype(jnp.int4),
+        lambda x: lax.sort((x, x), is_stable=False, num_keys=1),
+        lambda x: lax.integer_pow(x.astype(jnp.float32), 3),
+    ],
+)
+def test_what_numpy_does_otherwise_is_refused(function):
+    with pytest.raises(Unsupported, match="numpy cannot stand for XLA"):
+        evaluate(jax.make_jaxpr(function)(X[0, 0]), X[0, 0])
 
 
 def test_within_a_trace_it_is_the_function_itself():
