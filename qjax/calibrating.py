@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax import jit
 
 from qjax import calibration
 from qjax.batches import Batches, Inputs
@@ -364,8 +363,8 @@ def _direct(program: Program, annotation: Annotation, count: int) -> Iterator[tu
                 yield place.name, index
 
 
-_compiled_step = jit(_step, static_argnums=(0, 4))
-_compiled_weights = jit(_weights, static_argnums=(0, 3, 4))
+_compiled_step = jax.jit(_step, static_argnums=(0, 4))
+_compiled_weights = jax.jit(_weights, static_argnums=(0, 3, 4))
 """Compiled once for a model and the shape of its batches: `quantize` has calibrated already, with its sample."""
 
 
@@ -377,7 +376,7 @@ def _compiled(watched: _Watched) -> tuple[Callable[..., Any], Callable[..., Any]
         # A module that has a dict or a list as an attribute, or an own observer, cannot be hashed, so no cache can hold
         # it.
         own = functools.partial(_step, watched), functools.partial(_weights, watched)
-        return jit(own[0], static_argnums=3), jit(own[1], static_argnums=(2, 3))
+        return jax.jit(own[0], static_argnums=3), jax.jit(own[1], static_argnums=(2, 3))
     return functools.partial(_compiled_step, watched), functools.partial(_compiled_weights, watched)
 
 

@@ -6,9 +6,9 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from flax import nnx
-from jax import jit
 
 from qjax import profiles, targets
 from qjax.assign.backend import backend_of, target_of
@@ -307,7 +307,7 @@ def _codes_of(graphdef: Any) -> Callable[..., tuple[Any, dict[str, Any]]]:
         hash(graphdef)
     except TypeError:
         # A module with a dict or a list among its attributes cannot be hashed, so no cache can hold it.
-        return jit(functools.partial(_codes, graphdef), static_argnums=2)
+        return jax.jit(functools.partial(_codes, graphdef), static_argnums=2)
     return functools.partial(_compiled_codes, graphdef)
 
 
@@ -315,7 +315,7 @@ def _codes(graphdef: Any, state: Any, arrays: Any, rest: Any) -> tuple[Any, dict
     return nnx.merge(graphdef, state).codes(*join_arguments(arrays, rest))
 
 
-_compiled_codes = jit(_codes, static_argnums=(0, 3))
+_compiled_codes = jax.jit(_codes, static_argnums=(0, 3))
 """Compiled once for a model, however often and against however many targets it is verified."""
 
 

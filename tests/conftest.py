@@ -9,6 +9,8 @@ from pathlib import Path
 
 # Before jax is imported: the bits under test are the CPU's unless the caller names another platform.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Before numpy is imported: workers are as many as cores already.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Before keras is imported: qjax reads programs of JAX.
 os.environ.setdefault("KERAS_BACKEND", "jax")
 
@@ -57,7 +59,7 @@ def on_cpu():
 
 
 _MAPS = Path("/proc/self/maps")
-_MANY = 20_000
+_MANY = 40_000
 """Linux allows a process 65,530 mappings (vm.max_map_count). Beyond them LLVM crashes instead of raising an error."""
 
 
@@ -142,8 +144,8 @@ def pytest_runtest_protocol(item: pytest.Item):
         in_numpy.Switch.on = False
 
 
-_XLA = ("tests/numerics", "tests/run", "tests/experiments", "qjax")
-"""What these folders test is XLA's: its bits, its programs, or pages with figures that were made by it."""
+_XLA = ("tests/numerics", "tests/run", "qjax")
+"""What these folders test is XLA's: its bits and its programs."""
 
 
 def _of_xla(path: Path) -> bool:

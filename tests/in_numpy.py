@@ -1,23 +1,122 @@
-"""Runs what qjax compiles in numpy instead, for tests that do not ask what XLA makes of a program.
+"""Runs in numpy what JAX is asked to compile, for tests that do not ask what XLA makes of a program.
 
-Compiling is most of a test's time. Integers have the same codes in numpy, to the bit. Floats (what calibration
-observes, a step of training) are as good as XLA's, but not the same bits.
+XLA needs 30 milliseconds for one addition of a new shape and seconds for a network, and the suite has tens of
+thousands of programs. Integers have the same codes in numpy, to the bit. Floats (what calibration observes, a step of
+training) are as good as XLA's, but not the same bits.
+
+JAX has no public place where every program passes, whether it is one operation or a function under `jax.jit`: this
+takes the function that compiles and runs one, by its private name. A version of JAX without it compiles everything,
+which is slower and tests the same.
 """
 
 import functools
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 import scipy.special
 from jax.core import ShapedArray
+from jax.sharding import SingleDeviceSharding
 
-from qjax import calibrating, compiled_call, model
-from qjax.comparison import verify
-from qjax.export import integer_graph
-from qjax.jaxprs import evaluator
-from qjax.run import interpreter, stepwise
+from qjax.jaxprs.evaluator import Evaluator, Rule
+from qjax.jaxprs.rules import convolve, dot, multiply
+from qjax.problems import Unsupported
+
+CALLS = 40
+"""A program that runs this often is compiled, which costs as much as some dozens of runs in numpy."""
+EQUATIONS = 20_000
+"""A program with more, each turn of a loop counted, is compiled at once."""
+
+
+class Switch:
+    """Whether numpy computes; conftest turns it for each test."""
+
+    on = False
+
+
+def install() -> None:
+    """From here on, programs run in numpy while the switch is on."""
+    try:
+        from jax._src import pjit
+
+        compiled = pjit._pjit_call_impl_python
+    except (ImportError, AttributeError):
+        return
+
+    def call(*arguments: Any, jaxpr: Any, **options: Any) -> Any:
+        if not Switch.on or not _may_run(jaxpr, arguments, options):
+            return compiled(*arguments, jaxpr=jaxpr, **options)
+        Switch.on = False
+        # JAX must not ask itself for the one operation that it is being asked for
+        try:
+            results = (_EVALUATOR if len(jaxpr.eqns) > 1 else _WITHOUT_JAX).evaluate(jaxpr, *arguments)
+        except Unsupported:
+            return compiled(*arguments, jaxpr=jaxpr, **options)
+        finally:
+            Switch.on = True
+        # without an executable, a profile and constants, JAX asks again the next time
+        return [_as_jax(result) for result in results], None, None, []
+
+    pjit._pjit_call_impl_python = call
+
+
+_runs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+"""How often each program ran."""
+
+
+def _may_run(jaxpr: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> bool:
+    """Whether nothing is asked for that only XLA has: devices, donated memory, effects, weak types, NaNs as errors."""
+    shardings = [*options["in_shardings"], *options["out_shardings"]]
+    if (
+        jaxpr.effects
+        or any(options["donated_invars"])
+        or not options["ctx_mesh"].empty
+        or any(type(sharding).__name__ != "UnspecifiedValue" for sharding in shardings)
+        or not all(_is_on_first(getattr(x, "sharding", _FIRST)) for x in arguments)
+        or any(getattr(aval, "weak_type", False) or aval.dtype == jax.dtypes.float0 for aval in jaxpr.out_avals)
+        or jax.config.jax_debug_nans
+        or jax.config.jax_debug_infs
+    ):
+        return False
+    runs = _runs.get(jaxpr, 0)
+    if runs == 0 and _count_equations(jaxpr) > EQUATIONS:
+        runs = CALLS
+    _runs[jaxpr] = runs + 1
+    return runs < CALLS
+
+
+_FIRST = SingleDeviceSharding(jax.devices("cpu")[0])
+
+
+def _is_on_first(sharding: Any) -> bool:
+    return isinstance(sharding, SingleDeviceSharding) and sharding.device_set == _FIRST.device_set
+
+
+def _count_equations(jaxpr: Any) -> float:
+    """How many run, each turn of a loop counted; a loop of unknown length counts as twenty turns."""
+    count: float = 0
+    for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        name = eqn.primitive.name
+        if name == "shard_map":
+            return float("inf")
+        turns = eqn.params["length"] if name == "scan" else 20 if name == "while" else 1
+        values = [each for value in eqn.params.values() for each in (value if isinstance(value, tuple) else [value])]
+        programs = [value for value in values if hasattr(value, "eqns") or hasattr(value, "jaxpr")]
+        count += turns * max(sum(map(_count_equations, programs)), 1)
+    return count
+
+
+def _as_jax(result: Any) -> Any:
+    if isinstance(result, jax.Array):
+        return result
+    # the array must not change with one of the caller's, and keeps 64 bits also outside of `enable_x64`
+    with jax.enable_x64(True):
+        return jax.device_put(result if result.flags.owndata else result.copy())
+
+
+# ---------------------------------------------------------------------------- floats
 
 
 def _function(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -37,14 +136,15 @@ def _cumsum(out: ShapedArray, params: Any, x: Any) -> Any:
 
 def _product(a: Any, b: Any, dtype: Any) -> Any:
     if a.dtype.kind in "iub":
-        return evaluator.multiply(a, b, dtype)
+        return multiply(a, b, dtype)
     wide = np.result_type(dtype, np.float32)
     return np.matmul(a.astype(wide), b.astype(wide)).astype(dtype)
 
 
 def _by_jax(eqn: Any, inputs: Any) -> Any:
     """Anything else, by itself, as JAX does it."""
-    results = eqn.primitive.bind(*map(jax.device_put, inputs), **eqn.params)
+    with jax.enable_x64(True):
+        results = eqn.primitive.bind(*map(jax.device_put, inputs), **eqn.params)
     return results if eqn.primitive.multiple_results else [results]
 
 
@@ -71,43 +171,27 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "tan": np.tan,
     "tanh": np.tanh,
 }
-RULES: dict[str, evaluator.Rule] = {
+
+
+def _platform(out: ShapedArray, params: Any) -> Any:
+    """The CPU's, because a part of the same function may be compiled for it and read what this part keeps."""
+    platforms = params["platforms"]
+    found = (n for n, names in enumerate(platforms) if names is not None and "cpu" in names)
+    return np.int32(next(found, platforms.index(None)))
+
+
+RULES: dict[str, Rule] = {
     **{name: _function(function) for name, function in _FUNCTIONS.items()},
-    "conv_general_dilated": functools.partial(evaluator.convolve, product=_product),
+    "conv_general_dilated": functools.partial(convolve, product=_product),
     "cumsum": _cumsum,
-    "dot_general": functools.partial(evaluator.dot, product=_product),
+    "dot_general": functools.partial(dot, product=_product),
     "integer_pow": lambda out, params, x: np.power(x, x.dtype.type(params["y"])),
-    "qjax_layer": lambda out, params, *inputs: evaluator.evaluate(
-        jax.make_jaxpr(params["layer"].function)(*inputs), *inputs, rules=RULES, otherwise=_by_jax
+    "qjax_layer": lambda out, params, *inputs: _EVALUATOR.evaluate(
+        jax.make_jaxpr(params["layer"].function)(*inputs), *inputs
     ),
+    "platform_index": _platform,
+    "pure_callback": lambda out, params, *inputs: [np.asarray(y) for y in params["callback"](*inputs)],
     "pvary": lambda out, params, *inputs: list(inputs),
     "reduce_sum": _sum,
 }
-
-
-class Switch:
-    """Whether numpy computes; conftest turns it for each test."""
-
-    on = False
-
-
-def jit(function: Callable[..., Any], static_argnums: Any = (), **options: Any) -> Callable[..., Any]:
-    """`jax.jit`, or the same without a compiler where the switch is on."""
-    compiled = jax.jit(function, static_argnums=static_argnums, **options)
-    computed = evaluator.run_in_numpy(function, static_argnums, RULES, _by_jax)
-
-    @functools.wraps(function)
-    def call(*arguments: Any) -> Any:
-        return (computed if Switch.on and not jax.config.jax_disable_jit else compiled)(*arguments)
-
-    return call
-
-
-def install() -> None:
-    """Put `jit` in the place of `jax.jit` where qjax runs graphs, calibrates and compares."""
-    for module in (interpreter, integer_graph, stepwise, verify, calibrating, model):
-        setattr(module, "jit", jit)  # noqa: B010
-    calibrating._compiled_step = jit(calibrating._step, (0, 4))
-    calibrating._compiled_weights = jit(calibrating._weights, (0, 3, 4))
-    compiled_call._compiled = jit(compiled_call._outputs, (0, 3))
-    model._compiled_codes = jit(model._codes, (0, 3))
+_EVALUATOR, _WITHOUT_JAX = Evaluator(RULES, _by_jax), Evaluator(RULES)

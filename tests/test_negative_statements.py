@@ -139,8 +139,13 @@ def test_the_search_for_sentences_finds_them() -> None:
     assert found == ["It does not stop here.", "one.", "two", "| x | y |", "| a | b |", "| c | never |"]
 
 
+COMPILED = {"calibration_compiles_nothing_new"}
+
+
 @pytest.mark.filterwarnings("ignore:quantize. the model trains, but convert will refuse it:UserWarning")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.compiled] if name in COMPILED else []) for name in CASES]
+)
 def test_what_a_page_denies_is_so(name: str, request: pytest.FixtureRequest) -> None:
     function = CASES[name]
     fixtures = [request.getfixturevalue(fixture) for fixture in inspect.signature(function).parameters]

@@ -1,5 +1,6 @@
 """Quantization parameters of a weight, from the weight itself."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -9,12 +10,15 @@ import numpy as np
 
 from qjax.calibration.channels import to_rows
 from qjax.calibration.observer import refuse_tiny
+from qjax.jaxprs.evaluator import run_in_numpy
 from qjax.numerics.affine import QParams, QSpec, choose_qparams, dequantize, quantize
 
 WeightMethod = Literal["minmax", "mse", "lsq"]
 
 _STEPS = 128
 _SMALLEST_STEP = 8
+_SMALL = 1 << 16
+"""Elements of a weight up to which numpy computes its quantized values faster than XLA compiles a program for them."""
 
 
 def weight_qparams(w: Any, spec: QSpec, method: WeightMethod = "minmax") -> QParams:
@@ -51,15 +55,25 @@ def weight_qparams(w: Any, spec: QSpec, method: WeightMethod = "minmax") -> QPar
 
 def squared_error(w: np.ndarray, qparams: QParams) -> np.ndarray:
     """Per scale, the float64 sum of squared differences between `w` and its quantized value."""
-    difference = np.subtract(w, np.asarray(_restored(w, qparams)), dtype=np.float64)
+    restored = (_restored_in_numpy if w.size <= _SMALL else _restored_in_one_pass)(w, qparams)
+    difference = np.subtract(w, np.asarray(restored), dtype=np.float64)
     rows = to_rows(np.square(difference, out=difference), qparams.spec)
     return rows.sum(axis=1).reshape(qparams.scale.shape)
 
 
-@jax.jit
 def _restored(w: Any, qparams: QParams) -> jax.Array:
-    """One pass over the memory of a weight; a search makes a hundred."""
     return dequantize(quantize(w, qparams), qparams)
+
+
+# one pass over the memory of a weight, where a search makes a hundred
+_restored_in_one_pass = jax.jit(_restored)
+_restored_in_numpy = run_in_numpy(_restored)
+
+
+@functools.cache
+def _chosen(spec: QSpec) -> Callable[[np.ndarray, np.ndarray], QParams]:
+    """`choose_qparams` without its checks; the same bits."""
+    return run_in_numpy(lambda lo, hi: choose_qparams(lo, hi, spec))
 
 
 def _least_squares(w: np.ndarray, lo: np.ndarray, hi: np.ndarray, spec: QSpec) -> tuple[np.ndarray, np.ndarray]:
@@ -72,7 +86,7 @@ def _least_squares(w: np.ndarray, lo: np.ndarray, hi: np.ndarray, spec: QSpec) -
         best = squared_error(w, choose_qparams(best_lo, best_hi, spec))
         for i in range(_STEPS - 1, _SMALLEST_STEP - 1, -1):
             new_lo, new_hi = clip(np.float32(i / _STEPS))
-            error = squared_error(w, choose_qparams(new_lo, new_hi, spec))
+            error = squared_error(w, _chosen(spec)(new_lo, new_hi))
             better = error < best
             best_lo, best_hi = np.where(better, new_lo, best_lo), np.where(better, new_hi, best_hi)
             best = np.where(better, error, best)

@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import jit
 
 from qjax.comparison.verify_report import InputReport as InputReport
 from qjax.comparison.verify_report import NodeReport as NodeReport
@@ -60,7 +59,7 @@ def verify(
     ]
     measured = [(i, name) for i, name in enumerate(ir.outputs) if ir.tensors[name].quantization or (i, name) in plain]
 
-    @jit
+    @jax.jit
     def summed(leaves: list[Any], free: dict[str, Any]) -> tuple[Any, dict[str, Any], list[Any]]:
         values: list[Any] = [dequantize_output(ir, name, free[name]) for _, name in measured]
         distances = [_distance(leaves[i].astype(jnp.float32), v) for (i, _), v in zip(measured, values, strict=True)]
@@ -193,7 +192,7 @@ class _Runs:
         self.runner = Runner(graph.ir, "", graph.interpreter.constants)
         # With float tensors, a node that is compiled alone may round differently than in the whole graph.
         floats = any(tensor.dtype == REAL_DTYPE and tensor.value is None for tensor in graph.ir.tensors.values())
-        self.whole = jit(functools.partial(run, graph.ir)) if floats else None
+        self.whole = jax.jit(functools.partial(run, graph.ir)) if floats else None
         self.constants = graph.interpreter.constants
 
     def __call__(

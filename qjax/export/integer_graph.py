@@ -7,9 +7,9 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import jit
 
 from qjax import profiles, targets
 from qjax.assign.retarget import retarget
@@ -59,8 +59,8 @@ class IntegerGraph:
     def __init__(self, graph: Graph) -> None:
         self.ir = graph
         self.interpreter = Interpreter(graph)
-        self._jitted = jit(_on_any_mesh(self._real))
-        self._step = jit(_on_any_mesh(self._stepped))
+        self._jitted = jax.jit(_on_any_mesh(self._real))
+        self._step = jax.jit(_on_any_mesh(self._stepped))
         self._called: set[object] = set()
 
     def __reduce__(self) -> Any:

@@ -8,6 +8,7 @@ missing, or that cannot be) is found at the same time.
 
 import contextlib
 import math
+import weakref
 from collections.abc import Generator, Sequence
 
 import jax
@@ -15,7 +16,7 @@ import numpy as np
 
 from qjax import ops
 from qjax.graph.check import GraphError, check_integer
-from qjax.graph.ir import Graph, Node, Quantization
+from qjax.graph.ir import Graph, Node, Quantization, Tensor
 from qjax.graph.sizes import Sizes, input_shape, keeps_size, result_of
 
 MAX_ELEMENTS = 2**31 - 1
@@ -40,6 +41,22 @@ def check_computed(graph: Graph) -> Graph:
             raise GraphError(
                 f"Tensor {tensor.name!r}: expected one scale, because only constants have scales of their channels."
             )
+    # tracing every kernel is what costs, and an emitter that hands a graph on would do it twice
+    stated = (*graph.tensors.values(), *graph.nodes)
+    known = _traced.get(graph, ())
+    if len(known) != len(stated) or any(a is not b for a, b in zip(known, stated, strict=True)):
+        _check_kernels(graph)
+        _traced[graph] = stated
+    for node in graph.nodes:
+        _check_range(graph, node)
+    return graph
+
+
+_traced: weakref.WeakKeyDictionary[Graph, tuple[Tensor | Node, ...]] = weakref.WeakKeyDictionary()
+"""The tensors and nodes of each graph whose kernels were traced, since its mappings can be changed."""
+
+
+def _check_kernels(graph: Graph) -> None:
     free = any(None in graph.tensors[name].shape for name in graph.inputs)
     for batches in _BATCHES:
         try:
@@ -50,9 +67,6 @@ def check_computed(graph: Graph) -> Graph:
                 raise GraphError(str(error)) from error
         else:
             break
-    for node in graph.nodes:
-        _check_range(graph, node)
-    return graph
 
 
 class _NoKernel(Exception):

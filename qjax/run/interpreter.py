@@ -6,7 +6,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import jit
 from jax.core import Tracer
 
 from qjax.batches import WITHOUT_LABELS
@@ -44,7 +43,7 @@ class Interpreter:
         constants = prepare(graph)
         self.loops = repeats(graph, constants)
         self._near = Near(SharedConstants.of(constants, over_iterations(graph, self.loops)))
-        self._jitted = jit(self.outputs)
+        self._jitted = jax.jit(self.outputs)
 
     @property
     def constants(self) -> SharedConstants:

@@ -9,7 +9,6 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import jit
 
 from qjax import ops
 from qjax.graph.ir import Array, Graph, Node
@@ -27,7 +26,7 @@ def _jitted(what: Literal["output", "accumulators"], op: str, attributes_json: s
     def apply(constants: Any, inputs: Any) -> Any:
         return in_automatic(functools.partial(function, facts), (constants, inputs), along_batch(inputs))
 
-    return jit(apply)
+    return jax.jit(apply)
 
 
 class Runner:

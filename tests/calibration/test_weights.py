@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qjax.calibration import weight_qparams
+from qjax.calibration import weight_qparams, weights
 from qjax.calibration.weights import WeightMethod, squared_error
-from qjax.numerics.affine import QSpec
+from qjax.numerics.affine import QSpec, choose_qparams
 
 RNG = np.random.default_rng(7)
 WEIGHT = (RNG.standard_t(4, (3, 10, 4)) * np.array([1.0, 1e-3, 30.0, 2.0])).astype(np.float32)
@@ -108,3 +108,16 @@ def test_errors_name_the_cure() -> None:
         weight_qparams(np.ones((0, 3), np.float32), QSpec())
     with pytest.raises(ValueError, match=r"Got 2 of 3 that are NaN or infinite"):
         weight_qparams(np.array([1.0, np.nan, np.inf], np.float32), QSpec())
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("spec", [QSpec(4, axis=-1), QSpec(8), QSpec(4, symmetric=False), QSpec(3, axis=0)])
+def test_a_small_weight_has_the_bits_of_a_large_one(spec: QSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numpy computes small weights, XLA large ones."""
+    small = weight_qparams(WEIGHT, spec, "mse")
+    monkeypatch.setattr(weights, "_SMALL", 0)
+    monkeypatch.setattr(weights, "_chosen", lambda spec: lambda lo, hi: choose_qparams(lo, hi, spec))
+    large = weight_qparams(WEIGHT, spec, "mse")
+    assert np.array_equal(small.scale, large.scale)
+    assert np.array_equal(small.zero_point, large.zero_point)
+    assert np.array_equal(squared_error(WEIGHT, small), squared_error(WEIGHT, large))

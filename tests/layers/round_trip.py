@@ -50,7 +50,7 @@ def train_step(qmodel: qjax.QuantizedModel, sample: Any, rate: float = 1e-2) -> 
         optimizer.update(qmodel, grads)
         return value, nnx.state((qmodel, optimizer))
 
-    value, state = in_numpy.jit(step)(state, args)
+    value, state = jax.jit(step)(state, args)
     nnx.update((qmodel, optimizer), state)
     qmodel.eval()
     return value
@@ -59,7 +59,7 @@ def train_step(qmodel: qjax.QuantizedModel, sample: Any, rate: float = 1e-2) -> 
 def run_exact(forward: Any, qmodel: qjax.QuantizedModel, *inputs: Any) -> Any:
     """The exact forward inside of one jit."""
     definition, state = nnx.split(qmodel)
-    return in_numpy.jit(lambda state, inputs: forward(nnx.merge(definition, state), *inputs))(state, inputs)
+    return jax.jit(lambda state, inputs: forward(nnx.merge(definition, state), *inputs))(state, inputs)
 
 
 def host(tree: Any) -> Any:

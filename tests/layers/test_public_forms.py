@@ -18,7 +18,6 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 import qjax
 from qjax.layers import instrument, trace
-from tests import in_numpy
 from tests.layers.round_trip import assert_same, data
 
 LENGTH, WIDTH, WORDS = 6, 16, 20
@@ -195,13 +194,13 @@ def evaluated(model: Net, x: jax.Array, ids: jax.Array) -> Any:
             env.update(zip(eqn.outputs, results, strict=True))
         return traced.outputs([env.get(v, v.constant) for v in traced.program.outputs])
 
-    return in_numpy.jit(run)(traced.args)
+    return jax.jit(run)(traced.args)
 
 
 @pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.exhaustive), LENGTH])
 def test_moves_are_read_as_they_are_meant(batch: int) -> None:
     model, (x, ids) = Net(MOVES), (jnp.tile(X, (2, 1, 1))[:batch], jnp.tile(IDS, (2, 1))[:batch])
-    assert_same(evaluated(model, x, ids), in_numpy.jit(model)(x, ids))
+    assert_same(evaluated(model, x, ids), jax.jit(model)(x, ids))
 
 
 @pytest.mark.parametrize("batch", [1, LENGTH])
@@ -210,7 +209,7 @@ def test_arithmetic_is_read_as_it_is_meant(batch: int) -> None:
     # of another order of float operations: a few units in the last place of numbers up to 100
     functions = {name: f for name, f in ARITHMETIC.items() if not name.endswith("scan")}
     model, (x, ids) = Net(functions), (jnp.tile(X, (2, 1, 1))[:batch], jnp.tile(IDS, (2, 1))[:batch])
-    found, expected = evaluated(model, x, ids), in_numpy.jit(model)(x, ids)
+    found, expected = evaluated(model, x, ids), jax.jit(model)(x, ids)
     for name in functions:
         error = np.abs(np.asarray(found[name]) - np.asarray(expected[name])).max()
         assert error <= 1e-5 * np.abs(np.asarray(expected[name])).max(), name
@@ -227,7 +226,7 @@ def converted() -> tuple[Net, qjax.QuantizedModel, qjax.IntegerGraph]:
 def test_every_form_converts_for_any_batch_and_says_what_the_model_says(converted: Any) -> None:
     model, _, graph = converted
     found, several = graph(X, IDS), graph(jnp.tile(X, (2, 1, 1)), jnp.tile(IDS, (2, 1)))
-    for name, value in in_numpy.jit(model)(X, IDS).items():
+    for name, value in jax.jit(model)(X, IDS).items():
         np.testing.assert_array_equal(several[name][3:], found[name], name)
         a, b = np.asarray(value, np.float64).ravel(), np.asarray(found[name], np.float64).ravel()
         assert a @ b > 0.999 * np.linalg.norm(a) * np.linalg.norm(b), name

@@ -23,6 +23,7 @@ from jax.sharding import AxisType, NamedSharding, get_abstract_mesh
 from jax.sharding import PartitionSpec as P
 
 import qjax
+from tests import in_numpy
 from tests.training.devices import equal
 
 WIDTH = 16
@@ -167,6 +168,9 @@ def as_many_collectives_as_the_float_step() -> None:
 
 if __name__ == "__main__":
     assert jax.device_count() == 8
+    # what runs on one device
+    in_numpy.install()
+    in_numpy.Switch.on = True
     as_many_collectives_as_the_float_step()
     every_mesh()
     print("equal")

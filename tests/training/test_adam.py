@@ -87,6 +87,7 @@ def test_weights_decay_and_scales_do_not():
         np.testing.assert_allclose(after, kept * before[name], rtol=1e-6)
 
 
+@pytest.mark.compiled
 def test_the_rate_grows_and_falls_to_zero():
     qmodel = quantized()
     opt = optimizer(qmodel, 8, warmup=4)

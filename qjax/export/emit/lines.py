@@ -27,6 +27,7 @@ Codes = Callable[[Integers, Integers], Integers]
 """(accumulators, the channel of each) -> codes; monotone in the accumulator."""
 
 _BLOCK = 8192
+_SMALL_BLOCK = 256
 """How many accumulators `Codes` gets at once; always as many, so that nothing is compiled twice."""
 _MARGIN = 4
 """How far from a straight line a threshold is looked for first."""
@@ -215,11 +216,12 @@ def _search(
 
 
 def evaluated(codes: Codes, acc: Integers, channels: np.ndarray) -> Integers:
-    """The codes, computed in blocks of one size."""
+    """The codes, computed in blocks of one of two sizes, because each size is traced once."""
     size = acc.size
-    padded = -(-size // _BLOCK) * _BLOCK
+    block = _SMALL_BLOCK if size <= _SMALL_BLOCK else _BLOCK
+    padded = -(-size // block) * block
     acc, channels = (np.concatenate([x, np.full(padded - size, x[-1])]) if size else x for x in (acc, channels))
-    parts = [codes(acc[i : i + _BLOCK], channels[i : i + _BLOCK]) for i in range(0, padded, _BLOCK)]
+    parts = [codes(acc[i : i + block], channels[i : i + block]) for i in range(0, padded, block)]
     return np.concatenate([np.asarray(part, np.int64) for part in parts])[:size] if parts else acc.astype(np.int64)
 
 

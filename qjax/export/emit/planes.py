@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from qjax import ops
 from qjax.export.emit.lines import Line
+from qjax.export.emit.remembered import remembered
 from qjax.jaxprs.evaluator import run_in_numpy
 from qjax.numerics.rounding import Rounding, right_shift_with_headroom
 from qjax.ops import formulas
@@ -100,6 +101,7 @@ def clamped_floor(total: jax.Array, form: Plane | Line) -> jax.Array:
     return quotient
 
 
+@remembered
 def of_node(op: str, attributes: Mapping[str, Any], constants: Mapping[str, Any]) -> Plane | None:
     """The plane of a node of two inputs of 8 bits with one number for each constant; None where it has none.
 

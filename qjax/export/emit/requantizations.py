@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from qjax.export.emit.lines import NEVER, Codes, Integers, Line, Span, evaluated, fit
+from qjax.export.emit.remembered import remembered
 from qjax.export.emit.scaled import Scaled
 from qjax.jaxprs.evaluator import run_in_numpy
 from qjax.numerics import float32
@@ -219,6 +220,7 @@ def _facts_of(product: Product) -> _Facts | None:
     return _Facts(rule, shape, flat, low, high)
 
 
+@remembered
 def line_within(
     rule: Rule,
     flat: Mapping[str, np.ndarray],

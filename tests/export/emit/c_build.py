@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from qjax.export.emit.c import files
@@ -16,7 +17,6 @@ from qjax.export.emit.c.program import Program, build
 from qjax.export.emit.c.text import STORED
 from qjax.graph.ir import Graph
 from qjax.run.interpreter import Interpreter
-from tests import in_numpy
 
 WARNINGS = ["-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-Wconversion", "-Wsign-conversion", "-Wshadow"]
 SANITIZERS = ["-O0", "-fsanitize=undefined,address", "-fno-sanitize-recover=all"]
@@ -52,7 +52,7 @@ class Compiled:
 
         # integers are the same at every level, and most of the time here would be XLA's
         fast = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-        found = in_numpy.jit(every, compiler_options=fast)(constants, self.inputs)
+        found = jax.jit(every, compiler_options=fast)(constants, self.inputs)
         return {name: [np.asarray(y) for y in outputs] for name, outputs in found.items()}
 
     def called(self, *flags: str) -> dict[str, list[np.ndarray]]:

@@ -34,7 +34,8 @@ from qjax.export.emit.c.values import (
 )
 from qjax.export.emit.gathers import takes_rows
 from qjax.graph.islands import plainest
-from qjax.jaxprs.evaluator import convert, evaluate_elementwise, evaluate_equation
+from qjax.jaxprs.evaluator import evaluate_elementwise, evaluate_equation
+from qjax.jaxprs.rules import convert
 from qjax.numerics.calls import CALLS, called_program
 from qjax.problems import Unsupported
 
