@@ -33,6 +33,8 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 # The first example compiles, which takes seconds: neither a deadline nor "too slow" means anything here.
+# Traces make millions of small objects, and every collection also asks XLA for its garbage.
+gc.set_threshold(200_000, 50, 100)
 _common = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
 hypothesis.settings.register_profile("qjax", **_common)
 hypothesis.settings.register_profile("qjax-ci", derandomize=True, print_blob=True, database=None, **_common)
@@ -48,6 +50,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run the tests marked exhaustive too: more models",
     )
+    parser.addoption("--compiled", action="store_true", help="compile every program with XLA instead of numpy's copy")
     parser.addoption("--costs", metavar="FILE", help="write what each test file costs, see tests/costs.py")
 
 
@@ -84,7 +87,7 @@ def _compiled_programs_are_dropped():
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    round_trip.always_compiled = config.getoption("--exhaustive")
+    round_trip.always_compiled = config.getoption("--compiled")
     if not hasattr(config, "workerinput"):
         os.environ[_FOLDER] = tempfile.mkdtemp(prefix="qjax-tests-")
     jax.config.update("jax_compilation_cache_dir", os.environ[_FOLDER])
@@ -135,8 +138,8 @@ def pytest_ignore_collect(collection_path, config: pytest.Config) -> bool | None
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item):
-    """Numpy computes unless XLA is the subject, for fixtures of modules, too; `make test-all` compiles everything."""
-    compiled = item.config.getoption("--exhaustive") or item.get_closest_marker("compiled")
+    """Numpy computes unless XLA is the subject, for fixtures of modules, too; `--compiled` compiles everything."""
+    compiled = item.config.getoption("--compiled") or item.get_closest_marker("compiled")
     in_numpy.Switch.on = not compiled and not _of_xla(item.path)
     try:
         return (yield)

@@ -63,11 +63,18 @@ ELSEWHERE = {
 """Page -> the numbers of the blocks that do not run here."""
 
 
-SLOW = ("docs/gallery.md", "docs/learned-bits.md", "docs/targets.md", "docs/training.md", "docs/training-loop.md")
+SLOW = (
+    "docs/gallery.md",
+    "docs/keras.md",
+    "docs/learned-bits.md",
+    "docs/targets.md",
+    "docs/training.md",
+    "docs/training-loop.md",
+)
 
 
 @pytest.mark.parametrize("page", [pytest.param(p, marks=[pytest.mark.exhaustive] * (p in SLOW)) for p in PAGES])
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(3)
 def test_a_page_runs(page: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its blocks in order, in one folder: Python in one namespace, a C file under the name in its first line."""
     monkeypatch.chdir(tmp_path)

@@ -100,6 +100,7 @@ def test_nodes_that_differ_in_one_thing_have_keys_of_their_own(graphs):
     assert derived._key(dataclasses.replace(node, name="other", location="there")) in keys
 
 
+@pytest.mark.exhaustive
 def test_there_and_back(graphs):
     for name in NAMES:
         assert retarget(graphs[name], name) is graphs[name]

@@ -63,6 +63,7 @@ def mutate(tree, rng: random.Random) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
+@pytest.mark.sampled(3)
 def test_mutated_structures_with_valid_checksums(seed):
     rng = random.Random(seed)
     original = parts(FILE if seed % 4 == 0 else SMALL)
@@ -78,6 +79,7 @@ def test_mutated_structures_with_valid_checksums(seed):
 
 
 @pytest.mark.parametrize("seed", range(2))
+@pytest.mark.sampled(1)
 def test_mutated_quantized_graphs_with_valid_checksums(seed):
     """A network whose file shares scales and weights between its two stages, one of them with other signs."""
     rng = random.Random(seed)
@@ -92,6 +94,7 @@ def test_mutated_quantized_graphs_with_valid_checksums(seed):
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.sampled(2)
 def test_mutated_text_and_data_with_valid_checksums(seed):
     rng = random.Random(seed)
     document, arrays, data = parts(SMALL)

@@ -85,6 +85,7 @@ def converted(name: str, target: str = "onnxruntime") -> tuple[qjax.IntegerGraph
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("size", [1, 3, 8])
+@pytest.mark.sampled(6)
 def test_shapes_are_those_of_the_interpreter(name, size):
     graph, x = converted(name)
     shapes = shapes_at(graph.ir, size)
@@ -97,6 +98,7 @@ def test_shapes_are_those_of_the_interpreter(name, size):
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("size", [1, 3, 8])
+@pytest.mark.sampled(6)
 def test_compiled_c(name, size):
     graph, x = converted(name)
     codes = np.asarray(graph.quantize(x[:size]))
@@ -107,6 +109,7 @@ def test_compiled_c(name, size):
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.sampled(2)
 def test_emitted_c_tests_every_code(name, tmp_path):
     graph, _ = converted(name)
     graph.emit("c", tmp_path, name="net", batch=3, vectors=4)
@@ -118,6 +121,7 @@ def test_emitted_c_tests_every_code(name, tmp_path):
 @pytest.mark.parametrize("name", ["video", "flat", "windows"])
 @pytest.mark.parametrize("style", ["qdq", "qoperator", "integer"])
 @pytest.mark.parametrize("batch", [None, 3])
+@pytest.mark.sampled(9)
 def test_onnx_files(name, style, batch, tmp_path):
     graph, x = converted(name)
     path = tmp_path / "model.onnx"

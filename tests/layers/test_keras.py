@@ -127,6 +127,7 @@ class Subclassed(keras.Model):
         return self.train_(x)
 
 
+@pytest.mark.exhaustive
 def test_a_subclassed_model():
     x = data(3, 4)
     model = Subclassed()

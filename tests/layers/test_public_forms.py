@@ -296,6 +296,7 @@ def test_where_arrays_lie():
 
 
 @pytest.mark.parametrize("length", [2, 3, 6])
+@pytest.mark.sampled(2)
 def test_associative_scans(length):
     """Of even lengths JAX combines tensors without elements on the way."""
 

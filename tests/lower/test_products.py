@@ -73,7 +73,7 @@ def dots(graph: IntegerGraph) -> int:
     [(nnx.GRUCell, 1, 1), (nnx.OptimizedLSTMCell, 1, 1), (nnx.LSTMCell, 4, 4), (nnx.SimpleCell, 1, 1)],
 )
 @pytest.mark.parametrize("target", ["nearest_even", "tflite_optimized_arm", "torch_qnnpack"])
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 def test_cells_multiply_all_frames_at_once(cell, before, state, target):
     qmodel = quantized(Recurrent(cell), qjax.Recipe(target=target))
     graph, slow = qjax.convert(qmodel, X), in_the_loop(qmodel)

@@ -44,7 +44,7 @@ def compare(name: str, acc: np.ndarray, multiplier: np.ndarray, shift: np.ndarra
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 def test_a_million_adversarial_records(name):
     compare(name, *records())
 
@@ -56,7 +56,7 @@ def test_adversarial_records(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 def test_every_8_bit_accumulator_and_6_bit_multiplier(name):
     compare(name, *small_records())
 

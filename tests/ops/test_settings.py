@@ -72,7 +72,7 @@ def digest(name: str) -> str:
     return hashlib.sha256(b"".join(str(y.dtype).encode() + y.tobytes() for y in parts)).hexdigest()
 
 
-@pytest.mark.sampled(40)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("name", CASES)
 def test_all_settings_at_once(name: str) -> None:
     plain = program(name)
@@ -86,7 +86,7 @@ def test_all_settings_at_once(name: str) -> None:
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(5)
 def test_products_under_every_precision(precision: str, plain: dict[str, str]) -> None:
     with setting(jax_default_matmul_precision=precision):
         assert {name: program(name) for name in plain} == plain

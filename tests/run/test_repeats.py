@@ -87,7 +87,7 @@ def assert_equal_to_unrolled(graph, x):
         pytest.param(Recurrent, 1, id="last"),
         pytest.param(lambda: Recurrent(every=True, reverse=True), 1, id="reversed", marks=pytest.mark.exhaustive),
         pytest.param(Both, 2, id="bidirectional", marks=pytest.mark.exhaustive),
-        pytest.param(lambda: Stack(6), 1, id="layers"),
+        pytest.param(lambda: Stack(6), 1, id="layers", marks=pytest.mark.exhaustive),
     ],
 )
 def test_loops_equal_the_nodes_one_after_another(make, loops):

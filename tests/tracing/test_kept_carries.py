@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 import qjax
@@ -34,6 +35,7 @@ def test_a_module_that_is_carried():
     assert [node.op for node in graph.ir.nodes].count("embed") == 2
 
 
+@pytest.mark.exhaustive
 def test_a_module_that_a_remat_returns_to_the_loop():
     class Rematerialized(Experts):
         def __call__(self, x):
@@ -58,6 +60,7 @@ def test_a_module_that_a_remat_returns_to_the_loop():
     assert [node.op for node in graph.ir.nodes].count("embed") == 2
 
 
+@pytest.mark.exhaustive
 def test_a_table_that_is_repeated_for_every_example():
     def around(table, chosen):
         return jnp.take_along_axis(jnp.broadcast_to(table, (*chosen.shape[:2], 4)), chosen, axis=-1)

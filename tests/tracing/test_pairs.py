@@ -212,7 +212,7 @@ def convolution(m, x):
 MODELS = [rotation, mixing, filtering, operator, spectrogram, state_space, recurrence, convolution]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("function", MODELS)
 def test_models(function):
     x = jax.random.normal(jax.random.key(0), (3, LENGTH, WIDTH))

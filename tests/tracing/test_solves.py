@@ -133,6 +133,7 @@ def delta_rule(x):
     return jnp.moveaxis(y, 0, 1).reshape(len(x), -1, WIDTH)
 
 
+@pytest.mark.exhaustive
 def test_attention_by_the_delta_rule():
     check(Of(delta_rule), X)
     qmodel = qjax.quantize(Of(delta_rule), qjax.Recipe(), X)

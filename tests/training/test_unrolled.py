@@ -115,7 +115,7 @@ def after(method: str, qmodel: qjax.QuantizedModel) -> tuple[qjax.QuantizedModel
     return copy, getattr(qjax.training, method)(copy, BATCHES, **options)
 
 
-EVERY = [pytest.param(m, marks=[pytest.mark.exhaustive] if m != "gptq" else []) for m in ("gptq", "adaround", "brecq")]
+EVERY = [pytest.param(m, marks=pytest.mark.exhaustive) for m in ("gptq", "adaround", "brecq")]
 
 
 @pytest.mark.parametrize("method", [*EVERY, "correct_bias"])

@@ -167,6 +167,7 @@ def test_arithmetic_on_a_sum_stands_outside_of_the_loop_over_its_row():
 
 
 @pytest.mark.parametrize("target", ["tflite_micro", "cmsis_nn", "tflite_reference"])
+@pytest.mark.sampled(1)
 def test_exponentials_of_many_codes_are_a_table(target):
     for rows, has_table in ((40, True), (5, False)):
         x = jax.random.normal(jax.random.key(0), (3, rows, 32))

@@ -18,7 +18,7 @@ from tests.export.emit import c_build, nodes, simd_layers
 from tests.lower.lowered import residual_network
 
 VARIANTS = {
-    "none": ((), ["-O1"]),
+    "none": ((), ["-O0"]),
     "AVX2": (("avx2",), ["-O2", "-mavx2"]),
     "AVX-VNNI": (("avx_vnni",), ["-O2", "-mavx2", "-mavxvnni"]),
     "AVX-512 VNNI": (("avx512_vnni", "avx512bw"), ["-O2", "-mavx512f", "-mavx512bw", "-mavx512vnni"]),

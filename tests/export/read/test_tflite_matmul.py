@@ -68,6 +68,7 @@ def rows(accumulators: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("zero_point", [0, -3])
+@pytest.mark.sampled(4)
 def test_next_to_ties(target, zero_point):
     count = 0
     for seed in range(8):
