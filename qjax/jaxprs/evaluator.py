@@ -8,7 +8,8 @@ conversion:
 
 A primitive whose result depends on who computes it (`exp`, a sum or product of float arrays, random bits, an order that
 is not stable) is refused. Where XLA may fuse a float product and a sum, which rounds once instead of twice, its result
-differs from the one here; the kernels of qjax keep the two apart.
+differs from the one here; the kernels of qjax keep the two apart. Subnormal floats are zeros here, as they are where
+XLA compiles for a CPU.
 
 A program is read once: each equation becomes a function of arrays and the places of its operands and results, so that
 a run is a loop over those.
@@ -25,7 +26,17 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Literal
 
-from qjax.jaxprs.rules import ELEMENTWISE, INTEGERS_ONLY, RULES, Arrays, is_float, unsupported
+from qjax.jaxprs.rules import (
+    ELEMENTWISE,
+    INTEGERS_ONLY,
+    LEAST,
+    RULES,
+    Arrays,
+    is_float,
+    takes_subnormals_for_zero,
+    unsupported,
+    without_subnormals,
+)
 from qjax.numerics.calls import called_program
 from qjax.problems import Unsupported
 
@@ -196,10 +207,30 @@ def _own(eqn: Any, out: Any) -> Callable[[Arrays], Sequence[Any]] | None:
     # random keys and other types that only JAX has are not numpy's, which keeps integers of 2 and 4 bits in whole bytes
     if not all(map(_is_numpy, (*operands, out))):
         return None
+    made = None
     if name in ELEMENTWISE and not (name in INTEGERS_ONLY and any(is_float(aval.dtype) for aval in operands)):
         function, dtype = ELEMENTWISE[name], out.dtype
-        return lambda inputs: [np.asarray(function(*inputs)).astype(dtype, copy=False)]
-    return _called(RULES[name], out, eqn.params) if name in RULES else None
+        made = lambda inputs: [np.asarray(function(*inputs)).astype(dtype, copy=False)]  # noqa: E731
+    elif name in RULES:
+        made = _called(RULES[name], out, eqn.params)
+    dtypes = [aval.dtype for aval in (*operands, out) if aval is not None]
+    if made is None or not takes_subnormals_for_zero(name, dtypes):
+        return made
+    return _flushed(made, [aval.dtype.name in LEAST for aval in operands], out.dtype.name in LEAST)
+
+
+def _flushed(
+    made: Callable[[Arrays], Sequence[Any]], inputs_can: Sequence[bool], output_can: bool
+) -> Callable[[Arrays], Sequence[Any]]:
+    """The function, with zeros in place of subnormal floats before and behind it; whether there can be any."""
+    if not output_can and not any(inputs_can):
+        return made
+
+    def run(inputs: Arrays) -> Sequence[Any]:
+        results = made([without_subnormals(x) if can else x for x, can in zip(inputs, inputs_can, strict=True)])
+        return [without_subnormals(y) for y in results] if output_can else results
+
+    return run
 
 
 def _is_numpy(aval: Any) -> bool:

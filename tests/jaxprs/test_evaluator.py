@@ -16,10 +16,9 @@ from tests.export.emit.test_every_target import Everything, chosen, merged
 
 pytestmark = pytest.mark.compiled
 INTEGERS = ("int8", "uint8", "int16", "int32", "uint32")
-FLOATS = np.array(
-    [0, -0.0, 0.5, -0.5, 1.5, 2.5, -2.5, 0.49999997, 127.5, 3e9, -3e9, 2**31, np.inf, -np.inf, np.nan],
-    np.float32,
-)
+ORDINARY = [0, -0.0, 0.5, -0.5, 1.5, 2.5, -2.5, 0.49999997, 127.5, 3e9, -3e9, 2**31, np.inf, -np.inf, np.nan]
+SMALL = [1e-40, -1e-45, 2.0**-126, -(2.0**-126), 3 * 2.0**-126]
+FLOATS = np.array([*ORDINARY, *SMALL], np.float32)
 
 
 def edges(dtype: str) -> np.ndarray:
@@ -104,6 +103,12 @@ def test_floats():
         "bits of one": lambda x: lax.bitcast_convert_type(x[3], jnp.uint32),
         "bytes": lambda x: lax.bitcast_convert_type(x, jnp.uint8),
         "sign": lax.sign,
+        "negative": lax.neg,
+        "abs": lax.abs,
+        "chosen": lambda x: lax.select(x > 1, x, -x),
+        "next": lambda x: lax.nextafter(x, np.float32(1)),
+        "power": lambda x: lax.integer_pow(x, 2),
+        "greatest": lambda x: jnp.max(x[-3:]),
         "clamp": lambda x: lax.clamp(np.float32(-1), x, np.float32(2)),
         "product": lambda x: x * np.float32(3),
     }

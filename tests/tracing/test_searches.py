@@ -41,8 +41,6 @@ LINES = {
 }
 
 
-# XLA takes numbers below 2^-126 for zero, numpy does not
-@pytest.mark.compiled
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", [*INDICES, *LINES])
 def test_searches_of_constants_convert(name):
