@@ -21,6 +21,7 @@ from experiments import plots
 from experiments.data import Digits, digits
 from experiments.models import CNN, ResNet
 from experiments.training import History, Schedule, accuracy, one_hot, parameter_bytes, scores, train
+from qjax.export.artifact import artifact_size
 from qjax.lab.machine import machine
 
 CONFIGURATIONS = {"W8A8": 8, "W4A4": 4, "W2A2": 2}
@@ -53,6 +54,7 @@ class Row:
     exact_outputs_that_differ: int
     predictions_that_differ: int
     float_bytes: int
+    constant_bytes: int
     file_bytes: int
     seconds: float
 
@@ -137,6 +139,7 @@ def run_configuration(
         exact_outputs_that_differ=int(np.sum(np.asarray(scores(qmodel, test, forward)) != shipped)),
         predictions_that_differ=report.predictions,
         float_bytes=parameter_bytes(model),
+        constant_bytes=artifact_size(graph.ir),
         file_bytes=path.stat().st_size,
         seconds=round(time.perf_counter() - start, 1),
     )
@@ -163,6 +166,7 @@ def table_of(rows: list[Row], network: str, images: int) -> Table:
         "exact: outputs that differ": lambda r: f"{r.exact_outputs_that_differ} of {r.outputs_compared:,}",
         "predictions that differ": lambda r: f"{r.predictions_that_differ}",
         "bytes, float32 parameters": lambda r: f"{r.float_bytes:,}",
+        "bytes, constants that ship": lambda r: f"{r.constant_bytes:,}",
         "bytes, saved file": lambda r: f"{r.file_bytes:,}",
     }
     for title, text in lines.items():

@@ -107,7 +107,7 @@ def _predict_training() -> list[Prediction]:
             "W4A4 trained freely, accuracy less that in float",
             -0.02,
             0.015,
-            "-0.2 points with a deviation of 0.7 over five seeds of the same network (README), three deviations",
+            "-0.2 points with a deviation of 0.7 over five seeds of the same network, three deviations",
         ),
         Prediction(
             "12 bits, A2Q+ less trained freely",

@@ -245,9 +245,10 @@ STUDY = Study(
     measure=measure,
     draw=draw,
     answer=(
-        "A third to a half of the output codes may differ between two runtimes, even if a single layer differs in "
-        "only one code in a million. Judge by decisions, because few of them change at 8 bits. If exact codes "
-        "matter, convert for the runtime that you ship to."
+        "A third to a half of the output codes may differ between two runtimes whose single layers differ in one "
+        "code in a thousand. In a deep network (EfficientNet-Lite0) one code in a million is enough for that. Judge "
+        "by decisions, because few of them change at 8 bits. If exact codes matter, convert for the runtime that "
+        "you ship to."
     ),
     command="python -m experiments network_depth",
 )

@@ -45,7 +45,7 @@ def predict(settings: Settings) -> Iterator[Prediction]:
     why = "twice the error variance is half a bit (a bit is a factor of 4), so it lies between b and b - 1 bits"
     for bits in (4, 3):
         yield Prediction(_lost(bits), 0, 1, why)
-    why = "a bit less multiplies the points lost by 5 or so (README), half a bit by 2.3: 15 lost points become 35"
+    why = "a bit less multiplies the points lost by 5 or so, half a bit by 2.3: 15 lost points become 35"
     yield Prediction("2 bits, inference: points that stochastic rounding loses against nearest", 5, 50, why)
     why = f"the noise of {averaged} draws is {averaged}/2 times less than that of nearest, apart from ReLU and clipping"
     yield Prediction(f"2 bits, inference: points that the mean of {averaged} draws gains over one", 3, 60, why)

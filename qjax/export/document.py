@@ -200,7 +200,17 @@ def compressed(graph: Graph, held: Collection[str]) -> str:
 
 def packed(value: Any) -> str:
     """JSON as compressed text."""
-    return base64.b64encode(deflated(text(value).encode())).decode()
+    return packed_text(text(value))
+
+
+def packed_text(text: str) -> str:
+    """Text, compressed, in characters that stand in any file."""
+    return base64.b64encode(deflated(text.encode())).decode()
+
+
+def unpacked_text(packed: str) -> str:
+    """The inverse. Raises a ValueError for what is too large or no such text."""
+    return inflated(base64.b64decode(packed, validate=True)).decode()
 
 
 def deflated(data: bytes) -> bytes:

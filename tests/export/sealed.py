@@ -1,9 +1,11 @@
 """Artifacts made by hand, with a valid checksum around any content."""
 
+import base64
 import hashlib
 import json
 
 from qjax.export.artifact import VERSION, ArtifactError, GraphError, from_bytes, to_bytes
+from qjax.export.document import deflated, unpacked_text
 from tests.export.graphs import constant, differences, graph_of, quantization, rich_graph
 
 REFUSED = (ArtifactError, GraphError)
@@ -20,20 +22,30 @@ def seal(rest: str, data: bytes, *, version: str = str(VERSION), length: int | N
     return file.replace(b"0" * 64, hashlib.sha256(file).hexdigest().encode(), 1)
 
 
+def structure_of(file: bytes) -> str:
+    """The graph's JSON in an artifact."""
+    header = json.loads(file[8 : 8 + int.from_bytes(file[:8], "little")])
+    return unpacked_text(header["__metadata__"]["graph"])
+
+
 def parts(file: bytes) -> tuple[dict, dict, bytes]:
     """The document, the entries of the arrays and the data of an artifact."""
     end = 8 + int.from_bytes(file[:8], "little")
     header = json.loads(file[8:end])
-    return json.loads(header.pop("__metadata__")["graph"]), header, file[end:]
+    return json.loads(unpacked_text(header.pop("__metadata__")["graph"])), header, file[end:]
+
+
+def packed(text: str) -> str:
+    return base64.b64encode(deflated(text.encode("utf-8", "surrogatepass"))).decode()
 
 
 def build(document, arrays, data: bytes) -> bytes:
-    rest = json.dumps(json.dumps(document)) + "}," + json.dumps(arrays)[1:]
+    rest = json.dumps(packed(json.dumps(document))) + "}," + json.dumps(arrays)[1:]
     return seal(rest, data)
 
 
 def with_document_text(text: str) -> bytes:
-    return seal(json.dumps(text) + "}}", b"")
+    return seal(json.dumps(packed(text)) + "}}", b"")
 
 
 def survives(file: bytes) -> bool:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from qjax.export import artifact
 from qjax.export.artifact import ArtifactError, GraphError, artifact_size, from_bytes, load, save, to_bytes
+from qjax.export.document import unpacked_text
 from qjax.graph.ir import Quantization, Tensor
 from tests.export.graphs import UNICODE, constant, differences, graph_of, quantization, rich_graph
 
@@ -84,7 +85,7 @@ def test_safetensors_reads_the_arrays(tmp_path):
         assert np.array_equal(arrays[f"value:{name}"], np.asarray(graph.tensors[name].value))
     with safetensors.safe_open(tmp_path / "m.qjax", "numpy") as file:
         assert file.metadata()["format"] == "qjax"
-        assert json.loads(file.metadata()["graph"])["target"] == "tflite_micro"
+        assert json.loads(unpacked_text(file.metadata()["graph"]))["target"] == "tflite_micro"
 
 
 def test_documented_one_liner_prints_the_structure(tmp_path):

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qjax.export.artifact import from_bytes, to_bytes
+from qjax.export.artifact import ArtifactError, from_bytes, to_bytes
+from qjax.export.document import MAX_TEXT
 from tests.export.graphs import constant, differences, graph_of, quantization
-from tests.export.sealed import REFUSED, SMALL, build, parts, with_document_text
+from tests.export.sealed import REFUSED, SMALL, build, parts, structure_of, with_document_text
 
 MILLIONS = 15 * 2**20
 
@@ -45,6 +46,7 @@ BOMBS = {
 @pytest.mark.sampled(3)
 def test_bombs_cost_little(name):
     file = BOMBS[name]()
+    structure = len(structure_of(file))
     tracemalloc.start()
     begin = time.process_time()
     try:
@@ -54,7 +56,7 @@ def test_bombs_cost_little(name):
     finally:
         tracemalloc.stop()
     # A list of nothing takes 2 bytes in JSON and about 60 in Python: the limit on values caps it.
-    limit = min(2**20 + 50 * len(file), 256 * 2**20)
+    limit = min(2**20 + 50 * (len(file) + structure), 256 * 2**20)
     assert peak < limit, f"{peak / 2**20:.0f} MiB for {len(file) / 2**20:.1f} MiB"
     assert time.process_time() - begin < 20
 
@@ -80,3 +82,10 @@ FINITE = st.floats(allow_nan=False, allow_infinity=False)
 def test_any_attribute_round_trips(value):
     graph = graph_of(value=[value], metadata={"m": {"n": value}})
     assert differences(graph, from_bytes(to_bytes(graph))) == []
+
+
+def test_a_structure_that_unpacks_to_too_much_is_refused():
+    file = with_document_text("[" + " " * MAX_TEXT + "]")
+    assert len(file) < 2**20
+    with pytest.raises(ArtifactError, match=f"does not unpack .*larger than {MAX_TEXT} bytes"):
+        from_bytes(file)

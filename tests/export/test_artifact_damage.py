@@ -52,8 +52,8 @@ def test_random_bytes(noise, where):
 
 def test_versions():
     document = json.dumps(json.dumps(parts(SMALL)[0])) + "}}"
-    for version in ("0", "2", "4"):
-        message = f"expected format version 3, got {version}: convert the model again with this version of qjax"
+    for version in ("0", "3", "5"):
+        message = f"expected format version 4, got {version}: convert the model again with this version of qjax"
         with pytest.raises(ArtifactError, match=message):
             from_bytes(seal(document, b"", version=version))
     for version in ("01", "-1", "1.0", "", "1" * 10):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from qjax.export.artifact import ArtifactError, GraphError, from_bytes
-from tests.export.sealed import REFUSED, SMALL, build, parts, seal, with_document_text
+from tests.export.sealed import REFUSED, SMALL, build, packed, parts, seal, with_document_text
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_scales_that_are_no_scales(scale):
 
 
 def test_header_lengths():
-    rest = json.dumps(json.dumps(parts(SMALL)[0])) + "}}"
+    rest = json.dumps(packed(json.dumps(parts(SMALL)[0]))) + "}}"
     for length in (2**64 - 1, 2**40, 10_000):
         with pytest.raises(ArtifactError, match=f"expected a header of at most .* got a length of {length}"):
             from_bytes(seal(rest, b"", length=length))
@@ -179,7 +179,7 @@ def test_header_lengths():
 
 
 def test_headers():
-    text = json.dumps(json.dumps(parts(SMALL)[0]))
+    text = json.dumps(packed(json.dumps(parts(SMALL)[0])))
     with pytest.raises(ArtifactError, match="expected every JSON key once, got 'graph' twice"):
         from_bytes(seal(text + ',"graph":"{}"}}', b""))
     with pytest.raises(ArtifactError, match="expected every JSON key once, got '__metadata__' twice"):

@@ -9,12 +9,14 @@ code:
 
 "__metadata__" begins with four fields at fixed places: "format" ("qjax"), "sha256" (of the
 whole file, with these 64 digits read as zeros), "bytes" (the file's size, 19 digits) and "version"; then
-"graph", the structure as one JSON document (`program_document.py`). The digest finds damage; it is not a signature, so
-the content is not trusted. Equal graphs have equal bytes. To look inside:
+"graph", the structure as one JSON document (`program_document.py`), compressed with zlib and in base64. The
+digest finds damage; it is not a signature, so the content is not trusted. Equal graphs have equal bytes under
+one version of zlib. To look inside:
 
-    python -c "import json, sys; f = open(sys.argv[1], 'rb'); \
+    python -c "import base64, json, sys, zlib; f = open(sys.argv[1], 'rb'); \
     h = json.loads(f.read(int.from_bytes(f.read(8), 'little'))); \
-    print(json.dumps(json.loads(h['__metadata__']['graph']), indent=1))" model.qjax
+    g = zlib.decompress(base64.b64decode(h['__metadata__']['graph'])); \
+    print(json.dumps(json.loads(g), indent=1))" model.qjax
 """
 
 import hashlib
@@ -26,14 +28,14 @@ from typing import Any
 
 import numpy as np
 
-from qjax.export import files, strict_json
+from qjax.export import document, files, strict_json
 from qjax.export.artifact.program_document import MAX_BYTES, Arrays, decode, encode, stored_bytes
 from qjax.export.document import MAX_DIMENSION, MAX_RANK
 from qjax.export.strict_json import ArtifactError
 from qjax.graph.check import GraphError
 from qjax.graph.ir import Graph
 
-VERSION = 3
+VERSION = 4
 """Of the format; a file of any other is refused."""
 MAX_FILE = 4 * 2**30
 MAX_HEADER = 64 * 2**20
@@ -84,7 +86,7 @@ def save(graph: Graph, path: StrPath) -> None:
 def load(path: StrPath, *, max_bytes: int = MAX_FILE) -> Graph:
     """Read a graph; its arrays are numpy arrays. No code in the file can run.
 
-    Memory stays within the size of the file and of the codes in it, at most a few times `max_bytes`.
+    Memory stays within the size of the file, of the codes in it and of its structure (at most 64 MiB of JSON).
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -110,6 +112,8 @@ def artifact_size(graph: Graph) -> int:
 def to_bytes(graph: Graph) -> bytes:
     """The content of the file. Raises as `save` does."""
     text, arrays = encode(graph)
+    if len(text.encode()) > document.MAX_TEXT:
+        raise ArtifactError(_TOO_LARGE.format(document.MAX_TEXT, len(text.encode())))
     # The sort is stable: within one width the arrays stay in the order of the graph's tensors.
     order = sorted(arrays, key=lambda key: -arrays[key].dtype.itemsize)
     header: dict[str, Any] = {
@@ -118,7 +122,7 @@ def to_bytes(graph: Graph) -> bytes:
             "sha256": "0" * 64,
             "bytes": "0" * 19,
             "version": str(VERSION),
-            "graph": text,
+            "graph": document.packed_text(text),
         }
     }
     chunks: list[bytes] = []
@@ -155,17 +159,29 @@ def from_bytes(data: bytes) -> Graph:
     header = strict_json.mapping(strict_json.loads(text, "The header"), "The header")
     metadata = strict_json.fields(header.pop("__metadata__", None), _METADATA, "The header's metadata")
     arrays = _arrays(header, memoryview(data)[8 + length :])
-    return decode(metadata["graph"], arrays)
+    return decode(_unpacked(metadata["graph"]), arrays)
+
+
+def _unpacked(given: Any) -> str:
+    if type(given) is not str:
+        raise ArtifactError(f"The graph: expected compressed JSON as text, got {type(given).__name__}.")
+    try:
+        return document.unpacked_text(given)
+    except ValueError as error:
+        raise ArtifactError(f"The graph: expected compressed JSON, got text that does not unpack ({error}).") from None
+
+
+_TOO_LARGE = (
+    "expected a structure of at most {} bytes of JSON, got {}: move large attributes and metadata into constants, or "
+    "split the graph."
+)
 
 
 def _dumps_header(header: dict[str, Any]) -> bytes:
     head = strict_json.dumps(header, "The header").encode()
     head += b" " * (-len(head) % 8)
     if len(head) > MAX_HEADER:
-        raise ArtifactError(
-            f"expected a structure of at most {MAX_HEADER} bytes of JSON, got {len(head)}: "
-            "move large attributes and metadata into constants, or split the graph."
-        )
+        raise ArtifactError(_TOO_LARGE.format(MAX_HEADER, len(head)))
     return head
 
 
