@@ -115,10 +115,10 @@ def after(method: str, qmodel: qjax.QuantizedModel) -> tuple[qjax.QuantizedModel
     return copy, getattr(qjax.training, method)(copy, BATCHES, **options)
 
 
-EVERY = [pytest.param(m, marks=pytest.mark.exhaustive) for m in ("gptq", "adaround", "brecq")]
+EVERY = [pytest.param(m, marks=[pytest.mark.exhaustive] if m != "gptq" else []) for m in ("gptq", "adaround", "brecq")]
 
 
-@pytest.mark.parametrize("method", [*EVERY, "correct_bias"])
+@pytest.mark.parametrize("method", [*EVERY, pytest.param("correct_bias", marks=pytest.mark.compiled)])
 @pytest.mark.sampled(1)
 def test_layers_of_a_scan_become_what_they_become_outside_of_it(
     nets: dict[str, qjax.QuantizedModel], method: str
