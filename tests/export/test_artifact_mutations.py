@@ -9,7 +9,7 @@ import pytest
 from qjax import targets
 from qjax.assign import assign
 from qjax.export.artifact import to_bytes
-from tests.export.sealed import FILE, SMALL, build, parts, seal, survives
+from tests.export.sealed import FILE, SMALL, build, packed, parts, seal, survives
 from tests.lower.lowered import dense_chain
 
 VALUES = [
@@ -98,12 +98,12 @@ def test_mutated_quantized_graphs_with_valid_checksums(seed):
 def test_mutated_text_and_data_with_valid_checksums(seed):
     rng = random.Random(seed)
     document, arrays, data = parts(SMALL)
-    text = json.dumps(json.dumps(document)) + "}," + json.dumps(arrays)[1:]
     outcomes = set()
     for _ in range(1000):
-        mutated, payload = bytearray(text.encode()), bytearray(data)
+        structure, header = bytearray(json.dumps(document).encode()), bytearray(json.dumps(arrays)[1:].encode())
+        payload = bytearray(data)
         for _ in range(rng.choice([1, 1, 3])):
-            target = mutated if rng.random() < 0.7 else payload
+            target = rng.choice([structure, structure, header, payload])
             place = rng.randrange(len(target))
             action = rng.randrange(4)
             if action == 0:
@@ -114,5 +114,6 @@ def test_mutated_text_and_data_with_valid_checksums(seed):
                 del target[place : place + rng.randrange(1, 5)]
             else:
                 target[place:place] = target[place : place + rng.randrange(1, 20)]
-        outcomes.add(survives(seal(bytes(mutated).decode("utf-8", "surrogateescape"), bytes(payload))))
+        text, entries = (bytes(part).decode("utf-8", "surrogateescape") for part in (structure, header))
+        outcomes.add(survives(seal(json.dumps(packed(text)) + "}," + entries, bytes(payload))))
     assert outcomes == {True, False}
