@@ -138,7 +138,8 @@ class Evaluator:
             if not isinstance(atom, Literal):
                 return places[atom]
             size += 1
-            literals.append((size - 1, np.asarray(atom.val, atom.aval.dtype)))
+            aval: Any = atom.aval
+            literals.append((size - 1, np.asarray(atom.val, aval.dtype)))
             return size - 1
 
         read: list[tuple[Any, list[int], list[tuple[int, tuple[int, ...], Any]]]] = []
