@@ -32,9 +32,9 @@ _FOLDER = "QJAX_TESTS_COMPILED"
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
-# The first example compiles, which takes seconds: neither a deadline nor "too slow" means anything here.
 # Traces make millions of small objects, and every collection also asks XLA for its garbage.
 gc.set_threshold(200_000, 50, 100)
+# The first example compiles, which takes seconds: neither a deadline nor "too slow" means anything here.
 _common = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
 hypothesis.settings.register_profile("qjax", **_common)
 hypothesis.settings.register_profile("qjax-ci", derandomize=True, print_blob=True, database=None, **_common)

@@ -241,7 +241,7 @@ def read(data: bytes, where: str) -> Any:
 def uncompressed(compressed: str) -> Mapping[str, Any]:
     """The inverse of `packed`. Raises as `read` does."""
     where = "The compressed document"
-    return strict_json.mapping(read(base64.b64decode(compressed, validate=True), where), where)
+    return strict_json.mapping(strict_json.loads(unpacked_text(compressed), where), where)
 
 
 def _content(value: Any) -> tuple[Any, ...]:

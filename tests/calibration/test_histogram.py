@@ -80,7 +80,7 @@ def test_batches_and_their_order_do_not_matter(values: list[float], parts: int, 
     assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(split), strict=True))
 
 
-@settings(max_examples=10)
+@settings(max_examples=20)
 @given(st.integers(0, 2**32 - 1))
 def test_each_channel_has_a_width_of_its_own(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -32,7 +32,8 @@ def parts(file: bytes) -> tuple[dict, dict, bytes]:
     """The document, the entries of the arrays and the data of an artifact."""
     end = 8 + int.from_bytes(file[:8], "little")
     header = json.loads(file[8:end])
-    return json.loads(unpacked_text(header.pop("__metadata__")["graph"])), header, file[end:]
+    del header["__metadata__"]
+    return json.loads(structure_of(file)), header, file[end:]
 
 
 def packed(text: str) -> str:

@@ -86,7 +86,8 @@ def save(graph: Graph, path: StrPath) -> None:
 def load(path: StrPath, *, max_bytes: int = MAX_FILE) -> Graph:
     """Read a graph; its arrays are numpy arrays. No code in the file can run.
 
-    Memory stays within the size of the file, of the codes in it and of its structure (at most 64 MiB of JSON).
+    Memory stays within a few times the size of the file, of the codes in it and of its structure, which is at most
+    64 MiB of JSON.
 
     Raises:
       FileNotFoundError: there is no such file.

@@ -28,7 +28,7 @@ Codes = Callable[[Integers, Integers], Integers]
 
 _BLOCK = 8192
 _SMALL_BLOCK = 256
-"""How many accumulators `Codes` gets at once; always as many, so that nothing is compiled twice."""
+"""How many accumulators `Codes` gets at once: one of two numbers, because its program is traced for each."""
 _MARGIN = 4
 """How far from a straight line a threshold is looked for first."""
 _BENT = 6

@@ -40,6 +40,9 @@ def _contents(value: Any) -> Hashable:
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         array = np.asarray(value)
         return array.dtype.name, array.shape, array.tobytes()
+    if isinstance(value, float):
+        # 0.0 equals -0.0
+        return float, value.hex()
     if isinstance(value, Mapping):
         return tuple(sorted((name, _contents(item)) for name, item in value.items()))
     if isinstance(value, list | tuple):
