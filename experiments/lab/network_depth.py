@@ -247,8 +247,8 @@ STUDY = Study(
     answer=(
         "A third to a half of the output codes may differ between two runtimes whose single layers differ in one "
         "code in a thousand. In a deep network (EfficientNet-Lite0) one code in a million is enough for that. Judge "
-        "by decisions, because few of them change at 8 bits. If exact codes matter, convert for the runtime that "
-        "you ship to."
+        "by decisions, because few of them change at 8 bits, and if exact codes matter, convert for the runtime "
+        "that you ship to."
     ),
     command="python -m experiments network_depth",
 )
