@@ -38,7 +38,7 @@ from qjax.calibration.seen import (
 from qjax.callers import users_level
 from qjax.finite import parameter_faults
 from qjax.graph.structure import join_arguments, split_arguments
-from qjax.layers import trace
+from qjax.layers import Definition, trace
 from qjax.numerics.affine import QParams
 from qjax.numerics.meshes import in_automatic, whole
 from qjax.ops import Quantized
@@ -90,7 +90,7 @@ def measure_ranges(
     if observer is not None:
         observers.update(dict.fromkeys(activations, calibration.get(observer)))
     graphdef, state = nnx.split(evaluation_copy(qmodel.model))
-    watched = _Watched(graphdef, plan, tuple(observers.items()))
+    watched = _Watched(Definition.of(graphdef), plan, tuple(observers.items()))
     step, weights_of = _compiled(watched)
     known = _Known()
     ranges = {own.name: own for own in plan.integers}
@@ -143,7 +143,7 @@ def measure_ranges(
             warn_of_noise(known.places[name], q, powers)
         ends = {} if kinds[name] == "weight" else seen.of(name, known)
         for label, lost in lost_tensors(ends, qparams).items():
-            warn_of_lost(known.labels[label], str(lost), output=name in known.outputs)
+            warn_of_lost(known.labels[label], lost, output=name in known.outputs)
     qmodel.quantizers.write(found)
     if qmodel.plan.blind != tuple(blind):
         qmodel.plan = dataclasses.replace(qmodel.plan, blind=tuple(blind))
@@ -174,7 +174,7 @@ def calibrate_weights(qmodel: QuantizedModel, args: tuple[Any, ...], chosen: Cal
     if not names:
         return
     graphdef, state = nnx.split(evaluation_copy(qmodel.model))
-    weights = _compiled(_Watched(graphdef, plan, tuple(observers.items())))[1](
+    weights = _compiled(_Watched(Definition.of(graphdef), plan, tuple(observers.items())))[1](
         state, *split_arguments(args), frozenset(names)
     )
     found: dict[str, dict[str, Any]] = {}
@@ -264,7 +264,7 @@ class _Known:
 class _Watched:
     """A model without its arrays, and who observes its tensors. Equal ones share what is compiled for them."""
 
-    graphdef: Any
+    definition: Definition
     plan: Plan
     observers: tuple[tuple[str, Any], ...]
 
@@ -283,7 +283,7 @@ class _Watched:
         only: the quantizers, if not all. known: gets what the trace says of them.
         """
         plan, kinds = self.plan, {name: detail[0] for name, detail in self.plan.details}
-        traced = trace(nnx.merge(self.graphdef, state), join_arguments(arrays, rest), {}, plan.expected)
+        traced = trace(nnx.merge(self.definition.graphdef, state), join_arguments(arrays, rest), {}, plan.expected)
         integers = observed(traced.program, traced.args, traced.names)
         traced, annotation = plan.read(traced)
         plan.check_known(annotation)

@@ -10,7 +10,7 @@ from jax.core import Tracer
 from qjax.batches import as_array
 from qjax.call import Call
 from qjax.graph.structure import join_arguments, split_arguments
-from qjax.layers import write_state
+from qjax.layers import Definition, write_state
 
 
 def compiled(qmodel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
@@ -22,7 +22,8 @@ def compiled(qmodel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call
     Args:
       qmodel: a `QuantizedModel`. args, kwargs: those of its `__call__`.
     """
-    definition, state = nnx.split(qmodel)
+    graphdef, state = nnx.split(qmodel)
+    definition = Definition.of(graphdef)
     arrays, rest = split_arguments((args, kwargs))
     if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((state, arrays))):
         return None
@@ -40,9 +41,9 @@ def compiled(qmodel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call
     return call
 
 
-def _outputs(definition: Any, state: Any, arrays: Any, rest: Any) -> tuple[Any, Any]:
+def _outputs(definition: Definition, state: Any, arrays: Any, rest: Any) -> tuple[Any, Any]:
     args, kwargs = join_arguments(arrays, rest)
-    call: Call = nnx.merge(definition, state).trace(*args, **kwargs)
+    call: Call = nnx.merge(definition.graphdef, state).trace(*args, **kwargs)
     evaluated = call.evaluate()
     return evaluated.output, call.traced.new_state(evaluated.values)
 

@@ -27,7 +27,7 @@ from qjax.finite import check_bounds, check_finite
 from qjax.graph.ir import Graph
 from qjax.graph.state import STATE, Asked
 from qjax.graph.structure import join_arguments, split_arguments
-from qjax.layers import instrument, module_types, trace
+from qjax.layers import Definition, instrument, module_types, trace
 from qjax.lower import ConversionError
 from qjax.on_cpu import on_cpu
 from qjax.ops import backend
@@ -303,16 +303,17 @@ def _target_of_graph(ir: Graph, own: Any) -> Any:
 
 def _codes_of(graphdef: Any) -> Callable[..., tuple[Any, dict[str, Any]]]:
     """(state, arrays, rest of the arguments) -> output and codes."""
+    definition = Definition.of(graphdef)
     try:
-        hash(graphdef)
+        hash(definition)
     except TypeError:
         # A module with a dict or a list among its attributes cannot be hashed, so no cache can hold it.
-        return jax.jit(functools.partial(_codes, graphdef), static_argnums=2)
-    return functools.partial(_compiled_codes, graphdef)
+        return jax.jit(functools.partial(_codes, definition), static_argnums=2)
+    return functools.partial(_compiled_codes, definition)
 
 
-def _codes(graphdef: Any, state: Any, arrays: Any, rest: Any) -> tuple[Any, dict[str, Any]]:
-    return nnx.merge(graphdef, state).codes(*join_arguments(arrays, rest))
+def _codes(definition: Definition, state: Any, arrays: Any, rest: Any) -> tuple[Any, dict[str, Any]]:
+    return nnx.merge(definition.graphdef, state).codes(*join_arguments(arrays, rest))
 
 
 _compiled_codes = jax.jit(_codes, static_argnums=(0, 3))

@@ -8,7 +8,7 @@ import numpy as np
 
 from qjax.calibration import noise
 from qjax.calibration.learned import Quantizer
-from qjax.calibration.seen import Blind
+from qjax.calibration.seen import Blind, Lost
 from qjax.callers import users_level
 from qjax.numerics.affine import QParams
 
@@ -78,17 +78,20 @@ def warn_of_clipped_constant(place: Named, quantizer: str, low: float, high: flo
     )
 
 
-def warn_of_lost(place: Named, lost: str, *, output: bool) -> None:
+def warn_of_lost(place: Named, lost: Lost, *, output: bool) -> None:
     """Warn of what the scale of a tensor leaves one or two codes."""
     where = f" ({place.location})" if place.location else ""
-    if output:
-        what, cure = "Output", "Return parts of unlike size apart, so that each has a scale of its own"
+    what = "Output" if output else "Input" if place.kind == "input" else "Tensor"
+    if lost.still:
+        cure = "All channels hardly differ from example to example: calibrate with data that differ as real data do"
+    elif output:
+        cure = "Return parts of unlike size apart, so that each has a scale of its own"
     elif place.kind == "input":
-        what, cure = "Input", "Bring the channels to one size before the model, or pass them as separate arguments"
+        cure = "Bring the channels to one size before the model, or pass them as separate arguments"
     else:
-        what, cure = "Tensor", "Scale the parts to one size before they are joined or normalized"
+        cure = "Scale the parts to one size before they are joined or normalized"
     warnings.warn(
-        f"{what} {place.label!r}{where}: {lost}. {cure}; or give quantizer {place.name!r} 16 bits.",
+        f"{what} {place.label!r}{where}: {lost.said}. {cure}; or give quantizer {place.name!r} 16 bits.",
         stacklevel=users_level(),
     )
 

@@ -10,7 +10,7 @@ An observer keeps what makes a scale. Three things it cannot tell:
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -132,8 +132,15 @@ def beyond(result: Mapping[str, np.ndarray], operand: Sequence[Mapping[str, np.n
     return bool(np.any(under | over))
 
 
-def lost_tensors(seen: Mapping[str, Mapping[str, np.ndarray]], qparams: QParams) -> dict[str, str]:
-    """What the scale of a quantizer leaves one or two codes although its numbers move, in words, by label.
+class Lost(NamedTuple):
+    """What has one or two codes only. said: in words. still: whether no channel of the tensor moves through many."""
+
+    said: str
+    still: bool = False
+
+
+def lost_tensors(seen: Mapping[str, Mapping[str, np.ndarray]], qparams: QParams) -> dict[str, Lost]:
+    """What the scale of a quantizer leaves one or two codes although its numbers move, by label.
 
     seen: the extremes of the tensors that share the quantizer, by label. That is a whole tensor, which is small beside
     the others, or channels of one.
@@ -158,25 +165,21 @@ def lost_tensors(seen: Mapping[str, Mapping[str, np.ndarray]], qparams: QParams)
     if not seen or not span(low.min(), high.max()) > _MOST_OTHERS:
         return {}
     largest = max(-float(low.min()), float(high.max()))
-    found: dict[str, str] = {}
+    why = f"never leave one or two codes, because the scale that they share has steps of {step:.4g}"
+    found: dict[str, Lost] = {}
     for label, ends in seen.items():
         if lost(ends["low"], ends["high"]):
-            found[label] = f"its values move {_between(ends['low'], ends['high'], step)}"
+            found[label] = Lost(f"its values move from {float(ends['low']):.4g} to {float(ends['high']):.4g} but {why}")
             continue
         for axis in sorted(int(key.removeprefix("low")) for key in ends if key.startswith("low") and key != "low"):
             low, high = ends[f"low{axis}"], ends[f"high{axis}"]
             channels = np.flatnonzero(lost(low, high))
             if channels.size:
                 shown = ", ".join(map(str, channels[:4])) + (", ..." if channels.size > 4 else "")
-                found[label] = (
-                    f"the values of {channels.size} of {np.size(low)} channels along axis {axis} ({shown}) move "
-                    f"{_between(np.min(low[channels]), np.max(high[channels]), step)}"
+                spread = float(np.max(high[channels] - low[channels]))
+                found[label] = Lost(
+                    f"the values of {channels.size} of {np.size(low)} channels along axis {axis} ({shown}) move by "
+                    f"{spread:.4g} at most and {why}",
+                    bool(np.all(span(low, high) <= _MOST_OTHERS)),
                 )
     return found
-
-
-def _between(low: Any, high: Any, step: float) -> str:
-    return (
-        f"from {float(low):.4g} to {float(high):.4g} but never leave one or two codes, because the scale that "
-        f"they share has steps of {step:.4g}"
-    )

@@ -5,7 +5,7 @@ import inspect
 import os
 import re
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ from flax import nnx
 from qjax.batches import as_array, brief
 from qjax.layers.arguments import with_keywords
 from qjax.layers.frozen import frozen_parameters, put_back, replace_all
+from qjax.layers.static_key import MayChangeError, key
 from qjax.numerics.meshes import automatic, explicit_mesh, with_batch
 from qjax.problems import Unsupported
 from qjax.tracing import Program, Value, example_loops, from_jaxpr, rewrite, user_line
@@ -38,6 +39,10 @@ _USERS = (TypeError, ValueError, AttributeError, KeyError, IndexError)
 
 _OF_KERAS = "Exception encountered when calling"
 """How Keras begins an error of a layer, from whose traceback it removes its own frames."""
+
+_MANY = 32
+_calls: dict[Hashable, Any] = {}
+"""The last calls by their key, the oldest first; JAX keeps the traces of a function for as long as it lives."""
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
@@ -160,22 +165,9 @@ def _read(
     """The program of a call, `arrays` being its arguments' leaves `dynamic`, and the shapes of what it returns."""
     graphdef, state = nnx.split(model)
     state_leaves, state_tree = jax.tree.flatten(state)
-    paths = [_keys(path) for path, _ in jax.tree_util.tree_flatten_with_path(state)[0]]
     leaves, tree = jax.tree.flatten((tuple(args), kwargs))
-
-    def call(state_leaves: list[Any], arrays: Sequence[Any]) -> Any:
-        filled = list(leaves)
-        for i, array in zip(dynamic, arrays, strict=True):
-            filled[i] = array
-        copy = nnx.merge(graphdef, state_tree.unflatten(state_leaves))
-        inner_args, inner_kwargs = with_keywords(copy.__call__, *tree.unflatten(filled))
-        frozen = list(frozen_parameters(copy))
-        replace_all(frozen)
-        out = copy(*inner_args, **inner_kwargs)
-        _check_result(out)
-        put_back(frozen)
-        return out, _kept(copy, paths)
-
+    static = [None if i in dynamic else leaf for i, leaf in enumerate(leaves)]
+    call = _call(graphdef, state_tree, static, tree, tuple(dynamic))
     try:
         closed, shapes = jax.make_jaxpr(call, return_shape=True)(state_leaves, arrays)
         loops = _loops_over_examples(call, closed, state_leaves, arrays)
@@ -187,6 +179,41 @@ def _read(
         raise TraceError(_refused(model, error, args, kwargs, expected)) from error
     with example_loops.opened(loops):
         return from_jaxpr(closed), shapes
+
+
+def _call(graphdef: Any, state_tree: Any, static: list[Any], tree: Any, dynamic: tuple[int, ...]) -> Any:
+    """The call as a function of the leaves of the state and of the arguments' leaves at `dynamic`.
+
+    One function for equal calls, so that JAX traces it once for the same shapes: quantizing, calibrating, converting
+    and verifying a model read the same program.
+    """
+    try:
+        known = key((graphdef, state_tree, tuple(static), tree, dynamic))
+    except MayChangeError:
+        known = None
+    if known is not None and known in _calls:
+        return _calls.setdefault(known, _calls.pop(known))
+    state = state_tree.unflatten(range(state_tree.num_leaves))
+    paths = [_keys(path) for path, _ in jax.tree_util.tree_flatten_with_path(state)[0]]
+
+    def call(state_leaves: list[Any], arrays: Sequence[Any]) -> Any:
+        filled = list(static)
+        for i, array in zip(dynamic, arrays, strict=True):
+            filled[i] = array
+        copy = nnx.merge(graphdef, state_tree.unflatten(state_leaves))
+        inner_args, inner_kwargs = with_keywords(copy.__call__, *tree.unflatten(filled))
+        frozen = list(frozen_parameters(copy))
+        replace_all(frozen)
+        out = copy(*inner_args, **inner_kwargs)
+        _check_result(out)
+        put_back(frozen)
+        return out, _kept(copy, paths)
+
+    if known is not None:
+        _calls[known] = call
+        while len(_calls) > _MANY:
+            _calls.pop(next(iter(_calls)))
+    return call
 
 
 def _check_result(out: Any) -> None:

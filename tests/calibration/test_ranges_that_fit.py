@@ -1,5 +1,6 @@
 """Ranges that cannot be right are named: constants beyond the data, data that are a single number, lost channels."""
 
+import re
 import warnings
 
 import jax
@@ -215,6 +216,27 @@ def test_scores_beside_boxes_are_named():
     _, _, said = converted(Head(joined=True), X)
     assert len(said) == 2
     assert all("never leave one or two codes" in m and "Return parts of unlike size apart" in m for m in said)
+
+
+class Embedding(nnx.Module):
+    """Examples that hardly differ: each channel has a large mean of its own."""
+
+    def __init__(self):
+        self.inner = nnx.Linear(16, 32, rngs=nnx.Rngs(0))
+        self.mean = nnx.Param(np.linspace(-1, 1, 32, dtype=np.float32))
+
+    def __call__(self, x):
+        return self.inner(x) * 1e-3 + self.mean[None]
+
+
+def test_examples_that_hardly_differ_are_named():
+    _, _, said = converted(Embedding(), X)
+    assert said
+    for message in said:
+        assert re.search(
+            r"channels along axis 1 \(.*\) move by 0\.00\d+ at most and never leave one or two codes", message
+        )
+        assert "All channels hardly differ from example to example: calibrate with data" in message
 
 
 def test_scores_apart_from_boxes_are_fine():

@@ -1,0 +1,101 @@
+"""Keys of what was traced or compiled for a module: equal keys, equal programs.
+
+    Definition.of(nnx.split(Net(scale=2))[0]) != Definition.of(nnx.split(Net(scale=2.0))[0])
+
+`GraphDef` compares its values with ==, to which 1, 1.0 and True are one value, and so does `nnx.jit`. `key` is stricter
+still: a value that somebody may change in place (a config object, a function whose closure holds one) has no key, so
+that a module that holds one is traced anew for each call.
+"""
+
+import dataclasses
+import enum
+import functools
+import inspect
+import sys
+import types
+from collections.abc import Hashable, Mapping
+from typing import Any, cast
+
+import jax
+import numpy as np
+from flax import linen, nnx
+
+
+@dataclasses.dataclass(frozen=True)
+class Definition:
+    """A `GraphDef` as the key of what was compiled for it. types: what == does not tell apart in its attributes."""
+
+    graphdef: Any
+    types: Hashable
+
+    @classmethod
+    def of(cls, graphdef: Any) -> "Definition":
+        """The key of a definition; whether it can be hashed depends on the definition."""
+        values = (entry.value for _, entry in graphdef.attributes if hasattr(entry, "value"))
+        return cls(graphdef, tuple(_types(value) for value in values))
+
+
+def _types(value: Any) -> Hashable:
+    if isinstance(value, (float, complex)):
+        return type(value), repr(value)
+    if isinstance(value, tuple):
+        return tuple(_types(item) for item in cast("tuple[Any, ...]", value))
+    return type(value)
+
+
+class MayChangeError(TypeError):
+    """A value that can be changed in place, or of which this is not known."""
+
+
+_SIMPLE = (type(None), bool, int, str, bytes, type, np.dtype, enum.Enum, type(Ellipsis), jax.lax.Precision)
+_WRAPPERS = (jax.custom_jvp, jax.custom_vjp, type(jax.jit(lambda: None)))
+
+
+def key(value: Any) -> Hashable:
+    """A hashable key of a value that nobody changes in place.
+
+    Raises:
+      MayChangeError: of any other value.
+    """
+    if isinstance(value, nnx.GraphDef):
+        # its nodes and metadata are compared by ==, its attributes here
+        definition = cast("Any", value)
+        return _hashed(definition), tuple(
+            (name, key(entry.value)) for name, entry in definition.attributes if hasattr(entry, "value")
+        )
+    if isinstance(value, _SIMPLE):
+        return type(value), value
+    if isinstance(value, (float, complex, np.generic)):
+        return type(value), repr(value)  # 0.0 and -0.0 are two values, and NaN is one
+    if isinstance(value, tuple):
+        return type(value), tuple(key(item) for item in cast("tuple[Any, ...]", value))
+    if isinstance(value, frozenset):
+        return frozenset, frozenset(key(item) for item in cast("frozenset[Any]", value))
+    if isinstance(value, Mapping):
+        # a definition holds copies of its mappings
+        items = cast("Mapping[Any, Any]", value).items()
+        return type(value), tuple((key(name), key(item)) for name, item in items)
+    if isinstance(value, functools.partial):
+        partial = cast("functools.partial[Any]", value)
+        return functools.partial, key(partial.func), key(partial.args), key(partial.keywords)
+    if isinstance(value, types.FunctionType):
+        cells = tuple(key(cell.cell_contents) for cell in value.__closure__ or ())
+        module = sys.modules.get(value.__module__)
+        # two functions of one text, which a factory such as nnx.initializers.lecun_normal made, are one
+        text = value if module is None or vars(module) is not value.__globals__ or vars(value) else value.__code__
+        return text, value.__module__, cells, key(value.__defaults__), key(value.__kwdefaults__)
+    if isinstance(value, _WRAPPERS) and inspect.unwrap(value) is not value:
+        return value, key(inspect.unwrap(value))
+    if isinstance(value, (types.BuiltinFunctionType, np.ufunc, jax.tree_util.PyTreeDef)):
+        return _hashed(value)
+    if isinstance(value, linen.Module):
+        return _hashed(value)  # a frozen dataclass
+    raise MayChangeError(type(value).__name__)
+
+
+def _hashed(value: Any) -> Hashable:
+    try:
+        hash(value)
+    except TypeError as error:
+        raise MayChangeError(type(value).__name__) from error
+    return value
