@@ -34,14 +34,19 @@ class Switch:
     """Whether numpy computes; conftest turns it for each test."""
 
     on = False
+    put: Callable[..., jax.Array]
+    """Makes an array of JAX of one of numpy, in a tenth of the time that `jax.device_put` takes."""
 
 
 def install() -> None:
     """From here on, programs run in numpy while the switch is on."""
     try:
-        from jax._src import pjit
+        from jax._src import dispatch, pjit
+        from jax._src.interpreters import pxla
 
         compiled = pjit._pjit_call_impl_python
+        compiled_primitive = dispatch.xla_primitive_callable
+        Switch.put = staticmethod(pxla.batched_device_put)
     except (ImportError, AttributeError):
         return
 
@@ -57,9 +62,73 @@ def install() -> None:
         finally:
             Switch.on = True
         # without an executable, a profile and constants, JAX asks again the next time
-        return [_as_jax(result) for result in results], None, None, []
+        return [_as_jax(result, arguments) for result in results], None, None, []
+
+    @functools.cache
+    def primitive(prim: Any, **params: Any) -> Callable[..., Any]:
+        return _Operation(prim, params, compiled_primitive(prim, **params))
 
     pjit._pjit_call_impl_python = call
+    dispatch.xla_primitive_callable = primitive
+
+
+class _Operation:
+    """One operation outside of `jax.jit`: JAX looks up a program for it, which costs more than most operations."""
+
+    def __init__(self, primitive: Any, params: Mapping[str, Any], compiled: Callable[..., Any]) -> None:
+        self.primitive, self.params, self.compiled = primitive, params, compiled
+        self._rules: dict[Any, Callable[[Sequence[Any]], Sequence[Any]] | None] = {}
+        self._calls: dict[Any, int] = {}
+
+    def __call__(self, *operands: Any) -> Any:
+        if not Switch.on:
+            return self.compiled(*operands)
+        Switch.on = False
+        try:
+            types = (*map(_type, operands), jax.config.jax_enable_x64)
+            calls = self._calls[types] = self._calls.get(types, 0) + 1
+            if None not in types and calls <= CALLS and _is_plain():
+                if types not in self._rules:
+                    self._rules[types] = self._read(operands)
+                rule = self._rules[types]
+                if rule is not None:
+                    arrays = [np.asarray(x) for x in operands]
+                    with np.errstate(all="ignore"):
+                        results = [_as_jax(np.asarray(y), arrays) for y in rule(arrays)]
+                    return results if self.primitive.multiple_results else results[0]
+        except Unsupported:
+            pass
+        finally:
+            Switch.on = True
+        return self.compiled(*operands)
+
+    def _read(self, operands: Sequence[Any]) -> Callable[[Sequence[Any]], Sequence[Any]] | None:
+        program = jax.make_jaxpr(lambda *xs: self.primitive.bind(*xs, **self.params))(*operands)
+        if len(program.eqns) != 1 or program.effects or program.jaxpr.outvars != program.eqns[0].outvars:
+            return None
+        if any(getattr(aval, "weak_type", False) or aval.dtype == jax.dtypes.float0 for aval in program.out_avals):
+            return None
+        (equation,) = program.eqns
+        # a literal stands in the text, and not among the operands
+        return _WITHOUT_JAX.rule(equation) if len(equation.invars) == len(operands) else None
+
+
+def _type(x: Any) -> Any:
+    """What decides of an operand how it is computed with; None for what only XLA takes."""
+    if isinstance(x, jax.Array):
+        extended = jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)
+        return None if extended or not _is_on_first(x.sharding) else (x.shape, x.dtype, x.aval.weak_type)
+    return (x.shape, x.dtype, False) if isinstance(x, (np.ndarray, np.generic)) else None
+
+
+def _is_plain() -> bool:
+    config = jax.config
+    return not (
+        config.jax_debug_nans
+        or config.jax_debug_infs
+        or config.jax_default_device is not None
+        or not jax.sharding.get_abstract_mesh().empty
+    )
 
 
 _runs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -108,12 +177,14 @@ def _count_equations(jaxpr: Any) -> float:
     return count
 
 
-def _as_jax(result: Any) -> Any:
+def _as_jax(result: Any, operands: Sequence[Any] = ()) -> Any:
     if isinstance(result, jax.Array):
         return result
     # the array must not change with one of the caller's, and keeps 64 bits also outside of `enable_x64`
-    with jax.enable_x64(True):
-        return jax.device_put(result if result.flags.owndata else result.copy())
+    if not result.flags.owndata or any(result is x for x in operands):
+        result = result.copy()
+    aval = ShapedArray(result.shape, result.dtype)
+    return Switch.put(aval, _FIRST, [result], list(_FIRST.device_set), committed=False)
 
 
 # ---------------------------------------------------------------------------- floats

@@ -100,7 +100,7 @@ class Evaluator:
     def equation(self, eqn: Any, operands: Arrays) -> list[np.ndarray]:
         """The results of one equation of a jaxpr for these arrays."""
         with np.errstate(all="ignore"):
-            return [np.asarray(result) for result in self._function(eqn)(operands)]
+            return [np.asarray(result) for result in self.rule(eqn)(operands)]
 
     def _program(self, program: ClosedJaxpr, arguments: Arrays) -> list[Any]:
         jaxpr = program.jaxpr
@@ -159,12 +159,12 @@ class Evaluator:
             if place not in results:
                 unread[number].append(place)
         steps = [
-            _Step(eqn.primitive.name, self._function(eqn), reads, writes, dropped)
+            _Step(eqn.primitive.name, self.rule(eqn), reads, writes, dropped)
             for (eqn, reads, writes), dropped in zip(read, unread, strict=True)
         ]
         return _Plan(size, literals, steps, results)
 
-    def _function(self, eqn: Any) -> Callable[[Arrays], Sequence[Any]]:
+    def rule(self, eqn: Any) -> Callable[[Arrays], Sequence[Any]]:
         """What an equation computes of its operands; what it is made of is decided here, once."""
         name, params = eqn.primitive.name, eqn.params
         if (inner := called_program(eqn)) is not None:
