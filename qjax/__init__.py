@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from qjax.calibrating import calibrate
     from qjax.comparison.compare import compare
     from qjax.compilation_cache import cache_compilations
+    from qjax.errors import Unsupported
     from qjax.exact_forward import exact
     from qjax.explanation import explain
     from qjax.export.integer_graph import IntegerGraph, load, read
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from qjax.model import convert, quantize, verify
     from qjax.numerics.affine import QParams, QSpec
     from qjax.numerics.fake_quant import fake_quant
-    from qjax.problems import Unsupported
     from qjax.progress import show_progress
     from qjax.qmodel import QuantizedModel
     from qjax.quantizer_numbers import QuantParam, QuantStat
@@ -116,7 +116,7 @@ _HOMES = {
     "model": ("convert", "quantize", "verify"),
     "numerics.affine": ("QParams", "QSpec"),
     "numerics.fake_quant": ("fake_quant",),
-    "problems": ("Unsupported",),
+    "errors": ("Unsupported",),
     "progress": ("show_progress",),
     "qmodel": ("QuantizedModel",),
     "quantizer_numbers": ("QuantParam", "QuantStat"),

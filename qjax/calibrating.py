@@ -35,7 +35,6 @@ from qjax.calibration.seen import (
     single_number,
     without_hidden,
 )
-from qjax.callers import users_level
 from qjax.finite import parameter_faults
 from qjax.graph.structure import join_arguments, split_arguments
 from qjax.layers import Definition, trace
@@ -46,6 +45,7 @@ from qjax.ops.facts import End
 from qjax.qmodel import Plan, QuantizedModel, check_quantized, evaluation_copy, widened
 from qjax.tracing import Annotation, Evaluation, Place, Program, observed, uses_of_parameter
 from qjax.transfers import with_transfers
+from qjax.user_frames import users_level
 
 
 @with_transfers

@@ -12,7 +12,6 @@ from jax.core import Tracer
 from qjax.assign import assign
 from qjax.assign.backend import backend_of, target_of
 from qjax.batches import batch_size
-from qjax.callers import users_level
 from qjax.finite import check_finite
 from qjax.graph import state as states
 from qjax.graph.ir import Graph
@@ -25,6 +24,7 @@ from qjax.numerics.meshes import automatic, explicit_mesh, untyped, zeros_with_b
 from qjax.ops.formulas import check_target
 from qjax.qmodel import QuantizedModel, evaluation_copy
 from qjax.tracing import Annotation, Place
+from qjax.user_frames import users_level
 
 Batch: TypeAlias = Literal["free", "fixed"]
 BATCH = "batch"

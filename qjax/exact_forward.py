@@ -21,8 +21,8 @@ from qjax.on_cpu import on_cpu
 from qjax.progress import stage
 from qjax.qmodel import QuantizedModel, check_quantized, evaluation_copy
 from qjax.run import loop_execution
-from qjax.run.ends import dequantize_outputs, inputs_of, quantize_inputs
-from qjax.run.repeats import over_iterations, repeats
+from qjax.run.find_loops import over_iterations, repeats
+from qjax.run.quantize_io import dequantize_outputs, inputs_of, quantize_inputs
 from qjax.run.shared_constants import SharedConstants
 from qjax.transfers import with_transfers
 

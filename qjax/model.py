@@ -15,10 +15,10 @@ from qjax.assign.backend import backend_of, target_of
 from qjax.batches import Batches, Inputs, arguments_of, brief, refuse_trace
 from qjax.calibrating import measure_ranges, stacked_qparams
 from qjax.calibration.learned import Quantizer
-from qjax.callers import users_level
 from qjax.comparison.verify import Report
 from qjax.comparison.verify import verify as compare_nodes
 from qjax.conversion import BATCH, Batch, check_batch, graph_of
+from qjax.errors import refuse
 from qjax.explanation import Explained, obstacles, refused_rows
 from qjax.export import contents
 from qjax.export.contents import check_graph
@@ -31,7 +31,6 @@ from qjax.layers import Definition, instrument, module_types, trace
 from qjax.lower import ConversionError
 from qjax.on_cpu import on_cpu
 from qjax.ops import backend
-from qjax.problems import refuse
 from qjax.profiles import Profile, Verdict, Violation
 from qjax.progress import stage, track
 from qjax.qmodel import Plan, Product, QuantizedModel, check_quantized, evaluation_copy, unquantized
@@ -41,6 +40,7 @@ from qjax.recipe_fit import Fit, float_steps
 from qjax.runtimes.comparing import against_runtimes, check_runtimes
 from qjax.tracing import Annotation, Place, dynamic_products, lost_tables, said
 from qjax.transfers import with_transfers
+from qjax.user_frames import users_level
 
 
 @with_transfers

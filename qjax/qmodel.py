@@ -20,7 +20,6 @@ from qjax.calibration.cautions import blind_message
 from qjax.calibration.learned import Quantizer
 from qjax.calibration.seen import Blind, flat_values
 from qjax.call import Call
-from qjax.callers import users_level
 from qjax.compiled_call import compiled
 from qjax.fingerprint import compare, fingerprint, rows
 from qjax.layers import Traced, trace
@@ -31,10 +30,10 @@ from qjax.numerics.qspec import QSpec
 from qjax.ops import Quantized
 from qjax.ops.dynamic import DynamicProduct
 from qjax.ops.formatted import FormattedProduct
-from qjax.places import ancestors
 from qjax.progress import stage
 from qjax.quantizer_numbers import QuantizerNumbers
 from qjax.recipe import Dynamic, Recipe, WeightFormat
+from qjax.recipe_keys import ancestors
 from qjax.summary import Summary, quantizer_table
 from qjax.tracing import (
     Annotation,
@@ -55,6 +54,7 @@ from qjax.tracing import (
     without_unread,
 )
 from qjax.transfers import with_transfers
+from qjax.user_frames import users_level
 
 ModuleT = TypeVar("ModuleT", bound=nnx.Module)
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from qjax import calibration, profiles, targets
-from qjax.assign import wide
+from qjax.assign import int16_limits
 from qjax.assign.backend import Backend, target_of
 from qjax.calibration.learned import Method, Quantizer
 from qjax.names import did_you_mean
@@ -29,7 +29,7 @@ from qjax.override import (
 )
 from qjax.override import FLOAT as FLOAT
 from qjax.override import Override as Override
-from qjax.places import ancestors, can_scale_rows, matches, paths_of, weight_spec
+from qjax.recipe_keys import ancestors, can_scale_rows, matches, paths_of, weight_spec
 from qjax.tracing import Integers, Place
 
 WeightObserver = Literal["auto", "minmax", "mse", "lsq"]
@@ -261,7 +261,7 @@ class Recipe:
         if self.reduce_range and not weight and spec.bits == 8:
             spec = spec.replace(bits=7)
         target = target_of(self.target)
-        wide.check_spec(f"Quantizer {place.name!r}", spec, target, weight=weight)
+        int16_limits.check_spec(f"Quantizer {place.name!r}", spec, target, weight=weight)
         if target.powers_of_two and not calibration.estimator(method).powers_of_two:
             raise ValueError(
                 f"Recipe: the target {target.name!r} shifts accumulators, so every scale must be a power of two. The "

@@ -20,9 +20,9 @@ import scipy.special
 from jax.core import ShapedArray
 from jax.sharding import SingleDeviceSharding
 
+from qjax.errors import Unsupported
 from qjax.jaxprs.evaluator import Evaluator, Rule
 from qjax.jaxprs.rules import convolve, dot, multiply
-from qjax.problems import Unsupported
 
 CALLS = 40
 """A program that runs this often is compiled, which costs as much as some dozens of runs in numpy."""

@@ -11,9 +11,9 @@ from jax import lax
 from jax.extend.core import Primitive
 
 from qjax.numerics.elementary.expression import PRIMITIVES as ELEMENTARY
-from qjax.ops import base, reals
+from qjax.ops import base, float_programs
 from qjax.tracing.expressions import IDENTITIES
-from qjax.tracing.rewrites import factors, moves, pairs, places
+from qjax.tracing.rewrites import complex_as_real, constant_scatter_gather, moves, reduce_prod
 
 PAGE = Path(__file__).parent.parent / "docs" / "primitives.md"
 BODIES = {
@@ -67,16 +67,16 @@ def page() -> str:
         integer = ", ".join(readers.get(name, []))
         if name in BODIES:
             integer = "its body is read"
-        elif name in moves.WRITTEN or name in places.KINDS:
+        elif name in moves.WRITTEN or name in constant_scatter_gather.KINDS:
             integer = ", ".join(filter(None, [integer, "written in others"]))
-        elif name in factors.KINDS:
+        elif name in reduce_prod.KINDS:
             integer = ", ".join(filter(None, [integer, "products of halves"]))
-        elif name in pairs.COMPLEX:
+        elif name in complex_as_real.COMPLEX:
             integer = "pairs of real numbers"
         elif name in IDENTITIES:
             integer = integer or "passes through"
         table = name in ELEMENTARY or _SPELLED.get(name) in ELEMENTARY or name in IDENTITIES
-        island = name in reals.STEPS
+        island = name in float_programs.STEPS
         counts[0] += 1
         for index, holds in enumerate((bool(integer), table, island), 1):
             counts[index] += holds

@@ -26,7 +26,7 @@ from qjax.numerics.narrow_sums import pair_sum_events, running_sums, saturating_
 from qjax.ops.conv import Conv
 from qjax.ops.dot import Dot
 from qjax.ops.facts import ProductFacts
-from qjax.ops.narrow import Rows
+from qjax.ops.narrow_accumulator import Rows
 from qjax.progress import track
 from qjax.run import interpreter
 from qjax.summary import Grid, Printed

@@ -9,9 +9,9 @@ from qjax.analysis.layers import FLOAT_BITS, Layer, read_layers
 from qjax.assign.backend import target_of
 from qjax.batches import batch_size
 from qjax.layers import module_types
-from qjax.places import ancestors
 from qjax.qmodel import QuantizedModel
 from qjax.recipe import FLOAT, Override, Recipe
+from qjax.recipe_keys import ancestors
 
 Candidate = int | Literal["float"]
 """Bits, or "float": the layer is not quantized."""

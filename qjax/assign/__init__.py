@@ -9,14 +9,14 @@ from typing import Any
 
 from qjax import targets
 from qjax.assign.bounds import codes_of_bounds
-from qjax.assign.chains import fuse
-from qjax.assign.composed import compose
-from qjax.assign.file_nodes import restate, stated_nodes
+from qjax.assign.decompose_ops import compose
+from qjax.assign.fold_epilogues import fuse
+from qjax.assign.imported_nodes import restate, stated_nodes
+from qjax.assign.int16_limits import check_codes
 from qjax.assign.overflow import check_accumulators
-from qjax.assign.wide import check_codes
-from qjax.graph import islands
+from qjax.graph import float_parts
 from qjax.graph.check import check, check_integer, check_quantized
-from qjax.graph.clean import remove_dead
+from qjax.graph.dead_code import remove_dead
 from qjax.graph.ir import Graph
 from qjax.ops.formulas import check_target
 
@@ -42,7 +42,7 @@ def assign(graph: Graph, target: targets.Target, alike: Mapping[str, Sequence[An
     check_codes(check_quantized(graph), target)
     stated = stated_nodes(graph)
     made = restate(check(fuse(check(compose(graph, target)), target)), stated, target, alike or {})
-    made = islands.finished(remove_dead(check(codes_of_bounds(made))), target)
+    made = float_parts.finished(remove_dead(check(codes_of_bounds(made))), target)
     made = made.replace(
         target=target.name, quantization=target.quantize, dequantization=target.dequantize, quantized=graph
     )

@@ -10,7 +10,7 @@ from jax.core import Tracer
 
 from qjax.graph.ir import Graph, Node, Quantization, Tensor
 from qjax.ops import Operand, get
-from qjax.ops.coded import code
+from qjax.ops.constant_codes import code
 
 
 def codes_of_bounds(graph: Graph) -> Graph:

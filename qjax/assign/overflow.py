@@ -10,12 +10,12 @@ import numpy as np
 from jax.core import Tracer
 
 from qjax.assign.bounds import operand
+from qjax.errors import Unsupported
 from qjax.graph.ir import Graph, Node
 from qjax.graph.unsupported import ConversionError
 from qjax.numerics.accumulator import EXACT, Accumulator
-from qjax.ops import Site, get, reach
+from qjax.ops import Site, accumulator_bounds, get
 from qjax.ops.epilogue import BIAS_BITS
-from qjax.problems import Unsupported
 
 _LOWEST, _HIGHEST = -(2**31), 2**31 - 1
 
@@ -68,7 +68,7 @@ def may_wrap(graph: Graph) -> Any:
             continue
         with jax.enable_x64(True):
             z = _wide(x.zero_point)
-            low, high = (b + _wide(bias) for b in reach.reached(site(graph, node), x.qmin - z, x.qmax - z))
+            low, high = (b + _wide(bias) for b in accumulator_bounds.reached(site(graph, node), x.qmin - z, x.qmax - z))
             found.append(jnp.any((low < _LOWEST) | (high > _HIGHEST)))
     return functools.reduce(jnp.logical_or, found) if found else None
 
@@ -79,7 +79,7 @@ def _wide(value: Any) -> jax.Array:
 
 def product_bounds(graph: Graph, node: Node, *, stored: bool = False) -> tuple[np.ndarray, np.ndarray] | None:
     """`reach.product_bounds` of a node."""
-    return reach.product_bounds(site(graph, node), stored=stored)
+    return accumulator_bounds.product_bounds(site(graph, node), stored=stored)
 
 
 def site(graph: Graph, node: Node) -> Site:

@@ -13,7 +13,7 @@ from jax.core import Tracer
 from qjax.graph.ir import Array, Graph, Node, Tensor
 from qjax.graph.kernels import attributes
 from qjax.graph.matching import Match
-from qjax.graph.view import NodeView
+from qjax.graph.node_view import NodeView
 from qjax.ops import backend
 
 _FACTS = ("dtype", "input_dtypes", "qmin", "qmax")

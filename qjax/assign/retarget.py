@@ -3,8 +3,8 @@
 Programs of files of other formats, and those made by hand, have no quantized graph, so `from_program` makes one. A
 program holds what a model says of itself (codes of weights, biases, scales, zero points, clamps) beside what a target
 made of it (rules, formulas, multipliers, shifts). `from_program` removes the second part. Where a target folded a value
-that cannot be recovered, the node keeps its constants in a form that every target takes (`assign.file_nodes`), or an
-error says so. It returns only a graph whose program under the same target has the given constants.
+that cannot be recovered, the node keeps its constants in a form that every target takes (`assign.imported_nodes`), or
+an error says so. It returns only a graph whose program under the same target has the given constants.
 """
 
 import dataclasses
@@ -16,9 +16,9 @@ import numpy as np
 from qjax import ops, targets
 from qjax.assign import assign
 from qjax.assign.constants import kernel_scale
-from qjax.assign.file_nodes import STATED
+from qjax.assign.imported_nodes import STATED
 from qjax.assign.partition import expand
-from qjax.graph.clean import remove_dead
+from qjax.graph.dead_code import remove_dead
 from qjax.graph.ir import Graph, Node, Tensor
 from qjax.graph.unsupported import ConversionError
 from qjax.names import lengthened

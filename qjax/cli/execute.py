@@ -9,7 +9,7 @@ from qjax.cli import inputs
 from qjax.cli.errors import Refused
 from qjax.export.integer_graph import IntegerGraph
 from qjax.graph.ir import Graph
-from qjax.run.ends import dequantize_outputs, quantize_inputs
+from qjax.run.quantize_io import dequantize_outputs, quantize_inputs
 from qjax.runtimes.batches import batches
 
 _SHOWN = 8

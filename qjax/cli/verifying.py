@@ -8,7 +8,7 @@ import numpy as np
 from qjax.cli import arrays, inputs
 from qjax.cli.errors import Refused, refusing
 from qjax.export.integer_graph import IntegerGraph
-from qjax.run.ends import quantize_inputs
+from qjax.run.quantize_io import quantize_inputs
 from qjax.runtimes.batches import batch_axis, batches
 from qjax.runtimes.comparing import Result, compared, computed, conclude, examples_text, run_on
 

@@ -26,10 +26,10 @@ from qjax.comparison.result import Cause, Comparison, Difference, NodeComparison
 from qjax.export.integer_graph import IntegerGraph
 from qjax.graph.ir import Graph, Node
 from qjax.graph.kernels import prepare
-from qjax.graph.view import NodeView
+from qjax.graph.node_view import NodeView
 from qjax.progress import track
-from qjax.run.ends import inputs_of
 from qjax.run.interpreter import check_shapes
+from qjax.run.quantize_io import inputs_of
 from qjax.run.stepwise import Env, Runner
 from qjax.transfers import with_transfers
 

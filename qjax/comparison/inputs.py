@@ -12,7 +12,7 @@ from qjax.comparison.exact_values import Ratio, compare_halves
 from qjax.comparison.findings import Finding
 from qjax.graph.ir import Graph, Quantization
 from qjax.graph.rounding_phrases import QUANTIZATIONS
-from qjax.run.ends import quantize_inputs
+from qjax.run.quantize_io import quantize_inputs
 from qjax.run.stepwise import Runner
 
 INPUT_TEXTS = {

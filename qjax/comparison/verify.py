@@ -21,14 +21,14 @@ from qjax.comparison.verify_report import Report as Report
 from qjax.comparison.verify_report import cause_of, first_difference
 from qjax.export.contents import BLIND
 from qjax.export.integer_graph import IntegerGraph
+from qjax.graph.batch_shapes import Sizes, batch_of, shapes_at
 from qjax.graph.ir import REAL_DTYPE, Graph
-from qjax.graph.sizes import Sizes, batch_of, shapes_at
+from qjax.graph.node_view import NodeView
 from qjax.graph.structure import split_arguments
 from qjax.graph.unsupported import ConversionError
-from qjax.graph.view import NodeView
 from qjax.ops import backend
-from qjax.run.ends import dequantize_output, inputs_of, outputs_of
 from qjax.run.interpreter import run
+from qjax.run.quantize_io import dequantize_output, inputs_of, outputs_of
 from qjax.run.stepwise import Runner
 
 Reference = Callable[..., tuple[Any, dict[str, Any]]]

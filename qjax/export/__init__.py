@@ -6,8 +6,8 @@ Public here is also what a vendor needs: patterns and `match`, `Backend`, `descr
 from qjax.assign.backend import Backend, Fusion, compose, register_backend
 from qjax.assign.partition import expand
 from qjax.graph.matching import Match, match
+from qjax.graph.node_view import NodeView, describe
 from qjax.graph.pattern import Pattern, any_of, constant, op, optional, tensor
-from qjax.graph.view import NodeView, describe
 
 __all__ = [
     "Backend",

@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from qjax.errors import Unsupported
+from qjax.graph.float_parts import float_program
 from qjax.graph.ir import Graph, Node
-from qjax.graph.islands import float_program
-from qjax.ops import island, reals
-from qjax.problems import Unsupported
+from qjax.ops import float_programs, island
 from qjax.tracing import Equation
 
 _MOVES = """broadcast_in_dim reshape squeeze expand_dims transpose rev slice concatenate pad gather copy
@@ -59,7 +59,7 @@ def uncertain(graph: Graph, node: Node) -> Iterator[str]:
     ]
 
     def program(*values: jax.Array) -> list[jax.Array]:
-        return reals.run(attributes["program"], attributes["results"], values, constants, batch)
+        return float_programs.run(attributes["program"], attributes["results"], values, constants, batch)
 
     yield from _of(jax.make_jaxpr(program)(*given).jaxpr, {})
 

@@ -13,17 +13,17 @@ import numpy as np
 
 from qjax import profiles, targets
 from qjax.assign.retarget import retarget
-from qjax.callers import users_level
 from qjax.export import artifact, contents
 from qjax.export.emit import emit
 from qjax.export.read import read as read_file
 from qjax.graph import state as states
 from qjax.graph.ir import Graph, Tensor
-from qjax.graph.view import NodeView
+from qjax.graph.node_view import NodeView
 from qjax.numerics.meshes import along_batch, in_automatic
 from qjax.progress import stage
 from qjax.run import input_checks
-from qjax.run.ends import (
+from qjax.run.interpreter import Interpreter, check_shape, check_shapes, each
+from qjax.run.quantize_io import (
     check_integers,
     dequantize_output,
     dequantize_outputs,
@@ -33,9 +33,9 @@ from qjax.run.ends import (
     quantize_inputs,
     result_of,
 )
-from qjax.run.interpreter import Interpreter, check_shape, check_shapes, each
 from qjax.summary import table
 from qjax.transfers import with_transfers
+from qjax.user_frames import users_level
 
 if TYPE_CHECKING:
     from qjax.export.native import Native

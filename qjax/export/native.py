@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from qjax.export.emit.c import to_files
+from qjax.graph.batch_shapes import shapes_at
 from qjax.graph.ir import Graph
-from qjax.graph.sizes import shapes_at
 from qjax.run.interpreter import Interpreter, check_shape, each
 
 FLAGS = ("-std=c99", "-O3", "-march=native", "-shared", "-fPIC")

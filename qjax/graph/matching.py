@@ -22,8 +22,8 @@ import jax
 
 from qjax import ops
 from qjax.graph.ir import Graph, Node, Tensor
+from qjax.graph.node_view import NodeView
 from qjax.graph.pattern import Pattern, check_root
-from qjax.graph.view import NodeView
 from qjax.names import Names
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from qjax import ops
 from qjax.graph.ir import Tensor
-from qjax.graph.view import NodeView
+from qjax.graph.node_view import NodeView
 
 
 @dataclasses.dataclass(frozen=True)

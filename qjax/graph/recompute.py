@@ -15,9 +15,9 @@ import jax
 import numpy as np
 
 from qjax import ops
+from qjax.graph.batch_shapes import Sizes, input_shape, keeps_size, result_of
 from qjax.graph.check import GraphError, check_integer
 from qjax.graph.ir import Graph, Node, Quantization, Tensor
-from qjax.graph.sizes import Sizes, input_shape, keeps_size, result_of
 
 MAX_ELEMENTS = 2**31 - 1
 """Of a tensor, per example: places within one are int32 in every runtime."""

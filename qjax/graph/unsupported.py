@@ -3,8 +3,8 @@
 import jax.numpy as jnp
 import numpy as np
 
-from qjax.ops import reals
-from qjax.problems import Unsupported
+from qjax.errors import Unsupported
+from qjax.ops import float_programs
 from qjax.tracing import Composite, Equation
 
 
@@ -105,7 +105,7 @@ def _reason(eqn: Equation) -> str:
 
 def cures_of(eqn: Equation) -> tuple[str, str]:
     """Two ways out, the first for this primitive."""
-    possible = eqn.scope and all(primitive in reals.STEPS for primitive in _primitives(eqn))
+    possible = eqn.scope and all(primitive in float_programs.STEPS for primitive in _primitives(eqn))
     second = _ISLAND.format(scope=eqn.scope) if possible else _CUT
     unsigned = bool(eqn.out_dtypes) and eqn.out_dtypes[0] == np.uint32
     first = _CURES.get(eqn.function or eqn.primitive, _UNSIGNED if unsigned else _STATISTICS)

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qjax.graph import islands
+from qjax.graph import float_parts
 from qjax.graph.check import check
-from qjax.graph.clean import remove_dead, remove_identities
+from qjax.graph.dead_code import remove_dead, remove_identities
 from qjax.graph.ir import Graph, Tensor
 from qjax.graph.structure import Call
 from qjax.graph.unsupported import ConversionError as ConversionError
@@ -85,7 +85,7 @@ def _outputs(builder: Builder, program: Program, env: Env) -> tuple[tuple[str, .
     leaves: list[Any] = []
     for value in program.outputs:
         found = get(env, value)
-        if isinstance(found, islands.Float):
+        if isinstance(found, float_parts.Float):
             found = island_output(builder, found, value)
         if isinstance(found, Codes):
             leaves.append(len(outputs))

@@ -8,7 +8,7 @@ import numpy as np
 from jax.core import Tracer
 
 from qjax import ops
-from qjax.graph import islands
+from qjax.graph import float_parts
 from qjax.graph.ir import Graph, Node, Tensor
 from qjax.graph.unsupported import ConversionError
 from qjax.ops import island
@@ -111,7 +111,7 @@ def free_batch(graph: Graph, other: Graph, size: int, other_size: int) -> Graph:
         if node.op == island.NAME:
             shapes = [(graph.tensors[name].shape, other.tensors[name].shape) for name in node.inputs]
             try:
-                return islands.freed(node, second, shapes, size, other_size)
+                return float_parts.freed(node, second, shapes, size, other_size)
             except ValueError as error:
                 raise ConversionError(f"in the float island {node.name!r}, {error}.", where=node.location) from None
         return {key: attribute(node, key, a, second.attributes[key]) for key, a in node.attributes.items()}

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from qjax.graph import islands
+from qjax.graph import float_parts
 from qjax.graph.ir import Node, Tensor
 from qjax.graph.unsupported import ConversionError, unsupported
 from qjax.lower.builder import Builder
@@ -53,8 +53,8 @@ def equation(builder: Builder, eqn: Equation, found: list[Found], step: Step) ->
     product = product_of(eqn)
     if isinstance(product, DynamicProduct) and product.formula != "onnx":
         return [rows_product(builder, eqn, product, found)]
-    if eqn in builder.annotation.floats or any(isinstance(f, islands.Float) for f in found):
-        return list(islands.calls(eqn, found))
+    if eqn in builder.annotation.floats or any(isinstance(f, float_parts.Float) for f in found):
+        return list(float_parts.calls(eqn, found))
     if annotated is None or any(isinstance(f, Real) for f in found):
         # A cast between integers, or of floats that are not quantized yet, needs no node. Its reader decides.
         if keeps_number(eqn):

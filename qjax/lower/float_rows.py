@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from qjax.graph import islands
+from qjax.graph import float_parts
 from qjax.graph.ir import Node, Quantization, Tensor
 from qjax.graph.unsupported import unsupported
 from qjax.lower.builder import Builder
@@ -18,7 +18,7 @@ from qjax.ops.dynamic import DynamicProduct
 from qjax.tracing import Equation
 
 
-def rows_product(builder: Builder, eqn: Equation, product: DynamicProduct, found: Sequence[Any]) -> islands.Float:
+def rows_product(builder: Builder, eqn: Equation, product: DynamicProduct, found: Sequence[Any]) -> float_parts.Float:
     """A node for a product of floats that a runtime has as one operator; its result, for the float part behind."""
     op, attributes = dynamic_rows.operator(product)
     name = f"{eqn.scope}/{op}" if eqn.scope else op
@@ -41,7 +41,7 @@ def rows_product(builder: Builder, eqn: Equation, product: DynamicProduct, found
     output = builder.unlabelled(name)
     builder.add(Tensor(output, eqn.out_shapes[0], "float32"))
     builder.nodes.append(Node(output, op, (x,), output, {"kernel": held}, attributes, eqn.location))
-    return islands.passed(eqn, eqn.outputs[0], Codes(output))
+    return float_parts.passed(eqn, eqn.outputs[0], Codes(output))
 
 
 def _float_tensor(builder: Builder, found: Any, eqn: Equation) -> str:
@@ -55,9 +55,9 @@ def _float_tensor(builder: Builder, found: Any, eqn: Equation) -> str:
         if builder.tensors[found.tensor].dtype == "float32":
             return found.tensor
         if found.tensor not in builder.floats:
-            builder.floats[found.tensor] = island_output(builder, islands.passed(eqn, value, found), value).tensor
+            builder.floats[found.tensor] = island_output(builder, float_parts.passed(eqn, value, found), value).tensor
         return builder.floats[found.tensor]
-    if not isinstance(found, islands.Float):
+    if not isinstance(found, float_parts.Float):
         raise unsupported(eqn)
     key = found.call, found.index
     if key not in builder.floats:

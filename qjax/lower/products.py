@@ -14,7 +14,7 @@ import jax
 
 from qjax.tracing import Annotation, Equation, Program, Value
 from qjax.tracing.program import from_jaxpr
-from qjax.tracing.rewrites.flow import Flow, pruned
+from qjax.tracing.rewrites.dataflow import Flow, pruned
 
 _STEPS = frozenset({"add", "sub", "mul", "div", "neg", "max", "min", "clamp", "relu", "relu6"})
 """Of what stands between a sum and its quantizer: the steps of single elements."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from qjax.graph import islands
+from qjax.graph import float_parts
 from qjax.graph.ir import Node, Tensor
 from qjax.graph.unsupported import unsupported
 from qjax.lower.builder import Builder
@@ -26,7 +26,7 @@ def quantized(builder: Builder, place: Place, value: Value, found: Found, eqn: E
         return _filled(builder, place, value, found.value, eqn, step)
     if isinstance(found, Stack):
         return joined(builder, place, value, found, eqn, step)
-    if isinstance(found, islands.Float):
+    if isinstance(found, float_parts.Float):
         label = builder.fresh(builder.label(place, step))
         return island_node(builder, found, builder.on_grid(label, value.shape, place, step))
     if isinstance(found, Codes):
@@ -53,9 +53,9 @@ def _filled(builder: Builder, place: Place, value: Value, number: Any, eqn: Equa
     return Codes(output)
 
 
-def island_node(builder: Builder, found: islands.Float, output: str) -> Codes:
+def island_node(builder: Builder, found: float_parts.Float, output: str) -> Codes:
     """A node that computes a real result, and puts it on the output's grid where it has one."""
-    program = islands.program_of(found, lambda f: isinstance(f, Constant))
+    program = float_parts.program_of(found, lambda f: isinstance(f, Constant))
     inputs: list[str] = []
     for leaf in program.data:
         if isinstance(leaf.found, Real) and leaf.found.name not in builder.tensors:
@@ -68,9 +68,9 @@ def island_node(builder: Builder, found: islands.Float, output: str) -> Codes:
     return Codes(output)
 
 
-def island_output(builder: Builder, found: islands.Float, value: Value) -> Codes:
+def island_output(builder: Builder, found: float_parts.Float, value: Value) -> Codes:
     """A result that leaves the model, or that other nodes read, as it is."""
-    held = islands.passing(found)
+    held = float_parts.passing(found)
     if isinstance(held, Codes) and builder.tensors[held.tensor].dtype == "float32":
         return held
     dtype = "bool" if value.dtype == np.bool_ else "float32" if value.is_float else "int32"

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from qjax.graph.islands import Float
+from qjax.graph.float_parts import Float
 from qjax.graph.unsupported import stacked
 from qjax.tracing import Equation, Value
 

@@ -130,7 +130,7 @@ def zeros_of(kind: Any) -> jax.Array:
 
 
 def _vary(x: Any, axes: frozenset[str]) -> Any:
-    # a `shard_map` over one device is opened, see `one_device`: its axes are no axes of the context
+    # a `shard_map` over one device is opened, see `single_device_shard_map`: its axes are no axes of the context
     missing = tuple(sorted((axes - _varying(jax.typeof(x))) & _axes(get_abstract_mesh(), AxisType.Manual)))
     return jax.lax.pcast(x, missing, to="varying") if missing else x
 

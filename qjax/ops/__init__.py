@@ -4,6 +4,7 @@
 # pyright: reportUnusedImport=false
 
 from qjax.ops import (
+    accumulator_bounds,
     add,
     affine_step,
     arguments,
@@ -11,7 +12,6 @@ from qjax.ops import (
     batch_norm,
     broadcast,
     cast,
-    choose,
     clamp,
     compare,
     concatenate,
@@ -27,6 +27,7 @@ from qjax.ops import (
     extremum,
     fill,
     grouped_dot,
+    integers_to_codes,
     island,
     log_softmax,
     logic,
@@ -40,7 +41,6 @@ from qjax.ops import (
     pair_table,
     prod,
     quantize,
-    reach,
     rescale,
     reshape,
     resize_bilinear,
@@ -72,7 +72,7 @@ from qjax.ops.base import (
     read,
     real,
 )
-from qjax.ops.pending import Pending
+from qjax.ops.float_accumulator import Pending
 
 __all__ = [
     "Array",

@@ -7,7 +7,7 @@ import jax
 
 from qjax.ops.base import Attributes, Constants, Elementwise, Equation, Quantized, Role, centered, real, register
 from qjax.ops.epilogue import finish
-from qjax.ops.pending import Pending
+from qjax.ops.float_accumulator import Pending
 
 
 class Fields(TypedDict):

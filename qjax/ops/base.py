@@ -164,7 +164,7 @@ class Op(Facts, abc.ABC):
         """The least and the greatest int32 sum that the kernel may need, over all codes that the inputs may hold.
 
         None: it sums nothing in int32, or constants that decide it are traced. A sum over the batch raises
-        `Unsupported`; `qjax.ops.reach` has the parts.
+        `Unsupported`; `qjax.ops.accumulator_bounds` has the parts.
         """
 
     @abc.abstractmethod

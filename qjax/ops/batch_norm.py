@@ -12,7 +12,7 @@ from qjax.numerics.softfloat import Real
 from qjax.ops.base import Attributes, Constants, Elementwise, Equation, Role, real, register
 from qjax.ops.epilogue import Affine
 from qjax.ops.fields import Natural
-from qjax.ops.pending import Pending
+from qjax.ops.float_accumulator import Pending
 
 
 class Fields(TypedDict):

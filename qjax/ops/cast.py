@@ -11,7 +11,7 @@ from qjax.numerics.meshes import PLACEMENTS
 from qjax.ops.base import Attributes, Constants, Elementwise, Equation, Quantized, Role, Shape, real, register
 from qjax.ops.facts import no_filling
 from qjax.ops.fields import NoFields
-from qjax.ops.pending import Pending
+from qjax.ops.float_accumulator import Pending
 
 _BESIDE = (*sorted(PLACEMENTS), "name")
 """What only says where an array lies, or how rematerialisation calls it: said of the codes."""

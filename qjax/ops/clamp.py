@@ -10,10 +10,10 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from qjax.ops.base import Attributes, Constants, Elementwise, Equation, Quantized, Role, real, register
-from qjax.ops.coded import steps_on
+from qjax.ops.constant_codes import steps_on
 from qjax.ops.epilogue import clamp_codes
 from qjax.ops.facts import End, filled_with_constants
-from qjax.ops.pending import Pending
+from qjax.ops.float_accumulator import Pending
 
 
 class Fields(TypedDict):

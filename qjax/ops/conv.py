@@ -11,14 +11,14 @@ from jax.typing import ArrayLike
 
 from qjax.numerics.accumulator import EXACT, Accumulator
 from qjax.numerics.rules import Product as RuleProduct
-from qjax.ops import accumulate, convolution, narrow, products, reach, windows
+from qjax.ops import accumulate, accumulator_bounds, convolution, narrow_accumulator, products, windows
 from qjax.ops.base import Attributes, Bounds, Constants, Equation, Op, Quantized, Role, Shape, Site, real, register
 from qjax.ops.channels import turned, weight_to_result
 from qjax.ops.epilogue import finish_weighted
 from qjax.ops.exact_float import Product, matmul_codes
 from qjax.ops.facts import ProductFacts, always, no_formula
 from qjax.ops.fields import Product as ProductFields
-from qjax.ops.pending import Pending
+from qjax.ops.float_accumulator import Pending
 
 
 class Fields(windows.Convolution, ProductFields):
@@ -144,29 +144,29 @@ class Conv(ProductFacts, Op):
     def runtime(self, attributes: Attributes, constants: Constants) -> Constants:
         features = attributes["rhs_layout"][0]
         summed = tuple(axis for axis in range(len(attributes["rhs_layout"])) if axis != features)
-        return narrow.fold(attributes, constants, summed)
+        return narrow_accumulator.fold(attributes, constants, summed)
 
     def accumulator(self, site: Site) -> Bounds | None:
-        return reach.weighted(site)
+        return accumulator_bounds.weighted(site)
 
     def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
         batch = attributes["lhs_layout"][0]
         return [[axis for axis in range(len(inputs[0])) if axis != batch]]
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
-        accumulator = narrow.accumulator_of(attributes, constants)
+        accumulator = narrow_accumulator.accumulator_of(attributes, constants)
         if accumulator.ordered:
             rows = self.rows(attributes, constants, inputs[0], accumulator)
-            acc = narrow.sum_rows(accumulator, rows, constants["zero_point0"])
+            acc = narrow_accumulator.sum_rows(accumulator, rows, constants["zero_point0"])
         else:
             offset = accumulate.signed_offset(inputs[0].dtype.name)
             x = accumulate.signed(inputs[0])
             acc = convolved(x, constants["kernel"], constants["zero_point0"] - offset, attributes)
-        return finish_weighted(narrow.cut(acc, accumulator, constants), constants, attributes)
+        return finish_weighted(narrow_accumulator.cut(acc, accumulator, constants), constants, attributes)
 
     def rows(
         self, attributes: Attributes, constants: Constants, x: jax.Array, accumulator: Accumulator = EXACT
-    ) -> narrow.Rows:
+    ) -> narrow_accumulator.Rows:
         """The operands with K first, in the accumulator's order; the groups are the batch, positions the rows."""
         groups, layout = attributes["groups"], layout_of(attributes)
         strides, dilation = attributes["strides"], attributes["rhs_dilation"]
@@ -198,7 +198,7 @@ class Conv(ProductFacts, Op):
             sums = jnp.sum(w.reshape(count, per_group, features), axis=1, dtype=jnp.int32)
             met = accumulate.dot(places[..., 0, :], sums, (((places.ndim - 2,), (0,)), ((), ())))
             outside = convolution.in_layout(met, layout)
-        return narrow.Rows(
+        return narrow_accumulator.Rows(
             columns.reshape(-1, *columns.shape[2:]), weights.reshape(-1, *weights.shape[2:]), restore, outside
         )
 

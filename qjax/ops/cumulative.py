@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from qjax.ops import reach
+from qjax.ops import accumulator_bounds
 from qjax.ops.base import (
     Attributes,
     Bounds,
@@ -26,8 +26,8 @@ from qjax.ops.base import (
 from qjax.ops.epilogue import finish
 from qjax.ops.facts import ChoosesNoPlace, End, always, no_filling, no_formula, scale_of_input
 from qjax.ops.fields import Axis
+from qjax.ops.float_accumulator import Pending
 from qjax.ops.grid import GridOp
-from qjax.ops.pending import Pending
 
 
 def _attributes(eqn: Equation) -> dict[str, Any]:
@@ -77,7 +77,9 @@ class CumulativeSum(Op):
 
     def accumulator(self, site: Site) -> Bounds | None:
         (x,) = site.inputs
-        return reach.within(reach.count(x.shape, [site.attributes["axis"]]) * reach.reach(x))
+        return accumulator_bounds.within(
+            accumulator_bounds.count(x.shape, [site.attributes["axis"]]) * accumulator_bounds.reach(x)
+        )
 
     def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
         return [[attributes["axis"]]]

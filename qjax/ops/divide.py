@@ -23,7 +23,7 @@ from qjax.ops.base import (
 )
 from qjax.ops.epilogue import clamp_codes
 from qjax.ops.fields import NoFields
-from qjax.ops.pending import Pending
+from qjax.ops.float_accumulator import Pending
 
 
 @register

@@ -13,7 +13,7 @@ from jax import lax
 from qjax.numerics.accumulator import EXACT, Accumulator
 from qjax.numerics.rules import Product as RuleProduct
 from qjax.numerics.softfloat import Real
-from qjax.ops import accumulate, grouped_dot, narrow, products, reach
+from qjax.ops import accumulate, accumulator_bounds, grouped_dot, narrow_accumulator, products
 from qjax.ops.base import (
     Attributes,
     Bounds,
@@ -35,7 +35,7 @@ from qjax.ops.exact_float import Product, matmul_codes
 from qjax.ops.facts import ProductFacts, always
 from qjax.ops.fields import Natural
 from qjax.ops.fields import Product as ProductFields
-from qjax.ops.pending import Pending
+from qjax.ops.float_accumulator import Pending
 
 
 class Fields(ProductFields):
@@ -151,7 +151,7 @@ class Dot(ProductFacts, Op):
         if attributes["weight"] is None:
             return constants
         summed = tuple(attributes["rhs_contracting" if attributes["weight"] == 1 else "lhs_contracting"])
-        return narrow.fold(attributes, constants, summed)
+        return narrow_accumulator.fold(attributes, constants, summed)
 
     def composed(self, given: Preparation, steps: Steps) -> list[Part] | None:
         return _with_factor(given, given.affine, steps)
@@ -161,11 +161,11 @@ class Dot(ProductFacts, Op):
 
     def accumulator(self, site: Site) -> Bounds | None:
         found = zip(site.inputs, _summed(site.attributes), strict=True)
-        counts = [reach.count(x.shape, axes) for x, axes in found]
+        counts = [accumulator_bounds.count(x.shape, axes) for x, axes in found]
         if site.attributes["weight"] is not None:
-            return reach.weighted(site)
+            return accumulator_bounds.weighted(site)
         x, w = site.inputs
-        return reach.within(counts[0] * reach.reach(x) * reach.reach(w))
+        return accumulator_bounds.within(counts[0] * accumulator_bounds.reach(x) * accumulator_bounds.reach(w))
 
     def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
         return _summed(attributes)
@@ -174,21 +174,21 @@ class Dot(ProductFacts, Op):
         weight = attributes["weight"]
         if weight is None:
             return finish([_activations(attributes, constants, *inputs)], constants, attributes)
-        accumulator = narrow.accumulator_of(attributes, constants)
+        accumulator = narrow_accumulator.accumulator_of(attributes, constants)
         if accumulator.ordered:
             rows = self.rows(attributes, constants, inputs[0], accumulator)
-            acc = narrow.sum_rows(accumulator, rows, constants["zero_point0"])
+            acc = narrow_accumulator.sum_rows(accumulator, rows, constants["zero_point0"])
         else:
             x = accumulate.signed(inputs[0])
             operands = (x, constants["kernel"]) if weight == 1 else (constants["kernel"], x)
             acc = accumulate.dot(*operands, _numbers(attributes))
         if attributes["permutation"] is not None:
             acc = jnp.transpose(acc, attributes["permutation"])
-        return finish_weighted(narrow.cut(acc, accumulator, constants), constants, attributes)
+        return finish_weighted(narrow_accumulator.cut(acc, accumulator, constants), constants, attributes)
 
     def rows(
         self, attributes: Attributes, constants: Constants, x: jax.Array, accumulator: Accumulator = EXACT
-    ) -> narrow.Rows:
+    ) -> narrow_accumulator.Rows:
         """The operands with K first: over the activation's contracting axes as they are stored."""
         contracting, batch = _numbers(attributes)
         weight = attributes["weight"]
@@ -211,7 +211,7 @@ class Dot(ProductFacts, Op):
                 return acc.reshape(*sizes, *x_free, *w_free)
             return jnp.swapaxes(acc, 1, 2).reshape(*sizes, *w_free, *x_free)
 
-        return narrow.Rows(x_rows, w_rows, restore)
+        return narrow_accumulator.Rows(x_rows, w_rows, restore)
 
 
 def _summed(attributes: Attributes) -> list[list[int]]:

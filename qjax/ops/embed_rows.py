@@ -18,8 +18,8 @@ from qjax.ops.base import Attributes, Constants, Equation, Preparation, Prepared
 from qjax.ops.embed import Embed
 from qjax.ops.epilogue import Affine, finish_sum, fold_sum, greatest_shift
 from qjax.ops.fields import Natural, Rounded
+from qjax.ops.float_accumulator import Pending
 from qjax.ops.indices import Lookup, outside, wrapped
-from qjax.ops.pending import Pending
 
 
 def has_scales_of_rows(spec: QSpec, rows: int) -> bool:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from qjax.ops.base import Attributes, Constants, Elementwise, Equation, Operand, Quantized, Role, real, register
-from qjax.ops.coded import code, steps_on
+from qjax.ops.constant_codes import code, steps_on
 from qjax.ops.facts import End, filled_with_constants
 
 

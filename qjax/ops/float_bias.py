@@ -9,7 +9,7 @@ import numpy as np
 from qjax.numerics.rules import get_rule
 from qjax.ops.base import Equation, Op, Quantized
 from qjax.ops.facts import ProductFacts
-from qjax.ops.pending import Pending
+from qjax.ops.float_accumulator import Pending
 from qjax.targets import Target
 
 

@@ -16,7 +16,7 @@ from jax import lax
 from qjax.numerics._namespace import host_or_trace, traced
 from qjax.numerics.qparams import QParams
 from qjax.numerics.softfloat import Real
-from qjax.ops import accumulate, products, reach
+from qjax.ops import accumulate, accumulator_bounds, products
 from qjax.ops.base import (
     Attributes,
     Bounds,
@@ -35,7 +35,7 @@ from qjax.ops.channels import weight_to_result
 from qjax.ops.epilogue import finish_sum, fold_sum
 from qjax.ops.facts import CountsProducts, always
 from qjax.ops.fields import Natural, Rounded
-from qjax.ops.pending import Pending
+from qjax.ops.float_accumulator import Pending
 
 _PRODUCTS = 2**61
 """What `fold_sum` expects of the sum of all products: below this."""
@@ -174,11 +174,11 @@ class GroupedDot(CountsProducts, Op):
 
     def accumulator(self, site: Site) -> Bounds | None:
         (x,), weights = site.inputs, site.constants["weights"]
-        reach.count(x.shape, [site.attributes["summed"]])
+        accumulator_bounds.count(x.shape, [site.attributes["summed"]])
         if traced(weights):
             return None
         sums = np.abs(np.asarray(weights).astype(np.int64)).sum(axis=site.attributes["group_axis"] + 1)
-        return reach.within(int(sums.max(initial=0)) * reach.reach(x))
+        return accumulator_bounds.within(int(sums.max(initial=0)) * accumulator_bounds.reach(x))
 
     def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
         return [[attributes["summed"]]]

@@ -1,8 +1,8 @@
 """Float islands: parts of the model that the recipe keeps in float, between a dequantizer and a quantizer.
 
-The node dequantizes its codes (other integers and floats pass unchanged), runs a program of `reals`, and quantizes the
-result. An output of the model, or an integer, is not quantized. The floats are those of the machine that runs the
-program. If two machines differ in a last bit, a code can differ by one.
+The node dequantizes its codes (other integers and floats pass unchanged), runs a program of `float_programs`, and
+quantizes the result. An output of the model, or an integer, is not quantized. The floats are those of the machine that
+runs the program. If two machines differ in a last bit, a code can differ by one.
 """
 
 from collections.abc import Collection, Sequence
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from qjax.numerics.affine import centered_bounds, round_to_grid
 from qjax.numerics.unfused import unfused
-from qjax.ops import reals
+from qjax.ops import float_programs
 from qjax.ops.base import Attributes, Bounds, Constants, Op, Role, Shape, Site, register
 from qjax.ops.facts import always
 from qjax.ops.fields import Natural
@@ -69,7 +69,7 @@ class Island(Op):
         if attributes["batch"] is not None:
             source, axis, multiple = attributes["batch"]
             batch = inputs[source].shape[axis] // multiple
-        (result,) = reals.run(attributes["program"], attributes["results"], values, constants, batch)
+        (result,) = float_programs.run(attributes["program"], attributes["results"], values, constants, batch)
         if "y_scale" not in constants:
             return result.astype(attributes["dtype"])
         zero_point = jnp.asarray(constants["y_zero_point"])
@@ -84,4 +84,4 @@ class Island(Op):
 def _is_elementwise(name: str, operands: Sequence[Any], params: Any) -> bool:
     """Whether a step computes each element from those at its place alone; constants may be repeated."""
     repeats = name == "broadcast_in_dim" and all(kind != "value" for kind, *_ in operands)
-    return repeats or name in reals.ELEMENTWISE
+    return repeats or name in float_programs.ELEMENTWISE

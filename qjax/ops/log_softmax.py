@@ -34,8 +34,8 @@ from qjax.ops.base import (
 from qjax.ops.epilogue import clamp_codes, finish_sum, fold_sum, greatest_shift
 from qjax.ops.facts import ChoosesNoPlace, always, hides_low
 from qjax.ops.fields import Axes, Natural, Rounded
-from qjax.ops.pending import Pending
-from qjax.ops.taking_part import Masked, attributes_of, taking_part, visible, works_along
+from qjax.ops.float_accumulator import Pending
+from qjax.ops.masked_rows import Masked, attributes_of, taking_part, visible, works_along
 
 _LOG_STEP = 2.0**-LOG_BITS
 _CODE_BITS = 30
@@ -102,7 +102,7 @@ class PreparedFields(Rounded):
 
 
 class Fields(Axes, Masked):
-    """axes: over which the exponentials are summed; masks as in `ops.taking_part`."""
+    """axes: over which the exponentials are summed; masks as in `ops.masked_rows`."""
 
 
 class OwnFields(Fields):

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from qjax.errors import Unsupported
 from qjax.numerics import lstm
 from qjax.numerics._namespace import wide
 from qjax.numerics.fixed_point import (
@@ -22,6 +23,7 @@ from qjax.numerics.requantize import requantize
 from qjax.numerics.rounding import Rounding, right_shift_with_headroom
 from qjax.numerics.softfloat import Real
 from qjax.ops import accumulate
+from qjax.ops.accumulator_bounds import span
 from qjax.ops.base import (
     Attributes,
     Bounds,
@@ -38,8 +40,6 @@ from qjax.ops.base import (
 from qjax.ops.epilogue import finish_sum, fold_sum
 from qjax.ops.facts import always
 from qjax.ops.fields import Natural
-from qjax.ops.reach import span
-from qjax.problems import Unsupported
 
 _LOW, _HIGH = np.int32(-(2**15)), np.int32(2**15 - 1)
 _GATE = 2.0**-lstm.GATE_BITS

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 from jax import lax
 
-from qjax.ops import reach
+from qjax.ops import accumulator_bounds
 from qjax.ops.base import (
     Attributes,
     Bounds,
@@ -22,7 +22,7 @@ from qjax.ops.base import (
 )
 from qjax.ops.epilogue import finish
 from qjax.ops.fields import NoFields
-from qjax.ops.pending import Pending
+from qjax.ops.float_accumulator import Pending
 
 
 @register
@@ -61,7 +61,7 @@ class Multiply(Elementwise):
 
     def accumulator(self, site: Site) -> Bounds | None:
         x, w = site.inputs
-        return reach.within(reach.reach(x) * reach.reach(w))
+        return accumulator_bounds.within(accumulator_bounds.reach(x) * accumulator_bounds.reach(w))
 
     def kernel(self, attributes: Attributes, constants: Constants, inputs: Sequence[jax.Array]) -> jax.Array:
         x, w = centered(inputs[0], constants, 0), centered(inputs[1], constants, 1)

@@ -32,7 +32,7 @@ from qjax.ops.channels import trailing
 from qjax.ops.composed import Part, Steps
 from qjax.ops.epilogue import Affine, finish_sum, fold_sum, greatest_shift
 from qjax.ops.fields import Natural, Rounded
-from qjax.ops.pending import Pending
+from qjax.ops.float_accumulator import Pending
 
 
 class PreparedFields(Rounded):

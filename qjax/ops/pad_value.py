@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 
 from qjax.ops.base import Attributes, Constants, Equation, Operand, Quantized, Shape, real, register
-from qjax.ops.coded import code, steps_on
+from qjax.ops.constant_codes import code, steps_on
 from qjax.ops.facts import always, filled_with_constants
 from qjax.ops.grid import GridOp
 

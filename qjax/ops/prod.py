@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from qjax.ops import reach
+from qjax.ops import accumulator_bounds
 from qjax.ops.base import (
     Attributes,
     Bounds,
@@ -27,7 +27,7 @@ from qjax.ops.base import (
 from qjax.ops.epilogue import finish
 from qjax.ops.facts import always, no_formula
 from qjax.ops.fields import Axes, Natural
-from qjax.ops.pending import Pending
+from qjax.ops.float_accumulator import Pending
 
 MOST = 3
 """Factors of 8 bits whose product int32 holds: 255^3 < 2^24 is exact in float32 too, 255^4 leaves int32."""
@@ -74,7 +74,9 @@ class Prod(Op):
 
     def accumulator(self, site: Site) -> Bounds | None:
         (x,) = site.inputs
-        return reach.within(reach.reach(x) ** reach.count(x.shape, site.attributes["axes"]))
+        return accumulator_bounds.within(
+            accumulator_bounds.reach(x) ** accumulator_bounds.count(x.shape, site.attributes["axes"])
+        )
 
     def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
         return [attributes["axes"]]

@@ -7,12 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from qjax.errors import Unsupported
 from qjax.numerics import interpolation
 from qjax.numerics._namespace import traced, wide
 from qjax.numerics.interpolation import Grid, Interpolation
 from qjax.numerics.rounding import Rounding
 from qjax.numerics.softfloat import Real
-from qjax.ops import reach
+from qjax.ops import accumulator_bounds
 from qjax.ops.base import (
     Attributes,
     Bounds,
@@ -30,7 +31,6 @@ from qjax.ops.base import (
 from qjax.ops.epilogue import clamp_codes, finish_sum, fold_sum, greatest_shift
 from qjax.ops.facts import always
 from qjax.ops.fields import Natural
-from qjax.problems import Unsupported
 
 _RUNTIMES = ("int8", "uint8", "int16")
 
@@ -107,7 +107,9 @@ class ResizeBilinear(Op):
         held = [np.asarray(site.constants[f"{name}_weights"], np.int64) for name in ("row", "column")]
         most = int(np.prod([np.abs(weights).sum(axis=0).max() for weights in held]))
         exact = site.attributes["method"] == "exact"
-        return reach.within(most * (reach.reach(x) if exact else max(abs(x.qmin), abs(x.qmax))))
+        return accumulator_bounds.within(
+            most * (accumulator_bounds.reach(x) if exact else max(abs(x.qmin), abs(x.qmax)))
+        )
 
     def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
         return [attributes["axes"]]

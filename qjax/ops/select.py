@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 
 from qjax.ops.base import Array, Attributes, Constants, Elementwise, Equation, Operand, Quantized, Role, real, register
-from qjax.ops.coded import code, steps_on
+from qjax.ops.constant_codes import code, steps_on
 from qjax.ops.facts import ChoosesNoPlace, filled_with_constants
 from qjax.ops.fields import NoFields
 

@@ -37,8 +37,8 @@ from qjax.ops.composed import Part, Steps
 from qjax.ops.epilogue import clamp_codes, finish_sum, fold_sum, greatest_shift
 from qjax.ops.facts import ChoosesNoPlace, always, hides_low
 from qjax.ops.fields import Axes
-from qjax.ops.pending import Pending
-from qjax.ops.taking_part import FILL, Masked, attributes_of, taking_part, works_along
+from qjax.ops.float_accumulator import Pending
+from qjax.ops.masked_rows import FILL, Masked, attributes_of, taking_part, works_along
 
 _STEP = np.float32(2.0**-BITS)
 _WIDE = "gemmlowp_int16"
@@ -60,7 +60,7 @@ class PreparedFields(TypedDict):
 
 
 class Fields(Axes, Masked):
-    """empty: what a row without any element holds; masks as in `ops.taking_part`."""
+    """empty: what a row without any element holds; masks as in `ops.masked_rows`."""
 
     empty: NotRequired[str]
 

@@ -22,7 +22,7 @@ import numpy as np
 from qjax.numerics.softfloat import Real
 from qjax.ops.base import Operand, Preparation
 from qjax.ops.composed import Part
-from qjax.ops.taking_part import FILL
+from qjax.ops.masked_rows import FILL
 
 
 def parts(given: Preparation) -> list[Part] | None:

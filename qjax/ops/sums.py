@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from qjax.ops import accumulate, reach
+from qjax.ops import accumulate, accumulator_bounds
 from qjax.ops.averages import Average
 from qjax.ops.base import (
     Attributes,
@@ -30,8 +30,8 @@ from qjax.ops.base import (
 from qjax.ops.epilogue import finish
 from qjax.ops.facts import AverageFacts, always, no_formula, scale_of_input
 from qjax.ops.fields import Axes
+from qjax.ops.float_accumulator import Pending
 from qjax.ops.formulas import get as get_formula
-from qjax.ops.pending import Pending
 from qjax.ops.windows import MOST_SLICES, Pool, covers, of_pool, reduce_window, slid
 
 
@@ -85,7 +85,9 @@ class Sum(AverageFacts, Op):
 
     def accumulator(self, site: Site) -> Bounds | None:
         (x,) = site.inputs
-        return reach.within(reach.count(x.shape, site.attributes["axes"]) * reach.reach(x))
+        return accumulator_bounds.within(
+            accumulator_bounds.count(x.shape, site.attributes["axes"]) * accumulator_bounds.reach(x)
+        )
 
     def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
         return [attributes["axes"]]
@@ -146,7 +148,9 @@ class WindowSum(AverageFacts, Op):
         return _training(eqn, inputs)
 
     def accumulator(self, site: Site) -> Bounds | None:
-        return reach.within(math.prod(site.attributes["window"]) * reach.reach(site.inputs[0]))
+        return accumulator_bounds.within(
+            math.prod(site.attributes["window"]) * accumulator_bounds.reach(site.inputs[0])
+        )
 
     def works_along(self, attributes: Attributes, inputs: Sequence[Shape], output: Shape) -> Sequence[Collection[int]]:
         return [slid(attributes)]

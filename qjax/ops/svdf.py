@@ -18,11 +18,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from qjax.errors import Unsupported
 from qjax.numerics._namespace import wide
 from qjax.numerics.fixed_point import Multiplier, quantize_multiplier
 from qjax.numerics.requantize import requantize
 from qjax.numerics.softfloat import Real
 from qjax.ops import accumulate
+from qjax.ops.accumulator_bounds import reach, span
 from qjax.ops.base import (
     Attributes,
     Bounds,
@@ -39,8 +41,6 @@ from qjax.ops.base import (
 from qjax.ops.epilogue import finish_sum, fold_sum
 from qjax.ops.facts import always
 from qjax.ops.fields import NoFields
-from qjax.ops.reach import reach, span
-from qjax.problems import Unsupported
 
 _ROWS = (((1,), (0,)), ((), ()))
 

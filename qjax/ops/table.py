@@ -30,7 +30,7 @@ from qjax.ops.base import (
     register,
 )
 from qjax.ops.epilogue import clamp_codes
-from qjax.ops.pending import Pending
+from qjax.ops.float_accumulator import Pending
 from qjax.ops.values import Quantized
 
 _UNITS: dict[str | None, Unit] = {"logistic": "unsigned", "tanh": "signed"}

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from qjax.problems import Unsupported
+from qjax.errors import Unsupported
 from qjax.profiles.base import Profile
 
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from qjax import ops
 from qjax.export.artifact.program_document import stored_bytes
+from qjax.graph.batch_shapes import Sizes, bytes_at, input_shape, shapes_at
 from qjax.graph.ir import Graph, Node, Tensor
-from qjax.graph.sizes import Sizes, bytes_at, input_shape, shapes_at
 from qjax.ops import backend
 from qjax.ops.facts import CountsProducts
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from qjax.export.integer_graph import IntegerGraph
 from qjax.graph.ir import Node, Tensor
+from qjax.graph.node_view import NodeView
 from qjax.graph.rounding_phrases import phrase
-from qjax.graph.view import NodeView
 from qjax.names import short_location
 from qjax.reporting import facts
 

@@ -7,10 +7,10 @@ import numpy as np
 
 from qjax.assign.overflow import bounds, product_bounds
 from qjax.export.integer_graph import IntegerGraph
+from qjax.graph.batch_shapes import Sizes, bytes_at, shapes_at
 from qjax.graph.ir import Graph, Node, Tensor
+from qjax.graph.node_view import NodeView, accumulator_text
 from qjax.graph.rounding_phrases import method_of
-from qjax.graph.sizes import Sizes, bytes_at, shapes_at
-from qjax.graph.view import NodeView, accumulator_text
 from qjax.numerics.accumulator import bits_for
 from qjax.reporting import counts
 

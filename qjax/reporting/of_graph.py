@@ -14,8 +14,8 @@ from qjax.export.integer_graph import IntegerGraph
 from qjax.progress import track
 from qjax.reporting import facts
 from qjax.reporting.document import MEASURES, Document, Measure, Table, codes_histogram, nodes_of, number
-from qjax.run.ends import inputs_of, quantize_inputs
 from qjax.run.interpreter import check_shapes
+from qjax.run.quantize_io import inputs_of, quantize_inputs
 from qjax.run.stepwise import Env, Runner
 
 _ENDS = Measure(

@@ -26,7 +26,7 @@ from qjax.reporting.of_graph import (
     node_table,
     overflow_advice,
 )
-from qjax.run.ends import outputs_of
+from qjax.run.quantize_io import outputs_of
 
 Metric = Callable[[Any, Any], Any]
 """(output of the model, batch) -> scalar, the mean over the batch; more is better."""

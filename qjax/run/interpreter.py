@@ -14,8 +14,8 @@ from qjax.graph.kernels import Constants, alive, forks, prepare, run_node
 from qjax.numerics.fence import computed_once
 from qjax.numerics.meshes import along_batch, in_automatic
 from qjax.run import loop_execution
-from qjax.run.near import Near
-from qjax.run.repeats import over_iterations, repeats
+from qjax.run.device_constants import Near
+from qjax.run.find_loops import over_iterations, repeats
 from qjax.run.shared_constants import SharedConstants
 
 

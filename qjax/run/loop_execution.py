@@ -16,7 +16,7 @@ from qjax.graph.ir import Array, Graph, Node
 from qjax.graph.kernels import alive, attributes, forks, run_node
 from qjax.numerics.fence import computed_once
 from qjax.numerics.meshes import zeros_of
-from qjax.run.repeats import Carried, Inside, Outside, Repeat, read_outside, varies
+from qjax.run.find_loops import Carried, Inside, Outside, Repeat, read_outside, varies
 from qjax.run.shared_constants import SharedConstants
 
 

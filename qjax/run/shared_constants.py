@@ -3,8 +3,8 @@
 The steps of an unrolled loop hold the same weights. Passed to a compiled function one by one, each is an argument of
 its own: XLA cannot know that they are equal, and repeats for every step what it computes of them.
 
-Nodes that are iterations of one body (see `repeats`) hold their constants in one array, with the iterations along its
-first axis: so a compiled loop reads them without copying anything.
+Nodes that are iterations of one body (see `run.find_loops`) hold their constants in one array, with the iterations
+along its first axis: so a compiled loop reads them without copying anything.
 """
 
 import hashlib

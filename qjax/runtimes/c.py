@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from qjax.export import native
-from qjax.graph.sizes import bytes_at, shapes_at
+from qjax.graph.batch_shapes import bytes_at, shapes_at
 from qjax.runtimes import Run
 
 _MAIN = """#include <stdint.h>

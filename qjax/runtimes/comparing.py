@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from qjax.export.integer_graph import IntegerGraph
-from qjax.run.ends import dequantize_output
+from qjax.run.quantize_io import dequantize_output
 from qjax.runtimes import RUNTIMES, prepare
 from qjax.runtimes.batches import Batch, batch_axis, batches
 from qjax.summary import table

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from qjax.export import strict_json
-from qjax.run.ends import dequantize_output
+from qjax.run.quantize_io import dequantize_output
 from qjax.runtimes import Run, load
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from qjax.graph.sizes import bytes_at
+from qjax.graph.batch_shapes import bytes_at
 from qjax.runtimes import Run, load
 
 _SPARE = 1 << 20

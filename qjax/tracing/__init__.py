@@ -1,11 +1,11 @@
 """Reads a model once for all users: the traced program, the places of its quantizers, and its evaluation."""
 
 from qjax.tracing.annotate import Annotation, Place, annotate
+from qjax.tracing.coarse_tables import Lost, lost_tables, said
 from qjax.tracing.evaluate import Evaluation, Params, Quantizer, Recorder, Taps
-from qjax.tracing.integers import Integers, integer_roots, observed, whole_of, with_integers
+from qjax.tracing.integer_tables import Integers, integer_roots, observed, whole_of, with_integers
 from qjax.tracing.joined import with_own_quantizers
 from qjax.tracing.marker import Layer, bind
-from qjax.tracing.meaning import Lost, lost_tables, said
 from qjax.tracing.program import ATOMIC, NAMED, SCOPE, Composite, Equation, Program, Value, from_jaxpr, user_line
 from qjax.tracing.rewrites import rewrite
 from qjax.tracing.rewrites.adapters import Adapter, adapter_of, joined, with_adapters_within
@@ -18,10 +18,10 @@ from qjax.tracing.rewrites.dynamic import (
     weight_of,
     with_dynamic,
 )
-from qjax.tracing.rewrites.flags import flag_roots
+from qjax.tracing.rewrites.float_mask_inputs import flag_roots
 from qjax.tracing.rewrites.frozen import made_of, move_of, sunk, uses_of_parameter, without_unread
+from qjax.tracing.rewrites.int32_wraparound import keeps_number
 from qjax.tracing.rewrites.unread import needed
-from qjax.tracing.rewrites.wraps import keeps_number
 
 __all__ = [
     "ATOMIC",

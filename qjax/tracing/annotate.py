@@ -20,11 +20,11 @@ from qjax.tracing.annotation import Annotation as Annotation
 from qjax.tracing.annotation import Joined
 from qjax.tracing.annotation import LayerUse as LayerUse
 from qjax.tracing.annotation import Place as Place
+from qjax.tracing.annotation_states import Accumulator, Grid, join, parent
 from qjax.tracing.joined import hide_ends, may_leave_range
 from qjax.tracing.program import Composite, Equation, Program, Value
 from qjax.tracing.rewrites.literals import numbers
 from qjax.tracing.scans import Scans
-from qjax.tracing.states import Accumulator, Grid, join, parent
 
 
 def annotate(

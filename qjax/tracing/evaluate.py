@@ -23,7 +23,7 @@ from qjax.ops import Deferred, Pending, Quantized, real
 from qjax.ops.exact_float import ACCUMULATOR
 from qjax.ops.float_bias import with_bias_of
 from qjax.ops.recomputed import recomputed
-from qjax.tracing import forms
+from qjax.tracing import shared_traces
 from qjax.tracing.annotate import Annotation, Place
 from qjax.tracing.program import Equation, Program, Value
 
@@ -129,7 +129,7 @@ class Evaluation:
         if mode == "start":
             # The step expects an accumulator, and its input has codes.
             inputs = [Pending.of_real(x.real32(), x.dtype) if isinstance(x, Quantized) else x for x in inputs]
-        outputs = forms.training(op, eqn, inputs)
+        outputs = shared_traces.training(op, eqn, inputs)
         target = self.annotation.target
         return outputs if target is None else with_bias_of(target, op, eqn, inputs, outputs)
 

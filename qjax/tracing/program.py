@@ -23,8 +23,8 @@ import numpy as np
 from jax.sharding import PartitionSpec, get_abstract_mesh, use_abstract_mesh
 
 from qjax.numerics.meshes import automatic_view, mesh_of, spec_of, typed, untyped, varying_alike, varying_as
-from qjax.tracing import example_loops, guards, one_device
-from qjax.tracing.counted import scanned
+from qjax.tracing import example_loops, guards, single_device_shard_map
+from qjax.tracing.fixed_trip_loops import scanned
 from qjax.tracing.loop_params import with_counts
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -53,7 +53,7 @@ _SEARCHES = frozenset({"digitize", "interp", "searchsorted"})
 """Functions of `jax.numpy` that search a sorted array: kept whole, so that what is said of one names it."""
 
 WRITTEN_ANEW = frozenset({"copysign", "hypot", "signbit"})
-"""Functions of `jax.numpy` whose own equations are no good on codes, see `rewrites.calls`."""
+"""Functions of `jax.numpy` whose own equations are no good on codes, see `rewrites.open_calls`."""
 
 _WHOLE = ATOMIC | _SEARCHES | WRITTEN_ANEW
 
@@ -82,7 +82,7 @@ class Value:
     """One array of the program, known by identity.
 
     constant: the data of a literal, else None. fixed: whether it is made of parameters and literals alone, as far as
-    the program was told which of its inputs are parameters (see `rewrites.fixed`). kind: its type in
+    the program was told which of its inputs are parameters (see `rewrites.mark_parameters`). kind: its type in
     the user's model, where that is known.
     """
 
@@ -282,7 +282,7 @@ def _lookup(var: Any, env: dict[object, Value]) -> Value:
 def _read(jaxpr: Any, env: dict[object, Value], scope: str, location: str | None, out: list[Equation]) -> None:
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
-        if one_device.hands_on(eqn):
+        if single_device_shard_map.hands_on(eqn):
             env.update(zip(eqn.outvars, (_lookup(var, env) for var in eqn.invars), strict=True))
             continue
         here = _scope(eqn, scope)
@@ -318,11 +318,11 @@ def _read(jaxpr: Any, env: dict[object, Value], scope: str, location: str | None
             elif name in _CALLS or _contains_matmul(inner.jaxpr):
                 _inline(inner, inputs, eqn, env, here, line, out)
                 continue
-        if (alone := one_device.body_of(eqn)) is not None:
-            with one_device.inside(eqn):
+        if (alone := single_device_shard_map.body_of(eqn)) is not None:
+            with single_device_shard_map.inside(eqn):
                 _inline(alone, inputs, eqn, env, here, line, out)
             continue
-        if one_device.is_first(eqn):
+        if single_device_shard_map.is_first(eqn):
             env[eqn.outvars[0]] = Value((), np.dtype(np.int32), np.zeros((), np.int32))
             continue
         if (rows := example_loops.body_of(eqn)) is not None:
@@ -393,7 +393,7 @@ def _only_call(closed: Any) -> str | None:
 def _contains_matmul(jaxpr: Any) -> bool:
     """Also whether it speaks to other devices: both are read one by one."""
     for eqn in jaxpr.eqns:
-        if eqn.primitive.name in _MATMULS or one_device.speaks(eqn):
+        if eqn.primitive.name in _MATMULS or single_device_shard_map.speaks(eqn):
             return True
         for param in eqn.params.values():
             inner = getattr(param, "jaxpr", param)

@@ -9,8 +9,8 @@ stacked outputs keep those of their parts. So no tensor is quantized twice.
 from collections.abc import Sequence
 
 from qjax.tracing.annotation import Place
+from qjax.tracing.annotation_states import Accumulator, Grid, States, join
 from qjax.tracing.program import Equation, Program, Value
-from qjax.tracing.states import Accumulator, Grid, States, join
 
 
 def constant_outputs(program: Program, constant: Sequence[bool]) -> list[bool]:

@@ -9,14 +9,14 @@ from qjax.training.bias_correction import Correction, correct_bias
 from qjax.training.brecq import RebuiltBlock, Reconstruction, brecq
 from qjax.training.dampening import dampening
 from qjax.training.distill import Distillation, Distilled, distill
-from qjax.training.front import ParetoFront, Point
 from qjax.training.frozen import FrozenBase, freeze_base, thaw_base
 from qjax.training.gptq import Solution, SolvedLayer, gptq
 from qjax.training.learned_bits import BitsParam, LearnedBits
 from qjax.training.log import ScalarWriter, TrainingLog
 from qjax.training.migration import equalize, smooth
-from qjax.training.moved import Migration, Moved
+from qjax.training.migration_result import Migration, Moved
 from qjax.training.oscillations import Oscillations
+from qjax.training.pareto import ParetoFront, Point
 from qjax.training.post_training import post_training
 from qjax.training.precision import Precision, Wider, widen
 from qjax.training.ranges import Ranged, Ranges, output_ranges

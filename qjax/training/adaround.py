@@ -22,8 +22,8 @@ from qjax.batches import Batches, Inputs
 from qjax.ops import products
 from qjax.qmodel import QuantizedModel, check_quantized
 from qjax.summary import table
-from qjax.training.matrix import Matrix, Pairs, errors_on, moments, rows_of
-from qjax.training.walk import Stop, Stream, Walk
+from qjax.training.as_matmul import Matrix, Pairs, errors_on, moments, rows_of
+from qjax.training.layerwise_runner import Stop, Stream, Walk
 from qjax.training.weights import code_bounds, codes_of, parameters, quantized_weights, set_codes
 
 ZETA, GAMMA = 1.1, -0.1

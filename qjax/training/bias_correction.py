@@ -10,9 +10,9 @@ import numpy as np
 
 from qjax.batches import Batches, Inputs
 from qjax.qmodel import QuantizedModel, check_quantized
-from qjax.training.parts import quantizer_of
+from qjax.training.layerwise_runner import Stop, Stream, Walk
+from qjax.training.scan_layers import quantizer_of
 from qjax.training.simulated import rounded_to
-from qjax.training.walk import Stop, Stream, Walk
 from qjax.training.weights import parameters
 
 

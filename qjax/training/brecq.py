@@ -24,7 +24,7 @@ from qjax.progress import track
 from qjax.qmodel import QuantizedModel, check_quantized
 from qjax.summary import decibels_text, table
 from qjax.training.adaround import Options, annealed, rectified_sigmoid
-from qjax.training.walk import Pieces, Stream, Walk
+from qjax.training.layerwise_runner import Pieces, Stream, Walk
 from qjax.training.weights import code_bounds, codes_of, parameters, quantized_weights, set_codes
 
 Tensors = list[jax.Array]

@@ -35,9 +35,9 @@ from qjax.layers.trace import positional
 from qjax.progress import track
 from qjax.qmodel import QuantizedModel, evaluation_copy
 from qjax.training.labels import Labels
+from qjax.training.layerwise_runner import Stream, Walk
 from qjax.training.noise import noise_of
 from qjax.training.symmetries import Leaf, Symmetries, find_symmetries
-from qjax.training.walk import Stream, Walk
 from qjax.training.weights import parameters, unchanged
 
 STRENGTHS = (0.5, 0.75, 1.0)

@@ -34,11 +34,11 @@ from qjax.batches import Batches, Inputs
 from qjax.numerics.affine import QParams
 from qjax.qmodel import QuantizedModel, check_quantized
 from qjax.summary import decibels_text, table
+from qjax.training.as_matmul import Matrix, Moments, errors_on, moments, parted, rows_of
 from qjax.training.gptq_layer import Layer, target
-from qjax.training.matrix import Matrix, Moments, errors_on, moments, parted, rows_of
-from qjax.training.parts import Part, quantizer_of
+from qjax.training.layerwise_runner import Stop, Stream, Walk
+from qjax.training.scan_layers import Part, quantizer_of
 from qjax.training.simulated import grid_of, qparams_of, set_qparams
-from qjax.training.walk import Stop, Stream, Walk
 from qjax.training.weights import parameters
 
 DAMPING = (0.01, 0.1, 1.0, 10.0, float("inf"))

@@ -8,7 +8,7 @@ import numpy as np
 from scipy import linalg
 
 from qjax.numerics.affine import QParams, broadcast_to_tensor
-from qjax.training.matrix import Matrix, Moments
+from qjax.training.as_matmul import Matrix, Moments
 from qjax.training.simulated import bounds_of
 
 BLOCK = 64

@@ -34,12 +34,12 @@ from qjax.numerics.affine import choose_qparams
 from qjax.progress import track
 from qjax.qmodel import QuantizedModel, check_quantized, evaluation_copy
 from qjax.training.caches import move_states
-from qjax.training.moved import Migration, Moved
+from qjax.training.layerwise_runner import Stop, Stream, Walk
+from qjax.training.migration_result import Migration, Moved
 from qjax.training.noise import noise_of
 from qjax.training.pairs import Pair, find_pairs, input_axis
 from qjax.training.products import Product
 from qjax.training.simulated import Grid, grid_of, rounded_to
-from qjax.training.walk import Stop, Stream, Walk
 from qjax.training.weights import parameters
 
 STRENGTHS = (0.25, 0.5, 0.75, 1.0)

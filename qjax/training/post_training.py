@@ -23,8 +23,8 @@ from qjax.profiles import ProfileError
 from qjax.qmodel import QuantizedModel
 from qjax.recipe import Recipe
 from qjax.training.caches import units_of
-from qjax.training.judging import Batch, Judge, Scorer, size_of
 from qjax.training.report import PostTrainingReport, StepReport
+from qjax.training.scoring import Batch, Judge, Scorer, size_of
 from qjax.training.steps import AGAIN, EFFORTS, STEPS, TABLE, Effort, Skipped, Step, Work
 from qjax.training.widths import recipe_with
 from qjax.transfers import with_transfers

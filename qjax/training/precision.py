@@ -16,9 +16,9 @@ from qjax.assign.backend import target_of
 from qjax.batches import Batches, Inputs
 from qjax.qmodel import QuantizedModel, check_quantized
 from qjax.summary import decibels_text, table
+from qjax.training.layerwise_runner import Stream, Walk
 from qjax.training.simulated import grids_of
 from qjax.training.sums import Sum, room_of, sums_of
-from qjax.training.walk import Stream, Walk
 from qjax.training.weights import weights_of
 from qjax.training.widths import kinds_of, set_bits
 

@@ -20,9 +20,9 @@ import numpy as np
 from qjax.batches import Batches, Inputs
 from qjax.qmodel import QuantizedModel, check_quantized
 from qjax.summary import decibels_text, table
+from qjax.training.layerwise_runner import Arguments, Stream, Walk
 from qjax.training.noise import noise_of
 from qjax.training.simulated import Grid, grids_of, qparams_of, set_qparams, switched
-from qjax.training.walk import Arguments, Stream, Walk
 
 FACTORS = ((0.84, 0.7, 0.59, 0.5, 0.35, 0.25, 0.18, 0.12, 0.06, 0.03), (1.1, 1.25, 1.5, 2.0))
 """Of the present scale: narrower ones, and wider ones. Each list is followed for as long as the noise falls."""

@@ -25,9 +25,9 @@ import numpy as np
 from qjax.batches import Batches, Inputs
 from qjax.calibrating import calibrate
 from qjax.qmodel import QuantizedModel, check_quantized, evaluation_copy
+from qjax.training.layerwise_runner import Stream, Walk
 from qjax.training.noise import noise_of
-from qjax.training.streams import Residual, find_residuals
-from qjax.training.walk import Stream, Walk
+from qjax.training.residual_streams import Residual, find_residuals
 from qjax.training.weights import parameters, weights_of
 
 SAME = 1e-6

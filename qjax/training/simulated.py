@@ -24,7 +24,7 @@ from qjax.ops.conv import Conv
 from qjax.qmodel import QuantizedModel
 from qjax.quantizer_numbers import OneArray
 from qjax.tracing import Equation, Evaluation, Place, Program, Taps, Value
-from qjax.training.parts import Stacks, quantizer_of, split
+from qjax.training.scan_layers import Stacks, quantizer_of, split
 
 Grid = dict[str, Any]
 """scale: as the quantizer keeps it. low, high: float32, the least and the greatest code without the zero point. on:

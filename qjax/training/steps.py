@@ -19,14 +19,14 @@ from qjax.training.bias_correction import correct
 from qjax.training.brecq import rebuild
 from qjax.training.caches import Units
 from qjax.training.gptq import FEW, solve
-from qjax.training.judging import Unseen, size_of
+from qjax.training.layerwise_runner import Stream, Walk
 from qjax.training.migration import migrate
 from qjax.training.noise import noise_of
-from qjax.training.parts import quantizer_of
 from qjax.training.ranges import choose
 from qjax.training.rotation import turn
+from qjax.training.scan_layers import quantizer_of
+from qjax.training.scoring import Unseen, size_of
 from qjax.training.tables import row_scales, tables_of
-from qjax.training.walk import Stream, Walk
 from qjax.training.widths import recipe_with
 
 Effort = Literal["fast", "standard", "thorough"]

@@ -16,7 +16,7 @@ from qjax.calibration.learned import Quantizer
 from qjax.call import Call
 from qjax.tracing import Annotation, Composite, Equation, Place, Program, Value
 from qjax.tracing.rewrites.inline import inlined
-from qjax.training.parts import Index, part_name
+from qjax.training.scan_layers import Index, part_name
 
 Known = dict[Value, Value]
 """The values of a body -> those of the iteration that is written."""

@@ -23,7 +23,7 @@ from qjax.names import did_you_mean
 from qjax.numerics.affine import broadcast_to_tensor, centered_bounds
 from qjax.ops import Quantized
 from qjax.qmodel import Plan, QuantizedModel, check_quantized, evaluation_copy
-from qjax.training.parts import Part, Stacks, part_of, quantizer_of, split
+from qjax.training.scan_layers import Part, Stacks, part_of, quantizer_of, split
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,10 +14,10 @@ from qjax.calibration.minmax import MinMax
 from qjax.calibration.weights import weight_qparams
 from qjax.fingerprint import fingerprint
 from qjax.numerics.affine import QParams, choose_qparams
-from qjax.places import ancestors
 from qjax.qmodel import QuantizedModel
 from qjax.quantizer_numbers import QuantizerNumbers
 from qjax.recipe import Override, Recipe
+from qjax.recipe_keys import ancestors
 
 MARGIN = 2.0
 """More than 8 bits cover this multiple of the range that was seen. Other inputs reach further, and one bit is cheap."""

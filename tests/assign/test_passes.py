@@ -13,7 +13,7 @@ from qjax import targets
 from qjax.assign import assign
 from qjax.assign.overflow import bounds, check_accumulators
 from qjax.graph.check import GraphError, check, check_integer
-from qjax.graph.clean import remove_dead, remove_identities
+from qjax.graph.dead_code import remove_dead, remove_identities
 from qjax.graph.ir import Graph, Node, Quantization, Tensor
 from qjax.lower import ConversionError
 from qjax.ops import formulas

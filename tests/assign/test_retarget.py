@@ -9,7 +9,7 @@ from flax import nnx
 
 import qjax
 from qjax import targets
-from qjax.assign import assign, file_nodes
+from qjax.assign import assign, imported_nodes
 from qjax.assign.retarget import alike, retarget, stated
 from qjax.export.artifact import from_bytes, to_bytes
 from qjax.graph.check import GraphError
@@ -54,7 +54,7 @@ def test_equal_nodes_are_derived_once_and_others_are_not(name, monkeypatch):
     qmodel = qjax.quantize(layer, qjax.Recipe(target=name), x)
     qmodel.eval()
     graph = qjax.convert(qmodel, x).ir
-    asked, of = [], file_nodes._Derived.of
+    asked, of = [], imported_nodes._Derived.of
 
     def counted(self, node, derive):
         def once(*arguments):
@@ -64,22 +64,22 @@ def test_equal_nodes_are_derived_once_and_others_are_not(name, monkeypatch):
         # a function of its own has a key of its own
         return of(self, node, once if alone else derive)
 
-    monkeypatch.setattr(file_nodes._Derived, "of", counted)
+    monkeypatch.setattr(imported_nodes._Derived, "of", counted)
     bare = stated(graph)
     alone = True
     every = assign(bare, targets.get(name), alike(graph))
     assert len(set(asked)) == len(asked) > 30
     alone = False
     assert_equal(assign(bare, targets.get(name), alike(graph)), every)
-    derived = file_nodes._Derived(graph, targets.get(name))
-    names = file_nodes.stated_nodes(graph)
+    derived = imported_nodes._Derived(graph, targets.get(name))
+    names = imported_nodes.stated_nodes(graph)
     keys = {derived._key(node) for node in graph.nodes if node.name in names}
     assert len(keys) < len(names) / 3
 
 
 def test_nodes_that_differ_in_one_thing_have_keys_of_their_own(graphs):
     graph = graphs["tflite_micro"]
-    derived = file_nodes._Derived(graph, targets.get("tflite_micro"))
+    derived = imported_nodes._Derived(graph, targets.get("tflite_micro"))
     node = next(node for node in graph.nodes if node.op == "add")
     output = graph.tensors[node.output]
     assert output.quantization is not None
@@ -91,7 +91,7 @@ def test_nodes_that_differ_in_one_thing_have_keys_of_their_own(graphs):
     keys = {derived._key(node)}
     for quantization in changed:
         tensors = {**graph.tensors, output.name: dataclasses.replace(output, quantization=quantization)}
-        keys.add(file_nodes._Derived(graph.replace(tensors=tensors), derived.target)._key(node))
+        keys.add(imported_nodes._Derived(graph.replace(tensors=tensors), derived.target)._key(node))
     keys.add(derived._key(dataclasses.replace(node, attributes={**node.attributes, "subtract": True})))
     keys.add(derived._key(dataclasses.replace(node, inputs=(node.inputs[0], node.inputs[0]))))
     keys.add(derived._key(dataclasses.replace(node, constants={**node.constants, "bias": "another"})))

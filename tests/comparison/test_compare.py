@@ -14,8 +14,8 @@ import qjax
 from qjax.export.integer_graph import IntegerGraph
 from qjax.graph.ir import Graph, Node, Tensor
 from qjax.graph.kernels import prepare, run_node
-from qjax.run.ends import quantize_inputs
 from qjax.run.interpreter import run
+from qjax.run.quantize_io import quantize_inputs
 from tests.comparison.compared import REALS, RNG, built, counted, counts
 from tests.export.graphs import quantization
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from jax import lax
 
+from qjax.errors import Unsupported
 from qjax.jaxprs.evaluator import evaluate, run_in_numpy
-from qjax.problems import Unsupported
 from qjax.run.interpreter import Interpreter
 from tests.export.emit.test_every_target import Everything, chosen, merged
 

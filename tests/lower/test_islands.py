@@ -12,7 +12,7 @@ from flax import nnx
 import qjax
 from qjax.export.artifact import from_bytes, to_bytes
 from qjax.export.integer_graph import IntegerGraph
-from qjax.ops import reals
+from qjax.ops import float_programs
 
 
 class Spectrum(nnx.Module):
@@ -149,7 +149,7 @@ def test_the_error_of_an_island_names_the_line_of_the_step() -> None:
 
 def test_a_program_holds_known_steps_only() -> None:
     with pytest.raises(ValueError, match="the step 'eval'; known are"):
-        reals.run([["eval", [], []]], [0], [], {}, 1)
+        float_programs.run([["eval", [], []]], [0], [], {}, 1)
 
 
 def test_verify_compares_outputs_that_are_real_numbers() -> None:

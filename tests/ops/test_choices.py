@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qjax.ops.coded import threshold
+from qjax.ops.constant_codes import threshold
 from qjax.run.interpreter import Interpreter
 from tests.export.emit.nodes import of_operations
 
@@ -151,7 +151,7 @@ def test_thresholds_are_exact(function):
 def test_a_learned_filling_gets_a_gradient():
     from qjax.numerics.affine import QParams, QSpec
     from qjax.ops.base import Quantized
-    from qjax.ops.coded import steps_on
+    from qjax.ops.constant_codes import steps_on
 
     params = QParams(np.float32(0.5), np.int32(3), QSpec(bits=8, symmetric=False))
     x = Quantized(jnp.zeros((2,)), jnp.full((1,), 0.5, jnp.float32), params)

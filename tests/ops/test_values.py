@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from qjax.numerics.qparams import QParams, QSpec
-from qjax.ops.pending import Pending
+from qjax.ops.float_accumulator import Pending
 from qjax.ops.values import Quantized
 
 RNG = np.random.default_rng(0)

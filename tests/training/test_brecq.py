@@ -6,8 +6,8 @@ from flax import nnx
 
 import qjax
 from qjax.training.brecq import blocks_of
+from qjax.training.layerwise_runner import Stream, Walk
 from qjax.training.noise import noise_of
-from qjax.training.walk import Stream, Walk
 from tests.analysis.models import data
 
 

@@ -12,10 +12,10 @@ from flax import nnx
 
 import qjax
 from qjax.training import gptq_layer
+from qjax.training.as_matmul import Matrix, moments
 from qjax.training.gptq_layer import inverse_factor
-from qjax.training.matrix import Matrix, moments
+from qjax.training.layerwise_runner import Stream, Walk
 from qjax.training.simulated import set_qparams
-from qjax.training.walk import Stream, Walk
 from tests.analysis.models import data
 
 gptq_module = importlib.import_module("qjax.training.gptq")

@@ -8,8 +8,8 @@ from flax import nnx
 
 import qjax
 from qjax.training import migration
+from qjax.training.layerwise_runner import Stream, Walk
 from qjax.training.pairs import find_pairs
-from qjax.training.walk import Stream, Walk
 from tests.analysis.models import data
 
 SPREAD = np.asarray([300, 1, 0.02, 1, 5, 1, 0.3, 1], np.float32)

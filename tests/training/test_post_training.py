@@ -10,9 +10,9 @@ from flax import nnx
 
 import qjax
 from qjax.training import steps
+from qjax.training.layerwise_runner import Stream, Walk
 from qjax.training.noise import noise_of
 from qjax.training.post_training import split
-from qjax.training.walk import Stream, Walk
 from tests.analysis.models import data
 
 
@@ -287,7 +287,7 @@ def test_scales_found_at_run_time_are_judged_by_the_float_model():
 def test_a_step_after_which_convert_would_refuse_is_taken_back(monkeypatch):
     x = jax.random.normal(jax.random.key(0), (8, 8, 8, 1))
     monkeypatch.setattr("qjax.training.precision._Space.chosen", lambda *_: ({"first": 16}, {}, {}))
-    monkeypatch.setattr("qjax.training.judging.Judge.better", lambda *_: True)
+    monkeypatch.setattr("qjax.training.scoring.Judge.better", lambda *_: True)
     result = qjax.post_training(Pooled(), qjax.Recipe(weights=qjax.QSpec(bits=12, axis=-1)), [x], steps=["precision"])
     (row,) = [row for row in result.post_training_report.steps if row.step == "precision"]
     assert row.kept is False

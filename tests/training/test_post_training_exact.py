@@ -9,7 +9,7 @@ from flax import nnx
 import qjax
 from qjax import runtimes
 from qjax.training import migration
-from qjax.training.judging import Judge
+from qjax.training.scoring import Judge
 from tests.analysis.models import data
 
 

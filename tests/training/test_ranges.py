@@ -8,12 +8,12 @@ import pytest
 from flax import nnx
 
 import qjax
-from qjax.training.judging import Judge, Unseen
+from qjax.training.layerwise_runner import Stream, Walk
 from qjax.training.noise import noise_of
 from qjax.training.ranges import left_out
 from qjax.training.report import Score
+from qjax.training.scoring import Judge, Unseen
 from qjax.training.simulated import grids_of
-from qjax.training.walk import Stream, Walk
 from tests.analysis.models import data
 
 

@@ -7,10 +7,10 @@ import pytest
 from flax import nnx
 
 import qjax
+from qjax.training.layerwise_runner import Stream, Walk
 from qjax.training.noise import noise_of
+from qjax.training.residual_streams import find_residuals
 from qjax.training.rotation import rotated, rotation
-from qjax.training.streams import find_residuals
-from qjax.training.walk import Stream, Walk
 
 
 class Decoder(nnx.Module):

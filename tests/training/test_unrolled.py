@@ -11,8 +11,8 @@ from flax import nnx
 from jax import lax
 
 import qjax
+from qjax.training.layerwise_runner import Stream, Walk
 from qjax.training.simulated import qparams_of, set_qparams
-from qjax.training.walk import Stream, Walk
 from qjax.training.weights import parameters
 from tests.analysis.models import coarse, data, halves, in_halves
 

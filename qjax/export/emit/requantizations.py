@@ -12,9 +12,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from qjax.export.emit.lines import NEVER, Codes, Integers, Line, Span, evaluated, fit
 from qjax.export.emit.remembered import remembered
-from qjax.export.emit.scaled import Scaled
+from qjax.export.emit.requantize_as_shift import NEVER, Codes, Integers, Line, Span, evaluated, fit
+from qjax.export.emit.requantize_float32 import Scaled
 from qjax.jaxprs.evaluator import run_in_numpy
 from qjax.numerics import float32
 from qjax.numerics.float32 import Float32

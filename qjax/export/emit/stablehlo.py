@@ -21,8 +21,8 @@ from qjax.export import files
 from qjax.graph.ir import Graph
 from qjax.graph.kernels import prepare
 from qjax.run import loop_execution
-from qjax.run.ends import dequantize_outputs, quantize_inputs
-from qjax.run.repeats import over_iterations, repeats
+from qjax.run.find_loops import over_iterations, repeats
+from qjax.run.quantize_io import dequantize_outputs, quantize_inputs
 from qjax.run.shared_constants import SharedConstants
 
 PLATFORMS = ("cpu", "cuda", "tpu")

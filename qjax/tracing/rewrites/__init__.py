@@ -8,37 +8,37 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from qjax.tracing.program import Program
-from qjax.tracing.rewrites.bodies import hoist_functions, sink_masks
-from qjax.tracing.rewrites.calls import open_calls
+from qjax.tracing.rewrites.batch_invariant_constants import share_rows
+from qjax.tracing.rewrites.boolean_masks import keep_truth
+from qjax.tracing.rewrites.broadcast_operands import divide_constants, spread_operands
 from qjax.tracing.rewrites.centered import center_first
+from qjax.tracing.rewrites.complex_as_real import write_pairs
+from qjax.tracing.rewrites.constant_scatter_gather import place_constants
 from qjax.tracing.rewrites.dropout import find_dropout
-from qjax.tracing.rewrites.factors import write_factors
-from qjax.tracing.rewrites.fixed import mark_fixed
-from qjax.tracing.rewrites.flags import find_flags, turned
+from qjax.tracing.rewrites.dynamic_slices import place_slices
+from qjax.tracing.rewrites.float_mask_inputs import find_flags, turned
+from qjax.tracing.rewrites.hoist_sink_scan_bodies import hoist_functions, sink_masks
+from qjax.tracing.rewrites.int32_wraparound import write_wraps, write_wraps_inside
 from qjax.tracing.rewrites.integers import find_integer_functions
 from qjax.tracing.rewrites.kept_carries import keep_carries
 from qjax.tracing.rewrites.late_division import divide_first
 from qjax.tracing.rewrites.literals import fold_literals
 from qjax.tracing.rewrites.log_softmax import find_log_softmax
+from qjax.tracing.rewrites.mark_parameters import mark_fixed
 from qjax.tracing.rewrites.masked_logs import mask_logs
-from qjax.tracing.rewrites.masks import part_masks
 from qjax.tracing.rewrites.moves import simplify_moves
 from qjax.tracing.rewrites.normalize import find_normalize
-from qjax.tracing.rewrites.pairs import write_pairs
+from qjax.tracing.rewrites.open_calls import open_calls
 from qjax.tracing.rewrites.per_example_gathers import take_own
-from qjax.tracing.rewrites.places import place_constants
-from qjax.tracing.rewrites.repeats import read_unrepeated
-from qjax.tracing.rewrites.searches import write_searches
-from qjax.tracing.rewrites.slices import place_slices
+from qjax.tracing.rewrites.reduce_prod import write_factors
+from qjax.tracing.rewrites.searchsorted import write_searches
 from qjax.tracing.rewrites.softmax import find_softmax
-from qjax.tracing.rewrites.solves import write_solves
-from qjax.tracing.rewrites.spread import divide_constants, spread_operands
+from qjax.tracing.rewrites.split_additive_masks import part_masks
 from qjax.tracing.rewrites.tables import find_tables
-from qjax.tracing.rewrites.truth import keep_truth
-from qjax.tracing.rewrites.uniform import share_rows
+from qjax.tracing.rewrites.triangular_solve import write_solves
+from qjax.tracing.rewrites.unbroadcast_operands import read_unrepeated
 from qjax.tracing.rewrites.unread import drop_unread
 from qjax.tracing.rewrites.whole_gathers import read_whole
-from qjax.tracing.rewrites.wraps import write_wraps, write_wraps_inside
 
 Rewriter = Callable[[Program], Program]
 

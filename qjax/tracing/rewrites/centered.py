@@ -6,7 +6,7 @@ This becomes `(x - mean) * s + beta`, the form that `normalize` recognises.
 import dataclasses
 
 from qjax.tracing.program import Equation, Program, Value
-from qjax.tracing.rewrites.flow import Flow
+from qjax.tracing.rewrites.dataflow import Flow
 from qjax.tracing.rewrites.inline import inlined
 from qjax.tracing.rewrites.variance import is_mean
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from qjax.tracing.composite import composite, replaced
 from qjax.tracing.program import Equation, Program, Value
-from qjax.tracing.rewrites.flow import Flow
+from qjax.tracing.rewrites.dataflow import Flow
 
 _RANDOM = frozenset({"random_bits", "threefry2x32", "rng_bit_generator", "random_gamma"})
 _PRODUCTS = frozenset({"mul", "div"})

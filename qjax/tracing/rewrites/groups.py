@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from qjax.tracing.program import Value
-from qjax.tracing.rewrites.flow import Flow, Found
+from qjax.tracing.rewrites.dataflow import Flow, Found
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from qjax.tracing.program import Equation, Value, from_jaxpr
-from qjax.tracing.rewrites.fixed import mark_fixed
+from qjax.tracing.rewrites.mark_parameters import mark_fixed
 
 
 def inlined(

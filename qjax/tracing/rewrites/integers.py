@@ -2,7 +2,7 @@
 
 `sin(positions[..., None] / timescale)` is a function of one integer, and its constants vary along other axes. So it is
 a table with one row per integer. With a quantized angle, all positions would share 256 angles. Such a chain becomes one
-equation "integer_function", and `tracing.integers` makes its table once the range of the integers is known.
+equation "integer_function", and `tracing.integer_tables` makes its table once the range of the integers is known.
 
 Affine steps and clamps alone need no table: there the integer itself is the accumulator.
 """
@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 import numpy as np
 
-from qjax.tracing.arrays import OUTER, knows
 from qjax.tracing.composite import composite, replaced
 from qjax.tracing.expressions import IDENTITIES
+from qjax.tracing.numpy_evaluator import OUTER, knows
 from qjax.tracing.program import Equation, Program, Value
-from qjax.tracing.rewrites.flow import Axes, Flow, moved_axes, pruned
+from qjax.tracing.rewrites.dataflow import Axes, Flow, moved_axes, pruned
 from qjax.tracing.rewrites.inline import inlined
 from qjax.tracing.rewrites.literals import numbers
 

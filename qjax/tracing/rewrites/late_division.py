@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from qjax.tracing.expressions import IDENTITIES
 from qjax.tracing.program import Equation, Program, Value
-from qjax.tracing.rewrites.flow import Flow, pruned
+from qjax.tracing.rewrites.dataflow import Flow, pruned
 from qjax.tracing.rewrites.inline import inlined
 
 _RESHAPES = frozenset({"reshape", "squeeze", "expand_dims"})

@@ -13,10 +13,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from qjax.ops.taking_part import taking_part, visible
+from qjax.ops.masked_rows import taking_part, visible
 from qjax.tracing.composite import composite
 from qjax.tracing.program import Equation, Program, Value
-from qjax.tracing.rewrites.flow import Flow, pruned
+from qjax.tracing.rewrites.dataflow import Flow, pruned
 from qjax.tracing.rewrites.inline import inlined
 from qjax.tracing.rewrites.softmax import HIDDEN, inserted, operands_of, unmasked
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from qjax.tracing.composite import composite, replaced
 from qjax.tracing.program import Equation, Program, Value
-from qjax.tracing.rewrites.flow import Flow, Found, pruned, written
+from qjax.tracing.rewrites.dataflow import Flow, Found, pruned, written
 from qjax.tracing.rewrites.groups import Split, reference, splits
 from qjax.tracing.rewrites.variance import divisor_of, is_mean, scaled_sum, statistic_of
 

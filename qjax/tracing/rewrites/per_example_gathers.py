@@ -15,11 +15,11 @@ from jax import lax
 
 from qjax.ops.indices import fills
 from qjax.tracing.program import Equation, Program, Value
-from qjax.tracing.rewrites.flow import Flow
+from qjax.tracing.rewrites.dataflow import Flow
+from qjax.tracing.rewrites.dynamic_slices import clamped
 from qjax.tracing.rewrites.inline import inlined
 from qjax.tracing.rewrites.literals import numbers
 from qjax.tracing.rewrites.moves import lookups, read
-from qjax.tracing.rewrites.slices import clamped
 
 
 def take_own(program: Program) -> Program:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 
 from qjax.tracing.program import Equation, Value
-from qjax.tracing.rewrites.flow import Flow, Found, spans
+from qjax.tracing.rewrites.dataflow import Flow, Found, spans
 
 
 @dataclasses.dataclass(frozen=True)

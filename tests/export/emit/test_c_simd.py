@@ -11,8 +11,8 @@ from qjax.export.emit.c.blocks import Source
 from qjax.export.emit.c.program import build
 from qjax.export.emit.c.values import Buffer
 from qjax.export.emit.c.windows import Window
-from qjax.export.emit.lines import Span, fit, thresholds
-from qjax.export.emit.scaled import Scaled
+from qjax.export.emit.requantize_as_shift import Span, fit, thresholds
+from qjax.export.emit.requantize_float32 import Scaled
 from qjax.export.integer_graph import IntegerGraph
 from tests.export.emit import c_build, nodes, simd_layers
 from tests.lower.lowered import residual_network

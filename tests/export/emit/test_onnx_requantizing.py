@@ -6,9 +6,9 @@ import pytest
 from flax import nnx
 
 import qjax
-from qjax.export.emit.lines import Line
 from qjax.export.emit.onnx import products, to_model
 from qjax.export.emit.requantizations import Product, line_of
+from qjax.export.emit.requantize_as_shift import Line
 from qjax.numerics import get_rule, requantize
 from tests.layers.round_trip import data
 

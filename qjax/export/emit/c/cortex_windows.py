@@ -19,8 +19,8 @@ from qjax.export.emit.c.scalar import limits
 from qjax.export.emit.c.tiles import Tiles, in_bytes
 from qjax.export.emit.c.values import Buffer, Register, Value
 from qjax.export.emit.c.windows import MOST_LOCAL, Window, inside
-from qjax.export.emit.high_words import HighWords, high_words
 from qjax.export.emit.requantizations import Finish
+from qjax.export.emit.requantize_mulhi import HighWords, high_words
 
 _QUAD = 4
 """Codes that one step adds, and features that a patch of one position meets together."""

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from qjax import ops
-from qjax.export.emit import planes
+from qjax.errors import Unsupported
+from qjax.export.emit import elementwise_as_shift
 from qjax.export.emit.c import cortex_windows, one_bit, requantizing, vector_products, vector_windows, windows
 from qjax.export.emit.c.blocks import Source
 from qjax.export.emit.c.jaxprs import trace
@@ -23,16 +24,15 @@ from qjax.export.emit.c.products import convolution, product
 from qjax.export.emit.c.scalar import limits
 from qjax.export.emit.c.text import identifier
 from qjax.export.emit.c.values import Buffer, Table, Value, laid_out, piece_of, reshaped, transposed
-from qjax.export.emit.few_codes import few_codes
+from qjax.export.emit.possible_codes import few_codes
 from qjax.export.emit.requantizations import Finish, finish_of_codes
 from qjax.graph import kernels
 from qjax.graph.ir import Graph, Node
 from qjax.numerics.accumulator import EXACT
 from qjax.numerics.rules import get_rule
-from qjax.ops import formulas, narrow
+from qjax.ops import formulas, narrow_accumulator
 from qjax.ops.epilogue import finish_weighted
 from qjax.ops.facts import ProductFacts
-from qjax.problems import Unsupported
 
 _STORED = {"uint8": "int8", "uint16": "int16"}
 """The runtime constants of a signed input serve stored codes: nothing is taken off them."""
@@ -144,7 +144,7 @@ def _value(
     attributes = kernels.attributes(graph, node)
     raw = kernels.constants_of(graph, node)
     if "kernel" in node.constants and isinstance(ops.get(node.op), ProductFacts):
-        accumulator = narrow.accumulator_of(attributes, raw)
+        accumulator = narrow_accumulator.accumulator_of(attributes, raw)
         if not accumulator.ordered:
             x = inputs[0]
             assert isinstance(x, Buffer)
@@ -154,13 +154,13 @@ def _value(
         product = vector_products.read(attributes, raw, inputs, target)
         if product is not None:
             return product
-    plane = planes.of_node(node.op, attributes, raw)
+    plane = elementwise_as_shift.of_node(node.op, attributes, raw)
     if plane is not None:
         # elements in one row need one loop
         row = (math.prod(target.shape),)
         flat = [reshaped(x, row) if x.shape == target.shape else x for x in inputs]
         given = flat if all(x.shape == row for x in flat) else inputs
-        return trace(planes.kernel(plane, target.dtype), {"a": given[0], "b": given[1]})
+        return trace(elementwise_as_shift.kernel(plane, target.dtype), {"a": given[0], "b": given[1]})
     constants = ops.get(node.op).runtime(attributes, raw)
     tables = {role: _table(value, role) for role, value in constants.items()}
     names = {f"input {index}": value for index, value in enumerate(inputs)}
@@ -184,7 +184,7 @@ def _weighted(
 
     def epilogue(**values: Any) -> Any:
         known = {role: values[role] for role in tables}
-        return finish_weighted(narrow.cut(values["acc"], accumulator, known), known, attributes)
+        return finish_weighted(narrow_accumulator.cut(values["acc"], accumulator, known), known, attributes)
 
     def whole(acc: Value) -> Value:
         return trace(epilogue, {**tables, "acc": acc})

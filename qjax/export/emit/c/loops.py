@@ -9,6 +9,7 @@ another nest.
 import dataclasses
 from collections.abc import Callable, Sequence
 
+from qjax.errors import Unsupported
 from qjax.export.emit.c import element_reads, inner_loops, threads
 from qjax.export.emit.c.blocks import Access, Block, Body, Source
 from qjax.export.emit.c.index import Index, Indices, flat
@@ -35,7 +36,6 @@ from qjax.export.emit.c.values import (
     size,
 )
 from qjax.names import Names
-from qjax.problems import Unsupported
 
 _INLINE = 60
 """Expressions of at most this many characters are written in the loop itself."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from jax.extend.core import JaxprEqn
 
+from qjax.errors import Unsupported
 from qjax.export.emit.c.index import Index, Indices
 from qjax.export.emit.c.values import (
     Computed,
@@ -17,7 +18,6 @@ from qjax.export.emit.c.values import (
     View,
     cast,
 )
-from qjax.problems import Unsupported
 
 
 def read_dot(eqn: JaxprEqn, inputs: list[Value], shape: tuple[int, ...], dtype: str) -> Value:

@@ -17,11 +17,11 @@ from qjax.export.emit.c.text import identifier
 from qjax.export.emit.c.values import Buffer, of_array
 from qjax.export.ieee import check_islands
 from qjax.graph import kernels
+from qjax.graph.batch_shapes import shapes_at
 from qjax.graph.ir import Graph, Node
 from qjax.graph.recompute import check_computed
-from qjax.graph.sizes import shapes_at
 from qjax.ops import Op
-from qjax.run.repeats import Carried, Inside, Repeat, read_outside, repeats, varies
+from qjax.run.find_loops import Carried, Inside, Repeat, read_outside, repeats, varies
 
 
 @dataclasses.dataclass(frozen=True)

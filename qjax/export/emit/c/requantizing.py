@@ -1,4 +1,4 @@
-"""The requantization of a sum as a multiplication, an addition and a shift, see `emit.lines`.
+"""The requantization of a sum as a multiplication, an addition and a shift, see `emit.requantize_as_shift`.
 
 A rule's own kernel takes several steps, each of which rounds or saturates. Here they are one, which is proven to give
 the same codes for every sum of the weights.
@@ -13,7 +13,7 @@ import numpy as np
 
 from qjax.export.emit.c.jaxprs import trace
 from qjax.export.emit.c.values import Table, Value
-from qjax.export.emit.planes import clamped_floor
+from qjax.export.emit.elementwise_as_shift import clamped_floor
 from qjax.export.emit.requantizations import Finish
 from qjax.numerics.rules import Rule
 

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from qjax import ops
-from qjax.graph.clean import remove_dead, remove_identities
+from qjax.graph.dead_code import remove_dead, remove_identities
 from qjax.graph.ir import Graph, Node, Tensor
 from qjax.numerics import get_rule
 from qjax.ops.base import Attributes

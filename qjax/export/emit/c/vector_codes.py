@@ -9,7 +9,7 @@ import numpy as np
 
 from qjax.export.emit.c.text import STORED
 from qjax.export.emit.requantizations import Finish
-from qjax.export.emit.scaled import Scaled
+from qjax.export.emit.requantize_float32 import Scaled
 
 FEATURES = 16
 """Of a block."""

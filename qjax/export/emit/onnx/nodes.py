@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from qjax import ops
-from qjax.export.emit import bounds, planes
+from qjax.export.emit import bounds, elementwise_as_shift
 from qjax.export.emit.onnx import products, requantizing
 from qjax.export.emit.onnx.builder import Builder, Library
 from qjax.export.emit.onnx.equal_calls import key_of
@@ -25,7 +25,7 @@ from qjax.export.emit.onnx.views import View
 from qjax.export.emit.requantizations import Product
 from qjax.numerics.accumulator import EXACT
 from qjax.numerics.rules import get_rule
-from qjax.ops import formulas, narrow
+from qjax.ops import formulas, narrow_accumulator
 from qjax.ops.epilogue import finish_weighted
 from qjax.ops.facts import ProductFacts
 
@@ -76,7 +76,7 @@ def is_native(call: Call) -> bool:
     if attributes["input_dtypes"][0] not in _CODES or kernel.dtype != "int8":
         return False
     shapes = {role: jax.ShapeDtypeStruct(view.shape, view.dtype) for role, view in call.constants.items()}
-    if narrow.accumulator_of(attributes, shapes) != EXACT:
+    if narrow_accumulator.accumulator_of(attributes, shapes) != EXACT:
         return False
     if not op.is_convolution:
         return True
@@ -173,9 +173,9 @@ def _traced(
     known = {role: _with_value(t, view, call.facts.get(role)) for role, view in known.items()}
     x = [_with_range(view, found) for view, found in zip(x, call.ranges, strict=True)]
     if not call.choices:
-        plane = planes.of_node(call.op, call.attributes, call.facts)
+        plane = elementwise_as_shift.of_node(call.op, call.attributes, call.facts)
         if plane is not None:
-            return _translated(t, planes.kernel(plane, call.attributes["dtype"]), x)
+            return _translated(t, elementwise_as_shift.kernel(plane, call.attributes["dtype"]), x)
     op = ops.get(call.op)
 
     def kernel(*arrays: jax.Array) -> jax.Array:

@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from qjax.export.emit.lines import Integers, Line
 from qjax.export.emit.onnx.views import View, Views
 from qjax.export.emit.requantizations import Product, line_of
+from qjax.export.emit.requantize_as_shift import Integers, Line
 
 _INT32 = 2**31
 

@@ -1,7 +1,7 @@
 """Loops of a graph as ONNX's Scan, in files of style "integer": a recurrent layer is one body, whatever its steps.
 
 A body's inputs are the states and what each iteration reads of a stack. Its outputs are the next states and what later
-nodes read of each iteration. Loops are the stretches that `run.repeats` finds, if a state goes from one iteration to
+nodes read of each iteration. Loops are the stretches that `run.find_loops` finds, if a state goes from one iteration to
 the next and all iterations have equal constants and scales.
 
 The file no longer has a node for every node of the graph. So the nodes and tensors are in its metadata, compressed, and
@@ -30,7 +30,7 @@ from qjax.graph.ir import Graph, Node, Quantization, Tensor
 from qjax.graph.kernels import attributes as attributes_of
 from qjax.graph.kernels import prepare
 from qjax.ops import Op
-from qjax.run.repeats import Carried, Inside, Repeat, read_outside, repeats, varies
+from qjax.run.find_loops import Carried, Inside, Repeat, read_outside, repeats, varies
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,7 +25,7 @@ from qjax.export.emit.onnx.ranged import RANGED
 from qjax.export.emit.onnx.structure import STRUCTURE
 from qjax.export.emit.onnx.views import View, Views
 from qjax.export.emit.onnx.windows import reduce_window_max, reduce_window_sum
-from qjax.graph.islands import plainest
+from qjax.graph.float_parts import plainest
 from qjax.numerics.calls import called_program, named_call
 from qjax.tracing.loop_params import with_counts
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from qjax.export.emit import planes
+from qjax.errors import Unsupported
+from qjax.export.emit import elementwise_as_shift
 from qjax.export.emit.golden import Case, golden
 from qjax.export.emit.rtl import circuits, project, words
 from qjax.export.emit.rtl.ports import port_of
@@ -21,7 +22,6 @@ from qjax.export.emit.rtl.project import Circuit
 from qjax.export.files import write_folder
 from qjax.graph.ir import Graph, Node
 from qjax.graph.kernels import attributes, constants_of, prepare, run_node
-from qjax.problems import Unsupported
 from qjax.progress import say
 
 __all__ = ["build", "emit", "to_files"]
@@ -135,10 +135,10 @@ def _node(graph: Graph, node: Node, constants: Mapping[str, Any], inputs: list[n
         return circuits.trace(lambda *arrays: run_node(graph, node, constants, arrays), inputs, dtypes)
     except Unsupported:
         # its own kernel is too wide, or in floats; proven to give the same codes:
-        plane = planes.of_node(node.op, attributes(graph, node), constants_of(graph, node))
+        plane = elementwise_as_shift.of_node(node.op, attributes(graph, node), constants_of(graph, node))
         if plane is None:
             raise
-        return circuits.trace(planes.kernel(plane, graph.tensors[node.output].dtype), inputs, dtypes)
+        return circuits.trace(elementwise_as_shift.kernel(plane, graph.tensors[node.output].dtype), inputs, dtypes)
 
 
 def _golden(circuit: Circuit, count: int) -> list[Case]:

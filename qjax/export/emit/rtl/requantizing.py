@@ -1,7 +1,7 @@
 """The requantization of an accumulator as one product with a short factor, an addition, a shift and a clamp.
 
-The rules of the runtimes multiply by 31 bits, or emulate float32. `emit.lines` finds a short form that gives the same
-codes of every accumulator that can occur.
+The rules of the runtimes multiply by 31 bits, or emulate float32. `emit.requantize_as_shift` finds a short form that
+gives the same codes of every accumulator that can occur.
 """
 
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from qjax.export.emit.lines import NEVER, Line
 from qjax.export.emit.requantizations import line_within
+from qjax.export.emit.requantize_as_shift import NEVER, Line
 from qjax.export.emit.rtl import words
 from qjax.export.emit.rtl.words import Word, constant
 from qjax.numerics.calls import Named

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from qjax.errors import Problems
 from qjax.export.emit.tflite.support import takes_int4
 from qjax.export.tflite_schema.file import File, Scales
 from qjax.graph import kernels
+from qjax.graph.batch_shapes import shapes_at
 from qjax.graph.ir import Graph, Node, Quantization, Tensor
-from qjax.graph.sizes import shapes_at
 from qjax.names import Names
-from qjax.problems import Problems
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -11,14 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from qjax import targets
+from qjax.errors import Unsupported
 from qjax.export.emit.tflite.draft import Value
 from qjax.export.emit.tflite.products import surrounded
 from qjax.export.emit.tflite.writer import Writer, lowers
 from qjax.export.ieee import uncertain
 from qjax.export.tflite_schema.file import Scales
 from qjax.graph.ir import Node
-from qjax.ops import reals
-from qjax.problems import Unsupported
+from qjax.ops import float_programs
 
 _BINARY = {"add": "ADD", "sub": "SUB", "mul": "MUL", "max": "MAXIMUM", "min": "MINIMUM"}
 _UNARY = {"neg": "NEG", "abs": "ABS"}
@@ -179,8 +179,8 @@ class _Program:
             given = [self._operand(item) for item in operands]
             sizes = dict(params)
             if not any(isinstance(x, Value) for x in given) and name != "broadcast_in_dim":
-                fixed = {key: reals.sized(value, batch) for key, value in params}
-                self.values.append(np.asarray(reals.STEPS[name][1](fixed, *given)))
+                fixed = {key: float_programs.sized(value, batch) for key, value in params}
+                self.values.append(np.asarray(float_programs.STEPS[name][1](fixed, *given)))
                 continue
             self.values.append(self._step(name, given, sizes, batch))
         (result,) = attributes["results"]
@@ -235,9 +235,9 @@ class _Program:
         return self.writer.apply(operator, held, shape, free, "float32", None)
 
     def _shape(self, name: str, x: Value, sizes: dict[str, Any], batch: int) -> tuple[int, ...]:
-        fixed = {key: reals.sized(value, batch) for key, value in sizes.items()}
+        fixed = {key: float_programs.sized(value, batch) for key, value in sizes.items()}
         given = jax.ShapeDtypeStruct(x.shape, jnp.float32)
-        return tuple(jax.eval_shape(lambda v: reals.STEPS[name][1](fixed, v), given).shape)
+        return tuple(jax.eval_shape(lambda v: float_programs.STEPS[name][1](fixed, v), given).shape)
 
     def _free(self, x: Value, shape: tuple[int, ...], stated: Any) -> frozenset[int]:
         if not x.free:
@@ -249,7 +249,7 @@ class _Program:
         return frozenset(place for axis, place in zip(kept, places, strict=False) if axis in x.free)
 
     def _repeated(self, x: Any, sizes: dict[str, Any], batch: int) -> Any:
-        shape = [int(n) for n in reals.sized(sizes["shape"], batch)]
+        shape = [int(n) for n in float_programs.sized(sizes["shape"], batch)]
         narrow = [1] * len(shape)
         for axis, place in enumerate(sizes["broadcast_dimensions"]):
             narrow[place] = x.shape[axis]

@@ -19,11 +19,11 @@ from qjax import targets
 from qjax.assign import assign
 from qjax.assign.retarget import retarget
 from qjax.export.read.errors import ReadError, reading
-from qjax.export.read.onnx import finish
+from qjax.export.read.onnx import close_quantizer
 from qjax.export.read.onnx.hints import Hints, annotated, hints_of
 from qjax.export.read.onnx.model import Model, model_of, parse
 from qjax.export.read.onnx.walk import Walk
-from qjax.graph.clean import remove_dead
+from qjax.graph.dead_code import remove_dead
 from qjax.graph.ir import Graph, Tensor
 from qjax.lower import ConversionError
 from qjax.lower.batch import free_batch
@@ -95,7 +95,7 @@ def _targeted(graph: Graph, target: targets.Target, in_floats: set[str]) -> Grap
     if not in_floats or not target.name.startswith(DEFAULT):
         return made
     names = {"window_sum": "average_pool"}
-    formulas = {names.get(op, op): formula for op, formula in finish.FLOAT_FORMULAS.items()}
+    formulas = {names.get(op, op): formula for op, formula in close_quantizer.FLOAT_FORMULAS.items()}
     other = assign(graph, target.replace(**formulas))
     nodes = tuple(b if a.name in in_floats else a for a, b in zip(made.nodes, other.nodes, strict=True))
     tensors = {**made.tensors, **_own(other, in_floats)}
@@ -120,7 +120,7 @@ def _read(model: Model, hints: Hints, floats: bool, pairs: bool) -> tuple[Graph,
     found: set[str] = set()
 
     def reading(size: int) -> Graph:
-        walk = Walk(model, size, hints, finish, floats=floats, pairs=pairs)
+        walk = Walk(model, size, hints, close_quantizer, floats=floats, pairs=pairs)
         graph = walk.run()
         found.update(walk.in_formula)
         return graph

@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qjax.errors import Unsupported
 from qjax.export.onnx_ops import ON_CODES
 from qjax.export.read.errors import SCALES, ReadError, usable
+from qjax.export.read.onnx.close_quantizer import finish, real_pending
 from qjax.export.read.onnx.draft import Grid
-from qjax.export.read.onnx.finish import finish, real_pending
 from qjax.export.read.onnx.model import OnnxNode
 from qjax.export.read.onnx.tensors import code_range, small_range, type_name
 from qjax.export.read.onnx.values import (
@@ -24,7 +25,6 @@ from qjax.export.read.onnx.values import (
 )
 from qjax.export.read.onnx.walk import CODES, Walk, handler, handles
 from qjax.numerics.affine import QParams, QSpec, quantize
-from qjax.problems import Unsupported
 
 _MICROSOFT = "com.microsoft"
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qjax.errors import Unsupported
 from qjax.export.read.errors import ReadError
 from qjax.export.read.onnx.draft import Grid
 from qjax.export.read.onnx.elementwise import aligned
@@ -18,7 +19,6 @@ from qjax.export.read.onnx.moves import axis_of, first
 from qjax.export.read.onnx.tensors import code_range
 from qjax.export.read.onnx.values import Codes, Known, Pending, Real, Value, Weight
 from qjax.export.read.onnx.walk import Walk, handles
-from qjax.problems import Unsupported
 
 Inputs = list[Value | None]
 

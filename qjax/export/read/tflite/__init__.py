@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from qjax import targets
 from qjax.assign.retarget import retarget
+from qjax.errors import Problems
 from qjax.export.read.errors import ReadError, reading
 from qjax.export.read.tflite import written_by_qjax
 from qjax.export.read.tflite.kernels import refused, targeted, with_tables
@@ -21,11 +22,10 @@ from qjax.export.read.tflite.model import Model, parse
 from qjax.export.read.tflite.variables import metadata_of, without_variables
 from qjax.export.read.tflite.walk import Walk, needed
 from qjax.export.tflite_schema.file import METADATA
-from qjax.graph.clean import remove_dead
+from qjax.graph.dead_code import remove_dead
 from qjax.graph.ir import Graph
 from qjax.lower import ConversionError
 from qjax.lower.batch import free_batch, independent
-from qjax.problems import Problems
 
 _HANDLERS = (
     "products",

@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
+from qjax.errors import Unsupported
 from qjax.export.read.tflite.chains import Chain, Source, Step
 from qjax.export.read.tflite.kernels import LOG_SOFTMAX
 from qjax.export.read.tflite.model import Operator
-from qjax.export.read.tflite.trial import Function
+from qjax.export.read.tflite.run_kernel import Function
 from qjax.export.read.tflite.values import axis_of, bad
 from qjax.export.read.tflite.walk import Walk, reads
 from qjax.numerics.elementary import Expression
 from qjax.numerics.gemmlowp_log_softmax import GREATEST_SCALE, LEAST_SCALE, SCALE, ZERO_POINT
 from qjax.numerics.softmax import SUM_BITS
-from qjax.problems import Unsupported
 
 _ZERO, _HALF, _ONE, _THREE, _SIX = (float(n).hex() for n in (0, 0.5, 1, 3, 6))
 _STEPS: dict[str, list[tuple[str, tuple[Any, ...]]]] = {

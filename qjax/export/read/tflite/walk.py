@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from qjax.errors import Problems, Unsupported
 from qjax.export.read.errors import reading
 from qjax.export.read.tflite.chains import Chain
 from qjax.export.read.tflite.model import COMPILED, FileTensor, Model, Operator
 from qjax.export.read.tflite.results import Results
-from qjax.export.read.tflite.trial import Function
+from qjax.export.read.tflite.run_kernel import Function
 from qjax.export.read.tflite.values import CODES, FLOATS, INTEGERS, WHOLE_NUMBERS, Codes, grid_of, kind_of
 from qjax.graph.ir import Graph
-from qjax.problems import Problems, Unsupported
 
 Handler = Callable[["Walk", Operator], None]
 

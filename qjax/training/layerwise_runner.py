@@ -24,8 +24,8 @@ from qjax.calibration import track
 from qjax.qmodel import QuantizedModel, evaluation_copy
 from qjax.tracing import Equation, Place, Value
 from qjax.training.noise import distance, power, ratio
-from qjax.training.parts import Part, Quantizers, Stacks, split, stacked
 from qjax.training.products import Product, find_products
+from qjax.training.scan_layers import Part, Quantizers, Stacks, split, stacked
 from qjax.training.simulated import Grid, Simulated, grids_of, inputs_of, switched
 from qjax.training.unrolled import unrolled
 from qjax.training.weights import unchanged

@@ -14,7 +14,7 @@ import numpy as np
 
 from qjax.tracing.expressions import IDENTITIES
 from qjax.tracing.program import Equation, Program, Value
-from qjax.tracing.rewrites.flow import Flow, pruned
+from qjax.tracing.rewrites.dataflow import Flow, pruned
 from qjax.tracing.rewrites.softmax import HIDDEN
 
 _MOVES = IDENTITIES | frozenset(

@@ -7,7 +7,7 @@
 | `x.at[:, rows].set(0.0)` | a choice by a mask |
 | `jnp.diagonal`, `x[:, i, j]` | a gather along the flattened axes |
 
-Positions that are data are not changed; see `slices`.
+Positions that are data are not changed; see `dynamic_slices`.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 
 from qjax.tracing.program import Equation, Program
-from qjax.tracing.rewrites.flow import Flow
+from qjax.tracing.rewrites.dataflow import Flow
 from qjax.tracing.rewrites.inline import inlined
 from qjax.tracing.rewrites.literals import numbers
 from qjax.tracing.rewrites.moves import read

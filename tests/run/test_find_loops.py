@@ -12,8 +12,8 @@ import qjax
 from qjax.graph.ir import Graph, Node, Tensor
 from qjax.graph.kernels import prepare
 from qjax.run import loop_execution
+from qjax.run.find_loops import Carried, Inside, Outside, over_iterations, repeats
 from qjax.run.interpreter import run
-from qjax.run.repeats import Carried, Inside, Outside, over_iterations, repeats
 from qjax.run.shared_constants import SharedConstants
 
 

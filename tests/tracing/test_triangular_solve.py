@@ -94,7 +94,7 @@ def test_a_matrix_that_holds_the_batch_is_an_error():
     qmodel = qjax.quantize(Of(lambda x: jnp.linalg.inv(jnp.broadcast_to(a, (len(x), *a.shape))) @ x), qjax.Recipe(), X)
     qjax.calibrate(qmodel, [X], progress=False)
     qmodel.eval()
-    with pytest.raises(qjax.ConversionError, match=r"test_solves.py.*it holds the batch.*jnp.broadcast_to"):
+    with pytest.raises(qjax.ConversionError, match=r"test_triangular_solve.py.*it holds the batch.*jnp.broadcast_to"):
         qjax.convert(qmodel, X)
 
 

@@ -15,7 +15,7 @@ from qjax.ops.base import Attributes, Constants, Elementwise, Equation, Preparat
 from qjax.ops.epilogue import clamp_codes, finish
 from qjax.ops.facts import ChoosesNoPlace, no_formula
 from qjax.ops.fields import NoFields
-from qjax.ops.pending import Pending
+from qjax.ops.float_accumulator import Pending
 
 
 def _is_float(dtype: DTypeLike) -> bool:

@@ -1,4 +1,6 @@
-"""A line of requantization (see `lines`) in 32 bits, for processors that multiply two words and keep the high one.
+"""Requantizes in 32 bits, for processors that multiply two words and keep the high one.
+
+The line (see `requantize_as_shift`) is computed by the high word of a product:
 
     code = clamp((highword(((acc + first) << up) * factor) + offset) >> shift)
 
@@ -11,8 +13,8 @@ import dataclasses
 
 import numpy as np
 
-from qjax.export.emit.lines import Integers, Line
-from qjax.export.emit.scaled import changes
+from qjax.export.emit.requantize_as_shift import Integers, Line
+from qjax.export.emit.requantize_float32 import changes
 
 _FIRSTS = 256
 """How many numbers are tried as `first`: those of a byte."""

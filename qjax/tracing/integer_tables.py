@@ -17,10 +17,10 @@ from jax import lax
 from jax.core import Tracer
 
 from qjax.numerics.meshes import in_automatic, whole
-from qjax.tracing.arrays import rows
 from qjax.tracing.composite import composite
+from qjax.tracing.numpy_evaluator import rows
 from qjax.tracing.program import Composite, Equation, Program, Value
-from qjax.tracing.rewrites.flow import Flow, written
+from qjax.tracing.rewrites.dataflow import Flow, written
 from qjax.tracing.rewrites.inline import inlined
 from qjax.tracing.rewrites.integers import NAME
 from qjax.tracing.rewrites.literals import numbers

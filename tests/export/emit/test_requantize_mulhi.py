@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from qjax.export.emit.high_words import HighWords, high_words
-from qjax.export.emit.lines import Line
 from qjax.export.emit.requantizations import line_of
+from qjax.export.emit.requantize_as_shift import Line
+from qjax.export.emit.requantize_mulhi import HighWords, high_words
 from qjax.numerics import get_rule, requantize
 from tests.export.emit.test_onnx_requantizing import CHANNELS, product_of
 

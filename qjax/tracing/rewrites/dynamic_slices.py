@@ -10,7 +10,7 @@ scatters. A scatter can have positions for each example (`jax.vmap`, `x.at[jnp.a
 written one after the other. Codes are chosen, not computed. A cache, the values written into it and the result share
 one quantizer, so the code that is read many steps later is the one that was written.
 
-For constant positions see `places`.
+For constant positions see `constant_scatter_gather`.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ import numpy as np
 from jax import lax
 
 from qjax.tracing.program import Equation, Program, Value
-from qjax.tracing.rewrites.flow import Flow
+from qjax.tracing.rewrites.dataflow import Flow
 from qjax.tracing.rewrites.inline import inlined
 from qjax.tracing.rewrites.literals import numbers
 from qjax.tracing.rewrites.moves import lookups

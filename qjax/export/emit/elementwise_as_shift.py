@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qjax import ops
-from qjax.export.emit.lines import Line
 from qjax.export.emit.remembered import remembered
+from qjax.export.emit.requantize_as_shift import Line
 from qjax.jaxprs.evaluator import run_in_numpy
 from qjax.numerics.rounding import Rounding, right_shift_with_headroom
 from qjax.ops import formulas

@@ -19,7 +19,7 @@ from jax import lax
 
 from qjax.tracing.expressions import IDENTITIES
 from qjax.tracing.program import ATOMIC, Equation, Program, Value
-from qjax.tracing.rewrites.flow import moved_axes
+from qjax.tracing.rewrites.dataflow import moved_axes
 from qjax.tracing.rewrites.inline import inlined
 
 Shape = tuple[int, ...]

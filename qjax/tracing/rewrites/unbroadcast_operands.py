@@ -17,7 +17,7 @@ from jax.core import Tracer
 
 from qjax.tracing.composite import composite
 from qjax.tracing.program import Composite, Equation, Program, Value
-from qjax.tracing.rewrites.flow import Flow, moved_axes
+from qjax.tracing.rewrites.dataflow import Flow, moved_axes
 from qjax.tracing.rewrites.inline import inlined
 from qjax.tracing.rewrites.moves import read
 

@@ -20,7 +20,7 @@ from jax import lax
 
 from qjax.tracing.expressions import IDENTITIES
 from qjax.tracing.program import Equation, Program, Value
-from qjax.tracing.rewrites.flow import Flow, pruned
+from qjax.tracing.rewrites.dataflow import Flow, pruned
 from qjax.tracing.rewrites.inline import inlined
 
 _MOVES = frozenset({"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "slice", "copy"})

@@ -8,7 +8,7 @@ from flax import nnx
 import qjax
 from conformance.single import graph_of as case_graph
 from qjax import targets
-from qjax.export.emit import planes
+from qjax.export.emit import elementwise_as_shift
 from qjax.export.emit.c import to_files
 from qjax.export.emit.onnx import to_model
 from qjax.graph import kernels
@@ -38,7 +38,7 @@ def test_a_plane_is_the_node(target, label):
         return
     graph = of_case(target, label)
     (node,) = graph.nodes
-    found = planes.of_node(node.op, kernels.attributes(graph, node), kernels.constants_of(graph, node))
+    found = elementwise_as_shift.of_node(node.op, kernels.attributes(graph, node), kernels.constants_of(graph, node))
     by_place = node.attributes.get("formula") in BY_PLACE
     assert (found is None) == (by_place or (target, label) in NO_PLANE)
     if found is None:
@@ -107,11 +107,11 @@ def test_fit_finds_a_plane_and_no_other_surface(slopes, offset):
     a = np.arange(-128, 128)
     height = slopes[0] * a[:, None] + slopes[1] * a + offset
     table = np.clip(np.floor(height), -128, 127).astype(np.int64)
-    found = planes.fit(table, a, a)
+    found = elementwise_as_shift.fit(table, a, a)
     assert found is not None
     assert np.array_equal(found.codes(a[:, None], a), table)
     table[17, 40] += 3
-    assert planes.fit(table, a, a) is None
+    assert elementwise_as_shift.fit(table, a, a) is None
 
 
 def test_emitters_write_planes():
@@ -134,7 +134,9 @@ def test_a_plane_lists_the_pairs_that_have_another_code():
     x = {name: (rng.uniform(0.5, 3) * rng.normal(size=(64, 8))).astype(np.float32) for name in "ab"}
     graph = qjax.convert(qjax.quantize(Sum(), qjax.Recipe(target="onnxruntime"), x), x)
     (node,) = (node for node in graph.ir.nodes if node.op == "add")
-    found = planes.of_node(node.op, kernels.attributes(graph.ir, node), kernels.constants_of(graph.ir, node))
+    found = elementwise_as_shift.of_node(
+        node.op, kernels.attributes(graph.ir, node), kernels.constants_of(graph.ir, node)
+    )
     assert found is not None
     assert sorted(found.exceptions) == [(-75, -14, 1), (-43, 104, 1), (85, 32, -1)]
     pairs = np.stack(np.meshgrid(*(np.arange(-128, 128, dtype=np.int8),) * 2, indexing="ij")).reshape(2, -1, 8)
@@ -145,17 +147,19 @@ def test_a_plane_lists_the_pairs_that_have_another_code():
 
 def test_a_plane_has_few_exceptions():
     a = b = np.arange(-128, 128)
-    plane = planes.Plane((601, 377), 100, 10, -128, 127, -200, 200)
+    plane = elementwise_as_shift.Plane((601, 377), 100, 10, -128, 127, -200, 200)
     table = plane.codes(a[:, None], b)
     # within 2^-10 of the next code
     pairs = np.argwhere(((601 * a[:, None] + 377 * b + 100) % 1024 == 1023) & (table < 100))
-    chosen = pairs[:: len(pairs) // (planes.MOST_EXCEPTIONS + 2)][: planes.MOST_EXCEPTIONS + 1]
+    chosen = pairs[:: len(pairs) // (elementwise_as_shift.MOST_EXCEPTIONS + 2)][
+        : elementwise_as_shift.MOST_EXCEPTIONS + 1
+    ]
     for i, j in chosen[:2]:
         table[i, j] += 1
-    found = planes.fit(table, a, b)
+    found = elementwise_as_shift.fit(table, a, b)
     assert found is not None
-    assert 0 < len(found.exceptions) <= planes.MOST_EXCEPTIONS
+    assert 0 < len(found.exceptions) <= elementwise_as_shift.MOST_EXCEPTIONS
     assert np.array_equal(found.codes(a[:, None], b), table)
     spoiled = plane.codes(a[:, None], b)
     spoiled[chosen[:, 0], chosen[:, 1]] += 2
-    assert planes.fit(spoiled, a, b) is None
+    assert elementwise_as_shift.fit(spoiled, a, b) is None

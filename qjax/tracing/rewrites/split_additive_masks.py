@@ -18,7 +18,7 @@ from jax import lax
 
 from qjax.tracing.expressions import IDENTITIES
 from qjax.tracing.program import Composite, Equation, Program, Value
-from qjax.tracing.rewrites.flow import Flow, pruned
+from qjax.tracing.rewrites.dataflow import Flow, pruned
 from qjax.tracing.rewrites.inline import inlined
 from qjax.tracing.rewrites.literals import numbers
 from qjax.tracing.rewrites.softmax import HIDDEN, added_mask, unmasked

@@ -2,9 +2,9 @@
 
     code = clamp(round(float32(acc + bias) * scale) + zero point), ties to even
 
-Every step is one operation of IEEE 754. The rule's line is exact on all accumulators that can occur (see `lines`). Both
-are monotone. So they are equal on all of them if they are at both sides of every place where the line's code changes.
-A rule without a line is compared by the places where codes begin.
+Every step is one operation of IEEE 754. The rule's line is exact on all accumulators that can occur (see
+`requantize_as_shift`). Both are monotone. So they are equal on all of them if they are at both sides of every place
+where the line's code changes. A rule without a line is compared by the places where codes begin.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from qjax.export.emit.lines import NEVER, Codes, Integers, Line, Span, thresholds
+from qjax.export.emit.requantize_as_shift import NEVER, Codes, Integers, Line, Span, thresholds
 
 _MOST = 2.0**21
 """Of the product: so that adding and subtracting 1.5 * 2^23 rounds it."""

@@ -22,7 +22,7 @@ from jax import lax
 
 from qjax.ops import products
 from qjax.tracing.program import Equation, Program
-from qjax.tracing.rewrites.flow import Flow, Found
+from qjax.tracing.rewrites.dataflow import Flow, Found
 from qjax.tracing.rewrites.inline import inlined
 from qjax.tracing.rewrites.literals import numbers
 

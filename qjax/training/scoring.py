@@ -12,9 +12,9 @@ from qjax.batches import brief
 from qjax.qmodel import QuantizedModel, evaluation_copy
 from qjax.summary import decibels_text
 from qjax.training.caches import Units
+from qjax.training.layerwise_runner import Stream, Walk
 from qjax.training.noise import float_leaves, noise_of
 from qjax.training.report import Score
-from qjax.training.walk import Stream, Walk
 
 Scorer = Callable[[Any, Any], Any]
 """(output of the model, batch) -> scalar, a mean over the examples of the batch."""

@@ -18,7 +18,7 @@ from qjax import ops
 from qjax.graph.ir import Graph, Tensor
 from qjax.graph.unsupported import ConversionError
 from qjax.numerics.calls import called_program
-from qjax.ops import reals
+from qjax.ops import float_programs
 from qjax.ops.dynamic_dot import RunTimeCodes
 from qjax.targets import Target
 from qjax.tracing import Equation, Value
@@ -91,7 +91,7 @@ def passing(result: Float) -> Any:
 
 
 def program_of(result: Float, is_constant: Any) -> Program:
-    """Everything that a result depends on, as a program of `ops.reals`.
+    """Everything that a result depends on, as a program of `ops.float_programs`.
 
     is_constant: tells the leaves that are constants, whose `value` is an array, a tracer or a `jax.ShapeDtypeStruct`.
 
@@ -214,10 +214,10 @@ class _Writer:
         name = eqn.primitive.name
         if name in ("stop_gradient", "optimization_barrier"):
             return inputs
-        params = reals.encode(name, eqn.params)
+        params = float_programs.encode(name, eqn.params)
         if params is None:
             raise ConversionError(
-                f"{name!r} has no form in a float island. Known: {', '.join(sorted(reals.STEPS))}",
+                f"{name!r} has no form in a float island. Known: {', '.join(sorted(float_programs.STEPS))}",
                 "Return what flows into it from the model, and compute the rest from the graph's outputs.",
                 where=self.eqn.where,
             )
@@ -282,7 +282,7 @@ def finished(graph: Graph, target: Target) -> Graph:
 
 def freed(node: Any, other: Any, inputs: Any, size: int, other_size: int) -> dict[str, Any]:
     """An island's attributes for any batch. inputs: per input its shape in the two traces. Raises ValueError."""
-    program = reals.freed(node.attributes["program"], other.attributes["program"], size, other_size)
+    program = float_programs.freed(node.attributes["program"], other.attributes["program"], size, other_size)
     batch = None
     for index, (a, b) in enumerate(inputs):
         for axis, (x, y) in enumerate(zip(a, b, strict=True)):

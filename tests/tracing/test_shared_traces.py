@@ -11,7 +11,7 @@ from jax.core import Tracer
 import qjax
 from qjax.calibration.estimators import LSQ, estimator
 from qjax.numerics.calls import traced_once
-from qjax.tracing import forms, program
+from qjax.tracing import program, shared_traces
 from tests.layers.round_trip import data
 
 
@@ -22,8 +22,8 @@ def equations(function, *arrays):
 def test_equal_equations_have_equal_forms():
     first, second = equations(lambda x, a, b: (x @ a) @ b, jnp.ones((2, 3)), jnp.ones((3, 3)), jnp.ones((3, 3)))
     assert first is not second
-    assert forms.form_of(first) == forms.form_of(second)
-    assert hash(forms.form_of(first)) == hash(forms.form_of(second))
+    assert shared_traces.form_of(first) == shared_traces.form_of(second)
+    assert hash(shared_traces.form_of(first)) == hash(shared_traces.form_of(second))
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_equal_equations_have_equal_forms():
 def test_a_precision_a_dtype_axes_or_a_shape_make_another_form(function, shape):
     def product(function, shape):
         found = equations(function, jnp.ones((2, 3)), jnp.ones(shape))
-        return forms.form_of(next(eqn for eqn in found if eqn.primitive == "dot_general"))
+        return shared_traces.form_of(next(eqn for eqn in found if eqn.primitive == "dot_general"))
 
     assert product(function, shape) is not None
     assert product(function, shape) != product(jnp.matmul, (3, 3))
@@ -46,9 +46,9 @@ def test_a_precision_a_dtype_axes_or_a_shape_make_another_form(function, shape):
 
 def test_a_literal_or_a_function_among_the_parameters_has_no_form():
     (scaled,) = equations(lambda x: x * 2.0, jnp.ones(3))
-    assert forms.form_of(scaled) is None
+    assert shared_traces.form_of(scaled) is None
     (loop,) = equations(lambda x: jax.lax.scan(lambda c, _: (c + 1.0, None), x, length=2)[0], jnp.ones(3))
-    assert forms.form_of(loop) is None
+    assert shared_traces.form_of(loop) is None
 
 
 def test_a_function_is_traced_once_and_concrete_arrays_compile_nothing():

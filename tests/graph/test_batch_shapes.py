@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 
 import qjax
-from qjax.graph.sizes import bytes_at, shapes_at
+from qjax.graph.batch_shapes import bytes_at, shapes_at
 from qjax.reporting import counts
 from qjax.runtimes.batches import batches
 from qjax.runtimes.onnx import session_of

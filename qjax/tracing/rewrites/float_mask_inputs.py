@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from qjax.tracing.program import Equation, Program, Value
-from qjax.tracing.rewrites.flow import Flow, moved_axes
+from qjax.tracing.rewrites.dataflow import Flow, moved_axes
 from qjax.tracing.rewrites.inline import inlined
 from qjax.tracing.rewrites.softmax import HIDDEN
 
