@@ -103,7 +103,7 @@ def arguments(sample: Any) -> tuple[Any, ...]:
 
 
 def batches(sample: Any, count: int, seed: int = 1) -> Iterator[Any]:
-    """Random batches like the sample: reals from a normal distribution, integers from the sample's range.
+    """Random batches like the sample: real values from a normal distribution, integers from the sample's range.
 
     An integer array of zeros and ones is a mask; its rows change places.
     """

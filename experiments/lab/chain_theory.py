@@ -25,7 +25,7 @@ _DENSITY = np.exp(-(_NORMAL**2) / 2) / np.sum(np.exp(-(_NORMAL**2) / 2))
 
 
 def rounded(differences: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
-    """The distribution over STEPS of a difference of codes, given that of the reals behind it."""
+    """The distribution over STEPS of a difference of codes, given that of the real values behind it."""
     clipped = np.clip(differences.ravel(), -REACH, REACH - 1e-9)
     low = np.floor(clipped)
     fraction, index, weight = clipped - low, low.astype(int) + REACH, probabilities.ravel()
@@ -108,7 +108,7 @@ def truncation_bias(chain: Quantized) -> np.ndarray:
     v = -c x with c = -<v, x> / <x, x>, it comes out as -c times the next activations, whose mean a relu makes positive.
     A residual sum keeps the mean of the orthogonal part as well. float64 [depth], in steps.
     """
-    along, across = 0.0, 0.0  # c, and the mean of the orthogonal part in reals
+    along, across = 0.0, 0.0  # c, and the mean of the orthogonal part in real values
     found: list[float] = []
     for layer in chain.layers:
         # a right shift r behind the high word drops r + 1 bits where a scale is a power of two

@@ -46,7 +46,7 @@ def operands(seed: int, terms: int, size: int) -> tuple[jax.Array, jax.Array]:
 def outputs(x: jax.Array, w: jax.Array, machine: Machine, way: str) -> jax.Array:
     """Output codes int8 [m, n] of the trained forward on a machine.
 
-    way: "classic" multiplies fake-quantized reals; "integer-valued" multiplies their codes as floats and scales the
+    way: "classic" multiplies fake-quantized values; "integer-valued" multiplies their codes as floats and scales the
       sum, as qjax does.
     """
     s_x, s_w, s_y = scales(x.shape[1])

@@ -1,4 +1,4 @@
-"""Precision of the trainer: fake quantization on scaled reals and on integer-valued operands, on several machines."""
+"""Precision of the trainer: fake quantization on scaled values and on integer-valued operands, on several machines."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -153,7 +153,7 @@ def lsq_gradient_scale(n_elements: int, qmax: int) -> float:
     return 1 / math.sqrt(n_elements * qmax)
 
 
-# (qmin, qmax, gradient, gradient_scale, rounding, quantization, whether to return reals rather than codes)
+# (qmin, qmax, gradient, gradient_scale, rounding, quantization, whether to return real values rather than codes)
 _Rule = tuple[int, int, Rule, float, Rounding, InputQuantization, bool]
 
 

@@ -66,7 +66,7 @@ def effective_scale(s_x: ArrayLike, s_w: ArrayLike, s_y: ArrayLike, *, form: Lit
 def quantize_multiplier(effective_scale: Any) -> Multiplier:
     """The `Multiplier` nearest to a nonnegative real: TFLite's QuantizeMultiplier.
 
-    In reals: e = q * 2^shift with q in [1/2, 1) (frexp), and multiplier = round(q * 2^31), ties away from
+    In real numbers: e = q * 2^shift with q in [1/2, 1) (frexp), and multiplier = round(q * 2^31), ties away from
     zero. A q that rounds up to 1 becomes 2^30 with the next shift. A shift below -31 gives (0, 0): such a
     product rounds to 0 for every int32 operand. With a mantissa m in [2^52, 2^53) and q = m / 2^53, round(q *
     2^31) is (m + 2^21) >> 22.

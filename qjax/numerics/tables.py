@@ -2,7 +2,7 @@
 
 | method | who | code of q, before clamping |
 | --- | --- | --- |
-| `exact` | ONNX Runtime, PyTorch | rint(f((q - z_x) s_x) / s_y) + z_y in reals: see `lookup` |
+| `exact` | ONNX Runtime, PyTorch | rint(f((q - z_x) s_x) / s_y) + z_y over real numbers, see `lookup` |
 | `gemmlowp` | TFLite Micro, CMSIS-NN | 32-bit fixed point: see `gemmlowp` |
 | `tflite` | LiteRT, reference and optimised | round(f(v) * (1/s_y)) + z_y, ties away from zero |
 | `xnnpack` | LiteRT's default, XNNPACK | rint(f(v) * (1/s_y) + z_y), ties to even |

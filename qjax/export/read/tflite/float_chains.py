@@ -19,7 +19,7 @@ _OUTSIDE = "Read the part before it, and compute it outside"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Piece:
-    """Floats as steps on the reals of codes; the numbers of values are those of `Chain`."""
+    """Floats as steps on the real values of codes; the numbers of values are those of `Chain`."""
 
     inputs: tuple[Codes, ...]
     sources: tuple[Source, ...]
@@ -48,7 +48,7 @@ def cast(walk: Walk, operator: Operator) -> None:
 
 
 def hold(walk: Walk, output: FileTensor, x: Codes, source: Source) -> None:
-    """Keep floats that are the reals of a tensor."""
+    """Keep floats that are the real values of a tensor."""
     walk.pieces[output.index] = Piece((x,), (source,), (), x.shape)
 
 
