@@ -130,7 +130,7 @@ def explain(model: nnx.Module, sample: Any, recipe: Recipe | None = None) -> Exp
     if known and recipe is not None:
         raise ValueError("explain: a quantized model has its recipe; expected None, or the model itself.")
     module = model.model if known else instrument(model)
-    traced = trace(evaluation_copy(module), arguments_of(sample, "explain", traced=True), {})
+    traced = trace(evaluation_copy(module), arguments_of(sample, "explain", traced=True), {}, known=False)
     if known:
         plan = model.plan
     else:

@@ -87,7 +87,7 @@ def quantize_derived(
     refuse_trace("quantize")
     args = arguments_of(sample, "quantize")
     with stage(f"quantize: tracing {type(model).__name__}", progress):
-        traced = trace(evaluation_copy(instrumented), args, {})
+        traced = trace(evaluation_copy(instrumented), args, {}, known=False)
     check_bounds(traced)
     types = module_types(instrumented, traced.read)
     nothing = unquantized(recipe, types)

@@ -5,7 +5,7 @@ import inspect
 import os
 import re
 import traceback
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -41,7 +41,7 @@ _OF_KERAS = "Exception encountered when calling"
 """How Keras begins an error of a layer, from whose traceback it removes its own frames."""
 
 _MANY = 32
-_calls: dict[Hashable, Any] = {}
+_calls: dict[Hashable, Callable[..., Any]] = {}
 """The last calls by their key, the oldest first; JAX keeps the traces of a function for as long as it lives."""
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -105,11 +105,15 @@ class Traced:
         return flat
 
 
-def trace(model: nnx.Module, args: Sequence[Any], kwargs: dict[str, Any], expected: str = "") -> Traced:
+def trace(
+    model: nnx.Module, args: Sequence[Any], kwargs: dict[str, Any], expected: str = "", *, known: bool = True
+) -> Traced:
     """Trace `model(*args, **kwargs)`; arrays are inputs of the program, everything else is static.
 
     Args:
       expected: the inputs that the model is known to take, for messages.
+      known: whether a trace of an equal model and call will do. What a call reads outside of the module, such as a
+        global variable of a notebook, is as it was then.
 
     Raises:
       TraceError: the model raises one of Python's common errors; or a shape or a branch depends on data.
@@ -123,7 +127,7 @@ def trace(model: nnx.Module, args: Sequence[Any], kwargs: dict[str, Any], expect
     state_leaves, state_tree = jax.tree.flatten(state)
     flat = jax.tree_util.tree_flatten_with_path(state)[0]
     adapters = {_keys(path) for path, _ in jax.tree_util.tree_flatten_with_path(nnx.state(model, nnx.LoRAParam))[0]}
-    read, shapes = _read(model, args, kwargs, dynamic, arrays, expected)
+    read, shapes = _read(model, args, kwargs, dynamic, arrays, expected, known)
     out_tree = jax.tree.structure(shapes[0])
     constant = (*(True,) * len(flat), *(False,) * len(arrays))
     with automatic(explicit_mesh((state_leaves, arrays))):
@@ -161,13 +165,14 @@ def _read(
     dynamic: Sequence[int],
     arrays: Sequence[Any],
     expected: str,
+    known: bool = True,
 ) -> tuple[Program, Any]:
     """The program of a call, `arrays` being its arguments' leaves `dynamic`, and the shapes of what it returns."""
     graphdef, state = nnx.split(model)
     state_leaves, state_tree = jax.tree.flatten(state)
     leaves, tree = jax.tree.flatten((tuple(args), kwargs))
     static = [None if i in dynamic else leaf for i, leaf in enumerate(leaves)]
-    call = _call(graphdef, state_tree, static, tree, tuple(dynamic))
+    call = _call(graphdef, state_tree, static, tree, tuple(dynamic), known)
     try:
         closed, shapes = jax.make_jaxpr(call, return_shape=True)(state_leaves, arrays)
         loops = _loops_over_examples(call, closed, state_leaves, arrays)
@@ -181,18 +186,23 @@ def _read(
         return from_jaxpr(closed), shapes
 
 
-def _call(graphdef: Any, state_tree: Any, static: list[Any], tree: Any, dynamic: tuple[int, ...]) -> Any:
+def _call(
+    graphdef: Any, state_tree: Any, static: list[Any], tree: Any, dynamic: tuple[int, ...], known: bool
+) -> Callable[..., Any]:
     """The call as a function of the leaves of the state and of the arguments' leaves at `dynamic`.
 
-    One function for equal calls, so that JAX traces it once for the same shapes: quantizing, calibrating, converting
-    and verifying a model read the same program.
+    One function for equal calls, unless it shall not be a known one, so that JAX traces it once for the same shapes:
+    quantizing, calibrating, converting and verifying a model read the same program.
     """
     try:
-        known = key((graphdef, state_tree, tuple(static), tree, dynamic))
+        own = key((graphdef, state_tree, tuple(static), tree, dynamic))
     except MayChangeError:
-        known = None
-    if known is not None and known in _calls:
-        return _calls.setdefault(known, _calls.pop(known))
+        own = None
+    if own in _calls:
+        before = _calls.pop(own)
+        if known:
+            _calls[own] = before  # as the newest
+            return before
     state = state_tree.unflatten(range(state_tree.num_leaves))
     paths = [_keys(path) for path, _ in jax.tree_util.tree_flatten_with_path(state)[0]]
 
@@ -209,8 +219,8 @@ def _call(graphdef: Any, state_tree: Any, static: list[Any], tree: Any, dynamic:
         put_back(frozen)
         return out, _kept(copy, paths)
 
-    if known is not None:
-        _calls[known] = call
+    if own is not None:
+        _calls[own] = call
         while len(_calls) > _MANY:
             _calls.pop(next(iter(_calls)))
     return call

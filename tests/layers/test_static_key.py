@@ -2,6 +2,7 @@
 
 import functools
 import math
+import sys
 
 import jax
 import numpy as np
@@ -111,6 +112,33 @@ def test_a_number_that_changes_in_place_is_read_again():
     second = qjax.convert(qmodel, X)
     assert Configured.calls > calls
     assert not np.array_equal(first(X), second(X))
+
+
+FACTOR = 1.0
+
+
+class OfNotebook(nnx.Module):
+    """Reads a global variable."""
+
+    def __init__(self):
+        self.inner = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return self.inner(x) * FACTOR
+
+
+def test_quantize_reads_a_global_variable_again(monkeypatch):
+    model = OfNotebook()
+    outputs = []
+    for factor in (1.0, 0.5):
+        monkeypatch.setattr(sys.modules[__name__], "FACTOR", factor)
+        qmodel = qjax.quantize(model, qjax.Recipe(), X)
+        graph = qjax.convert(qmodel, X)
+        # the graph is of the model as it was when it was quantized
+        monkeypatch.setattr(sys.modules[__name__], "FACTOR", 100.0)
+        assert np.array_equal(qjax.convert(qmodel, X)(X), graph(X))
+        outputs.append(np.asarray(graph(X)))
+    np.testing.assert_allclose(outputs[1], outputs[0] / 2, atol=0.02)
 
 
 def test_a_model_is_traced_once_for_each_shape():
