@@ -39,7 +39,7 @@ def test_minmax_of_one_batch_is_the_weights_minmax() -> None:
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.5, 0.9, 0.99])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_moving_average_rounds_each_step_as_numpy_does(decay: float) -> None:
     """20,000 channels, 20 batches: a fused multiply-add would differ in about a quarter of them."""
     rng = np.random.default_rng(1)

@@ -263,6 +263,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.filterwarnings("ignore:quantize. the model trains, but convert will refuse it")
+@pytest.mark.sampled(4)
 def test_what_treats_an_example_by_its_place_is_refused(name: str) -> None:
     function, message = REFUSED[name]
     qmodel = qjax.quantize(Net({"y": function}), qjax.Recipe(), (X, IDS))
@@ -296,7 +297,7 @@ def test_where_arrays_lie():
 
 
 @pytest.mark.parametrize("length", [2, 3, 6])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_associative_scans(length):
     """Of even lengths JAX combines tensors without elements on the way."""
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qjax.numerics import Rounding, round_float, rounding_right_shift
@@ -59,6 +59,7 @@ def test_hard_float32_numbers_in_every_transform(rounding):
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=32, max_size=32))
+@settings(max_examples=25)
 def test_any_float32(values):
     x = np.array(values, np.float32)
     for rounding in DETERMINISTIC:

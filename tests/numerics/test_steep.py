@@ -80,18 +80,20 @@ def gradient(model):
 
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("function", [signed_root, jnp.cbrt, lambda y: jnp.log(jnp.mean(jnp.exp(4 * y), axis=-1))])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_a_model_trains_where_a_code_has_no_slope(function, half):
     """The float model has no such number: its gradient is finite."""
     model = Model(function)
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(gradient(model)))
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(jax.jit(gradient)(model)))
     if half:
         model.linear.dtype = jnp.bfloat16
     qmodel = qjax.quantize(model, qjax.Recipe(), X)
-    found = gradient(qmodel)["model"]["linear"]
+    # outside of jit the call is compiled, too: test_compiled_call
+    gradients = jax.jit(gradient)(qmodel)
+    found = gradients["model"]["linear"]
     assert np.isfinite(found["kernel"][...]).all()
     assert np.abs(found["kernel"][...]).max() > 0
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(jax.jit(gradient)(qmodel)["quantizers"]))
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(gradients["quantizers"]))
 
 
 def test_a_backward_of_the_model_s_own_stays():

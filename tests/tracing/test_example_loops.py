@@ -77,7 +77,7 @@ def primitives(function, x):
     return [eqn.primitive for eqn in trace(instrument(Of(function)), (x,), {}).program.walk()]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", LOOPS)
 def test_all_examples_at_once(name):
     check(Of(LOOPS[name]), X)

@@ -44,7 +44,7 @@ def test_it_is_the_product(name):
     np.testing.assert_allclose(found.outputs(values), model(X), rtol=1e-5)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", FORMS)
 def test_it_converts(name):
     model = Of(FORMS[name])

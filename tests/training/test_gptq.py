@@ -162,6 +162,7 @@ def test_inputs_far_from_zero_keep_their_small_variance():
 
 
 @pytest.mark.parametrize("bad", [-0.1, float("nan"), float("inf")])
+@pytest.mark.sampled(1)
 def test_a_damping_that_is_none(bad):
     with pytest.raises(ValueError, match="damping: expected a finite number"):
         qjax.training.gptq(qjax.quantize(Layers(), FEW, IMAGES[0]), IMAGES, damping=bad)
