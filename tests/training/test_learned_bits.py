@@ -272,7 +272,7 @@ def test_the_result_has_no_more_bits_than_it_needs():
 
 def test_training_trades_bits_for_loss():
     made = LearnedBits(qjax.quantize(Dense(), POWERS, X), X)
-    optimizer = made.optimizer(bits_rate=0.05)
+    optimizer = made.optimizer(bits_rate=0.15)
     labels = jnp.asarray(np.arange(16) % 3)
 
     @nnx.jit
@@ -285,7 +285,7 @@ def test_training_trades_bits_for_loss():
 
     costs = [float(made.ebops())]
     for price in (1e-4, 1e-2):
-        for _ in range(60):
+        for _ in range(19):  # from 40 calls on the step is compiled, see tests/in_numpy.py
             with jax.numpy_dtype_promotion("standard"):  # for optax
                 step(made, optimizer, jnp.float32(price))
         costs.append(float(made.ebops()))
