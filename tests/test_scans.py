@@ -264,7 +264,9 @@ def test_training_moves_the_shared_scales():
     assert np.abs(grads["model"]["h"]["kernel"][...]).max() > 0
 
 
-@pytest.mark.parametrize("cell", [pytest.param(nnx.LSTMCell, marks=pytest.mark.exhaustive), nnx.GRUCell])
+@pytest.mark.parametrize(
+    "cell", [*(pytest.param(c, marks=pytest.mark.exhaustive) for c in (nnx.LSTMCell, nnx.GRUCell)), nnx.SimpleCell]
+)
 def test_a_scale_s_gradient_is_summed_after_the_loop(cell, monkeypatch):
     """Up to rounding the gradients that sums in each step give: they are sums of floats in another order."""
     qmodel = qjax.quantize(Recurrent(cell), Recipe(), X)

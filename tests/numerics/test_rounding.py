@@ -29,6 +29,7 @@ def every_16_bit_float(dtype) -> np.ndarray:
 
 @pytest.mark.parametrize("rounding", DETERMINISTIC)
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+@pytest.mark.sampled(6)
 def test_every_finite_16_bit_float(dtype, rounding):
     x = every_16_bit_float(dtype)
     y = round_float(x, rounding)
@@ -122,6 +123,7 @@ def edges(bits: int) -> np.ndarray:
 
 @pytest.mark.parametrize("rounding", DETERMINISTIC)
 @pytest.mark.parametrize("bits", [32, 64])
+@pytest.mark.sampled(6)
 def test_shift_on_edges_for_every_shift(bits, rounding):
     x = edges(bits)[:, None]
     shift = np.arange(bits, dtype=np.int32)[None, :]

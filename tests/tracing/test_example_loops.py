@@ -159,11 +159,11 @@ def test_a_loop_of_python_names_what_takes_any_batch():
 
 
 def test_a_weight_that_holds_the_batch_names_its_line():
-    a = jnp.eye(LENGTH) * 2.0 + 0.1
+    a, x = jnp.eye(2) * 2.0 + 0.1, X[:, :2]
 
     def function(model, x):
         return jnp.linalg.inv(jnp.broadcast_to(a, (len(x), *a.shape))) @ model.first(x)
 
-    qmodel = qjax.quantize(Of(function), qjax.Recipe(), X)
+    qmodel = qjax.quantize(Of(function), qjax.Recipe(), x)
     with pytest.raises(ValueError, match=r"test_example_loops.*made of parameters and holds the batch"):
-        qjax.calibrate(qmodel, [jnp.concatenate([X, X])], progress=False)
+        qjax.calibrate(qmodel, [jnp.concatenate([x, x])], progress=False)

@@ -93,12 +93,11 @@ def test_a_matrix_of_numbers_is_inverted_once(left):
 
 
 def test_a_matrix_that_holds_the_batch_is_an_error():
-    a = np.eye(LENGTH, dtype=np.float32) + np.asarray(data(LENGTH, LENGTH, seed=1)) * 0.1
-    qmodel = qjax.quantize(Of(lambda x: jnp.linalg.inv(jnp.broadcast_to(a, (len(x), *a.shape))) @ x), qjax.Recipe(), X)
-    qjax.calibrate(qmodel, [X], progress=False)
-    qmodel.eval()
+    x = X[:, :3]
+    a = np.eye(3, dtype=np.float32) + np.asarray(data(3, 3, seed=1)) * 0.1
+    qmodel = qjax.quantize(Of(lambda x: jnp.linalg.inv(jnp.broadcast_to(a, (len(x), *a.shape))) @ x), qjax.Recipe(), x)
     with pytest.raises(qjax.ConversionError, match=r"test_solves.py.*it holds the batch.*jnp.broadcast_to"):
-        qjax.convert(qmodel, X)
+        qjax.convert(qmodel, x)
 
 
 def test_too_many_rows_are_an_error():

@@ -112,7 +112,7 @@ def output_step(qmodel):
         (keras_model, "nearest_even", (X,)),
     ],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_training_sees_the_bias_of_the_statistics_that_it_leaves(make, target, args):
     trained, evaluated, qmodel = both_modes(make(), target, args)
     grid = output_step(qmodel)
