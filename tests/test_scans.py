@@ -281,7 +281,13 @@ def test_a_scale_s_gradient_is_summed_after_the_loop(cell, monkeypatch):
         backward = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scan"][-1]
         # the loop's state: a sum for each quantizer, of its tensor's shape
         sums = [v.aval.ndim == 2 and v.aval.shape[0] == len(X) for v in backward.outvars].count(True)
-        return sums, jax.jit(jax.grad(lambda state: loss(state), allow_int=True))(state)
+
+        def numbers(state):
+            # without the tangents of integers, a dtype that only XLA has
+            found = jax.grad(lambda state: loss(state), allow_int=True)(state)
+            return jax.tree.map(lambda g: jnp.zeros(g.shape) if g.dtype == jax.dtypes.float0 else g, found)
+
+        return sums, jax.jit(numbers)(state)
 
     sums, ours = gradient()
     monkeypatch.setattr(qjax.tracing.Evaluation, "_elementwise", lambda *_: {})
