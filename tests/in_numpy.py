@@ -26,7 +26,7 @@ from qjax.jaxprs.rules import convolve, dot, multiply
 
 CALLS = 40
 """A program that runs this often is compiled, which costs as much as some dozens of runs in numpy."""
-EQUATIONS = 20_000
+EQUATIONS = 40_000
 """A program with more, each turn of a loop counted, is compiled at once."""
 
 

@@ -68,6 +68,7 @@ def test_quantize_names_parameters():
 
 @pytest.mark.parametrize("name", PARAMETERS)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.sampled(8)
 def test_parameters_and_statistics(qmodel, graph, name, value):
     bad = spoiled(qmodel, name.split("/"), value, 2)
     counts = "2 NaN and 0 infinite" if np.isnan(value) else "0 NaN and 2 infinite"

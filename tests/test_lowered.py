@@ -15,7 +15,7 @@ import qjax
 from tests.layers.kinds import KINDS, made
 
 PLATFORMS = ("cpu", "cuda", "tpu")
-KEPT = ("attention",)
+KEPT = ("dense",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,9 +58,11 @@ def on_host(function: Any, result: Any, *args: Any, **_: Any) -> Any:
     return jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), result)
 
 
-def lowered(function: Callable[..., Any], args: tuple[Any, ...]) -> dict[str, str]:
+def lowered(
+    function: Callable[..., Any], args: tuple[Any, ...], platforms: tuple[str, ...] = PLATFORMS
+) -> dict[str, str]:
     traced = jax.jit(function).trace(*args)
-    return {platform: traced.lower(lowering_platforms=(platform,)).as_text() for platform in PLATFORMS}
+    return {platform: traced.lower(lowering_platforms=(platform,)).as_text() for platform in platforms}
 
 
 def body(text: str) -> str:
@@ -128,3 +130,13 @@ def test_settings_and_platforms(kind: str, monkeypatch: pytest.MonkeyPatch) -> N
             else set[str]()
         )
     )
+
+
+def test_a_norm_and_a_softmax_on_a_tpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `test_settings_and_platforms` says of `attention`, which is in `make test-all`, in short."""
+    monkeypatch.setattr(jax, "pure_callback", on_host)
+    made = functions("attention")
+    exact, run = lowered(made.exact, made.args, ("tpu",))["tpu"], lowered(made.run, made.codes)
+    assert "f64" not in exact
+    assert products(exact)["i8"] >= products(run["tpu"])["i8"]
+    assert all("f64" not in text and set(products(text)) == {"i8"} for text in run.values())

@@ -96,6 +96,7 @@ def equal(a, b) -> bool:
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=list(FORMS))
+@pytest.mark.sampled(3)
 def test_outputs_keep_their_class(form, tmp_path):
     qmodel = quantized(form)
     graph = qjax.convert(qmodel, X)

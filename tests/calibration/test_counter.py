@@ -34,7 +34,7 @@ def test_a_count_beyond_the_limit_never_comes_back() -> None:
     assert int(to_host(counter)[1]) == 8
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(st.integers(0, 2**32 - 1), st.just(3), st.sampled_from([2, 64]))
 def test_scatter_is_exact(seed: int, rows: int, columns: int) -> None:
     rng = np.random.default_rng(seed)

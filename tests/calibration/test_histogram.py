@@ -54,6 +54,7 @@ def host_bins(histogram: HostHistogram) -> dict[int, int]:
     return {histogram.first + j: int(n) for j, n in enumerate(histogram.counts) if n}
 
 
+@settings(max_examples=25)
 @given(DATA)
 @example([0.0] * SIZE)
 @example([-(2.0**-126)] + [2.0**100] * (SIZE - 1))
@@ -72,6 +73,7 @@ def test_counts_are_exact_at_the_least_width_that_fits(values: list[float]) -> N
     assert max(used) - min(used) >= BINS or width == floor
 
 
+@settings(max_examples=25)
 @given(DATA, st.sampled_from([2, 3, 4, 8]), st.randoms())
 def test_batches_and_their_order_do_not_matter(values: list[float], parts: int, random) -> None:
     whole = state_of([np.array(values, np.float32)])

@@ -101,7 +101,7 @@ def error_on(data: np.ndarray, observer: Observer, spec: QSpec) -> float:
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("kind", ["normal", "laplace", "relu", "shifted"])
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 def test_near_the_best_of_a_brute_force_search_on_the_data_itself(kind: str, bits: int) -> None:
     """Nearest values by search over all codes, 300 scales by all zero points; no histogram, no formula."""
     # Many values, so that the brute force cannot fit the noise of a sample.

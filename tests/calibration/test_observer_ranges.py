@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qjax.calibration import MinMax, MovingAverage
@@ -14,6 +14,7 @@ from qjax.numerics.affine import QSpec
 FLOATS = st.floats(-(2.0**90), 2.0**90, width=32, allow_subnormal=False)
 
 
+@settings(max_examples=25)
 @given(st.lists(FLOATS, min_size=1, max_size=40), st.integers(1, 5))
 def test_minmax_is_the_range_however_the_data_is_split(values: list[float], parts: int) -> None:
     data, spec = np.array(values, np.float32), QSpec(symmetric=False)
@@ -39,7 +40,7 @@ def test_minmax_of_one_batch_is_the_weights_minmax() -> None:
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.5, 0.9, 0.99])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_moving_average_rounds_each_step_as_numpy_does(decay: float) -> None:
     """20,000 channels, 20 batches: a fused multiply-add would differ in about a quarter of them."""
     rng = np.random.default_rng(1)

@@ -55,7 +55,7 @@ CONSTANTS = {
 }
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", CONSTANTS)
 def test_a_constant_beyond_the_data_is_in_the_range(name):
     form = CONSTANTS[name]
@@ -85,6 +85,7 @@ FAR = {
 
 
 @pytest.mark.parametrize("name", FAR)
+@pytest.mark.sampled(2)
 def test_a_constant_that_no_range_can_hold_is_named(name):
     form, number = FAR[name]
     _, _, said = converted(Formed(form), DATA)
@@ -105,6 +106,7 @@ HIDDEN = {
 
 
 @pytest.mark.parametrize("name", HIDDEN)
+@pytest.mark.sampled(4)
 def test_what_its_readers_ignore_does_not_widen_a_range(name):
     form = HIDDEN[name]
     graph, _, said = converted(Formed(form), DATA)

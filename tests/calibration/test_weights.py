@@ -22,6 +22,7 @@ def nearest_error(w: np.ndarray, values: np.ndarray) -> float:
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("narrow", [True, False])
+@pytest.mark.sampled(2)
 def test_mse_is_the_best_factor_of_each_channel(bits: int, narrow: bool) -> None:
     spec = QSpec(bits=bits, axis=-1, narrow_range=narrow)
     got = np.asarray(weight_qparams(WEIGHT, spec, "mse").scale)
@@ -112,6 +113,7 @@ def test_errors_name_the_cure() -> None:
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("spec", [QSpec(4, axis=-1), QSpec(8), QSpec(4, symmetric=False), QSpec(3, axis=0)])
+@pytest.mark.sampled(2)
 def test_a_small_weight_has_the_bits_of_a_large_one(spec: QSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     """Numpy computes small weights, XLA large ones."""
     small = weight_qparams(WEIGHT, spec, "mse")

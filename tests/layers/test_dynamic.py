@@ -344,6 +344,7 @@ class Heads(nnx.Module):
 @pytest.mark.parametrize(
     ("last", "times"), [(Dynamic(), 1), (Dynamic(per="row"), 2), (Dynamic(activations=UNSIGNED), 2)]
 )
+@pytest.mark.sampled(2)
 def test_products_of_one_tensor_share_its_codes(last: Dynamic, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
     plain = DynamicCodes.__call__

@@ -63,7 +63,7 @@ def test_a_batch_is_its_examples_alone_with_one_scale_for_the_tensor(spec: QSpec
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_files_have_the_codes_of_the_graph(spec: QSpec) -> None:
     graph = qjax.convert(quantized(spec, "example"), images())
     codes = np.asarray(graph.quantize(images()))

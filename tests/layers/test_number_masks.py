@@ -61,6 +61,7 @@ SELDOM = [pytest.param(name, marks=[] if name == "added" else [pytest.mark.exhau
 @pytest.mark.parametrize("name", SELDOM)
 @pytest.mark.parametrize("dtype", [jnp.int32, jnp.float32])
 @pytest.mark.filterwarnings("ignore:.*a single number")
+@pytest.mark.sampled(1)
 def test_a_mask_of_0_and_1_hides(dtype: Any, name: str) -> None:
     model, mask = Attention(FORMS[name]), MASK.astype(dtype)
     # the sample hides nothing
@@ -100,6 +101,7 @@ def test_other_integers_than_0_and_1_are_no_mask() -> None:
 
 
 @pytest.mark.parametrize("wrong", [0.5, 2.0, jnp.nan])
+@pytest.mark.sampled(1)
 def test_other_floats_than_0_and_1_are_no_mask(wrong: float) -> None:
     mask = MASK.astype(jnp.float32)
     qmodel = qjax.quantize(Attention(FORMS["added"]), qjax.Recipe(), (X, mask))

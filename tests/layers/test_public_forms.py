@@ -215,9 +215,18 @@ def test_arithmetic_is_read_as_it_is_meant(batch: int) -> None:
         assert error <= 1e-5 * np.abs(np.asarray(expected[name])).max(), name
 
 
-@pytest.fixture(scope="module")
-def converted() -> tuple[Net, qjax.QuantizedModel, qjax.IntegerGraph]:
-    model = Net({**MOVES, **ARITHMETIC})
+SOME = (
+    *("broadcast mask", "positions", "class token", "last word", "roll of each", "shift right", "branch of each"),
+    *("normalized probe", "heads of queries", "row over column", "places counted", "matrix of integers", "keras norm"),
+    *("switched scan", "drawing scan"),
+)
+"""One of each kind; all are read in `test_moves_...` and `test_arithmetic_...` but the scans, which are here."""
+
+
+@pytest.fixture(scope="module", params=["some", pytest.param("all", marks=pytest.mark.exhaustive)])
+def converted(request: pytest.FixtureRequest) -> tuple[Net, qjax.QuantizedModel, qjax.IntegerGraph]:
+    functions = {**MOVES, **ARITHMETIC}
+    model = Net(functions if request.param == "all" else {name: functions[name] for name in SOME})
     qmodel = qjax.quantize(model, qjax.Recipe(activations=qjax.QSpec(bits=10)), (X, IDS))
     qmodel.eval()
     return model, qmodel, qjax.convert(qmodel, (X, IDS))
@@ -263,6 +272,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.filterwarnings("ignore:quantize. the model trains, but convert will refuse it")
+@pytest.mark.sampled(4)
 def test_what_treats_an_example_by_its_place_is_refused(name: str) -> None:
     function, message = REFUSED[name]
     qmodel = qjax.quantize(Net({"y": function}), qjax.Recipe(), (X, IDS))
@@ -296,7 +306,7 @@ def test_where_arrays_lie():
 
 
 @pytest.mark.parametrize("length", [2, 3, 6])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_associative_scans(length):
     """Of even lengths JAX combines tensors without elements on the way."""
 

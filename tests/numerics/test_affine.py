@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qjax.numerics.affine import (
@@ -54,7 +54,7 @@ def ranges(signed: bool) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("bits", range(2, 9))
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(5)
 def test_parameters_are_the_fractions_and_zero_has_a_code(bits, mode):
     spec = QSpec(bits=bits, axis=0, **MODES[mode])
     lo, hi = ranges(signed=mode != "unsigned")
@@ -151,6 +151,7 @@ def test_a_range_that_cannot_be_covered(lo, hi, spec, words):
     st.sampled_from(list(MODES)),
     st.integers(0, 2**16 - 1),
 )
+@settings(max_examples=25)
 def test_codes_are_the_fractions(values, scale, bits, mode, offset):
     spec = QSpec(bits=bits, **MODES[mode])
     zero_point = 0 if spec.symmetric else spec.qmin + offset % spec.levels
@@ -165,7 +166,7 @@ def test_codes_are_the_fractions(values, scale, bits, mode, offset):
 
 @pytest.mark.parametrize("bits", [2, 4, 8, 12, 16])
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(5)
 def test_every_code_survives_a_round_trip(bits, mode):
     spec = QSpec(bits=bits, **MODES[mode])
     codes = np.arange(spec.qmin, spec.qmax + 1).astype(spec.dtype)
@@ -194,6 +195,7 @@ def tie_case(per_channel: bool, zero_point: int) -> tuple[np.ndarray, QParams]:
 
 @pytest.mark.parametrize("zero_point", [0, 3])
 @pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.sampled(2)
 def test_ties_have_one_code_everywhere(per_channel, zero_point):
     x, qparams = tie_case(per_channel, zero_point)
     inverse = np.float32(1) / np.asarray(qparams.scale)
@@ -270,6 +272,7 @@ def test_16_bit_floats_are_computed_in_float32(dtype):
 
 @pytest.mark.parametrize("bits", [8, 16])
 @pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.sampled(2)
 def test_infinities_and_huge_numbers_saturate_and_nan_is_zero(signed, bits):
     spec = QSpec(bits=bits, signed=signed, symmetric=False)
     zero_point = spec.qmin + 3

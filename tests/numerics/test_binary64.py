@@ -43,6 +43,7 @@ def test_every_exponent_of_float32_is_read() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32"])
+@pytest.mark.sampled(3)
 def test_integers_are_read(dtype: str) -> None:
     info = np.iinfo(dtype)
     powers = 2 ** np.arange(info.bits - (info.min < 0), dtype=np.int64)
@@ -51,6 +52,7 @@ def test_integers_are_read(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("op", OPS.values(), ids=OPS)
+@pytest.mark.sampled(2)
 def test_of_doubles(op: Any) -> None:
     """Full mantissas: products of float32, whose doubles have 48 bits."""
     a, b, c, d = (floats(seed) for seed in range(4))

@@ -86,11 +86,29 @@ def expected_gradients(gradient: str, gradient_scale: float, spec: QSpec):
     return cotangent * dx, reduced(ds), reduced(dz)
 
 
-@pytest.mark.parametrize("gradient_scale", [1.0, 0.125])
-@pytest.mark.parametrize("gradient", ["ste", "lsq", "pact"])
-@pytest.mark.parametrize("name", SPECS)
-@pytest.mark.sampled(4)
-def test_gradients_are_the_papers(name, gradient, gradient_scale):
+WAYS = {
+    "eager": [("reals", False)],
+    "jit": [("reals", True), ("codes", True)],
+    "checkpoint": [("checkpoint", True)],
+    "alone": [],
+    "eager codes": [("codes", False), ("checkpoint", False)],
+}
+CASES = [(s, g, f, w) for s in SPECS for g in ("ste", "lsq", "pact") for f in (1.0, 0.125) for w in WAYS]
+# every value of each parameter once
+DIAGONAL = [
+    ("channel", "pact", 0.125, "eager"),
+    ("groups", "lsq", 0.125, "jit"),
+    ("two axes", "pact", 1.0, "checkpoint"),
+    ("tensor", "lsq", 1.0, "alone"),
+    ("tensor", "ste", 1.0, "eager codes"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "gradient", "gradient_scale", "ways"),
+    [pytest.param(*case, marks=[] if case in DIAGONAL else pytest.mark.exhaustive) for case in CASES],
+)
+def test_gradients_are_the_papers(name, gradient, gradient_scale, ways):
     spec = SPECS[name]
     x, scale, zero_point, cotangent = case(spec)
     options = {"gradient": gradient, "gradient_scale": gradient_scale}
@@ -104,14 +122,16 @@ def test_gradients_are_the_papers(name, gradient, gradient_scale):
         c = fake_quant_codes(x, s, z, spec.qmin, spec.qmax, **options)
         return jnp.sum(cotangent * (c * jax.lax.stop_gradient(s)))
 
-    for loss in (reals, codes, jax.checkpoint(codes)):
-        for run in (jax.grad(loss, (0, 1, 2)), jax.jit(jax.grad(loss, (0, 1, 2)))):
-            for mine, paper in zip(run(x, scale, zero_point), expected, strict=True):
-                assert np.array_equal(np.asarray(mine), paper)
-    # One at a time: what is frozen changes nothing.
-    for which in range(3):
-        alone = jax.jit(jax.grad(codes, which))(x, scale, zero_point)
-        assert np.array_equal(np.asarray(alone), expected[which])
+    for loss, jitted in WAYS[ways]:
+        function = {"reals": reals, "codes": codes, "checkpoint": jax.checkpoint(codes)}[loss]
+        run = jax.grad(function, (0, 1, 2))
+        for mine, paper in zip((jax.jit(run) if jitted else run)(x, scale, zero_point), expected, strict=True):
+            assert np.array_equal(np.asarray(mine), paper)
+    if ways == "alone":
+        # One at a time: what is frozen changes nothing.
+        for which in range(3):
+            alone = jax.jit(jax.grad(codes, which))(x, scale, zero_point)
+            assert np.array_equal(np.asarray(alone), expected[which])
 
 
 @pytest.mark.parametrize("gradient", ["ste", "lsq", "pact"])
@@ -259,6 +279,7 @@ def test_the_gradient_scale_of_lsq():
 
 @pytest.mark.parametrize("spec", [QSpec(bits=8, symmetric=False), QSpec(bits=8, axis=-1), QSpec(bits=8, axis=0)])
 @pytest.mark.parametrize("rows", [256, 257])
+@pytest.mark.sampled(3)
 def test_large_tensors_sum_in_parts(spec, rows):
     """A scale's gradient, summed over parts of the first axis; where that has none, or is kept, over all at once."""
     rng, shape = np.random.default_rng(1), (rows, 16, 17)

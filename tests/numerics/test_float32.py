@@ -101,7 +101,7 @@ def exact_bits(m: int, e: int) -> int:
     return sign | ((e + 150 << 23) + m - 2**23 if m >= 2**23 else m)
 
 
-@pytest.mark.parametrize("count", [100_000, pytest.param(COUNT, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [100_000, pytest.param(COUNT, marks=[pytest.mark.slow, pytest.mark.exhaustive])])
 def test_fma_against_integers(count):
     a, b, c = operands(count, 3)
     # a third of the sums nearly cancels
@@ -136,6 +136,7 @@ def integer_inputs(count: int) -> np.ndarray:
 
 @pytest.mark.parametrize("overflow", ["saturate", "indefinite"])
 @pytest.mark.parametrize("rounding", sorted(ROUNDINGS))
+@pytest.mark.sampled(6)
 def test_to_int32_against_fractions(rounding, overflow):
     x = integer_inputs(4000)
     got = both(lambda v: float32.to_int32(float32.of(v), Rounding(rounding), overflow), x)

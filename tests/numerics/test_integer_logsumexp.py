@@ -39,6 +39,7 @@ def test_logarithms_are_correctly_rounded():
 
 @pytest.mark.parametrize("length", [1, 3, 512])
 @pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.sampled(3)
 def test_equals_its_definition(scale, length):
     codes, table = rows(np.random.default_rng(length), 8, length), table_of(scale, 256)
     want = [row_by_definition(row, table, logs_of()) for row in codes.tolist()]

@@ -46,6 +46,7 @@ def rows(rng: np.random.Generator, count: int, length: int, dtype: str = "int8")
 
 
 @pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.sampled(2)
 def test_exponentials_are_correctly_rounded(scale):
     want = table_of(scale, 256)
     host = exponentials(np.float32(scale), 256)
@@ -58,6 +59,7 @@ def test_exponentials_are_correctly_rounded(scale):
 
 @pytest.mark.parametrize("length", [1, 3, 512])
 @pytest.mark.parametrize("scale", SCALES[::2])
+@pytest.mark.sampled(3)
 def test_equals_its_definition(scale, length):
     rng = np.random.default_rng(length)
     codes, table = rows(rng, 8, length), table_of(scale, 256)

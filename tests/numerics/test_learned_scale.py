@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qjax.numerics.learned_scale import _EXP2_SERIES, learned_scale, log2_scale_of, pact_scale, power_of_two_scale
@@ -76,6 +76,7 @@ def test_never_decreasing():
 
 
 @given(st.lists(st.floats(width=32), min_size=16, max_size=16), st.sampled_from(list(MAKERS)))
+@settings(max_examples=25)
 def test_a_scale_is_positive_and_finite_whatever_the_raw_value(raw, name):
     scale = np.asarray(MAKERS[name](np.array(raw, np.float32)))
     assert np.isfinite(scale).all()
@@ -84,6 +85,7 @@ def test_a_scale_is_positive_and_finite_whatever_the_raw_value(raw, name):
 
 
 @given(st.floats(width=32), st.floats(width=32), st.sampled_from(list(MAKERS)))
+@settings(max_examples=25)
 def test_a_gradient_is_finite_whatever_comes_in(raw, cotangent, name):
     _, vjp = jax.vjp(MAKERS[name], jnp.float32(raw))
     (gradient,) = vjp(jnp.float32(cotangent))
@@ -92,6 +94,7 @@ def test_a_gradient_is_finite_whatever_comes_in(raw, cotangent, name):
 
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.sampled(3)
 def test_no_learning_rate_destroys_a_scale(optimizer, name):
     """Losses that explode, at learning rates up to the end of float32."""
     for rate in (1.0, 1e10, 1e38):

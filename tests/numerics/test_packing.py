@@ -41,6 +41,7 @@ def test_there_and_back(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.sampled(2)
 def test_each_gradient_is_the_others_value(name: str) -> None:
     arrays = arrays_of(SHAPES[name])
     vector, pull = jax.vjp(packed, arrays)

@@ -85,7 +85,7 @@ def session(dtype: str, length: int, x_scale: float, y_scale: float, zero_point:
     return onnxruntime.InferenceSession(model.SerializeToString())
 
 
-@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.settings(max_examples=25, deadline=None)
 @hypothesis.given(
     st.sampled_from(["int8", "uint8"]),
     st.integers(1, 300),
@@ -114,9 +114,10 @@ def test_the_bits_are_those_of_a_trace():
     known = softmax.prepare("onnx", 0.1, length=33, y_scale=1 / 255, y_zero_point=0)
     want = softmax.softmax(x, known)
     assert len(np.unique(want)) > 30
-    assert np.array_equal(jax.jit(softmax.softmax)(x, known), want)
+    lowered = jax.jit(softmax.softmax).lower(x, known)
+    assert np.array_equal(lowered.compile()(x, known), want)
     assert np.array_equal(jax.vmap(softmax.softmax, (1, None), 1)(x, known), want)
-    assert "f32" not in jax.jit(softmax.softmax).lower(x, known).as_text()
+    assert "f32" not in lowered.as_text()
 
 
 def test_where_the_runtime_overflows():

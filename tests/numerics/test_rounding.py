@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qjax.numerics import Rounding, round_float, rounding_right_shift
@@ -29,6 +29,7 @@ def every_16_bit_float(dtype) -> np.ndarray:
 
 @pytest.mark.parametrize("rounding", DETERMINISTIC)
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+@pytest.mark.sampled(6)
 def test_every_finite_16_bit_float(dtype, rounding):
     x = every_16_bit_float(dtype)
     y = round_float(x, rounding)
@@ -59,6 +60,7 @@ def test_hard_float32_numbers_in_every_transform(rounding):
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=32, max_size=32))
+@settings(max_examples=25)
 def test_any_float32(values):
     x = np.array(values, np.float32)
     for rounding in DETERMINISTIC:
@@ -121,6 +123,7 @@ def edges(bits: int) -> np.ndarray:
 
 @pytest.mark.parametrize("rounding", DETERMINISTIC)
 @pytest.mark.parametrize("bits", [32, 64])
+@pytest.mark.sampled(6)
 def test_shift_on_edges_for_every_shift(bits, rounding):
     x = edges(bits)[:, None]
     shift = np.arange(bits, dtype=np.int32)[None, :]

@@ -99,7 +99,7 @@ def test_a_fused_multiply_add_differs():
     assert y == {"float32_zero_point_inside": -14, "float32_zero_point_fma": -15}
 
 
-@pytest.mark.parametrize("count", [40_000, pytest.param(COUNT, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [40_000, pytest.param(COUNT, marks=[pytest.mark.slow, pytest.mark.exhaustive])])
 def test_zero_point_in_a_fused_multiply_add(count):
     rng = np.random.default_rng(3)
     acc = accumulators(count, rng)

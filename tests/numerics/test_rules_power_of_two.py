@@ -29,7 +29,7 @@ def oracle(rounding: str, overflow: str, acc: int, shift: int, codes: tuple[int,
 
 
 @pytest.mark.parametrize("rounding", AP_ROUNDINGS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_every_12_bit_accumulator(rounding):
     acc = np.arange(-(2**11), 2**11, dtype=np.int32)
     first = list(AP_ROUNDINGS).index(rounding)
@@ -51,7 +51,7 @@ def test_every_12_bit_accumulator(rounding):
 
 @pytest.mark.parametrize("overflow", OVERFLOWS)
 @pytest.mark.parametrize("rounding", AP_ROUNDINGS)
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(4)
 def test_any_accumulator(rounding, overflow):
     """About a million records over the 28 pairs: ties, ends of int32, every shift."""
     rng = np.random.default_rng(3)

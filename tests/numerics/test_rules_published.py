@@ -44,7 +44,7 @@ def compare(name: str, acc: np.ndarray, multiplier: np.ndarray, shift: np.ndarra
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_a_million_adversarial_records(name):
     compare(name, *records())
 

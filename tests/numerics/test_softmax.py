@@ -90,7 +90,7 @@ SETTINGS = [*SMALL, (100, 1.7), (4, 15.9), (4, 16.0), (5, 40.0)]
 
 
 @pytest.mark.parametrize(("length", "scale"), SETTINGS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_gemmlowp_against_integers(length, scale):
     x = rows(60, length, scale, 1)
     want = [gemmlowp_row(row, float(np.float32(scale))) for row in x.tolist()]
@@ -100,7 +100,7 @@ def test_gemmlowp_against_integers(length, scale):
 
 
 @pytest.mark.parametrize(("length", "scale"), SMALL)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_float32_against_fractions(length, scale):
     x = rows(40, length, scale, 2)
     constants = softmax.prepare("float32", np.float32(scale))
@@ -200,7 +200,7 @@ def test_errors():
 
 
 @pytest.mark.parametrize(("length", "scale"), SETTINGS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_gemmlowp_of_16_bits_against_integers(length, scale):
     x = rows(60, length, scale, 1)
     want = [gemmlowp_row(row, float(np.float32(scale)), 16) for row in x.tolist()]

@@ -26,6 +26,7 @@ def row(codes: list[int], table: list[int]) -> list[int]:
 @pytest.mark.parametrize(
     ("length", "scale"), [(1, 0.1), (3, 0.0112), (16, 0.1), (33, 0.02), (300, 2.0**-9), (50, 20.0)]
 )
+@pytest.mark.sampled(2)
 def test_against_integers(length, scale):
     rng = np.random.default_rng(length)
     x = np.clip(np.rint(rng.normal(rng.integers(-60, 60, (60, 1)), 40, (60, length))), -128, 127).astype(np.int8)

@@ -54,6 +54,7 @@ def test_values_are_those_of_ml_dtypes(name: str) -> None:
 
 @pytest.mark.parametrize("name", FLOATS)
 @pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
+@pytest.mark.sampled(6)
 def test_codes_are_those_of_ml_dtypes(name: str, jitted: bool) -> None:
     w, format = weights(), WeightFormat(name)
     run = jax.jit(encode, static_argnums=1) if jitted else encode

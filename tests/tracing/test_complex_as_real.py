@@ -37,6 +37,7 @@ def normal(*shape):
 
 @pytest.mark.parametrize("norm", ["backward", "ortho"])
 @pytest.mark.parametrize("shape", [(8,), (7,), (1,), (2,), (2, 3), (4, 5), (3, 4, 2)])
+@pytest.mark.sampled(5)
 def test_fourier_transforms(shape, norm):
     axes = tuple(range(1, 1 + len(shape)))
     x, y = normal(3, *shape), normal(3, *shape)

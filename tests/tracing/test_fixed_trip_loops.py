@@ -55,6 +55,7 @@ def test_loops_that_count_are_scans_of_that_length(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DATA)
+@pytest.mark.sampled(2)
 def test_loops_that_data_end_stay_loops(name: str) -> None:
     assert lengths(DATA[name], X) == [-1]
 

@@ -35,7 +35,7 @@ def chosen(function, numbers):
 
 @pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint8, jnp.int16, jnp.uint16])
 @pytest.mark.parametrize("bound", [-5, 4, 44, 200, 30000])
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 def test_a_cast_to_fewer_bits_keeps_the_low_ones(dtype, bound):
     numbers = np.concatenate([EDGES, EXTREMES])
     qmodel, args = chosen(lambda i: i.astype(dtype).astype(jnp.int32) > bound, numbers)
@@ -133,6 +133,7 @@ class Positions(nnx.Module):
 
 @pytest.mark.parametrize("dtype", [jnp.int32, jnp.uint32])
 @pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.sampled(2)
 def test_rows_of_a_table_at_a_place_that_counts(axis, dtype):
     x = jax.random.normal(jax.random.key(3), (2, 1, 4))
     first = {"place": jnp.zeros((), dtype)}

@@ -68,6 +68,7 @@ def cosine(a, b):
 
 @pytest.mark.parametrize("count", [2048, 8192])
 @pytest.mark.filterwarnings("ignore:Output .* never leave", "ignore:.*a single number")
+@pytest.mark.sampled(1)
 def test_the_sine_of_many_positions_is_one_table(count):
     sample = batch(0, 6)
     qmodel = quantized(sines, sample, qjax.integers("positions", 0, count))
@@ -171,6 +172,7 @@ def test_columns_have_ranges_of_their_own():
 )
 @pytest.mark.parametrize("where", ["before", "behind"])
 @pytest.mark.filterwarnings("ignore:Output .* never leave")
+@pytest.mark.sampled(4)
 def test_reshapes_around_the_function(move, where):
     def function(model, x, positions):
         phase = angles(positions)

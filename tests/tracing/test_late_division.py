@@ -167,12 +167,13 @@ TWO = {
     "at least half of it": (lambda m: m >= 0.5 * LEAST, True),
     "not below": (lambda m: jnp.logical_not(m < -1.0), True),
     "is zero": (lambda m: m == 0.0, True),
-    "is hidden": (lambda m: m < -1.0, False),
     "moved": (lambda m: jnp.swapaxes(m[:, None], 1, 2)[:, :, 0] > LEAST, True),
+    "is hidden": (lambda m: m < -1.0, False),
 }
 
 
 @pytest.mark.parametrize("name", TWO)
+@pytest.mark.sampled(2)
 def test_a_mask_of_two_numbers_that_is_compared(name):
     """What is chosen by it is chosen by the truth value, and the numbers get no quantizer."""
     compare, kept = TWO[name]

@@ -41,7 +41,7 @@ LINES = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [*INDICES, *LINES])
 def test_searches_of_constants_convert(name):
     function = INDICES.get(name) or LINES[name]

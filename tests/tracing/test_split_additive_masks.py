@@ -145,6 +145,7 @@ def softmax_of(function, x):
 
 
 @pytest.mark.parametrize("name", EMPTY)
+@pytest.mark.sampled(3)
 def test_a_mask_that_hides_nothing_is_no_mask(name):
     """So the runtime's own softmax computes it."""
     x = jax.random.normal(jax.random.key(2), (2, 6, 6))

@@ -46,6 +46,7 @@ FORMS = list(itertools.product([True, False], repeat=4))
 
 
 @pytest.mark.parametrize(("left", "lower", "transpose", "unit"), FORMS)
+@pytest.mark.sampled(4)
 def test_it_is_the_solution(left, lower, transpose, unit):
     def function(x):
         right = x[..., 2 * WIDTH :] if left else jnp.swapaxes(x[..., 2 * WIDTH :], 1, 2)
@@ -60,6 +61,7 @@ def test_it_is_the_solution(left, lower, transpose, unit):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8, 9])
+@pytest.mark.sampled(3)
 def test_the_inverse_of_any_size(size):
     def function(x):
         a = matrix(x, size)
@@ -74,6 +76,7 @@ def test_the_inverse_of_any_size(size):
 
 
 @pytest.mark.parametrize("left", [True, False])
+@pytest.mark.sampled(1)
 def test_a_matrix_of_numbers_is_inverted_once(left):
     a = np.tril(np.asarray(data(LENGTH, LENGTH, seed=1)) * 0.1) + np.eye(LENGTH, dtype=np.float32)
 
@@ -90,12 +93,11 @@ def test_a_matrix_of_numbers_is_inverted_once(left):
 
 
 def test_a_matrix_that_holds_the_batch_is_an_error():
-    a = np.eye(LENGTH, dtype=np.float32) + np.asarray(data(LENGTH, LENGTH, seed=1)) * 0.1
-    qmodel = qjax.quantize(Of(lambda x: jnp.linalg.inv(jnp.broadcast_to(a, (len(x), *a.shape))) @ x), qjax.Recipe(), X)
-    qjax.calibrate(qmodel, [X], progress=False)
-    qmodel.eval()
+    x = X[:, :3]
+    a = np.eye(3, dtype=np.float32) + np.asarray(data(3, 3, seed=1)) * 0.1
+    qmodel = qjax.quantize(Of(lambda x: jnp.linalg.inv(jnp.broadcast_to(a, (len(x), *a.shape))) @ x), qjax.Recipe(), x)
     with pytest.raises(qjax.ConversionError, match=r"test_triangular_solve.py.*it holds the batch.*jnp.broadcast_to"):
-        qjax.convert(qmodel, X)
+        qjax.convert(qmodel, x)
 
 
 def test_too_many_rows_are_an_error():

@@ -162,14 +162,17 @@ def test_inputs_far_from_zero_keep_their_small_variance():
 
 
 @pytest.mark.parametrize("bad", [-0.1, float("nan"), float("inf")])
-def test_a_damping_that_is_none(bad):
+def test_a_damping_that_is_none(layers, bad):
     with pytest.raises(ValueError, match="damping: expected a finite number"):
-        qjax.training.gptq(qjax.quantize(Layers(), FEW, IMAGES[0]), IMAGES, damping=bad)
+        qjax.training.gptq(layers[0], IMAGES, damping=bad)
 
 
 def test_weights_are_held_once_where_every_layer_is_replaced(monkeypatch):
     """A decoder of a billion parameters has no room for the solved weights beside all float ones."""
-    qmodel = qjax.quantize(Layers(), FEW, IMAGES[0])
+    x = data(4, 6)
+    layers = [nnx.Linear(6, 5, rngs=nnx.Rngs(0)), nnx.relu, nnx.Linear(5, 5, rngs=nnx.Rngs(1)), nnx.relu]
+    qmodel = qjax.quantize(nnx.Sequential(*layers, nnx.Linear(5, 3, rngs=nnx.Rngs(2))), FEW, x)
+    del layers
     qmodel.eval()
     weights = {"/".join(map(str, path[1:])): v for path, v in nnx.to_flat_state(nnx.state(qmodel, nnx.Param))}
     held = {name: weakref.ref(v[...]) for name, v in weights.items() if name.endswith("kernel")}
@@ -182,7 +185,7 @@ def test_weights_are_held_once_where_every_layer_is_replaced(monkeypatch):
 
     del weights
     monkeypatch.setattr(gptq_module, "set_qparams", look)
-    qjax.training.gptq(qmodel, IMAGES[:2])
+    qjax.training.gptq(qmodel, [x, 2 * x])
     order = list(held)
     order.sort(key=list(seen).index)
     assert seen == {name: set(order[i:]) for i, name in enumerate(order)}

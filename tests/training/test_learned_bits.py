@@ -87,6 +87,7 @@ forward = nnx.jit(lambda model, x: model(x))
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 @pytest.mark.parametrize("method", ["static", "lsq"])
+@pytest.mark.sampled(2)
 def test_codes_are_those_of_a_quantizer_with_fewer_bits(spec: qjax.QSpec, method: Any):
     scale = np.float32(0.037)
     x = jnp.asarray(np.linspace(-3, 3, 20_001, dtype=np.float32))
@@ -199,6 +200,7 @@ def test_ebops_count_a_convolution_at_every_place():
 
 
 @pytest.mark.parametrize("per", ["weight", "channel", "tensor"])
+@pytest.mark.sampled(1)
 def test_the_learner_counts_no_less_than_its_result(per: Any):
     """Its own count takes zeros behind the last kept bit for logic; else both are one number."""
     made = learner(Dense(), POWERS, X, per=per)
@@ -270,7 +272,7 @@ def test_the_result_has_no_more_bits_than_it_needs():
 
 def test_training_trades_bits_for_loss():
     made = LearnedBits(qjax.quantize(Dense(), POWERS, X), X)
-    optimizer = made.optimizer(bits_rate=0.05)
+    optimizer = made.optimizer(bits_rate=0.15)
     labels = jnp.asarray(np.arange(16) % 3)
 
     @nnx.jit
@@ -283,7 +285,7 @@ def test_training_trades_bits_for_loss():
 
     costs = [float(made.ebops())]
     for price in (1e-4, 1e-2):
-        for _ in range(60):
+        for _ in range(19):  # from 40 calls on the step is compiled, see tests/in_numpy.py
             with jax.numpy_dtype_promotion("standard"):  # for optax
                 step(made, optimizer, jnp.float32(price))
         costs.append(float(made.ebops()))

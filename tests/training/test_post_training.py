@@ -209,7 +209,7 @@ class Selected(Pooled):
 
 @pytest.mark.parametrize("model", [Pooled, Selected])
 def test_precision_sees_the_sums_behind_a_pool(model):
-    x = jax.random.normal(jax.random.key(0), (8, 8, 8, 1))
+    x = jax.random.normal(jax.random.key(0), (2, 8, 8, 1))
     # weights of 12 bits cost nothing, so all of the noise is that of activations
     recipe = qjax.Recipe(weights=qjax.QSpec(bits=12, symmetric=True, axis=-1))
     qmodel = qjax.quantize(model(), recipe, x)

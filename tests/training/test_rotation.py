@@ -50,6 +50,7 @@ def test_a_rotation_is_orthogonal_and_keeps_ones(width):
 
 
 @pytest.mark.parametrize("norm", [nnx.LayerNorm, nnx.RMSNorm])
+@pytest.mark.sampled(1)
 def test_the_float_function_is_the_same_in_float64(norm):
     model = Decoder(norm)
     qmodel = qjax.quantize(model, qjax.Recipe(), WORDS[0])

@@ -58,10 +58,11 @@ def test_a_step_inside_of_shard_map_is_the_step_outside() -> None:
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=0, atol=2.0**-20 * float(np.abs(b).max()))
 
 
-def test_every_kind_of_mesh_has_the_codes_of_one_device() -> None:
+@pytest.mark.parametrize("which", ["few", pytest.param("all", marks=pytest.mark.exhaustive)])
+def test_every_kind_of_mesh_has_the_codes_of_one_device(which: str) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.training.meshes"],
+        [sys.executable, "-W", "ignore", "-m", "tests.training.meshes", which],
         capture_output=True,
         text=True,
         env=environment,

@@ -112,6 +112,7 @@ def output_step(qmodel):
         (keras_model, "nearest_even", (X,)),
     ],
 )
+@pytest.mark.sampled(4)
 def test_training_sees_the_bias_of_the_statistics_that_it_leaves(make, target, args):
     trained, evaluated, qmodel = both_modes(make(), target, args)
     grid = output_step(qmodel)
@@ -171,6 +172,7 @@ def test_gradients_are_those_of_the_float_bias():
     ("target", "floats"),
     [("torch_onednn", True), ("openvino_cpu", True), ("tflite_micro", False), ("torch_qnnpack", False)],
 )
+@pytest.mark.sampled(2)
 def test_evaluation_has_the_bias_of_the_recipes_target(target, floats):
     _, evaluated, qmodel = both_modes(Normed(), target)
     same, other = ("torch_onednn", "nearest_even") if floats else ("nearest_even", "torch_onednn")

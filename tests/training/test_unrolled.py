@@ -17,7 +17,7 @@ from qjax.training.weights import parameters
 from tests.analysis.models import coarse, data, halves, in_halves
 
 WIDTH, LAYERS = 6, 3
-BATCHES = [data(4, 5, 4, seed=seed) for seed in range(4)]
+BATCHES = [data(4, 5, 4, seed=seed) for seed in range(2)]
 FEW = qjax.Recipe(weights=qjax.QSpec(bits=4, axis=-1))
 
 

@@ -90,7 +90,7 @@ def network(monkeypatch):
     for module in (learned_networks, learned_claims, network_learned_rounding):
         monkeypatch.setattr(module, "network", lambda name, settings: known)
     monkeypatch.setattr(learned_networks, "SEQUENCES", {"CNN on digits": ()})
-    plan = learned_networks.Plan(("CNN on digits",), 200, 256)
+    plan = learned_networks.Plan(("CNN on digits",), 200, 128)
     monkeypatch.setattr(learned_networks, "plan", lambda settings: plan)
     yield "CNN on digits"
     for cached in (*caches, learned_claims.curves):

@@ -90,7 +90,7 @@ def test_ties_of_independent_codes_are_expected(name):
 def network(request):
     """`ResNet on digits` stands for a network that nobody has trained; its images are noise."""
     rng = np.random.default_rng(0)
-    images, labels = rng.standard_normal((128, 8, 8, 1)).astype(np.float32), rng.integers(0, 10, 128)
+    images, labels = rng.standard_normal((32, 8, 8, 1)).astype(np.float32), rng.integers(0, 10, 32)
     model = ResNet(4, rngs=nnx.Rngs(0))
     model.eval()
     caches = (pooled_networks.prepared, pooled_networks.counted, network_pooling.changes)
@@ -106,7 +106,7 @@ def network(request):
 def test_the_reference_gives_the_exact_codes(network):
     known = pooled_networks.prepared(network, Settings())
     ir, seen = known.graph.ir, []
-    for _, env in pooled_networks.runs(known, 128):
+    for _, env in pooled_networks.runs(known, 32):
         for node in (node for node in ir.nodes if exact_ties.kind_of(node)):
             found = exact_ties.exact(ir, node, [env[key] for key in node.inputs])
             assert np.array_equal(exact_ties.settled(ir, node, found, "even"), env[node.output])
