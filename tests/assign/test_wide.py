@@ -37,6 +37,7 @@ def test_every_target_says_whether_it_has_them():
 
 
 @pytest.mark.parametrize("target", sorted(NARROW))
+@pytest.mark.sampled(2)
 def test_what_has_8_bits_only_refuses_wider_codes(target):
     wide = qjax.QSpec(bits=16)
     with pytest.raises(ValueError, match=rf"Quantizer 'input': expected activations of at most 8 bits, .*{target!r}"):

@@ -87,7 +87,7 @@ def test_the_float_kernels_become_c_and_onnx(tmp_path):
 @pytest.mark.sampled(1)
 def test_other_targets_round_the_exact_sum_once(chosen):
     near = 0
-    for seed, (before, after, channels) in enumerate(SIZES[:4]):
+    for seed, (before, after, channels) in enumerate(SIZES[2:4]):
         graph = reader.read(model("int8", before, after, channels, chosen), target="nearest_even")
         assert graph.nodes[0].attributes["method"] == "exact"
         x = codes_for(graph, seed)

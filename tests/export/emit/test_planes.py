@@ -27,7 +27,7 @@ NO_PLANE = {("tflite_micro", "multiply"), ("tflite_reference", "multiply"), ("cm
 def of_case(target: str, label: str):
     own = targets.get(target)
     dtype = "uint8" if target.startswith(("torch", "onnx", "openvino")) else "int8"
-    return case_graph(next(case for name, case in nodes.labelled(dtype, own) if name == label), own)
+    return case_graph(next(case for name, case in nodes.labelled(dtype, False, False) if name == label), own)
 
 
 @pytest.mark.parametrize("target", targets.names())
