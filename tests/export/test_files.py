@@ -174,9 +174,16 @@ BEGINNINGS = ("shutil.copy", "shutil.move", "tempfile.mks", "tempfile.Named")
 ENDS = (".write_text", ".write_bytes", ".tofile", "json.dump", "save_file")
 
 
+def dotted(function: ast.expr) -> str:
+    """The names of what is called; a value that has none, such as the result of a call, is empty."""
+    if isinstance(function, ast.Attribute):
+        return f"{dotted(function.value)}.{function.attr}"
+    return function.id if isinstance(function, ast.Name) else ""
+
+
 def writes(call: ast.Call) -> bool:
     """Whether a call makes a file by itself; os.open alone makes none of O_WRONLY to a device."""
-    name = ast.unparse(call.func)
+    name = dotted(call.func)
     modes = [a.value for a in (*call.args[1:2], *(k.value for k in call.keywords)) if isinstance(a, ast.Constant)]
     opened = name in ("open", "io.open") and any(isinstance(mode, str) and set(mode) & set("wax+") for mode in modes)
     return opened or name in FORBIDDEN or name.startswith(BEGINNINGS) or name.endswith(ENDS)
@@ -195,7 +202,7 @@ def test_every_writer_is_here():
         wrong = [ast.unparse(call) for call in calls if writes(call)]
         assert not wrong, f"{place}: {wrong}: write with qjax.export.files."
         if {"files.write", "files.write_all", "files.write_folder", "write_folder"} & {
-            ast.unparse(call.func) for call in calls
+            dotted(call.func) for call in calls
         }:
             users.add(place)
     assert len(users) == len(WRITERS), sorted(users)

@@ -6,6 +6,7 @@
 import collections
 import dataclasses
 import functools
+import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from qjax.graph.kernels import attributes, constants_of
 from qjax.numerics.accumulator import Accumulator
 from qjax.ops import Operand, Preparation, formulas
 from qjax.ops.epilogue import Affine
+from qjax.run.interpreter import Interpreter
 from tests.ops.nodes import INT4, INT8, INT16, NARROW, UINT8_MIDDLE, UINT16, Grid, graph_of
 
 Named = dict[str, tuple[Graph, list[np.ndarray]]]
@@ -111,6 +113,12 @@ def of_kinds() -> Named:
             continue
         found[name] = each
     return found
+
+
+def digest(graph: Graph, codes: Sequence[np.ndarray]) -> str:
+    """Of all codes that the interpreter gives."""
+    parts = [np.asarray(y) for y in Interpreter(graph)(*codes)]
+    return hashlib.sha256(b"".join(str(y.dtype).encode() + y.tobytes() for y in parts)).hexdigest()
 
 
 def one_of_each(named: Named) -> Named:

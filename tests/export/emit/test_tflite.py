@@ -204,6 +204,7 @@ EDGES = {
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kind", EDGES)
+@pytest.mark.sampled(10)
 def test_nodes_at_the_edges(kind, target):
     for case in EDGES[kind]():
         graph = single.graph_of(case, targets.get(target))

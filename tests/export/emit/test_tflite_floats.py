@@ -93,6 +93,7 @@ def floats(batch: int, size: int) -> bytes:
 
 @pytest.mark.parametrize("target", tflite_runtimes.TARGETS)
 @pytest.mark.parametrize("shape", [(1, 13), (3, 640), (5, 21)])
+@pytest.mark.sampled(6)
 def test_a_graph_with_float_outputs_is_its_runtime(target, shape):
     data = floats(*shape)
     graph = IntegerGraph(tflite.read(data, target=target))
