@@ -9,9 +9,10 @@ takes the function that compiles and runs one, by its private name. A version of
 which is slower and tests the same.
 """
 
+import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,6 +24,7 @@ from jax.sharding import SingleDeviceSharding
 from qjax.jaxprs.evaluator import Evaluator, Rule
 from qjax.jaxprs.rules import convolve, dot, multiply
 from qjax.problems import Unsupported
+from tests.layers import round_trip
 
 CALLS = 40
 """A program that runs this often is compiled, which costs as much as some dozens of runs in numpy."""
@@ -34,6 +36,16 @@ class Switch:
     """Whether numpy computes; conftest turns it for each test."""
 
     on = False
+
+
+@contextlib.contextmanager
+def computing() -> Iterator[None]:
+    """For what a test of XLA needs and does not ask about, such as the graph whose program it compiles."""
+    before, Switch.on = Switch.on, not round_trip.always_compiled
+    try:
+        yield
+    finally:
+        Switch.on = before
 
 
 def install() -> None:

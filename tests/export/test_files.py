@@ -4,6 +4,7 @@ import ast
 import errno
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -89,14 +90,18 @@ files.write(b"new", sys.argv[1])
 """
 
 
-def killed(path: pathlib.Path) -> None:
-    ended = subprocess.run([sys.executable, "-W", "ignore", "-c", KILLED, str(path)], check=False)
+@pytest.fixture(scope="module")
+def left_behind(tmp_path_factory) -> pathlib.Path:
+    """The folder in which a process was killed while it wrote."""
+    folder = tmp_path_factory.mktemp("killed")
+    ended = subprocess.run([sys.executable, "-W", "ignore", "-c", KILLED, str(folder / "m")], check=False)
     assert ended.returncode == -signal.SIGKILL
+    return folder
 
 
-def test_what_a_killed_process_left_is_removed_at_the_next_save(tmp_path):
+def test_what_a_killed_process_left_is_removed_at_the_next_save(tmp_path, left_behind):
     path = tmp_path / "m"
-    killed(path)
+    shutil.copytree(left_behind, tmp_path, dirs_exist_ok=True)
     left = [entry.name for entry in tmp_path.iterdir()]
     assert len(left) == 1
     assert left[0].startswith(".qjax-")
@@ -104,8 +109,8 @@ def test_what_a_killed_process_left_is_removed_at_the_next_save(tmp_path):
     assert contents(tmp_path) == {"m": b"new"}
 
 
-def test_only_dead_processes_of_this_machine_lose_their_files(tmp_path):
-    killed(tmp_path / "m")
+def test_only_dead_processes_of_this_machine_lose_their_files(tmp_path, left_behind):
+    shutil.copytree(left_behind, tmp_path, dirs_exist_ok=True)
     (dead,) = (entry.name for entry in tmp_path.iterdir())
     machine, process, token = dead.removeprefix(".qjax-").removesuffix(".tmp").split("-")
     other = f"{int(machine, 16) ^ 1:08x}"

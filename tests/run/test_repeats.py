@@ -17,6 +17,7 @@ from qjax.run import loop_execution
 from qjax.run.interpreter import run
 from qjax.run.repeats import Carried, Inside, Outside, over_iterations, repeats
 from qjax.run.shared_constants import SharedConstants
+from tests import in_numpy
 
 
 class Recurrent(nnx.Module):
@@ -63,9 +64,10 @@ class Stack(nnx.Module):
 
 def converted(model, shape, target="nearest_even"):
     x = jax.random.normal(jax.random.key(0), shape)
-    qmodel = qjax.quantize(model, qjax.Recipe(target=target), x)
-    qjax.calibrate(qmodel, [x])
-    return qmodel, qjax.convert(qmodel, x), x
+    with in_numpy.computing():
+        qmodel = qjax.quantize(model, qjax.Recipe(target=target), x)
+        qjax.calibrate(qmodel, [x])
+        return qmodel, qjax.convert(qmodel, x), x
 
 
 @functools.cache
