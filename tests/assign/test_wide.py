@@ -58,6 +58,7 @@ def test_what_has_8_bits_only_refuses_wider_codes(target):
 @pytest.mark.parametrize(
     "spec", [qjax.QSpec(bits=16, symmetric=False), qjax.QSpec(bits=9, symmetric=False), qjax.QSpec(16, signed=False)]
 )
+@pytest.mark.sampled(9)
 def test_quantize_refuses_the_recipe(target, spec):
     message = (
         rf"Quantizer 'input': expected codes of more than 8 bits to be int16 with the zero point 0, .* {target!r}.*"
