@@ -86,6 +86,7 @@ def test_all_of_them_are_here():
 
 
 @pytest.mark.exhaustive
+@pytest.mark.filterwarnings("ignore")
 def test_no_other_file_has_one():
     assert set(NAMES) == set(chosen(node.collect_testcases(None)))
 
