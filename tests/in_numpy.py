@@ -9,9 +9,10 @@ takes the function that compiles and runs one, by its private name. A version of
 which is slower and tests the same.
 """
 
+import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,6 +24,7 @@ from jax.sharding import SingleDeviceSharding
 from qjax.errors import Unsupported
 from qjax.jaxprs.evaluator import Evaluator, Rule
 from qjax.jaxprs.rules import convolve, dot, multiply
+from tests.layers import round_trip
 
 CALLS = 40
 """A program that runs this often is compiled, which costs as much as some dozens of runs in numpy."""
@@ -36,6 +38,16 @@ class Switch:
     on = False
     put: Callable[..., jax.Array]
     """Makes an array of JAX of one of numpy, in a tenth of the time that `jax.device_put` takes."""
+
+
+@contextlib.contextmanager
+def computing() -> Iterator[None]:
+    """For what a test of XLA needs and does not ask about, such as the graph whose program it compiles."""
+    before, Switch.on = Switch.on, not round_trip.always_compiled
+    try:
+        yield
+    finally:
+        Switch.on = before
 
 
 def install() -> None:

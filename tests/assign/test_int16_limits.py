@@ -37,6 +37,7 @@ def test_every_target_says_whether_it_has_them():
 
 
 @pytest.mark.parametrize("target", sorted(NARROW))
+@pytest.mark.sampled(2)
 def test_what_has_8_bits_only_refuses_wider_codes(target):
     wide = qjax.QSpec(bits=16)
     with pytest.raises(ValueError, match=rf"Quantizer 'input': expected activations of at most 8 bits, .*{target!r}"):
@@ -57,6 +58,7 @@ def test_what_has_8_bits_only_refuses_wider_codes(target):
 @pytest.mark.parametrize(
     "spec", [qjax.QSpec(bits=16, symmetric=False), qjax.QSpec(bits=9, symmetric=False), qjax.QSpec(16, signed=False)]
 )
+@pytest.mark.sampled(9)
 def test_quantize_refuses_the_recipe(target, spec):
     message = (
         rf"Quantizer 'input': expected codes of more than 8 bits to be int16 with the zero point 0, .* {target!r}.*"

@@ -157,7 +157,7 @@ def key_of(found: Any, pattern: Pattern) -> Any:
 
 
 @given(graphs(), patterns())
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_all_embeddings_are_found_and_no_others(graph: Graph, pattern: Pattern) -> None:
     if max(len(positions(one)) for one in plain(pattern)) > 4:
         return

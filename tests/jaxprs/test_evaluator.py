@@ -12,7 +12,7 @@ from jax import lax
 from qjax.errors import Unsupported
 from qjax.jaxprs.evaluator import evaluate, run_in_numpy
 from qjax.run.interpreter import Interpreter
-from tests.export.emit.test_every_target import Everything, chosen, merged
+from tests.export.emit.test_every_target import Everything, chosen, diagonal, merged
 
 pytestmark = pytest.mark.compiled
 INTEGERS = ("int8", "uint8", "int16", "int32", "uint32")
@@ -40,8 +40,8 @@ def assert_equal(function: Callable[..., Any], *arguments: Any) -> None:
         assert np.all(same), (a, b)
 
 
-def test_every_kernel_under_every_arithmetic():
-    graph, codes = merged(chosen(Everything().named))
+def assert_kernels_equal(named):
+    graph, codes = merged(named)
     interpreter = Interpreter(graph)
     constants = interpreter.constants
     found = run_in_numpy(interpreter.outputs)(constants, codes)
@@ -49,6 +49,15 @@ def test_every_kernel_under_every_arithmetic():
     wanted = jax.jit(interpreter.outputs, compiler_options=fast)(constants, codes)
     wrong = [node.name for node, a, b in zip(graph.nodes, found, wanted, strict=True) if not np.array_equal(a, b)]
     assert not wrong
+
+
+def test_every_kernel_and_every_arithmetic():
+    assert_kernels_equal(diagonal())
+
+
+@pytest.mark.exhaustive
+def test_every_kernel_under_every_arithmetic():
+    assert_kernels_equal(chosen(Everything().named))
 
 
 PAIRS = {

@@ -16,8 +16,8 @@ from conformance.runtimes.litert_arm import LiteRTArm
 from qjax import IntegerGraph
 from tests.analysis.models import data
 
-X = data(3, 5, 4)
-STEPS = 5
+X = data(2, 4, 4)
+STEPS = 4
 
 
 class Recurrent(nnx.Module):

@@ -3,8 +3,11 @@
 # what models and grids are made of has no static type here
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false, reportReturnType=false
 
+import collections
 import dataclasses
 import functools
+import hashlib
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,6 +24,7 @@ from qjax.graph.kernels import attributes, constants_of
 from qjax.numerics.accumulator import Accumulator
 from qjax.ops import Operand, Preparation, formulas
 from qjax.ops.epilogue import Affine
+from qjax.run.interpreter import Interpreter
 from tests.ops.nodes import INT4, INT8, INT16, NARROW, UINT8_MIDDLE, UINT16, Grid, graph_of
 
 Named = dict[str, tuple[Graph, list[np.ndarray]]]
@@ -44,7 +48,8 @@ def of_targets() -> Named:
         target = targets.get(name)
         unsigned = name.startswith(("torch", "onnx", "openvino"))
         for dtype in ("uint8",) if unsigned else ("int8", "int16") if name.startswith("tflite") else ("int8",):
-            for label, case in labelled(dtype, target):
+            same_grid = tuple(op in target.same_grid for op in ("mean", "average_pool"))
+            for label, case in labelled(dtype, *same_grid):
                 count += 1
                 if (name, dtype, label) in REFUSED:
                     with pytest.raises(ValueError, match="power_of_two needs effective scales"):
@@ -68,7 +73,70 @@ def of_targets() -> Named:
     return found
 
 
-def labelled(dtype: str, target: targets.Target) -> Iterator[tuple[str, Case]]:
+@functools.cache
+def of_arithmetics() -> Named:
+    """Of these, one for each rule, formula and accumulator; its dtype is the one that had the fewest turns."""
+    families: dict[str, list[str]] = {}
+    for name, (graph, _) in of_targets().items():
+        (node,) = graph.nodes
+        known = [node.attributes.get(key) for key in ("rule", "formula", "rounding", "accumulator")]
+        own = node.op if "kernel" not in node.constants or known[-1] else "weighted"
+        rows = "_rows_" in name
+        families.setdefault(f"{own} {known} {rows}", []).append(name)
+    turns: collections.Counter[str] = collections.Counter()
+    found: Named = {}
+    for names in families.values():
+        name = min(names, key=lambda name: turns[name.rpartition("_")[2]])
+        turns[name.rpartition("_")[2]] += 1
+        found[name] = of_targets()[name]
+    assert set(turns) == {"int8", "int16", "uint8"}
+    return found
+
+
+@functools.cache
+def of_kinds() -> Named:
+    """Of the operations in shapes that no runtime has, all but convolutions and products that differ in two things.
+
+    Every dtype and accumulator is here, every form of a window and of a product, and each other operation.
+    """
+    found: Named = {}
+    windows: collections.Counter[str] = collections.Counter()
+    for name, each in of_operations().items():
+        kind = re.fullmatch(r"(conv|odd|other)(\d+)(?:_.*)?", name)
+        if kind and kind[1] == "conv":
+            # the n-th kind of codes with the n-th form of a window
+            windows[kind[2]] += 1
+            several = sum(other.startswith(f"conv{kind[2]}_") for other in of_operations())
+            if windows[kind[2]] != int(kind[2]) % several + 1:
+                continue
+        elif kind and kind[2] not in ("0", "2", "7"):
+            continue
+        found[name] = each
+    return found
+
+
+def digest(graph: Graph, codes: Sequence[np.ndarray]) -> str:
+    """Of all codes that the interpreter gives."""
+    parts = [np.asarray(y) for y in Interpreter(graph)(*codes)]
+    return hashlib.sha256(b"".join(str(y.dtype).encode() + y.tobytes() for y in parts)).hexdigest()
+
+
+def one_of_each(named: Named) -> Named:
+    """The first graph of each operation, with and without weights."""
+    found: dict[tuple[str, bool], str] = {}
+    for name, (graph, _) in named.items():
+        (node,) = graph.nodes
+        found.setdefault((node.op, "kernel" in node.constants), name)
+    return {name: named[name] for name in found.values()}
+
+
+@functools.cache
+def labelled(dtype: str, mean: bool, pool: bool) -> list[tuple[str, Case]]:
+    """mean and pool: whether the average of a mean and that of a pool keep the grid of their input."""
+    return list(_labelled(dtype, mean, pool))
+
+
+def _labelled(dtype: str, mean: bool, pool: bool) -> Iterator[tuple[str, Case]]:
     # extreme accumulators first: what comes first is kept
     for per_channel in (True, False):
         suffix = "_channels" if per_channel else ""
@@ -82,8 +150,8 @@ def labelled(dtype: str, target: targets.Target) -> Iterator[tuple[str, Case]]:
         a, b = case.inputs
         yield f"{op}_rows", dataclasses.replace(case, inputs=(a[:33, :61], b[:33, :1]))
     yield "rescale", cases.rescale(dtype, dtype)[0]
-    yield "mean", cases.mean(dtype, same_grid="mean" in target.same_grid)[1]
-    yield "pool", cases.average_pool(dtype, same_grid="average_pool" in target.same_grid)[1]
+    yield "mean", cases.mean(dtype, same_grid=mean)[1]
+    yield "pool", cases.average_pool(dtype, same_grid=pool)[1]
 
 
 @functools.cache

@@ -62,6 +62,9 @@ DEPTHWISE = (
     Layer(65, 65, (9, 7), (1, 1), "VALID", (1, 1), 65),
 )
 """Behind a layer that makes so many channels."""
+DENSE = (3, 16, 70)
+WHOLE = slice(None)
+"""Which layers: all of them."""
 
 
 def convolution(layer: Layer, rngs: nnx.Rngs) -> nnx.Conv:
@@ -81,32 +84,35 @@ def convolution(layer: Layer, rngs: nnx.Rngs) -> nnx.Conv:
 class Many(nnx.Module):
     """One result for each layer, and dense layers of the mean and of every position."""
 
-    def __init__(self, rngs: nnx.Rngs) -> None:
-        self.layers = nnx.List(convolution(layer, rngs) for layer in LAYERS)
-        self.wider = nnx.List(nnx.Conv(SHAPE[2], layer.channels, (1, 1), rngs=rngs) for layer in DEPTHWISE)
-        self.depthwise = nnx.List(convolution(layer, rngs) for layer in DEPTHWISE)
-        self.dense = nnx.List(nnx.Linear(36, features, rngs=rngs) for features in (3, 16, 70))
+    def __init__(self, rngs: nnx.Rngs, which: slice = WHOLE) -> None:
+        self.chosen = LAYERS[which]
+        self.layers = nnx.List(convolution(layer, rngs) for layer in self.chosen)
+        self.wider = nnx.List(nnx.Conv(SHAPE[2], layer.channels, (1, 1), rngs=rngs) for layer in DEPTHWISE[which])
+        self.depthwise = nnx.List(convolution(layer, rngs) for layer in DEPTHWISE[which])
+        self.dense = nnx.List(nnx.Linear(36, features, rngs=rngs) for features in DENSE[which])
         self.wide = nnx.Linear(SHAPE[0] * SHAPE[1] * SHAPE[2], 10, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> list[jax.Array]:
-        found = [layer(x[..., : own.channels]) for layer, own in zip(self.layers, LAYERS, strict=True)]
+        found = [layer(x[..., : own.channels]) for layer, own in zip(self.layers, self.chosen, strict=True)]
         found[3] = nnx.relu(found[3])
         found += [own(wider(x)) for wider, own in zip(self.wider, self.depthwise, strict=True)]
         mean = x.mean(axis=(1, 2))
-        return [*found, *(layer(mean) for layer in self.dense), self.dense[1](x), self.wide(x.reshape(len(x), -1))]
+        everywhere = self.dense[len(self.dense) // 2](x)
+        return [*found, *(layer(mean) for layer in self.dense), everywhere, self.wide(x.reshape(len(x), -1))]
 
 
 class Products(nnx.Module):
     """Products of activations: every order of the axes, lengths that are no multiples of 4 and of 16, batches."""
 
-    def __init__(self, rngs: nnx.Rngs) -> None:
+    def __init__(self, rngs: nnx.Rngs, which: slice = WHOLE) -> None:
+        self.which = (which.start, which.stop, which.step)
         self.heads = nnx.List([nnx.LinearGeneral(36, (2, width), rngs=rngs) for width in (18, 18, 20, 5)])
 
     def __call__(self, x: jax.Array) -> list[jax.Array]:
         rows = x[:, 0] * 1.5
         query, key, value, few = (head(x.reshape(len(x), -1, 36)[:, :47] + 0.2) for head in self.heads)
         scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / 18**0.5
-        return [
+        found = [
             jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), value),
             jnp.einsum("bhqk,bkhd->bhdq", nnx.relu(scores), few),
             jnp.einsum("bqhd,bkhe->bdhe", query, value[:, :1] + 0 * value),
@@ -117,14 +123,15 @@ class Products(nnx.Module):
             jnp.einsum("btc,bsc->bts", x[:, 0, :3], rows),
             jnp.einsum("btcd,bscd->btsd", *(a.reshape(len(x), 7, 9, 4) for a in (x[:, 0], rows))),
         ]
+        return found[slice(*self.which)]
 
 
-def graph(target: str, bits: int = 8, *, signed: bool = True, products: bool = False) -> Graph:
-    """All layers under a target, or all products; bits: of the weights. signed: whether activations are int8."""
+def graph(target: str, bits: int = 8, *, signed: bool = True, products: bool = False, which: slice = WHOLE) -> Graph:
+    """Layers under a target, or all products; bits: of the weights. signed: whether activations are int8."""
     x = jax.random.normal(jax.random.key(0), (4, *SHAPE))
     activations = qjax.QSpec(bits=8, signed=signed, symmetric=False)
     recipe = qjax.Recipe(target=target, weights=qjax.QSpec(bits=bits, axis=-1), activations=activations)
-    qmodel = qjax.quantize((Products if products else Many)(nnx.Rngs(0)), recipe, x)
+    qmodel = qjax.quantize((Products if products else Many)(nnx.Rngs(0), which), recipe, x)
     qmodel.eval()
     with warnings.catch_warnings():
         # one of the products reads zeros

@@ -18,7 +18,7 @@ from tests.export.emit.c_build import FASTEST
 from tests.export.emit.random_integers import random_program
 
 SHAPE = (5, 9)
-SEEDS = {"few": range(20), "more": range(20, 60)}
+SEEDS = {"few": range(10), "more": range(10, 60)}
 
 
 def text_of(sources: Source, functions: list[str]) -> str:

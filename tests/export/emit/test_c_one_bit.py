@@ -27,14 +27,24 @@ VARIANTS = {
 """What a variant needs of a processor, as Linux names it, and the flags that choose it."""
 SELDOM = [pytest.mark.exhaustive]
 SOMETIMES = [pytest.param(name, marks=SELDOM if name == "POPCNT" else []) for name in VARIANTS]
-SIGNED, UNSIGNED = LAYERS, (LAYERS[2], LAYERS[7], LAYERS[8], LAYERS[10])
+UNSIGNED = (LAYERS[2], LAYERS[7], LAYERS[8], LAYERS[10])
+SOME = tuple(layer for layer in LAYERS if layer not in (LAYERS[2], LAYERS[5], LAYERS[7], LAYERS[10]))
+"""The others stand among those of uint8, or have the window of another."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(SOME, id="some"), pytest.param(LAYERS, id="all", marks=pytest.mark.exhaustive)],
+)
+def signed(request):
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def graphs():
+def graphs(signed):
     """Codes of int8, and of uint8."""
     return {
-        "tflite_micro": one_bit_layers.graph("tflite_micro", SIGNED),
+        "tflite_micro": one_bit_layers.graph("tflite_micro", signed),
         "onnxruntime": one_bit_layers.graph("onnxruntime", UNSIGNED, signed=False),
     }
 
@@ -59,8 +69,8 @@ def test_under_sanitizers(layers):
 
 
 @pytest.mark.parametrize("simd", [False, True, "cortex_m"])
-def test_which_layers_are_bit_by_bit(graphs, simd):
-    for graph, layers in zip(graphs.values(), (SIGNED, UNSIGNED), strict=True):
+def test_which_layers_are_bit_by_bit(graphs, signed, simd):
+    for graph, layers in zip(graphs.values(), (signed, UNSIGNED), strict=True):
         text = to_files(graph, vectors=0, simd=simd)["model.c"]
         functions = text[text.index("static void model_") :].split("static void ")
         assert sum("qjax_common(" in function for function in functions) == sum(layer.bits for layer in layers)

@@ -6,15 +6,19 @@ import pytest
 from qjax import ops, targets
 from tests.export.emit import c_build, nodes
 
-
-@pytest.fixture(scope="module")
-def operations(tmp_path_factory):
-    return c_build.Compiled(nodes.of_operations(), tmp_path_factory.mktemp("operations"))
+EVERY = pytest.param(True, id="every", marks=pytest.mark.exhaustive)
 
 
-@pytest.fixture(scope="module")
-def rules(tmp_path_factory):
-    return c_build.Compiled(nodes.of_targets(), tmp_path_factory.mktemp("rules"))
+@pytest.fixture(scope="module", params=[pytest.param(False, id="kinds"), EVERY])
+def operations(request, tmp_path_factory):
+    named = nodes.of_operations() if request.param else nodes.of_kinds()
+    return c_build.Compiled(named, tmp_path_factory.mktemp("operations"))
+
+
+@pytest.fixture(scope="module", params=[pytest.param(False, id="arithmetics"), EVERY])
+def rules(request, tmp_path_factory):
+    named = nodes.of_targets() if request.param else nodes.of_arithmetics()
+    return c_build.Compiled(named, tmp_path_factory.mktemp("rules"))
 
 
 def test_every_operation_is_here(operations):

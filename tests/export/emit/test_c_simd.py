@@ -40,9 +40,26 @@ MACHINES = {
 }
 
 
+def shares(count):
+    """The layers in turn, each under one target only."""
+    return [slice(first, None, count) for first in range(count)]
+
+
+WHICH = [pytest.param(False, id="shared"), pytest.param(True, id="all", marks=pytest.mark.exhaustive)]
+"""Whether every layer is under every target; else each is under one of them, which `make test` is content with."""
+
+
+@pytest.fixture(scope="module", params=WHICH)
+def which(request):
+    return dict(zip(TARGETS, [simd_layers.WHOLE] * 3 if request.param else shares(3), strict=True))
+
+
 @pytest.fixture(scope="module")
-def graphs():
-    return {target: simd_layers.graph(target, bits, signed=signed) for target, (bits, signed) in TARGETS.items()}
+def graphs(which):
+    return {
+        target: simd_layers.graph(target, bits, signed=signed, which=which[target])
+        for target, (bits, signed) in TARGETS.items()
+    }
 
 
 def compiled(graphs, batch, folder, simd: bool | str = True):
@@ -55,11 +72,16 @@ def layers(graphs, tmp_path_factory):
     return compiled(graphs, 3, tmp_path_factory.mktemp("simd"))
 
 
-@pytest.fixture(scope="module")
-def products(tmp_path_factory):
+@pytest.fixture(scope="module", params=WHICH)
+def products(request, tmp_path_factory):
     """Formulas in float32 and in fixed point; codes of int8 and of uint8."""
     chosen = {"tflite_micro": True, "onnxruntime": False}
-    found = {target: simd_layers.graph(target, signed=signed, products=True) for target, signed in chosen.items()}
+    found = {
+        target: simd_layers.graph(target, signed=signed, products=True, which=which)
+        for (target, signed), which in zip(
+            chosen.items(), [simd_layers.WHOLE] * 2 if request.param else shares(2), strict=True
+        )
+    }
     return compiled(found, 3, tmp_path_factory.mktemp("products"))
 
 
@@ -137,13 +159,14 @@ def test_cortex_m_in_plain_loops_under_sanitizers(cortex_m):
     cortex_m.assert_equal(cortex_m.run(*c_build.SANITIZERS))
 
 
-def test_functions_of_cortex_m_are_used(cortex_m):
+def test_functions_of_cortex_m_are_used(cortex_m, which):
     starts = [cortex_m.text.index(f"static void {target}_") for target in TARGETS]
     for target, start, end in zip(TARGETS, starts, [*starts[1:], None], strict=True):
         body = cortex_m.text[start:end]
         sums = body.count("qjax_sums") + body.count("qjax_channels")
         # weights of 4 bits remain packed; some lines of a rule in floats have no form in 32 bits
-        assert (sums > 12) == (target != "tflite_xnnpack"), target
+        least = 12 if which[target] == simd_layers.WHOLE else len(simd_layers.LAYERS) // 3
+        assert (sums > least) == (target != "tflite_xnnpack"), target
         assert ("acc[i]" in body) == (target == "onnxruntime"), target
 
 
@@ -164,7 +187,7 @@ def test_weights_of_cortex_m_take_the_bytes_of_plain_loops():
     assert 0 <= other.weight_bytes - plain.weight_bytes <= 15 * len(graph.nodes)
 
 
-def test_vectors_are_used(graphs):
+def test_vectors_are_used(graphs, which):
     for target, graph in graphs.items():
         text = to_files(graph, simd=True, vectors=0)["model.c"]
         body = text[text.index("static void") :]
@@ -173,7 +196,7 @@ def test_vectors_are_used(graphs):
         floats = body.count("numbers16_scaled(")
         assert calls > 12, target
         suffix = "i8" if TARGETS[target][1] else "u8"
-        assert body.count("= sums64_rows_") == len(simd_layers.DEPTHWISE)
+        assert body.count("= sums64_rows_") == len(simd_layers.DEPTHWISE[which[target]])
         own = [body.count(f"= sums{name}_{suffix}(") for name in ("16_add", "16_rows", "64_rows")]
         assert calls == own[0] + own[1] + 4 * own[2]
         # the rules of these two runtimes are one product in float32

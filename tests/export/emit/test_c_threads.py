@@ -24,15 +24,17 @@ def assert_equal_often(made: c_build.Compiled, *flags: str) -> None:
         made.assert_equal(found)
 
 
-@pytest.fixture(scope="module")
-def graphs():
-    return {
-        "layers": simd_layers.graph("tflite_micro", 4),
-        "products": simd_layers.graph("onnxruntime", signed=False, products=True),
-    }
-
-
 SELDOM = pytest.mark.exhaustive
+WHICH = [pytest.param(slice(1, None, 3), id="some"), pytest.param(simd_layers.WHOLE, id="all", marks=SELDOM)]
+"""Of the layers and of the products; some of them have windows, groups, channels of their own and dense layers."""
+
+
+@pytest.fixture(scope="module", params=WHICH)
+def graphs(request):
+    return {
+        "layers": simd_layers.graph("tflite_micro", 4, which=request.param),
+        "products": simd_layers.graph("onnxruntime", signed=False, products=True, which=request.param),
+    }
 
 
 @pytest.mark.parametrize(
@@ -54,8 +56,10 @@ def test_one_bit(every_loop, tmp_path):
     assert_equal_often(made)
 
 
-def test_every_operation(every_loop, tmp_path):
-    made = c_build.Compiled(nodes.of_operations(), tmp_path, threads=True)
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=SELDOM)])
+def test_every_operation(every, every_loop, tmp_path):
+    named = nodes.of_operations() if every else nodes.one_of_each(nodes.of_operations())
+    made = c_build.Compiled(named, tmp_path, threads=True)
     assert_equal_often(made)
 
 

@@ -79,10 +79,11 @@ SCALES = [2.0**-20, 0.003, 0.05, 0.3, 2.5, 20.0]
 
 @pytest.mark.parametrize("bits", [8, 16])
 @pytest.mark.parametrize("shape", [(40, 10), (3, 7, 96), (9, 600), (2, 4095), (300, 1)])
+@pytest.mark.parametrize("scales", [SCALES[1::2], pytest.param(SCALES[::2], marks=pytest.mark.exhaustive)], ids=str)
 @pytest.mark.sampled(2)
-def test_softmax(shape, bits):
+def test_softmax(shape, bits, scales):
     rng = np.random.default_rng(0)
-    for scale in SCALES:
+    for scale in scales:
         constants = runtimes.prepare("gemmlowp", scale)
         codes = rng.integers(-128, 128, shape).astype(np.int8)
         codes[0] = 127  # the greatest sum of this length

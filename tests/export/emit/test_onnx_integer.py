@@ -8,7 +8,7 @@ from qjax.export.emit.onnx import to_model
 from qjax.export.emit.onnx.integer import STYLE
 from qjax.export.read.onnx import written_by_qjax
 from qjax.run.interpreter import Interpreter
-from tests.export.emit.nodes import Named, of_operations, of_targets
+from tests.export.emit.nodes import Named, of_kinds, of_operations, of_targets
 from tests.export.emit.onnx_runs import by_onnxruntime, by_reference, checked, differing, element_types
 from tests.export.graphs import differences
 
@@ -39,7 +39,12 @@ def disagreements(named: Named) -> dict[str, str]:
 
 
 def test_every_operation():
-    assert disagreements(of_operations()) == {}
+    assert disagreements(of_kinds()) == {}
+
+
+@pytest.mark.exhaustive
+def test_every_window_and_product():
+    assert disagreements({name: each for name, each in of_operations().items() if name not in of_kinds()}) == {}
 
 
 @pytest.mark.slow

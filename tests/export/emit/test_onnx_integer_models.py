@@ -202,6 +202,7 @@ class Small(nnx.Module):
 @pytest.mark.parametrize(
     ("rank", "features", "groups"), [(2, (1, 1), 1), (4, (1, 1), 1), (4, (2, 2), 2), (2, (1, 2), 1)]
 )
+@pytest.mark.sampled(4)
 def test_weights_of_few_bits_that_no_function_reads(bits, rank, features, groups):
     sample = data(2, *(3,) * (rank - 2), features[0])
     recipe = qjax.Recipe(weights=qjax.QSpec(bits, axis=-1), activations=qjax.QSpec(16))

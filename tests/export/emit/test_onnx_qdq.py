@@ -87,13 +87,21 @@ OPERATORS = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int8"])
-def test_every_operation_is_a_kernel_of_codes(dtype, tmp_path):
+@pytest.mark.parametrize(
+    ("dtype", "styles"),
+    [
+        ("uint8", STYLES[:1]),
+        ("int8", STYLES[1:]),
+        pytest.param("uint8", STYLES[1:], marks=pytest.mark.exhaustive),
+        pytest.param("int8", STYLES[:1], marks=pytest.mark.exhaustive),
+    ],
+)
+def test_every_operation_is_a_kernel_of_codes(dtype, styles, tmp_path):
     wrong: dict[str, Any] = {}
     for name, case in runtime_cases(dtype).items():
         graph = graph_of(case, targets.get("onnxruntime"))
         want = [np.asarray(value) for value in Interpreter(graph)(*case.inputs)]
-        for style in STYLES:
+        for style in styles:
             model = checked(to_model(graph, style=style, codes=True))
             got, operators = run(model, dict(zip(graph.inputs, case.inputs, strict=True)), tmp_path)
             fused = OPERATORS[name.split("_")[0]] in operators and not FLOATS & set(operators)

@@ -185,7 +185,7 @@ def model(name: str) -> Graph:
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in MODELS])
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(4)
 def test_every_node_is_the_runtimes(name, target):
     count, wrong = compared(retarget(model(name), target), batch=16)
     assert count > 500
@@ -204,6 +204,7 @@ EDGES = {
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kind", EDGES)
+@pytest.mark.sampled(10)
 def test_nodes_at_the_edges(kind, target):
     for case in EDGES[kind]():
         graph = single.graph_of(case, targets.get(target))

@@ -65,6 +65,7 @@ def operators(content: bytes) -> list[str]:
 
 @pytest.mark.parametrize("target", [*MODES, "tflite_micro"])
 @pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.sampled(4)
 def test_the_runtimes_codes_without_a_copy(target, bits):
     graph = graph_for(target, bits).ir
     content = to_bytes(graph, batch=3)
@@ -78,6 +79,7 @@ def test_the_runtimes_codes_without_a_copy(target, bits):
 
 
 @pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.sampled(2)
 def test_what_was_written_is_read(target):
     graph = graph_for(target).ir
     content = to_bytes(graph, batch=3)

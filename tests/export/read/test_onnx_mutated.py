@@ -171,7 +171,7 @@ def emitted():
 
 @pytest.mark.parametrize("style", ["integer", "dense", "qdq", "qoperator"])
 @pytest.mark.parametrize("seed", range(200))
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(10)
 def test_a_changed_file_is_refused_or_read(emitted, style, seed):
     attempt(emitted[style], seed)
 

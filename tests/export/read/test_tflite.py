@@ -14,7 +14,7 @@ from tests.export.emit.tflite_runtimes import MODES, litert, micro
 from tests.export.read import tflite_cases as cases
 from tests.export.read.tflite_models import File, Grid, Models, schema
 
-RUNS = 2
+RUNS = 1
 NOT_IN_LITERT = {
     "int8": (),
     "uint8": (

@@ -78,7 +78,7 @@ def test_what_was_read_is_written_and_read_again(group, target):
 @pytest.mark.sampled(1)
 def test_steps_of_a_recurrent_layer_share_their_weights(cell, tmp_path):
     """Every step reads the same constants: they are there once, and the graph comes back."""
-    layer, x = nnx.RNN(cell(3, 4, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(1)), data(2, 5, 3)
+    layer, x = nnx.RNN(cell(3, 4, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(1)), data(2, 3, 3)
     qmodel = qjax.quantize(layer, qjax.Recipe(target="tflite_xnnpack"), x)
     qmodel.eval()
     graph = qjax.convert(qmodel, x)

@@ -53,10 +53,11 @@ def test_softmax_is_that_of_litert(target):
 
 
 @pytest.mark.parametrize("target", MODES)
-def test_concatenation_of_other_scales_is_that_of_litert(target):
-    """Every code under 400 pairs of scales and zero points."""
+@pytest.mark.parametrize("rounds", [3, pytest.param(10, marks=pytest.mark.exhaustive)])
+def test_concatenation_of_other_scales_is_that_of_litert(target, rounds):
+    """Every code under 120 pairs of scales and zero points, or 400."""
     rng, compared = np.random.default_rng(1), 0
-    for _ in range(10):
+    for _ in range(rounds):
         scale = 2.0 ** rng.uniform(-8, 1)
         grids = [Grid(scale * 2.0 ** rng.uniform(-2, 2), int(rng.integers(0, 256))) for _ in range(40)]
         grids[0].scale = scale  # another zero point only
@@ -67,7 +68,7 @@ def test_concatenation_of_other_scales_is_that_of_litert(target):
         (found,) = litert(data, MODES[target], inputs, every=False).values()
         assert (np.asarray(y) != found).sum() == 0, (grids, out)
         compared += found.size
-    assert compared > 100_000
+    assert compared > 10_000 * rounds
 
 
 @pytest.mark.parametrize("target", MODES)

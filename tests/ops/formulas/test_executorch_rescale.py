@@ -29,5 +29,9 @@ def test_rescale_is_neither_that_of_litert_nor_those_of_onnx_runtime_and_pytorch
         codes = np.arange(-128, 128, dtype=np.int32) - np.int32(g.zero_points[0])
         mine = run("executorch_rescale", "rescale", (codes,), g)
         for name in others:
-            differing[name] += int(np.sum(run(name, "rescale", (codes,), g) != mine))
+            # one code of each is enough
+            if not differing[name]:
+                differing[name] += int(np.sum(run(name, "rescale", (codes,), g) != mine))
+        if all(differing.values()):
+            break
     assert all(differing.values()), differing

@@ -55,6 +55,7 @@ def converted_array(x: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.sampled(6)
 def test_add_is_two_fused_multiply_adds(dtype, seed):
     g = grids(dtype, seed)
     np.testing.assert_array_equal(evaluate("onnx_add", "add", all_pairs(g), g), clamp(exact_add(g), g))

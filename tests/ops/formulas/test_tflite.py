@@ -12,7 +12,7 @@ from tests.ops.formulas import tflite
 from tests.ops.formulas.onnx import Grids, clamp, evaluate, f32
 
 SEEDS = range(5)
-SIZES = (1003, 48)
+SIZES = (267, 48)
 DTYPES = ("int8", "uint8", "int16")
 
 
@@ -151,8 +151,9 @@ def test_multiply(dtype, seed):
 def test_multiply_forms_its_scale_in_float32():
     # scales at which the product of some pair is a tie in double, but not in float32, or the other way round
     rng = np.random.default_rng(3)
-    found = 0
+    found = tried = 0
     while found < 4:
+        tried += 1
         first, second = (f32(np.exp2(rng.uniform(-7, 3))) for _ in range(2))
         factors = rng.integers(1, 256, 2)
         y_scale = f32(float(first) * float(second) * float(factors.prod()) / (rng.integers(0, 127) + 0.5))
@@ -162,6 +163,9 @@ def test_multiply_forms_its_scale_in_float32():
         in_double = tflite.scaled(a * b, tflite.multiplier(float(first) * float(second) / float(y_scale)))
         want = tflite.multiply(a, b, g)
         found += want != in_double
+        # the others are products like those of `test_multiply`
+        if want == in_double and tried > 10:
+            continue
         assert evaluate("tflite_multiply", "multiply", codes, g).tolist() == [want]
 
 
@@ -245,7 +249,7 @@ def test_mean(dtype, count, channels):
     rng = np.random.default_rng(count)
     low, high = g.limits
     totals = np.concatenate(
-        [rng.integers(low * count, high * count + 1, (30, channels)), rng.integers(-900, 901, (30, channels))]
+        [rng.integers(low * count, high * count + 1, (10, channels)), rng.integers(-900, 901, (10, channels))]
     )
     centred = [(totals - count * zero).astype(np.int32)]
 

@@ -77,6 +77,7 @@ def op_of(name: str) -> str:
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.sampled(5)
 def test_in_blocks_of_channels(name, dtype):
     for seed in range(5):
         g = grid(dtype, seed)
@@ -86,6 +87,7 @@ def test_in_blocks_of_channels(name, dtype):
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
 @pytest.mark.parametrize("name", ["torch_average_pool", "torch_adaptive_mean"])
+@pytest.mark.sampled(2)
 def test_left_over_channels(name, dtype):
     for seed in range(3):
         g = grid(dtype, seed)

@@ -41,6 +41,7 @@ def test_average_pool(n):
 
 @pytest.mark.parametrize("op", ["add", "subtract"])
 @pytest.mark.parametrize("scales", [(0.1, 0.1, 0.2), (0.5, 0.25, 1.0), (0.013, 0.3, 0.29), (1.0, 2.0**-6, 0.7)])
+@pytest.mark.sampled(4)
 def test_add(op, scales):
     formula = get("tosa_add")
     first, second, y = (np.float32(s) for s in scales)
