@@ -196,7 +196,7 @@ def _as_jax(result: Any, operands: Sequence[Any] = ()) -> Any:
     if not result.flags.owndata or any(result is x for x in operands):
         result = result.copy()
     aval = ShapedArray(result.shape, result.dtype)
-    return Switch.put(aval, _FIRST, [result], list(_FIRST.device_set), committed=False)
+    return Switch.put(aval, _FIRST, [result], list(_FIRST.device_set), committed=False, enable_x64=True)
 
 
 # ---------------------------------------------------------------------------- floats

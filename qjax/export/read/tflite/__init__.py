@@ -39,7 +39,7 @@ _HANDLERS = (
     "recurrent",
     "functions",
     "floats",
-    "pieces",
+    "float_chains",
     "whole_numbers",
     "selections",
 )
