@@ -14,7 +14,7 @@ export PYTHON
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.venv/pycache
 PY     := .venv/bin/python
-PYTEST := -m pytest -n $(JOBS) --dist loadfile
+PYTEST := -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all test-compat test-py311 test-oracles bench accuracy architectures public real weights rivals random-networks bits experiments tutorials lint format types types-basic types-strict imports site docs report-picture report-script lock clean \

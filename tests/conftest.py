@@ -111,6 +111,40 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=left_out)
     dropped = set(left_out)
     items[:] = [item for item in items if item not in dropped]
+    # two workers end at the same time if the dear files come first
+    items.sort(key=lambda item: not str(item.path).endswith(_DEAR))
+
+
+_DEAR = tuple(
+    f"tests/{name}.py"
+    for name in (
+        "assign/test_retarget",
+        "export/emit/test_c",
+        "export/emit/test_c_loops",
+        "export/emit/test_c_one_bit",
+        "export/emit/test_c_ops",
+        "export/emit/test_c_simd",
+        "export/emit/test_c_threads",
+        "export/emit/test_onnx_qdq_models",
+        "graph/test_batch_shapes",
+        "jaxprs/test_evaluator",
+        "layers/test_public_forms",
+        "lower/test_products",
+        "ops/test_settings",
+        "run/test_find_loops",
+        "run/test_interpreter",
+        "targets/test_every_target",
+        "test_compiled_call",
+        "test_on_cpu",
+        "test_scans",
+        "training/test_gptq",
+        "training/test_learned_bits",
+        "training/test_memory",
+        "training/test_sharding",
+        "training/test_unrolled",
+    )
+)
+"""Files of more than 15 seconds: `make test ARGS="--costs=costs.txt"`."""
 
 
 def _beyond_the_sample(items: list[pytest.Item]) -> list[pytest.Item]:

@@ -126,6 +126,7 @@ def test_rows_of_deployed_files_have_their_size():
     assert [row["bytes"] for row in deployed.document(rows)] == [2048, None]
 
 
+@pytest.mark.exhaustive
 def test_a_process_that_crashes_is_an_error():
     """And not one that is waited for."""
     with pytest.raises(BrokenProcessPool):

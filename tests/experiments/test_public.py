@@ -27,6 +27,7 @@ def users_promotion():
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 def test_a_model_of_transformers(name: str) -> None:
     each_time = name in EACH_TIME
     row = run(name, hub.source(layers=1 if each_time else 2)[name], exact=False, codes=not each_time)

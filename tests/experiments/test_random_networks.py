@@ -28,6 +28,7 @@ def users_promotion():
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100))
 @pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 def test_everything_agrees(seed):
     """Two steps each: XLA takes seconds for more."""
     row = run(seed, most=2, sparse=True)

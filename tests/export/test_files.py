@@ -99,6 +99,7 @@ def left_behind(tmp_path_factory) -> pathlib.Path:
     return folder
 
 
+@pytest.mark.exhaustive
 def test_what_a_killed_process_left_is_removed_at_the_next_save(tmp_path, left_behind):
     path = tmp_path / "m"
     shutil.copytree(left_behind, tmp_path, dirs_exist_ok=True)

@@ -33,6 +33,7 @@ def test_every_combination_once_the_first_axis_slowest():
     assert rows.failed == []
 
 
+@pytest.mark.exhaustive
 def test_several_processes_give_the_same_rows(tmp_path: Path):
     assert without_seconds(sweep(area, OVER, tmp_path / "rows.jsonl", processes=2)) == WHOLE
     with pytest.raises(SweepError, match=r"'.*<lambda>' cannot be imported by other processes. Put it at the top"):

@@ -108,6 +108,7 @@ def test_inputs_are_those_of_the_float_network(network):
     assert np.array_equal(layer.matrix.restored(layer.weights), np.asarray(model.layers[1].kernel[...], np.float64))
 
 
+@pytest.mark.exhaustive
 def test_all_ways_of_a_small_network_are_measured(network):
     before = np.asarray(learned_networks.ready(network, 2, Settings()).start.model.layers[1].kernel[...])
     expected = learned_networks.theory(network, 2, Settings())

@@ -24,6 +24,7 @@ def quantized(model, x):
     return qmodel
 
 
+@pytest.mark.exhaustive
 def test_the_integer_valued_forward_does_not_know_its_machine():
     x = np.random.default_rng(0).standard_normal((16, 8, 8, 1)).astype(np.float32)
     qmodel = quantized(CNN(4, rngs=nnx.Rngs(0)), x)

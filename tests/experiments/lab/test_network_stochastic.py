@@ -43,6 +43,7 @@ def test_nothing_lost_has_no_share():
     assert np.isnan(one.recovered)
 
 
+@pytest.mark.exhaustive
 def test_draws_are_runs_of_one_key_each():
     images = np.random.default_rng(0).standard_normal((6, 8, 8, 1)).astype(np.float32)
     model = MLP((8,), rngs=nnx.Rngs(0))

@@ -32,6 +32,7 @@ def network():
         cached.cache_clear()
 
 
+@pytest.mark.exhaustive
 def test_what_differs_in_the_first_node_is_what_arises_there(network):
     own, whole = network_drift.alone(network, 0, "double_round"), network_drift.end_to_end(network, 0, "double_round")
     nodes = network_drift.prepared(network, 0).ir.nodes

@@ -27,6 +27,7 @@ def made(outputs: list[list[int]], *names: str) -> Deployed:
     return Deployed(names, np.array(outputs, np.int8), Difference(), 0.0)
 
 
+@pytest.mark.exhaustive
 def test_deployed_outputs_are_the_graphs(qmodel: qjax.QuantizedModel, images: np.ndarray) -> None:
     found, refused = deploy(qmodel, images, ["nearest_even", "tflite_micro", "cmsis_nn", "fpga"])
     assert list(refused) == ["fpga"]
