@@ -96,7 +96,7 @@ def measure_ranges(
     ranges = {own.name: own for own in plan.integers}
     seen = _Seen({}, {}, {})
     samples: dict[str, list[jax.Array]] = {}
-    arrays, rest = None, None
+    arrays, rest, count = None, None, 0
     for _, args in calibration.track(Batches(batches, inputs, "calibrate"), "calibrate: batch", enabled=progress):
         first = arrays is None
         arrays, rest = split_arguments(args)
@@ -104,6 +104,7 @@ def measure_ranges(
             shapes = functools.partial(_shapes, watched, rest=rest, known=known)
             seen = _nothing_seen(watched, *jax.eval_shape(shapes, state, arrays))
         seen, samples, integers = step(state, seen, arrays, rest)
+        count += 1
         for name, bounds in integers.items():
             own = ranges.get(name)
             if own is None or not own.declared:
@@ -142,7 +143,7 @@ def measure_ranges(
         if name not in known.exponents or not warned_of_steps(known.places[name], q, qparams):
             warn_of_noise(known.places[name], q, powers)
         ends = {} if kinds[name] == "weight" else seen.of(name, known)
-        for label, lost in lost_tensors(ends, qparams).items():
+        for label, lost in lost_tensors(ends, qparams, {label: known.sizes[label] * count for label in ends}).items():
             warn_of_lost(known.labels[label], lost, output=name in known.outputs)
     qmodel.quantizers.write(found)
     if qmodel.plan.blind != tuple(blind):
@@ -249,7 +250,7 @@ class _Known:
 
     places: by the quantizer's name. labels: of all tensors. results: the labels of `Annotation.joined`. direct: the
     quantizers of weights that are parameters as they are, and which leaf of the state each is. exponents, outputs: the
-    quantizers in front of a softmax, and those of outputs.
+    quantizers in front of a softmax, and those of outputs. sizes: how many numbers a batch has, by label.
     """
 
     places: dict[str, Place] = dataclasses.field(default_factory=dict)
@@ -258,6 +259,7 @@ class _Known:
     direct: dict[str, int] = dataclasses.field(default_factory=dict)
     exponents: set[str] = dataclasses.field(default_factory=set)
     outputs: set[str] = dataclasses.field(default_factory=set)
+    sizes: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -312,6 +314,8 @@ class _Watched:
                 x, others = taps[place.label], len(place.stack) - len(place.timed)
                 x = jnp.moveaxis(x, place.timed, range(others, len(place.stack)))
                 found.setdefault(place.name, {})[place.label] = x
+        if known is not None:
+            known.sizes.update({label: x.size for records in found.values() for label, x in records.items()})
         hidden = {label: each.hidden for label, each in joined.items()}
         extrema = frozenset(label for label, each in joined.items() if each.extremum)
         return _Taps(found, hidden, annotation.compared(), integers, extrema)

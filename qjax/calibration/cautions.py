@@ -104,9 +104,13 @@ def blind_message(blind: Sequence[Blind]) -> str:
 
     shown = "; ".join(one(each) for each in blind[:3]) + (f"; and {len(blind) - 3} more" if len(blind) > 3 else "")
     count = "One quantizer has" if len(blind) == 1 else f"{len(blind)} quantizers have"
+    zero = (
+        " A branch that an untrained model begins with zeros (a last batch norm of scale 0) shows more after some "
+        "steps of training: calibrate again then."
+    )
     return (
         f"{count} a range that comes from a single number, so codes of other data are clipped: {shown}. "
-        "Call qjax.calibrate(qmodel, batches) with real data."
+        f"Call qjax.calibrate(qmodel, batches) with real data.{zero if any(not each.number for each in blind) else ''}"
     )
 
 

@@ -27,6 +27,8 @@ _FEW_CODES = 1
 """The greatest distance of two codes between which a channel counts as lost."""
 _MOST_OTHERS = 16
 """A channel is lost among others only where the whole tensor has more codes than this."""
+_FEWEST_VALUES = 8
+"""The values of a channel that has fewer lie close together by chance."""
 _STILL = 2.0**-10
 """A channel that moves less than this share of its largest number is constant in floats, too."""
 
@@ -139,11 +141,16 @@ class Lost(NamedTuple):
     still: bool = False
 
 
-def lost_tensors(seen: Mapping[str, Mapping[str, np.ndarray]], qparams: QParams) -> dict[str, Lost]:
+def lost_tensors(
+    seen: Mapping[str, Mapping[str, np.ndarray]], qparams: QParams, counts: Mapping[str, int]
+) -> dict[str, Lost]:
     """What the scale of a quantizer leaves one or two codes although its numbers move, by label.
 
-    seen: the extremes of the tensors that share the quantizer, by label. That is a whole tensor, which is small beside
-    the others, or channels of one.
+    That is a whole tensor, which is small beside the others, or channels of one.
+
+    Args:
+      seen: the extremes of the tensors that share the quantizer, by label.
+      counts: how many numbers each of them has shown.
     """
     if np.size(qparams.scale) != 1:
         return {}
@@ -173,6 +180,8 @@ def lost_tensors(seen: Mapping[str, Mapping[str, np.ndarray]], qparams: QParams)
             continue
         for axis in sorted(int(key.removeprefix("low")) for key in ends if key.startswith("low") and key != "low"):
             low, high = ends[f"low{axis}"], ends[f"high{axis}"]
+            if counts[label] // np.size(low) < _FEWEST_VALUES:
+                continue
             channels = np.flatnonzero(lost(low, high))
             if channels.size:
                 shown = ", ".join(map(str, channels[:4])) + (", ..." if channels.size > 4 else "")

@@ -220,6 +220,16 @@ def test_scores_beside_boxes_are_named():
     assert all("never leave one or two codes" in m and "Return parts of unlike size apart" in m for m in said)
 
 
+def test_channels_of_few_values_lie_close_together_by_chance():
+    """Of 784 pixels of two random images, some have both values within a code."""
+    x = np.random.default_rng(0).normal(size=(2, 784)).astype(np.float32)
+    spread = np.ptp(x, axis=0)
+    assert spread.min() < np.ptp(x) / 255  # one is that narrow here
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        qjax.quantize(nnx.Linear(784, 4, rngs=nnx.Rngs(0)), qjax.Recipe(), x)
+
+
 class Embedding(nnx.Module):
     """Examples that hardly differ: each channel has a large mean of its own."""
 
