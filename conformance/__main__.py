@@ -13,8 +13,8 @@ from conformance import golden
 from conformance.cpu import is_this
 from conformance.matrix import Result, compare
 from conformance.rows import ADAPTERS, ROWS
-from qjax.progress import track
-from qjax.summary import table
+from qjax.support.progress import track
+from qjax.support.tables import table
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -8,8 +8,8 @@ import importlib
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from qjax.installed import conflict, own_folder
-from qjax.version import __version__ as __version__
+from qjax.support.installed import conflict, own_folder
+from qjax.support.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from qjax import calibration, numerics, ops, profiles, targets, training
@@ -17,29 +17,29 @@ if TYPE_CHECKING:
     from qjax.analysis.search import Budget, search
     from qjax.analysis.sensitivity import sensitivity
     from qjax.analysis.statistics import statistics
-    from qjax.calibrating import calibrate
+    from qjax.api.calibrate import calibrate
+    from qjax.api.exact import exact
+    from qjax.api.explain import explain
+    from qjax.api.workflow import convert, quantize, verify
     from qjax.comparison.compare import compare
-    from qjax.compilation_cache import cache_compilations
-    from qjax.errors import Unsupported
-    from qjax.exact_forward import exact
-    from qjax.explanation import explain
     from qjax.export.integer_graph import IntegerGraph, load, read
-    from qjax.fingerprint import QuantPlan
     from qjax.layers.function import from_function
     from qjax.layers.keras import from_keras
     from qjax.layers.linen import from_linen
     from qjax.layers.stateful import stateful
     from qjax.layers.trace import TraceError
     from qjax.lower import ConversionError
-    from qjax.model import convert, quantize, verify
+    from qjax.model.fingerprint import QuantPlan
+    from qjax.model.quantized_model import QuantizedModel
+    from qjax.model.quantizer_numbers import QuantParam, QuantStat
     from qjax.numerics.affine import QParams, QSpec
     from qjax.numerics.fake_quant import fake_quant
-    from qjax.progress import show_progress
-    from qjax.qmodel import QuantizedModel
-    from qjax.quantizer_numbers import QuantParam, QuantStat
-    from qjax.recipe import FLOAT, Dynamic, Override, Recipe, WeightFormat, integers
+    from qjax.recipe.recipe import FLOAT, Dynamic, Override, Recipe, WeightFormat, integers
     from qjax.reporting.node_data import node_data
     from qjax.reporting.report import report
+    from qjax.support.compilation_cache import cache_compilations
+    from qjax.support.errors import Unsupported
+    from qjax.support.progress import show_progress
     from qjax.training.keras import load_keras, to_keras
     from qjax.training.post_training import post_training
 
@@ -99,28 +99,28 @@ _HOMES = {
     "analysis.search": ("Budget", "search"),
     "analysis.sensitivity": ("sensitivity",),
     "analysis.statistics": ("statistics",),
-    "calibrating": ("calibrate",),
-    "compilation_cache": ("cache_compilations",),
+    "api.calibrate": ("calibrate",),
+    "support.compilation_cache": ("cache_compilations",),
     "analysis.accumulators": ("accumulators",),
     "comparison.compare": ("compare",),
     "export.integer_graph": ("IntegerGraph", "load", "read"),
-    "exact_forward": ("exact",),
-    "explanation": ("explain",),
+    "api.exact": ("exact",),
+    "api.explain": ("explain",),
     "lower": ("ConversionError",),
-    "fingerprint": ("QuantPlan",),
+    "model.fingerprint": ("QuantPlan",),
     "layers.trace": ("TraceError",),
     "layers.function": ("from_function",),
     "layers.keras": ("from_keras",),
     "layers.linen": ("from_linen",),
     "layers.stateful": ("stateful",),
-    "model": ("convert", "quantize", "verify"),
+    "api.workflow": ("convert", "quantize", "verify"),
     "numerics.affine": ("QParams", "QSpec"),
     "numerics.fake_quant": ("fake_quant",),
-    "errors": ("Unsupported",),
-    "progress": ("show_progress",),
-    "qmodel": ("QuantizedModel",),
-    "quantizer_numbers": ("QuantParam", "QuantStat"),
-    "recipe": ("FLOAT", "Dynamic", "Override", "Recipe", "WeightFormat", "integers"),
+    "support.errors": ("Unsupported",),
+    "support.progress": ("show_progress",),
+    "model.quantized_model": ("QuantizedModel",),
+    "model.quantizer_numbers": ("QuantParam", "QuantStat"),
+    "recipe.recipe": ("FLOAT", "Dynamic", "Override", "Recipe", "WeightFormat", "integers"),
     "reporting.node_data": ("node_data",),
     "reporting.report": ("report",),
     "training.keras": ("load_keras", "to_keras"),

@@ -21,9 +21,9 @@ import scipy.special
 from jax.core import ShapedArray
 from jax.sharding import SingleDeviceSharding
 
-from qjax.errors import Unsupported
 from qjax.jaxprs.evaluator import Evaluator, Rule
 from qjax.jaxprs.rules import convolve, dot, multiply
+from qjax.support.errors import Unsupported
 from tests.layers import round_trip
 
 CALLS = 40

@@ -17,7 +17,7 @@ from flax import nnx
 
 import qjax
 from qjax import QSpec
-from qjax.batches import Batches
+from qjax.support.batches import Batches
 
 X = np.asarray(np.random.default_rng(0).normal(size=(16, 6)), np.float32)
 LABELS = np.arange(16) % 4

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from qjax.on_cpu import cpu_beside, on_cpu
+from qjax.support.on_cpu import cpu_beside, on_cpu
 
 
 def test_on_the_cpu_nothing_moves():
@@ -31,7 +31,7 @@ def test_without_a_cpu_nothing_moves(monkeypatch):
 
 
 def test_what_is_traced_stays(monkeypatch):
-    monkeypatch.setattr("qjax.on_cpu.cpu_beside", lambda: jax.devices()[0])
+    monkeypatch.setattr("qjax.support.on_cpu.cpu_beside", lambda: jax.devices()[0])
     model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
 
     def forward(x):
@@ -45,7 +45,7 @@ def test_what_is_traced_stays(monkeypatch):
 
 TWO_DEVICES = """
 import jax, numpy as np
-import qjax, qjax.on_cpu
+import qjax, qjax.support.on_cpu
 from flax import nnx
 accelerator, cpu = jax.devices()
 model = nnx.Sequential(nnx.Conv(3, 4, (3, 3), rngs=nnx.Rngs(0)), nnx.relu, nnx.Dropout(0.5, rngs=nnx.Rngs(1)))
@@ -55,13 +55,13 @@ nnx.update(qmodel, jax.device_put(nnx.state(qmodel), accelerator))
 qmodel.eval()
 plain = qjax.convert(qmodel, x)(x)
 seen = []
-was = qjax.model.graph_of
+was = qjax.api.workflow.graph_of
 def watched(model, args, *rest):
     seen.extend(a for a in jax.tree.leaves((nnx.state(model), args)) if isinstance(a, jax.Array))
     assert (jax.numpy.zeros(()) + 1).devices() == {cpu}
     return was(model, args, *rest)
-qjax.model.graph_of = watched
-qjax.on_cpu.cpu_beside = lambda: cpu
+qjax.api.workflow.graph_of = watched
+qjax.support.on_cpu.cpu_beside = lambda: cpu
 graph = qjax.convert(qmodel, x)
 assert seen and all(a.devices() == {cpu} for a in seen)
 assert all(a.devices() == {accelerator} for a in jax.tree.leaves(nnx.state(qmodel)))

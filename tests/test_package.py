@@ -13,8 +13,8 @@ import yaml
 
 import qjax
 from qjax import targets
-from qjax.installed import conflict
-from qjax.names import did_you_mean
+from qjax.support.installed import conflict
+from qjax.support.names import did_you_mean
 
 ROOT = Path(__file__).parents[1]
 

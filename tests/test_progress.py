@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 import qjax
-from qjax import progress
+from qjax.support import progress
 
 
 @pytest.fixture
@@ -108,8 +108,8 @@ def test_the_first_call_of_a_model_says_that_it_compiles(quick, capsys, monkeypa
     qmodel = qjax.quantize(model, qjax.Recipe(), x)
     qmodel.eval()
     seen = []
-    monkeypatch.setattr("qjax.qmodel.stage", lambda text: seen.append(text) or progress.stage(text))
-    monkeypatch.setattr("qjax.exact_forward.stage", lambda text: seen.append(text) or progress.stage(text))
+    monkeypatch.setattr("qjax.model.quantized_model.stage", lambda text: seen.append(text) or progress.stage(text))
+    monkeypatch.setattr("qjax.api.exact.stage", lambda text: seen.append(text) or progress.stage(text))
     qmodel(x)
     qjax.exact(qmodel, x)(qmodel, x)
     assert seen[0] == "Linear with 3 quantizers: the first call compiles"

@@ -41,7 +41,7 @@ class Net(nnx.Module):
 
 def specs(**kwargs) -> dict[str, QSpec]:
     # which tensor has which codes does not depend on ranges, and measuring them takes longer than all the rest
-    with mock.patch("qjax.model.measure_ranges"):
+    with mock.patch("qjax.api.workflow.measure_ranges"):
         qmodel = qjax.quantize(Net(), Recipe(**kwargs), data(4, 3))
     return {name: q.spec for name, q in qmodel.plan.quantizers}
 

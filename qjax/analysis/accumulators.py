@@ -17,7 +17,6 @@ import numpy as np
 
 from qjax import ops
 from qjax.assign.overflow import bounds, product_bounds
-from qjax.batches import Batches, Inputs, brief
 from qjax.export.integer_graph import IntegerGraph
 from qjax.graph import kernels
 from qjax.graph.ir import Graph, Node
@@ -27,10 +26,11 @@ from qjax.ops.conv import Conv
 from qjax.ops.dot import Dot
 from qjax.ops.facts import ProductFacts
 from qjax.ops.narrow_accumulator import Rows
-from qjax.progress import track
 from qjax.run import interpreter
-from qjax.summary import Grid, Printed
-from qjax.transfers import with_transfers
+from qjax.support.batches import Batches, Inputs, brief
+from qjax.support.progress import track
+from qjax.support.tables import Grid, Printed
+from qjax.support.transfers import with_transfers
 
 _PAIRS = Accumulator(pairs=True)
 

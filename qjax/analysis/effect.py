@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from qjax.analysis.switched import SwitchedModel
-from qjax.batches import batch_size
+from qjax.support.batches import batch_size
 
 Score = Callable[[Any, Any], Any]
 """(output of the model, batch) -> scalar, a mean over the examples of the batch."""

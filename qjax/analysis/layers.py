@@ -9,9 +9,9 @@ import dataclasses
 import math
 from typing import Any
 
-from qjax.batches import batch_size
+from qjax.model.quantized_model import QuantizedModel
 from qjax.ops import Role
-from qjax.qmodel import QuantizedModel
+from qjax.support.batches import batch_size
 from qjax.tracing import Annotation, Place, Program
 
 FLOAT_BITS = 32

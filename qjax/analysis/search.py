@@ -12,13 +12,13 @@ from qjax.analysis.layers import FLOAT_BITS, layers_of
 from qjax.analysis.search_result import Budget, LayerChoice, Point, SearchResult
 from qjax.analysis.space import Candidate, Space
 from qjax.analysis.switched import SwitchedModel
-from qjax.batches import Batches, Inputs, arguments_of
-from qjax.calibrating import calibrate
+from qjax.api.calibrate import calibrate
+from qjax.api.workflow import quantize_derived
 from qjax.calibration import track
-from qjax.model import quantize_derived
-from qjax.qmodel import QuantizedModel
-from qjax.recipe import Recipe
-from qjax.transfers import with_transfers
+from qjax.model.quantized_model import QuantizedModel
+from qjax.recipe.recipe import Recipe
+from qjax.support.batches import Batches, Inputs, arguments_of
+from qjax.support.transfers import with_transfers
 
 __all__ = ["Budget", "Candidate", "LayerChoice", "Point", "SearchResult", "search"]
 

@@ -13,8 +13,8 @@ from qjax.analysis.picture import BLUE, GREY, ORANGE, draw
 from qjax.analysis.space import Candidate
 from qjax.export.files import StrPath
 from qjax.numerics.qspec import known_fields
-from qjax.recipe import Recipe
-from qjax.summary import Grid, Printed
+from qjax.recipe.recipe import Recipe
+from qjax.support.tables import Grid, Printed
 
 
 @known_fields()

@@ -13,12 +13,12 @@ from qjax.analysis.effect import Effect, Score, finite, measure
 from qjax.analysis.layers import Layer, layers_of
 from qjax.analysis.picture import BLUE, ORANGE, draw
 from qjax.analysis.switched import SwitchedModel
-from qjax.batches import Batches, Inputs
 from qjax.calibration import track
 from qjax.export.files import StrPath
-from qjax.qmodel import QuantizedModel, check_quantized
-from qjax.summary import Grid, Printed
-from qjax.transfers import with_transfers
+from qjax.model.quantized_model import QuantizedModel, check_quantized
+from qjax.support.batches import Batches, Inputs
+from qjax.support.tables import Grid, Printed
+from qjax.support.transfers import with_transfers
 
 
 @dataclasses.dataclass(frozen=True)

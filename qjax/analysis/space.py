@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 from qjax.analysis.layers import FLOAT_BITS, Layer, read_layers
 from qjax.assign.backend import target_of
-from qjax.batches import batch_size
 from qjax.layers import module_types
-from qjax.qmodel import QuantizedModel
-from qjax.recipe import FLOAT, Override, Recipe
-from qjax.recipe_keys import ancestors
+from qjax.model.quantized_model import QuantizedModel
+from qjax.recipe.keys import ancestors
+from qjax.recipe.recipe import FLOAT, Override, Recipe
+from qjax.support.batches import batch_size
 
 Candidate = int | Literal["float"]
 """Bits, or "float": the layer is not quantized."""

@@ -16,16 +16,16 @@ from qjax.analysis import histogram
 from qjax.analysis.accumulators import NodeAccumulator, accumulators
 from qjax.analysis.effect import decibels, finite
 from qjax.analysis.histogram import Histogram
-from qjax.batches import Batches, Inputs, batch_size
+from qjax.api.workflow import convert
 from qjax.calibration import track
 from qjax.lower import ConversionError
-from qjax.model import convert
+from qjax.model.quantized_model import QuantizedModel, check_quantized, evaluation_copy
 from qjax.numerics.affine import broadcast_to_tensor, centered_bounds, round_to_grid
 from qjax.ops import Quantized
-from qjax.qmodel import QuantizedModel, check_quantized, evaluation_copy
-from qjax.summary import Grid, Printed
+from qjax.support.batches import Batches, Inputs, batch_size
+from qjax.support.tables import Grid, Printed
+from qjax.support.transfers import with_transfers
 from qjax.tracing import Place, lost_tables
-from qjax.transfers import with_transfers
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,8 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from qjax.model.quantized_model import QuantizedModel, evaluation_copy
 from qjax.ops import Deferred, Quantized, real
-from qjax.qmodel import QuantizedModel, evaluation_copy
 from qjax.tracing import Equation, Evaluation, Params, Place, Taps, Value
 
 

@@ -19,10 +19,10 @@ from qjax.assign.constants import BARE, Case, Step, derive, kernel_scale, scales
 from qjax.assign.formulas import formula_for
 from qjax.graph.ir import Graph, Node, Quantization, Tensor
 from qjax.graph.weighted_product import arithmetic_of, kind_of
-from qjax.names import lengthened
 from qjax.ops import Operand, Preparation, Prepared, Role
 from qjax.ops.epilogue import Affine
 from qjax.ops.facts import AverageFacts
+from qjax.support.names import lengthened
 
 STATED = "shift"
 """A constant that every node with stated factors has."""

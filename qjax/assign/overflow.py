@@ -10,12 +10,12 @@ import numpy as np
 from jax.core import Tracer
 
 from qjax.assign.bounds import operand
-from qjax.errors import Unsupported
 from qjax.graph.ir import Graph, Node
 from qjax.graph.unsupported import ConversionError
 from qjax.numerics.accumulator import EXACT, Accumulator
 from qjax.ops import Site, accumulator_bounds, get
 from qjax.ops.epilogue import BIAS_BITS
+from qjax.support.errors import Unsupported
 
 _LOWEST, _HIGHEST = -(2**31), 2**31 - 1
 

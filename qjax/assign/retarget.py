@@ -21,13 +21,13 @@ from qjax.assign.partition import expand
 from qjax.graph.dead_code import remove_dead
 from qjax.graph.ir import Graph, Node, Tensor
 from qjax.graph.unsupported import ConversionError
-from qjax.names import lengthened
 from qjax.numerics.rules import get_rule
 from qjax.numerics.softfloat import Real
 from qjax.ops import Role
 from qjax.ops.epilogue import Affine, fold_sum
 from qjax.ops.facts import AverageFacts
 from qjax.ops.fields import OF_TARGETS
+from qjax.support.names import lengthened
 
 
 def retarget(graph: Graph, target: str | targets.Target) -> Graph:

@@ -10,7 +10,7 @@ from qjax.calibration.observer import Observer
 from qjax.calibration.percentile import Percentile
 from qjax.calibration.registry import get, names
 from qjax.calibration.weights import weight_qparams
-from qjax.progress import track
+from qjax.support.progress import track
 
 __all__ = [
     "LSQ",

@@ -10,7 +10,7 @@ from qjax.calibration import noise
 from qjax.calibration.learned import Quantizer
 from qjax.calibration.seen import Blind, Lost
 from qjax.numerics.affine import QParams
-from qjax.user_frames import users_level
+from qjax.support.user_frames import users_level
 
 _WIDEST_STEP = 1.0
 """Of the input of a softmax: a factor of e between neighbouring codes."""

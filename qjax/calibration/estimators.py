@@ -24,12 +24,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from qjax.names import did_you_mean
 from qjax.numerics import gradients
 from qjax.numerics.affine import QParams, QSpec, choose_qparams, split_groups
 from qjax.numerics.gradients import Slopes
 from qjax.numerics.learned_scale import LOG2_LIMIT, learned_scale, log2_scale_of, pact_scale, power_of_two_scale
 from qjax.numerics.weight_formats import mean_magnitude
+from qjax.support.names import did_you_mean
 
 
 class Estimator(abc.ABC):

@@ -8,7 +8,7 @@ from qjax.calibration.moving_average import MovingAverage
 from qjax.calibration.mse import MSE
 from qjax.calibration.observer import Observer
 from qjax.calibration.percentile import Percentile
-from qjax.names import did_you_mean
+from qjax.support.names import did_you_mean
 
 _OBSERVERS: dict[str, Callable[[], Observer]] = {
     cls.name: cls for cls in (MinMax, MovingAverage, Percentile, MSE, Entropy)

@@ -14,9 +14,9 @@ import click
 
 import qjax
 from qjax.cli.errors import REFUSED, Program, debug_option
-from qjax.installed import conflict, own_folder
-from qjax.names import did_you_mean
-from qjax.version import __version__
+from qjax.support.installed import conflict, own_folder
+from qjax.support.names import did_you_mean
+from qjax.support.version import __version__
 
 COMMANDS = ("inspect", "run", "verify", "compare", "report", "check", "emit", "read", "targets", "doctor")
 """In the order of the help."""

@@ -29,7 +29,7 @@ def command(live: bool) -> int:
     """
     import jax
 
-    from qjax.installed import conflict, own_folder
+    from qjax.support.installed import conflict, own_folder
 
     for title, rows in (("packages", versions(PACKAGES)), *((f"extra {n}", versions(p)) for n, p in EXTRAS.items())):
         click.echo(f"{title}:")

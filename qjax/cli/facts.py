@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from qjax.reporting.facts import facts as facts
-from qjax.summary import table
+from qjax.support.tables import table
 
 
 def heading(found: Mapping[str, Any], title: str) -> str:

@@ -19,7 +19,7 @@ def command(name: str | None) -> None:
     """
     from qjax import targets
     from qjax.cli.errors import refusing
-    from qjax.summary import table
+    from qjax.support.tables import table
 
     if name is None:
         rows = [(known, targets.get(known).description) for known in targets.names()]

@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from qjax.assign.partition import device_of, group_like
-from qjax.batches import Batches, Inputs, brief
 from qjax.comparison.causes import Finding, Key, Side, classify, explain, findings, summary
 from qjax.comparison.inputs import INPUT_TEXTS, classify_input, input_codes, input_findings
 from qjax.comparison.pairing import check_signature, pairs
@@ -27,11 +26,12 @@ from qjax.export.integer_graph import IntegerGraph
 from qjax.graph.ir import Graph, Node
 from qjax.graph.kernels import prepare
 from qjax.graph.node_view import NodeView
-from qjax.progress import track
 from qjax.run.interpreter import check_shapes
 from qjax.run.quantize_io import inputs_of
 from qjax.run.stepwise import Env, Runner
-from qjax.transfers import with_transfers
+from qjax.support.batches import Batches, Inputs, brief
+from qjax.support.progress import track
+from qjax.support.transfers import with_transfers
 
 
 class Tally:

@@ -6,7 +6,7 @@ from textwrap import fill
 import numpy as np
 
 from qjax.comparison.causes import Finding
-from qjax.summary import Grid, Printed
+from qjax.support.tables import Grid, Printed
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ from qjax.graph.ir import Graph, Node
 from qjax.graph.rounding_phrases import method_of, phrase
 from qjax.numerics.accumulator import EXACT, Accumulator
 from qjax.ops import backend
-from qjax.summary import Grid, Printed
+from qjax.support.tables import Grid, Printed
 
 _CLIPPED = 0.01
 """A greater share of clipped inputs is worth the first line. Ranges that clip outliers on purpose clip fewer."""

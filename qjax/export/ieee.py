@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qjax.errors import Unsupported
 from qjax.graph.float_parts import float_program
 from qjax.graph.ir import Graph, Node
 from qjax.ops import float_programs, island
+from qjax.support.errors import Unsupported
 from qjax.tracing import Equation
 
 _MOVES = """broadcast_in_dim reshape squeeze expand_dims transpose rev slice concatenate pad gather copy

@@ -20,7 +20,6 @@ from qjax.graph import state as states
 from qjax.graph.ir import Graph, Tensor
 from qjax.graph.node_view import NodeView
 from qjax.numerics.meshes import along_batch, in_automatic
-from qjax.progress import stage
 from qjax.run import input_checks
 from qjax.run.interpreter import Interpreter, check_shape, check_shapes, each
 from qjax.run.quantize_io import (
@@ -33,9 +32,10 @@ from qjax.run.quantize_io import (
     quantize_inputs,
     result_of,
 )
-from qjax.summary import table
-from qjax.transfers import with_transfers
-from qjax.user_frames import users_level
+from qjax.support.progress import stage
+from qjax.support.tables import table
+from qjax.support.transfers import with_transfers
+from qjax.support.user_frames import users_level
 
 if TYPE_CHECKING:
     from qjax.export.native import Native

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NoReturn, cast
 
-from qjax.names import MAX_NAME
+from qjax.support.names import MAX_NAME
 
 MAX_VALUES = 4_000_000
 MAX_DEPTH = 24

@@ -7,9 +7,9 @@ from jax.core import Tracer
 
 from qjax import ops
 from qjax.graph.ir import INTEGER_DTYPES, REAL_DTYPE, REAL_DTYPES, Graph, Node, Quantization, Tensor
-from qjax.names import MAX_NAME
 from qjax.ops import backend
 from qjax.ops.fields import OF_TARGETS, OfTarget, problem
+from qjax.support.names import MAX_NAME
 
 
 class GraphError(ValueError):

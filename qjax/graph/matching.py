@@ -24,7 +24,7 @@ from qjax import ops
 from qjax.graph.ir import Graph, Node, Tensor
 from qjax.graph.node_view import NodeView
 from qjax.graph.pattern import Pattern, check_root
-from qjax.names import Names
+from qjax.support.names import Names
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

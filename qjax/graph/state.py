@@ -15,9 +15,9 @@ from jax.typing import DTypeLike
 from qjax.graph.ir import REAL_DTYPE, Graph, Node, Tensor
 from qjax.graph.structure import flatten_arguments, is_leaf, plain, positions
 from qjax.graph.unsupported import ConversionError
-from qjax.names import Names
 from qjax.ops.quantize import Quantize
 from qjax.ops.rescale import Rescale
+from qjax.support.names import Names
 
 STATE = "state"
 """The key of a graph's metadata: [position of the argument, key of the result]."""

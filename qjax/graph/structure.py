@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qjax.batches import WITHOUT_LABELS
+from qjax.support.batches import WITHOUT_LABELS
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -3,8 +3,8 @@
 import jax.numpy as jnp
 import numpy as np
 
-from qjax.errors import Unsupported
 from qjax.ops import float_programs
+from qjax.support.errors import Unsupported
 from qjax.tracing import Composite, Equation
 
 

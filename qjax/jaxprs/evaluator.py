@@ -26,7 +26,6 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Literal
 
-from qjax.errors import Unsupported
 from qjax.jaxprs.rules import (
     ELEMENTWISE,
     INTEGERS_ONLY,
@@ -39,6 +38,7 @@ from qjax.jaxprs.rules import (
     without_subnormals,
 )
 from qjax.numerics.calls import called_program
+from qjax.support.errors import Unsupported
 
 Rule = Callable[..., Any]
 Otherwise = Callable[[Any, Arrays], Sequence[Any]]

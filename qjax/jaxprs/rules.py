@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from qjax.errors import Unsupported
 from qjax.numerics.calls import called_program
+from qjax.support.errors import Unsupported
 
 Arrays = Sequence[Any]
 

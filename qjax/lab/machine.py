@@ -8,7 +8,7 @@ from typing import Any
 import flax
 import jax
 
-from qjax.version import __version__
+from qjax.support.version import __version__
 
 
 def machine() -> dict[str, Any]:

@@ -15,9 +15,9 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-from qjax import progress as lines
 from qjax.export import files
-from qjax.version import __version__
+from qjax.support import progress as lines
+from qjax.support.version import __version__
 
 Point = dict[str, Any]
 Row = dict[str, Any]

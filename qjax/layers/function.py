@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from qjax.batches import brief
 from qjax.layers.arguments import with_keywords
 from qjax.layers.haiku import haiku_layers
+from qjax.support.batches import brief
 from qjax.tracing import NAMED, SCOPE
 
 

@@ -15,11 +15,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from qjax.batches import brief
 from qjax.layers.function import put, types_within
 from qjax.layers.keras_calls import intercepted
 from qjax.layers.keras_layers import marked
-from qjax.names import lengthened
+from qjax.support.batches import brief
+from qjax.support.names import lengthened
 
 
 @dataclasses.dataclass(eq=False)

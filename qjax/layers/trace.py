@@ -12,12 +12,12 @@ import jax
 import numpy as np
 from flax import nnx
 
-from qjax.batches import as_array, brief
-from qjax.errors import Unsupported
 from qjax.layers.arguments import with_keywords
 from qjax.layers.frozen import frozen_parameters, put_back, replace_all
 from qjax.layers.static_key import MayChangeError, key
 from qjax.numerics.meshes import automatic, explicit_mesh, with_batch
+from qjax.support.batches import as_array, brief
+from qjax.support.errors import Unsupported
 from qjax.tracing import Program, Value, example_loops, from_jaxpr, rewrite, user_line
 
 

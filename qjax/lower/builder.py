@@ -11,10 +11,10 @@ from qjax.graph.ir import Node, Quantization, Tensor
 from qjax.graph.unsupported import ConversionError
 from qjax.lower.values import Accumulator, Step
 from qjax.lower.weights import weight_tensor
-from qjax.names import Names
 from qjax.numerics._namespace import traced
 from qjax.numerics.affine import QParams
 from qjax.ops.quantize import Quantize
+from qjax.support.names import Names
 from qjax.tracing import Annotation, Equation, Place
 
 ParamsOf = Callable[[Place, tuple[int, ...], Any], QParams]

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
-from qjax.names import did_you_mean
+from qjax.support.names import did_you_mean
 
 T = TypeVar("T")
 ArrayT = TypeVar("ArrayT", jax.Array, np.ndarray)

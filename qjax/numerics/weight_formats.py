@@ -25,12 +25,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from qjax.names import did_you_mean
 from qjax.numerics.dynamic import divided
 from qjax.numerics.qparams import SCALE_MAX, SCALE_MIN
 from qjax.numerics.qspec import known_fields
 from qjax.numerics.rounding import Rounding, round_float
 from qjax.numerics.unfused import unfused
+from qjax.support.names import did_you_mean
 
 _TINY = np.float32(2.0**-126)
 

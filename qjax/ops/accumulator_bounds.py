@@ -8,10 +8,10 @@ import numpy as np
 from jax.core import Tracer
 from jax.typing import ArrayLike
 
-from qjax.errors import Unsupported
 from qjax.numerics.accumulator import Accumulator
 from qjax.ops.base import Bounds, Operand, Shape, Site
 from qjax.ops.channels import weight_to_result
+from qjax.support.errors import Unsupported
 
 
 def count(shape: Shape, axes: Iterable[int]) -> int:

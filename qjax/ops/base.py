@@ -13,13 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qjax.names import did_you_mean
 from qjax.ops.facts import Attributes, ChoosesNoPlace, Facts, Role, Shape, always
 from qjax.ops.fields import NoFields
 from qjax.ops.required import missing
 from qjax.ops.values import Deferred as Deferred
 from qjax.ops.values import Quantized as Quantized
 from qjax.ops.values import real as real
+from qjax.support.names import did_you_mean
 
 Array = jax.Array | np.ndarray
 Constants = Mapping[str, Any]

@@ -13,7 +13,7 @@ from typing import Any, Literal, NewType, NotRequired, TypedDict
 
 import numpy as np
 
-from qjax.names import did_you_mean
+from qjax.support.names import did_you_mean
 
 Natural = NewType("Natural", int)
 """An integer from 0 on: an axis, a size, a count. Emitters and kernels of runtimes read none from the end."""

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qjax.errors import Unsupported
 from qjax.numerics import lstm
 from qjax.numerics._namespace import wide
 from qjax.numerics.fixed_point import (
@@ -40,6 +39,7 @@ from qjax.ops.base import (
 from qjax.ops.epilogue import finish_sum, fold_sum
 from qjax.ops.facts import always
 from qjax.ops.fields import Natural
+from qjax.support.errors import Unsupported
 
 _LOW, _HIGH = np.int32(-(2**15)), np.int32(2**15 - 1)
 _GATE = 2.0**-lstm.GATE_BITS

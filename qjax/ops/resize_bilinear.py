@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qjax.errors import Unsupported
 from qjax.numerics import interpolation
 from qjax.numerics._namespace import traced, wide
 from qjax.numerics.interpolation import Grid, Interpolation
@@ -31,6 +30,7 @@ from qjax.ops.base import (
 from qjax.ops.epilogue import clamp_codes, finish_sum, fold_sum, greatest_shift
 from qjax.ops.facts import always
 from qjax.ops.fields import Natural
+from qjax.support.errors import Unsupported
 
 _RUNTIMES = ("int8", "uint8", "int16")
 

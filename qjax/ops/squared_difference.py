@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qjax.errors import Unsupported
 from qjax.numerics.fixed_point import quantize_multiplier
 from qjax.numerics.softfloat import Real
 from qjax.ops.accumulator_bounds import reach, within
@@ -33,6 +32,7 @@ from qjax.ops.base import (
 from qjax.ops.epilogue import clamp_codes, finish_sum, fold_sum
 from qjax.ops.fields import NoFields
 from qjax.ops.formulas.tflite_steps import constant, roles, scaled
+from qjax.support.errors import Unsupported
 
 _BITS = 7
 """How far operands of 8 bits are shifted up."""

@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qjax.errors import Unsupported
 from qjax.numerics._namespace import wide
 from qjax.numerics.fixed_point import Multiplier, quantize_multiplier
 from qjax.numerics.requantize import requantize
@@ -41,6 +40,7 @@ from qjax.ops.base import (
 from qjax.ops.epilogue import finish_sum, fold_sum
 from qjax.ops.facts import always
 from qjax.ops.fields import NoFields
+from qjax.support.errors import Unsupported
 
 _ROWS = (((1,), (0,)), ((), ()))
 

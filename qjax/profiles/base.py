@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from qjax.names import did_you_mean
 from qjax.numerics.qspec import QSpec
 from qjax.profiles.rules import Rule, Source
 from qjax.profiles.scheme import Scheme
+from qjax.support.names import did_you_mean
 
 
 @dataclasses.dataclass(frozen=True)

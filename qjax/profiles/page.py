@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from qjax.profiles.base import Profile, get, names
-from qjax.summary import table
+from qjax.support.tables import table
 
 
 def devices_table() -> str:

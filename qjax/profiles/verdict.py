@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from qjax.errors import Unsupported
 from qjax.profiles.base import Profile
+from qjax.support.errors import Unsupported
 
 
 class ProfileError(Unsupported):

@@ -4,8 +4,8 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from qjax.markup import text
 from qjax.reporting.document import Table
+from qjax.support.markup import text
 from qjax.training.log import TrainingLog
 
 Points = Sequence[tuple[int, float]]

@@ -13,8 +13,8 @@ from qjax.export.integer_graph import IntegerGraph
 from qjax.graph.ir import Node, Tensor
 from qjax.graph.node_view import NodeView
 from qjax.graph.rounding_phrases import phrase
-from qjax.names import short_location
 from qjax.reporting import facts
+from qjax.support.names import short_location
 
 _SCALES = 4096
 """Scales of one tensor that a page holds; a tensor with more (groups of weights) shows evenly spaced ones."""

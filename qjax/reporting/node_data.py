@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from qjax.batches import Inputs
 from qjax.export import files
 from qjax.reporting.document import Document
 from qjax.reporting.report import collect
-from qjax.transfers import with_transfers
+from qjax.support.batches import Inputs
+from qjax.support.transfers import with_transfers
 
 _COLOURS = {"high": ("#ffffff", "#e06c2b"), "low": ("#e06c2b", "#ffffff"), "": ("#ffffff", "#5b95d6")}
 """Of the least and of the greatest value, by the end that deserves a look."""

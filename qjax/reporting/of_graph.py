@@ -11,12 +11,12 @@ import numpy as np
 from qjax import targets
 from qjax.analysis.accumulators import AccumulatorReport, accumulators
 from qjax.export.integer_graph import IntegerGraph
-from qjax.progress import track
 from qjax.reporting import facts
 from qjax.reporting.document import MEASURES, Document, Measure, Table, codes_histogram, nodes_of, number
 from qjax.run.interpreter import check_shapes
 from qjax.run.quantize_io import inputs_of, quantize_inputs
 from qjax.run.stepwise import Env, Runner
+from qjax.support.progress import track
 
 _ENDS = Measure(
     "ends", "codes at the ends", "Share of the output's codes that are the least or the greatest code.", "high", "%"

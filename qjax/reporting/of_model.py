@@ -11,13 +11,11 @@ from flax import nnx
 from qjax.analysis.accumulators import accumulators
 from qjax.analysis.effect import decibels
 from qjax.analysis.statistics import Statistics, TensorStatistics, statistics
-from qjax.batches import batch_size
+from qjax.api.workflow import convert, verify
 from qjax.comparison.verify import Report
 from qjax.export.integer_graph import IntegerGraph
 from qjax.lower import ConversionError
-from qjax.model import convert, verify
-from qjax.progress import stage
-from qjax.qmodel import QuantizedModel, evaluation_copy
+from qjax.model.quantized_model import QuantizedModel, evaluation_copy
 from qjax.reporting.document import MEASURES, Document, Measure, Table, nodes_of, number
 from qjax.reporting.of_graph import (
     accumulator_table,
@@ -27,6 +25,8 @@ from qjax.reporting.of_graph import (
     overflow_advice,
 )
 from qjax.run.quantize_io import outputs_of
+from qjax.support.batches import batch_size
+from qjax.support.progress import stage
 
 Metric = Callable[[Any, Any], Any]
 """(output of the model, batch) -> scalar, the mean over the batch; more is better."""

@@ -9,9 +9,9 @@ import hashlib
 import json
 from importlib.resources import files
 
-from qjax.markup import numeric, text
 from qjax.reporting.document import Document, Table
-from qjax.version import __version__
+from qjax.support.markup import numeric, text
+from qjax.support.version import __version__
 
 _STATES = {
     "exact": "exact",

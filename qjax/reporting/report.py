@@ -6,18 +6,18 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
-from qjax.batches import Batches, Inputs, brief
 from qjax.export import files
 from qjax.export.integer_graph import IntegerGraph
-from qjax.qmodel import QuantizedModel, check_quantized
+from qjax.model.quantized_model import QuantizedModel, check_quantized
 from qjax.reporting import curves
 from qjax.reporting.document import Document
 from qjax.reporting.of_graph import of_graph
 from qjax.reporting.of_model import Metric, of_model
 from qjax.reporting.of_pair import of_pair
 from qjax.reporting.page import page
+from qjax.support.batches import Batches, Inputs, brief
+from qjax.support.transfers import with_transfers
 from qjax.training.log import TrainingLog
-from qjax.transfers import with_transfers
 
 
 @with_transfers

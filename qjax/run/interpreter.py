@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from qjax.batches import WITHOUT_LABELS
 from qjax.graph.ir import Array, Graph, Tensor
 from qjax.graph.kernels import Constants, alive, forks, prepare, run_node
 from qjax.numerics.fence import computed_once
@@ -17,6 +16,7 @@ from qjax.run import loop_execution
 from qjax.run.device_constants import Near
 from qjax.run.find_loops import over_iterations, repeats
 from qjax.run.shared_constants import SharedConstants
+from qjax.support.batches import WITHOUT_LABELS
 
 
 def run(graph: Graph, constants: Constants, inputs: Sequence[Array]) -> dict[str, Array]:

@@ -13,7 +13,7 @@ from qjax.export.integer_graph import IntegerGraph
 from qjax.run.quantize_io import dequantize_output
 from qjax.runtimes import RUNTIMES, prepare
 from qjax.runtimes.batches import Batch, batch_axis, batches
-from qjax.summary import table
+from qjax.support.tables import table
 
 
 @dataclasses.dataclass

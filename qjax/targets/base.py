@@ -3,7 +3,6 @@
 import dataclasses
 from typing import Literal, get_args
 
-from qjax.names import did_you_mean
 from qjax.numerics.accumulator import EXACT, Accumulator
 from qjax.numerics.dynamic_formulas import DYNAMIC_FORMULAS, DynamicFormula
 from qjax.numerics.input_quantization import INPUT_QUANTIZATIONS, InputQuantization
@@ -15,6 +14,7 @@ from qjax.numerics.rounding import Rounding
 from qjax.numerics.rules import get_rule
 from qjax.numerics.softmax import SOFTMAX_METHODS, SoftmaxMethod
 from qjax.numerics.tables import TABLE_METHODS, TableMethod
+from qjax.support.names import did_you_mean
 
 ScaleForm = Literal["f64", "f32"]
 

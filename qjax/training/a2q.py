@@ -33,12 +33,12 @@ from flax import nnx
 from jax import lax
 
 from qjax import ops
-from qjax.batches import arguments_of
 from qjax.calibration.learned import Quantizer, with_scales
 from qjax.layers import write_state
+from qjax.model.quantized_model import QuantizedModel, check_quantized
 from qjax.numerics.qspec import QSpec, split_groups
 from qjax.ops.facts import ProductFacts
-from qjax.qmodel import QuantizedModel, check_quantized
+from qjax.support.batches import arguments_of
 from qjax.tracing import Annotation
 from qjax.tracing.annotation import LayerUse
 

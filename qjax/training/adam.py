@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from qjax.qmodel import QuantizedModel, check_quantized
-from qjax.quantizer_numbers import QuantParam
+from qjax.model.quantized_model import QuantizedModel, check_quantized
+from qjax.model.quantizer_numbers import QuantParam
 
 LEARNING_RATE = 4e-3
 """Of Adam, as a part of the size of each tensor."""

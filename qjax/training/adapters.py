@@ -9,14 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from qjax.batches import arguments_of
-from qjax.calibrating import calibrate_weights
-from qjax.fingerprint import fingerprint
+from qjax.api.calibrate import calibrate_weights
 from qjax.layers import Traced, trace
 from qjax.layers.frozen import frozen_parameters
+from qjax.model.fingerprint import fingerprint
+from qjax.model.quantized_model import Plan, QuantizedModel, check_quantized, evaluation_copy
+from qjax.model.quantizer_numbers import QuantizerNumbers
 from qjax.ops.frozen import Move, moved_back
-from qjax.qmodel import Plan, QuantizedModel, check_quantized, evaluation_copy
-from qjax.quantizer_numbers import QuantizerNumbers
+from qjax.support.batches import arguments_of
 from qjax.tracing import Adapter, Program, Value, adapter_of, joined, uses_of_parameter
 from qjax.training.frozen import thaw_base
 

@@ -18,10 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from qjax.batches import Batches, Inputs
+from qjax.model.quantized_model import QuantizedModel, check_quantized
 from qjax.ops import products
-from qjax.qmodel import QuantizedModel, check_quantized
-from qjax.summary import table
+from qjax.support.batches import Batches, Inputs
+from qjax.support.tables import table
 from qjax.training.as_matmul import Matrix, Pairs, errors_on, moments, rows_of
 from qjax.training.layerwise_runner import Stop, Stream, Walk
 from qjax.training.weights import code_bounds, codes_of, parameters, quantized_weights, set_codes

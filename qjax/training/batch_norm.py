@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from qjax.batches import Batches, Inputs
 from qjax.calibration import track
 from qjax.graph.structure import join_arguments, split_arguments
-from qjax.qmodel import QuantizedModel, check_quantized, evaluation_copy
+from qjax.model.quantized_model import QuantizedModel, check_quantized, evaluation_copy
+from qjax.support.batches import Batches, Inputs
 
 
 def reestimate_batch_norm(

@@ -8,8 +8,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from qjax.batches import Batches, Inputs
-from qjax.qmodel import QuantizedModel, check_quantized
+from qjax.model.quantized_model import QuantizedModel, check_quantized
+from qjax.support.batches import Batches, Inputs
 from qjax.training.layerwise_runner import Stop, Stream, Walk
 from qjax.training.scan_layers import quantizer_of
 from qjax.training.simulated import rounded_to

@@ -19,10 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from qjax.batches import Batches, Inputs
-from qjax.progress import track
-from qjax.qmodel import QuantizedModel, check_quantized
-from qjax.summary import decibels_text, table
+from qjax.model.quantized_model import QuantizedModel, check_quantized
+from qjax.support.batches import Batches, Inputs
+from qjax.support.progress import track
+from qjax.support.tables import decibels_text, table
 from qjax.training.adaround import Options, annealed, rectified_sigmoid
 from qjax.training.layerwise_runner import Pieces, Stream, Walk
 from qjax.training.weights import code_bounds, codes_of, parameters, quantized_weights, set_codes

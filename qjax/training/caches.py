@@ -28,12 +28,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from qjax.calibrating import calibrate
-from qjax.call import Call
+from qjax.api.calibrate import calibrate
 from qjax.graph import state as states
 from qjax.layers.trace import positional
-from qjax.progress import track
-from qjax.qmodel import QuantizedModel, evaluation_copy
+from qjax.model.call import Call
+from qjax.model.quantized_model import QuantizedModel, evaluation_copy
+from qjax.support.progress import track
 from qjax.training.labels import Labels
 from qjax.training.layerwise_runner import Stream, Walk
 from qjax.training.noise import noise_of

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import jax
 import jax.numpy as jnp
 
-from qjax.qmodel import QuantizedModel
+from qjax.model.quantized_model import QuantizedModel
 from qjax.training.weights import code_bounds, parameters, quantized_weights
 
 

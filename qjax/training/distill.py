@@ -18,11 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from qjax.batches import Batches, Inputs
+from qjax.model.quantized_model import QuantizedModel, check_quantized
 from qjax.ops import Quantized
-from qjax.progress import track
-from qjax.qmodel import QuantizedModel, check_quantized
-from qjax.summary import table
+from qjax.support.batches import Batches, Inputs
+from qjax.support.progress import track
+from qjax.support.tables import table
 from qjax.tracing import Place
 from qjax.training.adam import LEARNING_RATE
 from qjax.training.adam import optimizer as recipe

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from qjax import markup
-from qjax.batches import arguments_of
 from qjax.layers.frozen import FrozenParam, frozen_parameters
+from qjax.model.quantized_model import QuantizedModel, check_quantized, evaluation_copy
 from qjax.numerics.affine import quantize
 from qjax.ops.frozen import Frozen, Use, moved
-from qjax.qmodel import QuantizedModel, check_quantized, evaluation_copy
+from qjax.support import markup
+from qjax.support.batches import arguments_of
 from qjax.tracing import Annotation, Equation, product_of, use_of, uses_of_parameter, weight_of
 
 _Parts = Callable[[jax.Array, tuple[int, ...]], list[jax.Array]]

@@ -30,10 +30,10 @@ import numpy as np
 from flax import nnx
 from scipy import linalg
 
-from qjax.batches import Batches, Inputs
+from qjax.model.quantized_model import QuantizedModel, check_quantized
 from qjax.numerics.affine import QParams
-from qjax.qmodel import QuantizedModel, check_quantized
-from qjax.summary import decibels_text, table
+from qjax.support.batches import Batches, Inputs
+from qjax.support.tables import decibels_text, table
 from qjax.training.as_matmul import Matrix, Moments, errors_on, moments, parted, rows_of
 from qjax.training.gptq_layer import Layer, target
 from qjax.training.layerwise_runner import Stop, Stream, Walk

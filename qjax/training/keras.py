@@ -4,7 +4,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from qjax.layers.keras import KerasModule
-from qjax.qmodel import QuantizedModel, check_quantized
+from qjax.model.quantized_model import QuantizedModel, check_quantized
 
 if TYPE_CHECKING:
     from qjax.training.keras_trainer import KerasTrainer

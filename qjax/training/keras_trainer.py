@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import keras
 from flax import nnx
 
-from qjax.exact_forward import exact as exact_forward
+from qjax.api.exact import exact as exact_forward
+from qjax.api.workflow import with_plan
 from qjax.layers import instrument
 from qjax.layers.keras import from_keras
-from qjax.model import with_plan
-from qjax.qmodel import QuantizedModel
+from qjax.model.quantized_model import QuantizedModel
 from qjax.training.plan_json import decode, encode
 
 

@@ -19,9 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from qjax.batches import arguments_of
 from qjax.calibration import track
-from qjax.qmodel import QuantizedModel, evaluation_copy
+from qjax.model.quantized_model import QuantizedModel, evaluation_copy
+from qjax.support.batches import arguments_of
 from qjax.tracing import Equation, Place, Value
 from qjax.training.noise import distance, power, ratio
 from qjax.training.products import Product, find_products

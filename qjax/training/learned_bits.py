@@ -16,11 +16,11 @@ import optax
 from flax import nnx
 from jax import lax
 
-from qjax.batches import arguments_of, batch_size
 from qjax.calibration.learned import Quantizer
+from qjax.model.quantized_model import QuantizedModel, check_quantized, evaluation_copy
+from qjax.model.quantizer_numbers import QuantParam
 from qjax.ops import Quantized
-from qjax.qmodel import QuantizedModel, check_quantized, evaluation_copy
-from qjax.quantizer_numbers import QuantParam
+from qjax.support.batches import arguments_of, batch_size
 from qjax.tracing import Evaluation, Place
 from qjax.training.adam import is_within, names_of, paths_of
 from qjax.training.dropped_bits import bounds, most, quantized, used

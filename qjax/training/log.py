@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from qjax.qmodel import QuantizedModel
+from qjax.model.quantized_model import QuantizedModel
 from qjax.training.oscillations import Oscillations
 
 OSCILLATING = 0.005

@@ -26,13 +26,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from qjax import calibration
-from qjax.batches import Batches, Inputs
-from qjax.calibrating import calibrate
+from qjax.api.calibrate import calibrate
 from qjax.calibration.learned import Quantizer
 from qjax.graph.state import Asked
+from qjax.model.quantized_model import QuantizedModel, check_quantized, evaluation_copy
 from qjax.numerics.affine import choose_qparams
-from qjax.progress import track
-from qjax.qmodel import QuantizedModel, check_quantized, evaluation_copy
+from qjax.support.batches import Batches, Inputs
+from qjax.support.progress import track
 from qjax.training.caches import move_states
 from qjax.training.layerwise_runner import Stop, Stream, Walk
 from qjax.training.migration_result import Migration, Moved

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from qjax.summary import decibels_text, table
+from qjax.support.tables import decibels_text, table
 from qjax.training.caches import Units
 
 

@@ -13,9 +13,9 @@ import numpy as np
 from flax import nnx
 
 from qjax.calibration.learned import Quantizer
+from qjax.model.quantized_model import QuantizedModel
 from qjax.numerics.affine import QParams
 from qjax.ops import Quantized
-from qjax.qmodel import QuantizedModel
 from qjax.training.weights import set_codes
 from qjax.training.widths import replace_quantizers
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qjax.qmodel import QuantizedModel
+from qjax.model.quantized_model import QuantizedModel
 from qjax.training.weights import codes_of, parameters, set_codes, weights_of
 
 Arrays = dict[str, jax.Array]

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from qjax.call import Call
+from qjax.model.call import Call
 from qjax.ops.conv import Conv
 from qjax.ops.dot import Dot
 from qjax.tracing import Equation, Value

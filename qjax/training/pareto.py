@@ -3,8 +3,8 @@
 import dataclasses
 import math
 
-from qjax.qmodel import QuantizedModel
-from qjax.summary import table
+from qjax.model.quantized_model import QuantizedModel
+from qjax.support.tables import table
 
 
 @dataclasses.dataclass(frozen=True)

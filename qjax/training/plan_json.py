@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from qjax import calibration, targets
-from qjax.batches import brief
 from qjax.calibration.learned import Quantizer
+from qjax.model.quantized_model import Plan, Product
 from qjax.numerics.affine import QSpec
 from qjax.numerics.weight_formats import WeightFormat
 from qjax.ops.dynamic import Dynamic
-from qjax.qmodel import Plan, Product
+from qjax.support.batches import brief
 from qjax.tracing import Integers
 
 _OBSERVERS = tuple(type(calibration.get(name)) for name in calibration.names() if name != "callback")

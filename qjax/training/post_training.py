@@ -14,20 +14,20 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from qjax.api.workflow import convert
 from qjax.assign.backend import target_of
-from qjax.batches import Batches, Inputs, arguments_of, brief
 from qjax.graph.state import Asked
 from qjax.graph.unsupported import ConversionError
-from qjax.model import convert
+from qjax.model.quantized_model import QuantizedModel
 from qjax.profiles import ProfileError
-from qjax.qmodel import QuantizedModel
-from qjax.recipe import Recipe
+from qjax.recipe.recipe import Recipe
+from qjax.support.batches import Batches, Inputs, arguments_of, brief
+from qjax.support.transfers import with_transfers
 from qjax.training.caches import units_of
 from qjax.training.report import PostTrainingReport, StepReport
 from qjax.training.scoring import Batch, Judge, Scorer, size_of
 from qjax.training.steps import AGAIN, EFFORTS, STEPS, TABLE, Effort, Skipped, Step, Work
 from qjax.training.widths import recipe_with
-from qjax.transfers import with_transfers
 
 
 @with_transfers

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from qjax.assign.backend import target_of
-from qjax.batches import Batches, Inputs
-from qjax.qmodel import QuantizedModel, check_quantized
-from qjax.summary import decibels_text, table
+from qjax.model.quantized_model import QuantizedModel, check_quantized
+from qjax.support.batches import Batches, Inputs
+from qjax.support.tables import decibels_text, table
 from qjax.training.layerwise_runner import Stream, Walk
 from qjax.training.simulated import grids_of
 from qjax.training.sums import Sum, room_of, sums_of

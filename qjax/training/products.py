@@ -9,7 +9,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from qjax.call import Call
+from qjax.model.call import Call
 from qjax.ops.facts import ProductFacts
 from qjax.tracing import Equation, Value
 

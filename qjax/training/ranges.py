@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from qjax.batches import Batches, Inputs
-from qjax.qmodel import QuantizedModel, check_quantized
-from qjax.summary import decibels_text, table
+from qjax.model.quantized_model import QuantizedModel, check_quantized
+from qjax.support.batches import Batches, Inputs
+from qjax.support.tables import decibels_text, table
 from qjax.training.layerwise_runner import Arguments, Stream, Walk
 from qjax.training.noise import noise_of
 from qjax.training.simulated import Grid, grids_of, qparams_of, set_qparams, switched

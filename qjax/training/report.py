@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from qjax.recipe import Recipe
-from qjax.summary import table
+from qjax.recipe.recipe import Recipe
+from qjax.support.tables import table
 
 
 @dataclasses.dataclass(frozen=True)

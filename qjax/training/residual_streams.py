@@ -11,7 +11,7 @@ import dataclasses
 from collections import Counter
 from typing import Any
 
-from qjax.call import Call
+from qjax.model.call import Call
 from qjax.tracing import Equation, Value
 from qjax.training.pairs import input_axis
 from qjax.training.products import Product, find_products

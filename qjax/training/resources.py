@@ -15,11 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qjax.batches import arguments_of, batch_size
-from qjax.call import Call
+from qjax.model.call import Call
+from qjax.model.quantized_model import QuantizedModel, check_quantized, evaluation_copy
 from qjax.numerics.qspec import QSpec
 from qjax.ops.facts import ProductFacts
-from qjax.qmodel import QuantizedModel, check_quantized, evaluation_copy
+from qjax.support.batches import arguments_of, batch_size
 from qjax.tracing import Annotation, Equation, Program, Value
 from qjax.training.sums import place_behind
 from qjax.training.weights import codes_of, unchanged

@@ -22,9 +22,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from qjax.batches import Batches, Inputs
-from qjax.calibrating import calibrate
-from qjax.qmodel import QuantizedModel, check_quantized, evaluation_copy
+from qjax.api.calibrate import calibrate
+from qjax.model.quantized_model import QuantizedModel, check_quantized, evaluation_copy
+from qjax.support.batches import Batches, Inputs
 from qjax.training.layerwise_runner import Stream, Walk
 from qjax.training.noise import noise_of
 from qjax.training.residual_streams import Residual, find_residuals

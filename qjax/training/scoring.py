@@ -8,9 +8,9 @@ import jax
 import numpy as np
 from flax import nnx
 
-from qjax.batches import brief
-from qjax.qmodel import QuantizedModel, evaluation_copy
-from qjax.summary import decibels_text
+from qjax.model.quantized_model import QuantizedModel, evaluation_copy
+from qjax.support.batches import brief
+from qjax.support.tables import decibels_text
 from qjax.training.caches import Units
 from qjax.training.layerwise_runner import Stream, Walk
 from qjax.training.noise import float_leaves, noise_of

@@ -13,7 +13,7 @@ import jax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from qjax.qmodel import QuantizedModel
+from qjax.model.quantized_model import QuantizedModel
 
 
 def shardings(state: Any, qmodel: QuantizedModel, mesh: Mesh, rules: Mapping[str, PartitionSpec] | None = None) -> Any:

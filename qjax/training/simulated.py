@@ -18,11 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from qjax.calibration.learned import Quantizer, with_scales
+from qjax.model.quantized_model import QuantizedModel
+from qjax.model.quantizer_numbers import OneArray
 from qjax.numerics.affine import QParams, broadcast_to_tensor, centered_bounds, round_to_grid
 from qjax.numerics.rounding import Rounding
 from qjax.ops.conv import Conv
-from qjax.qmodel import QuantizedModel
-from qjax.quantizer_numbers import OneArray
 from qjax.tracing import Equation, Evaluation, Place, Program, Taps, Value
 from qjax.training.scan_layers import Stacks, quantizer_of, split
 

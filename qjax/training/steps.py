@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 from flax import nnx
 
-from qjax.calibrating import calibrate
+from qjax.api.calibrate import calibrate
+from qjax.api.workflow import quantize_derived
 from qjax.graph.state import Asked
-from qjax.model import quantize_derived
-from qjax.qmodel import QuantizedModel
-from qjax.recipe import Recipe
+from qjax.model.quantized_model import QuantizedModel
+from qjax.recipe.recipe import Recipe
 from qjax.training import precision
 from qjax.training.adaround import Options, learn
 from qjax.training.bias_correction import correct

@@ -10,8 +10,8 @@ from typing import Any
 
 import jax
 
+from qjax.model.quantized_model import QuantizedModel
 from qjax.ops import Quantized
-from qjax.qmodel import QuantizedModel
 from qjax.tracing import Place
 
 _KEY = "rounding key"

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from qjax.model.quantized_model import QuantizedModel, evaluation_copy
 from qjax.ops import Role
 from qjax.ops.conv import Conv
 from qjax.ops.dot import Dot
-from qjax.qmodel import QuantizedModel, evaluation_copy
 from qjax.tracing.annotation import Annotation
 from qjax.training.weights import codes_of, weights_of
 

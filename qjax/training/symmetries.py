@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from qjax.call import Call
+from qjax.model.call import Call
 from qjax.tracing import Equation, Value
 from qjax.training.labels import Labels, Union, compressed
 from qjax.training.relations import RELATIONS

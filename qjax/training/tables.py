@@ -11,8 +11,8 @@ import re
 from flax import nnx
 
 from qjax import ops
-from qjax.qmodel import QuantizedModel, check_quantized
-from qjax.recipe import Override, Recipe
+from qjax.model.quantized_model import QuantizedModel, check_quantized
+from qjax.recipe.recipe import Override, Recipe
 
 
 def tables_of(qmodel: QuantizedModel) -> list[str]:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from qjax.calibration.learned import Quantizer
-from qjax.call import Call
+from qjax.model.call import Call
 from qjax.tracing import Annotation, Composite, Equation, Place, Program, Value
 from qjax.tracing.rewrites.inline import inlined
 from qjax.training.scan_layers import Index, part_name

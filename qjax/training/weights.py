@@ -16,13 +16,13 @@ import numpy as np
 from flax import nnx
 from jax.core import Tracer
 
-from qjax.batches import arguments_of
-from qjax.call import Call
 from qjax.layers.frozen import FrozenParam
-from qjax.names import did_you_mean
+from qjax.model.call import Call
+from qjax.model.quantized_model import Plan, QuantizedModel, check_quantized, evaluation_copy
 from qjax.numerics.affine import broadcast_to_tensor, centered_bounds
 from qjax.ops import Quantized
-from qjax.qmodel import Plan, QuantizedModel, check_quantized, evaluation_copy
+from qjax.support.batches import arguments_of
+from qjax.support.names import did_you_mean
 from qjax.training.scan_layers import Part, Stacks, part_of, quantizer_of, split
 
 

@@ -12,12 +12,12 @@ from qjax.assign.backend import target_of
 from qjax.calibration.learned import Quantizer
 from qjax.calibration.minmax import MinMax
 from qjax.calibration.weights import weight_qparams
-from qjax.fingerprint import fingerprint
+from qjax.model.fingerprint import fingerprint
+from qjax.model.quantized_model import QuantizedModel
+from qjax.model.quantizer_numbers import QuantizerNumbers
 from qjax.numerics.affine import QParams, choose_qparams
-from qjax.qmodel import QuantizedModel
-from qjax.quantizer_numbers import QuantizerNumbers
-from qjax.recipe import Override, Recipe
-from qjax.recipe_keys import ancestors
+from qjax.recipe.keys import ancestors
+from qjax.recipe.recipe import Override, Recipe
 
 MARGIN = 2.0
 """More than 8 bits cover this multiple of the range that was seen. Other inputs reach further, and one bit is cheap."""

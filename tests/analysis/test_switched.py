@@ -11,7 +11,7 @@ from flax import nnx
 import qjax
 from qjax.analysis.layers import layers_of
 from qjax.analysis.switched import SwitchedModel
-from qjax.qmodel import evaluation_copy
+from qjax.model.quantized_model import evaluation_copy
 from tests.analysis.models import Deep, Mixed, coarse, halves, in_halves
 
 MODELS = {

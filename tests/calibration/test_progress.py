@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from qjax import progress
 from qjax.calibration import track
+from qjax.support import progress
 
 
 @pytest.mark.parametrize("enabled", [None, False])

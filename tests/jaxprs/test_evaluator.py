@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from jax import lax
 
-from qjax.errors import Unsupported
 from qjax.jaxprs.evaluator import evaluate, run_in_numpy
 from qjax.run.interpreter import Interpreter
+from qjax.support.errors import Unsupported
 from tests.export.emit.test_every_target import Everything, chosen, diagonal, merged
 
 pytestmark = pytest.mark.compiled

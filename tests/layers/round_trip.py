@@ -11,7 +11,7 @@ from flax import nnx
 from jax.core import Tracer
 
 import qjax
-from qjax import exact_forward as implementation
+from qjax.api import exact as implementation
 from qjax.graph import kernels
 from qjax.graph.ir import Graph
 from tests import in_numpy

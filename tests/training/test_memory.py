@@ -11,7 +11,8 @@ import pytest
 from flax import nnx
 
 import qjax
-from qjax import Recipe, calibrating
+from qjax import Recipe
+from qjax.api import calibrate as calibrating
 
 
 class Perceptron(nnx.Module):

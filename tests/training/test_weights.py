@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 import qjax
-from qjax.batches import arguments_of
+from qjax.support.batches import arguments_of
 from tests.analysis.models import Deep, Small, coarse, data
 
 

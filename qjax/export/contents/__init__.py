@@ -10,13 +10,13 @@ from typing import Any
 
 from qjax import ops
 from qjax.assign.retarget import retarget
-from qjax.errors import Problems, Unsupported
 from qjax.export.emit import onnx as onnx_emitter
 from qjax.export.emit import tflite as tflite_emitter
 from qjax.export.emit.pte import FORM
 from qjax.export.read import sniffed
 from qjax.graph.ir import Graph
 from qjax.profiles import Operator, Profile, ProfileError, Verdict, Violation, check_operators, get
+from qjax.support.errors import Problems, Unsupported
 
 PROFILE = "profile"
 """The key of a graph's metadata with the name of its profile."""

@@ -10,8 +10,8 @@ from typing import Any
 
 from qjax.graph.ir import Graph
 from qjax.graph.recompute import check_computed
-from qjax.names import check_options, did_you_mean
-from qjax.progress import stage
+from qjax.support.names import check_options, did_you_mean
+from qjax.support.progress import stage
 
 FORMATS = ("c", "onnx", "pte", "rtl", "stablehlo", "tflite")
 

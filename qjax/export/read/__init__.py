@@ -12,7 +12,7 @@ from qjax import targets
 from qjax.export import artifact, files
 from qjax.export.read.errors import ReadError
 from qjax.graph.ir import Graph
-from qjax.names import check_options
+from qjax.support.names import check_options
 
 MAX_FILE = 2 * 2**30
 

@@ -17,13 +17,13 @@ from typing import Any
 
 import jax
 
-from qjax.errors import refuse
 from qjax.numerics.dynamic_formulas import DynamicFormula
 from qjax.numerics.weight_formats import WeightFormat
 from qjax.ops import dynamic, dynamic_rows, formatted
 from qjax.ops.dynamic import Dynamic, DynamicCodes, DynamicProduct
 from qjax.ops.formatted import FormattedProduct
 from qjax.ops.frozen import FrozenProduct, Use
+from qjax.support.errors import refuse
 from qjax.tracing.composite import Computed
 from qjax.tracing.program import Equation, Program, Value
 from qjax.tracing.rewrites.frozen import behind, frozen_of

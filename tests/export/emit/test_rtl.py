@@ -14,7 +14,7 @@ from flax import nnx
 
 import qjax
 from qjax import targets
-from qjax.errors import Unsupported
+from qjax.support.errors import Unsupported
 from tests.export.emit.qonnx_networks import graph_of
 from tests.export.emit.rtl_networks import (
     Attention,

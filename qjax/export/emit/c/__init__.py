@@ -17,7 +17,7 @@ from qjax.export.emit.c.program import Program, build
 from qjax.export.emit.golden import golden
 from qjax.export.files import write_folder
 from qjax.graph.ir import Graph
-from qjax.progress import say
+from qjax.support.progress import say
 
 __all__ = ["emit", "to_files"]
 

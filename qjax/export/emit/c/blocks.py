@@ -15,7 +15,7 @@ from qjax.export.emit.c.index import Indices
 from qjax.export.emit.c.scalar import Interval
 from qjax.export.emit.c.text import comment, table
 from qjax.export.emit.c.values import Buffer, Value
-from qjax.names import Names
+from qjax.support.names import Names
 
 
 @dataclasses.dataclass

@@ -13,7 +13,7 @@ from qjax.export.emit.c.memory import Access, Place, Step
 from qjax.export.emit.c.program import Program
 from qjax.export.emit.c.text import STORED, comment, identifier, table
 from qjax.graph.ir import Graph, Tensor
-from qjax.names import Names, short_location
+from qjax.support.names import Names, short_location
 
 FLAGS = "-std=c99 -O3 -Wall -Wextra -Wpedantic -Werror -Wconversion -Wsign-conversion -Wshadow"
 

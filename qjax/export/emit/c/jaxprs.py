@@ -8,7 +8,6 @@ import numpy as np
 from jax.extend import core
 from jax.extend.core import JaxprEqn
 
-from qjax.errors import Unsupported
 from qjax.export.emit.c.index import Index, Indices
 from qjax.export.emit.c.products import read_convolution, read_dot
 from qjax.export.emit.c.scalar import ELEMENTWISE, limits
@@ -38,6 +37,7 @@ from qjax.graph.float_parts import plainest
 from qjax.jaxprs.evaluator import evaluate_elementwise, evaluate_equation
 from qjax.jaxprs.rules import convert
 from qjax.numerics.calls import CALLS, called_program
+from qjax.support.errors import Unsupported
 
 _FOLDED = frozenset(
     [

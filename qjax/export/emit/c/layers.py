@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from qjax import ops
-from qjax.errors import Unsupported
 from qjax.export.emit import elementwise_as_shift
 from qjax.export.emit.c import cortex_windows, one_bit, requantizing, vector_products, vector_windows, windows
 from qjax.export.emit.c.blocks import Source
@@ -33,6 +32,7 @@ from qjax.numerics.rules import get_rule
 from qjax.ops import formulas, narrow_accumulator
 from qjax.ops.epilogue import finish_weighted
 from qjax.ops.facts import ProductFacts
+from qjax.support.errors import Unsupported
 
 _STORED = {"uint8": "int8", "uint16": "int16"}
 """The runtime constants of a signed input serve stored codes: nothing is taken off them."""

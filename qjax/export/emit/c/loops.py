@@ -9,7 +9,6 @@ another nest.
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from qjax.errors import Unsupported
 from qjax.export.emit.c import element_reads, inner_loops, threads
 from qjax.export.emit.c.blocks import Access, Block, Body, Source
 from qjax.export.emit.c.index import Index, Indices, flat
@@ -35,7 +34,8 @@ from qjax.export.emit.c.values import (
     inner_turns,
     size,
 )
-from qjax.names import Names
+from qjax.support.errors import Unsupported
+from qjax.support.names import Names
 
 _INLINE = 60
 """Expressions of at most this many characters are written in the loop itself."""

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import numpy as np
 from jax.extend.core import JaxprEqn
 
-from qjax.errors import Unsupported
 from qjax.export.emit.c.index import Index, Indices
 from qjax.export.emit.c.values import (
     Computed,
@@ -18,6 +17,7 @@ from qjax.export.emit.c.values import (
     View,
     cast,
 )
+from qjax.support.errors import Unsupported
 
 
 def read_dot(eqn: JaxprEqn, inputs: list[Value], shape: tuple[int, ...], dtype: str) -> Value:

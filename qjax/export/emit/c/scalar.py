@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from qjax.errors import Unsupported
 from qjax.export.emit import bounds
 from qjax.export.emit.c.text import literal
+from qjax.support.errors import Unsupported
 
 SIGNED = ("int8", "int16", "int32", "int64")
 

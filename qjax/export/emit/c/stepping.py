@@ -15,8 +15,8 @@ from qjax.export.emit.c.program import Program
 from qjax.export.emit.c.text import STORED, comment, identifier, table
 from qjax.graph import state
 from qjax.graph.ir import Graph, Tensor
-from qjax.names import Names
 from qjax.run.interpreter import Interpreter
+from qjax.support.names import Names
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ from qjax import targets
 from qjax.export import files
 from qjax.export.ieee import check_islands
 from qjax.graph.ir import Graph
-from qjax.names import short_location
+from qjax.support.names import short_location
 
 STYLES = {"integer": "integer", "qdq": "qdq", "qoperator": "qoperator", "openvino": "openvino", "qonnx": "qonnx"}
 """Style -> the module of this package with its `to_model(graph, *, batch, ...)`."""

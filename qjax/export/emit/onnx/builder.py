@@ -12,7 +12,7 @@ import onnx
 from jax.typing import DTypeLike
 from onnx import helper, numpy_helper
 
-from qjax.names import Names
+from qjax.support.names import Names
 
 DOMAIN = "qjax"
 OPSET = 26

@@ -20,7 +20,6 @@ import onnx
 from onnx import helper, numpy_helper
 
 from qjax import ops
-from qjax.errors import Unsupported
 from qjax.export import document
 from qjax.export.emit.onnx import nodes, tensors
 from qjax.export.emit.onnx.builder import DOMAIN, IR_VERSION, VERSION, Library, opset_imports
@@ -31,11 +30,12 @@ from qjax.graph.batch_shapes import shapes_at
 from qjax.graph.check import check_integer
 from qjax.graph.ir import Graph, Node
 from qjax.graph.kernels import attributes as attributes_of
-from qjax.names import lengthened
 from qjax.numerics.output_dequantization import OUTPUT_DEQUANTIZATIONS
 from qjax.ops import Role
 from qjax.ops.facts import ProductFacts
-from qjax.version import __version__
+from qjax.support.errors import Unsupported
+from qjax.support.names import lengthened
+from qjax.support.version import __version__
 
 STYLE = "integer"
 

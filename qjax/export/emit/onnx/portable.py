@@ -21,7 +21,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from qjax.export.onnx_ops import METADATA
-from qjax.names import Names
+from qjax.support.names import Names
 
 _OPSET, _IR = 21, 10
 """Of the written file: the oldest with codes of 16 bits in QuantizeLinear."""

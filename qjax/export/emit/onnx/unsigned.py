@@ -21,7 +21,7 @@ from qjax.export.emit.onnx import integer
 from qjax.export.emit.onnx.builder import element_type
 from qjax.export.emit.onnx.codes import Operand, Options
 from qjax.graph.ir import Graph, Node
-from qjax.names import Names
+from qjax.support.names import Names
 
 INT8, UINT8 = (element_type(dtype) for dtype in ("int8", "uint8"))
 _MOVES = frozenset({"Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Expand", "Tile"})

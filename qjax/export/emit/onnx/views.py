@@ -16,9 +16,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from qjax.errors import Unsupported
 from qjax.export.emit import bounds
 from qjax.export.emit.onnx.builder import Builder
+from qjax.support.errors import Unsupported
 
 Shape = tuple[int, ...]
 

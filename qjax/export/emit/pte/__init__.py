@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from qjax.assign.retarget import retarget
-from qjax.errors import Unsupported
 from qjax.export import files
 from qjax.export.emit.onnx import to_model
 from qjax.export.emit.pte.module import module_of
 from qjax.graph.ir import Graph
+from qjax.support.errors import Unsupported
 
 TARGET = "executorch_xnnpack"
 FORM: Mapping[str, Any] = {"style": "qdq", "portable": "floats"}

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from qjax.errors import Unsupported
+from qjax.support.errors import Unsupported
 
 _INT8 = (-128, 127)
 _INT32 = (-(2**31), 2**31 - 1)

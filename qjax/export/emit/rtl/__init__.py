@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from qjax.errors import Unsupported
 from qjax.export.emit import elementwise_as_shift
 from qjax.export.emit.golden import Case, golden
 from qjax.export.emit.rtl import circuits, project, words
@@ -22,7 +21,8 @@ from qjax.export.emit.rtl.project import Circuit
 from qjax.export.files import write_folder
 from qjax.graph.ir import Graph, Node
 from qjax.graph.kernels import attributes, constants_of, prepare, run_node
-from qjax.progress import say
+from qjax.support.errors import Unsupported
+from qjax.support.progress import say
 
 __all__ = ["build", "emit", "to_files"]
 

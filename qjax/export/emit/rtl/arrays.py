@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from qjax.errors import Unsupported
 from qjax.export.emit.gathers import takes_rows
 from qjax.export.emit.rtl import words
 from qjax.export.emit.rtl.words import constant
+from qjax.support.errors import Unsupported
 
 Reader = Callable[[Mapping[str, Any], list[np.ndarray], tuple[int, ...], str], np.ndarray]
 """(parameters, operands, shape and dtype of the result) -> the result."""

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from qjax.errors import Unsupported
 from qjax.export.emit.rtl import requantizing, words
 from qjax.export.emit.rtl.arrays import ARRAYS, is_known, lifted
 from qjax.export.emit.rtl.sums import SUMS
@@ -20,6 +19,7 @@ from qjax.export.emit.rtl.words import Word, constant
 from qjax.graph.float_parts import plainest
 from qjax.numerics.calls import CALLS, Named, called_program, named_call, names_kept
 from qjax.numerics.rounding import Rounding
+from qjax.support.errors import Unsupported
 from qjax.tracing.loop_params import with_counts
 
 MOST_ELEMENTS = 1 << 16

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from qjax import ops
-from qjax.errors import Unsupported
 from qjax.graph.batch_shapes import shapes_at
 from qjax.graph.ir import Graph, Node
 from qjax.graph.kernels import attributes
+from qjax.support.errors import Unsupported
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from qjax.errors import Unsupported
 from qjax.export.emit.rtl import words
 from qjax.export.emit.rtl.arrays import Reader, is_known
 from qjax.export.emit.rtl.words import Word, constant
+from qjax.support.errors import Unsupported
 
 MOST_PRODUCTS = 1 << 18
 """Of one layer: each is logic of its own, and takes alkaid's time."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from qjax.errors import Unsupported
+from qjax.support.errors import Unsupported
 
 WIDEST = 1 << 52
 """No word may reach it: alkaid's bounds are float64."""

@@ -27,13 +27,13 @@ from typing import Any
 
 import numpy as np
 
-from qjax.errors import Problems
 from qjax.export import document, files, strict_json
 from qjax.export.emit.tflite import arithmetic, floats, functions, moves, plain_integers, products, selections, tables
 from qjax.export.emit.tflite.support import check_target, problems_of
 from qjax.export.emit.tflite.writer import Writer
 from qjax.export.tflite_schema.file import METADATA, METADATA_VERSION
 from qjax.graph.ir import Graph, Node, Tensor
+from qjax.support.errors import Problems
 
 __all__ = [
     "arithmetic",

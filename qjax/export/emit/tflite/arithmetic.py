@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from qjax.errors import Unsupported
 from qjax.export.emit.tflite import tables
 from qjax.export.emit.tflite.draft import Value
 from qjax.export.emit.tflite.moves import padded, repeated
@@ -17,6 +16,7 @@ from qjax.graph.ir import Node
 from qjax.ops import formulas
 from qjax.ops.formulas.joined_axes import joined_axes
 from qjax.ops.windows import inside, product_of_axes
+from qjax.support.errors import Unsupported
 
 
 @lowers("add")

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from qjax.errors import Problems
 from qjax.export.emit.tflite.support import takes_int4
 from qjax.export.tflite_schema.file import File, Scales
 from qjax.graph import kernels
 from qjax.graph.batch_shapes import shapes_at
 from qjax.graph.ir import Graph, Node, Quantization, Tensor
-from qjax.names import Names
+from qjax.support.errors import Problems
+from qjax.support.names import Names
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from qjax import targets
-from qjax.errors import Unsupported
 from qjax.export.emit.tflite.draft import Value
 from qjax.export.emit.tflite.products import surrounded
 from qjax.export.emit.tflite.writer import Writer, lowers
@@ -19,6 +18,7 @@ from qjax.export.ieee import uncertain
 from qjax.export.tflite_schema.file import Scales
 from qjax.graph.ir import Node
 from qjax.ops import float_programs
+from qjax.support.errors import Unsupported
 
 _BINARY = {"add": "ADD", "sub": "SUB", "mul": "MUL", "max": "MAXIMUM", "min": "MINIMUM"}
 _UNARY = {"neg": "NEG", "abs": "ABS"}

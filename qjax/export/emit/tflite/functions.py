@@ -6,11 +6,11 @@ nodes do not come here.
 
 import math
 
-from qjax.errors import Unsupported
 from qjax.export.emit.tflite import tables
 from qjax.export.emit.tflite.draft import Value
 from qjax.export.emit.tflite.writer import Writer, lowers
 from qjax.graph.ir import Node
+from qjax.support.errors import Unsupported
 
 _ELSEWHERE = "emit('onnx') and emit('c') hold it, with the same codes"
 

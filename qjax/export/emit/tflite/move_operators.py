@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from qjax.errors import Unsupported
 from qjax.export.emit.tflite.draft import Draft, Value
 from qjax.export.emit.tflite.support import MICRO
+from qjax.support.errors import Unsupported
 
 
 class Moving(Draft):

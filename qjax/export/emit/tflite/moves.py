@@ -3,10 +3,10 @@
 import math
 from collections.abc import Sequence
 
-from qjax.errors import Unsupported
 from qjax.export.emit.tflite.draft import Value
 from qjax.export.emit.tflite.writer import Writer, lowers
 from qjax.graph.ir import Node
+from qjax.support.errors import Unsupported
 
 
 @lowers("reshape")

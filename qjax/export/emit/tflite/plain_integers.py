@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from qjax.errors import Unsupported
 from qjax.export.emit.tflite.draft import Value
 from qjax.export.emit.tflite.moves import repeated
 from qjax.export.emit.tflite.support import MICRO
 from qjax.export.emit.tflite.writer import Writer, lowers
 from qjax.graph.ir import Node
+from qjax.support.errors import Unsupported
 
 _BROADCASTS = 4
 """Dimensions that the runtimes' own broadcasting has at least."""

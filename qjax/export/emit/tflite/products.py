@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from qjax.errors import Unsupported
 from qjax.export.emit.tflite.draft import Value
 from qjax.export.emit.tflite.moves import padded
 from qjax.export.emit.tflite.support import MICRO
@@ -14,6 +13,7 @@ from qjax.export.emit.tflite.writer import Writer, lowers
 from qjax.export.tflite_schema import layouts
 from qjax.export.tflite_schema.file import Scales
 from qjax.graph.ir import Node, Tensor
+from qjax.support.errors import Unsupported
 
 _ASYMMETRIC = "weights with a zero point"
 _CURE_ASYMMETRIC = "TFLite's kernels take symmetric weights: use weights=QSpec(symmetric=True)"

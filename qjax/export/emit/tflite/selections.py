@@ -4,13 +4,13 @@ import math
 
 import numpy as np
 
-from qjax.errors import Unsupported
 from qjax.export.emit.tflite.draft import Value
 from qjax.export.emit.tflite.moves import padded
 from qjax.export.emit.tflite.plain_integers import aligned, as_dtype, combined, negated, reduced
 from qjax.export.emit.tflite.support import MICRO
 from qjax.export.emit.tflite.writer import Writer, lowers
 from qjax.graph.ir import Node
+from qjax.support.errors import Unsupported
 
 
 @lowers("select")

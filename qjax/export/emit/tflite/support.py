@@ -5,10 +5,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from qjax.assign.retarget import made_by_target
-from qjax.errors import Problems
 from qjax.graph.dead_code import remove_dead
 from qjax.graph.ir import Graph
 from qjax.numerics.accumulator import EXACT, Accumulator
+from qjax.support.errors import Problems
 
 RUNTIMES = (
     "tflite_micro",

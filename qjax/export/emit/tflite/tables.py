@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from qjax import targets
-from qjax.errors import Unsupported
 from qjax.export.emit.tflite.draft import Value
 from qjax.export.emit.tflite.moves import repeated
 from qjax.export.emit.tflite.plain_integers import as_dtype, combined, halved, scanned, without
@@ -25,6 +24,7 @@ from qjax.graph.ir import Node
 from qjax.numerics.elementary import Expression
 from qjax.numerics.tables import GEMMLOWP_GRIDS, function_table
 from qjax.ops.epilogue import finish
+from qjax.support.errors import Unsupported
 
 LARGEST = 2**18
 """Entries of a table, at most."""

@@ -7,10 +7,10 @@ that it makes gets the name of the node's output. Tensors and operators (`draft`
 
 from collections.abc import Callable
 
-from qjax.errors import Unsupported
 from qjax.export.emit.tflite.clamping import Clamping
 from qjax.export.emit.tflite.draft import Value
 from qjax.graph.ir import Node
+from qjax.support.errors import Unsupported
 
 Lowering = Callable[["Writer", Node], Value]
 

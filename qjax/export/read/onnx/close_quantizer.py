@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qjax import ops
-from qjax.errors import Unsupported
 from qjax.export.read.errors import ReadError
 from qjax.export.read.onnx.draft import Grid
 from qjax.export.read.onnx.tensors import code_range
@@ -22,6 +21,7 @@ from qjax.graph.ir import Quantization
 from qjax.numerics.softfloat import Real as Exact
 from qjax.ops.channels import result_to_weight, trailing, weight_to_result
 from qjax.ops.epilogue import Affine, fold_weighted, scale_codes
+from qjax.support.errors import Unsupported
 
 ACCUMULATOR = (-(2**30), 2**30 - 1)
 """The codes of an int32 output: a kernel under jit cannot clamp to more."""

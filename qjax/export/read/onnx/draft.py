@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qjax.errors import Unsupported
 from qjax.export.read.errors import ReadError
 from qjax.export.read.onnx.tensors import MAX_DIMENSION, code_range
 from qjax.graph.ir import Graph, Node, Quantization, Tensor
-from qjax.names import Names
 from qjax.numerics.affine import QParams, QSpec, quantize
+from qjax.support.errors import Unsupported
+from qjax.support.names import Names
 
 
 class Grid:

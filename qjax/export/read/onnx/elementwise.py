@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qjax.errors import Unsupported
 from qjax.export.read.errors import ReadError
 from qjax.export.read.onnx.close_quantizer import real_pending
 from qjax.export.read.onnx.draft import Grid
@@ -18,6 +17,7 @@ from qjax.export.read.onnx.values import Codes, FloatInput, Known, Move, Pending
 from qjax.export.read.onnx.walk import Walk, handles
 from qjax.export.read.onnx.windows import window_of
 from qjax.ops.windows import inside, pool, product_of_axes
+from qjax.support.errors import Unsupported
 
 Inputs = list[Value | None]
 

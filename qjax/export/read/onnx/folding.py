@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from qjax.errors import Unsupported
 from qjax.export.read.errors import ReadError
 from qjax.export.read.onnx.model import OnnxNode
 from qjax.export.read.onnx.tensors import MAX_RANK, type_name
 from qjax.export.read.onnx.values import Known, Value
 from qjax.export.read.onnx.walk import Walk, folds, handles
+from qjax.support.errors import Unsupported
 
 Inputs = list[Value | None]
 Numbers = np.ndarray

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from jax.typing import ArrayLike
 
-from qjax.errors import Unsupported
 from qjax.export.read.onnx import runtime_tables
 from qjax.export.read.onnx.draft import Grid
 from qjax.export.read.onnx.model import OnnxNode
@@ -24,6 +23,7 @@ from qjax.export.read.onnx.walk import Walk, handles
 from qjax.numerics.elementary import Expression, table
 from qjax.numerics.elementary.expression import Operand, literal
 from qjax.numerics.lookup import FUNCTIONS
+from qjax.support.errors import Unsupported
 
 Inputs = list[Value | None]
 Steps = list[tuple[str, tuple[Operand, ...]]]

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qjax.errors import Unsupported
 from qjax.export.read.errors import ReadError
 from qjax.export.read.onnx.model import OnnxNode
 from qjax.export.read.onnx.moves import first, known_ints, moved
 from qjax.export.read.onnx.selections import picked
 from qjax.export.read.onnx.values import Known, Value
 from qjax.export.read.onnx.walk import Walk, handles
+from qjax.support.errors import Unsupported
 
 Inputs = list[Value | None]
 

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from qjax import ops
-from qjax.errors import Unsupported
 from qjax.export.read.errors import ReadError
 from qjax.export.read.onnx.close_quantizer import real_pending
 from qjax.export.read.onnx.model import OnnxNode
 from qjax.export.read.onnx.values import Codes, FloatInput, Known, Move, Pending, Real, Value, Weight
 from qjax.export.read.onnx.walk import Walk, handles
+from qjax.support.errors import Unsupported
 
 Inputs = list[Value | None]
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from qjax.errors import Unsupported
 from qjax.export.read.errors import ReadError
 from qjax.export.read.onnx.model import OnnxNode
 from qjax.export.read.onnx.quantizers import integer_operand
@@ -13,6 +12,7 @@ from qjax.export.read.onnx.values import Codes, FloatInput, Known, Pending, Real
 from qjax.export.read.onnx.walk import Walk, handles
 from qjax.export.read.onnx.windows import window_of
 from qjax.ops.windows import convolution, with_kernel
+from qjax.support.errors import Unsupported
 
 Inputs = list[Value | None]
 

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qjax.errors import Unsupported
 from qjax.export.onnx_ops import ON_CODES
 from qjax.export.read.errors import SCALES, ReadError, usable
 from qjax.export.read.onnx.close_quantizer import finish, real_pending
@@ -25,6 +24,7 @@ from qjax.export.read.onnx.values import (
 )
 from qjax.export.read.onnx.walk import CODES, Walk, handler, handles
 from qjax.numerics.affine import QParams, QSpec, quantize
+from qjax.support.errors import Unsupported
 
 _MICROSOFT = "com.microsoft"
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qjax.errors import Unsupported
 from qjax.export.read.errors import ReadError
 from qjax.export.read.onnx.draft import Grid
 from qjax.export.read.onnx.elementwise import aligned
@@ -19,6 +18,7 @@ from qjax.export.read.onnx.moves import axis_of, first
 from qjax.export.read.onnx.tensors import code_range
 from qjax.export.read.onnx.values import Codes, Known, Pending, Real, Value, Weight
 from qjax.export.read.onnx.walk import Walk, handles
+from qjax.support.errors import Unsupported
 
 Inputs = list[Value | None]
 

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from qjax.errors import Unsupported
 from qjax.export.read.errors import ReadError
 from qjax.export.read.onnx.draft import Grid
 from qjax.export.read.onnx.model import OnnxNode
@@ -12,6 +11,7 @@ from qjax.export.read.onnx.walk import Walk, handles
 from qjax.numerics.positive_sums import MOST_TERMS
 from qjax.numerics.qlinear_softmax import overflows
 from qjax.ops.windows import convolution, with_kernel
+from qjax.support.errors import Unsupported
 
 Inputs = list[Value | None]
 

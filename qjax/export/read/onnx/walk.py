@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from qjax.errors import Problems, Unsupported
 from qjax.export.read.errors import ReadError, reading
 from qjax.export.read.onnx.draft import Draft, Grid
 from qjax.export.read.onnx.hints import Hints
@@ -25,6 +24,7 @@ from qjax.export.read.onnx.values import (
     Weight,
 )
 from qjax.graph.ir import Graph
+from qjax.support.errors import Problems, Unsupported
 
 Handler = Callable[["Walk", OnnxNode, list[Value | None]], list[Value]]
 

@@ -3,9 +3,9 @@
 import dataclasses
 from collections.abc import Sequence
 
-from qjax.errors import Unsupported
 from qjax.export.read.errors import ReadError
 from qjax.export.read.onnx.model import OnnxNode
+from qjax.support.errors import Unsupported
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 
 from qjax import targets
 from qjax.assign.retarget import retarget
-from qjax.errors import Problems
 from qjax.export.read.errors import ReadError, reading
 from qjax.export.read.tflite import written_by_qjax
 from qjax.export.read.tflite.kernels import refused, targeted, with_tables
@@ -26,6 +25,7 @@ from qjax.graph.dead_code import remove_dead
 from qjax.graph.ir import Graph
 from qjax.lower import ConversionError
 from qjax.lower.batch import free_batch, independent
+from qjax.support.errors import Problems
 
 _HANDLERS = (
     "products",

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from qjax.errors import Unsupported
 from qjax.export.read.tflite.chains import Source
 from qjax.export.read.tflite.clamps import clamped, clamps
 from qjax.export.read.tflite.float_chains import hold
@@ -14,6 +13,7 @@ from qjax.export.read.tflite.products import strides_of, windows
 from qjax.export.read.tflite.values import CODES, FLOATS, WHOLE_NUMBERS, Codes, axes_of, bad, grid_of
 from qjax.export.read.tflite.walk import Walk, reads
 from qjax.ops.windows import inside, pool, product_of_axes
+from qjax.support.errors import Unsupported
 
 _LARGEST = 2**30 - 1
 """Of codes of 32 bits."""

@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 
-from qjax.errors import Unsupported
 from qjax.export.read.tflite.kernels import RELU, RELU6
 from qjax.export.read.tflite.model import Operator
 from qjax.export.read.tflite.values import Codes, bad
@@ -12,6 +11,7 @@ from qjax.export.read.tflite.walk import Walk, reads
 from qjax.export.tflite_schema.activations import BOUNDS, activation_codes
 from qjax.export.tflite_schema.enums import ACTIVATIONS
 from qjax.graph.ir import Quantization
+from qjax.support.errors import Unsupported
 
 
 def clamps(walk: Walk, operator: Operator, name: str, grid: Quantization) -> dict[str, str]:

@@ -10,7 +10,7 @@ from qjax.export.read.tflite.flatbuffer import damaged
 from qjax.export.read.tflite.model import MAX_ELEMENTS, FileTensor, Model
 from qjax.export.read.tflite.values import Codes
 from qjax.graph.ir import Node, Quantization, Tensor
-from qjax.names import Names
+from qjax.support.names import Names
 
 
 class Draft:

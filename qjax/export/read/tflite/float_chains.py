@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from qjax.errors import Unsupported
 from qjax.export.read.tflite.chains import MOST_ENTRIES, OPERATORS, Chain, Operand, Source, Step
 from qjax.export.read.tflite.model import FileTensor, Operator
 from qjax.export.read.tflite.values import CODES, FLOATS, WHOLE_NUMBERS, Codes, bad, kind_of
 from qjax.export.read.tflite.walk import Walk, reads, reads_pieces
+from qjax.support.errors import Unsupported
 
 _OUTSIDE = "Read the part before it, and compute it outside"
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qjax.errors import Unsupported
 from qjax.export.read.tflite.kernels import BLOCKS, INT4_ROWS, ODD_INT4_ROWS, ROWS, WINDOWS
 from qjax.export.read.tflite.model import FileTensor, Operator
 from qjax.export.read.tflite.products import dilation_of, strides_of, windows
@@ -19,6 +18,7 @@ from qjax.export.read.tflite.walk import Walk, reads_floats
 from qjax.export.tflite_schema.activations import BOUNDS
 from qjax.export.tflite_schema.enums import ACTIVATIONS
 from qjax.graph.ir import Quantization
+from qjax.support.errors import Unsupported
 
 _BINARY = {"ADD": "add", "SUB": "sub", "MUL": "mul", "MAXIMUM": "max", "MINIMUM": "min"}
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from qjax.errors import Unsupported
 from qjax.export.read.tflite.chains import Chain, Source, Step
 from qjax.export.read.tflite.kernels import LOG_SOFTMAX
 from qjax.export.read.tflite.model import Operator
@@ -20,6 +19,7 @@ from qjax.export.read.tflite.walk import Walk, reads
 from qjax.numerics.elementary import Expression
 from qjax.numerics.gemmlowp_log_softmax import GREATEST_SCALE, LEAST_SCALE, SCALE, ZERO_POINT
 from qjax.numerics.softmax import SUM_BITS
+from qjax.support.errors import Unsupported
 
 _ZERO, _HALF, _ONE, _THREE, _SIX = (float(n).hex() for n in (0, 0.5, 1, 3, 6))
 _STEPS: dict[str, list[tuple[str, tuple[Any, ...]]]] = {

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from qjax.errors import Unsupported
 from qjax.export.read.tflite.model import Operator
 from qjax.export.read.tflite.run_kernel import Function
 from qjax.export.read.tflite.slices import box_attributes
@@ -10,6 +9,7 @@ from qjax.export.read.tflite.values import NUMBERS, Codes, axis_of, bad
 from qjax.export.read.tflite.walk import Walk, reads
 from qjax.graph.ir import Quantization
 from qjax.numerics.elementary import Expression
+from qjax.support.errors import Unsupported
 
 _IDENTITY = Expression((("mul", (0, (1.0).hex())),))
 """Another scale and zero point for the same real numbers."""

@@ -12,14 +12,14 @@ import numpy as np
 
 from qjax import targets
 from qjax.assign import assign
-from qjax.errors import Unsupported
 from qjax.export.read.errors import ReadError
 from qjax.export.read.tflite.chains import Chain, exact_codes
 from qjax.export.read.tflite.run_kernel import RUNTIMES, Function, codes_of
 from qjax.graph.dead_code import remove_dead
 from qjax.graph.ir import Graph, Node, Tensor
-from qjax.names import lengthened
 from qjax.numerics.tables import GEMMLOWP_GRIDS
+from qjax.support.errors import Unsupported
+from qjax.support.names import lengthened
 from qjax.targets.base import Weighted
 
 RELU = "RELU onto another grid"

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from qjax.errors import Unsupported
 from qjax.export.read.tflite.model import Operator
 from qjax.export.read.tflite.values import NUMBERS, Codes, axis_of, bad, grid_of
 from qjax.export.read.tflite.walk import Walk, reads
+from qjax.support.errors import Unsupported
 
 
 @reads("GATHER", "EMBEDDING_LOOKUP")

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from qjax.errors import Unsupported
 from qjax.export.read.tflite.model import Operator
 from qjax.export.read.tflite.values import axes_of, axis_of, bad
 from qjax.export.read.tflite.walk import Walk, reads
+from qjax.support.errors import Unsupported
 
 
 @reads("TRANSPOSE")

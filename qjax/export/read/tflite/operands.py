@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from qjax.errors import Unsupported
 from qjax.export.read.tflite.draft import Draft
 from qjax.export.read.tflite.model import FileTensor, Model, Operator
 from qjax.export.read.tflite.values import CODES, FLOATS, INTEGERS, NUMBERS, WHOLE_NUMBERS, Codes, bad, grid_of, kind_of
 from qjax.graph.ir import Quantization, Tensor
+from qjax.support.errors import Unsupported
 
 KNOWN_ELEMENTS = 4096
 """Whole numbers that are computed at reading (shapes, axes) are few."""

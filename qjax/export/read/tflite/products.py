@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from qjax.errors import Unsupported
 from qjax.export.read.tflite.clamps import clamps
 from qjax.export.read.tflite.kernels import CONV, DEPTHWISE, GROUPED, MIXED, SINGLE, TRANSPOSED, mark_of_bias
 from qjax.export.read.tflite.model import FileTensor, Operator
@@ -18,6 +17,7 @@ from qjax.export.tflite_schema.enums import PADDINGS, TENSOR_TYPES
 from qjax.export.tflite_schema.layouts import same_padding
 from qjax.graph.ir import Quantization
 from qjax.ops.windows import convolution, with_kernel
+from qjax.support.errors import Unsupported
 
 MAX_PADDING = 4096
 """Rows or columns that SAME may add, beside four times those that are there: no kernel needs more."""

@@ -5,7 +5,6 @@ Their variables, such as the hidden state, are inputs of the graph, and outputs 
 
 import numpy as np
 
-from qjax.errors import Unsupported
 from qjax.export.read.tflite.kernels import SVDF8
 from qjax.export.read.tflite.model import FileTensor, Operator
 from qjax.export.read.tflite.run_kernel import Function
@@ -15,6 +14,7 @@ from qjax.export.read.tflite.walk import Walk, reads
 from qjax.export.tflite_schema.enums import ACTIVATIONS
 from qjax.graph.ir import Quantization
 from qjax.numerics.lstm import GATE_BITS, UNIT_BITS
+from qjax.support.errors import Unsupported
 
 GATES = ("input", "forget", "cell", "output")
 MOST_STEPS = 1000

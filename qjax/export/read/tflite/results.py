@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from qjax.errors import Unsupported
 from qjax.export.read.tflite.model import MAX_ELEMENTS, FileTensor, Operator
 from qjax.export.read.tflite.operands import KNOWN_ELEMENTS, Operands
 from qjax.export.read.tflite.values import CODES, FLOATS, NUMBERS, Codes, bad, grid_of, kind_of, volume
 from qjax.graph.ir import Quantization
+from qjax.support.errors import Unsupported
 
 
 class Results(Operands):

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from qjax.errors import Unsupported
 from qjax.export.read.tflite.model import Operator
 from qjax.export.read.tflite.values import Codes, axis_of, bad
 from qjax.export.read.tflite.walk import Walk, reads
@@ -13,6 +12,7 @@ from qjax.numerics.fixed_point import (
     rounding_divide_by_power_of_two,
     saturating_rounding_doubling_high_mul,
 )
+from qjax.support.errors import Unsupported
 
 _COMPARISONS = {
     "GREATER": "gt",

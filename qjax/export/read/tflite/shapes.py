@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from qjax.errors import Unsupported
 from qjax.export.read.tflite.model import Operator
 from qjax.export.read.tflite.values import Codes, axes_of, axis_of, bad, volume
 from qjax.export.read.tflite.walk import Walk, reads
+from qjax.support.errors import Unsupported
 
 
 @reads("SHAPE", ignores=("type",))

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from qjax.errors import Unsupported
 from qjax.export.read.tflite.model import Operator
 from qjax.export.read.tflite.values import Codes, bad
 from qjax.export.read.tflite.walk import Walk, reads
+from qjax.support.errors import Unsupported
 
 
 @reads("SLICE")

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from qjax.errors import Unsupported
 from qjax.export.read.errors import SCALES, ReadError, usable
 from qjax.export.read.tflite.flatbuffer import damaged
 from qjax.export.read.tflite.model import FileTensor, Operator
 from qjax.graph.ir import INTEGER_DTYPES, Quantization
+from qjax.support.errors import Unsupported
 
 NUMBERS = "Only indices of an embedding may be whole numbers: compute with them before the model"
 FLOATS = (

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from qjax.errors import Problems, Unsupported
 from qjax.export.read.tflite.flatbuffer import damaged
 from qjax.export.read.tflite.model import VARIABLE, FileTensor, Model, Operator
+from qjax.support.errors import Problems, Unsupported
 
 KINDS = frozenset({"CALL_ONCE", "VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE"})
 RECURRENT = frozenset({"UNIDIRECTIONAL_SEQUENCE_LSTM", "SVDF"})

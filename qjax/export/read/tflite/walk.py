@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from qjax.errors import Problems, Unsupported
 from qjax.export.read.errors import reading
 from qjax.export.read.tflite.chains import Chain
 from qjax.export.read.tflite.model import COMPILED, FileTensor, Model, Operator
@@ -19,6 +18,7 @@ from qjax.export.read.tflite.results import Results
 from qjax.export.read.tflite.run_kernel import Function
 from qjax.export.read.tflite.values import CODES, FLOATS, INTEGERS, WHOLE_NUMBERS, Codes, grid_of, kind_of
 from qjax.graph.ir import Graph
+from qjax.support.errors import Problems, Unsupported
 
 Handler = Callable[["Walk", Operator], None]
 

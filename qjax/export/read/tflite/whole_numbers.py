@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from qjax.errors import Unsupported
 from qjax.export.read.tflite.model import Operator
 from qjax.export.read.tflite.values import Codes, bad
 from qjax.export.read.tflite.walk import Walk, reads, reads_whole_numbers
+from qjax.support.errors import Unsupported
 
 _LEAST, _MOST = -(2**31), 2**31 - 1
 _BOUND = "Its numbers must be known to stay within int32, as the places of ARG_MAX are: compute it outside"

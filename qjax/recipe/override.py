@@ -5,11 +5,11 @@ from typing import Any
 
 from qjax import calibration
 from qjax.calibration.learned import Method
-from qjax.names import did_you_mean
 from qjax.numerics.affine import QSpec
 from qjax.numerics.qspec import known_fields
 from qjax.numerics.weight_formats import WeightFormat
 from qjax.ops.dynamic import Dynamic
+from qjax.support.names import did_you_mean
 
 ELSEWHERE = {
     "bits": "Set bits for weights or for activations: Recipe(weights=QSpec(bits=4, axis=-1)).",

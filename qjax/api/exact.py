@@ -8,23 +8,23 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from qjax.api.convert import Batch, check_batch, graph_of
 from qjax.assign.overflow import may_wrap
-from qjax.batches import arguments_of, brief
-from qjax.conversion import Batch, check_batch, graph_of
 from qjax.graph.ir import Graph
 from qjax.graph.kernels import prepare
 from qjax.graph.state import Asked
 from qjax.graph.structure import sample_like
+from qjax.model.quantized_model import QuantizedModel, check_quantized, evaluation_copy
 from qjax.numerics.meshes import automatic, explicit_mesh, spec_of, typed, untyped
 from qjax.numerics.surrogate import with_gradient_of
-from qjax.on_cpu import on_cpu
-from qjax.progress import stage
-from qjax.qmodel import QuantizedModel, check_quantized, evaluation_copy
 from qjax.run import loop_execution
 from qjax.run.find_loops import over_iterations, repeats
 from qjax.run.quantize_io import dequantize_outputs, inputs_of, quantize_inputs
 from qjax.run.shared_constants import SharedConstants
-from qjax.transfers import with_transfers
+from qjax.support.batches import arguments_of, brief
+from qjax.support.on_cpu import on_cpu
+from qjax.support.progress import stage
+from qjax.support.transfers import with_transfers
 
 Forward = Callable[..., Any]
 

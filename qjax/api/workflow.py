@@ -11,36 +11,36 @@ import numpy as np
 from flax import nnx
 
 from qjax import profiles, targets
+from qjax.api.calibrate import measure_ranges, stacked_qparams
+from qjax.api.convert import BATCH, Batch, check_batch, graph_of
+from qjax.api.explain import Explained, obstacles, refused_rows
+from qjax.api.recipe_fit import Fit, float_steps
 from qjax.assign.backend import backend_of, target_of
-from qjax.batches import Batches, Inputs, arguments_of, brief, refuse_trace
-from qjax.calibrating import measure_ranges, stacked_qparams
 from qjax.calibration.learned import Quantizer
 from qjax.comparison.verify import Report
 from qjax.comparison.verify import verify as compare_nodes
-from qjax.conversion import BATCH, Batch, check_batch, graph_of
-from qjax.errors import refuse
-from qjax.explanation import Explained, obstacles, refused_rows
 from qjax.export import contents
 from qjax.export.contents import check_graph
 from qjax.export.integer_graph import IntegerGraph
-from qjax.finite import check_bounds, check_finite
 from qjax.graph.ir import Graph
 from qjax.graph.state import STATE, Asked
 from qjax.graph.structure import join_arguments, split_arguments
 from qjax.layers import Definition, instrument, module_types, trace
 from qjax.lower import ConversionError
-from qjax.on_cpu import on_cpu
+from qjax.model.finite import check_bounds, check_finite
+from qjax.model.quantized_model import Plan, Product, QuantizedModel, check_quantized, evaluation_copy, unquantized
+from qjax.model.quantizer_numbers import QuantizerNumbers
 from qjax.ops import backend
 from qjax.profiles import Profile, Verdict, Violation
-from qjax.progress import stage, track
-from qjax.qmodel import Plan, Product, QuantizedModel, check_quantized, evaluation_copy, unquantized
-from qjax.quantizer_numbers import QuantizerNumbers
-from qjax.recipe import Recipe
-from qjax.recipe_fit import Fit, float_steps
+from qjax.recipe.recipe import Recipe
 from qjax.runtimes.comparing import against_runtimes, check_runtimes
+from qjax.support.batches import Batches, Inputs, arguments_of, brief, refuse_trace
+from qjax.support.errors import refuse
+from qjax.support.on_cpu import on_cpu
+from qjax.support.progress import stage, track
+from qjax.support.transfers import with_transfers
+from qjax.support.user_frames import users_level
 from qjax.tracing import Annotation, Place, dynamic_products, lost_tables, said
-from qjax.transfers import with_transfers
-from qjax.user_frames import users_level
 
 
 @with_transfers

@@ -7,10 +7,10 @@ import jax
 from flax import nnx
 from jax.core import Tracer
 
-from qjax.batches import as_array
-from qjax.call import Call
 from qjax.graph.structure import join_arguments, split_arguments
 from qjax.layers import Definition, write_state
+from qjax.model.call import Call
+from qjax.support.batches import as_array
 
 
 def compiled(qmodel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:

@@ -9,14 +9,14 @@ from qjax import calibration, profiles, targets
 from qjax.assign import int16_limits
 from qjax.assign.backend import Backend, target_of
 from qjax.calibration.learned import Method, Quantizer
-from qjax.names import did_you_mean
 from qjax.numerics.affine import QSpec
 from qjax.numerics.qspec import known_fields
 from qjax.numerics.weight_formats import WeightFormat as WeightFormat
 from qjax.ops import dynamic, formulas
 from qjax.ops.dynamic import Dynamic as Dynamic
 from qjax.ops.embed_rows import has_scales_of_rows
-from qjax.override import (
+from qjax.recipe.keys import ancestors, can_scale_rows, matches, paths_of, weight_spec
+from qjax.recipe.override import (
     ELSEWHERE,
     Float,
     bits_cure,
@@ -27,9 +27,9 @@ from qjax.override import (
     one_of,
     setting_of,
 )
-from qjax.override import FLOAT as FLOAT
-from qjax.override import Override as Override
-from qjax.recipe_keys import ancestors, can_scale_rows, matches, paths_of, weight_spec
+from qjax.recipe.override import FLOAT as FLOAT
+from qjax.recipe.override import Override as Override
+from qjax.support.names import did_you_mean
 from qjax.tracing import Integers, Place
 
 WeightObserver = Literal["auto", "minmax", "mse", "lsq"]

@@ -11,20 +11,20 @@ from jax.core import Tracer
 
 from qjax.assign import assign
 from qjax.assign.backend import backend_of, target_of
-from qjax.batches import batch_size
-from qjax.finite import check_finite
 from qjax.graph import state as states
 from qjax.graph.ir import Graph
 from qjax.graph.structure import Call, describe, describe_arguments, join_arguments, split_arguments
 from qjax.graph.unsupported import unsupported
 from qjax.layers import Traced, TraceError, check_any_batch, check_nothing_drawn, positional, said_of_one, trace
 from qjax.lower import ConversionError, quantized_graph
+from qjax.model.finite import check_finite
+from qjax.model.quantized_model import QuantizedModel, evaluation_copy
 from qjax.numerics.affine import QParams
 from qjax.numerics.meshes import automatic, explicit_mesh, untyped, zeros_with_batch
 from qjax.ops.formulas import check_target
-from qjax.qmodel import QuantizedModel, evaluation_copy
+from qjax.support.batches import batch_size
+from qjax.support.user_frames import users_level
 from qjax.tracing import Annotation, Place
-from qjax.user_frames import users_level
 
 Batch: TypeAlias = Literal["free", "fixed"]
 BATCH = "batch"

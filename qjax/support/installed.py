@@ -29,4 +29,4 @@ def conflict(folder: str) -> str | None:
 
 def own_folder() -> str:
     """The folder that this package lies in."""
-    return os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    return os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

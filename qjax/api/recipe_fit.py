@@ -10,15 +10,15 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from qjax.calibration.learned import Quantizer
-from qjax.errors import refuse
 from qjax.export.ieee import uncertain_equations
 from qjax.layers import Traced
+from qjax.model.quantized_model import Plan
 from qjax.numerics.weight_formats import WeightFormat
 from qjax.ops.dynamic import Dynamic
-from qjax.override import Override, in_floats, setting_of
-from qjax.qmodel import Plan
-from qjax.recipe import Recipe, name_of
-from qjax.recipe_keys import ancestors, can_scale_rows
+from qjax.recipe.keys import ancestors, can_scale_rows
+from qjax.recipe.override import Override, in_floats, setting_of
+from qjax.recipe.recipe import Recipe, name_of
+from qjax.support.errors import refuse
 from qjax.tracing import Annotation, Place, made_of, makes_codes, setting_of_product
 
 _SHOWN = 8

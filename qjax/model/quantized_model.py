@@ -15,14 +15,15 @@ from jax.core import Tracer
 
 from qjax import profiles
 from qjax.assign.backend import target_of
-from qjax.batches import brief, refuse_trace, traced_message
 from qjax.calibration.cautions import blind_message
 from qjax.calibration.learned import Quantizer
 from qjax.calibration.seen import Blind, flat_values
-from qjax.call import Call
-from qjax.compiled_call import compiled
-from qjax.fingerprint import compare, fingerprint, rows
 from qjax.layers import Traced, trace
+from qjax.model.call import Call
+from qjax.model.compiled_call import compiled
+from qjax.model.fingerprint import compare, fingerprint, rows
+from qjax.model.quantizer_numbers import QuantizerNumbers
+from qjax.model.summary import quantizer_table
 from qjax.numerics.affine import QParams
 from qjax.numerics.input_quantization import InputQuantization
 from qjax.numerics.meshes import automatic, explicit_mesh
@@ -30,11 +31,13 @@ from qjax.numerics.qspec import QSpec
 from qjax.ops import Quantized
 from qjax.ops.dynamic import DynamicProduct
 from qjax.ops.formatted import FormattedProduct
-from qjax.progress import stage
-from qjax.quantizer_numbers import QuantizerNumbers
-from qjax.recipe import Dynamic, Recipe, WeightFormat
-from qjax.recipe_keys import ancestors
-from qjax.summary import Summary, quantizer_table
+from qjax.recipe.keys import ancestors
+from qjax.recipe.recipe import Dynamic, Recipe, WeightFormat
+from qjax.support.batches import brief, refuse_trace, traced_message
+from qjax.support.progress import stage
+from qjax.support.tables import Summary
+from qjax.support.transfers import with_transfers
+from qjax.support.user_frames import users_level
 from qjax.tracing import (
     Annotation,
     Equation,
@@ -53,8 +56,6 @@ from qjax.tracing import (
     with_own_quantizers,
     without_unread,
 )
-from qjax.transfers import with_transfers
-from qjax.user_frames import users_level
 
 ModuleT = TypeVar("ModuleT", bound=nnx.Module)
 
@@ -123,7 +124,7 @@ class Plan:
 
     @functools.cached_property
     def fingerprint(self) -> np.ndarray:
-        """What the state of a model with this plan holds, see `qjax.fingerprint`."""
+        """What the state of a model with this plan holds, see `qjax.model.fingerprint`."""
         return rows(self.by_name)
 
     @functools.cached_property
@@ -363,7 +364,7 @@ class QuantizedModel(nnx.Module):
         return evaluated.output, codes
 
     def trace(self, *args: Any, **kwargs: Any) -> Call:
-        """Trace a call without running it: for forward passes that differ from the model's own, see `qjax.call.Call`.
+        """Trace a call without running it: for forward passes that differ from the model's own, see `Call`.
 
         Raises:
           TraceError: the model cannot be traced with these arguments.

@@ -13,7 +13,6 @@ import numpy as np
 from flax import nnx
 
 from qjax import calibration
-from qjax.batches import Batches, Inputs
 from qjax.calibration import noise
 from qjax.calibration.cautions import (
     blind_message,
@@ -35,17 +34,18 @@ from qjax.calibration.seen import (
     single_number,
     without_hidden,
 )
-from qjax.finite import parameter_faults
 from qjax.graph.structure import join_arguments, split_arguments
 from qjax.layers import Definition, trace
+from qjax.model.finite import parameter_faults
+from qjax.model.quantized_model import Plan, QuantizedModel, check_quantized, evaluation_copy, widened
 from qjax.numerics.affine import QParams
 from qjax.numerics.meshes import in_automatic, whole
 from qjax.ops import Quantized
 from qjax.ops.facts import End
-from qjax.qmodel import Plan, QuantizedModel, check_quantized, evaluation_copy, widened
+from qjax.support.batches import Batches, Inputs
+from qjax.support.transfers import with_transfers
+from qjax.support.user_frames import users_level
 from qjax.tracing import Annotation, Evaluation, Place, Program, observed, uses_of_parameter
-from qjax.transfers import with_transfers
-from qjax.user_frames import users_level
 
 
 @with_transfers

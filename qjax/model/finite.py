@@ -10,7 +10,7 @@ from flax import nnx
 from jax.core import Tracer
 
 from qjax.layers import Traced
-from qjax.qmodel import QuantizedModel
+from qjax.model.quantized_model import QuantizedModel
 
 
 def check_finite(what: str, qmodel: QuantizedModel, traced: Traced) -> None:

@@ -11,12 +11,13 @@ from typing import Any, Literal
 
 from flax import nnx
 
-from qjax.batches import arguments_of
 from qjax.graph.unsupported import cures_of, problem_of
 from qjax.layers import Traced, instrument, module_types, trace
-from qjax.qmodel import Plan, QuantizedModel, evaluation_copy, unquantized
-from qjax.recipe import Recipe, WeightFormat
-from qjax.summary import table
+from qjax.model.quantized_model import Plan, QuantizedModel, evaluation_copy, unquantized
+from qjax.recipe.recipe import Recipe, WeightFormat
+from qjax.support.batches import arguments_of
+from qjax.support.tables import table
+from qjax.support.transfers import with_transfers
 from qjax.tracing import (
     Annotation,
     Composite,
@@ -29,7 +30,6 @@ from qjax.tracing import (
     said,
     setting_of_product,
 )
-from qjax.transfers import with_transfers
 
 Form = Literal["integer", "table", "folded", "moved", "index", "float", "dynamic", "unsupported"]
 
