@@ -143,12 +143,20 @@ def measure_ranges(
         if name not in known.exponents or not warned_of_steps(known.places[name], q, qparams):
             warn_of_noise(known.places[name], q, powers)
         ends = {} if kinds[name] == "weight" else seen.of(name, known)
-        for label, lost in lost_tensors(ends, qparams, {label: known.sizes[label] * count for label in ends}).items():
+        if len(ends) == 1 and all(_are_probabilities(known.labels[label], each) for label, each in ends.items()):
+            ends = {}
+        counts = {label: known.sizes[label] * count for label in ends}
+        for label, lost in lost_tensors(ends, qparams, counts).items():
             warn_of_lost(known.labels[label], lost, output=name in known.outputs)
     qmodel.quantizers.write(found)
     if qmodel.plan.blind != tuple(blind):
         qmodel.plan = dataclasses.replace(qmodel.plan, blind=tuple(blind))
     return qmodel.plan.blind
+
+
+def _are_probabilities(place: Place, ends: Mapping[str, Any]) -> bool:
+    """Whether a tensor comes from a softmax or a sigmoid: a class that the data do not show stays near 0 in floats."""
+    return place.op in ("softmax", "table") and bool(np.min(ends["low"]) >= 0 and np.max(ends["high"]) <= 1)
 
 
 def _check_shape(q: Quantizer, sample: tuple[int, ...], shape: tuple[int, ...]) -> None:

@@ -33,8 +33,8 @@ _STILL = 2.0**-10
 """A channel that moves less than this share of its largest number is constant in floats, too."""
 
 
-_NOTHING = 2.0**-24
-"""A channel that moves less than this share of the tensor's largest number is less than its rounding in float32."""
+_NOTHING = 2.0**-21
+"""A channel that moves less than this share of the tensor's largest number moves by the rounding of sums in float32."""
 
 
 @dataclasses.dataclass(frozen=True)

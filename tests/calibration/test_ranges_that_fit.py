@@ -230,6 +230,25 @@ def test_channels_of_few_values_lie_close_together_by_chance():
         qjax.quantize(nnx.Linear(784, 4, rngs=nnx.Rngs(0)), qjax.Recipe(), x)
 
 
+class Classifier(nnx.Module):
+    """Has many classes that few data do not show, as probabilities or as exponentials of unlike size."""
+
+    def __init__(self, last):
+        self.inner, self.last = nnx.Linear(16, 500, rngs=nnx.Rngs(0)), last
+
+    def __call__(self, x):
+        return self.last(self.inner(x) * 8)
+
+
+@pytest.mark.parametrize("last", [nnx.softmax, lambda h: nnx.sigmoid(h - 30)])
+def test_probabilities_of_classes_that_the_data_do_not_show_are_fine(last):
+    assert converted(Classifier(last), X)[2] == []
+
+
+def test_exponentials_of_unlike_size_are_named():
+    assert converted(Classifier(jnp.exp), X)[2]
+
+
 class Embedding(nnx.Module):
     """Examples that hardly differ: each channel has a large mean of its own."""
 
