@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from qjax import calibration
+from qjax import calibration, ops
 from qjax.calibration import noise
 from qjax.calibration.cautions import (
     blind_message,
@@ -156,7 +156,8 @@ def measure_ranges(
 
 def _are_probabilities(place: Place, ends: Mapping[str, Any]) -> bool:
     """Whether a tensor comes from a softmax or a sigmoid: a class that the data do not show stays near 0 in floats."""
-    return place.op in ("softmax", "table") and bool(np.min(ends["low"]) >= 0 and np.max(ends["high"]) <= 1)
+    can_be = place.kind == "activation" and ops.get(place.op).may_be_probabilities
+    return can_be and bool(np.min(ends["low"]) >= 0 and np.max(ends["high"]) <= 1)
 
 
 def _check_shape(q: Quantizer, sample: tuple[int, ...], shape: tuple[int, ...]) -> None:

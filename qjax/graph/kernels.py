@@ -61,8 +61,19 @@ def attributes(graph: Graph, node: Node) -> dict[str, Any]:
 
 
 def run_node(graph: Graph, node: Node, constants: Mapping[str, Any], inputs: Sequence[Any]) -> jax.Array:
-    """One node on codes."""
-    return ops.get(node.op).kernel(attributes(graph, node), constants, inputs)
+    """One node on codes.
+
+    Raises:
+      ValueError: the kernel takes no inputs of these shapes, as a slice that begins behind the last example.
+    """
+    try:
+        return ops.get(node.op).kernel(attributes(graph, node), constants, inputs)
+    except TypeError as error:
+        shapes = " and ".join(str(tuple(x.shape)) for x in inputs)
+        raise ValueError(
+            f"Node {node.name!r} ({node.op}): its kernel cannot compute with inputs of shapes {shapes}: "
+            f"{str(error).rstrip('.')}. Choose another batch."
+        ) from error
 
 
 def forks(graph: Graph) -> set[str]:

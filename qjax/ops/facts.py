@@ -53,6 +53,9 @@ class Facts(abc.ABC):
     tabulates: ClassVar[bool] = False
     """PRODUCER: looks every code up in a table, so a range that is too wide costs it codes."""
 
+    may_be_probabilities: ClassVar[bool] = False
+    """PRODUCER: where its results lie between 0 and 1, they are those of a softmax or of a sigmoid."""
+
     free: ClassVar[Mapping[str, Follows]] = {}
     """Attributes that may follow the size of the batch. Any other that does is an error of the conversion."""
 

@@ -80,6 +80,7 @@ class Softmax(ChoosesNoPlace, Op):
     """
 
     name = "softmax"
+    may_be_probabilities = True
     exponential = True
     hides = hides_low
     fields = Fields

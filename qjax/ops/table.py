@@ -60,6 +60,7 @@ class Table(Elementwise):
     primitives = ("table",)
     takes_steps = False
     tabulates = True
+    may_be_probabilities = True
 
     def reads(self, eqn: Equation, constant: Sequence[bool]) -> bool:
         return not constant[0] and all(constant[1:])
