@@ -156,7 +156,8 @@ def measure_ranges(
 
 def _are_probabilities(place: Place, ends: Mapping[str, Any]) -> bool:
     """Whether a tensor comes from a softmax or a sigmoid: a class that the data do not show stays near 0 in floats."""
-    can_be = place.kind == "activation" and ops.get(place.op).may_be_probabilities
+    # an input and what a part in float computes are of no operation
+    can_be = place.op in ops.names() and ops.get(place.op).may_be_probabilities
     return can_be and bool(np.min(ends["low"]) >= 0 and np.max(ends["high"]) <= 1)
 
 
