@@ -118,7 +118,10 @@ class _Operation:
         program = jax.make_jaxpr(lambda *xs: self.primitive.bind(*xs, **self.params))(*operands)
         if len(program.eqns) != 1 or program.effects or program.jaxpr.outvars != program.eqns[0].outvars:
             return None
-        if any(getattr(aval, "weak_type", False) or aval.dtype == jax.dtypes.float0 for aval in program.out_avals):
+        if any(
+            getattr(aval, "weak_type", False) or getattr(aval, "dtype", None) == jax.dtypes.float0
+            for aval in program.out_avals
+        ):
             return None
         (equation,) = program.eqns
         # a literal stands in the text, and not among the operands

@@ -10,6 +10,7 @@ import functools
 import pathlib
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -172,7 +173,7 @@ def diagonal() -> nodes.Named:
     return found
 
 
-def facts_of(graph: Graph) -> Iterator[object]:
+def facts_of(graph: Graph) -> Iterator[tuple[Any, Any]]:
     (node,) = graph.nodes
     yield node.op, "kernel" in node.constants
     yield "target", graph.target
@@ -229,7 +230,7 @@ def test_every_operation_target_and_arithmetic_is_here():
     for target in map(targets.get, TARGETS):
         assert not target.softmax or target.softmax in known["method"]
         # graphs made by hand stay as they are under the target that they are for
-        assert target.requantize.rule in known["rule"] or target.name == "nearest_even"
+        assert getattr(target.requantize, "rule", None) in known["rule"] or target.name == "nearest_even"
     assert len(facts) == FACTS, len(facts)
 
 
