@@ -72,7 +72,8 @@ def run_node(graph: Graph, node: Node, constants: Mapping[str, Any], inputs: Seq
         shapes = " and ".join(str(tuple(x.shape)) for x in inputs)
         raise ValueError(
             f"Node {node.name!r} ({node.op}): its kernel cannot compute with inputs of shapes {shapes}: "
-            f"{str(error).rstrip('.')}. Choose another batch."
+            f"{str(error).rstrip('.')}. A graph that cuts or divides its batch takes only some sizes: choose another "
+            "batch."
         ) from error
 
 

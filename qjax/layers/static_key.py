@@ -40,7 +40,15 @@ def _types(value: Any) -> Hashable:
         return type(value), repr(value)
     if isinstance(value, tuple):
         return tuple(_types(item) for item in cast("tuple[Any, ...]", value))
+    if isinstance(value, linen.Module):
+        return type(value), tuple(_types(item) for _, item in _fields(value))
     return type(value)
+
+
+def _fields(module: linen.Module) -> list[tuple[str, Any]]:
+    """What a linen module was made with; where it hangs in another one is not part of it."""
+    names = (field.name for field in dataclasses.fields(cast("Any", module)))
+    return [(name, getattr(module, name)) for name in names if name not in ("parent", "name")]
 
 
 class MayChangeError(TypeError):
@@ -57,39 +65,47 @@ def key(value: Any) -> Hashable:
     Raises:
       MayChangeError: of any other value.
     """
+    try:
+        return _key(value)
+    except (RecursionError, ValueError) as error:
+        # a local function that calls itself holds itself, and one that is made before what it calls an empty cell
+        raise MayChangeError(type(value).__name__) from error
+
+
+def _key(value: Any) -> Hashable:
     if isinstance(value, nnx.GraphDef):
         # its nodes and metadata are compared by ==, its attributes here
         definition = cast("Any", value)
         return _hashed(definition), tuple(
-            (name, key(entry.value)) for name, entry in definition.attributes if hasattr(entry, "value")
+            (name, _key(entry.value)) for name, entry in definition.attributes if hasattr(entry, "value")
         )
     if isinstance(value, _SIMPLE):
         return type(value), value
     if isinstance(value, (float, complex, np.generic)):
         return type(value), repr(value)  # 0.0 and -0.0 are two values, and NaN is one
     if isinstance(value, tuple):
-        return type(value), tuple(key(item) for item in cast("tuple[Any, ...]", value))
+        return type(value), tuple(_key(item) for item in cast("tuple[Any, ...]", value))
     if isinstance(value, frozenset):
-        return frozenset, frozenset(key(item) for item in cast("frozenset[Any]", value))
+        return frozenset, frozenset(_key(item) for item in cast("frozenset[Any]", value))
     if isinstance(value, Mapping):
         # a definition holds copies of its mappings
         items = cast("Mapping[Any, Any]", value).items()
-        return type(value), tuple((key(name), key(item)) for name, item in items)
+        return type(value), tuple((_key(name), _key(item)) for name, item in items)
     if isinstance(value, functools.partial):
         partial = cast("functools.partial[Any]", value)
-        return functools.partial, key(partial.func), key(partial.args), key(partial.keywords)
+        return functools.partial, _key(partial.func), _key(partial.args), _key(partial.keywords)
     if isinstance(value, types.FunctionType):
-        cells = tuple(key(cell.cell_contents) for cell in value.__closure__ or ())
+        cells = tuple(_key(cell.cell_contents) for cell in value.__closure__ or ())
         module = sys.modules.get(value.__module__)
         # two functions of one text, which a factory such as nnx.initializers.lecun_normal made, are one
         text = value if module is None or vars(module) is not value.__globals__ or vars(value) else value.__code__
-        return text, value.__module__, cells, key(value.__defaults__), key(value.__kwdefaults__)
+        return text, value.__module__, cells, _key(value.__defaults__), _key(value.__kwdefaults__)
     if isinstance(value, _WRAPPERS) and inspect.unwrap(value) is not value:
-        return value, key(inspect.unwrap(value))
+        return value, _key(inspect.unwrap(value))
     if isinstance(value, (types.BuiltinFunctionType, np.ufunc, jax.tree_util.PyTreeDef)):
         return _hashed(value)
     if isinstance(value, linen.Module):
-        return _hashed(value)  # a frozen dataclass
+        return type(value), tuple((name, _key(item)) for name, item in _fields(value))
     raise MayChangeError(type(value).__name__)
 
 

@@ -7,7 +7,7 @@ import sys
 import jax
 import numpy as np
 import pytest
-from flax import nnx
+from flax import linen, nnx
 
 import qjax
 from qjax.layers.static_key import Definition, MayChangeError, key
@@ -101,6 +101,42 @@ def test_keys_of_equal_values_are_equal():
 def test_what_may_change_has_no_key(value):
     with pytest.raises(MayChangeError):
         key(value)
+
+
+def calling_itself():
+    def count(n):
+        return count(n - 1) if n else 0
+
+    return count
+
+
+class Dense(linen.Module):
+    factor: float
+
+    @linen.compact
+    def __call__(self, x):
+        return linen.Dense(3)(x) * (2 if isinstance(self.factor, float) else 1)
+
+
+def test_linen_modules_that_are_equal_to_python_have_scales_and_outputs_of_their_own():
+    assert Dense(1) == Dense(1.0)
+    assert key(Dense(1)) != key(Dense(1.0))
+    variables = Dense(1).init(jax.random.key(0), X)
+    outputs = []
+    for factor in (1, 1.0):
+        qmodel = qjax.quantize(qjax.from_linen(Dense(factor), variables), qjax.Recipe(), X)
+        qmodel.eval()
+        np.testing.assert_array_equal(qjax.convert(qmodel, X)(X), qmodel(X))
+        outputs.append(np.asarray(qmodel(X)))
+    assert np.max(np.abs(outputs[1])) > 1.5 * np.max(np.abs(outputs[0]))
+
+
+def test_a_model_that_holds_a_function_that_calls_itself():
+    with pytest.raises(MayChangeError):
+        key(calling_itself())
+    model = Scaled(2.0)
+    model.function = calling_itself()
+    qjax.convert(qjax.quantize(model, qjax.Recipe(), X), X)
 
 
 def test_a_number_that_changes_in_place_is_read_again():
